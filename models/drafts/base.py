@@ -1,0 +1,124 @@
+"""What a drafting method must provide. The loops in train/ and infer/ know nothing else about it."""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from models.losses import LossConf
+from models.sampling import SamplingRule
+from models.target import Seen, Target
+from models.tree import Tree
+
+State = dict[str, Any]  # tensors of one method, opaque to the loops; fixed shapes
+
+
+@dataclass(kw_only=True)
+class Batch:
+    """Packed training rows: several documents a row, none of them split."""
+
+    ids: Int[Tensor, "rows length"]
+    answer: Bool[Tensor, "rows length"]  # ids[t] is a token of an answer
+    document: Int[Tensor, "rows length"]  # number of the document within its row, -1 = padding
+    positions: Int[Tensor, "rows length"]  # restart at 0 in each document
+
+    def to(self, device: torch.device) -> "Batch":
+        return Batch(**{f.name: getattr(self, f.name).to(device) for f in fields(self)})
+
+    def attends(self) -> Bool[Tensor, "rows 1 length length"]:
+        """Causal within a document. Padding sees itself, so that no softmax row is empty."""
+        same = self.document[:, :, None] == self.document[:, None, :]
+        length = self.ids.shape[1]
+        causal = torch.ones(length, length, dtype=torch.bool, device=self.ids.device).tril()
+        return (same & causal)[:, None]
+
+
+@dataclass(kw_only=True)
+class Loss:
+    """Sums, not means: the loop divides by the weight of the whole optimizer step, over all ranks."""
+
+    total: Float[Tensor, ""]
+    weight: Float[Tensor, ""]
+    metrics: dict[str, Float[Tensor, " 2"]]  # name -> (sum, count)
+
+
+@dataclass(kw_only=True)
+class Proposal:
+    """A token tree a row: node i hangs on node `parents[i]`; -1 is the root, the last known token."""
+
+    ids: Int[Tensor, "batch nodes"]
+    parents: Int[Tensor, "batch nodes"]  # parents[i] < i
+
+
+@dataclass(kw_only=True)
+class Needs:
+    """What a method takes from the target."""
+
+    layers: list[int]  # captured layers: hidden_states[i], the tensor that enters layer i
+
+
+class Draft(nn.Module):
+    """One drafting method: how it learns (`loss`) and how it drafts (`start`, `propose`, `advance`)."""
+
+    method: ClassVar[str]
+    needs: Needs
+    max_depth: int  # deepest proposal it can make
+    trained_depth: int  # deepest it was trained for
+
+    def prepare(self, counts: Int[Tensor, " vocab"], always: list[int]) -> dict[str, float]:
+        """Last choices before training, from the token counts of the training answers."""
+        raise NotImplementedError
+
+    def loss(self, batch: Batch, seen: Seen) -> Loss:
+        """Training loss of one batch, given what the target computed on it."""
+        raise NotImplementedError
+
+    def new_state(self, batch: int, slots: int) -> State:
+        """Empty state for `batch` rows of at most `slots` tokens, tree nodes included."""
+        raise NotImplementedError
+
+    def start(
+        self, state: State, ids: Int[Tensor, "batch prompt"], *,
+        lengths: Int[Tensor, " batch"], first: Int[Tensor, " batch"], seen: Seen,
+    ) -> State:  # fmt: skip
+        """After the prompt (`lengths` tokens of each row) and its first new token."""
+        raise NotImplementedError
+
+    def propose(
+        self, state: State, *, tree: Tree, rule: SamplingRule, noise: Tensor | None
+    ) -> Proposal:
+        """A token tree that hangs on the last known token. The state is unchanged.
+
+        `noise [batch, depth, vocab]` is the target's own sampling noise of the positions to fill.
+        """
+        raise NotImplementedError
+
+    def advance(
+        self, state: State, ids: Int[Tensor, "batch depth+1"], *,
+        count: Int[Tensor, " batch"], seen: Seen,
+    ) -> State:  # fmt: skip
+        """After the target emitted `count` of `ids` a row; `seen` holds the positions before them."""
+        raise NotImplementedError
+
+    def save(self, directory: Path, target: Target) -> None:
+        """Write the checkpoint that serving engines load."""
+        raise NotImplementedError
+
+
+@dataclass(kw_only=True)
+class DraftConf:
+    """Configures one method and builds it. A subclass names its method in `method`."""
+
+    method: ClassVar[str]
+
+    def build(self, target: Target, *, loss: LossConf, seed: int) -> Draft:
+        """A new draft for this target. Raises UserError where the two do not fit."""
+        raise NotImplementedError
+
+    @classmethod
+    def load(cls, directory: Path, target: Target) -> tuple[Self, Draft]:
+        """Read a checkpoint back. Raises UserError for another target, tokenizer or layout."""
+        raise NotImplementedError
