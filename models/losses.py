@@ -1,0 +1,236 @@
+"""Distillation losses: how far a draft's distribution is from the target's, token by token, in fp32.
+
+soft_ce    cross entropy with the target's distribution, renormalised over the draft's vocabulary.
+lk_hybrid  lambda * KL + (1 - lambda) * (1 - alpha), lambda = exp(-eta * alpha), after
+           https://arxiv.org/abs/2602.23881; alpha = sum_v min(target, draft) is the chance that
+           the target accepts a draft token, so its target probabilities are not renormalised.
+
+A row whose likeliest target token is outside the draft's vocabulary is not `covered`: its loss is 0
+(as in EAGLE-3) though its weight stays in the denominator, and in the metrics it counts as a miss.
+
+`chunked_distillation` applies the output heads too and never holds [tokens, vocab] for more than a
+chunk; it equals `distillation`, the plain form, in value and gradient.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from models.errors import UserError
+
+Head = Float[Tensor, "vocab width"] | Callable[[Tensor], Tensor]
+Metrics = dict[str, Float[Tensor, "*steps 2"]]  # name -> (sum, count) of each step
+METRICS = ("loss", "alpha", "hit", "covered")
+
+
+class LossName(Enum):
+    """What is minimised."""
+
+    soft_ce = "soft_ce"
+    lk_hybrid = "lk_hybrid"
+
+
+class Reduction(Enum):
+    """Whether every sequence or every token has the same weight."""
+
+    sequence = "sequence"
+    token = "token"
+
+
+@dataclass(kw_only=True)
+class LossConf:
+    """What a draft minimises."""
+
+    name: LossName = LossName.soft_ce
+    lk_eta: float = 3.0
+    step_decay: float = 0.8  # weight of each further step of the unroll
+    reduction: Reduction = Reduction.sequence
+    chunk: int = 1024  # tokens whose logits are held at a time
+
+    def __post_init__(self) -> None:
+        if self.chunk < 1:
+            raise UserError(f"loss.chunk: must be at least 1, got {self.chunk}; the default is 1024")
+        if not 0 < self.step_decay <= 1:
+            raise UserError(
+                f"loss.step_decay: must be in (0, 1], got {self.step_decay}; 1 weighs steps equally"
+            )
+        if self.lk_eta < 0:
+            raise UserError(
+                f"loss.lk_eta: must not be negative, got {self.lk_eta}; the default is 3"
+            )
+
+
+@dataclass(kw_only=True)
+class TokenLosses:
+    """What each draft row is worth."""
+
+    loss: Float[Tensor, "*steps tokens"]
+    alpha: Float[Tensor, "*steps tokens"]  # 1 - total variation distance
+    hit: Bool[Tensor, "*steps tokens"]  # the draft's likeliest token is the target's
+    covered: Bool[Tensor, "*steps tokens"]  # the target's likeliest token is one the draft has
+
+    def sums(self, counted: Bool[Tensor, "*steps tokens"]) -> Metrics:
+        """Each metric's (sum, count) over the counted rows, by step. The loss is unweighted."""
+        count = counted.sum(-1).float()
+        return {
+            name: torch.stack([getattr(self, name).float().mul(counted).sum(-1), count], -1)
+            for name in METRICS
+        }
+
+
+@dataclass(kw_only=True)
+class _Teacher:
+    """The target's distribution as a draft vocabulary sees it."""
+
+    probs: Float[Tensor, "tokens draft_vocab"]  # of the target: sums to less than 1 if reduced
+    soft: Float[Tensor, "tokens draft_vocab"]  # renormalised over the draft's vocabulary
+    best: Int[Tensor, " tokens"]  # likeliest token of the whole vocabulary, a target id
+    covered: Bool[Tensor, " tokens"]
+
+
+def _teach(
+    logits: Float[Tensor, "tokens vocab"], kept_ids: Int[Tensor, " draft_vocab"] | None
+) -> _Teacher:
+    logits = logits.float()
+    best = logits.argmax(-1)
+    if kept_ids is None:
+        probs = logits.softmax(-1)
+        return _Teacher(probs=probs, soft=probs, best=best, covered=torch.ones_like(best).bool())
+    kept = logits.index_select(-1, kept_ids)
+    return _Teacher(
+        probs=(kept - logits.logsumexp(-1, keepdim=True)).exp(),
+        soft=kept.softmax(-1),
+        best=best,
+        covered=kept_ids[kept.argmax(-1)] == best,
+    )
+
+
+def _compare(
+    draft_logits: Tensor, teacher: _Teacher, kept_ids: Tensor | None, conf: LossConf
+) -> TokenLosses:
+    draft_log_probs = draft_logits.log_softmax(-1)
+    draft_probs = draft_log_probs.exp()
+    # where, not minimum: its gradient at a tie is the one `_gradient` takes
+    alpha = torch.where(draft_probs < teacher.probs, draft_probs, teacher.probs).sum(-1)
+    loss = -(teacher.soft * draft_log_probs).sum(-1)
+    if conf.name is LossName.lk_hybrid:
+        kl = loss - torch.special.entr(teacher.soft).sum(-1)
+        trust = torch.exp(-conf.lk_eta * alpha.detach())
+        loss = trust * kl + (1 - trust) * (1 - alpha)
+    best = draft_logits.argmax(-1)
+    best = best if kept_ids is None else kept_ids[best]
+    covered = teacher.covered.expand(loss.shape)
+    return TokenLosses(loss=loss * covered, alpha=alpha, hit=best == teacher.best, covered=covered)
+
+
+def _gradient(draft_logits: Tensor, teacher: _Teacher, alpha: Tensor, conf: LossConf) -> Tensor:
+    """Gradient of each row's loss in `_compare` with respect to its draft logits."""
+    draft_probs = draft_logits.softmax(-1)
+    grad = draft_probs - teacher.soft
+    if conf.name is LossName.lk_hybrid:
+        trust = torch.exp(-conf.lk_eta * alpha)[..., None]
+        below = draft_probs * (draft_probs < teacher.probs)
+        grad = trust * grad - (1 - trust) * (below - draft_probs * below.sum(-1, keepdim=True))
+    return grad * teacher.covered[:, None]
+
+
+def token_losses(
+    draft_logits: Float[Tensor, "*steps tokens draft_vocab"],
+    target_logits: Float[Tensor, "tokens vocab"],
+    *,
+    kept_ids: Int[Tensor, " draft_vocab"] | None,
+    conf: LossConf,
+) -> TokenLosses:
+    """Loss and metrics of each draft row. `kept_ids` are the draft vocabulary's target ids."""
+    return _compare(draft_logits.float(), _teach(target_logits, kept_ids), kept_ids, conf)
+
+
+def _apply(head: Head, hidden: Tensor) -> Tensor:
+    return F.linear(hidden, head) if isinstance(head, Tensor) else head(hidden)
+
+
+def distillation(
+    draft_hidden: Float[Tensor, "*steps tokens draft_width"],
+    target_hidden: Float[Tensor, "tokens target_width"],
+    *,
+    draft_head: Float[Tensor, "draft_vocab draft_width"],
+    target_head: Head,
+    weight: Float[Tensor, "*steps tokens"],
+    kept_ids: Int[Tensor, " draft_vocab"] | None,
+    conf: LossConf,
+) -> tuple[Float[Tensor, ""], Metrics]:
+    """Sum of the weighted losses, and the metrics of the rows whose weight is not 0.
+
+    Row t of every step is taught by row t of the target. Steps are optional, and share its logits.
+    """
+    target_logits = _apply(target_head, target_hidden).detach()
+    draft_logits = _apply(draft_head, draft_hidden)
+    losses = token_losses(draft_logits, target_logits, kept_ids=kept_ids, conf=conf)
+    with torch.no_grad():
+        metrics = losses.sums(weight != 0)
+    return (losses.loss * weight).sum(), metrics
+
+
+class _Chunked(torch.autograd.Function):
+    """Takes both gradients while a chunk's logits are there: nothing is computed twice."""
+
+    @staticmethod
+    def forward(ctx, draft_hidden, draft_head, target_hidden, weight, kept_ids, target_head, conf):  # noqa: ANN001, ANN205
+        steps, tokens = draft_hidden.shape[:-2].numel(), draft_hidden.shape[-2]
+        rows = max(1, conf.chunk // steps)  # of the target: a chunk counts the rows of all steps
+        short = math.ceil(tokens / rows) * rows - tokens  # the last chunk has the others' shape
+        draft_rows = F.pad(draft_hidden, (0, 0, 0, short)).split(rows, -2)
+        target_rows = F.pad(target_hidden, (0, 0, 0, short)).split(rows, -2)
+        weights = F.pad(weight, (0, short)).split(rows, -1)
+        learns = any(ctx.needs_input_grad[:2])
+        head_grad = torch.zeros_like(draft_head, dtype=torch.float32) if learns else None
+        total, metrics, hidden_grads = weight.new_zeros((), dtype=torch.float32), [], []
+
+        for hidden, seen, share in zip(draft_rows, target_rows, weights, strict=True):
+            teacher = _teach(_apply(target_head, seen), kept_ids)
+            logits = F.linear(hidden, draft_head).float()
+            losses = _compare(logits, teacher, kept_ids, conf)
+            total = total + (losses.loss * share).sum()
+            metrics.append(losses.sums(share != 0))
+            if learns:
+                grad = _gradient(logits, teacher, losses.alpha, conf) * share[..., None]
+                grad = grad.to(hidden.dtype)
+                hidden_grads.append(grad @ draft_head)
+                head_grad = head_grad + grad.flatten(0, -2).T @ hidden.flatten(0, -2)
+
+        if learns:
+            hidden_grad = torch.cat(hidden_grads, -2).narrow(-2, 0, tokens)
+            ctx.save_for_backward(hidden_grad.to(draft_hidden.dtype), head_grad)
+            ctx.head_dtype = draft_head.dtype
+        sums = tuple(sum(chunk[name] for chunk in metrics) for name in METRICS)
+        ctx.mark_non_differentiable(*sums)
+        return total, *sums
+
+    @staticmethod
+    def backward(ctx, grad_total, *_):  # noqa: ANN001, ANN002, ANN205
+        hidden_grad, head_grad = ctx.saved_tensors
+        head_grad = (grad_total * head_grad).to(ctx.head_dtype)
+        return grad_total * hidden_grad, head_grad, None, None, None, None, None
+
+
+def chunked_distillation(
+    draft_hidden: Float[Tensor, "*steps tokens draft_width"],
+    target_hidden: Float[Tensor, "tokens target_width"],
+    *,
+    draft_head: Float[Tensor, "draft_vocab draft_width"],
+    target_head: Head,
+    weight: Float[Tensor, "*steps tokens"],
+    kept_ids: Int[Tensor, " draft_vocab"] | None,
+    conf: LossConf,
+) -> tuple[Float[Tensor, ""], Metrics]:
+    """`distillation`, holding the logits of `conf.chunk` draft rows at a time."""
+    total, *sums = _Chunked.apply(
+        draft_hidden, draft_head, target_hidden, weight, kept_ids, target_head, conf
+    )
+    return total, dict(zip(METRICS, sums, strict=True))
