@@ -55,7 +55,9 @@ class LossConf:
 
     def __post_init__(self) -> None:
         if self.chunk < 1:
-            raise UserError(f"loss.chunk: must be at least 1, got {self.chunk}; the default is 1024")
+            raise UserError(
+                f"loss.chunk: must be at least 1, got {self.chunk}; the default is 1024"
+            )
         if not 0 < self.step_decay <= 1:
             raise UserError(
                 f"loss.step_decay: must be in (0, 1], got {self.step_decay}; 1 weighs steps equally"

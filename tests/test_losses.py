@@ -2,6 +2,7 @@
 
 import math
 
+import jaxtyping
 import pytest
 import torch
 from torch import nn
@@ -69,9 +70,7 @@ def test_a_reduced_vocabulary_by_hand():
 
 def test_lk_hybrid_by_hand():
     conf = LossConf(name=LossName.lk_hybrid, lk_eta=2.0)
-    losses = token_losses(
-        logits_of([0.5, 0.5]), logits_of([0.25, 0.75]), kept_ids=None, conf=conf
-    )
+    losses = token_losses(logits_of([0.5, 0.5]), logits_of([0.25, 0.75]), kept_ids=None, conf=conf)
     trust = math.exp(-2 * 0.75)
     kl = 0.25 * math.log(0.5) + 0.75 * math.log(1.5)
     torch.testing.assert_close(losses.loss, torch.tensor([trust * kl + (1 - trust) * 0.25]))
@@ -152,8 +151,11 @@ def test_bf16_autocast_keeps_the_softmax_in_fp32():
         torch.testing.assert_close(b, a, atol=0.02, rtol=0.02)
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by dynamo
 @pytest.mark.parametrize("bias", [False, True])
-def test_compiles_into_one_graph(bias):
+def test_compiles_into_one_graph(bias, monkeypatch):
+    # torch.compile cannot trace the shape checker that pytest installs
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     args, conf = inputs(kept=KEPT), LossConf(name=LossName.lk_hybrid, chunk=8)
     if bias:
         args["target_head"] = nn.Linear(5, 11).requires_grad_(False)
