@@ -1,0 +1,78 @@
+"""The run folder as a place to write: claimed before anything slow, and what to say when it is full."""
+
+import errno
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from safetensors import SafetensorError
+from torch import nn
+
+from models.checkpoint import PARTIAL
+from models.errors import UserError
+
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+# torch and safetensors write from C++ and Rust and carry the reason in words only.
+FULL_WORDS = ("no space left", "file write failed", "quota exceeded", "file too large")
+RESULTS = ("checkpoint", "metrics.jsonl", "report.json", "report.md", "report.html", "config.yaml")
+
+
+def claim(folder: Path) -> None:
+    """Make the run folder and write into it. Raises UserError where that cannot be done."""
+    with refuse_full_disk(folder):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder) as file:
+                file.write(bytes(4096))
+        except OSError as error:
+            if error.errno in FULL:
+                raise
+            raise UserError(
+                f"output_dir: must be writable, got {folder} ({error.strerror}); "
+                "choose another output_dir"
+            ) from error
+
+
+def clear(folder: Path) -> None:
+    """Start over: remove what an earlier run of this name left, its state first and in one move."""
+    state, gone = folder / "state", folder / f"state{PARTIAL}"
+    shutil.rmtree(gone, ignore_errors=True)
+    if state.exists():
+        state.rename(gone)
+        shutil.rmtree(gone)
+    for result in (folder / name for name in RESULTS):
+        if result.is_dir():
+            shutil.rmtree(result)
+        else:
+            result.unlink(missing_ok=True)
+
+
+def reserve(folder: Path, draft: nn.Module) -> None:
+    """Raises UserError unless two states and two checkpoints, old and new, have room."""
+    held = sum(p.numel() * p.element_size() for p in draft.parameters())
+    trained = sum(p.numel() * p.element_size() for p in draft.parameters() if p.requires_grad)
+    needed, free = 4 * held + 4 * trained, shutil.disk_usage(folder).free
+    if free < needed:
+        raise UserError(
+            f"output_dir: needs {needed / 1e9:.2f} GB of free disk for this draft, "
+            f"got {free / 1e9:.2f} GB in {folder}; free some space or choose another output_dir"
+        )
+
+
+@contextmanager
+def refuse_full_disk(path: Path) -> Iterator[None]:
+    """Turn a full disk into one line. A half-written `*.partial` is removed, the rest is kept."""
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError) as error:
+        words = str(error).lower()
+        if getattr(error, "errno", None) not in FULL and not any(w in words for w in FULL_WORDS):
+            raise
+        if path.suffix == PARTIAL:
+            shutil.rmtree(path, ignore_errors=True)
+        raise UserError(
+            f"output_dir: the disk is full, got {path.parent}; free some space and start the "
+            "same command again: it continues from the last state"
+        ) from error

@@ -1,0 +1,122 @@
+"""What a run says: one flat dict a line in metrics.jsonl always, Weights & Biases if asked."""
+
+import json
+import uuid
+from dataclasses import dataclass
+from enum import Enum
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+
+from models.errors import UserError
+from train.state import Progress
+
+
+class Wandb(Enum):
+    """Where curves go besides metrics.jsonl. `offline` writes a folder for `wandb sync`."""
+
+    off = "off"
+    offline = "offline"
+    online = "online"
+
+
+@dataclass(kw_only=True)
+class LogConf:
+    """How often a run speaks, and to whom."""
+
+    wandb: Wandb = Wandb.off
+    project: str = "drafts"
+    entity: str | None = None
+    every: int = 10  # steps
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise UserError(f"log.every: must be at least 1, got {self.every}")
+
+    def trackers(self) -> list[str]:
+        """Names for Accelerate. Raises UserError where the package is missing."""
+        if self.wandb is Wandb.off:
+            return []
+        if find_spec("wandb") is None:
+            raise UserError(
+                f"log.wandb: needs the wandb package, got {self.wandb.value}; "
+                "pip install wandb or log.wandb=off"
+            )
+        return ["wandb"]
+
+
+class Log:
+    """The metrics of one run folder, from `progress` on. Only the main process writes."""
+
+    def __init__(
+        self, conf: LogConf, accelerator: Accelerator, *,
+        folder: Path, progress: Progress, config: dict[str, Any],
+    ):  # fmt: skip
+        self.conf, self.accelerator, self.folder = conf, accelerator, folder
+        self.file = folder / "metrics.jsonl"
+        if accelerator.is_main_process:
+            forget(self.file, after=progress.step)
+        if conf.wandb is not Wandb.off:
+            progress.tracker = progress.tracker or uuid.uuid4().hex[:12]
+            self._start_wandb(progress.tracker, config)
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        """One line of metrics."""
+        line = {"step": step, **values}
+        if self.accelerator.is_main_process:
+            with self.file.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+        self.accelerator.log(line)
+
+    def finish(self, table: list[dict[str, Any]], files: list[Path]) -> None:
+        """Hand the report and the checkpoint to the tracker, and close it."""
+        if self.conf.wandb is not Wandb.off and self.accelerator.is_main_process:
+            self._finish_wandb(table, files)
+        self.accelerator.end_training()
+
+    def _start_wandb(self, run_id: str, config: dict[str, Any]) -> None:
+        place = {
+            "mode": self.conf.wandb.value,
+            "dir": str(self.folder),
+            "entity": self.conf.entity,
+            "name": self.folder.name,
+            "id": run_id,
+            "resume": "allow",
+        }
+        self.accelerator.init_trackers(self.conf.project, config, {"wandb": place})
+        if self.accelerator.is_main_process:
+            # W&B's own step must not fall, which it does when a killed run continues.
+            self.accelerator.get_tracker("wandb", unwrap=True).define_metric("*", "step")
+
+    def _finish_wandb(self, table: list[dict[str, Any]], files: list[Path]) -> None:
+        import wandb
+
+        run = self.accelerator.get_tracker("wandb", unwrap=True)
+        columns = list(table[0]) if table else []
+        rows = [[row[column] for column in columns] for row in table]
+        run.log({"report/table": wandb.Table(columns=columns, data=rows)})
+        artifact = wandb.Artifact(f"{self.folder.name}-draft", type="model")
+        for path in files:
+            if path.is_dir():
+                artifact.add_dir(str(path), name=path.name)
+            else:
+                artifact.add_file(str(path))
+            if path.suffix == ".html":
+                run.log({"report/page": wandb.Html(path.read_text(), inject=False)})
+        run.log_artifact(artifact)
+
+
+def forget(file: Path, *, after: int) -> None:
+    """Drop lines of later steps, which a continued run will write again, and a torn last line."""
+    if not file.exists():
+        return
+    kept = []
+    for line in file.read_text().splitlines(keepends=True):
+        if not line.endswith("\n") or json.loads(line)["step"] > after:
+            break
+        kept.append(line)
+    whole = file.with_suffix(".tmp")
+    whole.write_text("".join(kept))
+    whole.replace(file)

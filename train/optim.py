@@ -1,0 +1,136 @@
+"""Optimizers and schedules: which parameter is moved by what, and how far at each step.
+
+Muon (https://kellerjordan.github.io/posts/muon/) takes the matrices between embedding and head, with
+updates scaled to AdamW's size (https://arxiv.org/abs/2502.16982), so that one learning rate serves
+both; AdamW takes the rest. Parameters and moments are fp32 whatever the forward pass runs in.
+"""
+
+import math
+from dataclasses import dataclass, field
+from enum import Enum
+
+from torch import nn
+from torch.optim import AdamW, Muon, Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from models.errors import UserError
+
+
+class OptimName(Enum):
+    """Who moves the hidden matrices."""
+
+    adamw = "adamw"
+    muon = "muon"
+
+
+class Schedule(Enum):
+    """Shape of the learning rate after the warm-up."""
+
+    cosine = "cosine"
+    wsd = "wsd"  # warm-up, stable, decay
+    constant = "constant"
+
+
+@dataclass(kw_only=True)
+class OptimConf:
+    """How the draft is moved, for how long, by how many rows a step."""
+
+    name: OptimName = OptimName.adamw
+    lr: float = 1e-3
+    muon_lr: float | None = None  # None: the same as lr
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
+    weight_decay: float = 0.0
+    schedule: Schedule = Schedule.cosine
+    warmup: float = 0.03  # share of the steps
+    decay: float = 0.2  # share of the steps, for wsd
+    min_lr: float = 0.0  # share of lr at the last step
+    steps: int = 300
+    batch_size: int = 8  # rows a micro-batch, on each process
+    accumulation: int = 1  # micro-batches a step
+    clip: float = 1.0  # norm of the whole gradient
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size", "accumulation"):
+            if getattr(self, name) < 1:
+                raise UserError(f"optim.{name}: must be at least 1, got {getattr(self, name)}")
+        for name in ("warmup", "decay", "min_lr"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UserError(
+                    f"optim.{name}: is a share and must lie in 0..1, got {getattr(self, name)}"
+                )
+        for name in ("lr", "clip"):
+            if getattr(self, name) <= 0:
+                raise UserError(f"optim.{name}: must be positive, got {getattr(self, name)}")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise UserError(f"optim.betas: must be two numbers in [0, 1), got {self.betas}")
+        if self.warmup + (self.decay if self.schedule is Schedule.wsd else 0) > 1:
+            raise UserError(
+                "optim.warmup: warm-up and decay must share the steps, "
+                f"got {self.warmup} + {self.decay}; lower one of them"
+            )
+
+    def factor(self, step: int) -> float:
+        """Share of the learning rate at `step`, a pure function of it.
+
+        >>> conf = OptimConf(steps=10, warmup=0.2, decay=0.4, schedule=Schedule.wsd)
+        >>> [round(conf.factor(step), 2) for step in range(10)]
+        [0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2]
+        """
+        warm = round(self.warmup * self.steps)
+        if step < warm:
+            return (step + 1) / warm
+        if self.schedule is Schedule.constant:
+            return 1.0
+        fall = self.steps - warm
+        if self.schedule is Schedule.wsd:
+            fall = round(self.decay * self.steps)
+        done = max(0, step + 1 - (self.steps - fall)) / (fall + 1)
+        if self.schedule is Schedule.wsd:
+            return 1 - done * (1 - self.min_lr)
+        return self.min_lr + (1 - self.min_lr) * (1 + math.cos(math.pi * done)) / 2
+
+    def build(self, draft: nn.Module) -> tuple[list[Optimizer], list[LambdaLR]]:
+        """An optimizer and its schedule for each kind of parameter that is trained."""
+        matrices, decayed, plain = split(draft)
+        muon = self.name is OptimName.muon
+        groups = [
+            {"params": decayed + ([] if muon else matrices), "weight_decay": self.weight_decay},
+            {"params": plain, "weight_decay": 0.0},
+        ]
+        groups = [group for group in groups if group["params"]]
+        optimizers: list[Optimizer] = []
+        if groups:
+            optimizers.append(AdamW(groups, lr=self.lr, betas=(self.betas[0], self.betas[1])))
+        if muon and matrices:
+            optimizers.append(
+                Muon(
+                    matrices,
+                    lr=self.lr if self.muon_lr is None else self.muon_lr,
+                    weight_decay=self.weight_decay,
+                    adjust_lr_fn="match_rms_adamw",
+                )
+            )
+        return optimizers, [LambdaLR(optimizer, self.factor) for optimizer in optimizers]
+
+
+def split(
+    draft: nn.Module,
+) -> tuple[list[nn.Parameter], list[nn.Parameter], list[nn.Parameter]]:
+    """Trained parameters as (hidden matrices, other decayed weights, weights never decayed).
+
+    Heads are matrices by shape but rows by token, as embeddings are: Muon would mix their tokens.
+    """
+    embeddings = {
+        id(module.weight) for module in draft.modules() if isinstance(module, nn.Embedding)
+    }
+    matrices, decayed, plain = [], [], []
+    for name, parameter in draft.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        if parameter.ndim < 2 or id(parameter) in embeddings:
+            plain.append(parameter)
+        elif parameter.ndim == 2 and "lm_head" not in name:
+            matrices.append(parameter)
+        else:
+            decayed.append(parameter)
+    return matrices, decayed, plain
