@@ -1,0 +1,66 @@
+# Every target sets itself up: it needs python3 (>= 3.11) and make, nothing else. No C++ compiler is fine:
+# what would be compiled then runs eagerly, and the run says so.
+
+PYTHON ?= python3
+VENV   ?= .venv
+TORCH  ?= 2.13.0
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+READY  := $(VENV)/.ready
+SHELL  := bash
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-long test-engines check bench
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(READY)  ## distil a draft for the embedded target and print what it gains (CPU, about 10 minutes)
+	@echo "demo: python -m train"
+	@$(BIN)/python -m train
+
+test: $(READY)  ## the quick tests, with coverage
+	@echo "test: pytest, slow tests and engines left out"
+	@$(BIN)/python -m pytest --cov --cov-report=term
+
+test-long: $(READY)  ## studies, sweeps and long kill runs
+	@echo "test-long: pytest -m slow"
+	@$(BIN)/python -m pytest -m slow
+
+test-engines: $(READY)  ## serve our checkpoint with other engines and compare (own environment, 3 GB)
+	@echo "test-engines: installing the engines into .venv-engines"
+	@bash scripts/setup_engines.sh .venv-engines
+	@echo "test-engines: pytest tests/engines"
+	@$(BIN)/python -m pytest -m engines tests/engines
+
+check: $(READY)  ## formatting, lint, types, import direction, spelling
+	@echo "check: ruff, pyright, import-linter, codespell"
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/pyright --pythonpath $(BIN)/python
+	@$(BIN)/lint-imports
+	@$(BIN)/codespell
+
+bench: $(READY)  ## measure speed against transformers; writes the figures of docs/benchmarks.md
+	@echo "bench: scripts/bench.py"
+	@$(BIN)/python scripts/bench.py
+
+# Linux builds of torch on PyPI carry CUDA libraries (3 GB); +cpu marks the builds without. So: the build
+# marked +cpu from the configured indexes, else from PyTorch's own, else the unmarked one (on macOS
+# and on CPU-only mirrors that is the CPU build anyway).
+# --group needs pip >= 25.1, so pip is renewed first.
+$(READY): pyproject.toml
+	@echo "setup: creating $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -c 'import sys; sys.exit("error: PYTHON: must be >= 3.11; set PYTHON=..." if sys.version_info < (3, 11) else 0)'
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) --upgrade 'pip>=25.1'
+	@echo "setup: installing torch $(TORCH), CPU build"
+	@$(PIP) 'torch==$(TORCH)+cpu' 2>/dev/null \
+	  || $(PIP) --timeout 20 --retries 1 --extra-index-url https://download.pytorch.org/whl/cpu \
+	       'torch==$(TORCH)+cpu' 2>/dev/null \
+	  || { echo "setup: no build marked +cpu found, taking the index's own torch $(TORCH)"; \
+	       $(PIP) 'torch==$(TORCH)'; }
+	@echo "setup: installing this package and its developer tools"
+	@$(PIP) --group dev --editable .
+	@touch $@
+	@echo "setup: done"
