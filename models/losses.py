@@ -1,4 +1,4 @@
-"""Distillation losses: how far a draft's distribution is from the target's, token by token, in fp32.
+"""Distillation losses: how far a draft is from its target, token by token, in fp32.
 
 soft_ce    cross entropy with the target's distribution, renormalised over the draft's vocabulary.
 lk_hybrid  lambda * KL + (1 - lambda) * (1 - alpha), lambda = exp(-eta * alpha), after
@@ -12,15 +12,13 @@ A row whose likeliest target token is outside the draft's vocabulary is not `cov
 chunk; it equals `distillation`, the plain form, in value and gradient.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from models.errors import UserError
 
@@ -154,7 +152,7 @@ def token_losses(
 
 
 def _apply(head: Head, hidden: Tensor) -> Tensor:
-    return F.linear(hidden, head) if isinstance(head, Tensor) else head(hidden)
+    return nn.functional.linear(hidden, head) if isinstance(head, Tensor) else head(hidden)
 
 
 def distillation(
@@ -179,48 +177,6 @@ def distillation(
     return (losses.loss * weight).sum(), metrics
 
 
-class _Chunked(torch.autograd.Function):
-    """Takes both gradients while a chunk's logits are there: nothing is computed twice."""
-
-    @staticmethod
-    def forward(ctx, draft_hidden, draft_head, target_hidden, weight, kept_ids, target_head, conf):  # noqa: ANN001, ANN205
-        steps, tokens = draft_hidden.shape[:-2].numel(), draft_hidden.shape[-2]
-        rows = max(1, conf.chunk // steps)  # of the target: a chunk counts the rows of all steps
-        short = math.ceil(tokens / rows) * rows - tokens  # the last chunk has the others' shape
-        draft_rows = F.pad(draft_hidden, (0, 0, 0, short)).split(rows, -2)
-        target_rows = F.pad(target_hidden, (0, 0, 0, short)).split(rows, -2)
-        weights = F.pad(weight, (0, short)).split(rows, -1)
-        learns = any(ctx.needs_input_grad[:2])
-        head_grad = torch.zeros_like(draft_head, dtype=torch.float32) if learns else None
-        total, metrics, hidden_grads = weight.new_zeros((), dtype=torch.float32), [], []
-
-        for hidden, seen, share in zip(draft_rows, target_rows, weights, strict=True):
-            teacher = _teach(_apply(target_head, seen), kept_ids)
-            logits = F.linear(hidden, draft_head).float()
-            losses = _compare(logits, teacher, kept_ids, conf)
-            total = total + (losses.loss * share).sum()
-            metrics.append(losses.sums(share != 0))
-            if learns:
-                grad = _gradient(logits, teacher, losses.alpha, conf) * share[..., None]
-                grad = grad.to(hidden.dtype)
-                hidden_grads.append(grad @ draft_head)
-                head_grad = head_grad + grad.flatten(0, -2).T @ hidden.flatten(0, -2)
-
-        if learns:
-            hidden_grad = torch.cat(hidden_grads, -2).narrow(-2, 0, tokens)
-            ctx.save_for_backward(hidden_grad.to(draft_hidden.dtype), head_grad)
-            ctx.head_dtype = draft_head.dtype
-        sums = tuple(sum(chunk[name] for chunk in metrics) for name in METRICS)
-        ctx.mark_non_differentiable(*sums)
-        return total, *sums
-
-    @staticmethod
-    def backward(ctx, grad_total, *_):  # noqa: ANN001, ANN002, ANN205
-        hidden_grad, head_grad = ctx.saved_tensors
-        head_grad = (grad_total * head_grad).to(ctx.head_dtype)
-        return grad_total * hidden_grad, head_grad, None, None, None, None, None
-
-
 def chunked_distillation(
     draft_hidden: Float[Tensor, "*steps tokens draft_width"],
     target_hidden: Float[Tensor, "tokens target_width"],
@@ -231,8 +187,44 @@ def chunked_distillation(
     kept_ids: Int[Tensor, " draft_vocab"] | None,
     conf: LossConf,
 ) -> tuple[Float[Tensor, ""], Metrics]:
-    """`distillation`, holding the logits of `conf.chunk` draft rows at a time."""
-    total, *sums = _Chunked.apply(
-        draft_hidden, draft_head, target_hidden, weight, kept_ids, target_head, conf
-    )
-    return total, dict(zip(METRICS, sums, strict=True))
+    """`distillation`, holding the logits of `conf.chunk` draft rows at a time.
+
+    Gradients are taken while a chunk's logits are there, so that nothing is computed twice.
+    """
+    steps, tokens = draft_hidden.shape[:-2].numel(), draft_hidden.shape[-2]
+    rows = max(1, conf.chunk // steps)  # of the target: a chunk counts the rows of all steps
+    short = -tokens % rows  # the last chunk gets the others' shape
+    draft_rows = nn.functional.pad(draft_hidden.detach(), (0, 0, 0, short)).split(rows, -2)
+    target_rows = nn.functional.pad(target_hidden, (0, 0, 0, short)).split(rows, -2)
+    weights = nn.functional.pad(weight, (0, short)).split(rows, -1)
+    total, head_grad = weight.new_zeros(()), torch.zeros_like(draft_head, dtype=torch.float32)
+    chunk_sums: list[Metrics] = []
+    hidden_grads: list[Tensor] = []
+
+    with torch.no_grad():
+        for hidden, seen, share in zip(draft_rows, target_rows, weights, strict=True):
+            teacher = _teach(_apply(target_head, seen), kept_ids)
+            logits = nn.functional.linear(hidden, draft_head).float()
+            losses = _compare(logits, teacher, kept_ids, conf)
+            total = total + (losses.loss * share).sum()
+            chunk_sums.append(losses.sums(share != 0))
+            grad = _gradient(logits, teacher, losses.alpha, conf) * share[..., None]
+            grad = grad.to(hidden.dtype)
+            hidden_grads.append(grad @ draft_head)
+            if draft_head.requires_grad:
+                head_grad += grad.flatten(0, -2).T @ hidden.flatten(0, -2)
+        hidden_grad = torch.cat(hidden_grads, -2).narrow(-2, 0, tokens)
+        metrics = {
+            name: torch.stack([sums[name] for sums in chunk_sums]).sum(0) for name in METRICS
+        }
+
+    total = _carry(total, draft_hidden, hidden_grad)
+    return _carry(total, draft_head, head_grad), metrics
+
+
+def _carry(value: Tensor, source: Tensor, grad: Tensor) -> Tensor:
+    """`value`, whose backward gives `source` this gradient: it adds a zero that has it."""
+    if not source.requires_grad:
+        return value
+    carrier = (source * grad).sum()
+    return value + (carrier - carrier.detach())

@@ -20,7 +20,7 @@ def count_tokens(
     return torch.bincount(ids[answer], minlength=vocab_size)
 
 
-def always_kept(tokenizer) -> list[int]:  # noqa: ANN001
+def always_kept(tokenizer) -> list[int]:
     """Ids of the byte tokens and of all special and added tokens, ascending."""
     vocab = tokenizer.get_vocab()
     fallback = [f"<0x{byte:02X}>" for byte in range(256)]  # SentencePiece

@@ -1,14 +1,15 @@
 """Losses: hand-made cases, identities, and the chunked form against the plain one."""
 
+import importlib.util
 import math
 
-import jaxtyping
 import pytest
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from models import losses
 from models.errors import UserError
 from models.losses import (
     LossConf,
@@ -48,47 +49,47 @@ def both(args, conf):
 
 
 def test_soft_ce_by_hand():
-    losses = token_losses(
+    found = token_losses(
         logits_of([0.5, 0.5]), logits_of([0.25, 0.75]), kept_ids=None, conf=LossConf()
     )
-    torch.testing.assert_close(losses.loss, torch.tensor([math.log(2)]))
-    torch.testing.assert_close(losses.alpha, torch.tensor([0.75]))
+    torch.testing.assert_close(found.loss, torch.tensor([math.log(2)]))
+    torch.testing.assert_close(found.alpha, torch.tensor([0.75]))
 
 
 def test_a_reduced_vocabulary_by_hand():
     """The teacher is renormalised to (1/3, 2/3); alpha is not: min(.2, .5) + min(.4, .5) = .6."""
     kept = torch.tensor([0, 2])
     target = logits_of([0.2, 0.3, 0.4, 0.1], [0.2, 0.5, 0.2, 0.1])
-    losses = token_losses(
+    found = token_losses(
         logits_of([0.5, 0.5], [0.25, 0.75]), target, kept_ids=kept, conf=LossConf()
     )
-    torch.testing.assert_close(losses.alpha, torch.tensor([0.6, 0.4]))
-    assert losses.covered.tolist() == [True, False]
-    assert losses.hit.tolist() == [False, False]  # a tie goes to the first; token 1 is not kept
-    torch.testing.assert_close(losses.loss, torch.tensor([math.log(2), 0.0]))
+    torch.testing.assert_close(found.alpha, torch.tensor([0.6, 0.4]))
+    assert found.covered.tolist() == [True, False]
+    assert found.hit.tolist() == [False, False]  # a tie goes to the first; token 1 is not kept
+    torch.testing.assert_close(found.loss, torch.tensor([math.log(2), 0.0]))
 
 
 def test_lk_hybrid_by_hand():
     conf = LossConf(name=LossName.lk_hybrid, lk_eta=2.0)
-    losses = token_losses(logits_of([0.5, 0.5]), logits_of([0.25, 0.75]), kept_ids=None, conf=conf)
+    found = token_losses(logits_of([0.5, 0.5]), logits_of([0.25, 0.75]), kept_ids=None, conf=conf)
     trust = math.exp(-2 * 0.75)
     kl = 0.25 * math.log(0.5) + 0.75 * math.log(1.5)
-    torch.testing.assert_close(losses.loss, torch.tensor([trust * kl + (1 - trust) * 0.25]))
+    torch.testing.assert_close(found.loss, torch.tensor([trust * kl + (1 - trust) * 0.25]))
 
 
 def test_alpha_is_one_minus_total_variation():
     draft, target = torch.randn(2, 50, 9)
-    losses = token_losses(draft, target, kept_ids=None, conf=LossConf())
+    found = token_losses(draft, target, kept_ids=None, conf=LossConf())
     variation = (draft.softmax(-1) - target.softmax(-1)).abs().sum(-1) / 2
-    torch.testing.assert_close(losses.alpha, 1 - variation)
+    torch.testing.assert_close(found.alpha, 1 - variation)
 
 
 def test_lk_hybrid_is_zero_for_a_perfect_draft():
     logits = torch.randn(50, 9)
     conf = LossConf(name=LossName.lk_hybrid)
-    losses = token_losses(logits, logits, kept_ids=None, conf=conf)
-    torch.testing.assert_close(losses.loss, torch.zeros(50), atol=1e-6, rtol=0)
-    assert losses.hit.all()
+    found = token_losses(logits, logits, kept_ids=None, conf=conf)
+    torch.testing.assert_close(found.loss, torch.zeros(50), atol=1e-6, rtol=0)
+    assert found.hit.all()
 
 
 @pytest.mark.parametrize("name", LossName)
@@ -104,7 +105,7 @@ def test_chunks_change_neither_value_nor_gradient(name, kept, steps, chunk):
 
 @pytest.mark.parametrize("name", LossName)
 def test_the_gradient_is_the_finite_difference(name):
-    """eta = 0 for lk_hybrid: the weight lambda is a constant for the gradient, by definition."""
+    """The weight lambda of lk_hybrid is a constant for the gradient, hence eta = 0."""
     args = inputs(tokens=5, kept=KEPT)
     conf = LossConf(name=name, chunk=2, lk_eta=0.0)
     base = args["draft_hidden"].detach()
@@ -151,20 +152,26 @@ def test_bf16_autocast_keeps_the_softmax_in_fp32():
         torch.testing.assert_close(b, a, atol=0.02, rtol=0.02)
 
 
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by dynamo
 @pytest.mark.parametrize("bias", [False, True])
-def test_compiles_into_one_graph(bias, monkeypatch):
-    # torch.compile cannot trace the shape checker that pytest installs
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
-    args, conf = inputs(kept=KEPT), LossConf(name=LossName.lk_hybrid, chunk=8)
+def test_compiles_into_one_graph(bias):
+    plain, args = unchecked_losses(), inputs(kept=KEPT)
+    conf = plain.LossConf(name=plain.LossName.lk_hybrid, chunk=8)
     if bias:
         args["target_head"] = nn.Linear(5, 11).requires_grad_(False)
-    compiled = torch.compile(chunked_distillation, backend="aot_eager", fullgraph=True)
+    compiled = torch.compile(plain.chunked_distillation, backend="aot_eager", fullgraph=True)
     results = []
-    for form in (chunked_distillation, compiled):
+    for form in (plain.chunked_distillation, compiled):
         total, _ = form(**args, conf=conf)
         results.append([total, *torch.autograd.grad(total, [args["draft_hidden"]])])
     torch.testing.assert_close(results[0], results[1])
+
+
+def unchecked_losses():
+    """The module without the shape checks of pytest, which torch.compile cannot trace."""
+    spec = importlib.util.spec_from_file_location("unchecked_losses", losses.__file__)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 class Largest(TorchDispatchMode):
