@@ -1,4 +1,4 @@
-"""Greedy speculative serving by vLLM, run by the engines' Python: token ids in, ids and counters out.
+"""Greedy speculative serving by vLLM, run by the engines' Python: token ids and counters out.
 
     .venv-engines/bin/python tests/engines/serve_vllm.py TARGET DRAFT PROMPTS.json ANSWERS.json
 
@@ -14,7 +14,7 @@ import os
 import sys
 from pathlib import Path
 
-# Read when the process starts or imports vLLM. One process, so that errors surface here; no network.
+# Read when the process starts or imports vLLM. One process, to see its errors here; no network.
 SETTINGS = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
