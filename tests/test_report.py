@@ -1,0 +1,269 @@
+"""The report keeps its published schema and says the same in JSON, text, HTML and terminal."""
+
+import io
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from infer.report import DraftRun, Measured, NotMeasured, Setting, build, write
+from infer.stats import Costs, Divergence, Exactness, Trace
+from infer.tables import terminal_table
+
+SCHEMA = json.loads((Path(__file__).parent.parent / "docs/report.schema.json").read_text())
+CATEGORIES = ("code", "docs", "structured", "open_ended")
+SETTING = Setting(
+    command="python -m infer.eval",
+    versions={"torch": "2.13.0", "transformers": "5.23.0"},
+    device={"name": "cpu", "compiles": True},
+    dtype="float32",
+    threads=2,
+    target="demo",
+    target_parameters=3_456_789,
+    prompts_sha256="0" * 64,
+    max_new_tokens=64,
+    sampling={"verification": "greedy", "temperature": 0.0, "top_p": None},
+)
+
+
+def traces(*, share, depth, nodes, round_s, seed, per_category=12):
+    """Prompts of four categories whose rounds accept geometrically, cut at 64 tokens."""
+    rng = np.random.default_rng(seed)
+    made = []
+    for ease, category in enumerate(CATEGORIES):
+        for number in range(per_category):
+            accepted, tokens = [], 1
+            while tokens < 64:
+                easy = min(0.95, share * (0.8 + 0.1 * ease)) if share else 0
+                accepted.append(int(min(depth, rng.geometric(1 - easy) - 1)) if depth else 0)
+                tokens += accepted[-1] + 1
+            made.append(
+                Trace(
+                    prompt_id=f"{category}-{number}",
+                    category=category,
+                    ids=[int(token) for token in rng.integers(0, 99, 64)],
+                    accepted=accepted,
+                    drafted=[nodes] * len(accepted),
+                    depth=depth,
+                    prefill_s=float(rng.uniform(0.01, 0.02)),
+                    round_s=[float(x) for x in rng.uniform(0.8, 1.2, len(accepted)) * round_s],
+                )
+            )
+    return made
+
+
+def measured(**kwargs):
+    draft_s = 0.002 if kwargs["depth"] else 0.0
+    costs = Costs(draft_s=draft_s, verify_s=kwargs["round_s"] - draft_s, step_s=0.01)
+    return Measured(traces=traces(**kwargs), costs=costs, graphs_after_warmup=0)
+
+
+def draft_run(name, seed):
+    tree = measured(share=0.75, depth=6, nodes=20, round_s=0.015, seed=seed + 2)
+    tree.exactness = Exactness(
+        divergences=[Divergence(prompt_id="code-3", position=17, logit_gap=0.002)],
+        near_tie_gap=0.03,
+        exact_arithmetic=False,
+    )
+    return DraftRun(
+        name=name,
+        method="eagle3",
+        parameters=456_789,
+        untrained=measured(share=0.02, depth=6, nodes=20, round_s=0.015, seed=seed),
+        chain=measured(share=0.7, depth=5, nodes=5, round_s=0.013, seed=seed + 1),
+        tree=tree,
+    )
+
+
+@pytest.fixture(scope="module")
+def report():
+    return build(
+        SETTING,
+        autoregressive=measured(share=0.0, depth=0, nodes=0, round_s=0.01, seed=1),
+        ngram=measured(share=0.3, depth=5, nodes=5, round_s=0.012, seed=2),
+        drafts=[draft_run("eagle3-demo", 3)],
+    )
+
+
+@pytest.fixture(scope="module")
+def report_without():
+    """A report of two drafts with nothing to compare with, on one prompt a category."""
+    one = {"per_category": 1}
+    lone = DraftRun(
+        name="other",
+        method="medusa",
+        parameters=10,
+        untrained=NotMeasured(reason="the checkpoint holds no config"),
+        chain=measured(share=0.5, depth=3, nodes=3, round_s=0.012, seed=1, **one),
+        tree=measured(share=0.5, depth=3, nodes=9, round_s=0.012, seed=2, **one),
+    )
+    return build(
+        SETTING,
+        autoregressive=measured(share=0.0, depth=0, nodes=0, round_s=0.01, seed=1, **one),
+        ngram=NotMeasured(reason="switched off"),
+        drafts=[lone, lone],
+    )
+
+
+JSON_TYPES = {
+    "object": dict,
+    "array": list,
+    "string": str,
+    "boolean": bool,
+    "integer": int,
+    "number": (int, float),
+    "null": type(None),
+}
+
+
+def faults(value, schema, path="report"):
+    """Where `value` breaks `schema`: the keywords that the published schema uses, and no others."""
+    known = {
+        "$ref",
+        "anyOf",
+        "const",
+        "type",
+        "required",
+        "properties",
+        "additionalProperties",
+        "items",
+        "minItems",
+    }
+    known |= {
+        "maxItems",
+        "minimum",
+        "maximum",
+        "minLength",
+        "maxLength",
+        "description",
+        "title",
+        "$schema",
+        "$defs",
+    }
+    assert set(schema) <= known, f"{path}: the checker lacks {set(schema) - known}"
+    if "$ref" in schema:
+        return faults(value, SCHEMA["$defs"][schema["$ref"].removeprefix("#/$defs/")], path)
+    if "anyOf" in schema:
+        found = [faults(value, choice, path) for choice in schema["anyOf"]]
+        return [] if [] in found else min(found, key=len)
+    if "const" in schema:
+        return [] if value == schema["const"] else [f"{path}: not {schema['const']}"]
+    kind = JSON_TYPES[schema["type"]]
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        return [f"{path}: {value!r} is no {schema['type']}"]
+    return list(inner_faults(value, schema, path))
+
+
+def inner_faults(value, schema, path):
+    size = len(value) if isinstance(value, str | list | dict) else value or 0
+    for low, high in (("minimum", "maximum"), ("minItems", "maxItems"), ("minLength", "maxLength")):
+        if not schema.get(low, size) <= size <= schema.get(high, size):
+            yield f"{path}: {value!r} is out of range"
+    if isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from faults(item, schema["items"], f"{path}[{index}]")
+    if isinstance(value, dict):
+        yield from (
+            f"{path}.{key}: missing" for key in schema.get("required", []) if key not in value
+        )
+        for key, item in value.items():
+            other = schema.get("additionalProperties", True)
+            inner = schema.get("properties", {}).get(key, other)
+            if inner is False:
+                yield f"{path}.{key}: unknown"
+            elif inner is not True:
+                yield from faults(item, inner, f"{path}.{key}")
+
+
+def test_reports_keep_the_published_schema(report, report_without):
+    assert faults(json.loads(json.dumps(report, allow_nan=False)), SCHEMA) == []
+    assert faults(json.loads(json.dumps(report_without, allow_nan=False)), SCHEMA) == []
+
+
+def test_the_schema_refuses_what_it_does_not_name(report):
+    assert faults({**report, "tau": 1}, SCHEMA) == ["report.tau: unknown"]
+    broken = {**report, "autoregressive": {**report["autoregressive"], "batch": "1"}}
+    assert faults(broken, SCHEMA) == ["report.autoregressive.batch: '1' is no integer"]
+    del broken["autoregressive"]
+    assert faults(broken, SCHEMA) == ["report.autoregressive: missing"]
+
+
+def test_every_category_holds_every_mode(report):
+    assert list(report["categories"]) == list(CATEGORIES)
+    assert report["prompts"]["by_category"] == dict.fromkeys(CATEGORIES, 12)
+    for category in report["categories"].values():
+        assert category["drafts"][0]["modes"]["tree"]["prompts"] == 12
+    assert report["categories"]["docs"]["drafts"][0]["modes"]["tree"]["mismatched_prompts"] == 0
+    assert report["categories"]["code"]["drafts"][0]["modes"]["tree"]["mismatched_prompts"] == 1
+
+
+def test_figures_agree_with_the_rows_of_the_prompts(report):
+    tree = report["drafts"][0]["modes"]["tree"]
+    rows = [row["modes"]["eagle3-demo/tree"] for row in report["per_prompt"]]
+    rounds = sum(row["rounds"] for row in rows)
+    tau = sum(row["accepted"] + row["rounds"] for row in rows) / rounds
+    assert tree["acceptance_length"]["mean"] == pytest.approx(tau)
+    assert 1 + sum(tree["acceptance_by_position"]["marginal"]) == pytest.approx(tau)
+    assert tree["efficiency"] == pytest.approx(tree["speedup"]["mean"] / (tau * 0.01 / 0.015))
+    gain = report["drafts"][0]["gain"]["tree"]["over_ngram"]
+    assert gain["acceptance_length"]["mean"] == pytest.approx(
+        tau - report["ngram"]["acceptance_length"]["mean"]
+    )
+    assert gain["acceptance_rate"] is None
+
+
+def test_a_mode_that_was_not_measured_is_null_with_its_reason(report_without):
+    draft = report_without["drafts"][0]
+    assert draft["modes"]["untrained"] is None
+    assert draft["not_measured"] == {"untrained": "the checkpoint holds no config"}
+    assert draft["gain"]["tree"] == {"over_untrained": None, "over_ngram": None}
+    assert "ngram: not measured: switched off" in printed(report_without)
+
+
+def test_json_text_page_and_terminal_say_the_same(report, tmp_path):
+    write(report, tmp_path / "run")
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
+        "report.html",
+        "report.json",
+        "report.md",
+    ]
+    saved = json.loads((tmp_path / "run/report.json").read_text())
+    length = saved["drafts"][0]["modes"]["tree"]["acceptance_length"]
+    tau = f"{length['mean']:.2f} [{length['ci95'][0]:.2f}, {length['ci95'][1]:.2f}]"
+    for said in (
+        (tmp_path / "run/report.md").read_text(),
+        (tmp_path / "run/report.html").read_text(),
+        printed(report),
+    ):
+        assert tau in said
+
+
+def test_the_page_needs_nothing_from_outside(report, report_without, tmp_path):
+    for name, made in (("one", report), ("two", report_without)):
+        write(made, tmp_path / name)
+        html = (tmp_path / name / "report.html").read_text()
+        assert "http" not in html
+        assert not re.search(r"<(script|link|img|iframe)\b|@import|url\((?!#)", html)
+        assert html.count("<svg") == html.count("</svg>") == 4
+
+
+def test_text_from_outside_is_escaped_in_the_page(report, tmp_path):
+    write({**report, "command": "a <script> & b"}, tmp_path)
+    assert "a &lt;script&gt; &amp; b" in (tmp_path / "report.html").read_text()
+
+
+def test_terminal_output_is_plain_and_fits_a_hundred_columns(report, report_without):
+    for made in (report, report_without):
+        text = printed(made)
+        assert max(map(len, text.splitlines())) <= 100
+        assert text.isascii()
+    assert "\x1b[1m" in printed(report, force_terminal=True, width=100)
+
+
+def printed(report, **kwargs):
+    file = io.StringIO()
+    terminal_table(report, Console(file=file, **kwargs))
+    return file.getvalue()
