@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from models.losses import LossConf
 from models.sampling import SamplingRule
 from models.target import Seen, Target
-from models.tree import Tree
+from models.tree import Proposal, Tree
 
 State = dict[str, Any]  # tensors of one method, opaque to the loops; fixed shapes
 
@@ -46,14 +46,6 @@ class Loss:
 
 
 @dataclass(kw_only=True)
-class Proposal:
-    """A token tree a row: node i hangs on node `parents[i]`; -1 is the root, the last known token."""
-
-    ids: Int[Tensor, "batch nodes"]
-    parents: Int[Tensor, "batch nodes"]  # parents[i] < i
-
-
-@dataclass(kw_only=True)
 class Needs:
     """What a method takes from the target."""
 
@@ -68,8 +60,13 @@ class Draft(nn.Module):
     max_depth: int  # deepest proposal it can make
     trained_depth: int  # deepest it was trained for
 
-    def prepare(self, counts: Int[Tensor, " vocab"], always: list[int]) -> dict[str, float]:
-        """Last choices before training, from the token counts of the training answers."""
+    def prepare(
+        self, counts: Int[Tensor, " vocab"], *, target: Target, always: list[int]
+    ) -> dict[str, float]:
+        """Last choices before training, from the token counts of the training answers.
+
+        `always` are token ids that a reduced vocabulary keeps. Returns figures worth printing.
+        """
         raise NotImplementedError
 
     def loss(self, batch: Batch, seen: Seen) -> Loss:
@@ -113,6 +110,7 @@ class DraftConf:
     """Configures one method and builds it. A subclass names its method in `method`."""
 
     method: ClassVar[str]
+    architecture: ClassVar[str]  # in config.json, and how a checkpoint is recognised
 
     def build(self, target: Target, *, loss: LossConf, seed: int) -> Draft:
         """A new draft for this target. Raises UserError where the two do not fit."""
@@ -121,4 +119,8 @@ class DraftConf:
     @classmethod
     def load(cls, directory: Path, target: Target) -> tuple[Self, Draft]:
         """Read a checkpoint back. Raises UserError for another target, tokenizer or layout."""
+        raise NotImplementedError
+
+    def untrained(self, draft: Draft, target: Target) -> Draft | str:
+        """The draft as it was before distillation, or why it cannot be rebuilt."""
         raise NotImplementedError

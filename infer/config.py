@@ -1,0 +1,49 @@
+"""What `python -m infer.eval` takes, and the evaluation that ends a training run."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from models.device import DeviceConf
+from models.errors import UserError
+from models.sampling import SamplingConf
+from models.target import TargetConf
+from models.tree import TreeConf
+
+
+@dataclass(kw_only=True)
+class EvaluationConf:
+    """On which prompts a draft is judged, and how."""
+
+    prompts: str | None = None  # JSONL of {"id", "category", "text"}; null = the demo's held-out ones
+    limit: int | None = None  # prompts of each category; null = all
+    max_new_tokens: int = 64
+    sampling: SamplingConf = field(default_factory=SamplingConf)
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 2:
+            raise UserError(
+                f"evaluation.max_new_tokens: must be at least 2, got {self.max_new_tokens}"
+            )
+        if self.limit is not None and self.limit < 1:
+            raise UserError(f"evaluation.limit: must be at least 1, got {self.limit}; null = all")
+
+
+@dataclass(kw_only=True)
+class EvalConf:
+    """`python -m infer.eval`. A bare call evaluates the newest finished training run."""
+
+    checkpoint: Any = None  # a directory, or a list of them
+    target: TargetConf = field(default_factory=TargetConf)
+    tree: TreeConf = field(default_factory=TreeConf)
+    device: DeviceConf = field(default_factory=DeviceConf)
+    evaluation: EvaluationConf = field(default_factory=EvaluationConf)
+    output_dir: str = "outputs/infer.eval"
+    run_name: str = "eval"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.checkpoint, str):
+            self.checkpoint = [self.checkpoint]
+        if self.checkpoint is not None and not all(isinstance(c, str) for c in self.checkpoint):
+            raise UserError(
+                f"checkpoint: must be a directory or a list of them, got {self.checkpoint}"
+            )

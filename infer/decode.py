@@ -1,0 +1,309 @@
+"""The static-shape decoding loop: prefill, then rounds of verify and draft.
+
+A round is two functions of tensors, each compiled to one graph: `verify` scores the proposed tree,
+walks it and moves the cache; `draft_round` tells the draft what was emitted and takes its next
+proposal. The host reads one small tensor a round. Autoregressive decoding is the same loop with an
+empty tree. The functions take everything they touch as arguments, so decoders share their graphs.
+
+Axes: B rows, P padded prompt, N nodes, D deepest node, S slots, V vocabulary.
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from infer.verify import walk
+from models.cache import StaticCache, prompt_mask, tree_mask
+from models.drafts.base import Draft, State
+from models.errors import UserError
+from models.sampling import SamplingConf, SamplingRule, gumbel
+from models.target import Seen, Target
+from models.tree import Proposal, Tree, ancestors, depths
+
+SMALLEST_BUCKET = 32  # tokens; prompts are padded to the next power of two
+
+
+@dataclass(kw_only=True)
+class Decoded:
+    """One row's answer, and what each round was worth."""
+
+    ids: list[int]
+    accepted: list[int]  # draft tokens accepted in each round, the target's own not counted
+    drafted: list[int]  # nodes proposed in each round
+    prefill_s: float = 0.0  # until the first token is on the host
+    round_s: list[float] = field(default_factory=list)
+
+
+@dataclass(kw_only=True)
+class Rows:
+    """Where each row stands. The root is the last known token; its key is not in the cache yet."""
+
+    row_ids: Int[Tensor, " batch"]  # from the data, never the batch slot: they key the noise
+    lengths: Int[Tensor, " batch"]  # committed tokens, the root not counted
+    root: Int[Tensor, " batch"]
+    active: Bool[Tensor, " batch"]
+    noise: Float[Tensor, "batch depth+1 vocab"] | None  # of the positions behind the root
+
+
+def bucket(length: int) -> int:
+    """The padded length at which a prompt is read: a power of two, so that few graphs do."""
+    return max(SMALLEST_BUCKET, 1 << (length - 1).bit_length())
+
+
+def _noise(
+    rule: SamplingRule, rows_ids: Tensor, lengths: Tensor, count: int, vocab: int
+) -> Tensor | None:
+    """Noise of the `count` positions from `lengths` on; None where nothing is sampled."""
+    if rule.greedy:
+        return None
+    positions = lengths[:, None] + torch.arange(count, device=lengths.device)
+    tokens = torch.arange(vocab, device=lengths.device)
+    return gumbel(rule.seed, rows_ids, 0, positions, tokens)
+
+
+def _scores(rule: SamplingRule, logits: Tensor, noise: Tensor | None) -> Tensor:
+    """What the target takes the largest of (the first of equals)."""
+    return logits.float() if noise is None else rule.warp(logits) + noise
+
+
+def prefill(
+    target: Target, cache: StaticCache, layers: list[int], rule: SamplingRule,
+    ids: Int[Tensor, "batch prompt"], lengths: Int[Tensor, " batch"],
+    row_ids: Int[Tensor, " batch"], depth: int,
+) -> tuple[Rows, Seen]:  # fmt: skip
+    """Read the padded prompts; the first token of each row becomes its root."""
+    count, slots = ids.shape[1], cache.keys[0].shape[2]
+    rows = torch.arange(count, device=ids.device).expand_as(ids)
+    seen = target.see(
+        ids, positions=rows, mask=prompt_mask(lengths, count, slots),
+        layers=layers, cache=cache, slots=rows,
+    )  # fmt: skip
+    last = (lengths - 1).clamp_min(0)[:, None, None].expand(-1, 1, seen.hidden.shape[-1])
+    logits = target.logits(seen.hidden.gather(1, last))
+    first = _noise(rule, row_ids, lengths, 1, logits.shape[-1])
+    root = _scores(rule, logits, first).argmax(-1)[:, 0]
+    noise = _noise(rule, row_ids, lengths + 1, depth + 1, logits.shape[-1])
+    return Rows(
+        row_ids=row_ids, lengths=lengths, root=root, active=lengths > 0, noise=noise
+    ), seen  # fmt: skip
+
+
+def verify(
+    target: Target, cache: StaticCache, layers: list[int], rule: SamplingRule,
+    rows: Rows, proposal: Proposal, depth: int,
+) -> tuple[Rows, Seen, Int[Tensor, "batch depth+1"], Int[Tensor, " batch"], Tensor]:  # fmt: skip
+    """Score root and nodes in one pass and keep the path that the target would have taken.
+
+    Returns the rows after the round, what the target saw along the path, the emitted ids and their
+    count, and the logits behind each node of the path.
+    """
+    ids = torch.cat([rows.root[:, None], proposal.ids], 1)
+    nodes, slots = ids.shape[1], cache.keys[0].shape[2]
+    sees = ancestors(proposal.parents)
+    depth_of = depths(sees)
+    place = rows.lengths[:, None] + torch.arange(nodes, device=ids.device)
+    seen = target.see(
+        ids, positions=rows.lengths[:, None] + depth_of, mask=tree_mask(rows.lengths, sees, slots),
+        layers=layers, cache=cache, slots=torch.where(rows.active[:, None], place, cache.garbage),
+    )  # fmt: skip
+    logits = target.logits(seen.hidden)
+    noise = rows.noise
+    if noise is not None:
+        noise = noise.gather(1, depth_of[:, :, None].expand(-1, -1, noise.shape[-1]))
+    accepted = walk(proposal, _scores(rule, logits, noise).argmax(-1), depth)
+    count = torch.where(rows.active, accepted.count, 0)
+
+    step = torch.arange(1, depth + 1, device=ids.device)
+    moves = step < count[:, None]
+    if depth:
+        source = torch.where(moves, rows.lengths[:, None] + accepted.nodes[:, 1:], cache.garbage)
+        goal = torch.where(moves, rows.lengths[:, None] + step, cache.garbage)
+        cache.move(source, goal)
+    path = accepted.nodes[:, :, None]
+    along = Seen(
+        hidden=seen.hidden.gather(1, path.expand(-1, -1, seen.hidden.shape[-1])),
+        captured=seen.captured.gather(1, path.expand(-1, -1, seen.captured.shape[-1])),
+    )
+    lengths = rows.lengths + count
+    last = accepted.ids.gather(1, (count - 1).clamp_min(0)[:, None])[:, 0]
+    after = Rows(
+        row_ids=rows.row_ids, lengths=lengths, active=rows.active,
+        root=torch.where(rows.active, last, rows.root),
+        noise=_noise(rule, rows.row_ids, lengths + 1, depth + 1, logits.shape[-1]),
+    )  # fmt: skip
+    on_path = logits.gather(1, path.expand(-1, -1, logits.shape[-1]))
+    return after, along, accepted.ids, count, on_path
+
+
+def draft_start(
+    draft: Draft, state: State, tree: Tree, rule: SamplingRule,
+    ids: Tensor, rows: Rows, seen: Seen,
+) -> tuple[State, Proposal]:  # fmt: skip
+    """Show the draft the prompt and its first token, and take the first proposal."""
+    state = draft.start(state, ids, lengths=rows.lengths, first=rows.root, seen=seen)
+    return state, draft.propose(state, tree=tree, rule=rule, noise=rows.noise)
+
+
+def draft_round(
+    draft: Draft, state: State, tree: Tree, rule: SamplingRule,
+    ids: Tensor, count: Tensor, rows: Rows, seen: Seen,
+) -> tuple[State, Proposal]:  # fmt: skip
+    """Show the draft what was emitted, and take its next proposal."""
+    state = draft.advance(state, ids, count=count, seen=seen)
+    return state, draft.propose(state, tree=tree, rule=rule, noise=rows.noise)
+
+
+class Decoder:
+    """Decodes prompts with one target, one draft and one tree shape, in a fixed number of slots."""
+
+    def __init__(
+        self, target: Target, draft: Draft | None = None, tree: Tree | None = None, *,
+        sampling: SamplingConf, slots: int, batch: int = 1,
+    ):  # fmt: skip
+        if draft is not None and tree is not None and tree.depth > draft.max_depth:
+            raise UserError(
+                f"tree.depth: must be at most the {draft.max_depth} tokens that the draft can "
+                f"propose, got {tree.depth}; lower tree.depth or raise draft.max_depth"
+            )
+        self.target, self.draft, self.tree = target, draft, tree
+        self.rule, self.batch, self.slots = sampling.build(), batch, slots
+        self.depth = tree.depth if tree else 0
+        self.nodes = tree.nodes if tree else 0
+        self.layers = draft.needs.layers if draft else []
+        device = target.device
+        self.place = device.torch_device
+        extra = max(self.nodes, tree.scratch if tree else 0) + self.depth + 1
+        self.cache = target.new_cache(batch, slots + extra)
+        self.state = draft.new_state(batch, slots + extra) if draft else {}
+        self._prefill, self._verify = device.compile(prefill), device.compile(verify)
+        self._start, self._round = device.compile(draft_start), device.compile(draft_round)
+
+    @torch.inference_mode()
+    def decode(
+        self, prompts: list[list[int]], *, row_ids: list[int], max_new_tokens: int,
+        eos_ids: list[int] | None = None, record: list[Tensor] | None = None,
+    ) -> list[Decoded]:  # fmt: skip
+        """Continue up to `batch` prompts. Answers are cut at `max_new_tokens` and behind an EOS.
+
+        `record` collects the target's logits behind each emitted token, for batch 1.
+        """
+        longest = max(len(prompt) for prompt in prompts)
+        if longest + max_new_tokens > self.slots:
+            raise UserError(
+                f"evaluation.max_new_tokens: prompt and answer must fit in {self.slots} tokens, "
+                f"got {longest} + {max_new_tokens}; shorten the prompts"
+            )
+        done = [Decoded(ids=[], accepted=[], drafted=[]) for _ in prompts]
+        stop = set(eos_ids or [])
+        began = time.perf_counter()
+        ids, lengths, keys = self._pad(prompts, row_ids)
+        rows, seen = self._prefill(
+            self.target, self.cache, self.layers, self.rule, ids, lengths, keys, self.depth
+        )
+        first = rows.root.tolist()
+        now = time.perf_counter()
+        for row, token in zip(done, first, strict=False):
+            row.ids.append(token)
+            row.prefill_s = now - began
+        proposal = self._empty()
+        if self.draft is not None:
+            self.state, proposal = self._start(
+                self.draft, self.state, self.tree, self.rule, ids, rows, seen
+            )
+        open_rows = self._open(done, stop, max_new_tokens)
+        while open_rows:
+            began = now if not done[0].round_s else time.perf_counter()
+            rows, seen, emitted, count, logits = self._verify(
+                self.target, self.cache, self.layers, self.rule, rows, proposal, self.depth
+            )
+            if self.draft is not None:
+                self.state, proposal = self._round(
+                    self.draft, self.state, self.tree, self.rule, emitted, count, rows, seen
+                )
+            self._last = (rows, proposal, emitted, count, seen)
+            told = torch.cat([emitted, count[:, None]], 1).tolist()  # the one read of the round
+            took = time.perf_counter() - began
+            if record is not None:
+                record.append(logits[0, : told[0][-1]].clone())
+            for i in open_rows:
+                *tokens, number = told[i]
+                done[i].ids += tokens[:number]
+                done[i].accepted.append(number - 1)
+                done[i].drafted.append(self.nodes)
+                done[i].round_s.append(took)
+            still = self._open(done, stop, max_new_tokens)
+            if still != open_rows and still:
+                active = [i in still for i in range(self.batch)]
+                rows.active = torch.tensor(active, device=self.place)
+            open_rows = still
+        for row in done:
+            row.ids = _cut(row.ids, stop, max_new_tokens)
+        return done
+
+    @torch.inference_mode()
+    def forced(self, prompt: list[int], row_id: int, ids: list[int]) -> Iterator[Tensor]:
+        """The target's scores behind each of `ids` but the last, read one token at a time.
+
+        Scores are what the rule takes the largest of: logits, or warped logits plus noise.
+        """
+        padded, lengths, keys = self._pad([prompt], [row_id])
+        rows, _ = self._prefill(
+            self.target, self.cache, self.layers, self.rule, padded, lengths, keys, self.depth
+        )
+        for token in ids[:-1]:
+            rows.root = torch.full_like(rows.root, token)
+            noise = rows.noise
+            rows, *_, logits = self._verify(
+                self.target, self.cache, self.layers, self.rule, rows, self._empty(), self.depth
+            )
+            yield _scores(self.rule, logits, noise)[0, 0]
+
+    @torch.inference_mode()
+    def verify_again(self) -> None:
+        """The last round's verification once more, to time it."""
+        rows, proposal, *_ = self._last
+        self._verify(
+            self.target, self.cache, self.layers, self.rule, rows, proposal, self.depth
+        )
+
+    @torch.inference_mode()
+    def draft_again(self) -> None:
+        """The last round's draft pass once more, to time it."""
+        rows, _, emitted, count, seen = self._last
+        if self.draft is not None:
+            self._round(
+                self.draft, self.state, self.tree, self.rule, emitted, count, rows, seen
+            )
+
+    def _pad(self, prompts: list[list[int]], row_ids: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+        padded = min(bucket(max(len(prompt) for prompt in prompts)), self.slots)
+        ids = torch.zeros(self.batch, padded, dtype=torch.int64)
+        lengths = torch.zeros(self.batch, dtype=torch.int64)
+        keys = torch.zeros(self.batch, dtype=torch.int64)
+        for i, prompt in enumerate(prompts):
+            ids[i, : len(prompt)] = torch.tensor(prompt)
+            lengths[i], keys[i] = len(prompt), row_ids[i]
+        return ids.to(self.place), lengths.to(self.place), keys.to(self.place)
+
+    def _empty(self) -> Proposal:
+        none = torch.zeros(self.batch, 0, dtype=torch.int64, device=self.place)
+        return Proposal(ids=none, parents=none)
+
+    @staticmethod
+    def _open(done: list[Decoded], stop: set[int], limit: int) -> list[int]:
+        return [
+            i
+            for i, row in enumerate(done)
+            if len(row.ids) < limit and not stop.intersection(row.ids)
+        ]
+
+
+def _cut(ids: list[int], stop: set[int], limit: int) -> list[int]:
+    """Where decoding one token at a time would have ended."""
+    ids = ids[:limit]
+    ends = [i for i, token in enumerate(ids) if token in stop]
+    return ids[: ends[0] + 1] if ends else ids

@@ -1,0 +1,250 @@
+"""Judge drafts on held-out prompts: every mode on every prompt, prompt by prompt, in one process.
+
+    python -m infer.eval                        the newest finished training run
+    python -m infer.eval checkpoint=DIR tree=chain
+"""
+
+import logging
+import statistics
+import sys
+import time
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.progress import track
+
+from conf.entry import entry_point
+from data.prompts import EvalPrompt, fingerprint, held_out
+from infer.config import EvalConf, EvaluationConf
+from infer.decode import Decoder, bucket
+from infer.exactness import Recorded, compare, near_tie_gap
+from infer.report import DraftRun, Measured, NotMeasured, Setting, build, write
+from infer.stats import Costs, Trace
+from infer.tables import show
+from models import checkpoint
+from models.device import graphs
+from models.drafts import load_draft
+from models.drafts.base import Draft
+from models.drafts.ngram import NgramDraft
+from models.errors import UserError
+from models.target import Target, TargetConf
+from models.tree import Tree, TreeConf, TreeKind
+
+log = logging.getLogger(__name__)
+REPEATS = 30  # timings of one verification and one draft pass; the median counts
+
+
+@dataclass(kw_only=True)
+class Candidate:
+    """A draft to judge, and itself before distillation (or why that cannot be had)."""
+
+    name: str
+    draft: Draft
+    untrained: Draft | str
+
+
+def evaluate(
+    target: Target, candidates: list[Candidate], *, tree: TreeConf, conf: EvaluationConf
+) -> dict[str, Any]:
+    """The report of all modes. Raises UserError before decoding where something does not fit."""
+    prompts = held_out(target.tokenizer, conf.prompts, limit=conf.limit)
+    modes = _modes(target, candidates, tree.build(), prompts, conf)
+    for name, decoder in modes.items():
+        _warn_depth(name, decoder)
+    gap = _warm_up(target, modes, prompts, conf)
+    before = graphs()
+    traces = _decode_all(target, modes, prompts, conf)
+    after = graphs() - before
+    costs = _costs(modes)
+    measured = {
+        name: Measured(
+            traces=traces[name],
+            exactness=compare(
+                modes["autoregressive"], prompts, traces["autoregressive"], traces[name], gap
+            ),
+            costs=costs.get(name),
+            graphs_after_warmup=after,
+        )
+        for name in modes
+    }
+    drafts = [
+        DraftRun(
+            name=c.name,
+            method=c.draft.method,
+            parameters=sum(p.numel() for p in c.draft.parameters()),
+            untrained=measured.get(f"{c.name}/untrained") or NotMeasured(reason=str(c.untrained)),
+            chain=measured[f"{c.name}/chain"],
+            tree=measured[f"{c.name}/tree"],
+        )
+        for c in candidates
+    ]
+    return build(
+        _setting(target, prompts, conf),
+        autoregressive=measured["autoregressive"],
+        ngram=measured["ngram"],
+        drafts=drafts,
+    )
+
+
+def _modes(
+    target: Target, candidates: list[Candidate], tree: Tree, prompts: list[EvalPrompt],
+    conf: EvaluationConf,
+) -> dict[str, Decoder]:  # fmt: skip
+    chain = TreeConf(kind=TreeKind.chain, depth=tree.depth).build()
+    slots = max(len(prompt.ids) for prompt in prompts) + conf.max_new_tokens
+
+    def decoder(draft: Draft | None = None, shape: Tree | None = None) -> Decoder:
+        return Decoder(target, draft, shape, sampling=conf.sampling, slots=slots)
+
+    modes = {"autoregressive": decoder(), "ngram": decoder(NgramDraft(), chain)}
+    for c in candidates:
+        if isinstance(c.untrained, Draft):
+            modes[f"{c.name}/untrained"] = decoder(c.untrained, tree)
+        modes[f"{c.name}/chain"] = decoder(c.draft, chain)
+        modes[f"{c.name}/tree"] = decoder(c.draft, tree)
+    return modes
+
+
+def _warn_depth(name: str, decoder: Decoder) -> None:
+    trained = decoder.draft.trained_depth if decoder.draft else decoder.depth
+    if decoder.depth > trained and name.endswith("/tree"):
+        log.warning(
+            "tree.depth: %d is deeper than the %d steps that %s was trained for; "
+            "deep nodes are rarely accepted",
+            decoder.depth, trained, name.removesuffix("/tree"),
+        )  # fmt: skip
+
+
+def _warm_up(
+    target: Target, modes: dict[str, Decoder], prompts: list[EvalPrompt], conf: EvaluationConf
+) -> float:
+    """Compile every graph, and measure how far one-token and tree passes differ in their logits."""
+    few = list({bucket(len(p.ids)): p for p in prompts}.values())
+    few += {p.category: p for p in prompts}.values()
+    recorded: dict[str, list[Recorded]] = {}
+    for name in track(modes, "warming up", disable=not sys.stderr.isatty()):
+        for prompt in few:
+            record: list[torch.Tensor] = []
+            done = modes[name].decode(
+                [prompt.ids], row_ids=[prompt.row_id],
+                max_new_tokens=conf.max_new_tokens, record=record,
+            )  # fmt: skip
+            emitted = (torch.tensor(done[0].ids), torch.cat(record).cpu())
+            recorded.setdefault(name, []).append(emitted)
+    plain = recorded.pop("autoregressive")
+    return near_tie_gap(plain, list(recorded.values()))
+
+
+def _decode_all(
+    target: Target, modes: dict[str, Decoder], prompts: list[EvalPrompt], conf: EvaluationConf
+) -> dict[str, list[Trace]]:
+    """Every mode on a prompt before the next prompt, in turning order: clock drift cancels."""
+    traces: dict[str, list[Trace]] = {name: [] for name in modes}
+    names = list(modes)
+    quiet = not sys.stderr.isatty()
+    for number, prompt in enumerate(track(prompts, "held-out prompts", disable=quiet)):
+        turn = number % len(names)
+        for name in names[turn:] + names[:turn]:
+            (done,) = modes[name].decode(
+                [prompt.ids], row_ids=[prompt.row_id],
+                max_new_tokens=conf.max_new_tokens, eos_ids=target.eos_ids,
+            )  # fmt: skip
+            traces[name].append(
+                Trace(
+                    prompt_id=prompt.id,
+                    category=prompt.category,
+                    depth=modes[name].depth,
+                    **asdict(done),
+                )
+            )
+    return traces
+
+
+def _costs(modes: dict[str, Decoder]) -> dict[str, Costs]:
+    """Seconds of a draft and a verify pass by themselves, of each mode, in its last state."""
+    (step, _) = pass_seconds(modes["autoregressive"])
+    costs = {}
+    for name, decoder in modes.items():
+        if decoder.draft is not None:
+            verify, draft = pass_seconds(decoder)
+            costs[name] = Costs(draft_s=draft, verify_s=verify, step_s=step)
+    return costs
+
+
+def pass_seconds(decoder: Decoder) -> tuple[float, float]:
+    """Median seconds of one verification, and of one draft pass (0 without a draft)."""
+    synchronize = decoder.target.device.synchronize
+    verify, draft = [], []
+    for _ in range(REPEATS):
+        began = time.perf_counter()
+        decoder.verify_again()
+        synchronize()
+        then = time.perf_counter()
+        decoder.draft_again()
+        synchronize()
+        verify.append(then - began)
+        draft.append(time.perf_counter() - then)
+    return statistics.median(verify), statistics.median(draft) if decoder.draft else 0.0
+
+
+def _setting(target: Target, prompts: list[EvalPrompt], conf: EvaluationConf) -> Setting:
+    device = target.device.describe()
+    return Setting(
+        command=" ".join(["python", "-m", *sys.orig_argv[2:]][:20]),
+        versions={
+            "python": sys.version.split()[0],
+            **{name: version(name) for name in ("torch", "transformers")},
+        },
+        device=device,
+        dtype=str(device["dtype"]),
+        threads=int(device["threads"]),
+        target=target.name,
+        target_parameters=target.parameters,
+        prompts_sha256=fingerprint(prompts),
+        max_new_tokens=conf.max_new_tokens,
+        sampling=asdict(conf.sampling),
+    )
+
+
+def newest_run(root: Path = Path("outputs/train")) -> Path:
+    """Checkpoint of the newest finished training run. Raises UserError where there is none."""
+    runs = sorted(root.glob("*/report.json"), key=lambda report: report.stat().st_mtime)
+    if not runs:
+        raise UserError(
+            f"checkpoint: no finished run under {root}, got null; "
+            "run `python -m train` or give checkpoint=DIR"
+        )
+    return runs[-1].parent / "checkpoint"
+
+
+def candidate(directory: Path, target: Target) -> Candidate:
+    """Read a checkpoint, and rebuild the draft as it was before distillation."""
+    conf, draft = load_draft(directory, target)
+    name = directory.parent.name if directory.name == "checkpoint" else directory.name
+    return Candidate(name=name, draft=draft, untrained=conf.untrained(draft, target))
+
+
+@entry_point("eval", EvalConf)
+def main(conf: EvalConf) -> None:
+    directories = [Path(c) for c in conf.checkpoint or [newest_run()]]
+    print(f"checkpoint: {', '.join(map(str, directories))}")
+    metadata = checkpoint.read_metadata(directories[0])
+    wanted = conf.target or TargetConf(name=metadata.get("target_name", "demo"))
+    target = wanted.build(conf.device.build())
+    report = evaluate(
+        target,
+        [candidate(directory, target) for directory in directories],
+        tree=conf.tree,
+        conf=conf.evaluation,
+    )
+    run = Path(conf.output_dir) / conf.run_name
+    write(report, run)
+    show(report)
+    print(f"report: {run / 'report.html'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""Accept the path of a token tree that the target itself would have taken.
+
+The target chooses one token behind every node: its likeliest one (greedy), or the one that its own
+keyed noise picks (`coupled`, inference by sample-and-walk: Rowan et al., arXiv 2506.05632). Walking
+from the root along these choices emits exactly what decoding one token at a time would emit, for
+any tree and any draft.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from models.tree import Proposal
+
+
+@dataclass(kw_only=True)
+class Accepted:
+    """What one round emits, padded to the deepest possible path."""
+
+    ids: Int[Tensor, "batch depth+1"]  # emitted: accepted draft tokens and the target's own one
+    nodes: Int[Tensor, "batch depth+1"]  # the path: node 0 is the root; repeats where it ended
+    count: Int[Tensor, " batch"]  # how many of `ids` are emitted: 1 .. depth + 1
+
+
+def walk(proposal: Proposal, choice: Int[Tensor, "batch nodes+1"], depth: int) -> Accepted:
+    """Follow the target's choices from the root, as far as the tree holds them.
+
+    >>> tree = Proposal(ids=torch.tensor([[7, 8, 9]]), parents=torch.tensor([[-1, -1, 1]]))
+    >>> walk(tree, torch.tensor([[8, 0, 9, 5]]), depth=2)  # root wants 8, that node 9, that one 5
+    Accepted(ids=tensor([[8, 9, 5]]), nodes=tensor([[0, 2, 3]]), count=tensor([3]))
+    """
+    node = torch.zeros_like(choice[:, 0])
+    alive = torch.ones_like(node, dtype=torch.bool)
+    count = torch.ones_like(node)
+    nodes, ids = [node], []
+    for _ in range(depth):
+        wanted = choice.gather(1, node[:, None])
+        ids.append(wanted[:, 0])
+        # siblings hold distinct tokens, so at most one child fits
+        fits = (proposal.parents + 1 == node[:, None]) & (proposal.ids == wanted)
+        alive = alive & fits.any(1)
+        node = torch.where(alive, fits.int().argmax(1) + 1, node)
+        count = count + alive
+        nodes.append(node)
+    ids.append(choice.gather(1, node[:, None])[:, 0])
+    return Accepted(ids=torch.stack(ids, 1), nodes=torch.stack(nodes, 1), count=count)

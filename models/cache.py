@@ -1,0 +1,79 @@
+"""Static key-value cache of the target: append at given slots, roll back, keep one path of a tree.
+
+    slots:  [ committed 0 .. length-1 | scratch length .. length+nodes | free ...  | garbage ]
+
+The root and the nodes of a tree are written behind the committed tokens of each row, so a chain is
+in place already and only the accepted path of a tree moves: one gather, one scatter a layer.
+Rolling back is a smaller `length`: what lies behind it is masked and written over. Rows without
+work write to the garbage slot. All shapes are fixed at construction.
+
+Axes: B rows, H key-value heads, S slots, T new tokens, D head size.
+"""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from transformers import Cache
+
+
+class StaticCache(Cache):
+    """A transformers Cache whose write position differs from row to row."""
+
+    def __init__(
+        self, *, layers: int, batch: int, heads: int, slots: int, head_size: int,
+        dtype: torch.dtype, device: torch.device,
+    ):  # fmt: skip
+        self.layers = []  # transformers asks for it; our keys and values are below
+        shape = (batch, heads, slots + 1, head_size)  # one more: the garbage slot
+        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
+        self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
+        self.garbage = slots
+        self.slots_BT: Int[Tensor, "batch new"] | None = None
+
+    def update(
+        self, key_states: Float[Tensor, "b h t d"], value_states: Float[Tensor, "b h t d"],
+        layer_idx: int, *_args: object, **_kwargs: object,
+    ) -> tuple[Float[Tensor, "b h s d"], Float[Tensor, "b h s d"]]:  # fmt: skip
+        """Write at `slots_BT`, set by `Target.see`, and return every slot."""
+        assert self.slots_BT is not None
+        index = self.slots_BT[:, None, :, None].expand_as(key_states)
+        self.keys[layer_idx].scatter_(2, index, key_states)
+        self.values[layer_idx].scatter_(2, index, value_states)
+        return self.keys[layer_idx], self.values[layer_idx]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0  # positions are always given, so nothing is derived from this
+
+    def move(self, source: Int[Tensor, "batch path"], to: Int[Tensor, "batch path"]) -> None:
+        """Copy slots `source` to slots `to`, row by row, in every layer."""
+        for stored in (*self.keys, *self.values):
+            index = (-1, stored.shape[1], -1, stored.shape[3])
+            path = stored.gather(2, source[:, None, :, None].expand(index))
+            stored.scatter_(2, to[:, None, :, None].expand(index), path)
+
+
+def tree_mask(
+    lengths: Int[Tensor, " batch"], sees: Bool[Tensor, "batch new scratch"], slots: int
+) -> Bool[Tensor, "batch 1 new slots"]:
+    """Committed tokens, and of the nodes stored behind them those that a new one `sees`.
+
+    >>> chain = torch.ones(1, 2, 2, dtype=torch.bool).tril()
+    >>> tree_mask(torch.tensor([3]), chain, 6).int()[0, 0]
+    tensor([[1, 1, 1, 1, 0, 0],
+            [1, 1, 1, 1, 1, 0]], dtype=torch.int32)
+    """
+    slot = torch.arange(slots, device=lengths.device)
+    node = slot[None, :] - lengths[:, None]  # which node a slot holds
+    new, scratch = sees.shape[1:]
+    index = node.clamp(0, scratch - 1)[:, None, :].expand(-1, new, -1)
+    seen = sees.gather(2, index) & ((node >= 0) & (node < scratch))[:, None, :]
+    return ((node < 0)[:, None, :] | seen)[:, None]
+
+
+def prompt_mask(
+    lengths: Int[Tensor, " batch"], new: int, slots: int
+) -> Bool[Tensor, "batch 1 new slots"]:
+    """Causal over the first `new` slots; padding behind a row's length sees the same as its query."""
+    query = torch.arange(new, device=lengths.device)[:, None]
+    slot = torch.arange(slots, device=lengths.device)[None, :]
+    return (slot <= query)[None, None].expand(len(lengths), 1, new, slots)

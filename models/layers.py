@@ -1,0 +1,81 @@
+"""The parts of a Llama-shaped draft layer: single device, static shapes, fp32 norms.
+
+Axes: B rows, H heads, T queries, S keys, D head size.
+"""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm, computed in fp32 whatever the autocast."""
+
+    def __init__(self, size: int, eps: float):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch size"]:
+        wide = x.float()
+        scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return (wide * scale).to(x.dtype) * self.weight.to(x.dtype)
+
+
+class GatedMLP(nn.Module):
+    """SwiGLU: down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, size: int, inner: int):
+        super().__init__()
+        self.gate_proj = nn.Linear(size, inner, bias=False)
+        self.up_proj = nn.Linear(size, inner, bias=False)
+        self.down_proj = nn.Linear(inner, size, bias=False)
+
+    def forward(self, x: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch size"]:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+def rotate(
+    x: Float[Tensor, "b h t d"], cos: Float[Tensor, "b t d"], sin: Float[Tensor, "b t d"]
+) -> Float[Tensor, "b h t d"]:
+    """Rotary position embedding in the half-split layout of Llama and Qwen."""
+    left, right = x.chunk(2, -1)
+    turned = torch.cat([-right, left], -1)
+    return (x * cos[:, None] + turned * sin[:, None]).to(x.dtype)
+
+
+def attend(
+    query: Float[Tensor, "b h t d"], key: Float[Tensor, "b kv s d"],
+    value: Float[Tensor, "b kv s d"], mask: Bool[Tensor, "b 1 t s"],
+) -> Float[Tensor, "b h t d"]:  # fmt: skip
+    """Softmax attention with grouped key-value heads. True in the mask attends."""
+    return F.scaled_dot_product_attention(query, key, value, mask, enable_gqa=True)
+
+
+def attend_unrolled(
+    query: Float[Tensor, "b h t d"], keys: list[Float[Tensor, "b kv t d"]],
+    values: list[Float[Tensor, "b kv t d"]], mask: Bool[Tensor, "b 1 t t"],
+) -> Float[Tensor, "b h t d"]:  # fmt: skip
+    """Attention of one step of the training-time test (EAGLE-3, arXiv 2503.01840).
+
+    A row sees the keys of step 0 through `mask`, and of each later step only its own key. So the
+    dense part is an ordinary masked attention, each further key is one number a row, and the two
+    are merged by their log-sum-exp: neither a mask that grows nor a T x (T * steps) product.
+    """
+    groups = query.shape[1] // keys[0].shape[1]
+    keys = [key.repeat_interleave(groups, 1) for key in keys]
+    values = [value.repeat_interleave(groups, 1) for value in values]
+    query = query * query.shape[-1] ** -0.5
+    scores_BHTS = (query @ keys[0].mT).float().masked_fill(~mask, float("-inf"))
+    lse_BHT = scores_BHTS.logsumexp(-1)
+    out = (scores_BHTS - lse_BHT[..., None]).exp().to(query.dtype) @ values[0]
+    if len(keys) == 1:
+        return out
+    own_BHTN = torch.stack([(query * key).sum(-1).float() for key in keys[1:]], -1)
+    merged_BHT = torch.logaddexp(lse_BHT, own_BHTN.logsumexp(-1))
+    share = (own_BHTN - merged_BHT[..., None]).exp().to(query.dtype)
+    out = out * (lse_BHT - merged_BHT).exp().to(query.dtype)[..., None]
+    for n, value in enumerate(values[1:]):
+        out = out + share[..., n : n + 1] * value
+    return out

@@ -1,0 +1,182 @@
+"""The frozen target: any Hugging Face causal LM with softmax attention, seen through four verbs.
+
+embed, see (hidden states), logits, new_cache. Captured layer i is the tensor that enters layer i,
+which is Hugging Face's `hidden_states[i]` and vLLM's `eagle_aux_hidden_state_layer_ids`.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from models.cache import StaticCache
+from models.checkpoint import target_fingerprint, tokenizer_fingerprint
+from models.device import Device
+from models.errors import UserError
+
+DEMO = Path(__file__).parent.parent / "data" / "demo" / "target"
+
+
+@dataclass(kw_only=True)
+class Seen:
+    """What the target computed at each position."""
+
+    hidden: Float[Tensor, "batch seq hidden"]  # after the final norm: what the head reads
+    captured: Float[Tensor, "batch seq captured"]  # the captured layers side by side, low to high
+
+
+@dataclass(kw_only=True)
+class TargetConf:
+    """Which model must not change: a hub name, a local path, or `demo`."""
+
+    name: str = "demo"
+    revision: str | None = None
+    trust_remote_code: bool = False
+
+    def build(self, device: Device) -> "Target":
+        """Load and freeze. Raises UserError for what cannot be had or served exactly."""
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+        path = str(DEMO) if self.name == "demo" else self.name
+        where = {"revision": self.revision, "trust_remote_code": self.trust_remote_code}
+        try:
+            config = AutoConfig.from_pretrained(path, **where)
+            _refuse(config, self.name)
+            model = AutoModelForCausalLM.from_pretrained(
+                path, dtype=device.dtype, attn_implementation="sdpa", **where
+            )
+            tokenizer = AutoTokenizer.from_pretrained(path, **where)
+        except (OSError, ValueError) as error:
+            reason = str(error).strip().splitlines()[0].rstrip(".")
+            raise UserError(
+                f"target.name: must be a reachable model, got {self.name!r} ({reason}); "
+                "without a network give the path of a local copy"
+            ) from error
+        return Target(model.to(device.torch_device), tokenizer, name=self.name, device=device)
+
+
+class Target:
+    """A frozen causal LM. `tokenizer` is None only in tests that deal in ids."""
+
+    def __init__(self, model: nn.Module, tokenizer, *, name: str, device: Device):  # noqa: ANN001
+        self.model = model.eval().requires_grad_(False)
+        self.tokenizer, self.name, self.device = tokenizer, name, device
+        self.config = model.config.get_text_config()
+        self.decoder = model.get_decoder()
+        self.head = model.get_output_embeddings()
+        self.num_layers: int = self.config.num_hidden_layers
+        self.hidden_size: int = self.config.hidden_size
+        self.vocab_size: int = self.head.weight.shape[0]
+        self.head_size: int = (
+            getattr(self.config, "head_dim", None)
+            or self.hidden_size // self.config.num_attention_heads
+        )
+        self.parameters = sum(p.numel() for p in model.parameters())
+        self.fingerprint = target_fingerprint(model)
+        self.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer) if tokenizer else ""
+        self._captured: dict[int, Tensor] = {}
+        self._hooked: set[int] = set()
+        self._check_head()
+
+    @property
+    def eos_ids(self) -> list[int]:
+        """Ids that end an answer."""
+        eos = self.model.generation_config.eos_token_id
+        return [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
+
+    def embed(self, ids: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch hidden"]:
+        return self.model.get_input_embeddings()(ids)
+
+    def logits(self, hidden: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "*batch vocab"]:
+        return self.head(hidden)
+
+    def new_cache(self, batch: int, slots: int) -> StaticCache:
+        """Room for `slots` tokens a row, tree nodes included."""
+        return StaticCache(
+            layers=self.num_layers,
+            batch=batch,
+            heads=self.config.num_key_value_heads,
+            slots=slots,
+            head_size=self.head_size,
+            dtype=self.head.weight.dtype,
+            device=self.head.weight.device,
+        )
+
+    def see(
+        self,
+        ids: Int[Tensor, "batch seq"],
+        *,
+        positions: Int[Tensor, "batch seq"],
+        mask: Bool[Tensor, "batch 1 seq keys"],
+        layers: list[int],
+        cache: StaticCache | None = None,
+        slots: Int[Tensor, "batch seq"] | None = None,
+    ) -> Seen:
+        """One forward pass. With a cache, keys and values are written at `slots`."""
+        self._hook(layers)
+        if cache is not None:
+            cache.slots_BT = slots
+        hidden = self.decoder(
+            input_ids=ids,
+            position_ids=positions,
+            attention_mask=mask,
+            past_key_values=cache,
+            use_cache=cache is not None,
+        ).last_hidden_state
+        captured = [self._captured[i] for i in layers]
+        return Seen(
+            hidden=hidden, captured=torch.cat(captured, -1) if captured else hidden[..., :0]
+        )
+
+    def _hook(self, layers: list[int]) -> None:
+        """Keep the tensor that enters each of these layers (transformers' own recorder cannot be
+        traced: it holds its results in a context variable)."""
+        for i in layers:
+            if i in self._hooked:
+                continue
+
+            def keep(_module: nn.Module, args: tuple, kwargs: dict, i: int = i) -> None:
+                self._captured[i] = args[0] if args else kwargs["hidden_states"]
+
+            self.decoder.layers[i].register_forward_pre_hook(keep, with_kwargs=True)
+            self._hooked.add(i)
+
+    def check_layers(self, layers: list[int]) -> None:
+        """Raises UserError unless each is the input of a layer, in increasing order."""
+        if any(b <= a for a, b in zip(layers, layers[1:], strict=False)):
+            raise UserError(
+                f"draft.layers: must be strictly increasing, got {layers}; "
+                "null takes low, middle and high"
+            )
+        if not layers or layers[0] < 0 or layers[-1] >= self.num_layers:
+            raise UserError(
+                f"draft.layers: must lie in 0..{self.num_layers - 1} for target {self.name}, "
+                f"got {layers}; null takes low, middle and high"
+            )
+
+    @torch.no_grad()
+    def _check_head(self) -> None:
+        """Some families scale or cap their logits after the head; those are not served exactly."""
+        ids = torch.arange(2, device=self.head.weight.device)[None]
+        whole = self.model(input_ids=ids).logits
+        ours = self.logits(self.decoder(input_ids=ids).last_hidden_state)
+        if not torch.allclose(whole.float(), ours.float(), atol=1e-3, rtol=1e-2):
+            raise UserError(
+                f"target.name: {type(self.model).__name__} changes its logits after the head and "
+                f"cannot be served exactly, got {self.name!r}; choose another target"
+            )
+
+
+def _refuse(config, name: str) -> None:  # noqa: ANN001
+    """Name what the runtime cannot serve exactly, before any weight is read."""
+    text = config.get_text_config()
+    kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
+    if kinds != {"full_attention"} or getattr(text, "sliding_window", None):
+        raise UserError(
+            f"target.name: only full attention in every layer is served exactly, got {name!r} "
+            f"({text.model_type}: {', '.join(sorted(kinds))}); choose another target"
+        )
+    if config.is_encoder_decoder:
+        raise UserError(f"target.name: must be a decoder-only model, got {name!r}; choose another")

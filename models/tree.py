@@ -1,0 +1,234 @@
+"""Token trees: the candidates that a draft proposes, laid out so that one target pass scores them all.
+
+A tree is grown level by level from the root, the last known token. Chains and static trees take
+fixed ranks of each node's children; dynamic trees keep the likeliest (EAGLE-2, arXiv 2406.16858).
+
+Axes: B rows, N nodes (root not counted), W nodes expanded at once, K children a node, V vocabulary.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from models.errors import UserError
+
+# tokens [B, W] and their parents' places among the nodes expanded before [B, W] -> scores [B, W, V]
+Expand = Callable[[Tensor, Tensor], Tensor]
+
+
+class TreeKind(Enum):
+    """How the candidates of a round are chosen."""
+
+    chain = "chain"
+    static = "static"
+    dynamic = "dynamic"
+
+
+@dataclass(kw_only=True)
+class TreeConf:
+    """The shape of a proposal. `paths` are rank paths, e.g. [[0], [1], [0, 0]]."""
+
+    kind: TreeKind = TreeKind.dynamic
+    depth: int = 4  # tokens from the root to the deepest node
+    nodes: int = 12  # node budget of a dynamic tree, root not counted
+    width: int = 4  # nodes expanded a level in a dynamic tree
+    branch: int = 4  # children considered of each expanded node in a dynamic tree
+    paths: list[list[int]] | None = None  # of a static tree
+    file: str | None = None  # JSON file with `paths`
+
+    def __post_init__(self) -> None:
+        for key in ("depth", "nodes", "width", "branch"):
+            if getattr(self, key) < 1:
+                raise UserError(f"tree.{key}: must be at least 1, got {getattr(self, key)}")
+        if self.kind is TreeKind.static and not (self.paths or self.file):
+            raise UserError("tree.paths: a static tree needs rank paths, got null; set tree.file")
+        pool = self.branch + (self.depth - 1) * self.width * self.branch
+        if self.kind is TreeKind.dynamic and self.nodes > pool:
+            raise UserError(
+                f"tree.nodes: must be at most the {pool} candidates that depth, width and branch "
+                f"give, got {self.nodes}; raise tree.width or tree.branch"
+            )
+        if self.kind is TreeKind.dynamic and self.nodes < self.depth:
+            raise UserError(
+                f"tree.nodes: must be at least tree.depth = {self.depth}, got {self.nodes}"
+            )
+
+    def build(self) -> "Tree":
+        if self.kind is TreeKind.dynamic:
+            return Tree(kind=self.kind, depth=self.depth, nodes=self.nodes,
+                        width=self.width, branch=self.branch)  # fmt: skip
+        if self.kind is TreeKind.chain:
+            paths = [[0] * d for d in range(1, self.depth + 1)]
+        else:
+            paths = self.paths or read_paths(Path(str(self.file)))
+        return static_tree(paths, kind=self.kind)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tree:
+    """A fixed shape. For static kinds, `levels[d][i]` is (place of the parent in level d-1, rank)."""
+
+    kind: TreeKind
+    depth: int
+    nodes: int
+    width: int = 1
+    branch: int = 1
+    levels: tuple[tuple[tuple[int, int], ...], ...] = ()
+
+    @property
+    def scratch(self) -> int:
+        """Slots that growing needs in a draft's own cache: one for each expanded node."""
+        if self.kind is TreeKind.dynamic:
+            return (self.depth - 1) * self.width
+        return sum(len({parent for parent, _ in level}) for level in self.levels[1:])
+
+
+def static_tree(paths: list[list[int]], *, kind: TreeKind = TreeKind.static) -> Tree:
+    """Rank paths to a tree. Raises UserError for a path whose prefix is missing, or a duplicate."""
+    unique = sorted({tuple(path) for path in paths}, key=lambda path: (len(path), path))
+    if len(unique) != len(paths) or not paths or not all(paths):
+        raise UserError(f"tree.paths: must be distinct and not empty, got {paths}")
+    place = {(): 0}
+    levels: list[list[tuple[int, int]]] = []
+    for path in unique:
+        if path[:-1] not in place or min(path) < 0:
+            raise UserError(
+                f"tree.paths: every path needs its prefix, got {list(path)} without "
+                f"{list(path[:-1])}; add it"
+            )
+        if len(path) > len(levels):
+            levels.append([])
+        place[path] = len(levels[-1])
+        levels[-1].append((place[path[:-1]], path[-1]))
+    return Tree(kind=kind, depth=len(levels), nodes=len(unique),
+                levels=tuple(tuple(level) for level in levels))  # fmt: skip
+
+
+def read_paths(file: Path) -> list[list[int]]:
+    """A tree file: a JSON list of rank paths, or an object with such a list under `paths`."""
+    try:
+        content = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"tree.file: must be a readable JSON file, got {file}: {error}") from error
+    paths = content.get("paths") if isinstance(content, dict) else content
+    if not isinstance(paths, list) or not all(isinstance(path, list) for path in paths):
+        raise UserError(f"tree.file: must hold a list of rank paths, got {file}; e.g. [[0], [0, 0]]")
+    return paths
+
+
+def write_paths(paths: list[list[int]], file: Path) -> None:
+    file.write_text(json.dumps({"paths": paths}) + "\n")
+
+
+def ancestors(parents_BN: Int[Tensor, "batch nodes"]) -> Bool[Tensor, "batch nodes+1 nodes+1"]:
+    """Which nodes each node attends to: itself and its ancestors, the root being node 0.
+
+    >>> ancestors(torch.tensor([[-1, -1, 0]])).int()[0]  # root, two children, one grandchild
+    tensor([[1, 0, 0, 0],
+            [1, 1, 0, 0],
+            [1, 0, 1, 0],
+            [1, 1, 0, 1]], dtype=torch.int32)
+    """
+    batch, nodes = parents_BN.shape
+    eye = torch.eye(nodes + 1, dtype=torch.bool, device=parents_BN.device)
+    above = eye.expand(batch, -1, -1)
+    step = torch.cat([torch.zeros_like(parents_BN[:, :1]), parents_BN + 1], 1)  # root is its own
+    reach = 1
+    while reach <= nodes:  # pointer doubling: each turn sees twice as far up
+        above = above | above.gather(1, step[:, :, None].expand_as(above))
+        step = step.gather(1, step)
+        reach *= 2
+    return above
+
+
+def depths(above: Bool[Tensor, "batch nodes nodes"]) -> Int[Tensor, "batch nodes"]:
+    """Steps from the root, of each node."""
+    return above.sum(-1) - 1
+
+
+@dataclass(kw_only=True)
+class Proposal:
+    """A token tree a row: node i hangs on node `parents[i]`; -1 is the root, the last known token."""
+
+    ids: Int[Tensor, "batch nodes"]
+    parents: Int[Tensor, "batch nodes"]  # parents[i] < i
+
+
+def grow(tree: Tree, first: Float[Tensor, "batch vocab"], expand: Expand) -> Proposal:
+    """Grow `tree` from the root's scores `first`; `expand` scores the children of chosen nodes."""
+    return (_grow_dynamic if tree.kind is TreeKind.dynamic else _grow_static)(tree, first, expand)
+
+
+def _grow_static(tree: Tree, first: Tensor, expand: Expand) -> Proposal:
+    scores_BWV, expanded = first[:, None], [0]  # the nodes of the last level that were expanded
+    ids, parents, offset = [], [], -1
+    for depth, level in enumerate(tree.levels):
+        ranks = max(rank for _, rank in level) + 1
+        top = scores_BWV.topk(ranks, dim=-1).indices
+        tokens = torch.stack([top[:, expanded.index(p), rank] for p, rank in level], 1)
+        ids.append(tokens)
+        parents += [p + offset if depth else -1 for p, _ in level]
+        offset = len(parents) - len(level)
+        if depth + 1 < tree.depth:
+            before, expanded = expanded, sorted({p for p, _ in tree.levels[depth + 1]})
+            above = [before.index(level[i][0]) for i in expanded]
+            above_BW = torch.tensor(above, device=first.device).expand(len(first), -1)
+            scores_BWV = expand(tokens[:, expanded], above_BW)
+    return Proposal(
+        ids=torch.cat(ids, 1),
+        parents=torch.tensor(parents, device=first.device).expand(len(first), -1),
+    )
+
+
+def _grow_dynamic(tree: Tree, first: Tensor, expand: Expand) -> Proposal:
+    logp, token = _log_probs(first).topk(tree.branch, dim=-1)
+    parent = torch.full_like(token, -1)
+    pool_logp, pool_token, pool_parent = [logp], [token], [parent]
+    size = 0  # candidates before this level
+    beam_above = torch.zeros_like(token)
+    for _ in range(tree.depth - 1):
+        width = min(tree.width, token.shape[1])
+        beam_logp, beam = _first_largest(logp, width)
+        scores = expand(token.gather(1, beam), beam_above.gather(1, beam))
+        child_logp, child = _log_probs(scores).topk(tree.branch, dim=-1)
+        number = (beam + size)[:, :, None]  # of the parent, among all candidates
+        size += token.shape[1]
+        logp = (beam_logp[:, :, None] + child_logp).flatten(1)
+        token = child.flatten(1)
+        parent = number.expand_as(child).flatten(1)
+        place = torch.arange(width, device=token.device)[None, :, None]
+        beam_above = place.expand_as(child).flatten(1)
+        pool_logp.append(logp)
+        pool_token.append(token)
+        pool_parent.append(parent)
+    _, best = _first_largest(torch.cat(pool_logp, 1), tree.nodes)
+    candidates = torch.cat(pool_token, 1)
+    rank = torch.full_like(candidates, -1)  # where a candidate stands in the tree
+    places = torch.arange(tree.nodes, device=best.device).expand_as(best)
+    rank = rank.scatter(1, best, places)
+    above = torch.cat(pool_parent, 1).gather(1, best)
+    return Proposal(
+        ids=candidates.gather(1, best),
+        parents=torch.where(above < 0, -1, rank.gather(1, above.clamp_min(0))),
+    )
+
+
+def _log_probs(scores: Tensor) -> Tensor:
+    # never above 0, so that a child never outranks its parent by rounding
+    return scores.float().log_softmax(-1).clamp_max(0.0)
+
+
+def _first_largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Top `count` in a strict total order: value, then the earlier candidate.
+
+    Parents come before their children and score no less, so a tree cut by this order is
+    prefix-closed and listed parents first, ties included.
+    """
+    ordered, index = values.sort(dim=-1, descending=True, stable=True)
+    return ordered[:, :count], index[:, :count]
