@@ -1,0 +1,199 @@
+"""Checkpoints: whole or not at all, read strictly, and tied to their target and tokenizer."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tokenizers import Tokenizer, models
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from models import checkpoint
+from models.errors import UserError
+
+TENSORS = {"fc.weight": torch.arange(6.0).view(2, 3), "d2t": torch.tensor([0, 2])}
+CONFIG = {"model_type": "llama", "draft_vocab_size": 2}
+HASHES = {checkpoint.TARGET_HASH: "a" * 64, checkpoint.TOKENIZER_HASH: "b" * 64}
+
+
+@pytest.fixture
+def saved(tmp_path):
+    checkpoint.save(tmp_path / "run", TENSORS, config=CONFIG, metadata=HASHES)
+    return tmp_path / "run"
+
+
+def contents(directory):
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+def tiny_target(seed=0, **changes):
+    torch.manual_seed(seed)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "vocab_size": 300}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    return LlamaForCausalLM(LlamaConfig(**sizes | heads | changes))
+
+
+def tiny_tokenizer(words, eos="c"):
+    backend = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}))
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=eos)
+
+
+def test_a_checkpoint_round_trips(saved):
+    loaded = checkpoint.load(saved, TENSORS)
+    assert loaded.keys() == TENSORS.keys()
+    assert all(torch.equal(loaded[name], TENSORS[name]) for name in TENSORS)
+    assert checkpoint.read_config(saved) == CONFIG
+    assert checkpoint.read_metadata(saved).items() >= HASHES.items()
+    assert sorted(contents(saved)) == ["config.json", "model.safetensors"]
+
+
+def test_saving_again_replaces_both_files(saved):
+    new = {"fc.weight": torch.ones(2, 3).T}
+    checkpoint.save(saved, new, config={}, metadata={})
+    assert torch.equal(load_file(saved / "model.safetensors")["fc.weight"], new["fc.weight"])
+    assert checkpoint.read_config(saved) == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"norm.weight": torch.ones(1)}, "misses norm.weight"),
+        ({"d2t": None}, "has the unknown d2t"),
+        ({"fc.weight": torch.ones(3, 2)}, r"has fc.weight of shape \[2, 3\] instead of \[3, 2\]"),
+        ({"d2t": torch.ones(2)}, "has d2t as torch.int64 instead of torch.float32"),
+    ],
+)
+def test_any_difference_is_refused_by_name(saved, change, message):
+    expected = {name: value for name, value in (TENSORS | change).items() if value is not None}
+    with pytest.raises(UserError, match=f"checkpoint: .*{message}"):
+        checkpoint.load(saved, expected)
+
+
+def test_expected_tensors_may_be_on_the_meta_device(saved):
+    expected = {name: tensor.to("meta") for name, tensor in TENSORS.items()}
+    assert torch.equal(checkpoint.load(saved, expected)["d2t"], TENSORS["d2t"])
+
+
+@pytest.mark.parametrize("kept_bytes", [0, 5, 60, -4])
+def test_a_truncated_file_is_refused(saved, kept_bytes):
+    path = saved / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:kept_bytes])
+    with pytest.raises(UserError, match=r"checkpoint: .*model\.safetensors, which is truncated"):
+        checkpoint.load(saved, TENSORS)
+    with pytest.raises(UserError, match="truncated"):
+        checkpoint.read_metadata(saved)
+
+
+def test_a_broken_config_is_refused(saved):
+    (saved / "config.json").write_text('{"model_type":')
+    with pytest.raises(UserError, match=r"config\.json, which is truncated"):
+        checkpoint.read_config(saved)
+
+
+def test_a_folder_without_a_checkpoint_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"must be a folder with model\.safetensors"):
+        checkpoint.load(tmp_path, TENSORS)
+    with pytest.raises(UserError, match=r"must be a folder with config\.json"):
+        checkpoint.read_config(tmp_path / "nowhere")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_a_full_disk_leaves_the_old_checkpoint_and_nothing_else(saved, name):
+    before = contents(saved)
+    (saved / (name + checkpoint.PARTIAL)).symlink_to("/dev/full")
+    with pytest.raises(UserError, match=r"output_dir: .*No space left on device"):
+        checkpoint.save(saved, {"other": torch.zeros(9999)}, config={"new": 1}, metadata={})
+    assert contents(saved) == before
+
+
+def test_an_unwritable_folder_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="output_dir: must be a writable folder"):
+        checkpoint.save(tmp_path / "file" / "run", TENSORS, config=CONFIG, metadata={})
+
+
+def test_a_kill_while_writing_leaves_the_old_checkpoint(saved):
+    """The process dies with the temporary file half written; the next save clears it away."""
+    before = contents(saved)
+    script = (
+        "import os, pathlib, sys\nfrom models.checkpoint import atomic_path\n"
+        "with atomic_path(pathlib.Path(sys.argv[1])) as partial:\n"
+        "    partial.write_bytes(b'half'); os.kill(os.getpid(), 9)\n"
+    )
+    path = saved / "model.safetensors"
+    killed = subprocess.run([sys.executable, "-c", script, path], env=os.environ, check=False)
+    assert killed.returncode == -9
+    left = contents(saved)
+    assert left.pop(path.name + checkpoint.PARTIAL) == b"half"
+    assert left == before
+
+    checkpoint.save(saved, TENSORS, config=CONFIG, metadata=HASHES)
+    assert contents(saved).keys() == before.keys()
+    checkpoint.load(saved, TENSORS)
+
+
+def test_an_atomic_directory_appears_whole(tmp_path):
+    left_by_a_kill = tmp_path / ("step-1" + checkpoint.PARTIAL)
+    left_by_a_kill.mkdir()
+    (left_by_a_kill / "old").touch()
+    with checkpoint.atomic_directory(tmp_path / "step-1") as partial:
+        assert partial == left_by_a_kill
+        (partial / "deep").mkdir()
+        (partial / "deep" / "state").write_text("1")
+        assert not (tmp_path / "step-1").exists()
+    assert [path.name for path in tmp_path.rglob("*")] == ["step-1", "deep", "state"]
+
+
+def test_an_atomic_directory_vanishes_on_an_error(tmp_path):
+    with (
+        pytest.raises(ZeroDivisionError),
+        checkpoint.atomic_directory(tmp_path / "step-1") as partial,
+    ):
+        (partial / "state").write_text(str(1 / 0))
+    assert not list(tmp_path.iterdir())
+
+
+def test_another_target_or_tokenizer_is_refused():
+    fits = {"target_hash": "a" * 64, "tokenizer_hash": "b" * 64}
+    checkpoint.check_fits(HASHES, **fits)
+    checkpoint.check_fits({}, **fits)  # a published draft without hashes
+    with pytest.raises(UserError, match="checkpoint: must be distilled for this target"):
+        checkpoint.check_fits(HASHES, **fits | {"target_hash": "c" * 64})
+    with pytest.raises(UserError, match="checkpoint: must be distilled for this tokenizer"):
+        checkpoint.check_fits(HASHES, **fits | {"tokenizer_hash": "c" * 64})
+
+
+def test_a_target_has_one_fingerprint_in_every_precision():
+    target = tiny_target().bfloat16()
+    fingerprint = checkpoint.target_fingerprint(target)
+    assert fingerprint == checkpoint.target_fingerprint(target.float())
+    assert len(fingerprint) == 64
+
+
+def test_other_weights_or_settings_change_the_fingerprint():
+    tuned = tiny_target()
+    with torch.no_grad():
+        tuned.model.layers[1].mlp.down_proj.weight.mul_(1.01)
+    targets = [
+        tiny_target(), tiny_target(seed=1), tiny_target(rms_norm_eps=1e-3), tuned,
+        tiny_target(num_key_value_heads=4),
+    ]  # fmt: skip
+    assert len({checkpoint.target_fingerprint(target) for target in targets}) == len(targets)
+
+
+def test_a_tokenizer_fingerprint_follows_its_tokens():
+    same = [tiny_tokenizer("abc"), tiny_tokenizer("abc")]
+    same[1](["a", "b"], truncation=True, max_length=1)  # leaves settings behind
+    others = [tiny_tokenizer("bac"), tiny_tokenizer("abc", eos="a")]
+    prints = [checkpoint.tokenizer_fingerprint(tokenizer) for tokenizer in same + others]
+    assert prints[0] == prints[1]
+    assert len(set(prints)) == 3
+
+
+def test_config_is_readable_json(saved):
+    assert json.loads((saved / "config.json").read_text()) == CONFIG
