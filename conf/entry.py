@@ -11,7 +11,8 @@ import functools
 import os
 import re
 import sys
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -19,8 +20,13 @@ import hydra
 import yaml
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import (
+    ConfigCompositionException,
+    HydraException,
+    MissingConfigException,
+    OverrideParseException,
+)
 from hydra.types import RunMode
-from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import (
     ConfigAttributeError,
@@ -31,10 +37,24 @@ from omegaconf.errors import (
 )
 
 from models.drafts import METHODS
+from models.drafts.base import DraftConf
 from models.errors import UserError
 
 CONF_DIR = str(Path(__file__).parent.resolve())
 USER_ERRORS = (UserError, HydraException, OmegaConfBaseException, yaml.YAMLError)
+
+SENTENCES = {
+    r"Value ('.*') of type '\w+' could not be converted to Float": r"must be a number, got \1",
+    r"Value ('.*') of type '\w+' could not be converted to Integer": r"must be an integer, got \1",
+    r"Value ('.*') is not a valid bool": r"must be true or false, got \1",
+    r"Invalid value ('.*'), expected one of \[(.*)\]": r"must be one of \2, got \1",
+    r"field '.*' is not Optional": "must be set, got null",
+    r"Invalid value assigned: (\w+) is not a ListConfig": r"must be a list, got one \1",
+    r"Config group override must be a string or a list\. Got (\w+)":
+        r"command line: a group takes the name of an option, got a value of type \1; see --help",
+    r"Ambiguous value for argument '([^=]+)=([^']*)'":
+        r"\1: must be one value, got '\2'; for a run of each add -m, for a list write \1=[\2]",
+}  # fmt: skip
 
 Conf = TypeVar("Conf")
 
@@ -59,10 +79,14 @@ def entry_point(name: str, schema: type[Conf]) -> Callable[[Callable[[Conf], Non
 
         @functools.wraps(main)
         def run() -> None:
-            os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise instead of printing its own text
+            os.environ["HYDRA_FULL_ERROR"] = (
+                "1"  # makes Hydra raise instead of printing its own text
+            )
             try:
                 command()
-            except USER_ERRORS as error:
+            except (*USER_ERRORS, ValueError) as error:
+                if not isinstance(error, USER_ERRORS) and not _raised_by_hydra(error):
+                    raise
                 refuse(error)
 
         return run
@@ -88,26 +112,40 @@ def compose(name: str, schema: type[Conf], overrides: list[str]) -> Conf:
 
 def validated(cfg: DictConfig) -> Any:
     """The dataclass that the composed config describes; its `__post_init__` checks run."""
-    return OmegaConf.to_object(cfg)
+    conf = OmegaConf.to_object(cfg)
+    for key, owner in _added(conf):
+        raise UserError(_unknown(key, type(owner)))
+    return conf
+
+
+def _added(conf: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Keys that a `+key=value` brought in and no field knows, with the dataclass they landed in."""
+    fields = {f.name for f in dataclasses.fields(conf)}
+    for name, value in vars(conf).items():
+        if name not in fields and not name.startswith("_"):
+            yield prefix + name, conf
+        if dataclasses.is_dataclass(value):
+            yield from _added(value, f"{prefix}{name}.")
 
 
 def config_yaml(conf: Any) -> str:
-    """The config as a run keeps it. `draft.method` is added, so that `read_config` finds its class."""
+    """The config as a run keeps it, with `draft.method`, so that `read_config` finds its class."""
     return OmegaConf.to_yaml(OmegaConf.create(_plain(conf)))
 
 
 def read_config(path: Path, schema: type[Conf]) -> Conf:
     """Read back what `config_yaml` wrote."""
-    saved = OmegaConf.load(path)
+    saved = yaml.safe_load(path.read_text())
     cfg = OmegaConf.structured(schema)
     if "draft" in saved:
-        cfg.draft = OmegaConf.structured(METHODS[saved.draft.pop("method")])
-    return validated(OmegaConf.merge(cfg, saved))
+        cfg.draft = OmegaConf.structured(METHODS[saved["draft"].pop("method")])
+    cfg.merge_with(saved)
+    return validated(cfg)
 
 
 def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
-        method = {"method": value.method} if hasattr(value, "method") else {}
+        method = {"method": value.method} if isinstance(value, DraftConf) else {}
         return method | {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
@@ -117,11 +155,13 @@ def _plain(value: Any) -> Any:
 
 
 def _run_name() -> str:
-    """The chosen draft; in a multirun also what this job overrides, so that no two share a folder."""
+    """The chosen draft, in a multirun with what the job overrides: no two jobs share a folder."""
     hydra_conf = HydraConfig.get()
-    names = [hydra_conf.runtime.choices.get("draft") or "run"]
+    names = [hydra_conf.runtime.choices.get("draft") or hydra_conf.job.name]
     if hydra_conf.mode == RunMode.MULTIRUN:
-        names += [o for o in hydra_conf.overrides.task if not o.startswith(("draft=", "output_dir="))]
+        names += [
+            o for o in hydra_conf.overrides.task if not o.startswith(("draft=", "output_dir="))
+        ]
     return re.sub(r"[^\w.=,+-]", "_", "-".join(names))
 
 
@@ -137,21 +177,49 @@ def refuse(error: Exception) -> NoReturn:
 def one_line(error: BaseException) -> str:
     """`<key>: <rule>, got <value>; <remedy>` for any error of ours, of Hydra or of OmegaConf."""
     cause = error
-    while not isinstance(cause, OmegaConfBaseException) and cause.__cause__ is not None:
-        cause = cause.__cause__
+    while type(cause) is ConfigCompositionException:
+        cause = cause.__cause__ or cause.__context__ or Exception(str(cause))
     match cause:
         case MissingConfigException(missing_cfg_file=str(path), options=[*options]):
             group, _, name = path.partition("/")
             return f"{group}: no such option, got '{name}'; choose one of {', '.join(options)}"
         case OverrideParseException():
             return f"command line: must be KEY=VALUE, got '{cause.override}'; see --help"
-        case MissingMandatoryValue():
-            return f"{cause.full_key}: must be set, got nothing; add {cause.full_key}=VALUE"
         case ConfigAttributeError() | ConfigKeyError():
-            return f"{cause.full_key}: no such key{_file(error)}; {_nearest(cause)}"
+            return _unknown(str(cause.full_key), cause.object_type) + _file(error)
+        case MissingMandatoryValue():
+            return _missing(str(cause))
         case ValidationError():
-            return f"{cause.full_key}: {_rule(cause)}{_file(error)}"
-    return re.sub(r"\s*\n\s*", "; ", str(cause).strip())
+            return f"{cause.full_key}: {_reworded(str(cause.msg))}{_file(error)}"
+    return _reworded(str(cause))
+
+
+def _unknown(key: str, schema: type | None) -> str:
+    if not dataclasses.is_dataclass(schema):  # a free dict, such as the chat template's arguments
+        return f"{key}: no such key; to add it write +{key}=VALUE"
+    parent, _, name = key.rpartition(".")
+    keys = dict(_keys(schema))
+    here = [path for path in keys if "." not in path]
+    near = [path for path, last in keys.items() if last == name]
+    near += difflib.get_close_matches(name, here, n=1)
+    path = f"{parent}." if parent else ""
+    remedy = (
+        f"did you mean {path}{near[0]}?" if near else f"choose one of {', '.join(sorted(here))}"
+    )
+    return f"{key}: no such key; {remedy}"
+
+
+def _keys(schema: Any) -> Iterator[tuple[str, str]]:
+    """Every key below a dataclass: its path and the last part of it."""
+    for field in dataclasses.fields(schema):
+        yield field.name, field.name
+        if dataclasses.is_dataclass(field.type):
+            yield from ((f"{field.name}.{path}", last) for path, last in _keys(field.type))
+
+
+def _missing(text: str) -> str:
+    key = text.splitlines()[0].rpartition(": ")[2]
+    return f"{key}: must be set, got nothing; add {key}=VALUE"
 
 
 def _file(error: BaseException) -> str:
@@ -160,11 +228,15 @@ def _file(error: BaseException) -> str:
     return f" (in conf/{found[1]}.yaml)" if found else ""
 
 
-def _nearest(error: OmegaConfBaseException) -> str:
-    keys = [f.name for f in dataclasses.fields(error.object_type)]
-    near = difflib.get_close_matches(str(error.key), keys, n=1)
-    return f"did you mean '{near[0]}'?" if near else f"choose one of {', '.join(sorted(keys))}"
+def _reworded(text: str) -> str:
+    """Hydra's and OmegaConf's sentences in our form; those not listed are only joined to a line."""
+    for pattern, form in SENTENCES.items():
+        if found := re.match(pattern, text, re.DOTALL):
+            return found.expand(form)
+    return re.sub(r"\s*\n\s*", "; ", text.strip())
 
 
-def _rule(error: OmegaConfBaseException) -> str:
-    return str(error.msg).splitlines()[0]
+def _raised_by_hydra(error: BaseException) -> bool:
+    """Some of Hydra's own complaints are plain ValueErrors, e.g. of `target=null`."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return frames[-1].f_globals["__name__"].startswith("hydra.")

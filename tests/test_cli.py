@@ -1,0 +1,134 @@
+"""What a user gets wrong ends as one line on stderr and exit code 2, word for word."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conf.entry import entry_point
+from models.errors import UserError
+from train.config import TrainConf
+
+ROOT = Path(__file__).parent.parent
+DRAFTS = "demo, llama-3.1-8b-eagle3, qwen3-32b-eagle3, qwen3-8b-eagle3"
+MISTAKES = {
+    "draft=nope": f"draft: no such option, got 'nope'; choose one of {DRAFTS}",
+    "loss=kl": "loss: no such option, got 'kl'; choose one of lk_hybrid, soft_ce",
+    "draft.layrs=[1]": "draft.layrs: no such key; did you mean draft.layers?",
+    "lr=1": "lr: no such key; did you mean optim.lr?",
+    "log.color=1": "log.color: no such key; choose one of entity, every, project, wandb",
+    "+log.color=1": "log.color: no such key; choose one of entity, every, project, wandb",
+    "data.template.thinking=1": "data.template.thinking: no such key; "
+    "to add it write +data.template.thinking=VALUE",
+    "optim.lr=fast": "optim.lr: must be a number, got 'fast'",
+    "optim.steps=1.5": "optim.steps: must be an integer, got '1.5'",
+    "optim.steps=null": "optim.steps: must be set, got null",
+    "resume=maybe": "resume: must be true or false, got 'maybe'",
+    "draft.layers=5": "draft.layers: must be a list, got one int",
+    "device.name=gpu": "device.name: must be one of auto, cpu, cuda, neuron, xla, got 'gpu'",
+    "optim.steps=0": "optim.steps: must be at least 1, got 0",
+    "draft.layers=[5,1]": "draft.layers: must be strictly increasing, got [5, 1]; "
+    "null takes low, middle and high",
+    "data=jsonl": "data.path: must be set for data.source=jsonl, got null; "
+    "give a local path or, for dataset, a hub name",
+    "steps": "command line: must be KEY=VALUE, got 'steps'; see --help",
+    "target=null": "command line: a group takes the name of an option, "
+    "got a value of type NoneType; see --help",
+    "draft=a,b": "draft: must be one value, got 'a,b'; for a run of each add -m, "
+    "for a list write draft=[a,b]",
+    "~draft": "draft: must be set, got nothing; add draft=VALUE",
+}
+
+
+@pytest.fixture
+def command(monkeypatch, tmp_path):
+    """`python -m train` up to the point where main is called: returns the configs that main saw."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str, fail: Exception | None = None) -> list[TrainConf]:
+        seen = []
+
+        @entry_point("train", TrainConf)
+        def main(conf: TrainConf) -> None:
+            seen.append(conf)
+            if fail:
+                raise fail
+
+        monkeypatch.setattr(sys, "argv", ["train", *arguments])
+        main()
+        return seen
+
+    return run
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_are_answered_in_one_line(mistake, command, capsys):
+    with pytest.raises(SystemExit) as stop:
+        command(mistake)
+    assert stop.value.code == 2
+    assert capsys.readouterr().err == f"error: {MISTAKES[mistake]}\n"
+
+
+def test_user_errors_of_a_run_are_one_line_too(command, capsys):
+    with pytest.raises(SystemExit) as stop:
+        command(fail=UserError("target.name: must be reachable, got 'x'; give a local path"))
+    assert stop.value.code == 2
+    assert capsys.readouterr().err == (
+        "error: target.name: must be reachable, got 'x'; give a local path\n"
+    )
+
+
+def test_our_own_faults_keep_their_traceback(command):
+    with pytest.raises(ValueError, match="a bug"):
+        command(fail=ValueError("a bug"))
+
+
+def test_a_typo_in_a_file_names_the_file(command, capsys, tmp_path):
+    (tmp_path / "mine" / "draft").mkdir(parents=True)
+    text = "defaults: [schema/eagle3, _self_]\nunrol: 3\n"
+    (tmp_path / "mine" / "draft" / "typo.yaml").write_text(text)
+    with pytest.raises(SystemExit):
+        command("--config-dir", "mine", "draft=typo")
+    assert capsys.readouterr().err == (
+        "error: draft.unrol: no such key; did you mean draft.unroll? (in conf/draft/typo.yaml)\n"
+    )
+
+
+def test_a_multirun_gives_each_job_its_own_folder(command, tmp_path):
+    jobs = command("-m", "seed=1,2", "draft=demo,qwen3-8b-eagle3")
+    names = [conf.run_name for conf in jobs]
+    assert names == [
+        "demo-seed=1",
+        "qwen3-8b-eagle3-seed=1",
+        "demo-seed=2",
+        "qwen3-8b-eagle3-seed=2",
+    ]
+
+
+def test_a_run_leaves_its_folder_to_main(command, tmp_path):
+    assert command("seed=3")[0].seed == 3
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("flags", [["--cfg", "job"], ["--cfg", "job", "--resolve"]])
+def test_cfg_prints_the_config_and_runs_nothing(flags, command, capsys):
+    assert command(*flags) == []
+    assert "max_new_tokens" in capsys.readouterr().out
+
+
+def test_help_prints_groups_and_config(command, capsys):
+    with pytest.raises(SystemExit) as stop:
+        command("--help")
+    assert stop.value.code == 0
+    out = capsys.readouterr().out
+    assert out.startswith("python -m train ")
+    assert f"draft: {DRAFTS}" in out
+    assert "max_new_tokens" in out
+
+
+def test_the_commands_are_wired_to_it():
+    command = [sys.executable, "-m", "train", "draft=nope"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"error: {MISTAKES['draft=nope']}\n"

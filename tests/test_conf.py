@@ -1,0 +1,85 @@
+"""Every YAML that ships composes into valid dataclasses, and choices win in the promised order."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from conf.entry import CONF_DIR, compose, config_yaml, read_config
+from infer.config import EvalConf
+from models.drafts import METHODS
+from train.config import TrainConf
+
+GROUPS = ("target", "draft", "data", "loss", "tree", "optim", "device", "log", "experiment")
+NEEDS = {"data=jsonl": ["data.path=rows.jsonl"]}  # what has no sensible default
+YAMLS = {group: sorted((Path(CONF_DIR) / group).glob("*.yaml")) for group in GROUPS}
+OPTIONS = [f"{group}={path.stem}" for group, paths in YAMLS.items() for path in paths]
+
+
+def train(*overrides: str) -> TrainConf:
+    return compose("train", TrainConf, list(overrides))
+
+
+@pytest.mark.parametrize("option", sorted(OPTIONS))
+def test_every_option_composes_and_validates(option):
+    conf = train(option, *NEEDS.get(option, []))
+    assert type(conf) is TrainConf
+    assert type(conf.draft) in METHODS.values()
+
+
+def test_every_group_has_options():
+    assert {option.partition("=")[0] for option in OPTIONS} == set(GROUPS)
+
+
+def test_every_yaml_belongs_to_a_group_or_a_command():
+    here = {str(p.relative_to(CONF_DIR)) for p in Path(CONF_DIR).rglob("*.yaml")}
+    groups = {option.replace("=", "/") + ".yaml" for option in OPTIONS}
+    assert here == groups | {"train.yaml", "eval.yaml", "command.yaml"}
+
+
+def test_every_trainable_method_has_a_draft():
+    shipped = {type(train(option).draft) for option in OPTIONS if option.startswith("draft=")}
+    assert shipped == set(METHODS.values())
+
+
+def test_evaluation_composes():
+    assert type(compose("eval", EvalConf, ["checkpoint=[a,b]", "tree=chain"])) is EvalConf
+
+
+def test_the_defaults_need_no_network():
+    conf = train()
+    assert conf.target.name == "demo"
+    assert conf.data.source.value == "demo"
+    assert conf.log.wandb.value == "off"
+
+
+def test_a_draft_brings_its_target_and_the_command_line_wins():
+    assert train("draft=qwen3-8b-eagle3").target.name == "Qwen/Qwen3-8B"
+    assert train("draft=qwen3-8b-eagle3", "target=demo").target.name == "demo"
+    assert train("target=demo", "draft=qwen3-8b-eagle3").target.name == "demo"
+    assert train("draft=qwen3-8b-eagle3", "target.name=/models/mine").target.name == "/models/mine"
+
+
+def test_an_experiment_wins_over_the_defaults_and_the_command_line_over_it():
+    experiment = "experiment=qwen3-8b-eagle3-ultrachat"
+    conf = train(experiment)
+    assert conf.target.name == "Qwen/Qwen3-8B"
+    assert conf.log.wandb.value == "online"
+    assert conf.run_name == "qwen3-8b-eagle3-ultrachat"
+    assert train(experiment, "log=console", "optim.lr=2").log.wandb.value == "off"
+    assert train(experiment, "optim.lr=2").optim.lr == 2
+    assert train(experiment, "draft=llama-3.1-8b-eagle3").target.name.startswith("meta-llama/")
+
+
+def test_a_run_is_named_after_its_draft():
+    assert train().run_name == "demo"
+    assert train("draft=qwen3-8b-eagle3").run_name == "qwen3-8b-eagle3"
+    assert train("run_name=mine").run_name == "mine"
+
+
+def test_what_a_run_keeps_is_read_back_equal(tmp_path):
+    conf = train("draft=qwen3-8b-eagle3", "tree=static", "draft.layers=[1,2]", "optim.lr=3e-5")
+    kept = tmp_path / "config.yaml"
+    kept.write_text(config_yaml(conf))
+    assert dataclasses.asdict(read_config(kept, TrainConf)) == dataclasses.asdict(conf)
+    assert type(read_config(kept, TrainConf).draft) is type(conf.draft)
