@@ -61,7 +61,8 @@ def draw(report: Report, plot: Callable[[Axes, Report], None]) -> str:
 
 def by_position(axes: Axes, report: Report) -> None:
     """Marginal acceptance as lines; conditional, dotted, shows where the draft loses the thread."""
-    for colour, label, mode in _coloured(report):
+    drafting = [entry for entry in _coloured(report) if entry[2]["depth"]]
+    for colour, label, mode in drafting:
         positions = np.arange(1, mode["depth"] + 1)
         shares = mode["acceptance_by_position"]
         axes.plot(positions, shares["marginal"], color=colour, marker="o", ms=4, label=label)

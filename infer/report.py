@@ -80,13 +80,14 @@ class DraftRun:
 
 @dataclass(kw_only=True)
 class Setting:
-    """What was measured, on what: everything a reader needs to measure it again."""
+    """What was measured, on what: everything a reader needs to measure it again.
+
+    `device` is what `Device.describe` says: name, kind, dtype, threads, compiled.
+    """
 
     command: str
     versions: dict[str, str]
     device: dict[str, Any]
-    dtype: str
-    threads: int
     target: str
     target_parameters: int
     prompts_sha256: str
@@ -107,12 +108,8 @@ def build(
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": setting.command,
         "versions": setting.versions,
-        "device": {**setting.device, "threads": setting.threads},
-        "target": {
-            "name": setting.target,
-            "parameters": setting.target_parameters,
-            "dtype": setting.dtype,
-        },
+        "device": setting.device,
+        "target": {"name": setting.target, "parameters": setting.target_parameters},
         "sampling": setting.sampling,
         "prompts": {
             "count": len(traces),

@@ -51,13 +51,14 @@ def headline(report: Report) -> str:
     ]
     sampling = [f"{key} {value}" for key, value in report["sampling"].items() if value is not None]
     threads = f"{device['threads']} thread{'' if device['threads'] == 1 else 's'}"
+    place = f"{device['name']} ({device['kind']}, {threads}"
+    compiled = "compiled" if device["compiled"] else "not compiled"
     return (
-        f"{target['name']} ({target['parameters']:,} parameters, {target['dtype']}) decoded with "
+        f"{target['name']} ({target['parameters']:,} parameters, {device['dtype']}) decoded with "
         f"{' and '.join(drafts) or 'no draft'} was compared with its own autoregressive decoding, "
         f"prompt by prompt in one run. {prompts['count']} held-out prompts in "
         f"{len(prompts['by_category'])} categories were continued by up to "
-        f"{prompts['max_new_tokens']} tokens on {device['name']}, {threads} "
-        f"({', '.join(sampling)})."
+        f"{prompts['max_new_tokens']} tokens on {place}, {compiled}), {', '.join(sampling)}."
     )
 
 

@@ -13,14 +13,19 @@ from infer.report import DraftRun, Measured, NotMeasured, Setting, build, write
 from infer.stats import Costs, Divergence, Exactness, Trace
 from infer.tables import terminal_table
 
-SCHEMA = json.loads((Path(__file__).parent.parent / "docs/report.schema.json").read_text())
+ROOT = Path(__file__).parent.parent
+SCHEMA = json.loads((ROOT / "docs/report.schema.json").read_text())
 CATEGORIES = ("code", "docs", "structured", "open_ended")
 SETTING = Setting(
     command="python -m infer.eval",
     versions={"torch": "2.13.0", "transformers": "5.23.0"},
-    device={"name": "cpu", "compiles": True},
-    dtype="float32",
-    threads=2,
+    device={
+        "name": "cpu",
+        "kind": "x86_64",
+        "dtype": "float32",
+        "threads": 2,
+        "compiled": True,
+    },
     target="demo",
     target_parameters=3_456_789,
     prompts_sha256="0" * 64,
@@ -189,6 +194,20 @@ def test_the_schema_refuses_what_it_does_not_name(report):
     assert faults(broken, SCHEMA) == ["report.autoregressive.batch: '1' is no integer"]
     del broken["autoregressive"]
     assert faults(broken, SCHEMA) == ["report.autoregressive: missing"]
+
+
+def properties(schema):
+    """The name of every field the schema defines."""
+    for key, inner in schema.items():
+        if key == "properties":
+            yield from inner
+        if isinstance(inner, dict):
+            yield from properties(inner)
+
+
+def test_every_field_is_documented():
+    quoted = re.findall(r"`([^`]+)`", (ROOT / "docs/report.md").read_text())
+    assert set(properties(SCHEMA)) <= set(re.findall(r"\w+", " ".join(quoted)))
 
 
 def test_every_category_holds_every_mode(report):
