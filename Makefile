@@ -7,7 +7,6 @@ TORCH  ?= 2.13.0
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 READY  := $(VENV)/.ready
-SHELL  := bash
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-long test-engines check bench
