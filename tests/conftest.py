@@ -10,6 +10,15 @@ import torch
 
 torch.set_num_threads(1)  # small matrices are many times slower on several threads
 
+MARKED = {"long": pytest.mark.slow, "engines": pytest.mark.engines}  # folder of tests/ -> its mark
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by mark
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if mark := MARKED.get(item.path.parent.name):
+            item.add_marker(mark)
+
 
 @pytest.fixture(autouse=True)
 def _seed():
