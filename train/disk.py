@@ -62,17 +62,15 @@ def reserve(folder: Path, draft: nn.Module) -> None:
 
 
 @contextmanager
-def refuse_full_disk(path: Path) -> Iterator[None]:
-    """Turn a full disk into one line. A half-written `*.partial` is removed, the rest is kept."""
+def refuse_full_disk(folder: Path) -> Iterator[None]:
+    """Turn a full disk into one line."""
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:
         words = str(error).lower()
         if getattr(error, "errno", None) not in FULL and not any(w in words for w in FULL_WORDS):
             raise
-        if path.suffix == PARTIAL:
-            shutil.rmtree(path, ignore_errors=True)
         raise UserError(
-            f"output_dir: the disk is full, got {path.parent}; free some space and start the "
+            f"output_dir: the disk is full, got {folder}; free some space and start the "
             "same command again: it continues from the last state"
         ) from error

@@ -1,6 +1,11 @@
-"""What a run says: one flat dict a line in metrics.jsonl always, Weights & Biases if asked."""
+"""What a run says: one flat dict a line in metrics.jsonl always, Weights & Biases if asked.
+
+To people it shows a progress bar on a terminal and plain lines elsewhere.
+"""
 
 import json
+import logging
+import sys
 import uuid
 from dataclasses import dataclass
 from enum import Enum
@@ -9,9 +14,22 @@ from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress as RichProgress,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 from models.errors import UserError
 from train.state import Progress
+
+CONSOLE = Console()
+PACKAGES = ("conf", "data", "infer", "models", "train")
+log = logging.getLogger(__name__)
 
 
 class Wandb(Enum):
@@ -45,6 +63,42 @@ class LogConf:
                 "pip install wandb or log.wandb=off"
             )
         return ["wandb"]
+
+
+def speak(*, main_process: bool) -> None:
+    """Let this project's own loggers reach the reader; libraries keep to their warnings."""
+    if CONSOLE.is_terminal:
+        plain: logging.Handler = RichHandler(
+            console=CONSOLE, show_time=False, show_level=False, show_path=False
+        )
+    else:
+        plain = logging.StreamHandler(sys.stdout)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[plain], force=True)
+    for package in PACKAGES:
+        logging.getLogger(package).setLevel(logging.INFO if main_process else logging.ERROR)
+
+
+class Steps(RichProgress):
+    """How far the training is: a bar on a terminal, else a line for every report."""
+
+    def __init__(self, *, done: int, steps: int):
+        super().__init__(
+            TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+            TextColumn("{task.description}"),
+            console=CONSOLE, disable=not CONSOLE.is_terminal,
+        )  # fmt: skip
+        self.steps = steps
+        self.bar = self.add_task("", total=steps, completed=done)
+
+    def report(self, done: int, values: dict[str, float], *, seconds_a_step: float) -> None:
+        """Say the newest figures; names with a slash are for the curves only."""
+        words = "  ".join(f"{name} {value:.4g}" for name, value in values.items() if "/" not in name)
+        self.update(self.bar, completed=done, description=words)
+        if self.disable:
+            left = round((self.steps - done) * seconds_a_step)
+            log.info(
+                "step %d/%d  %s  %d:%02d left", done, self.steps, words, left // 60, left % 60
+            )
 
 
 class Log:

@@ -1,8 +1,7 @@
 """Optimizers and schedules: which parameter is moved by what, and how far at each step.
 
-Muon (https://kellerjordan.github.io/posts/muon/) takes the matrices between embedding and head, with
-updates scaled to AdamW's size (https://arxiv.org/abs/2502.16982), so that one learning rate serves
-both; AdamW takes the rest. Parameters and moments are fp32 whatever the forward pass runs in.
+Muon (https://kellerjordan.github.io/posts/muon/) takes the matrices between embedding and head, AdamW
+the rest. Parameters and moments are fp32 whatever the forward pass runs in.
 """
 
 import math
@@ -37,7 +36,7 @@ class OptimConf:
 
     name: OptimName = OptimName.adamw
     lr: float = 1e-3
-    muon_lr: float | None = None  # None: the same as lr
+    muon_lr: float | None = None  # None: ten times lr, the usual ratio
     betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
     weight_decay: float = 0.0
     schedule: Schedule = Schedule.cosine
@@ -102,15 +101,13 @@ class OptimConf:
         if groups:
             optimizers.append(AdamW(groups, lr=self.lr, betas=(self.betas[0], self.betas[1])))
         if muon and matrices:
-            optimizers.append(
-                Muon(
-                    matrices,
-                    lr=self.lr if self.muon_lr is None else self.muon_lr,
-                    weight_decay=self.weight_decay,
-                    adjust_lr_fn="match_rms_adamw",
-                )
-            )
-        return optimizers, [LambdaLR(optimizer, self.factor) for optimizer in optimizers]
+            lr = 10 * self.lr if self.muon_lr is None else self.muon_lr
+            optimizers.append(Muon(matrices, lr=lr, weight_decay=self.weight_decay))
+
+        def factor(step: int) -> float:  # a bound method would be pickled into the saved state
+            return self.factor(step)
+
+        return optimizers, [LambdaLR(optimizer, factor) for optimizer in optimizers]
 
 
 def split(

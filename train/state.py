@@ -10,6 +10,7 @@ any moment leaves a complete one.
 import json
 import logging
 import shutil
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from models.checkpoint import PARTIAL
+from models.checkpoint import PARTIAL, atomic_directory
 from models.drafts.base import DraftConf
 from models.errors import UserError
 from train.disk import refuse_full_disk
@@ -87,19 +88,22 @@ class State:
     def save(self, accelerator: Accelerator, progress: Progress) -> None:
         """Replace the newest state, on all processes together."""
         place = self.folder / f"{progress.step:08d}"
-        partial = place.with_suffix(PARTIAL)
-        with refuse_full_disk(partial):
-            accelerator.save_state(str(partial))
-            accelerator.wait_for_everyone()
-            if accelerator.is_main_process:
-                saved = {
-                    "progress": asdict(progress),
-                    "threads": torch.get_num_threads(),
-                    "config": self.config,
-                }
-                (partial / "progress.json").write_text(json.dumps(saved, indent=2))
-                partial.rename(place)
-                self.sweep()
+        main = accelerator.is_main_process
+        saved = {
+            "progress": asdict(progress),
+            "threads": torch.get_num_threads(),
+            "config": self.config,
+        }
+        with refuse_full_disk(self.folder):
+            partial = place.with_name(place.name + PARTIAL)
+            with atomic_directory(place) if main else nullcontext(partial) as partial:
+                accelerator.wait_for_everyone()
+                accelerator.save_state(str(partial))
+                accelerator.wait_for_everyone()
+                if main:
+                    (partial / "progress.json").write_text(json.dumps(saved, indent=2))
+        if main:
+            self.sweep()
         accelerator.wait_for_everyone()
 
     def load(self, accelerator: Accelerator) -> None:

@@ -1,0 +1,50 @@
+"""Kill a run with SIGKILL at a chosen moment."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from models.checkpoint import PARTIAL
+
+ROOT = Path(__file__).parent.parent
+TIMEOUT_S = 120
+
+
+def toy_process(folder: Path, changes: dict, **environment: str) -> subprocess.Popen:
+    """`toy_run.py` in a process of its own, on one thread."""
+    return subprocess.Popen(
+        [sys.executable, ROOT / "tests" / "toy_run.py", folder, json.dumps(changes)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment},
+        stdout=subprocess.DEVNULL,
+    )
+
+
+def partials(folder: Path) -> list[Path]:
+    """What is being written, of the state or of the checkpoint."""
+    return [*folder.glob(f"state/*{PARTIAL}"), *folder.glob(f"checkpoint/*{PARTIAL}")]
+
+
+def newest_step(folder: Path) -> int:
+    steps = [int(p.name) for p in folder.glob("state/*") if p.suffix != PARTIAL]
+    return max(steps, default=0)
+
+
+def kill(folder: Path, changes: dict, *, when: Callable[[], bool]) -> bool:
+    """Start or continue a run and kill it as soon as `when` holds; was a partial file left?"""
+    run = toy_process(folder, changes)
+    deadline = time.monotonic() + TIMEOUT_S
+    while not when():
+        assert run.poll() is None, "the run ended before its moment came"
+        assert time.monotonic() < deadline
+        time.sleep(2e-4)
+    run.kill()
+    assert run.wait() == -9
+    return bool(partials(folder))
+
+
+def finish(folder: Path, changes: dict) -> None:
+    assert toy_process(folder, changes).wait(timeout=TIMEOUT_S) == 0

@@ -1,0 +1,169 @@
+"""Promises of saved states: whole or absent, the same run or refused."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from killing import finish, kill, newest_step, partials
+from toy_run import ToyDraft, metrics, toy_conf, toy_run, weights
+
+from models.checkpoint import PARTIAL
+from models.errors import UserError
+from train.disk import claim, clear, refuse_full_disk, reserve
+from train.log import forget
+from train.optim import OptimConf
+from train.state import Progress, State, flat
+
+
+@pytest.fixture
+def started(tmp_path):
+    """A run of twelve steps that was stopped after step 8."""
+    conf = toy_conf()
+    toy_run_until(tmp_path, conf, stop=8)
+    return tmp_path, conf
+
+
+def toy_run_until(folder, conf, *, stop: int):
+    class Stop(Exception):
+        pass
+
+    def stopping(self, accelerator, progress, save=State.save):
+        save(self, accelerator, progress)
+        if progress.step == stop:
+            raise Stop
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Stop):
+        patch.setattr(State, "save", stopping)
+        toy_run(folder, conf)
+
+
+def test_a_resumed_run_ends_in_the_same_weights_bit_for_bit(started, tmp_path_factory):
+    folder, conf = started
+    _, progress = toy_run(folder, conf)
+    whole = tmp_path_factory.mktemp("whole")
+    _, unbroken = toy_run(whole, conf)
+    assert progress == unbroken
+    assert_equal(weights(folder), weights(whole))
+
+
+def test_a_run_killed_twice_ends_in_the_same_weights_bit_for_bit(tmp_path):
+    killed, changes = tmp_path / "killed", {"optim": {"steps": 60}}
+    kill(killed, changes, when=lambda: newest_step(killed) >= 10)
+    kill(killed, changes, when=lambda: newest_step(killed) >= 30 and bool(partials(killed)))
+    finish(killed, changes)
+    toy_run(tmp_path / "whole", toy_conf(**changes))
+    assert_equal(weights(killed), weights(tmp_path / "whole"))
+    assert [m["step"] for m in metrics(killed)] == [m["step"] for m in metrics(tmp_path / "whole")]
+
+
+def assert_equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]):
+    assert a.keys() == b.keys()
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_no_step_appears_twice_in_the_metrics(started):
+    folder, conf = started
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 9, "train/loss": 1.0}\n{"step": 10, "tra')  # written, then killed
+    toy_run(folder, conf)
+    steps = [line["step"] for line in metrics(folder)]
+    assert steps == sorted(set(steps))
+    assert steps[-1] == 12
+
+
+def test_one_state_is_kept_and_leftovers_are_swept(started):
+    folder, conf = started
+    (folder / "state" / f"00000010{PARTIAL}").mkdir()
+    (folder / "state" / "00000002").mkdir()
+    toy_run(folder, conf)
+    assert [path.name for path in (folder / "state").iterdir()] == ["00000012"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"optim": OptimConf(steps=12, batch_size=4, lr=1e-3, warmup=0.1)}, "optim.lr: the run was started with 0.003, got 0.001; use another run_name or resume=false"),
+        ({"seed": 5}, "seed: the run was started with 0, got 5"),
+        ({"eval_every": 6}, "eval_every: the run was started with 4, got 6"),
+        ({"optim": OptimConf(steps=20, batch_size=4, lr=3e-3, warmup=0.1)}, "optim.steps: the run was started with 12, got 20"),
+    ],
+    ids=["lr", "seed", "eval_every", "steps"],
+)  # fmt: skip
+def test_a_changed_config_is_refused_by_its_key(started, change, message):
+    folder, conf = started
+    with pytest.raises(UserError) as refused:
+        State(folder, flat(replace(conf, **change)) | {"processes": 1}).find()
+    assert str(refused.value).startswith(message)
+
+
+def test_what_does_not_change_the_weights_may_change(started):
+    folder, conf = started
+    changed = replace(conf, log=replace(conf.log, every=5), save_every=7, resume=False)
+    assert State(folder, flat(changed) | {"processes": 1}).find().step == 8
+
+
+def test_another_thread_count_is_said(started, caplog):
+    folder, conf = started
+    saved = folder / "state" / "00000008" / "progress.json"
+    saved.write_text(saved.read_text().replace('"threads": 1', '"threads": 3'))
+    State(folder, flat(conf) | {"processes": 1}).find()
+    assert "started with 3 threads and continues with 1" in caplog.text
+
+
+def test_a_finished_run_is_not_trained_further(started):
+    folder, conf = started
+    toy_run(folder, conf)
+    before = weights(folder)
+    draft, progress = toy_run(folder, conf)
+    assert progress.step == 12
+    assert_equal(before, weights(folder))
+    assert torch.equal(draft.lm_head.weight, before["draft.lm_head.weight"])
+
+
+def test_starting_over_forgets_the_state(started):
+    folder, _ = started
+    clear(folder)
+    assert list(folder.iterdir()) == []
+    assert State(folder, {}).find() == Progress()
+
+
+def test_an_unwritable_folder_is_refused(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(UserError, match=r"output_dir: must be writable, got .*file/run \("):
+        claim(tmp_path / "file" / "run")
+
+
+def test_too_little_room_is_refused(tmp_path):
+    conf = toy_conf()
+    with torch.device("meta"):
+        huge = torch.nn.Linear(10**8, 10**8)
+    with pytest.raises(UserError, match="output_dir: needs 3[0-9]{8}.* GB of free disk"):
+        reserve(tmp_path, huge)
+    assert conf.draft.method == ToyDraft.method
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(28, "No space left on device"),
+        RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed"),
+    ],
+)
+def test_a_full_disk_is_one_line(tmp_path, error):
+    with (
+        pytest.raises(UserError, match="output_dir: the disk is full, got"),
+        refuse_full_disk(tmp_path),
+    ):
+        raise error
+
+
+def test_other_errors_stay_what_they_are(tmp_path):
+    with pytest.raises(RuntimeError, match="shape"), refuse_full_disk(tmp_path):
+        raise RuntimeError("shape mismatch")
+
+
+def test_forgetting_keeps_what_came_before(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"st')
+    forget(file, after=2)
+    assert file.read_text() == '{"step": 1}\n{"step": 2}\n'

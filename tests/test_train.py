@@ -1,0 +1,114 @@
+"""Promises of the training loop, with a toy draft: it must not matter how a batch is split."""
+
+import socket
+from dataclasses import replace
+
+import pytest
+import torch
+from killing import toy_process
+from toy_run import ToyDraft, metrics, toy_conf, toy_run, toy_target, weights
+
+from models.device import DeviceConf, DeviceName, Precision
+from models.errors import UserError
+from train.log import Wandb
+from train.optim import OptimName
+from train.state import State
+
+
+def assert_close(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]):
+    assert a.keys() == b.keys()
+    for name in a:
+        torch.testing.assert_close(a[name], b[name], atol=1e-6, rtol=0, msg=name)
+
+
+def test_accumulation_changes_nothing(tmp_path):
+    for folder, batch_size, accumulation in (("whole", 4, 1), ("split", 2, 2)):
+        optim = {"batch_size": batch_size, "accumulation": accumulation}
+        toy_run(tmp_path / folder, toy_conf(dropout=0.0, optim=optim))
+    assert_close(weights(tmp_path / "whole"), weights(tmp_path / "split"))
+
+
+def test_processes_change_nothing(tmp_path):
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    changes = {"dropout": 0.0, "optim": {"batch_size": 1, "accumulation": 2}}
+    ranks = [
+        toy_process(
+            tmp_path / "two", changes, RANK=rank, LOCAL_RANK=rank,
+            WORLD_SIZE="2", MASTER_ADDR="localhost", MASTER_PORT=port,
+        )
+        for rank in "01"
+    ]  # fmt: skip
+    assert [rank.wait(timeout=100) for rank in ranks] == [0, 0]
+    toy_run(tmp_path / "one", toy_conf(dropout=0.0))
+    assert_close(weights(tmp_path / "one"), weights(tmp_path / "two"))
+
+
+@pytest.mark.parametrize("precision", [Precision.float32, Precision.bfloat16])
+@pytest.mark.parametrize("name", OptimName)
+def test_what_should_move_moves_and_the_rest_does_not(tmp_path, precision, name):
+    """Norms and biases too: in bf16 weights their updates would be rounded away."""
+    target = toy_target()
+    target.model.to(torch.bfloat16 if precision is Precision.bfloat16 else torch.float32)
+    frozen = [p.clone() for p in target.model.parameters()]
+    device = DeviceConf(name=DeviceName.cpu, precision=precision, compile=False)
+    conf = replace(toy_conf(optim={"lr": 1e-3}), device=device)
+    conf.optim.name = name
+    before = conf.draft.build(target, loss=conf.loss, seed=conf.seed).state_dict()
+    draft, _ = toy_run(tmp_path, conf, target=target)
+    for key, after in draft.state_dict().items():
+        assert after.dtype is torch.float32
+        moved = (after != before[key]).float().mean()
+        assert moved == 0 if key.startswith("frozen") else moved > 0.5, key
+    assert all(map(torch.equal, frozen, target.model.parameters()))
+
+
+def test_the_loss_falls(tmp_path):
+    toy_run(tmp_path, toy_conf(optim={"steps": 60, "lr": 2e-2}))
+    lines = metrics(tmp_path)
+    assert lines[-1]["train/loss"] < 0.5 * lines[0]["train/loss"]
+    assert lines[-1]["train/hit"] > lines[0]["train/hit"]
+
+
+def test_the_best_checkpoint_is_chosen_by_acceptance_length(tmp_path, monkeypatch):
+    """Not by the loss, and not the last."""
+    lengths = iter([1.5, 2.5, 2.0])
+    monkeypatch.setattr("toy_run.toy_length", lambda draft: {"acceptance_length": next(lengths)})
+    _, progress = toy_run(tmp_path, toy_conf())
+    assert (progress.best, progress.best_step) == (2.5, 8)
+    lines = metrics(tmp_path)
+    assert [line["eval/acceptance_length"] for line in lines if "eval/acceptance_length" in line] == [1.5, 2.5, 2.0]  # fmt: skip
+
+
+def test_measuring_leaves_training_alone(tmp_path, monkeypatch):
+    toy_run(tmp_path / "drawing", toy_conf())
+    monkeypatch.setattr("toy_run.toy_length", lambda draft: {"acceptance_length": 1.0})
+    toy_run(tmp_path / "quiet", toy_conf())
+    one, two = weights(tmp_path / "drawing"), weights(tmp_path / "quiet")
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_last_good_state(tmp_path, monkeypatch):
+    """Step 7 is read together with step 8, before a state of step 8 is saved."""
+    called = []
+
+    def spoiled(self, batch, seen, loss=ToyDraft.loss):
+        called.append(batch)
+        found = loss(self, batch, seen)
+        found.total = found.total * (torch.nan if len(called) == 7 else 1)
+        return found
+
+    monkeypatch.setattr(ToyDraft, "loss", spoiled)
+    with pytest.raises(UserError, match=r"optim\.lr: the loss must stay finite, got nan at step 7"):
+        toy_run(tmp_path, toy_conf())
+    assert State(tmp_path, {}).newest().name == "00000006"
+    assert all(tensor.isfinite().all() for tensor in weights(tmp_path).values())
+
+
+def test_wandb_offline_writes_a_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    conf = toy_conf()
+    conf.log.wandb = Wandb.offline
+    toy_run(tmp_path, conf)
+    assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))

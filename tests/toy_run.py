@@ -1,0 +1,150 @@
+"""A small draft, target and run, for tests of the loop; as a command: toy_run.py FOLDER CHANGES."""
+
+import json
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from data.config import DataConf
+from data.batches import Packed
+from models.device import DeviceConf, DeviceName, Precision
+from models.drafts.base import Batch, Draft, DraftConf, Loss, Needs
+from models.losses import LossConf
+from models.target import Seen, Target
+from train.config import TrainConf
+from train.log import Log, LogConf
+from train.loop import Loop
+from train.optim import OptimConf
+from train.parallel import accelerator_for
+from train.state import Progress, State, flat
+
+VOCAB, WIDTH, LENGTH, ROWS = 32, 16, 12, 24
+
+
+@dataclass(kw_only=True)
+class ToyConf(DraftConf):
+    """Guesses the next token from one captured layer and an embedding."""
+
+    method: ClassVar[str] = "toy"
+    dropout: float = 0.1  # so that a run which lost its random state ends in other weights
+
+    def build(self, target: Target, *, loss: LossConf, seed: int) -> "ToyDraft":
+        torch.manual_seed(seed)
+        return ToyDraft(self, target)
+
+
+class ToyDraft(Draft):
+    method = "toy"
+    max_depth = trained_depth = 1
+
+    def __init__(self, conf: ToyConf, target: Target):
+        super().__init__()
+        self.needs = Needs(layers=[1])
+        self.embed = nn.Embedding(target.vocab_size, WIDTH)
+        self.frozen = nn.Embedding(target.vocab_size, WIDTH).requires_grad_(False)
+        self.mix = nn.Linear(2 * WIDTH, WIDTH)
+        self.norm = nn.RMSNorm(WIDTH)
+        self.dropout = nn.Dropout(conf.dropout)
+        self.lm_head = nn.Linear(WIDTH, target.vocab_size, bias=False)
+
+    def loss(self, batch: Batch, seen: Seen) -> Loss:
+        both = torch.cat([self.embed(batch.ids), seen.captured.float()], -1)
+        mixed = self.norm(self.dropout(self.mix(both).tanh()).float())
+        logits = self.lm_head(mixed)[:, :-1]
+        each = F.cross_entropy(logits.float().mT, batch.ids[:, 1:], reduction="none")
+        counted = batch.answer[:, 1:] & (batch.document[:, 1:] == batch.document[:, :-1])
+        hits = (logits.argmax(-1) == batch.ids[:, 1:]) & counted
+        weight = counted.sum().float()
+        return Loss(
+            total=(each * counted).sum(),
+            weight=weight,
+            metrics={"hit": torch.stack([hits.sum().float(), weight])},
+        )
+
+    def save(self, directory: Path, target: Target) -> None:
+        directory.mkdir(exist_ok=True)
+        save_file(self.state_dict(), directory / "model.safetensors")
+
+
+def toy_target() -> Target:
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=VOCAB, hidden_size=WIDTH, intermediate_size=32, num_hidden_layers=2, head_dim=8,
+        num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=64,
+    )  # fmt: skip
+    device = DeviceConf(name=DeviceName.cpu, compile=False).build()
+    return Target(Qwen3ForCausalLM(config), None, name="toy", device=device)
+
+
+def toy_rows() -> Packed:
+    """Counting sequences of unequal answers: what the split of a batch could weigh wrongly."""
+    start = torch.arange(ROWS)[:, None] * 5
+    ids = (start + torch.arange(LENGTH)) % VOCAB
+    answer = torch.arange(LENGTH) >= 1 + torch.arange(ROWS)[:, None] % 9
+    place = torch.arange(LENGTH).expand(ROWS, -1)
+    return Packed(ids=ids, answer=answer, document=place // 6, positions=place % 6)
+
+
+def toy_conf(**changes) -> TrainConf:
+    optim = changes.pop("optim", {})
+    base = TrainConf(
+        draft=ToyConf(dropout=changes.pop("dropout", 0.1)),
+        data=DataConf(seed=1),
+        device=DeviceConf(name=DeviceName.cpu, precision=Precision.float32, compile=False),
+        optim=OptimConf(**{"steps": 12, "batch_size": 4, "lr": 3e-3, "warmup": 0.1, **optim}),
+        log=LogConf(every=3),
+        run_name="toy",
+        eval_every=4,
+        save_every=2,
+    )
+    return replace(base, **changes)
+
+
+def toy_run(folder: Path, conf: TrainConf, *, target: Target | None = None) -> tuple[Draft, Progress]:
+    """The part of a training run that the tests are about."""
+    torch.set_num_threads(1)
+    device = conf.device.build()
+    accelerator = accelerator_for(device, trackers=conf.log.trackers())
+    folder.mkdir(parents=True, exist_ok=True)
+    target = target or toy_target()
+    config = flat(conf) | {"processes": accelerator.num_processes}
+    state = State(folder, config)
+    progress = state.find()
+    if accelerator.is_main_process:
+        state.sweep()
+    draft = conf.draft.build(target, loss=conf.loss, seed=conf.seed)
+    loop = Loop(
+        conf=conf, accelerator=accelerator, device=device, target=target, draft=draft,
+        rows=toy_rows(), state=state, progress=progress, folder=folder, evaluate=toy_length,
+        log=Log(conf.log, accelerator, folder=folder, progress=progress, config=config),
+    )  # fmt: skip
+    return draft, loop.run()
+
+
+def toy_length(draft: Draft) -> dict[str, float]:
+    """Stands for decoding: a figure of the weights, which also uses random numbers."""
+    torch.rand(3)
+    return {"acceptance_length": draft.lm_head.weight.abs().mean().item()}
+
+
+def metrics(folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def weights(folder: Path) -> dict[str, Tensor]:
+    """Of the newest state, wrapped by one process or several."""
+    newest = State(folder, {}).newest()
+    assert newest is not None
+    saved = load_file(newest / "model.safetensors")
+    return {name.removeprefix("module."): tensor for name, tensor in saved.items()}
+
+
+if __name__ == "__main__":
+    toy_run(Path(sys.argv[1]), toy_conf(**json.loads(sys.argv[2])))

@@ -1,0 +1,44 @@
+"""The whole configuration of `python -m train`."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from data.config import DataConf
+from infer.config import EvaluationConf
+from models.device import DeviceConf
+from models.drafts.base import DraftConf
+from models.errors import UserError
+from models.losses import LossConf
+from models.target import TargetConf
+from models.tree import TreeConf
+from train.log import LogConf
+from train.optim import OptimConf
+
+MISSING: Any = "???"  # OmegaConf's mark of a required value
+
+
+@dataclass(kw_only=True)
+class TrainConf:
+    """Distil `draft` from `target` on `data`, then measure it with `tree`."""
+
+    target: TargetConf = field(default_factory=TargetConf)
+    draft: DraftConf = MISSING
+    data: DataConf = field(default_factory=DataConf)
+    loss: LossConf = field(default_factory=LossConf)
+    tree: TreeConf = field(default_factory=TreeConf)
+    optim: OptimConf = field(default_factory=OptimConf)
+    device: DeviceConf = field(default_factory=DeviceConf)
+    log: LogConf = field(default_factory=LogConf)
+    evaluation: EvaluationConf = field(default_factory=EvaluationConf)  # of the finished draft
+    seed: int = 0
+    run_name: str = MISSING
+    output_dir: str = "outputs/train"
+    resume: bool = True  # continue the run of this name; false starts it over
+    eval_every: int = 100  # steps between measurements of the acceptance length
+    eval_prompts: int = 8  # held-out prompts of such a measurement
+    save_every: int = 50  # steps between saved states
+
+    def __post_init__(self) -> None:
+        for name in ("eval_every", "eval_prompts", "save_every"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name}: must be at least 1, got {getattr(self, name)}")

@@ -1,0 +1,200 @@
+"""The training loop. It knows steps, rows and weights, and nothing of how a draft learns.
+
+Everything a step does is a function of its number and of the saved state, so that a run which was
+killed and continued ends in the weights of an unbroken one.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from data.batches import Order, Packed
+from models.device import Device
+from models.drafts.base import Batch, Draft, Loss
+from models.errors import UserError
+from models.target import Seen, Target
+from train.config import TrainConf
+from train.disk import refuse_full_disk
+from train.log import Log, Steps
+from train.state import Progress, State
+
+log = logging.getLogger(__name__)
+
+
+class Lesson(nn.Module):
+    """A draft whose forward pass is its loss: the module that Accelerate wraps and casts."""
+
+    def __init__(self, draft: Draft, device: Device):
+        super().__init__()
+        self.draft = draft
+        self.loss = device.compile(draft.loss)
+
+    def forward(self, batch: Batch, seen: Seen) -> Loss:
+        return self.loss(batch, seen)
+
+
+class Window:
+    """Sums since the last log line. They stay on the device and are read in one transfer."""
+
+    def __init__(self) -> None:
+        self.losses: list[Tensor] = []  # one (total, weight) a step
+        self.sums: dict[str, Tensor] = {}
+
+    def add(self, name: str, pair: Tensor) -> None:
+        self.sums[name] = self.sums[name] + pair if name in self.sums else pair
+
+    def read(self, accelerator: Accelerator) -> tuple[list[float], dict[str, tuple[float, float]]]:
+        """The loss of each step, and (sum, count) of each metric; the window is empty afterwards."""
+        pairs = torch.stack([*self.losses, *self.sums.values()])
+        read = accelerator.reduce(pairs, "sum").tolist()
+        steps = len(self.losses)
+        losses = [total / weight if weight else 0.0 for total, weight in read[:steps]]
+        metrics = dict(zip(self.sums, map(tuple, read[steps:]), strict=True))
+        self.__init__()
+        return losses, metrics
+
+
+@dataclass(kw_only=True)
+class Loop:
+    """One run over `conf.optim.steps` optimizer steps, from `progress` on."""
+
+    conf: TrainConf
+    accelerator: Accelerator
+    device: Device
+    target: Target
+    draft: Draft
+    rows: Packed
+    state: State
+    progress: Progress
+    log: Log
+    folder: Path
+    evaluate: Callable[[Draft], dict[str, float]]  # real decoding; has acceptance_length
+    window: Window = field(default_factory=Window)
+
+    def run(self) -> Progress:
+        """Train to the last step; the best checkpoint by acceptance length is in the folder."""
+        conf, steps = self.conf, self.conf.optim.steps
+        self._prepare()
+        self._restart_clock()
+        with Steps(done=self.progress.step, steps=steps) as self.shown:
+            for step in range(self.progress.step, steps):
+                self._learn(step)
+                done = self.progress.step = step + 1
+                measures = done == steps or done % conf.eval_every == 0
+                saves = done == steps or done % conf.save_every == 0
+                if measures or saves or done % conf.log.every == 0:
+                    # Before anything is kept: the losses must have been finite.
+                    values = self._report()
+                    if measures:
+                        values |= self._measure()
+                    self.log.write(done, values)
+                if saves:
+                    self.state.save(self.accelerator, self.progress)
+                    self._restart_clock()
+        return self.progress
+
+    def _prepare(self) -> None:
+        conf = self.conf
+        optimizers, schedules = conf.optim.build(self.draft)
+        self.lesson = self.accelerator.prepare(Lesson(self.draft, self.device))
+        self.optimizers = [self.accelerator.prepare(optimizer) for optimizer in optimizers]
+        self.schedules = [self.accelerator.prepare(schedule) for schedule in schedules]
+        self.trained = [p for p in self.lesson.parameters() if p.requires_grad]
+        # The order deals whole steps, so that splitting them changes nothing.
+        whole = conf.optim.batch_size * conf.optim.accumulation * self.accelerator.num_processes
+        self.order = Order(seed=conf.data.seed, rows=len(self.rows), batch_size=whole)
+        self.state.load(self.accelerator)
+        self.draft.train()
+
+    def _learn(self, step: int) -> None:
+        """One optimizer step: the gradient of the summed loss over all rows / its summed weight."""
+        accelerator, clip = self.accelerator, self.conf.optim.clip
+        sums = torch.zeros(2, device=accelerator.device)
+        for micro, batch in enumerate(self._batches(step)):
+            last = micro == self.conf.optim.accumulation - 1
+            with nullcontext() if last else accelerator.no_sync(self.lesson):
+                loss = self.lesson(batch, self._see(batch))
+                accelerator.backward(loss.total)
+            sums += torch.stack([loss.total.detach(), loss.weight]).float()
+            for name, pair in loss.metrics.items():
+                self.window.add(name, pair.detach())
+            tokens = (batch.document >= 0).sum().float()
+            self.window.add("tokens", torch.stack([tokens, torch.ones_like(tokens)]))
+        self.window.losses.append(sums)
+
+        weight = accelerator.reduce(sums, "sum")[1]
+        # Gradients arrive as the mean over processes; a step without any answer moves nothing.
+        scale = accelerator.num_processes / weight.clamp_min(torch.finfo(weight.dtype).tiny)
+        for parameter in self.trained:
+            if parameter.grad is not None:
+                parameter.grad.mul_(scale)
+        norm = accelerator.clip_grad_norm_(self.trained, clip)
+        self.window.add("grad_norm", torch.stack([norm, torch.ones_like(norm)]))
+        for optimizer, schedule in zip(self.optimizers, self.schedules, strict=True):
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+
+    def _batches(self, step: int) -> Iterator[Batch]:
+        """This process's micro-batches of a step."""
+        size, accelerator = self.conf.optim.batch_size, self.accelerator
+        rows = self.order.batch(step, accelerator.process_index, accelerator.num_processes)
+        for first in range(0, len(rows), size):
+            yield self.rows.batch(rows[first : first + size]).to(accelerator.device)
+
+    @torch.no_grad()
+    def _see(self, batch: Batch) -> Seen:
+        layers = self.draft.needs.layers
+        mask = batch.attends()
+        return self.target.see(batch.ids, positions=batch.positions, mask=mask, layers=layers)
+
+    def _report(self) -> dict[str, float]:
+        """Read the window and say what it holds. Raises UserError where the loss is not finite."""
+        done = self.progress.step
+        losses, sums = self.window.read(self.accelerator)
+        for step, loss in enumerate(losses, start=done - len(losses) + 1):
+            if not math.isfinite(loss):
+                raise UserError(
+                    f"optim.lr: the loss must stay finite, got {loss} at step {step}; lower "
+                    "optim.lr or optim.clip under another run_name (the last good state is kept)"
+                )
+        took = time.perf_counter() - self.clock
+        tokens, _ = sums.pop("tokens")
+        lr = self.conf.optim.lr * self.conf.optim.factor(done - 1)
+        values = {"loss": sum(losses) / len(losses), "lr": lr}
+        values |= {name: total / max(count, 1) for name, (total, count) in sums.items()}
+        values["tokens_per_s"] = tokens / took
+        self.shown.report(done, values, seconds_a_step=took / (done - self.since))
+        self._restart_clock()
+        return {f"train/{name}": value for name, value in values.items()}
+
+    def _restart_clock(self) -> None:
+        """Training time only: neither measuring nor saving counts."""
+        self.clock, self.since = time.perf_counter(), self.progress.step
+
+    def _measure(self) -> dict[str, float]:
+        """Decode held-out prompts; keep this draft if it is the best so far."""
+        values: dict[str, float] = {}
+        self.draft.eval()
+        if self.accelerator.is_main_process:
+            with torch.random.fork_rng(devices=[]):  # training must not notice that it was measured
+                values = self.evaluate(self.draft)
+            found, best = values["acceptance_length"], self.progress.best
+            if best is None or found > best:
+                self.progress.best, self.progress.best_step = found, self.progress.step
+                with refuse_full_disk(self.folder):
+                    self.draft.save(self.folder / "checkpoint", self.target)
+            said = "the best so far, kept" if self.progress.best == found else f"best {best:.3f}"
+            log.info("step %d  acceptance length %.3f (%s)", self.progress.step, found, said)
+        self.accelerator.wait_for_everyone()
+        self.draft.train()
+        self._restart_clock()
+        return {f"eval/{name}": value for name, value in values.items()}
