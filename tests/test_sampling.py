@@ -110,6 +110,7 @@ def test_a_turn_may_differ_by_row():
     torch.testing.assert_close(both[1], draw(1, count=1, turn=3)[0])
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # imported by inductor
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_noise_and_warping_compile_into_one_graph(backend, monkeypatch):
     spec = importlib.util.spec_from_file_location("unchecked_sampling", sampling.__file__)
