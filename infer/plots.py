@@ -9,6 +9,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from infer.tables import modes_of, sections
@@ -49,7 +50,10 @@ def draw(report: Report, plot: Callable[[Axes, Report], None]) -> str:
         figure = Figure(figsize=(7.2, 3.6), layout="constrained")
         axes = figure.add_subplot()
         plot(axes, report)
-        figure.legend(loc="outside right upper", fontsize=9)
+        marks = [
+            Line2D([], [], color=c, marker="o", ms=4, label=m) for c, m, _ in _coloured(report)
+        ]
+        figure.legend(handles=marks, loc="outside right upper", fontsize=9)
         file = io.StringIO()
         figure.savefig(file, format="svg", transparent=True)
     svg = file.getvalue()
@@ -61,11 +65,10 @@ def draw(report: Report, plot: Callable[[Axes, Report], None]) -> str:
 
 def by_position(axes: Axes, report: Report) -> None:
     """Marginal acceptance as lines; conditional, dotted, shows where the draft loses the thread."""
-    drafting = [entry for entry in _coloured(report) if entry[2]["depth"]]
-    for colour, label, mode in drafting:
+    for colour, _, mode in _coloured(report):
         positions = np.arange(1, mode["depth"] + 1)
         shares = mode["acceptance_by_position"]
-        axes.plot(positions, shares["marginal"], color=colour, marker="o", ms=4, label=label)
+        axes.plot(positions, shares["marginal"], color=colour, marker="o", ms=4)
         conditional = [np.nan if share is None else share for share in shares["conditional"]]
         axes.plot(positions, conditional, color=colour, ls=":", marker=".", ms=4)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -89,13 +92,12 @@ def speedup_by_category(axes: Axes, report: Report) -> None:
 def latency(axes: Axes, report: Report) -> None:
     """The share of prompts answered at most so slowly."""
     colours = {label: colour for colour, label, _ in _coloured(report)}
-    # per_prompt names modes by draft; several drafts keep their names in the legend.
-    prefix = f"{report['drafts'][0]['name']}/" if len(report["drafts"]) == 1 else ""
+    several = len(report["drafts"]) > 1
     for key in report["per_prompt"][0]["modes"]:
-        label = key.removeprefix(prefix).replace("/", " ")
+        name, _, mode = key.rpartition("/")
         rows = [row["modes"][key]["itl_ms"] for row in report["per_prompt"]]
-        known = sorted(value for value in rows if value is not None)
-        axes.ecdf(known, color=colours[label], label=label)
+        if known := [value for value in rows if value is not None]:
+            axes.ecdf(known, color=colours[f"{name} {mode}" if several and name else mode])
     axes.set(
         xlabel="inter-token latency of a prompt, ms", ylabel="share of prompts", ylim=(0, 1.02)
     )
@@ -106,22 +108,20 @@ def _by_category(axes: Axes, report: Report, figure: str) -> None:
     groups = sections(report)
     num_modes = len(_coloured(report))
     for place, section in enumerate(groups.values()):
-        for index, (colour, label, mode) in enumerate(_coloured(section)):
+        for index, (colour, _, mode) in enumerate(_coloured(section)):
             x = place + (index - (num_modes - 1) / 2) * 0.8 / num_modes
-            _dot(axes, x, mode[figure], colour, label if place == 0 else None)
+            _dot(axes, x, mode[figure], colour)
     axes.axhline(1, color=INK, lw=0.8, ls="--")
     axes.set_xticks(range(len(groups)), list(groups))
     axes.set_ylim(bottom=0)
 
 
-def _dot(
-    axes: Axes, x: float, value: dict[str, Any] | None, colour: str, label: str | None
-) -> None:
+def _dot(axes: Axes, x: float, value: dict[str, Any] | None, colour: str) -> None:
     if value is None:
         return
     low, high = value["ci95"] or [value["mean"]] * 2
     axes.plot([x, x], [low, high], color=colour, lw=2)
-    axes.plot(x, value["mean"], color=colour, marker="o", ms=5, ls="", label=label)
+    axes.plot(x, value["mean"], color=colour, marker="o", ms=5)
 
 
 def _coloured(report: Report) -> list[tuple[str, str, dict[str, Any]]]:

@@ -45,7 +45,7 @@ class Trace:
 
     @property
     def decode_s(self) -> float:
-        return sum(self.round_s)
+        return sum(self.round_s, 0.0)
 
     @property
     def e2e_s(self) -> float:
@@ -208,7 +208,7 @@ def by_position(traces: list[Trace]) -> Positions:
     depth = max((trace.depth for trace in traces), default=0)
     reached = [int((accepted >= position).sum()) for position in range(depth + 1)]
     return Positions(
-        marginal=[count / reached[0] for count in reached[1:]],
+        marginal=[count / max(1, reached[0]) for count in reached[1:]],
         conditional=[after / before if before else None for before, after in pairwise(reached)],
     )
 

@@ -3,6 +3,7 @@
 import io
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -109,7 +110,7 @@ def report_without():
         SETTING,
         autoregressive=measured(share=0.0, depth=0, nodes=0, round_s=0.01, seed=1, **one),
         ngram=NotMeasured(reason="switched off"),
-        drafts=[lone, lone],
+        drafts=[lone, replace(lone, name="org/another")],
     )
 
 
@@ -240,6 +241,17 @@ def test_a_mode_that_was_not_measured_is_null_with_its_reason(report_without):
     assert draft["not_measured"] == {"untrained": "the checkpoint holds no config"}
     assert draft["gain"]["tree"] == {"over_untrained": None, "over_ngram": None}
     assert "ngram: not measured: switched off" in printed(report_without)
+
+
+def test_answers_of_one_token_have_no_rounds_and_no_figures(tmp_path):
+    mode = measured(share=0.5, depth=3, nodes=3, round_s=0.012, seed=1, per_category=1)
+    for trace in mode.traces:
+        trace.ids, trace.accepted, trace.drafted, trace.round_s = [7], [], [], []
+    made = build(SETTING, autoregressive=mode, ngram=mode, drafts=[])
+    write(made, tmp_path)
+    assert faults(json.loads((tmp_path / "report.json").read_text()), SCHEMA) == []
+    assert made["ngram"]["acceptance_length"] is made["ngram"]["itl_ms"] is None
+    assert made["ngram"]["ttft_ms"]["p50"] > 0
 
 
 def test_json_text_page_and_terminal_say_the_same(report, tmp_path):
