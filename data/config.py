@@ -1,0 +1,105 @@
+"""What to learn from: where documents come from, their shape, the length of a training row."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from models.errors import UserError
+
+
+class Source(Enum):
+    """Where the documents come from."""
+
+    demo = "demo"  # prompts of the embedded demo, answered by the target
+    jsonl = "jsonl"  # a file with one JSON object a line
+    dataset = "dataset"  # a Hugging Face dataset: hub name, saved directory or data file
+
+
+class Format(Enum):
+    """The shape of a row."""
+
+    auto = "auto"  # told from the row itself
+    messages = "messages"  # messages: [{role, content}]
+    sharegpt = "sharegpt"  # conversations: [{from, value}]
+    text = "text"  # text: plain text
+    tokens = "tokens"  # ids: [int], answer: [bool]
+
+
+class Turns(Enum):
+    """Which assistant turns of a conversation are learned."""
+
+    all = "all"  # every turn, one document a conversation
+    each = "each"  # every turn, one document a turn with the history that it saw
+    last = "last"  # the last turn only
+
+
+@dataclass(kw_only=True)
+class AnswersConf:
+    """How the target answers the demo's training prompts."""
+
+    prompts: int = 1000
+    max_new_tokens: int = 128
+    temperature: float = 0.7
+    batch: int = 32
+
+    def __post_init__(self) -> None:
+        rules = [
+            (self.prompts >= 1, f"data.answers.prompts: must be at least 1, got {self.prompts}"),
+            (
+                self.max_new_tokens >= 2,
+                f"data.answers.max_new_tokens: must be at least 2, got {self.max_new_tokens}",
+            ),
+            (
+                self.temperature >= 0,
+                f"data.answers.temperature: must be 0 (greedy) or more, got {self.temperature}",
+            ),
+            (self.batch >= 1, f"data.answers.batch: must be at least 1, got {self.batch}"),
+        ]
+        _refuse([message for holds, message in rules if not holds])
+
+
+@dataclass(kw_only=True)
+class DataConf:
+    """Configures reading, tokenising and packing."""
+
+    source: Source = Source.demo
+    path: str | None = None  # JSONL file, hub name, saved dataset or data file
+    subset: str | None = None  # the dataset's configuration
+    split: str = "train"  # slices work too: train[1000:]
+    format: Format = Format.auto
+    column: str | None = None  # None = messages, conversations, text or ids
+    turns: Turns = Turns.all
+    template: dict[str, Any] = field(default_factory=dict)  # arguments of the chat template
+    length: int = 512  # tokens of a packed row
+    limit: int | None = None  # rows to read; None = all
+    seed: int = 0  # of the order
+    answers: AnswersConf = field(default_factory=AnswersConf)  # source=demo only
+
+    def __post_init__(self) -> None:
+        rules = [
+            (
+                self.source is Source.demo or self.path is not None,
+                f"data.path: must be set for data.source={self.source.value}, got null; "
+                "give a local path or, for dataset, a hub name",
+            ),
+            (
+                self.source is not Source.demo or self.path is None,
+                f"data.path: must be null for data.source=demo, got {self.path!r}; "
+                "set data.source=jsonl or data.source=dataset",
+            ),
+            (
+                self.length >= 16,
+                f"data.length: must be at least 16, got {self.length}; "
+                "a row must hold a prompt and its answer",
+            ),
+            (
+                self.limit is None or self.limit >= 1,
+                f"data.limit: must be at least 1 or null for all rows, got {self.limit}",
+            ),
+        ]
+        _refuse([message for holds, message in rules if not holds])
+
+
+def _refuse(problems: list[str]) -> None:
+    if problems:
+        raise UserError("; ".join(problems))

@@ -1,0 +1,185 @@
+"""Rows of every shape become documents; what does not fit is counted or refused, never lost."""
+
+import json
+from collections import Counter
+
+import huggingface_hub.constants
+import pytest
+
+from data.config import AnswersConf, DataConf, Format, Source
+from data.conversations import Conversation, Text, Tokenised, check, rows
+from models.errors import UserError
+
+MESSAGES = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Hi"},
+    {"role": "assistant", "content": "Hello"},
+    {"role": "user", "content": "Bye"},
+    {"role": "assistant", "content": "So long"},
+]
+SPEAKERS = {"system": "system", "user": "human", "assistant": "gpt"}
+SHAREGPT = [{"from": SPEAKERS[m["role"]], "value": m["content"]} for m in MESSAGES]
+
+
+def jsonl(tmp_path, *lines, **changes) -> DataConf:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(x if isinstance(x, str) else json.dumps(x) for x in lines))
+    return DataConf(source=Source.jsonl, path=str(path), **changes)
+
+
+def read(conf: DataConf) -> tuple[list, Counter[str]]:
+    skipped: Counter[str] = Counter()
+    return list(rows(conf, skipped)), skipped
+
+
+def test_every_shape_is_told_from_the_row(tmp_path):
+    conf = jsonl(
+        tmp_path,
+        {"messages": MESSAGES},
+        {"conversations": SHAREGPT},
+        "",
+        {"text": "once"},
+        {"ids": [1, 2, 3], "answer": [0, 1, 1]},
+    )
+    whole = Conversation(messages=MESSAGES)
+    tokens = Tokenised(ids=[1, 2, 3], answer=[False, True, True])
+    assert read(conf) == ([whole, whole, Text(text="once"), tokens], Counter())
+
+
+def test_a_set_shape_and_column_are_kept_to(tmp_path):
+    conf = jsonl(tmp_path, {"chat": MESSAGES}, {"chat": "x"}, format=Format.messages, column="chat")
+    assert read(conf) == (
+        [Conversation(messages=MESSAGES)],
+        Counter({"column chat has the shape text": 1}),
+    )
+
+
+def test_rows_that_do_not_fit_are_counted_by_reason(tmp_path):
+    user, assistant = MESSAGES[1:3]
+    conf = jsonl(
+        tmp_path,
+        {"messages": MESSAGES},
+        {"messages": [user]},
+        {"messages": [assistant, user, assistant]},
+        {"messages": [user, {"role": "assistant", "content": [{"type": "image"}]}]},
+        {"conversations": [{"from": "ghost", "value": "boo"}]},
+        {"ids": [1, 2], "answer": [True]},
+        {"prompt": "x"},
+        {"text": 5},
+    )
+    documents, skipped = read(conf)
+    assert len(documents) == 1
+    assert skipped == {
+        "no assistant turn": 1,
+        "an assistant turn before any user turn": 1,
+        "a message without a role or with a content that is not text": 1,
+        "a turn from 'ghost' or with a value that is not text": 1,
+        "ids without an answer flag for each": 1,
+        "no column messages/conversations/text/ids among prompt": 1,
+        "column text holds neither messages, turns, text nor ids": 1,
+    }
+
+
+def test_parts_and_absent_keys_become_plain_messages(tmp_path):
+    parts = [{"type": "text", "text": "So "}, {"type": "text", "text": "long"}]
+    user = {"role": "user", "content": "Bye", "name": None}
+    conf = jsonl(tmp_path, {"messages": [user, {"role": "assistant", "content": parts}, user]})
+    [conversation] = read(conf)[0]
+    assert conversation.messages == MESSAGES[3:]
+
+
+def test_the_limit_counts_rows(tmp_path):
+    conf = jsonl(tmp_path, {"text": "a"}, {"text": "b"}, {"text": "c"}, limit=2)
+    assert read(conf)[0] == [Text(text="a"), Text(text="b")]
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (
+            ['{"text": "a"}', '{"text": '],
+            r"every line must be a JSON object, .* at .*rows.jsonl:2;",
+        ),
+        (["[1, 2]"], r"got a list at .*rows.jsonl:1; mend or remove"),
+        (['{"prompt": "a"}'], r"data.format: some row must have the shape auto, got none .*prompt"),
+        ([], r"got none in .*\(no rows\)"),
+    ],
+)
+def test_unreadable_jsonl_is_refused(tmp_path, lines, message):
+    with pytest.raises(UserError, match=message):
+        read(jsonl(tmp_path, *lines))
+
+
+def test_a_check_needs_no_model_and_finds_a_missing_file(tmp_path):
+    check(DataConf())
+    check(jsonl(tmp_path, {"text": "a"}))
+    with pytest.raises(UserError, match=r"data.path: must be a JSONL file, got .*none.jsonl"):
+        check(DataConf(source=Source.jsonl, path=str(tmp_path / "none.jsonl")))
+
+
+@pytest.fixture
+def table(tmp_path, monkeypatch):
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    return datasets.Dataset.from_list([{"messages": MESSAGES}, {"messages": MESSAGES[1:3]}])
+
+
+def dataset(path, **changes) -> DataConf:
+    return DataConf(source=Source.dataset, path=str(path), **changes)
+
+
+def test_data_files_and_saved_datasets_are_read(tmp_path, table):
+    import datasets
+
+    table.to_parquet(tmp_path / "rows.parquet")
+    table.to_json(tmp_path / "rows.json")
+    table.save_to_disk(tmp_path / "saved")
+    datasets.DatasetDict({"small": table}).save_to_disk(tmp_path / "splits")
+    expected = [Conversation(messages=MESSAGES), Conversation(messages=MESSAGES[1:3])]
+    for conf in [
+        dataset(tmp_path / "rows.parquet"),
+        dataset(tmp_path / "rows.json"),
+        dataset(tmp_path / "saved"),
+        dataset(tmp_path / "splits", split="small"),
+    ]:
+        assert read(conf) == (expected, Counter())
+    assert read(dataset(tmp_path / "rows.parquet", split="train[1:]"))[0] == expected[1:]
+    with pytest.raises(UserError, match=r"data.split: must be one of small, got 'train'"):
+        check(dataset(tmp_path / "splits"))
+
+
+def test_broken_and_missing_data_files_are_refused(tmp_path, table):
+    (tmp_path / "broken.parquet").write_bytes(b"PAR1 no more")
+    with pytest.raises(UserError, match=r"data.path: must be a dataset that can be loaded"):
+        check(dataset(tmp_path / "broken.parquet"))
+    with pytest.raises(UserError, match=r"data.path: must exist, got .*none.parquet"):
+        check(dataset(tmp_path / "none.parquet"))
+
+
+@pytest.mark.parametrize("offline", [True, False])
+def test_an_unreachable_hub_name_says_how_to_use_a_local_path(table, monkeypatch, offline):
+    import datasets
+
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", offline)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", offline)
+    with pytest.raises(UserError, match=r"nobody/nothing.*without a network give a local path"):
+        check(dataset("nobody/nothing"))
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: DataConf(length=4), "data.length: must be at least 16, got 4"),
+        (lambda: DataConf(limit=0), "data.limit: must be at least 1 or null for all rows, got 0"),
+        (lambda: DataConf(source=Source.jsonl), "data.path: must be set for data.source=jsonl"),
+        (lambda: DataConf(path="x"), "data.path: must be null for data.source=demo, got 'x'"),
+        (lambda: DataConf(length=4, limit=0), r"data.length: .*; data.limit: "),
+        (lambda: AnswersConf(prompts=0), "data.answers.prompts: must be at least 1, got 0"),
+        (lambda: AnswersConf(temperature=-1.0), "data.answers.temperature: must be 0"),
+    ],
+)
+def test_a_conf_that_cannot_work_is_refused(build, message):
+    with pytest.raises(UserError, match=message):
+        build()
