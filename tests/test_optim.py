@@ -1,5 +1,7 @@
 """Promises of the optimizers and schedules."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import nn
@@ -61,7 +63,7 @@ def test_every_schedule_warms_up_and_stays_within_its_bounds(schedule):
     assert factors[:10] == pytest.approx([(step + 1) / 10 for step in range(10)])
     assert factors[10] > 0.99
     assert all(0.1 <= factor <= 1 for factor in factors)
-    assert all(a >= b for a, b in zip(factors[10:], factors[11:], strict=False))
+    assert all(a >= b for a, b in pairwise(factors[10:]))
 
 
 def test_cosine_passes_the_middle_and_ends_near_its_floor():

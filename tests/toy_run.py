@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from data.config import DataConf
 from data.batches import Packed
+from data.config import DataConf
 from models.device import DeviceConf, DeviceName, Precision
 from models.drafts.base import Batch, Draft, DraftConf, Loss, Needs
 from models.losses import LossConf
@@ -107,23 +107,24 @@ def toy_conf(**changes) -> TrainConf:
     return replace(base, **changes)
 
 
-def toy_run(folder: Path, conf: TrainConf, *, target: Target | None = None) -> tuple[Draft, Progress]:
+def toy_run(
+    folder: Path, conf: TrainConf, *, target: Target | None = None
+) -> tuple[Draft, Progress]:
     """The part of a training run that the tests are about."""
     torch.set_num_threads(1)
     device = conf.device.build()
     accelerator = accelerator_for(device, trackers=conf.log.trackers())
     folder.mkdir(parents=True, exist_ok=True)
     target = target or toy_target()
-    config = flat(conf) | {"processes": accelerator.num_processes}
-    state = State(folder, config)
-    progress = state.find()
+    state = State(folder, flat(conf) | {"processes": accelerator.num_processes})
+    state.find()
     if accelerator.is_main_process:
         state.sweep()
     draft = conf.draft.build(target, loss=conf.loss, seed=conf.seed)
+    log = Log(conf.log, state, accelerator)
     loop = Loop(
         conf=conf, accelerator=accelerator, device=device, target=target, draft=draft,
-        rows=toy_rows(), state=state, progress=progress, folder=folder, evaluate=toy_length,
-        log=Log(conf.log, accelerator, folder=folder, progress=progress, config=config),
+        rows=toy_rows(), state=state, log=log, evaluate=toy_length,
     )  # fmt: skip
     return draft, loop.run()
 

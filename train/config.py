@@ -1,8 +1,10 @@
 """The whole configuration of `python -m train`."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from data import conversations
 from data.config import DataConf
 from infer.config import EvaluationConf
 from models.device import DeviceConf
@@ -42,3 +44,19 @@ class TrainConf:
         for name in ("eval_every", "eval_prompts", "save_every"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name}: must be at least 1, got {getattr(self, name)}")
+
+    def check(self) -> None:
+        """Refuse what can be known to be wrong before a model is loaded."""
+        conversations.check(self.data)
+        depth, deepest = self.tree.build().depth, self.draft.max_depth
+        if depth > deepest:
+            raise UserError(
+                f"tree.depth: must be at most the {deepest} tokens that the draft can propose, "
+                f"got {depth}; lower tree.depth or raise draft.max_depth"
+            )
+        prompts = self.evaluation.prompts
+        if prompts is not None and not Path(prompts).is_file():
+            raise UserError(
+                f"evaluation.prompts: must be a readable JSONL file, got {prompts}; "
+                "null takes the demo's"
+            )

@@ -1,4 +1,4 @@
-"""The run folder as a place to write: claimed before anything slow, and what to say when it is full."""
+"""The run folder as a place to write: claimed before anything slow, refused in one line if full."""
 
 import errno
 import shutil

@@ -19,15 +19,19 @@ from rich.logging import RichHandler
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
-    Progress as RichProgress,
     TextColumn,
     TimeRemainingColumn,
 )
+from rich.progress import (
+    Progress as RichProgress,
+)
 
+from infer.tables import Table
 from models.errors import UserError
-from train.state import Progress
+from train.state import State
 
 CONSOLE = Console()
+SHOWN = ("loss", "tau", "lr", "tokens_per_s")  # the others are for the curves
 PACKAGES = ("conf", "data", "infer", "models", "train")
 log = logging.getLogger(__name__)
 
@@ -91,30 +95,25 @@ class Steps(RichProgress):
         self.bar = self.add_task("", total=steps, completed=done)
 
     def report(self, done: int, values: dict[str, float], *, seconds_a_step: float) -> None:
-        """Say the newest figures; names with a slash are for the curves only."""
-        words = "  ".join(f"{name} {value:.4g}" for name, value in values.items() if "/" not in name)
+        """Say the newest figures."""
+        words = "  ".join(f"{name} {values[name]:.4g}" for name in SHOWN if name in values)
         self.update(self.bar, completed=done, description=words)
         if self.disable:
             left = round((self.steps - done) * seconds_a_step)
-            log.info(
-                "step %d/%d  %s  %d:%02d left", done, self.steps, words, left // 60, left % 60
-            )
+            log.info("step %d/%d  %s  %d:%02d left", done, self.steps, words, left // 60, left % 60)
 
 
 class Log:
-    """The metrics of one run folder, from `progress` on. Only the main process writes."""
+    """The metrics of one run folder, from where it stands on. Only the main process writes."""
 
-    def __init__(
-        self, conf: LogConf, accelerator: Accelerator, *,
-        folder: Path, progress: Progress, config: dict[str, Any],
-    ):  # fmt: skip
-        self.conf, self.accelerator, self.folder = conf, accelerator, folder
-        self.file = folder / "metrics.jsonl"
+    def __init__(self, conf: LogConf, state: State, accelerator: Accelerator):
+        self.conf, self.accelerator, self.folder = conf, accelerator, state.folder
+        self.file = self.folder / "metrics.jsonl"
         if accelerator.is_main_process:
-            forget(self.file, after=progress.step)
+            forget(self.file, after=state.progress.step)
         if conf.wandb is not Wandb.off:
-            progress.tracker = progress.tracker or uuid.uuid4().hex[:12]
-            self._start_wandb(progress.tracker, config)
+            state.progress.tracker = state.progress.tracker or uuid.uuid4().hex[:12]
+            self._start_wandb(state.progress.tracker, state.config)
 
     def write(self, step: int, values: dict[str, float]) -> None:
         """One line of metrics."""
@@ -124,10 +123,10 @@ class Log:
                 file.write(json.dumps(line) + "\n")
         self.accelerator.log(line)
 
-    def finish(self, table: list[dict[str, Any]], files: list[Path]) -> None:
+    def finish(self, summary: Table) -> None:
         """Hand the report and the checkpoint to the tracker, and close it."""
         if self.conf.wandb is not Wandb.off and self.accelerator.is_main_process:
-            self._finish_wandb(table, files)
+            self._finish_wandb(summary)
         self.accelerator.end_training()
 
     def _start_wandb(self, run_id: str, config: dict[str, Any]) -> None:
@@ -144,21 +143,19 @@ class Log:
             # W&B's own step must not fall, which it does when a killed run continues.
             self.accelerator.get_tracker("wandb", unwrap=True).define_metric("*", "step")
 
-    def _finish_wandb(self, table: list[dict[str, Any]], files: list[Path]) -> None:
+    def _finish_wandb(self, summary: Table) -> None:
         import wandb
 
         run = self.accelerator.get_tracker("wandb", unwrap=True)
-        columns = list(table[0]) if table else []
-        rows = [[row[column] for column in columns] for row in table]
-        run.log({"report/table": wandb.Table(columns=columns, data=rows)})
-        artifact = wandb.Artifact(f"{self.folder.name}-draft", type="model")
-        for path in files:
-            if path.is_dir():
-                artifact.add_dir(str(path), name=path.name)
-            else:
-                artifact.add_file(str(path))
-            if path.suffix == ".html":
-                run.log({"report/page": wandb.Html(path.read_text(), inject=False)})
+        page = (self.folder / "report.html").read_text()
+        run.log({
+            "report/table": wandb.Table(columns=summary.columns, data=summary.rows),
+            "report/page": wandb.Html(page, inject=False),
+        })  # fmt: skip
+        artifact = wandb.Artifact(f"draft-{run.id}", type="model")
+        artifact.add_dir(str(self.folder / "checkpoint"), name="checkpoint")
+        for suffix in ("json", "md", "html"):
+            artifact.add_file(str(self.folder / f"report.{suffix}"))
         run.log_artifact(artifact)
 
 

@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
+from itertools import accumulate
+from operator import mul
 
 import torch
 from accelerate import Accelerator
@@ -52,7 +53,7 @@ class Window:
         self.sums[name] = self.sums[name] + pair if name in self.sums else pair
 
     def read(self, accelerator: Accelerator) -> tuple[list[float], dict[str, tuple[float, float]]]:
-        """The loss of each step, and (sum, count) of each metric; the window is empty afterwards."""
+        """The loss of each step, and (sum, count) of each metric. The window is empty then."""
         pairs = torch.stack([*self.losses, *self.sums.values()])
         read = accelerator.reduce(pairs, "sum").tolist()
         steps = len(self.losses)
@@ -62,9 +63,21 @@ class Window:
         return losses, metrics
 
 
+def expected_length(values: dict[str, float]) -> dict[str, float]:
+    """Acceptance length of a chain, where a method reports `hit_<i>`.
+
+    That is the share of its i-th tokens that are right where those before them were.
+
+    >>> expected_length({"hit_1": 0.5, "hit_2": 0.5})
+    {'tau': 1.75}
+    """
+    hits = [values[f"hit_{i}"] for i in range(1, len(values) + 1) if f"hit_{i}" in values]
+    return {"tau": 1 + sum(accumulate(hits, mul))} if hits else {}
+
+
 @dataclass(kw_only=True)
 class Loop:
-    """One run over `conf.optim.steps` optimizer steps, from `progress` on."""
+    """One run over `conf.optim.steps` optimizer steps, from where its state stands on."""
 
     conf: TrainConf
     accelerator: Accelerator
@@ -73,9 +86,7 @@ class Loop:
     draft: Draft
     rows: Packed
     state: State
-    progress: Progress
     log: Log
-    folder: Path
     evaluate: Callable[[Draft], dict[str, float]]  # real decoding; has acceptance_length
     window: Window = field(default_factory=Window)
 
@@ -84,10 +95,10 @@ class Loop:
         conf, steps = self.conf, self.conf.optim.steps
         self._prepare()
         self._restart_clock()
-        with Steps(done=self.progress.step, steps=steps) as self.shown:
-            for step in range(self.progress.step, steps):
+        with Steps(done=self.state.progress.step, steps=steps) as self.shown:
+            for step in range(self.state.progress.step, steps):
                 self._learn(step)
-                done = self.progress.step = step + 1
+                done = self.state.progress.step = step + 1
                 measures = done == steps or done % conf.eval_every == 0
                 saves = done == steps or done % conf.save_every == 0
                 if measures or saves or done % conf.log.every == 0:
@@ -97,9 +108,9 @@ class Loop:
                         values |= self._measure()
                     self.log.write(done, values)
                 if saves:
-                    self.state.save(self.accelerator, self.progress)
+                    self.state.save(self.accelerator)
                     self._restart_clock()
-        return self.progress
+        return self.state.progress
 
     def _prepare(self) -> None:
         conf = self.conf
@@ -158,7 +169,7 @@ class Loop:
 
     def _report(self) -> dict[str, float]:
         """Read the window and say what it holds. Raises UserError where the loss is not finite."""
-        done = self.progress.step
+        done = self.state.progress.step
         losses, sums = self.window.read(self.accelerator)
         for step, loss in enumerate(losses, start=done - len(losses) + 1):
             if not math.isfinite(loss):
@@ -172,13 +183,14 @@ class Loop:
         values = {"loss": sum(losses) / len(losses), "lr": lr}
         values |= {name: total / max(count, 1) for name, (total, count) in sums.items()}
         values["tokens_per_s"] = tokens / took
+        values |= expected_length(values)
         self.shown.report(done, values, seconds_a_step=took / (done - self.since))
         self._restart_clock()
         return {f"train/{name}": value for name, value in values.items()}
 
     def _restart_clock(self) -> None:
         """Training time only: neither measuring nor saving counts."""
-        self.clock, self.since = time.perf_counter(), self.progress.step
+        self.clock, self.since = time.perf_counter(), self.state.progress.step
 
     def _measure(self) -> dict[str, float]:
         """Decode held-out prompts; keep this draft if it is the best so far."""
@@ -187,13 +199,15 @@ class Loop:
         if self.accelerator.is_main_process:
             with torch.random.fork_rng(devices=[]):  # training must not notice that it was measured
                 values = self.evaluate(self.draft)
-            found, best = values["acceptance_length"], self.progress.best
-            if best is None or found > best:
-                self.progress.best, self.progress.best_step = found, self.progress.step
-                with refuse_full_disk(self.folder):
-                    self.draft.save(self.folder / "checkpoint", self.target)
-            said = "the best so far, kept" if self.progress.best == found else f"best {best:.3f}"
-            log.info("step %d  acceptance length %.3f (%s)", self.progress.step, found, said)
+            found, progress = values["acceptance_length"], self.state.progress
+            if progress.best is None or found > progress.best:
+                progress.best, progress.best_step = found, progress.step
+                with refuse_full_disk(self.state.folder):
+                    self.draft.save(self.state.folder / "checkpoint", self.target)
+            log.info(
+                "step %d  acceptance length %.3f, best %.3f at step %s",
+                progress.step, found, progress.best, progress.best_step,
+            )  # fmt: skip
         self.accelerator.wait_for_everyone()
         self.draft.train()
         self._restart_clock()

@@ -1,7 +1,7 @@
 """Optimizers and schedules: which parameter is moved by what, and how far at each step.
 
-Muon (https://kellerjordan.github.io/posts/muon/) takes the matrices between embedding and head, AdamW
-the rest. Parameters and moments are fp32 whatever the forward pass runs in.
+Muon (https://kellerjordan.github.io/posts/muon/) takes the matrices between embedding and head,
+AdamW the rest. Parameters and moments are fp32 whatever the forward pass runs in.
 """
 
 import math

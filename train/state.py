@@ -52,21 +52,22 @@ def flat(conf: Any, prefix: str = "") -> dict[str, Any]:
 
 
 class State:
-    """The states of one run folder."""
+    """A run folder, the config it was started with, how far it is, and its saved states."""
 
     def __init__(self, folder: Path, config: dict[str, Any]):
-        self.folder, self.config = folder / "state", config
+        self.folder, self.states, self.config = folder, folder / "state", config
+        self.progress = Progress()
 
     def newest(self) -> Path | None:
         """The last complete state."""
-        complete = [path for path in self.folder.glob("*") if path.suffix != PARTIAL]
+        complete = [path for path in self.states.glob("*") if path.suffix != PARTIAL]
         return max(complete, default=None)
 
     def find(self) -> Progress:
-        """Where to continue. Raises UserError if the run was started with another config."""
+        """How far the run is. Raises UserError if it was started with another config."""
         newest = self.newest()
         if newest is None:
-            return Progress()
+            return self.progress
         saved = json.loads((newest / "progress.json").read_text())
         self._refuse_changes(saved["config"])
         if saved["threads"] != torch.get_num_threads():
@@ -76,21 +77,22 @@ class State:
                 saved["threads"],
                 torch.get_num_threads(),
             )
-        return Progress(**saved["progress"])
+        self.progress = Progress(**saved["progress"])
+        return self.progress
 
     def sweep(self) -> None:
         """Remove what a kill left behind."""
         newest = self.newest()
-        for path in self.folder.glob("*"):
+        for path in self.states.glob("*"):
             if path != newest:
                 shutil.rmtree(path)
 
-    def save(self, accelerator: Accelerator, progress: Progress) -> None:
+    def save(self, accelerator: Accelerator) -> None:
         """Replace the newest state, on all processes together."""
-        place = self.folder / f"{progress.step:08d}"
+        place = self.states / f"{self.progress.step:08d}"
         main = accelerator.is_main_process
         saved = {
-            "progress": asdict(progress),
+            "progress": asdict(self.progress),
             "threads": torch.get_num_threads(),
             "config": self.config,
         }

@@ -1,16 +1,16 @@
 """Ten kills at random moments, at least three of them while something is half written."""
 
+import logging
 import random
 
-import pytest
 import torch
 from killing import finish, kill, newest_step, partials
 from toy_run import metrics, toy_conf, toy_run, weights
 
+log = logging.getLogger(__name__)
 KILLS, HALF_WRITTEN, STEPS = 10, 3, 600
 
 
-@pytest.mark.slow
 def test_ten_kills_end_in_the_weights_of_an_unbroken_run(tmp_path):
     rng = random.Random(0)
     killed, changes = tmp_path / "killed", {"optim": {"steps": STEPS}}
@@ -25,7 +25,9 @@ def test_ten_kills_end_in_the_weights_of_an_unbroken_run(tmp_path):
             half_written += kill(killed, changes, when=lambda: due() and bool(partials(killed)))
         else:
             half_written += kill(killed, changes, when=due)
-        print(f"kill {number + 1}: after the state of step {newest_step(killed)}, {half_written=}")
+        log.info(
+            "kill %d, saved step %d, half written %d", number + 1, newest_step(killed), half_written
+        )
     finish(killed, changes)
     assert half_written >= HALF_WRITTEN
 

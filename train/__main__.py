@@ -1,0 +1,79 @@
+"""`python -m train`: distil a draft from its target, and prove what it gains.
+
+Bare, it runs the embedded demo on a laptop. Killed, the same command continues the run.
+"""
+
+import logging
+
+from conf.entry import entry_point
+from data.batches import Packed, answer_counts
+from infer.eval import candidate, evaluate
+from infer.report import write
+from infer.tables import sections, summary_table, terminal_table
+from models.drafts.base import Draft
+from models.target import Target
+from models.vocab import always_kept
+from train.config import TrainConf
+from train.disk import refuse_full_disk, reserve
+from train.log import CONSOLE, Log, speak
+from train.loop import Loop
+from train.measure import measure
+from train.parallel import accelerator_for
+from train.rows import training_rows
+from train.run import open_run
+
+log = logging.getLogger("train")
+DEEPER = (
+    "tree.depth: %d is deeper than the %d steps that the draft is trained for; "
+    "deep nodes are rarely accepted"
+)
+
+
+@entry_point("train", TrainConf)
+def main(conf: TrainConf) -> None:
+    conf.check()
+    device = conf.device.build()
+    accelerator = accelerator_for(device, trackers=conf.log.trackers())
+    speak(main_process=accelerator.is_main_process)
+    run = open_run(conf, accelerator)
+
+    target = conf.target.build(device)
+    draft = conf.draft.build(target, loss=conf.loss, seed=conf.seed)
+    reserve(run.folder, draft)
+    said = Log(conf.log, run, accelerator)
+
+    if run.progress.step < conf.optim.steps:
+        rows, prompts = training_rows(conf, target, accelerator)
+        choose_vocabulary(draft, target, rows)
+        tree = conf.tree.build()
+        if tree.depth > draft.trained_depth:
+            log.warning(DEEPER, tree.depth, draft.trained_depth)
+        Loop(
+            conf=conf, accelerator=accelerator, device=device, target=target, draft=draft,
+            rows=rows, state=run, log=said,
+            evaluate=measure(target, prompts, tree, conf.evaluation),
+        ).run()  # fmt: skip
+    else:
+        log.info("%s is trained already: only its evaluation is repeated", run.folder)
+
+    if accelerator.is_main_process:
+        best = candidate(run.folder / "checkpoint", target)
+        report = evaluate(target, [best], tree=conf.tree, conf=conf.evaluation)
+        with refuse_full_disk(run.folder):
+            write(report, run.folder)
+        said.finish(summary_table(sections(report)))
+        terminal_table(report, CONSOLE)
+        log.info("report: %s", run.folder / "report.html")
+        log.info("checkpoint: %s", run.folder / "checkpoint")
+    accelerator.wait_for_everyone()
+
+
+def choose_vocabulary(draft: Draft, target: Target, rows: Packed) -> None:
+    counts = answer_counts(rows, target.vocab_size)
+    figures = draft.prepare(counts, target=target, always=always_kept(target.tokenizer))
+    for name, value in figures.items():
+        log.info("draft: %s %.4g", name, value)
+
+
+if __name__ == "__main__":
+    main()

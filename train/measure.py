@@ -1,0 +1,39 @@
+"""How good a draft is on the way: a few prompts decoded with the tree that will be served."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+
+from infer.config import EvaluationConf
+from infer.decode import Decoder
+from models.drafts.base import Draft
+from models.target import Target
+from models.tree import Tree
+
+
+def measure(
+    target: Target, prompts: list[list[int]], tree: Tree, conf: EvaluationConf
+) -> Callable[[Draft], dict[str, float]]:
+    """A function of the draft: its acceptance length, and the share of rounds that got so deep."""
+    # Compiling would take longer than the few rounds that are measured here.
+    eager = copy.copy(target)
+    eager.device = replace(target.device, compiles=False)
+    slots = max(len(prompt) for prompt in prompts) + conf.max_new_tokens
+
+    def measured(draft: Draft) -> dict[str, float]:
+        decoder = Decoder(
+            eager, draft, tree, sampling=conf.sampling, slots=slots, batch=len(prompts)
+        )
+        done = decoder.decode(
+            prompts, row_ids=list(range(len(prompts))),
+            max_new_tokens=conf.max_new_tokens, eos_ids=target.eos_ids,
+        )  # fmt: skip
+        accepted = [count for row in done for count in row.accepted]
+        rounds = max(1, len(accepted))  # none where the first token ends every answer
+        reached = {
+            f"accepted_{depth}": sum(count >= depth for count in accepted) / rounds
+            for depth in range(1, tree.depth + 1)
+        }
+        return {"acceptance_length": 1 + sum(accepted) / rounds, **reached}
+
+    return measured
