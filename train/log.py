@@ -78,8 +78,11 @@ def speak(*, main_process: bool) -> None:
     else:
         plain = logging.StreamHandler(sys.stdout)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[plain], force=True)
-    for package in PACKAGES:
-        logging.getLogger(package).setLevel(logging.INFO if main_process else logging.ERROR)
+    for name in list(logging.root.manager.loggerDict):
+        if name.partition(".")[0] in PACKAGES:
+            logger = logging.getLogger(name)
+            logger.disabled = False  # by Hydra, which switches off every logger it finds
+            logger.setLevel(logging.INFO if main_process else logging.ERROR)
 
 
 class Steps(RichProgress):
@@ -141,15 +144,18 @@ class Log:
         self.accelerator.init_trackers(self.conf.project, config, {"wandb": place})
         if self.accelerator.is_main_process:
             # W&B's own step must not fall, which it does when a killed run continues.
-            self.accelerator.get_tracker("wandb", unwrap=True).define_metric("*", "step")
+            self._wandb().define_metric("*", "step")
+
+    def _wandb(self) -> Any:  # its run; the package is imported only where it is asked for
+        return self.accelerator.get_tracker("wandb", unwrap=True)
 
     def _finish_wandb(self, summary: Table) -> None:
         import wandb
 
-        run = self.accelerator.get_tracker("wandb", unwrap=True)
+        run = self._wandb()
         page = (self.folder / "report.html").read_text()
         run.log({
-            "report/table": wandb.Table(columns=summary.columns, data=summary.rows),
+            "report/table": wandb.Table(columns=[*summary.columns], data=[*summary.rows]),
             "report/page": wandb.Html(page, inject=False),
         })  # fmt: skip
         artifact = wandb.Artifact(f"draft-{run.id}", type="model")

@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import mul
+from typing import cast
 
 import torch
 from accelerate import Accelerator
@@ -55,7 +56,7 @@ class Window:
     def read(self, accelerator: Accelerator) -> tuple[list[float], dict[str, tuple[float, float]]]:
         """The loss of each step, and (sum, count) of each metric. The window is empty then."""
         pairs = torch.stack([*self.losses, *self.sums.values()])
-        read = accelerator.reduce(pairs, "sum").tolist()
+        read = cast(Tensor, accelerator.reduce(pairs, "sum")).tolist()
         steps = len(self.losses)
         losses = [total / weight if weight else 0.0 for total, weight in read[:steps]]
         metrics = dict(zip(self.sums, map(tuple, read[steps:]), strict=True))
@@ -147,7 +148,7 @@ class Loop:
         for parameter in self.trained:
             if parameter.grad is not None:
                 parameter.grad.mul_(scale)
-        norm = accelerator.clip_grad_norm_(self.trained, clip)
+        norm = cast(Tensor, accelerator.clip_grad_norm_(self.trained, clip))
         self.window.add("grad_norm", torch.stack([norm, torch.ones_like(norm)]))
         for optimizer, schedule in zip(self.optimizers, self.schedules, strict=True):
             optimizer.step()

@@ -14,6 +14,6 @@ def accelerator_for(device: Device, *, trackers: list[str]) -> Accelerator:
     return Accelerator(
         mixed_precision="bf16" if device.dtype is torch.bfloat16 else "no",
         cpu=device.torch_device.type == "cpu",
-        log_with=trackers or None,
+        log_with=[*trackers] or None,
         step_scheduler_with_optimizer=False,  # else schedules run ahead by the number of processes
     )
