@@ -25,6 +25,7 @@ from models.target import Seen, Target
 from models.tree import Proposal, Tree, ancestors, depths
 
 SMALLEST_BUCKET = 32  # tokens; prompts are padded to the next power of two
+SLOTS_STEP = 64  # caches are rounded up to it, so that decoders of different trees share graphs
 
 
 @dataclass(kw_only=True)
@@ -46,7 +47,7 @@ class Rows:
     lengths: Int[Tensor, " batch"]  # committed tokens, the root not counted
     root: Int[Tensor, " batch"]
     active: Bool[Tensor, " batch"]
-    noise: Float[Tensor, "batch depth+1 vocab"] | None  # of the positions behind the root
+    noise: Float[Tensor, "batch ahead vocab"] | None  # of the depth + 1 positions behind the root
 
 
 def bucket(length: int) -> int:
@@ -95,7 +96,7 @@ def prefill(
 def verify(
     target: Target, cache: StaticCache, layers: list[int], rule: SamplingRule,
     rows: Rows, proposal: Proposal, depth: int,
-) -> tuple[Rows, Seen, Int[Tensor, "batch depth+1"], Int[Tensor, " batch"], Tensor]:  # fmt: skip
+) -> tuple[Rows, Seen, Tensor, Tensor, Tensor]:  # fmt: skip
     """Score root and nodes in one pass and keep the path that the target would have taken.
 
     Returns the rows after the round, what the target saw along the path, the emitted ids and their
@@ -162,7 +163,7 @@ class Decoder:
 
     def __init__(
         self, target: Target, draft: Draft | None = None, tree: Tree | None = None, *,
-        sampling: SamplingConf, slots: int, batch: int = 1,
+        sampling: SamplingConf, slots: int, batch: int = 1, layers: list[int] | None = None,
     ):  # fmt: skip
         if draft is not None and tree is not None and tree.depth > draft.max_depth:
             raise UserError(
@@ -173,16 +174,19 @@ class Decoder:
         self.rule, self.batch, self.slots = sampling.build(), batch, slots
         self.depth = tree.depth if tree else 0
         self.nodes = tree.nodes if tree else 0
-        self.layers = draft.needs.layers if draft else []
+        # all modes of an evaluation capture the same layers: they share graphs, none runs lighter
+        self.layers = layers or (draft.needs.layers if draft else [])
         device = target.device
         self.place = device.torch_device
-        extra = max(self.nodes, tree.scratch if tree else 0) + self.depth + 1
-        self.cache = target.new_cache(batch, slots + extra)
-        self.state = draft.new_state(batch, slots + extra) if draft else {}
+        # behind the last token: a round's nodes, and what it emits beyond the end
+        scratch = max(self.nodes, tree.scratch if tree else 0) + self.depth + 1
+        held = -(-(slots + scratch) // SLOTS_STEP) * SLOTS_STEP
+        self.cache = target.new_cache(batch, held)
+        self.state = draft.new_state(batch, held) if draft else {}
         self._prefill, self._verify = device.compile(prefill), device.compile(verify)
         self._start, self._round = device.compile(draft_start), device.compile(draft_round)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def decode(
         self, prompts: list[list[int]], *, row_ids: list[int], max_new_tokens: int,
         eos_ids: list[int] | None = None, record: list[Tensor] | None = None,
@@ -244,7 +248,7 @@ class Decoder:
             row.ids = _cut(row.ids, stop, max_new_tokens)
         return done
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def forced(self, prompt: list[int], row_id: int, ids: list[int]) -> Iterator[Tensor]:
         """The target's scores behind each of `ids` but the last, read one token at a time.
 
@@ -262,7 +266,7 @@ class Decoder:
             )
             yield _scores(self.rule, logits, noise)[0, 0]
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def verify_again(self) -> None:
         """The last round's verification once more, to time it."""
         rows, proposal, *_ = self._last
@@ -270,7 +274,7 @@ class Decoder:
             self.target, self.cache, self.layers, self.rule, rows, proposal, self.depth
         )
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def draft_again(self) -> None:
         """The last round's draft pass once more, to time it."""
         rows, _, emitted, count, seen = self._last

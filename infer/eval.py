@@ -23,7 +23,7 @@ from infer.decode import Decoder, bucket
 from infer.exactness import Recorded, compare, near_tie_gap
 from infer.report import DraftRun, Measured, NotMeasured, Setting, build, write
 from infer.stats import Costs, Trace
-from infer.tables import show
+from infer.tables import terminal_table
 from models import checkpoint
 from models.device import graphs
 from models.drafts import load_draft
@@ -96,8 +96,13 @@ def _modes(
     chain = TreeConf(kind=TreeKind.chain, depth=tree.depth).build()
     slots = max(len(prompt.ids) for prompt in prompts) + conf.max_new_tokens
 
+    layers = candidates[0].draft.needs.layers
+
     def decoder(draft: Draft | None = None, shape: Tree | None = None) -> Decoder:
-        return Decoder(target, draft, shape, sampling=conf.sampling, slots=slots)
+        return Decoder(
+            target, draft, shape, sampling=conf.sampling, slots=slots,
+            layers=layers if draft is None or not draft.needs.layers else None,
+        )  # fmt: skip
 
     modes = {"autoregressive": decoder(), "ngram": decoder(NgramDraft(), chain)}
     for c in candidates:
@@ -242,7 +247,7 @@ def main(conf: EvalConf) -> None:
     )
     run = Path(conf.output_dir) / conf.run_name
     write(report, run)
-    show(report)
+    terminal_table(report)
     print(f"report: {run / 'report.html'}")
 
 

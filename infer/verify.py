@@ -19,12 +19,12 @@ from models.tree import Proposal
 class Accepted:
     """What one round emits, padded to the deepest possible path."""
 
-    ids: Int[Tensor, "batch depth+1"]  # emitted: accepted draft tokens and the target's own one
-    nodes: Int[Tensor, "batch depth+1"]  # the path: node 0 is the root; repeats where it ended
+    ids: Int[Tensor, "batch path"]  # emitted: accepted draft tokens and the target's own one
+    nodes: Int[Tensor, "batch path"]  # the path: node 0 is the root; repeats where it ended
     count: Int[Tensor, " batch"]  # how many of `ids` are emitted: 1 .. depth + 1
 
 
-def walk(proposal: Proposal, choice: Int[Tensor, "batch nodes+1"], depth: int) -> Accepted:
+def walk(proposal: Proposal, choice: Int[Tensor, "batch verified"], depth: int) -> Accepted:
     """Follow the target's choices from the root, as far as the tree holds them.
 
     >>> tree = Proposal(ids=torch.tensor([[7, 8, 9]]), parents=torch.tensor([[-1, -1, 1]]))

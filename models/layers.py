@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from transformers import LlamaConfig
 
 
 class RMSNorm(nn.Module):
@@ -79,3 +80,52 @@ def attend_unrolled(
     for n, value in enumerate(values[1:]):
         out = out + share[..., n : n + 1] * value
     return out
+
+
+class WideAttention(nn.Module):
+    """Llama attention that reads twice the hidden size: embedding and feature side by side."""
+
+    def __init__(self, config: LlamaConfig):
+        super().__init__()
+        self.size = config.head_dim
+        wide, heads = 2 * config.hidden_size, config.num_attention_heads * self.size
+        groups = config.num_key_value_heads * self.size
+        self.q_proj = nn.Linear(wide, heads, bias=False)
+        self.k_proj = nn.Linear(wide, groups, bias=False)
+        self.v_proj = nn.Linear(wide, groups, bias=False)
+        self.o_proj = nn.Linear(heads, config.hidden_size, bias=False)
+
+    def project(
+        self, x: Float[Tensor, "b t wide"], turn: tuple[Tensor, Tensor]
+    ) -> tuple[Float[Tensor, "b h t d"], Float[Tensor, "b kv t d"], Float[Tensor, "b kv t d"]]:
+        split = (*x.shape[:2], -1, self.size)
+        query, key, value = (
+            part(x).view(split).transpose(1, 2) for part in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        return rotate(query, *turn), rotate(key, *turn), value
+
+
+class WideLayer(nn.Module):
+    """The decoder layer, split around its attention so that training and decoding share the rest."""
+
+    def __init__(self, config: LlamaConfig):
+        super().__init__()
+        size, eps = config.hidden_size, config.rms_norm_eps
+        self.self_attn = WideAttention(config)
+        self.mlp = GatedMLP(size, config.intermediate_size)
+        self.input_layernorm = RMSNorm(size, eps)
+        self.hidden_norm = RMSNorm(size, eps)
+        self.post_attention_layernorm = RMSNorm(size, eps)
+
+    def project(
+        self, embedded: Float[Tensor, "b t h"], hidden: Float[Tensor, "b t h"],
+        turn: tuple[Tensor, Tensor],
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        wide = torch.cat([self.input_layernorm(embedded), self.hidden_norm(hidden)], -1)
+        return self.self_attn.project(wide, turn)
+
+    def finish(
+        self, hidden: Float[Tensor, "b t h"], attended: Float[Tensor, "b heads t d"]
+    ) -> Float[Tensor, "b t h"]:
+        hidden = hidden + self.self_attn.o_proj(attended.transpose(1, 2).flatten(2))
+        return hidden + self.mlp(self.post_attention_layernorm(hidden))

@@ -4,6 +4,7 @@ embed, see (hidden states), logits, new_cache. Captured layer i is the tensor th
 which is Hugging Face's `hidden_states[i]` and vLLM's `eagle_aux_hidden_state_layer_ids`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,8 +77,9 @@ class Target:
         self.parameters = sum(p.numel() for p in model.parameters())
         self.fingerprint = target_fingerprint(model)
         self.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer) if tokenizer else ""
-        self._captured: dict[int, Tensor] = {}
-        self._hooked: set[int] = set()
+        self._entering: dict[int, Tensor] = {}
+        for i, layer in enumerate(self.decoder.layers):
+            layer.register_forward_pre_hook(self._keeper(i), with_kwargs=True)
         self._check_head()
 
     @property
@@ -115,7 +117,6 @@ class Target:
         slots: Int[Tensor, "batch seq"] | None = None,
     ) -> Seen:
         """One forward pass. With a cache, keys and values are written at `slots`."""
-        self._hook(layers)
         if cache is not None:
             cache.slots_BT = slots
         hidden = self.decoder(
@@ -125,23 +126,20 @@ class Target:
             past_key_values=cache,
             use_cache=cache is not None,
         ).last_hidden_state
-        captured = [self._captured[i] for i in layers]
+        captured = [self._entering[i] for i in layers]
+        self._entering.clear()  # else a compiled graph would return every layer's input
         return Seen(
             hidden=hidden, captured=torch.cat(captured, -1) if captured else hidden[..., :0]
         )
 
-    def _hook(self, layers: list[int]) -> None:
-        """Keep the tensor that enters each of these layers (transformers' own recorder cannot be
-        traced: it holds its results in a context variable)."""
-        for i in layers:
-            if i in self._hooked:
-                continue
+    def _keeper(self, i: int) -> Callable:
+        """Keeps the tensor that enters layer i. (transformers' own recorder cannot be traced: it
+        holds its results in a context variable.)"""
 
-            def keep(_module: nn.Module, args: tuple, kwargs: dict, i: int = i) -> None:
-                self._captured[i] = args[0] if args else kwargs["hidden_states"]
+        def keep(_layer: nn.Module, args: tuple, kwargs: dict) -> None:
+            self._entering[i] = args[0] if args else kwargs["hidden_states"]
 
-            self.decoder.layers[i].register_forward_pre_hook(keep, with_kwargs=True)
-            self._hooked.add(i)
+        return keep
 
     def check_layers(self, layers: list[int]) -> None:
         """Raises UserError unless each is the input of a layer, in increasing order."""

@@ -126,7 +126,7 @@ def write_paths(paths: list[list[int]], file: Path) -> None:
     file.write_text(json.dumps({"paths": paths}) + "\n")
 
 
-def ancestors(parents_BN: Int[Tensor, "batch nodes"]) -> Bool[Tensor, "batch nodes+1 nodes+1"]:
+def ancestors(parents_BN: Int[Tensor, "batch nodes"]) -> Bool[Tensor, "batch verified verified"]:
     """Which nodes each node attends to: itself and its ancestors, the root being node 0.
 
     >>> ancestors(torch.tensor([[-1, -1, 0]])).int()[0]  # root, two children, one grandchild

@@ -8,6 +8,8 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 import pytest
 import torch
 
+from tests.tiny import batch_of, learn, new_draft, sampled_texts, tiny_target
+
 torch.set_num_threads(1)  # small matrices are many times slower on several threads
 
 MARKED = {"long": pytest.mark.slow, "engines": pytest.mark.engines}  # folder of tests/ -> its mark
@@ -25,4 +27,16 @@ def _seed():
     torch.manual_seed(0)
 
 
-# Fixtures `target` and `tokenizer`: a tiny random target, built in code, stand here.
+@pytest.fixture(scope="session")
+def target():
+    """A random Qwen3 of six layers, in fp32, whose sharp logits make its text eventful."""
+    return tiny_target(seed=0)
+
+
+@pytest.fixture(scope="session")
+def learned(target):
+    """An EAGLE-3 draft that has learned some of the target's own texts, and those texts."""
+    texts = sampled_texts(target, count=8, length=40)
+    draft = new_draft(target)
+    learn(draft, target, batch_of(texts), steps=250)
+    return draft, texts

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -94,7 +94,7 @@ class Draft(nn.Module):
         raise NotImplementedError
 
     def advance(
-        self, state: State, ids: Int[Tensor, "batch depth+1"], *,
+        self, state: State, ids: Int[Tensor, "batch path"], *,
         count: Int[Tensor, " batch"], seen: Seen,
     ) -> State:  # fmt: skip
         """After the target emitted `count` of `ids` a row; `seen` holds the positions before them."""
@@ -117,7 +117,7 @@ class DraftConf:
         raise NotImplementedError
 
     @classmethod
-    def load(cls, directory: Path, target: Target) -> tuple[Self, Draft]:
+    def load(cls, directory: Path, target: Target) -> tuple["DraftConf", Draft]:
         """Read a checkpoint back. Raises UserError for another target, tokenizer or layout."""
         raise NotImplementedError
 

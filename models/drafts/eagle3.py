@@ -12,7 +12,7 @@ Axes: B rows, T tokens, W tree nodes expanded at once, H hidden, C captured laye
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -24,7 +24,7 @@ from models import checkpoint, vocab
 from models.cache import prompt_mask, tree_mask
 from models.drafts.base import Batch, Draft, DraftConf, Loss, Needs, State
 from models.errors import UserError
-from models.layers import GatedMLP, RMSNorm, attend, attend_unrolled, rotate
+from models.layers import RMSNorm, WideLayer, attend, attend_unrolled
 from models.losses import LossConf, Reduction, chunked_distillation
 from models.sampling import SamplingRule
 from models.target import Seen, Target
@@ -103,7 +103,7 @@ class Eagle3Conf(DraftConf):
         )
 
     @classmethod
-    def load(cls, directory: Path, target: Target) -> tuple[Self, "Eagle3Draft"]:
+    def load(cls, directory: Path, target: Target) -> tuple["Eagle3Conf", "Eagle3Draft"]:
         config = LlamaConfig(**checkpoint.read_config(directory))
         metadata = checkpoint.read_metadata(directory)
         checkpoint.check_fits(
@@ -144,55 +144,6 @@ class Eagle3Conf(DraftConf):
         if draft.kept_ids is not None:
             before.adopt(target, draft.kept_ids)
         return before
-
-
-class WideAttention(nn.Module):
-    """Llama attention that reads twice the hidden size: embedding and feature side by side."""
-
-    def __init__(self, config: LlamaConfig):
-        super().__init__()
-        self.size = config.head_dim
-        wide, heads = 2 * config.hidden_size, config.num_attention_heads * self.size
-        groups = config.num_key_value_heads * self.size
-        self.q_proj = nn.Linear(wide, heads, bias=False)
-        self.k_proj = nn.Linear(wide, groups, bias=False)
-        self.v_proj = nn.Linear(wide, groups, bias=False)
-        self.o_proj = nn.Linear(heads, config.hidden_size, bias=False)
-
-    def project(
-        self, x: Float[Tensor, "b t wide"], turn: tuple[Tensor, Tensor]
-    ) -> tuple[Float[Tensor, "b h t d"], Float[Tensor, "b kv t d"], Float[Tensor, "b kv t d"]]:
-        split = (*x.shape[:2], -1, self.size)
-        query, key, value = (
-            part(x).view(split).transpose(1, 2) for part in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        return rotate(query, *turn), rotate(key, *turn), value
-
-
-class WideLayer(nn.Module):
-    """The decoder layer, split around its attention so that training and decoding share the rest."""
-
-    def __init__(self, config: LlamaConfig):
-        super().__init__()
-        size, eps = config.hidden_size, config.rms_norm_eps
-        self.self_attn = WideAttention(config)
-        self.mlp = GatedMLP(size, config.intermediate_size)
-        self.input_layernorm = RMSNorm(size, eps)
-        self.hidden_norm = RMSNorm(size, eps)
-        self.post_attention_layernorm = RMSNorm(size, eps)
-
-    def project(
-        self, embedded: Float[Tensor, "b t h"], hidden: Float[Tensor, "b t h"],
-        turn: tuple[Tensor, Tensor],
-    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        wide = torch.cat([self.input_layernorm(embedded), self.hidden_norm(hidden)], -1)
-        return self.self_attn.project(wide, turn)
-
-    def finish(
-        self, hidden: Float[Tensor, "b t h"], attended: Float[Tensor, "b heads t d"]
-    ) -> Float[Tensor, "b t h"]:
-        hidden = hidden + self.self_attn.o_proj(attended.transpose(1, 2).flatten(2))
-        return hidden + self.mlp(self.post_attention_layernorm(hidden))
 
 
 class Eagle3Draft(Draft):
@@ -430,7 +381,7 @@ def row_weights(
     return share * decay[:, None, None], share[0].sum()
 
 
-def _sooner(x: Tensor, by: int, fill: float = 0) -> Tensor:
+def _sooner(x: Tensor, by: int, fill: int = 0) -> Tensor:
     """x[:, t + by] at t; what lies beyond the end is `fill`."""
     return torch.cat([x[:, by:], torch.full_like(x[:, :by], fill)], 1)
 

@@ -1,0 +1,127 @@
+"""Decoding emits the target's own tokens, whatever the draft and the tree."""
+
+import pytest
+import torch
+from scipy.stats import chisquare
+
+from infer.decode import Decoder
+from models.drafts.ngram import NgramDraft
+from models.sampling import SamplingConf
+from tests.tiny import chain, static, tiny_target, tree
+
+GREEDY = SamplingConf()
+SHAPES = {"chain": chain(4), "static": static(), "dynamic": tree()}
+NEW = 32
+
+
+def prompts_of(texts):
+    return [text[:cut] for text, cut in zip(texts, (4, 5, 6, 7, 9, 11, 8, 10), strict=True)]
+
+
+def decode(decoder, prompts, **more):
+    """One prompt at a time; the row id is its number."""
+    kept = {"max_new_tokens": NEW} | more
+    return [decoder.decode([p], row_ids=[i], **kept)[0] for i, p in enumerate(prompts)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_greedy_output_is_that_of_transformers(target, learned, shape):
+    draft, texts = learned
+    prompts = prompts_of(texts)
+    decoder = Decoder(target, draft, SHAPES[shape], sampling=GREEDY, slots=64)
+    done = decode(decoder, prompts)
+    for prompt, row in zip(prompts, done, strict=True):
+        wanted = target.model.generate(
+            torch.tensor([prompt]), max_new_tokens=NEW, do_sample=False, eos_token_id=None
+        )
+        assert row.ids == wanted[0, len(prompt) :].tolist()
+    accepted = [count for row in done for count in row.accepted]
+    assert 0 < sum(accepted) < 4 * len(accepted)  # neither trivial way to be exact
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
+@pytest.mark.parametrize("top_p", [1.0, 0.8])
+def test_sampled_output_is_that_of_the_same_key(target, learned, temperature, top_p):
+    draft, texts = learned
+    sampling = SamplingConf(temperature=temperature, top_p=top_p, seed=3)
+    prompts = prompts_of(texts)
+    plain = decode(Decoder(target, sampling=sampling, slots=64), prompts)
+    for shape in SHAPES.values():
+        done = decode(Decoder(target, draft, shape, sampling=sampling, slots=64), prompts)
+        assert [row.ids for row in done] == [row.ids for row in plain]
+    assert sum(sum(row.accepted) for row in done) > 0
+
+
+def test_sampled_output_has_the_targets_distribution():
+    """Two consecutive tokens, jointly, over 20,000 row ids."""
+    target = tiny_target(seed=2, sharpness=3.0)
+    prompt, count, batch = [5, 9, 2], 20_000, 2_000
+    sampling = SamplingConf(temperature=1.0, top_k=6)
+    decoder = Decoder(
+        target, NgramDraft(), chain(1), sampling=sampling, slots=16, batch=batch
+    )  # fmt: skip
+    pairs = torch.zeros(61, 61)
+    for first in range(0, count, batch):
+        rows = list(range(first, first + batch))
+        for row in decoder.decode([prompt] * batch, row_ids=rows, max_new_tokens=2):
+            pairs[row.ids[0], row.ids[1]] += 1
+    joint = expected_pairs(target, prompt, sampling)
+    assert pairs[joint == 0].sum() == 0
+    likely = joint * count >= 5
+    seen, wanted = pairs[likely].double(), joint[likely] * count
+    if float(joint[~likely].sum()) > 0:  # what is rare is counted together
+        seen = torch.cat([seen, pairs[~likely].sum()[None].double()])
+        wanted = torch.cat([wanted, joint[~likely].sum()[None] * count])
+    assert len(seen) > 20
+    assert chisquare(seen.numpy(), (wanted * seen.sum() / wanted.sum()).numpy()).pvalue > 1e-3
+
+
+def expected_pairs(target, prompt, sampling):
+    rule = sampling.build()
+    first = rule.warp(target.model(torch.tensor([prompt])).logits[0, -1]).double().softmax(-1)
+    second = rule.warp(
+        target.model(torch.tensor([[*prompt, token] for token in range(61)])).logits[:, -1]
+    )
+    return first[:, None] * second.double().softmax(-1)
+
+
+def test_rows_of_a_batch_do_not_touch_each_other(target, learned):
+    """Ragged prompts and acceptance: every row as if it were alone, for either verification."""
+    draft, texts = learned
+    prompts = prompts_of(texts)[:5]
+    for sampling in (GREEDY, SamplingConf(temperature=1.0, seed=1)):
+        alone = decode(Decoder(target, draft, tree(), sampling=sampling, slots=64), prompts)
+        together = Decoder(target, draft, tree(), sampling=sampling, slots=64, batch=6)
+        done = together.decode(prompts, row_ids=[0, 1, 2, 3, 4], max_new_tokens=NEW)
+        assert [row.ids for row in done] == [row.ids for row in alone]
+
+
+def test_answers_end_where_decoding_one_by_one_would(target, learned):
+    draft, texts = learned
+    prompts = prompts_of(texts)
+    plain = decode(Decoder(target, sampling=GREEDY, slots=64), prompts)
+    stop = plain[0].ids[7]
+    ended = decode(
+        Decoder(target, draft, tree(), sampling=GREEDY, slots=64), prompts, eos_ids=[stop]
+    )
+    for row, whole in zip(ended, plain, strict=True):
+        cut = whole.ids.index(stop) + 1 if stop in whole.ids else NEW
+        assert row.ids == whole.ids[:cut]
+
+
+def test_ngram_lookup_copies_what_repeats(target):
+    decoder = Decoder(target, NgramDraft(), chain(4), sampling=GREEDY, slots=96)
+    (looping,) = decode(decoder, [[7, 8, 9] * 4], max_new_tokens=64)
+    (plain,) = decode(Decoder(target, sampling=GREEDY, slots=96), [[7, 8, 9] * 4], max_new_tokens=64)
+    assert looping.ids == plain.ids
+
+
+def test_ngram_lookup_proposes_the_continuation():
+    state = NgramDraft().new_state(1, 12)
+    ids = torch.tensor([[5, 6, 7, 8, 5, 6]])
+    state = NgramDraft().start(
+        state, ids, lengths=torch.tensor([6]), first=torch.tensor([7]), seen=None
+    )
+    proposal = NgramDraft().propose(state, tree=chain(3), rule=GREEDY.build(), noise=None)
+    assert proposal.ids.tolist() == [[8, 5, 6]]
+    assert proposal.parents.tolist() == [[-1, 0, 1]]

@@ -1,0 +1,175 @@
+"""What every trained draft promises, on EAGLE-3."""
+
+import pytest
+import torch
+
+from infer.decode import Decoder
+from models.checkpoint import WEIGHTS
+from models.drafts import eagle3, load_draft
+from models.drafts.eagle3 import row_weights
+from models.errors import UserError
+from models.losses import LossConf, Reduction
+from models.sampling import SamplingConf
+from tests.tiny import VOCAB, batch_of, chain, learn, new_draft, sampled_texts, tiny_target, tree
+
+DEPTH = 4
+
+
+def share_of_maximum(target, draft, text):
+    """Acceptance length on a learned text, as a share of the chain's depth + 1."""
+    decoder = Decoder(target, draft, chain(DEPTH), sampling=SamplingConf(), slots=64)
+    (row,) = decoder.decode([text[:5]], row_ids=[0], max_new_tokens=30)
+    assert row.ids == text[5:35]
+    whole = row.accepted[:-1]  # the last round reads past the text
+    return (1 + sum(whole) / len(whole)) / (DEPTH + 1)
+
+
+@pytest.fixture(scope="module")
+def sample(target):
+    """A text without an early loop, so that position and content both matter."""
+    return max(sampled_texts(target, count=8, length=42), key=lambda text: len(set(text)))
+
+
+def overfit(target, sample, **conf):
+    draft = new_draft(target, **conf)
+    learn(draft, target, batch_of([sample]), steps=500)
+    return draft
+
+
+def test_a_learned_text_is_accepted(target, sample):
+    """Exact output cannot show a broken draft: verification repairs it."""
+    assert share_of_maximum(target, overfit(target, sample), sample) >= 0.9
+
+
+def test_a_learned_text_is_accepted_with_a_reduced_vocabulary(target, sample):
+    draft = new_draft(target, vocab_size=VOCAB - 8)
+    counts = torch.bincount(torch.tensor(sample), minlength=VOCAB)
+    assert draft.prepare(counts, target=target, always=[0])["coverage"] == 1.0
+    learn(draft, target, batch_of([sample]), steps=500)
+    assert share_of_maximum(target, draft, sample) >= 0.9
+
+
+def test_a_captured_layer_off_by_one_is_seen(target, sample):
+    draft = overfit(target, sample)
+    draft.needs.layers = [layer - 1 for layer in draft.needs.layers]
+    assert share_of_maximum(target, draft, sample) < 0.9
+
+
+def test_rotary_positions_off_by_one_are_seen(target, sample, monkeypatch):
+    """Drafted rows one position too far; a shift of all rows alike would change nothing."""
+    draft = overfit(target, sample)
+    layer = draft._layer
+
+    def shifted(state, tokens, hidden, *, positions, **rest):
+        drafted = tokens.shape[1] == 1
+        return layer(state, tokens, hidden, positions=positions + drafted, **rest)
+
+    monkeypatch.setattr(draft, "_layer", shifted)
+    assert share_of_maximum(target, draft, sample) < 0.9
+
+
+def test_a_shifted_vocabulary_map_is_seen(target, sample):
+    draft = overfit(target, sample)
+    draft.d2t += 1
+    draft.d2t[-1] = 0
+    assert share_of_maximum(target, draft, sample) < 0.9
+
+
+def test_loss_falls_and_the_target_is_untouched(target):
+    before = [p.clone() for p in target.model.parameters()]
+    batch = batch_of(sampled_texts(target, count=4, length=24))
+    draft = new_draft(target)
+    losses = []
+    for _ in range(2):
+        seen = target.see(
+            batch.ids, positions=batch.positions, mask=batch.attends(), layers=draft.needs.layers
+        )
+        loss = draft.loss(batch, seen)
+        losses.append(float(loss.total.detach() / loss.weight))
+        learn(draft, target, batch, steps=40)
+    assert losses[1] < 0.8 * losses[0]
+    assert all(map(torch.equal, before, target.model.parameters()))
+
+
+def test_training_unroll_is_what_decoding_computes(target, learned):
+    """Teacher-forced step outputs of the training graph equal those of the cached decoder layer."""
+    draft, texts = learned
+    batch = batch_of(texts[:1])
+    seen = target.see(
+        batch.ids, positions=batch.positions, mask=batch.attends(), layers=draft.needs.layers
+    )
+    with torch.no_grad():
+        outputs = draft._unroll(batch, draft.fc(seen.captured))
+        row = 11
+        prompt = eagle3.Seen(hidden=seen.hidden[:, : row + 1], captured=seen.captured[:, : row + 1])
+        state = draft.start(
+            draft.new_state(1, 32), batch.ids[:, : row + 1],
+            lengths=torch.tensor([row + 1]), first=batch.ids[:, row + 1], seen=prompt,
+        )  # fmt: skip
+        torch.testing.assert_close(state["hidden"], outputs[0][:, row], atol=1e-5, rtol=1e-4)
+        hidden = state["hidden"][:, None]
+        for step in range(1, draft.trained_depth):
+            # `row` is the last kept row: the drafted ones stand behind it
+            place = torch.tensor([[row + step]])
+            hidden = draft._layer(
+                state, batch.ids[:, row + 1 + step][:, None], hidden, positions=place, slots=place,
+                mask=torch.arange(33)[None, None, None] <= row + step,
+            )  # fmt: skip
+            torch.testing.assert_close(hidden[:, 0], outputs[step][:, row], atol=1e-5, rtol=1e-4)
+
+
+def test_supervised_rows_are_the_rollouts_of_decoding():
+    """Two documents in a row: prompt of 2, answer of 4; prompt of 1, answer of 3; padding."""
+    batch = batch_of([[1] * 12])
+    batch.answer = torch.tensor([[0, 0, 1, 1, 1, 1, 0, 1, 1, 1, 0, 0]]).bool()
+    batch.document = torch.tensor([[0, 0, 0, 0, 0, 0, 1, 1, 1, 1, -1, -1]])
+    weight, count = row_weights(batch, 3, LossConf(step_decay=0.5, reduction=Reduction.token))
+    assert (weight[0, 0] > 0).int().tolist() == [0, 1, 1, 1, 0, 0, 1, 1, 0, 0, 0, 0]
+    assert (weight[1, 0] > 0).int().tolist() == [0, 1, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0]
+    assert (weight[2, 0] > 0).int().tolist() == [0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
+    assert weight[1].max() == 0.5
+    assert count == 5
+    weight, count = row_weights(batch, 3, LossConf(reduction=Reduction.sequence))
+    assert count == 2  # every document weighs the same
+    torch.testing.assert_close(weight[0, 0, :6].sum(), torch.tensor(1.0))
+    torch.testing.assert_close(weight[0, 0, 6:].sum(), torch.tensor(1.0))
+
+
+def test_checkpoint_round_trips(target, learned, tmp_path):
+    draft, texts = learned
+    draft.save(tmp_path, target)
+    conf, again = load_draft(tmp_path, target)
+    for name, tensor in draft.tensors().items():
+        assert torch.equal(again.tensors()[name], tensor), name
+    decoders = [
+        Decoder(target, d, tree(), sampling=SamplingConf(), slots=64) for d in (draft, again)
+    ]
+    rows = [d.decode([texts[0][:5]], row_ids=[0], max_new_tokens=30)[0] for d in decoders]
+    assert rows[0].accepted == rows[1].accepted
+    before = conf.untrained(again, target)
+    assert torch.equal(before.fc.weight, new_draft(target).fc.weight)
+
+
+def test_another_target_is_refused(target, learned, tmp_path):
+    learned[0].save(tmp_path, target)
+    with pytest.raises(UserError, match=r"checkpoint: .*target"):
+        load_draft(tmp_path, tiny_target(seed=1))
+
+
+def test_a_truncated_checkpoint_is_refused(target, learned, tmp_path):
+    learned[0].save(tmp_path, target)
+    weights = tmp_path / WEIGHTS
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(UserError, match="truncated or corrupt"):
+        load_draft(tmp_path, target)
+
+
+@pytest.mark.parametrize("layers", [[3, 1, 5], [1, 1, 2], [1, 2, 6]])
+def test_impossible_captured_layers_are_refused(target, layers):
+    with pytest.raises(UserError, match="draft.layers"):
+        new_draft(target, layers=layers)
+
+
+def test_a_tree_deeper_than_the_draft_is_refused(target):
+    with pytest.raises(UserError, match="tree.depth"):
+        Decoder(target, new_draft(target, max_depth=3), tree(), sampling=SamplingConf(), slots=32)

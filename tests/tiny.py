@@ -1,0 +1,95 @@
+"""A target small enough to build in code, and a draft trained on it in seconds."""
+
+import torch
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from infer.decode import Decoder
+from models.device import Device
+from models.drafts.base import Batch
+from models.drafts.eagle3 import Eagle3Conf, Eagle3Draft
+from models.losses import LossConf
+from models.sampling import SamplingConf
+from models.target import Target
+from models.tree import TreeConf, TreeKind
+
+CPU = Device(
+    name="cpu", torch_device=torch.device("cpu"), dtype=torch.float32, compiles=False
+)
+VOCAB = 61
+LAYERS = [1, 3, 5]
+
+
+def tiny_tokenizer(words: int = VOCAB) -> PreTrainedTokenizerFast:
+    """Word k is written as the number k; 0 ends a text."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    vocabulary = {str(i): i for i in range(words)}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="0"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="0", pad_token="0")
+
+
+def tiny_target(*, seed: int, device: Device = CPU, sharpness: float = 12.0) -> Target:
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=VOCAB, hidden_size=32, num_hidden_layers=6, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16, intermediate_size=64, max_position_embeddings=256,
+        tie_word_embeddings=False, eos_token_id=0, pad_token_id=0, bos_token_id=None,
+        initializer_range=0.15,
+    )  # fmt: skip
+    model = Qwen3ForCausalLM(config)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(sharpness * 0.15)
+        model.lm_head.weight[0] = 0.0
+    model.to(device.dtype)
+    return Target(model, tiny_tokenizer(), name="tiny", device=device)
+
+
+def new_draft(target: Target, **conf) -> Eagle3Draft:
+    conf = {"layers": LAYERS, "unroll": 4} | conf
+    return Eagle3Conf(**conf).build(target, loss=LossConf(step_decay=1.0), seed=0)
+
+
+def sampled_texts(target: Target, *, count: int, length: int) -> list[list[int]]:
+    """Texts of `length` tokens that the target continues greedily from four random ones."""
+    numbers = torch.Generator().manual_seed(1)
+    starts = torch.randint(1, VOCAB, (count, 4), generator=numbers).tolist()
+    decoder = Decoder(target, sampling=SamplingConf(), slots=length, batch=count)
+    done = decoder.decode(starts, row_ids=list(range(count)), max_new_tokens=length - 4)
+    return [start + row.ids for start, row in zip(starts, done, strict=True)]
+
+
+def batch_of(texts: list[list[int]]) -> Batch:
+    """One text a row; what follows its first four tokens is the answer."""
+    ids = torch.tensor(texts)
+    place = torch.arange(ids.shape[1]).expand_as(ids)
+    return Batch(ids=ids, answer=place >= 4, document=torch.zeros_like(ids), positions=place)
+
+
+def learn(draft: Eagle3Draft, target: Target, batch: Batch, *, steps: int, lr: float = 5e-3) -> None:
+    """The plainest training loop there is."""
+    with torch.no_grad():
+        seen = target.see(
+            batch.ids, positions=batch.positions, mask=batch.attends(), layers=draft.needs.layers
+        )
+    optimizer = torch.optim.Adam([p for p in draft.parameters() if p.requires_grad], lr=lr)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    for _ in range(steps):
+        loss = draft.loss(batch, seen)
+        optimizer.zero_grad()
+        (loss.total / loss.weight).backward()
+        optimizer.step()
+        schedule.step()
+
+
+def chain(depth: int):  # noqa: ANN201
+    return TreeConf(kind=TreeKind.chain, depth=depth).build()
+
+
+def tree(depth: int = 4):  # noqa: ANN201
+    return TreeConf(depth=depth, nodes=10, width=3, branch=3).build()
+
+
+def static():  # noqa: ANN201
+    paths = [[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0], [1, 0, 0], [0, 0, 0, 0]]
+    return TreeConf(kind=TreeKind.static, paths=paths).build()
