@@ -1,15 +1,16 @@
 """Promises of saved states: whole or absent, the same run or refused."""
 
+import resource
 from contextlib import suppress
 from dataclasses import replace
 
 import pytest
 import torch
-from killing import finish, kill, newest_step, partials
-from toy_run import metrics, toy_conf, toy_run, weights
 
 from models.checkpoint import PARTIAL
 from models.errors import UserError
+from tests.killing import finish, kill, newest_step, partials
+from tests.toy_run import metrics, toy_conf, toy_run, weights
 from train.disk import claim, clear, refuse_full_disk, reserve
 from train.log import forget
 from train.state import Progress, State, flat
@@ -146,19 +147,25 @@ def test_too_little_room_is_refused(tmp_path):
         reserve(tmp_path, huge)
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        OSError(28, "No space left on device"),
-        RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed"),
-    ],
-)
-def test_a_full_disk_is_one_line(tmp_path, error):
-    with (
-        pytest.raises(UserError, match="output_dir: the disk is full, got"),
-        refuse_full_disk(tmp_path),
-    ):
-        raise error
+@pytest.mark.parametrize("room", [0, 1500, 3000, 5000])
+def test_a_disk_that_fills_up_is_one_line_and_the_last_state_is_kept(tmp_path, monkeypatch, room):
+    """A limit on the size of files fails their writes as a full disk does, wherever they are."""
+    measured = []
+
+    def shrink(draft):
+        measured.append(draft)
+        if len(measured) == 2:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
+        return {"acceptance_length": 1.0}
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    monkeypatch.setattr("tests.toy_run.toy_length", shrink)
+    try:
+        with pytest.raises(UserError, match="output_dir: the disk is full, got"):
+            toy_run(tmp_path, toy_conf())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [path.name for path in (tmp_path / "state").iterdir()] == ["00000006"]
 
 
 def test_other_errors_stay_what_they_are(tmp_path):

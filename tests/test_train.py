@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from killing import toy_process
-from toy_run import ToyDraft, metrics, toy_conf, toy_run, toy_target, weights
 
 from models.device import DeviceConf, DeviceName, Precision
 from models.errors import UserError
+from tests.killing import toy_process
+from tests.toy_run import ToyDraft, metrics, toy_conf, toy_run, toy_target, weights
 from train.log import Wandb
 from train.optim import OptimName
 from train.state import State
@@ -74,7 +74,9 @@ def test_the_loss_falls(tmp_path):
 def test_the_best_checkpoint_is_chosen_by_acceptance_length(tmp_path, monkeypatch):
     """Not by the loss, and not the last."""
     lengths = iter([1.5, 2.5, 2.0])
-    monkeypatch.setattr("toy_run.toy_length", lambda draft: {"acceptance_length": next(lengths)})
+    monkeypatch.setattr(
+        "tests.toy_run.toy_length", lambda draft: {"acceptance_length": next(lengths)}
+    )
     _, progress = toy_run(tmp_path, toy_conf())
     assert (progress.best, progress.best_step) == (2.5, 8)
     logged = [line.get("eval/acceptance_length") for line in metrics(tmp_path)]
@@ -83,7 +85,7 @@ def test_the_best_checkpoint_is_chosen_by_acceptance_length(tmp_path, monkeypatc
 
 def test_measuring_leaves_training_alone(tmp_path, monkeypatch):
     toy_run(tmp_path / "drawing", toy_conf())
-    monkeypatch.setattr("toy_run.toy_length", lambda draft: {"acceptance_length": 1.0})
+    monkeypatch.setattr("tests.toy_run.toy_length", lambda draft: {"acceptance_length": 1.0})
     toy_run(tmp_path / "quiet", toy_conf())
     one, two = weights(tmp_path / "drawing"), weights(tmp_path / "quiet")
     assert all(torch.equal(one[name], two[name]) for name in one)

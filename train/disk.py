@@ -14,8 +14,9 @@ from models.checkpoint import PARTIAL
 from models.errors import UserError
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-# torch and safetensors write from C++ and Rust and carry the reason in words only.
-FULL_WORDS = ("no space left", "file write failed", "quota exceeded", "file too large")
+# torch and safetensors write from C++ and Rust, and carry the reason in words at best: what torch
+# says of a short write is `unexpected pos`.
+FULL_WORDS = ("no space left", "quota exceeded", "file too large", "unexpected pos", "write failed")
 RESULTS = ("checkpoint", "metrics.jsonl", "report.json", "report.md", "report.html", "config.yaml")
 
 

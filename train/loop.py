@@ -96,7 +96,8 @@ class Loop:
         conf, steps = self.conf, self.conf.optim.steps
         self._prepare()
         self._restart_clock()
-        with Steps(done=self.state.progress.step, steps=steps) as self.shown:
+        full_disk = refuse_full_disk(self.state.folder)
+        with full_disk, Steps(done=self.state.progress.step, steps=steps) as self.shown:
             for step in range(self.state.progress.step, steps):
                 self._learn(step)
                 done = self.state.progress.step = step + 1
@@ -203,8 +204,7 @@ class Loop:
             found, progress = values["acceptance_length"], self.state.progress
             if progress.best is None or found > progress.best:
                 progress.best, progress.best_step = found, progress.step
-                with refuse_full_disk(self.state.folder):
-                    self.draft.save(self.state.folder / "checkpoint", self.target)
+                self.draft.save(self.state.folder / "checkpoint", self.target)
             log.info(
                 "step %d  acceptance length %.3f, best %.3f at step %s",
                 progress.step, found, progress.best, progress.best_step,

@@ -19,6 +19,7 @@ from models.drafts.base import Batch
 from models.sampling import SamplingConf
 from models.target import Target
 from train.config import TrainConf
+from train.disk import refuse_full_disk
 from train.log import CONSOLE
 
 log = logging.getLogger(__name__)
@@ -62,7 +63,7 @@ def _answered(conf: TrainConf, target: Target) -> tuple[Packed, PackReport]:
         shown = track(made, "answers", total=len(prompts), console=CONSOLE, disable=quiet)
         answered = list(shown)
         kept.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_path(kept) as partial:
+        with refuse_full_disk(kept.parent), atomic_path(kept) as partial:
             partial.write_text(json.dumps(answered))
     pairs = (from_pair(*pair) for pair in zip(prompts, answered, strict=True))
     return pack(pairs, length=conf.data.length)

@@ -22,7 +22,6 @@ from accelerate import Accelerator
 from models.checkpoint import PARTIAL, atomic_directory
 from models.drafts.base import DraftConf
 from models.errors import UserError
-from train.disk import refuse_full_disk
 
 log = logging.getLogger(__name__)
 
@@ -96,14 +95,13 @@ class State:
             "threads": torch.get_num_threads(),
             "config": self.config,
         }
-        with refuse_full_disk(self.folder):
-            partial = place.with_name(place.name + PARTIAL)
-            with atomic_directory(place) if main else nullcontext(partial) as partial:
-                accelerator.wait_for_everyone()
-                accelerator.save_state(str(partial))
-                accelerator.wait_for_everyone()
-                if main:
-                    (partial / "progress.json").write_text(json.dumps(saved, indent=2))
+        partial = place.with_name(place.name + PARTIAL)
+        with atomic_directory(place) if main else nullcontext(partial) as partial:
+            accelerator.wait_for_everyone()
+            accelerator.save_state(str(partial))
+            accelerator.wait_for_everyone()
+            if main:
+                (partial / "progress.json").write_text(json.dumps(saved, indent=2))
         if main:
             self.sweep()
         accelerator.wait_for_everyone()

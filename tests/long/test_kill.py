@@ -4,8 +4,9 @@ import logging
 import random
 
 import torch
-from killing import finish, kill, newest_step, partials
-from toy_run import metrics, toy_conf, toy_run, weights
+
+from tests.killing import finish, kill, newest_step, partials
+from tests.toy_run import metrics, toy_conf, toy_run, weights
 
 log = logging.getLogger(__name__)
 KILLS, HALF_WRITTEN, STEPS = 10, 3, 600
