@@ -1,0 +1,367 @@
+"""Train the demo's target: a small Qwen3 on the standard library's own code and documentation.
+
+    python -m scripts.train_demo_target --minutes 52 --out outputs/demo_target
+    python -m scripts.train_demo_target --report --out outputs/demo_target
+
+The learning rate follows the share of the time budget that is used, so the same command gives the
+best model that a machine can reach in that time. An interrupted run goes on where it was.
+"""
+
+import argparse
+import csv
+import math
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch import multiprocessing as mp
+from torch.nn import functional as F
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedTokenizerFast,
+    Qwen3ForCausalLM,
+)
+
+from data.demo.corpus import held_out_texts
+from data.demo.prompts import CATEGORIES, held_out_prompts
+from data.demo.recipe import MIXTURE, build_model, build_tokenizer, encode, texts_by_source
+
+MINUTES_BETWEEN_SNAPSHOTS = 5
+WARM_UP_STEPS = 100
+HELD_OUT_BATCHES = 4
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum whose matrix updates are orthogonalised (https://kellerjordan.github.io/posts/muon).
+
+    Matrices of one shape are orthogonalised together, each worker taking its share of them.
+    """
+
+    def __init__(self, params: list[nn.Parameter], lr: float, momentum: float, weight_decay: float):
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for group in self.param_groups:
+            shapes: dict[torch.Size, list[nn.Parameter]] = {}
+            for param in group["params"]:
+                shapes.setdefault(param.shape, []).append(param)
+            for shape, params in shapes.items():
+                momenta = [self._momentum(param, group) for param in params]
+                mine = slice(dist.get_rank(), None, dist.get_world_size())
+                updates = torch.zeros(len(params), *shape)
+                updates[mine] = orthogonalise(torch.stack(momenta[mine]))
+                dist.all_reduce(updates)
+                scale = group["lr"] * math.sqrt(max(1.0, shape[0] / shape[1]))
+                torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
+                torch._foreach_add_(params, list(updates.unbind()), alpha=-scale)
+
+    def _momentum(self, param: nn.Parameter, group: dict) -> Tensor:
+        state = self.state[param]
+        if "momentum" not in state:
+            state["momentum"] = torch.zeros_like(param)
+        buffer = state["momentum"]
+        buffer.lerp_(param.grad, 1 - group["momentum"])
+        return param.grad.lerp(buffer, group["momentum"])
+
+
+def orthogonalise(matrices: Tensor) -> Tensor:
+    """Push all singular values near 1 by five Newton-Schulz steps."""
+    wide = matrices.shape[-2] <= matrices.shape[-1]
+    x = matrices if wide else matrices.mT
+    x = (x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)).bfloat16()
+    for _ in range(5):
+        gram = x @ x.mT
+        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+    return (x if wide else x.mT).float()
+
+
+def build_optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
+    """Muon for the layers' matrices, AdamW for embeddings and norms."""
+    matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
+    others = [p for n, p in model.named_parameters() if p.ndim == 1 or "embed" in n]
+    optimizers = [
+        Muon(matrices, lr=0.02, momentum=0.95, weight_decay=0.1),
+        torch.optim.AdamW(others, lr=3e-3, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
+    ]
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["peak_lr"] = group["lr"]
+    return optimizers
+
+
+def lr_scale(step: int, used_share: float) -> float:
+    """Warm-up by steps, a plateau, then linear decay over the last 30 % of the time."""
+    return min(1.0, (step + 1) / WARM_UP_STEPS, max(0.0, (1 - used_share) / 0.3))
+
+
+def batches(
+    streams: dict[str, np.ndarray], args: argparse.Namespace, seed: int
+) -> Iterator[Tensor]:
+    """Random windows of the streams, drawn in the mixture's proportions."""
+    rng = np.random.default_rng([seed, dist.get_rank()])
+    names = [name for name in MIXTURE if name in streams]
+    weights = np.array([MIXTURE[name] for name in names])
+    while True:
+        rows = []
+        for name in rng.choice(names, size=args.batch, p=weights / weights.sum()):
+            stream = streams[name]
+            start = rng.integers(len(stream) - args.length)
+            rows.append(stream[start : start + args.length + 1].astype(np.int64))
+        yield torch.from_numpy(np.stack(rows))
+
+
+def make_loss(model: Qwen3ForCausalLM) -> Callable[[Tensor], Tensor]:
+    def loss_of(ids: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            hidden = model.model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
+            logits = model.lm_head(hidden)
+        return F.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten())
+
+    return loss_of
+
+
+@torch.no_grad()
+def held_out_loss(loss_of, stream: np.ndarray, args: argparse.Namespace) -> float:
+    """Mean loss over fixed windows of the held-out stream, shared among the workers."""
+    count = len(stream) // (args.length + 1)
+    windows = stream[: count * (args.length + 1)].reshape(count, -1).astype(np.int64)
+    chosen = np.linspace(0, count - 1, dist.get_world_size() * HELD_OUT_BATCHES * args.batch)
+    mine = windows[chosen.astype(int)[dist.get_rank() :: dist.get_world_size()]]
+    losses = [loss_of(torch.from_numpy(part)) for part in np.split(mine, HELD_OUT_BATCHES)]
+    return float(mean_of_workers(torch.stack(losses).mean()))
+
+
+def mean_of_workers(value: Tensor) -> Tensor:
+    dist.all_reduce(value)
+    return value / dist.get_world_size()
+
+
+def average_gradients(model: nn.Module) -> None:
+    grads = [param.grad for param in model.parameters()]
+    flat = mean_of_workers(torch.cat([grad.flatten() for grad in grads]))
+    for grad, part in zip(grads, flat.split([grad.numel() for grad in grads]), strict=True):
+        grad.copy_(part.view_as(grad))
+
+
+def save_snapshot(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
+    """Write a bf16 Hugging Face directory beside `out`, then put it in its place."""
+    new, old = out.with_name(out.name + ".new"), out.with_name(out.name + ".old")
+    shutil.rmtree(new, ignore_errors=True)
+    half = Qwen3ForCausalLM(model.config).to(torch.bfloat16)
+    half.load_state_dict(model.state_dict())
+    half.config.dtype = torch.bfloat16
+    half.save_pretrained(new)
+    tokenizer.save_pretrained(new)
+    settings = new / "tokenizer_config.json"
+    text = settings.read_text().replace("TokenizersBackend", "PreTrainedTokenizerFast")
+    settings.write_text(text)  # the name that transformers 4 knows too
+    shutil.rmtree(old, ignore_errors=True)
+    if out.exists():
+        out.rename(old)
+    new.rename(out)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+@dataclass
+class Data:
+    """Streams of ids by source, and one of what is held out."""
+
+    tokenizer: PreTrainedTokenizerFast
+    streams: dict[str, np.ndarray]
+    held_out: np.ndarray
+    bytes_per_token: float
+
+
+def prepare(args: argparse.Namespace) -> Data:
+    """Tokenizer and streams of ids, made once for all workers."""
+    texts = texts_by_source(args.seed)
+    tokenizer = build_tokenizer(texts["code"] + texts["docs"])
+    streams = {source: encode(tokenizer, part) for source, part in texts.items()}
+    held_out = held_out_texts("code") + held_out_texts("docs")
+    stream = encode(tokenizer, held_out)
+    bytes_per_token = sum(len(text.encode()) for text in held_out) / len(stream)
+    sizes = {source: len(ids) for source, ids in streams.items()}
+    print(f"tokens: {sizes}, held out: {len(stream)}", flush=True)
+    return Data(tokenizer, streams, held_out=stream, bytes_per_token=bytes_per_token)
+
+
+def train(rank: int, args: argparse.Namespace, data: Data) -> None:
+    """One worker of a data-parallel run: one thread each, which no other process can stall."""
+    torch.set_num_threads(1)
+    torch.manual_seed(args.seed)
+    rendezvous = f"file://{args.out.resolve()}.rendezvous"
+    dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=args.workers)
+    model = build_model()
+    optimizers = build_optimizers(model)
+    step, minutes = load_state(args, model, optimizers) if args.resume else (0, 0.0)
+    loss_of = torch.compile(make_loss(model), dynamic=False)
+    rows = batches(data.streams, args, seed=args.seed + step)
+    if rank == 0:
+        save_snapshot(model, data.tokenizer, args.out)
+        compile_all(loss_of, next(rows))
+    dist.barrier()
+    if rank > 0:  # finds the first worker's kernels in the cache
+        compile_all(loss_of, next(rows))
+    model.zero_grad()
+
+    dist.barrier()
+    began, recent = time.monotonic() - 60 * minutes, []
+    next_snapshot = minutes + args.first_snapshot
+    while minutes < args.minutes:
+        scale = lr_scale(step, minutes / args.minutes)
+        for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+            group["lr"] = group["peak_lr"] * scale
+        loss = loss_of(next(rows))
+        loss.backward()
+        average_gradients(model)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer in optimizers:
+            optimizer.step()
+        model.zero_grad(set_to_none=False)
+        recent.append(loss.detach())
+
+        clock = torch.tensor((time.monotonic() - began) / 60, dtype=torch.float64)
+        dist.broadcast(clock, src=0)
+        step, minutes = step + 1, float(clock)
+        done = minutes >= args.minutes
+        if step % args.log_every == 0 or done:
+            train_loss = float(mean_of_workers(torch.stack(recent).mean()))
+            unseen = held_out_loss(loss_of, data.held_out, args)
+            recent = []
+            if rank == 0:
+                log(args, step, minutes, train_loss, unseen, data.bytes_per_token)
+        if minutes >= next_snapshot or done:
+            next_snapshot += MINUTES_BETWEEN_SNAPSHOTS
+            if rank == 0:
+                save_snapshot(model, data.tokenizer, args.out)
+                save_state(args, model, optimizers, step, minutes)
+
+
+def compile_all(loss_of, ids: Tensor) -> None:
+    """Compile forward, backward and evaluation, which is not the budget's business."""
+    loss_of(ids).backward()
+    with torch.no_grad():
+        loss_of(ids)
+
+
+def log(
+    args: argparse.Namespace,
+    step: int,
+    minutes: float,
+    train_loss: float,
+    unseen: float,
+    bytes_per_token: float,
+) -> None:
+    tokens = step * args.workers * args.batch * args.length
+    bits = unseen / math.log(2) / bytes_per_token
+    file = side_file(args, ".csv")
+    is_new = step <= args.log_every
+    with file.open("w" if is_new else "a", newline="") as out:
+        writer = csv.writer(out)
+        if is_new:
+            names = ["train_loss", "held_out_loss", "held_out_bits_per_byte"]
+            writer.writerow(["minutes", "tokens", *names])
+        row = f"{minutes:.2f} {tokens} {train_loss:.4f} {unseen:.4f} {bits:.4f}"
+        writer.writerow(row.split())
+    print(
+        f"{minutes:6.1f} min  step {step}  train {train_loss:.3f}  held-out {unseen:.3f}"
+        f"  {bits:.3f} bits/byte  {tokens / minutes / 60:.0f} tokens/s",
+        flush=True,
+    )
+
+
+def side_file(args: argparse.Namespace, suffix: str) -> Path:
+    return args.out.with_name(args.out.name + suffix)
+
+
+def save_state(args, model, optimizers, step: int, minutes: float) -> None:
+    saved = [optimizer.state_dict() for optimizer in optimizers]
+    state = {"model": model.state_dict(), "optimizers": saved, "step": step, "minutes": minutes}
+    torch.save(state, side_file(args, ".state.new"))
+    side_file(args, ".state.new").replace(side_file(args, ".state"))
+
+
+def load_state(args, model, optimizers) -> tuple[int, float]:
+    state = torch.load(side_file(args, ".state"))
+    model.load_state_dict(state["model"])
+    for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
+        optimizer.load_state_dict(saved)
+    return state["step"], state["minutes"]
+
+
+@torch.no_grad()
+def report(args: argparse.Namespace) -> None:
+    """Print held-out bits a byte, loops of greedy continuations and a sample of each category."""
+    torch.set_num_threads(args.workers)
+    tokenizer = AutoTokenizer.from_pretrained(args.out)
+    model = AutoModelForCausalLM.from_pretrained(args.out, dtype=torch.float32)
+    for kind in ("code", "docs"):
+        texts = held_out_texts(kind)
+        stream = torch.from_numpy(encode(tokenizer, texts).astype(np.int64))
+        windows = stream[: len(stream) // 257 * 257].view(-1, 257)
+        loss = torch.stack([make_loss(model)(rows) for rows in windows.split(8)[:-1]]).mean()
+        bits = float(loss) / math.log(2) * len(stream) / sum(len(text.encode()) for text in texts)
+        print(f"held-out {kind}: {float(loss):.3f} nats a token, {bits:.3f} bits a byte")
+
+    answers = {category: [] for category in CATEGORIES}
+    for prompt in held_out_prompts():
+        inputs = tokenizer(prompt.text, return_tensors="pt").input_ids
+        ids = model.generate(inputs, max_new_tokens=96, do_sample=False)[0, inputs.shape[1] :]
+        answers[prompt.category].append((prompt, ids.tolist()))
+    for category, pairs in answers.items():
+        looping = sum(loops(ids) for _, ids in pairs)
+        print(f"\n{category}: {looping} of {len(pairs)} loop")
+        for prompt, ids in pairs[:3]:
+            print(f"--- {prompt.id}\n{prompt.text}<<<{tokenizer.decode(ids)}>>>")
+    plot(args)
+
+
+def loops(ids: list[int], length: int = 8, times: int = 3) -> bool:
+    grams = Counter(tuple(ids[i : i + length]) for i in range(len(ids) - length + 1))
+    return max(grams.values(), default=0) >= times
+
+
+def plot(args: argparse.Namespace) -> None:
+    """The loss curve beside the log, as an SVG."""
+    rows = np.genfromtxt(side_file(args, ".csv"), delimiter=",", names=True)
+    figure, axes = plt.subplots(figsize=(6, 3), layout="constrained")
+    for name in ("train_loss", "held_out_loss"):
+        axes.plot(rows["tokens"] / 1e6, rows[name], label=name.replace("_", " "))
+    axes.set(xlabel="million tokens", ylabel="nats a token", ylim=(1.5, 6))
+    axes.legend()
+    figure.savefig(side_file(args, ".svg"), metadata={"Date": None})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--minutes", type=float, default=52, help="budget, compilation not counted")
+    parser.add_argument("--out", type=Path, default=Path("outputs/demo_target"))
+    parser.add_argument("--workers", type=int, default=3, help="processes of one thread each")
+    parser.add_argument("--batch", type=int, default=8, help="windows a worker and step")
+    parser.add_argument("--length", type=int, default=256)
+    parser.add_argument("--log-every", type=int, default=50, help="steps")
+    parser.add_argument("--first-snapshot", type=float, default=1, help="minutes")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--report", action="store_true", help="measure what was trained")
+    args = parser.parse_args()
+    if args.report:
+        report(args)
+        return
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    side_file(args, ".rendezvous").unlink(missing_ok=True)
+    mp.spawn(train, args=(args, prepare(args)), nprocs=args.workers)
+
+
+if __name__ == "__main__":
+    main()

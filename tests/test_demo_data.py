@@ -1,0 +1,94 @@
+"""The demo measures on text that nothing was trained on, and the same text everywhere."""
+
+import subprocess
+import sys
+from collections import Counter
+
+from data.demo import corpus
+from data.demo.prompts import CATEGORIES, held_out_prompts, training_prompts
+from data.demo.recipe import build_model, build_tokenizer, conversations, encode
+
+
+def test_a_documented_definition_is_one_text():
+    source = 'class A:\n    def run(self, x=1):\n        """Run."""\n\ndef bare():\n    pass\n'
+    assert list(corpus.docstrings(source)) == ["A.run(self, x=1)\n\nRun.\n"]
+
+
+def test_held_out_files_are_never_trained_on():
+    held_out = set(corpus.held_out_texts("code"))
+    trained_on = set(corpus.training_texts("code")) | set(corpus.training_texts("tests"))
+    assert len(held_out) >= 16
+    assert not held_out & trained_on
+
+
+def test_a_file_is_held_out_by_its_name_alone():
+    assert corpus.is_held_out("posixpath.py")
+    assert not corpus.is_held_out("json/decoder.py")
+
+
+def test_held_out_prompts_have_four_categories_of_sixteen():
+    prompts = held_out_prompts()
+    assert Counter(prompt.category for prompt in prompts) == dict.fromkeys(CATEGORIES, 16)
+    assert len({prompt.id for prompt in prompts}) == len({prompt.text for prompt in prompts}) == 64
+    assert all(40 <= len(prompt.text) <= 160 for prompt in prompts)
+
+
+def test_held_out_prompts_occur_nowhere_in_the_training_text():
+    trained_on = "\0".join((*corpus.training_texts("code"), *corpus.training_texts("docs")))
+    assert not [prompt.id for prompt in held_out_prompts() if prompt.text in trained_on]
+
+
+def test_training_prompts_are_balanced_and_disjoint_from_held_out_ones():
+    prompts = training_prompts(200, seed=0)
+    assert Counter(prompt.category for prompt in prompts) == dict.fromkeys(CATEGORIES, 50)
+    assert len({prompt.id for prompt in prompts}) == len({prompt.text for prompt in prompts}) == 200
+    assert not {prompt.text for prompt in prompts} & {prompt.text for prompt in held_out_prompts()}
+
+
+def test_prompts_are_the_same_in_every_process():
+    show = (
+        "from data.demo.prompts import *; print(held_out_prompts(), training_prompts(40, seed=3))"
+    )
+    there = subprocess.run([sys.executable, "-c", show], capture_output=True, text=True, check=True)
+    assert there.stdout == f"{held_out_prompts()} {training_prompts(40, seed=3)}\n"
+    assert training_prompts(40, seed=3) != training_prompts(40, seed=4)
+
+
+def test_a_library_without_tests_is_enough(tmp_path):
+    (tmp_path / "json").mkdir()
+    (tmp_path / "json" / "decoder.py").write_text('"""Decode."""\n')
+    (tmp_path / "posixpath.py").write_text("def join(a, b):\n    return a + b\n")
+    assert corpus.training_texts("code", tmp_path) == ('"""Decode."""\n',)
+    assert corpus.held_out_texts("code", tmp_path) == ("def join(a, b):\n    return a + b\n",)
+    assert corpus.training_texts("tests", tmp_path) == ()
+
+
+def test_no_test_named_after_a_held_out_module_is_trained_on(tmp_path):
+    (tmp_path / "test").mkdir()
+    (tmp_path / "posixpath.py").write_text("held_out = 1\n")
+    (tmp_path / "test" / "test_posixpath.py").write_text("seen = 1\n")
+    (tmp_path / "test" / "test_json.py").write_text("seen = 2\n")
+    assert corpus.training_texts("tests", tmp_path) == ("seen = 2\n",)
+
+
+def test_the_recipe_makes_a_small_deep_target():
+    model = build_model()
+    assert model.config.num_hidden_layers >= 10
+    assert 2 * sum(param.numel() for param in model.parameters()) <= 12e6  # bytes in bf16
+
+
+def test_the_tokenizer_keeps_digits_single_and_writes_conversations():
+    tokenizer = build_tokenizer(["def count(items):\n    return len(items)\n"] * 9)
+    assert len(tokenizer.encode("2048")) == 4
+    assert tokenizer.decode(tokenizer.encode("d\u00e9f\t x")) == "d\u00e9f\t x"
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    chat = tokenizer.apply_chat_template(messages, tokenize=False)
+    assert chat == "<|user|>\na\n<|assistant|>\nb<|endoftext|>"
+    assert encode(tokenizer, ["a", "b"]).tolist().count(tokenizer.eos_token_id) == 2
+
+
+def test_a_conversation_is_cut_from_one_text():
+    text = "".join(f"line {i}\n" for i in range(40))
+    chats = conversations([text], 1, seed=0)
+    question, answer = chats[0].removeprefix("<|user|>\n").split("\n<|assistant|>\n")
+    assert f"{question}\n{answer}" in text
