@@ -94,7 +94,7 @@ def build_model() -> Qwen3ForCausalLM:
             head_dim=32,
             intermediate_size=256,
             max_position_embeddings=2048,
-            rope_theta=10_000.0,
+            rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
             tie_word_embeddings=True,
             bos_token_id=None,
             eos_token_id=0,
@@ -103,9 +103,9 @@ def build_model() -> Qwen3ForCausalLM:
         )
     )
     with torch.no_grad():  # GPT-2's rule: the residual stream keeps its size with depth
-        for layer in model.model.layers:
-            for output in (layer.self_attn.o_proj, layer.mlp.down_proj):
-                output.weight.div_(math.sqrt(2 * len(model.model.layers)))
+        for name, param in model.named_parameters():
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                param.div_(math.sqrt(2 * model.config.num_hidden_layers))
     return model
 
 
