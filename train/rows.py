@@ -23,7 +23,7 @@ from train.disk import refuse_full_disk
 from train.log import CONSOLE
 
 log = logging.getLogger(__name__)
-SHORTEST_PROMPT = 16  # tokens, for plain text, whose answer begins at once
+TEXT_PROMPT = 16  # tokens of a plain text, whose answer begins with its second token
 
 
 def training_rows(
@@ -91,5 +91,6 @@ def _prompts(row: Batch) -> list[list[int]]:
     for number in range(int(row.document.max()) + 1):
         inside = row.document[0] == number
         ids, answer = row.ids[0, inside].tolist(), row.answer[0, inside].tolist()
-        found.append(ids[: max(answer.index(True), SHORTEST_PROMPT)])
+        begins = answer.index(True)
+        found.append(ids[: begins if begins > 1 else TEXT_PROMPT])
     return found

@@ -1,0 +1,156 @@
+"""Promises of `python -m train`, on a target built here: from a data file to a report."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from conf.entry import compose
+from data.batches import pack
+from data.tokens import from_pair, from_text
+from infer.config import EvaluationConf
+from models.errors import UserError
+from tests.tiny import CPU, LAYERS, new_draft, sampled_texts, tree
+from tests.toy_run import metrics, weights
+from train.__main__ import main
+from train.config import TrainConf
+from train.measure import measure
+from train.parallel import accelerator_for
+from train.rows import hold_back
+from train.run import open_run
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, target):
+    """A target on disk, texts of its own to learn from, and prompts to judge by."""
+    folder = tmp_path_factory.mktemp("command")
+    target.model.save_pretrained(folder / "target")
+    target.tokenizer.save_pretrained(folder / "target")
+    texts = sampled_texts(target, count=12, length=32)
+    rows = [{"ids": ids, "answer": [t >= 4 for t in range(32)]} for ids in texts]
+    write_lines(folder / "rows.jsonl", rows)
+    prompts = [
+        {"id": str(i), "category": "abc"[i % 3], "text": words(ids[:4])}
+        for i, ids in enumerate(texts[:3])
+    ]
+    write_lines(folder / "prompts.jsonl", prompts)
+    return folder
+
+
+def write_lines(file: Path, rows: list[dict]):
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def words(ids: list[int]) -> str:
+    return " ".join(map(str, ids))
+
+
+def conf(folder: Path, *overrides: str) -> TrainConf:
+    given = {
+        "target.name": folder / "target",
+        "draft.layers": LAYERS,
+        "data": "jsonl",
+        "data.path": folder / "rows.jsonl",
+        "data.length": 64,
+        "evaluation.prompts": folder / "prompts.jsonl",
+        "evaluation.max_new_tokens": 4,
+        "draft.unroll": 2,
+        "optim.steps": 6,
+        "optim.batch_size": 2,
+        "device.compile": "false",
+        "device.threads": 1,
+        "eval_every": 3,
+        "eval_prompts": 2,
+        "save_every": 3,
+        "log.every": 2,
+        "run_name": "run",
+        "output_dir": folder / "out",
+    }
+    return compose("train", TrainConf, [*(f"{k}={v}" for k, v in given.items()), *overrides])
+
+
+def run(conf: TrainConf):
+    main.__wrapped__(conf)
+
+
+def test_a_run_leaves_a_checkpoint_and_a_report_and_is_not_repeated(folder, capsys):
+    run(conf(folder, "log.wandb=offline"))
+    assert "deeper than the 2 steps that the draft is trained for" in capsys.readouterr().out
+    out = folder / "out" / "run"
+    left = {path.name for path in out.iterdir()}
+    assert left >= {"config.yaml", "metrics.jsonl", "report.json", "report.md", "report.html"}
+    assert left >= {"checkpoint", "state"}
+    report = json.loads((out / "report.json").read_text())
+    assert report["drafts"][0]["modes"]["tree"]["acceptance_length"]["mean"] >= 1
+    assert any("eval/acceptance_length" in line for line in metrics(out))
+    assert list(out.glob("wandb/offline-run-*/*.wandb"))
+
+    trained = weights(out)
+    run(conf(folder))
+    assert "is trained already" in capsys.readouterr().out
+    assert all(torch.equal(trained[name], tensor) for name, tensor in weights(out).items())
+
+    with pytest.raises(UserError, match=r"optim\.lr: the run was started with 0\.001, got 0\.01"):
+        run(conf(folder, "optim.lr=0.01"))
+    again = conf(folder, "optim.lr=0.01", "resume=false")
+    assert open_run(again, accelerator_for(CPU, trackers=[])).progress.step == 0
+    assert {path.name for path in out.iterdir()} == {"config.yaml", "wandb"}
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "tree.depth=17",
+            "tree.depth: must be at most the 16 tokens that the draft can propose, got 17",
+        ),
+        (
+            "evaluation.prompts=nowhere.jsonl",
+            "evaluation.prompts: must be a readable JSONL file, got nowhere",
+        ),
+        ("data.path=nowhere.jsonl", "data.path: "),
+        ("output_dir=/dev/null/out", "output_dir: must be writable, got /dev/null/out/wrong"),
+        (
+            "target.name=nowhere/at-all",
+            "target.name: must be a reachable model, got 'nowhere/at-all'",
+        ),
+    ],
+)
+def test_what_is_wrong_is_refused_by_key(folder, override, message):
+    tree = ["tree.nodes=32"] if override.startswith("tree") else []
+    with pytest.raises(UserError) as refused:
+        run(conf(folder, "run_name=wrong", override, *tree))
+    assert str(refused.value).startswith(message)
+
+
+def test_prompts_are_held_back_from_the_rows(target):
+    pieces = [
+        from_pair([1, 2, 3], [4, 5]),
+        from_text(target.tokenizer, words(list(range(1, 30)))),
+    ] * 4
+    rows, _ = pack(iter(pieces), length=40)
+    kept, prompts = hold_back(rows, 3)
+    assert len(kept) == len(rows) - 2
+    assert prompts[0] == [1, 2, 3]
+    assert prompts[1] == list(range(1, 17))
+    assert len(prompts) == 3
+
+
+def test_a_single_row_is_kept_to_learn_from(caplog):
+    rows, _ = pack(iter([from_pair([1, 2, 3], [4, 5])]), length=16)
+    kept, prompts = hold_back(rows, 3)
+    assert len(kept) == 1
+    assert prompts == [[1, 2, 3]]
+    assert "too little to hold prompts back" in caplog.text
+
+
+def test_measuring_tells_a_draft_that_learned_from_one_that_did_not(target, learned):
+    draft, texts = learned
+    prompts = [text[:4] for text in texts]
+    measured = measure(target, prompts, tree(), EvaluationConf(max_new_tokens=20))
+    good, bad = measured(draft), measured(new_draft(target))
+    assert good["acceptance_length"] > 3 > bad["acceptance_length"]
+    shares = [good[f"accepted_{depth}"] for depth in range(1, 5)]
+    assert shares == sorted(shares, reverse=True)
+    assert good["acceptance_length"] == pytest.approx(1 + sum(shares))
