@@ -10,7 +10,6 @@ from models.device import DeviceConf, DeviceName, Precision
 from models.errors import UserError
 from tests.killing import toy_process
 from tests.toy_run import ToyDraft, metrics, toy_conf, toy_run, toy_target, weights
-from train.log import Wandb
 from train.optim import OptimName
 from train.state import State
 
@@ -106,11 +105,3 @@ def test_a_loss_that_is_not_finite_ends_the_run_not_its_state(tmp_path, monkeypa
         toy_run(tmp_path, toy_conf())
     assert State(tmp_path, {}).newest().name == "00000006"
     assert all(tensor.isfinite().all() for tensor in weights(tmp_path).values())
-
-
-def test_wandb_offline_writes_a_folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    conf = toy_conf()
-    conf.log.wandb = Wandb.offline
-    toy_run(tmp_path, conf)
-    assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))

@@ -129,7 +129,7 @@ def test_prompts_are_held_back_from_the_rows(target):
         from_pair([1, 2, 3], [4, 5]),
         from_text(target.tokenizer, words(list(range(1, 30)))),
     ] * 4
-    rows, _ = pack(iter(pieces), length=40)
+    rows, _ = pack(iter(pieces), length=36)
     kept, prompts = hold_back(rows, 3)
     assert len(kept) == len(rows) - 2
     assert prompts[0] == [1, 2, 3]

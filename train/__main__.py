@@ -61,11 +61,12 @@ def main(conf: TrainConf) -> None:
         report = evaluate(target, [best], tree=conf.tree, conf=conf.evaluation)
         with refuse_full_disk(run.folder):
             write(report, run.folder)
-        said.finish(summary_table(sections(report)))
+        said.hand_over(summary_table(sections(report)))
         terminal_table(report, CONSOLE)
         log.info("report: %s", run.folder / "report.html")
         log.info("checkpoint: %s", run.folder / "checkpoint")
     accelerator.wait_for_everyone()
+    accelerator.end_training()
 
 
 def choose_vocabulary(draft: Draft, target: Target, rows: Packed) -> None:

@@ -126,11 +126,10 @@ class Log:
                 file.write(json.dumps(line) + "\n")
         self.accelerator.log(line)
 
-    def finish(self, summary: Table) -> None:
-        """Hand the report and the checkpoint to the tracker, and close it."""
-        if self.conf.wandb is not Wandb.off and self.accelerator.is_main_process:
-            self._finish_wandb(summary)
-        self.accelerator.end_training()
+    def hand_over(self, summary: Table) -> None:
+        """Give the report and the checkpoint to the tracker."""
+        if self.conf.wandb is not Wandb.off:
+            self._upload(summary)
 
     def _start_wandb(self, run_id: str, config: dict[str, Any]) -> None:
         place = {
@@ -149,7 +148,7 @@ class Log:
     def _wandb(self) -> Any:  # its run; the package is imported only where it is asked for
         return self.accelerator.get_tracker("wandb", unwrap=True)
 
-    def _finish_wandb(self, summary: Table) -> None:
+    def _upload(self, summary: Table) -> None:
         import wandb
 
         run = self._wandb()
