@@ -21,7 +21,7 @@ class EvalPrompt:
         return int.from_bytes(hashlib.sha256(self.id.encode()).digest()[:4], "big") >> 1
 
 
-def held_out(tokenizer, path: str | None, *, limit: int | None) -> list[EvalPrompt]:  # noqa: ANN001
+def held_out(tokenizer, path: str | None, *, limit: int | None) -> list[EvalPrompt]:
     """Prompts in file order, at most `limit` of each category. `path` None is the demo's."""
     if path is None:
         from data.demo.prompts import held_out_prompts
@@ -33,7 +33,9 @@ def held_out(tokenizer, path: str | None, *, limit: int | None) -> list[EvalProm
     for row in rows:
         same = kept.setdefault(row["category"], [])
         if limit is None or len(same) < limit:
-            same.append(EvalPrompt(id=row["id"], category=row["category"], ids=_ids(tokenizer, row)))
+            same.append(
+                EvalPrompt(id=row["id"], category=row["category"], ids=_ids(tokenizer, row))
+            )
     return [prompt for same in kept.values() for prompt in same]
 
 
@@ -43,7 +45,7 @@ def fingerprint(prompts: list[EvalPrompt]) -> str:
     return hashlib.sha256(content.encode()).hexdigest()
 
 
-def _ids(tokenizer, row: dict) -> list[int]:  # noqa: ANN001
+def _ids(tokenizer, row: dict) -> list[int]:
     if "messages" in row:
         return tokenizer.apply_chat_template(
             row["messages"], add_generation_prompt=True, return_dict=True

@@ -14,7 +14,9 @@ from models.tree import TreeConf
 class EvaluationConf:
     """On which prompts a draft is judged, and how."""
 
-    prompts: str | None = None  # JSONL of {"id", "category", "text"}; null = the demo's held-out ones
+    prompts: str | None = (
+        None  # JSONL of {"id", "category", "text"}; null = the demo's held-out ones
+    )
     limit: int | None = None  # prompts of each category; null = all
     max_new_tokens: int = 64
     sampling: SamplingConf = field(default_factory=SamplingConf)

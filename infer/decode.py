@@ -22,7 +22,7 @@ from models.drafts.base import Draft, State
 from models.errors import UserError
 from models.sampling import SamplingConf, SamplingRule, gumbel
 from models.target import Seen, Target
-from models.tree import Proposal, Tree, ancestors, depths
+from models.tree import NO_TREE, Proposal, Tree, ancestors, depths
 
 SMALLEST_BUCKET = 32  # tokens; prompts are padded to the next power of two
 SLOTS_STEP = 64  # caches are rounded up to it, so that decoders of different trees share graphs
@@ -162,24 +162,23 @@ class Decoder:
     """Decodes prompts with one target, one draft and one tree shape, in a fixed number of slots."""
 
     def __init__(
-        self, target: Target, draft: Draft | None = None, tree: Tree | None = None, *,
+        self, target: Target, draft: Draft | None = None, tree: Tree = NO_TREE, *,
         sampling: SamplingConf, slots: int, batch: int = 1, layers: list[int] | None = None,
     ):  # fmt: skip
-        if draft is not None and tree is not None and tree.depth > draft.max_depth:
+        if draft is not None and tree.depth > draft.max_depth:
             raise UserError(
                 f"tree.depth: must be at most the {draft.max_depth} tokens that the draft can "
                 f"propose, got {tree.depth}; lower tree.depth or raise draft.max_depth"
             )
         self.target, self.draft, self.tree = target, draft, tree
         self.rule, self.batch, self.slots = sampling.build(), batch, slots
-        self.depth = tree.depth if tree else 0
-        self.nodes = tree.nodes if tree else 0
+        self.depth, self.nodes = tree.depth, tree.nodes
         # all modes of an evaluation capture the same layers: they share graphs, none runs lighter
         self.layers = layers or (draft.needs.layers if draft else [])
         device = target.device
         self.place = device.torch_device
         # behind the last token: a round's nodes, and what it emits beyond the end
-        scratch = max(self.nodes, tree.scratch if tree else 0) + self.depth + 1
+        scratch = max(tree.nodes, tree.scratch) + tree.depth + 1
         held = -(-(slots + scratch) // SLOTS_STEP) * SLOTS_STEP
         self.cache = target.new_cache(batch, held)
         self.state = draft.new_state(batch, held) if draft else {}
@@ -270,18 +269,14 @@ class Decoder:
     def verify_again(self) -> None:
         """The last round's verification once more, to time it."""
         rows, proposal, *_ = self._last
-        self._verify(
-            self.target, self.cache, self.layers, self.rule, rows, proposal, self.depth
-        )
+        self._verify(self.target, self.cache, self.layers, self.rule, rows, proposal, self.depth)
 
     @torch.no_grad()
     def draft_again(self) -> None:
         """The last round's draft pass once more, to time it."""
         rows, _, emitted, count, seen = self._last
         if self.draft is not None:
-            self._round(
-                self.draft, self.state, self.tree, self.rule, emitted, count, rows, seen
-            )
+            self._round(self.draft, self.state, self.tree, self.rule, emitted, count, rows, seen)
 
     def _pad(self, prompts: list[list[int]], row_ids: list[int]) -> tuple[Tensor, Tensor, Tensor]:
         padded = min(bucket(max(len(prompt) for prompt in prompts)), self.slots)

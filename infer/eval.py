@@ -1,7 +1,7 @@
 """Judge drafts on held-out prompts: every mode on every prompt, prompt by prompt, in one process.
 
-    python -m infer.eval                        the newest finished training run
-    python -m infer.eval checkpoint=DIR tree=chain
+python -m infer.eval                        the newest finished training run
+python -m infer.eval checkpoint=DIR tree=chain
 """
 
 import logging
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 from rich.progress import track
 
 from conf.entry import entry_point
@@ -31,7 +32,7 @@ from models.drafts.base import Draft
 from models.drafts.ngram import NgramDraft
 from models.errors import UserError
 from models.target import Target, TargetConf
-from models.tree import Tree, TreeConf, TreeKind
+from models.tree import NO_TREE, Tree, TreeConf, TreeKind
 
 log = logging.getLogger(__name__)
 REPEATS = 30  # timings of one verification and one draft pass; the median counts
@@ -54,7 +55,7 @@ def evaluate(
     modes = _modes(target, candidates, tree.build(), prompts, conf)
     for name, decoder in modes.items():
         _warn_depth(name, decoder)
-    gap = _warm_up(target, modes, prompts, conf)
+    gap = _warm_up(modes, prompts, conf)
     before = graphs()
     traces = _decode_all(target, modes, prompts, conf)
     after = graphs() - before
@@ -98,7 +99,7 @@ def _modes(
 
     layers = candidates[0].draft.needs.layers
 
-    def decoder(draft: Draft | None = None, shape: Tree | None = None) -> Decoder:
+    def decoder(draft: Draft | None = None, shape: Tree = NO_TREE) -> Decoder:
         return Decoder(
             target, draft, shape, sampling=conf.sampling, slots=slots,
             layers=layers if draft is None or not draft.needs.layers else None,
@@ -123,10 +124,8 @@ def _warn_depth(name: str, decoder: Decoder) -> None:
         )  # fmt: skip
 
 
-def _warm_up(
-    target: Target, modes: dict[str, Decoder], prompts: list[EvalPrompt], conf: EvaluationConf
-) -> float:
-    """Compile every graph, and measure how far one-token and tree passes differ in their logits."""
+def _warm_up(modes: dict[str, Decoder], prompts: list[EvalPrompt], conf: EvaluationConf) -> float:
+    """Compile every graph; return the near-tie gap between one-token and tree passes."""
     few = list({bucket(len(p.ids)): p for p in prompts}.values())
     few += {p.category: p for p in prompts}.values()
     recorded: dict[str, list[Recorded]] = {}
@@ -196,16 +195,13 @@ def pass_seconds(decoder: Decoder) -> tuple[float, float]:
 
 
 def _setting(target: Target, prompts: list[EvalPrompt], conf: EvaluationConf) -> Setting:
-    device = target.device.describe()
     return Setting(
         command=" ".join(["python", "-m", *sys.orig_argv[2:]][:20]),
         versions={
             "python": sys.version.split()[0],
             **{name: version(name) for name in ("torch", "transformers")},
         },
-        device=device,
-        dtype=str(device["dtype"]),
-        threads=int(device["threads"]),
+        device=target.device.describe(),
         target=target.name,
         target_parameters=target.parameters,
         prompts_sha256=fingerprint(prompts),
@@ -235,7 +231,8 @@ def candidate(directory: Path, target: Target) -> Candidate:
 @entry_point("eval", EvalConf)
 def main(conf: EvalConf) -> None:
     directories = [Path(c) for c in conf.checkpoint or [newest_run()]]
-    print(f"checkpoint: {', '.join(map(str, directories))}")
+    say = Console(soft_wrap=True).print
+    say(f"checkpoint: {', '.join(map(str, directories))}")
     metadata = checkpoint.read_metadata(directories[0])
     wanted = conf.target or TargetConf(name=metadata.get("target_name", "demo"))
     target = wanted.build(conf.device.build())
@@ -248,7 +245,7 @@ def main(conf: EvalConf) -> None:
     run = Path(conf.output_dir) / conf.run_name
     write(report, run)
     terminal_table(report)
-    print(f"report: {run / 'report.html'}")
+    say(f"report: {run / 'report.html'}")
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ class StaticCache(Cache):
         self.values[layer_idx].scatter_(2, index, value_states)
         return self.keys[layer_idx], self.values[layer_idx]
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:
+    def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
         return 0  # positions are always given, so nothing is derived from this
 
     def move(self, source: Int[Tensor, "batch path"], to: Int[Tensor, "batch path"]) -> None:
@@ -73,7 +73,7 @@ def tree_mask(
 def prompt_mask(
     lengths: Int[Tensor, " batch"], new: int, slots: int
 ) -> Bool[Tensor, "batch 1 new slots"]:
-    """Causal over the first `new` slots; padding behind a row's length sees the same as its query."""
+    """Causal over the first `new` slots. Padding behind a row's length is read by nothing."""
     query = torch.arange(new, device=lengths.device)[:, None]
     slot = torch.arange(slots, device=lengths.device)[None, :]
     return (slot <= query)[None, None].expand(len(lengths), 1, new, slots)

@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeVar
 
 import torch
 import torch._dynamo  # counters live here; importing it compiles nothing
@@ -16,7 +15,6 @@ import torch._dynamo  # counters live here; importing it compiles nothing
 from models.errors import UserError
 
 log = logging.getLogger(__name__)
-Function = TypeVar("Function", bound=Callable)
 
 
 class DeviceName(Enum):
@@ -47,7 +45,7 @@ class Device:
     compiles: bool
     backend: str = "inductor"
 
-    def compile(self, function: Function) -> Function:
+    def compile(self, function: Callable) -> Callable:
         """One static graph without breaks where compiling is on, else the function itself."""
         if not self.compiles:
             return function
@@ -56,7 +54,7 @@ class Device:
     def synchronize(self) -> None:
         """Wait until the device has finished, so that a clock reads the truth."""
         if self.name == "xla":
-            import torch_xla
+            import torch_xla  # pyright: ignore[reportMissingImports]
 
             torch_xla.sync(wait=True)
         elif self.torch_device.type != "cpu":
@@ -124,7 +122,7 @@ def _detect() -> str:
 def _place(name: str) -> torch.device:
     if name == "xla":
         try:
-            import torch_xla
+            import torch_xla  # pyright: ignore[reportMissingImports]
         except ImportError:
             raise UserError(
                 "device.name: torch_xla is not installed, got xla; install the `xla` extra"

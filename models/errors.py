@@ -1,4 +1,4 @@
-"""The one exception that a user can fix: a sentence with the key, the rule, the value and the remedy."""
+"""The one exception that a user can fix: key, rule, value and remedy in a sentence."""
 
 
 class UserError(Exception):

@@ -3,11 +3,12 @@
 Axes: B rows, H heads, T queries, S keys, D head size.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from transformers import LlamaConfig
 
 
 class RMSNorm(nn.Module):
@@ -85,7 +86,7 @@ def attend_unrolled(
 class WideAttention(nn.Module):
     """Llama attention that reads twice the hidden size: embedding and feature side by side."""
 
-    def __init__(self, config: LlamaConfig):
+    def __init__(self, config: Any):
         super().__init__()
         self.size = config.head_dim
         wide, heads = 2 * config.hidden_size, config.num_attention_heads * self.size
@@ -106,9 +107,9 @@ class WideAttention(nn.Module):
 
 
 class WideLayer(nn.Module):
-    """The decoder layer, split around its attention so that training and decoding share the rest."""
+    """The decoder layer, split around its attention: training and decoding share the rest."""
 
-    def __init__(self, config: LlamaConfig):
+    def __init__(self, config: Any):
         super().__init__()
         size, eps = config.hidden_size, config.rms_norm_eps
         self.self_attn = WideAttention(config)

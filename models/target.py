@@ -6,7 +6,9 @@ which is Hugging Face's `hidden_states[i]` and vLLM's `eagle_aux_hidden_state_la
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -45,7 +47,7 @@ class TargetConf:
         try:
             config = AutoConfig.from_pretrained(path, **where)
             _refuse(config, self.name)
-            model = AutoModelForCausalLM.from_pretrained(
+            model: Any = AutoModelForCausalLM.from_pretrained(
                 path, dtype=device.dtype, attn_implementation="sdpa", **where
             )
             tokenizer = AutoTokenizer.from_pretrained(path, **where)
@@ -61,7 +63,7 @@ class TargetConf:
 class Target:
     """A frozen causal LM. `tokenizer` is None only in tests that deal in ids."""
 
-    def __init__(self, model: nn.Module, tokenizer, *, name: str, device: Device):  # noqa: ANN001
+    def __init__(self, model: Any, tokenizer: Any, *, name: str, device: Device):
         self.model = model.eval().requires_grad_(False)
         self.tokenizer, self.name, self.device = tokenizer, name, device
         self.config = model.config.get_text_config()
@@ -133,8 +135,10 @@ class Target:
         )
 
     def _keeper(self, i: int) -> Callable:
-        """Keeps the tensor that enters layer i. (transformers' own recorder cannot be traced: it
-        holds its results in a context variable.)"""
+        """Keeps the tensor that enters layer i.
+
+        transformers' own recorder cannot be traced: it holds its results in a context variable.
+        """
 
         def keep(_layer: nn.Module, args: tuple, kwargs: dict) -> None:
             self._entering[i] = args[0] if args else kwargs["hidden_states"]
@@ -143,7 +147,7 @@ class Target:
 
     def check_layers(self, layers: list[int]) -> None:
         """Raises UserError unless each is the input of a layer, in increasing order."""
-        if any(b <= a for a, b in zip(layers, layers[1:], strict=False)):
+        if any(b <= a for a, b in pairwise(layers)):
             raise UserError(
                 f"draft.layers: must be strictly increasing, got {layers}; "
                 "null takes low, middle and high"
@@ -167,7 +171,7 @@ class Target:
             )
 
 
-def _refuse(config, name: str) -> None:  # noqa: ANN001
+def _refuse(config: Any, name: str) -> None:
     """Name what the runtime cannot serve exactly, before any weight is read."""
     text = config.get_text_config()
     kinds = set(getattr(text, "layer_types", None) or ["full_attention"])

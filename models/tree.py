@@ -1,4 +1,4 @@
-"""Token trees: the candidates that a draft proposes, laid out so that one target pass scores them all.
+"""Token trees: the candidates that a draft proposes, laid out for one target pass to score them.
 
 A tree is grown level by level from the root, the last known token. Chains and static trees take
 fixed ranks of each node's children; dynamic trees keep the likeliest (EAGLE-2, arXiv 2406.16858).
@@ -72,7 +72,7 @@ class TreeConf:
 
 @dataclass(frozen=True, kw_only=True)
 class Tree:
-    """A fixed shape. For static kinds, `levels[d][i]` is (place of the parent in level d-1, rank)."""
+    """A fixed shape. Static ones: `levels[d][i]` is (place of the parent in level d-1, rank)."""
 
     kind: TreeKind
     depth: int
@@ -89,12 +89,15 @@ class Tree:
         return sum(len({parent for parent, _ in level}) for level in self.levels[1:])
 
 
+NO_TREE = Tree(kind=TreeKind.chain, depth=0, nodes=0)  # autoregressive decoding
+
+
 def static_tree(paths: list[list[int]], *, kind: TreeKind = TreeKind.static) -> Tree:
     """Rank paths to a tree. Raises UserError for a path whose prefix is missing, or a duplicate."""
     unique = sorted({tuple(path) for path in paths}, key=lambda path: (len(path), path))
     if len(unique) != len(paths) or not paths or not all(paths):
         raise UserError(f"tree.paths: must be distinct and not empty, got {paths}")
-    place = {(): 0}
+    place: dict[tuple[int, ...], int] = {(): 0}
     levels: list[list[tuple[int, int]]] = []
     for path in unique:
         if path[:-1] not in place or min(path) < 0:
@@ -118,7 +121,9 @@ def read_paths(file: Path) -> list[list[int]]:
         raise UserError(f"tree.file: must be a readable JSON file, got {file}: {error}") from error
     paths = content.get("paths") if isinstance(content, dict) else content
     if not isinstance(paths, list) or not all(isinstance(path, list) for path in paths):
-        raise UserError(f"tree.file: must hold a list of rank paths, got {file}; e.g. [[0], [0, 0]]")
+        raise UserError(
+            f"tree.file: must hold a list of rank paths, got {file}; e.g. [[0], [0, 0]]"
+        )
     return paths
 
 
@@ -154,7 +159,7 @@ def depths(above: Bool[Tensor, "batch nodes nodes"]) -> Int[Tensor, "batch nodes
 
 @dataclass(kw_only=True)
 class Proposal:
-    """A token tree a row: node i hangs on node `parents[i]`; -1 is the root, the last known token."""
+    """A token tree a row: node i hangs on node `parents[i]`; -1 is the root, the last token."""
 
     ids: Int[Tensor, "batch nodes"]
     parents: Int[Tensor, "batch nodes"]  # parents[i] < i

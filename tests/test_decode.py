@@ -112,7 +112,9 @@ def test_answers_end_where_decoding_one_by_one_would(target, learned):
 def test_ngram_lookup_copies_what_repeats(target):
     decoder = Decoder(target, NgramDraft(), chain(4), sampling=GREEDY, slots=96)
     (looping,) = decode(decoder, [[7, 8, 9] * 4], max_new_tokens=64)
-    (plain,) = decode(Decoder(target, sampling=GREEDY, slots=96), [[7, 8, 9] * 4], max_new_tokens=64)
+    (plain,) = decode(
+        Decoder(target, sampling=GREEDY, slots=96), [[7, 8, 9] * 4], max_new_tokens=64
+    )
     assert looping.ids == plain.ids
 
 

@@ -12,9 +12,7 @@ from models.sampling import SamplingConf
 from models.target import Target
 from models.tree import TreeConf, TreeKind
 
-CPU = Device(
-    name="cpu", torch_device=torch.device("cpu"), dtype=torch.float32, compiles=False
-)
+CPU = Device(name="cpu", torch_device=torch.device("cpu"), dtype=torch.float32, compiles=False)
 VOCAB = 61
 LAYERS = [1, 3, 5]
 
@@ -66,7 +64,9 @@ def batch_of(texts: list[list[int]]) -> Batch:
     return Batch(ids=ids, answer=place >= 4, document=torch.zeros_like(ids), positions=place)
 
 
-def learn(draft: Eagle3Draft, target: Target, batch: Batch, *, steps: int, lr: float = 5e-3) -> None:
+def learn(
+    draft: Eagle3Draft, target: Target, batch: Batch, *, steps: int, lr: float = 5e-3
+) -> None:
     """The plainest training loop there is."""
     with torch.no_grad():
         seen = target.see(
@@ -82,14 +82,14 @@ def learn(draft: Eagle3Draft, target: Target, batch: Batch, *, steps: int, lr: f
         schedule.step()
 
 
-def chain(depth: int):  # noqa: ANN201
+def chain(depth: int):
     return TreeConf(kind=TreeKind.chain, depth=depth).build()
 
 
-def tree(depth: int = 4):  # noqa: ANN201
+def tree(depth: int = 4):
     return TreeConf(depth=depth, nodes=10, width=3, branch=3).build()
 
 
-def static():  # noqa: ANN201
+def static():
     paths = [[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0], [1, 0, 0], [0, 0, 0, 0]]
     return TreeConf(kind=TreeKind.static, paths=paths).build()

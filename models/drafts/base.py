@@ -1,4 +1,4 @@
-"""What a drafting method must provide. The loops in train/ and infer/ know nothing else about it."""
+"""What a drafting method must provide: all that the loops in train/ and infer/ know of it."""
 
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -38,7 +38,7 @@ class Batch:
 
 @dataclass(kw_only=True)
 class Loss:
-    """Sums, not means: the loop divides by the weight of the whole optimizer step, over all ranks."""
+    """Sums, not means: the loop divides by the weight of the whole step, over all ranks."""
 
     total: Float[Tensor, ""]
     weight: Float[Tensor, ""]
@@ -53,7 +53,7 @@ class Needs:
 
 
 class Draft(nn.Module):
-    """One drafting method: how it learns (`loss`) and how it drafts (`start`, `propose`, `advance`)."""
+    """One method: how it learns (`loss`), how it drafts (`start`, `propose`, `advance`)."""
 
     method: ClassVar[str]
     needs: Needs
@@ -97,7 +97,7 @@ class Draft(nn.Module):
         self, state: State, ids: Int[Tensor, "batch path"], *,
         count: Int[Tensor, " batch"], seen: Seen,
     ) -> State:  # fmt: skip
-        """After the target emitted `count` of `ids` a row; `seen` holds the positions before them."""
+        """After the target emitted `count` of `ids`; `seen` holds the positions before them."""
         raise NotImplementedError
 
     def save(self, directory: Path, target: Target) -> None:
@@ -111,6 +111,8 @@ class DraftConf:
 
     method: ClassVar[str]
     architecture: ClassVar[str]  # in config.json, and how a checkpoint is recognised
+
+    max_depth: int = 16  # tokens of the deepest proposal
 
     def build(self, target: Target, *, loss: LossConf, seed: int) -> Draft:
         """A new draft for this target. Raises UserError where the two do not fit."""

@@ -11,8 +11,9 @@ Axes: B rows, T tokens, W tree nodes expanded at once, H hidden, C captured laye
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -25,8 +26,9 @@ from models.cache import prompt_mask, tree_mask
 from models.drafts.base import Batch, Draft, DraftConf, Loss, Needs, State
 from models.errors import UserError
 from models.layers import RMSNorm, WideLayer, attend, attend_unrolled
-from models.losses import LossConf, Reduction, chunked_distillation
+from models.losses import LossConf, chunked_distillation
 from models.sampling import SamplingRule
+from models.supervision import later, row_weights, sooner
 from models.target import Seen, Target
 from models.tree import Proposal, Tree, grow
 
@@ -42,7 +44,6 @@ class Eagle3Conf(DraftConf):
 
     layers: list[int] | None = None  # captured; None = [2, n // 2, n - 3], what engines default to
     unroll: int = 7  # steps of the training-time test
-    max_depth: int = 16  # deepest proposal
     vocab_size: int | None = None  # of a reduced draft vocabulary; None = the target's
     intermediate_size: int | None = None  # None = the target's
     heads: int | None = None  # None = the target's
@@ -51,9 +52,7 @@ class Eagle3Conf(DraftConf):
     train_embeddings: bool = False
 
     def __post_init__(self) -> None:
-        if self.layers is not None and any(
-            b <= a for a, b in zip(self.layers, self.layers[1:], strict=False)
-        ):
+        if self.layers is not None and any(b <= a for a, b in pairwise(self.layers)):
             raise UserError(
                 f"draft.layers: must be strictly increasing, got {self.layers}; "
                 "null takes low, middle and high"
@@ -80,10 +79,21 @@ class Eagle3Conf(DraftConf):
         rope = dict(theirs.rope_parameters)
         if rope.get("rope_type", "default") not in ("default", "llama3"):
             rope = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
+        own = {
+            "draft_vocab_size": self.vocab_size or target.vocab_size,
+            "eagle_aux_hidden_state_layer_ids": layers,
+            "num_aux_hidden_states": len(layers),
+            "eagle_config": {
+                "eagle_aux_hidden_state_layer_ids": layers,
+                "use_aux_hidden_state": True,
+            },
+            "norm_before_residual": False,
+            "rope_theta": rope["rope_theta"],  # older readers look for it here
+            "training_unroll": self.unroll,
+        }
         return LlamaConfig(
             architectures=[self.architecture],
             vocab_size=target.vocab_size,
-            draft_vocab_size=self.vocab_size or target.vocab_size,
             hidden_size=target.hidden_size,
             intermediate_size=self.intermediate_size or theirs.intermediate_size,
             num_hidden_layers=1,
@@ -93,13 +103,8 @@ class Eagle3Conf(DraftConf):
             max_position_embeddings=theirs.max_position_embeddings,
             rms_norm_eps=theirs.rms_norm_eps,
             rope_parameters=rope,
-            rope_theta=rope["rope_theta"],
             tie_word_embeddings=False,
-            norm_before_residual=False,
-            eagle_aux_hidden_state_layer_ids=layers,
-            num_aux_hidden_states=len(layers),
-            eagle_config={"eagle_aux_hidden_state_layer_ids": layers, "use_aux_hidden_state": True},
-            training_unroll=self.unroll,
+            **own,
         )
 
     @classmethod
@@ -135,7 +140,6 @@ class Eagle3Conf(DraftConf):
         )
         return conf, draft.to(target.head.weight.device)
 
-
     def untrained(self, draft: Draft, target: Target) -> Draft | str:
         assert isinstance(draft, Eagle3Draft)
         if draft.seed is None:
@@ -151,9 +155,12 @@ class Eagle3Draft(Draft):
 
     method = "eagle3"
 
+    d2t: Int[Tensor, " draft_vocab"]  # target id - draft id
+    t2d: Bool[Tensor, " vocab"]  # whether a target id has a draft id
+
     def __init__(self, config: LlamaConfig, *, unroll: int, max_depth: int):
         super().__init__()
-        self.config = config
+        self.config: Any = config  # its annotations allow None where a Llama config never has it
         self.needs = Needs(layers=list(config.eagle_aux_hidden_state_layer_ids))
         self.trained_depth, self.max_depth = unroll, max_depth
         size, kept = config.hidden_size, config.draft_vocab_size
@@ -205,11 +212,13 @@ class Eagle3Draft(Draft):
         """Distil `trained_depth` steps of drafting at every supervised row."""
         hidden = self.fc(seen.captured.to(self.fc.weight.dtype))
         outputs = self._unroll(batch, hidden)
-        weight, sequences = row_weights(batch, self.trained_depth, self.loss_conf)
+        weight, sequences = row_weights(
+            batch.answer, batch.document, steps=self.trained_depth, conf=self.loss_conf
+        )
         # step i of row t is taught by the target's row t+1+i: move each there, so that all steps
         # share one row of the target's logits
-        moved = [_later(h, 1 + i) for i, h in enumerate(outputs)]
-        weights = [_later(weight[i], 1 + i) for i in range(self.trained_depth)]
+        moved = [later(h, 1 + i) for i, h in enumerate(outputs)]
+        weights = [later(weight[i], 1 + i) for i in range(self.trained_depth)]
         total, metrics = chunked_distillation(
             torch.stack([self.norm(h) for h in moved]).flatten(1, 2),
             seen.hidden.flatten(0, 1),
@@ -220,7 +229,9 @@ class Eagle3Draft(Draft):
             conf=self.loss_conf,
         )
         named = {
-            f"{name}_{i + 1}": pair for name, steps in metrics.items() for i, pair in enumerate(steps)
+            f"{name}_{i + 1}": pair
+            for name, steps in metrics.items()
+            for i, pair in enumerate(steps)
         }
         return Loss(total=total, weight=sequences, metrics=named)
 
@@ -229,7 +240,7 @@ class Eagle3Draft(Draft):
         keys, values, outputs = [], [], []
         for i in range(self.trained_depth):
             turn = self.rotary(hidden, batch.positions + i)
-            query, key, value = self.midlayer.project(_sooner(embedded, 1 + i), hidden, turn)
+            query, key, value = self.midlayer.project(sooner(embedded, 1 + i), hidden, turn)
             keys.append(key)
             values.append(value)
             hidden = self.midlayer.finish(hidden, attend_unrolled(query, keys, values, mask))
@@ -249,9 +260,12 @@ class Eagle3Draft(Draft):
             "hidden": weight.new_zeros(batch, self.config.hidden_size),
         }
 
-    def start(self, state, ids, *, lengths, first, seen) -> State:  # noqa: ANN001
+    def start(
+        self, state: State, ids: Int[Tensor, "b prompt"], *, lengths: Int[Tensor, " b"],
+        first: Int[Tensor, " b"], seen: Seen,
+    ) -> State:  # fmt: skip
         last = torch.arange(ids.shape[1], device=ids.device) == (lengths - 1)[:, None]
-        tokens = torch.where(last, first[:, None], _sooner(ids, 1))
+        tokens = torch.where(last, first[:, None], sooner(ids, 1))
         count, slots = ids.shape[1], state["keys"].shape[2]
         rows = torch.arange(count, device=ids.device).expand_as(ids)
         return self._read(
@@ -259,7 +273,9 @@ class Eagle3Draft(Draft):
             rows=rows, mask=prompt_mask(lengths, count, slots), count=lengths,
         )  # fmt: skip
 
-    def advance(self, state, ids, *, count, seen) -> State:  # noqa: ANN001
+    def advance(
+        self, state: State, ids: Int[Tensor, "b path"], *, count: Int[Tensor, " b"], seen: Seen
+    ) -> State:
         lengths, slots = state["lengths"], state["keys"].shape[2]
         new = torch.arange(ids.shape[1], device=ids.device)
         causal = (new <= new[:, None]).expand(len(ids), -1, -1)
@@ -283,7 +299,9 @@ class Eagle3Draft(Draft):
             "hidden": torch.where(kept, hidden.gather(1, last)[:, 0], state["hidden"]),
         }
 
-    def propose(self, state, *, tree: Tree, rule: SamplingRule, noise) -> Proposal:  # noqa: ANN001
+    def propose(
+        self, state: State, *, tree: Tree, rule: SamplingRule, noise: Tensor | None
+    ) -> Proposal:
         lengths, slots = state["lengths"], state["keys"].shape[2]
         kept = self.kept_ids
         hidden = state["hidden"][:, None]
@@ -353,39 +371,3 @@ class Eagle3Draft(Draft):
         }
         config = self.config.to_dict() | {"dtype": str(dtype).removeprefix("torch.")}
         checkpoint.save(directory, tensors, config=config, metadata=metadata)
-
-
-def row_weights(
-    batch: Batch, steps: int, conf: LossConf
-) -> tuple[Float[Tensor, "steps rows length"], Float[Tensor, ""]]:
-    """Weight of row t at each step, and their denominator.
-
-    Row t counts at step i when tokens t+1 .. t+2+i are all answer tokens of its own document: the
-    rollouts that decoding performs (it drafts behind an answer token), and no others.
-    """
-    own = batch.answer & (batch.document >= 0)
-    counts = _sooner(own, 1)
-    masks = []
-    for i in range(steps):
-        same = _sooner(batch.document, 2 + i, fill=-1) == batch.document
-        counts = counts & _sooner(own, 2 + i) & same
-        masks.append(counts)
-    mask = torch.stack(masks).float()
-    decay = conf.step_decay ** torch.arange(steps, device=mask.device)
-    if conf.reduction is Reduction.token:
-        return mask * decay[:, None, None], mask[0].sum()
-    # a document never spans rows, so its share is counted within one
-    same = batch.document[:, :, None] == batch.document[:, None, :]
-    supervised = (same * mask[0][:, None, :]).sum(-1).clamp_min(1)  # rows of one's own document
-    share = mask / supervised
-    return share * decay[:, None, None], share[0].sum()
-
-
-def _sooner(x: Tensor, by: int, fill: int = 0) -> Tensor:
-    """x[:, t + by] at t; what lies beyond the end is `fill`."""
-    return torch.cat([x[:, by:], torch.full_like(x[:, :by], fill)], 1)
-
-
-def _later(x: Tensor, by: int) -> Tensor:
-    """x[:, t - by] at t; what lies before the start is 0."""
-    return torch.cat([torch.zeros_like(x[:, :by]), x[:, : x.shape[1] - by]], 1)

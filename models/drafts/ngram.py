@@ -11,6 +11,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from models.drafts.base import Draft, Needs, State
+from models.sampling import SamplingRule
+from models.target import Seen
 from models.tree import Proposal, Tree
 
 
@@ -31,7 +33,10 @@ class NgramDraft(Draft):
             "lengths": torch.zeros(batch, dtype=torch.int64),  # known tokens, the root included
         }
 
-    def start(self, state, ids, *, lengths, first, seen) -> State:  # noqa: ANN001
+    def start(
+        self, state: State, ids: Int[Tensor, "batch prompt"], *, lengths: Int[Tensor, " batch"],
+        first: Int[Tensor, " batch"], seen: Seen | None,  # noqa: ARG002
+    ) -> State:  # fmt: skip
         slot = torch.arange(state["ids"].shape[1], device=ids.device)
         slots = len(slot) - ids.shape[1]
         known = torch.nn.functional.pad(ids, (0, slots), value=-1)
@@ -39,14 +44,24 @@ class NgramDraft(Draft):
         known = torch.where(slot == lengths[:, None], first[:, None], known)
         return {"ids": known, "lengths": lengths + 1}
 
-    def advance(self, state, ids, *, count, seen) -> State:  # noqa: ANN001
+    def advance(
+        self, state: State, ids: Int[Tensor, "batch path"], *, count: Int[Tensor, " batch"],
+        seen: Seen | None,  # noqa: ARG002
+    ) -> State:  # fmt: skip
         known, lengths = state["ids"], state["lengths"]
         new = torch.arange(ids.shape[1], device=ids.device)
         # what is not emitted lands behind `lengths`, is never compared and is written over
         slots = (lengths[:, None] + new).clamp_max(known.shape[1] - 1)
         return {"ids": known.scatter(1, slots, ids), "lengths": lengths + count}
 
-    def propose(self, state, *, tree: Tree, rule, noise) -> Proposal:  # noqa: ANN001, ARG002
+    def propose(
+        self,
+        state: State,
+        *,
+        tree: Tree,
+        rule: SamplingRule,  # noqa: ARG002
+        noise: Tensor | None,  # noqa: ARG002
+    ) -> Proposal:
         known, lengths = state["ids"], state["lengths"]
         start = self._match(known, lengths)
         step = torch.arange(tree.depth, device=known.device)
