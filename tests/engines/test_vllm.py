@@ -1,0 +1,120 @@
+"""An engine that nobody here wrote serves our checkpoint as it is, and accepts what we accept.
+
+vLLM decodes a chain greedily in fp32. Counts are compared as well as tokens: verification repairs a
+misread draft, so that equal tokens alone would say nothing about the checkpoint.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from data.prompts import EvalPrompt, held_out
+from infer.decode import Decoded, Decoder
+from models.device import DeviceConf, DeviceName, Precision
+from models.drafts import load_draft
+from models.sampling import SamplingConf
+from models.target import DEMO, Target, TargetConf
+from models.tree import TreeConf, TreeKind
+
+HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
+ENGINES = Path(os.environ.get("ENGINES", ROOT / ".venv-engines"))
+DRAFTED, TOKENS, SLOTS = 3, 64, 512
+# A short distillation: the draft has to be right often, not always.
+TRAIN = [
+    "device=cpu",
+    "device.precision=float32",
+    "device.compile=false",
+    f"draft.unroll={DRAFTED}",
+    "data.answers.prompts=64",
+    "data.answers.max_new_tokens=64",
+    "optim.steps=60",
+    "optim.batch_size=2",
+    "optim.accumulation=1",
+    "eval_every=60",
+    "eval_prompts=1",
+    "tree=chain",
+    f"tree.depth={DRAFTED}",
+    "evaluation.limit=1",
+    "evaluation.max_new_tokens=4",
+]
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    device = DeviceConf(name=DeviceName.cpu, precision=Precision.float32, compile=False)
+    return TargetConf().build(device.build())
+
+
+@pytest.fixture(scope="module")
+def prompts(target) -> list[EvalPrompt]:
+    """Ten held-out ones of all categories."""
+    return held_out(target.tokenizer, None, limit=3)[:10]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Path:
+    """Shared, because runs of the same folder share the target's answers."""
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(params=["null", "2048"], ids=["full_vocabulary", "reduced_vocabulary"])
+def checkpoint(request, runs) -> Path:
+    name = f"vocabulary-{request.param}"
+    own = [f"draft.vocab_size={request.param}", f"output_dir={runs}", f"run_name={name}"]
+    run([sys.executable, "-m", "train", *TRAIN, *own])
+    return runs / name / "checkpoint"
+
+
+def test_vllm_gives_the_same_tokens_rounds_and_acceptance(target, prompts, checkpoint, tmp_path):
+    ours = decode(target, prompts, checkpoint)
+    theirs = serve(prompts, checkpoint, tmp_path)
+
+    for prompt, own, other in zip(prompts, ours, theirs, strict=True):
+        assert own == other, f"{prompt.id} is decoded differently"
+    rounds = sum(own["rounds"] for own in ours)
+    for position in range(DRAFTED):
+        accepted = sum(own["accepted_by_position"][position] for own in ours)
+        assert 0 < accepted < rounds, f"position {position} cannot tell right from wrong"
+
+
+def decode(target: Target, prompts: list[EvalPrompt], checkpoint: Path) -> list[dict]:
+    _, draft = load_draft(checkpoint, target)
+    chain = TreeConf(kind=TreeKind.chain, depth=DRAFTED).build()
+    decoder = Decoder(target, draft, chain, sampling=SamplingConf(), slots=SLOTS)
+    answers = []
+    for prompt in prompts:
+        answers += decoder.decode([prompt.ids], row_ids=[prompt.row_id], max_new_tokens=TOKENS)
+    return [counted(answer) for answer in answers]
+
+
+def counted(answer: Decoded) -> dict:
+    return {
+        "ids": answer.ids,
+        "rounds": len(answer.accepted),
+        "drafted": sum(answer.drafted),
+        "accepted": sum(answer.accepted),
+        "accepted_by_position": [
+            sum(number > position for number in answer.accepted) for position in range(DRAFTED)
+        ],
+    }
+
+
+def serve(prompts: list[EvalPrompt], checkpoint: Path, folder: Path) -> list[dict]:
+    asked, answered = folder / "prompts.json", folder / "answers.json"
+    asked.write_text(json.dumps([prompt.ids for prompt in prompts]))
+    numbers = [f"--drafted={DRAFTED}", f"--tokens={TOKENS}", f"--slots={SLOTS}"]
+    python = ENGINES / "bin" / "python"
+    run([python, HERE / "serve_vllm.py", DEMO, checkpoint, asked, answered, *numbers])
+    return json.loads(answered.read_text())
+
+
+def run(command: list[str | Path]) -> None:
+    """A failure shows what the command said."""
+    done = subprocess.run(
+        command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
