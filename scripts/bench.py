@@ -1,0 +1,129 @@
+"""Measure speed and memory beside transformers and beside our own plain forms, in one run.
+
+    make bench                                        everything, with the newest trained draft
+    python scripts/bench.py --write                   also puts the tables in docs/benchmarks.md
+    python scripts/bench.py --only ar,loss            some parts: ar, lookup, loss, train
+    python scripts/bench.py --target DIR --checkpoint DIR --threads 2
+
+docs/benchmarks.md says what is measured and how to read it.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from transformers.utils import logging
+
+sys.path.insert(0, str(Path(__file__).parent.parent))  # of any directory that it is called from
+
+from conf.entry import compose, refuse
+from data.prompts import held_out
+from infer.eval import newest_run
+from infer.tables import Table
+from models.drafts import load_draft
+from models.errors import UserError
+from scripts import bench_decoding, bench_loss, bench_train
+from scripts.bench_tables import machine, show, write
+from train.config import TrainConf
+
+PARTS = ("ar", "lookup", "loss", "train")
+
+
+def arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", default=",".join(PARTS), help="parts, joined by commas")
+    parser.add_argument("--target", default="demo", help="a model that transformers can load")
+    parser.add_argument("--checkpoint", type=Path, help="default: the newest finished run")
+    parser.add_argument("--tree", default="dynamic", help="an option of conf/tree")
+    parser.add_argument("--threads", type=int, help="default: as PyTorch chooses")
+    parser.add_argument("--limit", type=int, default=3, help="prompts of each category")
+    parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--steps", type=int, default=4, help="timed training steps of each way")
+    parser.add_argument("--eager", action="store_true", help="compile nothing of ours or of theirs")
+    parser.add_argument("--write", action="store_true", help="update docs/benchmarks.md")
+    for name, value in asdict(bench_loss.Size()).items():
+        parser.add_argument(f"--loss-{name}", type=int, default=value)
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="of conf/train.yaml")
+    return parser.parse_args(argv)
+
+
+def measure(args: argparse.Namespace) -> Iterator[tuple[str, Table, str]]:
+    """Each part's name, table and setting, as soon as it is there."""
+    parts = chosen(args.only)
+    checkpoint = drafts_folder(args.checkpoint) if "lookup" in parts else None
+    overrides = [f"target.name={args.target}", f"tree={args.tree}", *args.overrides]
+    overrides += [f"device.threads={args.threads}"] if args.threads else []
+    overrides += ["device.compile=false"] if args.eager else []
+    conf = compose("train", TrainConf, overrides)
+    device = conf.device.build()
+    threads = torch.get_num_threads()
+    if "loss" in parts:  # first, while this process holds little memory itself
+        size = bench_loss.Size(**{n: vars(args)[f"loss_{n}"] for n in asdict(bench_loss.Size())})
+        yield "loss", bench_loss.compare(size, threads=threads), machine(device, target="none")
+    if set(parts) == {"loss"}:
+        return
+    target = conf.target.build(device)
+    draft = load_draft(checkpoint, target)[1] if checkpoint else None
+    setting = machine(device, target=args.target)
+    if "train" in parts:
+        yield "train", bench_train.compare(conf, target, steps=args.steps), setting
+    if not {"ar", "lookup"} & set(parts):
+        return
+    held = [prompt.ids for prompt in held_out(target.tokenizer, None, limit=args.limit)]
+    copies = bench_decoding.models(target)
+    # what transformers compiles varies more than 8 times, PyTorch's limit, over all its settings
+    with torch._dynamo.config.patch(recompile_limit=64):
+        if "ar" in parts:
+            yield (
+                "ar",
+                bench_decoding.autoregressive(target, copies, held, new_tokens=args.new_tokens),
+                setting,
+            )
+        if draft is not None:
+            tree = conf.tree.build()
+            yield (
+                "lookup",
+                bench_decoding.drafted(
+                    target, draft, tree, copies, held, new_tokens=args.new_tokens
+                ),
+                setting,
+            )
+
+
+def chosen(only: str) -> list[str]:
+    parts = only.split(",")
+    if unknown := sorted(set(parts) - set(PARTS)):
+        raise UserError(f"--only: must be some of {', '.join(PARTS)}, got {', '.join(unknown)}")
+    return parts
+
+
+def drafts_folder(given: Path | None) -> Path:
+    """Where the trained draft is. Raises UserError before anything is timed if there is none."""
+    try:
+        return given or newest_run()
+    except UserError as error:
+        raise UserError(
+            "--checkpoint: no finished training run under outputs/train, got none; run "
+            "`python -m train` first, give --checkpoint DIR, or leave it out: --only ar,loss,train"
+        ) from error
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = arguments(argv)
+    logging.disable_progress_bar()  # of weights being loaded
+    try:
+        for name, table, setting in measure(args):
+            show(table)
+            if args.write:
+                write(name, table, setting=setting)
+    except UserError as error:
+        refuse(error)
+
+
+if __name__ == "__main__":
+    main()

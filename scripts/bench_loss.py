@@ -1,0 +1,138 @@
+"""Time and memory of the chunked loss beside the plain one.
+
+    python -m scripts.bench_loss chunked --vocab 151936 --tokens 768 --width 512 --chunk 128
+
+As a program it measures one form, alone in a fresh process, so that its peak memory is its own, and
+prints JSON. `compare` runs it in the order plain, chunked, chunked, plain.
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from infer.tables import Table
+from models.losses import LossConf, LossName, chunked_distillation, distillation
+
+FORMS = {"plain": distillation, "chunked": chunked_distillation}
+ORDER = ("plain", "chunked", "chunked", "plain")
+ROOT = Path(__file__).parent.parent
+STATUS = Path("/proc/self/status")
+
+
+@dataclass(kw_only=True)
+class Size:
+    """What the loss is taken of."""
+
+    vocab: int = 151_936
+    tokens: int = 768
+    width: int = 512
+    chunk: int = 128
+
+
+@dataclass(kw_only=True)
+class Cost:
+    """One form's passes in one process."""
+
+    loss: float
+    seconds: float  # the second forward and backward pass
+    peak_mib: float  # above what weights and inputs take
+
+
+def measure(form: str, size: Size) -> Cost:
+    """Forward and backward, twice; the first pass warms up."""
+    _pass(form, _inputs(Size(vocab=1024, tokens=8, width=size.width, chunk=4)), chunk=4)
+    inputs = _inputs(size)
+    before = peak_mib()
+    for _ in range(2):
+        began = time.perf_counter()
+        loss = _pass(form, inputs, chunk=size.chunk)
+        seconds = time.perf_counter() - began
+    return Cost(loss=loss, seconds=seconds, peak_mib=peak_mib() - before)
+
+
+def _inputs(size: Size) -> dict[str, torch.Tensor]:
+    numbers = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.empty(shape).normal_(generator=numbers, std=shape[-1] ** -0.25)
+
+    return {
+        "draft_hidden": normal(size.tokens, size.width).requires_grad_(),
+        "target_hidden": normal(size.tokens, size.width),
+        "draft_head": normal(size.vocab, size.width).requires_grad_(),
+        "target_head": normal(size.vocab, size.width),
+        "weight": torch.ones(size.tokens),
+    }
+
+
+def _pass(form: str, inputs: dict[str, torch.Tensor], *, chunk: int) -> float:
+    for tensor in inputs.values():
+        tensor.grad = None
+    conf = LossConf(name=LossName.lk_hybrid, chunk=chunk)
+    total, _ = FORMS[form](**inputs, kept_ids=None, conf=conf)
+    total.backward()
+    return total.item() / len(inputs["weight"])
+
+
+def peak_mib() -> float:
+    """Most memory that this process has held at a time.
+
+    Linux hands ru_maxrss of a parent on to the program that it starts, so its own count is read.
+    """
+    if STATUS.exists():
+        lines = dict(line.split(":", 1) for line in STATUS.read_text().splitlines())
+        return int(lines["VmHWM"].split()[0]) / 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # macOS counts bytes
+
+
+def compare(size: Size, *, threads: int) -> Table:
+    """The table: seconds and peak memory of both forms, and plain over chunked."""
+    costs: dict[str, list[Cost]] = {form: [] for form in FORMS}
+    options = [f"--{name}={value}" for name, value in (asdict(size) | {"threads": threads}).items()]
+    for form in ORDER:
+        done = subprocess.run(
+            [sys.executable, "-m", "scripts.bench_loss", form, *options],
+            cwd=ROOT, check=True, capture_output=True, text=True,
+        )  # fmt: skip
+        costs[form].append(Cost(**json.loads(done.stdout)))
+    seconds = {form: sum(cost.seconds for cost in costs[form]) / len(costs[form]) for form in FORMS}
+    peak = {form: max(cost.peak_mib for cost in costs[form]) for form in FORMS}
+    rows = [
+        [
+            form, f"{seconds[form]:.2f}", f"{seconds[form] / seconds['plain']:.2f}",
+            f"{peak[form]:.0f}", f"{peak[form] / peak['plain']:.2f}",
+            f"{costs[form][0].loss:.6f}",
+        ]
+        for form in FORMS
+    ]  # fmt: skip
+    return Table(
+        title="Chunked loss beside the plain loss",
+        note=f"Forward and backward over {size.tokens} tokens, vocabulary {size.vocab:,}, hidden "
+        f"size {size.width}, chunks of {size.chunk} tokens, float32, not compiled. Memory: peak of "
+        "a fresh process above weights and inputs; the head's gradient is in both.",
+        columns=["loss", "seconds", "/ plain", "peak MiB", "/ plain", "value"],
+        rows=rows,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("form", choices=FORMS)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    for name, value in asdict(Size()).items():
+        parser.add_argument(f"--{name}", type=int, default=value)
+    options = vars(parser.parse_args())
+    form, threads = options.pop("form"), options.pop("threads")
+    torch.set_num_threads(threads)
+    print(json.dumps(asdict(measure(form, Size(**options)))))
+
+
+if __name__ == "__main__":
+    main()

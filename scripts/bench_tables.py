@@ -1,0 +1,76 @@
+"""Benchmark tables on the terminal, and between the markers of docs/benchmarks.md."""
+
+import os
+import platform
+import re
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from infer.tables import Table
+from models.device import Device
+
+PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
+
+
+def show(table: Table) -> None:
+    """Print one table; wide enough everywhere, so that a log holds it too."""
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=110, color_system=None)
+    rich = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for index, column in enumerate(table.columns):
+        rich.add_column(column, justify="left" if index < table.labels else "right")
+    for row in table.rows:
+        rich.add_row(*map(Text, row))
+    console.print()
+    console.print(Text(table.title, style="bold"))
+    console.print(rich)
+    console.print(Text(table.note, style="dim"))
+
+
+def markdown(table: Table, *, setting: str) -> str:
+    """The table, what it says in words, and on what it was measured."""
+    rule = ["---"] * table.labels + ["---:"] * (len(table.columns) - table.labels)
+    lines = [f"| {' | '.join(cells)} |" for cells in [table.columns, rule, *table.rows]]
+    return "\n".join([*lines, "", table.note, "", f"Measured on {setting}."])
+
+
+def replaced(page: str, name: str, content: str) -> str:
+    """`page` with what stands between the markers `name` exchanged, and nothing else.
+
+    >>> print(replaced("a <!-- loss --> b <!-- /loss --> c", "loss", "new"))
+    a <!-- loss -->
+    new
+    <!-- /loss --> c
+    """
+    begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+    before, _, rest = page.partition(begin)
+    _, found, after = rest.partition(end)
+    if not found:
+        raise ValueError(f"{PAGE}: the markers {begin} ... {end} are not there")
+    return f"{before}{begin}\n{content}\n{end}{after}"
+
+
+def write(name: str, table: Table, *, setting: str, page: Path = PAGE) -> None:
+    """Put a measured table in its place on the page."""
+    text = replaced(page.read_text(), name, markdown(table, setting=setting))
+    page.write_text(text)
+
+
+def machine(device: Device, *, target: str) -> str:
+    """On what was measured: enough to judge the figures, nothing that names one machine."""
+    told = device.describe()
+    numbers = re.match(r"\d+(\.\d+)*", version("torch"))
+    assert numbers
+    return (
+        f"{date.today()}: target `{target}`, {told['name']} ({told['kind']}, {os.cpu_count()} "
+        f"cores, {told['threads']} threads), {platform.system()}, Python "
+        f"{platform.python_version()}, torch {numbers[0]}, transformers "
+        f"{version('transformers')}, {'compiled' if told['compiled'] else 'nothing compiled'}"
+    )
