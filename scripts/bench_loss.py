@@ -3,7 +3,7 @@
     python -m scripts.bench_loss chunked --vocab 151936 --tokens 768 --width 512 --chunk 128
 
 As a program it measures one form, alone in a fresh process, so that its peak memory is its own, and
-prints JSON. `compare` runs it in the order plain, chunked, chunked, plain.
+prints JSON. `compare` runs it for both forms, there and back.
 """
 
 import argparse
@@ -92,11 +92,11 @@ def peak_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # macOS counts bytes
 
 
-def compare(size: Size, *, threads: int) -> Table:
+def compare(size: Size, *, threads: int, order: tuple[str, ...] = ORDER) -> Table:
     """The table: seconds and peak memory of both forms, and plain over chunked."""
     costs: dict[str, list[Cost]] = {form: [] for form in FORMS}
     options = [f"--{name}={value}" for name, value in (asdict(size) | {"threads": threads}).items()]
-    for form in ORDER:
+    for form in order:
         done = subprocess.run(
             [sys.executable, "-m", "scripts.bench_loss", form, *options],
             cwd=ROOT, check=True, capture_output=True, text=True,
