@@ -5,6 +5,7 @@
 
 import math
 import random
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -109,8 +110,8 @@ def build_model() -> Qwen3ForCausalLM:
     return model
 
 
-def encode(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> np.ndarray:
+def encode(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> np.ndarray:
     """One stream of ids, each text ended by <|endoftext|>."""
-    encoded = tokenizer.backend_tokenizer.encode_batch_fast(texts)
+    encoded = tokenizer.backend_tokenizer.encode_batch_fast(list(texts))
     ids = [np.array([*text.ids, tokenizer.eos_token_id], dtype=np.uint16) for text in encoded]
     return np.concatenate(ids)

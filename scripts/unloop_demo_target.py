@@ -1,0 +1,121 @@
+"""Second stage of the demo's target: unlearn loops, without which greedy decoding repeats itself.
+
+    python -m scripts.unloop_demo_target --source outputs/demo_target --out outputs/demo_unlooped
+
+The model continues training text greedily; a token that ends an n-gram it has already written is
+made unlikely (sequence-level unlikelihood, https://arxiv.org/abs/1908.04319), while ordinary
+training goes on beside it. Text with a rule is left out: there repeating may be right.
+"""
+
+import argparse
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch import multiprocessing as mp
+from torch.nn import functional as F
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+
+from data.demo.recipe import encode, texts_by_source
+from scripts.train_demo_target import average_gradients, batches, make_loss, save_snapshot
+
+PEAK_LR = 4e-4
+WARM_UP_STEPS = 10
+UNLIKELIHOOD_WEIGHT = 3.0
+GRAM = 6
+PROMPT_TOKENS, NEW_TOKENS = 24, 96
+
+
+def unloop(rank: int, args: argparse.Namespace, streams: dict) -> None:
+    """One worker of a data-parallel run, as in the first stage."""
+    torch.set_num_threads(1)
+    rendezvous = f"file://{args.out.resolve()}.rendezvous"
+    dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=args.workers)
+    model = AutoModelForCausalLM.from_pretrained(args.source, dtype=torch.float32)
+    likelihood_loss = make_loss(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, betas=(0.9, 0.95), weight_decay=0.0)
+    rows = batches(streams, args, seed=args.seed)
+    natural = {source: stream for source, stream in streams.items() if source != "structured"}
+    prompts = batches(natural, args, seed=args.seed + 1)
+
+    began, step, share = time.monotonic(), 0, 0.0
+    while share < 1:
+        scale = min(1.0, (step + 1) / WARM_UP_STEPS, (1 - share) / 0.3)
+        optimizer.param_groups[0]["lr"] = PEAK_LR * scale
+        written = continue_greedily(model, next(prompts)[:, :PROMPT_TOKENS])
+        unlikely, repeated = unlikelihood_loss(model, written)
+        likely = likelihood_loss(next(rows))
+        optimizer.zero_grad()
+        (likely + UNLIKELIHOOD_WEIGHT * unlikely).backward()
+        average_gradients(model)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+        clock = torch.tensor((time.monotonic() - began) / 60 / args.minutes, dtype=torch.float64)
+        dist.broadcast(clock, src=0)
+        step, share = step + 1, float(clock)
+        if rank == 0 and step % 5 == 0:
+            figures = f"train {likely.item():.3f}  unlikelihood {unlikely.item():.3f}"
+            print(f"step {step}  {figures}  repeated {repeated:.1%}", flush=True)
+    if rank == 0:
+        save_snapshot(model, AutoTokenizer.from_pretrained(args.source), args.out)
+
+
+@torch.no_grad()
+def continue_greedily(model: nn.Module, prompts: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        everything = torch.ones_like(prompts)
+        return model.generate(
+            prompts, attention_mask=everything, max_new_tokens=NEW_TOKENS, do_sample=False
+        )
+
+
+def unlikelihood_loss(model: nn.Module, written: Tensor) -> tuple[Tensor, float]:
+    """Mean over written tokens of -log(1 - p) where they repeat; and the share that does."""
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model(input_ids=written[:, :-1], use_cache=False).logits
+    loss = F.cross_entropy(logits.float().flatten(0, 1), written[:, 1:].flatten(), reduction="none")
+    probs = torch.exp(-loss).view(len(written), -1)
+    repeats = repeated_grams(written)[:, 1:]
+    num_written = (written[:, PROMPT_TOKENS:] != 0).sum().clamp_min(1)
+    unlikely = -torch.log((1 - probs[repeats]).clamp_min(1e-4)).sum() / num_written
+    return unlikely, float(repeats.sum() / num_written)
+
+
+def repeated_grams(written: Tensor) -> Tensor:
+    """Where a token ends an n-gram that was written before, up to the end of the text."""
+    repeats = torch.zeros_like(written, dtype=torch.bool)
+    for row, ids in enumerate(written.tolist()):
+        seen = set()
+        for end in range(PROMPT_TOKENS + GRAM, len(ids) + 1):
+            gram = tuple(ids[end - GRAM : end])
+            if 0 in gram:  # <|endoftext|>
+                break
+            repeats[row, end - 1] = gram in seen
+            seen.add(gram)
+    return repeats
+
+
+def streams_for(tokenizer: PreTrainedTokenizerFast, seed: int) -> dict:
+    return {source: encode(tokenizer, part) for source, part in texts_by_source(seed).items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--source", type=Path, default=Path("outputs/demo_target"))
+    parser.add_argument("--out", type=Path, default=Path("outputs/demo_unlooped"))
+    parser.add_argument("--minutes", type=float, default=6)
+    parser.add_argument("--workers", type=int, default=3, help="processes of one thread each")
+    parser.add_argument("--batch", type=int, default=8, help="texts a worker and step, twice")
+    parser.add_argument("--length", type=int, default=256)
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    Path(f"{args.out}.rendezvous").unlink(missing_ok=True)
+    tokenizer = AutoTokenizer.from_pretrained(args.source)
+    mp.spawn(unloop, args=(args, streams_for(tokenizer, seed=0)), nprocs=args.workers)
+
+
+if __name__ == "__main__":
+    main()
