@@ -53,7 +53,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 def measure(args: argparse.Namespace) -> Iterator[tuple[str, Table, str]]:
-    """Each part's name, table and setting, as soon as it is there."""
+    """Each part's name, table and setting, as soon as it is there. Refuses before it measures."""
     parts = chosen(args.only)
     checkpoint = drafts_folder(args.checkpoint) if "lookup" in parts else None
     overrides = [f"target.name={args.target}", f"tree={args.tree}", *args.overrides]
@@ -61,38 +61,29 @@ def measure(args: argparse.Namespace) -> Iterator[tuple[str, Table, str]]:
     overrides += ["device.compile=false"] if args.eager else []
     conf = compose("train", TrainConf, overrides)
     device = conf.device.build()
-    threads = torch.get_num_threads()
-    if "loss" in parts:  # first, while this process holds little memory itself
-        size = bench_loss.Size(**{n: vars(args)[f"loss_{n}"] for n in asdict(bench_loss.Size())})
-        yield "loss", bench_loss.compare(size, threads=threads), machine(device, target="none")
-    if set(parts) == {"loss"}:
-        return
     target = conf.target.build(device)
     draft = load_draft(checkpoint, target)[1] if checkpoint else None
-    setting = machine(device, target=args.target)
+    place = machine(device)
+    setting = f"target `{args.target}`, {place}"
+
+    if "loss" in parts:
+        size = bench_loss.Size(**{n: vars(args)[f"loss_{n}"] for n in asdict(bench_loss.Size())})
+        yield "loss", bench_loss.compare(size, threads=torch.get_num_threads()), place
     if "train" in parts:
         yield "train", bench_train.compare(conf, target, steps=args.steps), setting
     if not {"ar", "lookup"} & set(parts):
         return
     held = [prompt.ids for prompt in held_out(target.tokenizer, None, limit=args.limit)]
-    copies = bench_decoding.models(target)
-    # what transformers compiles varies more than 8 times, PyTorch's limit, over all its settings
+    copies, new = bench_decoding.models(target), args.new_tokens
+    # what transformers compiles has more than 8 variants, PyTorch's limit, over all its settings
     with torch._dynamo.config.patch(recompile_limit=64):
         if "ar" in parts:
-            yield (
-                "ar",
-                bench_decoding.autoregressive(target, copies, held, new_tokens=args.new_tokens),
-                setting,
-            )
+            table = bench_decoding.autoregressive(target, copies, held, new_tokens=new)
+            yield "ar", table, setting
         if draft is not None:
             tree = conf.tree.build()
-            yield (
-                "lookup",
-                bench_decoding.drafted(
-                    target, draft, tree, copies, held, new_tokens=args.new_tokens
-                ),
-                setting,
-            )
+            table = bench_decoding.drafted(target, draft, tree, copies, held, new_tokens=new)
+            yield "lookup", table, setting
 
 
 def chosen(only: str) -> list[str]:

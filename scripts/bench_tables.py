@@ -63,14 +63,13 @@ def write(name: str, table: Table, *, setting: str, page: Path = PAGE) -> None:
     page.write_text(text)
 
 
-def machine(device: Device, *, target: str) -> str:
+def machine(device: Device) -> str:
     """On what was measured: enough to judge the figures, nothing that names one machine."""
     told = device.describe()
     numbers = re.match(r"\d+(\.\d+)*", version("torch"))
     assert numbers
     return (
-        f"{date.today()}: target `{target}`, {told['name']} ({told['kind']}, {os.cpu_count()} "
-        f"cores, {told['threads']} threads), {platform.system()}, Python "
-        f"{platform.python_version()}, torch {numbers[0]}, transformers "
-        f"{version('transformers')}, {'compiled' if told['compiled'] else 'nothing compiled'}"
+        f"{told['name']} ({told['kind']}, {os.cpu_count()} cores, {told['threads']} threads), "
+        f"{platform.system()}, Python {platform.python_version()}, torch {numbers[0]}, "
+        f"transformers {version('transformers')}, {date.today()}"
     )
