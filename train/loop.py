@@ -34,10 +34,10 @@ log = logging.getLogger(__name__)
 class Lesson(nn.Module):
     """A draft whose forward pass is its loss: the module that Accelerate wraps and casts."""
 
-    def __init__(self, draft: Draft, device: Device):
+    def __init__(self, draft: Draft, device: Device, *, compiled: bool):
         super().__init__()
         self.draft = draft
-        self.loss = device.compile(draft.loss)
+        self.loss = device.compile(draft.loss) if compiled else draft.loss
 
     def forward(self, batch: Batch, seen: Seen) -> Loss:
         return self.loss(batch, seen)
@@ -117,7 +117,7 @@ class Loop:
     def _prepare(self) -> None:
         conf = self.conf
         optimizers, schedules = conf.optim.build(self.draft)
-        self.lesson = self.accelerator.prepare(Lesson(self.draft, self.device))
+        self.lesson = self.accelerator.prepare(Lesson(self.draft, self.device, compiled=conf.optim.compile))
         self.optimizers = [self.accelerator.prepare(optimizer) for optimizer in optimizers]
         self.schedules = [self.accelerator.prepare(schedule) for schedule in schedules]
         self.trained = [p for p in self.lesson.parameters() if p.requires_grad]

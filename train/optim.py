@@ -47,6 +47,7 @@ class OptimConf:
     batch_size: int = 8  # rows a micro-batch, on each process
     accumulation: int = 1  # micro-batches a step
     clip: float = 1.0  # norm of the whole gradient
+    compile: bool = True  # the loss; takes a minute, which a short run does not earn back
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "accumulation"):
