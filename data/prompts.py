@@ -30,12 +30,15 @@ def held_out(tokenizer, path: str | None, *, limit: int | None) -> list[EvalProm
     else:
         rows = _read(Path(path))
     kept: dict[str, list[EvalPrompt]] = {}
+    known = set()
     for row in rows:
-        same = kept.setdefault(row["category"], [])
+        name, category = str(row["id"]), str(row["category"])
+        if name in known:
+            raise UserError(f"evaluation.prompts: every id must be its own, got {name} twice")
+        known.add(name)
+        same = kept.setdefault(category, [])
         if limit is None or len(same) < limit:
-            same.append(
-                EvalPrompt(id=row["id"], category=row["category"], ids=_ids(tokenizer, row))
-            )
+            same.append(EvalPrompt(id=name, category=category, ids=_ids(tokenizer, row)))
     return [prompt for same in kept.values() for prompt in same]
 
 
@@ -46,16 +49,27 @@ def fingerprint(prompts: list[EvalPrompt]) -> str:
 
 
 def _ids(tokenizer, row: dict) -> list[int]:
-    if "messages" in row:
-        return tokenizer.apply_chat_template(
+    if "messages" not in row:
+        ids = tokenizer(row["text"])["input_ids"]
+    elif tokenizer.chat_template is None:
+        raise UserError(
+            f"evaluation.prompts: `messages` need a chat template, got id {row['id']} and a target "
+            "without one; write the prompt under `text`"
+        )
+    else:
+        ids = tokenizer.apply_chat_template(
             row["messages"], add_generation_prompt=True, return_dict=True
         )["input_ids"]
-    return tokenizer(row["text"])["input_ids"]
+    if not ids:
+        raise UserError(
+            f"evaluation.prompts: every prompt needs a token, got none for id {row['id']}"
+        )
+    return ids
 
 
 def _read(path: Path) -> list[dict]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")
     except OSError as error:
         raise UserError(
             f"evaluation.prompts: must be a readable JSONL file, got {path}; null takes the demo's"

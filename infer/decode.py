@@ -249,14 +249,17 @@ class Decoder:
 
     @torch.no_grad()
     def forced(self, prompt: list[int], row_id: int, ids: list[int]) -> Iterator[Tensor]:
-        """The target's scores behind each of `ids` but the last, read one token at a time.
+        """The target's scores of the place of each of `ids`, read one token at a time.
 
         Scores are what the rule takes the largest of: logits, or warped logits plus noise.
         """
         padded, lengths, keys = self._pad([prompt], [row_id])
-        rows, _ = self._prefill(
+        rows, seen = self._prefill(
             self.target, self.cache, self.layers, self.rule, padded, lengths, keys, self.depth
         )
+        logits = self.target.logits(seen.hidden[:, len(prompt) - 1][:, None])
+        first = _noise(self.rule, keys, lengths, 1, logits.shape[-1])
+        yield _scores(self.rule, logits, first)[0, 0]
         for token in ids[:-1]:
             rows.root = torch.full_like(rows.root, token)
             noise = rows.noise

@@ -12,11 +12,12 @@ from data.prompts import EvalPrompt
 from infer.decode import Decoder
 from infer.stats import Divergence, Exactness, Trace
 
+FARTHEST = torch.finfo(torch.float32).max  # a gap that no rounding explains; JSON has no infinity
 MARGIN = 2.0  # times the 99.9th percentile of what rounding moves a logit
 QUANTILE = 0.999
 
 # emitted ids, and the target's logits behind each of them but the last
-Recorded = tuple[Int[Tensor, " emitted"], Float[Tensor, "emitted vocab"]]
+Recorded = tuple[Int[Tensor, " _"], Float[Tensor, "_ vocab"]]
 
 
 def near_tie_gap(plain: list[Recorded], others: list[list[Recorded]]) -> float:
@@ -61,10 +62,14 @@ def compare(
 def _divergences(
     decoder: Decoder, prompt: EvalPrompt, ids: list[int]
 ) -> list[tuple[int, float]]:  # fmt: skip
-    """(position, how much the target preferred its own token), reading `ids` one at a time."""
+    """(position, how many logits the target preferred its own token by), read one at a time.
+
+    An answer of the target's own tokens alone that still differs has ended in the wrong place.
+    """
+    unit = decoder.rule.conf.temperature or 1.0  # of the scores, in logits
     found = []
-    for position, scores in enumerate(decoder.forced(prompt.ids, prompt.row_id, ids), 1):
-        short = float(scores.max() - scores[ids[position]])
+    for position, scores in enumerate(decoder.forced(prompt.ids, prompt.row_id, ids)):
         if int(scores.argmax()) != ids[position]:
-            found.append((position, short))
-    return found
+            short = unit * float(scores.max() - scores[ids[position]])
+            found.append((position, min(short, FARTHEST)))
+    return found or [(len(ids), FARTHEST)]

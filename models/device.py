@@ -15,6 +15,7 @@ import torch._dynamo  # counters live here; importing it compiles nothing
 from models.errors import UserError
 
 log = logging.getLogger(__name__)
+GRAPHS_A_FUNCTION = 64  # prompt buckets x tree shapes; torch's own limit is 8, then it refuses
 
 
 class DeviceName(Enum):
@@ -49,6 +50,7 @@ class Device:
         """One static graph without breaks where compiling is on, else the function itself."""
         if not self.compiles:
             return function
+        torch._dynamo.config.recompile_limit = GRAPHS_A_FUNCTION
         return torch.compile(function, fullgraph=True, dynamic=False, backend=self.backend)
 
     def synchronize(self) -> None:

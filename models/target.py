@@ -175,10 +175,14 @@ def _refuse(config: Any, name: str) -> None:
     """Name what the runtime cannot serve exactly, before any weight is read."""
     text = config.get_text_config()
     kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
-    if kinds != {"full_attention"} or getattr(text, "sliding_window", None):
-        raise UserError(
-            f"target.name: only full attention in every layer is served exactly, got {name!r} "
-            f"({text.model_type}: {', '.join(sorted(kinds))}); choose another target"
-        )
+    if window := getattr(text, "sliding_window", None):
+        kinds.add(f"a window of {window} tokens")
     if config.is_encoder_decoder:
-        raise UserError(f"target.name: must be a decoder-only model, got {name!r}; choose another")
+        kinds = {"encoder and decoder"}
+    elif not hasattr(text, "num_key_value_heads") or hasattr(text, "kv_lora_rank"):
+        kinds = {"no plain key-value heads"}
+    if kinds != {"full_attention"}:
+        raise UserError(
+            f"target.name: only full softmax attention in every layer is served exactly, "
+            f"got {name!r} ({text.model_type}: {', '.join(sorted(kinds))}); choose another target"
+        )

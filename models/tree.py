@@ -48,7 +48,10 @@ class TreeConf:
                 raise UserError(f"tree.{key}: must be at least 1, got {getattr(self, key)}")
         if self.kind is TreeKind.static and not (self.paths or self.file):
             raise UserError("tree.paths: a static tree needs rank paths, got null; set tree.file")
-        pool = self.branch + (self.depth - 1) * self.width * self.branch
+        pool = level = self.branch
+        for _ in range(self.depth - 1):
+            level = min(self.width, level) * self.branch
+            pool += level
         if self.kind is TreeKind.dynamic and self.nodes > pool:
             raise UserError(
                 f"tree.nodes: must be at most the {pool} candidates that depth, width and branch "
@@ -120,11 +123,15 @@ def read_paths(file: Path) -> list[list[int]]:
     except (OSError, ValueError) as error:
         raise UserError(f"tree.file: must be a readable JSON file, got {file}: {error}") from error
     paths = content.get("paths") if isinstance(content, dict) else content
-    if not isinstance(paths, list) or not all(isinstance(path, list) for path in paths):
+    if not isinstance(paths, list) or not all(map(_is_path, paths)):
         raise UserError(
             f"tree.file: must hold a list of rank paths, got {file}; e.g. [[0], [0, 0]]"
         )
     return paths
+
+
+def _is_path(path: object) -> bool:
+    return isinstance(path, list) and all(type(rank) is int for rank in path)
 
 
 def write_paths(paths: list[list[int]], file: Path) -> None:

@@ -1,0 +1,142 @@
+"""Counts what tests/test_compiled.py promises, in a process of its own; prints it as JSON.
+
+    python -m tests.compiled_run inductor 16 chain dynamic
+
+pytest's jaxtyping hook rewrites the dataclasses of the rounds, and torch.compile cannot trace those.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+from torch._dynamo.utils import counters
+
+from infer.decode import Decoder, bucket
+from models.device import graphs
+from models.drafts.base import Draft
+from models.drafts.ngram import NgramDraft
+from models.sampling import SamplingConf
+from models.target import Target
+from models.tree import NO_TREE, TreeConf, TreeKind
+from tests.tiny import (
+    CPU,
+    VOCAB,
+    batch_of,
+    chain,
+    learn,
+    new_draft,
+    sampled_texts,
+    tiny_target,
+)
+
+LENGTHS = [
+    *range(5, 15),
+    17,
+    20,
+    23,
+    26,
+    29,
+    32,
+    33,
+    41,
+    50,
+    60,
+]  # twenty; sixteen of the first bucket
+NEW = 10
+SHAPES = {
+    "none": NO_TREE,
+    "ngram": chain(3),
+    "chain": chain(3),
+    "static": TreeConf(kind=TreeKind.static, paths=[[0], [1], [0, 0], [0, 1], [0, 0, 0]]).build(),
+    "dynamic": TreeConf(depth=3, nodes=6, width=2, branch=3).build(),
+}
+READS = ("tolist", "item", "numpy", "__bool__", "__int__", "__float__", "__index__")
+
+
+def prompts() -> list[list[int]]:
+    numbers = torch.Generator().manual_seed(5)
+    return [torch.randint(1, VOCAB, (n,), generator=numbers).tolist() for n in LENGTHS]
+
+
+@contextmanager
+def counted_reads() -> Iterator[list[str]]:
+    """Every way of Python to look at a tensor's values."""
+    seen: list[str] = []
+    kept = {name: getattr(torch.Tensor, name) for name in READS}
+
+    def counting(name: str):
+        def read(self, *args):
+            seen.append(name)
+            return kept[name](self, *args)
+
+        return read
+
+    for name in READS:
+        setattr(torch.Tensor, name, counting(name))
+    try:
+        yield seen
+    finally:
+        for name, method in kept.items():
+            setattr(torch.Tensor, name, method)
+
+
+def decode(decoder: Decoder, texts: list[list[int]]) -> list:
+    return [decoder.decode([t], row_ids=[i], max_new_tokens=NEW)[0] for i, t in enumerate(texts)]
+
+
+def drafts_of(target: Target) -> list[Draft]:
+    """Before and after some training: of one shape."""
+    untrained, trained = new_draft(target, unroll=3), new_draft(target, unroll=3)
+    learn(trained, target, batch_of(sampled_texts(target, count=4, length=24)), steps=60)
+    return [untrained, trained]
+
+
+def decoders(name: str, target: Target, drafts: list[Draft]) -> list[Decoder]:
+    some: list[Draft | None] = {"none": [None], "ngram": [NgramDraft()]}.get(name, drafts)
+    return [
+        Decoder(
+            target, draft, SHAPES[name], sampling=SamplingConf(), slots=max(LENGTHS) + NEW,
+            layers=drafts[0].needs.layers,
+        )
+        for draft in some
+    ]  # fmt: skip
+
+
+def measure(
+    name: str, backend: str, texts: list[list[int]], target: Target, drafts: list[Draft]
+) -> dict[str, object]:
+    target.device = replace(CPU, compiles=True, backend=backend)
+    first, *others = decoders(name, target, drafts)
+    decode(first, list({bucket(len(text)): text for text in texts}.values()))  # the warm-up
+    warm = graphs()
+    with counted_reads() as reads:
+        done = [row for decoder in (first, *others) for row in decode(decoder, texts)]
+    added = graphs() - warm
+    target.device = CPU
+    eager = [row for decoder in decoders(name, target, drafts) for row in decode(decoder, texts)]
+    rounds = sum(len(row.round_s) for row in done)
+    return {
+        "graphs": warm,
+        "added": added,
+        "accepted": sum(sum(row.accepted) for row in done),
+        "reads": len(reads),
+        "rounds_and_first_tokens": rounds + len(done),
+        "equal": [(r.ids, r.accepted) for r in done] == [(r.ids, r.accepted) for r in eager],
+    }
+
+
+def main(backend: str, count: str, *names: str) -> None:
+    torch.set_num_threads(1)
+    target = tiny_target(seed=0)
+    drafts = drafts_of(target)
+    found = {
+        name: measure(name, backend, prompts()[: int(count)], target, drafts) for name in names
+    }
+    print(json.dumps({"modes": found, "breaks": dict(counters["graph_break"])}))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,81 @@
+"""With compiling on: one graph a function and shape, none added later, one read a round."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from infer.decode import Decoder
+from models.device import _can_compile
+from models.sampling import SamplingConf
+from tests.compiled_run import SHAPES, counted_reads
+
+ROOT = Path(__file__).parent.parent
+
+
+def run(backend: str, count: int, *names: str) -> dict:
+    command = [sys.executable, "-W", "ignore", "-m", "tests.compiled_run", backend]
+    command += [str(count), *names]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def promises(found: dict):
+    """Prompts of `count` different lengths; an untrained and a trained draft share their graphs."""
+    assert found["breaks"] == {}
+    for name, mode in found["modes"].items():
+        assert mode["graphs"] > 0, name
+        assert mode["added"] == 0, name
+        assert mode["reads"] == mode["rounds_and_first_tokens"], name
+        assert mode["equal"], name  # tokens and accepted counts, to those of the eager runtime
+        assert (mode["accepted"] > 0) == (name != "none"), name
+
+
+def test_no_graph_is_added_after_warm_up():
+    """Which graphs there are does not depend on what they are lowered to; to nothing is quick."""
+    promises(run("eager", 20, *SHAPES))
+
+
+needs_compiler = pytest.mark.skipif(
+    not _can_compile("cpu"), reason="no C++ compiler: compiled parts run eagerly here"
+)
+
+
+@needs_compiler
+def test_compiled_rounds_emit_what_eager_ones_do():
+    promises(run("inductor", 16, "chain"))
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_every_compiled_shape_emits_what_the_eager_one_does():
+    promises(run("inductor", 20, *SHAPES))
+
+
+class Scalars(TorchDispatchMode):
+    """Counts reads below Python: what `if tensor:` or `int(tensor)` would come to."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("shape", ["chain", "static", "dynamic"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_host_reads_one_tensor_a_round(target, learned, shape, temperature):
+    draft, texts = learned
+    sampling = SamplingConf(temperature=temperature)
+    decoder = Decoder(target, draft, SHAPES[shape], sampling=sampling, slots=64, batch=2)
+    with counted_reads() as reads, Scalars() as scalars:
+        done = decoder.decode([texts[0][:5], texts[1][:9]], row_ids=[0, 1], max_new_tokens=20)
+    assert scalars.count == 0
+    assert reads == ["tolist"] * (1 + max(len(row.round_s) for row in done))

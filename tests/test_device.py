@@ -1,0 +1,98 @@
+"""Which device is taken, and what is said where it is not there."""
+
+import logging
+
+import pytest
+import torch
+
+import models.device
+from models.device import Device, DeviceConf, DeviceName, Precision, graphs
+from models.errors import UserError
+
+
+@pytest.fixture
+def only_cpu(monkeypatch):
+    monkeypatch.delenv("PJRT_DEVICE", raising=False)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: None)
+
+
+def test_auto_takes_the_cpu_where_there_is_nothing_else(only_cpu):
+    device = DeviceConf(compile=False).build()
+    assert (device.name, device.torch_device.type) == ("cpu", "cpu")
+    assert device.dtype is torch.float32
+    assert device.describe() == {
+        "name": "cpu", "kind": device.describe()["kind"], "dtype": "float32",
+        "threads": torch.get_num_threads(), "compiled": False,
+    }  # fmt: skip
+    device.synchronize()
+
+
+@pytest.mark.parametrize("name", [DeviceName.cuda, DeviceName.neuron])
+def test_a_device_that_is_not_there_is_refused(only_cpu, name):
+    with pytest.raises(UserError) as refused:
+        DeviceConf(name=name).build()
+    assert str(refused.value) == (
+        f"device.name: PyTorch sees cpu here, got {name.value}; use device=auto"
+    )
+
+
+def test_another_accelerator_is_named_in_the_refusal(monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: torch.device("mps"))
+    with pytest.raises(UserError, match="PyTorch sees cpu and mps here, got cuda"):
+        DeviceConf(name=DeviceName.cuda).build()
+
+
+def test_a_missing_xla_is_refused(only_cpu, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "torch_xla", None)
+    with pytest.raises(UserError, match="torch_xla is not installed, got xla; install the `xla`"):
+        DeviceConf(name=DeviceName.xla).build()
+    monkeypatch.setenv("PJRT_DEVICE", "CPU")  # auto means xla then
+    with pytest.raises(UserError, match="torch_xla is not installed"):
+        DeviceConf().build()
+
+
+@pytest.mark.parametrize(
+    ("asked", "got"),
+    [
+        (Precision.auto, torch.float32),
+        (Precision.float32, torch.float32),
+        (Precision.bfloat16, torch.bfloat16),
+    ],
+)
+def test_precision_is_what_was_asked_for(only_cpu, asked, got):
+    assert DeviceConf(precision=asked, compile=False).build().dtype is got
+
+
+def test_threads_must_be_some():
+    with pytest.raises(UserError, match=r"device\.threads: must be at least 1, got 0"):
+        DeviceConf(threads=0)
+
+
+def test_no_compiler_is_said_once_and_all_runs_eagerly(only_cpu, monkeypatch, caplog):
+    monkeypatch.setattr(models.device.shutil, "which", lambda _: None)
+    models.device._can_compile.cache_clear()
+    try:
+        with caplog.at_level(logging.WARNING):
+            devices = [DeviceConf().build() for _ in range(3)]
+    finally:
+        models.device._can_compile.cache_clear()
+    assert [device.compiles for device in devices] == [False] * 3
+    assert [record.getMessage() for record in caplog.records] == [
+        "no C++ compiler found: compiled parts run eagerly (install g++ for full speed)"
+    ]
+    assert devices[0].compile(sum) is sum
+
+
+def test_a_function_may_have_many_shapes():
+    """A graph for each bucket of prompts and each tree; torch by itself gives up after eight."""
+    device = Device(
+        name="cpu", torch_device=torch.device("cpu"), dtype=torch.float32, compiles=True,
+        backend="eager",
+    )  # fmt: skip
+    double = device.compile(lambda x: x * 2)
+    before = graphs()
+    for size in range(2, 14):
+        assert torch.equal(double(torch.ones(size)), torch.full((size,), 2.0))
+    assert graphs() - before == 12
+    double(torch.ones(5))
+    assert graphs() - before == 12

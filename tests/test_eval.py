@@ -1,0 +1,176 @@
+"""`python -m infer.eval`: five modes on held-out prompts, of one draft or several."""
+
+import json
+import shutil
+import sys
+
+import pytest
+
+from data.prompts import held_out
+from infer.config import EvaluationConf
+from infer.eval import candidate, evaluate, main, newest_run
+from models import checkpoint
+from models.errors import UserError
+from models.tree import TreeConf
+from tests.tiny import new_draft
+
+TREE = TreeConf(depth=3, nodes=6, width=2, branch=3)
+
+
+def write_lines(file, rows):
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(file)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, target, learned):
+    """A finished run, its target on disk, and prompts in two categories."""
+    folder = tmp_path_factory.mktemp("eval")
+    target.model.save_pretrained(folder / "target")
+    target.tokenizer.save_pretrained(folder / "target")
+    draft, texts = learned
+    for name in ("older", "newer"):
+        draft.save(folder / "outputs" / "train" / name / "checkpoint", target)
+        (folder / "outputs" / "train" / name / "report.json").write_text("{}")
+    rows = [
+        {"id": i, "category": "ab"[i % 2], "text": " ".join(map(str, text[:5]))}
+        for i, text in enumerate(texts[:4])
+    ]
+    write_lines(folder / "prompts.jsonl", rows)
+    return folder
+
+
+def conf(folder, **more):
+    return EvaluationConf(
+        **{"prompts": str(folder / "prompts.jsonl"), "max_new_tokens": 8, "limit": 1} | more
+    )
+
+
+def test_five_modes_are_judged_and_the_untrained_draft_is_rebuilt(target, folder):
+    runs = folder / "outputs" / "train"
+    drafts = [candidate(runs / name / "checkpoint", target) for name in ("older", "newer")]
+    report = evaluate(target, drafts, tree=TREE, conf=conf(folder, limit=None))
+    assert [draft["name"] for draft in report["drafts"]] == ["older", "newer"]
+    modes = [report["autoregressive"], report["ngram"]]
+    for draft in report["drafts"]:
+        assert draft["method"] == "eagle3"
+        assert draft["not_measured"] == {}
+        modes += [draft["modes"][name] for name in ("untrained", "chain", "tree")]
+        gain = draft["gain"]["tree"]["over_untrained"]["acceptance_length"]
+        assert gain["mean"] > 0  # it has learned these texts
+    for mode in modes:
+        assert mode["lossless"] is True
+        assert (mode["mismatched_prompts"], mode["divergences"]) == (0, [])
+        assert mode["prompts"] == 4
+        assert mode["graphs_after_warmup"] == 0
+    assert report["autoregressive"]["acceptance_length"]["mean"] == 1.0
+    assert report["prompts"]["by_category"] == {"a": 2, "b": 2}
+    assert set(report["categories"]) == {"a", "b"}
+    assert json.dumps(report, allow_nan=False)
+
+
+def test_a_draft_of_unknown_seed_has_no_untrained_mode_and_says_why(target, folder, tmp_path):
+    saved = tmp_path / "published"
+    shutil.copytree(folder / "outputs" / "train" / "newer" / "checkpoint", saved)
+    metadata = checkpoint.read_metadata(saved)
+    del metadata["seed"]
+    draft = new_draft(target)
+    config = checkpoint.read_config(saved)
+    checkpoint.save(saved, draft.tensors(), config=config, metadata=metadata)
+    report = evaluate(target, [candidate(saved, target)], tree=TREE, conf=conf(folder))
+    (draft,) = report["drafts"]
+    assert draft["name"] == "published"
+    assert draft["modes"]["untrained"] is None
+    assert draft["not_measured"] == {
+        "untrained": "the checkpoint does not say with which seed it was started"
+    }
+    assert draft["gain"]["tree"]["over_untrained"] is None
+
+
+def test_a_deep_tree_is_warned_of(target, folder, caplog):
+    deep = TreeConf(depth=6, nodes=8, width=2, branch=3)
+    draft = candidate(folder / "outputs" / "train" / "newer" / "checkpoint", target)
+    evaluate(target, [draft], tree=deep, conf=conf(folder, max_new_tokens=2))
+    assert "tree.depth: 6 is deeper than the 4 steps that newer was trained for" in caplog.text
+
+
+@pytest.fixture
+def command(folder, monkeypatch, capsys):
+    """`python -m infer.eval` in the folder of the runs: what it printed."""
+    monkeypatch.chdir(folder)
+
+    def run(*arguments: str) -> str:
+        given = [
+            "target.name=target", "evaluation.prompts=prompts.jsonl", "evaluation.limit=1",
+            "evaluation.max_new_tokens=4", "device.compile=false", "device.threads=1",
+            "tree.depth=2",
+        ]  # fmt: skip
+        monkeypatch.setattr(sys, "argv", ["infer.eval", *given, *arguments])
+        main()
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_a_bare_call_judges_the_newest_run_and_says_which(folder, command):
+    out = command()
+    assert out.startswith("checkpoint: outputs/train/newer/checkpoint")
+    left = {path.name for path in (folder / "outputs" / "infer.eval" / "eval").iterdir()}
+    assert left == {"report.json", "report.md", "report.html"}
+    assert "lossless" in out
+
+
+def test_several_checkpoints_are_judged_together(folder, command):
+    runs = [f"outputs/train/{name}/checkpoint" for name in ("older", "newer")]
+    out = command(f"checkpoint=[{','.join(runs)}]", "run_name=both")
+    assert f"checkpoint: {runs[0]}, {runs[1]}" in out
+    report = json.loads((folder / "outputs/infer.eval/both/report.json").read_text())
+    assert [draft["name"] for draft in report["drafts"]] == ["older", "newer"]
+
+
+def test_without_a_run_the_way_to_one_is_said(tmp_path):
+    with pytest.raises(UserError, match=r"checkpoint: no finished run under .*; run `python -m"):
+        newest_run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"text": "1 2"', "every line must be JSON, got {file}:2"),
+        ('{"id": "x"}', "every line needs `text` or `messages`, got {file}:2"),
+        ("[1, 2]", "every line needs `text` or `messages`, got {file}:2"),
+    ],
+)
+def test_a_bad_line_of_prompts_is_named(target, tmp_path, line, message):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"text": "1 2"}\n' + line + "\n")
+    with pytest.raises(UserError) as refused:
+        held_out(target.tokenizer, str(file), limit=None)
+    assert str(refused.value).startswith(f"evaluation.prompts: {message.format(file=file)}")
+
+
+def test_prompts_that_cannot_be_judged_are_refused(target, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    for rows, message in [
+        ([], "must hold at least one prompt"),
+        ([{"text": "1"}, {"text": ""}], "every prompt needs a token, got none for id 2"),
+        ([{"id": "a", "text": "1"}, {"id": "a", "text": "2"}], "every id must be its own, got a"),
+        ([{"messages": [{"role": "user", "content": "1"}]}], "`messages` need a chat template"),
+    ]:
+        write_lines(file, rows)
+        with pytest.raises(UserError, match=rf"evaluation\.prompts: {message}"):
+            held_out(target.tokenizer, str(file), limit=None)
+
+
+def test_prompts_are_read_as_they_are(target, tmp_path):
+    rows = [
+        {"id": 7, "category": "a", "text": "1 2"},
+        {"text": "3 4"},
+        {"category": "a", "text": "5"},
+    ]
+    prompts = held_out(target.tokenizer, write_lines(tmp_path / "p.jsonl", rows), limit=1)
+    assert [(p.id, p.category, p.ids) for p in prompts] == [
+        ("7", "a", [1, 2]),
+        ("2", "all", [3, 4]),
+    ]
+    assert prompts[0].row_id != prompts[1].row_id
