@@ -45,6 +45,9 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--steps", type=int, default=4, help="timed training steps of each way")
     parser.add_argument("--eager", action="store_true", help="compile nothing of ours or of theirs")
+    parser.add_argument(
+        "--wrapped", action="store_true", help="also dynamic caches under torch.compile (minutes)"
+    )
     parser.add_argument("--write", action="store_true", help="update docs/benchmarks.md")
     for name, value in asdict(bench_loss.Size()).items():
         parser.add_argument(f"--loss-{name}", type=int, default=value)
@@ -78,7 +81,9 @@ def measure(args: argparse.Namespace) -> Iterator[tuple[str, Table, str]]:
     # what transformers compiles has more than 8 variants, PyTorch's limit, over all its settings
     with torch._dynamo.config.patch(recompile_limit=64):
         if "ar" in parts:
-            table = bench_decoding.autoregressive(target, copies, held, new_tokens=new)
+            table = bench_decoding.autoregressive(
+                target, copies, held, new_tokens=new, wrapped=args.wrapped
+            )
             yield "ar", table, setting
         if draft is not None:
             tree = conf.tree.build()

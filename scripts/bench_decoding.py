@@ -128,9 +128,12 @@ def generate(model: nn.Module, *, forward: Callable | None = None, **options: An
 
 
 def generate_settings(
-    copies: dict[str, nn.Module], device: Device, *, slots: int
+    copies: dict[str, nn.Module], device: Device, *, slots: int, wrapped: bool
 ) -> list[Contender]:
-    """`generate` in every setting: precision x cache x compiled or not."""
+    """`generate` in every setting: precision x cache x compiled or not.
+
+    It compiles nothing with a dynamic cache; `wrapped` does what a user can do instead.
+    """
     found = []
     for precision, model in copies.items():
         static = {"cache_implementation": "static", "max_cache_len": slots}
@@ -139,10 +142,10 @@ def generate_settings(
             ("static", "no"): generate(model, disable_compile=True, **static),
         }
         if device.compiles:
-            # with a dynamic cache `generate` compiles nothing: the nearest that a user can do
-            grows = torch.compile(model.forward, dynamic=True)
-            ways["dynamic", "yes"] = generate(model, forward=grows)
             ways["static", "yes"] = generate(model, compile_config=_compiles_here(), **static)
+        if device.compiles and wrapped:
+            grows = torch.compile(model.forward, dynamic=True)
+            ways["dynamic", "wrapped"] = generate(model, forward=grows)
         found += [Contender(settings=["generate", precision, *way], run=ways[way]) for way in ways]
     return found
 
@@ -168,10 +171,6 @@ def lookup_settings(copies: dict[str, nn.Module]) -> list[Contender]:
     ]
 
 
-def fastest(contenders: list[Contender]) -> Contender:
-    return max(contenders, key=lambda contender: contender.tokens_per_s)
-
-
 def speedup(ours: Contender, other: Contender) -> Estimate | None:
     """Our tokens/s over theirs, as a ratio of sums over prompts."""
     rows = np.column_stack([other.seconds, ours.seconds])
@@ -182,7 +181,7 @@ def table(
     ours: Contender, others: list[Contender], *, title: str, columns: list[str], new_tokens: int
 ) -> Table:
     """Everyone's tokens/s, ours over theirs, and whose answers are ours token for token."""
-    best = fastest(others)
+    best = max(others, key=lambda other: other.tokens_per_s)
     rows = []
     for one in [ours, *others]:
         same = sum(map(list.__eq__, one.answers, ours.answers))
@@ -214,14 +213,16 @@ def _slots(prompts: list[Prompt], new_tokens: int) -> int:
 
 
 def autoregressive(
-    target: Target, copies: dict[str, nn.Module], prompts: list[Prompt], *, new_tokens: int
-) -> Table:
+    target: Target, copies: dict[str, nn.Module], prompts: list[Prompt], *, new_tokens: int,
+    wrapped: bool = False,
+) -> Table:  # fmt: skip
     """Our loop with an empty tree beside `generate`."""
     ours = decoding(
         target, prompts=prompts, new_tokens=new_tokens,
-        settings=["ours", _precision(target), "static", _compiled(target)],
+        settings=["ours", _precision(target), "static", "yes" if target.device.compiles else "no"],
     )  # fmt: skip
-    others = generate_settings(copies, target.device, slots=_slots(prompts, new_tokens))
+    slots = _slots(prompts, new_tokens)
+    others = generate_settings(copies, target.device, slots=slots, wrapped=wrapped)
     race([ours, *others], prompts, new_tokens=new_tokens)
     return table(
         ours, others, title="Autoregressive decoding beside transformers generate",
@@ -248,7 +249,3 @@ def drafted(
 
 def _precision(target: Target) -> str:
     return str(target.device.dtype).removeprefix("torch.")
-
-
-def _compiled(target: Target) -> str:
-    return "yes" if target.device.compiles else "no"
