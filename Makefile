@@ -42,7 +42,7 @@ check: $(READY)  ## formatting, lint, types, import direction, spelling
 
 bench: $(READY)  ## measure speed against transformers; writes the figures of docs/benchmarks.md
 	@echo "bench: scripts/bench.py"
-	@$(BIN)/python scripts/bench.py
+	@$(BIN)/python scripts/bench.py --write
 
 # Linux builds of torch on PyPI carry CUDA libraries (3 GB); +cpu marks the builds without. So: the build
 # marked +cpu from the configured indexes, else from PyTorch's own, else the unmarked one (on macOS
