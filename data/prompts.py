@@ -28,7 +28,7 @@ def held_out(tokenizer, path: str | None, *, limit: int | None) -> list[EvalProm
 
         rows = [{"id": p.id, "category": p.category, "text": p.text} for p in held_out_prompts()]
     else:
-        rows = _read(Path(path))
+        rows = read(Path(path))
     kept: dict[str, list[EvalPrompt]] = {}
     known = set()
     for row in rows:
@@ -67,10 +67,11 @@ def _ids(tokenizer, row: dict) -> list[int]:
     return ids
 
 
-def _read(path: Path) -> list[dict]:
+def read(path: Path) -> list[dict]:
+    """The rows of a JSONL file. Raises UserError for the line that is none."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise UserError(
             f"evaluation.prompts: must be a readable JSONL file, got {path}; null takes the demo's"
         ) from error

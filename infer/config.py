@@ -45,7 +45,8 @@ class EvalConf:
     def __post_init__(self) -> None:
         if isinstance(self.checkpoint, str):
             self.checkpoint = [self.checkpoint]
-        if self.checkpoint is not None and not all(isinstance(c, str) for c in self.checkpoint):
+        listed = isinstance(self.checkpoint, list) and self.checkpoint
+        if self.checkpoint is not None and not (listed and all(isinstance(c, str) for c in listed)):
             raise UserError(
                 f"checkpoint: must be a directory or a list of them, got {self.checkpoint}"
             )

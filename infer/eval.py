@@ -7,6 +7,7 @@ python -m infer.eval checkpoint=DIR tree=chain
 import logging
 import statistics
 import sys
+import tempfile
 import time
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -18,6 +19,7 @@ from rich.console import Console
 from rich.progress import track
 
 from conf.entry import entry_point
+from data import prompts as prompt_files
 from data.prompts import EvalPrompt, fingerprint, held_out
 from infer.config import EvalConf, EvaluationConf
 from infer.decode import Decoder, bucket
@@ -228,11 +230,26 @@ def candidate(directory: Path, target: Target) -> Candidate:
     return Candidate(name=name, draft=draft, untrained=conf.untrained(draft, target))
 
 
+def check(conf: EvalConf, directories: list[Path], run: Path) -> None:
+    """Refuse what can be known to be wrong before a model is loaded."""
+    conf.tree.build()
+    for directory in directories:
+        checkpoint.read_config(directory)
+        checkpoint.read_metadata(directory)
+    if conf.evaluation.prompts is not None:
+        prompt_files.read(Path(conf.evaluation.prompts))
+    with checkpoint.writing(run):
+        run.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=run).close()
+
+
 @entry_point("eval", EvalConf)
 def main(conf: EvalConf) -> None:
     directories = [Path(c) for c in conf.checkpoint or [newest_run()]]
     say = Console(soft_wrap=True).print
     say(f"checkpoint: {', '.join(map(str, directories))}")
+    run = Path(conf.output_dir) / conf.run_name
+    check(conf, directories, run)
     metadata = checkpoint.read_metadata(directories[0])
     wanted = conf.target or TargetConf(name=metadata.get("target_name", "demo"))
     target = wanted.build(conf.device.build())
@@ -242,8 +259,8 @@ def main(conf: EvalConf) -> None:
         tree=conf.tree,
         conf=conf.evaluation,
     )
-    run = Path(conf.output_dir) / conf.run_name
-    write(report, run)
+    with checkpoint.writing(run):
+        write(report, run)
     terminal_table(report)
     say(f"report: {run / 'report.html'}")
 

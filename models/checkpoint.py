@@ -41,7 +41,7 @@ def save(
 ) -> None:
     """Write model.safetensors and config.json; an existing checkpoint stays whole if this fails."""
     whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    with _writing(directory):
+    with writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
         with (
             atomic_path(directory / CONFIG) as config_file,
@@ -55,7 +55,8 @@ def save(
 
 
 @contextmanager
-def _writing(directory: Path) -> Iterator[None]:
+def writing(directory: Path) -> Iterator[None]:
+    """Turn what a disk refuses into one line."""
     try:
         yield
     except OSError as error:

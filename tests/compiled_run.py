@@ -2,7 +2,7 @@
 
     python -m tests.compiled_run inductor 16 chain dynamic
 
-pytest's jaxtyping hook rewrites the dataclasses of the rounds, and torch.compile cannot trace those.
+torch.compile cannot trace the dataclasses of the rounds as pytest's jaxtyping hook rewrites them.
 """
 
 import json
