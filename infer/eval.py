@@ -243,8 +243,16 @@ def check(conf: EvalConf, directories: list[Path], run: Path) -> None:
         tempfile.TemporaryFile(dir=run).close()
 
 
+def _speak() -> None:
+    """Let warnings through: Hydra switches off every logger that it finds."""
+    for name in list(logging.root.manager.loggerDict):
+        if name.partition(".")[0] in ("data", "infer", "models"):
+            logging.getLogger(name).disabled = False
+
+
 @entry_point("eval", EvalConf)
 def main(conf: EvalConf) -> None:
+    _speak()
     directories = [Path(c) for c in conf.checkpoint or [newest_run()]]
     say = Console(soft_wrap=True).print
     say(f"checkpoint: {', '.join(map(str, directories))}")

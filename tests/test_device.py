@@ -70,6 +70,7 @@ def test_threads_must_be_some():
 
 def test_no_compiler_is_said_once_and_all_runs_eagerly(only_cpu, monkeypatch, caplog):
     monkeypatch.setattr(models.device.shutil, "which", lambda _: None)
+    monkeypatch.setattr(models.device.log, "disabled", False)  # Hydra may have run in this process
     models.device._can_compile.cache_clear()
     try:
         with caplog.at_level(logging.WARNING):

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+import infer.eval
 from data.prompts import held_out
 from infer.config import EvaluationConf
 from infer.eval import candidate, evaluate, main, newest_run
@@ -87,7 +88,8 @@ def test_a_draft_of_unknown_seed_has_no_untrained_mode_and_says_why(target, fold
     assert draft["gain"]["tree"]["over_untrained"] is None
 
 
-def test_a_deep_tree_is_warned_of(target, folder, caplog):
+def test_a_deep_tree_is_warned_of(target, folder, caplog, monkeypatch):
+    monkeypatch.setattr(infer.eval.log, "disabled", False)  # Hydra may have run in this process
     deep = TreeConf(depth=6, nodes=8, width=2, branch=3)
     draft = candidate(folder / "outputs" / "train" / "newer" / "checkpoint", target)
     evaluate(target, [draft], tree=deep, conf=conf(folder, max_new_tokens=2))

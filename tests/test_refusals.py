@@ -130,9 +130,7 @@ def test_train_refuses_before_a_model_is_loaded(mistake, message, refused):
 
 def test_train_says_how_to_do_without_the_hub(refused, tmp_path):
     given = ["target.name=nobody/nothing", "device.compile=false", f"output_dir={tmp_path}"]
-    line, _ = refused(
-        train.__main__.main, "target.name=nobody/nothing", "device.compile=false", out
-    )
+    line, _ = refused(train.__main__.main, *given)
     assert line.startswith("target.name: must be a reachable model, got 'nobody/nothing' (")
     assert line.endswith("without a network give the path of a local copy")
 
@@ -167,3 +165,15 @@ def test_a_full_disk_is_one_line(refused, folder):
         "evaluation.prompts=prompts.jsonl", "evaluation.max_new_tokens=2", "device.compile=false",
     )  # fmt: skip
     assert line.startswith("output_dir: must be a writable folder, got full/eval (No space left")
+
+
+def test_eval_says_that_a_tree_is_deeper_than_the_draft_was_trained_for(folder, monkeypatch, capfd):
+    """Hydra switches loggers off; this one must still be heard."""
+    monkeypatch.chdir(folder)
+    given = [
+        "checkpoint=draft", "target.name=target", "tree.depth=6", "device.compile=false",
+        "evaluation.prompts=prompts.jsonl", "evaluation.max_new_tokens=2",
+    ]  # fmt: skip
+    monkeypatch.setattr(sys, "argv", ["infer.eval", *given])
+    infer.eval.main()
+    assert "tree.depth: 6 is deeper than the 4 steps" in capfd.readouterr().err
