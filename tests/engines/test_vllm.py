@@ -8,14 +8,17 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from data.prompts import EvalPrompt, held_out
 from infer.decode import Decoded, Decoder
 from models.device import DeviceConf, DeviceName, Precision
 from models.drafts import load_draft
+from models.losses import LossConf
 from models.sampling import SamplingConf
 from models.target import DEMO, Target, TargetConf
 from models.tree import TreeConf, TreeKind
@@ -29,12 +32,12 @@ TRAIN = [
     "device.precision=float32",
     "device.compile=false",
     f"draft.unroll={DRAFTED}",
-    "data.answers.prompts=64",
+    "data.answers.prompts=96",
     "data.answers.max_new_tokens=64",
-    "optim.steps=60",
+    "optim.steps=200",
     "optim.batch_size=2",
     "optim.accumulation=1",
-    "eval_every=60",
+    "eval_every=200",
     "eval_prompts=1",
     "tree=chain",
     f"tree.depth={DRAFTED}",
@@ -56,22 +59,34 @@ def prompts(target) -> list[EvalPrompt]:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory) -> Path:
-    """Shared, because runs of the same folder share the target's answers."""
-    return tmp_path_factory.mktemp("runs")
+def checkpoint(tmp_path_factory) -> Path:
+    runs = tmp_path_factory.mktemp("runs")
+    run([sys.executable, "-m", "train", *TRAIN, f"output_dir={runs}", "run_name=short"])
+    return runs / "short" / "checkpoint"
 
 
-@pytest.fixture(params=["null", "2048"], ids=["full_vocabulary", "reduced_vocabulary"])
-def checkpoint(request, runs) -> Path:
-    name = f"vocabulary-{request.param}"
-    own = [f"draft.vocab_size={request.param}", f"output_dir={runs}", f"run_name={name}"]
-    run([sys.executable, "-m", "train", *TRAIN, *own])
-    return runs / name / "checkpoint"
+@pytest.fixture(scope="module")
+def reduced_checkpoint(target, checkpoint, tmp_path_factory) -> Path:
+    """The same draft with every eighth token of its vocabulary gone, used ones among them."""
+    conf, whole = load_draft(checkpoint, target)
+    kept = torch.tensor([i for i in range(target.vocab_size) if i % 8])
+    small = replace(conf, vocab_size=len(kept)).build(target, loss=LossConf(), seed=0)
+    small.adopt(target, kept)
+    weights = whole.state_dict()
+    shared = {name: weights[name] for name in weights.keys() - {"d2t", "t2d"}}
+    small.load_state_dict(shared | {"lm_head.weight": shared["lm_head.weight"][kept]}, strict=False)
+    folder = tmp_path_factory.mktemp("reduced") / "checkpoint"
+    small.save(folder, target)
+    return folder
 
 
-def test_vllm_gives_the_same_tokens_rounds_and_acceptance(target, prompts, checkpoint, tmp_path):
-    ours = decode(target, prompts, checkpoint)
-    theirs = serve(prompts, checkpoint, tmp_path)
+@pytest.mark.parametrize("folder", ["checkpoint", "reduced_checkpoint"])
+def test_vllm_gives_the_same_tokens_rounds_and_acceptance(
+    target, prompts, folder, tmp_path, request
+):
+    draft = request.getfixturevalue(folder)
+    ours = decode(target, prompts, draft)
+    theirs = serve(prompts, draft, tmp_path)
 
     for prompt, own, other in zip(prompts, ours, theirs, strict=True):
         assert own == other, f"{prompt.id} is decoded differently"
