@@ -35,7 +35,7 @@ class EvalConf:
     """`python -m infer.eval`. A bare call evaluates the newest finished training run."""
 
     checkpoint: Any = None  # a directory, or a list of them
-    target: TargetConf = field(default_factory=TargetConf)
+    target: TargetConf | None = None  # null = the one that the draft was distilled from
     tree: TreeConf = field(default_factory=TreeConf)
     device: DeviceConf = field(default_factory=DeviceConf)
     evaluation: EvaluationConf = field(default_factory=EvaluationConf)

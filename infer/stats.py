@@ -54,7 +54,7 @@ class Trace:
 
 @dataclass(kw_only=True)
 class Divergence:
-    """Where an answer first leaves the autoregressive one, and the target's logit gap there."""
+    """A token that the target would not have emitted, and by how much it preferred its own."""
 
     prompt_id: str
     position: int
@@ -63,7 +63,7 @@ class Divergence:
 
 @dataclass(kw_only=True)
 class Exactness:
-    """First divergences of one mode from autoregressive decoding, at most one a prompt.
+    """Where a mode emitted what the target would not have, reading its answers token by token.
 
     `near_tie_gap` is measured on calibration prompts; `exact_arithmetic` (fp32) allows no
     divergence at all.

@@ -117,7 +117,9 @@ class Loop:
     def _prepare(self) -> None:
         conf = self.conf
         optimizers, schedules = conf.optim.build(self.draft)
-        self.lesson = self.accelerator.prepare(Lesson(self.draft, self.device, compiled=conf.optim.compile))
+        self.lesson = self.accelerator.prepare(
+            Lesson(self.draft, self.device, compiled=conf.optim.compile)
+        )
         self.optimizers = [self.accelerator.prepare(optimizer) for optimizer in optimizers]
         self.schedules = [self.accelerator.prepare(schedule) for schedule in schedules]
         self.trained = [p for p in self.lesson.parameters() if p.requires_grad]

@@ -74,7 +74,7 @@ class Eagle3Conf(DraftConf):
     def describe(self, target: Target) -> LlamaConfig:
         """The draft as engines read it: a flat Llama config with EAGLE-3's own keys."""
         theirs = target.config
-        layers = self.layers or [2, target.num_layers // 2, target.num_layers - 3]
+        layers = self.layers or default_layers(target)
         target.check_layers(layers)
         rope = dict(theirs.rope_parameters)
         if rope.get("rope_type", "default") not in ("default", "llama3"):
@@ -90,6 +90,7 @@ class Eagle3Conf(DraftConf):
             "norm_before_residual": False,
             "rope_theta": rope["rope_theta"],  # older readers look for it here
             "training_unroll": self.unroll,
+            "training_max_depth": self.max_depth,
         }
         return LlamaConfig(
             architectures=[self.architecture],
@@ -109,7 +110,14 @@ class Eagle3Conf(DraftConf):
 
     @classmethod
     def load(cls, directory: Path, target: Target) -> tuple["Eagle3Conf", "Eagle3Draft"]:
-        config = LlamaConfig(**checkpoint.read_config(directory))
+        # drafts published elsewhere may leave our own keys and the engines' default layers out
+        theirs = {
+            "training_unroll": cls.unroll,
+            "training_max_depth": cls.max_depth,
+            "draft_vocab_size": target.vocab_size,
+            "eagle_aux_hidden_state_layer_ids": default_layers(target),
+        }
+        config = LlamaConfig(**(theirs | checkpoint.read_config(directory)))
         metadata = checkpoint.read_metadata(directory)
         checkpoint.check_fits(
             metadata,
@@ -121,8 +129,8 @@ class Eagle3Conf(DraftConf):
                 f"checkpoint: hidden size must be the target's {target.hidden_size}, "
                 f"got {config.hidden_size}; choose the draft of this target"
             )
-        unroll = config.training_unroll
-        draft = Eagle3Draft(config, unroll=unroll, max_depth=cls.max_depth)
+        unroll, max_depth = config.training_unroll, config.training_max_depth
+        draft = Eagle3Draft(config, unroll=unroll, max_depth=max_depth)
         tensors = checkpoint.load(directory, draft.tensors())
         draft.load_state_dict(tensors, strict=False)  # `load` was strict; the maps may be left out
         draft.t2d.copy_(vocab.membership(vocab.kept_ids(draft.d2t), config.vocab_size))
@@ -132,6 +140,7 @@ class Eagle3Conf(DraftConf):
         conf = cls(
             layers=list(config.eagle_aux_hidden_state_layer_ids),
             unroll=unroll,
+            max_depth=max_depth,
             vocab_size=config.draft_vocab_size,
             intermediate_size=config.intermediate_size,
             heads=config.num_attention_heads,
@@ -148,6 +157,11 @@ class Eagle3Conf(DraftConf):
         if draft.kept_ids is not None:
             before.adopt(target, draft.kept_ids)
         return before
+
+
+def default_layers(target: Target) -> list[int]:
+    """Low, middle and high: what engines assume where a checkpoint does not say."""
+    return [2, target.num_layers // 2, target.num_layers - 3]
 
 
 class Eagle3Draft(Draft):
