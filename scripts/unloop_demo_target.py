@@ -21,9 +21,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from data.demo.recipe import encode, texts_by_source
 from scripts.train_demo_target import average_gradients, batches, make_loss, save_snapshot
 
-PEAK_LR = 4e-4
+PEAK_LR = 3e-4
 WARM_UP_STEPS = 10
-UNLIKELIHOOD_WEIGHT = 3.0
 GRAM = 6
 PROMPT_TOKENS, NEW_TOKENS = 24, 96
 
@@ -42,13 +41,13 @@ def unloop(rank: int, args: argparse.Namespace, streams: dict) -> None:
 
     began, step, share = time.monotonic(), 0, 0.0
     while share < 1:
-        scale = min(1.0, (step + 1) / WARM_UP_STEPS, (1 - share) / 0.3)
+        scale = min((step + 1) / WARM_UP_STEPS, 1 - share)
         optimizer.param_groups[0]["lr"] = PEAK_LR * scale
         written = continue_greedily(model, next(prompts)[:, :PROMPT_TOKENS])
         unlikely, repeated = unlikelihood_loss(model, written)
         likely = likelihood_loss(next(rows))
         optimizer.zero_grad()
-        (likely + UNLIKELIHOOD_WEIGHT * unlikely).backward()
+        (likely + args.weight * unlikely).backward()
         average_gradients(model)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -106,10 +105,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--source", type=Path, default=Path("outputs/demo_target"))
     parser.add_argument("--out", type=Path, default=Path("outputs/demo_unlooped"))
-    parser.add_argument("--minutes", type=float, default=6)
+    parser.add_argument("--minutes", type=float, default=8)
     parser.add_argument("--workers", type=int, default=3, help="processes of one thread each")
-    parser.add_argument("--batch", type=int, default=8, help="texts a worker and step, twice")
+    parser.add_argument("--batch", type=int, default=12, help="texts a worker and step, twice")
     parser.add_argument("--length", type=int, default=256)
+    parser.add_argument("--weight", type=float, default=1.0, help="of the unlikelihood")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     Path(f"{args.out}.rendezvous").unlink(missing_ok=True)

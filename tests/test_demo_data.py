@@ -3,6 +3,9 @@
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
+
+from transformers import AutoConfig, AutoTokenizer
 
 from data.demo import corpus
 from data.demo.prompts import CATEGORIES, held_out_prompts, training_prompts
@@ -69,6 +72,17 @@ def test_no_test_named_after_a_held_out_module_is_trained_on(tmp_path):
     (tmp_path / "test" / "test_posixpath.py").write_text("seen = 1\n")
     (tmp_path / "test" / "test_json.py").write_text("seen = 2\n")
     assert corpus.training_texts("tests", tmp_path) == ("seen = 2\n",)
+
+
+def test_the_shipped_target_is_small_and_fits_its_recipe_and_prompts():
+    target = Path("data/demo/target")
+    assert sum(file.stat().st_size for file in target.iterdir()) <= 12e6
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    lengths = [len(tokenizer.encode(prompt.text)) for prompt in held_out_prompts()]
+    assert 20 <= min(lengths) <= max(lengths) <= 60
+    shape = ["num_hidden_layers", "hidden_size", "num_attention_heads", "head_dim", "vocab_size"]
+    shipped, recipe = AutoConfig.from_pretrained(target), build_model().config
+    assert [getattr(shipped, key) for key in shape] == [getattr(recipe, key) for key in shape]
 
 
 def test_the_recipe_makes_a_small_deep_target():
