@@ -9,6 +9,8 @@ from models.sampling import SamplingConf
 from models.target import TargetConf
 from models.tree import TreeConf
 
+OWN = "own"  # as target.name: the target that the draft was distilled from
+
 
 @dataclass(kw_only=True)
 class EvaluationConf:
@@ -35,7 +37,7 @@ class EvalConf:
     """`python -m infer.eval`. A bare call evaluates the newest finished training run."""
 
     checkpoint: Any = None  # a directory, or a list of them
-    target: TargetConf | None = None  # null = the one that the draft was distilled from
+    target: TargetConf = field(default_factory=lambda: TargetConf(name=OWN))
     tree: TreeConf = field(default_factory=TreeConf)
     device: DeviceConf = field(default_factory=DeviceConf)
     evaluation: EvaluationConf = field(default_factory=EvaluationConf)

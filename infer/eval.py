@@ -21,7 +21,7 @@ from rich.progress import track
 from conf.entry import entry_point
 from data import prompts as prompt_files
 from data.prompts import EvalPrompt, fingerprint, held_out
-from infer.config import EvalConf, EvaluationConf
+from infer.config import OWN, EvalConf, EvaluationConf
 from infer.decode import Decoder, bucket
 from infer.exactness import Recorded, compare, near_tie_gap
 from infer.report import DraftRun, Measured, NotMeasured, Setting, build, write
@@ -259,8 +259,9 @@ def main(conf: EvalConf) -> None:
     run = Path(conf.output_dir) / conf.run_name
     check(conf, directories, run)
     metadata = checkpoint.read_metadata(directories[0])
-    wanted = conf.target or TargetConf(name=metadata.get("target_name", "demo"))
-    target = wanted.build(conf.device.build())
+    if conf.target.name == OWN:
+        conf.target = TargetConf(name=metadata.get("target_name", "demo"))
+    target = conf.target.build(conf.device.build())
     report = evaluate(
         target,
         [candidate(directory, target) for directory in directories],

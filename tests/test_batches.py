@@ -5,7 +5,7 @@ from itertools import chain
 
 import pytest
 import torch
-from test_tokens import CHAT, PLAIN, chat_tokenizer
+from tests.test_tokens import CHAT, PLAIN, chat_tokenizer
 
 from data.batches import Order, answer_counts, pack, prepare, sample
 from data.config import DataConf, Source

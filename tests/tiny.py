@@ -18,13 +18,13 @@ LAYERS = [1, 3, 5]
 
 
 def tiny_tokenizer(words: int = VOCAB) -> PreTrainedTokenizerFast:
-    """Word k is written as the number k; 0 ends a text."""
+    """Word k is written as the number k; `end`, id 0, ends a text."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    vocabulary = {str(i): i for i in range(words)}
-    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="0"))
+    vocabulary = {"end": 0} | {str(i): i for i in range(1, words)}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="end"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="0", pad_token="0")
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="end", pad_token="end")
 
 
 def tiny_target(*, seed: int, device: Device = CPU, sharpness: float = 12.0) -> Target:
