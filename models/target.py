@@ -4,8 +4,9 @@ embed, see (hidden states), logits, new_cache. Captured layer i is the tensor th
 which is Hugging Face's `hidden_states[i]` and vLLM's `eagle_aux_hidden_state_layer_ids`.
 """
 
+import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,12 @@ class Target:
         """Ids that end an answer."""
         eos = self.model.generation_config.eos_token_id
         return [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
+
+    def eager(self) -> "Target":
+        """The same target for few rounds, which compiling would only delay."""
+        eager = copy.copy(self)
+        eager.device = replace(self.device, compiles=False)
+        return eager
 
     def embed(self, ids: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch hidden"]:
         return self.model.get_input_embeddings()(ids)

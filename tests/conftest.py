@@ -1,5 +1,6 @@
 """One thread, no network, fixed seeds; the small models that tests share."""
 
+import logging
 import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
@@ -23,8 +24,11 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(autouse=True)
-def _seed():
+def _fresh():
     torch.manual_seed(0)
+    for logger in logging.root.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger):
+            logger.disabled = False  # a command run in this process has silenced it through Hydra
 
 
 @pytest.fixture(scope="session")

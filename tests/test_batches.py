@@ -5,12 +5,12 @@ from itertools import chain
 
 import pytest
 import torch
-from tests.test_tokens import CHAT, PLAIN, chat_tokenizer
 
 from data.batches import Order, answer_counts, pack, prepare, sample
 from data.config import DataConf, Source
 from data.tokens import Tokenised, from_pair
 from models.errors import UserError
+from tests.test_tokens import CHAT, PLAIN, chat_tokenizer
 
 
 def piece(prompt: int, answer: int, start: int = 100) -> Tokenised:

@@ -57,6 +57,8 @@ def conf(folder: Path, *overrides: str) -> TrainConf:
         "evaluation.prompts": folder / "prompts.jsonl",
         "evaluation.max_new_tokens": 4,
         "draft.unroll": 2,
+        "draft.vocab_size": "null",
+        "optim": "adamw",
         "optim.steps": 6,
         "optim.batch_size": 2,
         "device.compile": "false",

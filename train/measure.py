@@ -1,8 +1,6 @@
 """How good a draft is on the way: a few prompts decoded with the tree that will be served."""
 
-import copy
 from collections.abc import Callable
-from dataclasses import replace
 
 from infer.config import EvaluationConf
 from infer.decode import Decoder
@@ -15,9 +13,7 @@ def measure(
     target: Target, prompts: list[list[int]], tree: Tree, conf: EvaluationConf
 ) -> Callable[[Draft], dict[str, float]]:
     """A function of the draft: its acceptance length, and the share of rounds that got so deep."""
-    # Compiling would take longer than the few rounds that are measured here.
-    eager = copy.copy(target)
-    eager.device = replace(target.device, compiles=False)
+    eager = target.eager()  # compiling would take longer than the few rounds measured here
     slots = max(len(prompt) for prompt in prompts) + conf.max_new_tokens
 
     def measured(draft: Draft) -> dict[str, float]:

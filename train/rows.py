@@ -56,7 +56,7 @@ def _answered(conf: TrainConf, target: Target) -> tuple[Packed, PackReport]:
     else:
         log.info("data: the target answers %d prompts, kept in %s", len(prompts), kept.parent)
         made = answers(
-            target, prompts, max_new_tokens=wanted.max_new_tokens, sampling=sampling,
+            target.eager(), prompts, max_new_tokens=wanted.max_new_tokens, sampling=sampling,
             batch=wanted.batch,
         )  # fmt: skip
         quiet = not CONSOLE.is_terminal

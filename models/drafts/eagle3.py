@@ -76,6 +76,11 @@ class Eagle3Conf(DraftConf):
         theirs = target.config
         layers = self.layers or default_layers(target)
         target.check_layers(layers)
+        if (self.vocab_size or 0) > target.vocab_size:
+            raise UserError(
+                f"draft.vocab_size: must be at most the target's {target.vocab_size}, "
+                f"got {self.vocab_size}; null takes the target's"
+            )
         rope = dict(theirs.rope_parameters)
         if rope.get("rope_type", "default") not in ("default", "llama3"):
             rope = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
