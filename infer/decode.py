@@ -24,7 +24,8 @@ from models.sampling import SamplingConf, SamplingRule, gumbel
 from models.target import Seen, Target
 from models.tree import NO_TREE, Proposal, Tree, ancestors, depths
 
-SMALLEST_BUCKET = 32  # tokens; prompts are padded to the next power of two
+SMALLEST_BUCKET = 64  # tokens; prompts are padded to the next power of two: one graph each
+SMALLEST_SCRATCH = 32  # nodes a cache has room for at least: see SLOTS_STEP
 SLOTS_STEP = 64  # caches are rounded up to it, so that decoders of different trees share graphs
 
 
@@ -74,7 +75,7 @@ def _scores(rule: SamplingRule, logits: Tensor, noise: Tensor | None) -> Tensor:
 def prefill(
     target: Target, cache: StaticCache, layers: list[int], rule: SamplingRule,
     ids: Int[Tensor, "batch prompt"], lengths: Int[Tensor, " batch"],
-    row_ids: Int[Tensor, " batch"], depth: int,
+    row_ids: Int[Tensor, " batch"], ahead: int,
 ) -> tuple[Rows, Seen]:  # fmt: skip
     """Read the padded prompts; the first token of each row becomes its root."""
     count, slots = ids.shape[1], cache.keys[0].shape[2]
@@ -87,7 +88,7 @@ def prefill(
     logits = target.logits(seen.hidden.gather(1, last))
     first = _noise(rule, row_ids, lengths, 1, logits.shape[-1])
     root = _scores(rule, logits, first).argmax(-1)[:, 0]
-    noise = _noise(rule, row_ids, lengths + 1, depth + 1, logits.shape[-1])
+    noise = _noise(rule, row_ids, lengths + 1, ahead, logits.shape[-1])
     return Rows(
         row_ids=row_ids, lengths=lengths, root=root, active=lengths > 0, noise=noise
     ), seen  # fmt: skip
@@ -173,12 +174,14 @@ class Decoder:
         self.target, self.draft, self.tree = target, draft, tree
         self.rule, self.batch, self.slots = sampling.build(), batch, slots
         self.depth, self.nodes = tree.depth, tree.nodes
+        # positions to make noise for; without sampling none, so that all depths share a graph
+        self.ahead = 0 if self.rule.greedy else tree.depth + 1
         # all modes of an evaluation capture the same layers: they share graphs, none runs lighter
         self.layers = layers or (draft.needs.layers if draft else [])
         device = target.device
         self.place = device.torch_device
         # behind the last token: a round's nodes, and what it emits beyond the end
-        scratch = max(tree.nodes, tree.scratch) + tree.depth + 1
+        scratch = max(tree.nodes, tree.scratch, SMALLEST_SCRATCH) + tree.depth + 1
         held = -(-(slots + scratch) // SLOTS_STEP) * SLOTS_STEP
         self.cache = target.new_cache(batch, held)
         self.state = draft.new_state(batch, held) if draft else {}
@@ -205,7 +208,7 @@ class Decoder:
         began = time.perf_counter()
         ids, lengths, keys = self._pad(prompts, row_ids)
         rows, seen = self._prefill(
-            self.target, self.cache, self.layers, self.rule, ids, lengths, keys, self.depth
+            self.target, self.cache, self.layers, self.rule, ids, lengths, keys, self.ahead
         )
         first = rows.root.tolist()
         now = time.perf_counter()
@@ -255,7 +258,7 @@ class Decoder:
         """
         padded, lengths, keys = self._pad([prompt], [row_id])
         rows, seen = self._prefill(
-            self.target, self.cache, self.layers, self.rule, padded, lengths, keys, self.depth
+            self.target, self.cache, self.layers, self.rule, padded, lengths, keys, self.ahead
         )
         logits = self.target.logits(seen.hidden[:, len(prompt) - 1][:, None])
         first = _noise(self.rule, keys, lengths, 1, logits.shape[-1])
