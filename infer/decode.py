@@ -141,13 +141,9 @@ def verify(
     return after, along, accepted.ids, count, on_path
 
 
-def draft_start(
-    draft: Draft, state: State, tree: Tree, rule: SamplingRule,
-    ids: Tensor, rows: Rows, seen: Seen,
-) -> tuple[State, Proposal]:  # fmt: skip
-    """Show the draft the prompt and its first token, and take the first proposal."""
-    state = draft.start(state, ids, lengths=rows.lengths, first=rows.root, seen=seen)
-    return state, draft.propose(state, tree=tree, rule=rule, noise=rows.noise)
+def draft_start(draft: Draft, state: State, ids: Tensor, rows: Rows, seen: Seen) -> State:
+    """Show the draft the prompt and its first token."""
+    return draft.start(state, ids, lengths=rows.lengths, first=rows.root, seen=seen)
 
 
 def draft_round(
@@ -217,8 +213,9 @@ class Decoder:
             row.prefill_s = now - began
         proposal = self._empty()
         if self.draft is not None:
-            self.state, proposal = self._start(
-                self.draft, self.state, self.tree, self.rule, ids, rows, seen
+            self.state = self._start(self.draft, self.state, ids, rows, seen)
+            self.state, proposal = self._round(  # nothing new: the round's graph serves here too
+                self.draft, self.state, self.tree, self.rule, *self._nothing(seen, rows)
             )
         open_rows = self._open(done, stop, max_new_tokens)
         while open_rows:
@@ -293,6 +290,15 @@ class Decoder:
             ids[i, : len(prompt)] = torch.tensor(prompt)
             lengths[i], keys[i] = len(prompt), row_ids[i]
         return ids.to(self.place), lengths.to(self.place), keys.to(self.place)
+
+    def _nothing(self, seen: Seen, rows: Rows) -> tuple[Tensor, Tensor, Rows, Seen]:
+        """What `draft_round` is told where no token was emitted."""
+        ids = torch.zeros(self.batch, self.depth + 1, dtype=torch.int64, device=self.place)
+        blank = Seen(
+            hidden=seen.hidden.new_zeros(*ids.shape, seen.hidden.shape[-1]),
+            captured=seen.captured.new_zeros(*ids.shape, seen.captured.shape[-1]),
+        )
+        return ids, torch.zeros_like(rows.lengths), rows, blank
 
     def _empty(self) -> Proposal:
         none = torch.zeros(self.batch, 0, dtype=torch.int64, device=self.place)

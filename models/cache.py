@@ -28,18 +28,10 @@ class StaticCache(Cache):
         self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
         self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
         self.garbage = slots
-        self.slots_BT: Int[Tensor, "batch new"] | None = None
 
-    def update(
-        self, key_states: Float[Tensor, "b h t d"], value_states: Float[Tensor, "b h t d"],
-        layer_idx: int, *_args: object, **_kwargs: object,
-    ) -> tuple[Float[Tensor, "b h s d"], Float[Tensor, "b h s d"]]:  # fmt: skip
-        """Write at `slots_BT`, set by `Target.see`, and return every slot."""
-        assert self.slots_BT is not None
-        index = self.slots_BT[:, None, :, None].expand_as(key_states)
-        self.keys[layer_idx].scatter_(2, index, key_states)
-        self.values[layer_idx].scatter_(2, index, value_states)
-        return self.keys[layer_idx], self.values[layer_idx]
+    def layer(self, i: int, slots: Int[Tensor, "batch new"]) -> "LayerCache":
+        """What layer `i` is given: its own keys and values, to be written at `slots`."""
+        return LayerCache(self.keys[i], self.values[i], slots)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
         return 0  # positions are always given, so nothing is derived from this
@@ -47,9 +39,36 @@ class StaticCache(Cache):
     def move(self, source: Int[Tensor, "batch path"], to: Int[Tensor, "batch path"]) -> None:
         """Copy slots `source` to slots `to`, row by row, in every layer."""
         for stored in (*self.keys, *self.values):
-            index = (-1, stored.shape[1], -1, stored.shape[3])
-            path = stored.gather(2, source[:, None, :, None].expand(index))
-            stored.scatter_(2, to[:, None, :, None].expand(index), path)
+            stored[places(stored, to)] = stored[places(stored, source)]
+
+
+class LayerCache(Cache):
+    """One layer's part. It knows nothing of the others, so that all layers share one graph."""
+
+    def __init__(
+        self, keys: Float[Tensor, "b h s d"], values: Float[Tensor, "b h s d"],
+        slots: Int[Tensor, "b t"],
+    ):  # fmt: skip
+        self.layers = []
+        self.keys, self.values, self.slots = keys, values, slots
+
+    def update(
+        self, key_states: Float[Tensor, "b h t d"], value_states: Float[Tensor, "b h t d"],
+        *_args: object, **_kwargs: object,
+    ) -> tuple[Float[Tensor, "b h s d"], Float[Tensor, "b h s d"]]:  # fmt: skip
+        """Write at `slots` and return every slot."""
+        where = places(self.keys, self.slots)
+        self.keys[where], self.values[where] = key_states, value_states
+        return self.keys, self.values
+
+
+def places(
+    stored: Float[Tensor, "b h s d"], slots: Int[Tensor, "b t"]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Index of `slots` in every head. Inductor writes it in place; a scatter copies everything."""
+    rows = torch.arange(stored.shape[0], device=stored.device)[:, None, None]
+    heads = torch.arange(stored.shape[1], device=stored.device)[None, :, None]
+    return rows, heads, slots[:, None, :]
 
 
 def tree_mask(

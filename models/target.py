@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import torch
@@ -81,8 +82,11 @@ class Target:
         self.fingerprint = target_fingerprint(model)
         self.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer) if tokenizer else ""
         self._entering: dict[int, Tensor] = {}
+        self._writing: tuple[StaticCache, Tensor] | None = None  # and the slots to write at
+        forward = device.region(type(self.decoder.layers[0]).forward)
         for i, layer in enumerate(self.decoder.layers):
-            layer.register_forward_pre_hook(self._keeper(i), with_kwargs=True)
+            layer.forward = MethodType(forward, layer)
+            layer.register_forward_pre_hook(self._before(i), with_kwargs=True)
         self._check_head()
 
     @property
@@ -127,7 +131,8 @@ class Target:
     ) -> Seen:
         """One forward pass. With a cache, keys and values are written at `slots`."""
         if cache is not None:
-            cache.slots_BT = slots
+            assert slots is not None
+            self._writing = cache, slots
         hidden = self.decoder(
             input_ids=ids,
             position_ids=positions,
@@ -137,20 +142,25 @@ class Target:
         ).last_hidden_state
         captured = [self._entering[i] for i in layers]
         self._entering.clear()  # else a compiled graph would return every layer's input
+        self._writing = None
         return Seen(
             hidden=hidden, captured=torch.cat(captured, -1) if captured else hidden[..., :0]
         )
 
-    def _keeper(self, i: int) -> Callable:
-        """Keeps the tensor that enters layer i.
+    def _before(self, i: int) -> Callable:
+        """Keeps the tensor that enters layer i, and gives the layer its own part of the cache.
 
         transformers' own recorder cannot be traced: it holds its results in a context variable.
         """
 
-        def keep(_layer: nn.Module, args: tuple, kwargs: dict) -> None:
+        def enter(_layer: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
             self._entering[i] = args[0] if args else kwargs["hidden_states"]
+            if self._writing is not None:
+                cache, slots = self._writing
+                kwargs = kwargs | {"past_key_values": cache.layer(i, slots)}
+            return args, kwargs
 
-        return keep
+        return enter
 
     def check_layers(self, layers: list[int]) -> None:
         """Raises UserError unless each is the input of a layer, in increasing order."""

@@ -22,7 +22,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from models import checkpoint, vocab
-from models.cache import prompt_mask, tree_mask
+from models.cache import places, prompt_mask, tree_mask
 from models.drafts.base import Batch, Draft, DraftConf, Loss, Needs, State
 from models.errors import UserError
 from models.layers import RMSNorm, WideLayer, attend, attend_unrolled
@@ -361,9 +361,8 @@ class Eagle3Draft(Draft):
         """The layer over cached keys: writes at `slots`, reads through `mask`."""
         turn = self.rotary(hidden, positions)
         query, key, value = self.midlayer.project(self.embed_tokens(tokens), hidden, turn)
-        index = slots[:, None, :, None].expand_as(key)
-        state["keys"].scatter_(2, index, key)
-        state["values"].scatter_(2, index, value)
+        where = places(state["keys"], slots)
+        state["keys"][where], state["values"][where] = key, value
         attended = attend(query, state["keys"], state["values"], mask)
         return self.midlayer.finish(hidden, attended)
 
