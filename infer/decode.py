@@ -67,11 +67,6 @@ def _noise(
     return gumbel(rule.seed, rows_ids, 0, positions, tokens)
 
 
-def _scores(rule: SamplingRule, logits: Tensor, noise: Tensor | None) -> Tensor:
-    """What the target takes the largest of (the first of equals)."""
-    return logits.float() if noise is None else rule.warp(logits) + noise
-
-
 def prefill(
     target: Target, cache: StaticCache, layers: list[int], rule: SamplingRule,
     ids: Int[Tensor, "batch prompt"], lengths: Int[Tensor, " batch"],
@@ -87,7 +82,7 @@ def prefill(
     last = (lengths - 1).clamp_min(0)[:, None, None].expand(-1, 1, seen.hidden.shape[-1])
     logits = target.logits(seen.hidden.gather(1, last))
     first = _noise(rule, row_ids, lengths, 1, logits.shape[-1])
-    root = _scores(rule, logits, first).argmax(-1)[:, 0]
+    root = rule.scores(logits, first).argmax(-1)[:, 0]
     noise = _noise(rule, row_ids, lengths + 1, ahead, logits.shape[-1])
     return Rows(
         row_ids=row_ids, lengths=lengths, root=root, active=lengths > 0, noise=noise
@@ -116,7 +111,7 @@ def verify(
     noise = rows.noise
     if noise is not None:
         noise = noise.gather(1, depth_of[:, :, None].expand(-1, -1, noise.shape[-1]))
-    accepted = walk(proposal, _scores(rule, logits, noise).argmax(-1), depth)
+    accepted = walk(proposal, rule.scores(logits, noise).argmax(-1), depth)
     count = torch.where(rows.active, accepted.count, 0)
 
     step = torch.arange(1, depth + 1, device=ids.device)
@@ -259,14 +254,14 @@ class Decoder:
         )
         logits = self.target.logits(seen.hidden[:, len(prompt) - 1][:, None])
         first = _noise(self.rule, keys, lengths, 1, logits.shape[-1])
-        yield _scores(self.rule, logits, first)[0, 0]
+        yield self.rule.scores(logits, first)[0, 0]
         for token in ids[:-1]:
             rows.root = torch.full_like(rows.root, token)
             noise = rows.noise
             rows, *_, logits = self._verify(
                 self.target, self.cache, self.layers, self.rule, rows, self._empty(), self.depth
             )
-            yield _scores(self.rule, logits, noise)[0, 0]
+            yield self.rule.scores(logits, noise)[0, 0]
 
     @torch.no_grad()
     def verify_again(self) -> None:

@@ -73,17 +73,11 @@ class SamplingRule:
             scores = scores.masked_fill(unlikely.scatter(-1, order, unlikely), -math.inf)
         return scores
 
-
-def perturb(
-    scores: Float[Tensor, "batch nodes vocab"], noise: Float[Tensor, "batch nodes vocab"] | None
-) -> Float[Tensor, "batch nodes vocab"]:
-    """Scores whose argmax is the sampled token. A greedy rule has no noise."""
-    return scores if noise is None else scores + noise
-
-
-def choose(scores: Float[Tensor, "*rows vocab"]) -> Int[Tensor, "*rows"]:
-    """The token of each row: the highest score, the lowest id among equals."""
-    return scores.argmax(-1)
+    def scores(
+        self, logits: Float[Tensor, "*rows vocab"], noise: Float[Tensor, "*rows vocab"] | None
+    ) -> Float[Tensor, "*rows vocab"]:
+        """Their largest is the token, the lowest id among equals. Greedy rules have no noise."""
+        return self.warp(logits) if noise is None else self.warp(logits) + noise
 
 
 def gumbel(

@@ -328,11 +328,11 @@ class Eagle3Draft(Draft):
         used = level = 0
 
         def scores(hidden: Tensor, level: int) -> Tensor:
-            logits = rule.warp(self.lm_head(self.norm(hidden)))
+            logits = self.lm_head(self.norm(hidden))
             if noise is None:
-                return logits
+                return rule.scores(logits, None)
             here = noise[:, level] if kept is None else noise[:, level, kept]
-            return logits + here[:, None]
+            return rule.scores(logits, here[:, None].expand_as(logits))
 
         def expand(tokens: Tensor, above: Tensor) -> Tensor:
             nonlocal hidden, sees, used, level

@@ -1,0 +1,78 @@
+"""On the demo, speculative decoding says what `generate` of transformers says, token for token."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from data.prompts import EvalPrompt, held_out
+from infer.decode import Decoder
+from models.device import DeviceConf, DeviceName, Precision
+from models.drafts import load_draft
+from models.sampling import SamplingConf
+from models.target import Target, TargetConf
+from tests.tiny import chain, static, tree
+
+pytestmark = pytest.mark.slow
+NEW = 64
+TRAIN = (
+    "device=cpu", "device.precision=float32", "device.compile=false", "data.answers.prompts=96",
+    "data.answers.batch=96", "data.answers.max_new_tokens=64", "optim.steps=60",
+    "optim.batch_size=8", "eval_every=60", "eval_prompts=1", "evaluation.limit=1",
+    "evaluation.max_new_tokens=4",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    device = DeviceConf(name=DeviceName.cpu, precision=Precision.float32, compile=False)
+    return TargetConf().build(device.build())
+
+
+@pytest.fixture(scope="module")
+def prompts(target) -> list[EvalPrompt]:
+    return held_out(target.tokenizer, None, limit=None)
+
+
+@pytest.fixture(scope="module")
+def theirs(target, prompts) -> list[list[int]]:
+    """Answers of transformers, end of text and all."""
+    answers = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt.ids])
+        everything = torch.ones_like(ids)
+        done = target.model.generate(
+            ids, attention_mask=everything, max_new_tokens=NEW, do_sample=False
+        )
+        answers.append(done[0, len(prompt.ids) :].tolist())
+    return answers
+
+
+@pytest.fixture(scope="module")
+def draft(target, tmp_path_factory):
+    """Distilled for a minute: right often, not always."""
+    runs = tmp_path_factory.mktemp("runs")
+    command = [sys.executable, "-m", "train", *TRAIN, f"output_dir={runs}", "run_name=short"]
+    subprocess.run(command, cwd=Path(__file__).parents[2], check=True)
+    return load_draft(runs / "short" / "checkpoint", target)[1]
+
+
+@pytest.mark.parametrize("shape", [chain(4), static(), tree()], ids=["chain", "static", "dynamic"])
+def test_every_held_out_prompt_is_answered_as_by_transformers(
+    target, prompts, theirs, draft, shape
+):
+    slots = max(len(prompt.ids) for prompt in prompts) + NEW
+    decoder = Decoder(target, draft, shape, sampling=SamplingConf(), slots=slots)
+    done = [
+        decoder.decode(
+            [prompt.ids], row_ids=[prompt.row_id], max_new_tokens=NEW, eos_ids=target.eos_ids
+        )[0]
+        for prompt in prompts
+    ]
+    different = [p.id for p, d, t in zip(prompts, done, theirs, strict=True) if d.ids != t]
+    assert different == []
+    accepted = sum(sum(row.accepted) for row in done)
+    rounds = sum(len(row.accepted) for row in done)
+    assert 0.2 < accepted / rounds < shape.depth - 0.2  # else it would say nothing of trees
