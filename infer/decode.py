@@ -1,9 +1,9 @@
 """The static-shape decoding loop: prefill, then rounds of verify and draft.
 
-A round is two functions of tensors, each compiled to one graph: `verify` scores the proposed tree,
-walks it and moves the cache; `draft_round` tells the draft what was emitted and takes its next
-proposal. The host reads one small tensor a round. Autoregressive decoding is the same loop with an
-empty tree. The functions take everything they touch as arguments, so decoders share their graphs.
+A round is two functions of tensors, each compiled to one graph: `verify` scores the proposed tree
+and walks it; `draft_round` tells the draft what was emitted and takes its next proposal. The host
+reads one small tensor a round. Autoregressive decoding is the same loop with an empty tree. The
+functions take everything they touch as arguments, so decoders share their graphs.
 
 Axes: B rows, P padded prompt, N nodes, D deepest node, S slots, V vocabulary.
 """
@@ -17,12 +17,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from infer.verify import walk
-from models.cache import StaticCache, prompt_mask, tree_mask
+from models.cache import StaticCache, Write, prompt_mask, tree_mask
 from models.drafts.base import Draft, State
 from models.errors import UserError
 from models.sampling import SamplingConf, SamplingRule, gumbel
 from models.target import Seen, Target
-from models.tree import NO_TREE, Proposal, Tree, ancestors, depths
+from models.tree import NO_TREE, Proposal, Tree, TreeKind, ancestors, depths
 
 SMALLEST_BUCKET = 64  # tokens; prompts are padded to the next power of two: one graph each
 SMALLEST_SCRATCH = 32  # nodes a cache has room for at least: see SLOTS_STEP
@@ -49,6 +49,8 @@ class Rows:
     root: Int[Tensor, " batch"]
     active: Bool[Tensor, " batch"]
     noise: Float[Tensor, "batch ahead vocab"] | None  # of the depth + 1 positions behind the root
+    source: Int[Tensor, "batch moved"]  # slots of the last round's path, which the next pass moves
+    goal: Int[Tensor, "batch moved"]  # to these; none of a chain, which is in place already
 
 
 def bucket(length: int) -> int:
@@ -77,7 +79,7 @@ def prefill(
     rows = torch.arange(count, device=ids.device).expand_as(ids)
     seen = target.see(
         ids, positions=rows, mask=prompt_mask(lengths, count, slots),
-        layers=layers, cache=cache, slots=rows,
+        layers=layers, cache=cache, write=Write.at(rows),
     )  # fmt: skip
     last = (lengths - 1).clamp_min(0)[:, None, None].expand(-1, 1, seen.hidden.shape[-1])
     logits = target.logits(seen.hidden.gather(1, last))
@@ -85,7 +87,8 @@ def prefill(
     root = rule.scores(logits, first).argmax(-1)[:, 0]
     noise = _noise(rule, row_ids, lengths + 1, ahead, logits.shape[-1])
     return Rows(
-        row_ids=row_ids, lengths=lengths, root=root, active=lengths > 0, noise=noise
+        row_ids=row_ids, lengths=lengths, root=root, active=lengths > 0, noise=noise,
+        source=ids[:, :0], goal=ids[:, :0],
     ), seen  # fmt: skip
 
 
@@ -105,7 +108,11 @@ def verify(
     place = rows.lengths[:, None] + torch.arange(nodes, device=ids.device)
     seen = target.see(
         ids, positions=rows.lengths[:, None] + depth_of, mask=tree_mask(rows.lengths, sees, slots),
-        layers=layers, cache=cache, slots=torch.where(rows.active[:, None], place, cache.garbage),
+        layers=layers, cache=cache,
+        write=Write(
+            slots=torch.where(rows.active[:, None], place, cache.garbage),
+            source=rows.source, goal=rows.goal,
+        ),
     )  # fmt: skip
     logits = target.logits(seen.hidden)
     noise = rows.noise
@@ -114,12 +121,9 @@ def verify(
     accepted = walk(proposal, rule.scores(logits, noise).argmax(-1), depth)
     count = torch.where(rows.active, accepted.count, 0)
 
-    step = torch.arange(1, depth + 1, device=ids.device)
+    step = torch.arange(1, rows.source.shape[1] + 1, device=ids.device)
     moves = step < count[:, None]
-    if depth:
-        source = torch.where(moves, rows.lengths[:, None] + accepted.nodes[:, 1:], cache.garbage)
-        goal = torch.where(moves, rows.lengths[:, None] + step, cache.garbage)
-        cache.move(source, goal)
+    nodes_to_move = accepted.nodes[:, 1 : 1 + len(step)]
     path = accepted.nodes[:, :, None]
     along = Seen(
         hidden=seen.hidden.gather(1, path.expand(-1, -1, seen.hidden.shape[-1])),
@@ -131,6 +135,8 @@ def verify(
         row_ids=rows.row_ids, lengths=lengths, active=rows.active,
         root=torch.where(rows.active, last, rows.root),
         noise=_noise(rule, rows.row_ids, lengths + 1, depth + 1, logits.shape[-1]),
+        source=torch.where(moves, rows.lengths[:, None] + nodes_to_move, cache.garbage),
+        goal=torch.where(moves, rows.lengths[:, None] + step, cache.garbage),
     )  # fmt: skip
     on_path = logits.gather(1, path.expand(-1, -1, logits.shape[-1]))
     return after, along, accepted.ids, count, on_path
@@ -198,9 +204,7 @@ class Decoder:
         stop = set(eos_ids or [])
         began = time.perf_counter()
         ids, lengths, keys = self._pad(prompts, row_ids)
-        rows, seen = self._prefill(
-            self.target, self.cache, self.layers, self.rule, ids, lengths, keys, self.ahead
-        )
+        rows, seen = self._read(ids, lengths, keys)
         first = rows.root.tolist()
         now = time.perf_counter()
         for row, token in zip(done, first, strict=False):
@@ -249,9 +253,7 @@ class Decoder:
         Scores are what the rule takes the largest of: logits, or warped logits plus noise.
         """
         padded, lengths, keys = self._pad([prompt], [row_id])
-        rows, seen = self._prefill(
-            self.target, self.cache, self.layers, self.rule, padded, lengths, keys, self.ahead
-        )
+        rows, seen = self._read(padded, lengths, keys)
         logits = self.target.logits(seen.hidden[:, len(prompt) - 1][:, None])
         first = _noise(self.rule, keys, lengths, 1, logits.shape[-1])
         yield self.rule.scores(logits, first)[0, 0]
@@ -294,6 +296,15 @@ class Decoder:
             captured=seen.captured.new_zeros(*ids.shape, seen.captured.shape[-1]),
         )
         return ids, torch.zeros_like(rows.lengths), rows, blank
+
+    def _read(self, ids: Tensor, lengths: Tensor, keys: Tensor) -> tuple[Rows, Seen]:
+        """Prefill, which all trees share; then as many moves as this tree makes, to no effect."""
+        rows, seen = self._prefill(
+            self.target, self.cache, self.layers, self.rule, ids, lengths, keys, self.ahead
+        )
+        moved = 0 if self.tree.kind is TreeKind.chain else self.depth
+        rows.source = rows.goal = torch.full_like(ids[:, :moved], self.cache.garbage)
+        return rows, seen
 
     def _empty(self) -> Proposal:
         none = torch.zeros(self.batch, 0, dtype=torch.int64, device=self.place)

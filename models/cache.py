@@ -3,17 +3,37 @@
     slots:  [ committed 0 .. length-1 | scratch length .. length+nodes | free ...  | garbage ]
 
 The root and the nodes of a tree are written behind the committed tokens of each row, so a chain is
-in place already and only the accepted path of a tree moves: one gather, one scatter a layer.
+in place already and only the accepted path of a tree moves, at the beginning of the next pass.
 Rolling back is a smaller `length`: what lies behind it is masked and written over. Rows without
 work write to the garbage slot. All shapes are fixed at construction.
 
 Axes: B rows, H key-value heads, S slots, T new tokens, D head size.
 """
 
+from dataclasses import dataclass
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import Cache
+
+
+@dataclass(frozen=True, kw_only=True)
+class Write:
+    """What one pass does to the keys and values of every layer: it moves some, then writes its own.
+
+    The move is what the round before accepted of its tree. Done here, it is part of the layer's
+    one graph, and not hundreds of operations on the caches of all layers.
+    """
+
+    slots: Int[Tensor, "batch new"]
+    source: Int[Tensor, "batch path"]  # slots to be moved, at most the tree's depth; may be none
+    goal: Int[Tensor, "batch path"]  # where to; what stays moves from garbage to garbage
+
+    @classmethod
+    def at(cls, slots: Int[Tensor, "batch new"]) -> "Write":
+        """Write there, and move nothing."""
+        return cls(slots=slots, source=slots[:, :0], goal=slots[:, :0])
 
 
 class StaticCache(Cache):
@@ -29,35 +49,33 @@ class StaticCache(Cache):
         self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
         self.garbage = slots
 
-    def layer(self, i: int, slots: Int[Tensor, "batch new"]) -> "LayerCache":
-        """What layer `i` is given: its own keys and values, to be written at `slots`."""
-        return LayerCache(self.keys[i], self.values[i], slots)
+    def layer(self, i: int, write: "Write") -> "LayerCache":
+        """What layer `i` is given: its own keys and values, and what to do with them."""
+        return LayerCache(self.keys[i], self.values[i], write)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
         return 0  # positions are always given, so nothing is derived from this
-
-    def move(self, source: Int[Tensor, "batch path"], to: Int[Tensor, "batch path"]) -> None:
-        """Copy slots `source` to slots `to`, row by row, in every layer."""
-        for stored in (*self.keys, *self.values):
-            stored[places(stored, to)] = stored[places(stored, source)]
 
 
 class LayerCache(Cache):
     """One layer's part. It knows nothing of the others, so that all layers share one graph."""
 
     def __init__(
-        self, keys: Float[Tensor, "b h s d"], values: Float[Tensor, "b h s d"],
-        slots: Int[Tensor, "b t"],
-    ):  # fmt: skip
+        self, keys: Float[Tensor, "b h s d"], values: Float[Tensor, "b h s d"], write: Write
+    ):
         self.layers = []
-        self.keys, self.values, self.slots = keys, values, slots
+        self.keys, self.values, self.write = keys, values, write
 
     def update(
         self, key_states: Float[Tensor, "b h t d"], value_states: Float[Tensor, "b h t d"],
         *_args: object, **_kwargs: object,
     ) -> tuple[Float[Tensor, "b h s d"], Float[Tensor, "b h s d"]]:  # fmt: skip
-        """Write at `slots` and return every slot."""
-        where = places(self.keys, self.slots)
+        """Move what the last round kept, write what is new, and return every slot."""
+        if self.write.source.shape[1]:
+            source = places(self.keys, self.write.source)
+            goal = places(self.keys, self.write.goal)
+            self.keys[goal], self.values[goal] = self.keys[source], self.values[source]
+        where = places(self.keys, self.write.slots)
         self.keys[where], self.values[where] = key_states, value_states
         return self.keys, self.values
 

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from models.cache import StaticCache
+from models.cache import StaticCache, Write
 from models.checkpoint import target_fingerprint, tokenizer_fingerprint
 from models.device import Device
 from models.errors import UserError
@@ -82,7 +82,7 @@ class Target:
         self.fingerprint = target_fingerprint(model)
         self.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer) if tokenizer else ""
         self._entering: dict[int, Tensor] = {}
-        self._writing: tuple[StaticCache, Tensor] | None = None  # and the slots to write at
+        self._writing: tuple[StaticCache, Write] | None = None
         forward = device.region(type(self.decoder.layers[0]).forward)
         for i, layer in enumerate(self.decoder.layers):
             layer.forward = MethodType(forward, layer)
@@ -127,12 +127,12 @@ class Target:
         mask: Bool[Tensor, "batch 1 seq keys"],
         layers: list[int],
         cache: StaticCache | None = None,
-        slots: Int[Tensor, "batch seq"] | None = None,
+        write: Write | None = None,
     ) -> Seen:
-        """One forward pass. With a cache, keys and values are written at `slots`."""
+        """One forward pass. With a cache, keys and values go where `write` says."""
         if cache is not None:
-            assert slots is not None
-            self._writing = cache, slots
+            assert write is not None
+            self._writing = cache, write
         hidden = self.decoder(
             input_ids=ids,
             position_ids=positions,
@@ -156,8 +156,8 @@ class Target:
         def enter(_layer: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
             self._entering[i] = args[0] if args else kwargs["hidden_states"]
             if self._writing is not None:
-                cache, slots = self._writing
-                kwargs = kwargs | {"past_key_values": cache.layer(i, slots)}
+                cache, write = self._writing
+                kwargs = kwargs | {"past_key_values": cache.layer(i, write)}
             return args, kwargs
 
         return enter

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from models.cache import prompt_mask, tree_mask
+from models.cache import Write, prompt_mask, tree_mask
 from models.tree import ancestors, depths
 from tests.tiny import LAYERS
 
@@ -35,17 +35,21 @@ def read_prompts(target, cache, prompts, padded):
     lengths = torch.tensor([len(prompt) for prompt in prompts])
     place = torch.arange(padded).expand_as(ids)
     mask = prompt_mask(lengths, padded, cache.keys[0].shape[2])
-    seen = target.see(ids, positions=place, mask=mask, layers=LAYERS, cache=cache, slots=place)
+    seen = target.see(
+        ids, positions=place, mask=mask, layers=LAYERS, cache=cache, write=Write.at(place)
+    )
     return lengths, seen
 
 
-def read_tree(target, cache, lengths, ids, parents, *, active=True):
+def read_tree(target, cache, lengths, ids, parents, *, active=True, source=None, goal=None):
     sees = ancestors(parents)
     place = lengths[:, None] + torch.arange(ids.shape[1])
+    slots = place if active else torch.full_like(place, cache.garbage)
+    moves = source is not None
     return target.see(
         ids, positions=lengths[:, None] + depths(sees),
         mask=tree_mask(lengths, sees, cache.keys[0].shape[2]), layers=LAYERS, cache=cache,
-        slots=place if active else torch.full_like(place, cache.garbage),
+        write=Write(slots=slots, source=source, goal=goal) if moves else Write.at(slots),
     ).hidden  # fmt: skip
 
 
@@ -83,13 +87,16 @@ def test_every_node_sees_its_own_path_alone(target):
 
 @torch.no_grad()
 def test_an_accepted_path_is_as_if_it_alone_had_been_read(target):
-    """Nodes 0, 2 and 4 are accepted: moved behind the prompt, the others written over."""
+    """Nodes 0, 2 and 4 are accepted: the next pass moves them, and writes over the others."""
     cache = target.new_cache(1, SLOTS)
     lengths, _ = read_prompts(target, cache, [PROMPT], 8)
     read_tree(target, cache, lengths, TREE, PARENTS)
-    cache.move(lengths[:, None] + torch.tensor([[2, 4]]), lengths[:, None] + torch.tensor([[1, 2]]))
     text = [*PROMPT, 13, 22, 24]
-    hidden = read_tree(target, cache, lengths + 3, torch.tensor([[40, 41]]), torch.tensor([[-1]]))
+    hidden = read_tree(
+        target, cache, lengths + 3, torch.tensor([[40, 41]]), torch.tensor([[-1]]),
+        source=lengths[:, None] + torch.tensor([[2, 4]]),
+        goal=lengths[:, None] + torch.tensor([[1, 2]]),
+    )  # fmt: skip
     assert_same(hidden[0], plain(target, [*text, 40, 41])[-2:])
 
 
@@ -113,9 +120,14 @@ def test_rows_without_work_write_to_the_garbage_slot(target):
         assert not torch.equal(was[:, :, SLOTS], stored[:, :, SLOTS])
 
 
-def test_moving_reads_before_it_writes(target):
+def test_a_pass_moves_before_it_writes_and_reads_before_it_moves(target):
     cache = target.new_cache(2, 6)
     cache.keys[0][:] = torch.arange(7.0)[:, None]
-    cache.move(torch.tensor([[2, 3], [6, 6]]), torch.tensor([[1, 2], [6, 6]]))
-    assert cache.keys[0][0, 0, :, 0].tolist() == [0, 2, 3, 3, 4, 5, 6]
-    assert cache.keys[0][1, 0, :, 0].tolist() == [0, 1, 2, 3, 4, 5, 6]
+    write = Write(
+        slots=torch.tensor([[3], [6]]),
+        source=torch.tensor([[2, 3], [6, 6]]), goal=torch.tensor([[1, 2], [6, 6]]),
+    )  # fmt: skip
+    new = torch.full_like(cache.keys[0][:, :, :1], 9)
+    keys, _ = cache.layer(0, write).update(new, new)
+    assert keys[0, 0, :, 0].tolist() == [0, 2, 3, 9, 4, 5, 6]
+    assert keys[1, 0, :, 0].tolist() == [0, 1, 2, 3, 4, 5, 9]
