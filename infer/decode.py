@@ -303,7 +303,9 @@ class Decoder:
             self.target, self.cache, self.layers, self.rule, ids, lengths, keys, self.ahead
         )
         moved = 0 if self.tree.kind is TreeKind.chain else self.depth
-        rows.source = rows.goal = torch.full_like(ids[:, :moved], self.cache.garbage)
+        # two tensors: a graph made for one that is given twice would not serve later rounds
+        rows.source = torch.full_like(ids[:, :moved], self.cache.garbage)
+        rows.goal = rows.source.clone()
         return rows, seen
 
     def _empty(self) -> Proposal:

@@ -1,7 +1,6 @@
 """Train the demo's target: a small Qwen3 on the standard library's own code and documentation.
 
     python -m scripts.train_demo_target --minutes 52 --out outputs/demo_target
-    python -m scripts.train_demo_target --report --out outputs/demo_target
 
 The learning rate follows the share of the time budget that is used, so the same command gives the
 best model that a machine can reach in that time. An interrupted run goes on where it was.
@@ -12,12 +11,11 @@ import csv
 import math
 import shutil
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -25,19 +23,26 @@ from torch import Tensor, nn
 from torch import multiprocessing as mp
 from torch.nn import functional as F
 from transformers import (
-    AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedTokenizerFast,
     Qwen3ForCausalLM,
 )
 
 from data.demo.corpus import held_out_texts
-from data.demo.prompts import CATEGORIES, held_out_prompts
-from data.demo.recipe import MIXTURE, build_model, build_tokenizer, encode, texts_by_source
+from data.demo.recipe import (
+    MIXTURE,
+    NUM_LAYERS,
+    build_model,
+    build_tokenizer,
+    deepen,
+    encode,
+    texts_by_source,
+)
 
 MINUTES_BETWEEN_SNAPSHOTS = 5
 WARM_UP_STEPS = 100
 HELD_OUT_BATCHES = 4
+GROWTH = ((0.0, NUM_LAYERS // 4), (0.2, NUM_LAYERS // 2), (0.45, NUM_LAYERS))  # share of the time
 
 
 class Muon(torch.optim.Optimizer):
@@ -58,9 +63,9 @@ class Muon(torch.optim.Optimizer):
             for shape, params in shapes.items():
                 momenta = [self._momentum(param, group) for param in params]
                 mine = slice(dist.get_rank(), None, dist.get_world_size())
-                updates = torch.zeros(len(params), *shape)
+                updates = torch.zeros(len(params), *shape, device=params[0].device)
                 updates[mine] = orthogonalise(torch.stack(momenta[mine]))
-                dist.all_reduce(updates)
+                sum_over_workers(updates)
                 scale = group["lr"] * math.sqrt(max(1.0, shape[0] / shape[1]))
                 torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
                 torch._foreach_add_(params, list(updates.unbind()), alpha=-scale)
@@ -104,6 +109,11 @@ def lr_scale(step: int, used_share: float) -> float:
     return min(1.0, (step + 1) / WARM_UP_STEPS, max(0.0, (1 - used_share) / 0.3))
 
 
+def layers_at(used_share: float) -> int:
+    """How deep the model is by then: it is made deeper twice."""
+    return [layers for share, layers in GROWTH if used_share >= share][-1]
+
+
 def batches(
     streams: dict[str, np.ndarray], args: argparse.Namespace, seed: int
 ) -> Iterator[Tensor]:
@@ -122,7 +132,8 @@ def batches(
 
 def make_loss(model: Qwen3ForCausalLM) -> Callable[[Tensor], Tensor]:
     def loss_of(ids: Tensor) -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16):
+        ids = ids.to(model.device)
+        with torch.autocast(model.device.type, torch.bfloat16):
             hidden = model.model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
             logits = model.lm_head(hidden)
         return F.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten())
@@ -141,12 +152,19 @@ def held_out_loss(loss_of, stream: np.ndarray, args: argparse.Namespace) -> floa
     return float(mean_of_workers(torch.stack(losses).mean()))
 
 
+def sum_over_workers(value: Tensor) -> Tensor:
+    if dist.get_world_size() > 1:  # gloo, so on a CPU
+        dist.all_reduce(value)
+    return value
+
+
 def mean_of_workers(value: Tensor) -> Tensor:
-    dist.all_reduce(value)
-    return value / dist.get_world_size()
+    return sum_over_workers(value) / dist.get_world_size()
 
 
 def average_gradients(model: nn.Module) -> None:
+    if dist.get_world_size() == 1:
+        return
     grads = [param.grad for param in model.parameters()]
     flat = mean_of_workers(torch.cat([grad.flatten() for grad in grads]))
     for grad, part in zip(grads, flat.split([grad.numel() for grad in grads]), strict=True):
@@ -182,29 +200,53 @@ class Data:
     bytes_per_token: float
 
 
-def prepare(args: argparse.Namespace) -> Data:
-    """Tokenizer and streams of ids, made once for all workers."""
-    texts = texts_by_source(args.seed)
-    tokenizer = build_tokenizer(texts["code"] + texts["docs"])
-    streams = {source: encode(tokenizer, part) for source, part in texts.items()}
-    held_out = held_out_texts("code") + held_out_texts("docs")
-    stream = encode(tokenizer, held_out)
-    bytes_per_token = sum(len(text.encode()) for text in held_out) / len(stream)
+def prepare(folder: Path, seed: int) -> Data:
+    """Tokenizer and streams of ids, made once: `folder` may be taken to another machine."""
+    if not folder.exists():
+        texts = texts_by_source(seed)
+        tokenizer = build_tokenizer(texts["code"] + texts["docs"])
+        held_out = held_out_texts("code") + held_out_texts("docs")
+        streams = {source: encode(tokenizer, part) for source, part in texts.items()}
+        streams["held_out"] = encode(tokenizer, held_out)
+        num_bytes = sum(len(text.encode()) for text in held_out)
+        tokenizer.save_pretrained(folder)
+        np.savez(folder / "streams.npz", held_out_bytes=num_bytes, **streams)
+    streams = dict(np.load(folder / "streams.npz"))
+    num_bytes, held_out = int(streams.pop("held_out_bytes")), streams.pop("held_out")
     sizes = {source: len(ids) for source, ids in streams.items()}
-    print(f"tokens: {sizes}, held out: {len(stream)}", flush=True)
-    return Data(tokenizer, streams, held_out=stream, bytes_per_token=bytes_per_token)
+    print(f"tokens: {sizes}, held out: {len(held_out)}", flush=True)
+    return Data(
+        AutoTokenizer.from_pretrained(folder), streams, held_out=held_out,
+        bytes_per_token=num_bytes / len(held_out),
+    )  # fmt: skip
+
+
+def start_worker(rank: int, args: argparse.Namespace) -> torch.device:
+    """One thread for each of several workers, which no other process can stall; or one GPU."""
+    rendezvous = f"file://{args.out.resolve()}.rendezvous"
+    dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=args.workers)
+    if args.workers > 1:
+        torch.set_num_threads(1)
+    return torch.device("cuda" if args.workers == 1 and torch.cuda.is_available() else "cpu")
+
+
+def compile_layers(model: Qwen3ForCausalLM) -> None:
+    """One graph for all layers: they differ in nothing but their weights."""
+    for layer in model.model.layers:
+        layer.compile(dynamic=False)
 
 
 def train(rank: int, args: argparse.Namespace, data: Data) -> None:
-    """One worker of a data-parallel run: one thread each, which no other process can stall."""
-    torch.set_num_threads(1)
+    """One worker of a data-parallel run."""
+    device = start_worker(rank, args)
     torch.manual_seed(args.seed)
-    rendezvous = f"file://{args.out.resolve()}.rendezvous"
-    dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=args.workers)
-    model = build_model()
+    saved = torch.load(side_file(args, ".state"), map_location=device) if args.resume else None
+    model: Any = build_model(saved["layers"] if saved else layers_at(0.0))
+    model.to(device)
+    compile_layers(model)
     optimizers = build_optimizers(model)
-    step, minutes = load_state(args, model, optimizers) if args.resume else (0, 0.0)
-    loss_of = torch.compile(make_loss(model), dynamic=False)
+    step, minutes = load_state(saved, model, optimizers) if saved else (0, 0.0)
+    loss_of = make_loss(model)
     rows = batches(data.streams, args, seed=args.seed + step)
     if rank == 0:
         save_snapshot(model, data.tokenizer, args.out)
@@ -218,6 +260,10 @@ def train(rank: int, args: argparse.Namespace, data: Data) -> None:
     began, recent = time.monotonic() - 60 * minutes, []
     next_snapshot = minutes + args.first_snapshot
     while minutes < args.minutes:
+        if model.config.num_hidden_layers < layers_at(minutes / args.minutes):
+            model = deepen(model, layers_at(minutes / args.minutes))
+            compile_layers(model)
+            optimizers, loss_of = build_optimizers(model), make_loss(model)
         scale = lr_scale(step, minutes / args.minutes)
         for group in (group for optimizer in optimizers for group in optimizer.param_groups):
             group["lr"] = group["peak_lr"] * scale
@@ -285,82 +331,43 @@ def side_file(args: argparse.Namespace, suffix: str) -> Path:
 
 
 def save_state(args, model, optimizers, step: int, minutes: float) -> None:
-    saved = [optimizer.state_dict() for optimizer in optimizers]
-    state = {"model": model.state_dict(), "optimizers": saved, "step": step, "minutes": minutes}
+    state = {
+        "model": model.state_dict(), "layers": model.config.num_hidden_layers,
+        "optimizers": [optimizer.state_dict() for optimizer in optimizers],
+        "step": step, "minutes": minutes,
+    }  # fmt: skip
     torch.save(state, side_file(args, ".state.new"))
     side_file(args, ".state.new").replace(side_file(args, ".state"))
 
 
-def load_state(args, model, optimizers) -> tuple[int, float]:
-    state = torch.load(side_file(args, ".state"))
+def load_state(state: dict, model, optimizers) -> tuple[int, float]:
     model.load_state_dict(state["model"])
     for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
         optimizer.load_state_dict(saved)
     return state["step"], state["minutes"]
 
 
-@torch.no_grad()
-def report(args: argparse.Namespace) -> None:
-    """Print held-out bits a byte, loops of greedy continuations and a sample of each category."""
-    torch.set_num_threads(args.workers)
-    tokenizer = AutoTokenizer.from_pretrained(args.out)
-    model = AutoModelForCausalLM.from_pretrained(args.out, dtype=torch.float32)
-    for kind in ("code", "docs"):
-        texts = held_out_texts(kind)
-        stream = torch.from_numpy(encode(tokenizer, texts).astype(np.int64))
-        windows = stream[: len(stream) // 257 * 257].view(-1, 257)
-        loss = torch.stack([make_loss(model)(rows) for rows in windows.split(8)[:-1]]).mean()
-        bits = float(loss) / math.log(2) * len(stream) / sum(len(text.encode()) for text in texts)
-        print(f"held-out {kind}: {float(loss):.3f} nats a token, {bits:.3f} bits a byte")
-
-    answers = {category: [] for category in CATEGORIES}
-    for prompt in held_out_prompts():
-        inputs = tokenizer(prompt.text, return_tensors="pt").input_ids
-        ids = model.generate(inputs, max_new_tokens=96, do_sample=False)[0, inputs.shape[1] :]
-        answers[prompt.category].append((prompt, ids.tolist()))
-    for category, pairs in answers.items():
-        looping = sum(loops(ids) for _, ids in pairs)
-        print(f"\n{category}: {looping} of {len(pairs)} loop")
-        for prompt, ids in pairs[:3]:
-            print(f"--- {prompt.id}\n{prompt.text}<<<{tokenizer.decode(ids)}>>>")
-    plot(args)
-
-
-def loops(ids: list[int], length: int = 8, times: int = 3) -> bool:
-    grams = Counter(tuple(ids[i : i + length]) for i in range(len(ids) - length + 1))
-    return max(grams.values(), default=0) >= times
-
-
-def plot(args: argparse.Namespace) -> None:
-    """The loss curve beside the log, as an SVG."""
-    rows = np.genfromtxt(side_file(args, ".csv"), delimiter=",", names=True)
-    figure, axes = plt.subplots(figsize=(6, 3), layout="constrained")
-    for name in ("train_loss", "held_out_loss"):
-        axes.plot(rows["tokens"] / 1e6, rows[name], label=name.replace("_", " "))
-    axes.set(xlabel="million tokens", ylabel="nats a token", ylim=(1.5, 6))
-    axes.legend()
-    figure.savefig(side_file(args, ".svg"), metadata={"Date": None})
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=52, help="budget, compilation not counted")
     parser.add_argument("--out", type=Path, default=Path("outputs/demo_target"))
-    parser.add_argument("--workers", type=int, default=3, help="processes of one thread each")
+    parser.add_argument(
+        "--workers",
+        type=int,
+        default=3,
+        help="processes of one thread each; 1 takes a GPU if there is one",
+    )
     parser.add_argument("--batch", type=int, default=8, help="windows a worker and step")
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--log-every", type=int, default=50, help="steps")
     parser.add_argument("--first-snapshot", type=float, default=1, help="minutes")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--resume", action="store_true")
-    parser.add_argument("--report", action="store_true", help="measure what was trained")
     args = parser.parse_args()
-    if args.report:
-        report(args)
-        return
     args.out.parent.mkdir(parents=True, exist_ok=True)
     side_file(args, ".rendezvous").unlink(missing_ok=True)
-    mp.spawn(train, args=(args, prepare(args)), nprocs=args.workers)
+    data = prepare(side_file(args, ".data"), args.seed)
+    mp.spawn(train, args=(args, data), nprocs=args.workers)
 
 
 if __name__ == "__main__":

@@ -16,10 +16,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch import multiprocessing as mp
 from torch.nn import functional as F
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from data.demo.recipe import encode, texts_by_source
-from scripts.train_demo_target import average_gradients, batches, make_loss, save_snapshot
+from scripts.train_demo_target import (
+    average_gradients,
+    batches,
+    make_loss,
+    prepare,
+    save_snapshot,
+    start_worker,
+)
 
 PEAK_LR = 3e-4
 WARM_UP_STEPS = 10
@@ -29,10 +35,8 @@ PROMPT_TOKENS, NEW_TOKENS = 24, 96
 
 def unloop(rank: int, args: argparse.Namespace, streams: dict) -> None:
     """One worker of a data-parallel run, as in the first stage."""
-    torch.set_num_threads(1)
-    rendezvous = f"file://{args.out.resolve()}.rendezvous"
-    dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=args.workers)
-    model = AutoModelForCausalLM.from_pretrained(args.source, dtype=torch.float32)
+    device = start_worker(rank, args)
+    model = AutoModelForCausalLM.from_pretrained(args.source, dtype=torch.float32).to(device)
     likelihood_loss = make_loss(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, betas=(0.9, 0.95), weight_decay=0.0)
     rows = batches(streams, args, seed=args.seed)
@@ -43,7 +47,7 @@ def unloop(rank: int, args: argparse.Namespace, streams: dict) -> None:
     while share < 1:
         scale = min((step + 1) / WARM_UP_STEPS, 1 - share)
         optimizer.param_groups[0]["lr"] = PEAK_LR * scale
-        written = continue_greedily(model, next(prompts)[:, :PROMPT_TOKENS])
+        written = continue_greedily(model, next(prompts)[:, :PROMPT_TOKENS].to(device))
         unlikely, repeated = unlikelihood_loss(model, written)
         likely = likelihood_loss(next(rows))
         optimizer.zero_grad()
@@ -64,7 +68,7 @@ def unloop(rank: int, args: argparse.Namespace, streams: dict) -> None:
 
 @torch.no_grad()
 def continue_greedily(model: nn.Module, prompts: Tensor) -> Tensor:
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(model.device.type, torch.bfloat16):
         everything = torch.ones_like(prompts)
         return model.generate(
             prompts, attention_mask=everything, max_new_tokens=NEW_TOKENS, do_sample=False
@@ -73,7 +77,7 @@ def continue_greedily(model: nn.Module, prompts: Tensor) -> Tensor:
 
 def unlikelihood_loss(model: nn.Module, written: Tensor) -> tuple[Tensor, float]:
     """Mean over written tokens of -log(1 - p) where they repeat; and the share that does."""
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(model.device.type, torch.bfloat16):
         logits = model(input_ids=written[:, :-1], use_cache=False).logits
     loss = F.cross_entropy(logits.float().flatten(0, 1), written[:, 1:].flatten(), reduction="none")
     probs = torch.exp(-loss).view(len(written), -1)
@@ -85,7 +89,7 @@ def unlikelihood_loss(model: nn.Module, written: Tensor) -> tuple[Tensor, float]
 
 def repeated_grams(written: Tensor) -> Tensor:
     """Where a token ends an n-gram that was written before, up to the end of the text."""
-    repeats = torch.zeros_like(written, dtype=torch.bool)
+    repeats = torch.zeros(written.shape, dtype=torch.bool)
     for row, ids in enumerate(written.tolist()):
         seen = set()
         for end in range(PROMPT_TOKENS + GRAM, len(ids) + 1):
@@ -94,11 +98,7 @@ def repeated_grams(written: Tensor) -> Tensor:
                 break
             repeats[row, end - 1] = gram in seen
             seen.add(gram)
-    return repeats
-
-
-def streams_for(tokenizer: PreTrainedTokenizerFast, seed: int) -> dict:
-    return {source: encode(tokenizer, part) for source, part in texts_by_source(seed).items()}
+    return repeats.to(written.device)
 
 
 def main() -> None:
@@ -106,15 +106,16 @@ def main() -> None:
     parser.add_argument("--source", type=Path, default=Path("outputs/demo_target"))
     parser.add_argument("--out", type=Path, default=Path("outputs/demo_unlooped"))
     parser.add_argument("--minutes", type=float, default=8)
-    parser.add_argument("--workers", type=int, default=3, help="processes of one thread each")
+    parser.add_argument("--data", type=Path, help="the folder of ids that the first stage made")
+    parser.add_argument("--workers", type=int, default=3, help="as in the first stage")
     parser.add_argument("--batch", type=int, default=12, help="texts a worker and step, twice")
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--weight", type=float, default=1.0, help="of the unlikelihood")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     Path(f"{args.out}.rendezvous").unlink(missing_ok=True)
-    tokenizer = AutoTokenizer.from_pretrained(args.source)
-    mp.spawn(unloop, args=(args, streams_for(tokenizer, seed=0)), nprocs=args.workers)
+    data = prepare(args.data or args.source.with_name(args.source.name + ".data"), seed=0)
+    mp.spawn(unloop, args=(args, data.streams), nprocs=args.workers)
 
 
 if __name__ == "__main__":

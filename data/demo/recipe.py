@@ -6,6 +6,7 @@
 import math
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from data.demo.corpus import training_texts
 from data.demo.structured import structured_texts
 
 VOCAB_SIZE = 4096
+NUM_LAYERS = 48
 SPECIAL_TOKENS = ["<|endoftext|>", "<|user|>", "<|assistant|>"]
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -26,7 +28,7 @@ CHAT_TEMPLATE = (
     "{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}"
 )
-MIXTURE = {"code": 0.6, "docs": 0.22, "tests": 0.12, "structured": 0.06}  # shares of the tokens
+MIXTURE = {"code": 0.47, "docs": 0.2, "tests": 0.28, "structured": 0.05}  # shares of the tokens
 STRUCTURED_TEXTS = 20_000
 CONVERSATIONS = 3_000
 
@@ -83,15 +85,15 @@ def build_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
     )
 
 
-def build_model() -> Qwen3ForCausalLM:
+def build_model(num_layers: int = NUM_LAYERS) -> Qwen3ForCausalLM:
     """Deep and narrow, so that one layer costs little of the whole."""
     model = Qwen3ForCausalLM(
         Qwen3Config(
             vocab_size=VOCAB_SIZE,
-            hidden_size=96,
-            num_hidden_layers=24,
-            num_attention_heads=3,
-            num_key_value_heads=3,
+            hidden_size=64,
+            num_hidden_layers=num_layers,
+            num_attention_heads=2,
+            num_key_value_heads=2,
             head_dim=32,
             intermediate_size=256,
             max_position_embeddings=2048,
@@ -106,8 +108,27 @@ def build_model() -> Qwen3ForCausalLM:
     with torch.no_grad():  # GPT-2's rule: the residual stream keeps its size with depth
         for name, param in model.named_parameters():
             if name.endswith(("o_proj.weight", "down_proj.weight")):
-                param.div_(math.sqrt(2 * model.config.num_hidden_layers))
+                param.div_(math.sqrt(2 * NUM_LAYERS))
     return model
+
+
+def deepen(model: Qwen3ForCausalLM, num_layers: int) -> Qwen3ForCausalLM:
+    """A deeper model that starts as copies of the shallow one's layers, in their order.
+
+    A shallow model learns most of what it can in a fraction of the time (stacking, Du et al.,
+    arXiv 2405.15319).
+    """
+    deeper: Any = build_model(num_layers)
+    old, new = model.state_dict(), {}
+    count = model.config.num_hidden_layers
+    for name in deeper.state_dict():
+        parts = name.split(".")
+        if "layers" in parts:
+            place = parts.index("layers") + 1
+            parts[place] = str(int(parts[place]) % count)
+        new[name] = old[".".join(parts)]
+    deeper.load_state_dict(new)
+    return deeper.to(model.device)
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> np.ndarray:
