@@ -303,9 +303,10 @@ class Decoder:
             self.target, self.cache, self.layers, self.rule, ids, lengths, keys, self.ahead
         )
         moved = 0 if self.tree.kind is TreeKind.chain else self.depth
-        # two tensors: a graph made for one that is given twice would not serve later rounds
-        rows.source = torch.full_like(ids[:, :moved], self.cache.garbage)
-        rows.goal = rows.source.clone()
+        # two tensors, laid out as verify lays them out: else the first round has its own graph
+        rows.source, rows.goal = (
+            torch.full((self.batch, moved), self.cache.garbage, device=self.place) for _ in range(2)
+        )
         return rows, seen
 
     def _empty(self) -> Proposal:
