@@ -6,7 +6,7 @@ which is Hugging Face's `hidden_states[i]` and vLLM's `eagle_aux_hidden_state_la
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from types import MethodType
@@ -30,6 +30,14 @@ class Seen:
 
     hidden: Float[Tensor, "batch seq hidden"]  # after the final norm: what the head reads
     captured: Float[Tensor, "batch seq captured"]  # the captured layers side by side, low to high
+
+
+@dataclass(kw_only=True)
+class _Pass:
+    """What the layers' hooks take and leave. Copies of a target share it, as they share layers."""
+
+    entering: dict[int, Tensor] = field(default_factory=dict)
+    writing: tuple[StaticCache, Write] | None = None
 
 
 @dataclass(kw_only=True)
@@ -81,8 +89,7 @@ class Target:
         self.parameters = sum(p.numel() for p in model.parameters())
         self.fingerprint = target_fingerprint(model)
         self.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer) if tokenizer else ""
-        self._entering: dict[int, Tensor] = {}
-        self._writing: tuple[StaticCache, Write] | None = None
+        self._pass = _Pass()
         forward = device.region(type(self.decoder.layers[0]).forward)
         for i, layer in enumerate(self.decoder.layers):
             layer.forward = MethodType(forward, layer)
@@ -132,7 +139,7 @@ class Target:
         """One forward pass. With a cache, keys and values go where `write` says."""
         if cache is not None:
             assert write is not None
-            self._writing = cache, write
+            self._pass.writing = cache, write
         hidden = self.decoder(
             input_ids=ids,
             position_ids=positions,
@@ -140,9 +147,9 @@ class Target:
             past_key_values=cache,
             use_cache=cache is not None,
         ).last_hidden_state
-        captured = [self._entering[i] for i in layers]
-        self._entering.clear()  # else a compiled graph would return every layer's input
-        self._writing = None
+        captured = [self._pass.entering[i] for i in layers]
+        self._pass.entering.clear()  # else a compiled graph would return every layer's input
+        self._pass.writing = None
         return Seen(
             hidden=hidden, captured=torch.cat(captured, -1) if captured else hidden[..., :0]
         )
@@ -154,9 +161,9 @@ class Target:
         """
 
         def enter(_layer: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-            self._entering[i] = args[0] if args else kwargs["hidden_states"]
-            if self._writing is not None:
-                cache, write = self._writing
+            self._pass.entering[i] = args[0] if args else kwargs["hidden_states"]
+            if self._pass.writing is not None:
+                cache, write = self._pass.writing
                 kwargs = kwargs | {"past_key_values": cache.layer(i, write)}
             return args, kwargs
 
