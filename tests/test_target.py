@@ -60,7 +60,7 @@ def test_the_target_is_frozen_and_capturing_nothing_keeps_nothing(target):
     mask = torch.ones(1, 1, 2, 2, dtype=torch.bool).tril()
     seen = target.see(ids, positions=torch.arange(2)[None], mask=mask, layers=[])
     assert seen.captured.shape == (1, 2, 0)
-    assert target._entering == {}
+    assert target._pass.entering == {}
 
 
 @pytest.mark.parametrize(("eos", "ids"), [(None, []), (3, [3]), ([3, 4], [3, 4])])
