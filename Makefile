@@ -14,7 +14,7 @@ READY  := $(VENV)/.ready
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(READY)  ## distil a draft for the embedded target and print what it gains (CPU, about 10 minutes)
+demo: $(READY)  ## distil a draft for the embedded target and print what it gains (CPU, 8 to 12 minutes)
 	@echo "demo: python -m train"
 	@$(BIN)/python -m train
 
