@@ -49,7 +49,7 @@ class StaticCache(Cache):
         self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
         self.garbage = slots
 
-    def layer(self, i: int, write: "Write") -> "LayerCache":
+    def layer(self, i: int, write: Write) -> "LayerCache":
         """What layer `i` is given: its own keys and values, and what to do with them."""
         return LayerCache(self.keys[i], self.values[i], write)
 

@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
 import torch
 import torch._dynamo  # counters live here; importing it compiles nothing
@@ -16,8 +15,6 @@ import torch._dynamo  # counters live here; importing it compiles nothing
 from models.errors import UserError
 
 log = logging.getLogger(__name__)
-# moving the cache of every layer gives Inductor hundreds of pairs to weigh: half of its time
-FEW_FUSIONS: dict[str, Any] = {"max_fusion_buffer_group_pairwise_attempts": 4}
 GRAPHS_A_FUNCTION = 64  # prompt buckets x tree shapes; torch's own limit is 8, then it refuses
 
 
@@ -54,10 +51,7 @@ class Device:
         if not self.compiles:
             return function
         torch._dynamo.config.recompile_limit = GRAPHS_A_FUNCTION
-        return torch.compile(
-            function, fullgraph=True, dynamic=False, backend=self.backend,
-            options=FEW_FUSIONS if self.backend == "inductor" else None,
-        )  # fmt: skip
+        return torch.compile(function, fullgraph=True, dynamic=False, backend=self.backend)
 
     def region(self, function: Callable) -> Callable:
         """A part that occurs many times in a graph and is compiled once, where that can be had."""

@@ -9,7 +9,7 @@ from models.drafts.base import Batch
 from models.drafts.eagle3 import Eagle3Conf, Eagle3Draft
 from models.losses import LossConf
 from models.sampling import SamplingConf
-from models.target import Target
+from models.target import Target, TargetConf
 from models.tree import TreeConf, TreeKind
 
 CPU = Device(name="cpu", torch_device=torch.device("cpu"), dtype=torch.float32, compiles=False)
@@ -41,6 +41,11 @@ def tiny_target(*, seed: int, device: Device = CPU, sharpness: float = 12.0) -> 
         model.lm_head.weight[0] = 0.0
     model.to(device.dtype)
     return Target(model, tiny_tokenizer(), name="tiny", device=device)
+
+
+def demo_target() -> Target:
+    """The demo's own, in fp32 and eager: what others are compared with."""
+    return TargetConf().build(CPU)
 
 
 def new_draft(target: Target, **conf) -> Eagle3Draft:

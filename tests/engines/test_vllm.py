@@ -16,12 +16,12 @@ import torch
 
 from data.prompts import EvalPrompt, held_out
 from infer.decode import Decoded, Decoder
-from models.device import DeviceConf, DeviceName, Precision
 from models.drafts import load_draft
 from models.losses import LossConf
 from models.sampling import SamplingConf
-from models.target import DEMO, Target, TargetConf
+from models.target import DEMO, Target
 from models.tree import TreeConf, TreeKind
+from tests.tiny import demo_target
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 ENGINES = Path(os.environ.get("ENGINES", ROOT / ".venv-engines"))
@@ -50,8 +50,7 @@ TRAIN = [
 
 @pytest.fixture(scope="module")
 def target() -> Target:
-    device = DeviceConf(name=DeviceName.cpu, precision=Precision.float32, compile=False)
-    return TargetConf().build(device.build())
+    return demo_target()
 
 
 @pytest.fixture(scope="module")

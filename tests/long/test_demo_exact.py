@@ -9,11 +9,10 @@ import torch
 
 from data.prompts import EvalPrompt, held_out
 from infer.decode import Decoder
-from models.device import DeviceConf, DeviceName, Precision
 from models.drafts import load_draft
 from models.sampling import SamplingConf
-from models.target import Target, TargetConf
-from tests.tiny import chain, static, tree
+from models.target import Target
+from tests.tiny import chain, demo_target, static, tree
 
 pytestmark = pytest.mark.slow
 NEW = 64
@@ -27,8 +26,7 @@ TRAIN = (
 
 @pytest.fixture(scope="module")
 def target() -> Target:
-    device = DeviceConf(name=DeviceName.cpu, precision=Precision.float32, compile=False)
-    return TargetConf().build(device.build())
+    return demo_target()
 
 
 @pytest.fixture(scope="module")
