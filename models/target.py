@@ -137,6 +137,8 @@ class Target:
         write: Write | None = None,
     ) -> Seen:
         """One forward pass. With a cache, keys and values go where `write` says."""
+        # always a new dict: a graph must not depend on what other callers of the layers left in it
+        self._pass.entering = {}
         if cache is not None:
             assert write is not None
             self._pass.writing = cache, write
@@ -148,7 +150,7 @@ class Target:
             use_cache=cache is not None,
         ).last_hidden_state
         captured = [self._pass.entering[i] for i in layers]
-        self._pass.entering.clear()  # else a compiled graph would return every layer's input
+        self._pass.entering = {}  # else a compiled graph would return every layer's input
         self._pass.writing = None
         return Seen(
             hidden=hidden, captured=torch.cat(captured, -1) if captured else hidden[..., :0]
