@@ -26,6 +26,9 @@ from models.tree import NO_TREE, Proposal, Tree, TreeKind, ancestors, depths
 
 SMALLEST_BUCKET = 64  # tokens; prompts are padded to the next power of two: one graph each
 SMALLEST_SCRATCH = 32  # nodes a cache has room for at least: see SLOTS_STEP
+# Parts of the arguments of prefill and verify. Two others tell which they are, and are checked: the
+# target's fingerprint and the cache's number of slots.
+SETTLED = ("target.decoder.", "cache.keys[", "cache.values[")
 SLOTS_STEP = 64  # caches are rounded up to it, so that decoders of different trees share graphs
 
 
@@ -75,7 +78,7 @@ def prefill(
     row_ids: Int[Tensor, " batch"], ahead: int,
 ) -> tuple[Rows, Seen]:  # fmt: skip
     """Read the padded prompts; the first token of each row becomes its root."""
-    count, slots = ids.shape[1], cache.keys[0].shape[2]
+    count, slots = ids.shape[1], cache.garbage + 1
     rows = torch.arange(count, device=ids.device).expand_as(ids)
     seen = target.see(
         ids, positions=rows, mask=prompt_mask(lengths, count, slots),
@@ -102,7 +105,7 @@ def verify(
     count, and the logits behind each node of the path.
     """
     ids = torch.cat([rows.root[:, None], proposal.ids], 1)
-    nodes, slots = ids.shape[1], cache.keys[0].shape[2]
+    nodes, slots = ids.shape[1], cache.garbage + 1
     sees = ancestors(proposal.parents)
     depth_of = depths(sees)
     place = rows.lengths[:, None] + torch.arange(nodes, device=ids.device)
@@ -182,7 +185,8 @@ class Decoder:
         held = -(-(slots + scratch) // SLOTS_STEP) * SLOTS_STEP
         self.cache = target.new_cache(batch, held)
         self.state = draft.new_state(batch, held) if draft else {}
-        self._prefill, self._verify = device.compile(prefill), device.compile(verify)
+        self._prefill = device.compile(prefill, settled=SETTLED)
+        self._verify = device.compile(verify, settled=SETTLED)
         self._start, self._round = device.compile(draft_start), device.compile(draft_round)
 
     @torch.no_grad()

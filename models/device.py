@@ -5,9 +5,10 @@ import logging
 import os
 import platform
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 import torch
 import torch._dynamo  # counters live here; importing it compiles nothing
@@ -46,12 +47,24 @@ class Device:
     compiles: bool
     backend: str = "inductor"
 
-    def compile(self, function: Callable) -> Callable:
-        """One static graph without breaks where compiling is on, else the function itself."""
+    def compile(self, function: Callable, *, settled: tuple[str, ...] = ()) -> Callable:
+        """One static graph without breaks where compiling is on, else the function itself.
+
+        Before each call PyTorch makes sure that all the function has read is as it was. What lies
+        below the `settled` names cannot change and is left out: for the 530 weights of a deep
+        target the check takes as long as a quarter of a step.
+        """
         if not self.compiles:
             return function
+
+        def checked(guards: Sequence[Any]) -> list[bool]:
+            return [not guard.name.startswith(settled) for guard in guards]
+
         torch._dynamo.config.recompile_limit = GRAPHS_A_FUNCTION
-        return torch.compile(function, fullgraph=True, dynamic=False, backend=self.backend)
+        options = {"guard_filter_fn": checked} if settled else None
+        return torch.compile(
+            function, fullgraph=True, dynamic=False, backend=self.backend, options=options
+        )
 
     def region(self, function: Callable) -> Callable:
         """A part that occurs many times in a graph and is compiled once, where that can be had."""

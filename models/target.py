@@ -137,6 +137,7 @@ class Target:
         write: Write | None = None,
     ) -> Seen:
         """One forward pass. With a cache, keys and values go where `write` says."""
+        assert self.fingerprint  # read, so that a compiled graph knows whose it is
         # always a new dict: a graph must not depend on what other callers of the layers left in it
         self._pass.entering = {}
         if cache is not None:

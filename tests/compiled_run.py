@@ -129,6 +129,20 @@ def measure(
     }
 
 
+def keeps_apart(backend: str, texts: list[list[int]]) -> bool:
+    """Whether a target that differs by a constant alone is decoded by graphs of its own."""
+    compiled = replace(CPU, compiles=True, backend=backend)
+    targets = [tiny_target(seed=0, device=compiled, eps=eps) for eps in (1e-6, 1.0)]
+    answers = []
+    for device in (compiled, CPU):
+        for target in targets:
+            target.device = device
+            decoder = Decoder(target, sampling=SamplingConf(), slots=max(LENGTHS) + NEW)
+            answers.append([row.ids for row in decode(decoder, texts)])
+    first, second, *eager = answers
+    return first != second and [first, second] == eager
+
+
 def main(backend: str, count: str, *names: str) -> None:
     torch.set_num_threads(1)
     target = tiny_target(seed=0)
@@ -136,7 +150,9 @@ def main(backend: str, count: str, *names: str) -> None:
     found = {
         name: measure(name, backend, prompts()[: int(count)], target, drafts) for name in names
     }
-    print(json.dumps({"modes": found, "breaks": dict(counters["graph_break"])}))  # noqa: T201
+    breaks = dict(counters["graph_break"])
+    apart = keeps_apart(backend, prompts()[:4])
+    print(json.dumps({"modes": found, "breaks": breaks, "keeps_apart": apart}))  # noqa: T201
 
 
 if __name__ == "__main__":

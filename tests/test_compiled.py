@@ -28,6 +28,7 @@ def run(backend: str, count: int, *names: str) -> dict:
 def promises(found: dict):
     """Prompts of `count` different lengths; an untrained and a trained draft share their graphs."""
     assert found["breaks"] == {}
+    assert found["keeps_apart"]  # two targets, though their weights are not checked at each call
     for name, mode in found["modes"].items():
         assert mode["graphs"] > 0, name
         assert mode["added"] == 0, name

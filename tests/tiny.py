@@ -27,13 +27,15 @@ def tiny_tokenizer(words: int = VOCAB) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="end", pad_token="end")
 
 
-def tiny_target(*, seed: int, device: Device = CPU, sharpness: float = 12.0) -> Target:
+def tiny_target(
+    *, seed: int, device: Device = CPU, sharpness: float = 12.0, eps: float = 1e-6
+) -> Target:
     torch.manual_seed(seed)
     config = Qwen3Config(
         vocab_size=VOCAB, hidden_size=32, num_hidden_layers=6, num_attention_heads=2,
         num_key_value_heads=1, head_dim=16, intermediate_size=64, max_position_embeddings=256,
         tie_word_embeddings=False, eos_token_id=0, pad_token_id=0, bos_token_id=None,
-        initializer_range=0.15,
+        initializer_range=0.15, rms_norm_eps=eps,
     )  # fmt: skip
     model = Qwen3ForCausalLM(config)
     with torch.no_grad():
