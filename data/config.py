@@ -73,6 +73,7 @@ class DataConf:
     length: int = 512  # tokens of a packed row
     limit: int | None = None  # rows to read; None = all
     seed: int = 0  # of the order
+    keep_features: bool = False  # of all rows, in memory: later epochs need no target pass
     answers: AnswersConf = field(default_factory=AnswersConf)  # source=demo only
 
     def __post_init__(self) -> None:

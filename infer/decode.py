@@ -19,6 +19,7 @@ from torch import Tensor
 from infer.verify import walk
 from models.cache import StaticCache, Write, prompt_mask, tree_mask
 from models.drafts.base import Draft, State
+from models.drafts.mixed import MixedDraft
 from models.errors import UserError
 from models.sampling import SamplingConf, SamplingRule, gumbel
 from models.target import Seen, Target
@@ -171,17 +172,19 @@ class Decoder:
                 f"tree.depth: must be at most the {draft.max_depth} tokens that the draft can "
                 f"propose, got {tree.depth}; lower tree.depth or raise draft.max_depth"
             )
+        if draft is not None and tree.copied:
+            draft = MixedDraft(draft)
         self.target, self.draft, self.tree = target, draft, tree
         self.rule, self.batch, self.slots = sampling.build(), batch, slots
-        self.depth, self.nodes = tree.depth, tree.nodes
+        self.depth, self.nodes = tree.deepest, tree.size
         # positions to make noise for; without sampling none, so that all depths share a graph
-        self.ahead = 0 if self.rule.greedy else tree.depth + 1
+        self.ahead = 0 if self.rule.greedy else tree.deepest + 1
         # all modes of an evaluation capture the same layers: they share graphs, none runs lighter
         self.layers = layers or (draft.needs.layers if draft else [])
         device = target.device
         self.place = device.torch_device
         # behind the last token: a round's nodes, and what it emits beyond the end
-        scratch = max(tree.nodes, tree.scratch, SMALLEST_SCRATCH) + tree.depth + 1
+        scratch = max(tree.size, tree.scratch, SMALLEST_SCRATCH) + tree.deepest + 1
         held = -(-(slots + scratch) // SLOTS_STEP) * SLOTS_STEP
         self.cache = target.new_cache(batch, held)
         self.state = draft.new_state(batch, held) if draft else {}
@@ -306,7 +309,7 @@ class Decoder:
         rows, seen = self._prefill(
             self.target, self.cache, self.layers, self.rule, ids, lengths, keys, self.ahead
         )
-        moved = 0 if self.tree.kind is TreeKind.chain else self.depth
+        moved = 0 if self.tree.kind is TreeKind.chain and not self.tree.copied else self.depth
         # two tensors, laid out as verify lays them out: else the first round has its own graph
         rows.source, rows.goal = (
             torch.full((self.batch, moved), self.cache.garbage, device=self.place) for _ in range(2)

@@ -54,7 +54,8 @@ def evaluate(
 ) -> dict[str, Any]:
     """The report of all modes. Raises UserError before decoding where something does not fit."""
     prompts = held_out(target.tokenizer, conf.prompts, limit=conf.limit)
-    modes = _modes(target, candidates, tree.build(), prompts, conf)
+    shape = tree.build()
+    modes = _modes(target, candidates, shape, prompts, conf)
     for name, decoder in modes.items():
         _warn_depth(name, decoder)
     gap = _warm_up(modes, prompts, conf)
@@ -85,7 +86,7 @@ def evaluate(
         for c in candidates
     ]
     return build(
-        _setting(target, prompts, conf),
+        _setting(target, prompts, shape, conf),
         autoregressive=measured["autoregressive"],
         ngram=measured["ngram"],
         drafts=drafts,
@@ -117,12 +118,13 @@ def _modes(
 
 
 def _warn_depth(name: str, decoder: Decoder) -> None:
-    trained = decoder.draft.trained_depth if decoder.draft else decoder.depth
-    if decoder.depth > trained and name.endswith("/tree"):
+    depth = decoder.tree.depth
+    trained = decoder.draft.trained_depth if decoder.draft else depth
+    if depth > trained and name.endswith("/tree"):
         log.warning(
             "tree.depth: %d is deeper than the %d steps that %s was trained for; "
             "deep nodes are rarely accepted",
-            decoder.depth, trained, name.removesuffix("/tree"),
+            depth, trained, name.removesuffix("/tree"),
         )  # fmt: skip
 
 
@@ -196,7 +198,9 @@ def pass_seconds(decoder: Decoder) -> tuple[float, float]:
     return statistics.median(verify), statistics.median(draft) if decoder.draft else 0.0
 
 
-def _setting(target: Target, prompts: list[EvalPrompt], conf: EvaluationConf) -> Setting:
+def _setting(
+    target: Target, prompts: list[EvalPrompt], tree: Tree, conf: EvaluationConf
+) -> Setting:
     return Setting(
         command=" ".join(["python", "-m", *sys.orig_argv[2:]][:20]),
         versions={
@@ -209,6 +213,7 @@ def _setting(target: Target, prompts: list[EvalPrompt], conf: EvaluationConf) ->
         prompts_sha256=fingerprint(prompts),
         max_new_tokens=conf.max_new_tokens,
         sampling=asdict(conf.sampling),
+        tree=tree.describe(),
     )
 
 

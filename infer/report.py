@@ -82,7 +82,8 @@ class DraftRun:
 class Setting:
     """What was measured, on what: everything a reader needs to measure it again.
 
-    `device` is what `Device.describe` says: name, kind, dtype, threads, compiled.
+    `device` is what `Device.describe` says: name, kind, dtype, threads, compiled; `tree` what
+    `Tree.describe` does: kind, depth, nodes, copied.
     """
 
     command: str
@@ -93,6 +94,7 @@ class Setting:
     prompts_sha256: str
     max_new_tokens: int
     sampling: dict[str, Any]
+    tree: dict[str, Any]
 
 
 def build(
@@ -111,6 +113,7 @@ def build(
         "device": setting.device,
         "target": {"name": setting.target, "parameters": setting.target_parameters},
         "sampling": setting.sampling,
+        "tree": setting.tree,
         "prompts": {
             "count": len(traces),
             "sha256": setting.prompts_sha256,

@@ -43,8 +43,9 @@ def sections(report: Report) -> dict[str, Report]:
 
 
 def headline(report: Report) -> str:
-    """What was measured, on what, in two sentences."""
+    """What was measured, on what, in three sentences."""
     target, prompts, device = report["target"], report["prompts"], report["device"]
+    tree = report["tree"]
     drafts = [
         f"{draft['name']} ({draft['method']}, {draft['parameters']:,} parameters)"
         for draft in report["drafts"]
@@ -58,7 +59,9 @@ def headline(report: Report) -> str:
         f"{' and '.join(drafts) or 'no draft'} was compared with its own autoregressive decoding, "
         f"prompt by prompt in one run. {prompts['count']} held-out prompts in "
         f"{len(prompts['by_category'])} categories were continued by up to "
-        f"{prompts['max_new_tokens']} tokens on {place}, {compiled}), {', '.join(sampling)}."
+        f"{prompts['max_new_tokens']} tokens on {place}, {compiled}), {', '.join(sampling)}. "
+        f"Tree: {tree['kind']}, {tree['nodes']} nodes of the draft up to depth {tree['depth']}, "
+        f"{tree['copied'] or 'none'} copied by n-gram lookup."
     )
 
 

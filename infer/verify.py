@@ -38,7 +38,7 @@ def walk(proposal: Proposal, choice: Int[Tensor, "batch verified"], depth: int) 
     for _ in range(depth):
         wanted = choice.gather(1, node[:, None])
         ids.append(wanted[:, 0])
-        # siblings hold distinct tokens, so at most one child fits
+        # of equal siblings the first: it alone may have children (models/drafts/mixed.py)
         fits = (proposal.parents + 1 == node[:, None]) & (proposal.ids == wanted)
         alive = alive & fits.any(1)
         node = torch.where(alive, fits.int().argmax(1) + 1, node)

@@ -61,7 +61,7 @@ class Device:
             return [not guard.name.startswith(settled) for guard in guards]
 
         torch._dynamo.config.recompile_limit = GRAPHS_A_FUNCTION
-        options = {"guard_filter_fn": checked} if settled else None
+        options: Any = {"guard_filter_fn": checked} if settled else None
         return torch.compile(
             function, fullgraph=True, dynamic=False, backend=self.backend, options=options
         )

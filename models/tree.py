@@ -8,7 +8,7 @@ Axes: B rows, N nodes (root not counted), W nodes expanded at once, K children a
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
@@ -39,6 +39,7 @@ class TreeConf:
     nodes: int = 12  # node budget of a dynamic tree, root not counted
     width: int = 4  # nodes expanded a level in a dynamic tree
     branch: int = 4  # children considered of each expanded node in a dynamic tree
+    copied: int = 0  # tokens of n-gram lookup that hang beside it, as one more chain
     paths: list[list[int]] | None = None  # of a static tree
     file: str | None = None  # JSON file with `paths`
 
@@ -46,6 +47,8 @@ class TreeConf:
         for key in ("depth", "nodes", "width", "branch"):
             if getattr(self, key) < 1:
                 raise UserError(f"tree.{key}: must be at least 1, got {getattr(self, key)}")
+        if self.copied < 0:
+            raise UserError(f"tree.copied: must not be negative, got {self.copied}; 0 copies none")
         if self.kind is TreeKind.static and not (self.paths or self.file):
             raise UserError("tree.paths: a static tree needs rank paths, got null; set tree.file")
         pool = level = self.branch
@@ -65,17 +68,20 @@ class TreeConf:
     def build(self) -> "Tree":
         if self.kind is TreeKind.dynamic:
             return Tree(kind=self.kind, depth=self.depth, nodes=self.nodes,
-                        width=self.width, branch=self.branch)  # fmt: skip
+                        width=self.width, branch=self.branch, copied=self.copied)  # fmt: skip
         if self.kind is TreeKind.chain:
             paths = [[0] * d for d in range(1, self.depth + 1)]
         else:
             paths = self.paths or read_paths(Path(str(self.file)))
-        return static_tree(paths, kind=self.kind)
+        return replace(static_tree(paths, kind=self.kind), copied=self.copied)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tree:
-    """A fixed shape. Static ones: `levels[d][i]` is (place of the parent in level d-1, rank)."""
+    """A fixed shape. Static ones: `levels[d][i]` is (place of the parent in level d-1, rank).
+
+    `depth` and `nodes` are of what the draft grows; `copied` nodes hang beside that.
+    """
 
     kind: TreeKind
     depth: int
@@ -83,6 +89,26 @@ class Tree:
     width: int = 1
     branch: int = 1
     levels: tuple[tuple[tuple[int, int], ...], ...] = ()
+    copied: int = 0
+
+    def describe(self) -> dict[str, str | int]:
+        """For the report: which tree was decoded with."""
+        return {
+            "kind": self.kind.value,
+            "depth": self.depth,
+            "nodes": self.nodes,
+            "copied": self.copied,
+        }
+
+    @property
+    def deepest(self) -> int:
+        """Draft tokens that one round can accept."""
+        return max(self.depth, self.copied)
+
+    @property
+    def size(self) -> int:
+        """Nodes that the target scores, the root not counted."""
+        return self.nodes + self.copied
 
     @property
     def scratch(self) -> int:

@@ -39,7 +39,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", default=",".join(PARTS), help="parts, joined by commas")
     parser.add_argument("--target", default="demo", help="a model that transformers can load")
     parser.add_argument("--checkpoint", type=Path, help="default: the newest finished run")
-    parser.add_argument("--tree", default="dynamic", help="an option of conf/tree")
+    parser.add_argument("--tree", default="mixed", help="an option of conf/tree")
     parser.add_argument("--threads", type=int, help="default: as PyTorch chooses")
     parser.add_argument("--limit", type=int, default=3, help="prompts of each category")
     parser.add_argument("--new-tokens", type=int, default=64)

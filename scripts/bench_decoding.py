@@ -237,7 +237,7 @@ def drafted(
     """Tree decoding with a trained draft beside prompt lookup."""
     ours = decoding(
         target, draft, tree, prompts=prompts, new_tokens=new_tokens,
-        settings=[f"ours, {tree.kind.name} tree", _precision(target), str(tree.nodes)],
+        settings=[f"ours, {tree.kind.name} tree", _precision(target), str(tree.size)],
     )  # fmt: skip
     others = lookup_settings(copies)
     race([ours, *others], prompts, new_tokens=new_tokens)

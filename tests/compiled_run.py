@@ -27,6 +27,7 @@ from tests.tiny import (
     batch_of,
     chain,
     learn,
+    mixed,
     new_draft,
     sampled_texts,
     tiny_target,
@@ -52,6 +53,7 @@ SHAPES = {
     "chain": chain(3),
     "static": TreeConf(kind=TreeKind.static, paths=[[0], [1], [0, 0], [0, 1], [0, 0, 0]]).build(),
     "dynamic": TreeConf(depth=3, nodes=6, width=2, branch=3).build(),
+    "mixed": mixed(),
 }
 READS = ("tolist", "item", "numpy", "__bool__", "__int__", "__float__", "__index__")
 

@@ -42,7 +42,7 @@ def test_no_graph_is_added_after_warm_up():
     found = run("eager", 20, *SHAPES)
     promises(found)
     # prefill, verify; for a draft also start and round: what does not depend on the tree is shared
-    total = {"none": 2, "ngram": 5, "chain": 7, "static": 9, "dynamic": 11}
+    total = {"none": 2, "ngram": 5, "chain": 7, "static": 9, "dynamic": 11, "mixed": 14}
     assert {name: mode["graphs"] for name, mode in found["modes"].items()} == total
 
 
@@ -74,7 +74,7 @@ class Scalars(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("shape", ["chain", "static", "dynamic"])
+@pytest.mark.parametrize("shape", ["chain", "static", "dynamic", "mixed"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_host_reads_one_tensor_a_round(target, learned, shape, temperature):
     draft, texts = learned

@@ -1,16 +1,21 @@
 """Decoding emits the target's own tokens, whatever the draft and the tree."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from scipy.stats import chisquare
 
 from infer.decode import Decoder
+from infer.verify import walk
+from models.drafts.mixed import graft
 from models.drafts.ngram import NgramDraft
 from models.sampling import SamplingConf
-from tests.tiny import chain, static, tiny_target, tree
+from models.tree import Proposal
+from tests.tiny import chain, mixed, static, tiny_target, tree
 
 GREEDY = SamplingConf()
-SHAPES = {"chain": chain(4), "static": static(), "dynamic": tree()}
+SHAPES = {"chain": chain(4), "static": static(), "dynamic": tree(), "mixed": mixed()}
 NEW = 32
 
 
@@ -116,6 +121,31 @@ def test_ngram_lookup_copies_what_repeats(target):
         Decoder(target, sampling=GREEDY, slots=96), [[7, 8, 9] * 4], max_new_tokens=64
     )
     assert looping.ids == plain.ids
+
+
+def test_a_mixed_tree_accepts_what_either_half_alone_would(target, learned):
+    """Copied tokens hang where the draft's own tree ends, or beside it."""
+    draft, texts = learned
+    prompts = [text[:12] for text in texts]
+    grown = decode(Decoder(target, draft, tree(), sampling=GREEDY, slots=64), prompts)
+    copied = decode(Decoder(target, NgramDraft(), chain(4), sampling=GREEDY, slots=64), prompts)
+    shape = replace(tree(), copied=4)
+    both = decode(Decoder(target, draft, shape, sampling=GREEDY, slots=64), prompts)
+    firsts = zip(both, grown, copied, strict=True)
+    assert all(b.accepted[0] >= max(g.accepted[0], c.accepted[0]) for b, g, c in firsts)
+    assert sum(len(row.accepted) for row in both) < sum(len(row.accepted) for row in grown)
+
+
+def test_a_copied_chain_goes_on_where_the_grown_tree_ends():
+    grown = Proposal(ids=torch.tensor([[7, 8, 9]]), parents=torch.tensor([[-1, -1, 1]]))
+    both = graft(grown, torch.tensor([[8, 9, 5, 6]]))
+    assert both.ids.tolist() == [[7, 8, 9, 8, 9, 5, 6]]
+    assert both.parents.tolist() == [[-1, -1, 1, -1, 1, 2, 5]]
+    # the target wants 8, 9, 5, 6, 4: all but the last are in the tree, partly in each half
+    choice = torch.tensor([[8, 0, 9, 5, 0, 0, 6, 4]])
+    accepted = walk(both, choice, depth=4)
+    assert accepted.ids.tolist() == [[8, 9, 5, 6, 4]]
+    assert accepted.nodes.tolist() == [[0, 2, 3, 6, 7]]
 
 
 def test_ngram_lookup_proposes_the_continuation():

@@ -32,6 +32,7 @@ SETTING = Setting(
     prompts_sha256="0" * 64,
     max_new_tokens=64,
     sampling={"verification": "greedy", "temperature": 0.0, "top_p": None},
+    tree={"kind": "dynamic", "depth": 4, "nodes": 12, "copied": 0},
 )
 
 

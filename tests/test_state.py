@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from data.config import DataConf
 from models.checkpoint import PARTIAL
 from models.errors import UserError
 from tests.killing import finish, kill, newest_step, partials
@@ -16,10 +17,10 @@ from train.log import forget
 from train.state import Progress, State, flat
 
 
-@pytest.fixture
-def started(tmp_path):
-    """A run of twelve steps that was stopped after step 8."""
-    conf = toy_conf()
+@pytest.fixture(params=[False, True], ids=["live", "kept"])
+def started(tmp_path, request):
+    """A run of twelve steps that was stopped after step 8, with live and with kept features."""
+    conf = toy_conf(data=DataConf(seed=1, keep_features=request.param))
     toy_run_until(tmp_path, conf, stop=8)
     return tmp_path, conf
 

@@ -2,14 +2,17 @@
 
 import socket
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from data.config import DataConf
 from models.device import DeviceConf, DeviceName, Precision
 from models.errors import UserError
+from models.target import Target
 from tests.killing import toy_process
-from tests.toy_run import ToyDraft, metrics, toy_conf, toy_run, toy_target, weights
+from tests.toy_run import ROWS, ToyDraft, metrics, toy_conf, toy_run, toy_target, weights
 from train.optim import OptimName
 from train.state import State
 
@@ -27,6 +30,23 @@ def test_accumulation_changes_nothing(tmp_path):
         optim = {"batch_size": batch_size, "accumulation": accumulation, **UNCLIPPED}
         toy_run(tmp_path / folder, toy_conf(dropout=0.0, optim=optim))
     assert_close(weights(tmp_path / "whole"), weights(tmp_path / "split"))
+
+
+def test_keeping_features_changes_nothing_and_asks_the_target_once(tmp_path, monkeypatch):
+    looks, see = [], Target.see
+    monkeypatch.setattr(Target, "see", lambda *a, **kw: looks.append(1) or see(*a, **kw))
+    for keep, passes in ((False, 12), (True, ROWS // 4)):  # 12 steps; one pass over the rows
+        looks.clear()
+        data = DataConf(seed=1, keep_features=keep)
+        toy_run(tmp_path / str(keep), toy_conf(dropout=0.0, data=data))
+        assert len(looks) == passes
+    assert_close(weights(tmp_path / "False"), weights(tmp_path / "True"))
+
+
+def test_features_that_do_not_fit_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=1000))
+    with pytest.raises(UserError, match=r"^data.keep_features: must fit in half of the free"):
+        toy_run(tmp_path, toy_conf(data=DataConf(keep_features=True)))
 
 
 def test_processes_change_nothing(tmp_path):

@@ -97,6 +97,10 @@ def tree(depth: int = 4):
     return TreeConf(depth=depth, nodes=10, width=3, branch=3).build()
 
 
+def mixed():
+    return TreeConf(depth=3, nodes=6, width=2, branch=3, copied=4).build()
+
+
 def static():
     paths = [[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0], [1, 0, 0], [0, 0, 0, 0]]
     return TreeConf(kind=TreeKind.static, paths=paths).build()

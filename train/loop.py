@@ -25,6 +25,7 @@ from models.errors import UserError
 from models.target import Seen, Target
 from train.config import TrainConf
 from train.disk import refuse_full_disk
+from train.features import Features
 from train.log import Log, Steps
 from train.state import Progress, State
 
@@ -126,6 +127,10 @@ class Loop:
         # The order deals whole steps, so that splitting them changes nothing.
         whole = conf.optim.batch_size * conf.optim.accumulation * self.accelerator.num_processes
         self.order = Order(seed=conf.data.seed, rows=len(self.rows), batch_size=whole)
+        self.features = Features(
+            self.target, self.rows, self.draft.needs.layers,
+            keep=conf.data.keep_features, batch_size=conf.optim.batch_size,
+        )  # fmt: skip
         self.state.load(self.accelerator)
         self.draft.train()
 
@@ -133,10 +138,10 @@ class Loop:
         """One optimizer step: the gradient of the summed loss over all rows / its summed weight."""
         accelerator, clip = self.accelerator, self.conf.optim.clip
         sums = torch.zeros(2, device=accelerator.device)
-        for micro, batch in enumerate(self._batches(step)):
+        for micro, (batch, seen) in enumerate(self._batches(step)):
             last = micro == self.conf.optim.accumulation - 1
             with nullcontext() if last else accelerator.no_sync(self.lesson):
-                loss = self.lesson(batch, self._see(batch))
+                loss = self.lesson(batch, seen)
                 accelerator.backward(loss.total)
             sums += torch.stack([loss.total.detach(), loss.weight]).float()
             for name, pair in loss.metrics.items():
@@ -158,18 +163,14 @@ class Loop:
             optimizer.zero_grad()
             schedule.step()
 
-    def _batches(self, step: int) -> Iterator[Batch]:
-        """This process's micro-batches of a step."""
+    def _batches(self, step: int) -> Iterator[tuple[Batch, Seen]]:
+        """This process's micro-batches of a step, and what the target sees of each."""
         size, accelerator = self.conf.optim.batch_size, self.accelerator
         rows = self.order.batch(step, accelerator.process_index, accelerator.num_processes)
         for first in range(0, len(rows), size):
-            yield self.rows.batch(rows[first : first + size]).to(accelerator.device)
-
-    @torch.no_grad()
-    def _see(self, batch: Batch) -> Seen:
-        layers = self.draft.needs.layers
-        mask = batch.attends()
-        return self.target.see(batch.ids, positions=batch.positions, mask=mask, layers=layers)
+            some = rows[first : first + size]
+            batch = self.rows.batch(some).to(accelerator.device)
+            yield batch, self.features.of(some, batch)
 
     def _report(self) -> dict[str, float]:
         """Read the window and say what it holds. Raises UserError where the loss is not finite."""

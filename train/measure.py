@@ -28,7 +28,7 @@ def measure(
         rounds = max(1, len(accepted))  # none where the first token ends every answer
         reached = {
             f"accepted_{depth}": sum(count >= depth for count in accepted) / rounds
-            for depth in range(1, tree.depth + 1)
+            for depth in range(1, tree.deepest + 1)
         }
         return {"acceptance_length": 1 + sum(accepted) / rounds, **reached}
 

@@ -1,0 +1,72 @@
+"""What the target computes on the training rows: as they come, or once for all epochs."""
+
+import logging
+from dataclasses import fields
+
+import psutil
+import torch
+from rich.progress import track
+
+from data.batches import Packed
+from models.drafts.base import Batch
+from models.errors import UserError
+from models.target import Seen, Target
+from train.log import CONSOLE
+
+log = logging.getLogger(__name__)
+
+
+class Features:
+    """The target's view of a batch. Every process keeps all rows: each epoch deals them anew."""
+
+    def __init__(
+        self, target: Target, rows: Packed, layers: list[int], *, keep: bool, batch_size: int
+    ):
+        self.target, self.layers = target, layers
+        self.kept = self._keep(rows, batch_size) if keep else None
+
+    def of(self, rows: list[int], batch: Batch) -> Seen:
+        """What the target sees of `batch`, which holds these rows."""
+        if self.kept is None:
+            return self._see(batch)
+        device = batch.ids.device
+        return Seen(**{f.name: getattr(self.kept, f.name)[rows].to(device) for f in fields(Seen)})
+
+    @torch.no_grad()
+    def _see(self, batch: Batch) -> Seen:
+        mask = batch.attends()
+        return self.target.see(batch.ids, positions=batch.positions, mask=mask, layers=self.layers)
+
+    def _keep(self, rows: Packed, batch_size: int) -> Seen:
+        """All rows, in groups that do not depend on where a run goes on: the sums round alike."""
+        device = self.target.device.torch_device
+        groups = torch.arange(len(rows)).split(batch_size)
+        quiet = not CONSOLE.is_terminal
+        kept: Seen | None = None
+        for group in track(groups, "features", console=CONSOLE, disable=quiet):
+            seen = self._see(rows.batch(group.tolist()).to(device))
+            if kept is None:
+                kept = _room(seen, len(rows))
+            for f in fields(Seen):
+                getattr(kept, f.name)[group] = getattr(seen, f.name).cpu()
+        assert kept is not None
+        return kept
+
+
+def _room(first: Seen, rows: int) -> Seen:
+    """Empty tensors for all rows. Raises UserError where the machine has not the memory."""
+    views = {f.name: getattr(first, f.name) for f in fields(Seen)}
+    needed = sum(rows * view[0].nbytes for view in views.values())
+    free = psutil.virtual_memory().available
+    if needed > free // 2:
+        raise UserError(
+            f"data.keep_features: must fit in half of the free memory, got {needed / 1e9:.1f} GB "
+            f"of features and {free / 1e9:.1f} GB free; set data.keep_features=false"
+        )
+    log.info("features: %.2f GB of the target's features are kept for all epochs", needed / 1e9)
+    return Seen(
+        **{
+            name: torch.empty((rows, *view.shape[1:]), dtype=view.dtype)
+            for name, view in views.items()
+        }
+    )
