@@ -53,8 +53,14 @@ def evaluate(
     target: Target, candidates: list[Candidate], *, tree: TreeConf, conf: EvaluationConf
 ) -> dict[str, Any]:
     """The report of all modes. Raises UserError before decoding where something does not fit."""
+    with target.device.shared_if_worth(target.parameters // target.num_layers):
+        return _judge(target, candidates, tree.build(), conf)
+
+
+def _judge(
+    target: Target, candidates: list[Candidate], shape: Tree, conf: EvaluationConf
+) -> dict[str, Any]:
     prompts = held_out(target.tokenizer, conf.prompts, limit=conf.limit)
-    shape = tree.build()
     modes = _modes(target, candidates, shape, prompts, conf)
     for name, decoder in modes.items():
         _warn_depth(name, decoder)

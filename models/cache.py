@@ -49,9 +49,9 @@ class StaticCache(Cache):
         self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
         self.garbage = slots
 
-    def layer(self, i: int, write: Write) -> "LayerCache":
-        """What layer `i` is given: its own keys and values, and what to do with them."""
-        return LayerCache(self.keys[i], self.values[i], write)
+    def layer(self, i: int, write: Write) -> tuple[Tensor, ...]:
+        """What the LayerCache of layer `i` is made of."""
+        return self.keys[i], self.values[i], write.slots, write.source, write.goal
 
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
         return 0  # positions are always given, so nothing is derived from this
@@ -61,21 +61,22 @@ class LayerCache(Cache):
     """One layer's part. It knows nothing of the others, so that all layers share one graph."""
 
     def __init__(
-        self, keys: Float[Tensor, "b h s d"], values: Float[Tensor, "b h s d"], write: Write
-    ):
+        self, keys: Float[Tensor, "b h s d"], values: Float[Tensor, "b h s d"],
+        slots: Int[Tensor, "b new"], source: Int[Tensor, "b path"], goal: Int[Tensor, "b path"],
+    ):  # fmt: skip
         self.layers = []
-        self.keys, self.values, self.write = keys, values, write
+        self.keys, self.values = keys, values
+        self.slots, self.source, self.goal = slots, source, goal
 
     def update(
         self, key_states: Float[Tensor, "b h t d"], value_states: Float[Tensor, "b h t d"],
         *_args: object, **_kwargs: object,
     ) -> tuple[Float[Tensor, "b h s d"], Float[Tensor, "b h s d"]]:  # fmt: skip
         """Move what the last round kept, write what is new, and return every slot."""
-        if self.write.source.shape[1]:
-            source = places(self.keys, self.write.source)
-            goal = places(self.keys, self.write.goal)
+        if self.source.shape[1]:
+            source, goal = places(self.keys, self.source), places(self.keys, self.goal)
             self.keys[goal], self.values[goal] = self.keys[source], self.values[source]
-        where = places(self.keys, self.write.slots)
+        where = places(self.keys, self.slots)
         self.keys[where], self.values[where] = key_states, value_states
         return self.keys, self.values
 

@@ -5,7 +5,8 @@ import logging
 import os
 import platform
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -16,6 +17,7 @@ import torch._dynamo  # counters live here; importing it compiles nothing
 from models.errors import UserError
 
 log = logging.getLogger(__name__)
+SMALL_LAYER = 1_000_000  # weights; one core reads so many in a fraction of a millisecond
 GRAPHS_A_FUNCTION = 64  # prompt buckets x tree shapes; torch's own limit is 8, then it refuses
 
 
@@ -46,6 +48,7 @@ class Device:
     dtype: torch.dtype
     compiles: bool
     backend: str = "inductor"
+    threads: int | None = None  # of the CPU, where the user chose
 
     def compile(self, function: Callable, *, settled: tuple[str, ...] = ()) -> Callable:
         """One static graph without breaks where compiling is on, else the function itself.
@@ -71,6 +74,21 @@ class Device:
         if self.backend in ("neuron", "openxla"):
             return function
         return torch.compiler.nested_compile_region(function)
+
+    @contextmanager
+    def shared_if_worth(self, weights: int) -> Iterator[None]:
+        """One CPU thread while passes read few tokens and so few `weights` a layer.
+
+        Waking a second thread takes as long as such a layer does, and much longer where the machine
+        gives its core to someone else at that moment. Where the user chose, nothing is changed.
+        """
+        before = torch.get_num_threads()
+        if self.torch_device.type == "cpu" and self.threads is None and weights < SMALL_LAYER:
+            torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
 
     def synchronize(self) -> None:
         """Wait until the device has finished, so that a clock reads the truth."""
@@ -102,7 +120,7 @@ class DeviceConf:
     name: DeviceName = DeviceName.auto
     precision: Precision = Precision.auto
     compile: bool = True
-    threads: int | None = None  # of the CPU; None leaves PyTorch's own choice
+    threads: int | None = None  # of the CPU; None: as PyTorch chooses, one to judge a tiny target
 
     def __post_init__(self) -> None:
         if self.threads is not None and self.threads < 1:
@@ -125,6 +143,7 @@ class DeviceConf:
             dtype=torch.float32 if precise else torch.bfloat16,
             compiles=self.compile and _can_compile(name),
             backend={"neuron": "neuron", "xla": "openxla"}.get(name, "inductor"),
+            threads=self.threads,
         )
 
 

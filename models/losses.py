@@ -113,7 +113,8 @@ def _teach(
 
 def _compare(
     draft_logits: Tensor, teacher: _Teacher, kept_ids: Tensor | None, conf: LossConf
-) -> TokenLosses:
+) -> tuple[TokenLosses, Tensor]:
+    """The losses, and the draft's distributions, which the gradient needs again."""
     draft_log_probs = draft_logits.log_softmax(-1)
     draft_probs = draft_log_probs.exp()
     # where, not minimum: its gradient at a tie is the one `_gradient` takes
@@ -126,18 +127,26 @@ def _compare(
     best = draft_logits.argmax(-1)
     best = best if kept_ids is None else kept_ids[best]
     covered = teacher.covered.expand(loss.shape)
-    return TokenLosses(loss=loss * covered, alpha=alpha, hit=best == teacher.best, covered=covered)
+    hit = best == teacher.best
+    return TokenLosses(loss=loss * covered, alpha=alpha, hit=hit, covered=covered), draft_probs
 
 
-def _gradient(draft_logits: Tensor, teacher: _Teacher, alpha: Tensor, conf: LossConf) -> Tensor:
-    """Gradient of each row's loss in `_compare` with respect to its draft logits."""
-    draft_probs = draft_logits.softmax(-1)
-    grad = draft_probs - teacher.soft
-    if conf.name is LossName.lk_hybrid:
-        trust = torch.exp(-conf.lk_eta * alpha)[..., None]
-        below = draft_probs * (draft_probs < teacher.probs)
-        grad = trust * grad - (1 - trust) * (below - draft_probs * below.sum(-1, keepdim=True))
-    return grad * teacher.covered[:, None]
+def _gradient(
+    draft_probs: Tensor, teacher: _Teacher, losses: TokenLosses, weight: Tensor, conf: LossConf
+) -> Tensor:
+    """Gradient of each row's weighted loss in `_compare` with respect to its draft logits.
+
+    Scales of a row are multiplied first: each operation on the vocabulary is a pass over memory.
+    """
+    scale = (weight * losses.covered)[..., None]
+    if conf.name is LossName.soft_ce:
+        return (draft_probs - teacher.soft) * scale
+    trust = torch.exp(-conf.lk_eta * losses.alpha)[..., None]
+    below = torch.where(draft_probs < teacher.probs, draft_probs, 0.0)
+    raised = (1 - trust) * scale
+    kept = trust * scale + raised * below.sum(-1, keepdim=True)
+    grad = torch.addcmul(draft_probs * kept, teacher.soft, trust * scale, value=-1)
+    return torch.addcmul(grad, below, raised, value=-1)
 
 
 def token_losses(
@@ -148,7 +157,7 @@ def token_losses(
     conf: LossConf,
 ) -> TokenLosses:
     """Loss and metrics of each draft row. `kept_ids` are the draft vocabulary's target ids."""
-    return _compare(draft_logits.float(), _teach(target_logits, kept_ids), kept_ids, conf)
+    return _compare(draft_logits.float(), _teach(target_logits, kept_ids), kept_ids, conf)[0]
 
 
 def _apply(head: Head, hidden: Tensor) -> Tensor:
@@ -205,11 +214,10 @@ def chunked_distillation(
         for hidden, seen, share in zip(draft_rows, target_rows, weights, strict=True):
             teacher = _teach(_apply(target_head, seen), kept_ids)
             logits = nn.functional.linear(hidden, draft_head).float()
-            losses = _compare(logits, teacher, kept_ids, conf)
+            losses, probs = _compare(logits, teacher, kept_ids, conf)
             total = total + (losses.loss * share).sum()
             chunk_sums.append(losses.sums(share != 0))
-            grad = _gradient(logits, teacher, losses.alpha, conf) * share[..., None]
-            grad = grad.to(hidden.dtype)
+            grad = _gradient(probs, teacher, losses, share, conf).to(hidden.dtype)
             hidden_grads.append(grad @ draft_head)
             if draft_head.requires_grad:
                 head_grad += grad.flatten(0, -2).T @ hidden.flatten(0, -2)

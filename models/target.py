@@ -9,14 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from types import MethodType
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from models.cache import StaticCache, Write
+from models.cache import LayerCache, StaticCache, Write
 from models.checkpoint import target_fingerprint, tokenizer_fingerprint
 from models.device import Device
 from models.errors import UserError
@@ -90,10 +89,9 @@ class Target:
         self.fingerprint = target_fingerprint(model)
         self.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer) if tokenizer else ""
         self._pass = _Pass()
-        forward = device.region(type(self.decoder.layers[0]).forward)
+        region = device.region(_layer_pass)
         for i, layer in enumerate(self.decoder.layers):
-            layer.forward = MethodType(forward, layer)
-            layer.register_forward_pre_hook(self._before(i), with_kwargs=True)
+            layer.forward = self._watched(i, layer, region)
         self._check_head()
 
     @property
@@ -157,20 +155,22 @@ class Target:
             hidden=hidden, captured=torch.cat(captured, -1) if captured else hidden[..., :0]
         )
 
-    def _before(self, i: int) -> Callable:
-        """Keeps the tensor that enters layer i, and gives the layer its own part of the cache.
+    def _watched(self, i: int, layer: nn.Module, region: Callable) -> Callable:
+        """Layer i, which keeps the tensor that enters it, and is given its part of the cache.
 
         transformers' own recorder cannot be traced: it holds its results in a context variable.
         """
 
-        def enter(_layer: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-            self._pass.entering[i] = args[0] if args else kwargs["hidden_states"]
+        def forward(hidden_states: Tensor, **kwargs: Any) -> Any:
+            self._pass.entering[i] = hidden_states
+            part = ()
             if self._pass.writing is not None:
                 cache, write = self._pass.writing
-                kwargs = kwargs | {"past_key_values": cache.layer(i, write)}
-            return args, kwargs
+                kwargs = kwargs | {"past_key_values": None}
+                part = cache.layer(i, write)
+            return region(layer, hidden_states, part, kwargs)
 
-        return enter
+        return forward
 
     def check_layers(self, layers: list[int]) -> None:
         """Raises UserError unless each is the input of a layer, in increasing order."""
@@ -196,6 +196,15 @@ class Target:
                 f"target.name: {type(self.model).__name__} changes its logits after the head and "
                 f"cannot be served exactly, got {self.name!r}; choose another target"
             )
+
+
+def _layer_pass(
+    layer: nn.Module, hidden: Tensor, part: tuple[Tensor, ...], kwargs: dict[str, Any]
+) -> Any:
+    """One layer. Given nothing but tensors and constants, it is traced once for all layers."""
+    if part:
+        kwargs = kwargs | {"past_key_values": LayerCache(*part)}
+    return type(layer).forward(layer, hidden, **kwargs)
 
 
 def _refuse(config: Any, name: str) -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from models.cache import Write, prompt_mask, tree_mask
+from models.cache import LayerCache, Write, prompt_mask, tree_mask
 from models.tree import ancestors, depths
 from tests.tiny import LAYERS
 
@@ -128,6 +128,6 @@ def test_a_pass_moves_before_it_writes_and_reads_before_it_moves(target):
         source=torch.tensor([[2, 3], [6, 6]]), goal=torch.tensor([[1, 2], [6, 6]]),
     )  # fmt: skip
     new = torch.full_like(cache.keys[0][:, :, :1], 9)
-    keys, _ = cache.layer(0, write).update(new, new)
+    keys, _ = LayerCache(*cache.layer(0, write)).update(new, new)
     assert keys[0, 0, :, 0].tolist() == [0, 2, 3, 9, 4, 5, 6]
     assert keys[1, 0, :, 0].tolist() == [0, 1, 2, 3, 4, 5, 9]

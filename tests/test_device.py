@@ -97,3 +97,19 @@ def test_a_function_may_have_many_shapes():
     assert graphs() - before == 12
     double(torch.ones(5))
     assert graphs() - before == 12
+
+
+@pytest.mark.parametrize(
+    ("chosen", "weights", "during"), [(None, 70_000, 1), (None, 10_000_000, 3), (2, 70_000, 2)]
+)
+def test_tiny_layers_are_not_shared_among_threads_unless_the_user_says_so(chosen, weights, during):
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        device = DeviceConf(name=DeviceName.cpu, threads=chosen).build()
+        outside = torch.get_num_threads()
+        with device.shared_if_worth(weights):
+            assert torch.get_num_threads() == during
+        assert torch.get_num_threads() == outside
+    finally:
+        torch.set_num_threads(before)

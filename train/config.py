@@ -37,7 +37,7 @@ class TrainConf:
     output_dir: str = "outputs/train"
     resume: bool = True  # continue the run of this name; false starts it over
     eval_every: int = 100  # steps between measurements of the acceptance length
-    eval_prompts: int = 8  # held-out prompts of such a measurement
+    eval_prompts: int = 32  # held-out prompts of such a measurement
     save_every: int = 50  # steps between saved states
 
     def __post_init__(self) -> None:
