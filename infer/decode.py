@@ -26,11 +26,11 @@ from models.target import Seen, Target
 from models.tree import NO_TREE, Proposal, Tree, TreeKind, ancestors, depths
 
 SMALLEST_BUCKET = 64  # tokens; prompts are padded to the next power of two: one graph each
-SMALLEST_SCRATCH = 32  # nodes a cache has room for at least: see SLOTS_STEP
+SMALLEST_SCRATCH = 24  # nodes a cache has room for at least: see SLOTS_STEP
+SLOTS_STEP = 32  # caches are rounded up to it, so that decoders of different trees share graphs
 # Parts of the arguments of prefill and verify. Two others tell which they are, and are checked: the
 # target's fingerprint and the cache's number of slots.
 SETTLED = ("target.decoder.", "cache.keys[", "cache.values[")
-SLOTS_STEP = 64  # caches are rounded up to it, so that decoders of different trees share graphs
 
 
 @dataclass(kw_only=True)

@@ -10,17 +10,19 @@ from models.target import Target
 def answers(
     target: Target, prompts: list[list[int]], *, max_new_tokens: int, sampling: SamplingConf,
     batch: int = 64,
-) -> Iterator[list[int]]:  # fmt: skip
-    """One answer a prompt, in order, each the same whatever its neighbours in the batch are.
+) -> Iterator[tuple[int, list[int]]]:  # fmt: skip
+    """One answer a prompt, each the same whatever its neighbours in the batch are.
 
-    The row id that keys the noise is the prompt's place in `prompts`.
+    Yields the prompt's place in `prompts`, which also keys its noise, and the answer. Prompts of
+    like length are answered together: a batch is padded to its longest.
     """
-    slots = max(len(prompt) for prompt in prompts) + max_new_tokens
-    decoder = Decoder(target, sampling=sampling, slots=slots, batch=min(batch, len(prompts)))
-    for first in range(0, len(prompts), decoder.batch):
-        some = prompts[first : first + decoder.batch]
-        rows = list(range(first, first + len(some)))
+    places = sorted(range(len(prompts)), key=lambda place: len(prompts[place]))
+    for first in range(0, len(places), batch):
+        rows = places[first : first + batch]
+        some = [prompts[row] for row in rows]
+        slots = len(some[-1]) + max_new_tokens
+        decoder = Decoder(target, sampling=sampling, slots=slots, batch=min(batch, len(prompts)))
         done = decoder.decode(
             some, row_ids=rows, max_new_tokens=max_new_tokens, eos_ids=target.eos_ids
         )
-        yield from (row.ids for row in done)
+        yield from ((row, answer.ids) for row, answer in zip(rows, done, strict=True))

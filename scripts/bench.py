@@ -79,7 +79,9 @@ def measure(args: argparse.Namespace) -> Iterator[tuple[str, Table, str]]:
     held = [prompt.ids for prompt in held_out(target.tokenizer, None, limit=args.limit)]
     copies, new = bench_decoding.models(target), args.new_tokens
     # what transformers compiles has more than 8 variants, PyTorch's limit, over all its settings
-    with torch._dynamo.config.patch(recompile_limit=64):
+    many = torch._dynamo.config.patch(recompile_limit=64)
+    with many, device.shared_if_worth(target.parameters // target.num_layers):
+        setting = f"target `{args.target}`, {machine(device)}"
         if "ar" in parts:
             table = bench_decoding.autoregressive(
                 target, copies, held, new_tokens=new, wrapped=args.wrapped

@@ -1,4 +1,7 @@
-"""Training speed: tokens/s of whole steps, compiled or not, with either form of the loss."""
+"""Training speed: tokens/s of whole steps, compiled or not, with either form of the loss.
+
+And with features that were kept from an epoch before, as the demo trains.
+"""
 
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +15,7 @@ from infer.tables import Table
 from models.drafts import eagle3
 from models.drafts.base import Batch, Draft, Loss
 from models.losses import distillation
-from models.target import Target
+from models.target import Seen, Target
 from train.config import TrainConf
 
 PROMPT = 32  # tokens of each row that are no answer
@@ -25,6 +28,7 @@ class Learner:
     compiled: bool
     plain: bool
     loss: Callable[[Batch, object], Loss]
+    kept: Seen | None = None  # what the target sees, where it does not look again
     seconds: list[float] = field(default_factory=list)
 
     def tokens_per_s(self, tokens: int) -> float:
@@ -38,9 +42,12 @@ def compare(conf: TrainConf, target: Target, *, steps: int) -> Table:
     compile_ = target.device.compile
     ways = [Learner(compiled=False, plain=False, loss=draft.loss)]
     ways.append(Learner(compiled=False, plain=True, loss=draft.loss))
+    kept = see(target, batch, draft)
+    ways.append(Learner(compiled=False, plain=False, loss=draft.loss, kept=kept))
     if target.device.compiles:
         ways.insert(0, Learner(compiled=True, plain=False, loss=compile_(draft.loss)))
         ways.insert(1, Learner(compiled=True, plain=True, loss=compile_(draft.loss)))
+        ways.append(Learner(compiled=True, plain=False, loss=compile_(draft.loss), kept=kept))
     optimizers, _ = conf.optim.build(draft)
     for way in ways:
         learn(way, draft, target, batch, optimizers)  # compiles; not timed
@@ -63,15 +70,19 @@ def rows(target: Target, *, number: int, length: int) -> Batch:
     return batch.to(target.device.torch_device)
 
 
+@torch.no_grad()
+def see(target: Target, batch: Batch, draft: Draft) -> Seen:
+    return target.see(
+        batch.ids, positions=batch.positions, mask=batch.attends(), layers=draft.needs.layers
+    )
+
+
 def learn(
     way: Learner, draft: Draft, target: Target, batch: Batch,
     optimizers: list[torch.optim.Optimizer],
 ) -> Tensor:  # fmt: skip
     """One step as the training loop takes it: target, loss, gradient, optimizer."""
-    with torch.no_grad():
-        seen = target.see(
-            batch.ids, positions=batch.positions, mask=batch.attends(), layers=draft.needs.layers
-        )
+    seen = way.kept or see(target, batch, draft)
     with loss_form(plain=way.plain):
         loss = way.loss(batch, seen)
         mean = loss.total / loss.weight
@@ -99,6 +110,7 @@ def _table(ways: list[Learner], *, tokens: int, steps: int, conf: TrainConf) -> 
     table_rows = [
         [
             "yes" if way.compiled else "no", "plain" if way.plain else "chunked",
+            "kept" if way.kept else "live",
             f"{way.tokens_per_s(tokens):.0f}", f"{best / way.tokens_per_s(tokens):.2f}",
         ]
         for way in ways
@@ -108,7 +120,7 @@ def _table(ways: list[Learner], *, tokens: int, steps: int, conf: TrainConf) -> 
         note=f"Whole steps of {tokens} tokens: target, {conf.draft.method} draft with its unroll, "
         f"backward, optimizer. {steps} steps of each way in turning order; chunks of "
         f"{conf.loss.chunk} draft rows.",
-        columns=["compiled", "loss", "tokens/s", "first row / this"],
+        columns=["compiled", "loss", "features", "tokens/s", "first row / this"],
         rows=table_rows,
-        labels=2,
+        labels=3,
     )

@@ -64,7 +64,8 @@ def test_training_is_measured_with_either_loss(target):
     small = ["optim.batch_size=2", "data.length=40", "draft.layers=[1,3,5]"]
     conf = compose("train", TrainConf, [*small, "draft.vocab_size=null"])
     table = bench_train.compare(conf, target, steps=1)
-    assert [row[:2] for row in table.rows] == [["no", "chunked"], ["no", "plain"]]
+    ways = [["chunked", "live"], ["plain", "live"], ["chunked", "kept"]]
+    assert [row[:3] for row in table.rows] == [["no", *way] for way in ways]
 
 
 def test_a_missing_draft_is_said_before_anything_is_measured(tmp_path, monkeypatch, capsys):

@@ -7,6 +7,7 @@ import torch
 from scipy.stats import chisquare
 
 from infer.decode import Decoder
+from infer.generate import answers
 from infer.verify import walk
 from models.drafts.mixed import graft
 from models.drafts.ngram import NgramDraft
@@ -99,6 +100,15 @@ def test_rows_of_a_batch_do_not_touch_each_other(target, learned):
         together = Decoder(target, draft, tree(), sampling=sampling, slots=64, batch=6)
         done = together.decode(prompts, row_ids=[0, 1, 2, 3, 4], max_new_tokens=NEW)
         assert [row.ids for row in done] == [row.ids for row in alone]
+
+
+def test_training_answers_are_those_of_each_prompt_alone(target, learned):
+    """Batches go by length; the place of a prompt keys its noise."""
+    prompts = prompts_of(learned[1])
+    sampling = SamplingConf(temperature=1.0, seed=1)
+    alone = decode(Decoder(target, sampling=sampling, slots=64), prompts, eos_ids=target.eos_ids)
+    made = answers(target, prompts, max_new_tokens=NEW, sampling=sampling, batch=3)
+    assert dict(made) == {place: row.ids for place, row in enumerate(alone)}
 
 
 def test_answers_end_where_decoding_one_by_one_would(target, learned):

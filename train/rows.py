@@ -61,7 +61,7 @@ def _answered(conf: TrainConf, target: Target) -> tuple[Packed, PackReport]:
         )  # fmt: skip
         quiet = not CONSOLE.is_terminal
         shown = track(made, "answers", total=len(prompts), console=CONSOLE, disable=quiet)
-        answered = list(shown)
+        answered = [ids for _, ids in sorted(shown)]
         kept.parent.mkdir(parents=True, exist_ok=True)
         with refuse_full_disk(kept.parent), atomic_path(kept) as partial:
             partial.write_text(json.dumps(answered))

@@ -12,7 +12,7 @@ from infer.decode import Decoder
 from models.drafts import load_draft
 from models.sampling import SamplingConf
 from models.target import Target
-from tests.tiny import chain, demo_target, static, tree
+from tests.tiny import chain, demo_target, mixed, static, tree
 
 pytestmark = pytest.mark.slow
 NEW = 64
@@ -57,7 +57,10 @@ def draft(target, tmp_path_factory):
     return load_draft(runs / "short" / "checkpoint", target)[1]
 
 
-@pytest.mark.parametrize("shape", [chain(4), static(), tree()], ids=["chain", "static", "dynamic"])
+SHAPES = {"chain": chain(4), "static": static(), "dynamic": tree(), "mixed": mixed()}
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_every_held_out_prompt_is_answered_as_by_transformers(
     target, prompts, theirs, draft, shape
 ):
