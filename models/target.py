@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import torch
@@ -91,7 +92,8 @@ class Target:
         self._pass = _Pass()
         region = device.region(_layer_pass)
         for i, layer in enumerate(self.decoder.layers):
-            layer.forward = self._watched(i, layer, region)
+            # bound, so that a copy of the model runs its own layers
+            layer.forward = MethodType(self._watched(i, region), layer)
         self._check_head()
 
     @property
@@ -155,13 +157,13 @@ class Target:
             hidden=hidden, captured=torch.cat(captured, -1) if captured else hidden[..., :0]
         )
 
-    def _watched(self, i: int, layer: nn.Module, region: Callable) -> Callable:
+    def _watched(self, i: int, region: Callable) -> Callable:
         """Layer i, which keeps the tensor that enters it, and is given its part of the cache.
 
         transformers' own recorder cannot be traced: it holds its results in a context variable.
         """
 
-        def forward(hidden_states: Tensor, **kwargs: Any) -> Any:
+        def forward(layer: nn.Module, hidden_states: Tensor, **kwargs: Any) -> Any:
             self._pass.entering[i] = hidden_states
             part = ()
             if self._pass.writing is not None:

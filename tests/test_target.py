@@ -1,5 +1,7 @@
 """The target is any model with full softmax attention; the others are refused by name."""
 
+import copy
+
 import pytest
 import torch
 from transformers import (
@@ -128,3 +130,14 @@ def test_a_model_that_cannot_be_reached_is_refused_with_the_way_out(tmp_path):
         assert message.startswith(f"target.name: must be a reachable model, got '{name}'")
         assert message.endswith("without a network give the path of a local copy")
         assert "\n" not in message
+
+
+def test_a_copy_of_the_model_runs_its_own_layers(target):
+    ids = torch.arange(5)[None]
+    before = target.model(ids).logits
+    other = copy.deepcopy(target.model)
+    for parameter in other.get_decoder().layers.parameters():
+        parameter.zero_()
+    embedded = other.get_input_embeddings()(ids)  # layers of zeros add nothing to it
+    assert torch.equal(other(ids).logits, other.lm_head(other.get_decoder().norm(embedded)))
+    assert torch.equal(target.model(ids).logits, before)
