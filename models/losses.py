@@ -200,6 +200,12 @@ def chunked_distillation(
 
     Gradients are taken while a chunk's logits are there, so that nothing is computed twice.
     """
+    if weight.device.type == "cpu" and not torch.compiler.is_compiling():
+        # Prompts and padding weigh nothing. Elsewhere leaving them out would make the device wait
+        # for the host, and every batch a graph of its own.
+        some = _weighed(weight)
+        draft_hidden, target_hidden = draft_hidden.index_select(-2, some), target_hidden[some]
+        weight = weight.index_select(-1, some)
     steps, tokens = draft_hidden.shape[:-2].numel(), draft_hidden.shape[-2]
     rows = max(1, conf.chunk // steps)  # of the target: a chunk counts the rows of all steps
     short = -tokens % rows  # the last chunk gets the others' shape
@@ -228,6 +234,12 @@ def chunked_distillation(
 
     total = _carry(total, draft_hidden, hidden_grad)
     return _carry(total, draft_head, head_grad), metrics
+
+
+def _weighed(weight: Float[Tensor, "*steps tokens"]) -> Int[Tensor, " some"]:
+    """Rows that have a weight at some step; the first one where none has."""
+    found = (weight != 0).flatten(0, -2).any(0) if weight.ndim > 1 else weight != 0
+    return found.nonzero()[:, 0] if found.any() else torch.zeros(1, dtype=torch.int64)
 
 
 def _carry(value: Tensor, source: Tensor, grad: Tensor) -> Tensor:

@@ -92,6 +92,18 @@ def test_lk_hybrid_is_zero_for_a_perfect_draft():
     assert found.hit.all()
 
 
+@pytest.mark.parametrize("steps", [(), (3,)], ids=["flat", "steps"])
+@pytest.mark.parametrize("share", [0, 1, 2])
+def test_rows_without_weight_teach_nothing(steps, share):
+    """They are left out where that is free; half of them, all but few, or all."""
+    args = inputs(steps=steps, kept=None)
+    tokens = torch.arange(args["weight"].shape[-1])
+    args["weight"] = args["weight"] * (tokens % 2 < share) * (share == 2 or tokens > 2)
+    plain, chunked = both(args, LossConf(chunk=8))
+    for a, b in zip(plain, chunked, strict=True):
+        torch.testing.assert_close(b, a, atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("name", LossName)
 @pytest.mark.parametrize("kept", [None, KEPT], ids=["full", "reduced"])
 @pytest.mark.parametrize("steps", [(), (3,)], ids=["flat", "steps"])
