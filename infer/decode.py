@@ -26,7 +26,7 @@ from models.target import Seen, Target
 from models.tree import NO_TREE, Proposal, Tree, TreeKind, ancestors, depths
 
 SMALLEST_BUCKET = 64  # tokens; prompts are padded to the next power of two: one graph each
-SMALLEST_SCRATCH = 24  # nodes a cache has room for at least: see SLOTS_STEP
+SMALLEST_SCRATCH = 32  # slots that a round may use at least: see SLOTS_STEP
 SLOTS_STEP = 32  # caches are rounded up to it, so that decoders of different trees share graphs
 # Parts of the arguments of prefill and verify. Two others tell which they are, and are checked: the
 # target's fingerprint and the cache's number of slots.
@@ -184,7 +184,7 @@ class Decoder:
         device = target.device
         self.place = device.torch_device
         # behind the last token: a round's nodes, and what it emits beyond the end
-        scratch = max(tree.size, tree.scratch, SMALLEST_SCRATCH) + tree.deepest + 1
+        scratch = max(max(tree.size, tree.scratch) + tree.deepest + 1, SMALLEST_SCRATCH)
         held = -(-(slots + scratch) // SLOTS_STEP) * SLOTS_STEP
         self.cache = target.new_cache(batch, held)
         self.state = draft.new_state(batch, held) if draft else {}
