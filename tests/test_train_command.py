@@ -1,11 +1,14 @@
 """Promises of `python -m train`, on a target built here: from a data file to a report."""
 
 import json
+import logging
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+import models.device
 from conf.entry import compose
 from data.batches import pack
 from data.conversations import Tokenised
@@ -99,6 +102,19 @@ def test_a_run_leaves_a_checkpoint_and_a_report_and_is_not_repeated(folder, caps
     again = conf(folder, "optim.lr=0.01", "resume=false")
     assert open_run(again, accelerator_for(CPU, trackers=[])).progress.step == 0
     assert {path.name for path in out.iterdir()} == {"config.yaml", "wandb"}
+
+
+def test_a_missing_compiler_is_said_and_the_run_goes_on(folder, capsys, monkeypatch):
+    monkeypatch.setattr(models.device, "shutil", SimpleNamespace(which=lambda _tool: None))
+    models.device._can_compile.cache_clear()
+    logging.getLogger("models.device").disabled = True  # as Hydra leaves it
+    try:
+        run(conf(folder, "device.compile=true", "run_name=uncompiled", "optim.steps=1"))
+    finally:
+        models.device._can_compile.cache_clear()
+    assert "no C++ compiler found: compiled parts run eagerly" in capsys.readouterr().out
+    report = json.loads((folder / "out" / "uncompiled" / "report.json").read_text())
+    assert report["device"]["compiled"] is False
 
 
 @pytest.mark.parametrize(

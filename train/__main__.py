@@ -31,10 +31,10 @@ DEEPER = (
 
 @entry_point("train", TrainConf)
 def main(conf: TrainConf) -> None:
+    speak()
     conf.check()
     device = conf.device.build()
     accelerator = accelerator_for(device, trackers=conf.log.trackers())
-    speak(main_process=accelerator.is_main_process)
     run = open_run(conf, accelerator)
 
     target = conf.target.build(device)

@@ -5,6 +5,7 @@ To people it shows a progress bar on a terminal and plain lines elsewhere.
 
 import json
 import logging
+import os
 import sys
 import uuid
 from dataclasses import dataclass
@@ -69,8 +70,13 @@ class LogConf:
         return ["wandb"]
 
 
-def speak(*, main_process: bool) -> None:
-    """Let this project's own loggers reach the reader; libraries keep to their warnings."""
+def speak() -> None:
+    """Let this project's own loggers reach the reader; libraries keep to their warnings.
+
+    Called before anything is built, so that a missing compiler is said: before Accelerate knows the
+    processes, but after their launcher numbered them.
+    """
+    main_process = os.environ.get("RANK", "0") == "0"
     if CONSOLE.is_terminal:
         plain: logging.Handler = RichHandler(
             console=CONSOLE, show_time=False, show_level=False, show_path=False
