@@ -34,7 +34,7 @@ class Seen:
 
 @dataclass(kw_only=True)
 class _Pass:
-    """What the layers take and leave on a pass. Copies of a target share it, as they share layers."""
+    """What the layers take and leave on a pass. Copies of a target share it, with the layers."""
 
     entering: dict[int, Tensor] = field(default_factory=dict)
     writing: tuple[StaticCache, Write] | None = None
