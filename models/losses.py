@@ -164,22 +164,33 @@ def _apply(head: Head, hidden: Tensor) -> Tensor:
     return nn.functional.linear(hidden, head) if isinstance(head, Tensor) else head(hidden)
 
 
+def _through(heads: list[Tensor], rows: Float[Tensor, "*steps tokens _"]) -> Tensor:
+    """Rows times the one head, or each step's rows times its own."""
+    if len(heads) == 1:
+        return nn.functional.linear(rows, heads[0])
+    pairs = zip(rows, heads, strict=True)
+    return torch.stack([nn.functional.linear(step, head) for step, head in pairs])
+
+
 def distillation(
     draft_hidden: Float[Tensor, "*steps tokens draft_width"],
     target_hidden: Float[Tensor, "tokens target_width"],
     *,
-    draft_head: Float[Tensor, "draft_vocab draft_width"],
+    draft_heads: list[Tensor],
     target_head: Head,
     weight: Float[Tensor, "*steps tokens"],
+    labels: Int[Tensor, " tokens"] | None,  # noqa: ARG001 - for the losses to come
     kept_ids: Int[Tensor, " draft_vocab"] | None,
     conf: LossConf,
 ) -> tuple[Float[Tensor, ""], Metrics]:
     """Sum of the weighted losses, and the metrics of the rows whose weight is not 0.
 
     Row t of every step is taught by row t of the target. Steps are optional, and share its logits.
+    `draft_heads` [draft_vocab, draft_width]: one for all steps, or one for each of them.
+    `labels`: the token of the text where row t of the target predicts, a target id.
     """
     target_logits = _apply(target_head, target_hidden).detach()
-    draft_logits = _apply(draft_head, draft_hidden)
+    draft_logits = _through(draft_heads, draft_hidden)
     losses = token_losses(draft_logits, target_logits, kept_ids=kept_ids, conf=conf)
     with torch.no_grad():
         metrics = losses.sums(weight != 0)
@@ -190,9 +201,10 @@ def chunked_distillation(
     draft_hidden: Float[Tensor, "*steps tokens draft_width"],
     target_hidden: Float[Tensor, "tokens target_width"],
     *,
-    draft_head: Float[Tensor, "draft_vocab draft_width"],
+    draft_heads: list[Tensor],
     target_head: Head,
     weight: Float[Tensor, "*steps tokens"],
+    labels: Int[Tensor, " tokens"] | None,  # noqa: ARG001 - for the losses to come
     kept_ids: Int[Tensor, " draft_vocab"] | None,
     conf: LossConf,
 ) -> tuple[Float[Tensor, ""], Metrics]:
@@ -212,28 +224,34 @@ def chunked_distillation(
     draft_rows = nn.functional.pad(draft_hidden.detach(), (0, 0, 0, short)).split(rows, -2)
     target_rows = nn.functional.pad(target_hidden, (0, 0, 0, short)).split(rows, -2)
     weights = nn.functional.pad(weight, (0, short)).split(rows, -1)
-    total, head_grad = weight.new_zeros(()), torch.zeros_like(draft_head, dtype=torch.float32)
+    total = weight.new_zeros(())
+    head_grads = [torch.zeros_like(head, dtype=torch.float32) for head in draft_heads]
+    one = len(draft_heads) == 1
     chunk_sums: list[Metrics] = []
     hidden_grads: list[Tensor] = []
 
     with torch.no_grad():
         for hidden, seen, share in zip(draft_rows, target_rows, weights, strict=True):
             teacher = _teach(_apply(target_head, seen), kept_ids)
-            logits = nn.functional.linear(hidden, draft_head).float()
+            logits = _through(draft_heads, hidden).float()
             losses, probs = _compare(logits, teacher, kept_ids, conf)
             total = total + (losses.loss * share).sum()
             chunk_sums.append(losses.sums(share != 0))
             grad = _gradient(probs, teacher, losses, share, conf).to(hidden.dtype)
-            hidden_grads.append(grad @ draft_head)
-            if draft_head.requires_grad:
-                head_grad += grad.flatten(0, -2).T @ hidden.flatten(0, -2)
+            hidden_grads.append(_through([head.T for head in draft_heads], grad))
+            for i, head in enumerate(draft_heads):
+                if head.requires_grad:
+                    g, h = (grad, hidden) if one else (grad[i], hidden[i])
+                    head_grads[i] += g.flatten(0, -2).T @ h.flatten(0, -2)
         hidden_grad = torch.cat(hidden_grads, -2).narrow(-2, 0, tokens)
         metrics = {
             name: torch.stack([sums[name] for sums in chunk_sums]).sum(0) for name in METRICS
         }
 
     total = _carry(total, draft_hidden, hidden_grad)
-    return _carry(total, draft_head, head_grad), metrics
+    for head, grad in zip(draft_heads, head_grads, strict=True):
+        total = _carry(total, head, grad)
+    return total, metrics
 
 
 def _weighed(weight: Float[Tensor, "*steps tokens"]) -> Int[Tensor, " some"]:

@@ -76,7 +76,9 @@ def _pass(form: str, inputs: dict[str, torch.Tensor], *, chunk: int) -> float:
     for tensor in inputs.values():
         tensor.grad = None
     conf = LossConf(name=LossName.lk_hybrid, chunk=chunk)
-    total, _ = FORMS[form](**inputs, kept_ids=None, conf=conf)
+    heads = {"draft_heads": [inputs["draft_head"]], "target_head": inputs["target_head"]}
+    hidden = {name: inputs[name] for name in ("draft_hidden", "target_hidden", "weight")}
+    total, _ = FORMS[form](**hidden, **heads, labels=None, kept_ids=None, conf=conf)
     total.backward()
     return total.item() / len(inputs["weight"])
 

@@ -33,9 +33,10 @@ def inputs(*, tokens=23, steps=(), kept=None, vocab=11):
     return {
         "draft_hidden": torch.randn(*steps, tokens, 6, generator=draw).requires_grad_(),
         "target_hidden": torch.randn(tokens, 5, generator=draw),
-        "draft_head": torch.randn(draft_vocab, 6, generator=draw).requires_grad_(),
+        "draft_heads": [torch.randn(draft_vocab, 6, generator=draw).requires_grad_()],
         "target_head": torch.randn(vocab, 5, generator=draw),
         "weight": torch.rand(*steps, tokens, generator=draw).sub(0.3).clamp_min(0),
+        "labels": None,
         "kept_ids": kept,
     }
 
@@ -44,7 +45,7 @@ def both(args, conf):
     """Value, metrics and gradients of the plain and the chunked form."""
     for form in (distillation, chunked_distillation):
         total, metrics = form(**args, conf=conf)
-        grads = torch.autograd.grad(3 * total, [args["draft_hidden"], args["draft_head"]])
+        grads = torch.autograd.grad(3 * total, [args["draft_hidden"], *args["draft_heads"]])
         yield [total, *metrics.values(), *grads]
 
 
@@ -112,6 +113,22 @@ def test_chunks_change_neither_value_nor_gradient(name, kept, steps, chunk):
     args = inputs(steps=steps, kept=kept)
     plain, chunked = both(args, LossConf(name=name, chunk=chunk))
     for a, b in zip(plain, chunked, strict=True):
+        torch.testing.assert_close(b, a, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("chunk", [1, 8, 1024])
+def test_each_step_may_have_a_head_of_its_own(chunk):
+    """One of them a view of a larger matrix, one without gradient."""
+    args = inputs(steps=(3,))
+    whole = torch.randn(15, 6).requires_grad_()
+    args["draft_heads"] += [whole[:11], torch.randn(11, 6)]
+    results = []
+    for form in (distillation, chunked_distillation):
+        total, _ = form(**args, conf=LossConf(chunk=chunk))
+        learns = [args["draft_hidden"], args["draft_heads"][0], whole]
+        results.append([total, *torch.autograd.grad(total, learns)])
+    assert all(grad.any() for grad in results[0])
+    for a, b in zip(*results, strict=True):
         torch.testing.assert_close(b, a, atol=1e-5, rtol=1e-5)
 
 

@@ -241,9 +241,10 @@ class Eagle3Draft(Draft):
         total, metrics = chunked_distillation(
             torch.stack([self.norm(h) for h in moved]).flatten(1, 2),
             seen.hidden.flatten(0, 1),
-            draft_head=self.lm_head.weight,
+            draft_heads=[self.lm_head.weight],
             target_head=self._teacher_head[0],
             weight=torch.stack(weights).flatten(1, 2),
+            labels=sooner(batch.ids, 1).flatten(),
             kept_ids=self.kept_ids,
             conf=self.loss_conf,
         )
