@@ -132,7 +132,7 @@ def test_train_says_how_to_do_without_the_hub(refused, tmp_path):
     given = ["target.name=nobody/nothing", "device.compile=false", f"output_dir={tmp_path}"]
     line, _ = refused(train.__main__.main, *given)
     assert line.startswith("target.name: must be a reachable model, got 'nobody/nothing' (")
-    assert line.endswith("without a network give the path of a local copy")
+    assert line.endswith("without a network give a local copy by target.path=DIR")
 
 
 def test_a_draft_of_another_tokenizer_is_refused(folder):

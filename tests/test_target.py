@@ -128,7 +128,7 @@ def test_a_model_that_cannot_be_reached_is_refused_with_the_way_out(tmp_path):
             TargetConf(name=name).build(CPU)
         message = str(refused.value)
         assert message.startswith(f"target.name: must be a reachable model, got '{name}'")
-        assert message.endswith("without a network give the path of a local copy")
+        assert message.endswith("without a network give a local copy by target.path=DIR")
         assert "\n" not in message
 
 

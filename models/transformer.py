@@ -1,0 +1,210 @@
+"""Any Hugging Face causal LM with softmax attention, run with our masks, positions and cache.
+
+The target is one, and so is a draft that is a language model of its own. Captured layer i is the
+tensor that enters layer i, which is Hugging Face's `hidden_states[i]` and vLLM's
+`eagle_aux_hidden_state_layer_ids`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import MethodType
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from models.cache import LayerCache, StaticCache, Write
+from models.device import Device
+from models.errors import UserError
+
+
+@dataclass(kw_only=True)
+class Seen:
+    """What a model computed at each position."""
+
+    hidden: Float[Tensor, "batch seq hidden"]  # after the final norm: what the head reads
+    captured: Float[Tensor, "batch seq captured"]  # the captured layers side by side, low to high
+
+
+@dataclass(kw_only=True)
+class _Pass:
+    """What the layers take and leave on a pass. Copies of a target share it, with the layers."""
+
+    entering: dict[int, Tensor] = field(default_factory=dict)
+    writing: tuple[StaticCache, Write] | None = None
+
+
+@dataclass(kw_only=True)
+class _Place:
+    """Where a layer stands. It is an attribute of the layer, so that a copy of a model has its own."""
+
+    index: int
+    shared: _Pass
+    region: Callable
+
+
+class Transformer:
+    """A causal LM seen through four verbs: embed, see (hidden states), logits, new_cache."""
+
+    def __init__(self, model: Any, *, device: Device):
+        self.model, self.device = model, device
+        self.config = model.config.get_text_config()
+        self.decoder = model.get_decoder()
+        self.head = model.get_output_embeddings()
+        self.num_layers: int = self.config.num_hidden_layers
+        self.hidden_size: int = self.config.hidden_size
+        self.vocab_size: int = self.head.weight.shape[0]
+        self.head_size: int = (
+            getattr(self.config, "head_dim", None)
+            or self.hidden_size // self.config.num_attention_heads
+        )
+        self._pass = _Pass()
+        region = device.region(_layer_pass)
+        for i, layer in enumerate(self.decoder.layers):
+            layer.place = _Place(index=i, shared=self._pass, region=region)
+            # bound, so that a copy of the model runs its own layers
+            layer.forward = MethodType(_watched, layer)
+
+    @property
+    def eos_ids(self) -> list[int]:
+        """Ids that end an answer."""
+        eos = self.model.generation_config.eos_token_id
+        return [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
+
+    def embed(self, ids: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch hidden"]:
+        return self.model.get_input_embeddings()(ids)
+
+    def logits(self, hidden: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "*batch vocab"]:
+        return self.head(hidden)
+
+    def new_cache(self, batch: int, slots: int) -> StaticCache:
+        """Room for `slots` tokens a row, tree nodes included."""
+        return StaticCache(
+            layers=self.num_layers,
+            batch=batch,
+            heads=self.config.num_key_value_heads,
+            slots=slots,
+            head_size=self.head_size,
+            dtype=self.head.weight.dtype,
+            device=self.head.weight.device,
+        )
+
+    def see(
+        self,
+        ids: Int[Tensor, "batch seq"],
+        *,
+        positions: Int[Tensor, "batch seq"],
+        mask: Bool[Tensor, "batch 1 seq keys"],
+        layers: list[int],
+        cache: StaticCache | None = None,
+        write: Write | None = None,
+    ) -> Seen:
+        """One forward pass. With a cache, keys and values go where `write` says."""
+        # always a new dict: a graph must not depend on what other callers of the layers left in it
+        self._pass.entering = {}
+        if cache is not None:
+            assert write is not None
+            self._pass.writing = cache, write
+        hidden = self.decoder(
+            input_ids=ids,
+            position_ids=positions,
+            attention_mask=mask,
+            past_key_values=cache,
+            use_cache=cache is not None,
+        ).last_hidden_state
+        captured = [self._pass.entering[i] for i in layers]
+        self._pass.entering = {}  # else a compiled graph would return every layer's input
+        self._pass.writing = None
+        return Seen(
+            hidden=hidden, captured=torch.cat(captured, -1) if captured else hidden[..., :0]
+        )
+
+
+def _watched(layer: Any, hidden_states: Tensor, **kwargs: Any) -> Any:
+    """A layer, which keeps the tensor that enters it, and is given its part of the cache.
+
+    transformers' own recorder cannot be traced: it holds its results in a context variable.
+    """
+    place: _Place = layer.place
+    place.shared.entering[place.index] = hidden_states
+    part = ()
+    if place.shared.writing is not None:
+        cache, write = place.shared.writing
+        kwargs = kwargs | {"past_key_values": None}
+        part = cache.layer(place.index, write)
+    return place.region(layer, hidden_states, part, kwargs)
+
+
+def _layer_pass(
+    layer: nn.Module, hidden: Tensor, part: tuple[Tensor, ...], kwargs: dict[str, Any]
+) -> Any:
+    """One layer. Given nothing but tensors and constants, it is traced once for all layers."""
+    if part:
+        kwargs = kwargs | {"past_key_values": LayerCache(*part)}
+    return type(layer).forward(layer, hidden, **kwargs)
+
+
+@dataclass(kw_only=True)
+class Source:
+    """Where a pretrained model is: a hub name, or `path`, a local copy of it."""
+
+    key: str  # of the config: `target` or `draft`
+    name: str
+    path: str | None = None
+    revision: str | None = None
+    trust_remote_code: bool = False
+
+    @property
+    def place(self) -> str:
+        return self.path or self.name
+
+    def config(self) -> Any:
+        """Read config.json alone. Raises UserError for what cannot be had or served exactly."""
+        from transformers import AutoConfig
+
+        config = self._read(AutoConfig)
+        _refuse(config, self)
+        return config
+
+    def model(self, dtype: torch.dtype) -> Any:
+        from transformers import AutoModelForCausalLM
+
+        return self._read(AutoModelForCausalLM, dtype=dtype, attn_implementation="sdpa")
+
+    def tokenizer(self) -> Any:
+        from transformers import AutoTokenizer
+
+        return self._read(AutoTokenizer)
+
+    def _read(self, kind: Any, **kwargs: Any) -> Any:
+        try:
+            return kind.from_pretrained(
+                self.place, revision=self.revision, trust_remote_code=self.trust_remote_code,
+                **kwargs,
+            )  # fmt: skip
+        except (OSError, ValueError) as error:
+            reason = str(error).strip().splitlines()[0].rstrip(".")
+            raise UserError(
+                f"{self.key}.{'path' if self.path else 'name'}: must be a reachable model, "
+                f"got {self.place!r} ({reason}); "
+                f"without a network give a local copy by {self.key}.path=DIR"
+            ) from error
+
+
+def _refuse(config: Any, source: Source) -> None:
+    """Name what the runtime cannot serve exactly, before any weight is read."""
+    text = config.get_text_config()
+    kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
+    if window := getattr(text, "sliding_window", None):
+        kinds.add(f"a window of {window} tokens")
+    if config.is_encoder_decoder:
+        kinds = {"encoder and decoder"}
+    elif not hasattr(text, "num_key_value_heads") or hasattr(text, "kv_lora_rank"):
+        kinds = {"no plain key-value heads"}
+    if kinds != {"full_attention"}:
+        raise UserError(
+            f"{source.key}.name: only full softmax attention in every layer is served exactly, got "
+            f"{source.place!r} ({text.model_type}: {', '.join(sorted(kinds))}); "
+            f"choose another {source.key}"
+        )
