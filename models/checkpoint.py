@@ -172,6 +172,15 @@ def read_config(directory: Path) -> dict[str, Any]:
         raise _unreadable(path, error) from error
 
 
+def metadata(target: Any) -> dict[str, str]:
+    """What ties a draft to the target that it was distilled from."""
+    return {
+        TARGET_HASH: target.fingerprint,
+        TOKENIZER_HASH: target.tokenizer_fingerprint,
+        "target_name": target.name,
+    }
+
+
 def read_metadata(directory: Path) -> dict[str, str]:
     """The metadata of model.safetensors, without reading its tensors."""
     with _reading(directory / WEIGHTS) as file:

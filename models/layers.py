@@ -83,21 +83,20 @@ def attend_unrolled(
     return out
 
 
-class WideAttention(nn.Module):
-    """Llama attention that reads twice the hidden size: embedding and feature side by side."""
+class Attention(nn.Module):
+    """Llama attention that reads `width` numbers a token, split around its softmax."""
 
-    def __init__(self, config: Any):
+    def __init__(self, config: Any, width: int):
         super().__init__()
         self.size = config.head_dim
-        wide, heads = 2 * config.hidden_size, config.num_attention_heads * self.size
-        groups = config.num_key_value_heads * self.size
-        self.q_proj = nn.Linear(wide, heads, bias=False)
-        self.k_proj = nn.Linear(wide, groups, bias=False)
-        self.v_proj = nn.Linear(wide, groups, bias=False)
-        self.o_proj = nn.Linear(heads, config.hidden_size, bias=False)
+        heads, groups = config.num_attention_heads, config.num_key_value_heads
+        self.q_proj = nn.Linear(width, heads * self.size, bias=False)
+        self.k_proj = nn.Linear(width, groups * self.size, bias=False)
+        self.v_proj = nn.Linear(width, groups * self.size, bias=False)
+        self.o_proj = nn.Linear(heads * self.size, config.hidden_size, bias=False)
 
     def project(
-        self, x: Float[Tensor, "b t wide"], turn: tuple[Tensor, Tensor]
+        self, x: Float[Tensor, "b t width"], turn: tuple[Tensor, Tensor]
     ) -> tuple[Float[Tensor, "b h t d"], Float[Tensor, "b kv t d"], Float[Tensor, "b kv t d"]]:
         split = (*x.shape[:2], -1, self.size)
         query, key, value = (
@@ -106,27 +105,47 @@ class WideAttention(nn.Module):
         return rotate(query, *turn), rotate(key, *turn), value
 
 
-class WideLayer(nn.Module):
-    """The decoder layer, split around its attention: training and decoding share the rest."""
+class DecoderLayer(nn.Module):
+    """A Llama layer, split around its attention: training and decoding share the rest."""
 
-    def __init__(self, config: Any):
+    def __init__(self, config: Any, *, width: int | None = None, input_norm: bool = True):
         super().__init__()
         size, eps = config.hidden_size, config.rms_norm_eps
-        self.self_attn = WideAttention(config)
+        self.self_attn = Attention(config, width or size)
         self.mlp = GatedMLP(size, config.intermediate_size)
-        self.input_layernorm = RMSNorm(size, eps)
-        self.hidden_norm = RMSNorm(size, eps)
+        self.input_layernorm = RMSNorm(size, eps) if input_norm else nn.Identity()
         self.post_attention_layernorm = RMSNorm(size, eps)
 
     def project(
-        self, embedded: Float[Tensor, "b t h"], hidden: Float[Tensor, "b t h"],
-        turn: tuple[Tensor, Tensor],
-    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        wide = torch.cat([self.input_layernorm(embedded), self.hidden_norm(hidden)], -1)
-        return self.self_attn.project(wide, turn)
+        self, hidden: Float[Tensor, "b t h"], turn: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return self.self_attn.project(self.input_layernorm(hidden), turn)
 
     def finish(
         self, hidden: Float[Tensor, "b t h"], attended: Float[Tensor, "b heads t d"]
     ) -> Float[Tensor, "b t h"]:
         hidden = hidden + self.self_attn.o_proj(attended.transpose(1, 2).flatten(2))
         return hidden + self.mlp(self.post_attention_layernorm(hidden))
+
+
+class WideLayer(DecoderLayer):
+    """EAGLE-3's: attention reads the embedding and the feature side by side, each normed."""
+
+    def __init__(self, config: Any):
+        super().__init__(config, width=2 * config.hidden_size)
+        self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def project_both(
+        self, embedded: Float[Tensor, "b t h"], hidden: Float[Tensor, "b t h"],
+        turn: tuple[Tensor, Tensor],
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        wide = torch.cat([self.input_layernorm(embedded), self.hidden_norm(hidden)], -1)
+        return self.self_attn.project(wide, turn)
+
+
+def start_small(*parts: nn.Module) -> None:
+    """Linear weights from a normal distribution of deviation 0.02, as in most language models."""
+    for part in parts:
+        for module in part.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=0.02)

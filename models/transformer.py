@@ -37,7 +37,7 @@ class _Pass:
 
 @dataclass(kw_only=True)
 class _Place:
-    """Where a layer stands. It is an attribute of the layer, so that a copy of a model has its own."""
+    """Where a layer stands: an attribute of the layer, so that a copy of a model has its own."""
 
     index: int
     shared: _Pass

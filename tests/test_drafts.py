@@ -7,11 +7,12 @@ import torch
 
 from infer.decode import Decoder
 from models.checkpoint import WEIGHTS
-from models.drafts import eagle3, load_draft
+from models.drafts import load_draft
 from models.errors import UserError
 from models.losses import LossConf, Reduction
 from models.sampling import SamplingConf
 from models.supervision import row_weights
+from models.transformer import Seen
 from tests.tiny import VOCAB, batch_of, chain, learn, new_draft, sampled_texts, tiny_target, tree
 
 DEPTH = 4
@@ -105,9 +106,9 @@ def test_training_unroll_is_what_decoding_computes(target, learned):
         batch.ids, positions=batch.positions, mask=batch.attends(), layers=draft.needs.layers
     )
     with torch.no_grad():
-        outputs = draft._unroll(batch, draft.fc(seen.captured))
+        outputs = draft.unroll(batch, draft.features(seen), carries=True)
         row = 11
-        prompt = eagle3.Seen(hidden=seen.hidden[:, : row + 1], captured=seen.captured[:, : row + 1])
+        prompt = Seen(hidden=seen.hidden[:, : row + 1], captured=seen.captured[:, : row + 1])
         state = draft.start(
             draft.new_state(1, 32), batch.ids[:, : row + 1],
             lengths=torch.tensor([row + 1]), first=batch.ids[:, row + 1], seen=prompt,

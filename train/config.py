@@ -48,11 +48,11 @@ class TrainConf:
     def check(self) -> None:
         """Refuse what can be known to be wrong before a model is loaded."""
         conversations.check(self.data)
-        depth, deepest = self.tree.build().depth, self.draft.max_depth
+        depth, deepest = self.tree.build().depth, self.draft.deepest
         if depth > deepest:
             raise UserError(
                 f"tree.depth: must be at most the {deepest} tokens that the draft can propose, "
-                f"got {depth}; lower tree.depth or raise draft.max_depth"
+                f"got {depth}; lower tree.depth or raise draft.{self.draft.depth_key}"
             )
         prompts = self.evaluation.prompts
         if prompts is not None and not Path(prompts).is_file():

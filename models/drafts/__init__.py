@@ -2,6 +2,7 @@
 
 import importlib
 import pkgutil
+from collections.abc import Iterator
 from pathlib import Path
 
 from models.checkpoint import read_config
@@ -12,14 +13,24 @@ from models.target import Target
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
 
-METHODS: dict[str, type[DraftConf]] = {conf.method: conf for conf in DraftConf.__subclasses__()}
+
+def _methods(conf: type[DraftConf]) -> Iterator[type[DraftConf]]:
+    """Every class below `conf` that names a method."""
+    for below in conf.__subclasses__():
+        if "method" in vars(below):
+            yield below
+        yield from _methods(below)
+
+
+METHODS = {conf.method: conf for conf in _methods(DraftConf)}
 
 
 def load_draft(directory: Path, target: Target) -> tuple[DraftConf, Draft]:
     """Read a checkpoint of any method. Raises UserError where it does not fit the target."""
-    names = read_config(directory).get("architectures", [])
+    config = read_config(directory)
     for conf in METHODS.values():
-        if conf.architecture in names:
+        if conf.reads(config):
             return conf.load(directory, target)
     known = ", ".join(conf.architecture for conf in METHODS.values())
+    names = config.get("architectures", [])
     raise UserError(f"checkpoint: architecture must be one of {known}, got {names} in {directory}")

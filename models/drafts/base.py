@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from models.losses import LossConf
 from models.sampling import SamplingRule
-from models.target import Seen, Target
+from models.target import Target
+from models.transformer import Seen, Transformer
 from models.tree import Proposal, Tree
 
 State = dict[str, Any]  # tensors of one method, opaque to the loops; fixed shapes
@@ -61,13 +62,17 @@ class Draft(nn.Module):
     trained_depth: int  # deepest it was trained for
 
     def prepare(
-        self, counts: Int[Tensor, " vocab"], *, target: Target, always: list[int]
+        self,
+        counts: Int[Tensor, " vocab"],
+        *,
+        target: Target,
+        always: list[int],  # noqa: ARG002
     ) -> dict[str, float]:
         """Last choices before training, from the token counts of the training answers.
 
         `always` are token ids that a reduced vocabulary keeps. Returns figures worth printing.
         """
-        raise NotImplementedError
+        return {}
 
     def loss(self, batch: Batch, seen: Seen) -> Loss:
         """Training loss of one batch, given what the target computed on it."""
@@ -104,6 +109,14 @@ class Draft(nn.Module):
         """Write the checkpoint that serving engines load."""
         raise NotImplementedError
 
+    def verifier(self, target: Target) -> Target | None:  # noqa: ARG002
+        """The target that checks this draft, where a method adapts its own; None: `target`."""
+        return None
+
+    def speaker(self) -> Transformer | None:
+        """The draft as a language model that can write texts itself; None where it is none."""
+        return None
+
 
 @dataclass(kw_only=True)
 class DraftConf:
@@ -111,12 +124,27 @@ class DraftConf:
 
     method: ClassVar[str]
     architecture: ClassVar[str]  # in config.json, and how a checkpoint is recognised
+    depth_key: ClassVar[str] = "max_depth"  # the field that limits how deep it can propose
+    speaks: ClassVar[bool] = False  # whether `Draft.speaker` gives a language model
 
     max_depth: int = 16  # tokens of the deepest proposal
+
+    @property
+    def deepest(self) -> int:
+        """Tokens of the deepest proposal."""
+        return getattr(self, self.depth_key)
+
+    def check(self) -> None:
+        """Refuse what can be known to be wrong before a model is loaded, by a UserError."""
 
     def build(self, target: Target, *, loss: LossConf, seed: int) -> Draft:
         """A new draft for this target. Raises UserError where the two do not fit."""
         raise NotImplementedError
+
+    @classmethod
+    def reads(cls, config: dict[str, Any]) -> bool:
+        """Whether a checkpoint with this config.json is one of this method."""
+        return cls.architecture in config.get("architectures", [])
 
     @classmethod
     def load(cls, directory: Path, target: Target) -> tuple["DraftConf", Draft]:
