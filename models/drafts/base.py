@@ -63,9 +63,9 @@ class Draft(nn.Module):
 
     def prepare(
         self,
-        counts: Int[Tensor, " vocab"],
+        counts: Int[Tensor, " vocab"],  # noqa: ARG002
         *,
-        target: Target,
+        target: Target,  # noqa: ARG002
         always: list[int],  # noqa: ARG002
     ) -> dict[str, float]:
         """Last choices before training, from the token counts of the training answers.
@@ -126,8 +126,6 @@ class DraftConf:
     architecture: ClassVar[str]  # in config.json, and how a checkpoint is recognised
     depth_key: ClassVar[str] = "max_depth"  # the field that limits how deep it can propose
     speaks: ClassVar[bool] = False  # whether `Draft.speaker` gives a language model
-
-    max_depth: int = 16  # tokens of the deepest proposal
 
     @property
     def deepest(self) -> int:

@@ -39,6 +39,7 @@ class Eagle3Conf(FeatureConf):
     method: ClassVar[str] = "eagle3"
     architecture: ClassVar[str] = "Eagle3LlamaForCausalLM"
 
+    max_depth: int = 16  # tokens of the deepest proposal
     layers: list[int] | None = None  # captured; None = [2, n // 2, n - 3], what engines default to
     unroll: int = 7  # steps of the training-time test
     vocab_size: int | None = None  # of a reduced draft vocabulary; None = the target's

@@ -41,10 +41,15 @@ class FeatureDraft(Draft):
         self.loss_conf = LossConf()
         self.seed: int | None = None
         # of the target, frozen; a tuple, so that they are not submodules
-        self._frozen: tuple[nn.Module, nn.Module] = (
+        self._frozen: tuple[nn.Embedding, nn.Linear] = (
             target.model.get_input_embeddings(),
             target.head,
         )
+
+    @property
+    def head(self) -> nn.Linear:
+        """The target's own, frozen."""
+        return self._frozen[1]
 
     @property
     def kept_ids(self) -> Int[Tensor, " draft_vocab"] | None:
@@ -68,7 +73,7 @@ class FeatureDraft(Draft):
             torch.stack(moved).flatten(1, 2),
             seen.hidden.flatten(0, 1),
             draft_heads=heads,
-            target_head=self._frozen[1],
+            target_head=self.head,
             weight=torch.stack(weights).flatten(1, 2),
             kept_ids=self.kept_ids,
             labels=sooner(batch.ids, 1).flatten(),

@@ -1,0 +1,172 @@
+"""EAGLE-1 (https://arxiv.org/abs/2401.15077): one layer that predicts the target's next feature.
+
+    row t:   fc(embedding of token t+1, H_t)  ->  decoder layer  ->  H_{t+1}  ->  token t+2
+
+H_t is the target's last hidden state after its final norm. The layer has no input norm, and nothing
+stands between it and the target's head. EAGLE-2 (https://arxiv.org/abs/2406.16858) is the same
+draft decoded with a dynamic tree. With `unroll` above 1 it learns on its own features as well, as
+HASS does (https://arxiv.org/abs/2408.15766): steps are passes without gradients between them.
+
+Axes: B rows, T tokens, H hidden.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from models import checkpoint
+from models.drafts.base import Batch, Loss, Needs
+from models.drafts.feature import FeatureConf, layer_config
+from models.drafts.one_layer import OneLayerDraft
+from models.errors import UserError
+from models.layers import DecoderLayer, start_small
+from models.losses import LossConf
+from models.supervision import row_weights, sooner
+from models.target import Target
+from models.transformer import Seen
+
+NOISE_LENGTH = 512  # tokens of a row for which `noise` is the width as it stands, as published
+
+
+@dataclass(kw_only=True)
+class Eagle1Conf(FeatureConf):
+    """What is left to choose; the rest follows from the target."""
+
+    method: ClassVar[str] = "eagle1"
+    architecture: ClassVar[str] = "EagleLlamaForCausalLM"
+
+    max_depth: int = 16  # tokens of the deepest proposal
+    unroll: int = 1  # steps it is trained on; above 1 on its own features, as HASS
+    regression: float = 1.0  # weight of the distance between features
+    token: float = 0.1  # weight of `loss` on the tokens they give
+    noise: float = 0.2  # width of the uniform noise on the target's features, while training
+    intermediate_size: int | None = None  # None = the target's
+    heads: int | None = None  # None = the target's
+    kv_heads: int | None = None  # None = the target's
+    head_size: int | None = None  # None = the target's
+
+    def __post_init__(self) -> None:
+        for key in ("unroll", "max_depth"):
+            if getattr(self, key) < 1:
+                raise UserError(f"draft.{key}: must be at least 1, got {getattr(self, key)}")
+        for key in ("regression", "token", "noise"):
+            if getattr(self, key) < 0:
+                raise UserError(f"draft.{key}: must not be negative, got {getattr(self, key)}")
+
+    def build(self, target: Target, *, loss: LossConf, seed: int) -> "Eagle1Draft":
+        """A new draft: random layer, the target's own embeddings and head."""
+        config = layer_config(
+            target,
+            self.architecture,
+            intermediate_size=self.intermediate_size,
+            num_attention_heads=self.heads,
+            num_key_value_heads=self.kv_heads,
+            head_dim=self.head_size,
+            training_unroll=self.unroll,
+            training_max_depth=self.max_depth,
+        )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            draft = Eagle1Draft(config, target)
+        draft.conf, draft.loss_conf, draft.seed = self, loss, seed
+        draft.embed_tokens.load_state_dict(target.model.get_input_embeddings().state_dict())
+        return draft.to(target.head.weight.device)
+
+    @classmethod
+    def load(cls, directory: Path, target: Target) -> tuple["Eagle1Conf", "Eagle1Draft"]:
+        # drafts published elsewhere leave our own keys out
+        theirs: dict[str, Any] = {
+            "training_unroll": cls.unroll,
+            "training_max_depth": cls.max_depth,
+        }
+        config = LlamaConfig(**(theirs | checkpoint.read_config(directory)))
+        draft = Eagle1Draft(config, target)
+        draft.restore(directory, target)
+        draft.conf = replace(
+            draft.conf,
+            unroll=draft.trained_depth,
+            max_depth=draft.max_depth,
+            intermediate_size=config.intermediate_size,
+            heads=config.num_attention_heads,
+            kv_heads=config.num_key_value_heads,
+            head_size=draft.config.head_dim,
+        )
+        return draft.conf, draft
+
+
+class Eagle1Draft(OneLayerDraft):
+    """The layer and its embeddings; its head is the target's."""
+
+    method = "eagle1"
+
+    def __init__(self, config: LlamaConfig, target: Target):
+        super().__init__(config, target)
+        self.conf = Eagle1Conf()
+        self.needs = Needs(layers=[])
+        self.trained_depth = self.config.training_unroll
+        self.max_depth = self.config.training_max_depth
+        size = self.config.hidden_size
+        self.embed_tokens = nn.Embedding(self.config.vocab_size, size).requires_grad_(False)
+        # no bias, though the authors' has one: vLLM's loader knows none
+        self.fc = nn.Linear(2 * size, size, bias=False)
+        self.layers = nn.ModuleList([DecoderLayer(config, input_norm=False)])
+        self.rotary = LlamaRotaryEmbedding(config)
+        start_small(self.fc, self.layers)
+
+    @property
+    def layer(self) -> DecoderLayer:
+        (layer,) = self.layers
+        assert isinstance(layer, DecoderLayer)
+        return layer
+
+    def features(self, seen: Seen) -> Float[Tensor, "b t h"]:
+        return seen.hidden.to(self.fc.weight.dtype)
+
+    def enter(
+        self, embedded: Float[Tensor, "b t h"], hidden: Float[Tensor, "b t h"],
+        turn: tuple[Tensor, Tensor],
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+        stream = self.fc(torch.cat([embedded, hidden], -1))
+        return stream, *self.layer.project(stream, turn)
+
+    def finish(
+        self, stream: Float[Tensor, "b t h"], attended: Float[Tensor, "b heads t d"]
+    ) -> Float[Tensor, "b t h"]:
+        return self.layer.finish(stream, attended)
+
+    def logits(self, hidden: Float[Tensor, "b t h"]) -> Float[Tensor, "b t vocab"]:
+        return self.head(hidden.to(self.head.weight.dtype))
+
+    def loss(self, batch: Batch, seen: Seen) -> Loss:
+        """Distance to the target's next features, and what the target's head makes of them."""
+        features = self.features(seen)
+        outputs = self.unroll(batch, self._disturbed(features), carries=False)
+        tokens = self.distil(outputs, batch, seen, heads=[self.head.weight])
+        weight, _ = row_weights(
+            batch.answer, batch.document, steps=self.trained_depth, conf=self.loss_conf
+        )
+        wanted = [sooner(features, 1 + i) for i in range(self.trained_depth)]
+        apart = F.smooth_l1_loss(torch.stack(outputs), torch.stack(wanted), reduction="none")
+        distance = apart.float().mean(-1)
+        counted = (weight != 0).flatten(1)
+        sums = torch.stack([(distance.flatten(1) * counted).sum(-1), counted.sum(-1)], -1)
+        metrics = {f"distance_{i + 1}": pair.detach() for i, pair in enumerate(sums)}
+        return Loss(
+            total=self.conf.regression * (distance * weight).sum() + self.conf.token * tokens.total,
+            weight=tokens.weight,
+            metrics=tokens.metrics | metrics,
+        )
+
+    def _disturbed(self, features: Float[Tensor, "b t h"]) -> Float[Tensor, "b t h"]:
+        """What it will read when it drafts is not exact either."""
+        if not (self.training and self.conf.noise):
+            return features
+        width = self.conf.noise * NOISE_LENGTH / features.shape[1]
+        return features + width * (torch.rand_like(features) - 0.5)
