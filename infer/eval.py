@@ -1,226 +1,28 @@
-"""Judge drafts on held-out prompts: every mode on every prompt, prompt by prompt, in one process.
+"""Judge drafts on held-out prompts, one or several side by side.
 
 python -m infer.eval                        the newest finished training run
 python -m infer.eval checkpoint=DIR tree=chain
+python -m infer.eval checkpoint=[DIR,DIR]
 """
 
 import logging
-import statistics
-import sys
 import tempfile
-import time
-from dataclasses import asdict, dataclass
-from importlib.metadata import version
+from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
-import torch
 from rich.console import Console
-from rich.progress import track
 
 from conf.entry import entry_point
 from data import prompts as prompt_files
-from data.prompts import EvalPrompt, fingerprint, held_out
-from infer.config import OWN, EvalConf, EvaluationConf
-from infer.decode import Decoder, bucket
-from infer.exactness import Recorded, compare, near_tie_gap
-from infer.report import DraftRun, Measured, NotMeasured, Setting, build, write
-from infer.stats import Costs, Trace
+from infer.config import OWN, EvalConf
+from infer.judge import Candidate, evaluate
+from infer.report import write
 from infer.tables import terminal_table
 from models import checkpoint
-from models.device import graphs
 from models.drafts import load_draft
-from models.drafts.base import Draft
-from models.drafts.ngram import NgramDraft
 from models.errors import UserError
-from models.target import Target, TargetConf
-from models.tree import NO_TREE, Tree, TreeConf, TreeKind
-
-log = logging.getLogger(__name__)
-REPEATS = 30  # timings of one verification and one draft pass; the median counts
-
-
-@dataclass(kw_only=True)
-class Candidate:
-    """A draft to judge, and itself before distillation (or why that cannot be had)."""
-
-    name: str
-    draft: Draft
-    untrained: Draft | str
-
-
-def evaluate(
-    target: Target, candidates: list[Candidate], *, tree: TreeConf, conf: EvaluationConf
-) -> dict[str, Any]:
-    """The report of all modes. Raises UserError before decoding where something does not fit."""
-    with target.device.shared_if_worth(target.parameters // target.num_layers):
-        return _judge(target, candidates, tree.build(), conf)
-
-
-def _judge(
-    target: Target, candidates: list[Candidate], shape: Tree, conf: EvaluationConf
-) -> dict[str, Any]:
-    prompts = held_out(target.tokenizer, conf.prompts, limit=conf.limit)
-    modes = _modes(target, candidates, shape, prompts, conf)
-    for name, decoder in modes.items():
-        _warn_depth(name, decoder)
-    gap = _warm_up(modes, prompts, conf)
-    before = graphs()
-    traces = _decode_all(target, modes, prompts, conf)
-    after = graphs() - before
-    costs = _costs(modes)
-    measured = {
-        name: Measured(
-            traces=traces[name],
-            exactness=compare(
-                modes["autoregressive"], prompts, traces["autoregressive"], traces[name], gap
-            ),
-            costs=costs.get(name),
-            graphs_after_warmup=after,
-        )
-        for name in modes
-    }
-    drafts = [
-        DraftRun(
-            name=c.name,
-            method=c.draft.method,
-            parameters=sum(p.numel() for p in c.draft.parameters()),
-            untrained=measured.get(f"{c.name}/untrained") or NotMeasured(reason=str(c.untrained)),
-            chain=measured[f"{c.name}/chain"],
-            tree=measured[f"{c.name}/tree"],
-        )
-        for c in candidates
-    ]
-    return build(
-        _setting(target, prompts, shape, conf),
-        autoregressive=measured["autoregressive"],
-        ngram=measured["ngram"],
-        drafts=drafts,
-    )
-
-
-def _modes(
-    target: Target, candidates: list[Candidate], tree: Tree, prompts: list[EvalPrompt],
-    conf: EvaluationConf,
-) -> dict[str, Decoder]:  # fmt: skip
-    chain = TreeConf(kind=TreeKind.chain, depth=tree.depth).build()
-    slots = max(len(prompt.ids) for prompt in prompts) + conf.max_new_tokens
-
-    layers = candidates[0].draft.needs.layers
-
-    def decoder(draft: Draft | None = None, shape: Tree = NO_TREE) -> Decoder:
-        return Decoder(
-            target, draft, shape, sampling=conf.sampling, slots=slots,
-            layers=layers if draft is None or not draft.needs.layers else None,
-        )  # fmt: skip
-
-    modes = {"autoregressive": decoder(), "ngram": decoder(NgramDraft(), chain)}
-    for c in candidates:
-        if isinstance(c.untrained, Draft):
-            modes[f"{c.name}/untrained"] = decoder(c.untrained, tree)
-        modes[f"{c.name}/chain"] = decoder(c.draft, chain)
-        modes[f"{c.name}/tree"] = decoder(c.draft, tree)
-    return modes
-
-
-def _warn_depth(name: str, decoder: Decoder) -> None:
-    depth = decoder.tree.depth
-    trained = decoder.draft.trained_depth if decoder.draft else depth
-    if depth > trained and name.endswith("/tree"):
-        log.warning(
-            "tree.depth: %d is deeper than the %d steps that %s was trained for; "
-            "deep nodes are rarely accepted",
-            depth, trained, name.removesuffix("/tree"),
-        )  # fmt: skip
-
-
-def _warm_up(modes: dict[str, Decoder], prompts: list[EvalPrompt], conf: EvaluationConf) -> float:
-    """Compile every graph; return the near-tie gap between one-token and tree passes."""
-    few = list({bucket(len(p.ids)): p for p in prompts}.values())
-    few += {p.category: p for p in prompts}.values()
-    recorded: dict[str, list[Recorded]] = {}
-    for name in track(modes, "warming up", disable=not sys.stderr.isatty()):
-        for prompt in few:
-            record: list[torch.Tensor] = []
-            done = modes[name].decode(
-                [prompt.ids], row_ids=[prompt.row_id],
-                max_new_tokens=conf.max_new_tokens, record=record,
-            )  # fmt: skip
-            emitted = (torch.tensor(done[0].ids), torch.cat(record).cpu())
-            recorded.setdefault(name, []).append(emitted)
-    plain = recorded.pop("autoregressive")
-    return near_tie_gap(plain, list(recorded.values()))
-
-
-def _decode_all(
-    target: Target, modes: dict[str, Decoder], prompts: list[EvalPrompt], conf: EvaluationConf
-) -> dict[str, list[Trace]]:
-    """Every mode on a prompt before the next prompt, in turning order: clock drift cancels."""
-    traces: dict[str, list[Trace]] = {name: [] for name in modes}
-    names = list(modes)
-    quiet = not sys.stderr.isatty()
-    for number, prompt in enumerate(track(prompts, "held-out prompts", disable=quiet)):
-        turn = number % len(names)
-        for name in names[turn:] + names[:turn]:
-            (done,) = modes[name].decode(
-                [prompt.ids], row_ids=[prompt.row_id],
-                max_new_tokens=conf.max_new_tokens, eos_ids=target.eos_ids,
-            )  # fmt: skip
-            traces[name].append(
-                Trace(
-                    prompt_id=prompt.id,
-                    category=prompt.category,
-                    depth=modes[name].depth,
-                    **asdict(done),
-                )
-            )
-    return traces
-
-
-def _costs(modes: dict[str, Decoder]) -> dict[str, Costs]:
-    """Seconds of a draft and a verify pass by themselves, of each mode, in its last state."""
-    (step, _) = pass_seconds(modes["autoregressive"])
-    costs = {}
-    for name, decoder in modes.items():
-        if decoder.draft is not None:
-            verify, draft = pass_seconds(decoder)
-            costs[name] = Costs(draft_s=draft, verify_s=verify, step_s=step)
-    return costs
-
-
-def pass_seconds(decoder: Decoder) -> tuple[float, float]:
-    """Median seconds of one verification, and of one draft pass (0 without a draft)."""
-    synchronize = decoder.target.device.synchronize
-    verify, draft = [], []
-    for _ in range(REPEATS):
-        began = time.perf_counter()
-        decoder.verify_again()
-        synchronize()
-        then = time.perf_counter()
-        decoder.draft_again()
-        synchronize()
-        verify.append(then - began)
-        draft.append(time.perf_counter() - then)
-    return statistics.median(verify), statistics.median(draft) if decoder.draft else 0.0
-
-
-def _setting(
-    target: Target, prompts: list[EvalPrompt], tree: Tree, conf: EvaluationConf
-) -> Setting:
-    return Setting(
-        command=" ".join(["python", "-m", *sys.orig_argv[2:]][:20]),
-        versions={
-            "python": sys.version.split()[0],
-            **{name: version(name) for name in ("torch", "transformers")},
-        },
-        device=target.device.describe(),
-        target=target.name,
-        target_parameters=target.parameters,
-        prompts_sha256=fingerprint(prompts),
-        max_new_tokens=conf.max_new_tokens,
-        sampling=asdict(conf.sampling),
-        tree=tree.describe(),
-    )
+from models.target import Target
 
 
 def newest_run(root: Path = Path("outputs/train")) -> Path:
@@ -234,11 +36,47 @@ def newest_run(root: Path = Path("outputs/train")) -> Path:
     return runs[-1].parent / "checkpoint"
 
 
+def candidates(directories: list[Path], target: Target) -> list[Candidate]:
+    """Read checkpoints, and rebuild each draft as it was before distillation."""
+    found = []
+    for name, directory in zip(names(directories), directories, strict=True):
+        conf, draft = load_draft(directory, target)
+        found.append(Candidate(name=name, draft=draft, untrained=conf.untrained(draft, target)))
+    return found
+
+
 def candidate(directory: Path, target: Target) -> Candidate:
-    """Read a checkpoint, and rebuild the draft as it was before distillation."""
-    conf, draft = load_draft(directory, target)
-    name = directory.parent.name if directory.name == "checkpoint" else directory.name
-    return Candidate(name=name, draft=draft, untrained=conf.untrained(draft, target))
+    """One checkpoint alone."""
+    return candidates([directory], target)[0]
+
+
+def names(directories: list[Path]) -> list[str]:
+    """What each run is called: its folder, behind the nearest folders that tell namesakes apart.
+
+    >>> names([Path("/a/out/demo/checkpoint"), Path("/b/out/demo/checkpoint"), Path("/b/medusa")])
+    ['a/demo', 'b/demo', 'medusa']
+    """
+    whole = [directory.resolve() for directory in directories]  # `.` and `..` have no names
+    runs = [path.parent if path.name == "checkpoint" else path for path in whole]
+    for run, directory in zip(runs, directories, strict=True):
+        if runs.count(run) > 1:
+            raise UserError(f"checkpoint: no run may be given twice, got {directory} again")
+    alike = [[other for other in runs if other.name == run.name] for run in runs]
+    return [_tell_apart(paths)[run] for run, paths in zip(runs, alike, strict=True)]
+
+
+def _tell_apart(paths: list[Path]) -> dict[Path, str]:
+    """Their names; where they are the same, with those folders above in which they differ."""
+    called = {path: path.name for path in paths}
+    for above in zip_longest(*(path.parts[-2:0:-1] for path in paths), fillvalue=""):
+        if len(set(called.values())) == len(paths):
+            break
+        if len(set(above)) > 1:
+            called = {
+                path: f"{folder}/{called[path]}".strip("/")
+                for path, folder in zip(paths, above, strict=True)
+            }
+    return called
 
 
 def check(conf: EvalConf, directories: list[Path], run: Path) -> None:
@@ -246,12 +84,26 @@ def check(conf: EvalConf, directories: list[Path], run: Path) -> None:
     conf.tree.build()
     for directory in directories:
         checkpoint.read_config(directory)
-        checkpoint.read_metadata(directory)
+    _check_one_target(directories)
+    names(directories)
     if conf.evaluation.prompts is not None:
         prompt_files.read(Path(conf.evaluation.prompts))
     with checkpoint.writing(run):
         run.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=run).close()
+
+
+def _check_one_target(directories: list[Path]) -> None:
+    of: dict[str, Path] = {}
+    for directory in directories:
+        if found := checkpoint.read_metadata(directory).get(checkpoint.TARGET_HASH):
+            of[found] = directory
+    if len(of) > 1:
+        each = ", ".join(f"{path} of {found[:12]}" for found, path in of.items())
+        raise UserError(
+            f"checkpoint: drafts side by side must be of one target, got {each}; "
+            "evaluate them one by one"
+        )
 
 
 def _speak() -> None:
@@ -269,13 +121,13 @@ def main(conf: EvalConf) -> None:
     say(f"checkpoint: {', '.join(map(str, directories))}")
     run = Path(conf.output_dir) / conf.run_name
     check(conf, directories, run)
-    metadata = checkpoint.read_metadata(directories[0])
     if conf.target.name == OWN:
-        conf.target = TargetConf(name=metadata.get("target_name", "demo"))
+        said = [checkpoint.read_metadata(directory).get("target_name") for directory in directories]
+        conf.target = replace(conf.target, name=next(filter(None, said), "demo"))
     target = conf.target.build(conf.device.build())
     report = evaluate(
         target,
-        [candidate(directory, target) for directory in directories],
+        candidates(directories, target),
         tree=conf.tree,
         conf=conf.evaluation,
     )

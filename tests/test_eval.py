@@ -3,19 +3,28 @@
 import json
 import shutil
 import sys
+from pathlib import Path
 
 import pytest
+import safetensors.torch
 
-import infer.eval
+import infer.judge
 from data.prompts import held_out
-from infer.config import EvaluationConf
-from infer.eval import candidate, evaluate, main, newest_run
+from infer.config import EvalConf, EvaluationConf
+from infer.eval import candidate, check, main, names, newest_run
+from infer.judge import Candidate, evaluate
 from models import checkpoint
+from models.drafts.ngram import NgramDraft
 from models.errors import UserError
 from models.tree import TreeConf
 from tests.tiny import new_draft
 
 TREE = TreeConf(depth=3, nodes=6, width=2, branch=3)
+
+
+@pytest.fixture(autouse=True)
+def _few_timings(monkeypatch):
+    monkeypatch.setattr(infer.judge, "REPEATS", 2)
 
 
 def write_lines(file, rows):
@@ -89,7 +98,7 @@ def test_a_draft_of_unknown_seed_has_no_untrained_mode_and_says_why(target, fold
 
 
 def test_a_deep_tree_is_warned_of(target, folder, caplog, monkeypatch):
-    monkeypatch.setattr(infer.eval.log, "disabled", False)  # Hydra may have run in this process
+    monkeypatch.setattr(infer.judge.log, "disabled", False)  # Hydra may have run in this process
     deep = TreeConf(depth=6, nodes=8, width=2, branch=3)
     draft = candidate(folder / "outputs" / "train" / "newer" / "checkpoint", target)
     evaluate(target, [draft], tree=deep, conf=conf(folder, max_new_tokens=2))
@@ -128,6 +137,69 @@ def test_several_checkpoints_are_judged_together(folder, command):
     assert f"checkpoint: {runs[0]}, {runs[1]}" in out
     report = json.loads((folder / "outputs/infer.eval/both/report.json").read_text())
     assert [draft["name"] for draft in report["drafts"]] == ["older", "newer"]
+
+
+def test_runs_of_one_name_are_told_apart_by_where_they_lie(folder, command):
+    shutil.copytree(folder / "outputs" / "train" / "older", folder / "elsewhere" / "newer")
+    runs = ["outputs/train/newer/checkpoint", "elsewhere/newer/checkpoint"]
+    command(f"checkpoint=[{','.join(runs)}]", "run_name=namesakes")
+    report = json.loads((folder / "outputs/infer.eval/namesakes/report.json").read_text())
+    assert [draft["name"] for draft in report["drafts"]] == ["train/newer", "elsewhere/newer"]
+
+
+def test_names_are_as_short_as_they_can_be_and_no_two_alike(tmp_path):
+    def called(*paths: str) -> list[str]:
+        return names([tmp_path / path for path in paths])
+
+    assert called("a/demo", "b/demo", "b/other/checkpoint") == ["a/demo", "b/demo", "other"]
+    assert called("a/x/demo", "a/y/demo", "b/y/demo") == ["a/x/demo", "a/y/demo", "b/y/demo"]
+    assert called("a/runs/demo/checkpoint", "b/runs/demo") == ["a/demo", "b/demo"]
+    assert called("demo", "runs/demo") == [f"{tmp_path.name}/demo", "runs/demo"]
+    assert called("demo/../demo/state/..") == ["demo"]
+
+
+def test_one_run_twice_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="checkpoint: no run may be given twice, got demo/ch"):
+        names([Path("demo/checkpoint"), tmp_path / "other", tmp_path / "demo"])
+
+
+def test_drafts_of_two_targets_are_refused_before_either_is_loaded(folder, tmp_path):
+    ours = folder / "outputs" / "train" / "newer" / "checkpoint"
+    shutil.copytree(ours, theirs := tmp_path / "theirs")
+    metadata = checkpoint.read_metadata(ours) | {checkpoint.TARGET_HASH: "f" * 64}
+    tensors = safetensors.torch.load_file(ours / checkpoint.WEIGHTS)
+    checkpoint.save(theirs, tensors, config=checkpoint.read_config(ours), metadata=metadata)
+    with pytest.raises(
+        UserError, match=r"must be of one target, got .*newer.* of \w+, .*theirs of"
+    ):
+        check(EvalConf(), [ours, theirs], tmp_path / "run")
+
+
+def test_each_draft_is_shown_its_own_layers(target, folder, learned):
+    """Beside others a draft proposes what it proposes alone, and one that needs none can do so."""
+    other = new_draft(target, layers=[0, 1, 2])
+    candidates = [
+        Candidate(name="other layers", draft=other, untrained="not asked for"),
+        Candidate(name="learned", draft=learned[0], untrained="not asked for"),
+        Candidate(name="no layers", draft=NgramDraft(), untrained="there is none"),
+    ]
+    few = conf(folder, max_new_tokens=8)
+    together = accepted(evaluate(target, candidates, tree=TREE, conf=few))
+    for one in candidates:
+        alone = accepted(evaluate(target, [one], tree=TREE, conf=few))
+        assert alone.items() <= together.items()
+    assert sum(together["learned/tree"]) > sum(together["other layers/tree"])
+    assert together["no layers/chain"] == together["ngram"]
+
+
+def accepted(report):
+    """Accepted tokens of every prompt, by mode."""
+    by_mode = {}
+    for row in report["per_prompt"]:
+        for mode, figures in row["modes"].items():
+            by_mode.setdefault(mode, []).append(figures["accepted"])
+    return {mode: tuple(counts) for mode, counts in by_mode.items()}
 
 
 def test_without_a_run_the_way_to_one_is_said(tmp_path):
