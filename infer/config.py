@@ -1,8 +1,10 @@
 """What `python -m infer.eval` takes, and the evaluation that ends a training run."""
 
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
+from infer.verify import Typical
 from models.device import DeviceConf
 from models.errors import UserError
 from models.sampling import SamplingConf
@@ -10,6 +12,13 @@ from models.target import TargetConf
 from models.tree import TreeConf
 
 OWN = "own"  # as target.name: the target that the draft was distilled from
+
+
+class Verification(Enum):
+    """Which draft tokens are accepted: the target's own alone, or all that are typical of it."""
+
+    exact = "exact"
+    typical = "typical"  # lossy: marked wherever a figure of it is printed
 
 
 @dataclass(kw_only=True)
@@ -22,6 +31,9 @@ class EvaluationConf:
     limit: int | None = None  # prompts of each category; null = all
     max_new_tokens: int = 64
     sampling: SamplingConf = field(default_factory=SamplingConf)
+    verification: Verification = Verification.exact
+    typical_epsilon: float = 0.09  # likely enough at any rate
+    typical_delta: float = 0.3  # likely enough times exp(entropy)
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 2:
@@ -30,6 +42,18 @@ class EvaluationConf:
             )
         if self.limit is not None and self.limit < 1:
             raise UserError(f"evaluation.limit: must be at least 1, got {self.limit}; null = all")
+        for key in ("typical_epsilon", "typical_delta"):
+            if getattr(self, key) <= 0:
+                raise UserError(f"evaluation.{key}: must be above 0, got {getattr(self, key)}")
+        if self.typical is not None:
+            self.typical.check(self.sampling)
+
+    @property
+    def typical(self) -> Typical | None:
+        """What `Decoder` takes as `verification`; None is exact."""
+        if self.verification is Verification.exact:
+            return None
+        return Typical(epsilon=self.typical_epsilon, delta=self.typical_delta)
 
 
 @dataclass(kw_only=True)

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from infer.verify import walk
+from infer.verify import Typical, walk, walk_typical
 from models.cache import StaticCache, Write, prompt_mask, tree_mask
 from models.drafts.base import Draft, State
 from models.drafts.mixed import MixedDraft
@@ -98,9 +98,11 @@ def prefill(
 
 def verify(
     target: Target, cache: StaticCache, layers: list[int], rule: SamplingRule,
-    rows: Rows, proposal: Proposal, depth: int,
+    rows: Rows, proposal: Proposal, depth: int, typical: Typical | None,
 ) -> tuple[Rows, Seen, Tensor, Tensor, Tensor]:  # fmt: skip
     """Score root and nodes in one pass and keep the path that the target would have taken.
+
+    With `typical` the path that it might have taken.
 
     Returns the rows after the round, what the target saw along the path, the emitted ids and their
     count, and the logits behind each node of the path.
@@ -122,7 +124,11 @@ def verify(
     noise = rows.noise
     if noise is not None:
         noise = noise.gather(1, depth_of[:, :, None].expand(-1, -1, noise.shape[-1]))
-    accepted = walk(proposal, rule.scores(logits, noise).argmax(-1), depth)
+    choice = rule.scores(logits, noise).argmax(-1)
+    if typical is None:
+        accepted = walk(proposal, choice, depth)
+    else:
+        accepted = walk_typical(proposal, choice, rule.warp(logits), depth, typical=typical)
     count = torch.where(rows.active, accepted.count, 0)
 
     step = torch.arange(1, rows.source.shape[1] + 1, device=ids.device)
@@ -166,15 +172,18 @@ class Decoder:
     def __init__(
         self, target: Target, draft: Draft | None = None, tree: Tree = NO_TREE, *,
         sampling: SamplingConf, slots: int, batch: int = 1, layers: list[int] | None = None,
+        verification: Typical | None = None,
     ):  # fmt: skip
         if draft is not None and tree.depth > draft.max_depth:
             raise UserError(
                 f"tree.depth: must be at most the {draft.max_depth} tokens that the draft can "
                 f"propose, got {tree.depth}; lower tree.depth or raise draft.max_depth"
             )
+        if verification is not None:
+            verification.check(sampling)
         if draft is not None and tree.copied:
             draft = MixedDraft(draft)
-        self.target, self.draft, self.tree = target, draft, tree
+        self.target, self.draft, self.tree, self.typical = target, draft, tree, verification
         self.rule, self.batch, self.slots = sampling.build(), batch, slots
         self.depth, self.nodes = tree.deepest, tree.size
         # positions to make noise for; without sampling none, so that all depths share a graph
@@ -226,9 +235,7 @@ class Decoder:
         open_rows = self._open(done, stop, max_new_tokens)
         while open_rows:
             began = now if not done[0].round_s else time.perf_counter()
-            rows, seen, emitted, count, logits = self._verify(
-                self.target, self.cache, self.layers, self.rule, rows, proposal, self.depth
-            )
+            rows, seen, emitted, count, logits = self._score(rows, proposal)
             if self.draft is not None:
                 self.state, proposal = self._round(
                     self.draft, self.state, self.tree, self.rule, emitted, count, rows, seen
@@ -267,16 +274,14 @@ class Decoder:
         for token in ids[:-1]:
             rows.root = torch.full_like(rows.root, token)
             noise = rows.noise
-            rows, *_, logits = self._verify(
-                self.target, self.cache, self.layers, self.rule, rows, self._empty(), self.depth
-            )
+            rows, *_, logits = self._score(rows, self._empty())
             yield self.rule.scores(logits, noise)[0, 0]
 
     @torch.no_grad()
     def verify_again(self) -> None:
         """The last round's verification once more, to time it."""
         rows, proposal, *_ = self._last
-        self._verify(self.target, self.cache, self.layers, self.rule, rows, proposal, self.depth)
+        self._score(rows, proposal)
 
     @torch.no_grad()
     def draft_again(self) -> None:
@@ -284,6 +289,14 @@ class Decoder:
         rows, _, emitted, count, seen = self._last
         if self.draft is not None:
             self._round(self.draft, self.state, self.tree, self.rule, emitted, count, rows, seen)
+
+    def _score(
+        self, rows: Rows, proposal: Proposal
+    ) -> tuple[Rows, Seen, Tensor, Tensor, Tensor]:  # fmt: skip
+        return self._verify(
+            self.target, self.cache, self.layers, self.rule, rows, proposal, self.depth,
+            self.typical,
+        )  # fmt: skip
 
     def _pad(self, prompts: list[list[int]], row_ids: list[int]) -> tuple[Tensor, Tensor, Tensor]:
         padded = min(bucket(max(len(prompt) for prompt in prompts)), self.slots)

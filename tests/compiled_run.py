@@ -15,6 +15,7 @@ import torch
 from torch._dynamo.utils import counters
 
 from infer.decode import Decoder, bucket
+from infer.verify import Typical
 from models.device import graphs
 from models.drafts.base import Draft
 from models.drafts.ngram import NgramDraft
@@ -54,6 +55,7 @@ SHAPES = {
     "static": TreeConf(kind=TreeKind.static, paths=[[0], [1], [0, 0], [0, 1], [0, 0, 0]]).build(),
     "dynamic": TreeConf(depth=3, nodes=6, width=2, branch=3).build(),
     "mixed": mixed(),
+    "typical": mixed(),  # the same tree, sampled, with candidates that are typical of the target
 }
 READS = ("tolist", "item", "numpy", "__bool__", "__int__", "__float__", "__index__")
 
@@ -98,10 +100,12 @@ def drafts_of(target: Target) -> list[Draft]:
 
 def decoders(name: str, target: Target, drafts: list[Draft]) -> list[Decoder]:
     some: list[Draft | None] = {"none": [None], "ngram": [NgramDraft()]}.get(name, drafts)
+    typical = name == "typical"
     return [
         Decoder(
-            target, draft, SHAPES[name], sampling=SamplingConf(), slots=max(LENGTHS) + NEW,
-            layers=drafts[0].needs.layers,
+            target, draft, SHAPES[name], sampling=SamplingConf(temperature=float(typical)),
+            slots=max(LENGTHS) + NEW, layers=drafts[0].needs.layers,
+            verification=Typical() if typical else None,
         )
         for draft in some
     ]  # fmt: skip
