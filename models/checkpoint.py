@@ -8,7 +8,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -38,11 +39,20 @@ def save(
     *,
     config: dict[str, Any],
     metadata: dict[str, str],
+    beside: Callable[[Path], None] | None = None,
 ) -> None:
-    """Write model.safetensors and config.json; an existing checkpoint stays whole if this fails."""
+    """Write model.safetensors and config.json; an existing checkpoint stays whole if this fails.
+
+    `beside` writes further files, such as a tokenizer's, into the empty folder that it is given.
+    """
     whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     with writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
+        if beside is not None:
+            with tempfile.TemporaryDirectory(dir=directory, suffix=PARTIAL) as folder:
+                beside(Path(folder))
+                for file in Path(folder).iterdir():
+                    file.replace(directory / file.name)
         with (
             atomic_path(directory / CONFIG) as config_file,
             atomic_path(directory / WEIGHTS) as weights_file,
@@ -182,7 +192,9 @@ def metadata(target: Any) -> dict[str, str]:
 
 
 def read_metadata(directory: Path) -> dict[str, str]:
-    """The metadata of model.safetensors, without reading its tensors."""
+    """The metadata of model.safetensors, without reading its tensors; none of a sharded one."""
+    if not (directory / WEIGHTS).exists() and (directory / f"{WEIGHTS}.index.json").exists():
+        return {}
     with _reading(directory / WEIGHTS) as file:
         return file.metadata() or {}
 
@@ -215,6 +227,15 @@ def target_fingerprint(model) -> str:
         digest.update(f"{name} {list(weight.shape)}".encode())
         digest.update(sample.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """Hash of every value, by name."""
+    found = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        found.update(name.encode())
+        found.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
 
 
 def tokenizer_fingerprint(tokenizer) -> str:

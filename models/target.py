@@ -60,6 +60,15 @@ class Target(Transformer):
         eager.device = replace(self.device, compiles=False)
         return eager
 
+    def with_weights(self, lm: Transformer, *, name: str) -> "Target":
+        """A target of the same architecture and tokenizer that computes as `lm` does."""
+        other = copy.copy(self)
+        for key, value in vars(lm).items():
+            setattr(other, key, value)
+        other.device, other.name = self.device, name
+        other.fingerprint = target_fingerprint(lm.model)
+        return other
+
     def see(self, *args: Any, **kwargs: Any) -> Seen:
         """One forward pass of `Transformer.see`."""
         assert self.fingerprint  # read, so that a compiled graph knows whose it is

@@ -66,13 +66,13 @@ def test_a_captured_layer_off_by_one_is_seen(target, overfit, sample):
 
 def test_rotary_positions_off_by_one_are_seen(target, overfit, sample, monkeypatch):
     """Drafted rows one position too far; a shift of all rows alike would change nothing."""
-    layer = overfit._layer
+    layer = overfit.step
 
     def shifted(state, tokens, hidden, *, positions, **rest):
         drafted = tokens.shape[1] == 1
         return layer(state, tokens, hidden, positions=positions + drafted, **rest)
 
-    monkeypatch.setattr(overfit, "_layer", shifted)
+    monkeypatch.setattr(overfit, "step", shifted)
     assert share_of_maximum(target, overfit, sample) < 0.9
 
 
@@ -118,7 +118,7 @@ def test_training_unroll_is_what_decoding_computes(target, learned):
         for step in range(1, draft.trained_depth):
             # `row` is the last kept row: the drafted ones stand behind it
             place = torch.tensor([[row + step]])
-            hidden = draft._layer(
+            hidden = draft.step(
                 state, batch.ids[:, row + 1 + step][:, None], hidden, positions=place, slots=place,
                 mask=torch.arange(33)[None, None, None] <= row + step,
             )  # fmt: skip

@@ -13,12 +13,13 @@ def measure(
     target: Target, prompts: list[list[int]], tree: Tree, conf: EvaluationConf
 ) -> Callable[[Draft], dict[str, float]]:
     """A function of the draft: its acceptance length, and the share of rounds that got so deep."""
-    eager = target.eager()  # compiling would take longer than the few rounds measured here
     slots = max(len(prompt) for prompt in prompts) + conf.max_new_tokens
 
     def measured(draft: Draft) -> dict[str, float]:
+        # eager: compiling would take longer than the few rounds measured here
+        verifier = (draft.verifier(target) or target).eager()
         decoder = Decoder(
-            eager, draft, tree, sampling=conf.sampling, slots=slots, batch=len(prompts)
+            verifier, draft, tree, sampling=conf.sampling, slots=slots, batch=len(prompts)
         )
         done = decoder.decode(
             prompts, row_ids=list(range(len(prompts))),

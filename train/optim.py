@@ -7,6 +7,7 @@ AdamW the rest. Parameters and moments are fp32 whatever the forward pass runs i
 import math
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from torch import nn
 from torch.optim import AdamW, Muon, Optimizer
@@ -93,22 +94,32 @@ class OptimConf:
         """An optimizer and its schedule for each kind of parameter that is trained."""
         matrices, decayed, plain = split(draft)
         muon = self.name is OptimName.muon
-        groups = [
-            {"params": decayed + ([] if muon else matrices), "weight_decay": self.weight_decay},
-            {"params": plain, "weight_decay": 0.0},
+        kinds = [
+            (decayed + ([] if muon else matrices), {"weight_decay": self.weight_decay}),
+            (plain, {"weight_decay": 0.0}),
         ]
-        groups = [group for group in groups if group["params"]]
+        groups = [g for params, own in kinds for g in _by_scale(params, self.lr, **own)]
         optimizers: list[Optimizer] = []
         if groups:
             optimizers.append(AdamW(groups, lr=self.lr, betas=(self.betas[0], self.betas[1])))
         if muon and matrices:
             lr = 10 * self.lr if self.muon_lr is None else self.muon_lr
-            optimizers.append(Muon(matrices, lr=lr, weight_decay=self.weight_decay))
+            optimizers.append(Muon(_by_scale(matrices, lr), weight_decay=self.weight_decay))
 
         def factor(step: int) -> float:  # a bound method would be pickled into the saved state
             return self.factor(step)
 
         return optimizers, [LambdaLR(optimizer, factor) for optimizer in optimizers]
+
+
+def _by_scale(params: list[nn.Parameter], lr: float, **own: float) -> list[dict[str, Any]]:
+    """A group for each `lr_scale`, an attribute by which a method says what learns faster."""
+    scales = sorted({getattr(p, "lr_scale", 1.0) for p in params})
+    return [
+        {"params": [p for p in params if getattr(p, "lr_scale", 1.0) == scale], "lr": lr * scale}
+        | own
+        for scale in scales
+    ]
 
 
 def split(

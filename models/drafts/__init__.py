@@ -28,9 +28,8 @@ METHODS = {conf.method: conf for conf in _methods(DraftConf)}
 def load_draft(directory: Path, target: Target) -> tuple[DraftConf, Draft]:
     """Read a checkpoint of any method. Raises UserError where it does not fit the target."""
     config = read_config(directory)
-    for conf in METHODS.values():
-        if conf.reads(config):
-            return conf.load(directory, target)
+    if reading := [conf for conf in METHODS.values() if conf.reads(config)]:
+        return reading[-1].load(directory, target)  # where one is a case of another: that one
     known = ", ".join(conf.architecture for conf in METHODS.values())
     names = config.get("architectures", [])
     raise UserError(f"checkpoint: architecture must be one of {known}, got {names} in {directory}")

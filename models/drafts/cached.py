@@ -1,0 +1,112 @@
+"""A draft with keys and values of its own: reads what was emitted, then grows a tree behind it.
+
+    slots:  [ read 0 .. length-1 | nodes expanded while growing ... | garbage ]
+
+Nodes are written behind the known tokens and forgotten with the round: the next `advance` writes
+over them.
+
+Axes: B rows, T tokens, W tree nodes expanded at once, H hidden, S slots.
+"""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from models.cache import tree_mask
+from models.drafts.base import Draft, State
+from models.sampling import SamplingRule
+from models.transformer import Seen
+from models.tree import Proposal, Tree, grow
+
+
+class CachedDraft(Draft):
+    """A method says what one pass over new tokens is; the state holds `lengths` and `hidden`."""
+
+    def step(
+        self, state: State, tokens: Int[Tensor, "b t"], hidden: Float[Tensor, "b t h"], *,
+        positions: Int[Tensor, "b t"], slots: Int[Tensor, "b t"], mask: Bool[Tensor, "b 1 t s"],
+    ) -> Float[Tensor, "b t h"]:  # fmt: skip
+        """One pass: writes at `slots`, reads through `mask`. `hidden` is what came before."""
+        raise NotImplementedError
+
+    def slots(self, state: State) -> int:
+        """Of the cache, the garbage slot included."""
+        raise NotImplementedError
+
+    def features(self, seen: Seen) -> Float[Tensor, "b t h"]:
+        """What a pass over emitted tokens takes from the target."""
+        raise NotImplementedError
+
+    def logits(self, hidden: Float[Tensor, "b t h"]) -> Float[Tensor, "b t draft_vocab"]:
+        raise NotImplementedError
+
+    @property
+    def kept_ids(self) -> Int[Tensor, " draft_vocab"] | None:
+        """Target ids of a reduced draft vocabulary; None where it is the target's own."""
+        return None
+
+    def target_ids(self, tokens: Int[Tensor, "b n"]) -> Int[Tensor, "b n"]:
+        """Of ids of the draft's own vocabulary."""
+        return tokens
+
+    def advance(
+        self, state: State, ids: Int[Tensor, "b path"], *, count: Int[Tensor, " b"], seen: Seen
+    ) -> State:
+        lengths = state["lengths"]
+        new = torch.arange(ids.shape[1], device=ids.device)
+        causal = (new <= new[:, None]).expand(len(ids), -1, -1)
+        rows = lengths[:, None] + new
+        mask = tree_mask(lengths, causal, self.slots(state))
+        return self.read(state, ids, seen, rows=rows, mask=mask, count=count)
+
+    def read(
+        self, state: State, tokens: Int[Tensor, "b t"], seen: Seen, *, rows: Int[Tensor, "b t"],
+        mask: Bool[Tensor, "b 1 t s"], count: Int[Tensor, " b"],
+    ) -> State:  # fmt: skip
+        """Rows with true features; `count` of them are kept, the rest is written over later."""
+        # a row that has ended may stand at the last slots: what does not fit goes to garbage
+        slots = rows.clamp_max(mask.shape[-1] - 1)
+        hidden = self.step(
+            state, tokens, self.features(seen), positions=rows, slots=slots, mask=mask
+        )
+        last = (count - 1).clamp_min(0)[:, None, None].expand(-1, 1, hidden.shape[-1])
+        kept = (count > 0)[:, None]  # rows without work keep what they had
+        return state | {
+            "lengths": state["lengths"] + count,
+            "hidden": torch.where(kept, hidden.gather(1, last)[:, 0], state["hidden"]),
+        }
+
+    def propose(
+        self, state: State, *, tree: Tree, rule: SamplingRule, noise: Tensor | None
+    ) -> Proposal:
+        lengths, slots, kept = state["lengths"], self.slots(state), self.kept_ids
+        hidden = state["hidden"][:, None]
+        sees = lengths.new_zeros((len(lengths), 1, max(tree.scratch, 1)), dtype=torch.bool)
+        used = level = 0
+
+        def scores(hidden: Tensor, level: int) -> Tensor:
+            logits = self.logits(hidden)
+            if noise is None:
+                return rule.scores(logits, None)
+            here = noise[:, level] if kept is None else noise[:, level, kept]
+            return rule.scores(logits, here[:, None].expand_as(logits))
+
+        def expand(tokens: Tensor, above: Tensor) -> Tensor:
+            nonlocal hidden, sees, used, level
+            ids = self.target_ids(tokens)
+            own = torch.arange(sees.shape[-1], device=ids.device)
+            new = used + torch.arange(ids.shape[1], device=ids.device)
+            sees = sees.gather(1, above[:, :, None].expand(-1, -1, sees.shape[-1]))
+            sees = sees | (own == new[:, None])
+            hidden = hidden.gather(1, above[:, :, None].expand(-1, -1, hidden.shape[-1]))
+            hidden = self.step(
+                state, ids, hidden,
+                positions=(lengths + level)[:, None].expand_as(ids),
+                slots=(lengths[:, None] + new).clamp_max(slots - 1),
+                mask=tree_mask(lengths, sees, slots),
+            )  # fmt: skip
+            used, level = used + ids.shape[1], level + 1
+            return scores(hidden, level)
+
+        grown = grow(tree, scores(hidden, 0)[:, 0], expand)
+        return Proposal(ids=self.target_ids(grown.ids), parents=grown.parents)

@@ -1,0 +1,169 @@
+"""Medusa-2 (https://arxiv.org/abs/2401.10774): heads and target learn together.
+
+The target gets low-rank adapters, so that its hidden states serve the heads better, and
+self-distillation keeps its outputs: its distributions are held to those it had before.
+
+    loss = keep * KL(target before || adapted) + heads * ramp * loss of the Medusa heads
+
+What verifies the draft is then the adapted target, another model than the one it was made from: it
+is saved beside the heads, and reports compare with it and say so.
+"""
+
+import copy
+import math
+import shutil
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from models import checkpoint
+from models.drafts.base import Batch, Draft, Loss
+from models.drafts.medusa import MedusaConf, MedusaConfig, MedusaDraft
+from models.lora import LoraConf, merged
+from models.losses import LossConf, LossName, chunked_distillation
+from models.supervision import sooner, token_weights
+from models.target import Target, TargetConf
+from models.transformer import Seen, Transformer
+
+OWN = "adapted_target"  # key of config.json: the folder of the adapted target
+FASTER = "lr_scale"  # attribute of a parameter that learns faster than the others
+
+
+@dataclass(kw_only=True)
+class Medusa2Conf(MedusaConf):
+    """Medusa-1's choices, the adapters', and how the two losses are weighed."""
+
+    method: ClassVar[str] = "medusa2"
+
+    lora: LoraConf = field(default_factory=lambda: LoraConf(rank=32, alpha=16))
+    keep_weight: float = 1.0  # of the distance to the target before
+    heads_weight: float = 0.2  # of the loss of the heads
+    heads_warmup: int = 40  # micro-batches over which `heads_weight` rises from 0
+    heads_lr_scale: float = 4.0  # the heads' learning rate / the adapters'
+
+    def build(self, target: Target, *, loss: LossConf, seed: int) -> "Medusa2Draft":
+        """A new draft: heads that repeat the target's own guess, adapters that change nothing."""
+        draft = Medusa2Draft(MedusaConfig(**self.describe(target)), target)
+        for head in draft.heads:
+            head.load_state_dict({"weight": target.head.weight})
+        for parameter in draft.parameters():
+            setattr(parameter, FASTER, self.heads_lr_scale)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            draft.adapt(target, self.lora)
+        draft.conf, draft.loss_conf, draft.seed = self, loss, seed
+        return draft.to(target.head.weight.device)
+
+    @classmethod
+    def reads(cls, config: dict[str, Any]) -> bool:
+        return super().reads(config) and OWN in config
+
+    @classmethod
+    def load(cls, directory: Path, target: Target) -> tuple["Medusa2Conf", "Medusa2Draft"]:
+        config = MedusaConfig(**checkpoint.read_config(directory))
+        draft = Medusa2Draft(config, target)
+        draft.restore(directory, target)
+        own = TargetConf(path=str(directory / getattr(config, OWN))).build(target.device)
+        own.name = f"{target.name} adapted by {directory}"
+        draft.own_target = own
+        draft.conf = cls(
+            heads=draft.max_depth,
+            blocks=draft.config.num_hidden_layers,
+            own_heads=not draft.config.original_lm_head,
+        )
+        return draft.conf, draft
+
+    def untrained(self, draft: Draft, target: Target) -> Draft | str:
+        """Heads that repeat the target's own guess."""
+        assert isinstance(draft, Medusa2Draft)
+        plain = MedusaConf(heads=self.heads, blocks=self.blocks, own_heads=self.own_heads)
+        return plain.build(target, loss=draft.loss_conf, seed=draft.seed or 0)
+
+
+class Medusa2Draft(MedusaDraft):
+    """Medusa's heads, and the adapters of the target while it learns."""
+
+    method = "medusa2"
+
+    def __init__(self, config: MedusaConfig, target: Target):
+        super().__init__(config, target)
+        self.conf = Medusa2Conf()
+        self.own_target: Target | None = None  # the adapted one, of a checkpoint
+        self.lm: Transformer | None = None  # the adapted one, while it learns
+
+    def adapt(self, target: Target, lora: LoraConf) -> None:
+        """Adapters around the target's own weights: shared, so that they take no memory twice."""
+        shared = {id(t): t for t in [*target.model.parameters(), *target.model.buffers()]}
+        model = copy.deepcopy(target.model, shared)
+        lora.adapt(model)
+        # not a submodule: the frozen weights are neither the draft's nor its saved state's
+        self.lm = Transformer(model, device=target.device)
+        adapters = [p for p in model.parameters() if p.requires_grad]
+        for parameter in adapters:
+            parameter.data = parameter.data.float()
+        self.adapters = nn.ParameterList(adapters)
+        self.batches = nn.Buffer(torch.zeros(()))  # learned from so far
+
+    def loss(self, batch: Batch, seen: Seen) -> Loss:
+        assert self.lm is not None
+        adapted = self.lm.see(batch.ids, positions=batch.positions, mask=batch.attends(), layers=[])
+        weight, whole = token_weights(batch.answer, batch.document, conf=self.loss_conf)
+        kept, metrics = chunked_distillation(
+            adapted.hidden.flatten(0, 1),
+            seen.hidden.flatten(0, 1),
+            draft_heads=[self.head.weight],
+            target_head=self.head,
+            weight=weight.flatten(),
+            kept_ids=None,
+            labels=sooner(batch.ids, 1).flatten(),
+            conf=replace(self.loss_conf, name=LossName.forward_kl),
+        )
+        verifier = Seen(hidden=adapted.hidden.detach(), captured=adapted.captured)
+        outputs = [block(adapted.hidden.to(self.heads[0].weight.dtype)) for block in self.blocks]
+        heads = self.distil(outputs, batch, verifier, heads=[h.weight for h in self.heads])
+        # both are sums, and the loop divides by the heads' weight
+        kept = kept * heads.weight / whole.clamp_min(torch.finfo(whole.dtype).tiny)
+        return Loss(
+            total=self.conf.keep_weight * kept + self._heads_weight() * heads.total,
+            weight=heads.weight,
+            metrics=heads.metrics | {f"kept_{name}": pair for name, pair in metrics.items()},
+        )
+
+    def _heads_weight(self) -> torch.Tensor:
+        """Rises as a sine: at first the heads' gradients would tear at the target."""
+        if self.training:
+            self.batches += 1
+        done = torch.clamp(self.batches / max(1, self.conf.heads_warmup), max=1.0)
+        return self.conf.heads_weight * torch.sin(done * math.pi / 2)
+
+    def verifier(self, target: Target) -> Target:
+        """The adapted target: of the checkpoint, or as it is at this moment."""
+        if self.own_target is not None:
+            return self.own_target
+        assert self.lm is not None
+        return target.with_weights(self.lm, name=f"{target.name} adapted")
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The heads, as of Medusa-1."""
+        learning = ("adapters.", "batches")
+        return {n: t for n, t in super().tensors().items() if not n.startswith(learning)}
+
+    def save(self, directory: Path, target: Target) -> None:
+        """The heads, and in a folder of its own the adapted target as any Hugging Face model."""
+        assert self.lm is not None
+        dtype = target.head.weight.dtype
+        tensors = {name: tensor.to(dtype) for name, tensor in merged(self.lm.model).items()}
+        place = directory / f"target-{checkpoint.digest(tensors)[:12]}"
+        if not place.exists():
+            with checkpoint.writing(directory), checkpoint.atomic_directory(place) as partial:
+                target.model.save_pretrained(partial, state_dict=tensors)
+                if target.tokenizer is not None:
+                    target.tokenizer.save_pretrained(partial)
+        setattr(self.config, OWN, place.name)
+        super().save(directory, target)
+        for other in directory.glob("target-*"):
+            if other != place:  # of an earlier step; the heads no longer name it
+                shutil.rmtree(other)
