@@ -33,10 +33,18 @@ class Turns(Enum):
     last = "last"  # the last turn only
 
 
+class Author(Enum):
+    """Who continues the demo's training prompts."""
+
+    target = "target"
+    corpus = "corpus"  # ground truth: what the texts themselves say next
+
+
 @dataclass(kw_only=True)
 class AnswersConf:
-    """How the target answers the demo's training prompts."""
+    """How the demo's training prompts are answered."""
 
+    by: Author = Author.target
     prompts: int = 1000
     max_new_tokens: int = 128
     temperature: float = 0.7
@@ -59,6 +67,25 @@ class AnswersConf:
 
 
 @dataclass(kw_only=True)
+class OnPolicyConf:
+    """How much of the training text the draft writes itself (DistillSpec, arXiv 2310.08461)."""
+
+    share: float = 0.0  # of the visited rows
+    every: int = 50  # steps between renewals; save_every must be a multiple of it
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share <= 1:
+            raise UserError(f"data.on_policy.share: must lie in 0..1, got {self.share}; 0 has none")
+        if self.every < 1:
+            raise UserError(f"data.on_policy.every: must be at least 1, got {self.every}")
+        if self.temperature < 0:
+            raise UserError(
+                f"data.on_policy.temperature: must be 0 (greedy) or more, got {self.temperature}"
+            )
+
+
+@dataclass(kw_only=True)
 class DataConf:
     """Configures reading, tokenising and packing."""
 
@@ -75,6 +102,7 @@ class DataConf:
     seed: int = 0  # of the order
     keep_features: bool = False  # of all rows, in memory: later epochs need no target pass
     answers: AnswersConf = field(default_factory=AnswersConf)  # source=demo only
+    on_policy: OnPolicyConf = field(default_factory=OnPolicyConf)
 
     def __post_init__(self) -> None:
         rules = [

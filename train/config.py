@@ -10,7 +10,7 @@ from infer.config import EvaluationConf
 from models.device import DeviceConf
 from models.drafts.base import DraftConf
 from models.errors import UserError
-from models.losses import LossConf
+from models.losses import LossConf, LossName
 from models.target import TargetConf
 from models.tree import TreeConf
 from train.log import LogConf
@@ -48,6 +48,8 @@ class TrainConf:
     def check(self) -> None:
         """Refuse what can be known to be wrong before a model is loaded."""
         conversations.check(self.data)
+        self._check_on_policy()
+        self.draft.check()
         depth, deepest = self.tree.build().depth, self.draft.deepest
         if depth > deepest:
             raise UserError(
@@ -59,4 +61,24 @@ class TrainConf:
             raise UserError(
                 f"evaluation.prompts: must be a readable JSONL file, got {prompts}; "
                 "null takes the demo's"
+            )
+
+    def _check_on_policy(self) -> None:
+        wanted = self.data.on_policy
+        if not wanted.share:
+            return
+        if not self.draft.speaks:
+            raise UserError(
+                f"data.on_policy.share: needs a draft that is a language model, got "
+                f"{wanted.share} with {self.draft.method}; set it to 0"
+            )
+        if self.loss.name is LossName.ce:
+            raise UserError(
+                f"data.on_policy.share: must be 0 for loss=ce, got {wanted.share}; "
+                "what the draft wrote itself teaches nothing but itself"
+            )
+        if self.save_every % wanted.every:
+            raise UserError(
+                f"save_every: must be a multiple of data.on_policy.every = {wanted.every}, "
+                f"got {self.save_every}; a continued run renews where it was saved"
             )

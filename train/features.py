@@ -25,9 +25,9 @@ class Features:
         self.target, self.layers = target, layers
         self.kept = self._keep(rows, batch_size) if keep else None
 
-    def of(self, rows: list[int], batch: Batch) -> Seen:
-        """What the target sees of `batch`, which holds these rows."""
-        if self.kept is None:
+    def of(self, rows: list[int] | None, batch: Batch) -> Seen:
+        """What the target sees of `batch`, which holds these rows; None: other texts."""
+        if self.kept is None or rows is None:
             return self._see(batch)
         device = batch.ids.device
         return Seen(**{f.name: getattr(self.kept, f.name)[rows].to(device) for f in fields(Seen)})

@@ -27,6 +27,7 @@ from train.config import TrainConf
 from train.disk import refuse_full_disk
 from train.features import Features
 from train.log import Log, Steps
+from train.on_policy import OnPolicy
 from train.state import Progress, State
 
 log = logging.getLogger(__name__)
@@ -131,8 +132,18 @@ class Loop:
             self.target, self.rows, self.draft.needs.layers,
             keep=conf.data.keep_features, batch_size=conf.optim.batch_size,
         )  # fmt: skip
+        self.on_policy = self._on_policy()
         self.state.load(self.accelerator)
         self.draft.train()
+
+    def _on_policy(self) -> OnPolicy | None:
+        conf, speaker = self.conf.data.on_policy, self.draft.speaker()
+        if not conf.share or speaker is None:
+            return None
+        return OnPolicy(
+            conf=conf, rows=self.rows, order=self.order, speaker=speaker,
+            rank=self.accelerator.process_index, world=self.accelerator.num_processes,
+        )  # fmt: skip
 
     def _learn(self, step: int) -> None:
         """One optimizer step: the gradient of the summed loss over all rows / its summed weight."""
@@ -167,10 +178,23 @@ class Loop:
         """This process's micro-batches of a step, and what the target sees of each."""
         size, accelerator = self.conf.optim.batch_size, self.accelerator
         rows = self.order.batch(step, accelerator.process_index, accelerator.num_processes)
+        own = self._own_words(step, len(rows))
         for first in range(0, len(rows), size):
-            some = rows[first : first + size]
-            batch = self.rows.batch(some).to(accelerator.device)
-            yield batch, self.features.of(some, batch)
+            some, mine = rows[first : first + size], own[first : first + size]
+            if self.on_policy is not None and any(mine):
+                batch = self.on_policy.rewrite(some, mine).to(accelerator.device)
+                yield batch, self.features.of(None, batch)
+            else:
+                batch = self.rows.batch(some).to(accelerator.device)
+                yield batch, self.features.of(some, batch)
+
+    def _own_words(self, step: int, count: int) -> list[bool]:
+        """Which of this process's rows the draft has written itself."""
+        if self.on_policy is None:
+            return [False] * count
+        if step % self.on_policy.conf.every == 0:
+            self.on_policy.renew(step)
+        return self.on_policy.chosen(step)
 
     def _report(self) -> dict[str, float]:
         """Read the window and say what it holds. Raises UserError where the loss is not finite."""

@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from rich.progress import track
 
 from data.batches import Packed, PackReport, pack, prepare
-from data.config import Source
+from data.config import Author, Source
 from data.demo.prompts import training_prompts
 from data.tokens import from_pair
 from infer.generate import answers
@@ -40,10 +40,22 @@ def training_rows(
 
 
 def _answered(conf: TrainConf, target: Target) -> tuple[Packed, PackReport]:
-    """The demo's prompts, answered by the target; answers are kept for the next run."""
+    """The demo's prompts with their answers, by the target or as the texts themselves go on."""
     wanted = conf.data.answers
-    texts = [prompt.text for prompt in training_prompts(wanted.prompts, seed=conf.seed)]
-    prompts: list[list[int]] = target.tokenizer(texts)["input_ids"]
+    drawn = training_prompts(wanted.prompts, seed=conf.seed)
+    prompts: list[list[int]] = target.tokenizer([prompt.text for prompt in drawn])["input_ids"]
+    if wanted.by is Author.corpus:
+        rests = target.tokenizer([prompt.rest for prompt in drawn])["input_ids"]
+        answered = [ids[: wanted.max_new_tokens] for ids in rests]
+    else:
+        answered = _by_target(conf, target, prompts)
+    pairs = (from_pair(*pair) for pair in zip(prompts, answered, strict=True))
+    return pack(pairs, length=conf.data.length)
+
+
+def _by_target(conf: TrainConf, target: Target, prompts: list[list[int]]) -> list[list[int]]:
+    """The target's answers; they are kept for the next run."""
+    wanted = conf.data.answers
     sampling = SamplingConf(temperature=wanted.temperature, seed=conf.seed)
     made_from = [
         target.fingerprint, str(target.device.dtype), prompts, wanted.max_new_tokens, str(sampling)
@@ -53,20 +65,19 @@ def _answered(conf: TrainConf, target: Target) -> tuple[Packed, PackReport]:
     if kept.exists():
         answered = json.loads(kept.read_text())
         log.info("data: %d answers by the target, from %s", len(answered), kept)
-    else:
-        log.info("data: the target answers %d prompts, kept in %s", len(prompts), kept.parent)
-        made = answers(
-            target.eager(), prompts, max_new_tokens=wanted.max_new_tokens, sampling=sampling,
-            batch=wanted.batch,
-        )  # fmt: skip
-        quiet = not CONSOLE.is_terminal
-        shown = track(made, "answers", total=len(prompts), console=CONSOLE, disable=quiet)
-        answered = [ids for _, ids in sorted(shown)]
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        with refuse_full_disk(kept.parent), atomic_path(kept) as partial:
-            partial.write_text(json.dumps(answered))
-    pairs = (from_pair(*pair) for pair in zip(prompts, answered, strict=True))
-    return pack(pairs, length=conf.data.length)
+        return answered
+    log.info("data: the target answers %d prompts, kept in %s", len(prompts), kept.parent)
+    made = answers(
+        target.eager(), prompts, max_new_tokens=wanted.max_new_tokens, sampling=sampling,
+        batch=wanted.batch,
+    )  # fmt: skip
+    quiet = not CONSOLE.is_terminal
+    shown = track(made, "answers", total=len(prompts), console=CONSOLE, disable=quiet)
+    answered = [ids for _, ids in sorted(shown)]
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with refuse_full_disk(kept.parent), atomic_path(kept) as partial:
+        partial.write_text(json.dumps(answered))
+    return answered
 
 
 def hold_back(rows: Packed, count: int) -> tuple[Packed, list[list[int]]]:

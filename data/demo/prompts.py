@@ -8,8 +8,8 @@ import hashlib
 import json
 import random
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from itertools import islice, zip_longest
 from pathlib import Path
 
@@ -21,7 +21,11 @@ PER_CATEGORY = 16
 PROMPT_CHARS = (90, 150)  # 24 to 56 tokens of the demo target
 STRUCTURED_CHARS = 80  # digits are one token each
 MIN_ANSWER_CHARS = 150  # how much text must follow a cut
+REST_CHARS = 600  # of what follows a cut: more tokens than answers have
 WRITTEN = Path(__file__).with_name("written_prompts.jsonl")
+
+
+Cuts = dict[str, str]  # beginnings of texts, and how they go on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +35,7 @@ class Prompt:
     id: str
     category: str
     text: str
+    rest: str = ""  # what the text says next; of training prompts
 
 
 def held_out_prompts() -> list[Prompt]:
@@ -53,10 +58,10 @@ def training_prompts(count: int, seed: int) -> list[Prompt]:
     code, docs = training_texts("code"), training_texts("docs")
     share = -(-count // len(CATEGORIES))
     cuts = {
-        "code": [cut for text in code for cut in _code_cuts(text)],
-        "docs": [cut for text in docs for cut in _prose_cuts(text)],
-        "structured": [_structured_cut(text) for text in structured_texts(2 * share, seed=seed)],
-        "open_ended": [cut for text in docs for cut in _inner_paragraphs(text)],
+        "code": _joined(_code_cuts(text) for text in code),
+        "docs": _joined(_prose_cuts(text) for text in docs),
+        "structured": _joined(map(_structured_cut, structured_texts(2 * share, seed=seed))),
+        "open_ended": _joined(_inner_paragraphs(text) for text in docs),
     }
     unseen = {prompt.text for prompt in held_out_prompts()}
     rng = random.Random(seed)
@@ -64,8 +69,13 @@ def training_prompts(count: int, seed: int) -> list[Prompt]:
     for category in CATEGORIES:
         texts = sorted(set(cuts[category]) - unseen)
         picked = rng.sample(texts, k=min(share, len(texts)))
-        prompts.append(_number(f"train-{category}", picked, category))
+        numbered = _number(f"train-{category}", picked, category)
+        prompts.append([replace(p, rest=cuts[category][p.text]) for p in numbered])
     return [prompt for turn in zip(*prompts, strict=False) for prompt in turn][:count]
+
+
+def _joined(groups: Iterable[Cuts]) -> Cuts:
+    return {cut: rest for cuts in groups for cut, rest in cuts.items()}
 
 
 def _number(prefix: str, texts: list[str], category: str) -> list[Prompt]:
@@ -74,7 +84,7 @@ def _number(prefix: str, texts: list[str], category: str) -> list[Prompt]:
     ]
 
 
-def _interleave(groups: Iterator[list[str]]) -> list[str]:
+def _interleave(groups: Iterator[Cuts]) -> list[str]:
     """One cut of every file, then a second of every file: no file dominates."""
     ordered = [sorted(set(cuts), key=_digest) for cuts in groups]
     ordered.sort(key=lambda cuts: _digest(cuts[0]) if cuts else "")
@@ -86,32 +96,38 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _code_cuts(source: str) -> list[str]:
+def _code_cuts(source: str) -> Cuts:
     """The first lines of every function and class, as many whole ones as fit."""
     low, high = PROMPT_CHARS
-    cuts = []
+    cuts = {}
     for match in re.finditer(r"^ *(?:def|class|async def) ", source, flags=re.MULTILINE):
         start = match.start()
         end = source.rfind("\n", start, start + high)
         if end - start >= low and end + MIN_ANSWER_CHARS <= len(source):
-            cuts.append(source[start:end].rstrip())
+            cuts |= _cut(source[start:], end - start)
     return cuts
 
 
-def _prose_cuts(text: str) -> list[str]:
+def _prose_cuts(text: str) -> Cuts:
     """The start of a document, cut after a word; none where it is short or a shell session."""
     end = text.rfind(" ", *PROMPT_CHARS)
     too_short = end < 0 or len(text) < end + MIN_ANSWER_CHARS
-    return [] if too_short or ">>>" in text[:end] else [text[:end].rstrip()]
+    return {} if too_short or ">>>" in text[:end] else _cut(text, end)
 
 
-def _inner_paragraphs(text: str) -> list[str]:
+def _inner_paragraphs(text: str) -> Cuts:
     """The start of each later paragraph that reads as prose."""
     paragraphs = (" ".join(part.split()) for part in re.split(r"\n\s*\n", text)[1:])
     prose = (part for part in paragraphs if re.match(r"[A-Z][a-z]+ [a-z]+ [a-z]+ ", part))
-    return [cut for part in prose for cut in _prose_cuts(part)]
+    return _joined(map(_prose_cuts, prose))
 
 
-def _structured_cut(text: str) -> str:
+def _structured_cut(text: str) -> Cuts:
     """The beginning of a text with a rule, long enough to show the rule."""
-    return text[: STRUCTURED_CHARS + 1].rsplit(maxsplit=1)[0].rstrip()
+    return _cut(text, len(text[: STRUCTURED_CHARS + 1].rsplit(maxsplit=1)[0]))
+
+
+def _cut(text: str, end: int) -> Cuts:
+    """The text up to `end`, without the spaces there, and what follows."""
+    prompt = text[:end].rstrip()
+    return {prompt: text[len(prompt) : len(prompt) + REST_CHARS]}

@@ -38,7 +38,7 @@ class Medusa2Conf(MedusaConf):
 
     method: ClassVar[str] = "medusa2"
 
-    lora: LoraConf = field(default_factory=lambda: LoraConf(rank=32, alpha=16))
+    lora: LoraConf = field(default_factory=lambda: LoraConf(rank=32, alpha=16.0))
     keep_weight: float = 1.0  # of the distance to the target before
     heads_weight: float = 0.2  # of the loss of the heads
     heads_warmup: int = 40  # micro-batches over which `heads_weight` rises from 0
