@@ -1,18 +1,16 @@
-"""Distillation losses: how far a draft is from its target, token by token, in fp32.
+"""Distillation losses: how far a draft is from its target, token by token, and what that teaches.
 
-soft_ce    cross entropy with the target's distribution, renormalised over the draft's vocabulary.
-lk_hybrid  lambda * KL + (1 - lambda) * (1 - alpha), lambda = exp(-eta * alpha), after
-           https://arxiv.org/abs/2602.23881; alpha = sum_v min(target, draft) is the chance that
-           the target accepts a draft token, so its target probabilities are not renormalised.
+`models.divergences` says what each loss is; here are their settings, the heads and the chunks.
 
-A row whose likeliest target token is outside the draft's vocabulary is not `covered`: its loss is 0
-(as in EAGLE-3) though its weight stays in the denominator, and in the metrics it counts as a miss.
+A row whose likeliest target token (for `ce`: whose own token) is outside the draft's vocabulary is
+not `covered`: its loss is 0 (as in EAGLE-3) though its weight stays in the denominator, and in the
+metrics it counts as a miss.
 
 `chunked_distillation` applies the output heads too and never holds [tokens, vocab] for more than a
 chunk; it equals `distillation`, the plain form, in value and gradient.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
@@ -20,6 +18,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from models import divergences
+from models.divergences import Divergence, Rows, Teacher
 from models.errors import UserError
 
 Head = Float[Tensor, "vocab width"] | Callable[[Tensor], Tensor]
@@ -31,7 +31,13 @@ class LossName(Enum):
     """What is minimised."""
 
     soft_ce = "soft_ce"
+    forward_kl = "forward_kl"
+    reverse_kl = "reverse_kl"
+    jsd = "jsd"
+    tv = "tv"
+    ce = "ce"
     lk_hybrid = "lk_hybrid"
+    topk_kl = "topk_kl"
 
 
 class Reduction(Enum):
@@ -46,24 +52,42 @@ class LossConf:
     """What a draft minimises."""
 
     name: LossName = LossName.soft_ce
-    lk_eta: float = 3.0
-    step_decay: float = 0.8  # weight of each further step of the unroll
+    beta: float = 0.5  # jsd: from the forward KL at 0 to the reverse KL at 1
+    lk_eta: float = 3.0  # lk_hybrid
+    top_k: int = 10  # topk_kl
+    temperature: float = 1.0  # of both models, in the metric alpha too
+    step_decay: float = 0.8  # weight of each further drafted position
+    half_life: int | None = None  # answer tokens after which a token weighs half; None = all alike
     reduction: Reduction = Reduction.sequence
     chunk: int = 1024  # tokens whose logits are held at a time
 
     def __post_init__(self) -> None:
-        if self.chunk < 1:
-            raise UserError(
-                f"loss.chunk: must be at least 1, got {self.chunk}; the default is 1024"
-            )
-        if not 0 < self.step_decay <= 1:
-            raise UserError(
-                f"loss.step_decay: must be in (0, 1], got {self.step_decay}; 1 weighs steps equally"
-            )
-        if self.lk_eta < 0:
-            raise UserError(
-                f"loss.lk_eta: must not be negative, got {self.lk_eta}; the default is 3"
-            )
+        for key, good, rule, remedy in (
+            ("beta", 0 <= self.beta <= 1, "must be in [0, 1]", "the default is 0.5"),
+            ("lk_eta", self.lk_eta >= 0, "must not be negative", "the default is 3"),
+            ("top_k", self.top_k >= 1, "must be at least 1", "the default is 10"),
+            ("temperature", self.temperature > 0, "must be above 0", "the default is 1"),
+            ("step_decay", 0 < self.step_decay <= 1, "must be in (0, 1]", "1 weighs steps equally"),
+            (
+                "half_life", self.half_life is None or self.half_life >= 1,
+                "must be at least 1", "null weighs all tokens alike",
+            ),
+            ("chunk", self.chunk >= 1, "must be at least 1", "the default is 1024"),
+        ):  # fmt: skip
+            if not good:
+                raise UserError(f"loss.{key}: {rule}, got {getattr(self, key)}; {remedy}")
+
+
+LOSSES: dict[LossName, Callable[[Rows, LossConf], Divergence]] = {
+    LossName.soft_ce: lambda rows, _: divergences.soft_ce(rows),
+    LossName.forward_kl: lambda rows, _: divergences.forward_kl(rows),
+    LossName.reverse_kl: lambda rows, _: divergences.reverse_kl(rows),
+    LossName.jsd: lambda rows, conf: divergences.jsd(rows, beta=conf.beta),
+    LossName.tv: lambda rows, _: divergences.tv(rows),
+    LossName.ce: lambda rows, _: divergences.ce(rows),
+    LossName.lk_hybrid: lambda rows, conf: divergences.lk_hybrid(rows, eta=conf.lk_eta),
+    LossName.topk_kl: lambda rows, conf: divergences.topk_kl(rows, k=conf.top_k),
+}
 
 
 @dataclass(kw_only=True)
@@ -73,7 +97,7 @@ class TokenLosses:
     loss: Float[Tensor, "*steps tokens"]
     alpha: Float[Tensor, "*steps tokens"]  # 1 - total variation distance
     hit: Bool[Tensor, "*steps tokens"]  # the draft's likeliest token is the target's
-    covered: Bool[Tensor, "*steps tokens"]  # the target's likeliest token is one the draft has
+    covered: Bool[Tensor, "*steps tokens"]  # the draft's vocabulary has what the loss teaches
 
     def sums(self, counted: Bool[Tensor, "*steps tokens"]) -> Metrics:
         """Each metric's (sum, count) over the counted rows, by step. The loss is unweighted."""
@@ -84,80 +108,35 @@ class TokenLosses:
         }
 
 
-@dataclass(kw_only=True)
-class _Teacher:
-    """The target's distribution as a draft vocabulary sees it."""
-
-    probs: Float[Tensor, "tokens draft_vocab"]  # of the target: sums to less than 1 if reduced
-    soft: Float[Tensor, "tokens draft_vocab"]  # renormalised over the draft's vocabulary
-    best: Int[Tensor, " tokens"]  # likeliest token of the whole vocabulary, a target id
-    covered: Bool[Tensor, " tokens"]
-
-
 def _teach(
-    logits: Float[Tensor, "tokens vocab"], kept_ids: Int[Tensor, " draft_vocab"] | None
-) -> _Teacher:
-    logits = logits.float()
-    best = logits.argmax(-1)
-    if kept_ids is None:
-        probs = logits.softmax(-1)
-        return _Teacher(probs=probs, soft=probs, best=best, covered=torch.ones_like(best).bool())
-    kept = logits.index_select(-1, kept_ids)
-    return _Teacher(
-        probs=(kept - logits.logsumexp(-1, keepdim=True)).exp(),
-        soft=kept.softmax(-1),
-        best=best,
-        covered=kept_ids[kept.argmax(-1)] == best,
+    logits: Tensor, labels: Tensor | None, kept_ids: Tensor | None, conf: LossConf
+) -> Teacher:
+    labels = labels if conf.name is LossName.ce else None
+    return divergences.teach(logits, labels=labels, kept_ids=kept_ids, temperature=conf.temperature)
+
+
+def _judge(rows: Rows, kept_ids: Tensor | None, conf: LossConf) -> tuple[TokenLosses, Divergence]:
+    teacher, found = rows.teacher, LOSSES[conf.name](rows, conf)
+    best = rows.best if kept_ids is None else kept_ids[rows.best]
+    covered = teacher.covered.expand(best.shape)
+    losses = TokenLosses(
+        loss=found.value * covered, alpha=rows.alpha, hit=best == teacher.best, covered=covered
     )
-
-
-def _compare(
-    draft_logits: Tensor, teacher: _Teacher, kept_ids: Tensor | None, conf: LossConf
-) -> tuple[TokenLosses, Tensor]:
-    """The losses, and the draft's distributions, which the gradient needs again."""
-    draft_log_probs = draft_logits.log_softmax(-1)
-    draft_probs = draft_log_probs.exp()
-    # where, not minimum: its gradient at a tie is the one `_gradient` takes
-    alpha = torch.where(draft_probs < teacher.probs, draft_probs, teacher.probs).sum(-1)
-    loss = -(teacher.soft * draft_log_probs).sum(-1)
-    if conf.name is LossName.lk_hybrid:
-        kl = loss - torch.special.entr(teacher.soft).sum(-1)
-        trust = torch.exp(-conf.lk_eta * alpha.detach())
-        loss = trust * kl + (1 - trust) * (1 - alpha)
-    best = draft_logits.argmax(-1)
-    best = best if kept_ids is None else kept_ids[best]
-    covered = teacher.covered.expand(loss.shape)
-    hit = best == teacher.best
-    return TokenLosses(loss=loss * covered, alpha=alpha, hit=hit, covered=covered), draft_probs
-
-
-def _gradient(
-    draft_probs: Tensor, teacher: _Teacher, losses: TokenLosses, weight: Tensor, conf: LossConf
-) -> Tensor:
-    """Gradient of each row's weighted loss in `_compare` with respect to its draft logits.
-
-    Scales of a row are multiplied first: each operation on the vocabulary is a pass over memory.
-    """
-    scale = (weight * losses.covered)[..., None]
-    if conf.name is LossName.soft_ce:
-        return (draft_probs - teacher.soft) * scale
-    trust = torch.exp(-conf.lk_eta * losses.alpha)[..., None]
-    below = torch.where(draft_probs < teacher.probs, draft_probs, 0.0)
-    raised = (1 - trust) * scale
-    kept = trust * scale + raised * below.sum(-1, keepdim=True)
-    grad = torch.addcmul(draft_probs * kept, teacher.soft, trust * scale, value=-1)
-    return torch.addcmul(grad, below, raised, value=-1)
+    return losses, found
 
 
 def token_losses(
     draft_logits: Float[Tensor, "*steps tokens draft_vocab"],
     target_logits: Float[Tensor, "tokens vocab"],
     *,
+    labels: Int[Tensor, " tokens"] | None,
     kept_ids: Int[Tensor, " draft_vocab"] | None,
     conf: LossConf,
 ) -> TokenLosses:
     """Loss and metrics of each draft row. `kept_ids` are the draft vocabulary's target ids."""
-    return _compare(draft_logits.float(), _teach(target_logits, kept_ids), kept_ids, conf)[0]
+    teacher = _teach(target_logits, labels, kept_ids, conf)
+    rows = divergences.compare(draft_logits, teacher, temperature=conf.temperature)
+    return _judge(rows, kept_ids, conf)[0]
 
 
 def _apply(head: Head, hidden: Tensor) -> Tensor:
@@ -179,7 +158,7 @@ def distillation(
     draft_heads: list[Tensor],
     target_head: Head,
     weight: Float[Tensor, "*steps tokens"],
-    labels: Int[Tensor, " tokens"] | None,  # noqa: ARG001 - for the losses to come
+    labels: Int[Tensor, " tokens"] | None,
     kept_ids: Int[Tensor, " draft_vocab"] | None,
     conf: LossConf,
 ) -> tuple[Float[Tensor, ""], Metrics]:
@@ -189,9 +168,10 @@ def distillation(
     `draft_heads` [draft_vocab, draft_width]: one for all steps, or one for each of them.
     `labels`: the token of the text where row t of the target predicts, a target id.
     """
-    target_logits = _apply(target_head, target_hidden).detach()
-    draft_logits = _through(draft_heads, draft_hidden)
-    losses = token_losses(draft_logits, target_logits, kept_ids=kept_ids, conf=conf)
+    teacher = _teach(_apply(target_head, target_hidden).detach(), labels, kept_ids, conf)
+    logits = _through(draft_heads, draft_hidden)
+    rows = divergences.compare(logits, teacher, temperature=conf.temperature)
+    losses, _ = _judge(rows, kept_ids, conf)
     with torch.no_grad():
         metrics = losses.sums(weight != 0)
     return (losses.loss * weight).sum(), metrics
@@ -204,7 +184,7 @@ def chunked_distillation(
     draft_heads: list[Tensor],
     target_head: Head,
     weight: Float[Tensor, "*steps tokens"],
-    labels: Int[Tensor, " tokens"] | None,  # noqa: ARG001 - for the losses to come
+    labels: Int[Tensor, " tokens"] | None,
     kept_ids: Int[Tensor, " draft_vocab"] | None,
     conf: LossConf,
 ) -> tuple[Float[Tensor, ""], Metrics]:
@@ -218,40 +198,67 @@ def chunked_distillation(
         some = _weighed(weight)
         draft_hidden, target_hidden = draft_hidden.index_select(-2, some), target_hidden[some]
         weight = weight.index_select(-1, some)
-    steps, tokens = draft_hidden.shape[:-2].numel(), draft_hidden.shape[-2]
+        labels = None if labels is None else labels[some]
+    steps = draft_hidden.shape[:-2].numel()
     rows = max(1, conf.chunk // steps)  # of the target: a chunk counts the rows of all steps
-    short = -tokens % rows  # the last chunk gets the others' shape
-    draft_rows = nn.functional.pad(draft_hidden.detach(), (0, 0, 0, short)).split(rows, -2)
-    target_rows = nn.functional.pad(target_hidden, (0, 0, 0, short)).split(rows, -2)
-    weights = nn.functional.pad(weight, (0, short)).split(rows, -1)
     total = weight.new_zeros(())
     head_grads = [torch.zeros_like(head, dtype=torch.float32) for head in draft_heads]
-    one = len(draft_heads) == 1
     chunk_sums: list[Metrics] = []
     hidden_grads: list[Tensor] = []
 
     with torch.no_grad():
-        for hidden, seen, share in zip(draft_rows, target_rows, weights, strict=True):
-            teacher = _teach(_apply(target_head, seen), kept_ids)
-            logits = _through(draft_heads, hidden).float()
-            losses, probs = _compare(logits, teacher, kept_ids, conf)
+        chunks = _chunks(draft_hidden.detach(), target_hidden, weight, labels, rows=rows)
+        for hidden, seen, share, said in chunks:
+            teacher = _teach(_apply(target_head, seen), said, kept_ids, conf)
+            losses, grad = _learn(_through(draft_heads, hidden), teacher, share, kept_ids, conf)
             total = total + (losses.loss * share).sum()
             chunk_sums.append(losses.sums(share != 0))
-            grad = _gradient(probs, teacher, losses, share, conf).to(hidden.dtype)
+            grad = grad.to(hidden.dtype)
             hidden_grads.append(_through([head.T for head in draft_heads], grad))
-            for i, head in enumerate(draft_heads):
-                if head.requires_grad:
-                    g, h = (grad, hidden) if one else (grad[i], hidden[i])
-                    head_grads[i] += g.flatten(0, -2).T @ h.flatten(0, -2)
-        hidden_grad = torch.cat(hidden_grads, -2).narrow(-2, 0, tokens)
+            _add_head_grads(head_grads, draft_heads, grad, hidden)
+        hidden_grad = torch.cat(hidden_grads, -2).narrow(-2, 0, len(target_hidden))
         metrics = {
             name: torch.stack([sums[name] for sums in chunk_sums]).sum(0) for name in METRICS
         }
 
     total = _carry(total, draft_hidden, hidden_grad)
-    for head, grad in zip(draft_heads, head_grads, strict=True):
-        total = _carry(total, head, grad)
+    for head, head_grad in zip(draft_heads, head_grads, strict=True):
+        total = _carry(total, head, head_grad)
     return total, metrics
+
+
+def _chunks(
+    draft_hidden: Tensor, target_hidden: Tensor, weight: Tensor, labels: Tensor | None, *, rows: int
+) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor | None]]:
+    """`rows` of the target at a time, and what belongs to them. The last ones are filled with 0."""
+    short, pad = -len(target_hidden) % rows, nn.functional.pad
+    weights = pad(weight, (0, short)).split(rows, -1)
+    yield from zip(
+        pad(draft_hidden, (0, 0, 0, short)).split(rows, -2),
+        pad(target_hidden, (0, 0, 0, short)).split(rows, -2),
+        weights,
+        [None] * len(weights) if labels is None else pad(labels, (0, short)).split(rows),
+        strict=True,
+    )
+
+
+def _learn(
+    logits: Tensor, teacher: Teacher, weight: Tensor, kept_ids: Tensor | None, conf: LossConf
+) -> tuple[TokenLosses, Tensor]:
+    """Losses of a chunk, and the gradient of their weighted sum with respect to the logits."""
+    rows = divergences.compare(logits, teacher, temperature=conf.temperature)
+    losses, found = _judge(rows, kept_ids, conf)
+    return losses, found.gradient(rows, weight * losses.covered / conf.temperature)
+
+
+def _add_head_grads(
+    head_grads: list[Tensor], heads: list[Tensor], grad: Tensor, hidden: Tensor
+) -> None:
+    """Add what a chunk teaches the heads, each from its own step or the one from all."""
+    of_head = [(grad, hidden)] if len(heads) == 1 else zip(grad, hidden, strict=True)
+    for head_grad, head, (g, h) in zip(head_grads, heads, of_head, strict=True):
+        if head.requires_grad:
+            head_grad += g.flatten(0, -2).T @ h.flatten(0, -2)
 
 
 def _weighed(weight: Float[Tensor, "*steps tokens"]) -> Int[Tensor, " some"]:

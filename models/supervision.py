@@ -1,4 +1,9 @@
-"""Which rows a feature draft learns from, and how much each weighs."""
+"""Which rows a draft learns from, and how much each weighs.
+
+A token of an answer weighs 1 or, with `loss.half_life`, half as much every so many tokens into its
+answer: what is drafted early decides more of what follows. A row weighs what the token weighs that
+it drafts.
+"""
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -11,27 +16,67 @@ def row_weights(
     answer: Bool[Tensor, "rows length"], document: Int[Tensor, "rows length"], *, steps: int,
     conf: LossConf,
 ) -> tuple[Float[Tensor, "steps rows length"], Float[Tensor, ""]]:  # fmt: skip
-    """Weight of row t at each step, and their denominator.
+    """Of a draft that reads the target's features: weight of row t at each step, and the sum.
 
-    Row t counts at step i when tokens t+1 .. t+2+i are all answer tokens of its own document: the
-    rollouts that decoding performs (it drafts behind an answer token), and no others.
+    Row t drafts token t+2+i at step i. It counts when tokens t+1 .. t+2+i are all answer tokens of
+    its own document: the rollouts that decoding performs (it drafts behind an answer token), and no
+    others. The sum, which divides the loss, is that of step 0.
     """
     own = answer & (document >= 0)
-    counts = sooner(own, 1)
-    masks = []
+    worth, counts = _worth(own, document, conf), sooner(own, 1)
+    weights = []
     for i in range(steps):
         same = sooner(document, 2 + i, fill=-1) == document
         counts = counts & sooner(own, 2 + i) & same
-        masks.append(counts)
-    mask = torch.stack(masks).float()
-    decay = conf.step_decay ** torch.arange(steps, device=mask.device)
-    if conf.reduction is Reduction.token:
-        return mask * decay[:, None, None], mask[0].sum()
-    # a document never spans rows, so its share is counted within one
-    same = document[:, :, None] == document[:, None, :]
-    supervised = (same * mask[0][:, None, :]).sum(-1).clamp_min(1)  # rows of one's own document
-    share = mask / supervised
-    return share * decay[:, None, None], share[0].sum()
+        weights.append(counts * sooner(worth, 2 + i) * conf.step_decay**i)
+    return _reduced(torch.stack(weights), document, conf)
+
+
+def token_weights(
+    answer: Bool[Tensor, "rows length"], document: Int[Tensor, "rows length"], *, conf: LossConf
+) -> tuple[Float[Tensor, "rows length"], Float[Tensor, ""]]:
+    """Of a draft that is a language model: weight of row t, which predicts token t+1, and the sum.
+
+    Row t counts when token t+1 is an answer token of its own document. Decoding never drafts an
+    answer's first token (the target's prefill gives it), but it is learned all the same: its row
+    shares every weight with the others, and answers of one token would teach nothing without it.
+    """
+    own = answer & (document >= 0)
+    counts = sooner(own, 1) & (sooner(document, 1, fill=-1) == document)
+    weight = counts * sooner(_worth(own, document, conf), 1)
+    (weight,), total = _reduced(weight[None], document, conf)
+    return weight, total
+
+
+def _worth(
+    own: Bool[Tensor, "rows length"], document: Int[Tensor, "rows length"], conf: LossConf
+) -> Float[Tensor, "rows length"]:
+    """What an answer token weighs by its place in its answer; of others it means nothing."""
+    if conf.half_life is None:
+        return torch.ones_like(own, dtype=torch.float32)
+    starts = own & ~(later(own, 1) & (later(document, 1) == document))
+    place = torch.arange(own.shape[1], device=own.device)
+    age = place - _sum_by(starts.cumsum(1), (starts * place).float())
+    return 0.5 ** (age / conf.half_life)
+
+
+def _reduced(
+    weight: Float[Tensor, "steps rows length"], document: Int[Tensor, "rows length"],
+    conf: LossConf,
+) -> tuple[Float[Tensor, "steps rows length"], Float[Tensor, ""]]:  # fmt: skip
+    if conf.reduction is Reduction.sequence:
+        # a document never spans rows, so its share is counted within one
+        whole = _sum_by(document, weight[0])
+        weight = weight / whole.clamp_min(torch.finfo(torch.float32).tiny)
+    return weight, weight[0].sum()
+
+
+def _sum_by(
+    group: Int[Tensor, "rows length"], x: Float[Tensor, "rows length"]
+) -> Float[Tensor, "rows length"]:
+    """At each place, the sum of x over the places of its row that are of the same group."""
+    same = group[:, :, None] == group[:, None, :]
+    return (same * x[:, None, :]).sum(-1)
 
 
 def sooner(x: Tensor, by: int, fill: int = 0) -> Tensor:
