@@ -41,7 +41,9 @@ def candidates(directories: list[Path], target: Target) -> list[Candidate]:
     found = []
     for name, directory in zip(names(directories), directories, strict=True):
         conf, draft = load_draft(directory, target)
-        found.append(Candidate(name=name, draft=draft, untrained=conf.untrained(draft, target)))
+        own = draft.verifier(target)
+        before = conf.untrained(draft, own or target)
+        found.append(Candidate(name=name, draft=draft, untrained=before, target=own))
     return found
 
 

@@ -3,8 +3,10 @@
 from html import escape
 from typing import Any
 
+from infer.cells import Table
 from infer.plots import plots
-from infer.tables import Table, absences, headline, tables
+from infer.tables import tables
+from infer.words import absences, headline
 
 STYLE = """
 :root { color-scheme: light dark; }
@@ -12,7 +14,7 @@ body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.5rem; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .2rem .7rem; text-align: right; white-space: nowrap; }
+th, td { padding: .2rem .6rem; text-align: right; white-space: nowrap; }
 th, td { border-bottom: 1px solid #8883; }
 th.label, td.label { text-align: left; }
 tr.group td { border-top: 2px solid #8888; }
@@ -47,8 +49,9 @@ def page(report: dict[str, Any]) -> str:
 def _table(table: Table) -> str:
     head = _row(table.columns, tag="th", labels=table.labels)
     groups = [""] + [row[0] for row in table.rows]
+    grouped = len(set(groups)) < len(groups)
     body = "".join(
-        _row(row, tag="td", labels=table.labels, starts=table.labels > 1 and row[0] != before)
+        _row(row, tag="td", labels=table.labels, starts=grouped and row[0] != before)
         for row, before in zip(table.rows, groups, strict=False)
     )
     return (

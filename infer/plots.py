@@ -12,12 +12,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from infer.tables import modes_of, sections
+from infer.colours import INK, PAPER, coloured
+from infer.modes import Mode, Report, sections, several
+from infer.tradeoff import shapes, speedup_against_length
 
-# Drawn in this colour, shown in the page's text colour.
-INK = "#010203"
-# Middle tones that stand out on white and on black, and for colour-blind readers (Okabe and Ito).
-COLOURS = ["#999999", "#e69f00", "#56b4e9", "#d55e00", "#009e73", "#cc79a7", "#0072b2", "#b8a500"]
 STYLE: Any = {  # matplotlib types its keys as a closed set
     "svg.fonttype": "none",
     "font.size": 10,
@@ -31,50 +29,59 @@ STYLE: Any = {  # matplotlib types its keys as a closed set
     "legend.frameon": False,
 }
 
-Report = dict[str, Any]
-
 
 def plots(report: Report) -> dict[str, str]:
-    """Every plot by its title."""
-    return {
-        "Acceptance by position": draw(report, by_position),
-        "Acceptance length by category": draw(report, length_by_category),
-        "Speed-up by category": draw(report, speedup_by_category),
-        "Inter-token latency": draw(report, latency),
+    """Every plot by its title, the one to choose a draft by first."""
+    modes = [
+        Line2D([], [], color=colour, marker="o", ms=4, label=one.label)
+        for colour, one in coloured(report)
+        if one.mode
+    ]
+    beside = {"handles": modes, "loc": "outside right upper"}
+    below = {"handles": shapes(), "loc": "outside lower center", "ncols": 2}
+    choice = {}
+    if several(report):
+        title = "Speed-up against acceptance length"
+        choice[title] = draw(report, speedup_against_length, below, size=(8.4, 4.6))
+    return choice | {
+        "Acceptance by position": draw(report, by_position, beside),
+        "Acceptance length by category": draw(report, length_by_category, beside),
+        "Speed-up by category": draw(report, speedup_by_category, beside),
+        "Inter-token latency": draw(report, latency, beside),
     }
 
 
-def draw(report: Report, plot: Callable[[Axes, Report], None]) -> str:
+def draw(
+    report: Report, plot: Callable[[Axes, Report], None], legend: dict[str, Any], *,
+    size: tuple[float, float] = (7.2, 3.6),
+) -> str:  # fmt: skip
     """One plot as an <svg> element without references to anything outside the page."""
     with mpl.rc_context({**STYLE, "svg.hashsalt": plot.__name__}):
-        figure = Figure(figsize=(7.2, 3.6), layout="constrained")
+        figure = Figure(figsize=size, layout="constrained")
         axes = figure.add_subplot()
         plot(axes, report)
-        marks = [
-            Line2D([], [], color=c, marker="o", ms=4, label=m) for c, m, _ in _coloured(report)
-        ]
-        figure.legend(handles=marks, loc="outside right upper", fontsize=9)
+        figure.legend(fontsize=9, **legend)
         file = io.StringIO()
         figure.savefig(file, format="svg", transparent=True)
     svg = file.getvalue()
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     # HTML parsers know the namespaces; the declarations would read as outside addresses.
     svg = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", svg)
-    return svg.replace(INK, "currentColor")
+    return svg.replace(INK, "currentColor").replace(PAPER, "Canvas")
 
 
 def by_position(axes: Axes, report: Report) -> None:
     """Marginal acceptance as lines; conditional, dotted, shows where the draft loses the thread."""
-    for colour, _, mode in _coloured(report):
+    for colour, mode in _measured(report):
         positions = np.arange(1, mode["depth"] + 1)
         shares = mode["acceptance_by_position"]
         axes.plot(positions, shares["marginal"], color=colour, marker="o", ms=4)
-        conditional = [np.nan if share is None else share for share in shares["conditional"]]
-        axes.plot(positions, conditional, color=colour, ls=":", marker=".", ms=4)
+        if not several(report):
+            conditional = [np.nan if share is None else share for share in shares["conditional"]]
+            axes.plot(positions, conditional, color=colour, ls=":", marker=".", ms=4)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set(
-        ylim=(0, 1.02), xlabel="draft position", ylabel="share of rounds (dotted: conditional)"
-    )
+    dotted = "" if several(report) else " (dotted: conditional)"
+    axes.set(ylim=(0, 1.02), xlabel="draft position", ylabel=f"share of rounds{dotted}")
 
 
 def length_by_category(axes: Axes, report: Report) -> None:
@@ -91,13 +98,10 @@ def speedup_by_category(axes: Axes, report: Report) -> None:
 
 def latency(axes: Axes, report: Report) -> None:
     """The share of prompts answered at most so slowly."""
-    colours = {label: colour for colour, label, _ in _coloured(report)}
-    several = len(report["drafts"]) > 1
-    for key in report["per_prompt"][0]["modes"]:
-        name, _, mode = key.rpartition("/")
-        rows = [row["modes"][key]["itl_ms"] for row in report["per_prompt"]]
+    for colour, one in coloured(report):
+        rows = [row["modes"].get(one.key, {}).get("itl_ms") for row in report["per_prompt"]]
         if known := [value for value in rows if value is not None]:
-            axes.ecdf(known, color=colours[f"{name} {mode}" if several and name else mode])
+            axes.ecdf(known, color=colour)
     axes.set(
         xlabel="inter-token latency of a prompt, ms", ylabel="share of prompts", ylim=(0, 1.02)
     )
@@ -106,9 +110,9 @@ def latency(axes: Axes, report: Report) -> None:
 
 def _by_category(axes: Axes, report: Report, figure: str) -> None:
     groups = sections(report)
-    num_modes = len(_coloured(report))
+    num_modes = len(_measured(report))
     for place, section in enumerate(groups.values()):
-        for index, (colour, _, mode) in enumerate(_coloured(section)):
+        for index, (colour, mode) in enumerate(_measured(section)):
             x = place + (index - (num_modes - 1) / 2) * 0.8 / num_modes
             _dot(axes, x, mode[figure], colour)
     axes.axhline(1, color=INK, lw=0.8, ls="--")
@@ -124,10 +128,5 @@ def _dot(axes: Axes, x: float, value: dict[str, Any] | None, colour: str) -> Non
     axes.plot(x, value["mean"], color=colour, marker="o", ms=5)
 
 
-def _coloured(report: Report) -> list[tuple[str, str, dict[str, Any]]]:
-    """Measured modes with a colour that is the same in every plot."""
-    return [
-        (COLOURS[index % len(COLOURS)], label, mode)
-        for index, (label, mode, _) in enumerate(modes_of(report))
-        if mode
-    ]
+def _measured(section: Report) -> list[tuple[str, Mode]]:
+    return [(colour, one.mode) for colour, one in coloured(section) if one.mode]

@@ -3,16 +3,16 @@
 import datetime
 import json
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from infer.measured import DraftRun, Measured, Mode, NotMeasured, Setting
 from infer.page import page
 from infer.stats import (
     FIGURES,
     GAINS,
     Costs,
-    Exactness,
     Trace,
     by_position,
     drafts_trees,
@@ -26,75 +26,6 @@ from infer.tables import markdown
 
 SCHEMA_VERSION = 1
 TRAINED_MODES = ("chain", "tree")
-
-
-@dataclass(kw_only=True)
-class Measured:
-    """One mode over all prompts."""
-
-    traces: list[Trace]
-    exactness: Exactness = field(default_factory=Exactness)
-    costs: Costs | None = None
-    graphs_after_warmup: int | None = None
-    batch: int = 1
-
-    def among(self, prompt_ids: set[str]) -> "Measured":
-        """The same, of these prompts alone."""
-        return Measured(
-            traces=[trace for trace in self.traces if trace.prompt_id in prompt_ids],
-            exactness=self.exactness.among(prompt_ids),
-            costs=self.costs,
-            graphs_after_warmup=self.graphs_after_warmup,
-            batch=self.batch,
-        )
-
-
-@dataclass(kw_only=True)
-class NotMeasured:
-    """A mode that could not be run, and why: the report holds null and the reason."""
-
-    reason: str
-
-    def among(self, prompt_ids: set[str]) -> "NotMeasured":  # noqa: ARG002
-        return self
-
-
-Mode = Measured | NotMeasured
-
-
-@dataclass(kw_only=True)
-class DraftRun:
-    """One draft in its modes: before distillation, and distilled as a chain and as a tree."""
-
-    name: str
-    method: str
-    parameters: int
-    untrained: Mode
-    chain: Mode
-    tree: Mode
-
-    @property
-    def modes(self) -> dict[str, Mode]:
-        return {"untrained": self.untrained, "chain": self.chain, "tree": self.tree}
-
-
-@dataclass(kw_only=True)
-class Setting:
-    """What was measured, on what: everything a reader needs to measure it again.
-
-    `device` is what `Device.describe` says: name, kind, dtype, threads, compiled; `tree` what
-    `Tree.describe` does: kind, depth, nodes, copied.
-    """
-
-    command: str
-    versions: dict[str, str]
-    device: dict[str, Any]
-    target: str
-    target_parameters: int
-    prompts_sha256: str
-    max_new_tokens: int
-    sampling: dict[str, Any]
-    tree: dict[str, Any]
 
 
 def build(
@@ -125,7 +56,7 @@ def build(
             name: _section(
                 autoregressive.among(ids),
                 ngram.among(ids),
-                [_among(draft, ids) for draft in drafts],
+                [draft.among(ids) for draft in drafts],
             )
             for name, ids in categories.items()
         },
@@ -160,23 +91,35 @@ def _section(autoregressive: Measured, ngram: Mode, drafts: list[DraftRun]) -> d
         "autoregressive": _mode(autoregressive, autoregressive),
         "ngram": _mode(ngram, autoregressive),
         "not_measured": _reasons({"ngram": ngram}),
-        "drafts": [
-            {
-                "name": draft.name,
-                "method": draft.method,
-                "parameters": draft.parameters,
-                "modes": {name: _mode(mode, autoregressive) for name, mode in draft.modes.items()},
-                "not_measured": _reasons(draft.modes),
-                "gain": {
-                    name: {
-                        "over_untrained": _gain(draft.modes[name], draft.untrained, autoregressive),
-                        "over_ngram": _gain(draft.modes[name], ngram, autoregressive),
-                    }
-                    for name in TRAINED_MODES
-                },
+        "drafts": [_draft(draft, autoregressive, ngram) for draft in drafts],
+    }
+
+
+def _draft(draft: DraftRun, autoregressive: Measured, ngram: Mode) -> dict[str, Any]:
+    """One draft, compared with its own target where it has one."""
+    own = draft.target
+    plain = own.autoregressive if own else autoregressive
+    return {
+        "name": draft.name,
+        "method": draft.method,
+        "parameters": draft.parameters,
+        "memory_bytes": asdict(draft.memory),
+        "target": own
+        and {
+            "name": own.name,
+            "parameters": own.parameters,
+            "adapted_from": own.adapted_from,
+            "changed_answers": own.changed_answers(autoregressive),
+        },
+        "modes": {name: _mode(mode, plain) for name, mode in draft.modes.items()},
+        "not_measured": _reasons(draft.modes),
+        "gain": {
+            name: {
+                "over_untrained": _gain(draft.modes[name], draft.untrained, (plain, plain)),
+                "over_ngram": _gain(draft.modes[name], ngram, (plain, autoregressive)),
             }
-            for draft in drafts
-        ],
+            for name in TRAINED_MODES
+        },
     }
 
 
@@ -196,7 +139,8 @@ def _mode(mode: Mode, autoregressive: Measured) -> dict[str, Any] | None:
         "ttft_ms": _asdict(percentiles_ms([trace.prefill_s for trace in traces])),
         "itl_ms": _asdict(percentiles_ms([itl_s(trace) for trace in traces])),
         "e2e_ms": _asdict(percentiles_ms([trace.e2e_s for trace in traces])),
-        "lossless": exactness.lossless,
+        "verification": mode.verification,
+        "lossless": mode.lossless,
         "mismatched_prompts": exactness.mismatched_prompts,
         "near_tie_gap": exactness.near_tie_gap,
         "divergences_beyond_gap": exactness.divergences_beyond_gap,
@@ -222,12 +166,13 @@ def _efficiency(costs: Costs | None, figures: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _gain(mode: Mode, other: Mode, autoregressive: Measured) -> dict[str, Any] | None:
+def _gain(mode: Mode, other: Mode, baselines: tuple[Measured, Measured]) -> dict[str, Any] | None:
+    """`mode` minus `other`, each of them over the autoregressive mode of its target."""
     if isinstance(mode, NotMeasured) or isinstance(other, NotMeasured):
         return None
+    plain, others_plain = (baseline.traces for baseline in baselines)
     return {
-        name: _asdict(gain(name, mode.traces, other.traces, autoregressive.traces))
-        for name in GAINS
+        name: _asdict(gain(name, mode.traces, other.traces, plain, others_plain)) for name in GAINS
     }
 
 
@@ -255,11 +200,6 @@ def _per_prompt(
                 "e2e_ms": 1000 * trace.e2e_s,
             }
     return list(rows.values())
-
-
-def _among(draft: DraftRun, prompt_ids: set[str]) -> DraftRun:
-    modes = {name: mode.among(prompt_ids) for name, mode in draft.modes.items()}
-    return DraftRun(name=draft.name, method=draft.method, parameters=draft.parameters, **modes)
 
 
 def _reasons(modes: dict[str, Mode]) -> dict[str, str]:

@@ -162,10 +162,12 @@ def estimate(name: str, traces: list[Trace], autoregressive: list[Trace]) -> Est
 
 
 def gain(
-    name: str, traces: list[Trace], other: list[Trace], autoregressive: list[Trace]
-) -> Estimate | None:
+    name: str, traces: list[Trace], other: list[Trace], autoregressive: list[Trace],
+    others_autoregressive: list[Trace] | None = None,
+) -> Estimate | None:  # fmt: skip
     """The figure of `traces` minus that of `other`, paired by prompt.
 
+    `others_autoregressive` is what `other` is compared with, where that is not the same target.
     None for the acceptance rate of a tree beside a chain: siblings exclude each other, so a tree's
     is lower by construction.
     """
@@ -173,7 +175,7 @@ def gain(
         return None
     figure = FIGURES[name]
     ours = _rows(figure, traces, autoregressive)
-    theirs = _rows(figure, other, autoregressive)
+    theirs = _rows(figure, other, others_autoregressive or autoregressive)
     columns = ours.shape[1]
 
     def difference(means: Float[ndarray, "... columns"]) -> Float[ndarray, "..."]:

@@ -7,17 +7,22 @@ from pathlib import Path
 
 import pytest
 import safetensors.torch
+import torch
 
 import infer.judge
 from data.prompts import held_out
-from infer.config import EvalConf, EvaluationConf
+from infer.config import EvalConf, EvaluationConf, Verification
+from infer.decode import Decoder
 from infer.eval import candidate, check, main, names, newest_run
 from infer.judge import Candidate, evaluate
 from models import checkpoint
+from models.drafts.medusa2 import Medusa2Conf
 from models.drafts.ngram import NgramDraft
 from models.errors import UserError
+from models.losses import LossConf
+from models.sampling import SamplingConf
 from models.tree import TreeConf
-from tests.tiny import new_draft
+from tests.tiny import new_draft, tiny_target
 
 TREE = TreeConf(depth=3, nodes=6, width=2, branch=3)
 
@@ -191,6 +196,83 @@ def test_each_draft_is_shown_its_own_layers(target, folder, learned):
         assert alone.items() <= together.items()
     assert sum(together["learned/tree"]) > sum(together["other layers/tree"])
     assert together["no layers/chain"] == together["ngram"]
+
+
+def test_memory_is_what_a_draft_holds_beside_its_target(target, folder):
+    directory = folder / "outputs" / "train" / "newer" / "checkpoint"
+    copying = Candidate(name="copy", draft=NgramDraft(), untrained="there is none")
+    candidates = [candidate(directory, target), copying]
+    report = evaluate(target, candidates, tree=TREE, conf=conf(folder, max_new_tokens=2))
+    trained, copied = (draft["memory_bytes"] for draft in report["drafts"])
+    stored = safetensors.torch.load_file(directory / checkpoint.WEIGHTS).values()
+    # beside what is stored, maps between vocabularies and rotation angles
+    assert 0 <= trained["weights"] - sum(t.nbytes for t in stored) < 1000
+    slots = 64  # a prompt of 5, an answer of 2 and a round of at least 32, rounded up
+    assert copied == {"weights": 0, "state": 8 * (slots + 1)}  # known ids, and how many they are
+
+
+@pytest.fixture(scope="module")
+def adapted(target):
+    """A target that answers some prompts otherwise."""
+    adapted = tiny_target(seed=0)
+    with torch.no_grad():
+        adapted.head.weight += 0.1 * torch.randn(adapted.head.weight.shape)
+    adapted.name = "tiny adapted"
+    return adapted
+
+
+def test_a_draft_with_a_target_of_its_own_is_judged_by_that(target, adapted, folder, learned):
+    usual = Candidate(name="usual", draft=learned[0], untrained="not asked for")
+    own = Candidate(name="own", draft=learned[0], untrained="not asked for", target=adapted)
+    whole = conf(folder, limit=None)
+    report = evaluate(target, [usual, own], tree=TREE, conf=whole)
+    answers = [alone(one, folder) for one in (target, adapted)]
+    changed = sum(ours != theirs for ours, theirs in zip(*answers, strict=True))
+    assert changed > 0
+    first, second = report["drafts"]
+    assert first["target"] is None
+    assert second["target"] == {
+        "name": "tiny adapted", "parameters": target.parameters, "adapted_from": "tiny",
+        "changed_answers": changed,
+    }  # fmt: skip
+    for mode in (*first["modes"].values(), *second["modes"].values()):
+        assert mode is None or mode["lossless"]  # each held against the target that verified it
+    assert second["modes"]["autoregressive"]["speedup"]["mean"] == 1
+    answered = [row["modes"]["own/autoregressive"]["tokens"] for row in report["per_prompt"]]
+    assert answered == [len(ids) for ids in answers[1]]
+
+
+def alone(target, folder):
+    """The target's own answers to the prompts."""
+    prompts = held_out(target.tokenizer, str(folder / "prompts.jsonl"), limit=None)
+    decoder = Decoder(target, sampling=SamplingConf(), slots=32)
+    return [
+        decoder.decode([p.ids], row_ids=[p.row_id], max_new_tokens=8, eos_ids=target.eos_ids)[0].ids
+        for p in prompts
+    ]
+
+
+def test_a_checkpoint_brings_its_target(target, tmp_path):
+    draft = Medusa2Conf(heads=2).build(target, loss=LossConf(), seed=0)
+    draft.save(tmp_path / "run" / "checkpoint", target)
+    brought = candidate(tmp_path / "run" / "checkpoint", target).target
+    assert brought is not None
+    assert brought is not target
+
+
+def test_typical_verification_marks_the_drafts_alone(target, folder, learned):
+    draft = Candidate(name="learned", draft=learned[0], untrained="not asked for")
+    lossy = conf(
+        folder, limit=None, verification=Verification.typical, typical_epsilon=0.001,
+        typical_delta=0.001, sampling=SamplingConf(temperature=1.0),
+    )  # fmt: skip
+    report = evaluate(target, [draft], tree=TREE, conf=lossy)
+    modes = report["drafts"][0]["modes"]
+    for mode in (modes["chain"], modes["tree"]):
+        assert (mode["verification"], mode["lossless"]) == ("typical", False)
+    assert modes["tree"]["mismatched_prompts"] > 0  # almost anything passes
+    for mode in (report["autoregressive"], report["ngram"]):
+        assert (mode["verification"], mode["lossless"]) == ("exact", True)
 
 
 def accepted(report):

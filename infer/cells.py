@@ -1,0 +1,79 @@
+"""A table of text, and how figures are written in its cells."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from rich import box
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from infer.modes import Mode
+
+ABSENT = "-"
+
+
+@dataclass(kw_only=True)
+class Table:
+    """A titled table; the first `labels` columns name the row, the others hold figures."""
+
+    title: str
+    note: str
+    columns: list[str]
+    rows: list[list[str]]
+    labels: int = 1
+    stacked: bool = False  # on a terminal the columns' names take a line for each word
+
+
+def rich_table(table: Table, *, ruled: bool) -> RichTable:
+    """For a terminal: with rules, or plain aligned lines."""
+    rich = RichTable(box=box.SIMPLE_HEAD if ruled else None, pad_edge=False, show_edge=False)
+    for index, column in enumerate(table.columns):
+        label = index < table.labels
+        rich.add_column(
+            column.replace(" ", "\n") if table.stacked else column,
+            justify="left" if label else "right",
+            overflow="fold",
+            no_wrap=table.stacked and not label,
+        )
+    for row, before in zip(table.rows, [None, *table.rows], strict=False):
+        # A group is named once, as in a printed table.
+        repeated = table.labels > 1 and before is not None and before[0] == row[0]
+        rich.add_row(*(Text(cell) for cell in ([""] if repeated else row[:1]) + row[1:]))
+    return rich
+
+
+def estimate(value: dict[str, Any] | None, *, signed: bool = False) -> str:
+    """A mean and its interval: `2.31 [2.10, 2.52]`."""
+    if value is None:
+        return ABSENT
+    mean = f"{value['mean']:+.2f}" if signed else f"{value['mean']:.2f}"
+    if value["ci95"] is None:
+        return f"{mean} [?]"
+    low, high = value["ci95"]
+    return f"{mean} [{low:.2f}, {high:.2f}]"
+
+
+def number(value: float | None) -> str:
+    """Two decimals, or a dash."""
+    return ABSENT if value is None else f"{value:.2f}"
+
+
+def millions(count: int) -> str:
+    """Parameters, or bytes as MB.
+
+    >>> millions(456_789), millions(1_720_574_976)
+    ('0.46', '1,721')
+    """
+    return f"{count / 1e6:.2f}" if count < 100e6 else f"{count / 1e6:,.0f}"
+
+
+def lossless(mode: Mode) -> str:
+    """Whether the answers are the target's; lossy verification is named."""
+    if mode["verification"] != "exact":
+        return f"no ({mode['verification']})"
+    return "yes" if mode["lossless"] else "NO"
+
+
+def percentiles(value: dict[str, float] | None) -> str:
+    """`p50 / p90 / p99`."""
+    return " / ".join(f"{value[key]:.1f}" for key in ("p50", "p90", "p99")) if value else ABSENT

@@ -1,0 +1,120 @@
+"""What was measured: every mode over the same prompts, the drafts that they belong to, on what."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from infer.stats import Costs, Exactness, Trace
+
+EXACT = "exact"  # the verification that keeps the target's own answers
+
+
+@dataclass(kw_only=True)
+class Measured:
+    """One mode over all prompts."""
+
+    traces: list[Trace]
+    exactness: Exactness = field(default_factory=Exactness)
+    verification: str = EXACT
+    costs: Costs | None = None
+    graphs_after_warmup: int | None = None
+    batch: int = 1
+
+    @property
+    def lossless(self) -> bool:
+        """A lossy verification is none, also where it happened to say what the target says."""
+        return self.verification == EXACT and self.exactness.lossless
+
+    def among(self, prompt_ids: set[str]) -> "Measured":
+        """The same, of these prompts alone."""
+        return replace(
+            self,
+            traces=[trace for trace in self.traces if trace.prompt_id in prompt_ids],
+            exactness=self.exactness.among(prompt_ids),
+        )
+
+
+@dataclass(kw_only=True)
+class NotMeasured:
+    """A mode that could not be run, and why: the report holds null and the reason."""
+
+    reason: str
+
+    def among(self, prompt_ids: set[str]) -> "NotMeasured":  # noqa: ARG002
+        return self
+
+
+Mode = Measured | NotMeasured
+
+
+@dataclass(kw_only=True)
+class Memory:
+    """Bytes that a draft takes beside its target: weights, and its state of one row."""
+
+    weights: int
+    state: int
+
+
+@dataclass(kw_only=True)
+class AdaptedTarget:
+    """A target that a draft's method changed: it verifies that draft, and is its baseline."""
+
+    name: str
+    parameters: int
+    adapted_from: str
+    autoregressive: Measured
+
+    def among(self, prompt_ids: set[str]) -> "AdaptedTarget":
+        return replace(self, autoregressive=self.autoregressive.among(prompt_ids))
+
+    def changed_answers(self, original: Measured) -> int:
+        """Prompts that it answers otherwise than the original target does."""
+        answers = {trace.prompt_id: trace.ids for trace in original.traces}
+        return sum(trace.ids != answers[trace.prompt_id] for trace in self.autoregressive.traces)
+
+
+@dataclass(kw_only=True)
+class DraftRun:
+    """One draft in its modes: before distillation, and distilled as a chain and as a tree."""
+
+    name: str
+    method: str
+    parameters: int
+    memory: Memory
+    untrained: Mode
+    chain: Mode
+    tree: Mode
+    target: AdaptedTarget | None = None
+
+    @property
+    def modes(self) -> dict[str, Mode]:
+        own = {"autoregressive": self.target.autoregressive} if self.target else {}
+        return own | {"untrained": self.untrained, "chain": self.chain, "tree": self.tree}
+
+    def among(self, prompt_ids: set[str]) -> "DraftRun":
+        """The same, of these prompts alone."""
+        return replace(
+            self,
+            untrained=self.untrained.among(prompt_ids),
+            chain=self.chain.among(prompt_ids),
+            tree=self.tree.among(prompt_ids),
+            target=self.target and self.target.among(prompt_ids),
+        )
+
+
+@dataclass(kw_only=True)
+class Setting:
+    """What was measured, on what: everything a reader needs to measure it again.
+
+    `device` is what `Device.describe` says: name, kind, dtype, threads, compiled; `tree` what
+    `Tree.describe` does: kind, depth, nodes, copied.
+    """
+
+    command: str
+    versions: dict[str, str]
+    device: dict[str, Any]
+    target: str
+    target_parameters: int
+    prompts_sha256: str
+    max_new_tokens: int
+    sampling: dict[str, Any]
+    tree: dict[str, Any]

@@ -1,0 +1,70 @@
+"""The report in sentences: what was measured, on what, and what to know before comparing."""
+
+from infer.modes import Report, modes_of
+
+
+def headline(report: Report) -> str:
+    """What was measured, on what, in three sentences; then what is not as usual."""
+    target, prompts, device = report["target"], report["prompts"], report["device"]
+    tree = report["tree"]
+    drafts = [
+        f"{draft['name']} ({draft['method']}, {draft['parameters']:,} parameters)"
+        for draft in report["drafts"]
+    ]
+    sampling = [f"{key} {value}" for key, value in report["sampling"].items() if value is not None]
+    threads = f"{device['threads']} thread{'' if device['threads'] == 1 else 's'}"
+    place = f"{device['name']} ({device['kind']}, {threads}"
+    compiled = "compiled" if device["compiled"] else "not compiled"
+    usual = (
+        f"{target['name']} ({target['parameters']:,} parameters, {device['dtype']}) decoded with "
+        f"{_listed(drafts) or 'no draft'} was compared with its own autoregressive decoding, "
+        f"prompt by prompt in one run. {prompts['count']} held-out prompts in "
+        f"{len(prompts['by_category'])} categories were continued by up to "
+        f"{prompts['max_new_tokens']} tokens on {place}, {compiled}), {', '.join(sampling)}. "
+        f"Tree: {tree['kind']}, {tree['nodes']} nodes of the draft up to depth {tree['depth']}, "
+        f"{tree['copied'] or 'none'} copied by n-gram lookup."
+    )
+    return remarked(usual, report)
+
+
+def remarks(report: Report) -> list[str]:
+    """What forbids to compare a figure with the others as they stand."""
+    found = [
+        f"{draft['name']} is compared with its own adapted target, whose answers differ from the "
+        f"original's on {own['changed_answers']} of {report['prompts']['count']} prompts."
+        for draft in report["drafts"]
+        if (own := draft["target"])
+    ]
+    lossy = {mode["verification"]: None for mode in _of_drafts(report)}
+    lossy.pop("exact", None)
+    return found + [
+        f"The drafts are verified by the {rule} rule, which is lossy: their answers are not the "
+        "target's."
+        for rule in lossy
+    ]
+
+
+def remarked(text: str, report: Report) -> str:
+    """The text and the remarks behind it."""
+    return " ".join([text, *remarks(report)])
+
+
+def absences(report: Report) -> list[str]:
+    """One line for each mode that was not measured, with its reason."""
+    return [
+        f"{one.label}: not measured: {one.reason}" for one in modes_of(report) if one.mode is None
+    ]
+
+
+def _of_drafts(report: Report) -> list[dict]:
+    return [mode for draft in report["drafts"] for mode in draft["modes"].values() if mode]
+
+
+def _listed(items: list[str]) -> str:
+    """One, two and three.
+
+    >>> _listed(["one", "two", "three"])
+    'one, two and three'
+    """
+    *before, last = items or [""]
+    return f"{', '.join(before)} and {last}" if before else last

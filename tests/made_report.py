@@ -1,0 +1,117 @@
+"""Reports of made-up prompts: one draft, and three that may not be compared as they stand."""
+
+import io
+
+import numpy as np
+from rich.console import Console
+
+from infer.measured import AdaptedTarget, DraftRun, Measured, Memory, Setting
+from infer.report import build
+from infer.stats import Costs, Divergence, Exactness, Trace
+from infer.tables import terminal_table
+
+CATEGORIES = ("code", "docs", "structured", "open_ended")
+COMPARED = ("usual", "runs/adapted", "a-run-with-a-long-name")
+SETTING = Setting(
+    command="python -m infer.eval",
+    versions={"torch": "2.13.0", "transformers": "5.23.0"},
+    device={
+        "name": "cpu",
+        "kind": "x86_64",
+        "dtype": "float32",
+        "threads": 2,
+        "compiled": True,
+    },
+    target="demo",
+    target_parameters=3_456_789,
+    prompts_sha256="0" * 64,
+    max_new_tokens=64,
+    sampling={"verification": "greedy", "temperature": 0.0, "top_p": None},
+    tree={"kind": "dynamic", "depth": 4, "nodes": 12, "copied": 0},
+)
+
+
+def traces(*, share, depth, nodes, round_s, seed, per_category=12):
+    """Prompts of four categories whose rounds accept geometrically, cut at 64 tokens."""
+    rng = np.random.default_rng(seed)
+    made = []
+    for ease, category in enumerate(CATEGORIES):
+        for number in range(per_category):
+            accepted, tokens = [], 1
+            while tokens < 64:
+                easy = min(0.95, share * (0.8 + 0.1 * ease)) if share else 0
+                accepted.append(int(min(depth, rng.geometric(1 - easy) - 1)) if depth else 0)
+                tokens += accepted[-1] + 1
+            made.append(
+                Trace(
+                    prompt_id=f"{category}-{number}",
+                    category=category,
+                    ids=[int(token) for token in rng.integers(0, 99, 64)],
+                    accepted=accepted,
+                    drafted=[nodes] * len(accepted),
+                    depth=depth,
+                    prefill_s=float(rng.uniform(0.01, 0.02)),
+                    round_s=[float(x) for x in rng.uniform(0.8, 1.2, len(accepted)) * round_s],
+                )
+            )
+    return made
+
+
+def measured(**kwargs):
+    draft_s = 0.002 if kwargs["depth"] else 0.0
+    costs = Costs(draft_s=draft_s, verify_s=kwargs["round_s"] - draft_s, step_s=0.01)
+    return Measured(traces=traces(**kwargs), costs=costs, graphs_after_warmup=0)
+
+
+def draft_run(name, seed):
+    tree = measured(share=0.75, depth=6, nodes=20, round_s=0.015, seed=seed + 2)
+    tree.exactness = Exactness(
+        divergences=[Divergence(prompt_id="code-3", position=17, logit_gap=0.002)],
+        near_tie_gap=0.03,
+        exact_arithmetic=False,
+    )
+    return DraftRun(
+        name=name,
+        method="eagle3",
+        parameters=456_789,
+        memory=Memory(weights=1_827_156, state=65_536),
+        untrained=measured(share=0.02, depth=6, nodes=20, round_s=0.015, seed=seed),
+        chain=measured(share=0.7, depth=5, nodes=5, round_s=0.013, seed=seed + 1),
+        tree=tree,
+    )
+
+
+def one_draft():
+    """A report of one draft that is not quite exact, in bf16."""
+    return build(
+        SETTING,
+        autoregressive=measured(share=0.0, depth=0, nodes=0, round_s=0.01, seed=1),
+        ngram=measured(share=0.3, depth=5, nodes=5, round_s=0.012, seed=2),
+        drafts=[draft_run("eagle3-demo", 3)],
+    )
+
+
+def three_drafts():
+    """Of three drafts: a usual one, one with a target of its own, one verified by a lossy rule."""
+    usual, adapted, lossy = (draft_run(name, seed) for seed, name in enumerate(COMPARED, 3))
+    own = measured(share=0.0, depth=0, nodes=0, round_s=0.008, seed=1)
+    for trace in own.traces[:5]:
+        trace.ids = [*trace.ids[:-1], 0]
+    adapted.target = AdaptedTarget(
+        name="demo adapted", parameters=3_500_000, adapted_from="demo", autoregressive=own
+    )
+    for mode in (lossy.untrained, lossy.chain, lossy.tree):
+        mode.verification, mode.exactness = "typical", Exactness()
+    return build(
+        SETTING,
+        autoregressive=measured(share=0.0, depth=0, nodes=0, round_s=0.01, seed=1),
+        ngram=measured(share=0.3, depth=5, nodes=5, round_s=0.012, seed=2),
+        drafts=[usual, adapted, lossy],
+    )
+
+
+def printed(report, **kwargs):
+    """What a terminal shows."""
+    file = io.StringIO()
+    terminal_table(report, Console(file=file, **kwargs))
+    return file.getvalue()
