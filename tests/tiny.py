@@ -28,11 +28,12 @@ def tiny_tokenizer(words: int = VOCAB) -> PreTrainedTokenizerFast:
 
 
 def tiny_target(
-    *, seed: int, device: Device = CPU, sharpness: float = 12.0, eps: float = 1e-6
+    *, seed: int, device: Device = CPU, sharpness: float = 12.0, eps: float = 1e-6, padding: int = 0
 ) -> Target:
+    """`padding` rows of embeddings and head have no token."""
     torch.manual_seed(seed)
     config = Qwen3Config(
-        vocab_size=VOCAB, hidden_size=32, num_hidden_layers=6, num_attention_heads=2,
+        vocab_size=VOCAB + padding, hidden_size=32, num_hidden_layers=6, num_attention_heads=2,
         num_key_value_heads=1, head_dim=16, intermediate_size=64, max_position_embeddings=256,
         tie_word_embeddings=False, eos_token_id=0, pad_token_id=0, bos_token_id=None,
         initializer_range=0.15, rms_norm_eps=eps,
@@ -41,6 +42,7 @@ def tiny_target(
     with torch.no_grad():
         model.lm_head.weight.mul_(sharpness * 0.15)
         model.lm_head.weight[0] = 0.0
+        model.lm_head.weight[VOCAB:] = 0.0
     model.to(device.dtype)
     return Target(model, tiny_tokenizer(), name="tiny", device=device)
 

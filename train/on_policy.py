@@ -84,13 +84,14 @@ class OnPolicy:
 
 
 def first_answers(row: Batch) -> list[tuple[int, int]]:
-    """Where the first answer of each document begins and ends: [begin, end)."""
+    """Where the first answer of each document that has a prompt begins and ends: [begin, end)."""
     found = []
     for number in range(int(row.document.max()) + 1):
-        answer = row.answer[0] & (row.document[0] == number)
+        inside = row.document[0] == number
+        answer = row.answer[0] & inside
         begin = int(answer.int().argmax())
         others = (~answer[begin:]).nonzero()
         length = int(others[0]) if len(others) else len(answer) - begin
-        if answer.any() and begin > 0:
+        if answer.any() and begin > int(inside.int().argmax()):
             found.append((begin, begin + length))
     return found

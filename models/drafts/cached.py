@@ -23,10 +23,13 @@ class CachedDraft(Draft):
     """A method says what one pass over new tokens is; the state holds `lengths` and `hidden`."""
 
     def step(
-        self, state: State, tokens: Int[Tensor, "b t"], hidden: Float[Tensor, "b t h"], *,
+        self, state: State, tokens: Int[Tensor, "b t"], hidden: Tensor, *,
         positions: Int[Tensor, "b t"], slots: Int[Tensor, "b t"], mask: Bool[Tensor, "b 1 t s"],
     ) -> Float[Tensor, "b t h"]:  # fmt: skip
-        """One pass: writes at `slots`, reads through `mask`. `hidden` is what came before."""
+        """One pass: writes at `slots`, reads through `mask`.
+
+        `hidden` is the target's feature before each token, or the output of the node above it.
+        """
         raise NotImplementedError
 
     def slots(self, state: State) -> int:

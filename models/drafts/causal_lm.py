@@ -101,8 +101,7 @@ class CausalLMConf(DraftConf):
 
     def _model(self, target: Target) -> Any:
         if self.start is Start.checkpoint:
-            if target.tokenizer is not None:
-                same_tokens(target.tokenizer, self.source.tokenizer(), self.source)
+            same_tokens(target, self.source)
             return self.source.model(torch.float32)
         layers = self.layers or list(range(0, target.num_layers, 4))
         target.check_layers(layers)
@@ -123,8 +122,7 @@ class CausalLMConf(DraftConf):
         )
         here = cls(path=str(directory))
         here.source.config()
-        if target.tokenizer is not None:
-            same_tokens(target.tokenizer, here.source.tokenizer(), here.source)
+        same_tokens(target, here.source)
         conf = begun(json.loads(metadata["start"])) if "start" in metadata else here
         draft = CausalLMDraft(conf, read_whole(directory, target.device.dtype), target)
         draft.seed = int(metadata["seed"]) if "seed" in metadata else None
@@ -146,7 +144,7 @@ class CausalLMDraft(CachedDraft):
 
     method = "causal_lm"
 
-    def __init__(self, conf: CausalLMConf, model: Any, target: Target):
+    def __init__(self, conf: CausalLMConf, model: Any, target: Transformer):
         super().__init__()
         self.conf, self.loss_conf = conf, LossConf()
         self.seed: int | None = None
@@ -168,7 +166,7 @@ class CausalLMDraft(CachedDraft):
     def loss(self, batch: Batch, seen: Seen) -> Loss:
         """Every token of an answer, from all before it."""
         hidden = self.lm.see(
-            batch.ids, positions=batch.positions, mask=batch.attends(), layers=[]
+            self._known(batch.ids), positions=batch.positions, mask=batch.attends(), layers=[]
         ).hidden
         weight, whole = token_weights(batch.answer, batch.document, conf=self.loss_conf)
         total, metrics = chunked_distillation(
@@ -182,6 +180,10 @@ class CausalLMDraft(CachedDraft):
             conf=self.loss_conf,
         )
         return Loss(total=total, weight=whole, metrics=metrics)
+
+    def _known(self, ids: Int[Tensor, "b t"]) -> Int[Tensor, "b t"]:
+        """A target may emit one of its padding rows, for which the draft may have no embedding."""
+        return ids.clamp_max(self.lm.vocab_size - 1)
 
     def speaker(self) -> Transformer:
         lm = copy.copy(self.lm)
@@ -216,12 +218,12 @@ class CausalLMDraft(CachedDraft):
         return self.read(none, tokens, seen, rows=rows, mask=mask, count=lengths + 1)
 
     def step(
-        self, state: State, tokens: Int[Tensor, "b t"], hidden: Float[Tensor, "b t h"], *,  # noqa: ARG002
+        self, state: State, tokens: Int[Tensor, "b t"], hidden: Tensor, *,  # noqa: ARG002
         positions: Int[Tensor, "b t"], slots: Int[Tensor, "b t"], mask: Bool[Tensor, "b 1 t s"],
     ) -> Float[Tensor, "b t h"]:  # fmt: skip
         """The whole model over its cache."""
         return self.lm.see(
-            tokens, positions=positions, mask=mask, layers=[], cache=state["cache"],
+            self._known(tokens), positions=positions, mask=mask, layers=[], cache=state["cache"],
             write=Write.at(slots),
         ).hidden  # fmt: skip
 
@@ -306,13 +308,23 @@ def read_whole(directory: Path, dtype: torch.dtype) -> Any:
     return model
 
 
-def same_tokens(ours: Any, theirs: Any, source: Source) -> None:
+def same_tokens(target: Target, source: Source) -> None:
     """Raises UserError with the first token that differs: ids must mean the same to both."""
-    wanted, found = ({i: t for t, i in side.get_vocab().items()} for side in (ours, theirs))
+    if target.tokenizer is None:
+        return
+    sides = (target.tokenizer, source.tokenizer())
+    wanted, found = ({i: t for t, i in side.get_vocab().items()} for side in sides)
+    rule = f"draft.{'path' if source.path else 'name'}: must have the target's tokenizer"
+    remedy = "choose a draft of the target's family"
     for i in range(max([*wanted, *found]) + 1):
         if wanted.get(i) != found.get(i):
             raise UserError(
-                f"draft.{'path' if source.path else 'name'}: must have the target's tokenizer, got "
-                f"{source.place!r}, where token {i} is {found.get(i)!r} instead of "
-                f"{wanted.get(i)!r}; choose a draft of the target's family"
+                f"{rule}, got {source.place!r}, where token {i} is {found.get(i)!r} instead of "
+                f"{wanted.get(i)!r}; {remedy}"
             )
+    rows = source.config().get_text_config().vocab_size
+    if rows <= max(wanted):
+        raise UserError(
+            f"{rule}, got {source.place!r}, whose embeddings end before token {max(wanted)}; "
+            f"{remedy}"
+        )

@@ -11,13 +11,13 @@ Axes: B rows, T tokens, H hidden, V vocabulary.
 
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from transformers import PretrainedConfig
 
 from models import checkpoint
 from models.drafts.base import Batch, Loss, Needs, State
@@ -30,10 +30,11 @@ from models.transformer import Seen
 from models.tree import Proposal, Tree, grow
 
 
-class MedusaConfig(PretrainedConfig):
-    """config.json of the published layout."""
+class MedusaConfig(SimpleNamespace):
+    """config.json of the published layout, a model type that transformers does not know."""
 
-    model_type = "medusa"
+    def to_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
 
 
 @dataclass(kw_only=True)
@@ -65,6 +66,7 @@ class MedusaConf(FeatureConf):
         """The draft as vLLM's loader reads it."""
         return {
             "architectures": [self.architecture],
+            "model_type": "medusa",
             "hidden_size": target.hidden_size,
             "vocab_size": target.vocab_size,
             "truncated_vocab_size": target.vocab_size,

@@ -41,7 +41,7 @@ class Medusa2Conf(MedusaConf):
     lora: LoraConf = field(default_factory=lambda: LoraConf(rank=32, alpha=16.0))
     keep_weight: float = 1.0  # of the distance to the target before
     heads_weight: float = 0.2  # of the loss of the heads
-    heads_warmup: int = 40  # micro-batches over which `heads_weight` rises from 0
+    heads_warmup: int = 40  # micro-batches over which `heads_weight` rises; 0 = at once
     heads_lr_scale: float = 4.0  # the heads' learning rate / the adapters'
 
     def build(self, target: Target, *, loss: LossConf, seed: int) -> "Medusa2Draft":
@@ -134,9 +134,10 @@ class Medusa2Draft(MedusaDraft):
 
     def _heads_weight(self) -> torch.Tensor:
         """Rises as a sine: at first the heads' gradients would tear at the target."""
-        if self.training:
-            self.batches += 1
-        done = torch.clamp(self.batches / max(1, self.conf.heads_warmup), max=1.0)
+        if not (self.training and self.conf.heads_warmup):
+            return torch.as_tensor(self.conf.heads_weight)
+        self.batches += 1
+        done = torch.clamp(self.batches / self.conf.heads_warmup, max=1.0)
         return self.conf.heads_weight * torch.sin(done * math.pi / 2)
 
     def verifier(self, target: Target) -> Target:
