@@ -76,3 +76,33 @@ class EvalConf:
             raise UserError(
                 f"checkpoint: must be a directory or a list of them, got {self.checkpoint}"
             )
+
+
+@dataclass(kw_only=True)
+class CalibrateConf:
+    """`python -m infer.calibrate`: the static tree of at most `nodes` nodes that fits a draft."""
+
+    checkpoint: str | None = None  # null = the newest finished training run
+    nodes: int = 24  # of the tree to find, the root not counted
+    depth: int = 4  # deepest node
+    ranks: int = 10  # candidates measured at each depth
+    prompts: str | None = None  # as evaluation.prompts; null = some that the demo trains on
+    num_prompts: int = 32  # where `prompts` is null
+    max_new_tokens: int = 64
+    tree: TreeConf = field(default_factory=TreeConf)  # to compare the found one with
+    target: TargetConf = field(default_factory=lambda: TargetConf(name=OWN))
+    device: DeviceConf = field(default_factory=DeviceConf)
+    output: str = "tree.json"  # what tree=static takes as tree.file
+    output_dir: str = "outputs/infer.calibrate"
+    run_name: str = "calibrate"
+
+    def __post_init__(self) -> None:
+        for key in ("nodes", "depth", "ranks", "num_prompts", "max_new_tokens"):
+            if getattr(self, key) < 1:
+                raise UserError(f"{key}: must be at least 1, got {getattr(self, key)}")
+        most = sum(self.ranks**depth for depth in range(1, self.depth + 1))
+        if self.nodes > most:
+            raise UserError(
+                f"nodes: must be at most the {most} paths that depth and ranks give, "
+                f"got {self.nodes}; raise depth or ranks"
+            )

@@ -9,7 +9,7 @@ Axes: B rows, P padded prompt, N nodes, D deepest node, S slots, V vocabulary.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -31,6 +31,9 @@ SLOTS_STEP = 32  # caches are rounded up to it, so that decoders of different tr
 # Parts of the arguments of prefill and verify. Two others tell which they are, and are checked: the
 # target's fingerprint and the cache's number of slots.
 SETTLED = ("target.decoder.", "cache.keys[", "cache.values[")
+
+# told of each round: the tree that was verified, the emitted ids [B, D+1], how many of them [B]
+Watch = Callable[[Proposal, Tensor, Tensor], None]
 
 
 @dataclass(kw_only=True)
@@ -205,10 +208,12 @@ class Decoder:
     def decode(
         self, prompts: list[list[int]], *, row_ids: list[int], max_new_tokens: int,
         eos_ids: list[int] | None = None, record: list[Tensor] | None = None,
+        watch: Watch | None = None,
     ) -> list[Decoded]:  # fmt: skip
         """Continue up to `batch` prompts. Answers are cut at `max_new_tokens` and behind an EOS.
 
-        `record` collects the target's logits behind each emitted token, for batch 1.
+        `record` collects the target's logits behind each emitted token, for batch 1; `watch` sees
+        every round, at the cost of waiting for it.
         """
         longest = max(len(prompt) for prompt in prompts)
         if longest + max_new_tokens > self.slots:
@@ -236,6 +241,8 @@ class Decoder:
         while open_rows:
             began = now if not done[0].round_s else time.perf_counter()
             rows, seen, emitted, count, logits = self._score(rows, proposal)
+            if watch is not None:
+                watch(proposal, emitted, count)
             if self.draft is not None:
                 self.state, proposal = self._round(
                     self.draft, self.state, self.tree, self.rule, emitted, count, rows, seen

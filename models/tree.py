@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -160,8 +161,9 @@ def _is_path(path: object) -> bool:
     return isinstance(path, list) and all(type(rank) is int for rank in path)
 
 
-def write_paths(paths: list[list[int]], file: Path) -> None:
-    file.write_text(json.dumps({"paths": paths}) + "\n")
+def write_paths(paths: list[list[int]], file: Path, *, about: dict[str, Any] | None = None) -> None:
+    """A tree file; `about` is what it should say of itself beside the paths."""
+    file.write_text(json.dumps({"paths": paths} | (about or {})) + "\n")
 
 
 def ancestors(parents_BN: Int[Tensor, "batch nodes"]) -> Bool[Tensor, "batch verified verified"]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from conf.entry import CONF_DIR, compose, config_yaml, read_config
-from infer.config import EvalConf
+from infer.config import CalibrateConf, EvalConf
 from models.drafts import METHODS
 from train.config import TrainConf
 
@@ -34,7 +34,7 @@ def test_every_group_has_options():
 def test_every_yaml_belongs_to_a_group_or_a_command():
     here = {str(p.relative_to(CONF_DIR)) for p in Path(CONF_DIR).rglob("*.yaml")}
     groups = {option.replace("=", "/") + ".yaml" for option in OPTIONS}
-    assert here == groups | {"train.yaml", "eval.yaml", "command.yaml"}
+    assert here == groups | {"train.yaml", "eval.yaml", "calibrate.yaml", "command.yaml"}
 
 
 def test_every_trainable_method_has_a_draft():
@@ -44,6 +44,13 @@ def test_every_trainable_method_has_a_draft():
 
 def test_evaluation_composes():
     assert type(compose("eval", EvalConf, ["checkpoint=[a,b]", "tree=chain"])) is EvalConf
+
+
+def test_calibration_composes():
+    conf = compose("calibrate", CalibrateConf, ["checkpoint=a"])
+    assert type(conf) is CalibrateConf
+    assert conf.output == "outputs/infer.calibrate/calibrate/tree.json"
+    assert conf.tree.build().nodes == 12  # the shipped static tree
 
 
 def test_the_defaults_need_no_network():

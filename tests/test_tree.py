@@ -164,7 +164,8 @@ def test_every_tree_that_is_not_refused_has_the_nodes_it_promises():
 def test_paths_survive_their_file(tmp_path):
     file = tmp_path / "tree.json"
     paths = [[0], [1], [0, 0]]
-    write_paths(paths, file)
+    write_paths(paths, file, about={"found": "by hand"})
+    assert json.loads(file.read_text())["found"] == "by hand"
     assert read_paths(file) == paths
     assert TreeConf(kind=TreeKind.static, file=str(file)).build().nodes == 3
     file.write_text(json.dumps(paths))  # a bare list is read too

@@ -1,0 +1,298 @@
+"""Search the static tree that a draft deserves, from how often each of its candidates was right.
+
+python -m infer.calibrate                   the newest finished training run
+python -m infer.calibrate checkpoint=DIR nodes=24 depth=4
+python -m infer.eval tree=static tree.file=outputs/infer.calibrate/calibrate/tree.json
+
+Measured while decoding, on prompts that are not the held-out ones, with a comb: at each depth the
+likeliest `ranks` children of the likeliest path. Behind a less likely sibling acceptance is taken
+to be as behind the likeliest one, as in Medusa's own search (arXiv 2401.10774, section 3.1).
+
+Axes: B rows, D depth, R ranks.
+"""
+
+import heapq
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from numpy import ndarray
+from rich.console import Console
+from rich.progress import track
+from torch import Tensor
+
+from conf.entry import entry_point
+from data import prompts as prompt_files
+from data.demo.prompts import training_prompts
+from data.prompts import EvalPrompt, fingerprint, held_out
+from infer.config import OWN, CalibrateConf
+from infer.decode import Decoder, Watch
+from infer.eval import _speak, newest_run
+from infer.intervals import Estimate, bootstrap_t
+from infer.tables import estimate, number
+from models import checkpoint
+from models.drafts import load_draft
+from models.drafts.base import Draft
+from models.errors import UserError
+from models.sampling import SamplingConf
+from models.target import Target
+from models.tree import Proposal, Tree, TreeConf, TreeKind, static_tree, write_paths
+
+SEED = 24  # of the demo's calibration prompts; data.seed, 0, picks those that drafts learn from
+BATCH = 8  # prompts decoded at once; every row is as if it were alone
+
+
+@dataclass(kw_only=True)
+class Tried:
+    """A tree, and the tokens a round that the table promises of it and that it came to."""
+
+    shape: Tree
+    expected: float | None  # None: the table does not cover it
+    measured: Estimate | None  # None: deeper than the draft can propose
+
+
+@dataclass(kw_only=True)
+class Calibration:
+    """`acceptance[d, r]`: the target's token is candidate r of depth d, the likeliest path so far.
+
+    `rounds[d]` is of how many rounds that is said.
+    """
+
+    acceptance: Float[ndarray, "depth ranks"]
+    rounds: Float[ndarray, " depth"]
+    paths: list[list[int]]
+    trees: dict[str, Tried]
+
+
+class Tally:
+    """Watches a comb being decoded and counts which of its candidates the target wanted."""
+
+    def __init__(self, depth: int, ranks: int):
+        self.depth, self.ranks = depth, ranks
+        self.rounds, self.hits = torch.zeros(depth), torch.zeros(depth, ranks)
+
+    def __call__(
+        self, proposal: Proposal, emitted: Int[Tensor, "batch path"], count: Int[Tensor, " batch"]
+    ) -> None:
+        children_BDR = proposal.ids.unflatten(1, (self.depth, self.ranks))
+        hits_BDR = children_BDR == emitted[:, : self.depth, None]
+        # where all before were the likeliest, `emitted` is what the target said on this path
+        before_BD = torch.cat([(count > 0)[:, None], hits_BDR[:, :-1, 0]], 1).cumprod(1).bool()
+        self.rounds += before_BD.sum(0).cpu()
+        self.hits += (hits_BDR & before_BD[:, :, None]).sum(0).cpu()
+
+    def acceptance(self) -> Float[ndarray, "depth ranks"]:
+        """Shares; 0 where no round came so deep."""
+        return (self.hits / self.rounds.clamp_min(1)[:, None]).double().numpy()
+
+
+def comb(depth: int, ranks: int) -> list[list[int]]:
+    """All candidates along the likeliest path.
+
+    >>> comb(2, 3)
+    [[0], [1], [2], [0, 0], [0, 1], [0, 2]]
+    """
+    return [[0] * above + [rank] for above in range(depth) for rank in range(ranks)]
+
+
+def search(acceptance: Float[ndarray, "depth ranks"], nodes: int) -> list[list[int]]:
+    """The paths of the tree of `nodes` nodes with the most accepted tokens to expect.
+
+    That is the sum, over nodes, of the product of the shares along their path. No product is above
+    its parent's, so the largest `nodes` of all products are a tree, and no tree has a larger sum.
+
+    >>> search(np.array([[0.6, 0.3], [0.6, 0.1]]), 3)
+    [[0], [0, 0], [1]]
+    """
+    queue: list[tuple[float, int, tuple[int, ...]]] = [(-1.0, 0, ())]
+    found: list[list[int]] = []
+    while len(found) <= nodes:
+        value, depth, path = heapq.heappop(queue)
+        found.append(list(path))
+        if depth < len(acceptance):
+            for rank, share in enumerate(acceptance[depth].tolist()):
+                heapq.heappush(queue, (value * share, depth + 1, (*path, rank)))
+    return found[1:]
+
+
+def expected_length(acceptance: Float[ndarray, "depth ranks"], shape: Tree) -> float | None:
+    """Tokens a round that the table promises; None of a tree that it does not cover."""
+    depth, ranks = acceptance.shape
+    covered = shape.kind is not TreeKind.dynamic and not shape.copied and shape.depth <= depth
+    if not covered or any(rank >= ranks for level in shape.levels for _, rank in level):
+        return None
+    total, above = 1.0, [1.0]
+    for shares, level in zip(acceptance, shape.levels, strict=False):
+        above = [above[parent] * float(shares[rank]) for parent, rank in level]
+        total += sum(above)
+    return total
+
+
+def calibrate(
+    target: Target, draft: Draft, prompts: list[EvalPrompt], conf: CalibrateConf
+) -> Calibration:
+    """Tally a comb, search, and decode with what was found, beside a chain and `conf.tree`."""
+    if conf.depth > draft.max_depth:
+        raise UserError(
+            f"depth: must be at most the {draft.max_depth} tokens that the draft can propose, "
+            f"got {conf.depth}; lower depth"
+        )
+    tally = Tally(conf.depth, conf.ranks)
+    eager = target.eager()  # compiling takes longer than the few rounds of each tree
+    slots = max(len(prompt.ids) for prompt in prompts) + conf.max_new_tokens
+
+    def measured(name: str, shape: Tree, watch: Watch | None = None) -> Estimate | None:
+        if shape.depth > draft.max_depth:
+            return None
+        decoder = Decoder(eager, draft, shape, sampling=SamplingConf(), slots=slots, batch=BATCH)
+        return acceptance_length(name, decoder, prompts, conf.max_new_tokens, watch)
+
+    measured("comb", static_tree(comb(conf.depth, conf.ranks)), tally)
+    acceptance = tally.acceptance()
+    paths = search(acceptance, conf.nodes)
+    trees = {
+        "found": static_tree(paths),
+        "chain": TreeConf(kind=TreeKind.chain, depth=conf.depth).build(),
+        f"tree={conf.tree.kind.value}": conf.tree.build(),
+    }
+    return Calibration(
+        acceptance=acceptance, rounds=tally.rounds.numpy(), paths=paths,
+        trees={
+            name: Tried(
+                shape=shape, expected=expected_length(acceptance, shape),
+                measured=measured(name, shape),
+            )
+            for name, shape in trees.items()
+        },
+    )  # fmt: skip
+
+
+def acceptance_length(
+    name: str, decoder: Decoder, prompts: list[EvalPrompt], max_new_tokens: int,
+    watch: Watch | None = None,
+) -> Estimate | None:  # fmt: skip
+    """Tokens a round, with its interval over prompts; None where no round was needed."""
+    sums = []
+    starts = range(0, len(prompts), decoder.batch)
+    for start in track(starts, name, disable=not sys.stderr.isatty()):
+        some = prompts[start : start + decoder.batch]
+        done = decoder.decode(
+            [prompt.ids for prompt in some], row_ids=[prompt.row_id for prompt in some],
+            max_new_tokens=max_new_tokens, eos_ids=decoder.target.eos_ids, watch=watch,
+        )  # fmt: skip
+        sums += [[sum(row.accepted) + len(row.accepted), len(row.accepted)] for row in done]
+    return bootstrap_t(np.array(sums, dtype=np.float64), support=(1.0, np.inf))
+
+
+def calibration_prompts(target: Target, conf: CalibrateConf) -> list[EvalPrompt]:
+    """Those of `conf.prompts`, or some of the demo's training prompts: never the held-out ones."""
+    if conf.prompts is not None:
+        with _own_key():
+            return held_out(target.tokenizer, conf.prompts, limit=None)
+    return [
+        EvalPrompt(id=p.id, category=p.category, ids=target.tokenizer(p.text)["input_ids"])
+        for p in training_prompts(conf.num_prompts, seed=SEED)
+    ]
+
+
+@contextmanager
+def _own_key() -> Iterator[None]:
+    """The reader of prompts speaks of the evaluation's key; this command has its own."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(str(error).removeprefix("evaluation.")) from error
+
+
+@contextmanager
+def _writing(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"output: must be a writable file, got {file} ({error.strerror}); choose another"
+        ) from error
+
+
+def check(conf: CalibrateConf, directory: Path) -> None:
+    """Refuse what can be known to be wrong before a model is loaded."""
+    conf.tree.build()
+    checkpoint.read_config(directory)
+    if conf.prompts is not None:
+        with _own_key():
+            prompt_files.read(Path(conf.prompts))
+    file = Path(conf.output)
+    with _writing(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=file.parent).close()
+
+
+def lines(found: Calibration) -> Iterator[str]:
+    """What the terminal shows."""
+    ranks = range(found.acceptance.shape[1])
+    yield "share of rounds in which the target's token is candidate 0, 1, ... of the draft,"
+    yield "among those in which candidate 0 was right at every depth before"
+    yield "depth  rounds  " + "  ".join(f"{rank:>5}" for rank in ranks)
+    rows = zip(found.rounds, found.acceptance, strict=True)
+    for depth, (rounds, shares) in enumerate(rows, 1):
+        cells = "  ".join(f"{share:5.3f}" for share in shares)
+        yield f"{depth:>5}  {int(rounds):>6}  {cells}"
+    yield ""
+    yield f"{'tree':<14}{'nodes':>5}{'depth':>7}{'expected':>10}  measured tokens a round"
+    for name, tried in found.trees.items():
+        measured = estimate(tried.measured and asdict(tried.measured))
+        shape = tried.shape
+        sizes = f"{name:<14}{shape.size:>5}{shape.deepest:>7}"
+        yield f"{sizes}{number(tried.expected):>10}  {measured}"
+
+
+def about(
+    found: Calibration, directory: Path, target: Target, prompts: list[EvalPrompt]
+) -> dict[str, Any]:
+    """What a tree file carries beside its paths: what it was made from, and what was measured."""
+    return {
+        "expected": {name: tried.expected for name, tried in found.trees.items()},
+        "measured": {
+            name: tried.measured and asdict(tried.measured) for name, tried in found.trees.items()
+        },
+        "acceptance": found.acceptance.tolist(),
+        "rounds": found.rounds.tolist(),
+        "checkpoint": str(directory),
+        "target": target.name,
+        "prompts": {"count": len(prompts), "sha256": fingerprint(prompts)},
+    }
+
+
+@entry_point("calibrate", CalibrateConf)
+def main(conf: CalibrateConf) -> None:
+    _speak()
+    directory, file = Path(conf.checkpoint or newest_run()), Path(conf.output)
+    say = Console(soft_wrap=True, highlight=False).print
+    say(f"checkpoint: {directory}")
+    check(conf, directory)
+    if conf.target.name == OWN:
+        name = checkpoint.read_metadata(directory).get("target_name", "demo")
+        conf.target = replace(conf.target, name=name)
+    target = conf.target.build(conf.device.build())
+    _, draft = load_draft(directory, target)
+    target = draft.verifier(target) or target
+    prompts = calibration_prompts(target, conf)
+    with target.device.shared_if_worth(target.parameters // target.num_layers):
+        found = calibrate(target, draft, prompts, conf)
+    for line in lines(found):
+        say(line)
+    with _writing(file):
+        write_paths(found.paths, file, about=about(found, directory, target, prompts))
+    say(f"\n{len(prompts)} prompts, the same for table and trees; on held-out ones:")
+    say(f"python -m infer.eval checkpoint={directory} tree=static tree.file={file}")
+
+
+if __name__ == "__main__":
+    main()
