@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from infer.tables import Table
-from models.drafts import eagle3
+from models.drafts import feature
 from models.drafts.base import Batch, Draft, Loss
 from models.losses import distillation
 from models.target import Seen, Target
@@ -96,13 +96,13 @@ def learn(
 @contextmanager
 def loss_form(*, plain: bool) -> Iterator[None]:
     """The draft's chunked loss, or the plain one in its place."""
-    chunked = eagle3.chunked_distillation
+    chunked = feature.chunked_distillation
     if plain:
-        eagle3.chunked_distillation = distillation
+        feature.chunked_distillation = distillation
     try:
         yield
     finally:
-        eagle3.chunked_distillation = chunked
+        feature.chunked_distillation = chunked
 
 
 def _table(ways: list[Learner], *, tokens: int, steps: int, conf: TrainConf) -> Table:
