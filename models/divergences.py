@@ -48,8 +48,8 @@ def teach(
             probs=probs, soft=probs, log_soft=log_probs, best=best, label=labels,
             covered=torch.ones_like(best).bool(),
         )  # fmt: skip
-    draft_ids = kept_ids.new_full((logits.shape[-1],), -1)
-    draft_ids[kept_ids] = torch.arange(len(kept_ids), device=kept_ids.device)
+    places = torch.arange(len(kept_ids), device=kept_ids.device)
+    draft_ids = kept_ids.new_full((logits.shape[-1],), -1).scatter(0, kept_ids, places)
     taught = draft_ids[best if labels is None else labels]
     kept = logits.index_select(-1, kept_ids)
     log_soft = kept.log_softmax(-1)

@@ -195,14 +195,17 @@ def chunked_distillation(
     if weight.device.type == "cpu" and not torch.compiler.is_compiling():
         # Prompts and padding weigh nothing. Elsewhere leaving them out would make the device wait
         # for the host, and every batch a graph of its own.
-        some = _weighed(weight)
+        some = weight.reshape(-1, weight.shape[-1]).any(0).nonzero()[:, 0]
         draft_hidden, target_hidden = draft_hidden.index_select(-2, some), target_hidden[some]
         weight = weight.index_select(-1, some)
         labels = None if labels is None else labels[some]
     steps = draft_hidden.shape[:-2].numel()
     rows = max(1, conf.chunk // steps)  # of the target: a chunk counts the rows of all steps
     total = weight.new_zeros(())
-    head_grads = [torch.zeros_like(head, dtype=torch.float32) for head in draft_heads]
+    head_grads = [
+        torch.zeros_like(head, dtype=torch.float32) if head.requires_grad else None
+        for head in draft_heads
+    ]
     chunk_sums: list[Metrics] = []
     hidden_grads: list[Tensor] = []
 
@@ -215,7 +218,7 @@ def chunked_distillation(
             chunk_sums.append(losses.sums(share != 0))
             grad = grad.to(hidden.dtype)
             hidden_grads.append(_through([head.T for head in draft_heads], grad))
-            _add_head_grads(head_grads, draft_heads, grad, hidden)
+            _add_head_grads(head_grads, grad, hidden)
         hidden_grad = torch.cat(hidden_grads, -2).narrow(-2, 0, len(target_hidden))
         metrics = {
             name: torch.stack([sums[name] for sums in chunk_sums]).sum(0) for name in METRICS
@@ -251,25 +254,17 @@ def _learn(
     return losses, found.gradient(rows, weight * losses.covered / conf.temperature)
 
 
-def _add_head_grads(
-    head_grads: list[Tensor], heads: list[Tensor], grad: Tensor, hidden: Tensor
-) -> None:
-    """Add what a chunk teaches the heads, each from its own step or the one from all."""
-    of_head = [(grad, hidden)] if len(heads) == 1 else zip(grad, hidden, strict=True)
-    for head_grad, head, (g, h) in zip(head_grads, heads, of_head, strict=True):
-        if head.requires_grad:
+def _add_head_grads(head_grads: list[Tensor | None], grad: Tensor, hidden: Tensor) -> None:
+    """Add what a chunk teaches the heads: each its own step, or the one all of them."""
+    of_head = [(grad, hidden)] if len(head_grads) == 1 else zip(grad, hidden, strict=True)
+    for head_grad, (g, h) in zip(head_grads, of_head, strict=True):
+        if head_grad is not None:
             head_grad += g.flatten(0, -2).T @ h.flatten(0, -2)
 
 
-def _weighed(weight: Float[Tensor, "*steps tokens"]) -> Int[Tensor, " some"]:
-    """Rows that have a weight at some step; the first one where none has."""
-    found = (weight != 0).flatten(0, -2).any(0) if weight.ndim > 1 else weight != 0
-    return found.nonzero()[:, 0] if found.any() else torch.zeros(1, dtype=torch.int64)
-
-
-def _carry(value: Tensor, source: Tensor, grad: Tensor) -> Tensor:
+def _carry(value: Tensor, source: Tensor, grad: Tensor | None) -> Tensor:
     """`value`, whose backward gives `source` this gradient: it adds a zero that has it."""
-    if not source.requires_grad:
+    if grad is None or not source.requires_grad:
         return value
     carrier = (source * grad).sum()
     return value + (carrier - carrier.detach())

@@ -221,6 +221,22 @@ def test_topk_kl_by_hand():
     torch.testing.assert_close(found.loss, torch.tensor([expected]))
 
 
+def test_topk_kl_teaches_a_draft_that_is_sure_of_the_wrong_token():
+    """What it gives all the others underflows in fp32; they are still told apart, and pulled up."""
+    draft, target = torch.tensor([[0.0, -200.0, -201.0]]), torch.tensor([[0.4, 0.3, 0.3]]).log()
+    head, conf = draft.T.contiguous().requires_grad_(), conf_of(LossName.topk_kl, top_k=1)
+    rest = torch.tensor([0.0, -1.0]).softmax(-1)
+    expected = 0.4 * math.log(0.4) + 0.6 * (math.log(0.6) + 200 - math.log1p(math.exp(-1)))
+    for form in FORMS.values():
+        total, _ = form(
+            torch.ones(1, 1), target, draft_heads=[head], target_head=torch.eye(3),
+            weight=torch.ones(1), labels=None, kept_ids=None, conf=conf,
+        )  # fmt: skip
+        (grad,) = torch.autograd.grad(total, head)
+        torch.testing.assert_close(total.detach(), torch.tensor(expected))
+        torch.testing.assert_close(grad[:, 0], torch.cat([torch.tensor([0.6]), -0.6 * rest]))
+
+
 def test_alpha_is_one_minus_total_variation():
     draft, target = torch.randn(2, 50, 9)
     found = losses_of(draft, target, conf_of(LossName.tv))
@@ -317,14 +333,15 @@ def test_a_label_outside_the_drafts_vocabulary_teaches_nothing():
 # --- the chunked form -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("steps", [(), (3,)], ids=["flat", "steps"])
+@each_loss
+@each_steps
 @pytest.mark.parametrize("share", [0, 1, 2])
-def test_rows_without_weight_teach_nothing(steps, share):
+def test_rows_without_weight_teach_nothing(name, steps, share):
     """They are left out where that is free; half of them, all but few, or all."""
     args = inputs(steps=steps, kept=None)
     tokens = torch.arange(args["weight"].shape[-1])
     args["weight"] = args["weight"] * (tokens % 2 < share) * (share == 2 or tokens > 2)
-    plain, chunked = both(args, conf_of(LossName.ce))
+    plain, chunked = both(args, conf_of(name))
     all_close(chunked, plain)
 
 
@@ -440,8 +457,8 @@ class Largest(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize("steps", [(), (4,)], ids=["flat", "steps"])
 @each_loss
+@pytest.mark.parametrize("steps", [(), (4,)], ids=["flat", "steps"])
 def test_chunks_never_hold_tokens_by_vocabulary(name, steps):
     tokens, vocab, chunk = 256, 500, 32
     args = inputs(tokens=tokens, vocab=vocab, steps=steps)
