@@ -2,7 +2,7 @@
 
     make bench                                        everything, with the newest trained draft
     python scripts/bench.py --write                   also puts the tables in docs/benchmarks.md
-    python scripts/bench.py --only ar,loss            some parts: ar, lookup, loss, train
+    python scripts/bench.py --only ar,loss            some parts: ar, lookup, assisted, loss, train
     python scripts/bench.py --target DIR --checkpoint DIR --threads 2
 
 docs/benchmarks.md says what is measured and how to read it.
@@ -23,13 +23,16 @@ from conf.entry import compose, refuse
 from data.prompts import held_out
 from infer.eval import newest_run
 from infer.tables import Table
+from models.checkpoint import read_config
 from models.drafts import load_draft
+from models.drafts.causal_lm import CausalLMConf
 from models.errors import UserError
+from models.tree import TreeConf, TreeKind
 from scripts import bench_decoding, bench_loss, bench_train
 from scripts.bench_tables import machine, show, write
 from train.config import TrainConf
 
-PARTS = ("ar", "lookup", "loss", "train")
+PARTS = ("ar", "lookup", "assisted", "loss", "train")
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -39,6 +42,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", default=",".join(PARTS), help="parts, joined by commas")
     parser.add_argument("--target", default="demo", help="a model that transformers can load")
     parser.add_argument("--checkpoint", type=Path, help="default: the newest finished run")
+    parser.add_argument("--draft-model", type=Path, help="default: the newest such run")
     parser.add_argument("--tree", default="mixed", help="an option of conf/tree")
     parser.add_argument("--threads", type=int, help="default: as PyTorch chooses")
     parser.add_argument("--limit", type=int, default=3, help="prompts of each category")
@@ -59,6 +63,7 @@ def measure(args: argparse.Namespace) -> Iterator[tuple[str, Table, str]]:
     """Each part's name, table and setting, as soon as it is there. Refuses before it measures."""
     parts = chosen(args.only)
     checkpoint = drafts_folder(args.checkpoint) if "lookup" in parts else None
+    draft_model = draft_model_folder(args.draft_model) if "assisted" in parts else None
     overrides = [f"target.name={args.target}", f"tree={args.tree}", *args.overrides]
     overrides += [f"device.threads={args.threads}"] if args.threads else []
     overrides += ["device.compile=false"] if args.eager else []
@@ -74,10 +79,10 @@ def measure(args: argparse.Namespace) -> Iterator[tuple[str, Table, str]]:
         yield "loss", bench_loss.compare(size, threads=torch.get_num_threads()), place
     if "train" in parts:
         yield "train", bench_train.compare(conf, target, steps=args.steps), setting
-    if not {"ar", "lookup"} & set(parts):
+    if not {"ar", "lookup", "assisted"} & set(parts):
         return
     held = [prompt.ids for prompt in held_out(target.tokenizer, None, limit=args.limit)]
-    copies, new = bench_decoding.models(target), args.new_tokens
+    copies, new = bench_decoding.models(target.model.name_or_path, device), args.new_tokens
     # what transformers compiles has more than 8 variants, PyTorch's limit, over all its settings
     many = torch._dynamo.config.patch(recompile_limit=64)
     with many, device.shared_if_worth(target.parameters // target.num_layers):
@@ -91,6 +96,13 @@ def measure(args: argparse.Namespace) -> Iterator[tuple[str, Table, str]]:
             tree = conf.tree.build()
             table = bench_decoding.drafted(target, draft, tree, copies, held, new_tokens=new)
             yield "lookup", table, setting
+        if draft_model is not None:
+            table = bench_decoding.assisted(
+                target, load_draft(draft_model, target)[1],
+                [TreeConf(kind=TreeKind.chain, depth=4).build(), conf.tree.build()], copies,
+                bench_decoding.models(draft_model, device), held, new_tokens=new,
+            )  # fmt: skip
+            yield "assisted", table, setting
 
 
 def chosen(only: str) -> list[str]:
@@ -109,6 +121,21 @@ def drafts_folder(given: Path | None) -> Path:
             "--checkpoint: no finished training run under outputs/train, got none; run "
             "`python -m train` first, give --checkpoint DIR, or leave it out: --only ar,loss,train"
         ) from error
+
+
+def draft_model_folder(given: Path | None) -> Path | None:
+    """The newest run that distilled a draft model; None, and a word, where there is none."""
+    if given is not None:
+        return given
+    runs = sorted(Path("outputs/train").glob("*/report.json"), key=lambda r: r.stat().st_mtime)
+    for folder in [run.parent / "checkpoint" for run in reversed(runs)]:
+        if CausalLMConf.reads(read_config(folder)):
+            return folder
+    print(
+        "assisted: left out, no run under outputs/train has distilled a draft model; "
+        "run `python -m train draft=demo-lm` or give --draft-model DIR"
+    )
+    return None
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -5,10 +5,12 @@ clock runs from token ids to token ids: prefill, host work and all. The order tu
 prompt and every second prompt reverses it, so that a drift of the machine falls on all alike.
 """
 
+import copy
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -86,15 +88,15 @@ def decoding(
     return Contender(settings=settings, run=run)
 
 
-def models(target: Target) -> dict[str, nn.Module]:
-    """Fresh copies of the target in both precisions, without the hooks of our own."""
+def models(place: str | Path, device: Device) -> dict[str, nn.Module]:
+    """Fresh copies of a model in both precisions, without the hooks of our own."""
     from transformers import AutoModelForCausalLM
 
     return {
         str(dtype).removeprefix("torch."): endless(
-            AutoModelForCausalLM.from_pretrained(
-                target.model.name_or_path, dtype=dtype, attn_implementation="sdpa"
-            ).to(target.device.torch_device)
+            AutoModelForCausalLM.from_pretrained(place, dtype=dtype, attn_implementation="sdpa").to(
+                device.torch_device
+            )
         )
         for dtype in (torch.float32, torch.bfloat16)
     }
@@ -171,6 +173,24 @@ def lookup_settings(copies: dict[str, nn.Module]) -> list[Contender]:
     ]
 
 
+def assisted_settings(
+    copies: dict[str, nn.Module], assistants: dict[str, nn.Module]
+) -> list[Contender]:
+    """Assisted generation: a chain by the draft model, as long as it is told or as it sees fit."""
+    found = []
+    for precision, model in copies.items():
+        for count, schedule in [(4, "constant"), (5, "heuristic")]:
+            assistant = copy.deepcopy(assistants[precision])
+            assistant.generation_config.num_assistant_tokens = count
+            assistant.generation_config.num_assistant_tokens_schedule = schedule
+            assistant.generation_config.assistant_confidence_threshold = 0.0
+            settings = ["assisted", precision, f"{count}, {schedule}"]
+            found.append(
+                Contender(settings=settings, run=generate(model, assistant_model=assistant))
+            )
+    return found
+
+
 def speedup(ours: Contender, other: Contender) -> Estimate | None:
     """Our tokens/s over theirs, as a ratio of sums over prompts."""
     rows = np.column_stack([other.seconds, ours.seconds])
@@ -178,12 +198,16 @@ def speedup(ours: Contender, other: Contender) -> Estimate | None:
 
 
 def table(
-    ours: Contender, others: list[Contender], *, title: str, columns: list[str], new_tokens: int
-) -> Table:
-    """Everyone's tokens/s, ours over theirs, and whose answers are ours token for token."""
+    ours: Contender, others: list[Contender], *, title: str, columns: list[str], new_tokens: int,
+    also: list[Contender] | None = None,
+) -> Table:  # fmt: skip
+    """Everyone's tokens/s, ours over theirs, and whose answers are ours token for token.
+
+    `also` are further ways of our own, which do not count among the others.
+    """
     best = max(others, key=lambda other: other.tokens_per_s)
     rows = []
-    for one in [ours, *others]:
+    for one in [ours, *(also or []), *others]:
         same = sum(map(list.__eq__, one.answers, ours.answers))
         rows.append([
             *one.settings, f"{one.tokens_per_s:.1f}", shown(speedup(ours, one)),
@@ -243,6 +267,26 @@ def drafted(
     race([ours, *others], prompts, new_tokens=new_tokens)
     return table(
         ours, others, title="Tree decoding beside transformers prompt lookup",
+        columns=["decoding", "precision", "proposed tokens"], new_tokens=new_tokens,
+    )  # fmt: skip
+
+
+def assisted(
+    target: Target, draft: Draft, trees: list[Tree], copies: dict[str, nn.Module],
+    assistants: dict[str, nn.Module], prompts: list[Prompt], *, new_tokens: int,
+) -> Table:  # fmt: skip
+    """A distilled draft model in our runtime beside assisted generation with the same model."""
+    first, *more = [
+        decoding(
+            target, draft, tree, prompts=prompts, new_tokens=new_tokens,
+            settings=[f"ours, {tree.kind.name}", _precision(target), str(tree.size)],
+        )
+        for tree in trees
+    ]  # fmt: skip
+    others = assisted_settings(copies, assistants)
+    race([first, *more, *others], prompts, new_tokens=new_tokens)
+    return table(
+        first, others, also=more, title="A draft model beside transformers assisted generation",
         columns=["decoding", "precision", "proposed tokens"], new_tokens=new_tokens,
     )  # fmt: skip
 

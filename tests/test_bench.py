@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from conf.entry import compose
+from models.drafts.causal_lm import CausalLMConf, Start
+from models.losses import LossConf
 from scripts import bench, bench_decoding, bench_loss, bench_train
 from scripts.bench_tables import PAGE, markdown, replaced
-from tests.tiny import tree
+from tests.tiny import batch_of, chain, learn, tree
 from train.config import TrainConf
 
 SMALL = bench_loss.Size(vocab=16_000, tokens=128, width=8, chunk=4)
@@ -40,6 +42,22 @@ def test_prompt_lookup_gives_the_answers_of_the_tree(target, learned, copies):
     draft, texts = learned
     table = bench_decoding.drafted(target, draft, tree(), copies, prompts_of(texts), new_tokens=8)
     assert [row[2] for row in table.rows] == ["10", "3", "5", "10", "3", "5", "10"]
+    assert {row[-2] for row in table.rows if row[1] == "float32"} == {"3 of 3"}
+
+
+def test_assisted_generation_gives_the_same_answers_with_the_same_draft_model(
+    target, learned, copies, tmp_path
+):
+    """Its checkpoint is a plain Hugging Face directory, which transformers takes as it is."""
+    _, texts = learned
+    draft = CausalLMConf(start=Start.pruned, layers=[0, 5]).build(target, loss=LossConf(), seed=0)
+    learn(draft, target, batch_of(texts), steps=60)
+    draft.save(tmp_path, target)
+    assistants = bench_decoding.models(tmp_path, target.device)
+    table = bench_decoding.assisted(
+        target, draft, [chain(4), tree()], copies, assistants, prompts_of(texts), new_tokens=8
+    )
+    assert [row[0] for row in table.rows] == ["ours, chain", "ours, dynamic"] + 4 * ["assisted"]
     assert {row[-2] for row in table.rows if row[1] == "float32"} == {"3 of 3"}
 
 

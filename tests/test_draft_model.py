@@ -285,7 +285,7 @@ def test_the_share_of_own_words_is_the_one_asked_for():
     met = [own for step in range(400) for own in policy.chosen(step)]
     assert abs(sum(met) / len(met) - 0.25) < 0.03
     assert not any(
-        own for step in range(50) for own in on_policy(toy_target(), share=0).chosen(step)
+        own for step in range(50) for own in on_policy(toy_target(), share=0.0).chosen(step)
     )
 
 

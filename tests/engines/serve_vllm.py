@@ -50,6 +50,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for name in ("target", "draft", "prompts", "answers"):
         parser.add_argument(name, type=Path)
+    parser.add_argument("--method", default="eagle3", help="as the engine calls it")
     parser.add_argument("--drafted", type=int, default=3, help="draft tokens a round")
     parser.add_argument("--tokens", type=int, default=64, help="new tokens a prompt")
     parser.add_argument("--slots", type=int, default=512, help="prompt, answer and drafts")
@@ -69,7 +70,7 @@ def build_engine(arguments: argparse.Namespace):
         enable_prefix_caching=False,  # what one prompt left behind must not help the next
         disable_log_stats=False,  # the counters
         speculative_config={
-            "method": "eagle3",
+            "method": arguments.method,
             "model": str(arguments.draft),
             "num_speculative_tokens": arguments.drafted,
         },

@@ -31,8 +31,6 @@ TRAIN = [
     "device=cpu",
     "device.precision=float32",
     "device.compile=false",
-    f"draft.unroll={DRAFTED}",
-    "draft.vocab_size=null",
     "data.answers.prompts=96",
     "data.answers.batch=96",
     "data.answers.max_new_tokens=64",
@@ -46,6 +44,13 @@ TRAIN = [
     "evaluation.limit=1",
     "evaluation.max_new_tokens=4",
 ]
+# by the engine's own name of the method
+DRAFTS = {
+    "eagle3": ["draft=demo", f"draft.unroll={DRAFTED}", "draft.vocab_size=null"],
+    "eagle": ["draft=demo-eagle1"],
+    "medusa": ["draft=demo-medusa", f"draft.heads={DRAFTED}"],
+    "draft_model": ["draft=demo-lm"],
+}
 
 
 @pytest.fixture(scope="module")
@@ -59,15 +64,36 @@ def prompts(target) -> list[EvalPrompt]:
     return held_out(target.tokenizer, None, limit=3)[:10]
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory) -> Path:
+@pytest.fixture(scope="module", params=DRAFTS)
+def trained(request, tmp_path_factory) -> tuple[str, Path]:
+    """A method's name, and a checkpoint of it."""
     runs = tmp_path_factory.mktemp("runs")
-    run([sys.executable, "-m", "train", *TRAIN, f"output_dir={runs}", "run_name=short"])
-    return runs / "short" / "checkpoint"
+    own = [*DRAFTS[request.param], f"output_dir={runs}", "run_name=short"]
+    run([sys.executable, "-m", "train", *TRAIN, *own])
+    return request.param, runs / "short" / "checkpoint"
 
 
-@pytest.fixture(scope="module")
-def reduced_checkpoint(target, checkpoint, tmp_path_factory) -> Path:
+def test_vllm_gives_the_same_tokens_rounds_and_acceptance(target, prompts, trained, tmp_path):
+    method, checkpoint = trained
+    compare(target, prompts, checkpoint, method, tmp_path)
+    if method == "eagle3":
+        compare(target, prompts, reduced(target, checkpoint, tmp_path), method, tmp_path)
+
+
+def compare(
+    target: Target, prompts: list[EvalPrompt], checkpoint: Path, method: str, folder: Path
+) -> None:
+    ours = decode(target, prompts, checkpoint)
+    theirs = serve(prompts, checkpoint, method, folder)
+    for prompt, own, other in zip(prompts, ours, theirs, strict=True):
+        assert own == other, f"{prompt.id} is decoded differently"
+    rounds = sum(own["rounds"] for own in ours)
+    for position in range(DRAFTED):
+        accepted = sum(own["accepted_by_position"][position] for own in ours)
+        assert 0 < accepted < rounds, f"position {position} cannot tell right from wrong"
+
+
+def reduced(target: Target, checkpoint: Path, folder: Path) -> Path:
     """The same draft with every eighth token of its vocabulary gone, used ones among them."""
     conf, whole = load_draft(checkpoint, target)
     kept = torch.tensor([i for i in range(target.vocab_size) if i % 8])
@@ -76,25 +102,8 @@ def reduced_checkpoint(target, checkpoint, tmp_path_factory) -> Path:
     weights = whole.state_dict()
     shared = {name: weights[name] for name in weights.keys() - {"d2t", "t2d"}}
     small.load_state_dict(shared | {"lm_head.weight": shared["lm_head.weight"][kept]}, strict=False)
-    folder = tmp_path_factory.mktemp("reduced") / "checkpoint"
-    small.save(folder, target)
-    return folder
-
-
-@pytest.mark.parametrize("folder", ["checkpoint", "reduced_checkpoint"])
-def test_vllm_gives_the_same_tokens_rounds_and_acceptance(
-    target, prompts, folder, tmp_path, request
-):
-    draft = request.getfixturevalue(folder)
-    ours = decode(target, prompts, draft)
-    theirs = serve(prompts, draft, tmp_path)
-
-    for prompt, own, other in zip(prompts, ours, theirs, strict=True):
-        assert own == other, f"{prompt.id} is decoded differently"
-    rounds = sum(own["rounds"] for own in ours)
-    for position in range(DRAFTED):
-        accepted = sum(own["accepted_by_position"][position] for own in ours)
-        assert 0 < accepted < rounds, f"position {position} cannot tell right from wrong"
+    small.save(folder / "reduced", target)
+    return folder / "reduced"
 
 
 def decode(target: Target, prompts: list[EvalPrompt], checkpoint: Path) -> list[dict]:
@@ -119,10 +128,11 @@ def counted(answer: Decoded) -> dict:
     }
 
 
-def serve(prompts: list[EvalPrompt], checkpoint: Path, folder: Path) -> list[dict]:
+def serve(prompts: list[EvalPrompt], checkpoint: Path, method: str, folder: Path) -> list[dict]:
     asked, answered = folder / "prompts.json", folder / "answers.json"
     asked.write_text(json.dumps([prompt.ids for prompt in prompts]))
     numbers = [f"--drafted={DRAFTED}", f"--tokens={TOKENS}", f"--slots={SLOTS}"]
+    numbers.append(f"--method={method}")
     python = ENGINES / "bin" / "python"
     run([python, HERE / "serve_vllm.py", DEMO, checkpoint, asked, answered, *numbers])
     return json.loads(answered.read_text())
