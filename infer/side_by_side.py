@@ -24,7 +24,9 @@ def side_by_side_table(report: Report) -> Table:
             millions(draft["parameters"]),
             millions(sum(draft["memory_bytes"].values())),
             *_costs(draft["modes"]["tree"]),
-            *_taus(draft["modes"]["chain"], draft["modes"]["tree"]),
+            *_taus(
+                draft["modes"]["chain"], draft["modes"]["tree"], own=draft["target"] is not None
+            ),
         ]
         for draft in report["drafts"]
     ]
@@ -53,12 +55,15 @@ def _step(ngram: Mode | None) -> str:
     return number(costs["autoregressive_step"]) if costs else ABSENT
 
 
-def _taus(chain: Mode | None, tree: Mode | None) -> list[str]:
-    """Tokens a round of chain and tree; speed-up and losslessness of the tree, or the chain."""
+def _taus(chain: Mode | None, tree: Mode | None, *, own: bool = False) -> list[str]:
+    """Tokens a round of chain and tree; speed-up and losslessness of the tree, or the chain.
+
+    `own`: the answers are held against a target of the draft's own.
+    """
     decisive = tree or chain
     taus = [mode and mode["acceptance_length"] for mode in (chain, tree)]
     return [
         *(number(tau["mean"]) if tau else ABSENT for tau in taus),
         estimate(decisive and decisive["speedup"]),
-        lossless(decisive) if decisive else ABSENT,
+        lossless(decisive) + (" (own)" if own else "") if decisive else ABSENT,
     ]

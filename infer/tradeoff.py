@@ -45,13 +45,11 @@ def speedup_against_length(axes: Axes, report: Report) -> None:
         for name in ("chain", "tree")
         if (point := _draw(axes, draft["modes"][name], name, colour))
     ]
-    for name, label in (("autoregressive", "autoregressive"), ("ngram", "n-gram lookup")):
-        if point := _draw(axes, report[name], name, INK):
-            drawn.append(point)
-            axes.annotate(
-                label, (point.tau, point.speedup), xytext=(-3, -8), textcoords="offset points",
-                ha="left", va="top", fontsize=9, bbox={"fc": PAPER, "ec": "none", "pad": 0.5},
-            )  # fmt: skip
+    drawn += [
+        point
+        for name in ("autoregressive", "ngram")
+        if (point := _draw(axes, report[name], name, INK))
+    ]
     _frame(axes, drawn)
     _names(axes, report, colours)
     axes.set(xlabel="acceptance length (tau), tokens a round", ylabel="speed-up")
@@ -105,25 +103,26 @@ def _frame(axes: Axes, points: list[Point]) -> None:
 
 
 def _names(axes: Axes, report: Report, colours: list[str]) -> None:
-    """The drafts' names beside the picture, from high to low, each tied to its tree."""
-    tied = [
-        (point, draft["name"] + (" (own target)" if draft["target"] else ""), colour)
-        for colour, draft in zip(colours, report["drafts"], strict=True)
-        if (point := _point(draft["modes"]["tree"]))
-    ]
-    tied.sort(key=lambda tie: tie[0].speedup)
-    if not tied:
-        return
-    bottom, top = axes.get_ylim()
-    speedups = [point.speedup for point, *_ in tied]
-    heights = spread(speedups, least=LINE_HEIGHT * (top - bottom), limits=(bottom, top))
-    for (point, name, colour), height in zip(tied, heights, strict=True):
+    """What each point is, beside the picture and in its order; a draft is tied by its tree."""
+    (_, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
+    ties = [(1.0, right, "autoregressive", INK)]  # at the end of its own line
+    if point := _point(report["ngram"]):
+        ties.append((point.speedup, point.tau, "n-gram lookup", INK))
+    for colour, draft in zip(colours, report["drafts"], strict=True):
+        if point := _point(draft["modes"]["tree"]):
+            name = draft["name"] + (" (own target)" if draft["target"] else "")
+            ties.append((point.speedup, point.tau, name, colour))
+    ties.sort()
+    heights = spread(
+        [tie[0] for tie in ties], least=LINE_HEIGHT * (top - bottom), limits=(bottom, top)
+    )
+    for (speedup, tau, name, colour), height in zip(ties, heights, strict=True):
         axes.annotate(
-            name, (point.tau, point.speedup), xytext=(1.02, height),
-            textcoords=axes.get_yaxis_transform(), va="center", fontsize=9, annotation_clip=False,
+            name, (tau, speedup), xytext=(1.02, height), textcoords=axes.get_yaxis_transform(),
+            va="center", fontsize=9, annotation_clip=False,
             arrowprops={
                 "arrowstyle": "-", "color": colour, "lw": 0.7, "alpha": 0.7, "relpos": (0, 0.5),
-                "shrinkA": 2, "shrinkB": 5,
+                "shrinkA": 2, "shrinkB": 0 if tau == right else 5,
             },
         )  # fmt: skip
 

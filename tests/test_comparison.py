@@ -86,6 +86,7 @@ def test_drafts_are_shown_side_by_side_first(report, comparison, tmp_path):
     for column, mode in (("chain tau", modes["chain"]), ("tree tau", modes["tree"])):
         assert row[column] == f"{mode['acceptance_length']['mean']:.2f}"
     assert row["speed-up"].startswith(f"{modes['tree']['speedup']['mean']:.2f} [")
+    assert [row[-1] for row in table.rows[2:]] == ["yes", "yes (own)", "no (typical)"]
     assert tables(report)[0].title == "Modes by category"  # one draft has nobody beside it
 
 
