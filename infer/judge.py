@@ -23,6 +23,7 @@ from models.cache import StaticCache
 from models.device import graphs
 from models.drafts.base import Draft
 from models.drafts.ngram import NgramDraft
+from models.errors import UserError
 from models.target import Target
 from models.tree import Tree, TreeConf, TreeKind
 
@@ -71,6 +72,7 @@ def _judge(
     target: Target, candidates: list[Candidate], shape: Tree, conf: EvaluationConf
 ) -> dict[str, Any]:
     prompts = held_out(target.tokenizer, conf.prompts, limit=conf.limit)
+    _check_depth(candidates, shape)
     modes = _contenders(target, candidates, shape, prompts, conf)
     for name, mode in modes.items():
         _warn_depth(name, mode.decoder)
@@ -111,6 +113,16 @@ def _judge(
             for c in candidates
         ],
     )
+
+
+def _check_depth(candidates: list[Candidate], tree: Tree) -> None:
+    """Of several drafts, say which of them the tree is too deep for."""
+    for c in candidates:
+        if len(candidates) > 1 and tree.depth > c.draft.max_depth:
+            raise UserError(
+                f"tree.depth: must be at most the {c.draft.max_depth} tokens that {c.name} can "
+                f"propose, got {tree.depth}; lower tree.depth or leave {c.name} out"
+            )
 
 
 def _contenders(

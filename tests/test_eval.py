@@ -32,11 +32,6 @@ def _few_timings(monkeypatch):
     monkeypatch.setattr(infer.judge, "REPEATS", 2)
 
 
-def write_lines(file, rows):
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(file)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, target, learned):
     """A finished run, its target on disk, and prompts in two categories."""
@@ -51,7 +46,7 @@ def folder(tmp_path_factory, target, learned):
         {"id": i, "category": "ab"[i % 2], "text": " ".join(map(str, text[:5]))}
         for i, text in enumerate(texts[:4])
     ]
-    write_lines(folder / "prompts.jsonl", rows)
+    (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, rows)))
     return folder
 
 
@@ -191,11 +186,19 @@ def test_each_draft_is_shown_its_own_layers(target, folder, learned):
     ]
     few = conf(folder, max_new_tokens=8)
     together = accepted(evaluate(target, candidates, tree=TREE, conf=few))
-    for one in candidates:
-        alone = accepted(evaluate(target, [one], tree=TREE, conf=few))
-        assert alone.items() <= together.items()
+    by_itself = accepted(evaluate(target, [candidates[1]], tree=TREE, conf=few))
+    assert by_itself.items() <= together.items()
     assert sum(together["learned/tree"]) > sum(together["other layers/tree"])
     assert together["no layers/chain"] == together["ngram"]
+
+
+def test_a_tree_too_deep_for_one_of_several_drafts_names_it(target, folder):
+    candidates = [
+        Candidate(name=f"up to {depth}", draft=new_draft(target, max_depth=depth), untrained="no")
+        for depth in (4, 2)
+    ]
+    with pytest.raises(UserError, match=r"tree\.depth: .* at most the 2 tokens that up to 2 can"):
+        evaluate(target, candidates, tree=TREE, conf=conf(folder))
 
 
 def test_memory_is_what_a_draft_holds_beside_its_target(target, folder):
@@ -287,46 +290,3 @@ def accepted(report):
 def test_without_a_run_the_way_to_one_is_said(tmp_path):
     with pytest.raises(UserError, match=r"checkpoint: no finished run under .*; run `python -m"):
         newest_run(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ('{"text": "1 2"', "every line must be JSON, got {file}:2"),
-        ('{"id": "x"}', "every line needs `text` or `messages`, got {file}:2"),
-        ("[1, 2]", "every line needs `text` or `messages`, got {file}:2"),
-    ],
-)
-def test_a_bad_line_of_prompts_is_named(target, tmp_path, line, message):
-    file = tmp_path / "prompts.jsonl"
-    file.write_text('{"text": "1 2"}\n' + line + "\n")
-    with pytest.raises(UserError) as refused:
-        held_out(target.tokenizer, str(file), limit=None)
-    assert str(refused.value).startswith(f"evaluation.prompts: {message.format(file=file)}")
-
-
-def test_prompts_that_cannot_be_judged_are_refused(target, tmp_path):
-    file = tmp_path / "prompts.jsonl"
-    for rows, message in [
-        ([], "must hold at least one prompt"),
-        ([{"text": "1"}, {"text": ""}], "every prompt needs a token, got none for id 2"),
-        ([{"id": "a", "text": "1"}, {"id": "a", "text": "2"}], "every id must be its own, got a"),
-        ([{"messages": [{"role": "user", "content": "1"}]}], "`messages` need a chat template"),
-    ]:
-        write_lines(file, rows)
-        with pytest.raises(UserError, match=rf"evaluation\.prompts: {message}"):
-            held_out(target.tokenizer, str(file), limit=None)
-
-
-def test_prompts_are_read_as_they_are(target, tmp_path):
-    rows = [
-        {"id": 7, "category": "a", "text": "1 2"},
-        {"text": "3 4"},
-        {"category": "a", "text": "5"},
-    ]
-    prompts = held_out(target.tokenizer, write_lines(tmp_path / "p.jsonl", rows), limit=1)
-    assert [(p.id, p.category, p.ids) for p in prompts] == [
-        ("7", "a", [1, 2]),
-        ("2", "all", [3, 4]),
-    ]
-    assert prompts[0].row_id != prompts[1].row_id
