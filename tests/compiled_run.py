@@ -7,9 +7,11 @@ torch.compile cannot trace the dataclasses of the rounds as pytest's jaxtyping h
 
 import json
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch._dynamo.utils import counters
@@ -17,11 +19,13 @@ from torch._dynamo.utils import counters
 from infer.decode import Decoder, bucket
 from infer.verify import Typical
 from models.device import graphs
+from models.drafts import load_draft
 from models.drafts.base import Draft
 from models.drafts.ngram import NgramDraft
 from models.sampling import SamplingConf
 from models.target import Target
 from models.tree import NO_TREE, TreeConf, TreeKind
+from tests.methods import CASES
 from tests.tiny import (
     CPU,
     VOCAB,
@@ -98,12 +102,26 @@ def drafts_of(target: Target) -> list[Draft]:
     return [untrained, trained]
 
 
+def method_drafts(name: str, target: Target) -> tuple[Target, list[Draft]]:
+    """A method's draft as it comes from a checkpoint, itself before training, and who verifies."""
+    case = CASES[name]
+    draft = case.build(target)
+    learn(draft, target, batch_of(sampled_texts(target, count=4, length=24)), steps=60, lr=case.lr)
+    with tempfile.TemporaryDirectory() as folder:
+        draft.save(Path(folder), target)
+        conf, again = load_draft(Path(folder), target)
+    untrained = conf.untrained(again, target)
+    assert isinstance(untrained, Draft)
+    return again.verifier(target) or target, [untrained, again]
+
+
 def decoders(name: str, target: Target, drafts: list[Draft]) -> list[Decoder]:
     some: list[Draft | None] = {"none": [None], "ngram": [NgramDraft()]}.get(name, drafts)
     typical = name == "typical"
     return [
         Decoder(
-            target, draft, SHAPES[name], sampling=SamplingConf(temperature=float(typical)),
+            target, draft, SHAPES.get(name, SHAPES["mixed"]),
+            sampling=SamplingConf(temperature=float(typical)),
             slots=max(LENGTHS) + NEW, layers=drafts[0].needs.layers,
             verification=Typical() if typical else None,
         )
@@ -153,9 +171,10 @@ def main(backend: str, count: str, *names: str) -> None:
     torch.set_num_threads(1)
     target = tiny_target(seed=0)
     drafts = drafts_of(target)
-    found = {
-        name: measure(name, backend, prompts()[: int(count)], target, drafts) for name in names
-    }
+    found = {}
+    for name in names:
+        some = method_drafts(name, target) if name in CASES else (target, drafts)
+        found[name] = measure(name, backend, prompts()[: int(count)], *some)
     breaks = dict(counters["graph_break"])
     apart = keeps_apart(backend, prompts()[:4])
     print(json.dumps({"modes": found, "breaks": breaks, "keeps_apart": apart}))  # noqa: T201

@@ -13,6 +13,7 @@ from infer.decode import Decoder
 from models.device import _can_compile
 from models.sampling import SamplingConf
 from tests.compiled_run import SHAPES, counted_reads
+from tests.methods import CASES
 
 ROOT = Path(__file__).parent.parent
 
@@ -45,6 +46,10 @@ def test_no_graph_is_added_after_warm_up():
     total = {"none": 2, "ngram": 5, "chain": 7, "static": 9, "dynamic": 11, "mixed": 14}
     total["typical"] = 17  # prefill and round because it samples, verify because it accepts
     assert {name: mode["graphs"] for name, mode in found["modes"].items()} == total
+
+
+def test_no_method_adds_a_graph_after_warm_up():
+    promises(run("eager", 4, *CASES))
 
 
 needs_compiler = pytest.mark.skipif(

@@ -136,7 +136,7 @@ class CausalLMConf(DraftConf):
             before = self.build(target, loss=draft.loss_conf, seed=draft.seed)
         except UserError as error:
             return f"what the draft was started from is not there ({error})"
-        return before.to(target.device.dtype)
+        return before.to(target.device.dtype).eval()
 
 
 class CausalLMDraft(CachedDraft):

@@ -46,15 +46,20 @@ class Medusa2Conf(MedusaConf):
 
     def build(self, target: Target, *, loss: LossConf, seed: int) -> "Medusa2Draft":
         """A new draft: heads that repeat the target's own guess, adapters that change nothing."""
-        draft = Medusa2Draft(MedusaConfig(**self.describe(target)), target)
-        for head in draft.heads:
-            head.load_state_dict({"weight": target.head.weight})
+        draft = self.new(target)
         for parameter in draft.parameters():
             setattr(parameter, FASTER, self.heads_lr_scale)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             draft.adapt(target, self.lora)
         draft.conf, draft.loss_conf, draft.seed = self, loss, seed
+        return draft.to(target.head.weight.device)
+
+    def new(self, target: Target) -> "Medusa2Draft":
+        """The heads alone."""
+        draft = Medusa2Draft(MedusaConfig(**self.describe(target)), target)
+        for head in draft.heads:
+            head.load_state_dict({"weight": target.head.weight})
         return draft.to(target.head.weight.device)
 
     @classmethod
@@ -76,11 +81,9 @@ class Medusa2Conf(MedusaConf):
         )
         return draft.conf, draft
 
-    def untrained(self, draft: Draft, target: Target) -> Draft | str:
-        """Heads that repeat the target's own guess."""
-        assert isinstance(draft, Medusa2Draft)
-        plain = MedusaConf(heads=self.heads, blocks=self.blocks, own_heads=self.own_heads)
-        return plain.build(target, loss=draft.loss_conf, seed=draft.seed or 0)
+    def untrained(self, draft: Draft, target: Target) -> Draft | str:  # noqa: ARG002
+        """Heads that repeat the guess of whichever target verifies them."""
+        return self.new(target)
 
 
 class Medusa2Draft(MedusaDraft):
