@@ -40,10 +40,15 @@ from tests.tiny import (
     tiny_tokenizer,
 )
 from tests.toy_run import toy_rows, toy_target
+from train.__main__ import main
 from train.config import TrainConf
 from train.on_policy import OnPolicy, first_answers
 
-TEMPLATE = "{% for m in messages %}{{ m.content }} {% endfor %}"
+TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}"
+    "{% generation %}{{ m.content }} end{% endgeneration %}"
+    "{% else %}{{ m.content }} {% endif %}{% endfor %}"
+)
 
 
 def qwen3(*, vocab: int = VOCAB, tied: bool = False, layers: int = 2) -> Qwen3ForCausalLM:
@@ -156,6 +161,45 @@ def test_another_tokenizer_is_refused_with_the_first_token_that_differs(target, 
 def test_a_smaller_tokenizer_is_refused_with_the_first_token_it_lacks(target, tmp_path):
     with pytest.raises(UserError, match="where token 50 is None instead of '50'"):
         built(target, saved(qwen3(), tmp_path / "start", words=50))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_command_distils_what_is_on_disk(tmp_path, tied):
+    """As typed: target and draft from local folders, conversations through the chat template."""
+    target = tiny_target(seed=0)
+    saved(target.model, tmp_path / "target", shards="20KB")
+    saved(qwen3(tied=tied), tmp_path / "draft", shards="10KB")
+    texts = [" ".join(map(str, text)) for text in sampled_texts(target, count=8, length=24)]
+    chats = [
+        [{"role": "user", "content": text[:12]}, {"role": "assistant", "content": text[12:]}]
+        for text in texts
+    ]
+    (tmp_path / "chats.jsonl").write_text(
+        "".join(json.dumps({"messages": c}) + "\n" for c in chats)
+    )
+    prompts = [
+        {"id": str(i), "category": "a", "text": text[:12]} for i, text in enumerate(texts[:2])
+    ]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(p) + "\n" for p in prompts))
+    conf = compose(
+        "train", TrainConf,
+        [
+            "draft=qwen3-1.7b", f"target.path={tmp_path}/target", f"draft.path={tmp_path}/draft",
+            "data=jsonl", f"data.path={tmp_path}/chats.jsonl", "data.length=32", "optim.steps=4",
+            "optim.batch_size=2", "optim.accumulation=1", "eval_every=4", "eval_prompts=1",
+            f"evaluation.prompts={tmp_path}/prompts.jsonl", "evaluation.max_new_tokens=8",
+            "device=cpu", "device.compile=false", "device.threads=1", "run_name=distilled",
+            f"output_dir={tmp_path}/out",
+        ],
+    )  # fmt: skip
+    main.__wrapped__(conf)
+    report = json.loads((tmp_path / "out" / "distilled" / "report.json").read_text())
+    modes = report["drafts"][0]["modes"]
+    assert all(modes[name]["lossless"] for name in ("untrained", "chain", "tree"))
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "distilled" / "checkpoint")
+    assert plain.config.tie_word_embeddings == tied
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out" / "distilled" / "checkpoint")
+    assert tokenizer.chat_template == TEMPLATE
 
 
 def test_nothing_on_disk_is_one_line_with_the_way_out(tmp_path):
