@@ -4,8 +4,8 @@
              ->  token t+2+i
 
 Hydra++ puts one decoder layer before the heads: it reads all of the target's hidden states up to t
-and gives a better H_t. The target's distribution teaches. Tensors have the authors' names ("prefix
-embeding" with one d is theirs); no serving engine reads them yet.
+and gives a better H_t. The target's distribution teaches. Tensors have the authors' names, their
+spelling included; no serving engine reads them yet.
 
 Axes: B rows, T tokens, W tree nodes expanded at once, H hidden.
 """
