@@ -32,11 +32,11 @@ from conf.entry import entry_point
 from data import prompts as prompt_files
 from data.demo.prompts import training_prompts
 from data.prompts import EvalPrompt, fingerprint, held_out
+from infer.cells import estimate, number
 from infer.config import OWN, CalibrateConf
 from infer.decode import Decoder, Watch
 from infer.eval import _speak, newest_run
 from infer.intervals import Estimate, bootstrap_t
-from infer.tables import estimate, number
 from models import checkpoint
 from models.drafts import load_draft
 from models.drafts.base import Draft

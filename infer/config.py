@@ -80,7 +80,7 @@ class EvalConf:
 
 @dataclass(kw_only=True)
 class CalibrateConf:
-    """`python -m infer.calibrate`: the static tree of at most `nodes` nodes that fits a draft."""
+    """`python -m infer.calibrate`: the static tree of `nodes` nodes that fits a draft."""
 
     checkpoint: str | None = None  # null = the newest finished training run
     nodes: int = 24  # of the tree to find, the root not counted
