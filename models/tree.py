@@ -42,7 +42,7 @@ class TreeConf:
     branch: int = 4  # children considered of each expanded node in a dynamic tree
     copied: int = 0  # tokens of n-gram lookup that hang beside it, as one more chain
     paths: list[list[int]] | None = None  # of a static tree
-    file: str | None = None  # JSON file with `paths`
+    file: str | None = None  # JSON file with `paths`, instead of those above
 
     def __post_init__(self) -> None:
         for key in ("depth", "nodes", "width", "branch"):
@@ -72,8 +72,10 @@ class TreeConf:
                         width=self.width, branch=self.branch, copied=self.copied)  # fmt: skip
         if self.kind is TreeKind.chain:
             paths = [[0] * d for d in range(1, self.depth + 1)]
+        elif self.file is not None:
+            paths = read_paths(Path(self.file))
         else:
-            paths = self.paths or read_paths(Path(str(self.file)))
+            paths = self.paths or []
         return replace(static_tree(paths, kind=self.kind), copied=self.copied)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from conf.entry import compose
 from data.demo.prompts import held_out_prompts
 from data.prompts import EvalPrompt
 from infer.calibrate import (
@@ -21,7 +22,7 @@ from infer.calibrate import (
     main,
     search,
 )
-from infer.config import CalibrateConf
+from infer.config import CalibrateConf, EvalConf
 from infer.decode import Decoder
 from models.errors import UserError
 from models.sampling import SamplingConf
@@ -217,8 +218,9 @@ def test_a_bare_call_calibrates_the_newest_run_and_leaves_a_tree_file(command):
     assert out.startswith("checkpoint: outputs/train/newest/checkpoint\n")
     file = Path("outputs/infer.calibrate/calibrate/tree.json")
     assert f"tree=static tree.file={file}" in out
-    shape = TreeConf(kind=TreeKind.static, file=str(file)).build()
-    assert shape.nodes == 6
+    conf = compose("eval", EvalConf, ["tree=static", f"tree.file={file}"])
+    assert conf.tree.build() == static_tree(read_paths(file))
+    assert len(read_paths(file)) == 6
     saved = json.loads(file.read_text())
     table = np.array(saved["acceptance"])
     assert table.shape == (3, 3)

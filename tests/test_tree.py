@@ -167,7 +167,8 @@ def test_paths_survive_their_file(tmp_path):
     write_paths(paths, file, about={"found": "by hand"})
     assert json.loads(file.read_text())["found"] == "by hand"
     assert read_paths(file) == paths
-    assert TreeConf(kind=TreeKind.static, file=str(file)).build().nodes == 3
+    for shipped in (None, [[0], [0, 0]]):  # a file is instead of the paths that tree=static brings
+        assert TreeConf(kind=TreeKind.static, file=str(file), paths=shipped).build().nodes == 3
     file.write_text(json.dumps(paths))  # a bare list is read too
     assert read_paths(file) == paths
 
