@@ -35,7 +35,7 @@ from data.prompts import EvalPrompt, fingerprint, held_out
 from infer.cells import estimate, number
 from infer.config import OWN, CalibrateConf
 from infer.decode import Decoder, Watch
-from infer.eval import _speak, newest_run
+from infer.eval import let_warnings_through, newest_run
 from infer.intervals import Estimate, bootstrap_t
 from models import checkpoint
 from models.drafts import load_draft
@@ -272,7 +272,7 @@ def about(
 
 @entry_point("calibrate", CalibrateConf)
 def main(conf: CalibrateConf) -> None:
-    _speak()
+    let_warnings_through()
     directory, file = Path(conf.checkpoint or newest_run()), Path(conf.output)
     say = Console(soft_wrap=True, highlight=False).print
     say(f"checkpoint: {directory}")

@@ -11,6 +11,7 @@ from models.sampling import SamplingConf
 from models.target import TargetConf
 from models.tree import TreeConf
 
+MOST_RANKS = 256
 OWN = "own"  # as target.name: the target that the draft was distilled from
 
 
@@ -100,6 +101,8 @@ class CalibrateConf:
         for key in ("nodes", "depth", "ranks", "num_prompts", "max_new_tokens"):
             if getattr(self, key) < 1:
                 raise UserError(f"{key}: must be at least 1, got {getattr(self, key)}")
+        if self.ranks > MOST_RANKS:  # no draft vocabulary has fewer tokens: it keeps all bytes
+            raise UserError(f"ranks: must be at most {MOST_RANKS}, got {self.ranks}")
         most = sum(self.ranks**depth for depth in range(1, self.depth + 1))
         if self.nodes > most:
             raise UserError(

@@ -22,7 +22,8 @@ from models.drafts.base import Draft, State
 from models.drafts.mixed import MixedDraft
 from models.errors import UserError
 from models.sampling import SamplingConf, SamplingRule, gumbel
-from models.target import Seen, Target
+from models.target import Target
+from models.transformer import Seen, Transformer
 from models.tree import NO_TREE, Proposal, Tree, TreeKind, ancestors, depths
 
 SMALLEST_BUCKET = 64  # tokens; prompts are padded to the next power of two: one graph each
@@ -77,7 +78,7 @@ def _noise(
 
 
 def prefill(
-    target: Target, cache: StaticCache, layers: list[int], rule: SamplingRule,
+    target: Transformer, cache: StaticCache, layers: list[int], rule: SamplingRule,
     ids: Int[Tensor, "batch prompt"], lengths: Int[Tensor, " batch"],
     row_ids: Int[Tensor, " batch"], ahead: int,
 ) -> tuple[Rows, Seen]:  # fmt: skip
@@ -100,7 +101,7 @@ def prefill(
 
 
 def verify(
-    target: Target, cache: StaticCache, layers: list[int], rule: SamplingRule,
+    target: Transformer, cache: StaticCache, layers: list[int], rule: SamplingRule,
     rows: Rows, proposal: Proposal, depth: int, typical: Typical | None,
 ) -> tuple[Rows, Seen, Tensor, Tensor, Tensor]:  # fmt: skip
     """Score root and nodes in one pass and keep the path that the target would have taken.
@@ -173,7 +174,7 @@ class Decoder:
     """Decodes prompts with one target, one draft and one tree shape, in a fixed number of slots."""
 
     def __init__(
-        self, target: Target, draft: Draft | None = None, tree: Tree = NO_TREE, *,
+        self, target: Transformer, draft: Draft | None = None, tree: Tree = NO_TREE, *,
         sampling: SamplingConf, slots: int, batch: int = 1, layers: list[int] | None = None,
         verification: Typical | None = None,
     ):  # fmt: skip
@@ -200,8 +201,10 @@ class Decoder:
         held = -(-(slots + scratch) // SLOTS_STEP) * SLOTS_STEP
         self.cache = target.new_cache(batch, held)
         self.state = draft.new_state(batch, held) if draft else {}
-        self._prefill = device.compile(prefill, settled=SETTLED)
-        self._verify = device.compile(verify, settled=SETTLED)
+        # a target does not change; a draft that writes texts of its own does
+        settled = SETTLED if isinstance(target, Target) else ()
+        self._prefill = device.compile(prefill, settled=settled)
+        self._verify = device.compile(verify, settled=settled)
         self._start, self._round = device.compile(draft_start), device.compile(draft_round)
 
     @torch.no_grad()

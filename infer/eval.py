@@ -108,8 +108,9 @@ def _check_one_target(directories: list[Path]) -> None:
         )
 
 
-def _speak() -> None:
-    """Let warnings through: Hydra switches off every logger that it finds."""
+def let_warnings_through() -> None:
+    """Hydra switches off every logger that it finds, and lets only errors by."""
+    logging.root.setLevel(logging.WARNING)
     for name in list(logging.root.manager.loggerDict):
         if name.partition(".")[0] in ("data", "infer", "models"):
             logging.getLogger(name).disabled = False
@@ -117,7 +118,7 @@ def _speak() -> None:
 
 @entry_point("eval", EvalConf)
 def main(conf: EvalConf) -> None:
-    _speak()
+    let_warnings_through()
     directories = [Path(c) for c in conf.checkpoint or [newest_run()]]
     say = Console(soft_wrap=True).print
     say(f"checkpoint: {', '.join(map(str, directories))}")

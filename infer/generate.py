@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 from infer.decode import Decoder
 from models.sampling import SamplingConf
-from models.target import Target
+from models.transformer import Transformer
 
 
 def answers(
-    target: Target, prompts: list[list[int]], *, max_new_tokens: int, sampling: SamplingConf,
+    target: Transformer, prompts: list[list[int]], *, max_new_tokens: int, sampling: SamplingConf,
     batch: int = 64,
 ) -> Iterator[tuple[int, list[int]]]:  # fmt: skip
     """One answer a prompt, each the same whatever its neighbours in the batch are.

@@ -26,6 +26,7 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(autouse=True)
 def _fresh():
     torch.manual_seed(0)
+    logging.root.setLevel(logging.WARNING)
     for logger in logging.root.manager.loggerDict.values():
         if isinstance(logger, logging.Logger):
             logger.disabled = False  # a command run in this process has silenced it through Hydra
