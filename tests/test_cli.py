@@ -6,15 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from conf.entry import entry_point
+from conf.entry import CONF_DIR, entry_point
 from models.errors import UserError
 from train.config import TrainConf
 
 ROOT = Path(__file__).parent.parent
-DRAFTS = "demo, llama-3.1-8b-eagle3, qwen3-32b-eagle3, qwen3-8b-eagle3"
+
+
+def options(group: str) -> str:
+    return ", ".join(sorted(path.stem for path in (Path(CONF_DIR) / group).glob("*.yaml")))
+
+
+DRAFTS = options("draft")
 MISTAKES = {
     "draft=nope": f"draft: no such option, got 'nope'; choose one of {DRAFTS}",
-    "loss=kl": "loss: no such option, got 'kl'; choose one of lk_hybrid, soft_ce",
+    "loss=kl": f"loss: no such option, got 'kl'; choose one of {options('loss')}",
     "draft.layrs=[1]": "draft.layrs: no such key; did you mean draft.layers?",
     "lr=1": "lr: no such key; did you mean optim.lr?",
     "log.color=1": "log.color: no such key; choose one of entity, every, project, wandb",

@@ -229,7 +229,9 @@ class Loop:
             with torch.random.fork_rng(devices=[]):  # training must not notice that it was measured
                 values = self.evaluate(self.draft)
             found, progress = values["acceptance_length"], self.state.progress
-            if progress.best is None or found > progress.best:
+            # acceptance alone would choose an adapted target that repeats itself: there the last
+            adapts = self.draft.verifier(self.target) is not None
+            if progress.best is None or found > progress.best or adapts:
                 progress.best, progress.best_step = found, progress.step
                 self.draft.save(self.state.folder / "checkpoint", self.target)
             log.info(
