@@ -16,6 +16,8 @@ from models.lora import LoraConf
 from models.losses import LossConf
 from models.sampling import SamplingConf
 from models.tree import TreeConf, TreeKind
+from tests import toy_run
+from tests.methods import CASES
 from tests.tiny import VOCAB, batch_of, chain, learn, sampled_texts, tree
 
 SIZE = 32
@@ -146,6 +148,14 @@ def test_the_heads_weight_rises_as_a_sine(target):
     wanted = [0.2 * math.sin(min(n / 4, 1) * math.pi / 2) for n in range(1, 7)]
     assert risen == pytest.approx(wanted)
     assert float(draft.eval()._heads_weight()) == pytest.approx(0.2)
+
+
+def test_of_an_adapted_target_the_last_step_is_kept(tmp_path, monkeypatch):
+    """A target that has come to repeat itself is accepted best of all."""
+    lengths = iter([3.0, 2.0, 1.0])
+    monkeypatch.setattr(toy_run, "toy_length", lambda _draft: {"acceptance_length": next(lengths)})
+    _, progress = toy_run.toy_run(tmp_path, toy_run.toy_conf(draft=CASES["medusa2"].conf))
+    assert (progress.step, progress.best_step) == (12, 12)
 
 
 def test_the_adapted_target_is_a_model_of_its_own(target, tmp_path):
