@@ -143,11 +143,10 @@ class Medusa2Draft(MedusaDraft):
         done = torch.clamp(self.batches / self.conf.heads_warmup, max=1.0)
         return self.conf.heads_weight * torch.sin(done * math.pi / 2)
 
-    def verifier(self, target: Target) -> Target:
+    def verifier(self, target: Target) -> Target | None:
         """The adapted target: of the checkpoint, or as it is at this moment."""
-        if self.own_target is not None:
+        if self.lm is None:  # read from a checkpoint; None before distillation
             return self.own_target
-        assert self.lm is not None
         return target.with_weights(self.lm, name=f"{target.name} adapted")
 
     def tensors(self) -> dict[str, torch.Tensor]:
