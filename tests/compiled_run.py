@@ -115,6 +115,22 @@ def method_drafts(name: str, target: Target) -> tuple[Target, list[Draft]]:
     return again.verifier(target) or target, [untrained, again]
 
 
+def compiled_loss_apart(name: str, target: Target) -> float:
+    """How far gradients of the loss as one traced graph are from those of the eager one."""
+    draft = CASES[name].build(target).eval()  # without noise
+    batch = batch_of(sampled_texts(target, count=4, length=24))
+    seen = target.see(
+        batch.ids, positions=batch.positions, mask=batch.attends(), layers=draft.needs.layers
+    )
+    trained = [p for p in draft.parameters() if p.requires_grad]
+    # not "eager", which does not trace the backward pass
+    compiled = replace(CPU, compiles=True, backend="aot_eager").compile(draft.loss)
+    ours, theirs = (
+        torch.autograd.grad(loss(batch, seen).total, trained) for loss in (draft.loss, compiled)
+    )
+    return max(float((a - b).abs().max()) for a, b in zip(ours, theirs, strict=True))
+
+
 def decoders(name: str, target: Target, drafts: list[Draft]) -> list[Decoder]:
     some: list[Draft | None] = {"none": [None], "ngram": [NgramDraft()]}.get(name, drafts)
     typical = name == "typical"
@@ -175,6 +191,8 @@ def main(backend: str, count: str, *names: str) -> None:
     for name in names:
         some = method_drafts(name, target) if name in CASES else (target, drafts)
         found[name] = measure(name, backend, prompts()[: int(count)], *some)
+        if name in CASES:
+            found[name]["loss_apart"] = compiled_loss_apart(name, target)
     breaks = dict(counters["graph_break"])
     apart = keeps_apart(backend, prompts()[:4])
     print(json.dumps({"modes": found, "breaks": breaks, "keeps_apart": apart}))  # noqa: T201
