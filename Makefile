@@ -4,6 +4,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 TORCH  ?= 2.13.0
+WORKERS ?= 2
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 READY  := $(VENV)/.ready
@@ -20,7 +21,7 @@ demo: $(READY)  ## distil a draft for the embedded target and print what it gain
 
 test: $(READY)  ## the quick tests, with coverage
 	@echo "test: pytest, slow tests and engines left out"
-	@$(BIN)/python -m pytest --cov --cov-report=term
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --cov --cov-report=term
 
 test-long: $(READY)  ## studies, sweeps and long kill runs
 	@echo "test-long: pytest -m slow"
