@@ -15,7 +15,8 @@ from infer.tables import Table
 from models.drafts import feature
 from models.drafts.base import Batch, Draft, Loss
 from models.losses import distillation
-from models.target import Seen, Target
+from models.target import Target
+from models.transformer import Seen
 from train.config import TrainConf
 
 PROMPT = 32  # tokens of each row that are no answer

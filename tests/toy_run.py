@@ -17,7 +17,8 @@ from data.config import DataConf
 from models.device import DeviceConf, DeviceName, Precision
 from models.drafts.base import Batch, Draft, DraftConf, Loss, Needs
 from models.losses import LossConf
-from models.target import Seen, Target
+from models.target import Target
+from models.transformer import Seen
 from train.config import TrainConf
 from train.log import Log, LogConf
 from train.loop import Loop

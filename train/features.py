@@ -10,7 +10,8 @@ from rich.progress import track
 from data.batches import Packed
 from models.drafts.base import Batch
 from models.errors import UserError
-from models.target import Seen, Target
+from models.target import Target
+from models.transformer import Seen
 from train.log import CONSOLE
 
 log = logging.getLogger(__name__)

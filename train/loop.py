@@ -22,7 +22,8 @@ from data.batches import Order, Packed
 from models.device import Device
 from models.drafts.base import Batch, Draft, Loss
 from models.errors import UserError
-from models.target import Seen, Target
+from models.target import Target
+from models.transformer import Seen
 from train.config import TrainConf
 from train.disk import refuse_full_disk
 from train.features import Features

@@ -61,6 +61,11 @@ class Draft(nn.Module):
     max_depth: int  # deepest proposal it can make
     trained_depth: int  # deepest it was trained for
 
+    @property
+    def kept_ids(self) -> Int[Tensor, " draft_vocab"] | None:
+        """Target ids of a reduced draft vocabulary; None where it is the target's own."""
+        return None
+
     def prepare(
         self,
         counts: Int[Tensor, " vocab"],  # noqa: ARG002

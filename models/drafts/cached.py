@@ -43,11 +43,6 @@ class CachedDraft(Draft):
     def logits(self, hidden: Float[Tensor, "b t h"]) -> Float[Tensor, "b t draft_vocab"]:
         raise NotImplementedError
 
-    @property
-    def kept_ids(self) -> Int[Tensor, " draft_vocab"] | None:
-        """Target ids of a reduced draft vocabulary; None where it is the target's own."""
-        return None
-
     def target_ids(self, tokens: Int[Tensor, "b n"]) -> Int[Tensor, "b n"]:
         """Of ids of the draft's own vocabulary."""
         return tokens

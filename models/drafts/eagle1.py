@@ -10,9 +10,9 @@ HASS does (https://arxiv.org/abs/2408.15766): steps are passes without gradients
 Axes: B rows, T tokens, H hidden.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -21,10 +21,8 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from models import checkpoint
 from models.drafts.base import Batch, Loss, Needs
-from models.drafts.feature import FeatureConf, layer_config
-from models.drafts.one_layer import OneLayerDraft
+from models.drafts.one_layer import OneLayerConf, OneLayerDraft
 from models.errors import UserError
 from models.layers import DecoderLayer, start_small
 from models.losses import LossConf
@@ -36,68 +34,37 @@ NOISE_LENGTH = 512  # tokens of a row for which `noise` is the width as it stand
 
 
 @dataclass(kw_only=True)
-class Eagle1Conf(FeatureConf):
+class Eagle1Conf(OneLayerConf):
     """What is left to choose; the rest follows from the target."""
 
     method: ClassVar[str] = "eagle1"
     architecture: ClassVar[str] = "EagleLlamaForCausalLM"
 
-    max_depth: int = 16  # tokens of the deepest proposal
     unroll: int = 1  # steps it is trained on; above 1 on its own features, as HASS
     regression: float = 1.0  # weight of the distance between features
     token: float = 0.1  # weight of `loss` on the tokens they give
     noise: float = 0.2  # width of the uniform noise on the target's features, while training
-    intermediate_size: int | None = None  # None = the target's
-    heads: int | None = None  # None = the target's
-    kv_heads: int | None = None  # None = the target's
-    head_size: int | None = None  # None = the target's
 
     def __post_init__(self) -> None:
-        for key in ("unroll", "max_depth"):
-            if getattr(self, key) < 1:
-                raise UserError(f"draft.{key}: must be at least 1, got {getattr(self, key)}")
+        super().__post_init__()
         for key in ("regression", "token", "noise"):
             if getattr(self, key) < 0:
                 raise UserError(f"draft.{key}: must not be negative, got {getattr(self, key)}")
 
     def build(self, target: Target, *, loss: LossConf, seed: int) -> "Eagle1Draft":
         """A new draft: random layer, the target's own embeddings and head."""
-        config = layer_config(
-            target,
-            self.architecture,
-            intermediate_size=self.intermediate_size,
-            num_attention_heads=self.heads,
-            num_key_value_heads=self.kv_heads,
-            head_dim=self.head_size,
-            training_unroll=self.unroll,
-            training_max_depth=self.max_depth,
-        )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            draft = Eagle1Draft(config, target)
+            draft = Eagle1Draft(self.layer(target), target)
         draft.conf, draft.loss_conf, draft.seed = self, loss, seed
         draft.embed_tokens.load_state_dict(target.model.get_input_embeddings().state_dict())
         return draft.to(target.head.weight.device)
 
     @classmethod
     def load(cls, directory: Path, target: Target) -> tuple["Eagle1Conf", "Eagle1Draft"]:
-        # drafts published elsewhere leave our own keys out
-        theirs: dict[str, Any] = {
-            "training_unroll": cls.unroll,
-            "training_max_depth": cls.max_depth,
-        }
-        config = LlamaConfig(**(theirs | checkpoint.read_config(directory)))
-        draft = Eagle1Draft(config, target)
+        draft = Eagle1Draft(cls.read_layer(directory), target)
         draft.restore(directory, target)
-        draft.conf = replace(
-            draft.conf,
-            unroll=draft.trained_depth,
-            max_depth=draft.max_depth,
-            intermediate_size=config.intermediate_size,
-            heads=config.num_attention_heads,
-            kv_heads=config.num_key_value_heads,
-            head_size=draft.config.head_dim,
-        )
+        draft.conf = cls(**cls.choices(draft))
         return draft.conf, draft
 
 

@@ -21,10 +21,9 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from models import checkpoint, vocab
+from models import vocab
 from models.drafts.base import Batch, Draft, Loss, Needs
-from models.drafts.feature import FeatureConf, layer_config
-from models.drafts.one_layer import OneLayerDraft
+from models.drafts.one_layer import OneLayerConf, OneLayerDraft
 from models.errors import UserError
 from models.layers import RMSNorm, WideLayer, start_small
 from models.losses import LossConf
@@ -33,31 +32,23 @@ from models.transformer import Seen
 
 
 @dataclass(kw_only=True)
-class Eagle3Conf(FeatureConf):
+class Eagle3Conf(OneLayerConf):
     """What is left to choose; the rest follows from the target."""
 
     method: ClassVar[str] = "eagle3"
     architecture: ClassVar[str] = "Eagle3LlamaForCausalLM"
 
-    max_depth: int = 16  # tokens of the deepest proposal
     layers: list[int] | None = None  # captured; None = [2, n // 2, n - 3], what engines default to
-    unroll: int = 7  # steps of the training-time test
     vocab_size: int | None = None  # of a reduced draft vocabulary; None = the target's
-    intermediate_size: int | None = None  # None = the target's
-    heads: int | None = None  # None = the target's
-    kv_heads: int | None = None  # None = the target's
-    head_size: int | None = None  # None = the target's
     train_embeddings: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.layers is not None and any(b <= a for a, b in pairwise(self.layers)):
             raise UserError(
                 f"draft.layers: must be strictly increasing, got {self.layers}; "
                 "null takes low, middle and high"
             )
-        for key in ("unroll", "max_depth"):
-            if getattr(self, key) < 1:
-                raise UserError(f"draft.{key}: must be at least 1, got {getattr(self, key)}")
 
     def build(self, target: Target, *, loss: LossConf, seed: int) -> "Eagle3Draft":
         """A new draft: random layer, the target's own embeddings and head rows."""
@@ -78,13 +69,8 @@ class Eagle3Conf(FeatureConf):
                 f"draft.vocab_size: must be at most the target's {target.vocab_size}, "
                 f"got {self.vocab_size}; null takes the target's"
             )
-        return layer_config(
+        return self.layer(
             target,
-            self.architecture,
-            intermediate_size=self.intermediate_size,
-            num_attention_heads=self.heads,
-            num_key_value_heads=self.kv_heads,
-            head_dim=self.head_size,
             draft_vocab_size=self.vocab_size or target.vocab_size,
             eagle_aux_hidden_state_layer_ids=layers,
             num_aux_hidden_states=len(layers),
@@ -93,33 +79,23 @@ class Eagle3Conf(FeatureConf):
                 "use_aux_hidden_state": True,
             },
             norm_before_residual=False,
-            training_unroll=self.unroll,
-            training_max_depth=self.max_depth,
         )
 
     @classmethod
     def load(cls, directory: Path, target: Target) -> tuple["Eagle3Conf", "Eagle3Draft"]:
-        # drafts published elsewhere may leave our own keys and the engines' default layers out
-        theirs = {
-            "training_unroll": cls.unroll,
-            "training_max_depth": cls.max_depth,
-            "draft_vocab_size": target.vocab_size,
-            "eagle_aux_hidden_state_layer_ids": default_layers(target),
-        }
-        config = LlamaConfig(**(theirs | checkpoint.read_config(directory)))
+        config = cls.read_layer(
+            directory,
+            draft_vocab_size=target.vocab_size,
+            eagle_aux_hidden_state_layer_ids=default_layers(target),
+        )
         draft = Eagle3Draft(config, target)
         draft.restore(directory, target)
         draft.t2d.copy_(vocab.membership(vocab.kept_ids(draft.d2t), config.vocab_size))
         draft.embed_tokens.requires_grad_(False)
         conf = cls(
+            **cls.choices(draft),
             layers=draft.needs.layers,
-            unroll=draft.trained_depth,
-            max_depth=draft.max_depth,
             vocab_size=draft.config.draft_vocab_size,
-            intermediate_size=config.intermediate_size,
-            heads=config.num_attention_heads,
-            kv_heads=config.num_key_value_heads,
-            head_size=config.head_dim,
         )
         return conf, draft
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
@@ -50,11 +50,6 @@ class FeatureDraft(Draft):
     def head(self) -> nn.Linear:
         """The target's own, frozen."""
         return self._frozen[1]
-
-    @property
-    def kept_ids(self) -> Int[Tensor, " draft_vocab"] | None:
-        """Target ids of a reduced draft vocabulary; None where it is the target's own."""
-        return None
 
     def distil(
         self, outputs: list[Float[Tensor, "b t width"]], batch: Batch, seen: Seen, *,

@@ -13,7 +13,7 @@ from torch import Tensor
 from models.drafts.base import Draft, State
 from models.drafts.ngram import NgramDraft
 from models.sampling import SamplingRule
-from models.target import Seen
+from models.transformer import Seen
 from models.tree import Proposal, Tree, TreeKind
 
 

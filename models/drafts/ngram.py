@@ -12,7 +12,7 @@ from torch import Tensor
 
 from models.drafts.base import Draft, Needs, State
 from models.sampling import SamplingRule
-from models.target import Seen
+from models.transformer import Seen
 from models.tree import Proposal, Tree
 
 

@@ -6,17 +6,74 @@
 Axes: B rows, T tokens, H hidden.
 """
 
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from transformers import LlamaConfig
 
+from models import checkpoint
 from models.cache import places, prompt_mask
 from models.drafts.base import Batch, State
 from models.drafts.cached import CachedDraft
-from models.drafts.feature import FeatureDraft
+from models.drafts.feature import FeatureConf, FeatureDraft, layer_config
+from models.errors import UserError
 from models.layers import attend, attend_unrolled
 from models.supervision import sooner
+from models.target import Target
 from models.transformer import Seen
+
+
+@dataclass(kw_only=True)
+class OneLayerConf(FeatureConf):
+    """What every such method leaves to choose; the rest follows from the target."""
+
+    max_depth: int = 16  # tokens of the deepest proposal
+    unroll: int = 7  # steps that it is trained on
+    intermediate_size: int | None = None  # None = the target's
+    heads: int | None = None  # None = the target's
+    kv_heads: int | None = None  # None = the target's
+    head_size: int | None = None  # None = the target's
+
+    def __post_init__(self) -> None:
+        for key in ("unroll", "max_depth"):
+            if getattr(self, key) < 1:
+                raise UserError(f"draft.{key}: must be at least 1, got {getattr(self, key)}")
+
+    def layer(self, target: Target, **own: Any) -> LlamaConfig:
+        """The layer as engines read it, with the keys that are the method's own."""
+        return layer_config(
+            target,
+            self.architecture,
+            intermediate_size=self.intermediate_size,
+            num_attention_heads=self.heads,
+            num_key_value_heads=self.kv_heads,
+            head_dim=self.head_size,
+            training_unroll=self.unroll,
+            training_max_depth=self.max_depth,
+            **own,
+        )
+
+    @classmethod
+    def read_layer(cls, directory: Path, **defaults: Any) -> LlamaConfig:
+        """What `layer` wrote; drafts published elsewhere leave our keys, and `defaults`, out."""
+        ours = {"training_unroll": cls.unroll, "training_max_depth": cls.max_depth}
+        return LlamaConfig(**(ours | defaults | checkpoint.read_config(directory)))
+
+    @classmethod
+    def choices(cls, draft: "OneLayerDraft") -> dict[str, Any]:
+        """Those that a draft was built by."""
+        return {
+            "max_depth": draft.max_depth,
+            "unroll": draft.trained_depth,
+            "intermediate_size": draft.config.intermediate_size,
+            "heads": draft.config.num_attention_heads,
+            "kv_heads": draft.config.num_key_value_heads,
+            "head_size": draft.config.head_dim,
+        }
 
 
 class OneLayerDraft(CachedDraft, FeatureDraft):
