@@ -8,7 +8,7 @@ Axes: B rows, N nodes (root not counted), W nodes expanded at once, K children a
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -200,6 +200,9 @@ class Proposal:
 
     ids: Int[Tensor, "batch nodes"]
     parents: Int[Tensor, "batch nodes"]  # parents[i] < i
+    # log-probabilities that the children of root and each node were drawn from, one after the other
+    # in index order and without replacement; None: they are a function of the prefix alone
+    behind: Float[Tensor, "batch verified vocab"] | None = field(default=None, repr=False)
 
 
 def grow(tree: Tree, first: Float[Tensor, "batch vocab"], expand: Expand) -> Proposal:
