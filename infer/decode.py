@@ -21,7 +21,7 @@ from models.cache import StaticCache, Write, prompt_mask, tree_mask
 from models.drafts.base import Draft, State
 from models.drafts.mixed import MixedDraft
 from models.errors import UserError
-from models.sampling import SamplingConf, SamplingRule, gumbel
+from models.sampling import Sampler, SamplingConf, SamplingRule, gumbel
 from models.target import Target
 from models.transformer import Seen, Transformer
 from models.tree import NO_TREE, Proposal, Tree, TreeKind, ancestors, depths
@@ -167,7 +167,7 @@ def draft_round(
 ) -> tuple[State, Proposal]:  # fmt: skip
     """Show the draft what was emitted, and take its next proposal."""
     state = draft.advance(state, ids, count=count, seen=seen)
-    return state, draft.propose(state, tree=tree, rule=rule, noise=rows.noise)
+    return state, draft.propose(state, tree=tree, sampler=Sampler(rule=rule, noise=rows.noise))
 
 
 class Decoder:

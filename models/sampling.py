@@ -10,8 +10,9 @@ import math
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from models.errors import UserError
 
@@ -20,11 +21,14 @@ MASK = 0xFFFFFFFF
 
 @dataclass(kw_only=True)
 class SamplingConf:
-    """Temperature 0 takes the likeliest token; top_k 0 and top_p 1 leave the distribution whole."""
+    """Temperature 0 takes the likeliest token; the other defaults change nothing."""
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0  # least share of the likeliest token's probability
+    repetition_penalty: float = 1.0  # divides the logits of what prompt and answer hold
+    presence_penalty: float = 0.0  # is taken from the logits of what the answer holds
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -41,9 +45,40 @@ class SamplingConf:
             raise UserError(
                 f"sampling.top_p: must be in (0, 1], got {self.top_p}; 1 keeps every token"
             )
+        if not 0 <= self.min_p <= 1:
+            raise UserError(
+                f"sampling.min_p: must be in [0, 1], got {self.min_p}; 0 keeps every token"
+            )
+        if self.repetition_penalty <= 0:
+            raise UserError(
+                "sampling.repetition_penalty: must be above 0, "
+                f"got {self.repetition_penalty}; 1 penalises nothing"
+            )
 
     def build(self) -> "SamplingRule":
         return SamplingRule(self)
+
+
+@dataclass(kw_only=True)
+class History:
+    """Which tokens stand in a text: what the penalties look at."""
+
+    known: Bool[Tensor, "*rows vocab"]  # in prompt or answer
+    said: Bool[Tensor, "*rows vocab"]  # in the answer
+
+    def along(
+        self, ids: Int[Tensor, "batch nodes"], sees: Bool[Tensor, "batch nodes nodes"]
+    ) -> "History":
+        """Of a text a row, the texts that end in each node of its tree: [batch, nodes, vocab]."""
+        here = one_hot(ids, self.known.shape[-1]).float()
+        path = sees.float() @ here > 0
+        return History(known=self.known[:, None] | path, said=self.said[:, None] | path)
+
+    def add(self, ids: Int[Tensor, "batch path"], count: Int[Tensor, " batch"]) -> "History":
+        """With the first `count` of `ids`."""
+        said = torch.arange(ids.shape[1], device=ids.device) < count[:, None]
+        new = (one_hot(ids, self.known.shape[-1]).bool() & said[:, :, None]).any(1)
+        return History(known=self.known | new, said=self.said | new)
 
 
 class SamplingRule:
@@ -53,13 +88,18 @@ class SamplingRule:
         self.conf = conf
         self.seed = conf.seed
         self.greedy = conf.temperature == 0
+        self.penalises = conf.repetition_penalty != 1 or conf.presence_penalty != 0
 
-    def warp(self, logits: Float[Tensor, "*rows vocab"]) -> Float[Tensor, "*rows vocab"]:
-        """Temperature, then top-k, then top-p, as in transformers; -inf is never sampled.
+    def warp(
+        self, logits: Float[Tensor, "*rows vocab"], history: History | None = None
+    ) -> Float[Tensor, "*rows vocab"]:
+        """Penalties, temperature, top-k, top-p, min-p, as in transformers; -inf is never sampled.
 
-        A greedy rule only makes them fp32: no warping changes which token is likeliest.
+        transformers has no presence penalty; ours is OpenAI's, and stands where vLLM has it, behind
+        the repetition penalty. A greedy rule stops there: no warping changes which token is
+        likeliest.
         """
-        scores = logits.float()
+        scores = self.penalised(logits.float(), history)
         if self.greedy:
             return scores
         scores = scores / self.conf.temperature
@@ -71,13 +111,67 @@ class SamplingRule:
             unlikely = ordered.softmax(-1).cumsum(-1) <= 1 - self.conf.top_p
             unlikely[..., -1] = False  # the likeliest token always stays
             scores = scores.masked_fill(unlikely.scatter(-1, order, unlikely), -math.inf)
+        if self.conf.min_p:
+            probs = scores.softmax(-1)
+            unlikely = probs < self.conf.min_p * probs.amax(-1, keepdim=True)
+            scores = scores.masked_fill(unlikely, -math.inf)
         return scores
+
+    def penalised(
+        self, scores: Float[Tensor, "*rows vocab"], history: History | None
+    ) -> Float[Tensor, "*rows vocab"]:
+        if not self.penalises or history is None:
+            return scores
+        penalty = self.conf.repetition_penalty
+        less = torch.where(scores < 0, scores * penalty, scores / penalty)
+        return torch.where(history.known, less, scores) - (
+            self.conf.presence_penalty * history.said
+        )
 
     def scores(
         self, logits: Float[Tensor, "*rows vocab"], noise: Float[Tensor, "*rows vocab"] | None
     ) -> Float[Tensor, "*rows vocab"]:
         """Their largest is the token, the lowest id among equals. Greedy rules have no noise."""
         return self.warp(logits) if noise is None else self.warp(logits) + noise
+
+
+@dataclass(kw_only=True)
+class Sampler:
+    """How a draft ranks its candidates in one round: by the target's rule, and by whose noise.
+
+    With the target's own noise both tend to choose the same token (coupled). `draws`: the noise is
+    the draft's own, so that children are drawn without replacement (the largest of perturbed
+    log-probabilities: Kool et al., arXiv 1903.06059), and what they were drawn from is kept. None:
+    by probability alone.
+    """
+
+    rule: SamplingRule
+    noise: Float[Tensor, "batch ahead vocab"] | None = None  # of the positions behind the root
+    history: History | None = None  # of each row up to its root
+    draws: bool = False
+
+    def warp(
+        self, logits: Float[Tensor, "batch nodes draft_vocab"],
+        kept_ids: Int[Tensor, " draft_vocab"] | None,
+    ) -> Float[Tensor, "batch nodes draft_vocab"]:  # fmt: skip
+        """Raw logits as sampling sees them."""
+        if self.history is None:
+            return self.rule.warp(logits)
+        known, said = (
+            part if kept_ids is None else part[:, kept_ids]
+            for part in (self.history.known, self.history.said)
+        )
+        return self.rule.warp(logits, History(known=known[:, None], said=said[:, None]))
+
+    def perturb(
+        self, warped: Float[Tensor, "batch nodes draft_vocab"], level: int,
+        kept_ids: Int[Tensor, " draft_vocab"] | None,
+    ) -> Float[Tensor, "batch nodes draft_vocab"]:  # fmt: skip
+        """Scores of the tokens `level + 1` positions behind the root."""
+        if self.noise is None:
+            return warped
+        here = self.noise[:, level]
+        return warped + (here if kept_ids is None else here[:, kept_ids])[:, None]
 
 
 def gumbel(

@@ -18,8 +18,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from models.errors import UserError
+from models.sampling import Sampler
 
-# tokens [B, W] and their parents' places among the nodes expanded before [B, W] -> scores [B, W, V]
+# tokens [B, W], target ids, and their parents' places among the nodes expanded before [B, W]
+# -> raw logits [B, W, draft_vocab], or [B, 1, draft_vocab] where all W have the same
 Expand = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -38,23 +40,24 @@ class TreeConf:
     kind: TreeKind = TreeKind.dynamic
     depth: int = 4  # tokens from the root to the deepest node
     nodes: int = 12  # node budget of a dynamic tree, root not counted
-    width: int = 4  # nodes expanded a level in a dynamic tree
+    width: int | None = 4  # nodes expanded a level in a dynamic tree; null = all that can be in it
     branch: int = 4  # children considered of each expanded node in a dynamic tree
     copied: int = 0  # tokens of n-gram lookup that hang beside it, as one more chain
     paths: list[list[int]] | None = None  # of a static tree
     file: str | None = None  # JSON file with `paths`, instead of those above
 
     def __post_init__(self) -> None:
-        for key in ("depth", "nodes", "width", "branch"):
+        for key in ("depth", "nodes", "expanded", "branch"):
             if getattr(self, key) < 1:
-                raise UserError(f"tree.{key}: must be at least 1, got {getattr(self, key)}")
+                said = key.replace("expanded", "width")
+                raise UserError(f"tree.{said}: must be at least 1, got {getattr(self, key)}")
         if self.copied < 0:
             raise UserError(f"tree.copied: must not be negative, got {self.copied}; 0 copies none")
         if self.kind is TreeKind.static and not (self.paths or self.file):
             raise UserError("tree.paths: a static tree needs rank paths, got null; set tree.file")
         pool = level = self.branch
         for _ in range(self.depth - 1):
-            level = min(self.width, level) * self.branch
+            level = min(self.expanded, level) * self.branch
             pool += level
         if self.kind is TreeKind.dynamic and self.nodes > pool:
             raise UserError(
@@ -66,10 +69,15 @@ class TreeConf:
                 f"tree.nodes: must be at least tree.depth = {self.depth}, got {self.nodes}"
             )
 
+    @property
+    def expanded(self) -> int:
+        """Nodes expanded a level."""
+        return self.nodes if self.width is None else self.width
+
     def build(self) -> "Tree":
         if self.kind is TreeKind.dynamic:
             return Tree(kind=self.kind, depth=self.depth, nodes=self.nodes,
-                        width=self.width, branch=self.branch, copied=self.copied)  # fmt: skip
+                        width=self.expanded, branch=self.branch, copied=self.copied)  # fmt: skip
         if self.kind is TreeKind.chain:
             paths = [[0] * d for d in range(1, self.depth + 1)]
         elif self.file is not None:
@@ -196,52 +204,101 @@ def depths(above: Bool[Tensor, "batch nodes nodes"]) -> Int[Tensor, "batch nodes
 
 @dataclass(kw_only=True)
 class Proposal:
-    """A token tree a row: node i hangs on node `parents[i]`; -1 is the root, the last token."""
+    """A token tree a row: node i hangs on node `parents[i]`; -1 is the root, the last token.
+
+    `behind`: log-probabilities that the children of root and nodes were drawn from, without
+    replacement and in their order. None: the tree was not drawn. Rows of leaves are not read.
+    """
 
     ids: Int[Tensor, "batch nodes"]
     parents: Int[Tensor, "batch nodes"]  # parents[i] < i
-    # log-probabilities that the children of root and each node were drawn from, one after the other
-    # in index order and without replacement; None: they are a function of the prefix alone
     behind: Float[Tensor, "batch verified vocab"] | None = field(default=None, repr=False)
 
 
-def grow(tree: Tree, first: Float[Tensor, "batch vocab"], expand: Expand) -> Proposal:
-    """Grow `tree` from the root's scores `first`; `expand` scores the children of chosen nodes."""
-    return (_grow_dynamic if tree.kind is TreeKind.dynamic else _grow_static)(tree, first, expand)
+def grow(
+    tree: Tree, sampler: Sampler, first: Float[Tensor, "batch draft_vocab"], expand: Expand, *,
+    kept_ids: Int[Tensor, " draft_vocab"] | None = None, vocab: int | None = None,
+) -> Proposal:  # fmt: skip
+    """Grow `tree` from the root's raw logits `first`; `expand` gives those behind chosen nodes.
+
+    It may give one row of logits for all of them. `kept_ids` are the target ids of a reduced draft
+    vocabulary, `vocab` the size of the target's.
+    """
+    way = _grow_dynamic if tree.kind is TreeKind.dynamic else _grow_static
+    return way(tree, _Ranking(sampler, kept_ids, vocab or first.shape[-1]), first[:, None], expand)
 
 
-def _grow_static(tree: Tree, first: Tensor, expand: Expand) -> Proposal:
-    scores_BWV, expanded = first[:, None], [0]  # the nodes of the last level that were expanded
+class _Ranking:
+    """What a sampler makes of a draft's logits, in target ids."""
+
+    def __init__(self, sampler: Sampler, kept_ids: Tensor | None, vocab: int):
+        self.sampler, self.kept_ids, self.vocab = sampler, kept_ids, vocab
+        self.draws = sampler.draws
+
+    def scores(self, logits: Tensor, level: int) -> tuple[Tensor, Tensor]:
+        """Warped logits [B, W, draft_vocab], and the same with noise."""
+        warped = self.sampler.warp(logits, self.kept_ids)
+        return warped, self.sampler.perturb(warped, level, self.kept_ids)
+
+    def ids(self, tokens: Tensor) -> Tensor:
+        return tokens if self.kept_ids is None else self.kept_ids[tokens]
+
+    def spread(self, warped: Tensor) -> Tensor:
+        """Log-probabilities over the target's vocabulary [B, W, V]."""
+        logp = warped.log_softmax(-1)
+        if self.kept_ids is None:
+            return logp
+        whole = logp.new_full((*logp.shape[:2], self.vocab), -torch.inf)
+        return whole.index_copy(2, self.kept_ids, logp)
+
+
+def _grow_static(tree: Tree, ranking: _Ranking, logits: Tensor, expand: Expand) -> Proposal:
+    expanded = [0]  # the nodes of the last level that were expanded
     ids, parents, offset = [], [], -1
+    drawn_from: dict[int, Tensor] = {}  # by node, the root being 0
     for depth, level in enumerate(tree.levels):
         ranks = max(rank for _, rank in level) + 1
-        top = scores_BWV.topk(ranks, dim=-1).indices
-        tokens = torch.stack([top[:, expanded.index(p), rank] for p, rank in level], 1)
+        warped, scores = ranking.scores(logits, depth)
+        top = scores.topk(ranks, dim=-1).indices.expand(-1, len(expanded), -1)
+        if ranking.draws:
+            logp = ranking.spread(warped).expand(-1, len(expanded), -1)
+            drawn_from |= {offset + 1 + p: logp[:, i] for i, p in enumerate(expanded)}
+        tokens = ranking.ids(torch.stack([top[:, expanded.index(p), rank] for p, rank in level], 1))
         ids.append(tokens)
         parents += [p + offset if depth else -1 for p, _ in level]
         offset = len(parents) - len(level)
         if depth + 1 < tree.depth:
             before, expanded = expanded, sorted({p for p, _ in tree.levels[depth + 1]})
             above = [before.index(level[i][0]) for i in expanded]
-            above_BW = torch.tensor(above, device=first.device).expand(len(first), -1)
-            scores_BWV = expand(tokens[:, expanded], above_BW)
+            above_BW = torch.tensor(above, device=tokens.device).expand(len(tokens), -1)
+            logits = expand(tokens[:, expanded], above_BW)
+    behind = None
+    if ranking.draws:
+        leaf = torch.full_like(drawn_from[0], -torch.inf)
+        behind = torch.stack([drawn_from.get(i, leaf) for i in range(len(parents) + 1)], 1)
     return Proposal(
         ids=torch.cat(ids, 1),
-        parents=torch.tensor(parents, device=first.device).expand(len(first), -1),
+        parents=torch.tensor(parents, device=logits.device).expand(len(logits), -1),
+        behind=behind,
     )
 
 
-def _grow_dynamic(tree: Tree, first: Tensor, expand: Expand) -> Proposal:
-    logp, token = _log_probs(first).topk(tree.branch, dim=-1)
+def _grow_dynamic(tree: Tree, ranking: _Ranking, logits: Tensor, expand: Expand) -> Proposal:
+    def children(logits: Tensor, level: int) -> tuple[Tensor, Tensor]:
+        _, scores = ranking.scores(logits, level)
+        logp, token = _log_probs(scores).topk(tree.branch, dim=-1)
+        return logp, ranking.ids(token)
+
+    logp, token = (part[:, 0] for part in children(logits, 0))
     parent = torch.full_like(token, -1)
     pool_logp, pool_token, pool_parent = [logp], [token], [parent]
     size = 0  # candidates before this level
     beam_above = torch.zeros_like(token)
-    for _ in range(tree.depth - 1):
+    for level in range(1, tree.depth):
         width = min(tree.width, token.shape[1])
         beam_logp, beam = _first_largest(logp, width)
-        scores = expand(token.gather(1, beam), beam_above.gather(1, beam))
-        child_logp, child = _log_probs(scores).topk(tree.branch, dim=-1)
+        logits = expand(token.gather(1, beam), beam_above.gather(1, beam))
+        child_logp, child = (part.expand(-1, width, -1) for part in children(logits, level))
         number = (beam + size)[:, :, None]  # of the parent, among all candidates
         size += token.shape[1]
         logp = (beam_logp[:, :, None] + child_logp).flatten(1)

@@ -11,7 +11,7 @@ from infer.generate import answers
 from infer.verify import walk
 from models.drafts.mixed import graft
 from models.drafts.ngram import NgramDraft
-from models.sampling import SamplingConf
+from models.sampling import Sampler, SamplingConf
 from models.tree import Proposal
 from tests.tiny import chain, mixed, static, tiny_target, tree
 
@@ -164,6 +164,6 @@ def test_ngram_lookup_proposes_the_continuation():
     state = NgramDraft().start(
         state, ids, lengths=torch.tensor([6]), first=torch.tensor([7]), seen=None
     )
-    proposal = NgramDraft().propose(state, tree=chain(3), rule=GREEDY.build(), noise=None)
+    proposal = NgramDraft().propose(state, tree=chain(3), sampler=Sampler(rule=GREEDY.build()))
     assert proposal.ids.tolist() == [[8, 5, 6]]
     assert proposal.parents.tolist() == [[-1, 0, 1]]

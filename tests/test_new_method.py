@@ -68,11 +68,11 @@ class BigramDraft(FeatureDraft):
         last = ids.gather(1, (count - 1).clamp_min(0)[:, None])[:, 0]
         return {"token": torch.where(count > 0, last, state["token"])}
 
-    def propose(self, state, *, tree, rule, noise):
-        def scores(tokens):
-            return rule.scores(self.head(self.guess(tokens)), None)
+    def propose(self, state, *, tree, sampler):
+        def logits(tokens):
+            return self.head(self.guess(tokens))
 
-        return grow(tree, scores(state["token"]), lambda tokens, above: scores(tokens))
+        return grow(tree, sampler, logits(state["token"]), lambda tokens, above: logits(tokens))
 '''
 CHOICE = """
 defaults:

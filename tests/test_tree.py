@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from models.errors import UserError
+from models.sampling import Sampler, SamplingConf
 from models.tree import TreeConf, TreeKind, ancestors, depths, grow, read_paths, write_paths
 
 VOCAB = 5
+GREEDY = Sampler(rule=SamplingConf().build())
 
 
 def dynamic(**conf):
@@ -40,7 +42,7 @@ def grown(tree, *, root=(0,), **kind):
         ]
         return torch.stack([scores_of(path, **kind) for path in before])[None]
 
-    proposal = grow(tree, scores_of(root, **kind)[None], expand)
+    proposal = grow(tree, GREEDY, scores_of(root, **kind)[None], expand)
     paths = []
     for token, parent in zip(proposal.ids[0].tolist(), proposal.parents[0].tolist(), strict=True):
         assert parent < len(paths)  # parents first
@@ -60,7 +62,7 @@ def test_dynamic_trees_are_closed_under_prefixes_also_under_ties(kind):
 def test_equal_scores_everywhere_still_give_a_tree():
     flat = torch.zeros(2, VOCAB)
     proposal = grow(
-        dynamic(), flat, lambda tokens, above: flat[:, None].expand(-1, tokens.shape[1], -1)
+        dynamic(), GREEDY, flat, lambda tokens, above: flat[:, None].expand(-1, tokens.shape[1], -1)
     )
     assert (proposal.parents < torch.arange(9)).all()
     assert (depths(ancestors(proposal.parents))[:, 1:] > 0).all()

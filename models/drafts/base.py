@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from models.losses import LossConf
-from models.sampling import SamplingRule
+from models.sampling import Sampler
 from models.target import Target
 from models.transformer import Seen, Transformer
 from models.tree import Proposal, Tree
@@ -94,13 +94,8 @@ class Draft(nn.Module):
         """After the prompt (`lengths` tokens of each row) and its first new token."""
         raise NotImplementedError
 
-    def propose(
-        self, state: State, *, tree: Tree, rule: SamplingRule, noise: Tensor | None
-    ) -> Proposal:
-        """A token tree that hangs on the last known token. The state is unchanged.
-
-        `noise [batch, depth, vocab]` is the target's own sampling noise of the positions to fill.
-        """
+    def propose(self, state: State, *, tree: Tree, sampler: Sampler) -> Proposal:
+        """A token tree that hangs on the last known token. The state is unchanged."""
         raise NotImplementedError
 
     def advance(

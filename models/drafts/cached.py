@@ -14,13 +14,15 @@ from torch import Tensor
 
 from models.cache import tree_mask
 from models.drafts.base import Draft, State
-from models.sampling import SamplingRule
+from models.sampling import Sampler
 from models.transformer import Seen
 from models.tree import Proposal, Tree, grow
 
 
 class CachedDraft(Draft):
     """A method says what one pass over new tokens is; the state holds `lengths` and `hidden`."""
+
+    target_vocab: int  # tokens that the target knows
 
     def step(
         self, state: State, tokens: Int[Tensor, "b t"], hidden: Tensor, *,
@@ -42,10 +44,6 @@ class CachedDraft(Draft):
 
     def logits(self, hidden: Float[Tensor, "b t h"]) -> Float[Tensor, "b t draft_vocab"]:
         raise NotImplementedError
-
-    def target_ids(self, tokens: Int[Tensor, "b n"]) -> Int[Tensor, "b n"]:
-        """Of ids of the draft's own vocabulary."""
-        return tokens
 
     def advance(
         self, state: State, ids: Int[Tensor, "b path"], *, count: Int[Tensor, " b"], seen: Seen
@@ -74,37 +72,29 @@ class CachedDraft(Draft):
             "hidden": torch.where(kept, hidden.gather(1, last)[:, 0], state["hidden"]),
         }
 
-    def propose(
-        self, state: State, *, tree: Tree, rule: SamplingRule, noise: Tensor | None
-    ) -> Proposal:
-        lengths, slots, kept = state["lengths"], self.slots(state), self.kept_ids
+    def propose(self, state: State, *, tree: Tree, sampler: Sampler) -> Proposal:
+        lengths, slots = state["lengths"], self.slots(state)
         hidden = state["hidden"][:, None]
         sees = lengths.new_zeros((len(lengths), 1, max(tree.scratch, 1)), dtype=torch.bool)
         used = level = 0
 
-        def scores(hidden: Tensor, level: int) -> Tensor:
-            logits = self.logits(hidden)
-            if noise is None:
-                return rule.scores(logits, None)
-            here = noise[:, level] if kept is None else noise[:, level, kept]
-            return rule.scores(logits, here[:, None].expand_as(logits))
-
         def expand(tokens: Tensor, above: Tensor) -> Tensor:
             nonlocal hidden, sees, used, level
-            ids = self.target_ids(tokens)
-            own = torch.arange(sees.shape[-1], device=ids.device)
-            new = used + torch.arange(ids.shape[1], device=ids.device)
+            own = torch.arange(sees.shape[-1], device=tokens.device)
+            new = used + torch.arange(tokens.shape[1], device=tokens.device)
             sees = sees.gather(1, above[:, :, None].expand(-1, -1, sees.shape[-1]))
             sees = sees | (own == new[:, None])
             hidden = hidden.gather(1, above[:, :, None].expand(-1, -1, hidden.shape[-1]))
             hidden = self.step(
-                state, ids, hidden,
-                positions=(lengths + level)[:, None].expand_as(ids),
+                state, tokens, hidden,
+                positions=(lengths + level)[:, None].expand_as(tokens),
                 slots=(lengths[:, None] + new).clamp_max(slots - 1),
                 mask=tree_mask(lengths, sees, slots),
             )  # fmt: skip
-            used, level = used + ids.shape[1], level + 1
-            return scores(hidden, level)
+            used, level = used + tokens.shape[1], level + 1
+            return self.logits(hidden)
 
-        grown = grow(tree, scores(hidden, 0)[:, 0], expand)
-        return Proposal(ids=self.target_ids(grown.ids), parents=grown.parents)
+        return grow(
+            tree, sampler, self.logits(hidden)[:, 0], expand,
+            kept_ids=self.kept_ids, vocab=self.target_vocab,
+        )  # fmt: skip

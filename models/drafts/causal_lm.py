@@ -155,11 +155,11 @@ class CausalLMDraft(CachedDraft):
         # either side may pad its embeddings and head beyond the tokens of the tokenizer
         self.vocab_size = min(self.lm.vocab_size, target.vocab_size)
         self._frozen: tuple[nn.Module] = (target.head,)  # a tuple, so that it is not a submodule
-        self._target_vocab = target.vocab_size
+        self.target_vocab = target.vocab_size
 
     @property
     def kept_ids(self) -> Int[Tensor, " draft_vocab"] | None:
-        if self.vocab_size == self._target_vocab:
+        if self.vocab_size == self.target_vocab:
             return None
         return torch.arange(self.vocab_size, device=self.lm.head.weight.device)
 

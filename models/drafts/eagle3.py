@@ -181,9 +181,6 @@ class Eagle3Draft(OneLayerDraft):
     def logits(self, hidden: Float[Tensor, "b t h"]) -> Float[Tensor, "b t draft_vocab"]:
         return self.lm_head(self.norm(hidden))
 
-    def target_ids(self, tokens: Int[Tensor, "b n"]) -> Int[Tensor, "b n"]:
-        return tokens + self.d2t[tokens]
-
     def loss(self, batch: Batch, seen: Seen) -> Loss:
         """Distil `trained_depth` steps of drafting at every supervised row."""
         outputs = self.unroll(batch, self.features(seen), carries=True)

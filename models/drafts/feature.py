@@ -38,6 +38,7 @@ class FeatureDraft(Draft):
     def __init__(self, config: Any, target: Target):
         super().__init__()
         self.config = config  # what config.json says
+        self.target_vocab: int = config.vocab_size
         self.loss_conf = LossConf()
         self.seed: int | None = None
         # of the target, frozen; a tuple, so that they are not submodules

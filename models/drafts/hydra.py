@@ -29,7 +29,7 @@ from models.drafts.medusa import last_hidden
 from models.errors import UserError
 from models.layers import DecoderLayer, RMSNorm, attend, start_small
 from models.losses import LossConf
-from models.sampling import SamplingRule
+from models.sampling import Sampler
 from models.supervision import sooner
 from models.target import Target
 from models.transformer import Seen
@@ -226,25 +226,21 @@ class HydraDraft(FeatureDraft):
         state = state | {"lengths": state["lengths"] + count}
         return last_hidden(state, Seen(hidden=hidden, captured=seen.captured), count)
 
-    def propose(
-        self, state: State, *, tree: Tree, rule: SamplingRule, noise: Tensor | None
-    ) -> Proposal:
+    def propose(self, state: State, *, tree: Tree, sampler: Sampler) -> Proposal:
         level = 0
         known = torch.cat([state["hidden"], self.embed(state["token"][:, None])[:, 0]], -1)[:, None]
 
-        def scores() -> Float[Tensor, "b w v"]:
-            logits = self.heads[level](self.hydra_mlp[level](known))
-            here = None if noise is None else noise[:, level, None].expand_as(logits)
-            return rule.scores(logits, here)
+        def logits() -> Float[Tensor, "b w v"]:
+            return self.heads[level](self.hydra_mlp[level](known))
 
         def expand(tokens: Tensor, above: Tensor) -> Tensor:
             nonlocal level, known
             known = known.gather(1, above[:, :, None].expand(-1, -1, known.shape[-1]))
             known = torch.cat([known, self.embed(tokens)], -1)
             level += 1
-            return scores()
+            return logits()
 
-        return grow(tree, scores()[:, 0], expand)
+        return grow(tree, sampler, logits()[:, 0], expand)
 
     @property
     def _dtype(self) -> torch.dtype:

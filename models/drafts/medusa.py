@@ -24,7 +24,7 @@ from models.drafts.base import Batch, Loss, Needs, State
 from models.drafts.feature import FeatureConf, FeatureDraft
 from models.errors import UserError
 from models.losses import LossConf
-from models.sampling import SamplingRule
+from models.sampling import Sampler
 from models.target import Target
 from models.transformer import Seen
 from models.tree import Proposal, Tree, grow
@@ -149,22 +149,18 @@ class MedusaDraft(FeatureDraft):
     ) -> State:  # fmt: skip
         return last_hidden(state, seen, count)
 
-    def propose(
-        self, state: State, *, tree: Tree, rule: SamplingRule, noise: Tensor | None
-    ) -> Proposal:
+    def propose(self, state: State, *, tree: Tree, sampler: Sampler) -> Proposal:
         level = 0
 
-        def scores() -> Float[Tensor, "b 1 v"]:
-            hidden = self.blocks[level](state["hidden"])
-            logits = self.heads[min(level, len(self.heads) - 1)](hidden)
-            return rule.scores(logits, None if noise is None else noise[:, level])[:, None]
+        def logits() -> Float[Tensor, "b v"]:
+            return self.heads[min(level, len(self.heads) - 1)](self.blocks[level](state["hidden"]))
 
-        def expand(tokens: Tensor, above: Tensor) -> Tensor:  # noqa: ARG001
+        def expand(tokens: Tensor, above: Tensor) -> Float[Tensor, "b 1 v"]:  # noqa: ARG001
             nonlocal level
             level += 1
-            return scores().expand(-1, tokens.shape[1], -1)  # the same behind every node
+            return logits()[:, None]  # the same behind every node
 
-        return grow(tree, scores()[:, 0], expand)
+        return grow(tree, sampler, logits(), expand)
 
 
 def last_hidden(state: State, seen: Seen, count: Int[Tensor, " b"]) -> State:

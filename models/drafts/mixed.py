@@ -12,7 +12,7 @@ from torch import Tensor
 
 from models.drafts.base import Draft, State
 from models.drafts.ngram import NgramDraft
-from models.sampling import SamplingRule
+from models.sampling import Sampler
 from models.transformer import Seen
 from models.tree import Proposal, Tree, TreeKind
 
@@ -52,12 +52,10 @@ class MixedDraft(Draft):
             for name, part in (("draft", self.draft), ("lookup", self.lookup))
         }
 
-    def propose(
-        self, state: State, *, tree: Tree, rule: SamplingRule, noise: Tensor | None
-    ) -> Proposal:
+    def propose(self, state: State, *, tree: Tree, sampler: Sampler) -> Proposal:
         chain = Tree(kind=TreeKind.chain, depth=tree.copied, nodes=tree.copied)
-        grown = self.draft.propose(state["draft"], tree=tree, rule=rule, noise=noise)
-        copied = self.lookup.propose(state["lookup"], tree=chain, rule=rule, noise=noise)
+        grown = self.draft.propose(state["draft"], tree=tree, sampler=sampler)
+        copied = self.lookup.propose(state["lookup"], tree=chain, sampler=sampler)
         return graft(grown, copied.ids)
 
 

@@ -11,7 +11,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from models.drafts.base import Draft, Needs, State
-from models.sampling import SamplingRule
+from models.sampling import Sampler
 from models.transformer import Seen
 from models.tree import Proposal, Tree
 
@@ -59,8 +59,7 @@ class NgramDraft(Draft):
         state: State,
         *,
         tree: Tree,
-        rule: SamplingRule,  # noqa: ARG002
-        noise: Tensor | None,  # noqa: ARG002
+        sampler: Sampler,  # noqa: ARG002
     ) -> Proposal:
         known, lengths = state["ids"], state["lengths"]
         start = self._match(known, lengths)
