@@ -7,6 +7,9 @@ in place already and only the accepted path of a tree moves, at the beginning of
 Rolling back is a smaller `length`: what lies behind it is masked and written over. Rows without
 work write to the garbage slot. All shapes are fixed at construction.
 
+Layers with a sliding window keep every key too, and mask what has left the window: that is simple
+and exact, and costs the memory and the reads of the keys they will not look at again.
+
 Axes: B rows, H key-value heads, S slots, T new tokens, D head size.
 """
 
@@ -47,7 +50,18 @@ class StaticCache(Cache):
         shape = (batch, heads, slots + 1, head_size)  # one more: the garbage slot
         self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
         self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
+        self.positions = torch.zeros((batch, slots + 1), dtype=torch.int64, device=device)
         self.garbage = slots
+
+    def place(
+        self, positions: Int[Tensor, "batch new"], write: Write
+    ) -> Int[Tensor, "batch slots"]:
+        """The position of the token in each slot, once `write` is done; any where none is."""
+        row = torch.arange(len(positions), device=positions.device)[:, None]
+        if write.source.shape[1]:
+            self.positions[row, write.goal] = self.positions[row, write.source]
+        self.positions[row, write.slots] = positions
+        return self.positions
 
     def layer(self, i: int, write: Write) -> tuple[Tensor, ...]:
         """What the LayerCache of layer `i` is made of."""

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from models import families
 from models.cache import LayerCache, StaticCache, Write
 from models.device import Device
 from models.errors import UserError
@@ -59,6 +60,7 @@ class Transformer:
             getattr(self.config, "head_dim", None)
             or self.hidden_size // self.config.num_attention_heads
         )
+        self.window = families.window(self.config)
         self._pass = _Pass()
         region = device.region(_layer_pass)
         for i, layer in enumerate(self.decoder.layers):
@@ -109,7 +111,7 @@ class Transformer:
         hidden = self.decoder(
             input_ids=ids,
             position_ids=positions,
-            attention_mask=mask,
+            attention_mask=self._masks(mask, positions, cache, write),
             past_key_values=cache,
             use_cache=cache is not None,
         ).last_hidden_state
@@ -119,6 +121,23 @@ class Transformer:
         return Seen(
             hidden=hidden, captured=torch.cat(captured, -1) if captured else hidden[..., :0]
         )
+
+    def _masks(
+        self, mask: Bool[Tensor, "b 1 t s"], positions: Int[Tensor, "b t"],
+        cache: StaticCache | None, write: Write | None,
+    ) -> Any:  # fmt: skip
+        """What the layers attend to.
+
+        A window is of positions, not of slots: nodes of a tree lie behind one another, and siblings
+        share a position.
+        """
+        near = None
+        if self.window is not None:
+            keys = positions
+            if cache is not None and write is not None:
+                keys = cache.place(positions, write)
+            near = (positions[:, :, None] - keys[:, None] < self.window)[:, None]
+        return families.masks(self.config, mask, near, self.head.weight.dtype)
 
 
 def _watched(layer: Any, hidden_states: Tensor, **kwargs: Any) -> Any:
@@ -170,7 +189,11 @@ class Source:
     def model(self, dtype: torch.dtype) -> Any:
         from transformers import AutoModelForCausalLM
 
-        return self._read(AutoModelForCausalLM, dtype=dtype, attn_implementation="sdpa")
+        config = self.config()
+        return self._read(
+            AutoModelForCausalLM, dtype=dtype,
+            attn_implementation=families.implementation(config), **families.stored_as(config),
+        )  # fmt: skip
 
     def tokenizer(self) -> Any:
         from transformers import AutoTokenizer
@@ -194,17 +217,9 @@ class Source:
 
 def _refuse(config: Any, source: Source) -> None:
     """Name what the runtime cannot serve exactly, before any weight is read."""
-    text = config.get_text_config()
-    kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
-    if window := getattr(text, "sliding_window", None):
-        kinds.add(f"a window of {window} tokens")
-    if config.is_encoder_decoder:
-        kinds = {"encoder and decoder"}
-    elif not hasattr(text, "num_key_value_heads") or hasattr(text, "kv_lora_rank"):
-        kinds = {"no plain key-value heads"}
-    if kinds != {"full_attention"}:
+    if found := families.unserved(config):
         raise UserError(
-            f"{source.key}.name: only full softmax attention in every layer is served exactly, got "
-            f"{source.place!r} ({text.model_type}: {', '.join(sorted(kinds))}); "
-            f"choose another {source.key}"
+            f"{source.key}.name: only softmax attention, full or over a sliding window, is served "
+            f"exactly, got {source.place!r} ({config.get_text_config().model_type}: "
+            f"{', '.join(found)}); choose another {source.key}"
         )

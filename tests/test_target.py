@@ -1,6 +1,7 @@
-"""The target is any model with full softmax attention; the others are refused by name."""
+"""The target is any model with softmax attention; the others are refused by name."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -9,13 +10,15 @@ from transformers import (
     CohereForCausalLM,
     DeepseekV3Config,
     Gemma2Config,
+    Gemma3TextConfig,
     GPT2Config,
     GraniteConfig,
     GraniteForCausalLM,
+    Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MambaConfig,
-    MistralConfig,
+    Phi3Config,
     Qwen3NextConfig,
     T5Config,
 )
@@ -24,7 +27,7 @@ from models.errors import UserError
 from models.target import Target, TargetConf
 from tests.tiny import CPU, VOCAB, tiny_target, tiny_tokenizer
 
-SMALL = {
+SMALL: dict[str, Any] = {
     "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 3,
     "num_attention_heads": 2, "num_key_value_heads": 1, "eos_token_id": 0, "pad_token_id": 0,
     "bos_token_id": None,
@@ -87,12 +90,27 @@ def test_tied_embeddings_are_served():
     assert target.head.weight is target.model.get_input_embeddings().weight
 
 
+ROPE: dict[str, Any] = {"rope_theta": 10000.0, "factor": 4.0}
+LONG: dict[str, Any] = {
+    "short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "original_max_position_embeddings": 32,
+}  # fmt: skip
 UNSERVED = {
-    "gemma2: a window of 4096 tokens, full_attention, sliding_attention": Gemma2Config(**SMALL),
-    "mistral: a window of 8 tokens, full_attention": MistralConfig(**SMALL, sliding_window=8),
-    "qwen3_next: full_attention, linear_attention": Qwen3NextConfig(
-        **SMALL | {"num_hidden_layers": 4}
+    "gemma2: a window of 4096 tokens, attn_logit_softcapping 50.0": Gemma2Config(
+        **SMALL, final_logit_softcapping=None
     ),
+    "gemma3_text: final_logit_softcapping 30.0": Gemma3TextConfig(
+        **SMALL, final_logit_softcapping=30.0
+    ),
+    "gemma3_text: attention in both directions": Gemma3TextConfig(
+        **SMALL, use_bidirectional_attention=True
+    ),
+    "phi3: a window of 8 tokens": Phi3Config(**SMALL, sliding_window=8),
+    "phi3: longrope rope": Phi3Config(
+        **SMALL, rope_parameters=ROPE | LONG | {"rope_type": "longrope"}
+    ),
+    "llama: dynamic rope": LlamaConfig(**SMALL, rope_parameters=ROPE | {"rope_type": "dynamic"}),
+    "llama4_text: chunked_attention": Llama4TextConfig(**SMALL),
+    "qwen3_next: linear_attention": Qwen3NextConfig(**SMALL | {"num_hidden_layers": 4}),
     "gpt2: no plain key-value heads": GPT2Config(),
     "mamba: no plain key-value heads": MambaConfig(),
     "deepseek_v3: no plain key-value heads": DeepseekV3Config(),

@@ -1,0 +1,110 @@
+"""Every family of targets is served exactly: what transformers computes, we compute."""
+
+import pytest
+import torch
+
+from models.cache import Write, prompt_mask, tree_mask
+from models.drafts.base import Batch
+from models.tree import ancestors, depths
+from tests.family_models import FAMILIES, MORE, WINDOW, family_target
+from tests.tiny import VOCAB
+
+# root and two branches:    root  0   1   2   3   4
+TREE = torch.tensor([[13, 21, 22, 23, 24, 25]])
+PARENTS = torch.tensor([[-1, -1, 0, 1, 2]])
+PATHS = [[13], [13, 21], [13, 22], [13, 21, 23], [13, 22, 24], [13, 21, 23, 25]]
+
+
+@pytest.fixture(scope="module")
+def targets():
+    made = {}
+
+    def of(family):
+        if family not in made:
+            made[family] = family_target(family)
+        return made[family]
+
+    return of
+
+
+def text(length: int, seed: int = 3) -> list[int]:
+    numbers = torch.Generator().manual_seed(seed)
+    return torch.randint(1, VOCAB, (length,), generator=numbers).tolist()
+
+
+def plain(target, ids):
+    """Logits behind each token of one text, by transformers alone."""
+    return target.model(torch.tensor([ids])).logits[0]
+
+
+def assert_same(ours, theirs):
+    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
+def read(target, cache, prompts, padded):
+    ids = torch.zeros(len(prompts), padded, dtype=torch.int64)
+    for row, prompt in zip(ids, prompts, strict=True):
+        row[: len(prompt)] = torch.tensor(prompt)
+    lengths = torch.tensor([len(prompt) for prompt in prompts])
+    place = torch.arange(padded).expand_as(ids)
+    seen = target.see(
+        ids, positions=place, mask=prompt_mask(lengths, padded, cache.garbage + 1), layers=[],
+        cache=cache, write=Write.at(place),
+    )  # fmt: skip
+    return lengths, target.logits(seen.hidden)
+
+
+def score(target, cache, lengths, ids, parents, *, source=None, goal=None):
+    sees = ancestors(parents)
+    slots = lengths[:, None] + torch.arange(ids.shape[1])
+    none = slots[:, :0]
+    seen = target.see(
+        ids, positions=lengths[:, None] + depths(sees),
+        mask=tree_mask(lengths, sees, cache.garbage + 1), layers=[], cache=cache,
+        write=Write(
+            slots=slots, source=none if source is None else source,
+            goal=none if goal is None else goal,
+        ),
+    )  # fmt: skip
+    return target.logits(seen.hidden)
+
+
+@pytest.mark.parametrize("family", FAMILIES | MORE)
+@torch.no_grad()
+def test_a_tree_in_the_cache_is_scored_as_each_of_its_paths_alone(family, targets):
+    """Ragged rows on both sides of the window; then one path is kept, and a second tree follows."""
+    target = targets(family)
+    prompts = [text(WINDOW - 3), text(WINDOW + 9, seed=4), text(WINDOW, seed=5)]
+    cache = target.new_cache(3, 40)
+    lengths, logits = read(target, cache, prompts, 24)
+    for row, prompt in enumerate(prompts):
+        assert_same(logits[row, : len(prompt)], plain(target, prompt))
+    tree, parents = TREE.expand(3, -1), PARENTS.expand(3, -1)
+    logits = score(target, cache, lengths, tree, parents)
+    for row, prompt in enumerate(prompts):
+        for node, path in enumerate(PATHS):
+            assert_same(logits[row, node], plain(target, prompt + path)[-1])
+    moved = (torch.tensor([[2, 4]]), torch.tensor([[1, 2]]))  # 13 is in place, 22 and 24 follow
+    source, goal = (lengths[:, None] + part for part in moved)
+    logits = score(target, cache, lengths + 3, tree, parents, source=source, goal=goal)
+    for row, prompt in enumerate(prompts):
+        for node, path in enumerate(PATHS):
+            assert_same(logits[row, node], plain(target, [*prompt, 13, 22, 24, *path])[-1])
+
+
+@pytest.mark.parametrize("family", FAMILIES | MORE)
+@torch.no_grad()
+def test_packed_rows_are_seen_as_each_document_alone(family, targets):
+    target = targets(family)
+    documents = [text(WINDOW + 6), text(5, seed=4), text(WINDOW + 2, seed=5)]
+    ids = torch.tensor([[t for document in documents for t in document]])
+    sizes = torch.tensor([len(document) for document in documents])
+    batch = Batch(
+        ids=ids, answer=torch.ones_like(ids, dtype=torch.bool),
+        document=torch.arange(3).repeat_interleave(sizes)[None],
+        positions=torch.cat([torch.arange(size) for size in sizes])[None],
+    )  # fmt: skip
+    seen = target.see(ids, positions=batch.positions, mask=batch.attends(), layers=[])
+    ours = target.logits(seen.hidden)[0].split(sizes.tolist())
+    for logits, document in zip(ours, documents, strict=True):
+        assert_same(logits, plain(target, document))
