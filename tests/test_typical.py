@@ -214,7 +214,7 @@ def test_rows_of_a_batch_do_not_touch_each_other(target, learned):
 def test_greedy_decoding_knows_nothing_typical(target):
     message = (
         r"evaluation\.verification: typical needs evaluation\.sampling\.temperature above 0, "
-        r"got 0\.0; raise it or take exact"
+        r"got 0\.0; raise it or take greedy"
     )
     with pytest.raises(UserError, match=message):
         EvaluationConf(verification=Verification.typical)
