@@ -78,6 +78,7 @@ def family_model(family: str, *, seed: int = 0) -> Any:
                 parameter += 0.3 * torch.randn(parameter.shape, generator=numbers)
         model.lm_head.weight.mul_(3.0)
         model.lm_head.weight[0] = 0.0
+    model.generation_config.eos_token_id = None  # no text ends early
     return model
 
 

@@ -3,11 +3,15 @@
 import pytest
 import torch
 
+from infer.decode import Decoder
 from models.cache import Write, prompt_mask, tree_mask
 from models.drafts.base import Batch
+from models.drafts.causal_lm import CausalLMConf, CausalLMDraft
+from models.drafts.ngram import NgramDraft
+from models.sampling import SamplingConf
 from models.tree import ancestors, depths
-from tests.family_models import FAMILIES, MORE, WINDOW, family_target
-from tests.tiny import VOCAB
+from tests.family_models import FAMILIES, MORE, WINDOW, family_model, family_target
+from tests.tiny import CPU, VOCAB, chain, mixed, new_draft, static, tree
 
 # root and two branches:    root  0   1   2   3   4
 TREE = torch.tensor([[13, 21, 22, 23, 24, 25]])
@@ -108,3 +112,75 @@ def test_packed_rows_are_seen_as_each_document_alone(family, targets):
     ours = target.logits(seen.hidden)[0].split(sizes.tolist())
     for logits, document in zip(ours, documents, strict=True):
         assert_same(logits, plain(target, document))
+
+
+NEW = 24
+SLOTS = 64
+
+
+def answers(target, prompts):
+    """What transformers' own greedy decoding continues each prompt with."""
+    made = [
+        target.model.generate(torch.tensor([prompt]), max_new_tokens=NEW, do_sample=False)[0]
+        for prompt in prompts
+    ]
+    return [ids[len(prompt) :].tolist() for ids, prompt in zip(made, prompts, strict=True)]
+
+
+def partly_agreeing(family, target, *, noise=0.04):
+    """A draft model: the target itself, with noise on its weights."""
+    model = family_model(family)
+    numbers = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            drawn = torch.randn(parameter.shape, generator=numbers)
+            parameter += noise * parameter.std(correction=0) * drawn
+    return CausalLMDraft(CausalLMConf(name="noised"), model.requires_grad_(False), target)
+
+
+@pytest.fixture(scope="module")
+def wanted(targets):
+    """Prompts of both sides of the window, and their greedy answers, one family at a time."""
+    made = {}
+
+    def of(family):
+        if family not in made:
+            prompts = [text(n, seed=n) for n in (3, WINDOW + 12, WINDOW, WINDOW - 1)]
+            made[family] = prompts, answers(targets(family), prompts)
+        return made[family]
+
+    return of
+
+
+SHAPES = {"chain": chain(4), "static": static(), "dynamic": tree(), "mixed": mixed()}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_text_is_that_of_transformers(family, shape, targets, wanted):
+    """With a draft that is accepted at times: alone, and four ragged rows at once."""
+    target, (prompts, texts) = targets(family), wanted(family)
+    assert len({tuple(t) for t in texts}) == 4
+    assert len({token for t in texts for token in t}) > 12  # eventful
+    draft = partly_agreeing(family, target)
+    accepted = []
+    for batch in (1, 4):
+        decoder = Decoder(
+            target, draft, SHAPES[shape], sampling=SamplingConf(), slots=SLOTS, batch=batch
+        )
+        for i in range(0, 4, batch):
+            rows = list(range(i, i + batch))
+            done = decoder.decode(prompts[i : i + batch], row_ids=rows, max_new_tokens=NEW)
+            assert [row.ids for row in done] == texts[i : i + batch]
+            accepted += [count for row in done for count in row.accepted]
+    assert len(set(accepted)) > 2  # some paths, and only the beginnings of others
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_text_of_other_drafts_is_that_of_transformers(family, targets, wanted):
+    target, (prompts, texts) = targets(family), wanted(family)
+    random = new_draft(target, layers=[1, 2, 3])
+    for draft, shape in ((random, tree()), (NgramDraft(), chain(3))):
+        decoder = Decoder(target, draft, shape, sampling=SamplingConf(), slots=SLOTS, batch=4)
+        done = decoder.decode(prompts, row_ids=[0, 1, 2, 3], max_new_tokens=NEW)
+        assert [row.ids for row in done] == texts

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
-from models import checkpoint
+from models import checkpoint, families
 from models.drafts.base import Batch, Draft, DraftConf, Loss
 from models.errors import UserError
 from models.losses import LossConf, chunked_distillation
@@ -117,7 +117,7 @@ class FeatureDraft(Draft):
 def layer_config(target: Target, architecture: str, **own: Any) -> LlamaConfig:
     """One Llama layer as wide as the target, as engines read it; `own` keys of a method win."""
     theirs = target.config
-    rope = dict(theirs.rope_parameters)
+    rope = dict(families.ropes(theirs)["full_attention"])
     if rope.get("rope_type", "default") not in ("default", "llama3"):
         rope = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
     shape = {
