@@ -11,7 +11,6 @@ to be as behind the likeliest one, as in Medusa's own search (arXiv 2401.10774, 
 Axes: B rows, D depth, R ranks.
 """
 
-import heapq
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -43,7 +42,8 @@ from models.drafts.base import Draft
 from models.errors import UserError
 from models.sampling import SamplingConf
 from models.target import Target
-from models.tree import Proposal, Tree, TreeConf, TreeKind, static_tree, write_paths
+from models.tree import Proposal, Tree, TreeConf, TreeKind, best_first, static_tree
+from models.tree_files import write_paths
 
 SEED = 24  # of the demo's calibration prompts; data.seed, 0, picks those that drafts learn from
 BATCH = 8  # prompts decoded at once; every row is as if it were alone
@@ -102,26 +102,6 @@ def comb(depth: int, ranks: int) -> list[list[int]]:
     return [[0] * above + [rank] for above in range(depth) for rank in range(ranks)]
 
 
-def search(acceptance: Float[ndarray, "depth ranks"], nodes: int) -> list[list[int]]:
-    """The paths of the tree of `nodes` nodes with the most accepted tokens to expect.
-
-    That is the sum, over nodes, of the product of the shares along their path. No product is above
-    its parent's, so the largest `nodes` of all products are a tree, and no tree has a larger sum.
-
-    >>> search(np.array([[0.6, 0.3], [0.6, 0.1]]), 3)
-    [[0], [0, 0], [1]]
-    """
-    queue: list[tuple[float, int, tuple[int, ...]]] = [(-1.0, 0, ())]
-    found: list[list[int]] = []
-    while len(found) <= nodes:
-        value, depth, path = heapq.heappop(queue)
-        found.append(list(path))
-        if depth < len(acceptance):
-            for rank, share in enumerate(acceptance[depth].tolist()):
-                heapq.heappush(queue, (value * share, depth + 1, (*path, rank)))
-    return found[1:]
-
-
 def expected_length(acceptance: Float[ndarray, "depth ranks"], shape: Tree) -> float | None:
     """Tokens a round that the table promises; None of a tree that it does not cover."""
     depth, ranks = acceptance.shape
@@ -156,7 +136,7 @@ def calibrate(
 
     measured("comb", static_tree(comb(conf.depth, conf.ranks)), tally)
     acceptance = tally.acceptance()
-    paths = search(acceptance, conf.nodes)
+    paths = best_first(acceptance, conf.nodes)
     trees = {
         "found": static_tree(paths),
         "chain": TreeConf(kind=TreeKind.chain, depth=conf.depth).build(),

@@ -6,19 +6,20 @@ fixed ranks of each node's children; dynamic trees keep the likeliest (EAGLE-2, 
 Axes: B rows, N nodes (root not counted), W nodes expanded at once, K children a node, V vocabulary.
 """
 
-import json
+import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
+from numpy import ndarray
 from torch import Tensor
 
 from models.errors import UserError
 from models.sampling import Sampler
+from models.tree_files import read_paths
 
 # tokens [B, W], target ids, and their parents' places among the nodes expanded before [B, W]
 # -> raw logits [B, W, draft_vocab], or [B, 1, draft_vocab] where all W have the same
@@ -44,7 +45,7 @@ class TreeConf:
     branch: int = 4  # children considered of each expanded node in a dynamic tree
     copied: int = 0  # tokens of n-gram lookup that hang beside it, as one more chain
     paths: list[list[int]] | None = None  # of a static tree
-    file: str | None = None  # JSON file with `paths`, instead of those above
+    file: str | None = None  # a file of models/tree_files.py, instead of those above
 
     def __post_init__(self) -> None:
         for key in ("depth", "nodes", "expanded", "branch"):
@@ -122,6 +123,16 @@ class Tree:
         return self.nodes + self.copied
 
     @property
+    def paths(self) -> list[list[int]]:
+        """Rank paths of a chain or static tree, level by level; those that `copied` adds aside."""
+        found: list[list[int]] = []
+        above: list[list[int]] = [[]]
+        for level in self.levels:
+            above = [[*above[parent], rank] for parent, rank in level]
+            found += above
+        return found
+
+    @property
     def scratch(self) -> int:
         """Slots that growing needs in a draft's own cache: one for each expanded node."""
         if self.kind is TreeKind.dynamic:
@@ -153,27 +164,26 @@ def static_tree(paths: list[list[int]], *, kind: TreeKind = TreeKind.static) -> 
                 levels=tuple(tuple(level) for level in levels))  # fmt: skip
 
 
-def read_paths(file: Path) -> list[list[int]]:
-    """A tree file: a JSON list of rank paths, or an object with such a list under `paths`."""
-    try:
-        content = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"tree.file: must be a readable JSON file, got {file}: {error}") from error
-    paths = content.get("paths") if isinstance(content, dict) else content
-    if not isinstance(paths, list) or not all(map(_is_path, paths)):
-        raise UserError(
-            f"tree.file: must hold a list of rank paths, got {file}; e.g. [[0], [0, 0]]"
-        )
-    return paths
+def best_first(acceptance: Float[ndarray, "depth ranks"], nodes: int) -> list[list[int]]:
+    """The paths of the tree of `nodes` nodes with the most accepted tokens to expect, best first.
 
+    `acceptance[d, r]` is the chance of the candidate of rank r behind a path of depth d; a path's
+    is their product, and the expectation is the sum over nodes. No product is above its parent's,
+    so the largest `nodes` of all products are a tree, and no tree has a larger sum.
 
-def _is_path(path: object) -> bool:
-    return isinstance(path, list) and all(type(rank) is int for rank in path)
-
-
-def write_paths(paths: list[list[int]], file: Path, *, about: dict[str, Any] | None = None) -> None:
-    """A tree file; `about` is what it should say of itself beside the paths."""
-    file.write_text(json.dumps({"paths": paths} | (about or {})) + "\n")
+    >>> import numpy as np
+    >>> best_first(np.array([[0.6, 0.3], [0.6, 0.1]]), 3)
+    [[0], [0, 0], [1]]
+    """
+    queue: list[tuple[float, int, tuple[int, ...]]] = [(-1.0, 0, ())]
+    found: list[list[int]] = []
+    while len(found) <= nodes:
+        value, depth, path = heapq.heappop(queue)
+        found.append(list(path))
+        if depth < len(acceptance):
+            for rank, share in enumerate(acceptance[depth].tolist()):
+                heapq.heappush(queue, (value * share, depth + 1, (*path, rank)))
+    return found[1:]
 
 
 def ancestors(parents_BN: Int[Tensor, "batch nodes"]) -> Bool[Tensor, "batch verified verified"]:

@@ -20,13 +20,13 @@ from infer.calibrate import (
     comb,
     expected_length,
     main,
-    search,
 )
 from infer.config import CalibrateConf, EvalConf
 from infer.decode import Decoder
 from models.errors import UserError
 from models.sampling import SamplingConf
-from models.tree import TreeConf, TreeKind, read_paths, static_tree
+from models.tree import TreeConf, TreeKind, best_first, static_tree
+from models.tree_files import read_paths
 from tests.tiny import chain, demo_target, mixed, new_draft, tree
 
 NEW = 32
@@ -75,16 +75,19 @@ def promised(table, paths) -> float:
 def test_no_tree_of_so_many_nodes_promises_more_than_the_one_found(nodes):
     trees = all_trees(3, 3, nodes)
     for table in tables():
-        paths = search(table, nodes)
+        paths = best_first(table, nodes)
         assert len({tuple(path) for path in paths}) == nodes
         assert promised(table, paths) == pytest.approx(max(promised(table, t) for t in trees))
 
 
 def test_the_whole_tree_can_be_asked_for_and_is_a_tree():
     for table in tables():
-        shape = static_tree(search(table, 3 + 9 + 27))
+        paths = best_first(table, 3 + 9 + 27)
+        shape = static_tree(paths)
         assert (shape.nodes, shape.depth) == (39, 3)
-        assert expected_length(table, shape) == pytest.approx(promised(table, search(table, 39)))
+        assert expected_length(table, shape) == pytest.approx(
+            promised(table, best_first(table, 39))
+        )
 
 
 def test_only_covered_trees_are_promised_anything():
@@ -224,7 +227,7 @@ def test_a_bare_call_calibrates_the_newest_run_and_leaves_a_tree_file(command):
     saved = json.loads(file.read_text())
     table = np.array(saved["acceptance"])
     assert table.shape == (3, 3)
-    assert read_paths(file) == search(table, 6)
+    assert read_paths(file) == best_first(table, 6)
     assert set(saved["measured"]) == {"found", "chain", "tree=static"}
     assert saved["expected"]["found"] == pytest.approx(promised(table, read_paths(file)))
     assert saved["prompts"]["count"] == 8

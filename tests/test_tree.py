@@ -1,14 +1,29 @@
 """Token trees: closed under prefixes, parents first, refused where they cannot be grown."""
 
 import heapq
-import json
+from functools import cache
+from itertools import product
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
+from conf.entry import compose
+from infer.config import EvalConf
+from models.drafts.medusa import MedusaConf
 from models.errors import UserError
+from models.losses import LossConf
 from models.sampling import Sampler, SamplingConf
-from models.tree import TreeConf, TreeKind, ancestors, depths, grow, read_paths, write_paths
+from models.tree import (
+    TreeConf,
+    TreeKind,
+    ancestors,
+    best_first,
+    depths,
+    grow,
+    static_tree,
+)
 
 VOCAB = 5
 GREEDY = Sampler(rule=SamplingConf().build())
@@ -30,6 +45,17 @@ def scores_of(path, *, ties=False, cut=False):
     return scores
 
 
+def paths_of(proposal, row, root=()):
+    """The token paths of one row, in the order in which they were proposed."""
+    paths = [root]
+    for token, parent in zip(
+        proposal.ids[row].tolist(), proposal.parents[row].tolist(), strict=True
+    ):
+        assert parent + 1 < len(paths)  # parents first
+        paths.append((*paths[parent + 1], token))
+    return paths[1:]
+
+
 def grown(tree, *, root=(0,), **kind):
     """The paths of one row, in the order in which they were proposed."""
     before = [root]
@@ -43,11 +69,7 @@ def grown(tree, *, root=(0,), **kind):
         return torch.stack([scores_of(path, **kind) for path in before])[None]
 
     proposal = grow(tree, GREEDY, scores_of(root, **kind)[None], expand)
-    paths = []
-    for token, parent in zip(proposal.ids[0].tolist(), proposal.parents[0].tolist(), strict=True):
-        assert parent < len(paths)  # parents first
-        paths.append((*(paths[parent] if parent >= 0 else root), token))
-    return paths
+    return paths_of(proposal, 0, root)
 
 
 @pytest.mark.parametrize("kind", [{}, {"ties": True}, {"cut": True}, {"ties": True, "cut": True}])
@@ -68,7 +90,7 @@ def test_equal_scores_everywhere_still_give_a_tree():
     assert (depths(ancestors(proposal.parents))[:, 1:] > 0).all()
 
 
-def best_first(root, nodes, depth):
+def likeliest(root, nodes, depth):
     """The likeliest paths, by the textbook: pop the best, push its children."""
     found, queue = [], [(-0.0, root)]
     while len(found) <= nodes:
@@ -84,7 +106,72 @@ def best_first(root, nodes, depth):
 def test_dynamic_trees_are_those_of_best_first_search():
     tree = dynamic(depth=3, nodes=12, width=VOCAB**2, branch=VOCAB)  # wide enough to prune nothing
     for number in range(20):
-        assert grown(tree, root=(number,)) == best_first((number,), nodes=12, depth=3)
+        assert grown(tree, root=(number,)) == likeliest((number,), nodes=12, depth=3)
+
+
+@pytest.mark.parametrize("nodes", [4, 9, 25])
+def test_a_width_of_all_nodes_prunes_nothing(nodes):
+    """Independent guesses, a distribution a depth: the tree is the best of all trees."""
+    numbers = np.random.default_rng(nodes)
+    tree = TreeConf(depth=4, nodes=nodes, width=None, branch=VOCAB).build()
+    for _ in range(20):
+        table = numbers.dirichlet(np.ones(VOCAB), size=4)
+        logits = torch.from_numpy(table).log()[:, None]
+        depth = iter(range(1, 4))
+        proposal = grow(tree, GREEDY, logits[0], lambda *_: logits[next(depth)][None])  # noqa: B023
+        tokens = np.argsort(-table, axis=1)  # of each rank
+        ranks = best_first(np.take_along_axis(table, tokens, 1), nodes)
+        wanted = [tuple(tokens[d, rank] for d, rank in enumerate(path)) for path in ranks]
+        assert paths_of(proposal, 0) == wanted
+
+
+def test_medusas_product_tree_is_the_best_of_all_products(target):
+    conf = compose("eval", EvalConf, ["tree=product", "tree.depth=3"]).tree
+    draft = MedusaConf(heads=3).build(target, loss=LossConf(), seed=0)
+    for head in draft.heads:
+        nn.init.normal_(head.weight, std=0.3)
+    state = {"hidden": torch.randn(4, target.hidden_size)}
+    proposal = draft.propose(state, tree=conf.build(), sampler=GREEDY)
+    chances = [draft.heads[i](state["hidden"]).softmax(-1) for i in range(3)]
+    for row in range(4):
+        every = {
+            tokens: float(
+                np.prod([chances[d][row, token].item() for d, token in enumerate(tokens)])
+            )
+            for depth in (1, 2, 3)
+            for tokens in product(*(c[row].topk(8).indices.tolist() for c in chances[:depth]))
+        }
+        best = sorted(every, key=lambda path: -every[path])[: conf.nodes]
+        assert set(paths_of(proposal, row)) == set(best)
+    assert conf.nodes == 24
+
+
+def most_accepted(table, nodes):
+    """Sequoia's dynamic programme: the best sum over every way to split a budget (2402.12374)."""
+    depth, ranks = table.shape
+
+    @cache
+    def below(level, rank, budget):
+        """Of a forest whose roots are the candidates from `rank` on, at this level."""
+        if budget == 0 or level == depth or rank == ranks:
+            return 0.0
+        whole = [below(level, rank + 1, budget)]
+        for own in range(1, budget + 1):
+            tree = table[level, rank] * (1 + below(level + 1, 0, own - 1))
+            whole.append(tree + below(level, rank + 1, budget - own))
+        return max(whole)
+
+    return below(0, 0, nodes)
+
+
+@pytest.mark.parametrize("nodes", [1, 5, 16, 32])
+def test_no_split_of_the_budget_accepts_more_than_best_first(nodes):
+    for seed in range(6):
+        table = np.random.default_rng(seed).dirichlet(np.ones(6), size=5)[:, :4]
+        paths = best_first(table, nodes)
+        found = sum(np.prod([table[d, r] for d, r in enumerate(path)]) for path in paths)
+        assert found == pytest.approx(most_accepted(table, nodes))
+        assert static_tree(paths).nodes == nodes
 
 
 def test_a_chain_takes_the_likeliest_token_each_time():
@@ -107,6 +194,7 @@ def test_a_static_tree_takes_the_ranks_that_it_names():
         wanted.append(path)
     assert grown(tree, root=(3,)) == wanted
     assert (tree.nodes, tree.depth, tree.scratch) == (5, 3, 3)
+    assert sorted(tree.paths) == sorted(paths)
 
 
 def test_ancestors_are_those_of_a_plain_loop():
@@ -163,20 +251,6 @@ def test_every_tree_that_is_not_refused_has_the_nodes_it_promises():
             dynamic(depth=depth, width=width, branch=branch, nodes=nodes + 1)
 
 
-def test_paths_survive_their_file(tmp_path):
-    file = tmp_path / "tree.json"
-    paths = [[0], [1], [0, 0]]
-    write_paths(paths, file, about={"found": "by hand"})
-    assert json.loads(file.read_text())["found"] == "by hand"
-    assert read_paths(file) == paths
-    for shipped in (None, [[0], [0, 0]]):  # a file is instead of the paths that tree=static brings
-        assert TreeConf(kind=TreeKind.static, file=str(file), paths=shipped).build().nodes == 3
-    file.write_text(json.dumps(paths))  # a bare list is read too
-    assert read_paths(file) == paths
-
-
-@pytest.mark.parametrize("content", ['{"tree": [[0]]}', "[0, 1]", '[["a"]]', "[[0.5]]"])
-def test_a_file_without_rank_paths_is_refused(tmp_path, content):
-    (tmp_path / "tree.json").write_text(content)
-    with pytest.raises(UserError, match=r"tree\.file: must hold a list of rank paths"):
-        read_paths(tmp_path / "tree.json")
+def test_the_published_medusa_tree_is_whole():
+    shape = compose("eval", EvalConf, ["tree=medusa-63"]).tree.build()
+    assert (shape.nodes, shape.depth) == (63, 4)

@@ -1,0 +1,49 @@
+"""Write a chain or static tree in another engine's format; what is read is recognised.
+
+python -m infer.tree_file tree=medusa-63 format=nxd output=tree.json
+python -m infer.tree_file tree.file=tree.json format=medusa output=choices.json
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+
+from conf.entry import entry_point
+from models.errors import UserError
+from models.tree import TreeConf, TreeKind
+from models.tree_files import TreeFormat, write_paths
+
+
+@dataclass(kw_only=True)
+class TreeFileConf:
+    """`python -m infer.tree_file`: which tree, in which format, where to."""
+
+    tree: TreeConf = field(default_factory=TreeConf)
+    format: TreeFormat = TreeFormat.own
+    output: str = "tree.json"
+    output_dir: str = "outputs/infer.tree_file"  # of a multirun
+
+    def __post_init__(self) -> None:
+        if self.tree.kind is TreeKind.dynamic or self.tree.copied:
+            raise UserError(
+                f"tree: must be a chain or a static tree, got {self.tree.kind.value} with "
+                f"{self.tree.copied} copied tokens; no file can hold what each round chooses"
+            )
+
+
+@entry_point("tree_file", TreeFileConf)
+def main(conf: TreeFileConf) -> None:
+    paths, file = conf.tree.build().paths, Path(conf.output)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_paths(paths, file, form=conf.format)
+    except OSError as error:
+        raise UserError(
+            f"output: must be a writable file, got {file} ({error.strerror}); choose another"
+        ) from error
+    Console(soft_wrap=True, highlight=False).print(f"{len(paths)} nodes: {file}")
+
+
+if __name__ == "__main__":
+    main()
