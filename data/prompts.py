@@ -1,95 +1,150 @@
-"""Held-out prompts: where a draft is judged. The demo's own, or a JSONL file."""
+"""Held-out prompts: where a draft is judged. The demo's own, a file of them, or a dataset."""
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
+from data.prompt_files import rows_of
+from data.prompt_layouts import known, shaped
 from models.errors import UserError
+
+KEY = "evaluation.prompts"  # what messages call the setting that named the prompts
+BETWEEN_TURNS = "\n\n"  # where no chat template says what stands there
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvalPrompt:
-    """One prompt as token ids. `row_id` keys its sampling noise: it comes from the id alone."""
+    """One prompt as token ids. `row_id` keys its sampling noise: it comes from the id alone.
+
+    The turns of a conversation share their `question`; intervals are over questions. `said` is
+    the conversation so far where a chat template renders it, `later` what the user says next.
+    """
 
     id: str
     category: str
     ids: list[int]
+    question: str = ""  # empty: the id
+    turn: int = 0
+    text: str = ""  # the ids, read back without special tokens
+    said: list[dict[str, Any]] = field(default_factory=list)
+    later: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if not self.question:
+            object.__setattr__(self, "question", self.id)
 
     @property
     def row_id(self) -> int:
         return int.from_bytes(hashlib.sha256(self.id.encode()).digest()[:4], "big") >> 1
 
 
-def held_out(tokenizer, path: str | None, *, limit: int | None) -> list[EvalPrompt]:
-    """Prompts in file order, at most `limit` of each category. `path` None is the demo's."""
+def held_out(tokenizer, path: str | None, *, limit: int | None, key: str = KEY) -> list[EvalPrompt]:
+    """First turns in file order, at most `limit` of each category. `path` None is the demo's."""
     if path is None:
         from data.demo.prompts import held_out_prompts
 
         rows = [{"id": p.id, "category": p.category, "text": p.text} for p in held_out_prompts()]
     else:
-        rows = read(Path(path))
+        rows = read(path, key=key)
     kept: dict[str, list[EvalPrompt]] = {}
-    known = set()
+    seen = set()
     for row in rows:
-        name, category = str(row["id"]), str(row["category"])
-        if name in known:
-            raise UserError(f"evaluation.prompts: every id must be its own, got {name} twice")
-        known.add(name)
-        same = kept.setdefault(category, [])
+        if row["id"] in seen:
+            raise UserError(f"{key}: every id must be its own, got {row['id']} twice")
+        seen.add(row["id"])
+        same = kept.setdefault(row["category"], [])
         if limit is None or len(same) < limit:
-            same.append(EvalPrompt(id=name, category=category, ids=_ids(tokenizer, row)))
+            same.append(_first_turn(tokenizer, row, key))
     return [prompt for same in kept.values() for prompt in same]
 
 
+def later_turns(tokenizer, prompts: list[EvalPrompt], answers: list[list[int]]) -> list[EvalPrompt]:
+    """The next turn of each conversation that has one, behind the target's own `answers`."""
+    return [
+        _next_turn(tokenizer, prompt, answer)
+        for prompt, answer in zip(prompts, answers, strict=True)
+        if prompt.later
+    ]
+
+
 def fingerprint(prompts: list[EvalPrompt]) -> str:
-    """Of the prompts' ids and tokens, so that two reports can be told to be comparable."""
-    content = json.dumps([[prompt.id, prompt.ids] for prompt in prompts])
+    """Of the prompts' ids and tokens, so that two reports can be told to be comparable.
+
+    Of first turns: what comes later depends on answers.
+    """
+    content = json.dumps([[p.id, p.ids] + ([p.later] if p.later else []) for p in prompts])
     return hashlib.sha256(content.encode()).hexdigest()
 
 
-def _ids(tokenizer, row: dict) -> list[int]:
-    if "messages" not in row:
-        ids = tokenizer(row["text"])["input_ids"]
-    elif tokenizer.chat_template is None:
+def read(source: str | Path, *, key: str = KEY) -> list[dict]:
+    """The rows of a file, a directory or a dataset, as `shaped` has them.
+
+    Raises UserError for the line that is none.
+    """
+    rows = []
+    for number, (place, raw) in enumerate(rows_of(str(source), key), 1):
+        if not isinstance(raw, dict):
+            raise UserError(f"{key}: every line must be a JSON object, got {place}")
+        row = shaped(raw, number)
+        if row is None:
+            raise UserError(
+                f"{key}: every line must have the columns of a layout, got "
+                f"{', '.join(raw) or 'none'} at {place}; known are {known()}"
+            )
+        rows.append(row)
+    if not rows:
+        raise UserError(f"{key}: must hold at least one prompt, got {source}")
+    return rows
+
+
+def _first_turn(tokenizer, row: dict, key: str) -> EvalPrompt:
+    said, later, text = row.get("messages", []), [], row.get("text", "")
+    if "turns" in row:
+        text, *later = row["turns"] or [""]
+        if tokenizer.chat_template is not None:
+            said = [{"role": "user", "content": text}]
+    elif said and tokenizer.chat_template is None:
         raise UserError(
-            f"evaluation.prompts: `messages` need a chat template, got id {row['id']} and a target "
+            f"{key}: `messages` need a chat template, got id {row['id']} and a target "
             "without one; write the prompt under `text`"
         )
-    else:
-        ids = tokenizer.apply_chat_template(
-            row["messages"], add_generation_prompt=True, return_dict=True
-        )["input_ids"]
+    ids = _rendered(tokenizer, said) if said else tokenizer(text)["input_ids"]
     if not ids:
-        raise UserError(
-            f"evaluation.prompts: every prompt needs a token, got none for id {row['id']}"
-        )
-    return ids
+        raise UserError(f"{key}: every prompt needs a token, got none for id {row['id']}")
+    return EvalPrompt(
+        id=row["id"], category=row["category"], ids=ids, text=_text(tokenizer, ids),
+        said=said, later=later,
+    )  # fmt: skip
 
 
-def read(path: Path) -> list[dict]:
-    """The rows of a JSONL file. Raises UserError for the line that is none."""
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"evaluation.prompts: must be a readable JSONL file, got {path}; null takes the demo's"
-        ) from error
-    rows = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise UserError(
-                f"evaluation.prompts: every line must be JSON, got {path}:{number}: {error}"
-            ) from error
-        if not isinstance(row, dict) or not ("text" in row or "messages" in row):
-            raise UserError(
-                f"evaluation.prompts: every line needs `text` or `messages`, got {path}:{number}"
-            )
-        rows.append({"id": str(number), "category": "all"} | row)
-    if not rows:
-        raise UserError(f"evaluation.prompts: must hold at least one prompt, got {path}")
-    return rows
+def _next_turn(tokenizer, before: EvalPrompt, answer: list[int]) -> EvalPrompt:
+    spoken, *later = before.later
+    said = []
+    if before.said:
+        said = [
+            *before.said,
+            {"role": "assistant", "content": _text(tokenizer, answer)},
+            {"role": "user", "content": spoken},
+        ]
+        ids = _rendered(tokenizer, said)
+    else:
+        kept = answer[:-1] if answer[-1:] == [tokenizer.eos_token_id] else answer
+        added = tokenizer(BETWEEN_TURNS + spoken, add_special_tokens=False)["input_ids"]
+        ids = [*before.ids, *kept, *added]
+    turn = before.turn + 1
+    return replace(
+        before, id=f"{before.question}#{turn + 1}", ids=ids, turn=turn,
+        text=_text(tokenizer, ids), said=said, later=later,
+    )  # fmt: skip
+
+
+def _rendered(tokenizer, messages: list[dict[str, Any]]) -> list[int]:
+    return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)[
+        "input_ids"
+    ]
+
+
+def _text(tokenizer, ids: list[int]) -> str:
+    return tokenizer.decode(ids, skip_special_tokens=True)

@@ -1,0 +1,78 @@
+"""Prompt files of others: whose file it is shows in its columns.
+
+A row becomes {"id", "category"} and one of `text` (continued as it stands), `messages`, or `turns`
+(what a user says, turn by turn: rendered by the chat template where the target has one).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Columns that a row of the layout has, and what a prompt of it is made of."""
+
+    columns: tuple[str, ...]
+    said: Callable[[Row], Row]
+    id: str = "id"
+    category: str = "all"  # of rows that name none
+
+
+def _turns(*turns: str) -> Row:
+    return {"turns": list(turns)}
+
+
+def _instruction(row: Row) -> Row:
+    return _turns("\n\n".join(part for part in (row["instruction"], row.get("input")) if part))
+
+
+def _prompt(row: Row) -> Row:
+    prompt = row["prompt"]
+    return {"messages": prompt} if isinstance(prompt, list) else {"text": prompt}
+
+
+# The first whose columns are all there: more telling ones stand before those that they contain.
+LAYOUTS = {
+    "messages": Layout(columns=("messages",), said=lambda row: {"messages": row["messages"]}),
+    "Spec-Bench, MT-Bench": Layout(
+        columns=("question_id", "turns"), said=lambda row: _turns(*row["turns"]), id="question_id"
+    ),
+    "HumanEval": Layout(
+        columns=("task_id", "prompt"),
+        said=lambda row: _turns(row["prompt"]),
+        id="task_id",
+        category="humaneval",
+    ),
+    "GSM8K": Layout(
+        columns=("question", "answer"), said=lambda row: _turns(row["question"]), category="gsm8k"
+    ),
+    "Alpaca": Layout(columns=("instruction",), said=_instruction, category="alpaca"),
+    "text": Layout(columns=("text",), said=lambda row: {"text": row["text"]}),
+    "prompt": Layout(columns=("prompt",), said=_prompt),
+}
+
+
+def shaped(row: Row, number: int) -> Row | None:
+    """The row as a prompt, called `number` where it has no name; None of an unknown layout.
+
+    >>> shaped({"question_id": 81, "category": "writing", "turns": ["Write.", "Again."]}, 1)
+    {'id': '81', 'category': 'writing', 'turns': ['Write.', 'Again.']}
+    >>> shaped({"instruction": "Add.", "input": "1 2", "output": "3"}, 7)
+    {'id': '7', 'category': 'alpaca', 'turns': ['Add.\\n\\n1 2']}
+    """
+    for layout in LAYOUTS.values():
+        if all(row.get(column) is not None for column in layout.columns):
+            return {
+                "id": str(row.get(layout.id, number)),
+                "category": str(row.get("category") or layout.category),
+                **layout.said(row),
+            }
+    return None
+
+
+def known() -> str:
+    """The layouts in words, for those who have another."""
+    return "; ".join(f"{name} ({', '.join(one.columns)})" for name, one in LAYOUTS.items())
