@@ -10,7 +10,7 @@ from models.device import Device
 from models.target import Target
 from tests.tiny import CPU, VOCAB, tiny_tokenizer
 
-WINDOW = 8
+WINDOW = 4  # shorter than trees are deep
 SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 4,
     "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 256,
