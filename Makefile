@@ -41,7 +41,7 @@ check: $(READY)  ## formatting, lint, types, import direction, spelling
 	@$(BIN)/lint-imports
 	@$(BIN)/codespell
 
-bench: $(READY)  ## measure speed against transformers; writes the figures of docs/benchmarks.md
+bench: $(READY)  ## measure speed against transformers and vLLM; writes the figures of docs/benchmarks.md
 	@echo "bench: scripts/bench.py"
 	@$(BIN)/python scripts/bench.py --write
 

@@ -2,7 +2,7 @@
 
     make bench                                        everything, with the newest trained draft
     python scripts/bench.py --write                   also puts the tables in docs/benchmarks.md
-    python scripts/bench.py --only ar,loss            some parts: ar, lookup, assisted, loss, train
+    python scripts/bench.py --only ar,loss            some parts: ar, lookup, engines, loss, train
     python scripts/bench.py --target DIR --checkpoint DIR --threads 2
 
 docs/benchmarks.md says what is measured and how to read it.
@@ -25,14 +25,15 @@ from infer.eval import newest_run
 from infer.tables import Table
 from models.checkpoint import read_config
 from models.drafts import load_draft
+from models.drafts.base import DraftConf
 from models.drafts.causal_lm import CausalLMConf
+from models.drafts.eagle3 import Eagle3Conf
 from models.errors import UserError
-from models.tree import TreeConf, TreeKind
-from scripts import bench_decoding, bench_loss, bench_train
+from scripts import bench_decoding, bench_engines, bench_loss, bench_train
 from scripts.bench_tables import machine, show, write
 from train.config import TrainConf
 
-PARTS = ("ar", "lookup", "assisted", "loss", "train")
+PARTS = ("ar", "lookup", "engines", "loss", "train")
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -63,7 +64,7 @@ def measure(args: argparse.Namespace) -> Iterator[tuple[str, Table, str]]:
     """Each part's name, table and setting, as soon as it is there. Refuses before it measures."""
     parts = chosen(args.only)
     checkpoint = drafts_folder(args.checkpoint) if "lookup" in parts else None
-    draft_model = draft_model_folder(args.draft_model) if "assisted" in parts else None
+    beside = others_drafts(args) if "engines" in parts else []
     overrides = [f"target.name={args.target}", f"tree={args.tree}", *args.overrides]
     overrides += [f"device.threads={args.threads}"] if args.threads else []
     overrides += ["device.compile=false"] if args.eager else []
@@ -79,7 +80,7 @@ def measure(args: argparse.Namespace) -> Iterator[tuple[str, Table, str]]:
         yield "loss", bench_loss.compare(size, threads=torch.get_num_threads()), place
     if "train" in parts:
         yield "train", bench_train.compare(conf, target, steps=args.steps), setting
-    if not {"ar", "lookup", "assisted"} & set(parts):
+    if not {"ar", "lookup", "engines"} & set(parts):
         return
     held = [prompt.ids for prompt in held_out(target.tokenizer, None, limit=args.limit)]
     copies, new = bench_decoding.models(target.model.name_or_path, device), args.new_tokens
@@ -96,13 +97,11 @@ def measure(args: argparse.Namespace) -> Iterator[tuple[str, Table, str]]:
             tree = conf.tree.build()
             table = bench_decoding.drafted(target, draft, tree, copies, held, new_tokens=new)
             yield "lookup", table, setting
-        if draft_model is not None:
-            table = bench_decoding.assisted(
-                target, load_draft(draft_model, target)[1],
-                [TreeConf(kind=TreeKind.chain, depth=4).build(), conf.tree.build()], copies,
-                bench_decoding.models(draft_model, device), held, new_tokens=new,
-            )  # fmt: skip
-            yield "assisted", table, setting
+        if "engines" in parts:
+            drafts = {folder: load_draft(folder, target)[1] for folder in beside}
+            tree = conf.tree.build()
+            table = bench_engines.compare(target, drafts, tree, copies, held, new_tokens=new)
+            yield "engines", table, setting
 
 
 def chosen(only: str) -> list[str]:
@@ -123,18 +122,25 @@ def drafts_folder(given: Path | None) -> Path:
         ) from error
 
 
-def draft_model_folder(given: Path | None) -> Path | None:
-    """The newest run that distilled a draft model; None, and a word, where there is none."""
-    if given is not None:
-        return given
+def others_drafts(args: argparse.Namespace) -> list[Path]:
+    """An EAGLE-3 draft and a draft model, those that are given or the newest ones."""
+    return [
+        folder
+        for folder in (
+            args.checkpoint or newest_of(Eagle3Conf, "run `python -m train`"),
+            args.draft_model or newest_of(CausalLMConf, "run `python -m train draft=demo-lm`"),
+        )
+        if folder
+    ]
+
+
+def newest_of(method: type[DraftConf], remedy: str) -> Path | None:
+    """The newest run of a method; None, and a word, where there is none."""
     runs = sorted(Path("outputs/train").glob("*/report.json"), key=lambda r: r.stat().st_mtime)
     for folder in [run.parent / "checkpoint" for run in reversed(runs)]:
-        if CausalLMConf.reads(read_config(folder)):
+        if method.reads(read_config(folder)):
             return folder
-    print(
-        "assisted: left out, no run under outputs/train has distilled a draft model; "
-        "run `python -m train draft=demo-lm` or give --draft-model DIR"
-    )
+    print(f"engines: no {method.method} draft under outputs/train, so without one; {remedy}")
     return None
 
 

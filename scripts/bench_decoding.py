@@ -5,7 +5,6 @@ clock runs from token ids to token ids: prefill, host work and all. The order tu
 prompt and every second prompt reverses it, so that a drift of the machine falls on all alike.
 """
 
-import copy
 import sys
 import time
 from collections.abc import Callable
@@ -47,24 +46,37 @@ class Contender:
     def tokens_per_s(self) -> float:
         return sum(map(len, self.answers)) / sum(self.seconds)
 
+    def go(self, prompt: Prompt, count: int) -> None:
+        """Continue a prompt by `count` tokens against the clock."""
+        compiled, began = graphs(), time.perf_counter()
+        answer = self.run(prompt, count)
+        self.note(answer, seconds=time.perf_counter() - began, graphs=graphs() - compiled)
 
-def race(contenders: list[Contender], prompts: list[Prompt], *, new_tokens: int) -> None:
-    """Warm everyone up, then let everyone continue each prompt before the next."""
+    def note(self, answer: list[int], *, seconds: float, graphs: int) -> None:
+        self.seconds.append(seconds)
+        self.late_graphs += graphs
+        self.answers.append(answer)
+
+
+def race(
+    contenders: list[Contender], prompts: list[Prompt], *, new_tokens: int, turns: int = 1
+) -> None:
+    """Warm everyone up, then let everyone continue each prompt before the next.
+
+    Every second turn is taken in reverse: with two turns a prompt, ours and theirs alternate ABBA.
+    """
     quiet = not sys.stderr.isatty()
     few = list({bucket(len(prompt)): prompt for prompt in prompts}.values())
     for contender in track(contenders, "warming up", disable=quiet):
         for prompt in few:
             contender.run(prompt, min(WARM_UP_TOKENS, new_tokens))
-    for number, prompt in enumerate(track(prompts, "prompts", disable=quiet)):
-        turn = number // 2 % len(contenders)
-        order = contenders[turn:] + contenders[:turn]
+    again = [prompt for prompt in prompts for _ in range(turns)]
+    for number, prompt in enumerate(track(again, "prompts", disable=quiet)):
+        first = number // 2 % len(contenders)
+        order = contenders[first:] + contenders[:first]
         for contender in order if number % 2 == 0 else reversed(order):
-            compiled, began = graphs(), time.perf_counter()
-            answer = contender.run(prompt, new_tokens)
-            contender.seconds.append(time.perf_counter() - began)
-            contender.late_graphs += graphs() - compiled
-            assert len(answer) == new_tokens
-            contender.answers.append(answer)
+            contender.go(prompt, new_tokens)
+            assert len(contender.answers[-1]) == new_tokens
 
 
 def decoding(
@@ -77,7 +89,7 @@ def decoding(
     """
     n = target.num_layers
     decoder = Decoder(
-        target, draft, tree, sampling=SamplingConf(), slots=_slots(prompts, new_tokens),
+        target, draft, tree, sampling=SamplingConf(), slots=slots_of(prompts, new_tokens),
         layers=None if draft else sorted({2, n // 2, n - 3}),
     )  # fmt: skip
 
@@ -173,41 +185,19 @@ def lookup_settings(copies: dict[str, nn.Module]) -> list[Contender]:
     ]
 
 
-def assisted_settings(
-    copies: dict[str, nn.Module], assistants: dict[str, nn.Module]
-) -> list[Contender]:
-    """Assisted generation: a chain by the draft model, as long as it is told or as it sees fit."""
-    found = []
-    for precision, model in copies.items():
-        for count, schedule in [(4, "constant"), (5, "heuristic")]:
-            assistant = copy.deepcopy(assistants[precision])
-            assistant.generation_config.num_assistant_tokens = count
-            assistant.generation_config.num_assistant_tokens_schedule = schedule
-            assistant.generation_config.assistant_confidence_threshold = 0.0
-            settings = ["assisted", precision, f"{count}, {schedule}"]
-            found.append(
-                Contender(settings=settings, run=generate(model, assistant_model=assistant))
-            )
-    return found
-
-
-def speedup(ours: Contender, other: Contender) -> Estimate | None:
-    """Our tokens/s over theirs, as a ratio of sums over prompts."""
-    rows = np.column_stack([other.seconds, ours.seconds])
-    return bootstrap_t(rows, support=(0.0, np.inf))
+def speedup(ours: Contender, other: Contender, *, turns: int = 1) -> Estimate | None:
+    """Our tokens/s over theirs, as a ratio of sums over prompts, each of so many `turns`."""
+    seconds = np.column_stack([other.seconds, ours.seconds])
+    return bootstrap_t(seconds.reshape(-1, turns, 2).sum(1), support=(0.0, np.inf))
 
 
 def table(
-    ours: Contender, others: list[Contender], *, title: str, columns: list[str], new_tokens: int,
-    also: list[Contender] | None = None,
-) -> Table:  # fmt: skip
-    """Everyone's tokens/s, ours over theirs, and whose answers are ours token for token.
-
-    `also` are further ways of our own, which do not count among the others.
-    """
+    ours: Contender, others: list[Contender], *, title: str, columns: list[str], new_tokens: int
+) -> Table:
+    """Everyone's tokens/s, ours over theirs, and whose answers are ours token for token."""
     best = max(others, key=lambda other: other.tokens_per_s)
     rows = []
-    for one in [ours, *(also or []), *others]:
+    for one in [ours, *others]:
         same = sum(map(list.__eq__, one.answers, ours.answers))
         rows.append([
             *one.settings, f"{one.tokens_per_s:.1f}", shown(speedup(ours, one)),
@@ -232,7 +222,7 @@ def shown(value: Estimate | None) -> str:
     return f"{value.mean:.2f} [{value.ci95[0]:.2f}, {value.ci95[1]:.2f}]"
 
 
-def _slots(prompts: list[Prompt], new_tokens: int) -> int:
+def slots_of(prompts: list[Prompt], new_tokens: int) -> int:
     return max(map(len, prompts)) + new_tokens
 
 
@@ -243,9 +233,9 @@ def autoregressive(
     """Our loop with an empty tree beside `generate`."""
     ours = decoding(
         target, prompts=prompts, new_tokens=new_tokens,
-        settings=["ours", _precision(target), "static", "yes" if target.device.compiles else "no"],
+        settings=["ours", precision(target), "static", "yes" if target.device.compiles else "no"],
     )  # fmt: skip
-    slots = _slots(prompts, new_tokens)
+    slots = slots_of(prompts, new_tokens)
     others = generate_settings(copies, target.device, slots=slots, wrapped=wrapped)
     race([ours, *others], prompts, new_tokens=new_tokens)
     return table(
@@ -261,7 +251,7 @@ def drafted(
     """Tree decoding with a trained draft beside prompt lookup."""
     ours = decoding(
         target, draft, tree, prompts=prompts, new_tokens=new_tokens,
-        settings=[f"ours, {tree.kind.name} tree", _precision(target), str(tree.size)],
+        settings=[f"ours, {tree.kind.name} tree", precision(target), str(tree.size)],
     )  # fmt: skip
     others = lookup_settings(copies)
     race([ours, *others], prompts, new_tokens=new_tokens)
@@ -271,25 +261,5 @@ def drafted(
     )  # fmt: skip
 
 
-def assisted(
-    target: Target, draft: Draft, trees: list[Tree], copies: dict[str, nn.Module],
-    assistants: dict[str, nn.Module], prompts: list[Prompt], *, new_tokens: int,
-) -> Table:  # fmt: skip
-    """A distilled draft model in our runtime beside assisted generation with the same model."""
-    first, *more = [
-        decoding(
-            target, draft, tree, prompts=prompts, new_tokens=new_tokens,
-            settings=[f"ours, {tree.kind.name}", _precision(target), str(tree.size)],
-        )
-        for tree in trees
-    ]  # fmt: skip
-    others = assisted_settings(copies, assistants)
-    race([first, *more, *others], prompts, new_tokens=new_tokens)
-    return table(
-        first, others, also=more, title="A draft model beside transformers assisted generation",
-        columns=["decoding", "precision", "proposed tokens"], new_tokens=new_tokens,
-    )  # fmt: skip
-
-
-def _precision(target: Target) -> str:
+def precision(target: Target) -> str:
     return str(target.device.dtype).removeprefix("torch.")

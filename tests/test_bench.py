@@ -2,6 +2,7 @@
 
 import copy
 import re
+import sys
 
 import pytest
 import torch
@@ -9,9 +10,9 @@ import torch
 from conf.entry import compose
 from models.drafts.causal_lm import CausalLMConf, Start
 from models.losses import LossConf
-from scripts import bench, bench_decoding, bench_loss, bench_train
+from scripts import bench, bench_decoding, bench_engines, bench_loss, bench_train
 from scripts.bench_tables import PAGE, markdown, replaced
-from tests.tiny import batch_of, chain, learn, tree
+from tests.tiny import batch_of, learn, tree
 from train.config import TrainConf
 
 SMALL = bench_loss.Size(vocab=16_000, tokens=128, width=8, chunk=4)
@@ -45,20 +46,107 @@ def test_prompt_lookup_gives_the_answers_of_the_tree(target, learned, copies):
     assert {row[-2] for row in table.rows if row[1] == "float32"} == {"3 of 3"}
 
 
-def test_assisted_generation_gives_the_same_answers_with_the_same_draft_model(
-    target, learned, copies, tmp_path
-):
-    """Its checkpoint is a plain Hugging Face directory, which transformers takes as it is."""
+@pytest.fixture
+def draft_model(target, learned, tmp_path):
+    """A distilled one by its folder: a plain Hugging Face directory, which others take as it is."""
     _, texts = learned
     draft = CausalLMConf(start=Start.pruned, layers=[0, 5]).build(target, loss=LossConf(), seed=0)
     learn(draft, target, batch_of(texts), steps=60)
-    draft.save(tmp_path, target)
-    assistants = bench_decoding.models(tmp_path, target.device)
-    table = bench_decoding.assisted(
-        target, draft, [chain(4), tree()], copies, assistants, prompts_of(texts), new_tokens=8
+    draft.save(tmp_path / "draft", target)
+    return {tmp_path / "draft": draft.eval()}
+
+
+def test_without_the_engines_the_others_are_compared_and_the_remedy_is_said(
+    target, learned, draft_model, copies, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("ENGINES", str(tmp_path / "nowhere"))
+    _, texts = learned
+    table = bench_engines.compare(
+        target, draft_model, tree(), copies, prompts_of(texts), new_tokens=8
     )
-    assert [row[0] for row in table.rows] == ["ours, chain", "ours, dynamic"] + 4 * ["assisted"]
-    assert {row[-2] for row in table.rows if row[1] == "float32"} == {"3 of 3"}
+    *rows, last = table.rows
+    assert [row[:3] for row in rows] == [
+        ["none", "ours", "0"],
+        ["none", "generate, static", "0"],
+        ["causal_lm", "ours, chain", "4"],
+        ["causal_lm", "ours, tree", "10"],
+        ["causal_lm", "assisted, constant", "4"],
+        ["causal_lm", "assisted, heuristic", "5"],
+    ]
+    assert {row[-2] for row in rows} == {"6 of 6"}  # three prompts, forth and back
+    assert "`make test-engines` installs it" in last[1]
+    assert len(last) == len(table.columns)
+
+
+STAND_IN = """
+from types import SimpleNamespace as Told
+__version__ = "0.0"
+ANSWERS, LOG = {answers}, open({log!r}, "a")
+SamplingParams = Told
+class LLM:
+    def __init__(self, **settings):
+        self.drafting = settings["speculative_config"]
+    def generate(self, prompt, greedy, use_tqdm):
+        ids = prompt["prompt_token_ids"]
+        print(ids[0], greedy.max_tokens, file=LOG, flush=True)
+        answer = ANSWERS[tuple(ids)][: greedy.max_tokens]
+        return [Told(outputs=[Told(token_ids=answer)])]
+"""
+
+
+def engines_with(folder, answers):
+    """An environment whose `vllm` gives these answers, and notes what it was asked."""
+    (folder / "bin").mkdir(parents=True)
+    python = folder / "bin" / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    (folder / ".ready-vllm-0.0").touch()
+    (folder / "vllm.py").write_text(STAND_IN.format(answers=answers, log=str(folder / "log")))
+    return folder
+
+
+def test_an_engine_is_warmed_up_asked_in_turns_and_its_other_answers_are_counted(
+    target, learned, copies, tmp_path, monkeypatch
+):
+    _, texts = learned
+    prompts = prompts_of(texts)
+    loop = bench_decoding.decoding(target, prompts=prompts, new_tokens=8, settings=[])
+    answers = {tuple(prompt): loop.run(prompt, 8) for prompt in prompts}
+    answers[tuple(prompts[1])][-1] += 1
+    folder = engines_with(tmp_path / "engines", answers)
+    monkeypatch.setenv("ENGINES", str(folder))
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.setattr(bench_decoding, "WARM_UP_TOKENS", 3)
+    table = bench_engines.compare(target, {}, tree(), copies, prompts, new_tokens=8)
+    served = table.rows[-1]
+    assert served[:3] == ["none", "vLLM", "0"]
+    assert served[-2] == "4 of 6"
+    assert "vLLM 0.0" in table.note
+    log = (folder / "log").read_text()
+    asked = [[int(word) for word in line.split()] for line in log.splitlines()]
+    assert asked[0][1] == 3
+    assert asked[1:] == [[prompt[0], 8] for prompt in prompts for _ in range(2)]
+
+
+def test_an_engine_that_fails_is_quoted(target, copies, tmp_path, monkeypatch):
+    folder = engines_with(tmp_path / "engines", {})
+    monkeypatch.setenv("ENGINES", str(folder))
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    with pytest.raises(RuntimeError, match=r"vLLM has ended: (.|\n)*KeyError"):
+        bench_engines.compare(target, {}, tree(), copies, [[1, 2, 3]], new_tokens=2)
+
+
+def test_turns_alternate_forth_and_back():
+    order = []
+    one, two = (
+        bench_decoding.Contender(
+            settings=[], run=lambda _, count, name=name: order.append(name) or [0] * count
+        )
+        for name in "ab"
+    )
+    bench_decoding.race([one, two], [[1], [2]], new_tokens=1, turns=2)
+    assert "".join(order[2:]) == "abbabaab"
+    assert len(one.seconds) == 4
 
 
 def test_ours_is_compared_with_the_fastest_setting():
