@@ -21,6 +21,7 @@ from train.measure import measure
 from train.parallel import accelerator_for
 from train.rows import training_rows
 from train.run import open_run
+from train.seen_prompts import keep_hashes
 
 log = logging.getLogger("train")
 DEEPER = (
@@ -44,6 +45,8 @@ def main(conf: TrainConf) -> None:
 
     if run.progress.step < conf.optim.steps:
         rows, prompts = training_rows(conf, target, accelerator)
+        if accelerator.is_main_process:
+            keep_hashes(rows, target.tokenizer, run.folder)
         choose_vocabulary(draft, target, rows)
         tree = conf.tree.build()
         if tree.depth > draft.trained_depth:
