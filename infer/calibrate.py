@@ -4,11 +4,9 @@ python -m infer.calibrate                   the newest finished training run
 python -m infer.calibrate checkpoint=DIR nodes=24 depth=4
 python -m infer.eval tree=static tree.file=outputs/infer.calibrate/calibrate/tree.json
 
-Measured while decoding, on prompts that are not the held-out ones, with a comb: at each depth the
-likeliest `ranks` children of the likeliest path. Behind a less likely sibling acceptance is taken
-to be as behind the likeliest one, as in Medusa's own search (arXiv 2401.10774, section 3.1).
+Measured while decoding, on prompts that are not the held-out ones (`infer/acceptance.py`).
 
-Axes: B rows, D depth, R ranks.
+Axes: D depth, R ranks.
 """
 
 import sys
@@ -20,17 +18,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from numpy import ndarray
 from rich.console import Console
 from rich.progress import track
-from torch import Tensor
 
 from conf.entry import entry_point
 from data import prompts as prompt_files
 from data.demo.prompts import training_prompts
 from data.prompts import EvalPrompt, fingerprint, held_out
+from infer.acceptance import Tally, comb, expected_length
 from infer.cells import estimate, number
 from infer.config import OWN, CalibrateConf
 from infer.decode import Decoder, Watch
@@ -42,7 +39,7 @@ from models.drafts.base import Draft
 from models.errors import UserError
 from models.sampling import SamplingConf
 from models.target import Target
-from models.tree import Proposal, Tree, TreeConf, TreeKind, best_first, static_tree
+from models.tree import Tree, TreeConf, TreeKind, best_first, static_tree
 from models.tree_files import write_paths
 
 SEED = 24  # of the demo's calibration prompts; data.seed, 0, picks those that drafts learn from
@@ -69,50 +66,6 @@ class Calibration:
     rounds: Float[ndarray, " depth"]
     paths: list[list[int]]
     trees: dict[str, Tried]
-
-
-class Tally:
-    """Watches a comb being decoded and counts which of its candidates the target wanted."""
-
-    def __init__(self, depth: int, ranks: int):
-        self.depth, self.ranks = depth, ranks
-        self.rounds, self.hits = torch.zeros(depth), torch.zeros(depth, ranks)
-
-    def __call__(
-        self, proposal: Proposal, emitted: Int[Tensor, "batch path"], count: Int[Tensor, " batch"]
-    ) -> None:
-        children_BDR = proposal.ids.unflatten(1, (self.depth, self.ranks))
-        hits_BDR = children_BDR == emitted[:, : self.depth, None]
-        # where all before were the likeliest, `emitted` is what the target said on this path
-        before_BD = torch.cat([(count > 0)[:, None], hits_BDR[:, :-1, 0]], 1).cumprod(1).bool()
-        self.rounds += before_BD.sum(0).cpu()
-        self.hits += (hits_BDR & before_BD[:, :, None]).sum(0).cpu()
-
-    def acceptance(self) -> Float[ndarray, "depth ranks"]:
-        """Shares; 0 where no round came so deep."""
-        return (self.hits / self.rounds.clamp_min(1)[:, None]).double().numpy()
-
-
-def comb(depth: int, ranks: int) -> list[list[int]]:
-    """All candidates along the likeliest path.
-
-    >>> comb(2, 3)
-    [[0], [1], [2], [0, 0], [0, 1], [0, 2]]
-    """
-    return [[0] * above + [rank] for above in range(depth) for rank in range(ranks)]
-
-
-def expected_length(acceptance: Float[ndarray, "depth ranks"], shape: Tree) -> float | None:
-    """Tokens a round that the table promises; None of a tree that it does not cover."""
-    depth, ranks = acceptance.shape
-    covered = shape.kind is not TreeKind.dynamic and not shape.copied and shape.depth <= depth
-    if not covered or any(rank >= ranks for level in shape.levels for _, rank in level):
-        return None
-    total, above = 1.0, [1.0]
-    for shares, level in zip(acceptance, shape.levels, strict=False):
-        above = [above[parent] * float(shares[rank]) for parent, rank in level]
-        total += sum(above)
-    return total
 
 
 def calibrate(
@@ -174,21 +127,11 @@ def acceptance_length(
 def calibration_prompts(target: Target, conf: CalibrateConf) -> list[EvalPrompt]:
     """Those of `conf.prompts`, or some of the demo's training prompts: never the held-out ones."""
     if conf.prompts is not None:
-        with _own_key():
-            return held_out(target.tokenizer, conf.prompts, limit=None)
+        return held_out(target.tokenizer, conf.prompts, limit=None, key="prompts")
     return [
         EvalPrompt(id=p.id, category=p.category, ids=target.tokenizer(p.text)["input_ids"])
         for p in training_prompts(conf.num_prompts, seed=SEED)
     ]
-
-
-@contextmanager
-def _own_key() -> Iterator[None]:
-    """The reader of prompts speaks of the evaluation's key; this command has its own."""
-    try:
-        yield
-    except UserError as error:
-        raise UserError(str(error).removeprefix("evaluation.")) from error
 
 
 @contextmanager
@@ -206,8 +149,7 @@ def check(conf: CalibrateConf, directory: Path) -> None:
     conf.tree.build()
     checkpoint.read_config(directory)
     if conf.prompts is not None:
-        with _own_key():
-            prompt_files.read(Path(conf.prompts))
+        prompt_files.read(conf.prompts, key="prompts")
     file = Path(conf.output)
     with _writing(file):
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -12,15 +12,8 @@ import pytest
 from conf.entry import compose
 from data.demo.prompts import held_out_prompts
 from data.prompts import EvalPrompt
-from infer.calibrate import (
-    Tally,
-    acceptance_length,
-    calibrate,
-    calibration_prompts,
-    comb,
-    expected_length,
-    main,
-)
+from infer.acceptance import Tally, comb, expected_length
+from infer.calibrate import acceptance_length, calibrate, calibration_prompts, main
 from infer.config import CalibrateConf, EvalConf
 from infer.decode import Decoder
 from models.errors import UserError
