@@ -6,13 +6,16 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from data.config import DataConf
 from models.checkpoint import PARTIAL
+from models.drafts.base import Draft
 from models.errors import UserError
 from tests.killing import finish, kill, newest_step, partials
+from tests.methods import CASES
 from tests.toy_run import metrics, toy_conf, toy_run, weights
-from train.disk import claim, clear, refuse_full_disk, reserve
+from train.disk import claim, clear, refuse_full_disk, reserve, room
 from train.log import forget
 from train.state import Progress, State, flat
 
@@ -142,10 +145,21 @@ def test_an_unwritable_folder_is_refused(tmp_path):
 
 
 def test_too_little_room_is_refused(tmp_path):
+    huge = Draft()
     with torch.device("meta"):
-        huge = torch.nn.Linear(10**8, 10**8)
+        huge.layer = torch.nn.Linear(10**8, 10**8)
     with pytest.raises(UserError, match=r"output_dir: needs 3[0-9]{8}.* GB of free disk"):
         reserve(tmp_path, huge)
+
+
+@pytest.mark.parametrize("name", ["medusa", "medusa2"])
+def test_an_adapted_target_needs_room_for_the_old_and_the_new_one(name, target, tmp_path):
+    draft = CASES[name].build(target)
+    draft.save(tmp_path, target)
+    adapted = [load_file(file) for file in tmp_path.glob("target-*/*.safetensors")]
+    assert len(adapted) == (name == "medusa2")
+    held = sum(tensor.nbytes for tensors in adapted for tensor in tensors.values())
+    assert room(draft, target) - room(draft) == 2 * held
 
 
 @pytest.mark.parametrize("room", [0, 1500, 3000, 5000])

@@ -3,7 +3,7 @@
 import errno
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,7 +11,9 @@ from safetensors import SafetensorError
 from torch import nn
 
 from models.checkpoint import PARTIAL
+from models.drafts.base import Draft
 from models.errors import UserError
+from models.target import Target
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 # torch and safetensors write from C++ and Rust, and carry the reason in words at best: what torch
@@ -50,16 +52,35 @@ def clear(folder: Path) -> None:
             result.unlink(missing_ok=True)
 
 
-def reserve(folder: Path, draft: nn.Module) -> None:
-    """Raises UserError unless two states and two checkpoints, old and new, have room."""
-    held = sum(p.numel() * p.element_size() for p in draft.parameters())
-    trained = sum(p.numel() * p.element_size() for p in draft.parameters() if p.requires_grad)
-    needed, free = 4 * held + 4 * trained, shutil.disk_usage(folder).free
+def reserve(folder: Path, draft: Draft, target: Target | None = None) -> None:
+    """Raises UserError unless what a run of this draft writes has room."""
+    needed, free = room(draft, target), shutil.disk_usage(folder).free
     if free < needed:
         raise UserError(
             f"output_dir: needs {needed / 1e9:.2f} GB of free disk for this draft, "
             f"got {free / 1e9:.2f} GB in {folder}; free some space or choose another output_dir"
         )
+
+
+def room(draft: Draft, target: Target | None = None) -> int:
+    """Bytes of two states and two checkpoints, old and new.
+
+    A draft that adapts its `target` keeps the adapted one in its checkpoint.
+    """
+    needed = 4 * size(draft.parameters()) + 4 * size(learning(draft))
+    if target is not None and (adapted := draft.verifier(target)) is not None:
+        model = adapted.model  # written with its adapters, which alone learn, added to its weights
+        needed += 2 * (size(model.parameters()) - size(learning(model)))
+    return needed
+
+
+def size(parameters: Iterable[nn.Parameter]) -> int:
+    """Bytes."""
+    return sum(p.numel() * p.element_size() for p in parameters)
+
+
+def learning(module: nn.Module) -> list[nn.Parameter]:
+    return [p for p in module.parameters() if p.requires_grad]
 
 
 @contextmanager
