@@ -7,6 +7,7 @@ import torch
 import transformers
 
 from models.device import Device
+from models.drafts.causal_lm import CausalLMConf, CausalLMDraft
 from models.target import Target
 from tests.tiny import CPU, VOCAB, tiny_tokenizer
 
@@ -84,3 +85,14 @@ def family_model(family: str, *, seed: int = 0) -> Any:
 
 def family_target(family: str, *, device: Device = CPU) -> Target:
     return Target(family_model(family), tiny_tokenizer(), name=family, device=device)
+
+
+def partly_agreeing(family, target, *, noise=0.04):
+    """A draft model: the target itself, with noise on its weights."""
+    model = family_model(family)
+    numbers = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            drawn = torch.randn(parameter.shape, generator=numbers)
+            parameter += noise * parameter.std(correction=0) * drawn
+    return CausalLMDraft(CausalLMConf(name="noised"), model.requires_grad_(False), target)

@@ -1,17 +1,21 @@
 """Every family of targets is served exactly: what transformers computes, we compute."""
 
+import json
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
 from infer.decode import Decoder
 from models.cache import Write, prompt_mask, tree_mask
 from models.drafts.base import Batch
-from models.drafts.causal_lm import CausalLMConf, CausalLMDraft
 from models.drafts.ngram import NgramDraft
 from models.sampling import SamplingConf
 from models.tree import ancestors, depths
-from tests.family_models import FAMILIES, MORE, WINDOW, family_model, family_target
-from tests.tiny import CPU, VOCAB, chain, new_draft, static, tree
+from tests.family_models import FAMILIES, MORE, WINDOW, family_target, partly_agreeing
+from tests.tiny import VOCAB, chain, new_draft, static, tree
 
 # root and two branches, one deeper than the window
 #                         root  0   1   2   3   4   5   6
@@ -129,17 +133,6 @@ def answers(target, prompts):
     return [ids[len(prompt) :].tolist() for ids, prompt in zip(made, prompts, strict=True)]
 
 
-def partly_agreeing(family, target, *, noise=0.04):
-    """A draft model: the target itself, with noise on its weights."""
-    model = family_model(family)
-    numbers = torch.Generator().manual_seed(7)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            drawn = torch.randn(parameter.shape, generator=numbers)
-            parameter += noise * parameter.std(correction=0) * drawn
-    return CausalLMDraft(CausalLMConf(name="noised"), model.requires_grad_(False), target)
-
-
 @pytest.fixture(scope="module")
 def wanted(targets):
     """Prompts of both sides of the window, and their greedy answers, one family at a time."""
@@ -186,3 +179,18 @@ def test_greedy_text_of_other_drafts_is_that_of_transformers(family, targets, wa
         decoder = Decoder(target, draft, shape, sampling=SamplingConf(), slots=SLOTS, batch=4)
         done = decoder.decode(prompts, row_ids=[0, 1, 2, 3], max_new_tokens=NEW)
         assert [row.ids for row in done] == texts
+
+
+def test_compiled_rounds_add_no_graph_and_emit_what_eager_ones_do():
+    """In a process of its own: see tests/compiled_run.py."""
+    command = [sys.executable, "-W", "ignore", "-m", "tests.compiled_families"]
+    done = subprocess.run(
+        [*command, "gemma3", "gpt_oss"], cwd=Path(__file__).parent.parent, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    for family, found in json.loads(done.stdout.splitlines()[-1]).items():
+        assert found["graphs"] > 0, family
+        assert found["added"] == 0, family
+        assert found["equal"], family
+        assert found["layer_graphs"] == 1, family  # of four layers of two kinds
