@@ -3,14 +3,33 @@
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from data.contamination import Contamination
+from infer.intervals import Estimate
 from infer.stats import Costs, Exactness, Trace
 
 EXACT = "exact"  # the verification that keeps the target's own answers
 
 
 @dataclass(kw_only=True)
+class Split:
+    """Seconds of the parts of an unfused round, of all of it, and of a fused round."""
+
+    draft_s: float
+    verify_s: float
+    accept_s: float
+    cache_move_s: float
+    host_s: float
+    round_s: float
+    fused_round_s: float | None = None  # where rounds are not fused
+
+
+@dataclass(kw_only=True)
 class Measured:
-    """One mode over all prompts."""
+    """One mode over all prompts.
+
+    `draft_passes` are the draft's forward passes in a row a round (L of `mbsu`), 0 of n-grams;
+    `bottleneck` says in one sentence what holds the speed-up back.
+    """
 
     traces: list[Trace]
     exactness: Exactness = field(default_factory=Exactness)
@@ -18,6 +37,10 @@ class Measured:
     costs: Costs | None = None
     graphs_after_warmup: int | None = None
     batch: int = 1
+    draft_passes: int | None = None
+    split: Split | None = None
+    bottleneck: str | None = None
+    predicted_speedup: float | None = None  # None: what the costs predict
 
     @property
     def lossless(self) -> bool:
@@ -25,11 +48,13 @@ class Measured:
         return self.verification == EXACT and self.exactness.lossless
 
     def among(self, prompt_ids: set[str]) -> "Measured":
-        """The same, of these prompts alone."""
+        """The same, of these prompts alone; what was predicted or said of all is not of them."""
         return replace(
             self,
             traces=[trace for trace in self.traces if trace.prompt_id in prompt_ids],
             exactness=self.exactness.among(prompt_ids),
+            predicted_speedup=None,
+            bottleneck=None,
         )
 
 
@@ -62,6 +87,7 @@ class AdaptedTarget:
     parameters: int
     adapted_from: str
     autoregressive: Measured
+    weight_bytes: int | None = None
 
     def among(self, prompt_ids: set[str]) -> "AdaptedTarget":
         return replace(self, autoregressive=self.autoregressive.among(prompt_ids))
@@ -70,6 +96,44 @@ class AdaptedTarget:
         """Prompts that it answers otherwise than the original target does."""
         answers = {trace.prompt_id: trace.ids for trace in original.traces}
         return sum(trace.ids != answers[trace.prompt_id] for trace in self.autoregressive.traces)
+
+
+@dataclass(kw_only=True)
+class AtBatch:
+    """One mode of a draft with so many rows decoded at a time, beside decoding them alone."""
+
+    batch: int
+    mode: str
+    speedup: Estimate
+    tokens_per_s: Estimate
+    autoregressive_tokens_per_s: Estimate
+    acceptance_length: Estimate
+    predicted_speedup: float | None = None
+
+
+@dataclass(kw_only=True)
+class Replayed:
+    """Acceptance on the target's own text: of the rounds decoding has, and from every position."""
+
+    tau: Estimate
+    all_positions: Estimate
+
+
+@dataclass(kw_only=True)
+class Piece:
+    """Text of one origin."""
+
+    text: str
+    kind: str  # prompt, accepted (drafted) or target (its own)
+
+
+@dataclass(kw_only=True)
+class Sample:
+    """An answer in pieces, to look at."""
+
+    prompt_id: str
+    mode: str
+    pieces: list[Piece]
 
 
 @dataclass(kw_only=True)
@@ -84,6 +148,10 @@ class DraftRun:
     chain: Mode
     tree: Mode
     target: AdaptedTarget | None = None
+    contamination: Contamination | None = None
+    replayed: Replayed | None = None
+    batches: list[AtBatch] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
 
     @property
     def modes(self) -> dict[str, Mode]:
@@ -118,3 +186,4 @@ class Setting:
     max_new_tokens: int
     sampling: dict[str, Any]
     tree: dict[str, Any]
+    target_weight_bytes: int | None = None

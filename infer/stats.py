@@ -1,19 +1,14 @@
-"""What decoding traces say: acceptance, speed and latency of one mode, and its gain over another.
+"""What was recorded of decoding, and what can be read off it by counting.
 
-Every figure is a ratio of sums over prompts: a long answer weighs more than a short one, as it does
-on a server. `docs/report.md` defines each of them.
+Figures with intervals are in `infer.figures`. `docs/report.md` defines all of them.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
-from jaxtyping import Float
-from numpy import ndarray
-
-from infer.intervals import Estimate, bootstrap_t, ratio
 
 
 @dataclass(kw_only=True)
@@ -22,7 +17,7 @@ class Trace:
 
     The first new token comes from the prefill; round r emits `accepted[r]` draft tokens and one of
     the target's own. `ids` is cut at the end of the answer, `accepted` is not: it says what the
-    verifier accepted, also past the cut.
+    verifier accepted, also past the cut. The turns of a conversation share their `question`.
     """
 
     prompt_id: str
@@ -33,6 +28,11 @@ class Trace:
     depth: int
     prefill_s: float
     round_s: list[float]
+    question: str = ""  # empty: the prompt's id
+    turn: int = 0
+
+    def __post_init__(self) -> None:
+        self.question = self.question or self.prompt_id
 
     @property
     def rounds(self) -> int:
@@ -116,81 +116,6 @@ class Percentiles:
     p50: float
     p90: float
     p99: float
-
-
-@dataclass(kw_only=True)
-class Figure:
-    """Columns of a prompt, beside its autoregressive trace; their function; its range."""
-
-    columns: Callable[[Trace, Trace], tuple[float, ...]]
-    statistic: Callable[[ndarray], ndarray]
-    support: tuple[float, float] = (0.0, np.inf)
-
-
-def _ratio_of_ratios(means: Float[ndarray, "... 4"]) -> Float[ndarray, "..."]:
-    return ratio(means[..., :2]) / ratio(means[..., 2:])
-
-
-FIGURES = {
-    "tokens_per_s": Figure(columns=lambda t, _: (t.decoded, t.decode_s), statistic=ratio),
-    "speedup": Figure(
-        columns=lambda t, plain: (t.decoded, t.decode_s, plain.decoded, plain.decode_s),
-        statistic=_ratio_of_ratios,
-    ),
-    "speedup_e2e": Figure(
-        columns=lambda t, plain: (len(t.ids), t.e2e_s, len(plain.ids), plain.e2e_s),
-        statistic=_ratio_of_ratios,
-    ),
-    "acceptance_length": Figure(
-        columns=lambda t, _: (sum(t.accepted) + t.rounds, t.rounds),
-        statistic=ratio,
-        support=(1.0, np.inf),
-    ),
-    "acceptance_rate": Figure(
-        columns=lambda t, _: (sum(t.accepted), sum(t.drafted)), statistic=ratio, support=(0.0, 1.0)
-    ),
-}
-GAINS = ("acceptance_length", "acceptance_rate", "speedup")
-
-
-def estimate(name: str, traces: list[Trace], autoregressive: list[Trace]) -> Estimate | None:
-    """A figure of `FIGURES` with its interval; `autoregressive` holds the same prompts."""
-    figure = FIGURES[name]
-    return bootstrap_t(
-        _rows(figure, traces, autoregressive), figure.statistic, support=figure.support
-    )
-
-
-def gain(
-    name: str, traces: list[Trace], other: list[Trace], autoregressive: list[Trace],
-    others_autoregressive: list[Trace] | None = None,
-) -> Estimate | None:  # fmt: skip
-    """The figure of `traces` minus that of `other`, paired by prompt.
-
-    `others_autoregressive` is what `other` is compared with, where that is not the same target.
-    None for the acceptance rate of a tree beside a chain: siblings exclude each other, so a tree's
-    is lower by construction.
-    """
-    if name == "acceptance_rate" and drafts_trees(traces) != drafts_trees(other):
-        return None
-    figure = FIGURES[name]
-    ours = _rows(figure, traces, autoregressive)
-    theirs = _rows(figure, other, others_autoregressive or autoregressive)
-    columns = ours.shape[1]
-
-    def difference(means: Float[ndarray, "... columns"]) -> Float[ndarray, "..."]:
-        return figure.statistic(means[..., :columns]) - figure.statistic(means[..., columns:])
-
-    order = {trace.prompt_id: row for row, trace in enumerate(other)}
-    paired = theirs[[order[trace.prompt_id] for trace in traces]]
-    return bootstrap_t(np.hstack([ours, paired]), difference)
-
-
-def _rows(
-    figure: Figure, traces: list[Trace], autoregressive: list[Trace]
-) -> Float[ndarray, "prompts columns"]:
-    plain = {trace.prompt_id: trace for trace in autoregressive}
-    return np.array([figure.columns(t, plain[t.prompt_id]) for t in traces], dtype=np.float64)
 
 
 def drafts_trees(traces: list[Trace]) -> bool:

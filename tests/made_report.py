@@ -5,7 +5,20 @@ import io
 import numpy as np
 from rich.console import Console
 
-from infer.measured import AdaptedTarget, DraftRun, Measured, Memory, Setting
+from data.contamination import Contamination
+from infer.intervals import Estimate
+from infer.measured import (
+    AdaptedTarget,
+    AtBatch,
+    DraftRun,
+    Measured,
+    Memory,
+    Piece,
+    Replayed,
+    Sample,
+    Setting,
+    Split,
+)
 from infer.report import build
 from infer.stats import Costs, Divergence, Exactness, Trace
 from infer.tables import terminal_table
@@ -28,7 +41,10 @@ SETTING = Setting(
     max_new_tokens=64,
     sampling={"verification": "greedy", "temperature": 0.0, "top_p": None},
     tree={"kind": "dynamic", "depth": 4, "nodes": 12, "copied": 0},
+    target_weight_bytes=18_271_560,
 )
+FIGURE = Estimate(mean=2.0, ci95=[1.5, 2.5])
+UNCHECKED = Contamination(checked=False, reason="the run left no readable training_prompts.npy")
 
 
 def traces(*, share, depth, nodes, round_s, seed, per_category=12):
@@ -60,7 +76,9 @@ def traces(*, share, depth, nodes, round_s, seed, per_category=12):
 def measured(**kwargs):
     draft_s = 0.002 if kwargs["depth"] else 0.0
     costs = Costs(draft_s=draft_s, verify_s=kwargs["round_s"] - draft_s, step_s=0.01)
-    return Measured(traces=traces(**kwargs), costs=costs, graphs_after_warmup=0)
+    return Measured(
+        traces=traces(**kwargs), costs=costs, graphs_after_warmup=0, draft_passes=kwargs["depth"]
+    )
 
 
 def draft_run(name, seed):
@@ -70,7 +88,21 @@ def draft_run(name, seed):
         near_tie_gap=0.03,
         exact_arithmetic=False,
     )
+    tree.bottleneck = "Verification takes 87 % of a round."
+    tree.split = Split(
+        draft_s=0.002, verify_s=0.012, accept_s=0.0004, cache_move_s=0.0003, host_s=0.0003,
+        round_s=0.015, fused_round_s=0.014,
+    )  # fmt: skip
+    said = [Piece(text=f" {kind}", kind=kind) for kind in ("prompt", "target", "accepted")]
+    at_eight = AtBatch(
+        batch=8, mode="tree", speedup=FIGURE, tokens_per_s=FIGURE, predicted_speedup=2.1,
+        autoregressive_tokens_per_s=FIGURE, acceptance_length=FIGURE,
+    )  # fmt: skip
     return DraftRun(
+        contamination=Contamination(checked=True, count=1, ids=["docs-2"]),
+        replayed=Replayed(tau=FIGURE, all_positions=FIGURE),
+        batches=[at_eight],
+        samples=[Sample(prompt_id="code-3", mode="tree", pieces=said)],
         name=name,
         method="eagle3",
         parameters=456_789,
@@ -100,6 +132,7 @@ def three_drafts():
     adapted.target = AdaptedTarget(
         name="demo adapted", parameters=3_500_000, adapted_from="demo", autoregressive=own
     )
+    lossy.contamination = UNCHECKED
     for mode in (lossy.untrained, lossy.chain, lossy.tree):
         mode.verification, mode.exactness = "typical", Exactness()
     return build(

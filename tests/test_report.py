@@ -9,8 +9,10 @@ import pytest
 
 from infer.measured import DraftRun, Memory, NotMeasured
 from infer.report import build, write
+from infer.trained_on import trained_on
 from tests.made_report import (
     CATEGORIES,
+    COMPARED,
     SETTING,
     draft_run,
     measured,
@@ -129,15 +131,73 @@ def test_reports_keep_the_published_schema(report, report_without, comparison):
         assert faults(json.loads(json.dumps(made, allow_nan=False)), SCHEMA) == []
 
 
-def test_reports_from_before_drafts_were_compared_keep_it_too(report):
-    """The version rises when a field changes or goes; new ones may be absent."""
+def test_what_not_every_run_measures_may_be_absent(report):
+    """The version rises when a field changes or goes; such fields may be added without."""
     old = json.loads(json.dumps(report))
+    del old["batches"], old["replay"], old["samples"]
     for section in (old, *old["categories"].values()):
-        for draft in section["drafts"]:
-            del draft["memory_bytes"], draft["target"]
-            for mode in draft["modes"].values():
-                del mode["verification"]
+        for mode in section["drafts"][0]["modes"].values():
+            del mode["split_ms"], mode["bottleneck"]
     assert faults(old, SCHEMA) == []
+    assert faults({**old, "schema_version": 1}, SCHEMA) == ["report.schema_version: not 2"]
+
+
+def test_what_was_measured_apart_from_the_modes_is_there(report, comparison):
+    tree = report["drafts"][0]["modes"]["tree"]
+    assert tree["split_ms"]["cache_move"] == pytest.approx(0.3)
+    assert tree["bottleneck"] == "Verification takes 87 % of a round."
+    assert report["categories"]["code"]["drafts"][0]["modes"]["tree"]["bottleneck"] is None
+    x = {"mean": 2.0, "ci95": [1.5, 2.5]}
+    assert comparison["replay"] == {name: {"tau": x, "all_positions": x} for name in COMPARED}
+    assert [(at["draft"], at["batch"], at["speedup"]) for at in report["batches"]] == [
+        ("eagle3-demo", 8, x)
+    ]
+    assert report["samples"][0]["pieces"][0] == {"text": " prompt", "kind": "prompt"}
+    wrong = json.loads(json.dumps(report))
+    wrong["samples"][0]["pieces"][0]["kind"] = "guessed"
+    assert faults(wrong, SCHEMA) == ["report.samples[0].pieces[0].kind: not prompt"]
+
+
+def test_memory_bound_speedup_counts_the_drafts_bytes_a_pass(report):
+    modes = report["drafts"][0]["modes"]
+    for name, passes in (("chain", 5), ("tree", 6)):
+        tau, bound = modes[name]["acceptance_length"]["mean"], modes[name]["mbsu"]["mean"]
+        assert modes[name]["draft_passes"] == passes
+        assert bound == pytest.approx(tau / (1 + 1_827_156 / 18_271_560 * passes))
+    ngram = report["ngram"]
+    assert ngram["mbsu"] == ngram["acceptance_length"]  # a lookup reads no weights
+    assert report["autoregressive"]["mbsu"] is None
+
+
+def test_what_the_training_data_holds_is_said_in_one_line_a_finding(report, comparison):
+    (line,) = trained_on(report)
+    assert line == ("eagle3-demo: 1 of the 48 held-out prompts are in the training data (docs-2).")
+    first, second = trained_on(comparison)
+    assert first.startswith("usual, runs/adapted: 1 of the 48")
+    assert second.startswith("a-run-with-a-long-name: not checked for held-out prompts in the")
+    clean = {"checked": True, "count": 0, "ids": [], "reason": ""}
+    prompts = {**report["prompts"], "contamination": {"a": clean}}
+    assert trained_on({**report, "prompts": prompts}) == [
+        "a: none of the 48 held-out prompts is in the training data."
+    ]
+
+
+def test_every_round_of_every_mode_is_kept(report, tmp_path):
+    write(report, tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "rounds.jsonl").read_text().splitlines()]
+    assert len(lines) == 48 * 5
+    assert set(lines[0]) == {
+        "prompt_id", "category", "turn", "mode", "ids", "accepted", "drafted", "round_s",
+        "prefill_s",
+    }  # fmt: skip
+    tree = [line for line in lines if line["mode"] == "eagle3-demo/tree"]
+    pooled = sum(sum(line["accepted"]) for line in tree) / sum(
+        len(line["accepted"]) for line in tree
+    )
+    length = report["drafts"][0]["modes"]["tree"]["acceptance_length"]["mean"]
+    assert 1 + pooled == pytest.approx(length)
+    assert all(len(line["round_s"]) == len(line["drafted"]) for line in lines)
+    assert not list(tmp_path.glob(".*"))
 
 
 def test_the_schema_refuses_what_it_does_not_name(report):
@@ -216,6 +276,7 @@ def test_json_text_page_and_terminal_say_the_same(report, tmp_path):
         "report.html",
         "report.json",
         "report.md",
+        "rounds.jsonl",
     ]
     saved = json.loads((tmp_path / "run/report.json").read_text())
     length = saved["drafts"][0]["modes"]["tree"]["acceptance_length"]

@@ -1,9 +1,12 @@
 """The figures of a report: computed by hand here, covered by their intervals, paired by prompt."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from infer.intervals import bootstrap_t, ratio
+from infer.figures import estimate, gain, mbsu
+from infer.intervals import Estimate, bootstrap_t, ratio
 from infer.stats import (
     Costs,
     Divergence,
@@ -11,8 +14,6 @@ from infer.stats import (
     Trace,
     by_position,
     drafts_trees,
-    estimate,
-    gain,
     itl_s,
     loops,
     percentiles_ms,
@@ -44,6 +45,40 @@ PLAIN = [plain("a", 8), plain("b", 5)]
 def test_acceptance_length_is_a_ratio_of_sums_that_counts_the_targets_token():
     assert estimate("acceptance_length", CHAIN, PLAIN).mean == pytest.approx(11 / 5)
     assert estimate("acceptance_length", PLAIN, PLAIN).mean == 1
+
+
+def test_acceptance_length_per_prompt_is_the_mean_of_the_prompts_own():
+    own = estimate("acceptance_length_per_prompt", CHAIN, PLAIN)
+    assert own.mean == pytest.approx((7 / 3 + 4 / 2) / 2)
+    silent = [*CHAIN, trace("c", [], tokens=1)]  # its only token came with the prefill
+    with_it = estimate("acceptance_length_per_prompt", silent, [*PLAIN, plain("c", 1)])
+    assert with_it.mean == pytest.approx(own.mean)
+
+
+def test_intervals_are_over_questions_not_over_their_turns():
+    rng = np.random.default_rng(0)
+    first = [trace(f"q{i}", rng.integers(0, 4, 6).tolist()) for i in range(12)]
+    again = [replace(t, prompt_id=f"{t.prompt_id}#2", question=t.question, turn=1) for t in first]
+    apart = [replace(t, question=t.prompt_id) for t in again]
+    base = [plain(t.prompt_id, 5) for t in first + again]
+    one, two, as_others = (
+        estimate("acceptance_length", traces, base)
+        for traces in (first, first + again, first + apart)
+    )
+    assert two.mean == pytest.approx(one.mean)
+    assert two.ci95 == pytest.approx(one.ci95)  # a turn that repeats the first tells nothing new
+    assert as_others.ci95[1] - as_others.ci95[0] < 0.8 * (one.ci95[1] - one.ci95[0])
+    worse = [trace(t.prompt_id, [0] * 6) for t in first + again]
+    worse = [replace(t, question=t.prompt_id.partition("#")[0]) for t in worse]
+    ours = gain("acceptance_length", first + again, worse, base)
+    assert ours.ci95 == pytest.approx([bound - 1 for bound in one.ci95])
+
+
+def test_memory_bound_speedup_by_hand():
+    tau = Estimate(mean=3.0, ci95=[2.5, 3.5])
+    chain = mbsu(tau, draft_passes=4, bytes_ratio=0.125)
+    assert (chain.mean, chain.ci95) == (2.0, pytest.approx([2.5 / 1.5, 3.5 / 1.5]))
+    assert mbsu(tau, draft_passes=0, bytes_ratio=0.0) == tau
 
 
 def test_acceptance_rate_counts_drafted_tokens():
