@@ -51,7 +51,8 @@ def measure(family: str) -> dict[str, object]:
         counts.append(graphs())
     return {
         "graphs": counts[-2] - counts[-3], "added": counts[-1] - counts[-2],
-        "equal": answers[0] == answers[1], "layer_graphs": min(regions),  # a draft round has several passes
+        "equal": answers[0] == answers[1],
+        "layer_graphs": min(regions),  # of a round with one pass; those of drafts have several
     }  # fmt: skip
 
 

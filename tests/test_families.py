@@ -7,15 +7,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from infer.decode import Decoder
 from models.cache import Write, prompt_mask, tree_mask
 from models.drafts.base import Batch
-from models.drafts.ngram import NgramDraft
+from models.drafts.medusa import MedusaConf
+from models.losses import LossConf
 from models.sampling import SamplingConf
+from models.target import TargetConf
 from models.tree import ancestors, depths
-from tests.family_models import FAMILIES, MORE, WINDOW, family_target, partly_agreeing
-from tests.tiny import VOCAB, chain, new_draft, static, tree
+from tests.family_models import FAMILIES, MORE, WINDOW, family_model, family_target, partly_agreeing
+from tests.tiny import CPU, VOCAB, batch_of, chain, learn, new_draft, static, tiny_tokenizer, tree
 
 # root and two branches, one deeper than the window
 #                         root  0   1   2   3   4   5   6
@@ -172,13 +175,63 @@ def test_greedy_text_is_that_of_transformers(family, shape, targets, wanted):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_text_of_other_drafts_is_that_of_transformers(family, targets, wanted):
+def test_drafts_of_one_layer_and_of_heads_learn_from_every_family(family, targets, wanted):
+    """A few steps on two of its texts; what is then decoded is what transformers decodes."""
     target, (prompts, texts) = targets(family), wanted(family)
-    random = new_draft(target, layers=[1, 2, 3])
-    for draft, shape in ((random, tree()), (NgramDraft(), chain(3))):
-        decoder = Decoder(target, draft, shape, sampling=SamplingConf(), slots=SLOTS, batch=4)
+    size = len(prompts[1]) + NEW
+    lines = [(prompt + answer)[:size] for prompt, answer in zip(prompts, texts, strict=True)]
+    batch = batch_of([line for line in lines if len(line) == size])
+    drafts = (
+        new_draft(target, layers=[1, 2, 3]),
+        MedusaConf(heads=4).build(target, loss=LossConf(), seed=0),
+    )
+    for draft in drafts:
+        needed = draft.needs.layers
+        with torch.no_grad():
+            seen = target.see(
+                batch.ids, positions=batch.positions, mask=batch.attends(), layers=needed
+            )
+            before = draft.loss(batch, seen).total
+        learn(draft, target, batch, steps=8, lr=1e-2)
+        assert draft.loss(batch, seen).total < before
+        decoder = Decoder(target, draft, tree(), sampling=SamplingConf(), slots=SLOTS, batch=4)
         done = decoder.decode(prompts, row_ids=[0, 1, 2, 3], max_new_tokens=NEW)
         assert [row.ids for row in done] == texts
+        assert max(done[1].accepted) > 0  # of a text that was learned
+
+
+def test_experts_stored_in_four_bits_are_computed_with_in_full(tmp_path):
+    """As gpt-oss is published: two numbers a byte, the lower first, and an exponent for each 32."""
+    family_model("gpt_oss").save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    weights, config = tmp_path / "model.safetensors", tmp_path / "config.json"
+    numbers = torch.Generator().manual_seed(0)
+    stored, blocks = {}, {}
+    for name, tensor in load_file(weights).items():
+        if name.endswith(("gate_up_proj", "down_proj")):
+            experts, inner, outer = tensor.shape
+            shape = experts, outer, inner // 32, 16
+            blocks[name] = torch.randint(0, 256, shape, generator=numbers, dtype=torch.uint8)
+            stored[f"{name}_blocks"] = blocks[name]
+            stored[f"{name}_scales"] = torch.full(shape[:3], 124, dtype=torch.uint8)
+        else:
+            stored[name] = tensor
+    save_file(stored, weights, metadata={"format": "pt"})
+    quantized = {"quantization_config": {"quant_method": "mxfp4"}}
+    config.write_text(json.dumps(json.loads(config.read_text()) | quantized))
+    target = TargetConf(name=str(tmp_path)).build(CPU)
+    found = dict(target.model.named_parameters())
+    positive = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    values = torch.cat([positive, -positive])
+    for name, packed in blocks.items():
+        numbers = torch.stack([values[(packed % 16).long()], values[(packed // 16).long()]], -1)
+        expected = numbers.flatten(2).mT * 2.0 ** (124 - 127)
+        assert torch.equal(found[name], expected)
+    assert len(blocks) == 8
+    prompt = text(9)
+    cache = target.new_cache(1, 16)
+    with torch.no_grad():
+        assert_same(read(target, cache, [prompt], 9)[1][0], plain(target, prompt))
 
 
 def test_compiled_rounds_add_no_graph_and_emit_what_eager_ones_do():
