@@ -1,0 +1,174 @@
+"""What differs between two reports: in what was measured, and beyond noise in the figures.
+
+Of the same prompts, figures are paired prompt by prompt. Of different ones the two intervals are
+joined into one of the difference (Zou and Donner, Statistics in Medicine 27, 2008).
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from numpy import ndarray
+
+from infer.figures import by_question, difference, ratio_of_ratios
+from infer.intervals import ratio, with_interval
+from infer.modes import Mode, Report, modes_of
+
+SETTINGS = ("target", "device", "versions", "sampling", "tree", "prompts")
+MEASURED_AGAIN = ("contamination", "by_category")  # of the prompts; they follow from others
+PLAIN = "autoregressive"
+FALSE_ALARMS = 0.05  # of comparisons in which nothing changed
+
+Columns = Callable[[dict[str, Any], dict[str, Any]], tuple[float, ...]]
+
+
+def _decoded(row: dict[str, Any]) -> tuple[float, float]:
+    return row["tokens"] - 1.0, (row["e2e_ms"] - row["ttft_ms"]) / 1000
+
+
+# Columns of a prompt beside its autoregressive ones, their function, and whether a fall is grave.
+FIGURES: dict[str, tuple[Columns, Callable[[ndarray], ndarray], bool]] = {
+    "tau": (lambda row, _: (row["accepted"] + row["rounds"], row["rounds"]), ratio, True),
+    "acceptance rate": (lambda row, _: (row["accepted"], row["drafted"]), ratio, False),
+    "speed-up": (lambda row, plain: _decoded(row) + _decoded(plain), ratio_of_ratios, True),
+    "tokens/s": (lambda row, _: _decoded(row), ratio, False),
+}
+GRAVE = sum(grave for _, _, grave in FIGURES.values())
+
+
+@dataclass(kw_only=True)
+class Move:
+    """A figure of a mode in two reports, and what their difference lies in."""
+
+    mode: str
+    figure: str
+    before: float
+    after: float
+    interval: list[float] | None
+
+    @property
+    def beyond_noise(self) -> bool:
+        return self.interval is not None and not self.interval[0] <= 0 <= self.interval[1]
+
+    @property
+    def regression(self) -> bool:
+        return FIGURES[self.figure][2] and self.beyond_noise and self.after < self.before
+
+
+@dataclass(kw_only=True)
+class Both:
+    """A mode that two reports have, and its keys in their rows of prompts."""
+
+    label: str
+    keys: tuple[str, str]
+    modes: tuple[Mode, Mode]
+
+    @property
+    def no_longer_lossless(self) -> bool:
+        return self.modes[0]["lossless"] and not self.modes[1]["lossless"]
+
+
+def settings_changed(before: Report, after: Report) -> list[str]:
+    """What was measured, on what: one line for each difference."""
+    ours, theirs = (_settings(report) for report in (before, after))
+    return [
+        f"{key}: {ours.get(key, 'absent')} -> {theirs.get(key, 'absent')}"
+        for key in ours | theirs
+        if ours.get(key, "absent") != theirs.get(key, "absent")
+    ]
+
+
+def _settings(report: Report) -> dict[str, Any]:
+    found = {
+        f"{group}.{key}": value
+        for group in SETTINGS
+        for key, value in report[group].items()
+        if key not in MEASURED_AGAIN
+    }
+    found["drafts"] = ", ".join(
+        f"{d['name']} ({d['method']}, {d['parameters']:,} parameters)" for d in report["drafts"]
+    )
+    return found | {
+        f"{one.label}: {key}": one.mode[key]
+        for one in modes_of(report)
+        if one.mode
+        for key in ("verification", "batch", "depth", "nodes")
+    }
+
+
+def in_both(before: Report, after: Report) -> list[Both]:
+    """Modes by name; where each report has one draft, whatever the two are called."""
+    found = []
+    ours, theirs = ({_name(r, one.key): one for one in modes_of(r)} for r in (before, after))
+    if any(len(report["drafts"]) != 1 for report in (before, after)):
+        ours, theirs = ({one.key: one for one in modes_of(r)} for r in (before, after))
+    for name, one in ours.items():
+        other = theirs.get(name)
+        if one.mode and other and other.mode:
+            found.append(Both(label=name, keys=(one.key, other.key), modes=(one.mode, other.mode)))
+    return found
+
+
+def _name(report: Report, key: str) -> str:
+    """Without the name of the only draft, but not confused with a mode of the target."""
+    owned = [f"{draft['name']}/" for draft in report["drafts"] if key.startswith(draft["name"])]
+    return f"draft/{key.removeprefix(owned[0])}" if owned else key
+
+
+def paired(before: Report, after: Report) -> bool:
+    """Whether they hold the same prompts."""
+    ids = [[row["prompt_id"] for row in report["per_prompt"]] for report in (before, after)]
+    return before["prompts"]["sha256"] == after["prompts"]["sha256"] and ids[0] == ids[1]
+
+
+def moves(before: Report, after: Report) -> Iterator[Move]:
+    """Every figure of every mode that both have."""
+    both, same = in_both(before, after), paired(before, after)
+    drafting = sum(one.modes[0]["depth"] > 0 for one in both)
+    level = 1 - FALSE_ALARMS / max(1, GRAVE * drafting)  # Bonferroni, over what is grave
+    for one in both:
+        for figure, (columns, statistic, _) in FIGURES.items():
+            rows = [
+                _rows(report, key, columns)
+                for report, key in zip((before, after), one.keys, strict=True)
+            ]
+            values = [with_interval(part, statistic, level=level) for part in rows]
+            (old, first), (new, second) = values
+            if old is None or new is None:
+                continue
+            if same:
+                subtract = difference(statistic, rows[0].shape[1])
+                _, interval = with_interval(np.hstack(rows[::-1]), subtract, level=level)
+            else:
+                interval = _joined(old, new, first, second)
+            yield Move(mode=one.label, figure=figure, before=old, after=new, interval=interval)
+
+
+def _rows(report: Report, key: str, columns: Columns) -> Float[ndarray, "questions columns"]:
+    own = f"{key.rpartition('/')[0]}/{PLAIN}"  # of a draft that brought its target
+    rows, questions = [], []
+    for prompt in report["per_prompt"]:
+        modes = prompt["modes"]
+        rows.append(columns(modes[key], modes.get(own, modes[PLAIN])))
+        questions.append(prompt["question"])
+    return by_question(np.array(rows, dtype=np.float64), questions)
+
+
+def _joined(
+    old: float, new: float, first: list[float] | None, second: list[float] | None
+) -> list[float] | None:
+    """Of new - old, each with its own interval, measured apart.
+
+    >>> _joined(1.0, 5.0, [0.0, 4.0], [1.0, 6.0])
+    [-1.0, 5.414213562373095]
+    """
+    if first is None or second is None:
+        return None
+    apart = new - old
+    return [
+        apart - math.hypot(new - second[0], first[1] - old),
+        apart + math.hypot(second[1] - new, old - first[0]),
+    ]

@@ -1,0 +1,155 @@
+"""Two reports: noise is called noise, a loss is found, and the exit code says so to a CI."""
+
+import copy
+import json
+
+import numpy as np
+import pytest
+
+from infer.changes import moves
+from infer.compare import compare, main
+from infer.report import write
+from tests.made_report import one_draft, three_drafts
+
+
+@pytest.fixture(scope="module")
+def report():
+    return one_draft()
+
+
+def changed(report, **by_label):
+    """The same run with every row of some modes passed through a function."""
+    other = copy.deepcopy(dict(report))
+    for row in other["per_prompt"]:
+        for label, mode in row["modes"].items():
+            for part, change in by_label.items():
+                if part == "every" or label.endswith(f"/{part}"):
+                    change(mode)
+    return other
+
+
+def shaken(report, rng):
+    """Measured again on a machine that is slower and faster from prompt to prompt."""
+
+    def shake(mode):
+        mode["e2e_ms"] = mode["ttft_ms"] + (mode["e2e_ms"] - mode["ttft_ms"]) * rng.lognormal(
+            0, 0.1
+        )
+
+    return changed(report, every=shake)
+
+
+def fewer_accepted(mode):
+    gone = mode["accepted"] // 4
+    mode["rounds"] += gone // 2
+    mode["accepted"] -= gone
+
+
+def slower(mode):
+    mode["e2e_ms"] = mode["ttft_ms"] + 1.1 * (mode["e2e_ms"] - mode["ttft_ms"])
+
+
+def found(before, after):
+    return {
+        (move.mode, move.figure): move.beyond_noise and np.sign(move.after - move.before)
+        for move in moves(before, after)
+    }
+
+
+def test_a_report_beside_itself_has_not_moved(report):
+    settings, table, regressions = compare(report, report)
+    assert settings == regressions == []
+    assert not any(found(report, report).values())
+    assert {row[0] for row in table.rows} == {
+        "autoregressive", "ngram", "draft/untrained", "draft/chain", "draft/tree"
+    }  # fmt: skip
+
+
+def test_a_worse_draft_is_a_regression_of_its_mode_alone(report):
+    after = changed(report, tree=fewer_accepted)
+    assert compare(report, after)[2] == ["draft/tree tau"]
+    said = found(report, after)
+    assert (said["draft/tree", "tau"], said["draft/tree", "acceptance rate"]) == (-1, -1)
+    assert not said["draft/chain", "tau"]
+    assert found(after, report)["draft/tree", "tau"] == 1
+    assert compare(after, report)[2] == []
+
+
+def test_a_slower_mode_loses_speedup_and_a_slower_machine_does_not(report):
+    assert compare(report, changed(report, chain=slower))[2] == ["draft/chain speed-up"]
+    machine = changed(report, every=slower)
+    assert compare(report, machine)[2] == []
+    assert found(report, machine)["draft/chain", "tokens/s"] == -1
+
+
+def test_noise_alone_is_rarely_called_a_regression(report):
+    rng = np.random.default_rng(0)
+    alarms = [bool(compare(shaken(report, rng), shaken(report, rng))[2]) for _ in range(30)]
+    assert sum(alarms) <= 3
+
+
+def test_reports_of_other_prompts_are_compared_unpaired(report):
+    after = changed(report, tree=fewer_accepted)
+    after["prompts"] = {**after["prompts"], "sha256": "1" * 64}
+    settings, table, regressions = compare(report, after)
+    assert any(line.startswith("prompts.sha256: 0000") for line in settings)
+    assert "unpaired" in table.note
+    wide, narrow = (
+        next(
+            m.interval for m in moves(report, other) if (m.mode, m.figure) == ("draft/tree", "tau")
+        )
+        for other in (after, {**after, "prompts": report["prompts"]})
+    )
+    assert wide[1] - wide[0] > narrow[1] - narrow[0]
+    assert regressions == ["draft/tree tau"]
+
+
+def test_what_was_measured_is_compared_key_by_key(report):
+    after = copy.deepcopy(dict(report))
+    after["versions"] = {"torch": "2.14.0"}
+    after["device"] = {**after["device"], "threads": 4}
+    assert compare(report, after)[0] == [
+        "device.threads: 2 -> 4",
+        "versions.torch: 2.13.0 -> 2.14.0",
+        "versions.transformers: 5.23.0 -> absent",
+    ]
+
+
+def test_drafts_are_matched_by_name_where_there_are_several(report):
+    several = three_drafts()
+    labels = {mode for mode, _ in found(several, several)}
+    assert {"usual/tree", "runs/adapted/autoregressive", "a-run-with-a-long-name/chain"} <= labels
+    assert {mode for mode, _ in found(report, several)} == {"autoregressive", "ngram"}
+
+
+def test_the_command_prints_and_exits_for_a_ci(report, tmp_path, capsys):
+    after = changed(report, tree=fewer_accepted)
+    after["drafts"][0]["modes"]["chain"]["lossless"] = False
+    for name, one in (("a", report), ("b", after)):
+        write(one, tmp_path / name)
+    assert main([str(tmp_path / "a"), str(tmp_path / "a/report.json")]) == 0
+    shown = capsys.readouterr().out
+    assert "settings: all the same" in shown
+    assert "no regression beyond noise" in shown
+    assert main([str(tmp_path / "a/report.json"), str(tmp_path / "b/report.json")]) == 1
+    shown = capsys.readouterr().out
+    assert "regression: draft/tree tau; draft/chain is no longer lossless" in shown
+    assert max(map(len, shown.splitlines())) <= 100
+
+
+def test_what_is_no_report_is_refused_in_one_line(report, tmp_path, capsys):
+    good, old, cut = (tmp_path / name for name in ("good.json", "old.json", "cut.json"))
+    good.write_text(json.dumps(report))
+    old.write_text(json.dumps({**report, "schema_version": 1}))
+    cut.write_text("{")
+    for arguments, message in [
+        ([good], "command line: must be two reports, got 1; python -m infer.compare"),
+        ([good, old], f"report: must be of schema version 2, got 1 in {old}; measure again"),
+        ([good, cut], f"report: must be a readable report.json, got {cut}; python -m"),
+        ([good, tmp_path / "none"], "report: must be a readable report.json, got"),
+    ]:
+        with pytest.raises(SystemExit) as stop:
+            main([str(argument) for argument in arguments])
+        assert stop.value.code == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"error: {message}")
