@@ -11,7 +11,7 @@ from models.drafts.hydra import HydraConf
 from models.drafts.medusa import MedusaConf
 from models.drafts.medusa2 import Medusa2Conf
 from models.lora import LoraConf
-from models.losses import LossConf
+from models.losses import LossConf, LossName
 from models.sampling import SamplingConf
 from models.target import Target
 from tests.tiny import LAYERS, chain, sampled_texts
@@ -24,8 +24,8 @@ class Case:
     conf: DraftConf
     lr: float = 5e-3
 
-    def build(self, target: Target) -> Draft:
-        return self.conf.build(target, loss=LossConf(step_decay=1.0), seed=0)
+    def build(self, target: Target, *, loss: LossName = LossName.soft_ce) -> Draft:
+        return self.conf.build(target, loss=LossConf(name=loss, step_decay=1.0), seed=0)
 
 
 DEPTH = 4  # of the chains that are measured

@@ -13,6 +13,8 @@ from models.checkpoint import WEIGHTS
 from models.drafts import METHODS, load_draft
 from models.drafts.base import Draft
 from models.errors import UserError
+from models.lora import merged
+from models.losses import LossName
 from models.sampling import SamplingConf
 from models.target import Target
 from tests.methods import CASES, DEPTH, eventful_text, share_of_maximum
@@ -69,13 +71,32 @@ def test_a_learned_text_is_accepted(learned):
 
 
 def test_the_checkpoint_round_trips(learned, target):
+    """Every tensor, of an adapted target too, and what is accepted of a known and a new text."""
     conf, again = load_draft(learned.folder, target)
     assert type(conf) is METHODS[learned.draft.method]
     verifier = again.verifier(target) or target
-    assert share_of_maximum(verifier, again, learned.text) >= 0.9
+    assert (verifier is target) == (learned.verifier is target)
+    for one, other in [(learned.draft, again), (learned.verifier.model, verifier.model)]:
+        before, after = kept(one), kept(other)
+        assert before.keys() == after.keys()
+        assert [name for name in before if not torch.equal(before[name], after[name])] == []
+    for prompt in (learned.text[:5], list(range(7, 16))):
+        first, second = (
+            Decoder(lm, draft, chain(DEPTH), sampling=SamplingConf(), slots=64).decode(
+                [prompt], row_ids=[0], max_new_tokens=30
+            )[0]
+            for lm, draft in [(learned.verifier, learned.draft), (verifier, again)]
+        )
+        assert (first.ids, first.accepted) == (second.ids, second.accepted)
     untrained = conf.untrained(again, target)
     assert isinstance(untrained, Draft)
     assert share_of_maximum(verifier, untrained, learned.text) < 0.6
+
+
+def kept(module):
+    """Its tensors, low-rank adapters added to what they adapt, but those of learning alone."""
+    learning = ("adapters.", "batches")
+    return {name: t for name, t in merged(module).items() if not name.startswith(learning)}
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -108,31 +129,32 @@ def test_sampled_output_is_that_of_the_same_key(learned, shape):
 
 
 def test_sampled_output_has_the_targets_distribution(learned):
-    """First and second drafted position together: chi-square over many keys."""
+    """The first token, which the target gives alone, and the first drafted one, jointly."""
     prompt, count, batch = learned.text[:5], 4000, 500
     sampling = SamplingConf(temperature=1.0)
     decoder = Decoder(
         learned.verifier, learned.draft, SHAPES["dynamic"], sampling=sampling, slots=16, batch=batch
     )
-    second = torch.zeros(learned.verifier.vocab_size)
+    wanted = count * _two_tokens(learned.verifier, prompt)
+    seen = torch.zeros_like(wanted)
     for first in range(0, count, batch):
         keys = list(range(first, first + batch))
-        done = decoder.decode([prompt] * batch, row_ids=keys, max_new_tokens=2)
-        for row in done:
-            second[row.ids[1]] += 1
-    wanted = count * _second_token(learned.verifier, prompt)
+        for row in decoder.decode([prompt] * batch, row_ids=keys, max_new_tokens=2):
+            seen[tuple(row.ids)] += 1
     often = wanted >= 5
-    seen = torch.cat([second[often], second[~often].sum()[None]])
-    expected = torch.cat([wanted[often], wanted[~often].sum()[None]]).double()
-    assert stats.chisquare(seen, expected * (seen.sum() / expected.sum())).pvalue > 1e-3
+    assert often.sum() >= 20
+    observed, expected = (
+        torch.cat([pairs[often], pairs[~often].sum()[None]]) for pairs in (seen, wanted)
+    )
+    assert stats.chisquare(observed, expected).pvalue > 1e-3
 
 
 @torch.no_grad()
-def _second_token(verifier, prompt):
-    """The exact distribution of the second new token."""
+def _two_tokens(verifier, prompt):
+    """The exact joint distribution of the first two new tokens."""
     first = verifier.model(torch.tensor([prompt])).logits[0, -1].double().softmax(-1)
     texts = torch.tensor([[*prompt, token] for token in range(len(first))])
-    return (first @ verifier.model(texts).logits[:, -1].double().softmax(-1)).float()
+    return first[:, None] * verifier.model(texts).logits[:, -1].double().softmax(-1)
 
 
 def test_another_target_is_refused(learned):
@@ -160,9 +182,10 @@ def test_a_truncated_checkpoint_is_refused(learned, target, tmp_path):
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_loss_falls(target, name):
+    """The forward KL, which can fall to 0; the cross entropy stays above the target's entropy."""
     case = CASES[name]
     batch = batch_of(sampled_texts(target, count=4, length=24))
-    draft = case.build(target)
+    draft = case.build(target, loss=LossName.forward_kl)
     losses = []
     for _ in range(2):
         seen = target.see(
@@ -172,8 +195,8 @@ def test_the_loss_falls(target, name):
         loss = draft.loss(batch, seen)
         losses.append(float(loss.total.detach() / loss.weight))
         draft.train()
-        learn(draft, target, batch, steps=120, lr=case.lr)
-    assert losses[1] < 0.9 * losses[0]
+        learn(draft, target, batch, steps=40, lr=case.lr)
+    assert losses[1] < 0.5 * losses[0]
 
 
 @pytest.mark.parametrize("name", CASES)
