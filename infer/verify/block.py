@@ -53,7 +53,7 @@ def weigh(
     left = (due[:, :-1, None] * before - draft).clamp_min(0.0)
     mass = left.sum(-1)
     # where target and draft are equal nothing is left, and no path ends: any distribution does
-    middle = torch.where(mass > 0, mass / (mass + 1 - due[:, :-1]), 0.0)
+    middle = torch.where(mass > 0, mass / (mass + (1 - due[:, :-1])), 0.0)
     return Weighed(
         odds=torch.cat([middle, due[:, -1:]], 1)[:, 1:],
         target=torch.cat([torch.where(mass[..., None] > 0, left, before), target[:, -1:]], 1),
