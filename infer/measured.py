@@ -6,8 +6,10 @@ from typing import Any
 from data.contamination import Contamination
 from infer.intervals import Estimate
 from infer.stats import Costs, Exactness, Trace
+from infer.verify import Typical
 
-EXACT = "exact"  # the verification that keeps the target's own answers
+EXACT = "exact"  # of modes whose rule has no name: they keep the target's own answers
+LOSSY = (Typical.name,)
 
 
 @dataclass(kw_only=True)
@@ -43,9 +45,14 @@ class Measured:
     predicted_speedup: float | None = None  # None: what the costs predict
 
     @property
+    def lossy(self) -> bool:
+        """Whether the rule of verification keeps the target's distribution only roughly."""
+        return self.verification in LOSSY
+
+    @property
     def lossless(self) -> bool:
-        """A lossy verification is none, also where it happened to say what the target says."""
-        return self.verification == EXACT and self.exactness.lossless
+        """Never of a lossy rule, also where it happened to say what the target says."""
+        return not self.lossy and self.exactness.lossless
 
     def among(self, prompt_ids: set[str]) -> "Measured":
         """The same, of these prompts alone; what was predicted or said of all is not of them."""

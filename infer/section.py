@@ -81,6 +81,7 @@ def _mode(
         "itl_ms": _asdict(percentiles_ms([itl_s(trace) for trace in traces])),
         "e2e_ms": _asdict(percentiles_ms([trace.e2e_s for trace in traces])),
         "verification": mode.verification,
+        "lossy": mode.lossy,
         "lossless": mode.lossless,
         "mismatched_prompts": exactness.mismatched_prompts,
         "near_tie_gap": exactness.near_tie_gap,
