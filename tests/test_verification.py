@@ -125,6 +125,13 @@ def test_a_copied_chain_that_repeats_a_node_changes_nothing():
     assert outcome(Rejection(), tables(), trees).error < EXACT
 
 
+def test_a_child_that_the_draft_could_not_draw_is_passed_over():
+    target, draft = torch.tensor([[0.5, 0.5, 0.0]]), torch.tensor([[0.0, 0.2, 0.8]])
+    weighed = infer.verify.rejection.weigh(target, draft, torch.tensor([0]))
+    assert weighed.odds.tolist() == [0.0]
+    assert torch.equal(weighed.target, target)
+
+
 @pytest.mark.parametrize("shape", CHAINS)
 @pytest.mark.parametrize("drawn", [True, False], ids=["drawn", "deterministic"])
 def test_a_block_is_worth_no_less_than_its_tokens_one_by_one(shape, drawn):
