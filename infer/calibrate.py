@@ -124,13 +124,13 @@ def acceptance_length(
     return bootstrap_t(np.array(sums, dtype=np.float64), support=(1.0, np.inf))
 
 
-def calibration_prompts(target: Target, conf: CalibrateConf) -> list[EvalPrompt]:
-    """Those of `conf.prompts`, or some of the demo's training prompts: never the held-out ones."""
-    if conf.prompts is not None:
-        return held_out(target.tokenizer, conf.prompts, limit=None, key="prompts")
+def calibration_prompts(target: Target, path: str | None, count: int) -> list[EvalPrompt]:
+    """Those of the file, or `count` of the demo's training prompts: never the held-out ones."""
+    if path is not None:
+        return held_out(target.tokenizer, path, limit=None, key="prompts")
     return [
         EvalPrompt(id=p.id, category=p.category, ids=target.tokenizer(p.text)["input_ids"])
-        for p in training_prompts(conf.num_prompts, seed=SEED)
+        for p in training_prompts(count, seed=SEED)
     ]
 
 
@@ -205,7 +205,7 @@ def main(conf: CalibrateConf) -> None:
     target = conf.target.build(conf.device.build())
     _, draft = load_draft(directory, target)
     target = draft.verifier(target) or target
-    prompts = calibration_prompts(target, conf)
+    prompts = calibration_prompts(target, conf.prompts, conf.num_prompts)
     with target.device.shared_if_worth(target.parameters // target.num_layers):
         found = calibrate(target, draft, prompts, conf)
     for line in lines(found):

@@ -56,10 +56,7 @@ class TreeConf:
             raise UserError(f"tree.copied: must not be negative, got {self.copied}; 0 copies none")
         if self.kind is TreeKind.static and not (self.paths or self.file):
             raise UserError("tree.paths: a static tree needs rank paths, got null; set tree.file")
-        pool = level = self.branch
-        for _ in range(self.depth - 1):
-            level = min(self.expanded, level) * self.branch
-            pool += level
+        pool = most_nodes(self.depth, self.expanded, self.branch)
         if self.kind is TreeKind.dynamic and self.nodes > pool:
             raise UserError(
                 f"tree.nodes: must be at most the {pool} candidates that depth, width and branch "
@@ -86,6 +83,19 @@ class TreeConf:
         else:
             paths = self.paths or []
         return replace(static_tree(paths, kind=self.kind), copied=self.copied)
+
+
+def most_nodes(depth: int, width: int, branch: int) -> int:
+    """Candidates that a dynamic tree chooses from.
+
+    >>> most_nodes(2, 4, 3)  # three, and three behind each of them
+    12
+    """
+    pool = level = branch
+    for _ in range(depth - 1):
+        level = min(width, level) * branch
+        pool += level
+    return pool
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -175,7 +175,7 @@ def test_a_tree_deeper_than_the_draft_is_not_tried(target, learned):
 
 
 def test_the_demos_calibration_prompts_are_not_held_out():
-    prompts = calibration_prompts(demo_target(), CalibrateConf(num_prompts=12))
+    prompts = calibration_prompts(demo_target(), None, 12)
     assert len(prompts) == 12
     target = demo_target()
     held_out = [target.tokenizer(p.text)["input_ids"] for p in held_out_prompts()]

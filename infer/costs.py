@@ -1,0 +1,211 @@
+"""What a round costs on this device, in steps of autoregressive decoding.
+
+Decoders are timed as they run, compiled and with the host's part, in turn with the autoregressive
+one: a clock that drifts or a neighbour on the machine moves both, and their ratio less. Shapes that
+were not timed are interpolated within their family; a larger one never costs less.
+"""
+
+import fcntl
+import statistics
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float
+from numpy import ndarray
+
+from data.prompts import EvalPrompt
+from infer.candidates import Candidate
+from infer.decode import Decoded, Decoder
+from models.drafts.base import Draft
+from models.sampling import SamplingConf
+from models.target import Target
+
+TURNS = 4  # times that a shape and the baseline are timed in turn
+MOST_TIMED = 12  # timings beyond the first ones, while another shape promises more
+
+
+@contextmanager
+def turn(*, alone: bool) -> Iterator[None]:
+    """Tuners on one machine may compile side by side; who times something waits for the others."""
+    with (Path(tempfile.gettempdir()) / "infer.tune.lock").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        yield
+
+
+@dataclass(kw_only=True)
+class Bench:
+    """Decoders of one draft for one batch and context, each built and compiled when asked for."""
+
+    target: Target
+    draft: Draft
+    prompts: list[EvalPrompt]
+    sampling: SamplingConf
+    batch: int
+    context: int
+    max_new_tokens: int
+    say: Callable[[str], None]
+    decoders: dict[str, Decoder] = field(default_factory=dict)
+
+    def decoder(self, one: Candidate | None) -> Decoder:
+        """That of a candidate, or the autoregressive one."""
+        name = one.name if one else "autoregressive"
+        if name not in self.decoders:
+            self.say(f"batch {self.batch}, context {self.context}: compiling {name}")
+            shape = {"draft": self.draft, "tree": one.tree} if one else {}
+            self.decoders[name] = Decoder(
+                self.target, sampling=self.sampling, slots=self.context, batch=self.batch,
+                layers=self.draft.needs.layers, **shape,
+            )  # fmt: skip
+            self.decode(self.decoders[name], self.prompts[: self.batch])
+        return self.decoders[name]
+
+    def decode(self, decoder: Decoder, some: list[EvalPrompt]) -> list[Decoded]:
+        return decoder.decode(
+            [p.ids for p in some], row_ids=[p.row_id for p in some],
+            max_new_tokens=self.max_new_tokens, eos_ids=self.target.eos_ids,
+        )  # fmt: skip
+
+    def steps(self, one: Candidate) -> float:
+        """Autoregressive steps that a round takes: the median of turns, each of medians."""
+        plain, own = self.decoder(None), self.decoder(one)
+        turns = []
+        for _ in range(TURNS):
+            step, ours, again = map(self._round_s, (plain, own, plain))
+            turns.append(2 * ours / (step + again))
+        return statistics.median(turns)
+
+    def _round_s(self, decoder: Decoder) -> float:
+        """Of the rounds of some prompts: shapes are static, so which do not matter."""
+        rows = self.decode(decoder, self.prompts[: self.batch])
+        return statistics.median(max((row.round_s for row in rows), key=len))
+
+    def race(
+        self, some: list[Candidate], repeats: int
+    ) -> dict[str, Float[ndarray, "prompts tokens_seconds"]]:
+        """Tokens and seconds of every prompt in every mode, decoded there and back (ABBA).
+
+        Seconds are of the rounds in which a row had work: a server fills it again behind that.
+        """
+        modes = [None, *some]
+        found = {one.name if one else "autoregressive": [] for one in modes}
+        decoders = [self.decoder(one) for one in modes]  # all compiled before the first is timed
+        for first in range(0, len(self.prompts), self.batch):
+            group = self.prompts[first : first + self.batch]
+            sums = {name: np.zeros((len(group), 2)) for name in found}
+            pairs = list(zip(found, decoders, strict=True))
+            for turn in range(repeats):
+                for name, decoder in pairs[:: 1 - 2 * (turn % 2)]:
+                    rows = self.decode(decoder, group)
+                    sums[name] += [[len(row.ids) - 1, sum(row.round_s)] for row in rows]
+            for name in found:
+                found[name].append(sums[name])
+        return {name: np.concatenate(parts) for name, parts in found.items()}
+
+
+class CostCurve:
+    """Steps a round by candidate: measured where it was, else by its nodes and its depth.
+
+    Chains lie between measured chains. Trees lie between measured trees of other sizes, less or
+    more by what chains tell of a draft pass, and as far above or below as those of their family.
+    """
+
+    def __init__(self) -> None:
+        self._timings: dict[str, list[float]] = {}
+        self._timed: dict[str, dict[int, Candidate]] = {}  # by family and size
+
+    def add(self, one: Candidate, steps: float) -> None:
+        """A shape may be timed several times."""
+        self._timings.setdefault(one.name, []).append(steps)
+        self._timed.setdefault(one.family, {})[one.size] = one
+
+    def times(self, one: Candidate) -> int:
+        """How often it was timed."""
+        return len(self._timings.get(one.name, []))
+
+    def steps(self, one: Candidate) -> float:
+        if self.times(one):
+            return statistics.fmean(self._timings[one.name])
+        return self._base(one) + self._offset(one.family)
+
+    def _ladder(self, family: str) -> list[Candidate]:
+        return [one for _, one in sorted(self._timed[family].items())]
+
+    def _base(self, one: Candidate) -> float:
+        chain = one.family.startswith("chain")
+        ladder = self._ladder("chain" if chain else _laddered(self._timed))
+        draft_pass = 0.0 if chain else self._draft_pass()
+        steps = [self.steps(other) - draft_pass * other.tree.depth for other in ladder]
+        sizes = [other.size for other in ladder]
+        flat = np.interp(one.size, sizes, np.maximum.accumulate(steps))
+        return float(flat) + draft_pass * one.tree.depth
+
+    def _draft_pass(self) -> float:
+        """Solved from two slopes: a longer chain has a pass more for each node, a tree fewer."""
+        chains, trees = self._ladder("chain"), self._ladder(_laddered(self._timed))
+        rise, nodes, passes = (
+            [of(ladder[-1]) - of(ladder[0]) for ladder in (chains, trees)]
+            for of in (self.steps, lambda one: one.size, lambda one: one.tree.depth)
+        )
+        if nodes[0] == 0 or nodes[1] == passes[1]:
+            return 0.0
+        both = rise[0] / nodes[0]  # a node and a pass
+        return max(0.0, (nodes[1] * both - rise[1]) / (nodes[1] - passes[1]))
+
+    def _offset(self, family: str) -> float:
+        """Of this family; of none measured, what copied tokens add to the others."""
+        if family in ("chain", _laddered(self._timed)):
+            return 0.0
+        like = [family] if family in self._timed or "+" not in family else self._timed
+        above = [
+            self.steps(one) - self._base(one)
+            for other in like
+            if "+" in other or other == family
+            for one in self._timed.get(other, {}).values()
+        ]
+        return statistics.fmean(above) if above else 0.0
+
+
+def choose(
+    steps: Callable[[Candidate], float], found: list[Candidate], tokens: dict[str, float]
+) -> tuple[CostCurve, Candidate]:
+    """The shape of the most `tokens` a round over `steps` a round, timing as few as will do.
+
+    It must have been timed twice: what seems best of many is often what was timed too well.
+    """
+    curve = CostCurve()
+    for one in probes(found):
+        curve.add(one, steps(one))
+
+    def promise(one: Candidate) -> float:
+        return tokens[one.name] / curve.steps(one)
+
+    for _ in range(MOST_TIMED):
+        best = max(found, key=promise)
+        if curve.times(best) > 1:
+            break
+        curve.add(best, steps(best))
+    return curve, max((one for one in found if curve.times(one)), key=promise)
+
+
+def probes(found: list[Candidate]) -> list[Candidate]:
+    """What is timed first: some windows, some budgets of one kind of tree, one with copies."""
+    families: dict[str, list[Candidate]] = {}
+    for one in sorted(found, key=lambda one: one.size):
+        families.setdefault(one.family, []).append(one)
+    copied = [one for name, family in families.items() if "+" in name for one in family]
+    chosen = [
+        family[i]
+        for family in (families["chain"], families.get(_laddered(families), []))
+        for i in sorted({0, len(family) // 2, len(family) - 1})
+        if family
+    ]
+    return chosen + sorted(copied, key=lambda one: abs(one.size - 16))[:1]
+
+
+def _laddered(families: Iterable[str]) -> str:
+    """The kind of tree that is timed at several sizes."""
+    return "dynamic" if "dynamic" in families else "static"

@@ -1,0 +1,189 @@
+"""Choose the tree or window that this device, this draft and this traffic want.
+
+python -m infer.tune checkpoint=DIR
+python -m infer.tune checkpoint=[A,B] batch=[1,8] context=[1024,8192] prompts=mine.jsonl
+
+Tokens a round come from replay (`infer/replay.py`), what a round costs from timing a few shapes
+(`infer/costs.py`). The likeliest best shape is timed itself until no other promises more; then it
+is decoded with, beside its neighbours and the target alone. How far to trust it: docs/tuning.md.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy import ndarray
+from rich.console import Console
+
+from conf.entry import entry_point
+from data.prompts import EvalPrompt
+from infer.calibrate import calibration_prompts
+from infer.candidates import GIVEN, Candidate, candidates, neighbours, with_copied
+from infer.config import OWN
+from infer.costs import Bench, choose, probes, turn
+from infer.eval import let_warnings_through, names, newest_run
+from infer.intervals import Estimate, bootstrap_t
+from infer.replay import Replay, Text, all_positions, jumps, on_policy, texts
+from infer.tune_config import TuneConf
+from infer.tune_table import cell_lines, content, summary, write_trees
+from infer.tuned import Cell, Tuned, Worth
+from models import checkpoint
+from models.drafts import load_draft
+from models.drafts.base import Draft
+from models.drafts.ngram import NgramDraft
+from models.target import Target
+from models.tree import TreeConf, TreeKind
+
+Accepted = list[ndarray]  # of each text: what a round from each start accepts
+
+
+def worth_of(
+    target: Target, draft: Draft, found: list[Candidate], read: list[Text], conf: TuneConf
+) -> dict[str, Worth]:
+    """By replay: one chain tells of all windows, and copied tokens are worth the longer of both."""
+    plain = [one for one in found if not one.conf.copied]
+    trees = {one.name: one.tree for one in plain}
+    windows = [one for one in plain if one.conf.kind is TreeKind.chain]
+    longest = max(windows, key=lambda one: one.size)
+    asked = {name: tree for name, tree in trees.items() if tree.kind is not TreeKind.chain}
+    replay = Replay(target, draft, read, sampling=conf.sampling)
+    accepted = replay.accepted(asked | {longest.name: longest.tree})
+    whole = accepted[longest.name]
+    accepted |= {one.name: [np.minimum(part, one.size) for part in whole] for one in windows}
+    if conf.copied:
+        chain = TreeConf(kind=TreeKind.chain, depth=conf.copied).build()
+        lookup = Replay(target, NgramDraft(), read, sampling=conf.sampling)
+        (copies,) = lookup.accepted({"lookup": chain}).values()
+        accepted |= {
+            with_copied(one, conf.copied).name: list(map(np.maximum, accepted[one.name], copies))
+            for one in plain
+        }
+    return {one.name: _worth(accepted[one.name], read) for one in found}
+
+
+def _worth(accepted: Accepted, read: list[Text]) -> Worth:
+    rounds = sum(len(jumps(one)) for one in accepted)
+    tau, anywhere = (sums.sum(0) for sums in (on_policy(accepted), all_positions(accepted)))
+    return Worth(
+        kept=sum(text.starts for text in read) / max(rounds, 1),
+        tau=tau[0] / max(tau[1], 1),
+        all_positions=anywhere[0] / max(anywhere[1], 1),
+    )  # fmt: skip
+
+
+def settle(bench: Bench, tuned: Tuned, conf: TuneConf) -> Cell:
+    """Choose, then decode with the choice, its neighbours and, for a sweep, many others."""
+    found = tuned.candidates
+    others = swept(found) if conf.sweep else []
+    with turn(alone=False):
+        for one in [None, *dict.fromkeys(probes(found) + others)]:
+            bench.decoder(one)
+    with turn(alone=True):
+        kept = {name: worth.kept for name, worth in tuned.worth.items()}
+        curve, best = choose(bench.steps, found, kept)
+        for one in neighbours(best, found):
+            curve.add(one, bench.steps(one))
+        raced = list(dict.fromkeys([best, *neighbours(best, found), *others]))
+        sums = bench.race(raced, conf.repeats)
+    plain = sums["autoregressive"]
+    for one in neighbours(best, found):
+        ratio = faster(sums[one.name], sums[best.name])
+        if ratio and ratio.ci95 and ratio.ci95[0] > 1:
+            best = one
+    speedups = {one.name: faster(sums[one.name], plain) for one in raced}
+    measured = speedups[best.name]
+    return Cell(
+        draft=tuned.name, batch=bench.batch, context=bench.context, curve=curve, best=best,
+        step_s=float(plain[:, 1].sum() / plain[:, 0].sum()), speedups=speedups,
+        pick=best if measured and measured.mean > 1 else None,
+        of_best={one.name: faster(sums[best.name], sums[one.name]) for one in raced},
+    )  # fmt: skip
+
+
+def faster(ours: ndarray, theirs: ndarray) -> Estimate | None:
+    """Tokens a second over theirs, paired by prompt."""
+    rows = np.concatenate([ours, theirs], 1)
+    return bootstrap_t(rows, lambda m: m[..., 0] / m[..., 1] * m[..., 3] / m[..., 2])
+
+
+def swept(found: list[Candidate]) -> list[Candidate]:
+    """Every window, the tree that was given, and trees of four budgets in three kinds."""
+    sizes = sorted({one.size for one in found if one.family == "static"})
+    kinds = [f for f in {one.family for one in found} if f.partition("+")[0] == "dynamic"]
+    trees = [one for one in found if one.family in ("static", *kinds)]
+    some = [one for one in trees if one.size in sizes[1:3] + sizes[-2:]]
+    return [one for one in found if one.family in ("chain", GIVEN)] + some
+
+
+def tune(
+    target: Target, drafts: dict[str, tuple[Path, Draft]], prompts: list[EvalPrompt],
+    conf: TuneConf, say: Callable[[str], None],
+) -> list[Tuned]:  # fmt: skip
+    """One answer for each draft, batch and context."""
+    found = []
+    for name, (directory, draft) in drafts.items():
+        own = draft.verifier(target) or target
+        depth = min(conf.depth, draft.max_depth)
+        say(f"{name}: the target's answers to {len(prompts)} prompts, replayed")
+        read = texts(
+            own, prompts, sampling=conf.sampling, max_new_tokens=conf.max_new_tokens,
+            layers=draft.needs.layers, ahead=max(depth, conf.copied, conf.tree.build().deepest),
+        )  # fmt: skip
+        table = Replay(own, draft, read, sampling=conf.sampling).table(depth, conf.ranks)
+        shapes = candidates(
+            table.acceptance(), nodes=conf.nodes, copied=conf.copied, given=conf.tree
+        )
+        worth = worth_of(own, draft, shapes, read, conf)
+        tuned = Tuned(
+            name=name, directory=directory, candidates=shapes, worth=worth,
+            acceptance=table.acceptance(),
+        )  # fmt: skip
+        room = max(len(prompt.ids) for prompt in prompts) + conf.max_new_tokens
+        for batch in conf.batch:
+            for context in conf.context or [room]:
+                bench = Bench(
+                    target=own, draft=draft, prompts=prompts, sampling=conf.sampling, batch=batch,
+                    context=context, max_new_tokens=conf.max_new_tokens, say=say,
+                )  # fmt: skip
+                tuned.cells.append(settle(bench, tuned, conf))
+                torch.compiler.reset()  # other shapes follow: graphs of these are in their way
+                for line in cell_lines(tuned, tuned.cells[-1]):
+                    say(line)
+        found.append(tuned)
+    return found
+
+
+@entry_point("tune", TuneConf)
+def main(conf: TuneConf) -> None:
+    let_warnings_through()
+    directories = [Path(c) for c in conf.checkpoint or [newest_run()]]
+    say = Console(soft_wrap=True, highlight=False).print
+    say(f"checkpoint: {', '.join(map(str, directories))}")
+    said: list[Any] = [checkpoint.read_metadata(d).get("target_name") for d in directories]
+    if conf.target.name == OWN:
+        conf.target = replace(conf.target, name=next(filter(None, said), "demo"))
+    run = Path(conf.output_dir) / conf.run_name
+    with checkpoint.writing(run):
+        run.mkdir(parents=True, exist_ok=True)
+    target = conf.target.build(conf.device.build())
+    prompts = calibration_prompts(target, conf.prompts, conf.num_prompts)
+    with target.device.shared_if_worth(target.parameters // target.num_layers):
+        drafts = {
+            name: (directory, load_draft(directory, target)[1])
+            for name, directory in zip(names(directories), directories, strict=True)
+        }
+        found = tune(target, drafts, prompts, conf, say)
+        device = target.device.describe()
+    with checkpoint.writing(run):
+        (run / "tune.json").write_text(json.dumps(content(found, target, device, prompts)) + "\n")
+        write_trees(found, run)
+    for line in summary(found, run):
+        say(line)
+
+
+if __name__ == "__main__":
+    main()

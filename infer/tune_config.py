@@ -1,0 +1,57 @@
+"""What `python -m infer.tune` takes."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from infer.config import MOST_RANKS, OWN
+from models.device import DeviceConf
+from models.errors import UserError
+from models.sampling import SamplingConf
+from models.target import TargetConf
+from models.tree import TreeConf
+
+
+@dataclass(kw_only=True)
+class TuneConf:
+    """For which batches and contexts, and which trees and windows are considered."""
+
+    checkpoint: Any = None  # a directory, or a list of them; null = the newest finished run
+    batch: list[int] = field(default_factory=lambda: [1, 4, 16])
+    context: list[int] | None = None  # room for prompt and answer; null = as the prompts need
+    depth: int = 10  # longest window, deepest node
+    nodes: list[int] = field(default_factory=lambda: [4, 8, 16, 24, 32, 63])  # budgets of trees
+    ranks: int = 10  # candidates measured at each depth
+    copied: int = 8  # tokens of n-gram lookup that may hang beside each
+    sweep: bool = False  # measure every window and a dozen trees too, to judge the choice by
+    prompts: str | None = None  # as evaluation.prompts; null = some that the demo trains on
+    num_prompts: int = 32  # where `prompts` is null
+    max_new_tokens: int = 64
+    repeats: int = 2  # times that every prompt is decoded in each mode, there and back
+    tree: TreeConf = field(default_factory=TreeConf)  # one more to compare with
+    sampling: SamplingConf = field(default_factory=SamplingConf)
+    target: TargetConf = field(default_factory=lambda: TargetConf(name=OWN))
+    device: DeviceConf = field(default_factory=DeviceConf)
+    output_dir: str = "outputs/infer.tune"
+    run_name: str = "tune"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.checkpoint, str):
+            self.checkpoint = [self.checkpoint]
+        listed = isinstance(self.checkpoint, list) and self.checkpoint
+        if self.checkpoint is not None and not (listed and all(isinstance(c, str) for c in listed)):
+            raise UserError(
+                f"checkpoint: must be a directory or a list of them, got {self.checkpoint}"
+            )
+        for key in ("depth", "ranks", "num_prompts", "repeats"):
+            if getattr(self, key) < 1:
+                raise UserError(f"{key}: must be at least 1, got {getattr(self, key)}")
+        if self.max_new_tokens < 2:
+            raise UserError(f"max_new_tokens: must be at least 2, got {self.max_new_tokens}")
+        if self.ranks > MOST_RANKS:
+            raise UserError(f"ranks: must be at most {MOST_RANKS}, got {self.ranks}")
+        if self.copied < 0:
+            raise UserError(f"copied: must not be negative, got {self.copied}; 0 copies none")
+        for key in ("batch", "nodes", "context"):
+            given = getattr(self, key)
+            if given is not None and (not given or min(given) < 1):
+                raise UserError(f"{key}: must list numbers of at least 1, got {given}")

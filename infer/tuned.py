@@ -1,0 +1,51 @@
+"""What tuning finds: what each shape is worth, what a round of it costs, which one to take."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from jaxtyping import Float
+from numpy import ndarray
+
+from infer.candidates import Candidate
+from infer.costs import CostCurve
+from infer.intervals import Estimate
+
+
+@dataclass(kw_only=True)
+class Worth:
+    """What replay says of a shape; `kept` leaves out what is accepted behind the answer's end."""
+
+    kept: float  # tokens of the answer a round: what a speed-up is made of
+    tau: float  # acceptance length
+    all_positions: float  # the same if rounds began at every token equally often
+
+
+@dataclass(kw_only=True)
+class Cell:
+    """The answer for one draft, batch and context. `pick` None: do not speculate."""
+
+    draft: str
+    batch: int
+    context: int
+    step_s: float
+    curve: CostCurve
+    pick: Candidate | None
+    best: Candidate  # of those that speculate
+    speedups: dict[str, Estimate | None]  # measured, of those that were decoded with
+    of_best: dict[str, Estimate | None]  # speed of `best` over theirs, prompt by prompt
+
+
+@dataclass(kw_only=True)
+class Tuned:
+    """One draft: what its shapes are worth anywhere, and the choice for each batch and context."""
+
+    name: str
+    directory: Path
+    candidates: list[Candidate]
+    worth: dict[str, Worth]
+    acceptance: Float[ndarray, "depth ranks"]
+    cells: list[Cell] = field(default_factory=list)
+
+    def predicted(self, cell: Cell, one: Candidate) -> float:
+        """Speed-up."""
+        return self.worth[one.name].kept / cell.curve.steps(one)

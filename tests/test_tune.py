@@ -1,0 +1,239 @@
+"""`python -m infer.tune`: what it chooses from, how few timings find the best, what it leaves."""
+
+import json
+import logging
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from conf.entry import compose
+from data.prompts import EvalPrompt
+from infer.candidates import GIVEN, candidates, neighbours
+from infer.config import EvalConf
+from infer.costs import CostCurve, choose, probes
+from infer.decode import Decoder
+from infer.replay import texts
+from infer.tune import main, swept, worth_of
+from infer.tune_config import TuneConf
+from models.errors import UserError
+from models.sampling import SamplingConf
+from models.tree import TreeConf, TreeKind
+from tests.tiny import new_draft
+
+TABLE = np.array([[0.6, 0.2, 0.1, 0.05]] * 6)
+GIVEN_TREE = TreeConf(kind=TreeKind.static, paths=[[0], [1], [2], [0, 0]])
+
+
+KINDS = ("static", "dynamic", "product")
+
+
+def shapes(*, nodes=(4, 8, 16, 32), copied=4, table=TABLE):
+    return candidates(table, nodes=list(nodes), copied=copied, given=GIVEN_TREE)
+
+
+def test_every_window_and_every_budget_is_there_with_and_without_copies():
+    found = {one.name: one for one in shapes()}
+    assert len(found) == len(shapes())
+    assert {f"chain-{window}" for window in range(1, 7)} <= set(found)
+    for family in KINDS:
+        assert [one.size for one in found.values() if one.family == family] == [4, 8, 16, 32]
+    assert [one.size for one in found.values() if one.family == "static-d2"] == [4, 8, 16]
+    assert all(one.tree.depth == 2 for one in found.values() if one.family.endswith("-d2"))
+    for name, one in found.items():
+        if not one.conf.copied:
+            assert found[f"{name}+4"].tree.size == one.tree.size + 4
+    assert found[GIVEN].tree.nodes == 4
+
+
+def test_a_draft_of_one_token_has_windows_and_trees_of_one_token():
+    found = shapes(table=TABLE[:1], copied=0)
+    assert {one.name for one in found} == {"chain-1", "static-4", "dynamic-4", "product-4"}
+
+
+def test_the_overrides_decode_with_the_shape_that_was_measured(tmp_path):
+    for one in shapes():
+        file = tmp_path / "tree.json"
+        if one.conf.kind is TreeKind.static:
+            file.write_text(json.dumps(one.tree.paths))
+        conf = compose("eval", EvalConf, one.overrides(file).split())
+        assert conf.tree.build() == one.tree, one.name
+
+
+def test_neighbours_are_the_next_sizes_of_the_family():
+    found = {one.name: one for one in shapes()}
+    for name, wanted in {
+        "chain-1": ["chain-2"], "chain-3": ["chain-2", "chain-4"], "static-32": ["static-16"],
+        "dynamic-8+4": ["dynamic-4+4", "dynamic-16+4"],
+    }.items():  # fmt: skip
+        assert [one.name for one in neighbours(found[name], list(found.values()))] == wanted
+
+
+def test_a_sweep_has_every_window_and_a_dozen_trees():
+    trees = [one for one in swept(shapes(nodes=(4, 8, 16, 24, 32, 63))) if one.family != "chain"]
+    assert len(trees) == 13  # one of them given
+    assert {one.size for one in trees if one.name != GIVEN} == {8, 16, 32, 63}
+
+
+def kind(one):
+    return one.family.split("+")[0].split("-")[0]
+
+
+class Machine:
+    """Costs that are linear in nodes and passes, with a family's own extra; counts timings."""
+
+    def __init__(self, node=0.02, draft_pass=0.1, noise=0.0):
+        self.node, self.draft_pass, self.noise = node, draft_pass, noise
+        self.timed, self.numbers = [], np.random.default_rng(0)
+
+    def cost(self, one):
+        extra = {"dynamic": 0.1, "product": 0.2, "static": 0.0}.get(kind(one), 0.0)
+        copying = 0.05 if one.conf.copied else 0.0
+        return 1.1 + self.node * one.tree.size + self.draft_pass * one.tree.depth + extra + copying
+
+    def steps(self, one):
+        self.timed.append(one.name)
+        return self.cost(one) * (1 + self.noise * float(self.numbers.standard_normal()))
+
+
+def worth(one):
+    """Concave in size, a little more for what adapts and for copies."""
+    kinds = {"chain": 0.8, "static": 1.1, "dynamic": 1.2, "product": 1.25, GIVEN: 1.0}
+    reach = min(one.tree.depth, np.log1p(one.size))
+    return 1 + kinds[kind(one)] * reach / 2 + 0.3 * bool(one.conf.copied)
+
+
+@pytest.mark.parametrize("node", [0.001, 0.01, 0.05, 0.3])
+@pytest.mark.parametrize("draft_pass", [0.02, 0.4])
+def test_few_timings_find_the_best_shape(node, draft_pass):
+    found, machine = shapes(nodes=(4, 8, 16, 24, 32, 63)), Machine(node, draft_pass)
+    tokens = {one.name: float(worth(one)) for one in found}
+    curve, best = choose(machine.steps, found, tokens)
+    speeds = {one.name: tokens[one.name] / machine.cost(one) for one in found}
+    assert speeds[best.name] >= 0.97 * max(speeds.values())
+    assert curve.steps(best) == pytest.approx(machine.cost(best))
+    assert len(machine.timed) < len(found) / 2
+
+
+def test_the_choice_was_timed_twice():
+    found, machine = shapes(), Machine(noise=0.1)
+    tokens = {one.name: float(worth(one)) for one in found}
+    curve, best = choose(machine.steps, found, tokens)
+    assert machine.timed.count(best.name) == curve.times(best) >= 2
+
+
+def test_a_larger_shape_never_costs_less():
+    found, curve = shapes(copied=0), CostCurve()
+    for one, steps in zip(probes(found), (1.5, 1.4, 2.0, 2.2, 2.1, 3.0), strict=True):
+        curve.add(one, steps)
+    windows = [curve.steps(one) for one in found if one.family == "chain" and not curve.times(one)]
+    assert windows == sorted(windows)
+    assert windows[0] == pytest.approx(1.5)
+
+
+def prompts_of(written):
+    return [
+        EvalPrompt(id=f"{i}-{cut}", category="all", ids=text[:cut])
+        for i, text in enumerate(written)
+        for cut in (4, 7)
+    ]
+
+
+def test_what_a_shape_is_worth_is_what_decoding_with_it_yields(target, learned):
+    draft, written = learned
+    conf = TuneConf(depth=4, ranks=4, copied=3, max_new_tokens=20)
+    prompts = prompts_of(written)[:6]
+    read = texts(
+        target, prompts, sampling=conf.sampling, max_new_tokens=20, layers=draft.needs.layers,
+        ahead=4,
+    )  # fmt: skip
+    found = shapes(nodes=(4, 8), copied=3, table=TABLE[:4])
+    tokens = worth_of(target, draft, found, read, conf)
+    assert set(tokens) == {one.name for one in found}
+    for name in ("chain-2", "chain-4+3", "static-8", "dynamic-8+3", GIVEN):
+        (one,) = [one for one in found if one.name == name]
+        decoder = Decoder(
+            target, draft, one.tree, sampling=SamplingConf(), slots=64, batch=len(prompts)
+        )
+        done = decoder.decode(
+            [p.ids for p in prompts], row_ids=[p.row_id for p in prompts], max_new_tokens=20,
+            eos_ids=target.eos_ids,
+        )  # fmt: skip
+        rounds = sum(len(row.accepted) for row in done)
+        assert tokens[name].kept == pytest.approx(sum(len(row.ids) - 1 for row in done) / rounds)
+        assert tokens[name].tau == pytest.approx(1 + sum(sum(r.accepted) for r in done) / rounds)
+
+
+@pytest.fixture
+def command(tmp_path, target, learned, monkeypatch, capsys, caplog):
+    """`python -m infer.tune` in a folder with a good draft and one that was never trained."""
+    caplog.set_level(logging.WARNING)
+    monkeypatch.chdir(tmp_path)
+    draft, written = learned
+    target.model.save_pretrained("target")
+    target.tokenizer.save_pretrained("target")
+    for name, one in (("good", draft), ("untrained", new_draft(target))):
+        one.save(Path(f"outputs/train/{name}/checkpoint"), target)
+    Path("outputs/train/good/report.json").write_text("{}")
+    rows = [{"text": " ".join(map(str, text[:5]))} for text in written]
+    Path("prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    capsys.readouterr()
+
+    def run(*arguments: str) -> str:
+        given = [
+            "target.name=target", "prompts=prompts.jsonl", "device.threads=1",
+            "device.compile=false", "nodes=[4,8]", "depth=3", "ranks=3", "max_new_tokens=16",
+            "batch=[4]", "tree=chain", "tree.depth=2",
+        ]  # fmt: skip
+        monkeypatch.setattr(sys, "argv", ["infer.tune", *given, *arguments])
+        main()
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_the_choice_is_left_as_a_file_that_says_how_to_decode_with_it(command):
+    out = command("context=[40]")
+    assert out.startswith("checkpoint: outputs/train/good/checkpoint\n")
+    saved = json.loads(Path("outputs/infer.tune/tune/tune.json").read_text())
+    (draft,) = saved["drafts"]
+    (cell,) = draft["cells"]
+    assert (cell["batch"], cell["context"]) == (4, 40)
+    shape = {one["name"]: one for one in cell["shapes"]}[cell["best"]]
+    assert shape["measured_speedup"]["mean"] > 0
+    assert shape["cost_timed"]
+    assert cell["pick"] in (cell["best"], None)
+    if cell["pick"]:
+        file = Path("outputs/infer.tune/tune/good-b4-c40.json")
+        left = json.loads(file.read_text())
+        assert f"checkpoint={draft['checkpoint']} {left['overrides']}" in out
+        conf = compose("eval", EvalConf, left["overrides"].split())
+        assert conf.tree.build().size == shape["nodes"]
+
+
+def test_a_draft_that_is_never_right_is_not_worth_speculating(command):
+    out = command("checkpoint=[outputs/train/good/checkpoint,outputs/train/untrained/checkpoint]",
+                  "copied=0")  # fmt: skip
+    saved = json.loads(Path("outputs/infer.tune/tune/tune.json").read_text())
+    assert [draft["name"] for draft in saved["drafts"]] == ["good", "untrained"]
+    (cell,) = saved["drafts"][1]["cells"]
+    assert cell["pick"] is None
+    assert "choice: do not speculate" in out
+    assert out.count("infer.eval checkpoint=outputs/train/untrained") == 0
+
+
+REFUSED = {
+    "batch=[]": "batch: must list numbers of at least 1, got []",
+    "nodes=[0]": "nodes: must list numbers of at least 1, got [0]",
+    "depth=0": "depth: must be at least 1, got 0",
+    "copied=-1": "copied: must not be negative, got -1; 0 copies none",
+    "max_new_tokens=1": "max_new_tokens: must be at least 2, got 1",
+}
+
+
+@pytest.mark.parametrize("mistake", REFUSED)
+def test_mistakes_are_answered_in_one_line(mistake):
+    with pytest.raises(UserError) as refused:
+        compose("tune", TuneConf, [mistake])
+    assert str(refused.value) == REFUSED[mistake]
