@@ -67,6 +67,17 @@ class StaticCache(Cache):
         """What the LayerCache of layer `i` is made of."""
         return self.keys[i], self.values[i], write.slots, write.source, write.goal
 
+    def move(self, source: Int[Tensor, "b path"], goal: Int[Tensor, "b path"]) -> None:
+        """What `Write` would do on the next pass, at once."""
+        for stored in (*self.keys, *self.values):
+            stored[places(stored, goal)] = stored[places(stored, source)]
+
+    def put(self, other: "StaticCache", row: Int[Tensor, " 1"]) -> None:
+        """Take the only row of another cache for that of our own."""
+        mine, theirs = (*self.keys, *self.values), (*other.keys, *other.values)
+        for ours, one in zip(mine, theirs, strict=True):
+            ours.index_copy_(0, row, one)
+
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
         return 0  # positions are always given, so nothing is derived from this
 

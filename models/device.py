@@ -75,6 +75,11 @@ class Device:
             return function
         return torch.compiler.nested_compile_region(function)
 
+    @property
+    def fuses(self) -> bool:
+        """Whether a whole round is one graph, where nobody says."""
+        return True
+
     @contextmanager
     def shared_if_worth(self, weights: int) -> Iterator[None]:
         """One CPU thread while passes read few tokens and so few `weights` a layer.

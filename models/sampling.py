@@ -185,13 +185,29 @@ def gumbel(
 
     `vocab_ids` are target ids, so that a reduced draft vocabulary gets the target's own noise.
     """
+    # The upper tail decides what is sampled. It is where `rest` is small, which fp32 resolves.
+    rest = _uniform(seed, row_ids, turn, positions, vocab_ids)
+    return -torch.log(-torch.log1p(-rest))
+
+
+def uniform(
+    seed: int,
+    row_ids: Int[Tensor, " batch"],
+    turn: int | Int[Tensor, " batch"],
+    positions: Int[Tensor, "batch positions"],
+) -> Float[Tensor, "batch positions"]:
+    """Numbers in (0, 1), keyed as the noise is."""
+    return _uniform(seed, row_ids, turn, positions, torch.zeros_like(positions[0, :1]))[..., 0]
+
+
+def _uniform(
+    seed: int, row_ids: Tensor, turn: int | Tensor, positions: Tensor, vocab_ids: Tensor
+) -> Float[Tensor, "batch positions vocab"]:
     outer, inner = (
         _key(start, seed, row_ids, turn, positions)[..., None] for start in (0x9E3779B9, 0x85EBCA6B)
     )
     bits = _mix(outer ^ _mix(inner ^ (vocab_ids & MASK)))  # two keys of 32 bits: no collisions
-    # The upper tail decides what is sampled. It is where `rest` is small, which fp32 resolves.
-    rest = ((bits.float() + 0.5) * 2.0**-32).clamp_max(1 - 2.0**-24)
-    return -torch.log(-torch.log1p(-rest))
+    return ((bits.float() + 0.5) * 2.0**-32).clamp_max(1 - 2.0**-24)
 
 
 def _key(
