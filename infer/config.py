@@ -1,10 +1,9 @@
 """What `python -m infer.eval` takes, and the evaluation that ends a training run."""
 
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
-from infer.verify import Typical
+from infer.verify import Typical, Verification, Verifier, build
 from models.device import DeviceConf
 from models.errors import UserError
 from models.sampling import SamplingConf
@@ -13,13 +12,6 @@ from models.tree import TreeConf
 
 MOST_RANKS = 256
 OWN = "own"  # as target.name: the target that the draft was distilled from
-
-
-class Verification(Enum):
-    """Which draft tokens are accepted: the target's own alone, or all that are typical of it."""
-
-    exact = "exact"
-    typical = "typical"  # lossy: marked wherever a figure of it is printed
 
 
 @dataclass(kw_only=True)
@@ -32,7 +24,7 @@ class EvaluationConf:
     limit: int | None = None  # prompts of each category; null = all
     max_new_tokens: int = 64
     sampling: SamplingConf = field(default_factory=SamplingConf)
-    verification: Verification = Verification.exact
+    verification: Verification = Verification.auto
     typical_epsilon: float = 0.09  # likely enough at any rate
     typical_delta: float = 0.3  # likely enough times exp(entropy)
 
@@ -46,15 +38,13 @@ class EvaluationConf:
         for key in ("typical_epsilon", "typical_delta"):
             if getattr(self, key) <= 0:
                 raise UserError(f"evaluation.{key}: must be above 0, got {getattr(self, key)}")
-        if self.typical is not None:
-            self.typical.check(self.sampling)
+        _ = self.verifier  # refuses what does not go with the sampling
 
     @property
-    def typical(self) -> Typical | None:
-        """What `Decoder` takes as `verification`; None is exact."""
-        if self.verification is Verification.exact:
-            return None
-        return Typical(epsilon=self.typical_epsilon, delta=self.typical_delta)
+    def verifier(self) -> Verifier:
+        """What `Decoder` takes as `verification`."""
+        typical = Typical(epsilon=self.typical_epsilon, delta=self.typical_delta)
+        return build(self.verification, self.sampling, typical=typical)
 
 
 @dataclass(kw_only=True)

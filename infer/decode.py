@@ -10,7 +10,7 @@ Axes: B rows, P padded prompt, N nodes, D deepest node.
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -53,6 +53,13 @@ class Decoded:
     prefill_s: float = 0.0  # until the first token is on the host
     round_s: list[float] = field(default_factory=list)
 
+    def emit(self, ids: list[int], *, drafted: int, took: float) -> None:
+        """What a round gave."""
+        self.ids += ids
+        self.accepted.append(len(ids) - 1)
+        self.drafted.append(drafted)
+        self.round_s.append(took)
+
 
 @dataclass(kw_only=True)
 class Spent:
@@ -67,11 +74,28 @@ class Spent:
 
 
 @dataclass(kw_only=True)
+class Work:
+    """All that a round goes on from."""
+
+    rows: Rows
+    proposal: Proposal  # what it will verify
+    cache: StaticCache  # of the target
+    state: State  # of the draft
+
+
+@dataclass(kw_only=True)
 class _Request:
-    place: int  # in what was asked
     ids: list[int]
     row_id: int
     limit: int
+    answer: Decoded
+
+    def ended(self, stopping: Stopping, *, new: int) -> bool:
+        """Whether the answer is whole by its `new` last tokens; then it is cut."""
+        ids = self.answer.ids
+        end = stopping.end(ids, known=len(ids) - new, limit=self.limit)
+        self.answer.ids = ids[:end]
+        return end is not None
 
 
 def bucket(length: int) -> int:
@@ -85,14 +109,14 @@ class Decoder:
     def __init__(
         self, target: Transformer, draft: Draft | None = None, tree: Tree = NO_TREE, *,
         sampling: SamplingConf, slots: int, batch: int = 1, layers: list[int] | None = None,
-        verifier: Verifier | None = None, fused: bool | None = None,
+        verification: Verifier | None = None, fused: bool | None = None,
     ):  # fmt: skip
         if draft is not None and tree.depth > draft.max_depth:
             raise UserError(
                 f"tree.depth: must be at most the {draft.max_depth} tokens that the draft can "
                 f"propose, got {tree.depth}; lower tree.depth or raise draft.max_depth"
             )
-        verifier = verifier or build(Verification.auto, sampling)
+        verifier = verification or build(Verification.auto, sampling)
         verifier.check(sampling, tree)
         if draft is not None and tree.copied:
             draft = MixedDraft(draft)
@@ -111,9 +135,9 @@ class Decoder:
         scratch = max(max(tree.size, tree.scratch) + tree.deepest + 1, SMALLEST_SCRATCH)
         self.held = -(-(slots + scratch) // SLOTS_STEP) * SLOTS_STEP
         self.cache, self.state = self._room(batch)
-        self._reader = (self.cache, self.state) if batch == 1 else self._room(1)
+        self._alone: tuple[StaticCache, State] | None = None  # room to read one prompt beside them
         self.spent = Spent()
-        self._last: tuple[Rows, Proposal] | None = None
+        self._last: Work | None = None
         # a target does not change; a draft that writes texts of its own does
         settled = SETTLED if isinstance(target, Target) else ()
         self._prefill = device.compile(rounds.prefill, settled=settled)
@@ -138,31 +162,25 @@ class Decoder:
         batch 1; `watch` sees every round, at the cost of waiting for it; `laps` times the parts of
         unfused rounds.
         """
-        waiting = deque(self._requests(prompts, row_ids, max_new_tokens))
+        asked = list(self._requests(prompts, row_ids, max_new_tokens))
+        waiting = deque(asked)
         stopping = Stopping(
             eos_ids=frozenset(eos_ids or []), strings=tuple(stop), text=self._text if stop else None
         )
-        done = [Decoded() for _ in prompts]
         busy: dict[int, _Request] = {}
-        rows = proposal = None
+        work: Work | None = None
         self.spent = Spent()
         while waiting or busy:
-            for slot in range(self.batch):
-                while slot not in busy and waiting:
-                    request = waiting.popleft()
-                    rows, proposal = self._admit(slot, request, done, rows, proposal)
-                    if not _ended(done[request.place], request, stopping, known=0):
-                        busy[slot] = request
+            work = self._admit(work, waiting, busy, stopping)
             if not busy:
-                break
-            assert rows is not None and proposal is not None
-            active = [slot in busy for slot in range(self.batch)]
-            rows.active = torch.tensor(active, device=self.place)
+                continue
             began = time.perf_counter()
             if laps is not None:
                 laps.start()
-            tree = proposal
-            rows, proposal, emitted = self._round(rows, proposal, laps)
+            active = [slot in busy for slot in range(self.batch)]
+            work.rows.active = torch.tensor(active, device=self.place)
+            tree = work.proposal
+            work, emitted = self._round(work, laps)
             if watch is not None:
                 watch(tree, emitted.ids, emitted.count)
             told = emitted.told().tolist()  # the one read of the round
@@ -172,67 +190,57 @@ class Decoder:
                 record.append(emitted.logits[0, : told[0][-1]].clone())
             for slot, request in list(busy.items()):
                 *tokens, number = told[slot]
-                answer = done[request.place]
-                known = len(answer.ids)
-                answer.ids += tokens[:number]
-                answer.accepted.append(number - 1)
-                answer.drafted.append(self.nodes)
-                answer.round_s.append(took)
-                if _ended(answer, request, stopping, known=known):
+                request.answer.emit(tokens[:number], drafted=self.nodes, took=took)
+                if request.ended(stopping, new=number):
                     del busy[slot]
             if laps is not None:
                 laps.lap("host")
                 laps.finish(time.perf_counter() - began)
-        return done
+        return [request.answer for request in asked]
 
     @torch.no_grad()
     def forced(self, prompt: list[int], row_id: int, ids: list[int]) -> Iterator[Tensor]:
         """The target's scores of the place of each of `ids`, read one token at a time.
 
         Scores are what the rule takes the largest of: logits, or warped logits plus noise. For a
-        decoder without a draft.
+        decoder without a draft, of one row.
         """
-        rows, _, scores = self._read(prompt, row_id)
+        asked = self._requests([prompt], [row_id], len(ids))
+        work, scores = self._read(list(asked), self.cache, self.state)
         yield scores[0]
         for token in ids[:-1]:
-            rows.root = torch.full_like(rows.root, token)
-            if rows.history is not None:
-                rows.history = rows.history.add(rows.root[:, None], torch.ones_like(rows.root))
-            rows, _, emitted = self._round(rows, self._empty(1))
+            work.rows.root = torch.full_like(work.rows.root, token)
+            work, emitted = self._round(work)
             yield emitted.scores[0, 0]
 
     @torch.no_grad()
     def again(self) -> None:
         """The last round once more, to time it. What it leaves in the caches is of no use."""
         assert self._last is not None
-        self._round(*self._last)
+        self._round(self._last)
 
     # --- rounds -------------------------------------------------------------------------------
 
-    def _round(
-        self, rows: Rows, proposal: Proposal, laps: Laps | None = None
-    ) -> tuple[Rows, Proposal, Round]:
-        self._last = rows, proposal
+    def _round(self, work: Work, laps: Laps | None = None) -> tuple[Work, Round]:
+        self._last = work
+        rows, proposal, cache, state = work.rows, work.proposal, work.cache, work.state
         if self.fused and laps is None:
-            rows, emitted, self.state, proposal = self._fused(
-                self.target, self.cache, self.layers, self.plan, self.draft, self.state, rows,
-                proposal,
-            )  # fmt: skip
-            return rows, proposal, emitted
+            rows, emitted, state, proposal = self._fused(
+                self.target, cache, self.layers, self.plan, self.draft, state, rows, proposal
+            )
+            return Work(rows=rows, proposal=proposal, cache=cache, state=state), emitted
         lap = laps.lap if laps else _no_lap
-        seen, logits = self._score(self.target, self.cache, self.layers, rows, proposal)
+        seen, logits = self._score(self.target, cache, self.layers, rows, proposal)
         lap("verify")
-        rows, emitted = self._accept(
-            self.plan, self.cache.garbage, rows, proposal, seen, logits
-        )
+        rows, emitted = self._accept(self.plan, cache.garbage, rows, proposal, seen, logits)
         lap("accept")
         if self.plan.moved:
-            rows = self._move(self.cache, rows)
+            rows = self._move(cache, rows)
         lap("cache_move")
         if self.draft is not None:
-            self.state, proposal = self._go_on(self.draft, self.state, self.plan, rows, emitted)
+            state, proposal = self._go_on(self.draft, state, self.plan, rows, emitted)
         lap("draft")
-        return rows, proposal, emitted
+        return Work(rows=rows, proposal=proposal, cache=cache, state=state), emitted
 
     # --- prompts ------------------------------------------------------------------------------
 
@@ -251,51 +259,58 @@ class Decoder:
                     f"evaluation.max_new_tokens: prompt and answer must fit in {self.slots} "
                     f"tokens, got {len(ids)} + {limit}; shorten the prompts"
                 )
-            yield _Request(place=place, ids=ids, row_id=row_id, limit=limit)
+            yield _Request(ids=ids, row_id=row_id, limit=limit, answer=Decoded())
 
     def _admit(
-        self, slot: int, request: _Request, done: list[Decoded], rows: Rows | None,
-        proposal: Proposal | None,
-    ) -> tuple[Rows, Proposal]:  # fmt: skip
-        """Read a prompt and put its row into the batch."""
-        began = time.perf_counter()
-        one, first, _ = self._read(request.ids, request.row_id)
-        done[request.place].ids = one.root.tolist()
-        done[request.place].prefill_s = time.perf_counter() - began
-        if self.batch > 1:
-            whole = (rows, proposal) if rows is not None else _blank((one, first), self.batch)
-            place = torch.tensor([slot], device=self.place)
-            (one, first, self.cache, self.state) = put(
-                (*whole, self.cache, self.state), (one, first, *self._reader), place
-            )
-        self.spent.prefill_s += time.perf_counter() - began
-        return one, first
+        self, work: Work | None, waiting: deque[_Request], busy: dict[int, _Request],
+        stopping: Stopping,
+    ) -> Work:  # fmt: skip
+        """Prompts for the free slots: all at once where none is at work, else one by one."""
+        while waiting and len(busy) < self.batch:
+            began = time.perf_counter()
+            free = [slot for slot in range(self.batch) if slot not in busy]
+            if not busy:
+                some = [waiting.popleft() for _ in range(min(self.batch, len(waiting)))]
+                work, _ = self._read(some, self.cache, self.state)
+                first = work.rows.root.tolist()
+            else:
+                some = [waiting.popleft()]
+                self._alone = self._alone or self._room(1)
+                one, _ = self._read(some, *self._alone)
+                work = put(work, one, torch.tensor(free[:1], device=self.place))
+                first = one.rows.root.tolist()
+            took = time.perf_counter() - began
+            self.spent.prefill_s += took
+            for slot, request, token in zip(free, some, first, strict=False):
+                request.answer.ids, request.answer.prefill_s = [token], took
+                if not request.ended(stopping, new=1):
+                    busy[slot] = request
+        assert work is not None
+        return work
 
-    def _read(self, ids: list[int], row_id: int) -> tuple[Rows, Proposal, Tensor]:
-        """A prompt alone: its row, its first proposal, the scores of its first token."""
-        cache, state = self._reader
-        padded = torch.zeros(1, min(bucket(len(ids)), self.slots), dtype=torch.int64)
-        padded[0, : len(ids)] = torch.tensor(ids)
-        padded = padded.to(self.place)
-        length, key = (torch.tensor([value], device=self.place) for value in (len(ids), row_id))
+    def _read(
+        self, requests: list[_Request], cache: StaticCache, state: State
+    ) -> tuple[Work, Tensor]:
+        """Prompts from the first slot on, and the scores of their first tokens."""
+        count = len(cache.positions)
+        longest = max(len(request.ids) for request in requests)
+        padded = torch.zeros(count, min(bucket(longest), self.slots), dtype=torch.int64)
+        lengths, keys = (torch.zeros(count, dtype=torch.int64) for _ in range(2))
+        for i, request in enumerate(requests):
+            padded[i, : len(request.ids)] = torch.tensor(request.ids)
+            lengths[i], keys[i] = len(request.ids), request.row_id
+        ids, lengths, keys = (part.to(self.place) for part in (padded, lengths, keys))
         rows, seen, scores = self._prefill(
-            self.target, cache, self.layers, self.plan, padded, length, key
+            self.target, cache, self.layers, self.plan, ids, lengths, keys
         )
-        proposal = self._empty(1)
+        proposal = Proposal(ids=ids[:, :0], parents=ids[:, :0])
         if self.draft is not None:
-            state, proposal = self._begin(self.draft, state, self.plan, padded, rows, seen)
-        self._reader = cache, state
-        if self.batch == 1:
-            self.state = state
-        return rows, proposal, scores
+            state, proposal = self._begin(self.draft, state, self.plan, ids, rows, seen)
+        return Work(rows=rows, proposal=proposal, cache=cache, state=state), scores
 
     def _room(self, batch: int) -> tuple[StaticCache, State]:
         state = self.draft.new_state(batch, self.held) if self.draft else {}
         return self.target.new_cache(batch, self.held), state
-
-    def _empty(self, batch: int) -> Proposal:
-        none = torch.zeros(batch, 0, dtype=torch.int64, device=self.place)
-        return Proposal(ids=none, parents=none)
 
     def _text(self, ids: list[int]) -> str:
         assert isinstance(self.target, Target)
@@ -303,39 +318,19 @@ class Decoder:
 
 
 def put(whole: Any, one: Any, slot: Int[Tensor, " 1"]) -> Any:
-    """`whole` with its row `slot` as the only row of `one`, of whatever they are made."""
+    """`whole` with its row `slot` as the only row of `one`, whatever the two are made of."""
     if isinstance(whole, Tensor):
         return whole.index_copy(0, slot, one)
     if isinstance(whole, StaticCache):  # in place: it is the largest thing there is
         whole.put(one, slot)
         return whole
-    if is_dataclass(whole):
-        names = [f.name for f in fields(whole)]
-        parts = {name: put(getattr(whole, name), getattr(one, name), slot) for name in names}
-        return type(whole)(**parts)
+    if is_dataclass(whole) and not isinstance(whole, type):
+        parts = {f.name: put(getattr(whole, f.name), getattr(one, f.name), slot)
+                 for f in fields(whole)}  # fmt: skip
+        return replace(whole, **parts)
     if isinstance(whole, dict):
         return {name: put(part, one[name], slot) for name, part in whole.items()}
-    if isinstance(whole, tuple):
-        return tuple(put(a, b, slot) for a, b in zip(whole, one, strict=True))
     return whole
-
-
-def _blank(one: Any, batch: int) -> Any:
-    """Rows that have not begun, of the shapes of one that has."""
-    if isinstance(one, Tensor):
-        return one.new_zeros(batch, *one.shape[1:])
-    if is_dataclass(one):
-        return type(one)(**{f.name: _blank(getattr(one, f.name), batch) for f in fields(one)})
-    if isinstance(one, tuple):
-        return tuple(_blank(part, batch) for part in one)
-    return one
-
-
-def _ended(answer: Decoded, request: _Request, stopping: Stopping, *, known: int) -> bool:
-    """Whether an answer is whole; then it is cut."""
-    end = stopping.end(answer.ids, known=known, limit=request.limit)
-    answer.ids = answer.ids[:end]
-    return end is not None
 
 
 def _no_lap(part: str) -> None:

@@ -66,7 +66,7 @@ def _divergences(
 
     An answer of the target's own tokens alone that still differs has ended in the wrong place.
     """
-    unit = decoder.rule.conf.temperature or 1.0  # of the scores, in logits
+    unit = decoder.plan.rule.conf.temperature or 1.0  # of the scores, in logits
     found = []
     for position, scores in enumerate(decoder.forced(prompt.ids, prompt.row_id, ids)):
         if int(scores.argmax()) != ids[position]:

@@ -57,7 +57,9 @@ class Plan:
     def moved(self) -> int:
         """Tokens that a round may have to move: none of a chain, which is in place."""
         is_chain = all(len(level) == 1 for level in self.tree.levels) and self.tree.levels
-        return 0 if not self.tree.copied and (is_chain or not self.tree.depth) else self.tree.deepest
+        return (
+            0 if not self.tree.copied and (is_chain or not self.tree.depth) else self.tree.deepest
+        )
 
 
 @dataclass(kw_only=True)
@@ -69,7 +71,7 @@ class Rows:
     root: Int[Tensor, " batch"]
     active: Bool[Tensor, " batch"]
     noise: Float[Tensor, "batch ahead vocab"] | None  # of the positions behind the root
-    history: History | None  # up to and with the root; None where nothing is penalised
+    history: History | None  # up to the root, without it; None where nothing is penalised
     source: Int[Tensor, "batch moved"]  # slots of the last round's path, which the next pass moves
     goal: Int[Tensor, "batch moved"]  # to these
 
@@ -127,8 +129,6 @@ def prefill(
         seed, tokens = seed_of(plan.rule, TARGET), plan.tokens(lengths)
         scores = scores + gumbel(seed, row_ids, 0, lengths[:, None], tokens)[:, 0]
     root = scores.argmax(-1)
-    if history is not None:
-        history = history.add(root[:, None], torch.ones_like(lengths))
     nowhere = torch.full((len(ids), plan.moved), cache.garbage, device=ids.device)
     return Rows(
         row_ids=row_ids, lengths=lengths, root=root, active=lengths > 0,
@@ -173,7 +173,8 @@ def accept(
         row_ids=rows.row_ids, lengths=lengths, active=rows.active,
         root=torch.where(rows.active, last, rows.root),
         noise=ahead_of(plan, rows.row_ids, lengths + 1),
-        history=rows.history and rows.history.add(kept.ids, count),
+        history=rows.history
+        and rows.history.add(torch.cat([rows.root[:, None], kept.ids[:, :-1]], 1), count),
         source=torch.where(
             moves, rows.lengths[:, None] + kept.nodes[:, 1 : 1 + len(step)], garbage
         ),
@@ -249,11 +250,12 @@ def fused(
 
 
 def _sampler(plan: Plan, rows: Rows) -> Sampler:
-    if not plan.verifier.ratio:
-        return Sampler(rule=plan.rule, noise=rows.noise, history=rows.history)
-    if not plan.verifier.draws(plan.tree):
-        return Sampler(rule=plan.rule, history=rows.history)
+    history = rows.history
+    if history is not None:
+        history = history.add(rows.root[:, None], torch.ones_like(rows.root))
+    if not plan.verifier.draws(plan.tree):  # in ratio tests `rows.noise` is None
+        return Sampler(rule=plan.rule, noise=rows.noise, history=history)
     positions = torch.arange(plan.tree.depth, device=rows.root.device).expand(len(rows.root), -1)
     seed, tokens = seed_of(plan.rule, DRAFT), plan.tokens(positions)
     noise = gumbel(seed, rows.row_ids, rows.lengths, positions, tokens)
-    return Sampler(rule=plan.rule, noise=noise, history=rows.history, draws=True)
+    return Sampler(rule=plan.rule, noise=noise, history=history, draws=True)

@@ -71,10 +71,13 @@ class StaticCache(Cache):
         """What `Write` would do on the next pass, at once."""
         for stored in (*self.keys, *self.values):
             stored[places(stored, goal)] = stored[places(stored, source)]
+        row = torch.arange(len(source), device=source.device)[:, None]
+        self.positions[row, goal] = self.positions[row, source]
 
     def put(self, other: "StaticCache", row: Int[Tensor, " 1"]) -> None:
         """Take the only row of another cache for that of our own."""
-        mine, theirs = (*self.keys, *self.values), (*other.keys, *other.values)
+        mine = (*self.keys, *self.values, self.positions)
+        theirs = (*other.keys, *other.values, other.positions)
         for ours, one in zip(mine, theirs, strict=True):
             ours.index_copy_(0, row, one)
 

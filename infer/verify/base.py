@@ -38,9 +38,14 @@ class Scored:
     coins: Float[Tensor, "batch nodes"] | None = None  # uniform in (0, 1), one a node
 
     @property
+    def scores(self) -> Float[Tensor, "batch verified vocab"]:
+        """Of all tokens behind each node; the target takes the largest."""
+        return self.warped if self.noise is None else self.warped + self.noise
+
+    @property
     def choice(self) -> Int[Tensor, "batch verified"]:
         """The token that the target takes behind each node, the lowest id among equals."""
-        return (self.warped if self.noise is None else self.warped + self.noise).argmax(-1)
+        return self.scores.argmax(-1)
 
     def pick(
         self, weights: Float[Tensor, "batch vocab"], node: Int[Tensor, " batch"]

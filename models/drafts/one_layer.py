@@ -60,7 +60,7 @@ class OneLayerConf(FeatureConf):
     @classmethod
     def read_layer(cls, directory: Path, **defaults: Any) -> LlamaConfig:
         """What `layer` wrote; drafts published elsewhere leave our keys, and `defaults`, out."""
-        ours = {"training_unroll": cls.unroll, "training_max_depth": cls.max_depth}
+        ours: dict[str, Any] = {"training_unroll": cls.unroll, "training_max_depth": cls.max_depth}
         return LlamaConfig(**(ours | defaults | checkpoint.read_config(directory)))
 
     @classmethod
