@@ -69,8 +69,10 @@ def millions(count: int) -> str:
 
 def lossless(mode: Mode) -> str:
     """Whether the answers are the target's; lossy verification is named."""
-    if mode["verification"] != "exact":
+    if mode["lossy"]:
         return f"no ({mode['verification']})"
+    if mode["verification"] in ("rejection", "block"):
+        return "in distribution"  # proven, and not to be seen in single answers
     return "yes" if mode["lossless"] else "NO"
 
 

@@ -18,15 +18,16 @@ OWN = "own"  # as target.name: the target that the draft was distilled from
 class EvaluationConf:
     """On which prompts a draft is judged, and how."""
 
-    prompts: str | None = (
-        None  # JSONL of {"id", "category", "text"}; null = the demo's held-out ones
-    )
+    prompts: str | None = None  # a file, a folder or a dataset; null = the demo's held-out ones
     limit: int | None = None  # prompts of each category; null = all
+    turns: int = 1  # of each conversation, later ones behind the target's own answers
     max_new_tokens: int = 64
     sampling: SamplingConf = field(default_factory=SamplingConf)
     verification: Verification = Verification.auto
     typical_epsilon: float = 0.09  # likely enough at any rate
     typical_delta: float = 0.3  # likely enough times exp(entropy)
+    batches: list[int] = field(default_factory=lambda: [4, 16])  # rows at a time, beside one alone
+    replay: bool = False  # also every start of the target's own text, decoding nothing
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 2:
@@ -35,6 +36,13 @@ class EvaluationConf:
             )
         if self.limit is not None and self.limit < 1:
             raise UserError(f"evaluation.limit: must be at least 1, got {self.limit}; null = all")
+        if self.turns < 1:
+            raise UserError(f"evaluation.turns: must be at least 1, got {self.turns}")
+        if any(batch < 2 for batch in self.batches):
+            raise UserError(
+                f"evaluation.batches: must be 2 or more each, got {list(self.batches)}; "
+                "[] measures one row at a time alone"
+            )
         for key in ("typical_epsilon", "typical_delta"):
             if getattr(self, key) <= 0:
                 raise UserError(f"evaluation.{key}: must be above 0, got {getattr(self, key)}")

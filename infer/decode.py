@@ -52,13 +52,15 @@ class Decoded:
     drafted: list[int] = field(default_factory=list)  # nodes proposed in each round
     prefill_s: float = 0.0  # until the first token is on the host
     round_s: list[float] = field(default_factory=list)
+    share_s: list[float] = field(default_factory=list)  # of a round, which all rows at work share
 
-    def emit(self, ids: list[int], *, drafted: int, took: float) -> None:
-        """What a round gave."""
+    def emit(self, ids: list[int], *, drafted: int, took: float, rows: int) -> None:
+        """What a round with so many rows at work gave."""
         self.ids += ids
         self.accepted.append(len(ids) - 1)
         self.drafted.append(drafted)
         self.round_s.append(took)
+        self.share_s.append(took / rows)
 
 
 @dataclass(kw_only=True)
@@ -188,9 +190,12 @@ class Decoder:
             self.spent.count(took)
             if record is not None:
                 record.append(emitted.logits[0, : told[0][-1]].clone())
-            for slot, request in list(busy.items()):
+            at_work = list(busy.items())
+            for slot, request in at_work:
                 *tokens, number = told[slot]
-                request.answer.emit(tokens[:number], drafted=self.nodes, took=took)
+                request.answer.emit(
+                    tokens[:number], drafted=self.nodes, took=took, rows=len(at_work)
+                )
                 if request.ended(stopping, new=number):
                     del busy[slot]
             if laps is not None:

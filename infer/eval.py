@@ -16,7 +16,8 @@ from rich.console import Console
 from conf.entry import entry_point
 from data import prompts as prompt_files
 from infer.config import OWN, EvalConf
-from infer.judge import Candidate, evaluate
+from infer.contenders import Candidate
+from infer.judge import evaluate
 from infer.report import write
 from infer.tables import terminal_table
 from models import checkpoint
@@ -43,7 +44,9 @@ def candidates(directories: list[Path], target: Target) -> list[Candidate]:
         conf, draft = load_draft(directory, target)
         own = draft.verifier(target)
         before = conf.untrained(draft, own or target)
-        found.append(Candidate(name=name, draft=draft, untrained=before, target=own))
+        found.append(
+            Candidate(name=name, draft=draft, untrained=before, target=own, directory=directory)
+        )
     return found
 
 
@@ -89,7 +92,7 @@ def check(conf: EvalConf, directories: list[Path], run: Path) -> None:
     _check_one_target(directories)
     names(directories)
     if conf.evaluation.prompts is not None:
-        prompt_files.read(Path(conf.evaluation.prompts))
+        prompt_files.read(conf.evaluation.prompts)
     with checkpoint.writing(run):
         run.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=run).close()

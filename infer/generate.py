@@ -9,12 +9,12 @@ from models.transformer import Transformer
 
 def answers(
     target: Transformer, prompts: list[list[int]], *, max_new_tokens: int, sampling: SamplingConf,
-    batch: int = 64,
+    batch: int = 64, row_ids: list[int] | None = None,
 ) -> Iterator[tuple[int, list[int]]]:  # fmt: skip
     """One answer a prompt, each the same whatever its neighbours in the batch are.
 
-    Yields the prompt's place in `prompts`, which also keys its noise, and the answer. Prompts of
-    like length are answered together: a batch is padded to its longest.
+    Yields the prompt's place in `prompts` and the answer. Noise is keyed by `row_ids`, or by place.
+    Prompts of like length are answered together: a batch is padded to its longest.
     """
     places = sorted(range(len(prompts)), key=lambda place: len(prompts[place]))
     for first in range(0, len(places), batch):
@@ -23,6 +23,9 @@ def answers(
         slots = len(some[-1]) + max_new_tokens
         decoder = Decoder(target, sampling=sampling, slots=slots, batch=min(batch, len(prompts)))
         done = decoder.decode(
-            some, row_ids=rows, max_new_tokens=max_new_tokens, eos_ids=target.eos_ids
+            some,
+            row_ids=[row_ids[row] for row in rows] if row_ids else rows,
+            max_new_tokens=max_new_tokens,
+            eos_ids=target.eos_ids,
         )
         yield from ((row, answer.ids) for row, answer in zip(rows, done, strict=True))

@@ -1,68 +1,48 @@
 """Every mode on every held-out prompt, prompt by prompt, in one process: what a report holds."""
 
-import logging
-import statistics
 import sys
-import time
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
 import torch
 from rich.progress import track
 
-from data.prompts import EvalPrompt, fingerprint, held_out
-from infer.config import EvaluationConf, Verification
+from data.contamination import Contamination, contaminated
+from data.prompts import EvalPrompt, fingerprint, held_out, later_turns
+from infer.batched import at_batches
+from infer.config import EvaluationConf
+from infer.contenders import PLAIN, Candidate, Contender, check_depth, contenders, warn_depth
 from infer.decode import Decoder, bucket
 from infer.exactness import Recorded, compare, near_tie_gap
-from infer.measured import AdaptedTarget, DraftRun, Measured, Memory, NotMeasured, Setting
-from infer.report import build
-from infer.stats import Costs, Trace
+from infer.figures import estimate
+from infer.generate import answers
+from infer.intervals import bootstrap_t
+from infer.measured import (
+    AdaptedTarget,
+    DraftRun,
+    Measured,
+    Memory,
+    NotMeasured,
+    Replayed,
+    Setting,
+    Split,
+)
+from infer.replay import Replay, all_positions, on_policy, texts
+from infer.report import Report, build
+from infer.samples import samples
+from infer.stats import Costs, Exactness, Trace
+from infer.timing import bottleneck, costs, in_turns, splits
 from models.cache import StaticCache
 from models.device import graphs
 from models.drafts.base import Draft
-from models.drafts.ngram import NgramDraft
-from models.errors import UserError
 from models.target import Target
-from models.tree import Tree, TreeConf, TreeKind
-
-log = logging.getLogger(__name__)
-PLAIN = "autoregressive"
-REPEATS = 30  # timings of one verification and one draft pass; the median counts
-
-
-@dataclass(kw_only=True)
-class Candidate:
-    """A draft to judge, and itself before distillation (or why that cannot be had).
-
-    `target` is its own, where its method adapted one: that verifies it, and is compared with.
-    """
-
-    name: str
-    draft: Draft
-    untrained: Draft | str
-    target: Target | None = None
-
-    @property
-    def baseline(self) -> str:
-        """The autoregressive mode that its speed and its answers are compared with."""
-        return f"{self.name}/{PLAIN}" if self.target else PLAIN
-
-
-@dataclass(kw_only=True)
-class Contender:
-    """A mode: how it decodes, and the autoregressive mode of the same target."""
-
-    decoder: Decoder
-    baseline: str
-    verification: Verification = Verification.exact
-    calibrates: bool = True  # its logits tell how far rounding moves them
+from models.tree import Tree, TreeConf
 
 
 def evaluate(
     target: Target, candidates: list[Candidate], *, tree: TreeConf, conf: EvaluationConf
-) -> dict[str, Any]:
+) -> Report:
     """The report of all modes. Raises UserError before decoding where something does not fit."""
     with target.device.shared_if_worth(target.parameters // target.num_layers):
         return _judge(target, candidates, tree.build(), conf)
@@ -70,108 +50,111 @@ def evaluate(
 
 def _judge(
     target: Target, candidates: list[Candidate], shape: Tree, conf: EvaluationConf
-) -> dict[str, Any]:
-    prompts = held_out(target.tokenizer, conf.prompts, limit=conf.limit)
-    _check_depth(candidates, shape)
-    modes = _contenders(target, candidates, shape, prompts, conf)
+) -> Report:
+    prompts = _all_turns(target, conf)
+    check_depth(candidates, shape)
+    modes = contenders(target, candidates, shape, prompts, conf)
     for name, mode in modes.items():
-        _warn_depth(name, mode.decoder)
+        warn_depth(name, mode.decoder)
     gaps = _warm_up(modes, prompts, conf)
     before = graphs()
     traces = _decode_all(modes, prompts, conf)
     after = graphs() - before
-    costs = _costs(modes)
+    parts = splits(modes, prompts, max_new_tokens=conf.max_new_tokens)
+    known = costs(modes, parts)
     measured = {
-        name: Measured(
-            traces=traces[name],
-            exactness=compare(
-                modes[mode.baseline].decoder, prompts, traces[mode.baseline], traces[name],
-                gaps[mode.baseline],
-            ),
-            verification=mode.verification.value,
-            costs=costs.get(name),
-            graphs_after_warmup=after,
-        )
-        for name, mode in modes.items()
-    }  # fmt: skip
+        name: _measured(name, modes, prompts, traces, gaps, parts, known, after) for name in modes
+    }
     return build(
         _setting(target, prompts, shape, conf),
         autoregressive=measured[PLAIN],
         ngram=measured["ngram"],
-        drafts=[
-            DraftRun(
-                name=c.name,
-                method=c.draft.method,
-                parameters=sum(p.numel() for p in c.draft.parameters()),
-                memory=_memory(c.draft, modes[f"{c.name}/tree"].decoder),
-                untrained=measured.get(f"{c.name}/untrained")
-                or NotMeasured(reason=str(c.untrained)),
-                chain=measured[f"{c.name}/chain"],
-                tree=measured[f"{c.name}/tree"],
-                target=_adapted(c, target, measured),
-            )
-            for c in candidates
-        ],
+        drafts=[_run(c, target, modes, measured, prompts, shape, conf) for c in candidates],
     )
 
 
-def _check_depth(candidates: list[Candidate], tree: Tree) -> None:
-    """Of several drafts, say which of them the tree is too deep for."""
-    for c in candidates:
-        if len(candidates) > 1 and tree.depth > c.draft.max_depth:
-            raise UserError(
-                f"tree.depth: must be at most the {c.draft.max_depth} tokens that {c.name} can "
-                f"propose, got {tree.depth}; lower tree.depth or leave {c.name} out"
-            )
-
-
-def _contenders(
-    target: Target, candidates: list[Candidate], tree: Tree, prompts: list[EvalPrompt],
-    conf: EvaluationConf,
-) -> dict[str, Contender]:  # fmt: skip
-    chain = TreeConf(kind=TreeKind.chain, depth=tree.depth).build()
-    slots = max(len(prompt.ids) for prompt in prompts) + conf.max_new_tokens
-    decoder = partial(Decoder, sampling=conf.sampling, slots=slots)
-    sharing = [c.draft.needs.layers for c in candidates if c.target is None]
-    # what is not trained captures the least that some draft does: it shares that draft's graphs
-    least = min(sharing, key=len, default=[])
-    modes = {
-        PLAIN: Contender(decoder=decoder(target, layers=least), baseline=PLAIN),
-        "ngram": Contender(
-            decoder=decoder(target, NgramDraft(), chain, layers=least), baseline=PLAIN
-        ),
-    }
-    for c in candidates:
-        own = c.target or target
-        if c.target:
-            alone = decoder(own, layers=c.draft.needs.layers)
-            modes[c.baseline] = Contender(decoder=alone, baseline=c.baseline)
-        tried = {
-            "untrained": (c.untrained, tree),
-            "chain": (c.draft, chain),
-            "tree": (c.draft, tree),
-        }
-        for name, (draft, shape) in tried.items():
-            if isinstance(draft, Draft):
-                modes[f"{c.name}/{name}"] = Contender(
-                    decoder=decoder(own, draft, shape, verification=conf.typical),
-                    baseline=c.baseline,
-                    verification=conf.verification,
-                    # all drafts have trees of one shape: the first of a target tells of the others
-                    calibrates=c is next(o for o in candidates if o.baseline == c.baseline),
-                )
-    return modes
-
-
-def _warn_depth(name: str, decoder: Decoder) -> None:
-    depth = decoder.tree.depth
-    trained = decoder.draft.trained_depth if decoder.draft else depth
-    if depth > trained and name.endswith("/tree"):
-        log.warning(
-            "tree.depth: %d is deeper than the %d steps that %s was trained for; "
-            "deep nodes are rarely accepted",
-            depth, trained, name.removesuffix("/tree"),
+def _all_turns(target: Target, conf: EvaluationConf) -> list[EvalPrompt]:
+    """The prompts, and behind them later turns, each after the target's own answers."""
+    turn = found = held_out(target.tokenizer, conf.prompts, limit=conf.limit)
+    for _ in range(1, conf.turns):
+        asked = [prompt for prompt in turn if prompt.later]
+        said = answers(
+            target, [prompt.ids for prompt in asked], max_new_tokens=conf.max_new_tokens,
+            sampling=conf.sampling, row_ids=[prompt.row_id for prompt in asked],
         )  # fmt: skip
+        turn = later_turns(target.tokenizer, asked, [ids for _, ids in sorted(said)])
+        found = found + turn
+    return found
+
+
+def _measured(
+    name: str, modes: dict[str, Contender], prompts: list[EvalPrompt],
+    traces: dict[str, list[Trace]], gaps: dict[str, float], parts: dict[str, Split],
+    known: dict[str, Costs], new_graphs: int,
+) -> Measured:  # fmt: skip
+    mode = modes[name]
+    exactness = Exactness()  # of answers that need not be the same: nothing to compare
+    if mode.says_the_same:
+        exactness = compare(
+            modes[mode.baseline].decoder, prompts, traces[mode.baseline], traces[name],
+            gaps[mode.baseline],
+        )  # fmt: skip
+    why = None
+    tau = estimate("acceptance_length", traces[name], traces[mode.baseline])
+    if name in known and tau is not None:
+        why = bottleneck(parts[name], parts[mode.baseline], tau.mean)
+    return Measured(
+        traces=traces[name],
+        exactness=exactness,
+        verification=mode.decoder.plan.verifier.name,
+        costs=known.get(name),
+        graphs_after_warmup=new_graphs,
+        draft_passes=mode.draft_passes,
+        split=parts.get(name),
+        bottleneck=why,
+    )
+
+
+def _run(
+    one: Candidate, target: Target, modes: dict[str, Contender], measured: dict[str, Measured],
+    prompts: list[EvalPrompt], shape: Tree, conf: EvaluationConf,
+) -> DraftRun:  # fmt: skip
+    own = one.target or target
+    return DraftRun(
+        name=one.name,
+        method=one.draft.method,
+        parameters=sum(p.numel() for p in one.draft.parameters()),
+        memory=_memory(one.draft, modes[f"{one.name}/tree"].decoder),
+        untrained=measured.get(f"{one.name}/untrained") or NotMeasured(reason=str(one.untrained)),
+        chain=measured[f"{one.name}/chain"],
+        tree=measured[f"{one.name}/tree"],
+        target=_adapted(one, target, measured),
+        contamination=_contamination(one, prompts),
+        batches=at_batches(target, one, shape, prompts, conf),
+        replayed=_replayed(own, one, prompts, shape, conf),
+        samples=samples(own, prompts, measured[f"{one.name}/tree"].traces, mode="tree"),
+    )
+
+
+def _contamination(one: Candidate, prompts: list[EvalPrompt]) -> Contamination | None:
+    return one.directory and contaminated(prompts, one.directory)
+
+
+def _replayed(
+    target: Target, one: Candidate, prompts: list[EvalPrompt], shape: Tree, conf: EvaluationConf
+) -> Replayed | None:
+    if not conf.replay:
+        return None
+    read = texts(
+        target, prompts, sampling=conf.sampling, max_new_tokens=conf.max_new_tokens,
+        layers=one.draft.needs.layers, ahead=shape.deepest,
+    )  # fmt: skip
+    replay = Replay(target, one.draft, read, sampling=conf.sampling, verification=conf.verification)
+    accepted = replay.accepted({"tree": shape})["tree"]
+    tau, anywhere = (bootstrap_t(rows(accepted)) for rows in (on_policy, all_positions))
+    if tau is None or anywhere is None:
+        return None
+    return Replayed(tau=tau, all_positions=anywhere)
 
 
 def _warm_up(
@@ -207,59 +190,26 @@ def _warm_up(
 def _decode_all(
     modes: dict[str, Contender], prompts: list[EvalPrompt], conf: EvaluationConf
 ) -> dict[str, list[Trace]]:
-    """Every mode on a prompt before the next prompt, in turning order: clock drift cancels."""
+    """Every mode on a prompt before the next prompt, in turns."""
     traces: dict[str, list[Trace]] = {name: [] for name in modes}
-    names = list(modes)
     quiet = not sys.stderr.isatty()
     for number, prompt in enumerate(track(prompts, "held-out prompts", disable=quiet)):
-        turn = number % len(names)
-        for name in names[turn:] + names[:turn]:
+        for name in in_turns(list(modes), number):
             decoder = modes[name].decoder
             (done,) = decoder.decode(
                 [prompt.ids], row_ids=[prompt.row_id],
                 max_new_tokens=conf.max_new_tokens, eos_ids=decoder.target.eos_ids,
             )  # fmt: skip
-            traces[name].append(
-                Trace(
-                    prompt_id=prompt.id,
-                    category=prompt.category,
-                    depth=decoder.depth,
-                    **asdict(done),
-                )
-            )
+            traces[name].append(Trace.of(prompt, done, depth=decoder.depth))
     return traces
 
 
-def _costs(modes: dict[str, Contender]) -> dict[str, Costs]:
-    """Seconds of a draft and a verify pass by themselves, of each mode, in its last state."""
-    alone = {name: pass_seconds(mode.decoder) for name, mode in modes.items()}
-    return {
-        name: Costs(draft_s=draft, verify_s=verify, step_s=alone[modes[name].baseline][0])
-        for name, (verify, draft) in alone.items()
-        if modes[name].decoder.draft is not None
-    }
-
-
-def pass_seconds(decoder: Decoder) -> tuple[float, float]:
-    """Median seconds of one verification, and of one draft pass (0 without a draft)."""
-    synchronize = decoder.target.device.synchronize
-    verify, draft = [], []
-    for _ in range(REPEATS):
-        began = time.perf_counter()
-        decoder.verify_again()
-        synchronize()
-        then = time.perf_counter()
-        decoder.draft_again()
-        synchronize()
-        verify.append(then - began)
-        draft.append(time.perf_counter() - then)
-    return statistics.median(verify), statistics.median(draft) if decoder.draft else 0.0
-
-
 def _memory(draft: Draft, decoder: Decoder) -> Memory:
-    return Memory(
-        weights=held_bytes([*draft.parameters(), *draft.buffers()]), state=held_bytes(decoder.state)
-    )
+    return Memory(weights=_bytes_of(draft), state=held_bytes(decoder.state))
+
+
+def _bytes_of(model: torch.nn.Module) -> int:
+    return held_bytes([*model.parameters(), *model.buffers()])
 
 
 def held_bytes(held: Any) -> int:
@@ -284,6 +234,7 @@ def _adapted(
         parameters=one.target.parameters,
         adapted_from=original.name,
         autoregressive=measured[one.baseline],
+        weight_bytes=_bytes_of(one.target.model),
     )
 
 
@@ -303,4 +254,5 @@ def _setting(
         max_new_tokens=conf.max_new_tokens,
         sampling=asdict(conf.sampling),
         tree=tree.describe(),
+        target_weight_bytes=_bytes_of(target.model),
     )

@@ -10,6 +10,9 @@ from itertools import pairwise
 
 import numpy as np
 
+from data.prompts import EvalPrompt
+from infer.decode import Decoded
+
 
 @dataclass(kw_only=True)
 class Trace:
@@ -33,6 +36,22 @@ class Trace:
 
     def __post_init__(self) -> None:
         self.question = self.question or self.prompt_id
+
+    @classmethod
+    def of(cls, prompt: EvalPrompt, answer: Decoded, *, depth: int) -> "Trace":
+        """Of a prompt that was decoded alone."""
+        return cls(
+            prompt_id=prompt.id,
+            category=prompt.category,
+            question=prompt.question,
+            turn=prompt.turn,
+            ids=answer.ids,
+            accepted=answer.accepted,
+            drafted=answer.drafted,
+            depth=depth,
+            prefill_s=answer.prefill_s,
+            round_s=answer.round_s,
+        )
 
     @property
     def rounds(self) -> int:

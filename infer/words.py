@@ -1,6 +1,7 @@
 """The report in sentences: what was measured, on what, and what to know before comparing."""
 
 from infer.modes import Report, modes_of
+from infer.trained_on import trained_on
 
 
 def headline(report: Report) -> str:
@@ -35,8 +36,7 @@ def remarks(report: Report) -> list[str]:
         for draft in report["drafts"]
         if (own := draft["target"])
     ]
-    lossy = {mode["verification"]: None for mode in _of_drafts(report)}
-    lossy.pop("exact", None)
+    lossy = {mode["verification"]: None for mode in _of_drafts(report) if mode["lossy"]}
     return found + [
         f"The drafts are verified by the {rule} rule, which is lossy: their answers are not the "
         "target's."
@@ -53,7 +53,7 @@ def absences(report: Report) -> list[str]:
     """One line for each mode that was not measured, with its reason."""
     return [
         f"{one.label}: not measured: {one.reason}" for one in modes_of(report) if one.mode is None
-    ]
+    ] + trained_on(report)
 
 
 def _of_drafts(report: Report) -> list[dict]:

@@ -40,7 +40,7 @@ def main(conf: TrainConf) -> None:
 
     target = conf.target.build(device)
     draft = conf.draft.build(target, loss=conf.loss, seed=conf.seed)
-    reserve(run.folder, draft)
+    reserve(run.folder, draft, target)
     said = Log(conf.log, run, accelerator)
 
     if run.progress.step < conf.optim.steps:

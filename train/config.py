@@ -1,7 +1,6 @@
 """The whole configuration of `python -m train`."""
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from data import conversations
@@ -56,12 +55,8 @@ class TrainConf:
                 f"tree.depth: must be at most the {deepest} tokens that the draft can propose, "
                 f"got {depth}; lower tree.depth or raise draft.{self.draft.depth_key}"
             )
-        prompts = self.evaluation.prompts
-        if prompts is not None and not Path(prompts).is_file():
-            raise UserError(
-                f"evaluation.prompts: must be a readable JSONL file, got {prompts}; "
-                "null takes the demo's"
-            )
+        if self.evaluation.prompts is not None:
+            prompt_files.read(self.evaluation.prompts)
 
     def _check_on_policy(self) -> None:
         wanted = self.data.on_policy

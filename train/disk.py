@@ -19,7 +19,10 @@ FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 # torch and safetensors write from C++ and Rust, and carry the reason in words at best: what torch
 # says of a short write is `unexpected pos`.
 FULL_WORDS = ("no space left", "quota exceeded", "file too large", "unexpected pos", "write failed")
-RESULTS = ("checkpoint", "metrics.jsonl", "report.json", "report.md", "report.html", "config.yaml")
+RESULTS = (
+    "checkpoint", "metrics.jsonl", "report.json", "report.md", "report.html", "rounds.jsonl",
+    "training_prompts.npy", "config.yaml",
+)  # fmt: skip
 
 
 def claim(folder: Path) -> None:

@@ -66,6 +66,10 @@ class Draft(nn.Module):
         """Target ids of a reduced draft vocabulary; None where it is the target's own."""
         return None
 
+    def passes(self, depth: int) -> int:
+        """Forward passes that wait for each other in a proposal of this depth."""
+        return depth
+
     def prepare(
         self,
         counts: Int[Tensor, " vocab"],  # noqa: ARG002

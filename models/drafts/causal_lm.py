@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from models import checkpoint
+from models import checkpoint, families
 from models.cache import Write, prompt_mask
 from models.drafts.base import Batch, Draft, DraftConf, Loss, Needs, State
 from models.drafts.cached import CachedDraft
@@ -267,7 +267,9 @@ def prune(target: Target, layers: list[int], *, weights: bool) -> Any:
     text.num_hidden_layers = len(layers)
     if kinds := getattr(text, "layer_types", None):
         text.layer_types = [kinds[i] for i in layers]
-    model = type(target.model)._from_config(config, dtype=torch.float32, attn_implementation="sdpa")
+    model = type(target.model)._from_config(
+        config, dtype=torch.float32, attn_implementation=families.implementation(config)
+    )
     model.generation_config = copy.deepcopy(target.model.generation_config)
     if not weights:
         return model
@@ -287,11 +289,12 @@ def prune(target: Target, layers: list[int], *, weights: bool) -> Any:
 
 def read_whole(directory: Path, dtype: torch.dtype) -> Any:
     """A saved model. Raises UserError where a tensor is missing, unknown or not to be read."""
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
+        attention = families.implementation(AutoConfig.from_pretrained(directory))
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            directory, dtype=dtype, attn_implementation="sdpa", output_loading_info=True
+            directory, dtype=dtype, attn_implementation=attention, output_loading_info=True
         )
         model, info = loaded
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:

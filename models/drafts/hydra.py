@@ -154,6 +154,10 @@ class HydraDraft(FeatureDraft):
         """The target's own embeddings."""
         return self._frozen[0](ids).to(self._dtype)
 
+    def passes(self, depth: int) -> int:
+        """Each head is another, so that the weights are read once."""
+        return min(depth, 1)
+
     def loss(self, batch: Batch, seen: Seen) -> Loss:
         hidden = seen.hidden.to(self._dtype)
         if self.prefix is not None:

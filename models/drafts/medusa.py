@@ -128,6 +128,10 @@ class MedusaDraft(FeatureDraft):
         own: Any = [self.lm_head] if self.config.original_lm_head else self.lm_heads
         return list(own)
 
+    def passes(self, depth: int) -> int:
+        """All heads read the same."""
+        return min(depth, 1)
+
     def loss(self, batch: Batch, seen: Seen) -> Loss:
         hidden = seen.hidden.to(self.heads[0].weight.dtype)
         outputs = [block(hidden) for block in self.blocks]

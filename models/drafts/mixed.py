@@ -28,6 +28,9 @@ class MixedDraft(Draft):
         self.needs = draft.needs
         self.max_depth, self.trained_depth = draft.max_depth, draft.trained_depth
 
+    def passes(self, depth: int) -> int:
+        return self.draft.passes(depth)
+
     def new_state(self, batch: int, slots: int) -> State:
         return {
             "draft": self.draft.new_state(batch, slots),

@@ -27,6 +27,10 @@ class NgramDraft(Draft):
         self.needs = Needs(layers=[])
         self.max_depth = self.trained_depth = max_depth
 
+    def passes(self, depth: int) -> int:  # noqa: ARG002
+        """It has no weights to read."""
+        return 0
+
     def new_state(self, batch: int, slots: int) -> State:
         return {
             "ids": torch.full((batch, slots), -1, dtype=torch.int64),

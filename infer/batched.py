@@ -1,0 +1,88 @@
+"""Speed-up against batch size: many prompts decoded together, each finished row replaced.
+
+A round's time is shared by the rows at work in it. Summed over prompts the shares are the whole, so
+that tokens over shares is throughput, and intervals are over prompts, as everywhere.
+"""
+
+from dataclasses import replace
+
+from data.prompts import EvalPrompt
+from infer.config import EvaluationConf
+from infer.contenders import Candidate
+from infer.decode import Decoder
+from infer.figures import estimate
+from infer.intervals import Estimate
+from infer.measured import AtBatch
+from infer.stats import Trace
+from infer.timing import in_turns
+from models.target import Target
+from models.tree import NO_TREE, Tree
+
+PASSES = 2  # each of the two modes first once
+
+
+def at_batches(
+    target: Target, one: Candidate, tree: Tree, prompts: list[EvalPrompt], conf: EvaluationConf
+) -> list[AtBatch]:
+    """The draft's tree beside autoregressive decoding, at each of the asked batch sizes."""
+    return [_at(one.target or target, one, tree, prompts, conf, b) for b in conf.batches]
+
+
+def _at(
+    target: Target, one: Candidate, tree: Tree, prompts: list[EvalPrompt], conf: EvaluationConf,
+    batch: int,
+) -> AtBatch:  # fmt: skip
+    slots = max(len(prompt.ids) for prompt in prompts) + conf.max_new_tokens
+    decoders = {
+        name: Decoder(
+            target, draft, shape, sampling=conf.sampling, slots=slots, batch=batch,
+            layers=one.draft.needs.layers, verification=conf.verifier if draft else None,
+        )
+        for name, draft, shape in (("plain", None, NO_TREE), ("tree", one.draft, tree))
+    }  # fmt: skip
+    for (
+        decoder
+    ) in decoders.values():  # compiles; one prompt more than rows, so that one is refilled
+        few = (prompts * (batch + 1))[: batch + 1]
+        _decode(decoder, few, 4)
+        _decode(decoder, few, conf.max_new_tokens // 2)
+    traces: dict[str, list[Trace]] = {name: [] for name in decoders}
+    for number in range(PASSES):
+        for name in in_turns(list(decoders), number):
+            traces[name] += _decode(decoders[name], prompts, conf.max_new_tokens)
+    plain, drafted = (_merged(traces[name]) for name in ("plain", "tree"))
+
+    def figure(name: str, of: list[Trace]) -> Estimate:
+        found = estimate(name, of, plain)
+        assert found is not None
+        return found
+
+    return AtBatch(
+        batch=batch, mode="tree",
+        speedup=figure("speedup", drafted),
+        tokens_per_s=figure("tokens_per_s", drafted),
+        autoregressive_tokens_per_s=figure("tokens_per_s", plain),
+        acceptance_length=figure("acceptance_length", drafted),
+    )  # fmt: skip
+
+
+def _decode(decoder: Decoder, prompts: list[EvalPrompt], count: int) -> list[Trace]:
+    rows = decoder.decode(
+        [p.ids for p in prompts], row_ids=[p.row_id for p in prompts], max_new_tokens=count,
+        eos_ids=decoder.target.eos_ids,
+    )  # fmt: skip
+    return [
+        replace(Trace.of(prompt, row, depth=decoder.depth), round_s=row.share_s)
+        for prompt, row in zip(prompts, rows, strict=True)
+    ]
+
+
+def _merged(traces: list[Trace]) -> list[Trace]:
+    """One trace a prompt: of its passes, the mean time of each round."""
+    found: dict[str, list[Trace]] = {}
+    for trace in traces:
+        found.setdefault(trace.prompt_id, []).append(trace)
+    for passes in found.values():
+        first = passes[0]
+        first.round_s = [sum(s) / len(s) for s in zip(*(p.round_s for p in passes), strict=True)]
+    return [passes[0] for passes in found.values()]

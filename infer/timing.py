@@ -1,0 +1,118 @@
+"""Where the time of a round goes, what that predicts, and what holds the speed-up back."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.progress import track
+
+from data.prompts import EvalPrompt
+from infer.contenders import Contender
+from infer.laps import Laps
+from infer.measured import Split
+from infer.stats import Costs
+
+PASSES = 2  # over the prompts that are timed
+FEWEST = 4  # tokens that warm an unfused round up
+
+
+@dataclass(kw_only=True)
+class _Clocks:
+    """Of one mode: its unfused rounds in parts, its fused rounds whole."""
+
+    laps: Laps
+    fused_s: float = 0.0
+    rounds: int = 0
+
+
+def in_turns(names: Sequence[str], number: int) -> list[str]:
+    """Another first each time, forwards and backwards by turns: slow drift cancels (ABBA).
+
+    >>> in_turns("abc", 0), in_turns("abc", 1)
+    (['a', 'b', 'c'], ['a', 'c', 'b'])
+    """
+    turn = number // 2 % len(names)
+    turned = [*names[turn:], *names[:turn]]
+    return turned if number % 2 == 0 else [turned[0], *turned[:0:-1]]
+
+
+def splits(
+    modes: dict[str, Contender], prompts: list[EvalPrompt], *, max_new_tokens: int
+) -> dict[str, Split]:
+    """The parts of each timed mode's rounds, on some prompts decoded again, in turns.
+
+    The unfused round is taken apart. Where rounds are fused, one of each kind is decoded after the
+    other, and the whole fused round stands beside the parts.
+    """
+    timed = {name: mode for name, mode in modes.items() if mode.timed}
+    some = list({prompt.category: prompt for prompt in prompts}.values())
+    clocks = {
+        name: _Clocks(laps=Laps(synchronize=mode.decoder.synchronize))
+        for name, mode in timed.items()
+    }
+    for name in _progress(list(timed), "warming up unfused rounds"):
+        _decode(timed[name], some[0], FEWEST, Laps(synchronize=timed[name].decoder.synchronize))
+    for number in _progress(range(PASSES * len(some)), "timing rounds"):
+        for name in in_turns(list(timed), number):
+            clock, mode = clocks[name], timed[name]
+            prompt = some[number % len(some)]
+            _decode(mode, prompt, max_new_tokens, clock.laps)
+            if mode.decoder.fused:
+                clock.rounds += _decode(mode, prompt, max_new_tokens, None)
+                clock.fused_s += mode.decoder.spent.round_s
+    return {name: _split(clock) for name, clock in clocks.items()}
+
+
+def costs(modes: dict[str, Contender], parts: dict[str, Split]) -> dict[str, Costs]:
+    """Seconds of a draft and a verify pass of each mode with a draft, and of a plain step."""
+    return {
+        name: Costs(
+            draft_s=split.draft_s,
+            verify_s=split.verify_s + split.accept_s + split.cache_move_s,
+            step_s=parts[modes[name].baseline].verify_s + parts[modes[name].baseline].accept_s,
+        )
+        for name, split in parts.items()
+        if modes[name].decoder.draft is not None
+    }
+
+
+def bottleneck(split: Split, plain: Split, acceptance_length: float) -> str:
+    """One sentence: what a round costs in autoregressive steps, the dearest part first."""
+    step = plain.verify_s + plain.accept_s
+    parts = {
+        "verifying": split.verify_s,
+        "drafting": split.draft_s,
+        "accepting": split.accept_s,
+        "moving the cache": split.cache_move_s,
+        "the host": split.host_s,
+    }
+    dear, *others = sorted(parts.items(), key=lambda part: -part[1])
+    listed = ", ".join(f"{name} {seconds / step:.2f}" for name, seconds in others)
+    return (
+        f"Of {acceptance_length:.2f} tokens a round, {dear[0]} takes {dear[1] / step:.2f} "
+        f"autoregressive steps; {listed}."
+    )
+
+
+def _decode(mode: Contender, prompt: EvalPrompt, count: int, laps: Laps | None) -> int:
+    """Rounds that were needed."""
+    decoder = mode.decoder
+    (done,) = decoder.decode(
+        [prompt.ids], row_ids=[prompt.row_id], max_new_tokens=count,
+        eos_ids=decoder.target.eos_ids, laps=laps,
+    )  # fmt: skip
+    return len(done.round_s)
+
+
+def _split(clock: _Clocks) -> Split:
+    laps = clock.laps
+    rounds = max(1, laps.rounds)
+    return Split(
+        **{f"{part}_s": seconds / rounds for part, seconds in laps.seconds.items()},
+        round_s=laps.wall_s / rounds,
+        fused_round_s=clock.fused_s / clock.rounds if clock.rounds else None,
+    )
+
+
+def _progress(items: Sequence, what: str) -> Iterator:
+    return iter(track(items, what, disable=not sys.stderr.isatty()))
