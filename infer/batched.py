@@ -40,12 +40,10 @@ def _at(
         )
         for name, draft, shape in (("plain", None, NO_TREE), ("tree", one.draft, tree))
     }  # fmt: skip
-    for (
-        decoder
-    ) in decoders.values():  # compiles; one prompt more than rows, so that one is refilled
+    for decoder in decoders.values():
+        # one prompt more than rows: a refill compiles too
         few = (prompts * (batch + 1))[: batch + 1]
-        _decode(decoder, few, 4)
-        _decode(decoder, few, conf.max_new_tokens // 2)
+        _decode(decoder, few, conf.max_new_tokens)
     traces: dict[str, list[Trace]] = {name: [] for name in decoders}
     for number in range(PASSES):
         for name in in_turns(list(decoders), number):

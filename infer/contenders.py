@@ -48,10 +48,9 @@ class Contender:
     timed: bool = True  # its rounds are taken apart
 
     @property
-    def says_the_same(self) -> bool:
-        """Whether its answers must be those of its baseline, token for token."""
-        rule = self.decoder.plan.verifier
-        return rule.lossless and not rule.ratio
+    def compares(self) -> bool:
+        """Whether its answers and its baseline's come of the same chance, token for token."""
+        return not self.decoder.plan.verifier.ratio
 
     @property
     def draft_passes(self) -> int | None:

@@ -22,10 +22,8 @@ def answers(
         some = [prompts[row] for row in rows]
         slots = len(some[-1]) + max_new_tokens
         decoder = Decoder(target, sampling=sampling, slots=slots, batch=min(batch, len(prompts)))
+        keys = [row_ids[row] for row in rows] if row_ids else rows
         done = decoder.decode(
-            some,
-            row_ids=[row_ids[row] for row in rows] if row_ids else rows,
-            max_new_tokens=max_new_tokens,
-            eos_ids=target.eos_ids,
+            some, row_ids=keys, max_new_tokens=max_new_tokens, eos_ids=target.eos_ids
         )
         yield from ((row, answer.ids) for row, answer in zip(rows, done, strict=True))

@@ -93,8 +93,8 @@ def _measured(
     known: dict[str, Costs], new_graphs: int,
 ) -> Measured:  # fmt: skip
     mode = modes[name]
-    exactness = Exactness()  # of answers that need not be the same: nothing to compare
-    if mode.says_the_same:
+    exactness = Exactness()  # nothing to compare where answers need not be the same
+    if mode.compares:
         exactness = compare(
             modes[mode.baseline].decoder, prompts, traces[mode.baseline], traces[name],
             gaps[mode.baseline],

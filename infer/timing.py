@@ -51,7 +51,12 @@ def splits(
         for name, mode in timed.items()
     }
     for name in _progress(list(timed), "warming up unfused rounds"):
-        _decode(timed[name], some[0], FEWEST, Laps(synchronize=timed[name].decoder.synchronize))
+        _decode(
+            timed[name],
+            some[0],
+            min(FEWEST, max_new_tokens),
+            Laps(synchronize=timed[name].decoder.synchronize),
+        )
     for number in _progress(range(PASSES * len(some)), "timing rounds"):
         for name in in_turns(list(timed), number):
             clock, mode = clocks[name], timed[name]

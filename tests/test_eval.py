@@ -9,12 +9,13 @@ import pytest
 import safetensors.torch
 import torch
 
-import infer.judge
+import infer.contenders
 from data.prompts import held_out
 from infer.config import EvalConf, EvaluationConf, Verification
+from infer.contenders import Candidate
 from infer.decode import Decoder
 from infer.eval import candidate, check, main, names, newest_run
-from infer.judge import Candidate, evaluate
+from infer.judge import evaluate
 from models import checkpoint
 from models.drafts.medusa2 import Medusa2Conf
 from models.drafts.ngram import NgramDraft
@@ -25,11 +26,6 @@ from models.tree import TreeConf
 from tests.tiny import new_draft, tiny_target
 
 TREE = TreeConf(depth=3, nodes=6, width=2, branch=3)
-
-
-@pytest.fixture(autouse=True)
-def _few_timings(monkeypatch):
-    monkeypatch.setattr(infer.judge, "REPEATS", 2)
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +47,8 @@ def folder(tmp_path_factory, target, learned):
 
 
 def conf(folder, **more):
-    return EvaluationConf(
-        **{"prompts": str(folder / "prompts.jsonl"), "max_new_tokens": 8, "limit": 1} | more
-    )
+    few = {"max_new_tokens": 8, "limit": 1, "batches": []}
+    return EvaluationConf(**{"prompts": str(folder / "prompts.jsonl")} | few | more)
 
 
 def test_five_modes_are_judged_and_the_untrained_draft_is_rebuilt(target, folder):
@@ -98,7 +93,8 @@ def test_a_draft_of_unknown_seed_has_no_untrained_mode_and_says_why(target, fold
 
 
 def test_a_deep_tree_is_warned_of(target, folder, caplog, monkeypatch):
-    monkeypatch.setattr(infer.judge.log, "disabled", False)  # Hydra may have run in this process
+    # Hydra may have run in this process
+    monkeypatch.setattr(infer.contenders.log, "disabled", False)
     deep = TreeConf(depth=6, nodes=8, width=2, branch=3)
     draft = candidate(folder / "outputs" / "train" / "newer" / "checkpoint", target)
     evaluate(target, [draft], tree=deep, conf=conf(folder, max_new_tokens=2))
@@ -114,7 +110,7 @@ def command(folder, monkeypatch, capsys):
         given = [
             "target.name=target", "evaluation.prompts=prompts.jsonl", "evaluation.limit=1",
             "evaluation.max_new_tokens=4", "device.compile=false", "device.threads=1",
-            "tree.depth=2",
+            "tree.depth=2", "evaluation.batches=[2]",
         ]  # fmt: skip
         monkeypatch.setattr(sys, "argv", ["infer.eval", *given, *arguments])
         main()
@@ -127,7 +123,7 @@ def test_a_bare_call_judges_the_newest_run_and_says_which(folder, command):
     out = command()
     assert out.startswith("checkpoint: outputs/train/newer/checkpoint")
     left = {path.name for path in (folder / "outputs" / "infer.eval" / "eval").iterdir()}
-    assert left == {"report.json", "report.md", "report.html"}
+    assert left == {"report.json", "report.md", "report.html", "rounds.jsonl"}
     assert "lossless" in out
 
 
@@ -275,7 +271,7 @@ def test_typical_verification_marks_the_drafts_alone(target, folder, learned):
         assert (mode["verification"], mode["lossless"]) == ("typical", False)
     assert modes["tree"]["mismatched_prompts"] > 0  # almost anything passes
     for mode in (report["autoregressive"], report["ngram"]):
-        assert (mode["verification"], mode["lossless"]) == ("exact", True)
+        assert (mode["verification"], mode["lossless"]) == ("coupled", True)
 
 
 def accepted(report):

@@ -223,11 +223,11 @@ def test_greedy_decoding_knows_nothing_typical(target):
 
 
 def test_the_configuration_says_which_and_how():
-    assert EvaluationConf(sampling=WARM).typical is None
+    assert EvaluationConf(sampling=WARM).verifier.name == "coupled"
     conf = EvaluationConf(
         sampling=WARM, verification=Verification.typical, typical_epsilon=0.2, typical_delta=0.5
     )
-    assert conf.typical == Typical(epsilon=0.2, delta=0.5)
+    assert conf.verifier == Typical(epsilon=0.2, delta=0.5)
     for key in ("typical_epsilon", "typical_delta"):
         with pytest.raises(UserError, match=rf"evaluation\.{key}: must be above 0, got 0\.0"):
             EvaluationConf(**{key: 0.0})

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from data import conversations
+from data import prompts as prompt_files
 from data.config import DataConf
 from infer.config import EvaluationConf
 from models.device import DeviceConf
