@@ -26,7 +26,7 @@ class EvaluationConf:
     verification: Verification = Verification.auto
     typical_epsilon: float = 0.09  # likely enough at any rate
     typical_delta: float = 0.3  # likely enough times exp(entropy)
-    batches: list[int] = field(default_factory=lambda: [4, 16])  # rows at a time, beside one alone
+    batches: list[int] = field(default_factory=lambda: [8])  # rows at a time, beside one alone
     replay: bool = False  # also every start of the target's own text, decoding nothing
 
     def __post_init__(self) -> None:

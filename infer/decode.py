@@ -270,11 +270,15 @@ class Decoder:
         self, work: Work | None, waiting: deque[_Request], busy: dict[int, _Request],
         stopping: Stopping,
     ) -> Work:  # fmt: skip
-        """Prompts for the free slots: all at once where none is at work, else one by one."""
+        """Prompts for the free slots, one by one: a graph a prompt length, whatever the batch is.
+
+        Where nothing is compiled, and no row is at work, all at once.
+        """
+        together = self.batch == 1 or not self.target.device.compiles
         while waiting and len(busy) < self.batch:
             began = time.perf_counter()
             free = [slot for slot in range(self.batch) if slot not in busy]
-            if not busy:
+            if together and not busy:
                 some = [waiting.popleft() for _ in range(min(self.batch, len(waiting)))]
                 work, _ = self._read(some, self.cache, self.state)
                 first = work.rows.root.tolist()
@@ -282,6 +286,7 @@ class Decoder:
                 some = [waiting.popleft()]
                 self._alone = self._alone or self._room(1)
                 one, _ = self._read(some, *self._alone)
+                work = work or self._idle(one)
                 work = put(work, one, torch.tensor(free[:1], device=self.place))
                 first = one.rows.root.tolist()
             took = time.perf_counter() - began
@@ -292,6 +297,11 @@ class Decoder:
                     busy[slot] = request
         assert work is not None
         return work
+
+    def _idle(self, one: Work) -> Work:
+        """Rows that have not begun, of the shapes of one that has."""
+        rows, proposal = (_blank(part, self.batch) for part in (one.rows, one.proposal))
+        return Work(rows=rows, proposal=proposal, cache=self.cache, state=self.state)
 
     def _read(
         self, requests: list[_Request], cache: StaticCache, state: State
@@ -305,9 +315,10 @@ class Decoder:
             padded[i, : len(request.ids)] = torch.tensor(request.ids)
             lengths[i], keys[i] = len(request.ids), request.row_id
         ids, lengths, keys = (part.to(self.place) for part in (padded, lengths, keys))
-        rows, seen, scores = self._prefill(
-            self.target, cache, self.layers, self.plan, ids, lengths, keys
+        seen, scores, history = self._prefill(
+            self.target, cache, self.layers, self.plan.rule, ids, lengths, keys
         )
+        rows = rounds.opened(self.plan, cache.garbage, keys, lengths, scores, history)
         proposal = Proposal(ids=ids[:, :0], parents=ids[:, :0])
         if self.draft is not None:
             state, proposal = self._begin(self.draft, state, self.plan, ids, rows, seen)
@@ -336,6 +347,15 @@ def put(whole: Any, one: Any, slot: Int[Tensor, " 1"]) -> Any:
     if isinstance(whole, dict):
         return {name: put(part, one[name], slot) for name, part in whole.items()}
     return whole
+
+
+def _blank(one: Any, batch: int) -> Any:
+    """Zeros for each tensor, with so many rows."""
+    if isinstance(one, Tensor):
+        return one.new_zeros(batch, *one.shape[1:])
+    if is_dataclass(one) and not isinstance(one, type):
+        return replace(one, **{f.name: _blank(getattr(one, f.name), batch) for f in fields(one)})
+    return one
 
 
 def _no_lap(part: str) -> None:

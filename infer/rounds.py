@@ -107,11 +107,14 @@ def ahead_of(
 
 
 def prefill(
-    target: Transformer, cache: StaticCache, layers: list[int], plan: Plan,
+    target: Transformer, cache: StaticCache, layers: list[int], rule: SamplingRule,
     ids: Int[Tensor, "batch prompt"], lengths: Int[Tensor, " batch"],
     row_ids: Int[Tensor, " batch"],
-) -> tuple[Rows, Seen, Float[Tensor, "batch vocab"]]:  # fmt: skip
-    """Read the padded prompts; the first token of each row becomes its root. Also its scores."""
+) -> tuple[Seen, Float[Tensor, "batch vocab"], History | None]:  # fmt: skip
+    """Read the padded prompts: what the target saw, and the scores of each row's first token.
+
+    It knows nothing of trees, so that all decoders share its graphs, one a padded length.
+    """
     count, slots = ids.shape[1], cache.garbage + 1
     places = torch.arange(count, device=ids.device).expand_as(ids)
     seen = target.see(
@@ -121,20 +124,29 @@ def prefill(
     last = (lengths - 1).clamp_min(0)[:, None, None].expand(-1, 1, seen.hidden.shape[-1])
     logits = target.logits(seen.hidden.gather(1, last))[:, 0]
     history = None
-    if plan.rule.penalises:
-        known = one_hot(ids, plan.vocab).bool() & (places < lengths[:, None])[:, :, None]
+    if rule.penalises:
+        known = one_hot(ids, logits.shape[-1]).bool() & (places < lengths[:, None])[:, :, None]
         history = History(known=known.any(1), said=torch.zeros_like(logits, dtype=torch.bool))
-    scores = plan.rule.warp(logits, history)
-    if not plan.rule.greedy:
-        seed, tokens = seed_of(plan.rule, TARGET), plan.tokens(lengths)
-        scores = scores + gumbel(seed, row_ids, 0, lengths[:, None], tokens)[:, 0]
-    root = scores.argmax(-1)
-    nowhere = torch.full((len(ids), plan.moved), cache.garbage, device=ids.device)
+    scores = rule.warp(logits, history)
+    if not rule.greedy:
+        tokens = torch.arange(logits.shape[-1], device=ids.device)
+        noise = gumbel(seed_of(rule, TARGET), row_ids, 0, lengths[:, None], tokens)
+        scores = scores + noise[:, 0]
+    return seen, scores, history
+
+
+def opened(
+    plan: Plan, garbage: int, row_ids: Int[Tensor, " batch"], lengths: Int[Tensor, " batch"],
+    scores: Float[Tensor, "batch vocab"], history: History | None,
+) -> Rows:  # fmt: skip
+    """Rows behind their prompts: the likeliest token of each is its root."""
+    source, goal = (
+        torch.full((len(lengths), plan.moved), garbage, device=lengths.device) for _ in range(2)
+    )
     return Rows(
-        row_ids=row_ids, lengths=lengths, root=root, active=lengths > 0,
-        noise=ahead_of(plan, row_ids, lengths + 1), history=history,
-        source=nowhere, goal=nowhere.clone(),
-    ), seen, scores  # fmt: skip
+        row_ids=row_ids, lengths=lengths, root=scores.argmax(-1), active=lengths > 0,
+        noise=ahead_of(plan, row_ids, lengths + 1), history=history, source=source, goal=goal,
+    )  # fmt: skip
 
 
 def score(
