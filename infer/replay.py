@@ -27,7 +27,7 @@ from infer.verify import Verification, walk
 from models.drafts.base import Draft, State
 from models.drafts.mixed import MixedDraft
 from models.errors import UserError
-from models.sampling import Sampler, SamplingConf, gumbel
+from models.sampling import History, Sampler, SamplingConf, gumbel
 from models.target import Target
 from models.transformer import Seen
 from models.tree import Proposal, Tree, ancestors, depths, static_tree
@@ -175,14 +175,28 @@ class _Prefixes:
         return draft.propose(self.state["draft"], tree=tree, sampler=sampler)
 
     def _sampler(self, ahead: int) -> Sampler:
-        rule = self.replay.rule
+        rule, history = self.replay.rule, self._history()
         if rule.greedy:
-            return Sampler(rule=rule)
+            return Sampler(rule=rule, history=history)
         device = self.roots.device
         keys = torch.full_like(self.roots, self.text.row_id)
         positions = self.roots[:, None] + 1 + torch.arange(ahead, device=device)
         vocab = torch.arange(self.replay.vocab, device=device)
-        return Sampler(rule=rule, noise=gumbel(rule.seed, keys, 0, positions, vocab))
+        noise = gumbel(rule.seed, keys, 0, positions, vocab)
+        return Sampler(rule=rule, noise=noise, history=history)
+
+    def _history(self) -> History | None:
+        """What each row holds up to its root, for penalties."""
+        if not self.replay.rule.penalises:
+            return None
+        place = torch.arange(len(self.text.ids), device=self.roots.device)
+        known = place <= self.roots[:, None]
+        ids = self.text.ids.expand(len(known), -1)
+        none = torch.zeros(len(known), self.replay.vocab, dtype=torch.int64, device=ids.device)
+        return History(**{
+            name: none.scatter_add(1, ids, held.long()) > 0
+            for name, held in (("known", known), ("said", known & (place >= self.text.prompt)))
+        })  # fmt: skip
 
     def goes_on(self, depth: int) -> Int[Tensor, "batch ahead"]:
         """The text behind each root."""

@@ -78,6 +78,18 @@ def test_the_rounds_of_decoding_are_those_of_jumping(target, drafts, prompts, na
     assert total > 0
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_penalties_look_at_the_same_history(target, drafts, prompts, temperature):
+    sampling = SamplingConf(
+        temperature=temperature, repetition_penalty=1.4, presence_penalty=0.5, seed=2
+    )
+    shapes, draft = {"dynamic": tree()}, drafts["draft model"]
+    found = replayed(target, draft, shapes, prompts, sampling)["dynamic"]
+    accepted = decoded(target, draft, tree(), prompts, sampling)
+    assert [one[jumps(one)].tolist() for one in found] == accepted
+    assert sum(map(sum, accepted)) > 0
+
+
 def test_a_chain_tells_of_every_shorter_window(target, drafts, prompts):
     draft = drafts["eagle3"]
     found = replayed(target, draft, {"long": chain(6)}, prompts, GREEDY)["long"]

@@ -183,8 +183,8 @@ def command(tmp_path, target, learned, monkeypatch, capsys, caplog):
     def run(*arguments: str) -> str:
         given = [
             "target.name=target", "prompts=prompts.jsonl", "device.threads=1",
-            "device.compile=false", "nodes=[4,8]", "depth=3", "ranks=3", "max_new_tokens=16",
-            "batch=[4]", "tree=chain", "tree.depth=2",
+            "device.compile=false", "nodes=[4]", "depth=2", "ranks=3", "max_new_tokens=8",
+            "repeats=1", "batch=[4]", "tree=chain", "tree.depth=2",
         ]  # fmt: skip
         monkeypatch.setattr(sys, "argv", ["infer.tune", *given, *arguments])
         main()
