@@ -143,12 +143,13 @@ class Decoder:
         # a target does not change; a draft that writes texts of its own does
         settled = SETTLED if isinstance(target, Target) else ()
         self._prefill = device.compile(rounds.prefill, settled=settled)
-        self._begin = device.compile(rounds.begin)
-        self._fused = device.compile(rounds.fused, settled=settled)
+        kind = draft.kind if draft else "alone"
+        self._begin = device.compile(rounds.begin, kind=kind)
+        self._fused = device.compile(rounds.fused, settled=settled, kind=kind)
         self._score = device.compile(rounds.score, settled=settled)
         self._accept = device.compile(rounds.accept)
         self._move = device.compile(rounds.move)
-        self._go_on = device.compile(rounds.go_on)
+        self._go_on = device.compile(rounds.go_on, kind=kind)
 
     @torch.no_grad()
     def decode(

@@ -5,6 +5,7 @@ import logging
 import os
 import platform
 import shutil
+import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -50,8 +51,13 @@ class Device:
     backend: str = "inductor"
     threads: int | None = None  # of the CPU, where the user chose
 
-    def compile(self, function: Callable, *, settled: tuple[str, ...] = ()) -> Callable:
+    def compile(
+        self, function: Callable, *, settled: tuple[str, ...] = (), kind: str = ""
+    ) -> Callable:
         """One static graph without breaks where compiling is on, else the function itself.
+
+        Graphs of another `kind` are kept apart: PyTorch holds each call against all graphs of a
+        function, and fails where a module of another class has not what a graph had read.
 
         Before each call PyTorch makes sure that all the function has read is as it was. What lies
         below the `settled` names cannot change and is left out: for the 530 weights of a deep
@@ -64,6 +70,8 @@ class Device:
             return [not guard.name.startswith(settled) for guard in guards]
 
         torch._dynamo.config.recompile_limit = GRAPHS_A_FUNCTION
+        if kind:
+            function = _named(function, f"{function.__name__}_{kind}")
         options: Any = {"guard_filter_fn": checked} if settled else None
         return torch.compile(
             function, fullgraph=True, dynamic=False, backend=self.backend, options=options
@@ -150,6 +158,13 @@ class DeviceConf:
             backend={"neuron": "neuron", "xla": "openxla"}.get(name, "inductor"),
             threads=self.threads,
         )
+
+
+@functools.cache
+def _named(function: Any, name: str) -> Callable:
+    """The same function with code of its own, which is what PyTorch keeps graphs by."""
+    code = function.__code__.replace(co_name=name)
+    return types.FunctionType(code, function.__globals__, name, function.__defaults__)
 
 
 def graphs() -> int:

@@ -66,6 +66,11 @@ class Draft(nn.Module):
         """Target ids of a reduced draft vocabulary; None where it is the target's own."""
         return None
 
+    @property
+    def kind(self) -> str:
+        """What it computes, as far as that is no number: drafts of a kind may share graphs."""
+        return self.method
+
     def passes(self, depth: int) -> int:
         """Forward passes that wait for each other in a proposal of this depth."""
         return depth

@@ -28,6 +28,10 @@ class MixedDraft(Draft):
         self.needs = draft.needs
         self.max_depth, self.trained_depth = draft.max_depth, draft.trained_depth
 
+    @property
+    def kind(self) -> str:
+        return f"{self.method}_{self.draft.kind}"
+
     def passes(self, depth: int) -> int:
         return self.draft.passes(depth)
 
