@@ -164,7 +164,11 @@ class DeviceConf:
 def _named(function: Any, name: str) -> Callable:
     """The same function with code of its own, which is what PyTorch keeps graphs by."""
     code = function.__code__.replace(co_name=name)
-    return types.FunctionType(code, function.__globals__, name, function.__defaults__)
+    named = types.FunctionType(
+        code, function.__globals__, name, function.__defaults__, function.__closure__
+    )
+    named.__kwdefaults__ = function.__kwdefaults__
+    return named
 
 
 def graphs() -> int:
