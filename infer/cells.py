@@ -1,6 +1,6 @@
 """A table of text, and how figures are written in its cells."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rich import box
@@ -10,6 +10,7 @@ from rich.text import Text
 from infer.modes import Mode
 
 ABSENT = "-"
+IN_DISTRIBUTION = ("rejection", "block")  # proven, and not to be seen in single answers
 
 
 @dataclass(kw_only=True)
@@ -22,6 +23,7 @@ class Table:
     rows: list[list[str]]
     labels: int = 1
     stacked: bool = False  # on a terminal the columns' names take a line for each word
+    below: list[str] = field(default_factory=list)  # what the figures come to, in sentences
 
 
 def rich_table(table: Table, *, ruled: bool) -> RichTable:
@@ -71,9 +73,14 @@ def lossless(mode: Mode) -> str:
     """Whether the answers are the target's; lossy verification is named."""
     if mode["lossy"]:
         return f"no ({mode['verification']})"
-    if mode["verification"] in ("rejection", "block"):
-        return "in distribution"  # proven, and not to be seen in single answers
+    if not compared(mode):
+        return "in distribution"
     return "yes" if mode["lossless"] else "NO"
+
+
+def compared(mode: Mode) -> bool:
+    """Whether its answers were held against autoregressive decoding."""
+    return mode["verification"] not in IN_DISTRIBUTION
 
 
 def percentiles(value: dict[str, float] | None) -> str:

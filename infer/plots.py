@@ -13,6 +13,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from infer.colours import INK, PAPER, coloured
+from infer.cost_plots import drafts, in_parts, parts, round_in_parts, speedup_by_batch
+from infer.cost_tables import batches
 from infer.modes import Mode, Report, sections, several
 from infer.tradeoff import shapes, speedup_against_length
 
@@ -39,11 +41,18 @@ def plots(report: Report) -> dict[str, str]:
     ]
     beside = {"handles": modes, "loc": "outside right upper"}
     below = {"handles": shapes(), "loc": "outside lower center", "ncols": 2}
-    choice = {}
+    found = {}
     if several(report):
         title = "Speed-up against acceptance length"
-        choice[title] = draw(report, speedup_against_length, below, size=(8.4, 4.6))
-    return choice | {
+        found[title] = draw(report, speedup_against_length, below, size=(8.4, 4.6))
+    if shown := in_parts(report):
+        title = "Where a round's time goes"
+        listed = {"handles": parts(), "loc": "outside lower center", "ncols": 4}
+        found[title] = draw(report, round_in_parts, listed, size=(7.2, 1.5 + 0.4 * len(shown)))
+    if batches(report):
+        listed = {"handles": drafts(report), "loc": "outside right upper"}
+        found["Speed-up against batch size"] = draw(report, speedup_by_batch, listed)
+    return found | {
         "Acceptance by position": draw(report, by_position, beside),
         "Acceptance length by category": draw(report, length_by_category, beside),
         "Speed-up by category": draw(report, speedup_by_category, beside),

@@ -1,13 +1,13 @@
 """Several drafts in one table: what each costs beside what it gains."""
 
 from infer.cells import ABSENT, Table, estimate, lossless, millions, number
+from infer.definitions import sentences
 from infer.modes import Mode, Report
 from infer.words import remarked
 
 NOTE = (
-    "M params: millions of parameters; MB: of weights and decoding state; ms: of a round; tau: "
-    "tokens a round. Costs and speed-up are the tree's (of lookup: the chain's). Brackets: 95 % "
-    "interval over prompts."
+    f"{sentences('tau', 'draft ms', 'verify ms', 'MB')} Costs and speed-up are the tree's (of "
+    "lookup: the chain's). Brackets: 95 % interval over prompts."
 )
 
 

@@ -1,7 +1,10 @@
 """The report in sentences: what was measured, on what, and what to know before comparing."""
 
+from dataclasses import asdict
+
 from infer.modes import Report, modes_of
 from infer.trained_on import trained_on
+from models.sampling import SamplingConf
 
 
 def headline(report: Report) -> str:
@@ -12,7 +15,13 @@ def headline(report: Report) -> str:
         f"{draft['name']} ({draft['method']}, {draft['parameters']:,} parameters)"
         for draft in report["drafts"]
     ]
-    sampling = [f"{key} {value}" for key, value in report["sampling"].items() if value is not None]
+    usual_rule = asdict(SamplingConf()) | {"temperature": None}  # the temperature is always said
+    sampling = [
+        f"{key} {value}"
+        for key, value in report["sampling"].items()
+        if value is not None and value != usual_rule.get(key)
+    ]
+    rules = list(dict.fromkeys(mode["verification"] for mode in _of_drafts(report)))
     threads = f"{device['threads']} thread{'' if device['threads'] == 1 else 's'}"
     place = f"{device['name']} ({device['kind']}, {threads}"
     compiled = "compiled" if device["compiled"] else "not compiled"
@@ -21,7 +30,8 @@ def headline(report: Report) -> str:
         f"{_listed(drafts) or 'no draft'} was compared with its own autoregressive decoding, "
         f"prompt by prompt in one run. {prompts['count']} held-out prompts in "
         f"{len(prompts['by_category'])} categories were continued by up to "
-        f"{prompts['max_new_tokens']} tokens on {place}, {compiled}), {', '.join(sampling)}. "
+        f"{prompts['max_new_tokens']} tokens on {place}, {compiled}), {', '.join(sampling)}; "
+        f"verification: {_listed(rules) or 'none'}. "
         f"Tree: {tree['kind']}, {tree['nodes']} nodes of the draft up to depth {tree['depth']}, "
         f"{tree['copied'] or 'none'} copied by n-gram lookup."
     )
@@ -54,6 +64,15 @@ def absences(report: Report) -> list[str]:
     return [
         f"{one.label}: not measured: {one.reason}" for one in modes_of(report) if one.mode is None
     ] + trained_on(report)
+
+
+def bottlenecks(report: Report) -> list[str]:
+    """Of each main mode the sentence that says what holds its speed-up back."""
+    return [
+        f"{one.label}: {said}"
+        for one in modes_of(report, main=True)
+        if one.mode and (said := one.mode.get("bottleneck"))
+    ]
 
 
 def _of_drafts(report: Report) -> list[dict]:

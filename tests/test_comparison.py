@@ -104,7 +104,9 @@ def test_plots_of_several_drafts_show_their_trees(report, comparison):
         for name in COMPARED:
             assert f">{name} tree</text>" in svg, title
             assert f">{name} chain</text>" not in svg, title
-    assert all(">chain</text>" in svg for svg in plots(report).values())
+    alone = plots(report)
+    del alone["Speed-up against batch size"]  # of trees in any case
+    assert all(">chain</text>" in svg for svg in alone.values())
 
 
 def test_eight_drafts_have_a_colour_each():

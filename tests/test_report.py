@@ -145,14 +145,17 @@ def test_what_not_every_run_measures_may_be_absent(report):
 def test_what_was_measured_apart_from_the_modes_is_there(report, comparison):
     tree = report["drafts"][0]["modes"]["tree"]
     assert tree["split_ms"]["cache_move"] == pytest.approx(0.3)
-    assert tree["bottleneck"] == "Verification takes 87 % of a round."
+    assert (
+        tree["bottleneck"] == "Of 3.15 tokens a round, verifying takes 1.21 autoregressive steps."
+    )
     assert report["categories"]["code"]["drafts"][0]["modes"]["tree"]["bottleneck"] is None
     x = {"mean": 2.0, "ci95": [1.5, 2.5]}
     assert comparison["replay"] == {name: {"tau": x, "all_positions": x} for name in COMPARED}
-    assert [(at["draft"], at["batch"], at["speedup"]) for at in report["batches"]] == [
-        ("eagle3-demo", 8, x)
+    assert [(at["draft"], at["batch"], at["speedup"]["mean"]) for at in report["batches"]] == [
+        ("eagle3-demo", 16, 1.25),
+        ("eagle3-demo", 4, 2.0),
     ]
-    assert report["samples"][0]["pieces"][0] == {"text": " prompt", "kind": "prompt"}
+    assert report["samples"][0]["pieces"][1] == {"text": "return", "kind": "target"}
     wrong = json.loads(json.dumps(report))
     wrong["samples"][0]["pieces"][0]["kind"] = "guessed"
     assert faults(wrong, SCHEMA) == ["report.samples[0].pieces[0].kind: not prompt"]
@@ -289,26 +292,12 @@ def test_json_text_page_and_terminal_say_the_same(report, tmp_path):
         assert tau in said
 
 
-def test_the_page_needs_nothing_from_outside(report, report_without, tmp_path):
-    for name, made in (("one", report), ("two", report_without)):
-        write(made, tmp_path / name)
-        html = (tmp_path / name / "report.html").read_text()
-        assert "http" not in html
-        assert not re.search(r"<(script|link|img|iframe)\b|@import|url\((?!#)", html)
-        assert html.count("<svg") == html.count("</svg>") == (4 if made is report else 5)
-
-
 def test_drafts_that_gain_nothing_make_a_picture_too(tmp_path):
     plain = measured(share=0.0, depth=0, nodes=0, round_s=0.01, seed=1)
     draft = replace(draft_run("a", 3), untrained=plain, chain=plain, tree=plain)
     drafts = [draft, replace(draft, name="b")]
     write(build(SETTING, autoregressive=plain, ngram=plain, drafts=drafts), tmp_path)
     assert ">speed-up</text>" in (tmp_path / "report.html").read_text()
-
-
-def test_text_from_outside_is_escaped_in_the_page(report, tmp_path):
-    write({**report, "command": "a <script> & b"}, tmp_path)
-    assert "a &lt;script&gt; &amp; b" in (tmp_path / "report.html").read_text()
 
 
 def test_terminal_output_is_plain_and_fits_a_hundred_columns(report, report_without, comparison):

@@ -1,0 +1,70 @@
+"""What each figure of the tables means: said on hover, under the tables and in docs/report.md."""
+
+from collections.abc import Iterable
+
+POSITION = "at position"  # of the columns that are numbers
+DEFINITIONS = {
+    "tau": "tokens a round, the target's own included, over all rounds (acceptance length)",
+    "tau per prompt": "mean of each prompt's own tau, so that every prompt weighs the same",
+    "acceptance rate": "accepted / drafted tokens; of a tree, all its nodes count as drafted",
+    "speed-up": "tokens/s over those of autoregressive decoding, same prompts and run",
+    "tokens/s": "tokens kept after the first / seconds of all rounds, without the prefill",
+    "lossless": "whether answers are the target's: yes (but for near-ties), in distribution "
+    "(proven, not compared token by token), no (a lossy rule) or NO (some differ by more)",
+    "M params": "millions of parameters of the draft",
+    "MB": "megabytes of the draft's weights and its state of one row",
+    "draft ms": "milliseconds a round that the draft takes",
+    "verify ms": "milliseconds a round to score the tree, accept a path and move the cache",
+    "step ms": "milliseconds of an autoregressive step: verifying and accepting an empty tree",
+    "chain tau": "tau with one candidate a position",
+    "tree tau": "tau with several candidates a position",
+    POSITION: "marginal: share of rounds that accept at least so many draft tokens; conditional: "
+    "the same among rounds that accepted the one before",
+    "mismatched": "prompts whose answer is not the autoregressive one, token for token",
+    "near-tie gap": "how far rounding moves the target's logits, measured on warm-up prompts",
+    "beyond it": "divergences where the target preferred its own token by more than that",
+    "widest divergence": "the largest such preference, its prompt and its position in the answer",
+    "TTFT": "time to first token, ms: the prefill",
+    "ITL": "inter-token latency of a prompt, ms: (E2E - TTFT) / (tokens - 1)",
+    "E2E": "the whole request, ms",
+    "predicted": "speed-up of a loop that only drafts and verifies: tau x step / (draft + verify)",
+    "efficiency": "measured speed-up / predicted speed-up",
+    "MBSU": "memory-bound speed-up: tau / (1 + c L), c the draft's bytes over the target's, L its "
+    "passes a round; of no device",
+    "new graphs": "graphs compiled while decoding, after the warm-up",
+    "verify": "the target's pass over the tree",
+    "accept": "the choice of a path by the rule of verification",
+    "cache move": "keys and values of the accepted path moved to their places",
+    "draft": "the draft reads what was emitted and proposes the next tree",
+    "host": "the read of what was emitted, and everything done with it outside the device",
+    "sum": "these parts together",
+    "round": "the whole unfused round, timed by itself",
+    "fused round": "the same round as one graph, decoded in turns with the unfused one",
+    "autoregressive tokens/s": "of autoregressive decoding with as many rows at a time",
+    "on-policy tau": "tau of the rounds that decoding comes to, read off the target's own text",
+    "all-positions tau": "tokens a round if a round began behind every token of that text",
+}
+
+
+def defined(words: Iterable[str]) -> dict[str, str]:
+    """Those of the words that have a definition, in the order of this page.
+
+    >>> list(defined(["mode", "3", "MB", "tau"]))
+    ['tau', 'MB', 'at position']
+    """
+    asked = {POSITION if word.isdigit() else word for word in words}
+    return {word: meaning for word, meaning in DEFINITIONS.items() if word in asked}
+
+
+def definition(word: str) -> str:
+    """Of one column, or nothing."""
+    return next(iter(defined([word]).values()), "")
+
+
+def sentences(*words: str) -> str:
+    """Definitions of what needs one on the spot, as text under a table.
+
+    >>> sentences("sum", "MB")
+    "MB: megabytes of the draft's weights and its state of one row. sum: these parts together."
+    """
+    return " ".join(f"{word}: {meaning}." for word, meaning in defined(words).items())
