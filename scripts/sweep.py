@@ -16,6 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent.parent))  # of any directory that it is called from
+
 from infer.eval import names
 
 ROOT = Path(__file__).parent.parent
