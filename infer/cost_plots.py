@@ -15,7 +15,7 @@ from infer.modes import Mode, Report
 
 OF_PARTS = dict(zip(PARTS, ["#0072b2", "#56b4e9", "#cc79a7", "#e69f00", GREY], strict=True))
 TAU: dict[str, Any] = {"marker": "D", "ms": 6, "mfc": PAPER, "mec": INK}
-FUSED: dict[str, Any] = {"marker": "|", "ms": 16, "mew": 2.5, "color": INK}
+FUSED: dict[str, Any] = {"marker": "|", "mew": 2.5, "color": INK}
 
 
 def in_parts(report: Report) -> list[tuple[str, Mode, float]]:
@@ -38,7 +38,7 @@ def round_in_parts(axes: Axes, report: Report) -> None:
         for part, width, end in zip(PARTS, widths, accumulate(widths), strict=True):
             axes.barh(row, width, left=end - width, height=0.55, color=OF_PARTS[part])
         if split["fused_round"]:
-            axes.plot(split["fused_round"] / step, row, ls="", **FUSED)
+            axes.plot(split["fused_round"] / step, row, ls="", ms=16, **FUSED)
         if tau := mode["acceptance_length"]:
             axes.plot(tau["mean"], row, ls="", zorder=3, **TAU)
     axes.set_yticks(range(len(shown)), [label for label, *_ in shown])
@@ -51,7 +51,7 @@ def parts() -> list[Patch | Line2D]:
     """For the legend, in the order of the bars."""
     return [
         *(Patch(color=colour, label=part.replace("_", " ")) for part, colour in OF_PARTS.items()),
-        Line2D([], [], ls="", label="fused round", **FUSED | {"ms": 10}),
+        Line2D([], [], ls="", label="fused round", ms=10, **FUSED),
         Line2D([], [], ls="", label="tokens a round (tau)", **TAU),
     ]
 
