@@ -323,6 +323,8 @@ class Decoder:
         proposal = Proposal(ids=ids[:, :0], parents=ids[:, :0])
         if self.draft is not None:
             state, proposal = self._begin(self.draft, state, self.plan, ids, rows, seen)
+            # a draft may keep them as they are; tensors that are one here only have their own graph
+            rows = replace(rows, lengths=rows.lengths.clone(), root=rows.root.clone())
         return Work(rows=rows, proposal=proposal, cache=cache, state=state), scores
 
     def _room(self, batch: int) -> tuple[StaticCache, State]:

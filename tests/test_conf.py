@@ -34,7 +34,9 @@ def test_every_group_has_options():
 def test_every_yaml_belongs_to_a_group_or_a_command():
     here = {str(p.relative_to(CONF_DIR)) for p in Path(CONF_DIR).rglob("*.yaml")}
     groups = {option.replace("=", "/") + ".yaml" for option in OPTIONS}
-    assert here == groups | {"train.yaml", "eval.yaml", "calibrate.yaml", "command.yaml"}
+    assert here == groups | {
+        f"{name}.yaml" for name in ("train", "eval", "calibrate", "tune", "tree_file", "command")
+    }
 
 
 def test_every_trainable_method_has_a_draft():
