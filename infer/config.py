@@ -36,6 +36,11 @@ class EvaluationConf:
             )
         if self.limit is not None and self.limit < 1:
             raise UserError(f"evaluation.limit: must be at least 1, got {self.limit}; null = all")
+        if self.replay and (self.verifier.ratio or not self.verifier.lossless):
+            raise UserError(
+                "evaluation.replay: needs greedy or coupled verification, whose answers do not "
+                f"depend on the draft, got {self.verifier.name}; set it to false"
+            )
         if self.turns < 1:
             raise UserError(f"evaluation.turns: must be at least 1, got {self.turns}")
         if any(batch < 2 for batch in self.batches):

@@ -82,20 +82,23 @@ def costs(modes: dict[str, Contender], parts: dict[str, Split]) -> dict[str, Cos
 
 
 def bottleneck(split: Split, plain: Split, acceptance_length: float) -> str:
-    """One sentence: what a round costs in autoregressive steps, the dearest part first."""
+    """What holds the speed-up back, in one sentence: the parts in autoregressive steps.
+
+    With a step for verifying and nothing else the speed-up would be the acceptance length.
+    """
     step = plain.verify_s + plain.accept_s
-    parts = {
-        "verifying": split.verify_s,
-        "drafting": split.draft_s,
-        "accepting": split.accept_s,
-        "moving the cache": split.cache_move_s,
-        "the host": split.host_s,
+    beyond = {
+        "verifying more than a token": split.verify_s / step - plain.verify_s / step,
+        "drafting": split.draft_s / step,
+        "accepting": (split.accept_s - plain.accept_s) / step,
+        "moving the cache": split.cache_move_s / step,
+        "the host": split.host_s / step,
     }
-    dear, *others = sorted(parts.items(), key=lambda part: -part[1])
-    listed = ", ".join(f"{name} {seconds / step:.2f}" for name, seconds in others)
+    dear, *others = sorted(beyond.items(), key=lambda part: -part[1])
+    listed = ", ".join(f"{name} {steps:.2f}" for name, steps in others)
     return (
-        f"Of {acceptance_length:.2f} tokens a round, {dear[0]} takes {dear[1] / step:.2f} "
-        f"autoregressive steps; {listed}."
+        f"{dear[0].capitalize()} holds it back most: a round gives {acceptance_length:.2f} tokens "
+        f"and takes one autoregressive step and {dear[1]:.2f} of another for that; {listed}."
     )
 
 
