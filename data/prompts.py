@@ -74,7 +74,8 @@ def fingerprint(prompts: list[EvalPrompt]) -> str:
 
     Of first turns: what comes later depends on answers.
     """
-    content = json.dumps([[p.id, p.ids] + ([p.later] if p.later else []) for p in prompts])
+    first = [prompt for prompt in prompts if prompt.turn == 0]
+    content = json.dumps([[p.id, p.ids] + ([p.later] if p.later else []) for p in first])
     return hashlib.sha256(content.encode()).hexdigest()
 
 

@@ -126,6 +126,15 @@ def test_the_fingerprint_knows_later_turns(target, tmp_path):
     assert fingerprint(first) != fingerprint(second)
 
 
+def test_the_fingerprint_is_of_first_turns_whatever_was_answered(target, tmp_path):
+    rows = [{"question_id": 1, "turns": ["1", "2"]}]
+    first = held_out(target.tokenizer, write_lines(tmp_path / "p.jsonl", rows), limit=None)
+    for answer in ([7, 8], [9]):
+        asked = first + later_turns(target.tokenizer, first, [answer])
+        assert len(asked) == 2
+        assert fingerprint(asked) == fingerprint(first)
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
