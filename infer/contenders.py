@@ -65,6 +65,7 @@ def contenders(
     """All modes by name. What is not a draft's keeps the target's own answers."""
     chain = TreeConf(kind=TreeKind.chain, depth=tree.depth).build()
     slots = max(len(prompt.ids) for prompt in prompts) + conf.max_new_tokens
+    check_context(target, slots)
     decoder = partial(Decoder, sampling=conf.sampling, slots=slots)
     exact = build(Verification.auto, conf.sampling)
     sharing = [c.draft.needs.layers for c in candidates if c.target is None]
@@ -95,6 +96,16 @@ def contenders(
                     timed=name != "untrained",  # it costs what the trained tree does
                 )
     return modes
+
+
+def check_context(target: Target, tokens: int) -> None:
+    """Raises UserError for texts longer than the target has positions for."""
+    most = getattr(target.config, "max_position_embeddings", None)
+    if most is not None and tokens > most:
+        raise UserError(
+            f"evaluation.max_new_tokens: prompt and answer must fit in the {most} positions of "
+            f"{target.name}, got {tokens}; lower it or shorten the prompts"
+        )
 
 
 def check_depth(candidates: list[Candidate], tree: Tree) -> None:

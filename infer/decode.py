@@ -139,7 +139,6 @@ class Decoder:
         self.cache, self.state = self._room(batch)
         self._alone: tuple[StaticCache, State] | None = None  # room to read one prompt beside them
         self.spent = Spent()
-        self._last: Work | None = None
         # a target does not change; a draft that writes texts of its own does
         settled = SETTLED if isinstance(target, Target) else ()
         self._prefill = device.compile(rounds.prefill, settled=settled)
@@ -219,16 +218,9 @@ class Decoder:
             work, emitted = self._round(work)
             yield emitted.scores[0, 0]
 
-    @torch.no_grad()
-    def again(self) -> None:
-        """The last round once more, to time it. What it leaves in the caches is of no use."""
-        assert self._last is not None
-        self._round(self._last)
-
     # --- rounds -------------------------------------------------------------------------------
 
     def _round(self, work: Work, laps: Laps | None = None) -> tuple[Work, Round]:
-        self._last = work
         rows, proposal, cache, state = work.rows, work.proposal, work.cache, work.state
         if self.fused and laps is None:
             rows, emitted, state, proposal = self._fused(
@@ -329,7 +321,7 @@ class Decoder:
 
     def _room(self, batch: int) -> tuple[StaticCache, State]:
         state = self.draft.new_state(batch, self.held) if self.draft else {}
-        return self.target.new_cache(batch, self.held), state
+        return self.target.new_cache(batch, self.held), _to(state, self.place)
 
     def _text(self, ids: list[int]) -> str:
         assert isinstance(self.target, Target)
@@ -359,6 +351,13 @@ def _blank(one: Any, batch: int) -> Any:
     if is_dataclass(one) and not isinstance(one, type):
         return replace(one, **{f.name: _blank(getattr(one, f.name), batch) for f in fields(one)})
     return one
+
+
+def _to(state: Any, place: torch.device) -> Any:
+    """A draft's state on the device, also of a draft that has no weights to stand there."""
+    if isinstance(state, dict):
+        return {name: _to(part, place) for name, part in state.items()}
+    return state.to(place) if isinstance(state, Tensor) else state
 
 
 def _no_lap(part: str) -> None:

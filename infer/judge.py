@@ -51,15 +51,16 @@ def evaluate(
 def _judge(
     target: Target, candidates: list[Candidate], shape: Tree, conf: EvaluationConf
 ) -> Report:
-    prompts = _all_turns(target, conf)
     check_depth(candidates, shape)
+    conf.verifier.check(conf.sampling, shape)
+    prompts = _all_turns(target, conf)
     modes = contenders(target, candidates, shape, prompts, conf)
     for name, mode in modes.items():
         warn_depth(name, mode.decoder)
     gaps = _warm_up(modes, prompts, conf)
     before = graphs()
     traces = _decode_all(modes, prompts, conf)
-    after = graphs() - before
+    after = graphs() - before if target.device.compiles else None
     parts = splits(modes, prompts, max_new_tokens=conf.max_new_tokens)
     known = costs(modes, parts)
     measured = {
@@ -90,7 +91,7 @@ def _all_turns(target: Target, conf: EvaluationConf) -> list[EvalPrompt]:
 def _measured(
     name: str, modes: dict[str, Contender], prompts: list[EvalPrompt],
     traces: dict[str, list[Trace]], gaps: dict[str, float], parts: dict[str, Split],
-    known: dict[str, Costs], new_graphs: int,
+    known: dict[str, Costs], new_graphs: int | None,
 ) -> Measured:  # fmt: skip
     mode = modes[name]
     exactness = Exactness()  # nothing to compare where answers need not be the same

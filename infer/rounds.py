@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.nn.functional import one_hot
 
 from infer.verify import Scored, Verifier
 from models.cache import StaticCache, Write, prompt_mask, tree_mask
@@ -125,8 +124,7 @@ def prefill(
     logits = target.logits(seen.hidden.gather(1, last))[:, 0]
     history = None
     if rule.penalises:
-        known = one_hot(ids, logits.shape[-1]).bool() & (places < lengths[:, None])[:, :, None]
-        history = History(known=known.any(1), said=torch.zeros_like(logits, dtype=torch.bool))
+        history = History.of(ids, lengths, logits.shape[-1])
     scores = rule.warp(logits, history)
     if not rule.greedy:
         tokens = torch.arange(logits.shape[-1], device=ids.device)

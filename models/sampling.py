@@ -66,6 +66,16 @@ class History:
     known: Bool[Tensor, "*rows vocab"]  # in prompt or answer
     said: Bool[Tensor, "*rows vocab"]  # in the answer
 
+    @classmethod
+    def of(
+        cls, ids: Int[Tensor, "batch prompt"], lengths: Int[Tensor, " batch"], vocab: int
+    ) -> "History":
+        """Of prompts alone, each of `lengths` tokens."""
+        inside = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
+        counts = torch.zeros(len(ids), vocab, dtype=torch.int64, device=ids.device)
+        known = counts.scatter_add(1, ids, inside.long()) > 0
+        return cls(known=known, said=torch.zeros_like(known))
+
     def along(
         self, ids: Int[Tensor, "batch nodes"], sees: Bool[Tensor, "batch nodes nodes"]
     ) -> "History":
@@ -127,12 +137,6 @@ class SamplingRule:
         return torch.where(history.known, less, scores) - (
             self.conf.presence_penalty * history.said
         )
-
-    def scores(
-        self, logits: Float[Tensor, "*rows vocab"], noise: Float[Tensor, "*rows vocab"] | None
-    ) -> Float[Tensor, "*rows vocab"]:
-        """Their largest is the token, the lowest id among equals. Greedy rules have no noise."""
-        return self.warp(logits) if noise is None else self.warp(logits) + noise
 
 
 @dataclass(kw_only=True)

@@ -54,6 +54,12 @@ class TreeConf:
                 raise UserError(f"tree.{said}: must be at least 1, got {getattr(self, key)}")
         if self.copied < 0:
             raise UserError(f"tree.copied: must not be negative, got {self.copied}; 0 copies none")
+        for key in ("paths", "file"):
+            if getattr(self, key) is not None and self.kind is not TreeKind.static:
+                raise UserError(
+                    f"tree.{key}: needs a static tree, got tree.kind={self.kind.value}; "
+                    "take tree=static"
+                )
         if self.kind is TreeKind.static and not (self.paths or self.file):
             raise UserError("tree.paths: a static tree needs rank paths, got null; set tree.file")
         pool = most_nodes(self.depth, self.expanded, self.branch)

@@ -67,7 +67,7 @@ def test_five_modes_are_judged_and_the_untrained_draft_is_rebuilt(target, folder
         assert mode["lossless"] is True
         assert (mode["mismatched_prompts"], mode["divergences"]) == (0, [])
         assert mode["prompts"] == 4
-        assert mode["graphs_after_warmup"] == 0
+        assert mode["graphs_after_warmup"] is None  # nothing is compiled here
     assert report["autoregressive"]["acceptance_length"]["mean"] == 1.0
     assert report["prompts"]["by_category"] == {"a": 2, "b": 2}
     assert set(report["categories"]) == {"a", "b"}

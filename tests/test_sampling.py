@@ -41,7 +41,7 @@ def test_temperature_zero_chooses_the_likeliest_token_without_noise():
     logits = torch.tensor([[[1.0, 4.0, 4.0, 2.0]]], dtype=torch.bfloat16)
     assert rule.greedy
     assert torch.equal(rule.warp(logits), logits.float())
-    assert rule.scores(logits, None).argmax(-1).tolist() == [[1]]  # lowest id among equals
+    assert rule.warp(logits).argmax(-1).tolist() == [[1]]  # lowest id among equals
 
 
 def test_noise_follows_the_gumbel_distribution_far_into_its_tail():
@@ -56,7 +56,7 @@ def test_noise_follows_the_gumbel_distribution_far_into_its_tail():
 def test_sampled_tokens_follow_the_softmax():
     rule = SamplingConf(temperature=1.3, top_k=9, top_p=0.95).build()
     logits = torch.linspace(-2, 2, 12).roll(5)
-    tokens = rule.scores(logits.expand(ROWS, 2, -1), draw()).argmax(-1)
+    tokens = (rule.warp(logits.expand(ROWS, 2, -1)) + draw()).argmax(-1)
     probs = rule.warp(logits).double().softmax(-1)
     possible = probs > 0
     for position in range(2):
@@ -120,7 +120,7 @@ def test_noise_and_warping_compile_into_one_graph(backend, monkeypatch):
 
     def sample(logits, row_ids, positions):
         noise = plain.gumbel(rule.seed, row_ids, 0, positions, torch.arange(12))
-        return noise, rule.scores(logits, noise).argmax(-1)
+        return noise, (rule.warp(logits) + noise).argmax(-1)
 
     args = (torch.randn(4, 2, 12), torch.tensor([5, 6, 7, 1 << 40]), torch.arange(8).view(4, 2))
     noise, tokens = torch.compile(sample, backend=backend, fullgraph=True)(*args)
