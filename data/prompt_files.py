@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from models.errors import UserError
 
 JSON_LINES, PARQUET = (".jsonl", ".jsonl.gz", ".json"), (".parquet",)
+TEST = re.compile(r"(?<![a-z])test(?![a-z])", re.IGNORECASE)  # a word, not `latest`
 SPLITS = ("test", "validation", "train")  # the first that a dataset has is what is held out
 
 
@@ -18,7 +20,7 @@ def rows_of(source: str, key: str) -> Iterator[tuple[str, dict[str, Any]]]:
     if path.is_dir() and any(
         (path / name).exists() for name in ("state.json", "dataset_dict.json")
     ):
-        yield from _dataset(source, key, saved=True)
+        yield from _dataset(str(path), key, saved=True)
     elif path.exists():
         for file in _files(path, key):
             yield from _parquet(file, key) if file.suffix in PARQUET else _json(file, key)
@@ -37,7 +39,7 @@ def _files(path: Path, key: str) -> list[Path]:
     found = sorted(file for file in path.iterdir() if file.name.endswith(JSON_LINES + PARQUET))
     if not found:
         raise UserError(f"{key}: must hold JSONL, JSON or Parquet files, got none in {path}")
-    return [file for file in found if "test" in file.name] or found
+    return [file for file in found if TEST.search(file.name)] or found
 
 
 def _json(file: Path, key: str) -> Iterator[tuple[str, dict[str, Any]]]:

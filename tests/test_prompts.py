@@ -80,7 +80,7 @@ def test_every_kind_of_file_holds_the_same_prompts(target, tmp_path):
         assert held_out(target.tokenizer, str(tmp_path / other), limit=None) == first
 
 
-def test_a_dataset_written_to_disk_is_read_by_its_held_out_split(target, tmp_path):
+def test_a_dataset_written_to_disk_is_read_by_its_held_out_split(target, tmp_path, monkeypatch):
     from datasets import Dataset, DatasetDict
 
     splits = {
@@ -89,6 +89,14 @@ def test_a_dataset_written_to_disk_is_read_by_its_held_out_split(target, tmp_pat
     DatasetDict(splits).save_to_disk(tmp_path / "saved")
     (prompt,) = held_out(target.tokenizer, str(tmp_path / "saved"), limit=None)
     assert prompt.ids == [2]
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert held_out(target.tokenizer, "~/saved", limit=None) == [prompt]
+
+
+def test_of_a_folder_the_files_called_test_are_read(tmp_path):
+    for name, word in [("latest", "a"), ("test2-of-3", "b"), ("gsm8k_test", "c"), ("tests", "d")]:
+        write_lines(tmp_path / f"{name}.jsonl", [{"text": word}])
+    assert [row["text"] for row in read(tmp_path)] == ["c", "b"]
 
 
 def test_later_turns_follow_the_targets_own_answers(target, chatty, tmp_path):
