@@ -88,7 +88,10 @@ def read(source: str | Path, *, key: str = KEY) -> list[dict]:
     for number, (place, raw) in enumerate(rows_of(str(source), key), 1):
         if not isinstance(raw, dict):
             raise UserError(f"{key}: every line must be a JSON object, got {place}")
-        row = shaped(raw, number)
+        try:
+            row = shaped(raw, number)
+        except ValueError as error:
+            raise UserError(f"{key}: {error} at {place}") from error
         if row is None:
             raise UserError(
                 f"{key}: every line must have the columns of a layout, got "

@@ -149,6 +149,22 @@ def test_the_fingerprint_is_of_first_turns_whatever_was_answered(target, tmp_pat
         ('{"text": "1 2"', "every line must be JSON, got {file}:2"),
         ('{"id": "x"}', "every line must have the columns of a layout, got id at {file}:2; known"),
         ("[1, 2]", "every line must be a JSON object, got {file}:2"),
+        ('{"text": 5}', "`text` must be a string, got 5 at {file}:2"),
+        ('{"prompt": 5}', "`prompt` must be a string or a list of messages, each with"),
+        ('{"prompt": ["hello"]}', "`prompt` must be a string or a list of messages, each with"),
+        ('{"task_id": "H/0", "prompt": 5}', "`prompt` must be a string or a list of messages"),
+        ('{"question": 5, "answer": "6"}', "`question` must be a string, got 5 at {file}:2"),
+        ('{"instruction": "1", "input": 5}', "`input` must be a string, got 5 at {file}:2"),
+        ('{"messages": "hello"}', "`messages` must be a list of messages, each with `role` and"),
+        ('{"messages": [{"content": "1"}]}', "`messages` must be a list of messages, each with"),
+        (
+            '{"question_id": 1, "turns": [1, 2]}',
+            "`turns` must be a list of strings, got [1, 2] at {file}:2",
+        ),
+        (
+            '{"question_id": 1, "turns": "hello"}',
+            "`turns` must be a list of strings, got 'hello' at {file}:2",
+        ),
     ],
 )
 def test_a_bad_line_of_prompts_is_named(target, tmp_path, line, message):
@@ -158,6 +174,25 @@ def test_a_bad_line_of_prompts_is_named(target, tmp_path, line, message):
         with pytest.raises(UserError) as refused:
             held_out(target.tokenizer, str(file), limit=None, key=key)
         assert str(refused.value).startswith(f"{key}: {message.format(file=file)}")
+        assert f"{file}:2" in str(refused.value)
+        assert "\n" not in str(refused.value)
+
+
+def test_a_bad_row_of_a_table_is_named(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    file = tmp_path / "p.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"text": 5}]), file)
+    with pytest.raises(UserError) as refused:
+        read(file)
+    assert str(refused.value).endswith(f"`text` must be a string, got 5 at {file}:[0]")
+
+
+def test_a_null_id_is_a_missing_one(tmp_path):
+    rows = [{"id": None, "text": "1"}, {"id": None, "text": "2"}, {"id": 0, "text": "3"}]
+    found = read(write_lines(tmp_path / "p.jsonl", rows))
+    assert [row["id"] for row in found] == ["1", "2", "0"]
 
 
 def test_prompts_that_cannot_be_judged_are_refused(target, tmp_path):
