@@ -15,7 +15,7 @@ from numpy import ndarray
 
 from infer.figures import by_question, difference, ratio_of_ratios
 from infer.intervals import ratio, with_interval
-from infer.modes import Mode, Report, modes_of
+from infer.modes import Mode, Named, Report, modes_of
 
 SETTINGS = ("target", "device", "versions", "sampling", "tree", "prompts")
 MEASURED_AGAIN = ("contamination", "by_category")  # of the prompts; they follow from others
@@ -101,21 +101,35 @@ def _settings(report: Report) -> dict[str, Any]:
 
 def in_both(before: Report, after: Report) -> list[Both]:
     """Modes by name; where each report has one draft, whatever the two are called."""
-    found = []
-    ours, theirs = ({_name(r, one.key): one for one in modes_of(r)} for r in (before, after))
-    if any(len(report["drafts"]) != 1 for report in (before, after)):
-        ours, theirs = ({one.key: one for one in modes_of(r)} for r in (before, after))
-    for name, one in ours.items():
-        other = theirs.get(name)
-        if one.mode and other and other.mode:
-            found.append(Both(label=name, keys=(one.key, other.key), modes=(one.mode, other.mode)))
-    return found
+    ours, theirs = _named(before, after)
+    return [
+        Both(label=name, keys=(one.key, theirs[name].key), modes=(mode, other))
+        for name, one in ours.items()
+        if (mode := one.mode) and name in theirs and (other := theirs[name].mode)
+    ]
+
+
+def gone(before: Report, after: Report) -> dict[str, str]:
+    """Modes that were measured before and no longer are, and why, where the report says so."""
+    ours, theirs = _named(before, after)
+    return {
+        name: theirs[name].reason if name in theirs else ""
+        for name, one in ours.items()
+        if one.mode and (name not in theirs or not theirs[name].mode)
+    }
+
+
+def _named(before: Report, after: Report) -> list[dict[str, Named]]:
+    reports = (before, after)
+    if any(len(report["drafts"]) != 1 for report in reports):
+        return [{one.key: one for one in modes_of(report)} for report in reports]
+    return [{_name(report, one.key): one for one in modes_of(report)} for report in reports]
 
 
 def _name(report: Report, key: str) -> str:
     """Without the name of the only draft, but not confused with a mode of the target."""
-    owned = [f"{draft['name']}/" for draft in report["drafts"] if key.startswith(draft["name"])]
-    return f"draft/{key.removeprefix(owned[0])}" if owned else key
+    own = f"{report['drafts'][0]['name']}/"
+    return f"draft/{key.removeprefix(own)}" if key.startswith(own) else key
 
 
 def paired(before: Report, after: Report) -> bool:

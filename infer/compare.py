@@ -2,7 +2,8 @@
 
 python -m infer.compare BEFORE/report.json AFTER/report.json
 
-Exit code 1: a regression beyond noise (tau or speed-up fell, or answers are no longer lossless).
+Exit code 1: a regression (tau or speed-up fell beyond noise, answers are no longer lossless, or a
+mode is no longer measured).
 """
 
 import json
@@ -13,7 +14,7 @@ from rich.console import Console
 
 from conf.entry import refuse
 from infer.cells import ABSENT, Table, rich_table
-from infer.changes import Both, Move, in_both, moves, paired, settings_changed
+from infer.changes import Both, Move, gone, in_both, moves, paired, settings_changed
 from infer.modes import Report
 from infer.report import SCHEMA_VERSION
 from models.errors import UserError
@@ -43,15 +44,21 @@ def compare(before: Report, after: Report) -> tuple[list[str], Table, list[str]]
     both, found = in_both(before, after), list(moves(before, after))
     changed = settings_changed(before, after)
     lost = [one for one in both if one.no_longer_lossless]
+    missing = gone(before, after)
     regressions = [f"{move.mode} {move.figure}" for move in found if move.regression]
     regressions += [f"{one.label} is no longer lossless" for one in lost]
-    return changed, _table(found, lost, same=paired(before, after)), regressions
+    regressions += [
+        f"{name} is no longer measured" + (f" ({reason})" if reason else "")
+        for name, reason in missing.items()
+    ]
+    return changed, _table(found, lost, list(missing), same=paired(before, after)), regressions
 
 
-def _table(found: list[Move], lost: list[Both], *, same: bool) -> Table:
+def _table(found: list[Move], lost: list[Both], missing: list[str], *, same: bool) -> Table:
     how = "paired by prompt" if same else "unpaired: the reports hold different prompts"
     rows = [_row(move) for move in found]
     rows += [[one.label, "lossless", "yes", "NO", ABSENT, "worse"] for one in lost]
+    rows += [[name, "measured", "yes", "NO", ABSENT, "worse"] for name in missing]
     return Table(
         title="Figures",
         note=f"Differences are {how}. Brackets: intervals beyond which tau and speed-up of all "

@@ -122,6 +122,49 @@ def test_drafts_are_matched_by_name_where_there_are_several(report):
     assert {mode for mode, _ in found(report, several)} == {"autoregressive", "ngram"}
 
 
+def test_a_mode_that_is_no_longer_measured_is_a_regression(report):
+    after = copy.deepcopy(dict(report))
+    draft = after["drafts"][0]
+    draft["modes"]["untrained"] = after["ngram"] = None
+    draft["not_measured"]["untrained"] = "the checkpoint holds no config"
+    _, table, regressions = compare(report, after)
+    assert regressions == [
+        "ngram is no longer measured",
+        "draft/untrained is no longer measured (the checkpoint holds no config)",
+    ]
+    rows = [row for row in table.rows if row[0] in ("ngram", "draft/untrained")]
+    assert [row[1:4] for row in rows] == [["measured", "yes", "NO"]] * 2
+    for known in (after, report):  # what was not measured before is no loss
+        assert compare(after, known)[2] == []
+    del draft["modes"]["tree"]
+    assert "draft/tree is no longer measured" in compare(report, after)[2]
+
+
+def test_a_draft_that_is_gone_or_renamed_among_others_is_a_regression(report):
+    before = three_drafts()
+    after = copy.deepcopy(dict(before))
+    after["drafts"][0]["name"] = "new"
+    for row in after["per_prompt"]:
+        for mode in ("untrained", "chain", "tree"):
+            row["modes"][f"new/{mode}"] = row["modes"].pop(f"usual/{mode}")
+    assert compare(before, after)[2] == [
+        f"usual/{mode} is no longer measured" for mode in ("untrained", "chain", "tree")
+    ]
+    assert compare(report, {**report, "drafts": []})[2] == [
+        f"{report['drafts'][0]['name']}/{mode} is no longer measured"
+        for mode in ("untrained", "chain", "tree")
+    ]
+
+
+def test_a_draft_called_like_a_mode_is_not_taken_for_it(report):
+    after = copy.deepcopy(dict(report))
+    name, after["drafts"][0]["name"] = after["drafts"][0]["name"], "n"
+    for row in after["per_prompt"]:
+        row["modes"] = {key.replace(f"{name}/", "n/"): mode for key, mode in row["modes"].items()}
+    assert compare(report, after)[2] == []
+    assert ("ngram", "tau") in found(report, after)
+
+
 def test_the_command_prints_and_exits_for_a_ci(report, tmp_path, capsys):
     after = changed(report, tree=fewer_accepted)
     after["drafts"][0]["modes"]["chain"]["lossless"] = False
