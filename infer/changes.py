@@ -132,6 +132,16 @@ def _name(report: Report, key: str) -> str:
     return f"draft/{key.removeprefix(own)}" if key.startswith(own) else key
 
 
+def read_whole(report: Report) -> None:
+    """Read every field that a comparison does: what it lacks is found before anything is said."""
+    paired(report, report)
+    settings_changed(report, report)
+    for one in in_both(report, report):
+        _ = one.no_longer_lossless
+        for columns, _, _ in FIGURES.values():
+            _rows(report, one.keys[0], columns)
+
+
 def paired(before: Report, after: Report) -> bool:
     """Whether they hold the same prompts."""
     ids = [[row["prompt_id"] for row in report["per_prompt"]] for report in (before, after)]

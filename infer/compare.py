@@ -14,7 +14,7 @@ from rich.console import Console
 
 from conf.entry import refuse
 from infer.cells import ABSENT, Table, rich_table
-from infer.changes import Both, Move, gone, in_both, moves, paired, settings_changed
+from infer.changes import Both, Move, gone, in_both, moves, paired, read_whole, settings_changed
 from infer.modes import Report
 from infer.report import SCHEMA_VERSION
 from models.errors import UserError
@@ -36,6 +36,14 @@ def read_report(path: Path) -> Report:
             f"report: must be of schema version {SCHEMA_VERSION}, got {version} in {file}; "
             "measure again with python -m infer.eval"
         )
+    try:
+        read_whole(report)
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        what = f"no {error}" if isinstance(error, KeyError) else f"other values ({error})"
+        raise UserError(
+            f"report: must hold what docs/report.schema.json says, got {what.splitlines()[0]} in "
+            f"{file}; measure again with python -m infer.eval"
+        ) from error
     return report
 
 

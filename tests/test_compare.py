@@ -196,3 +196,43 @@ def test_what_is_no_report_is_refused_in_one_line(report, tmp_path, capsys):
         assert stop.value.code == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert line.startswith(f"error: {message}")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("per_prompt",), None, "no 'per_prompt' in"),
+        (("versions",), None, "no 'versions' in"),
+        (("not_measured",), None, "no 'not_measured' in"),
+        (("prompts", "sha256"), None, "no 'sha256' in"),
+        (("drafts", 0, "method"), None, "no 'method' in"),
+        (("drafts", 0, "modes", "tree", "lossless"), None, "no 'lossless' in"),
+        (("per_prompt", 5, "question"), None, "no 'question' in"),
+        (("per_prompt", 5, "modes", "ngram"), None, "no 'ngram' in"),
+        (("per_prompt", 5, "modes", "ngram", "rounds"), None, "no 'rounds' in"),
+        (("per_prompt",), [], "other values ("),
+        (("drafts",), 5, "other values ("),
+        (("device",), "cpu", "other values ("),
+    ],
+)
+def test_a_report_that_lacks_something_is_refused_in_one_line(
+    report, tmp_path, capsys, path, value, message
+):
+    other = copy.deepcopy(dict(report))
+    *outer, key = path
+    place = other
+    for part in outer:
+        place = place[part]
+    del place[key]
+    if value is not None:
+        place[key] = value
+    good, bad = tmp_path / "good.json", tmp_path / "bad.json"
+    good.write_text(json.dumps(report))
+    bad.write_text(json.dumps(other))
+    with pytest.raises(SystemExit) as stop:
+        main([str(good), str(bad)])
+    assert stop.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    start = "error: report: must hold what docs/report.schema.json says, got "
+    assert line.startswith(start + message)
+    assert f"in {bad}; measure again" in line
