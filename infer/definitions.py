@@ -31,7 +31,8 @@ DEFINITIONS = {
     "efficiency": "measured speed-up / predicted speed-up",
     "MBSU": "memory-bound speed-up: tau / (1 + c L), c the draft's bytes over the target's, L its "
     "passes a round; of no device",
-    "new graphs": "graphs compiled while decoding, after the warm-up",
+    "new graphs": "graphs compiled after the warm-up, in all modes together; - where nothing is "
+    "compiled",
     "verify": "the target's pass over the tree",
     "accept": "the choice of a path by the rule of verification",
     "cache move": "keys and values of the accepted path moved to their places",

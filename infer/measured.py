@@ -42,7 +42,6 @@ class Measured:
     draft_passes: int | None = None
     split: Split | None = None
     bottleneck: str | None = None
-    predicted_speedup: float | None = None  # None: what the costs predict
 
     @property
     def lossy(self) -> bool:
@@ -55,12 +54,11 @@ class Measured:
         return not self.lossy and self.exactness.lossless
 
     def among(self, prompt_ids: set[str]) -> "Measured":
-        """The same, of these prompts alone; what was predicted or said of all is not of them."""
+        """The same, of these prompts alone; what was said of all is not of them."""
         return replace(
             self,
             traces=[trace for trace in self.traces if trace.prompt_id in prompt_ids],
             exactness=self.exactness.among(prompt_ids),
-            predicted_speedup=None,
             bottleneck=None,
         )
 
@@ -115,7 +113,6 @@ class AtBatch:
     tokens_per_s: Estimate
     autoregressive_tokens_per_s: Estimate
     acceptance_length: Estimate
-    predicted_speedup: float | None = None
 
 
 @dataclass(kw_only=True)

@@ -104,11 +104,10 @@ def _memory_bound(mode: Measured, tau: Estimate | None, ratio: float | None) -> 
 
 def _efficiency(mode: Measured, figures: dict[str, Any]) -> dict[str, Any]:
     """The measured speed-up over the predicted one, and what the prediction is made of."""
-    costs, predicted, speedup = mode.costs, mode.predicted_speedup, figures["speedup"]
+    costs, speedup = mode.costs, figures["speedup"]
     if speedup is None:
         return {"efficiency": None, "predicted_speedup": None, "costs_ms": None}
-    if costs and predicted is None:
-        predicted = costs.predicted_speedup(figures["acceptance_length"]["mean"])
+    predicted = costs and costs.predicted_speedup(figures["acceptance_length"]["mean"])
     return {
         "efficiency": predicted and speedup["mean"] / predicted,
         "predicted_speedup": predicted,

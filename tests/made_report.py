@@ -103,7 +103,7 @@ def at_batch(batch, speedup):
         batch=batch, mode="tree",
         speedup=Estimate(mean=speedup, ci95=[speedup - 0.2, speedup + 0.3]),
         tokens_per_s=Estimate(mean=1234.5, ci95=None), autoregressive_tokens_per_s=FIGURE,
-        acceptance_length=FIGURE, predicted_speedup=2.1,
+        acceptance_length=FIGURE,
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from infer.cost_tables import efficiency_table
 from infer.measured import DraftRun, Memory, NotMeasured
 from infer.report import build, write
 from infer.trained_on import trained_on
@@ -140,6 +141,27 @@ def test_what_not_every_run_measures_may_be_absent(report):
             del mode["split_ms"], mode["bottleneck"]
     assert faults(old, SCHEMA) == []
     assert faults({**old, "schema_version": 1}, SCHEMA) == ["report.schema_version: not 2"]
+
+
+def test_what_is_predicted_comes_from_the_costs_alone(report):
+    for section in (report, *report["categories"].values()):
+        for mode in section["drafts"][0]["modes"].values():
+            costs, tau = mode["costs_ms"], mode["acceptance_length"]["mean"]
+            predicted = tau * costs["autoregressive_step"] / (costs["draft"] + costs["verify"])
+            assert mode["predicted_speedup"] == pytest.approx(predicted)
+            measured_speedup = mode["speedup"]["mean"]
+            assert mode["efficiency"] == pytest.approx(measured_speedup / predicted)
+    assert all("predicted_speedup" not in at for at in report["batches"])
+
+
+def test_where_nothing_is_compiled_no_graphs_are_counted():
+    one = {"per_category": 1, "depth": 0, "nodes": 0, "round_s": 0.01, "seed": 1}
+    plain = measured(share=0.0, **one)
+    plain.graphs_after_warmup = None
+    made = build(SETTING, autoregressive=plain, ngram=NotMeasured(reason="off"), drafts=[])
+    assert faults(json.loads(json.dumps(made)), SCHEMA) == []
+    costs = efficiency_table(made)
+    assert [row[costs.columns.index("new graphs")] for row in costs.rows] == ["-"]
 
 
 def test_what_was_measured_apart_from_the_modes_is_there(report, comparison):
