@@ -18,8 +18,8 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from data.prompts import EvalPrompt
-from infer.candidates import Candidate
 from infer.decode import Decoded, Decoder
+from infer.shapes import Shape
 from models.drafts.base import Draft
 from models.sampling import SamplingConf
 from models.target import Target
@@ -50,7 +50,7 @@ class Bench:
     say: Callable[[str], None]
     decoders: dict[str, Decoder] = field(default_factory=dict)
 
-    def decoder(self, one: Candidate | None) -> Decoder:
+    def decoder(self, one: Shape | None) -> Decoder:
         """That of a candidate, or the autoregressive one."""
         name = one.name if one else "autoregressive"
         if name not in self.decoders:
@@ -69,7 +69,7 @@ class Bench:
             max_new_tokens=self.max_new_tokens, eos_ids=self.target.eos_ids,
         )  # fmt: skip
 
-    def steps(self, one: Candidate) -> float:
+    def steps(self, one: Shape) -> float:
         """Autoregressive steps that a round takes: the median of turns, each of medians."""
         plain, own = self.decoder(None), self.decoder(one)
         turns = []
@@ -84,7 +84,7 @@ class Bench:
         return statistics.median(max((row.round_s for row in rows), key=len))
 
     def race(
-        self, some: list[Candidate], repeats: int
+        self, some: list[Shape], repeats: int
     ) -> dict[str, Float[ndarray, "prompts tokens_seconds"]]:
         """Tokens and seconds of every prompt in every mode, decoded there and back (ABBA).
 
@@ -97,8 +97,8 @@ class Bench:
             group = self.prompts[first : first + self.batch]
             sums = {name: np.zeros((len(group), 2)) for name in found}
             pairs = list(zip(found, decoders, strict=True))
-            for turn in range(repeats):
-                for name, decoder in pairs[:: 1 - 2 * (turn % 2)]:
+            for number in range(repeats):
+                for name, decoder in pairs[:: 1 - 2 * (number % 2)]:
                     rows = self.decode(decoder, group)
                     sums[name] += [[len(row.ids) - 1, sum(row.round_s)] for row in rows]
             for name in found:
@@ -115,26 +115,26 @@ class CostCurve:
 
     def __init__(self) -> None:
         self._timings: dict[str, list[float]] = {}
-        self._timed: dict[str, dict[int, Candidate]] = {}  # by family and size
+        self._timed: dict[str, dict[int, Shape]] = {}  # by family and size
 
-    def add(self, one: Candidate, steps: float) -> None:
+    def add(self, one: Shape, steps: float) -> None:
         """A shape may be timed several times."""
         self._timings.setdefault(one.name, []).append(steps)
         self._timed.setdefault(one.family, {})[one.size] = one
 
-    def times(self, one: Candidate) -> int:
+    def times(self, one: Shape) -> int:
         """How often it was timed."""
         return len(self._timings.get(one.name, []))
 
-    def steps(self, one: Candidate) -> float:
+    def steps(self, one: Shape) -> float:
         if self.times(one):
             return statistics.fmean(self._timings[one.name])
         return self._base(one) + self._offset(one.family)
 
-    def _ladder(self, family: str) -> list[Candidate]:
+    def _ladder(self, family: str) -> list[Shape]:
         return [one for _, one in sorted(self._timed[family].items())]
 
-    def _base(self, one: Candidate) -> float:
+    def _base(self, one: Shape) -> float:
         chain = one.family.startswith("chain")
         ladder = self._ladder("chain" if chain else _laddered(self._timed))
         draft_pass = 0.0 if chain else self._draft_pass()
@@ -170,8 +170,8 @@ class CostCurve:
 
 
 def choose(
-    steps: Callable[[Candidate], float], found: list[Candidate], tokens: dict[str, float]
-) -> tuple[CostCurve, Candidate]:
+    steps: Callable[[Shape], float], found: list[Shape], tokens: dict[str, float]
+) -> tuple[CostCurve, Shape]:
     """The shape of the most `tokens` a round over `steps` a round, timing as few as will do.
 
     It must have been timed twice: what seems best of many is often what was timed too well.
@@ -180,7 +180,7 @@ def choose(
     for one in probes(found):
         curve.add(one, steps(one))
 
-    def promise(one: Candidate) -> float:
+    def promise(one: Shape) -> float:
         return tokens[one.name] / curve.steps(one)
 
     for _ in range(MOST_TIMED):
@@ -191,9 +191,9 @@ def choose(
     return curve, max((one for one in found if curve.times(one)), key=promise)
 
 
-def probes(found: list[Candidate]) -> list[Candidate]:
+def probes(found: list[Shape]) -> list[Shape]:
     """What is timed first: some windows, some budgets of one kind of tree, one with copies."""
-    families: dict[str, list[Candidate]] = {}
+    families: dict[str, list[Shape]] = {}
     for one in sorted(found, key=lambda one: one.size):
         families.setdefault(one.family, []).append(one)
     copied = [one for name, family in families.items() if "+" in name for one in family]

@@ -22,12 +22,12 @@ from rich.console import Console
 from conf.entry import entry_point
 from data.prompts import EvalPrompt
 from infer.calibrate import calibration_prompts
-from infer.candidates import GIVEN, Candidate, candidates, neighbours, with_copied
 from infer.config import OWN
 from infer.costs import Bench, choose, probes, turn
 from infer.eval import let_warnings_through, names, newest_run
 from infer.intervals import Estimate, bootstrap_t
 from infer.replay import Replay, Text, all_positions, jumps, on_policy, texts
+from infer.shapes import GIVEN, Shape, neighbours, shapes, with_copied
 from infer.tune_config import TuneConf
 from infer.tune_table import cell_lines, content, summary, write_trees
 from infer.tuned import Cell, Tuned, Worth
@@ -42,7 +42,7 @@ Accepted = list[ndarray]  # of each text: what a round from each start accepts
 
 
 def worth_of(
-    target: Target, draft: Draft, found: list[Candidate], read: list[Text], conf: TuneConf
+    target: Target, draft: Draft, found: list[Shape], read: list[Text], conf: TuneConf
 ) -> dict[str, Worth]:
     """By replay: one chain tells of all windows, and copied tokens are worth the longer of both."""
     plain = [one for one in found if not one.conf.copied]
@@ -77,7 +77,7 @@ def _worth(accepted: Accepted, read: list[Text]) -> Worth:
 
 def settle(bench: Bench, tuned: Tuned, conf: TuneConf) -> Cell:
     """Choose, then decode with the choice, its neighbours and, for a sweep, many others."""
-    found = tuned.candidates
+    found = tuned.shapes
     others = swept(found) if conf.sweep else []
     with turn(alone=False):
         for one in [None, *dict.fromkeys(probes(found) + others)]:
@@ -110,7 +110,7 @@ def faster(ours: ndarray, theirs: ndarray) -> Estimate | None:
     return bootstrap_t(rows, lambda m: m[..., 0] / m[..., 1] * m[..., 3] / m[..., 2])
 
 
-def swept(found: list[Candidate]) -> list[Candidate]:
+def swept(found: list[Shape]) -> list[Shape]:
     """Every window, the tree that was given, and trees of four budgets in three kinds."""
     sizes = sorted({one.size for one in found if one.family == "static"})
     kinds = [f for f in {one.family for one in found} if f.partition("+")[0] == "dynamic"]
@@ -134,12 +134,12 @@ def tune(
             layers=draft.needs.layers, ahead=max(depth, conf.copied, conf.tree.build().deepest),
         )  # fmt: skip
         table = Replay(own, draft, read, sampling=conf.sampling).table(depth, conf.ranks)
-        shapes = candidates(
+        considered = shapes(
             table.acceptance(), nodes=conf.nodes, copied=conf.copied, given=conf.tree
         )
-        worth = worth_of(own, draft, shapes, read, conf)
+        worth = worth_of(own, draft, considered, read, conf)
         tuned = Tuned(
-            name=name, directory=directory, candidates=shapes, worth=worth,
+            name=name, directory=directory, shapes=considered, worth=worth,
             acceptance=table.acceptance(),
         )  # fmt: skip
         room = max(len(prompt.ids) for prompt in prompts) + conf.max_new_tokens

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from data.prompts import EvalPrompt, fingerprint
-from infer.candidates import Candidate
 from infer.cells import estimate
+from infer.shapes import Shape
 from infer.tuned import Cell, Tuned
 from models.target import Target
 from models.tree import TreeKind
@@ -24,7 +24,7 @@ def cell_lines(tuned: Tuned, cell: Cell) -> Iterator[str]:
         f"{1e3 * cell.step_s:.2f} ms a token and row"
     )
     yield f"{'shape':<14}{'nodes':>6}{'depth':>6}{'tau':>6}{'cost':>7}{'predicted':>10}  measured"
-    ranked = sorted(tuned.candidates, key=lambda one: -tuned.predicted(cell, one))
+    ranked = sorted(tuned.shapes, key=lambda one: -tuned.predicted(cell, one))
     shown = [one for one in ranked if one in ranked[:SHOWN] or one.name in cell.speedups]
     for one in shown:
         measured = cell.speedups.get(one.name)
@@ -105,11 +105,11 @@ def _cell(tuned: Tuned, cell: Cell) -> dict[str, Any]:
         "step_s": cell.step_s,
         "pick": cell.pick and cell.pick.name,
         "best": cell.best.name,
-        "shapes": [_row(tuned, cell, one) for one in tuned.candidates],
+        "shapes": [_row(tuned, cell, one) for one in tuned.shapes],
     }
 
 
-def _row(tuned: Tuned, cell: Cell, one: Candidate) -> dict[str, Any]:
+def _row(tuned: Tuned, cell: Cell, one: Shape) -> dict[str, Any]:
     """`best_over_it`: tokens/s of the choice over its, prompt by prompt."""
     measured, over = cell.speedups.get(one.name), cell.of_best.get(one.name)
     return {

@@ -6,9 +6,9 @@ from pathlib import Path
 from jaxtyping import Float
 from numpy import ndarray
 
-from infer.candidates import Candidate
 from infer.costs import CostCurve
 from infer.intervals import Estimate
+from infer.shapes import Shape
 
 
 @dataclass(kw_only=True)
@@ -29,8 +29,8 @@ class Cell:
     context: int
     step_s: float
     curve: CostCurve
-    pick: Candidate | None
-    best: Candidate  # of those that speculate
+    pick: Shape | None
+    best: Shape  # of those that speculate
     speedups: dict[str, Estimate | None]  # measured, of those that were decoded with
     of_best: dict[str, Estimate | None]  # speed of `best` over theirs, prompt by prompt
 
@@ -41,11 +41,11 @@ class Tuned:
 
     name: str
     directory: Path
-    candidates: list[Candidate]
+    shapes: list[Shape]
     worth: dict[str, Worth]
     acceptance: Float[ndarray, "depth ranks"]
     cells: list[Cell] = field(default_factory=list)
 
-    def predicted(self, cell: Cell, one: Candidate) -> float:
+    def predicted(self, cell: Cell, one: Shape) -> float:
         """Speed-up."""
         return self.worth[one.name].kept / cell.curve.steps(one)

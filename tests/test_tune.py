@@ -10,11 +10,11 @@ import pytest
 
 from conf.entry import compose
 from data.prompts import EvalPrompt
-from infer.candidates import GIVEN, candidates, neighbours
 from infer.config import EvalConf
 from infer.costs import CostCurve, choose, probes
 from infer.decode import Decoder
 from infer.replay import texts
+from infer.shapes import GIVEN, neighbours, shapes
 from infer.tune import main, swept, worth_of
 from infer.tune_config import TuneConf
 from models.errors import UserError
@@ -29,13 +29,13 @@ GIVEN_TREE = TreeConf(kind=TreeKind.static, paths=[[0], [1], [2], [0, 0]])
 KINDS = ("static", "dynamic", "product")
 
 
-def shapes(*, nodes=(4, 8, 16, 32), copied=4, table=TABLE):
-    return candidates(table, nodes=list(nodes), copied=copied, given=GIVEN_TREE)
+def considered(*, nodes=(4, 8, 16, 32), copied=4, table=TABLE):
+    return shapes(table, nodes=list(nodes), copied=copied, given=GIVEN_TREE)
 
 
 def test_every_window_and_every_budget_is_there_with_and_without_copies():
-    found = {one.name: one for one in shapes()}
-    assert len(found) == len(shapes())
+    found = {one.name: one for one in considered()}
+    assert len(found) == len(considered())
     assert {f"chain-{window}" for window in range(1, 7)} <= set(found)
     for family in KINDS:
         assert [one.size for one in found.values() if one.family == family] == [4, 8, 16, 32]
@@ -48,12 +48,12 @@ def test_every_window_and_every_budget_is_there_with_and_without_copies():
 
 
 def test_a_draft_of_one_token_has_windows_and_trees_of_one_token():
-    found = shapes(table=TABLE[:1], copied=0)
+    found = considered(table=TABLE[:1], copied=0)
     assert {one.name for one in found} == {"chain-1", "static-4", "dynamic-4", "product-4"}
 
 
 def test_the_overrides_decode_with_the_shape_that_was_measured(tmp_path):
-    for one in shapes():
+    for one in considered():
         file = tmp_path / "tree.json"
         if one.conf.kind is TreeKind.static:
             file.write_text(json.dumps(one.tree.paths))
@@ -62,7 +62,7 @@ def test_the_overrides_decode_with_the_shape_that_was_measured(tmp_path):
 
 
 def test_neighbours_are_the_next_sizes_of_the_family():
-    found = {one.name: one for one in shapes()}
+    found = {one.name: one for one in considered()}
     for name, wanted in {
         "chain-1": ["chain-2"], "chain-3": ["chain-2", "chain-4"], "static-32": ["static-16"],
         "dynamic-8+4": ["dynamic-4+4", "dynamic-16+4"],
@@ -71,7 +71,9 @@ def test_neighbours_are_the_next_sizes_of_the_family():
 
 
 def test_a_sweep_has_every_window_and_a_dozen_trees():
-    trees = [one for one in swept(shapes(nodes=(4, 8, 16, 24, 32, 63))) if one.family != "chain"]
+    trees = [
+        one for one in swept(considered(nodes=(4, 8, 16, 24, 32, 63))) if one.family != "chain"
+    ]
     assert len(trees) == 13  # one of them given
     assert {one.size for one in trees if one.name != GIVEN} == {8, 16, 32, 63}
 
@@ -107,7 +109,7 @@ def worth(one):
 @pytest.mark.parametrize("node", [0.001, 0.01, 0.05, 0.3])
 @pytest.mark.parametrize("draft_pass", [0.02, 0.4])
 def test_few_timings_find_the_best_shape(node, draft_pass):
-    found, machine = shapes(nodes=(4, 8, 16, 24, 32, 63)), Machine(node, draft_pass)
+    found, machine = considered(nodes=(4, 8, 16, 24, 32, 63)), Machine(node, draft_pass)
     tokens = {one.name: float(worth(one)) for one in found}
     curve, best = choose(machine.steps, found, tokens)
     speeds = {one.name: tokens[one.name] / machine.cost(one) for one in found}
@@ -117,14 +119,14 @@ def test_few_timings_find_the_best_shape(node, draft_pass):
 
 
 def test_the_choice_was_timed_twice():
-    found, machine = shapes(), Machine(noise=0.1)
+    found, machine = considered(), Machine(noise=0.1)
     tokens = {one.name: float(worth(one)) for one in found}
     curve, best = choose(machine.steps, found, tokens)
     assert machine.timed.count(best.name) == curve.times(best) >= 2
 
 
 def test_a_larger_shape_never_costs_less():
-    found, curve = shapes(copied=0), CostCurve()
+    found, curve = considered(copied=0), CostCurve()
     for one, steps in zip(probes(found), (1.5, 1.4, 2.0, 2.2, 2.1, 3.0), strict=True):
         curve.add(one, steps)
     windows = [curve.steps(one) for one in found if one.family == "chain" and not curve.times(one)]
@@ -148,7 +150,7 @@ def test_what_a_shape_is_worth_is_what_decoding_with_it_yields(target, learned):
         target, prompts, sampling=conf.sampling, max_new_tokens=20, layers=draft.needs.layers,
         ahead=4,
     )  # fmt: skip
-    found = shapes(nodes=(4, 8), copied=3, table=TABLE[:4])
+    found = considered(nodes=(4, 8), copied=3, table=TABLE[:4])
     tokens = worth_of(target, draft, found, read, conf)
     assert set(tokens) == {one.name for one in found}
     for name in ("chain-2", "chain-4+3", "static-8", "dynamic-8+3", GIVEN):

@@ -20,7 +20,7 @@ GIVEN = "given"  # the tree that the user asks to compare with
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Candidate:
+class Shape:
     """One shape; `name` tells it from the others."""
 
     name: str
@@ -51,9 +51,9 @@ class Candidate:
         return " ".join([f"tree={conf.kind.value}", *(f"tree.{k}={v}" for k, v in keys.items())])
 
 
-def candidates(
+def shapes(
     acceptance: Float[ndarray, "depth ranks"], *, nodes: list[int], copied: int, given: TreeConf
-) -> list[Candidate]:
+) -> list[Shape]:
     """Chains to the table's depth; best-first, dynamic and product trees of each budget; `given`.
 
     With `copied`, each of them a second time with so many tokens of n-gram lookup beside it.
@@ -69,15 +69,13 @@ def candidates(
             if budget <= sum(min(ranks**d, budget) for d in range(1, limit + 1)):
                 found += _trees(acceptance[:limit], budget, suffix)
     if given.build().depth <= depth:
-        found.append(Candidate(name=GIVEN, family=GIVEN, conf=replace(given, copied=0)))
+        found.append(Shape(name=GIVEN, family=GIVEN, conf=replace(given, copied=0)))
     if copied:
         found += [with_copied(one, copied) for one in found]
     return found
 
 
-def _trees(
-    acceptance: Float[ndarray, "depth ranks"], budget: int, suffix: str
-) -> Iterator[Candidate]:
+def _trees(acceptance: Float[ndarray, "depth ranks"], budget: int, suffix: str) -> Iterator[Shape]:
     """Of that budget, as deep as the best-first one; all of them at full depth only."""
     paths, ranks = best_first(acceptance, budget), acceptance.shape[1]
     depth = static_tree(paths).depth
@@ -93,19 +91,19 @@ def _trees(
             yield _named(f"{family}{suffix}", conf, size=budget)
 
 
-def _named(family: str, conf: TreeConf, *, size: int) -> Candidate:
-    return Candidate(name=f"{family}-{size}", family=family, conf=conf)
+def _named(family: str, conf: TreeConf, *, size: int) -> Shape:
+    return Shape(name=f"{family}-{size}", family=family, conf=conf)
 
 
-def with_copied(one: Candidate, copied: int) -> Candidate:
+def with_copied(one: Shape, copied: int) -> Shape:
     """The same beside a chain of copied tokens."""
-    return Candidate(
+    return Shape(
         name=f"{one.name}+{copied}", family=f"{one.family}+{copied}",
         conf=replace(one.conf, copied=copied),
     )  # fmt: skip
 
 
-def neighbours(one: Candidate, others: list[Candidate]) -> list[Candidate]:
+def neighbours(one: Shape, others: list[Shape]) -> list[Shape]:
     """The next smaller and the next larger of its family."""
     family = sorted((o for o in others if o.family == one.family), key=lambda o: o.size)
     here = family.index(one)
