@@ -45,12 +45,36 @@ def test_greedy_output_is_that_of_transformers(target, learned, shape):
     assert 0 < sum(accepted) < 4 * len(accepted)  # neither trivial way to be exact
 
 
-@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
-@pytest.mark.parametrize("top_p", [1.0, 0.8])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("penalty", [1.4, 0.8])
+def test_a_greedy_answer_with_a_repetition_penalty_is_that_of_transformers(
+    target, learned, shape, penalty
+):
+    """The penalty of a node looks at the node's own path, and at the prompt."""
+    draft, texts = learned
+    prompts = [text[:cut] for text, cut in zip(texts, (14, 5, 9, 22), strict=False)]
+    sampling = SamplingConf(repetition_penalty=penalty)
+    decoder = Decoder(target, draft, SHAPES[shape], sampling=sampling, slots=64, batch=3)
+    done = decoder.decode(prompts, row_ids=[0, 1, 2, 3], max_new_tokens=24)
+    free = Decoder(target, sampling=GREEDY, slots=64, batch=3)
+    assert [row.ids for row in done] != [
+        row.ids for row in free.decode(prompts, row_ids=[0, 1, 2, 3], max_new_tokens=24)
+    ]
+    for prompt, row in zip(prompts, done, strict=True):
+        wanted = target.model.generate(
+            torch.tensor([prompt]), max_new_tokens=24, do_sample=False, eos_token_id=None,
+            repetition_penalty=penalty,
+        )  # fmt: skip
+        assert row.ids == wanted[0, len(prompt) :].tolist()
+    assert sum(sum(row.accepted) for row in done) > 0
+
+
+@pytest.mark.parametrize(("temperature", "top_p"), [(0.7, 0.8), (1.3, 1.0)])
 def test_sampled_output_is_that_of_the_same_key(target, learned, temperature, top_p):
+    """More of it, over other drafts and batches: tests/test_batches_ragged.py."""
     draft, texts = learned
     sampling = SamplingConf(temperature=temperature, top_p=top_p, seed=3)
-    prompts = prompts_of(texts)
+    prompts = prompts_of(texts)[:5]
     plain = decode(Decoder(target, sampling=sampling, slots=64), prompts)
     for shape in SHAPES.values():
         done = decode(Decoder(target, draft, shape, sampling=sampling, slots=64), prompts)

@@ -215,7 +215,7 @@ def test_a_stop_string_of_the_prompt_does_not_count(runs):
 
 def test_most_of_these_ends_fall_inside_accepted_paths(runs):
     assert set(PLACES) <= runs.inside
-    assert len(runs.inside & set(range(1, 10))) >= 6
+    assert len(runs.inside & set(range(1, 10))) >= 5
 
 
 def test_a_stop_leaves_the_rounds_before_it_as_they_were(runs):
