@@ -118,7 +118,8 @@ class Replay:
 
         for parts in self._ask(ask, list(trees.values())):
             for name in trees:
-                found[name].append(torch.cat([part[name] for part in parts]).cpu().numpy())
+                each = [part[name].cpu().numpy() for part in parts]
+                found[name].append(np.concatenate([np.zeros(0, dtype=np.int64), *each]))
         return found
 
     @torch.no_grad()
@@ -130,7 +131,7 @@ class Replay:
             proposal = prefixes.propose(shape)
             return proposal, prefixes.goes_on(depth), prefixes.matched(proposal, depth)
 
-        for parts in self._ask(ask, [shape]):
+        for parts in filter(None, self._ask(ask, [shape])):
             ids = torch.cat([proposal.ids for proposal, *_ in parts])
             parents = torch.cat([proposal.parents for proposal, *_ in parts])
             on = torch.cat([part[1] for part in parts])
@@ -142,11 +143,12 @@ class Replay:
         return tally
 
     def _ask(self, ask: Callable, trees: list[Tree]) -> Iterator[list]:
-        """The answers of each text, some starts at a time."""
+        """The answers of each text, some starts at a time; none of one that is a single token."""
         room = 1 + max(max(tree.size, tree.scratch) + tree.deepest for tree in trees)
         for text in _progress(self.texts, f"replaying {self.draft.draft.method}"):
             starts = torch.arange(text.starts, device=text.ids.device)
-            yield [ask(_Prefixes(self, text, some, room)) for some in starts.split(STARTS)]
+            some = starts.split(STARTS) if text.starts else []
+            yield [ask(_Prefixes(self, text, part, room)) for part in some]
 
 
 class _Prefixes:

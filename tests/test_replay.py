@@ -1,5 +1,7 @@
 """Trajectory replay: the rounds of decoding, without decoding."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -121,6 +123,19 @@ def test_an_answer_ends_where_decoding_ends(target, drafts, prompts, monkeypatch
     assert [one[jumps(one)].tolist() for one in found] == decoded(
         target, draft, tree(), prompts, GREEDY
     )
+
+
+def test_an_answer_of_one_token_takes_no_round(target, drafts, prompts):
+    draft = drafts["eagle3"]
+    whole = texts(
+        target, prompts[:2], sampling=GREEDY, max_new_tokens=NEW, layers=draft.needs.layers, ahead=3
+    )
+    replay = Replay(target, draft, [replace(whole[0], answer=1), whole[1]], sampling=GREEDY)
+    alone = Replay(target, draft, whole[1:], sampling=GREEDY)
+    none, some = replay.accepted({"tree": tree()})["tree"]
+    assert none.tolist() == []
+    assert some.tolist() == alone.accepted({"tree": tree()})["tree"][0].tolist()
+    assert torch.equal(replay.table(3, 4).hits, alone.table(3, 4).hits)
 
 
 def test_every_start_counts_once_in_the_other_figure(target, drafts, prompts):
