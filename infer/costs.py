@@ -6,6 +6,7 @@ were not timed are interpolated within their family; a larger one never costs le
 """
 
 import fcntl
+import os
 import statistics
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -25,13 +26,17 @@ from models.sampling import SamplingConf
 from models.target import Target
 
 TURNS = 4  # times that a shape and the baseline are timed in turn
+AUTOREGRESSIVE = "autoregressive"
 MOST_TIMED = 12  # timings beyond the first ones, while another shape promises more
 
 
 @contextmanager
 def turn(*, alone: bool) -> Iterator[None]:
-    """Tuners on one machine may compile side by side; who times something waits for the others."""
-    with (Path(tempfile.gettempdir()) / "infer.tune.lock").open("a") as file:
+    """A user's tuners may compile side by side; who times something waits for the others.
+
+    Not to be nested: the inner one would wait for the outer.
+    """
+    with (Path(tempfile.gettempdir()) / f"infer.tune-{os.getuid()}.lock").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
         yield
 
@@ -52,35 +57,40 @@ class Bench:
 
     def decoder(self, one: Shape | None) -> Decoder:
         """That of a candidate, or the autoregressive one."""
-        name = one.name if one else "autoregressive"
+        name = one.name if one else AUTOREGRESSIVE
         if name not in self.decoders:
             self.say(f"batch {self.batch}, context {self.context}: compiling {name}")
             shape = {"draft": self.draft, "tree": one.tree} if one else {}
-            self.decoders[name] = Decoder(
-                self.target, sampling=self.sampling, slots=self.context, batch=self.batch,
-                layers=self.draft.needs.layers, **shape,
-            )  # fmt: skip
-            self.decode(self.decoders[name], self.prompts[: self.batch])
+            with turn(alone=False):
+                made = Decoder(
+                    self.target, sampling=self.sampling, slots=self.context, batch=self.batch,
+                    layers=self.draft.needs.layers, **shape,
+                )  # fmt: skip
+                # one prompt more than rows: a refill compiles too
+                self.decode(made, (self.prompts * (self.batch + 1))[: self.batch + 1], ends=False)
+            self.decoders[name] = made
         return self.decoders[name]
 
-    def decode(self, decoder: Decoder, some: list[EvalPrompt]) -> list[Decoded]:
+    def decode(self, decoder: Decoder, some: list[EvalPrompt], *, ends: bool) -> list[Decoded]:
+        """Answers, up to where they end or all of one length."""
         return decoder.decode(
             [p.ids for p in some], row_ids=[p.row_id for p in some],
-            max_new_tokens=self.max_new_tokens, eos_ids=self.target.eos_ids,
+            max_new_tokens=self.max_new_tokens, eos_ids=self.target.eos_ids if ends else None,
         )  # fmt: skip
 
     def steps(self, one: Shape) -> float:
         """Autoregressive steps that a round takes: the median of turns, each of medians."""
         plain, own = self.decoder(None), self.decoder(one)
         turns = []
-        for _ in range(TURNS):
-            step, ours, again = map(self._round_s, (plain, own, plain))
-            turns.append(2 * ours / (step + again))
+        with turn(alone=True):
+            for _ in range(TURNS):
+                step, ours, again = map(self._round_s, (plain, own, plain))
+                turns.append(2 * ours / (step + again))
         return statistics.median(turns)
 
     def _round_s(self, decoder: Decoder) -> float:
-        """Of the rounds of some prompts: shapes are static, so which do not matter."""
-        rows = self.decode(decoder, self.prompts[: self.batch])
+        """Of the rounds of some prompts: shapes are static, so which and past what end is one."""
+        rows = self.decode(decoder, self.prompts[: self.batch], ends=False)
         return statistics.median(max((row.round_s for row in rows), key=len))
 
     def race(
@@ -88,21 +98,22 @@ class Bench:
     ) -> dict[str, Float[ndarray, "prompts tokens_seconds"]]:
         """Tokens and seconds of every prompt in every mode, decoded there and back (ABBA).
 
-        Seconds are of the rounds in which a row had work: a server fills it again behind that.
+        Seconds are shares of rounds among the rows at work, as in infer/batched.py; a row that ends
+        makes room for the next prompt. One row alone takes turns prompt by prompt.
         """
-        modes = [None, *some]
-        found = {one.name if one else "autoregressive": [] for one in modes}
-        decoders = [self.decoder(one) for one in modes]  # all compiled before the first is timed
-        for first in range(0, len(self.prompts), self.batch):
-            group = self.prompts[first : first + self.batch]
-            sums = {name: np.zeros((len(group), 2)) for name in found}
-            pairs = list(zip(found, decoders, strict=True))
-            for number in range(repeats):
-                for name, decoder in pairs[:: 1 - 2 * (number % 2)]:
-                    rows = self.decode(decoder, group)
-                    sums[name] += [[len(row.ids) - 1, sum(row.round_s)] for row in rows]
-            for name in found:
-                found[name].append(sums[name])
+        modes = {one.name if one else AUTOREGRESSIVE: self.decoder(one) for one in [None, *some]}
+        found: dict[str, list[ndarray]] = {name: [] for name in modes}
+        together = len(self.prompts) if self.batch > 1 else 1
+        with turn(alone=True):  # all compiled before the first is timed
+            for first in range(0, len(self.prompts), together):
+                group = self.prompts[first : first + together]
+                sums = {name: np.zeros((len(group), 2)) for name in modes}
+                for number in range(repeats):
+                    for name in list(modes)[:: 1 - 2 * (number % 2)]:
+                        rows = self.decode(modes[name], group, ends=True)
+                        sums[name] += [[len(row.ids) - 1, sum(row.share_s)] for row in rows]
+                for name in modes:
+                    found[name].append(sums[name])
         return {name: np.concatenate(parts) for name, parts in found.items()}
 
 
@@ -199,13 +210,13 @@ def probes(found: list[Shape]) -> list[Shape]:
     copied = [one for name, family in families.items() if "+" in name for one in family]
     chosen = [
         family[i]
-        for family in (families["chain"], families.get(_laddered(families), []))
+        for family in (families["chain"], families[_laddered(families)])
         for i in sorted({0, len(family) // 2, len(family) - 1})
-        if family
     ]
-    return chosen + sorted(copied, key=lambda one: abs(one.size - 16))[:1]
+    copied = sorted(copied, key=lambda one: abs(one.size - 16))[:1]
+    return list(dict.fromkeys(chosen + copied))
 
 
 def _laddered(families: Iterable[str]) -> str:
-    """The kind of tree that is timed at several sizes."""
-    return "dynamic" if "dynamic" in families else "static"
+    """The kind that is timed at several sizes: a tree, unless no budget fits the draft's depth."""
+    return next(kind for kind in ("dynamic", "static", "chain") if kind in families)

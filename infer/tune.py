@@ -9,6 +9,7 @@ is decoded with, beside its neighbours and the target alone. How far to trust it
 """
 
 import json
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,10 +21,11 @@ from numpy import ndarray
 from rich.console import Console
 
 from conf.entry import entry_point
+from data import prompts as prompt_files
 from data.prompts import EvalPrompt
 from infer.calibrate import calibration_prompts
 from infer.config import OWN
-from infer.costs import Bench, choose, probes, turn
+from infer.costs import AUTOREGRESSIVE, Bench, choose, probes
 from infer.eval import let_warnings_through, names, newest_run
 from infer.intervals import Estimate, bootstrap_t
 from infer.replay import Replay, Text, all_positions, jumps, on_policy, texts
@@ -35,6 +37,7 @@ from models import checkpoint
 from models.drafts import load_draft
 from models.drafts.base import Draft
 from models.drafts.ngram import NgramDraft
+from models.errors import UserError
 from models.target import Target
 from models.tree import TreeConf, TreeKind
 
@@ -79,17 +82,15 @@ def settle(bench: Bench, tuned: Tuned, conf: TuneConf) -> Cell:
     """Choose, then decode with the choice, its neighbours and, for a sweep, many others."""
     found = tuned.shapes
     others = swept(found) if conf.sweep else []
-    with turn(alone=False):
-        for one in [None, *dict.fromkeys(probes(found) + others)]:
-            bench.decoder(one)
-    with turn(alone=True):
-        kept = {name: worth.kept for name, worth in tuned.worth.items()}
-        curve, best = choose(bench.steps, found, kept)
-        for one in neighbours(best, found):
-            curve.add(one, bench.steps(one))
-        raced = list(dict.fromkeys([best, *neighbours(best, found), *others]))
-        sums = bench.race(raced, conf.repeats)
-    plain = sums["autoregressive"]
+    for one in [None, *dict.fromkeys(probes(found) + others)]:
+        bench.decoder(one)
+    kept = {name: worth.kept for name, worth in tuned.worth.items()}
+    curve, best = choose(bench.steps, found, kept)
+    for one in neighbours(best, found):
+        curve.add(one, bench.steps(one))
+    raced = list(dict.fromkeys([best, *neighbours(best, found), *others]))
+    sums = bench.race(raced, conf.repeats)
+    plain = sums[AUTOREGRESSIVE]
     for one in neighbours(best, found):
         ratio = faster(sums[one.name], sums[best.name])
         if ratio and ratio.ci95 and ratio.ci95[0] > 1:
@@ -133,6 +134,10 @@ def tune(
             own, prompts, sampling=conf.sampling, max_new_tokens=conf.max_new_tokens,
             layers=draft.needs.layers, ahead=max(depth, conf.copied, conf.tree.build().deepest),
         )  # fmt: skip
+        if not any(text.starts for text in read):
+            raise UserError(
+                "prompts: must have answers of more than one token, got none; choose others"
+            )
         table = Replay(own, draft, read, sampling=conf.sampling).table(depth, conf.ranks)
         considered = shapes(
             table.acceptance(), nodes=conf.nodes, copied=conf.copied, given=conf.tree
@@ -157,20 +162,44 @@ def tune(
     return found
 
 
+def check(conf: TuneConf, directories: list[Path], run: Path) -> None:
+    """Refuse what can be known to be wrong before a model is loaded."""
+    conf.tree.build()
+    for directory in directories:
+        checkpoint.read_config(directory)
+    names(directories)
+    if conf.prompts is not None:
+        prompt_files.read(conf.prompts, key="prompts")
+    with checkpoint.writing(run):
+        run.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=run).close()
+
+
+def check_room(conf: TuneConf, prompts: list[EvalPrompt]) -> None:
+    """Refuse a context that an answer does not fit in, before anything is replayed."""
+    longest = max(len(prompt.ids) for prompt in prompts)
+    for context in conf.context or []:
+        if context < longest + conf.max_new_tokens:
+            raise UserError(
+                f"context: must hold prompt and answer, {longest} + {conf.max_new_tokens} tokens, "
+                f"got {context}; raise it or shorten max_new_tokens"
+            )
+
+
 @entry_point("tune", TuneConf)
 def main(conf: TuneConf) -> None:
     let_warnings_through()
     directories = [Path(c) for c in conf.checkpoint or [newest_run()]]
     say = Console(soft_wrap=True, highlight=False).print
     say(f"checkpoint: {', '.join(map(str, directories))}")
+    run = Path(conf.output_dir) / conf.run_name
+    check(conf, directories, run)
     said: list[Any] = [checkpoint.read_metadata(d).get("target_name") for d in directories]
     if conf.target.name == OWN:
         conf.target = replace(conf.target, name=next(filter(None, said), "demo"))
-    run = Path(conf.output_dir) / conf.run_name
-    with checkpoint.writing(run):
-        run.mkdir(parents=True, exist_ok=True)
     target = conf.target.build(conf.device.build())
     prompts = calibration_prompts(target, conf.prompts, conf.num_prompts)
+    check_room(conf, prompts)
     with target.device.shared_if_worth(target.parameters // target.num_layers):
         drafts = {
             name: (directory, load_draft(directory, target)[1])

@@ -55,3 +55,9 @@ class TuneConf:
             given = getattr(self, key)
             if given is not None and (not given or min(given) < 1):
                 raise UserError(f"{key}: must list numbers of at least 1, got {given}")
+        most = sum(self.ranks**depth for depth in range(1, self.depth + 1))
+        if min(self.nodes) > most:
+            raise UserError(
+                f"nodes: must list one of at most the {most} paths that depth and ranks give, "
+                f"got {self.nodes}; raise depth or ranks"
+            )

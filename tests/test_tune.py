@@ -1,8 +1,11 @@
 """`python -m infer.tune`: what it chooses from, how few timings find the best, what it leaves."""
 
+import fcntl
 import json
 import logging
+import os
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +14,7 @@ import pytest
 from conf.entry import compose
 from data.prompts import EvalPrompt
 from infer.config import EvalConf
-from infer.costs import CostCurve, choose, probes
+from infer.costs import Bench, CostCurve, choose, probes
 from infer.decode import Decoder
 from infer.replay import texts
 from infer.shapes import GIVEN, neighbours, shapes
@@ -118,6 +121,18 @@ def test_few_timings_find_the_best_shape(node, draft_pass):
     assert len(machine.timed) < len(found) / 2
 
 
+def test_where_no_budget_fits_the_draft_windows_and_the_given_tree_are_chosen_from():
+    found = shapes(np.full((4, 1), 0.6), nodes=[8], copied=0, given=GIVEN_TREE)
+    machine = Machine()
+    tokens = {one.name: float(worth(one)) for one in found}
+    curve, best = choose(machine.steps, found, tokens)
+    assert {one.family for one in found} == {"chain", GIVEN}
+    assert all(curve.steps(one) > 0 for one in found)
+    assert tokens[best.name] / machine.cost(best) == pytest.approx(
+        max(tokens[one.name] / machine.cost(one) for one in found)
+    )
+
+
 def test_the_choice_was_timed_twice():
     found, machine = considered(), Machine(noise=0.1)
     tokens = {one.name: float(worth(one)) for one in found}
@@ -165,6 +180,45 @@ def test_what_a_shape_is_worth_is_what_decoding_with_it_yields(target, learned):
         rounds = sum(len(row.accepted) for row in done)
         assert tokens[name].kept == pytest.approx(sum(len(row.ids) - 1 for row in done) / rounds)
         assert tokens[name].tau == pytest.approx(1 + sum(sum(r.accepted) for r in done) / rounds)
+
+
+@pytest.fixture
+def bench(target, learned):
+    draft, written = learned
+    prompts = prompts_of(written)[:6]
+    return Bench(
+        target=target, draft=draft, prompts=prompts, sampling=SamplingConf(), batch=2,
+        context=64, max_new_tokens=12, say=lambda line: None,
+    )  # fmt: skip
+
+
+def test_seconds_are_shares_of_the_rounds_that_rows_went_through_together(bench):
+    one = next(one for one in considered() if one.name == "chain-2")
+    sums = bench.race([one], repeats=1)
+    for name, rows in sums.items():
+        assert rows.shape == (6, 2)
+        assert rows[:, 1].sum() == pytest.approx(bench.decoders[name].spent.round_s)
+
+
+def test_a_prompt_that_ends_at_its_first_token_can_be_timed(bench, target, monkeypatch):
+    monkeypatch.setattr(target.model.generation_config, "eos_token_id", list(range(61)))
+    one = next(one for one in considered() if one.name == "chain-2")
+    assert bench.steps(one) > 0
+    assert bench.race([one], repeats=1)["chain-2"][:, 0].sum() == 0
+
+
+def test_the_machine_is_kept_only_while_something_is_timed(bench, monkeypatch):
+    compiled = []
+
+    def probe(line: str) -> None:
+        with (Path(tempfile.gettempdir()) / f"infer.tune-{os.getuid()}.lock").open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            compiled.append(line)  # beside a tuner that would do the same
+
+    bench.say = probe
+    one = next(one for one in considered() if one.name == "chain-2")
+    bench.steps(one)
+    assert len(compiled) == 2
 
 
 @pytest.fixture
@@ -231,11 +285,38 @@ REFUSED = {
     "depth=0": "depth: must be at least 1, got 0",
     "copied=-1": "copied: must not be negative, got -1; 0 copies none",
     "max_new_tokens=1": "max_new_tokens: must be at least 2, got 1",
+    "ranks=1 depth=4 nodes=[8,16]": "nodes: must list one of at most the 4 paths that depth and "
+    "ranks give, got [8, 16]; raise depth or ranks",
 }
 
 
 @pytest.mark.parametrize("mistake", REFUSED)
 def test_mistakes_are_answered_in_one_line(mistake):
     with pytest.raises(UserError) as refused:
-        compose("tune", TuneConf, [mistake])
+        compose("tune", TuneConf, mistake.split())
     assert str(refused.value) == REFUSED[mistake]
+
+
+BEFORE = {
+    "tree=static tree.file=none.json": "tree.file: must be a readable JSON file, got none.json",
+    "prompts=none.jsonl": "prompts: must be ",
+    "checkpoint=none": "checkpoint: ",
+}
+
+
+@pytest.mark.parametrize("mistake", BEFORE)
+def test_what_can_be_known_is_refused_before_a_model_is_loaded(command, capsys, mistake):
+    with pytest.raises(SystemExit):
+        command(*mistake.split(), "target.name=no-such-target")
+    assert capsys.readouterr().err.startswith(f"error: {BEFORE[mistake]}")
+
+
+def test_a_context_that_no_answer_fits_in_is_refused_before_replay(command, capsys):
+    with pytest.raises(SystemExit):
+        command("context=[40,12]")
+    captured = capsys.readouterr()
+    assert captured.err.splitlines()[-1] == (
+        "error: context: must hold prompt and answer, 5 + 8 tokens, got 12; "
+        "raise it or shorten max_new_tokens"
+    )
+    assert "replayed" not in captured.out
