@@ -52,6 +52,7 @@ LENGTHS = [
     60,
 ]  # twenty; sixteen of the first bucket
 NEW = 10
+REQUESTS = "requests"  # the name of a run that is no shape and no method
 SHAPES = {
     "none": NO_TREE,
     "ngram": chain(3),
@@ -169,6 +170,38 @@ def measure(
     }
 
 
+def mixed_requests(backend: str, target: Target, draft: Draft) -> dict[str, object]:
+    """200 requests of every length through four slots, refilled as they end: does any graph come?
+
+    The warm-up is one request of each bucket into an empty decoder and one into a busy one.
+    """
+    numbers = torch.Generator().manual_seed(8)
+    lengths, limits = (torch.randint(1, n, (200,), generator=numbers).tolist() for n in (120, 9))
+    texts = [torch.randint(1, VOCAB, (n,), generator=numbers).tolist() for n in lengths]
+    stop, found = {"eos_ids": [7, 11], "stop": ["21 5"]}, []
+    warm = added = 0
+    for device in (replace(CPU, compiles=True, backend=backend), CPU):
+        target.device = device
+        decoder = Decoder(
+            target, draft, SHAPES["dynamic"], sampling=SamplingConf(), slots=136, batch=4
+        )
+        before = graphs()
+        for length in (9, 90):
+            first = [texts[0][:1] * length] * 6
+            decoder.decode(first, row_ids=range(6), max_new_tokens=[5, 2, 5, 5, 2, 3])
+        warm = max(warm, graphs() - before)
+        before = graphs()
+        done = decoder.decode(texts, row_ids=range(200), max_new_tokens=limits, **stop)
+        added = max(added, graphs() - before)
+        found.append([(row.ids, row.accepted) for row in done])
+    return {
+        "graphs": warm, "added": added, "equal": found[0] == found[1],
+        "buckets": sorted({bucket(n) for n in lengths}),
+        "accepted": sum(sum(counts) for _, counts in found[0]),
+        "early": sum(len(ids) < n for (ids, _), n in zip(found[0], limits, strict=True)),
+    }  # fmt: skip
+
+
 def keeps_apart(backend: str, texts: list[list[int]]) -> bool:
     """Whether a target that differs by a constant alone is decoded by graphs of its own."""
     compiled = replace(CPU, compiles=True, backend=backend)
@@ -187,15 +220,19 @@ def main(backend: str, count: str, *names: str) -> None:
     torch.set_num_threads(1)
     target = tiny_target(seed=0)
     drafts = drafts_of(target)
-    found = {}
+    found, requests = {}, None
     for name in names:
+        if name == REQUESTS:
+            requests = mixed_requests(backend, target, drafts[1])
+            continue
         some = method_drafts(name, target) if name in CASES else (target, drafts)
         found[name] = measure(name, backend, prompts()[: int(count)], *some)
         if name in CASES:
             found[name]["loss_apart"] = compiled_loss_apart(name, target)
     breaks = dict(counters["graph_break"])
     apart = keeps_apart(backend, prompts()[:4])
-    print(json.dumps({"modes": found, "breaks": breaks, "keeps_apart": apart}))  # noqa: T201
+    told = {"modes": found, "breaks": breaks, "keeps_apart": apart}
+    print(json.dumps(told | ({"mixed": requests} if requests else {})))  # noqa: T201
 
 
 if __name__ == "__main__":
