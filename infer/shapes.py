@@ -11,6 +11,7 @@ from pathlib import Path
 from jaxtyping import Float
 from numpy import ndarray
 
+from infer.tune_config import overrides
 from models.tree import Tree, TreeConf, TreeKind, best_first, most_nodes, static_tree
 
 NARROW, WIDE = 4, 8  # nodes expanded a level, children considered, of small and large trees
@@ -36,19 +37,26 @@ class Shape:
         """Nodes that the draft grows: what orders a family."""
         return self.tree.nodes
 
+    @property
+    def fields(self) -> dict[str, int | str | None]:
+        """What models/tree_files.py keeps of it beside the paths of a static one."""
+        conf, kind = self.conf, self.conf.kind
+        numbers: dict[TreeKind, dict[str, int | None]] = {
+            TreeKind.chain: {"depth": conf.depth},
+            TreeKind.static: {},
+            TreeKind.dynamic: {
+                "depth": conf.depth, "nodes": conf.nodes, "width": conf.width,
+                "branch": conf.branch,
+            },
+        }  # fmt: skip
+        return {"kind": kind.value, **numbers[kind], "copied": conf.copied}
+
     def overrides(self, file: Path) -> str:
         """What makes `infer.eval` decode with it; `file` holds a static tree's paths."""
-        conf = self.conf
-        keys = {
-            TreeKind.chain: {"depth": conf.depth},
-            TreeKind.static: {"file": file},
-            TreeKind.dynamic: {
-                "depth": conf.depth, "nodes": conf.nodes,
-                "width": "null" if conf.width is None else conf.width, "branch": conf.branch,
-            },
-        }[conf.kind]  # fmt: skip
-        keys = keys | ({"copied": conf.copied} if conf.copied else {})
-        return " ".join([f"tree={conf.kind.value}", *(f"tree.{k}={v}" for k, v in keys.items())])
+        keys = {f"tree.{key}": value for key, value in self.fields.items() if key != "kind"}
+        if self.conf.kind is TreeKind.static:
+            keys = {"tree.file": file} | keys
+        return overrides({"tree": self.conf.kind, **keys})
 
 
 def shapes(

@@ -99,7 +99,7 @@ def settle(bench: Bench, tuned: Tuned, conf: TuneConf) -> Cell:
     measured = speedups[best.name]
     return Cell(
         draft=tuned.name, batch=bench.batch, context=bench.context, curve=curve, best=best,
-        step_s=float(plain[:, 1].sum() / plain[:, 0].sum()), speedups=speedups,
+        token_s=float(plain[:, 1].sum() / plain[:, 0].sum()), speedups=speedups,
         pick=best if measured and measured.mean > 1 else None,
         of_best={one.name: faster(sums[best.name], sums[one.name]) for one in raced},
     )  # fmt: skip
@@ -195,9 +195,10 @@ def main(conf: TuneConf) -> None:
     run = Path(conf.output_dir) / conf.run_name
     check(conf, directories, run)
     said: list[Any] = [checkpoint.read_metadata(d).get("target_name") for d in directories]
-    if conf.target.name == OWN:
-        conf.target = replace(conf.target, name=next(filter(None, said), "demo"))
-    target = conf.target.build(conf.device.build())
+    named = conf.target
+    if named.name == OWN:
+        named = replace(named, name=next(filter(None, said), "demo"))
+    target = named.build(conf.device.build())
     prompts = calibration_prompts(target, conf.prompts, conf.num_prompts)
     check_room(conf, prompts)
     with target.device.shared_if_worth(target.parameters // target.num_layers):
@@ -209,8 +210,8 @@ def main(conf: TuneConf) -> None:
         device = target.device.describe()
     with checkpoint.writing(run):
         (run / "tune.json").write_text(json.dumps(content(found, target, device, prompts)) + "\n")
-        write_trees(found, run)
-    for line in summary(found, run):
+        write_trees(found, run, conf)
+    for line in summary(found, run, conf):
         say(line)
 
 

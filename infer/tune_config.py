@@ -1,9 +1,12 @@
 """What `python -m infer.tune` takes."""
 
-from dataclasses import dataclass, field
+import re
+import shlex
+from dataclasses import dataclass, field, fields
+from enum import Enum
 from typing import Any
 
-from infer.config import MOST_RANKS, OWN
+from infer.config import MOST_RANKS, OWN, EvaluationConf
 from models.device import DeviceConf
 from models.errors import UserError
 from models.sampling import SamplingConf
@@ -61,3 +64,43 @@ class TuneConf:
                 f"nodes: must list one of at most the {most} paths that depth and ranks give, "
                 f"got {self.nodes}; raise depth or ranks"
             )
+
+    def carried(self, batch: int) -> str:
+        """What `infer.eval` is told beside checkpoint and tree, to decode as was tuned for."""
+        asked = {
+            "target": (self.target, TargetConf(name=OWN)),
+            "device": (self.device, DeviceConf()),
+            "evaluation.sampling": (self.sampling, SamplingConf()),
+        }
+        said = {
+            f"{key}.{one.name}": getattr(ours, one.name)
+            for key, (ours, default) in asked.items()
+            for one in fields(ours)
+            if getattr(ours, one.name) != getattr(default, one.name)
+        }
+        if self.prompts is not None:
+            said["evaluation.prompts"] = self.prompts
+        if self.max_new_tokens != EvaluationConf().max_new_tokens:
+            said["evaluation.max_new_tokens"] = self.max_new_tokens
+        if batch > 1:
+            said["evaluation.batches"] = f"[{batch}]"
+        return overrides(said)
+
+
+def overrides(said: dict[str, Any]) -> str:
+    r"""As words of a shell.
+
+    >>> overrides({"tree.width": None, "device.compile": False, "prompts": "my file.jsonl"})
+    'tree.width=null device.compile=false \'prompts="my file.jsonl"\''
+    """
+    return " ".join(shlex.quote(f"{key}={_spelled(value)}") for key, value in said.items())
+
+
+def _spelled(value: Any) -> str:
+    """As Hydra reads it."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    text = str(value.value if isinstance(value, Enum) else value)
+    plain = re.fullmatch(r"[\w./+-]+|\[\d+\]", text)
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return text if plain else f'"{escaped}"'

@@ -9,7 +9,8 @@ from typing import Any
 from data.prompts import EvalPrompt, fingerprint
 from infer.cells import estimate
 from infer.shapes import Shape
-from infer.tuned import Cell, Tuned
+from infer.tune_config import TuneConf, overrides
+from infer.tuned import Cell, Tuned, Verdict
 from models.target import Target
 from models.tree import TreeKind
 
@@ -21,7 +22,7 @@ def cell_lines(tuned: Tuned, cell: Cell) -> Iterator[str]:
     yield ""
     yield (
         f"{cell.draft}, batch {cell.batch}, context {cell.context}: alone, the target takes "
-        f"{1e3 * cell.step_s:.2f} ms a token and row"
+        f"{1e3 * cell.token_s:.2f} ms a token"
     )
     yield f"{'shape':<14}{'nodes':>6}{'depth':>6}{'tau':>6}{'cost':>7}{'predicted':>10}  measured"
     ranked = sorted(tuned.shapes, key=lambda one: -tuned.predicted(cell, one))
@@ -34,11 +35,14 @@ def cell_lines(tuned: Tuned, cell: Cell) -> Iterator[str]:
             f"{tuned.worth[one.name].tau:>6.2f}{timed}{cell.curve.steps(one):>6.2f}"
             f"{tuned.predicted(cell, one):>10.2f}  {estimate(measured and asdict(measured))}"
         )
-    pick = cell.pick.name if cell.pick else f"do not speculate ({cell.best.name} does not pay)"
-    yield f"choice: {pick}"
+    if cell.pick:
+        sure = "" if cell.verdict is Verdict.pays else f" ({cell.verdict.value})"
+        yield f"choice: {cell.pick.name}{sure}"
+    else:
+        yield f"choice: do not speculate ({cell.best.name}: {cell.verdict.value})"
 
 
-def summary(found: list[Tuned], run: Path) -> Iterator[str]:
+def summary(found: list[Tuned], run: Path, conf: TuneConf) -> Iterator[str]:
     """One line an answer: which draft and which shape, and how to decode with it."""
     yield ""
     yield "cost: autoregressive steps a round (~ interpolated); speed-up over the target alone"
@@ -50,32 +54,37 @@ def summary(found: list[Tuned], run: Path) -> Iterator[str]:
             f"{cell.batch:>5}{cell.context:>9}  {tuned.name:<20}"
             f"{cell.pick.name if cell.pick else 'none':<16}"
             f"{tuned.predicted(cell, cell.best):>9.2f}  {estimate(measured and asdict(measured))}"
+            f"{'' if cell.verdict is Verdict.pays else f'  {cell.verdict.value}'}"
         )
     for tuned, cell in rows:
         if cell.pick:
-            how = cell.pick.overrides(_file(run, cell))
-            yield f"python -m infer.eval checkpoint={tuned.directory} {how}"
+            draft = overrides({"checkpoint": tuned.directory})
+            yield f"python -m infer.eval {draft} {_overrides(cell.pick, run, cell, conf)}"
     yield f"all figures: {run / 'tune.json'}"
+
+
+def _overrides(pick: Shape, run: Path, cell: Cell, conf: TuneConf) -> str:
+    return " ".join(filter(None, [pick.overrides(_file(run, cell)), conf.carried(cell.batch)]))
 
 
 def _file(run: Path, cell: Cell) -> Path:
     return run / f"{cell.draft.replace('/', '-')}-b{cell.batch}-c{cell.context}.json"
 
 
-def write_trees(found: list[Tuned], run: Path) -> None:
-    """A tree file for each choice: paths, where it is one tree, and the overrides that mean it."""
+def write_trees(found: list[Tuned], run: Path, conf: TuneConf) -> None:
+    """A tree file for each choice: its fields, paths where it is one tree, and the overrides."""
     for tuned in found:
         for cell in tuned.cells:
             if cell.pick is None:
                 continue
-            paths: dict[str, Any] = {}
+            tree: dict[str, Any] = {"tree": cell.pick.fields}
             if cell.pick.conf.kind is not TreeKind.dynamic:
-                paths = {"paths": cell.pick.tree.paths}
+                tree |= {"paths": cell.pick.tree.paths}
             about = _row(tuned, cell, cell.pick) | {
-                "overrides": cell.pick.overrides(_file(run, cell)),
+                "overrides": _overrides(cell.pick, run, cell, conf), "verdict": cell.verdict.value,
                 "checkpoint": str(tuned.directory), "batch": cell.batch, "context": cell.context,
             }  # fmt: skip
-            _file(run, cell).write_text(json.dumps(paths | about) + "\n")
+            _file(run, cell).write_text(json.dumps(tree | about) + "\n")
 
 
 def content(
@@ -102,9 +111,10 @@ def _cell(tuned: Tuned, cell: Cell) -> dict[str, Any]:
     return {
         "batch": cell.batch,
         "context": cell.context,
-        "step_s": cell.step_s,
+        "token_s": cell.token_s,
         "pick": cell.pick and cell.pick.name,
         "best": cell.best.name,
+        "verdict": cell.verdict.value,
         "shapes": [_row(tuned, cell, one) for one in tuned.shapes],
     }
 

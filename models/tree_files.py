@@ -1,6 +1,7 @@
-"""Static trees on disk: our own JSON, Medusa's path lists, NxD Inference's adjacency.
+"""Trees on disk: our own JSON, Medusa's path lists, NxD Inference's adjacency.
 
     own      {"paths": [[0], [1], [0, 0]], ...what was measured of it}
+             {"tree": {"kind": "dynamic", "depth": 4, "nodes": 12, ...}, ...} of any kind
     medusa   [[0], [1], [0, 0]]
     nxd      {"0": ["1", "2"], "1": ["3"]}    node 0 is the root, leaves have no entry
 
@@ -16,6 +17,8 @@ from typing import Any
 from models.errors import UserError
 
 Paths = list[list[int]]
+KINDS = ("chain", "static", "dynamic")
+NUMBERS = {"depth", "nodes", "width", "branch", "copied"}  # fields of a TreeConf
 
 
 class TreeFormat(Enum):
@@ -26,12 +29,25 @@ class TreeFormat(Enum):
     nxd = "nxd"
 
 
+def read_fields(file: Path) -> dict[str, Any]:
+    """The fields of a TreeConf that a tree file of any format means; `kind` is a string."""
+    content = _content(file)
+    said = content.get("tree") if isinstance(content, dict) else None
+    if not isinstance(said, dict):
+        return {"kind": "static", "paths": read_paths(file)}
+    kind, numbers = said.get("kind"), {k: v for k, v in said.items() if k != "kind"}
+    whole = all(type(v) is int for k, v in numbers.items() if (k, v) != ("width", None))
+    if kind not in KINDS or not numbers.keys() <= NUMBERS or not whole:
+        raise UserError(
+            f"tree.file: `tree` must hold a kind of {', '.join(KINDS)} and whole numbers for "
+            f"{', '.join(sorted(NUMBERS))}, got {said} in {file}"
+        )
+    return said | ({"paths": read_paths(file)} if kind == "static" else {})
+
+
 def read_paths(file: Path) -> Paths:
     """The rank paths of a tree file of any format."""
-    try:
-        content = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"tree.file: must be a readable JSON file, got {file}: {error}") from error
+    content = _content(file)
     if isinstance(content, dict) and "0" in content:
         return _from_adjacency(content, file)
     paths = content.get("paths") if isinstance(content, dict) else content
@@ -40,6 +56,13 @@ def read_paths(file: Path) -> Paths:
             f"tree.file: must hold a list of rank paths, got {file}; e.g. [[0], [0, 0]]"
         )
     return paths
+
+
+def _content(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"tree.file: must be a readable JSON file, got {file}: {error}") from error
 
 
 def _is_path(path: object) -> bool:

@@ -4,6 +4,7 @@ import fcntl
 import json
 import logging
 import os
+import shlex
 import sys
 import tempfile
 from pathlib import Path
@@ -16,13 +17,16 @@ from data.prompts import EvalPrompt
 from infer.config import EvalConf
 from infer.costs import Bench, CostCurve, choose, probes
 from infer.decode import Decoder
+from infer.intervals import Estimate
 from infer.replay import texts
 from infer.shapes import GIVEN, neighbours, shapes
 from infer.tune import main, swept, worth_of
 from infer.tune_config import TuneConf
+from infer.tuned import Verdict
 from models.errors import UserError
 from models.sampling import SamplingConf
 from models.tree import TreeConf, TreeKind
+from models.tree_files import read_fields
 from tests.tiny import new_draft
 
 TABLE = np.array([[0.6, 0.2, 0.1, 0.05]] * 6)
@@ -60,8 +64,49 @@ def test_the_overrides_decode_with_the_shape_that_was_measured(tmp_path):
         file = tmp_path / "tree.json"
         if one.conf.kind is TreeKind.static:
             file.write_text(json.dumps(one.tree.paths))
-        conf = compose("eval", EvalConf, one.overrides(file).split())
+        conf = compose("eval", EvalConf, shlex.split(one.overrides(file)))
         assert conf.tree.build() == one.tree, one.name
+
+
+def test_the_file_of_every_shape_says_what_it_is(tmp_path):
+    file = tmp_path / "tree.json"
+    for one in considered():
+        file.write_text(json.dumps({"tree": one.fields, "paths": one.tree.paths}))
+        said = read_fields(file)
+        conf = TreeConf(**{**said, "kind": TreeKind(said["kind"])})
+        assert conf.build() == one.tree, one.name
+
+
+@pytest.mark.parametrize("said", [{"kind": "tall"}, {"kind": "chain", "depth": "2"}, {"kind":
+    "dynamic", "leaves": 3}])  # fmt: skip
+def test_a_file_that_says_something_else_is_refused(tmp_path, said):
+    file = tmp_path / "tree.json"
+    file.write_text(json.dumps({"tree": said}))
+    with pytest.raises(UserError, match=r"^tree.file: `tree` must hold a kind of chain, static"):
+        read_fields(file)
+
+
+def test_what_was_tuned_under_goes_into_the_command():
+    asked = [
+        "target.path='/my models/a=b'", "sampling.temperature=0.7", "sampling.seed=3",
+        "prompts='it\\'s mine.jsonl'", "device.threads=1", "max_new_tokens=32",
+    ]  # fmt: skip
+    conf = compose("tune", TuneConf, asked)
+    told = compose("eval", EvalConf, shlex.split(conf.carried(4)))
+    assert (told.target, told.device) == (conf.target, conf.device)
+    assert told.evaluation.sampling == conf.sampling
+    assert told.evaluation.prompts == conf.prompts == "it's mine.jsonl"
+    assert (told.evaluation.max_new_tokens, told.evaluation.batches) == (32, [4])
+    assert compose("tune", TuneConf, []).carried(1) == ""
+
+
+def test_only_an_interval_above_one_pays():
+    for ci95, wanted in {
+        (1.01, 1.3): Verdict.pays, (0.9, 1.3): Verdict.open, (0.5, 0.9): Verdict.loses,
+    }.items():  # fmt: skip
+        assert Verdict.of(Estimate(mean=1.0, ci95=list(ci95))) is wanted
+    assert Verdict.of(Estimate(mean=3.0, ci95=None)) is Verdict.open
+    assert Verdict.of(None) is Verdict.unmeasured
 
 
 def test_neighbours_are_the_next_sizes_of_the_family():
@@ -264,8 +309,10 @@ def test_the_choice_is_left_as_a_file_that_says_how_to_decode_with_it(command):
         file = Path("outputs/infer.tune/tune/good-b4-c40.json")
         left = json.loads(file.read_text())
         assert f"checkpoint={draft['checkpoint']} {left['overrides']}" in out
-        conf = compose("eval", EvalConf, left["overrides"].split())
+        conf = compose("eval", EvalConf, shlex.split(left["overrides"]))
         assert conf.tree.build().size == shape["nodes"]
+        assert (conf.target.name, conf.evaluation.prompts) == ("target", "prompts.jsonl")
+        assert (conf.evaluation.max_new_tokens, conf.evaluation.batches) == (8, [4])
 
 
 def test_a_draft_that_is_never_right_is_not_worth_speculating(command):
