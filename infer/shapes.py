@@ -77,7 +77,7 @@ def shapes(
             if budget <= sum(min(ranks**d, budget) for d in range(1, limit + 1)):
                 found += _trees(acceptance[:limit], budget, suffix)
     if given.build().depth <= depth:
-        found.append(Shape(name=GIVEN, family=GIVEN, conf=replace(given, copied=0)))
+        found.append(Shape(name=GIVEN, family=GIVEN, conf=replace(given.read(), copied=0)))
     if copied:
         found += [with_copied(one, copied) for one in found]
     return found

@@ -25,10 +25,11 @@ class TreeFileConf:
     output_dir: str = "outputs/infer.tree_file"  # of a multirun
 
     def __post_init__(self) -> None:
-        if self.tree.kind is TreeKind.dynamic or self.tree.copied:
+        tree = self.tree.read()
+        if tree.kind is TreeKind.dynamic or tree.copied:
             raise UserError(
-                f"tree: must be a chain or a static tree, got {self.tree.kind.value} with "
-                f"{self.tree.copied} copied tokens; no file can hold what each round chooses"
+                f"tree: must be a chain or a static tree, got {tree.kind.value} with "
+                f"{tree.copied} copied tokens; no file can hold what each round chooses"
             )
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from models.errors import UserError
 from models.sampling import Sampler
-from models.tree_files import read_paths
+from models.tree_files import read_fields
 
 # tokens [B, W], target ids, and their parents' places among the nodes expanded before [B, W]
 # -> raw logits [B, W, draft_vocab], or [B, 1, draft_vocab] where all W have the same
@@ -54,12 +54,11 @@ class TreeConf:
                 raise UserError(f"tree.{said}: must be at least 1, got {getattr(self, key)}")
         if self.copied < 0:
             raise UserError(f"tree.copied: must not be negative, got {self.copied}; 0 copies none")
-        for key in ("paths", "file"):
-            if getattr(self, key) is not None and self.kind is not TreeKind.static:
-                raise UserError(
-                    f"tree.{key}: needs a static tree, got tree.kind={self.kind.value}; "
-                    "take tree=static"
-                )
+        if self.paths is not None and self.kind is not TreeKind.static and self.file is None:
+            raise UserError(
+                f"tree.paths: needs a static tree, got tree.kind={self.kind.value}; "
+                "take tree=static"
+            )
         if self.kind is TreeKind.static and not (self.paths or self.file):
             raise UserError("tree.paths: a static tree needs rank paths, got null; set tree.file")
         pool = most_nodes(self.depth, self.expanded, self.branch)
@@ -78,14 +77,21 @@ class TreeConf:
         """Nodes expanded a level."""
         return self.nodes if self.width is None else self.width
 
+    def read(self) -> "TreeConf":
+        """The same with what its file says."""
+        if self.file is None:
+            return self
+        said = {"paths": None, **read_fields(Path(self.file))}
+        return replace(self, file=None, **{**said, "kind": TreeKind(said["kind"])})
+
     def build(self) -> "Tree":
+        if self.file is not None:
+            return self.read().build()
         if self.kind is TreeKind.dynamic:
             return Tree(kind=self.kind, depth=self.depth, nodes=self.nodes,
                         width=self.expanded, branch=self.branch, copied=self.copied)  # fmt: skip
         if self.kind is TreeKind.chain:
             paths = [[0] * d for d in range(1, self.depth + 1)]
-        elif self.file is not None:
-            paths = read_paths(Path(self.file))
         else:
             paths = self.paths or []
         return replace(static_tree(paths, kind=self.kind), copied=self.copied)
