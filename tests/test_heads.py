@@ -59,9 +59,15 @@ def test_an_untrained_medusa_repeats_the_targets_own_guess(target):
     text = sampled_texts(target, count=1, length=30)[0]
     draft = build(MedusaConf(heads=3, blocks=2), target)
     decoder = Decoder(target, draft, chain(3), sampling=SamplingConf(), slots=64)
-    decoder.decode([text[:9]], row_ids=[0], max_new_tokens=8)
-    rows, proposal, *_ = decoder._last
-    assert proposal.ids[0].tolist() == [int(rows.root)] * 3
+    rounds = []
+    (row,) = decoder.decode(
+        [text[:9]], row_ids=[0], max_new_tokens=8,
+        watch=lambda tree, ids, count: rounds.append((tree.ids[0].tolist(), ids[0, count[0] - 1])),
+    )  # fmt: skip
+    root = row.ids[0]
+    for proposed, last in rounds:
+        assert proposed == [root] * 3
+        root = int(last)
 
 
 def test_no_two_blocks_share_weights(target):
@@ -100,9 +106,12 @@ def test_hydras_heads_see_the_tokens_before_them_and_medusas_do_not(target):
         draft = build(conf, target)
         learn(draft, target, texts_of(target), steps=60)
         decoder = Decoder(target, draft, BUSHY, sampling=SamplingConf(), slots=64)
-        decoder.decode([text[:9]], row_ids=[0], max_new_tokens=8)
-        ids = decoder._last[1].ids[0].tolist()
-        assert (ids[2:4] != ids[4:6]) == differs
+        trees = []
+        decoder.decode(
+            [text[:9]], row_ids=[0], max_new_tokens=8,
+            watch=lambda tree, *_: trees.append(tree.ids[0].tolist()),  # noqa: B023
+        )  # fmt: skip
+        assert any(ids[2:4] != ids[4:6] for ids in trees) == differs
 
 
 # --- Medusa-2 -----------------------------------------------------------------------------------
