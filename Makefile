@@ -10,7 +10,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-engines check bench
+.PHONY: help demo test coverage test-long test-engines check bench
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -19,8 +19,12 @@ demo: $(READY)  ## distil a draft for the embedded target and print what it gain
 	@echo "demo: python -m train"
 	@$(BIN)/python -m train
 
-test: $(READY)  ## the quick tests, with coverage
+test: $(READY)  ## the quick tests
 	@echo "test: pytest, slow tests and engines left out"
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope
+
+coverage: $(READY)  ## the quick tests, and which lines they reach
+	@echo "coverage: pytest --cov, slow tests and engines left out"
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --cov --cov-report=term
 
 test-long: $(READY)  ## studies, sweeps and long kill runs
