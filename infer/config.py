@@ -60,6 +60,14 @@ class EvaluationConf:
         return build(self.verification, self.sampling, typical=typical)
 
 
+def listed_checkpoints(given: Any) -> list[str] | None:
+    """One directory or several, as a list; None: the newest finished run."""
+    listed = [given] if isinstance(given, str) else given
+    if given is None or (isinstance(listed, list) and listed and {str} == set(map(type, listed))):
+        return listed
+    raise UserError(f"checkpoint: must be a directory or a list of them, got {given}")
+
+
 @dataclass(kw_only=True)
 class EvalConf:
     """`python -m infer.eval`. A bare call evaluates the newest finished training run."""
@@ -73,13 +81,7 @@ class EvalConf:
     run_name: str = "eval"
 
     def __post_init__(self) -> None:
-        if isinstance(self.checkpoint, str):
-            self.checkpoint = [self.checkpoint]
-        listed = isinstance(self.checkpoint, list) and self.checkpoint
-        if self.checkpoint is not None and not (listed and all(isinstance(c, str) for c in listed)):
-            raise UserError(
-                f"checkpoint: must be a directory or a list of them, got {self.checkpoint}"
-            )
+        self.checkpoint = listed_checkpoints(self.checkpoint)
 
 
 @dataclass(kw_only=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any
 
-from infer.config import MOST_RANKS, OWN, EvaluationConf
+from infer.config import MOST_RANKS, OWN, EvaluationConf, listed_checkpoints
 from models.device import DeviceConf
 from models.errors import UserError
 from models.sampling import SamplingConf
@@ -38,13 +38,7 @@ class TuneConf:
     run_name: str = "tune"
 
     def __post_init__(self) -> None:
-        if isinstance(self.checkpoint, str):
-            self.checkpoint = [self.checkpoint]
-        listed = isinstance(self.checkpoint, list) and self.checkpoint
-        if self.checkpoint is not None and not (listed and all(isinstance(c, str) for c in listed)):
-            raise UserError(
-                f"checkpoint: must be a directory or a list of them, got {self.checkpoint}"
-            )
+        self.checkpoint = listed_checkpoints(self.checkpoint)
         for key in ("depth", "ranks", "num_prompts", "repeats"):
             if getattr(self, key) < 1:
                 raise UserError(f"{key}: must be at least 1, got {getattr(self, key)}")
