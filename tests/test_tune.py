@@ -252,7 +252,8 @@ def test_a_prompt_that_ends_at_its_first_token_can_be_timed(bench, target, monke
     assert bench.race([one], repeats=1)["chain-2"][:, 0].sum() == 0
 
 
-def test_the_machine_is_kept_only_while_something_is_timed(bench, monkeypatch):
+def test_the_machine_is_kept_only_while_something_is_timed(bench, monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # the lock of no other tuner
     compiled = []
 
     def probe(line: str) -> None:
