@@ -5,8 +5,7 @@ import logging
 import pytest
 import torch
 
-import models.device
-from models.device import Device, DeviceConf, DeviceName, Precision, graphs
+from models.device import Device, DeviceConf, DeviceName, Precision, detect, graphs
 from models.errors import UserError
 
 
@@ -69,14 +68,14 @@ def test_threads_must_be_some():
 
 
 def test_no_compiler_is_said_once_and_all_runs_eagerly(only_cpu, monkeypatch, caplog):
-    monkeypatch.setattr(models.device.shutil, "which", lambda _: None)
-    monkeypatch.setattr(models.device.log, "disabled", False)  # Hydra may have run in this process
-    models.device._can_compile.cache_clear()
+    monkeypatch.setattr(detect.shutil, "which", lambda _: None)
+    monkeypatch.setattr(detect.log, "disabled", False)  # Hydra may have run in this process
+    detect.can_compile.cache_clear()
     try:
         with caplog.at_level(logging.WARNING):
             devices = [DeviceConf().build() for _ in range(3)]
     finally:
-        models.device._can_compile.cache_clear()
+        detect.can_compile.cache_clear()
     assert [device.compiles for device in devices] == [False] * 3
     assert [record.getMessage() for record in caplog.records] == [
         "no C++ compiler found: compiled parts run eagerly (install g++ for full speed)"

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import models.device
 from conf.entry import compose
 from data.batches import pack
 from data.conversations import Tokenised
 from data.tokens import from_pair
 from infer.config import EvaluationConf
+from models.device import detect
 from models.errors import UserError
 from tests.tiny import CPU, LAYERS, new_draft, sampled_texts, tree
 from tests.toy_run import metrics, weights
@@ -105,13 +105,13 @@ def test_a_run_leaves_a_checkpoint_and_a_report_and_is_not_repeated(folder, caps
 
 
 def test_a_missing_compiler_is_said_and_the_run_goes_on(folder, capsys, monkeypatch):
-    monkeypatch.setattr(models.device, "shutil", SimpleNamespace(which=lambda _tool: None))
-    models.device._can_compile.cache_clear()
-    logging.getLogger("models.device").disabled = True  # as Hydra leaves it
+    monkeypatch.setattr(detect, "shutil", SimpleNamespace(which=lambda _tool: None))
+    detect.can_compile.cache_clear()
+    logging.getLogger("models.device.detect").disabled = True  # as Hydra leaves it
     try:
         run(conf(folder, "device.compile=true", "run_name=uncompiled", "optim.steps=1"))
     finally:
-        models.device._can_compile.cache_clear()
+        detect.can_compile.cache_clear()
     assert "no C++ compiler found: compiled parts run eagerly" in capsys.readouterr().out
     report = json.loads((folder / "out" / "uncompiled" / "report.json").read_text())
     assert report["device"]["compiled"] is False

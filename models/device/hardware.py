@@ -1,43 +1,18 @@
-"""Where tensors live and how functions are compiled: the only module that names hardware."""
+"""A place to compute: where tensors live, how functions are compiled, how a clock waits."""
 
 import functools
-import logging
-import os
 import platform
-import shutil
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 import torch
 import torch._dynamo  # counters live here; importing it compiles nothing
 
-from models.errors import UserError
-
-log = logging.getLogger(__name__)
 SMALL_LAYER = 1_000_000  # weights; one core reads so many in a fraction of a millisecond
 GRAPHS_A_FUNCTION = 64  # prompt buckets x tree shapes; torch's own limit is 8, then it refuses
-
-
-class DeviceName(Enum):
-    """`auto` takes the accelerator that PyTorch sees, else the CPU."""
-
-    auto = "auto"
-    cpu = "cpu"
-    cuda = "cuda"
-    neuron = "neuron"
-    xla = "xla"
-
-
-class Precision(Enum):
-    """Of the target and the runtime. The draft trains in fp32 masters whatever this is."""
-
-    auto = "auto"  # float32 on a CPU, bfloat16 elsewhere
-    float32 = "float32"
-    bfloat16 = "bfloat16"
 
 
 @dataclass(kw_only=True)
@@ -126,40 +101,6 @@ class Device:
         }
 
 
-@dataclass(kw_only=True)
-class DeviceConf:
-    """Which device, how precise, and whether to compile."""
-
-    name: DeviceName = DeviceName.auto
-    precision: Precision = Precision.auto
-    compile: bool = True
-    threads: int | None = None  # of the CPU; None: as PyTorch chooses, one to judge a tiny target
-
-    def __post_init__(self) -> None:
-        if self.threads is not None and self.threads < 1:
-            raise UserError(
-                f"device.threads: must be at least 1, got {self.threads}; null leaves the choice"
-            )
-
-    def build(self) -> Device:
-        """Raises UserError where the named device is not there."""
-        if self.threads is not None:
-            torch.set_num_threads(self.threads)
-        name = _detect() if self.name is DeviceName.auto else self.name.value
-        place = _place(name)
-        precise = self.precision is Precision.float32 or (
-            self.precision is Precision.auto and place.type == "cpu"
-        )
-        return Device(
-            name=name,
-            torch_device=place,
-            dtype=torch.float32 if precise else torch.bfloat16,
-            compiles=self.compile and _can_compile(name),
-            backend={"neuron": "neuron", "xla": "openxla"}.get(name, "inductor"),
-            threads=self.threads,
-        )
-
-
 @functools.cache
 def _named(function: Any, name: str) -> Callable:
     """The same function with code of its own, which is what PyTorch keeps graphs by."""
@@ -174,36 +115,3 @@ def _named(function: Any, name: str) -> Callable:
 def graphs() -> int:
     """Graphs compiled so far in this process. It must not grow after warm-up."""
     return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
-
-
-def _detect() -> str:
-    if os.environ.get("PJRT_DEVICE"):
-        return "xla"
-    found = torch.accelerator.current_accelerator(check_available=True)
-    return found.type if found is not None else "cpu"
-
-
-def _place(name: str) -> torch.device:
-    if name == "xla":
-        try:
-            import torch_xla  # pyright: ignore[reportMissingImports]
-        except ImportError:
-            raise UserError(
-                "device.name: torch_xla is not installed, got xla; install the `xla` extra"
-            ) from None
-        return torch_xla.device()
-    if name != "cpu":
-        found = torch.accelerator.current_accelerator(check_available=True)
-        if found is None or found.type != name:
-            there = "cpu" if found is None else f"cpu and {found.type}"
-            raise UserError(f"device.name: PyTorch sees {there} here, got {name}; use device=auto")
-    return torch.device(name)
-
-
-@functools.cache
-def _can_compile(name: str) -> bool:
-    """Inductor needs a C++ compiler on a CPU; without one everything runs eagerly, said once."""
-    if name != "cpu" or any(shutil.which(tool) for tool in ("g++", "clang++", "c++")):
-        return True
-    log.warning("no C++ compiler found: compiled parts run eagerly (install g++ for full speed)")
-    return False
