@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from models import families
+from models import families, tensor_parallel
 from models.cache import LayerCache, StaticCache, Write
 from models.device import Device
 from models.errors import UserError
@@ -85,7 +85,7 @@ class Transformer:
         return StaticCache(
             layers=self.num_layers,
             batch=batch,
-            heads=self.config.num_key_value_heads,
+            heads=tensor_parallel.key_value_heads(self.model),
             slots=slots,
             head_size=self.head_size,
             dtype=self.head.weight.dtype,

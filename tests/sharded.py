@@ -1,0 +1,117 @@
+"""Cut models on several processes: what each of them does, and what it finds."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import transformers
+
+from infer.decode import Decoder
+from models.drafts.causal_lm import CausalLMConf, CausalLMDraft
+from models.parallel_layers import reference
+from models.sampling import SamplingConf
+from models.target import Target
+from models.tensor_parallel import parallelise
+from tests.family_models import EXPERTS, HEADS, SHAPE, SLIDING
+from tests.tiny import CPU, tiny_tokenizer, tree
+
+PROCESSES = 8
+RANKS = (1, 2, 4, 8)
+HEADED: dict[str, Any] = {
+    "vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 8,
+    "num_hidden_layers": 2, "num_key_value_heads": 2,
+}  # fmt: skip
+# of every part of the promise: grouped, single and ungrouped heads, biases, tied and odd
+# vocabularies, features gathered around norms and slices, embeddings that scale
+CUT: dict[str, Callable[[], Any]] = {
+    "qwen3": lambda: transformers.Qwen3Config(
+        **SHAPE | HEADED | {"head_dim": 16, "attention_bias": True}
+    ),
+    "llama": lambda: transformers.LlamaConfig(
+        **SHAPE | HEADED | {"head_dim": 16, "mlp_bias": True, "attention_bias": True}
+    ),
+    "one key-value head": lambda: transformers.Qwen3Config(
+        **SHAPE | HEADED | {"head_dim": 16, "num_key_value_heads": 1, "tie_word_embeddings": True}
+    ),
+    "as many key-value heads": lambda: transformers.LlamaConfig(
+        **SHAPE | HEADED | {"num_key_value_heads": 8, "vocab_size": 61}
+    ),
+    "olmo3": lambda: transformers.Olmo3Config(**SHAPE | HEADED, layer_types=2 * ["full_attention"]),
+    "phi3": lambda: transformers.Phi3Config(**SHAPE | HEADED),
+    "gemma3": lambda: transformers.Gemma3TextConfig(
+        **SHAPE | HEADED | {"head_dim": 16}, layer_types=2 * ["full_attention"],
+        query_pre_attn_scalar=16,
+    ),
+    "starcoder2": lambda: transformers.Starcoder2Config(**SHAPE | HEADED),
+}  # fmt: skip
+UNCUT: dict[str, Callable[[], Any]] = {
+    "qwen3_moe": lambda: transformers.Qwen3MoeConfig(**EXPERTS, num_experts=6),
+    "gpt_oss": lambda: transformers.GptOssConfig(**HEADS, **SLIDING, num_local_experts=4),
+    "cohere": lambda: transformers.CohereConfig(**SHAPE | HEADED, use_qk_norm=True),
+}
+
+
+def model_of(config: Any) -> Any:
+    """Random, with biases and norms that matter."""
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
+    numbers = torch.Generator().manual_seed(1)
+    for name, parameter in model.named_parameters():
+        if name.endswith(("bias", "norm.weight")):
+            parameter += 0.3 * torch.randn(parameter.shape, generator=numbers)
+    return model
+
+
+def work(rank: int, folder: Path) -> None:
+    """One of the processes. What it found is in a file of its own."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=PROCESSES)
+    groups = {ranks: dist.new_group(range(ranks)) for ranks in RANKS}
+    found = {
+        f"{name}, {ranks} ranks": difference(name, groups[ranks])
+        for ranks in RANKS
+        for name in CUT
+        if rank < ranks
+    }
+    if rank < 2:
+        found["texts"] = texts(groups[2])
+    (folder / f"{rank}.json").write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+def difference(name: str, group: dist.ProcessGroup) -> list[float]:
+    """Of the logits of the cut model from the whole one's, and the share of weights held."""
+    model = model_of(CUT[name]())
+    ids = torch.randint(1, 61, (2, 9), generator=torch.Generator().manual_seed(2))
+    whole, weights = model(ids).logits, sum(p.numel() for p in model.parameters())
+    parallelise(model, reference(group))
+    held = sum(p.numel() for p in model.parameters())
+    return [(model(ids).logits - whole).abs().max().item(), held / weights]
+
+
+def noised() -> Any:
+    """The whole model, which a draft model often agrees with."""
+    model, numbers = model_of(CUT["qwen3"]()), torch.Generator().manual_seed(7)
+    for parameter in model.parameters():
+        drawn = torch.randn(parameter.shape, generator=numbers)
+        parameter += 0.05 * parameter.std(correction=0) * drawn
+    return model
+
+
+def texts(group: dist.ProcessGroup) -> list[list[int]]:
+    """Tokens and rounds of tree decoding, of the whole target and of the cut one."""
+    lines = []
+    for cut in (False, True):
+        target = Target(model_of(CUT["qwen3"]()), tiny_tokenizer(64), name="tiny", device=CPU)
+        draft = CausalLMDraft(CausalLMConf(name="noised"), noised(), target)
+        if cut:
+            parallelise(target.model, reference(group), whole=("lm_head",))
+        decoder = Decoder(target, draft, tree(3), sampling=SamplingConf(), slots=64, batch=2)
+        assert decoder.cache.keys[0].shape[1] == (1 if cut else 2)
+        prompts = [[5, 6, 7], [8, 9, 10, 11, 12]]
+        done = decoder.decode(prompts, row_ids=[0, 1], max_new_tokens=24, eos_ids=[])
+        lines += [[*row.ids, len(row.accepted)] for row in done]
+    return lines

@@ -1,0 +1,75 @@
+"""A target cut by its own plan computes what the whole one does, whoever's layers compute it."""
+
+import json
+import multiprocessing
+
+import pytest
+import torch
+import torch.multiprocessing
+
+from models.errors import UserError
+from models.tensor_parallel import cut, join, plan
+from tests import sharded
+from tests.sharded import CUT, RANKS, UNCUT, model_of
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """What each of eight processes found; they are forked from one that has imported everything."""
+    folder = tmp_path_factory.mktemp("ranks")
+    multiprocessing.set_forkserver_preload(["tests.sharded"])
+    torch.multiprocessing.start_processes(
+        sharded.work, (folder,), nprocs=sharded.PROCESSES, start_method="forkserver"
+    )
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(sharded.PROCESSES)]
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("name", CUT)
+def test_logits_of_a_cut_target_are_those_of_the_whole_one(found, name, ranks):
+    for rank in range(ranks):
+        difference, _ = found[rank][f"{name}, {ranks} ranks"]
+        assert difference < 1e-5
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama"])
+def test_each_rank_holds_its_share(found, name):
+    """All but norms and whole biases: half on two ranks, and on eight less than a fifth."""
+    assert found[0][f"{name}, 2 ranks"][1] < 0.52
+    assert found[0][f"{name}, 8 ranks"][1] < 0.2
+
+
+def test_tree_decoding_on_two_ranks_gives_the_text_of_one(found):
+    """The cache has the heads of a rank; rounds are the same, not only the tokens."""
+    for rank in range(2):
+        whole, cut_texts = found[rank]["texts"][:2], found[rank]["texts"][2:]
+        assert whole == cut_texts
+        assert whole[0][-1] < 20  # rounds for 24 tokens: the tree was worth something
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_shares_of_all_ranks_are_the_whole(ranks):
+    for name in CUT:
+        model = model_of(CUT[name]())
+        parts, full = plan(model, ranks), model.state_dict()
+        shares = [cut(full, parts, ranks=ranks, rank=rank) for rank in range(ranks)]
+        torch.testing.assert_close(join(shares, parts), dict(full), atol=0, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "rule"),
+    [
+        ("qwen3", 3, "a divisor of its 8 attention heads, got 3"),
+        ("qwen3", 16, "a divisor of its 8 attention heads, got 16"),
+        ("phi3", 5, "a divisor"),
+        ("qwen3_moe", 2, r"got model.layers.0.mlp.experts \(Qwen3MoeExperts, moe_tp_experts\)"),
+        ("gpt_oss", 2, "a plan that says how its layers are cut, got none"),
+        ("cohere", 2, "weights that are of one head, got model.layers.0.self_attn.q_norm.weight"),
+    ],
+)
+def test_what_cannot_be_cut_is_refused_by_name(name, ranks, rule):
+    """Known from the shape alone: no weight is read."""
+    with torch.device("meta"):
+        model = model_of((CUT | UNCUT)[name]())
+    with pytest.raises(UserError, match=f"parallel.tensor: a target of {name} needs .*{rule}"):
+        plan(model, ranks)
