@@ -54,6 +54,7 @@ class Transformer:
         self.decoder = model.get_decoder()
         self.head = model.get_output_embeddings()
         self.num_layers: int = self.config.num_hidden_layers
+        self.kv_heads: int = tensor_parallel.key_value_heads(model)  # of this process
         self.hidden_size: int = self.config.hidden_size
         self.vocab_size: int = self.head.weight.shape[0]
         self.head_size: int = (
@@ -85,7 +86,7 @@ class Transformer:
         return StaticCache(
             layers=self.num_layers,
             batch=batch,
-            heads=tensor_parallel.key_value_heads(self.model),
+            heads=self.kv_heads,
             slots=slots,
             head_size=self.head_size,
             dtype=self.head.weight.dtype,

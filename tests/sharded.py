@@ -105,10 +105,11 @@ def texts(group: dist.ProcessGroup) -> list[list[int]]:
     """Tokens and rounds of tree decoding, of the whole target and of the cut one."""
     lines = []
     for cut in (False, True):
-        target = Target(model_of(CUT["qwen3"]()), tiny_tokenizer(64), name="tiny", device=CPU)
-        draft = CausalLMDraft(CausalLMConf(name="noised"), noised(), target)
+        model = model_of(CUT["qwen3"]())
         if cut:
-            parallelise(target.model, reference(group), whole=("lm_head",))
+            parallelise(model, reference(group), whole=("lm_head",))
+        target = Target(model, tiny_tokenizer(64), name="tiny", device=CPU)
+        draft = CausalLMDraft(CausalLMConf(name="noised"), noised(), target)
         decoder = Decoder(target, draft, tree(3), sampling=SamplingConf(), slots=64, batch=2)
         assert decoder.cache.keys[0].shape[1] == (1 if cut else 2)
         prompts = [[5, 6, 7], [8, 9, 10, 11, 12]]
