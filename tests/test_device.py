@@ -21,33 +21,21 @@ def test_auto_takes_the_cpu_where_there_is_nothing_else(only_cpu):
     assert device.dtype is torch.float32
     assert device.describe() == {
         "name": "cpu", "kind": device.describe()["kind"], "dtype": "float32",
-        "threads": torch.get_num_threads(), "compiled": False,
+        "threads": torch.get_num_threads(), "compiled": False, "environment": {},
     }  # fmt: skip
     device.synchronize()
 
 
-@pytest.mark.parametrize("name", [DeviceName.cuda, DeviceName.neuron])
-def test_a_device_that_is_not_there_is_refused(only_cpu, name):
+def test_a_device_that_is_not_there_is_refused(only_cpu):
     with pytest.raises(UserError) as refused:
-        DeviceConf(name=name).build()
-    assert str(refused.value) == (
-        f"device.name: PyTorch sees cpu here, got {name.value}; use device=auto"
-    )
+        DeviceConf(name=DeviceName.cuda).build()
+    assert str(refused.value) == "device.name: PyTorch sees cpu here, got cuda; use device=auto"
 
 
 def test_another_accelerator_is_named_in_the_refusal(monkeypatch):
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: torch.device("mps"))
     with pytest.raises(UserError, match="PyTorch sees cpu and mps here, got cuda"):
         DeviceConf(name=DeviceName.cuda).build()
-
-
-def test_a_missing_xla_is_refused(only_cpu, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "torch_xla", None)
-    with pytest.raises(UserError, match="torch_xla is not installed, got xla; install the `xla`"):
-        DeviceConf(name=DeviceName.xla).build()
-    monkeypatch.setenv("PJRT_DEVICE", "CPU")  # auto means xla then
-    with pytest.raises(UserError, match="torch_xla is not installed"):
-        DeviceConf().build()
 
 
 @pytest.mark.parametrize(

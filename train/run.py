@@ -20,7 +20,8 @@ def open_run(conf: TrainConf, accelerator: Accelerator) -> State:
     if accelerator.is_main_process and not conf.resume:
         clear(folder)
     accelerator.wait_for_everyone()
-    state = State(folder, flat(conf) | {"processes": accelerator.num_processes})
+    here = {"processes": accelerator.num_processes, "device.route": accelerator.device.type}
+    state = State(folder, flat(conf) | here)
     if state.find().step:
         log.info("%s continues after step %d", folder, state.progress.step)
     accelerator.wait_for_everyone()

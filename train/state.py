@@ -26,7 +26,11 @@ from models.errors import UserError
 log = logging.getLogger(__name__)
 
 # What may differ when a run is continued: where it writes and what it says, not what it learns.
-FREE = ("log.", "evaluation.", "output_dir", "resume", "save_every", "device.threads")
+# device.route says where `device.name=auto` had led to.
+FREE = (
+    "log.", "evaluation.", "output_dir", "resume", "save_every", "device.threads", "device.name",
+    "device.cache_dir", "device.visible_cores", "device.num_cores",
+)  # fmt: skip
 
 
 @dataclass(kw_only=True)

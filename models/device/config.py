@@ -1,13 +1,19 @@
-"""What a run says of its device: which, how precise, whether to compile."""
+"""What a run says of its device, and the device that comes of it."""
 
+import logging
 from dataclasses import dataclass
 from enum import Enum
 
 import torch
 
-from models.device.detect import can_compile, detect, place_of
+from models.device.detect import can_compile, choose, drives_neuron, place_of
 from models.device.hardware import Device
+from models.device.machine import Machine
+from models.device.packages import PACKAGES, installed
+from models.device.settings import Settings
 from models.errors import UserError
+
+log = logging.getLogger(__name__)
 
 
 class DeviceName(Enum):
@@ -29,8 +35,8 @@ class Precision(Enum):
 
 
 @dataclass(kw_only=True)
-class DeviceConf:
-    """Which device, how precise, and whether to compile."""
+class DeviceConf(Settings):
+    """Which device, how precise, whether to compile, and what compiler and runtime are told."""
 
     name: DeviceName = DeviceName.auto
     precision: Precision = Precision.auto
@@ -38,25 +44,44 @@ class DeviceConf:
     threads: int | None = None  # of the CPU; None: as PyTorch chooses, one to judge a tiny target
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.threads is not None and self.threads < 1:
             raise UserError(
                 f"device.threads: must be at least 1, got {self.threads}; null leaves the choice"
             )
+        if self.stochastic_rounding and self.precision is Precision.float32:
+            raise UserError(
+                "device.stochastic_rounding: rounds to bfloat16, got device.precision=float32; "
+                "leave one of them out"
+            )
 
     def build(self) -> Device:
-        """Raises UserError where the named device is not there."""
+        """Choose, say why, and set the environment. Raises UserError where that cannot be had."""
         if self.threads is not None:
             torch.set_num_threads(self.threads)
-        name = detect() if self.name is DeviceName.auto else self.name.value
-        place = place_of(name)
+        machine = Machine()
+        choice = choose(self.name.value, machine)
+        route = choice.name
+        environment = self.apply(route, drives_neuron=drives_neuron(route), machine=machine)
+        log.info("device: %s, %s (%s)", route, choice.reason, _found(machine))
+        place = place_of(route)
         precise = self.precision is Precision.float32 or (
             self.precision is Precision.auto and place.type == "cpu"
         )
         return Device(
-            name=name,
+            name=route,
             torch_device=place,
             dtype=torch.float32 if precise else torch.bfloat16,
-            compiles=self.compile and can_compile(name),
-            backend={"neuron": "neuron", "xla": "openxla"}.get(name, "inductor"),
+            compiles=self.compile and can_compile(route),
+            backend={"neuron": "neuron", "xla": "openxla"}.get(route, "inductor"),
             threads=self.threads,
+            instance=machine.instance,
+            environment=environment,
         )
+
+
+def _found(machine: Machine) -> str:
+    """Packages and hardware that the choice was made from, in words."""
+    packages = [f"{name} {found}" for name in PACKAGES if (found := installed(name))]
+    hardware = [machine.instance or "", "/dev/neuron0" if machine.has_neuron else ""]
+    return ", ".join([*packages, *filter(None, hardware)])

@@ -5,7 +5,7 @@ import platform
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,6 +25,8 @@ class Device:
     compiles: bool
     backend: str = "inductor"
     threads: int | None = None  # of the CPU, where the user chose
+    instance: str | None = None  # EC2's type of a Trainium or Inferentia machine
+    environment: dict[str, str] = field(default_factory=dict)  # what compiler and runtime read
 
     def compile(
         self, function: Callable, *, settled: tuple[str, ...] = (), kind: str = ""
@@ -87,9 +89,9 @@ class Device:
         elif self.torch_device.type != "cpu":
             torch.accelerator.synchronize()
 
-    def describe(self) -> dict[str, str | int]:
-        """For the report: what ran the measurement."""
-        kind = platform.processor() or platform.machine()
+    def describe(self) -> dict[str, Any]:
+        """For the report: what ran the measurement, and with which settings."""
+        kind = self.instance or platform.processor() or platform.machine()
         if self.name == "cuda":
             kind = torch.cuda.get_device_name()
         return {
@@ -98,6 +100,7 @@ class Device:
             "dtype": str(self.dtype).removeprefix("torch."),
             "threads": torch.get_num_threads(),
             "compiled": self.compiles,
+            "environment": self.environment,
         }
 
 
