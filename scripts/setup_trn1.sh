@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# From a fresh Trn1 or Inf2 instance to `python -m train`: PyTorch/XLA, the last Neuron SDK that has it.
+#     scripts/setup_trn1.sh [DIRECTORY]         default: .venv-neuron-xla; a second call does nothing
+#     NO_DEVICE=1 scripts/setup_trn1.sh         in an image, where there is no device to look at
+# Start from a DLAMI of SDK 2.31 (later ones carry no torch 2.9), Ubuntu 24.04, 512 GB of disk. SDK 2.32
+# and later have no package for this route, so that everything here is pinned.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+# shellcheck source=scripts/neuron_setup.sh
+source scripts/neuron_setup.sh
+
+directory=${1:-.venv-neuron-xla}
+python=${PYTHON:-$(command -v python3.12 || command -v python3.11 || command -v python3.13 || echo python3)}
+pinned=(
+  torch==2.9.0
+  torch-xla==2.9.0
+  torch-neuronx==2.9.0.2.15.32035
+  neuronx-cc==2.26.6360.0
+  libneuronxla==2.2.17544.0
+  neuronx-distributed==0.19.28492
+)
+ready=$directory/.ready-sdk-2.31
+
+if [[ -z ${NO_DEVICE:-} ]]; then
+  need_instance "Trn2 and Trn3 take scripts/setup_trn2.sh, other machines make demo" trn1 trn1n inf2
+  need_device
+fi
+need_python "$python" 11 13
+
+if [[ ! -e $ready ]]; then
+  need_index "$python"
+  echo "setup: creating $directory with $("$python" --version)"
+  "$python" -m venv "$directory"
+  install "$directory/bin/python" --upgrade 'pip>=25.1'
+  echo "setup: installing this package with PyTorch/XLA for Neuron: ${pinned[*]}"
+  install "$directory/bin/python" "${pinned[@]}" --editable .
+  for name in torch-neuronx torch torch-xla; do
+    need_package "$directory/bin/python" "$name" '2.9.*' "remove $directory and run again"
+  done
+  touch "$ready"
+fi
+
+machine=$(instance_type)
+[[ -e conf/machine/$machine.yaml ]] || machine=here
+echo "setup: $directory is ready. Next, with what docs/trainium.md says:"
+cat <<NEXT
+    source $directory/bin/activate
+    python -m train.plan machine=$machine device=xla
+    python -m train device=xla
+NEXT

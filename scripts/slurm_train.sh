@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+#SBATCH --job-name=draftsmith
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --exclusive
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --signal=B:USR1@300
+#SBATCH --output=%x-%j.log
+# Multi-node distillation under Slurm (AWS ParallelCluster), the same command on one node or many:
+#     sbatch --nodes=4 scripts/slurm_train.sh device=neuron draft=qwen3-8b-eagle3 output_dir=/fsx/outputs/train
+# ENVIRONMENT=.venv-neuron   what scripts/setup_trn2.sh or scripts/setup_trn1.sh made, on a shared folder
+# PROCESSES=64               of a node: its logical cores (trn2.48xlarge 64, trn1.32xlarge 32)
+# CACHE=/var/tmp/...         of compiled graphs; local to the node, which both routes may use
+#
+# Three nets: torchrun starts all workers again from the last state when one dies; Slurm requeues the
+# job when a node dies; and five minutes before the time limit the job requeues itself. The run's folder
+# is on a file system that all nodes share and that can rename (FSx for Lustre), not on a mounted bucket.
+set -euo pipefail
+cd "${SLURM_SUBMIT_DIR:?error: start me by sbatch}"
+
+environment=${ENVIRONMENT:-.venv-neuron}
+processes=${PROCESSES:-64}
+cache=${CACHE:-/var/tmp/neuron-compile-cache}
+first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
+[[ -x $environment/bin/torchrun ]] || {
+  echo "error: ENVIRONMENT: must be an environment with torchrun, got $environment; run scripts/setup_trn2.sh" >&2
+  exit 2
+}
+
+export FI_PROVIDER=efa          # collectives between nodes go over EFA,
+export FI_EFA_USE_DEVICE_RDMA=1 # from device memory to device memory
+export FI_EFA_FORK_SAFE=1       # data loaders fork; needed on Amazon Linux 2 only
+
+again() {
+  echo "slurm_train: the time limit is near, requeueing job $SLURM_JOB_ID"
+  kill -TERM "$run" 2>/dev/null || true
+  wait "$run" || true
+  scontrol requeue "$SLURM_JOB_ID"
+  exit
+}
+trap again USR1
+
+srun --kill-on-bad-exit=1 "$environment/bin/torchrun" \
+  --nnodes="$SLURM_NNODES" --nproc-per-node="$processes" --max-restarts=3 \
+  --rdzv-id="$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}" --rdzv-backend=c10d --rdzv-endpoint="$first:29400" \
+  -m train device.cache_dir="$cache" "$@" &
+run=$!
+wait "$run"

@@ -1,0 +1,104 @@
+"""Manifests follow the published schemas, scripts pass shellcheck, our commands in them compose."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from tests.commands import ROOT
+
+SCRIPTS = sorted((ROOT / "scripts").rglob("*.sh"))
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+MANIFESTS = sorted((ROOT / "scripts/eks").glob("*.yaml"))
+KUBERNETES = (
+    "1.34",
+    "1.37",
+)  # the first with resource claims (DRA), and the newest that is published
+CUSTOM = {"TrainingRuntime", "TrainJob"}  # Kubeflow's: Kubernetes publishes no schema for them
+
+
+def resources(path: Path) -> list[dict]:
+    return list(yaml.safe_load_all(path.read_text()))
+
+
+def everything(kind: str) -> dict[str, dict]:
+    found = [r for path in MANIFESTS for r in resources(path) if r["kind"] == kind]
+    return {r["metadata"]["name"]: r for r in found}
+
+
+def node_job(runtime: dict) -> dict:
+    """The job of one node that a training runtime describes."""
+    (job,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": runtime["metadata"]} | {
+        "spec": job["template"]["spec"]
+    }
+
+
+def pod_spec(resource: dict) -> dict:
+    job = node_job(resource) if resource["kind"] == "TrainingRuntime" else resource
+    return job["spec"]["template"]["spec"]
+
+
+RUNTIMES, JOBS = everything("TrainingRuntime"), everything("TrainJob")
+PODS = [*RUNTIMES.values(), *everything("Deployment").values()]
+
+
+@pytest.mark.parametrize("version", KUBERNETES)
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
+def test_manifests_follow_the_published_schemas(path, version):
+    for resource in resources(path):
+        if resource["kind"] == "TrainingRuntime":
+            resource = node_job(resource)
+        if resource["kind"] not in CUSTOM:
+            kubernetes_validate.validate(resource, version, strict=True)
+
+
+@pytest.mark.parametrize("job", JOBS.values(), ids=JOBS)
+def test_a_job_runs_on_a_runtime_that_ships(job):
+    assert set(job["spec"]) == {"runtimeRef", "trainer"}
+    assert set(job["spec"]["trainer"]) == {"numNodes", "numProcPerNode", "args"}
+    reference = job["spec"]["runtimeRef"]
+    assert reference["kind"] == "TrainingRuntime"
+    assert RUNTIMES[reference["name"]]["metadata"]["namespace"] == job["metadata"]["namespace"]
+
+
+@pytest.mark.parametrize("resource", PODS, ids=lambda r: r["metadata"]["name"])
+def test_pods_refer_to_what_ships_beside_them(resource):
+    pod = pod_spec(resource)
+    assert pod["serviceAccountName"] in everything("ServiceAccount")
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    claims = {v["persistentVolumeClaim"]["claimName"] for v in volumes.values() if len(v) == 2
+              and "persistentVolumeClaim" in v}  # fmt: skip
+    assert claims <= everything("PersistentVolumeClaim").keys()
+    templates = {c["resourceClaimTemplateName"] for c in pod.get("resourceClaims", [])}
+    assert templates <= everything("ResourceClaimTemplate").keys()
+    for container in pod["containers"]:
+        assert {mount["name"] for mount in container["volumeMounts"]} <= volumes.keys()
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+def test_scripts_pass_shellcheck(path):
+    checked = shell("shellcheck", "-x", path)
+    assert checked.returncode == 0, checked.stdout
+
+
+@pytest.mark.parametrize("resource", PODS, ids=lambda r: r["metadata"]["name"])
+def test_shell_in_manifests_passes_shellcheck(resource):
+    for container in pod_spec(resource)["containers"]:
+        if container["command"] == ["bash", "-c"]:
+            (text,) = container["args"]
+            checked = shell("shellcheck", "-s", "bash", "-", input=text)
+            assert checked.returncode == 0, checked.stdout
+
+
+def shell(*words: str | Path, **options) -> subprocess.CompletedProcess:
+    words = (
+        shutil.which(words[0], path=f"{Path(sys.executable).parent}:{os.environ['PATH']}"),
+        *words[1:],
+    )
+    return subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=False, **options)
