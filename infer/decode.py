@@ -312,7 +312,8 @@ class Decoder:
             self.target, cache, self.layers, self.plan.rule, ids, lengths, keys
         )
         rows = rounds.opened(self.plan, cache.garbage, keys, lengths, scores, history)
-        proposal = Proposal(ids=ids[:, :0], parents=ids[:, :0])
+        nothing = ids.new_zeros(count, 0)  # a slice of `ids` would have its strides: more graphs
+        proposal = Proposal(ids=nothing, parents=nothing.clone())
         if self.draft is not None:
             state, proposal = self._begin(self.draft, state, self.plan, ids, rows, seen)
             # a draft may keep them as they are; tensors that are one here only have their own graph

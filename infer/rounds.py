@@ -39,6 +39,11 @@ class Plan:
     vocab: int  # tokens that the target knows
 
     @property
+    def graph_key(self) -> str:
+        """What graphs depend on: models/graphs.py."""
+        return f"{self.rule.graph_key} {self.verifier} {self.tree}"
+
+    @property
     def coupled(self) -> bool:
         """Whether target and draft share the noise of each position."""
         return not self.rule.greedy and not self.verifier.ratio

@@ -53,6 +53,12 @@ class StaticCache(Cache):
         self.positions = torch.zeros((batch, slots + 1), dtype=torch.int64, device=device)
         self.garbage = slots
 
+    @property
+    def graph_key(self) -> str:
+        """What graphs depend on: models/graphs.py."""
+        rows, slots = self.positions.shape
+        return f"{rows} rows of {slots} slots, {self.keys[0].dtype}"
+
     def place(
         self, positions: Int[Tensor, "batch new"], write: Write
     ) -> Int[Tensor, "batch slots"]:

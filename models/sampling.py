@@ -100,6 +100,11 @@ class SamplingRule:
         self.greedy = conf.temperature == 0
         self.penalises = conf.repetition_penalty != 1 or conf.presence_penalty != 0
 
+    @property
+    def graph_key(self) -> str:
+        """What graphs depend on: models/graphs.py."""
+        return str(self.conf)
+
     def warp(
         self, logits: Float[Tensor, "*rows vocab"], history: History | None = None
     ) -> Float[Tensor, "*rows vocab"]:

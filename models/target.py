@@ -54,6 +54,11 @@ class Target(Transformer):
         self.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer) if tokenizer else ""
         self._check_head()
 
+    @property
+    def graph_key(self) -> str:
+        """Graphs read the fingerprint, so that two targets of one architecture have their own."""
+        return f"{super().graph_key} {self.fingerprint[:8]}"
+
     def eager(self) -> "Target":
         """The same target for few rounds, which compiling would only delay."""
         eager = copy.copy(self)

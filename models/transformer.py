@@ -18,6 +18,7 @@ from models import families, tensor_parallel
 from models.cache import LayerCache, StaticCache, Write
 from models.device import Device
 from models.errors import UserError
+from models.graphs import key_of
 
 
 @dataclass(kw_only=True)
@@ -68,6 +69,11 @@ class Transformer:
             layer.place = _Place(index=i, shared=self._pass, region=region)
             # bound, so that a copy of the model runs its own layers
             layer.forward = MethodType(_watched, layer)
+
+    @property
+    def graph_key(self) -> str:
+        """What graphs depend on: models/graphs.py."""
+        return key_of(self.model)
 
     @property
     def eos_ids(self) -> list[int]:

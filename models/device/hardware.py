@@ -11,6 +11,8 @@ from typing import Any
 import torch
 import torch._dynamo  # counters live here; importing it compiles nothing
 
+from models.graphs import KIND, Ledger
+
 SMALL_LAYER = 1_000_000  # weights; one core reads so many in a fraction of a millisecond
 GRAPHS_A_FUNCTION = 64  # prompt buckets x tree shapes; torch's own limit is 8, then it refuses
 
@@ -27,11 +29,15 @@ class Device:
     threads: int | None = None  # of the CPU, where the user chose
     instance: str | None = None  # EC2's type of a Trainium or Inferentia machine
     environment: dict[str, str] = field(default_factory=dict)  # what compiler and runtime read
+    counts: bool = False  # shapes of calls also where nothing is compiled
+    ledger: Ledger = field(default_factory=Ledger, compare=False, repr=False)
 
     def compile(
         self, function: Callable, *, settled: tuple[str, ...] = (), kind: str = ""
     ) -> Callable:
         """One static graph without breaks where compiling is on, else the function itself.
+
+        Inside `ledger.expecting` a call that would need a graph more than announced is refused.
 
         Graphs of another `kind` are kept apart: PyTorch holds each call against all graphs of a
         function, and fails where a module of another class has not what a graph had read.
@@ -40,9 +46,15 @@ class Device:
         below the `settled` names cannot change and is left out: for the 530 weights of a deep
         target the check takes as long as a quarter of a step.
         """
-        if not self.compiles:
-            return function
+        name = f"{function.__name__}{KIND}{kind}" if kind else function.__name__
+        if self.compiles:
+            compiled = self._compiled(function, settled, kind)
+            return self.ledger.counted(compiled, of=function, name=name, made=graphs)
+        if self.counts:
+            return self.ledger.counted(function, of=function, name=name, made=None)
+        return function
 
+    def _compiled(self, function: Callable, settled: tuple[str, ...], kind: str) -> Callable:
         def checked(guards: Sequence[Any]) -> list[bool]:
             return [not guard.name.startswith(settled) for guard in guards]
 

@@ -1,0 +1,202 @@
+"""Which graphs a run compiles: announced before it starts, held against every call while it runs.
+
+A graph is made for a function and a shape: the sizes and types of the tensors that it is given, and
+everything else that is no number in a tensor, such as a tree or the layers to capture. A shape that
+nobody announced is refused before it is compiled, which on an accelerator can take an hour.
+"""
+
+import functools
+import hashlib
+import inspect
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+KIND = ":"  # between a function and the kind of draft in it
+Shape = tuple[tuple[Any, ...], ...]  # of each part of the arguments its name and what it is
+
+
+class Graph(NamedTuple):
+    """One that a run will need. Two that are equal are one graph."""
+
+    function: str
+    shape: tuple[Any, ...] = ()  # all that tells it from the other graphs of the function
+
+
+class UnannouncedError(RuntimeError):
+    """A function was called in one shape more than the run had announced."""
+
+
+@dataclass(kw_only=True)
+class Run:
+    """Graphs by function: how many were announced, which shapes were called, how many compiled."""
+
+    announced: Counter[str]
+    called: dict[str, dict[Shape, None]] = field(default_factory=dict)
+    compiled: Counter[str] = field(default_factory=Counter)
+    late: int = 0  # of those compiled, outside of `warming`
+    _warm: bool = False
+
+    @contextmanager
+    def warming(self) -> Iterator[None]:
+        """What is compiled meanwhile is not late."""
+        before, self._warm = self._warm, True
+        try:
+            yield
+        finally:
+            self._warm = before
+
+    def expect(self, function: str, shape: Shape) -> bool:
+        """Whether the shape is new. Raises UnannouncedError if it is one more than announced."""
+        known = self.called.setdefault(function, {})
+        if shape in known:
+            return False
+        if len(known) >= self.announced[function]:
+            raise self._one_more(function, described(shape, list(known)))
+        known[shape] = None
+        return True
+
+    def made(self, function: str, count: int, shape: Shape) -> None:
+        """So many were compiled for a call: more than announced is a shape compiled again."""
+        self.compiled[function] += count
+        self.late += 0 if self._warm else count
+        if self.compiled[function] > self.announced[function]:
+            again = "the same shape again, because something else has changed that it reads"
+            raise self._one_more(function, f"{again} (TORCH_LOGS=recompiles): {described(shape)}")
+
+    def _one_more(self, function: str, why: str) -> UnannouncedError:
+        count = self.announced[function]
+        return UnannouncedError(f"graphs: {function} has {count} announced, got one more: {why}")
+
+
+class Ledger:
+    """Of one device. Calls are held against a run inside `expecting`, and free elsewhere."""
+
+    def __init__(self) -> None:
+        self.run: Run | None = None
+
+    @contextmanager
+    def expecting(self, graphs: Iterable[Graph]) -> Iterator[Run]:
+        """A run that needs these graphs and no others."""
+        before, self.run = self.run, Run(announced=Counter(g.function for g in set(graphs)))
+        try:
+            yield self.run
+        finally:
+            self.run = before
+
+    def counted(
+        self, function: Callable, *, of: Callable, name: str, made: Callable[[], int] | None
+    ) -> Callable:
+        """`function`, made `of` another, each call of which is held against the run.
+
+        `made` says how many graphs its backend has compiled so far; None: one for each shape.
+        """
+        names = list(inspect.signature(of).parameters)
+        fixed: dict[int, tuple[Any, str]] = {}
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            run = self.run
+            if run is None:
+                return function(*args, **kwargs)
+            shape = shape_of(dict(zip(names, args, strict=False)) | kwargs, fixed)
+            new = run.expect(name, shape)
+            before = made() if made else 0
+            result = function(*args, **kwargs)
+            if count := made() - before if made else int(new):
+                run.made(name, count, shape)
+            return result
+
+        return call
+
+
+def shape_of(args: dict[str, Any], fixed: dict[int, tuple[Any, str]]) -> Shape:
+    """Everything about a call's arguments that graphs are made for, with its name.
+
+    What is neither a tensor, nor made of parts that may change, is looked at once, and then held in
+    `fixed`: a model, a cache, a plan.
+
+    >>> import torch
+    >>> shape_of({"ids": torch.zeros(1, 4), "layers": [1, 3]}, {})
+    (('ids', torch.Size([1, 4]), torch.float32), ('layers', (1, 3)))
+    """
+    found: list[tuple[Any, ...]] = []
+    for name, value in args.items():
+        _walk(name, value, found, fixed)
+    return tuple(found)
+
+
+def _walk(
+    path: str, value: Any, found: list[tuple[Any, ...]], fixed: dict[int, tuple[Any, str]]
+) -> None:
+    kind = type(value)
+    if isinstance(value, Tensor):
+        found.append((path, value.shape, value.dtype))
+    elif kind is dict:
+        for name, part in value.items():
+            _walk(f"{path}.{name}", part, found, fixed)
+    elif kind in (list, tuple):
+        found.append((path, tuple(value)))
+    elif value is None or kind in (bool, int, float, str):
+        found.append((path, value))
+    elif id(value) in fixed:
+        found.append((path, fixed[id(value)][1]))
+    elif parts := _changing(kind):
+        for name in parts:
+            _walk(f"{path}.{name}", getattr(value, name), found, fixed)
+    else:
+        fixed[id(value)] = value, key_of(value)
+        found.append((path, fixed[id(value)][1]))
+
+
+@functools.cache
+def _changing(kind: type) -> tuple[str, ...]:
+    """Names of the parts of a dataclass of tensors."""
+    if not is_dataclass(kind) or hasattr(kind, "graph_key"):
+        return ()
+    return tuple(f.name for f in fields(kind))
+
+
+def key_of(value: Any) -> str:
+    """What graphs depend on of something that cannot change, in some words.
+
+    A class says it by a property `graph_key`; of modules it is their class and their tensors.
+    """
+    if not isinstance(value, nn.Module):
+        return value.graph_key
+    tensors = [*value.named_parameters(), *value.named_buffers()]
+    listed = [(name, tuple(t.shape), str(t.dtype)) for name, t in tensors]
+    digest = hashlib.sha256(str(listed).encode()).hexdigest()[:8]
+    return f"{type(value).__name__} {digest}"
+
+
+def described(shape: Shape, known: Sequence[Shape] = ()) -> str:
+    """In words; beside known ones what is new in it.
+
+    >>> from torch import Size, int64
+    >>> known = [(("ids", Size([1, 64]), int64), ("layers", (1, 3)))]
+    >>> described((("ids", Size([1, 96]), int64), ("layers", (1, 3))), known)
+    'ids [1, 96] int64'
+    """
+    least = min((set(shape) - set(one) for one in known), key=len, default=set(shape))
+    return ", ".join(" ".join(map(_word, part)) for part in shape if part in least)
+
+
+def _word(part: Any) -> str:
+    return str(list(part) if isinstance(part, tuple) else part).removeprefix("torch.")
+
+
+def summed(counts: Counter[str]) -> str:
+    """Graphs by function, kinds of one function together.
+
+    >>> summed(Counter({"fused:eagle3": 2, "fused:alone": 1, "prefill": 2}))
+    '5 (fused 3, prefill 2)'
+    """
+    together: Counter[str] = Counter()
+    for name, count in counts.items():
+        together[name.partition(KIND)[0]] += count
+    parts = ", ".join(f"{name} {count}" for name, count in sorted(together.items()) if count)
+    return f"{counts.total()} ({parts})" if parts else "0"
