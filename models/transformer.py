@@ -7,6 +7,7 @@ tensor that enters layer i, which is Hugging Face's `hidden_states[i]` and vLLM'
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MethodType
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from models import families, tensor_parallel
+from models import families, sharded_checkpoint, tensor_parallel
 from models.cache import LayerCache, StaticCache, Write
 from models.device import Device
 from models.errors import UserError
@@ -197,10 +198,10 @@ class Source:
         from transformers import AutoModelForCausalLM
 
         config = self.config()
-        return self._read(
-            AutoModelForCausalLM, dtype=dtype,
-            attn_implementation=families.implementation(config), **families.stored_as(config),
-        )  # fmt: skip
+        how = {"dtype": dtype, "attn_implementation": families.implementation(config)}
+        if self.path and (shares := sharded_checkpoint.files(Path(self.path))):
+            return sharded_checkpoint.load(shares, config, **how)
+        return self._read(AutoModelForCausalLM, **how, **families.stored_as(config))
 
     def tokenizer(self) -> Any:
         from transformers import AutoTokenizer
