@@ -60,8 +60,8 @@ def fused(share, heads):
             tensor = torch.cat([tensor, share[name.replace("gate", "up")]])
         name = name.replace("gate_proj", "gate_up_proj")
         for one in "qkv":
-            name = name.replace(f"{one}_proj.weight", f"qkv_proj.weight_{one}")
-            name = name.replace(f"{one}_proj.bias", f"qkv_proj.bias_{one}")
+            name = name.replace(f".{one}_proj.weight", f".qkv_proj.weight_{one}")
+            name = name.replace(f".{one}_proj.bias", f".qkv_proj.bias_{one}")
         named[name] = tensor
     return named | {"model.rotary_emb.inv_freq": torch.ones(heads)}
 
