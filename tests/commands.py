@@ -17,6 +17,7 @@ MODULE = r"-m (?P<module>(?:train|infer|data)(?:\.\w+)*)(?=[\s`)]|$)"
 LAUNCHED = re.compile(
     rf"\b(?:python3?|torchrun|accelerate launch)\b[^\n#;|]*? {MODULE}(?P<rest>[^\n`]*)"
 )
+REFUSED = re.compile(r"\$ (python [^\n]*)\n\s*error: ([^\n]*)")
 ENTRY = re.compile(r'@entry_point\("(\w+)", (\w+)\)')
 ENDS = re.compile(r"&&?$|\|\|?$|;$|\d?[<>]")
 FLAGS = {"-m", "--multirun", "--help"}  # of Hydra; --cfg takes a value
@@ -34,8 +35,15 @@ def blocks(page: str) -> str:
 def commands(text: str) -> Iterator[tuple[str, list[str]]]:
     """Module and arguments of every `python -m train|infer|data`, launched or not."""
     joined = re.sub(r"\\\n\s*", " ", text)
-    for found in LAUNCHED.finditer(joined):
+    for found in LAUNCHED.finditer(REFUSED.sub("", joined)):
         yield found["module"], arguments(found["rest"])
+
+
+def refusals(text: str) -> Iterator[tuple[str, list[str], str]]:
+    """Commands that are shown with their error: module, arguments, what is printed."""
+    for command, line in REFUSED.findall(text):
+        (found,) = commands(command)
+        yield *found, line
 
 
 def arguments(rest: str) -> list[str]:
