@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from models.errors import UserError
+from models.shards import whole
 
 PARTIAL = ".partial"  # suffix of what is not finished; whatever bears it may be deleted
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
@@ -222,7 +223,7 @@ def target_fingerprint(model) -> str:
     config = model.config.get_text_config().to_dict()
     digest = _digest({key: config.get(key) for key in _CONFIG_KEYS})
     for name, weight in model.named_parameters():
-        flat = weight.detach().flatten()
+        flat = whole(weight.detach()).flatten()
         sample = flat[:: max(1, len(flat) // 64)][:64].contiguous().to("cpu", torch.bfloat16)
         digest.update(f"{name} {list(weight.shape)}".encode())
         digest.update(sample.view(torch.uint8).numpy().tobytes())

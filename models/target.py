@@ -1,6 +1,7 @@
 """The frozen target: the model whose outputs must not change."""
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -35,11 +36,14 @@ class TargetConf:
             trust_remote_code=self.trust_remote_code,
         )
 
-    def build(self, device: Device) -> "Target":
-        """Load and freeze. Raises UserError for what cannot be had or served exactly."""
+    def build(self, device: Device, *, read: Callable[[Source], Any] | None = None) -> "Target":
+        """Load and freeze. Raises UserError for what cannot be had or served exactly.
+
+        `read` loads a model that does not lie on this device alone.
+        """
         source = self.source
         source.config()
-        model = source.model(device.dtype).to(device.torch_device)
+        model = read(source) if read else source.model(device.dtype).to(device.torch_device)
         return Target(model, source.tokenizer(), name=self.path or self.name, device=device)
 
 

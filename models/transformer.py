@@ -194,14 +194,15 @@ class Source:
         _refuse(config, self)
         return config
 
-    def model(self, dtype: torch.dtype) -> Any:
+    def model(self, dtype: torch.dtype, **layout: Any) -> Any:
+        """Read the weights; `layout` is of transformers, where a process reads a part of them."""
         from transformers import AutoModelForCausalLM
 
         config = self.config()
         how = {"dtype": dtype, "attn_implementation": families.implementation(config)}
         if self.path and (shares := sharded_checkpoint.files(Path(self.path))):
             return sharded_checkpoint.load(shares, config, **how)
-        return self._read(AutoModelForCausalLM, **how, **families.stored_as(config))
+        return self._read(AutoModelForCausalLM, **how, **families.stored_as(config), **layout)
 
     def tokenizer(self) -> Any:
         from transformers import AutoTokenizer

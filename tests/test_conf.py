@@ -10,7 +10,18 @@ from infer.config import CalibrateConf, EvalConf
 from models.drafts import METHODS
 from train.config import TrainConf
 
-GROUPS = ("target", "draft", "data", "loss", "tree", "optim", "device", "log", "experiment")
+GROUPS = (
+    "target",
+    "draft",
+    "data",
+    "loss",
+    "tree",
+    "optim",
+    "device",
+    "parallel",
+    "log",
+    "experiment",
+)
 NEEDS = {"data=jsonl": ["data.path=rows.jsonl"]}  # what has no sensible default
 YAMLS = {group: sorted((Path(CONF_DIR) / group).glob("*.yaml")) for group in GROUPS}
 OPTIONS = [f"{group}={path.stem}" for group, paths in YAMLS.items() for path in paths]

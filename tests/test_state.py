@@ -33,8 +33,8 @@ class Stopped(Exception):  # noqa: N818  # it is no error
 
 
 def toy_run_until(folder, conf, *, stop: int):
-    def stopping(self, accelerator, save=State.save):
-        save(self, accelerator)
+    def stopping(self, learning, parallel, save=State.save):
+        save(self, learning, parallel)
         if self.progress.step == stop:
             raise Stopped
 
@@ -101,7 +101,7 @@ def test_a_changed_config_is_refused_by_its_key(started, key, before, now):
     part = replace(getattr(conf, group), **{name: now}) if group else now
     changed = replace(conf, **{group or name: part})
     with pytest.raises(UserError) as refused:
-        State(folder, flat(changed) | {"processes": 1}).find()
+        State(folder, flat(changed)).find()
     assert str(refused.value) == (
         f"{key}: the run was started with {before}, got {now}; use another run_name or resume=false"
     )
@@ -110,14 +110,14 @@ def test_a_changed_config_is_refused_by_its_key(started, key, before, now):
 def test_what_does_not_change_the_weights_may_change(started):
     folder, conf = started
     changed = replace(conf, log=replace(conf.log, every=5), save_every=7, resume=False)
-    assert State(folder, flat(changed) | {"processes": 1}).find().step == 8
+    assert State(folder, flat(changed)).find().step == 8
 
 
 def test_another_thread_count_is_said(started, caplog):
     folder, conf = started
     saved = folder / "state" / "00000008" / "progress.json"
     saved.write_text(saved.read_text().replace('"threads": 1', '"threads": 3'))
-    State(folder, flat(conf) | {"processes": 1}).find()
+    State(folder, flat(conf)).find()
     assert "started with 3 threads and continues with 1" in caplog.text
 
 

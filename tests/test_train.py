@@ -53,7 +53,7 @@ def test_processes_change_nothing(tmp_path):
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = str(free.getsockname()[1])
-    changes = {"dropout": 0.0, "optim": {"batch_size": 1, "accumulation": 2, **UNCLIPPED}}
+    changes = {"dropout": 0.0, "optim": {"batch_size": 1, "accumulation": 4, **UNCLIPPED}}
     ranks = [
         toy_process(
             tmp_path / "two", changes, RANK=rank, LOCAL_RANK=rank,

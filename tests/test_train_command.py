@@ -20,7 +20,7 @@ from tests.toy_run import metrics, weights
 from train.__main__ import main
 from train.config import TrainConf
 from train.measure import measure
-from train.parallel import accelerator_for
+from train.parallel import ParallelConf
 from train.rows import hold_back
 from train.run import open_run
 
@@ -100,7 +100,7 @@ def test_a_run_leaves_a_checkpoint_and_a_report_and_is_not_repeated(folder, caps
     with pytest.raises(UserError, match=r"optim\.lr: the run was started with 0\.001, got 0\.01"):
         run(conf(folder, "optim.lr=0.01"))
     again = conf(folder, "optim.lr=0.01", "resume=false")
-    assert open_run(again, accelerator_for(CPU, trackers=[])).progress.step == 0
+    assert open_run(again, ParallelConf().build(CPU, trackers=[])).progress.step == 0
     assert {path.name for path in out.iterdir()} == {"config.yaml", "wandb"}
 
 

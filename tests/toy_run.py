@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -23,8 +23,7 @@ from train.config import TrainConf
 from train.log import Log, LogConf
 from train.loop import Loop
 from train.optim import OptimConf
-from train.parallel import accelerator_for
-from train.state import Progress, State, flat
+from train.state import Progress, State, flat, saved_tensors
 
 VOCAB, WIDTH, LENGTH, ROWS = 32, 16, 12, 24
 
@@ -114,17 +113,17 @@ def toy_run(
     """The part of a training run that the tests are about."""
     torch.set_num_threads(1)
     device = conf.device.build()
-    accelerator = accelerator_for(device, trackers=conf.log.trackers())
+    parallel = conf.parallel.build(device, trackers=conf.log.trackers())
     folder.mkdir(parents=True, exist_ok=True)
     target = target or toy_target()
-    state = State(folder, flat(conf) | {"processes": accelerator.num_processes})
+    state = State(folder, flat(conf))
     state.find()
-    if accelerator.is_main_process:
+    if parallel.main:
         state.sweep()
     draft = conf.draft.build(target, loss=conf.loss, seed=conf.seed)
-    log = Log(conf.log, state, accelerator)
+    log = Log(conf.log, state, parallel.accelerator)
     loop = Loop(
-        conf=conf, accelerator=accelerator, device=device, target=target, draft=draft,
+        conf=conf, parallel=parallel, device=device, target=target, draft=draft,
         rows=toy_rows(), state=state, log=log, evaluate=toy_length,
     )  # fmt: skip
     if interrupt_at is not None:
@@ -151,11 +150,10 @@ def metrics(folder: Path) -> list[dict[str, float]]:
 
 
 def weights(folder: Path) -> dict[str, Tensor]:
-    """Of the newest state, wrapped by one process or several."""
+    """Of the newest state."""
     newest = State(folder, {}).newest()
     assert newest is not None
-    saved = load_file(newest / "model.safetensors")
-    return {name.removeprefix("module."): tensor for name, tensor in saved.items()}
+    return saved_tensors(newest)
 
 
 if __name__ == "__main__":

@@ -4,11 +4,12 @@ Bare, it runs the embedded demo on a laptop. Killed, the same command continues 
 """
 
 import logging
+from pathlib import Path
 
 from conf.entry import entry_point
 from data.batches import Packed, answer_counts
 from infer.eval import candidate, evaluate
-from infer.report import write
+from infer.report import Report, write
 from infer.tables import sections, summary_table, terminal_table
 from models.drafts.base import Draft
 from models.target import Target
@@ -18,7 +19,6 @@ from train.disk import refuse_full_disk, reserve
 from train.log import CONSOLE, Log, speak
 from train.loop import Loop
 from train.measure import measure
-from train.parallel import accelerator_for
 from train.rows import training_rows
 from train.run import open_run
 from train.seen_prompts import keep_hashes
@@ -35,41 +35,46 @@ def main(conf: TrainConf) -> None:
     speak()
     conf.check()
     device = conf.device.build()
-    accelerator = accelerator_for(device, trackers=conf.log.trackers())
-    run = open_run(conf, accelerator)
+    parallel = conf.parallel.build(device, trackers=conf.log.trackers())
+    run = open_run(conf, parallel)
 
-    target = conf.target.build(device)
+    target = parallel.target(conf.target)
     draft = conf.draft.build(target, loss=conf.loss, seed=conf.seed)
     reserve(run.folder, draft, target)
-    said = Log(conf.log, run, accelerator)
+    said = Log(conf.log, run, parallel.accelerator)
 
     if run.progress.step < conf.optim.steps:
-        rows, prompts = training_rows(conf, target, accelerator)
-        if accelerator.is_main_process:
+        rows, prompts = training_rows(conf, target, parallel)
+        if parallel.main:
             keep_hashes(rows, target.tokenizer, run.folder)
         choose_vocabulary(draft, target, rows)
         tree = conf.tree.build()
         if tree.depth > draft.trained_depth:
             log.warning(DEEPER, tree.depth, draft.trained_depth)
         Loop(
-            conf=conf, accelerator=accelerator, device=device, target=target, draft=draft,
+            conf=conf, parallel=parallel, device=device, target=target, draft=draft,
             rows=rows, state=run, log=said,
             evaluate=measure(target, prompts, tree, conf.evaluation),
         ).run()  # fmt: skip
     else:
         log.info("%s is trained already: only its evaluation is repeated", run.folder)
 
-    if accelerator.is_main_process:
+    if parallel.runs_target:
         best = candidate(run.folder / "checkpoint", target)
         report = evaluate(target, [best], tree=conf.tree, conf=conf.evaluation)
-        with refuse_full_disk(run.folder):
-            write(report, run.folder)
-        said.hand_over(summary_table(sections(report)))
-        terminal_table(report, CONSOLE)
-        log.info("report: %s", run.folder / "report.html")
-        log.info("checkpoint: %s", run.folder / "checkpoint")
-    accelerator.wait_for_everyone()
-    accelerator.end_training()
+        if parallel.main:
+            show(report, run.folder, said)
+    parallel.wait()
+    parallel.accelerator.end_training()
+
+
+def show(report: Report, folder: Path, said: Log) -> None:
+    with refuse_full_disk(folder):
+        write(report, folder)
+    said.hand_over(summary_table(sections(report)))
+    terminal_table(report, CONSOLE)
+    log.info("report: %s", folder / "report.html")
+    log.info("checkpoint: %s", folder / "checkpoint")
 
 
 def choose_vocabulary(draft: Draft, target: Target, rows: Packed) -> None:

@@ -15,6 +15,7 @@ from models.target import TargetConf
 from models.tree import TreeConf
 from train.log import LogConf
 from train.optim import OptimConf
+from train.parallel import ParallelConf
 
 MISSING: Any = "???"  # OmegaConf's mark of a required value
 
@@ -30,6 +31,7 @@ class TrainConf:
     tree: TreeConf = field(default_factory=TreeConf)
     optim: OptimConf = field(default_factory=OptimConf)
     device: DeviceConf = field(default_factory=DeviceConf)
+    parallel: ParallelConf = field(default_factory=ParallelConf)
     log: LogConf = field(default_factory=LogConf)
     evaluation: EvaluationConf = field(default_factory=EvaluationConf)  # of the finished draft
     seed: int = 0
@@ -50,6 +52,7 @@ class TrainConf:
         conversations.check(self.data)
         self._check_on_policy()
         self.draft.check()
+        self.parallel.check(self.target, rows=self.optim.rows, adapts=self.draft.adapts)
         depth, deepest = self.tree.build().depth, self.draft.deepest
         if depth > deepest:
             raise UserError(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 from torch import nn
+from torch.distributed.checkpoint import CheckpointException
 
 from models.checkpoint import PARTIAL
 from models.drafts.base import Draft
@@ -91,7 +92,7 @@ def refuse_full_disk(folder: Path) -> Iterator[None]:
     """Turn a full disk into one line."""
     try:
         yield
-    except (OSError, RuntimeError, SafetensorError) as error:
+    except (OSError, RuntimeError, SafetensorError, CheckpointException) as error:
         words = str(error).lower()
         if getattr(error, "errno", None) not in FULL and not any(w in words for w in FULL_WORDS):
             raise

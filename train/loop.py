@@ -22,6 +22,7 @@ from data.batches import Order, Packed
 from models.device import Device
 from models.drafts.base import Batch, Draft, Loss
 from models.errors import UserError
+from models.shards import whole
 from models.target import Target
 from models.transformer import Seen
 from train.config import TrainConf
@@ -29,7 +30,8 @@ from train.disk import refuse_full_disk
 from train.features import Features
 from train.log import Log, Steps
 from train.on_policy import OnPolicy
-from train.state import Progress, State
+from train.parallel import Parallel
+from train.state import Learning, Progress, State
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +86,7 @@ class Loop:
     """One run over `conf.optim.steps` optimizer steps, from where its state stands on."""
 
     conf: TrainConf
-    accelerator: Accelerator
+    parallel: Parallel
     device: Device
     target: Target
     draft: Draft
@@ -93,6 +95,10 @@ class Loop:
     log: Log
     evaluate: Callable[[Draft], dict[str, float]]  # real decoding; has acceptance_length
     window: Window = field(default_factory=Window)
+
+    @property
+    def accelerator(self) -> Accelerator:
+        return self.parallel.accelerator
 
     def run(self) -> Progress:
         """Train to the last step; the best checkpoint by acceptance length is in the folder."""
@@ -113,28 +119,28 @@ class Loop:
                         values |= self._measure()
                     self.log.write(done, values)
                 if saves:
-                    self.state.save(self.accelerator)
+                    self.state.save(self.learning, self.parallel)
                     self._restart_clock()
         return self.state.progress
 
     def _prepare(self) -> None:
         conf = self.conf
-        optimizers, schedules = conf.optim.build(self.draft)
-        self.lesson = self.accelerator.prepare(
-            Lesson(self.draft, self.device, compiled=conf.optim.compile)
-        )
+        lesson = Lesson(self.draft, self.device, compiled=conf.optim.compile)
+        self.lesson = self.parallel.prepare(lesson)
+        optimizers, schedules = conf.optim.build(self.draft)  # of what is left here of the weights
         self.optimizers = [self.accelerator.prepare(optimizer) for optimizer in optimizers]
         self.schedules = [self.accelerator.prepare(schedule) for schedule in schedules]
         self.trained = [p for p in self.lesson.parameters() if p.requires_grad]
         # The order deals whole steps, so that splitting them changes nothing.
-        whole = conf.optim.batch_size * conf.optim.accumulation * self.accelerator.num_processes
-        self.order = Order(seed=conf.data.seed, rows=len(self.rows), batch_size=whole)
+        self.order = Order(seed=conf.data.seed, rows=len(self.rows), batch_size=conf.optim.rows)
+        self.at_a_time = conf.optim.at_a_time(conf.optim.rows // self.parallel.data)
         self.features = Features(
             self.target, self.rows, self.draft.needs.layers,
             keep=conf.data.keep_features, batch_size=conf.optim.batch_size,
         )  # fmt: skip
         self.on_policy = self._on_policy()
-        self.state.load(self.accelerator)
+        self.learning = Learning(module=self.lesson, optimizers=optimizers, schedules=[*schedules])
+        self.state.load(self.learning, self.parallel)
         self.draft.train()
 
     def _on_policy(self) -> OnPolicy | None:
@@ -143,15 +149,17 @@ class Loop:
             return None
         return OnPolicy(
             conf=conf, rows=self.rows, order=self.order, speaker=speaker,
-            rank=self.accelerator.process_index, world=self.accelerator.num_processes,
+            rank=self.parallel.rank, world=self.parallel.data,
         )  # fmt: skip
 
     def _learn(self, step: int) -> None:
         """One optimizer step: the gradient of the summed loss over all rows / its summed weight."""
         accelerator, clip = self.accelerator, self.conf.optim.clip
         sums = torch.zeros(2, device=accelerator.device)
-        for micro, (batch, seen) in enumerate(self._batches(step)):
-            last = micro == self.conf.optim.accumulation - 1
+        self.parallel.seed(self.conf.seed, step)
+        micros = self.conf.optim.rows // self.parallel.data // self.at_a_time
+        for micro, (batch, seen) in enumerate(self._batches(step), start=1):
+            last = micro == micros
             with nullcontext() if last else accelerator.no_sync(self.lesson):
                 loss = self.lesson(batch, seen)
                 accelerator.backward(loss.total)
@@ -168,7 +176,7 @@ class Loop:
         for parameter in self.trained:
             if parameter.grad is not None:
                 parameter.grad.mul_(scale)
-        norm = cast(Tensor, accelerator.clip_grad_norm_(self.trained, clip))
+        norm = whole(cast(Tensor, accelerator.clip_grad_norm_(self.trained, clip)))
         self.window.add("grad_norm", torch.stack([norm, torch.ones_like(norm)]))
         for optimizer, schedule in zip(self.optimizers, self.schedules, strict=True):
             optimizer.step()
@@ -177,16 +185,16 @@ class Loop:
 
     def _batches(self, step: int) -> Iterator[tuple[Batch, Seen]]:
         """This process's micro-batches of a step, and what the target sees of each."""
-        size, accelerator = self.conf.optim.batch_size, self.accelerator
-        rows = self.order.batch(step, accelerator.process_index, accelerator.num_processes)
+        size, place = self.at_a_time, self.accelerator.device
+        rows = self.order.batch(step, self.parallel.rank, self.parallel.data)
         own = self._own_words(step, len(rows))
         for first in range(0, len(rows), size):
             some, mine = rows[first : first + size], own[first : first + size]
             if self.on_policy is not None and any(mine):
-                batch = self.on_policy.rewrite(some, mine).to(accelerator.device)
+                batch = self.on_policy.rewrite(some, mine).to(place)
                 yield batch, self.features.of(None, batch)
             else:
-                batch = self.rows.batch(some).to(accelerator.device)
+                batch = self.rows.batch(some).to(place)
                 yield batch, self.features.of(some, batch)
 
     def _own_words(self, step: int, count: int) -> list[bool]:
@@ -194,7 +202,8 @@ class Loop:
         if self.on_policy is None:
             return [False] * count
         if step % self.on_policy.conf.every == 0:
-            self.on_policy.renew(step)
+            with self.parallel.whole(self.draft):
+                self.on_policy.renew(step)
         return self.on_policy.chosen(step)
 
     def _report(self) -> dict[str, float]:
@@ -212,7 +221,7 @@ class Loop:
         lr = self.conf.optim.lr * self.conf.optim.factor(done - 1)
         values = {"loss": sum(losses) / len(losses), "lr": lr}
         values |= {name: total / max(count, 1) for name, (total, count) in sums.items()}
-        values["tokens_per_s"] = tokens / took
+        values["tokens_per_s"] = tokens / self.conf.parallel.tensor / took  # read by whole groups
         values |= expected_length(values)
         self.shown.report(done, values, seconds_a_step=took / (done - self.since))
         self._restart_clock()
@@ -226,20 +235,24 @@ class Loop:
         """Decode held-out prompts; keep this draft if it is the best so far."""
         values: dict[str, float] = {}
         self.draft.eval()
-        if self.accelerator.is_main_process:
-            with torch.random.fork_rng(devices=[]):  # training must not notice that it was measured
+        with self.parallel.whole(self.draft):
+            if self.parallel.runs_target:
                 values = self.evaluate(self.draft)
-            found, progress = values["acceptance_length"], self.state.progress
-            # acceptance alone would choose an adapted target that repeats itself: there the last
-            adapts = self.draft.verifier(self.target) is not None
-            if progress.best is None or found > progress.best or adapts:
-                progress.best, progress.best_step = found, progress.step
-                self.draft.save(self.state.folder / "checkpoint", self.target)
-            log.info(
-                "step %d  acceptance length %.3f, best %.3f at step %s",
-                progress.step, found, progress.best, progress.best_step,
-            )  # fmt: skip
-        self.accelerator.wait_for_everyone()
+                self._keep_if_best(values["acceptance_length"])
+        self.parallel.wait()
         self.draft.train()
         self._restart_clock()
         return {f"eval/{name}": value for name, value in values.items()}
+
+    def _keep_if_best(self, found: float) -> None:
+        progress = self.state.progress
+        # acceptance alone would choose an adapted target that repeats itself: there the last
+        adapts = self.draft.verifier(self.target) is not None
+        if progress.best is None or found > progress.best or adapts:
+            progress.best, progress.best_step = found, progress.step
+            if self.parallel.main:
+                self.draft.save(self.state.folder / "checkpoint", self.target)
+        log.info(
+            "step %d  acceptance length %.3f, best %.3f at step %s",
+            progress.step, found, progress.best, progress.best_step,
+        )  # fmt: skip

@@ -45,8 +45,8 @@ class OptimConf:
     decay: float = 0.2  # share of the steps, for wsd
     min_lr: float = 0.0  # share of lr at the last step
     steps: int = 300
-    batch_size: int = 8  # rows a micro-batch, on each process
-    accumulation: int = 1  # micro-batches a step
+    batch_size: int = 8  # rows that a process learns from at a time, at most
+    accumulation: int = 1  # batch_size x accumulation rows a step, over all processes
     clip: float = 1.0  # norm of the whole gradient
     compile: bool = True  # the loss; takes a minute, which a short run does not earn back
 
@@ -69,6 +69,19 @@ class OptimConf:
                 "optim.warmup: warm-up and decay must share the steps, "
                 f"got {self.warmup} + {self.decay}; lower one of them"
             )
+
+    @property
+    def rows(self) -> int:
+        """Of a step, on however many processes."""
+        return self.batch_size * self.accumulation
+
+    def at_a_time(self, share: int) -> int:
+        """Rows of each micro-batch of a process whose share of a step is `share` rows.
+
+        >>> OptimConf(batch_size=4).at_a_time(6)  # all of one size, so that they share a graph
+        3
+        """
+        return max(size for size in range(1, self.batch_size + 1) if share % size == 0)
 
     def factor(self, step: int) -> float:
         """Share of the learning rate at `step`, a pure function of it.

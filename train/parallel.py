@@ -1,10 +1,115 @@
-"""How a run is spread over processes. Accelerate launches, places, shards and casts."""
+"""How a run is spread over processes: who reads which rows, and who holds which weights.
 
+    process = data rank * tensor + tensor rank, so that a tensor group lies within a node
+
+The frozen target is whole on every process, or its layers are split over the `tensor` processes of
+a group by the model's own plan, or sharded over the data ranks (FSDP2), or both. The draft is whole
+on every process (DDP) or sharded over all of them (FSDP2).
+
+The processes of a tensor group read the same rows with the same random numbers, so the mean of the
+gradients over all processes is their mean over the data ranks. One reduction over all of them gives
+every copy of the draft the same gradient, to the last bit, and keeps the copies the same.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import Enum
+from typing import Any
+
+import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from accelerate.utils import InitProcessGroupKwargs, set_seed
+from torch import nn
 
 from models.device import Device
+from models.drafts.base import Draft
+from models.errors import UserError
+from models.shards import gathered
+from models.target import Target, TargetConf
+from models.transformer import Source
+
+PATIENCE = timedelta(hours=6)  # others wait while the main process answers prompts or evaluates
+
+
+class Weights(Enum):
+    """Whether each data rank holds all of them or a part."""
+
+    replicated = "replicated"
+    sharded = "sharded"
+
+
+@dataclass(kw_only=True)
+class ParallelConf:
+    """How many processes hold the target together, and what they hold of target and draft."""
+
+    tensor: int = 1  # processes that the target's layers are split over
+    target: Weights = Weights.replicated  # over the data ranks
+    draft: Weights = Weights.replicated  # over all processes
+
+    def __post_init__(self) -> None:
+        if self.tensor < 1:
+            raise UserError(f"parallel.tensor: must be at least 1, got {self.tensor}")
+
+    @property
+    def splits_target(self) -> bool:
+        """Whether no process alone can run the target."""
+        return self.tensor > 1 or self.target is Weights.sharded
+
+    def check(self, target: TargetConf, *, rows: int, adapts: bool) -> None:
+        """Refuse, before a model is loaded, what the launched processes cannot do."""
+        processes = launched()
+        if processes % self.tensor:
+            raise UserError(
+                f"parallel.tensor: must divide the {processes} processes, got {self.tensor}; "
+                "launch a multiple of it or lower it"
+            )
+        data = processes // self.tensor
+        if rows % data:
+            raise UserError(
+                f"optim.accumulation: the rows of a step, optim.batch_size x optim.accumulation, "
+                f"must be a multiple of the {data} data-parallel processes, got {rows}; "
+                f"give {data} rows or a multiple of that"
+            )
+        if adapts and (self.splits_target or self.draft is Weights.sharded):
+            raise UserError(
+                "parallel: a draft that adapts its target needs both whole on every process, got "
+                f"tensor={self.tensor}, target={self.target.name}, draft={self.draft.name}; "
+                "leave parallel at its defaults or choose another draft"
+            )
+        if self.tensor > 1:
+            self._check_heads(target.source)
+
+    def _check_heads(self, source: Source) -> None:
+        config = source.config().get_text_config()
+        for heads, what in (
+            (config.num_key_value_heads, "key-value heads"),
+            (config.num_attention_heads, "attention heads"),
+        ):
+            if heads % self.tensor:
+                raise UserError(
+                    f"parallel.tensor: must divide the target's {heads} {what}, "
+                    f"got {self.tensor}; lower it, or set parallel.target=sharded"
+                )
+
+    def build(self, device: Device, *, trackers: list[str]) -> "Parallel":
+        return Parallel(
+            conf=self, device=device, accelerator=accelerator_for(device, trackers=trackers)
+        )
+
+
+def launched() -> int:
+    """Processes of this run, over all nodes, as the launcher says."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def restarted() -> bool:
+    """Whether the launcher has started this run anew after a process of it died."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
 def accelerator_for(device: Device, *, trackers: list[str]) -> Accelerator:
@@ -15,5 +120,113 @@ def accelerator_for(device: Device, *, trackers: list[str]) -> Accelerator:
         mixed_precision="bf16" if device.dtype is torch.bfloat16 else "no",
         cpu=device.torch_device.type == "cpu",
         log_with=[*trackers] or None,
+        kwargs_handlers=[InitProcessGroupKwargs(timeout=PATIENCE)],
         step_scheduler_with_optimizer=False,  # else schedules run ahead by the number of processes
     )
+
+
+@dataclass(kw_only=True)
+class Parallel:
+    """The processes of a run. Accelerate launches, places and casts; PyTorch shards."""
+
+    conf: ParallelConf
+    device: Device
+    accelerator: Accelerator
+
+    @property
+    def main(self) -> bool:
+        return self.accelerator.is_main_process
+
+    @property
+    def alone(self) -> bool:
+        return self.accelerator.num_processes == 1
+
+    @property
+    def data(self) -> int:
+        """Processes, or groups of them, that read different rows."""
+        return self.accelerator.num_processes // self.conf.tensor
+
+    @property
+    def rank(self) -> int:
+        """Which of them this process is, or belongs to."""
+        return self.accelerator.process_index // self.conf.tensor
+
+    @property
+    def runs_target(self) -> bool:
+        """Whether this process takes part where one run of the target would do.
+
+        No process can run a target that is split alone: then all do the same.
+        """
+        return self.main or self.conf.splits_target
+
+    def wait(self) -> None:
+        self.accelerator.wait_for_everyone()
+
+    def settle(self) -> None:
+        """Wait, where all processes run the target together."""
+        if self.conf.splits_target:
+            self.wait()
+
+    @contextmanager
+    def main_first(self) -> Iterator[None]:
+        """Others find what the main process wrote; with a split target all run at once."""
+        if self.conf.splits_target:
+            yield
+        else:
+            with self.accelerator.main_process_first():
+                yield
+
+    def seed(self, *numbers: int) -> None:
+        """Random numbers from here on are a function of `numbers` and the data rank."""
+        mixed = np.random.SeedSequence([*numbers, self.rank]).generate_state(1)
+        set_seed(int(mixed[0]))
+
+    # --- the target ---------------------------------------------------------------------------
+
+    def target(self, conf: TargetConf) -> Target:
+        """The target, of which this process holds all or its part."""
+        if not self.conf.splits_target:
+            return conf.build(self.device)
+        target = conf.build(self.device, read=self._read_part)
+        return target.eager()  # graphs of sharded tensors would break at every collective
+
+    def _read_part(self, source: Source) -> Any:
+        """Each process reads its own part of the weights alone."""
+        from transformers.distributed.configuration_utils import DistributedConfig
+
+        sharded = self.conf.target is Weights.sharded
+
+        class Layout(DistributedConfig):
+            @property
+            def dp_size(self) -> int:
+                """Without shards the copies are nobody's business: no FSDP around them."""
+                return super().dp_size if sharded else 1
+
+        layout = Layout(
+            tp_size=self.conf.tensor,
+            fsdp_size=self.data if sharded else 1,
+            dp_replicate_size=1 if sharded else self.data,
+        )
+        model = source.model(self.device.dtype, distributed_config=layout)
+        del model.config.distributed_config  # else drafts that copy the config were split as well
+        text = model.config.get_text_config()
+        model.key_value_heads = text.num_key_value_heads // self.conf.tensor
+        return model
+
+    # --- the draft ----------------------------------------------------------------------------
+
+    def prepare(self, lesson: nn.Module) -> nn.Module:
+        """Let gradients become the mean over all processes. Before optimizers are built."""
+        if self.conf.draft is Weights.replicated or self.alone:
+            return self.accelerator.prepare(lesson)
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        # One group: methods read weights by name, outside of the modules that hold them.
+        mesh = init_device_mesh(self.device.torch_device.type, (self.accelerator.num_processes,))
+        fully_shard(lesson.to(self.accelerator.device), mesh=mesh)
+        return self.accelerator.prepare_model(lesson, evaluation_mode=True)  # no DDP around it
+
+    def whole(self, draft: Draft) -> AbstractContextManager[None]:
+        """The draft with all its weights on every process, to be decoded with or written."""
+        return gathered(draft)

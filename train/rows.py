@@ -6,7 +6,6 @@ import logging
 from dataclasses import fields
 from pathlib import Path
 
-from accelerate import Accelerator
 from rich.progress import track
 
 from data.batches import Packed, PackReport, pack, prepare
@@ -21,25 +20,26 @@ from models.target import Target
 from train.config import TrainConf
 from train.disk import refuse_full_disk
 from train.log import CONSOLE
+from train.parallel import Parallel
 
 log = logging.getLogger(__name__)
 TEXT_PROMPT = 16  # tokens of a plain text, whose answer begins with its second token
 
 
 def training_rows(
-    conf: TrainConf, target: Target, accelerator: Accelerator
+    conf: TrainConf, target: Target, parallel: Parallel
 ) -> tuple[Packed, list[list[int]]]:
     """The rows to train on, and the prompts to measure with."""
-    with accelerator.main_process_first():  # the others read what it wrote
+    with parallel.main_first():
         if conf.data.source is Source.demo:
-            packed, report = _answered(conf, target)
+            packed, report = _answered(conf, target, parallel)
         else:
             packed, report = prepare(conf.data, target.tokenizer)
     log.info("data: %s", report)
     return hold_back(packed, conf.eval_prompts)
 
 
-def _answered(conf: TrainConf, target: Target) -> tuple[Packed, PackReport]:
+def _answered(conf: TrainConf, target: Target, parallel: Parallel) -> tuple[Packed, PackReport]:
     """The demo's prompts with their answers, by the target or as the texts themselves go on."""
     wanted = conf.data.answers
     drawn = training_prompts(wanted.prompts, seed=conf.seed)
@@ -48,12 +48,14 @@ def _answered(conf: TrainConf, target: Target) -> tuple[Packed, PackReport]:
         rests = target.tokenizer([prompt.rest for prompt in drawn])["input_ids"]
         answered = [ids[: wanted.max_new_tokens] for ids in rests]
     else:
-        answered = _by_target(conf, target, prompts)
+        answered = _by_target(conf, target, prompts, parallel)
     pairs = (from_pair(*pair) for pair in zip(prompts, answered, strict=True))
     return pack(pairs, length=conf.data.length)
 
 
-def _by_target(conf: TrainConf, target: Target, prompts: list[list[int]]) -> list[list[int]]:
+def _by_target(
+    conf: TrainConf, target: Target, prompts: list[list[int]], parallel: Parallel
+) -> list[list[int]]:
     """The target's answers; they are kept for the next run."""
     wanted = conf.data.answers
     sampling = SamplingConf(temperature=wanted.temperature, seed=conf.seed)
@@ -62,7 +64,9 @@ def _by_target(conf: TrainConf, target: Target, prompts: list[list[int]]) -> lis
     ]  # fmt: skip
     name = hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:16]
     kept = Path(conf.output_dir) / "answers" / f"{name}.json"
-    if kept.exists():
+    there = kept.exists()
+    parallel.settle()  # nobody may find what another process writes from here on
+    if there:
         answered = json.loads(kept.read_text())
         log.info("data: %d answers by the target, from %s", len(answered), kept)
         return answered
@@ -74,9 +78,10 @@ def _by_target(conf: TrainConf, target: Target, prompts: list[list[int]]) -> lis
     quiet = not CONSOLE.is_terminal
     shown = track(made, "answers", total=len(prompts), console=CONSOLE, disable=quiet)
     answered = [ids for _, ids in sorted(shown)]
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    with refuse_full_disk(kept.parent), atomic_path(kept) as partial:
-        partial.write_text(json.dumps(answered))
+    if parallel.main:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with refuse_full_disk(kept.parent), atomic_path(kept) as partial:
+            partial.write_text(json.dumps(answered))
     return answered
 
 

@@ -1,35 +1,50 @@
 """What a run needs to continue: all of it, saved whole or not at all.
 
-    state/00000120/            weights, optimizers, schedules, random numbers, and progress.json
+    state/00000120/            weights, optimizers, schedules, and progress.json
     state/00000160.partial/    being written; swept away when the run is started again
 
 A state takes its name in one rename and only then is the one before it removed, so that a kill at
-any moment leaves a complete one.
+any moment leaves a complete one. Every process writes its part (torch.distributed.checkpoint), and
+any number of processes reads what it needs of it. Random numbers are not kept: each step draws its
+own, by its number.
 """
 
 import json
 import logging
 import shutil
-from contextlib import nullcontext
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_state_dict,
+)
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from models.checkpoint import PARTIAL, atomic_directory
 from models.drafts.base import DraftConf
 from models.errors import UserError
+from train.parallel import Parallel
 
 log = logging.getLogger(__name__)
 
+FLAT = StateDictOptions(flatten_optimizer_state_dict=True)  # moments by the weight's name
 # What may differ when a run is continued: where it writes and what it says, not what it learns.
 # device.route says where `device.name=auto` had led to.
 FREE = (
     "log.", "evaluation.", "output_dir", "resume", "save_every", "device.threads", "device.name",
-    "device.cache_dir", "device.visible_cores", "device.num_cores",
+    "device.cache_dir", "device.visible_cores", "device.num_cores", "parallel.",
 )  # fmt: skip
 
 
@@ -52,6 +67,28 @@ def flat(conf: Any, prefix: str = "") -> dict[str, Any]:
         else:
             values[key] = value.name if isinstance(value, Enum) else value
     return json.loads(json.dumps(values, default=str))
+
+
+@dataclass(kw_only=True)
+class Learning:
+    """All that a step changes, named as no number of processes changes it."""
+
+    module: nn.Module
+    optimizers: list[Optimizer]
+    schedules: list[LRScheduler]
+
+    def state_dict(self) -> dict[str, Any]:
+        weights, moments = get_state_dict(self.module, self.optimizers, options=FLAT)
+        done = [schedule.state_dict() for schedule in self.schedules]
+        return {"weights": weights, "moments": moments, "schedules": done}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        set_state_dict(
+            self.module, self.optimizers, options=FLAT,
+            model_state_dict=state["weights"], optim_state_dict=state["moments"],
+        )  # fmt: skip
+        for schedule, done in zip(self.schedules, state["schedules"], strict=True):
+            schedule.load_state_dict(done)
 
 
 class State:
@@ -90,31 +127,33 @@ class State:
             if path != newest:
                 shutil.rmtree(path)
 
-    def save(self, accelerator: Accelerator) -> None:
+    def save(self, learning: Learning, parallel: Parallel) -> None:
         """Replace the newest state, on all processes together."""
         place = self.states / f"{self.progress.step:08d}"
-        main = accelerator.is_main_process
         saved = {
             "progress": asdict(self.progress),
             "threads": torch.get_num_threads(),
             "config": self.config,
         }
         partial = place.with_name(place.name + PARTIAL)
-        with atomic_directory(place) if main else nullcontext(partial) as partial:
-            accelerator.wait_for_everyone()
-            accelerator.save_state(str(partial))
-            accelerator.wait_for_everyone()
-            if main:
+        with atomic_directory(place) if parallel.main else nullcontext(partial) as partial:
+            parallel.wait()
+            with _no_word_of_one_process():
+                dcp.save(learning.state_dict(), checkpoint_id=partial, no_dist=parallel.alone)
+            if parallel.main:
                 (partial / "progress.json").write_text(json.dumps(saved, indent=2))
-        if main:
+        if parallel.main:
             self.sweep()
-        accelerator.wait_for_everyone()
+        parallel.wait()
 
-    def load(self, accelerator: Accelerator) -> None:
+    def load(self, learning: Learning, parallel: Parallel) -> None:
         """Bring back the newest state, if there is one, into what was prepared."""
         newest = self.newest()
         if newest is not None:
-            accelerator.load_state(str(newest))
+            state = learning.state_dict()
+            with _no_word_of_one_process():
+                dcp.load(state, checkpoint_id=newest, no_dist=parallel.alone)
+            learning.load_state_dict(state)
 
     def _refuse_changes(self, saved: dict[str, Any]) -> None:
         for key in sorted(saved.keys() | self.config.keys()):
@@ -124,3 +163,25 @@ class State:
                     f"{key}: the run was started with {before}, got {now}; "
                     "use another run_name or resume=false"
                 )
+
+
+@contextmanager
+def _no_word_of_one_process() -> Iterator[None]:
+    """PyTorch warns of it although it was asked for."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield
+
+
+def saved_tensors(state: Path, part: str = "weights") -> dict[str, Tensor]:
+    """What a state holds of the weights, without anything to load it into."""
+    reader = dcp.FileSystemReader(state)
+    found = reader.read_metadata().state_dict_metadata
+    tensors = {
+        name: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for name, entry in found.items()
+        if isinstance(entry, TensorStorageMetadata) and name.startswith(f"{part}.")
+    }
+    with _no_word_of_one_process():
+        dcp.load(tensors, storage_reader=reader, no_dist=True)
+    return {name.removeprefix(f"{part}."): tensor for name, tensor in tensors.items()}

@@ -134,6 +134,7 @@ class DraftConf:
     method: ClassVar[str]
     architecture: ClassVar[str]  # in config.json, and how a checkpoint is recognised
     depth_key: ClassVar[str] = "max_depth"  # the field that limits how deep it can propose
+    adapts: ClassVar[bool] = False  # whether it learns weights of the target's too
     speaks: ClassVar[bool] = False  # whether `Draft.speaker` gives a language model
 
     @property

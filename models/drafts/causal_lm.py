@@ -30,6 +30,7 @@ from models.drafts.cached import CachedDraft
 from models.errors import UserError
 from models.lora import LoraConf, merged
 from models.losses import LossConf, chunked_distillation
+from models.shards import whole
 from models.supervision import sooner, token_weights
 from models.target import Target
 from models.transformer import Seen, Source, Transformer
@@ -280,9 +281,9 @@ def prune(target: Target, layers: list[int], *, weights: bool) -> Any:
     tensors = {}
     for name, tensor in target.model.state_dict().items():
         if not (found := number.fullmatch(name)):
-            tensors[name] = tensor
+            tensors[name] = whole(tensor)
         elif found[1] in place:
-            tensors[f"{above}.{place[found[1]]}.{found[2]}"] = tensor
+            tensors[f"{above}.{place[found[1]]}.{found[2]}"] = whole(tensor)
     model.load_state_dict(tensors)
     return model
 

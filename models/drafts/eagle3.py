@@ -27,6 +27,7 @@ from models.drafts.one_layer import OneLayerConf, OneLayerDraft
 from models.errors import UserError
 from models.layers import RMSNorm, WideLayer, start_small
 from models.losses import LossConf
+from models.shards import whole
 from models.target import Target
 from models.transformer import Seen
 
@@ -150,8 +151,9 @@ class Eagle3Draft(OneLayerDraft):
     def adopt(self, target: Target, kept: Int[Tensor, " draft_vocab"]) -> None:
         """Take the target's embeddings, and its head rows for the kept token ids."""
         kept = kept.to(self.d2t.device)
-        self.embed_tokens.weight.copy_(target.model.get_input_embeddings().weight)
-        self.lm_head.weight.copy_(target.head.weight[kept.to(target.head.weight.device)])
+        self.embed_tokens.weight.copy_(whole(target.model.get_input_embeddings().weight))
+        head = whole(target.head.weight)
+        self.lm_head.weight.copy_(head[kept.to(head.device)])
         self.d2t.copy_(vocab.offsets(kept))
         self.t2d.copy_(vocab.membership(kept, self.config.vocab_size))
 

@@ -30,6 +30,7 @@ from models.errors import UserError
 from models.layers import DecoderLayer, RMSNorm, attend, start_small
 from models.losses import LossConf
 from models.sampling import Sampler
+from models.shards import whole
 from models.supervision import sooner
 from models.target import Target
 from models.transformer import Seen
@@ -72,7 +73,7 @@ class HydraConf(FeatureConf):
             draft = HydraDraft(config, target)
         draft.loss_conf, draft.seed = loss, seed
         for head in draft.heads:
-            head.load_state_dict({"weight": target.head.weight})
+            head.load_state_dict({"weight": whole(target.head.weight)})
         return draft.to(target.head.weight.device)
 
     @classmethod

@@ -25,6 +25,7 @@ from models.drafts.feature import FeatureConf, FeatureDraft
 from models.errors import UserError
 from models.losses import LossConf
 from models.sampling import Sampler
+from models.shards import whole
 from models.target import Target
 from models.transformer import Seen
 from models.tree import Proposal, Tree, grow
@@ -59,7 +60,7 @@ class MedusaConf(FeatureConf):
         draft = MedusaDraft(MedusaConfig(**self.describe(target)), target)
         draft.loss_conf, draft.seed = loss, seed
         for head in draft.heads:
-            head.load_state_dict({"weight": target.head.weight})
+            head.load_state_dict({"weight": whole(target.head.weight)})
         return draft.to(target.head.weight.device)
 
     def describe(self, target: Target) -> dict[str, Any]:

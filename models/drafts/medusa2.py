@@ -37,6 +37,7 @@ class Medusa2Conf(MedusaConf):
     """Medusa-1's choices, the adapters', and how the two losses are weighed."""
 
     method: ClassVar[str] = "medusa2"
+    adapts: ClassVar[bool] = True
 
     lora: LoraConf = field(default_factory=lambda: LoraConf(rank=32, alpha=16.0))
     keep_weight: float = 1.0  # of the distance to the target before
