@@ -92,8 +92,7 @@ def read(file: Path) -> Weights:
         own = Path(f"{file}.tensors") / f"tensor_{value.tid}.pt"
         return torch.load(own, map_location="cpu", weights_only=True)
 
-    made = "rotary_emb.inv_freq"  # of the config
-    return {name: tensor(value) for name, value in share.items() if not name.endswith(made)}
+    return {name: tensor(value) for name, value in share.items()}
 
 
 def merge(shares: Sequence[Weights], model: Any) -> dict[str, Shaped[Tensor, "..."]]:
@@ -133,14 +132,14 @@ def _check_names(found: set[str], known: set[str], config: Any) -> None:
 
 
 def _unfused(share: Weights, known: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The same under Hugging Face's names."""
+    """The same under the names of Hugging Face."""
     named = {}
     for name, tensor in share.items():
         *above, layer, parameter = name.split(".")
         if name not in known and layer in FUSED and parameter in ("weight", "bias"):
             parts = [".".join([*above, part, parameter]) for part in FUSED[layer]]
             named |= zip(parts, tensor.chunk(len(parts), OUT), strict=True)
-        else:
+        elif layer != "rotary_emb":  # which is made of the config
             named[RENAMED.sub(r"\2_proj.\1", name)] = tensor
     return named
 
