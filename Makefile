@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 TORCH  ?= 2.13.0
 WORKERS ?= 2
+SPREAD := --dist loadscope --no-loadscope-reorder  # a file a worker; few tests may be long ones
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 READY  := $(VENV)/.ready
@@ -21,11 +22,11 @@ demo: $(READY)  ## distil a draft for the embedded target and print what it gain
 
 test: $(READY)  ## the quick tests
 	@echo "test: pytest, slow tests and engines left out"
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope
+	@$(BIN)/python -m pytest -n $(WORKERS) $(SPREAD)
 
 coverage: $(READY)  ## the quick tests, and which lines they reach
 	@echo "coverage: pytest --cov, slow tests and engines left out"
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --cov --cov-report=term
+	@$(BIN)/python -m pytest -n $(WORKERS) $(SPREAD) --cov --cov-report=term
 
 test-long: $(READY)  ## studies, sweeps and long kill runs
 	@echo "test-long: pytest -m slow"

@@ -230,9 +230,10 @@ def main(backend: str, count: str, *names: str) -> None:
         if name in CASES:
             found[name]["loss_apart"] = compiled_loss_apart(name, target)
     breaks = dict(counters["graph_break"])
-    apart = keeps_apart(backend, prompts()[:4])
-    told = {"modes": found, "breaks": breaks, "keeps_apart": apart}
-    print(json.dumps(told | ({"mixed": requests} if requests else {})))  # noqa: T201
+    told = {"modes": found, "breaks": breaks, "mixed": requests}
+    if "none" in names:  # once is enough, it needs no draft
+        told["keeps_apart"] = keeps_apart(backend, prompts()[:4])
+    print(json.dumps(told))  # noqa: T201
 
 
 if __name__ == "__main__":

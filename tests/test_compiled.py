@@ -29,7 +29,6 @@ def run(backend: str, count: int, *names: str) -> dict:
 def promises(found: dict):
     """Prompts of `count` different lengths; an untrained and a trained draft share their graphs."""
     assert found["breaks"] == {}
-    assert found["keeps_apart"]  # two targets, though their weights are not checked at each call
     for name, mode in found["modes"].items():
         assert mode["graphs"] > 0, name
         assert mode["added"] == 0, name
@@ -42,6 +41,7 @@ def test_no_graph_is_added_after_warm_up():
     """Which graphs there are does not depend on what they are lowered to; to nothing is quick."""
     found = run("eager", 20, *SHAPES)
     promises(found)
+    assert found["keeps_apart"]  # two targets, though their weights are not checked at each call
     # prefill, round; for a draft also its start: what does not depend on the tree is shared
     total = {"none": 2, "ngram": 4, "chain": 6, "static": 8, "dynamic": 10, "mixed": 12}
     total["typical"] = 15  # the prompt's pass too, because it samples

@@ -227,6 +227,12 @@ def test_what_a_shape_is_worth_is_what_decoding_with_it_yields(target, learned):
         assert tokens[name].tau == pytest.approx(1 + sum(sum(r.accepted) for r in done) / rounds)
 
 
+@pytest.fixture(autouse=True)
+def no_other_tuner(tmp_path, monkeypatch):
+    """The tests have a lock of their own, and wait for nobody's timing."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
 @pytest.fixture
 def bench(target, learned):
     draft, written = learned
@@ -252,8 +258,7 @@ def test_a_prompt_that_ends_at_its_first_token_can_be_timed(bench, target, monke
     assert bench.race([one], repeats=1)["chain-2"][:, 0].sum() == 0
 
 
-def test_the_machine_is_kept_only_while_something_is_timed(bench, monkeypatch, tmp_path):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # the lock of no other tuner
+def test_the_machine_is_kept_only_while_something_is_timed(bench):
     compiled = []
 
     def probe(line: str) -> None:
