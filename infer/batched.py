@@ -9,7 +9,7 @@ from dataclasses import replace
 from data.prompts import EvalPrompt
 from infer.config import EvaluationConf
 from infer.contenders import Candidate
-from infer.decode import Decoder
+from infer.decode import Decoder, bucket
 from infer.figures import estimate
 from infer.intervals import Estimate
 from infer.measured import AtBatch
@@ -40,10 +40,12 @@ def _at(
         )
         for name, draft, shape in (("plain", None, NO_TREE), ("tree", one.draft, tree))
     }  # fmt: skip
-    for decoder in decoders.values():
-        # one prompt more than rows: a refill compiles too
-        few = (prompts * (batch + 1))[: batch + 1]
-        _decode(decoder, few, conf.max_new_tokens)
+    # one of each padded length, and at least one more than rows: a refill compiles too
+    few = list({bucket(len(p.ids)): p for p in prompts}.values())
+    few += (prompts * batch)[:batch]
+    with target.device.ledger.warming():
+        for decoder in decoders.values():
+            _decode(decoder, few, conf.max_new_tokens)
     traces: dict[str, list[Trace]] = {name: [] for name in decoders}
     for number in range(PASSES):
         for name in in_turns(list(decoders), number):

@@ -32,6 +32,7 @@ from models.target import Target
 from models.transformer import Transformer
 from models.tree import NO_TREE, Proposal, Tree
 
+ALONE = "alone"  # the kind of rounds without a draft
 SMALLEST_BUCKET = 64  # tokens; prompts are padded to the next power of two: one graph each
 SMALLEST_SCRATCH = 32  # slots that a round may use at least: see SLOTS_STEP
 SLOTS_STEP = 32  # caches are rounded up to it, so that decoders of different trees share graphs
@@ -105,6 +106,12 @@ def bucket(length: int) -> int:
     return max(SMALLEST_BUCKET, 1 << (length - 1).bit_length())
 
 
+def held_slots(tree: Tree, slots: int) -> int:
+    """Of the caches: behind the last token a round's nodes, and what it emits beyond the end."""
+    scratch = max(max(tree.size, tree.scratch) + tree.deepest + 1, SMALLEST_SCRATCH)
+    return -(-(slots + scratch) // SLOTS_STEP) * SLOTS_STEP
+
+
 class Decoder:
     """Decodes prompts with one target, one draft and one tree shape, in a fixed number of slots."""
 
@@ -133,16 +140,14 @@ class Decoder:
         device = target.device
         self.place, self.synchronize = device.torch_device, device.synchronize
         self.fused = device.fuses if fused is None else fused
-        # behind the last token: a round's nodes, and what it emits beyond the end
-        scratch = max(max(tree.size, tree.scratch) + tree.deepest + 1, SMALLEST_SCRATCH)
-        self.held = -(-(slots + scratch) // SLOTS_STEP) * SLOTS_STEP
+        self.held = held_slots(tree, slots)
         self.cache, self.state = self._room(batch)
         self._alone: tuple[StaticCache, State] | None = None  # room to read one prompt beside them
         self.spent = Spent()
         # a target does not change; a draft that writes texts of its own does
         settled = SETTLED if isinstance(target, Target) else ()
         self._prefill = device.compile(rounds.prefill, settled=settled)
-        kind = draft.kind if draft else "alone"
+        kind = draft.kind if draft else ALONE
         self._begin = device.compile(rounds.begin, kind=kind)
         self._fused = device.compile(rounds.fused, settled=settled, kind=kind)
         self._score = device.compile(rounds.score, settled=settled)
@@ -265,9 +270,9 @@ class Decoder:
     ) -> Work:  # fmt: skip
         """Prompts for the free slots, one by one: a graph a prompt length, whatever the batch is.
 
-        Where nothing is compiled, and no row is at work, all at once.
+        Where shapes are free, and no row is at work, all at once.
         """
-        together = self.batch == 1 or not self.target.device.compiles
+        together = self.batch == 1 or not self.target.device.static
         while waiting and len(busy) < self.batch:
             began = time.perf_counter()
             free = [slot for slot in range(self.batch) if slot not in busy]

@@ -136,6 +136,7 @@ def main(conf: EvalConf) -> None:
         candidates(directories, target),
         tree=conf.tree,
         conf=conf.evaluation,
+        say=say,
     )
     with checkpoint.writing(run):
         write(report, run)

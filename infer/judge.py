@@ -1,6 +1,8 @@
 """Every mode on every held-out prompt, prompt by prompt, in one process: what a report holds."""
 
+import logging
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
@@ -10,6 +12,7 @@ from rich.progress import track
 
 from data.contamination import Contamination, contaminated
 from data.prompts import EvalPrompt, fingerprint, held_out, later_turns
+from infer import graph_plan
 from infer.batched import at_batches
 from infer.config import EvaluationConf
 from infer.contenders import PLAIN, Candidate, Contender, check_depth, contenders, warn_depth
@@ -34,44 +37,53 @@ from infer.samples import samples
 from infer.stats import Costs, Exactness, Trace
 from infer.timing import bottleneck, costs, in_turns, splits
 from models.cache import StaticCache
-from models.device import graphs
 from models.drafts.base import Draft
+from models.graphs import Run
 from models.target import Target
 from models.tree import Tree, TreeConf
 
+log = logging.getLogger(__name__)
+
 
 def evaluate(
-    target: Target, candidates: list[Candidate], *, tree: TreeConf, conf: EvaluationConf
-) -> Report:
+    target: Target, candidates: list[Candidate], *, tree: TreeConf, conf: EvaluationConf,
+    say: Callable[[str], None] = log.info,
+) -> Report:  # fmt: skip
     """The report of all modes. Raises UserError before decoding where something does not fit."""
     with target.device.shared_if_worth(target.parameters // target.num_layers):
-        return _judge(target, candidates, tree.build(), conf)
+        return _judge(target, candidates, tree.build(), conf, say)
 
 
 def _judge(
-    target: Target, candidates: list[Candidate], shape: Tree, conf: EvaluationConf
-) -> Report:
+    target: Target, candidates: list[Candidate], shape: Tree, conf: EvaluationConf,
+    say: Callable[[str], None],
+) -> Report:  # fmt: skip
     check_depth(candidates, shape)
     conf.verifier.check(conf.sampling, shape)
     prompts = _all_turns(target, conf)
     modes = contenders(target, candidates, shape, prompts, conf)
     for name, mode in modes.items():
         warn_depth(name, mode.decoder)
-    gaps = _warm_up(modes, prompts, conf)
-    before = graphs()
-    traces = _decode_all(modes, prompts, conf)
-    after = graphs() - before if target.device.compiles else None
-    parts = splits(modes, prompts, max_new_tokens=conf.max_new_tokens)
-    known = costs(modes, parts)
-    measured = {
-        name: _measured(name, modes, prompts, traces, gaps, parts, known, after) for name in modes
-    }
+    needed = graph_plan.evaluation(
+        [graph_plan.Drafting.of(c.draft, c.target) for c in candidates], tree=shape,
+        prompts=[len(prompt.ids) for prompt in prompts], conf=conf, fused=target.device.fuses,
+    )  # fmt: skip
+    with target.device.expecting(needed, say) as counted:
+        with target.device.ledger.warming():
+            gaps = _warm_up(modes, prompts, conf)
+        traces = _decode_all(modes, prompts, conf)
+        parts = splits(modes, prompts, max_new_tokens=conf.max_new_tokens)
+        known = costs(modes, parts)
+        measured = {
+            name: _measured(name, modes, prompts, traces, gaps, parts, known) for name in modes
+        }
+        drafts = [_run(c, target, modes, measured, prompts, shape, conf) for c in candidates]
+    for mode in measured.values():
+        mode.graphs_after_warmup = counted and counted.late
     return build(
-        _setting(target, prompts, shape, conf),
-        autoregressive=measured[PLAIN],
-        ngram=measured["ngram"],
-        drafts=[_run(c, target, modes, measured, prompts, shape, conf) for c in candidates],
-    )
+        _setting(target, prompts, shape, conf, counted), autoregressive=measured[PLAIN],
+        ngram=measured["ngram"], drafts=drafts,
+    )  # fmt: skip
 
 
 def _all_turns(target: Target, conf: EvaluationConf) -> list[EvalPrompt]:
@@ -80,7 +92,8 @@ def _all_turns(target: Target, conf: EvaluationConf) -> list[EvalPrompt]:
     for _ in range(1, conf.turns):
         asked = [prompt for prompt in turn if prompt.later]
         said = answers(
-            target, [prompt.ids for prompt in asked], max_new_tokens=conf.max_new_tokens,
+            target.eager(),  # what comes of it is not known when graphs are announced
+            [prompt.ids for prompt in asked], max_new_tokens=conf.max_new_tokens,
             sampling=conf.sampling, row_ids=[prompt.row_id for prompt in asked],
         )  # fmt: skip
         turn = later_turns(target.tokenizer, asked, [ids for _, ids in sorted(said)])
@@ -91,7 +104,7 @@ def _all_turns(target: Target, conf: EvaluationConf) -> list[EvalPrompt]:
 def _measured(
     name: str, modes: dict[str, Contender], prompts: list[EvalPrompt],
     traces: dict[str, list[Trace]], gaps: dict[str, float], parts: dict[str, Split],
-    known: dict[str, Costs], new_graphs: int | None,
+    known: dict[str, Costs],
 ) -> Measured:  # fmt: skip
     mode = modes[name]
     exactness = Exactness()  # nothing to compare where answers need not be the same
@@ -109,7 +122,6 @@ def _measured(
         exactness=exactness,
         verification=mode.decoder.plan.verifier.name,
         costs=known.get(name),
-        graphs_after_warmup=new_graphs,
         draft_passes=mode.draft_passes,
         split=parts.get(name),
         bottleneck=why,
@@ -240,8 +252,9 @@ def _adapted(
 
 
 def _setting(
-    target: Target, prompts: list[EvalPrompt], tree: Tree, conf: EvaluationConf
-) -> Setting:
+    target: Target, prompts: list[EvalPrompt], tree: Tree, conf: EvaluationConf,
+    counted: Run | None,
+) -> Setting:  # fmt: skip
     return Setting(
         command=" ".join(["python", "-m", *sys.orig_argv[2:]][:20]),
         versions={
@@ -256,4 +269,5 @@ def _setting(
         sampling=asdict(conf.sampling),
         tree=tree.describe(),
         target_weight_bytes=_bytes_of(target.model),
+        graphs=counted and counted.counts(),
     )

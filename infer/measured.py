@@ -191,3 +191,4 @@ class Setting:
     sampling: dict[str, Any]
     tree: dict[str, Any]
     target_weight_bytes: int | None = None
+    graphs: dict[str, dict[str, int]] | None = None  # by function; None: nothing is compiled

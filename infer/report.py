@@ -43,6 +43,7 @@ def build(
         "command": setting.command,
         "versions": setting.versions,
         "device": setting.device,
+        "graphs": setting.graphs,
         "target": {"name": setting.target, "parameters": setting.target_parameters},
         "sampling": setting.sampling,
         "tree": setting.tree,

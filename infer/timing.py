@@ -50,13 +50,10 @@ def splits(
         name: _Clocks(laps=Laps(synchronize=mode.decoder.synchronize))
         for name, mode in timed.items()
     }
-    for name in _progress(list(timed), "warming up unfused rounds"):
-        _decode(
-            timed[name],
-            some[0],
-            min(FEWEST, max_new_tokens),
-            Laps(synchronize=timed[name].decoder.synchronize),
-        )
+    for mode in _progress(list(timed.values()), "warming up unfused rounds"):
+        laps = Laps(synchronize=mode.decoder.synchronize)
+        with mode.decoder.target.device.ledger.warming():
+            _decode(mode, some[0], min(FEWEST, max_new_tokens), laps)
     for number in _progress(range(PASSES * len(some)), "timing rounds"):
         prompt = some[number // PASSES]
         for name in in_turns(list(timed), number):

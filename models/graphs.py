@@ -9,7 +9,7 @@ import functools
 import hashlib
 import inspect
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, NamedTuple
@@ -38,17 +38,15 @@ class Run:
     announced: Counter[str]
     called: dict[str, dict[Shape, None]] = field(default_factory=dict)
     compiled: Counter[str] = field(default_factory=Counter)
-    late: int = 0  # of those compiled, outside of `warming`
-    _warm: bool = False
+    late: int = 0  # of those compiled, but not while `warming`
+    warming: bool = False
 
-    @contextmanager
-    def warming(self) -> Iterator[None]:
-        """What is compiled meanwhile is not late."""
-        before, self._warm = self._warm, True
-        try:
-            yield
-        finally:
-            self._warm = before
+    def counts(self) -> dict[str, dict[str, int]]:
+        """By function, for a report."""
+        return {
+            name: {"announced": count, "compiled": self.compiled[name]}
+            for name, count in sorted(self.announced.items())
+        }
 
     def expect(self, function: str, shape: Shape) -> bool:
         """Whether the shape is new. Raises UnannouncedError if it is one more than announced."""
@@ -63,7 +61,7 @@ class Run:
     def made(self, function: str, count: int, shape: Shape) -> None:
         """So many were compiled for a call: more than announced is a shape compiled again."""
         self.compiled[function] += count
-        self.late += 0 if self._warm else count
+        self.late += 0 if self.warming else count
         if self.compiled[function] > self.announced[function]:
             again = "the same shape again, because something else has changed that it reads"
             raise self._one_more(function, f"{again} (TORCH_LOGS=recompiles): {described(shape)}")
@@ -87,6 +85,16 @@ class Ledger:
             yield self.run
         finally:
             self.run = before
+
+    @contextmanager
+    def warming(self) -> Iterator[None]:
+        """What is compiled meanwhile is not late."""
+        run = self.run or Run(announced=Counter())
+        before, run.warming = run.warming, True
+        try:
+            yield
+        finally:
+            run.warming = before
 
     def counted(
         self, function: Callable, *, of: Callable, name: str, made: Callable[[], int] | None
@@ -189,14 +197,14 @@ def _word(part: Any) -> str:
     return str(list(part) if isinstance(part, tuple) else part).removeprefix("torch.")
 
 
-def summed(counts: Counter[str]) -> str:
+def listed(counts: Mapping[str, int]) -> str:
     """Graphs by function, kinds of one function together.
 
-    >>> summed(Counter({"fused:eagle3": 2, "fused:alone": 1, "prefill": 2}))
+    >>> listed({"fused:eagle3": 2, "fused:alone": 1, "prefill": 2})
     '5 (fused 3, prefill 2)'
     """
     together: Counter[str] = Counter()
     for name, count in counts.items():
         together[name.partition(KIND)[0]] += count
-    parts = ", ".join(f"{name} {count}" for name, count in sorted(together.items()) if count)
-    return f"{counts.total()} ({parts})" if parts else "0"
+    parts = ", ".join(f"{name} {count}" for name, count in sorted(together.items()))
+    return f"{together.total()} ({parts})" if parts else "none"

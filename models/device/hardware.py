@@ -3,7 +3,7 @@
 import functools
 import platform
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch._dynamo  # counters live here; importing it compiles nothing
 
-from models.graphs import KIND, Ledger
+from models.graphs import KIND, Graph, Ledger, Run, listed
 
 SMALL_LAYER = 1_000_000  # weights; one core reads so many in a fraction of a millisecond
 GRAPHS_A_FUNCTION = 64  # prompt buckets x tree shapes; torch's own limit is 8, then it refuses
@@ -31,6 +31,11 @@ class Device:
     environment: dict[str, str] = field(default_factory=dict)  # what compiler and runtime read
     counts: bool = False  # shapes of calls also where nothing is compiled
     ledger: Ledger = field(default_factory=Ledger, compare=False, repr=False)
+
+    @property
+    def static(self) -> bool:
+        """Whether calls are to be of few shapes."""
+        return self.compiles or self.counts
 
     def compile(
         self, function: Callable, *, settled: tuple[str, ...] = (), kind: str = ""
@@ -53,6 +58,23 @@ class Device:
         if self.counts:
             return self.ledger.counted(function, of=function, name=name, made=None)
         return function
+
+    @contextmanager
+    def expecting(
+        self, needed: Iterable[Graph], say: Callable[[str], None]
+    ) -> Iterator[Run | None]:
+        """A run that needs these graphs and no others; None where none are made.
+
+        It says how many they are, and at its end how many were compiled: fewer where this process
+        had some of them already.
+        """
+        if not self.static:
+            yield None
+            return
+        with self.ledger.expecting(needed) as run:
+            say(f"graphs: {listed(run.announced)} announced")
+            yield run
+        say(f"graphs: {listed(run.compiled)} compiled, {run.late} after the warm-up")
 
     def _compiled(self, function: Callable, settled: tuple[str, ...], kind: str) -> Callable:
         def checked(guards: Sequence[Any]) -> list[bool]:
