@@ -67,7 +67,7 @@ def test_what_is_compiled_outside_of_the_warm_up_is_late():
     device = counting()
     ours = device.compile(tripled)
     with device.ledger.expecting([Graph("tripled", (size,)) for size in (4, 5)]) as run:
-        with run.warming():
+        with device.ledger.warming():
             ours(torch.ones(4))
         assert run.late == 0
         ours(torch.ones(4))
