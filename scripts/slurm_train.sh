@@ -8,7 +8,8 @@
 #SBATCH --signal=B:USR1@300
 #SBATCH --output=%x-%j.log
 # Multi-node distillation under Slurm (AWS ParallelCluster), the same command on one node or many:
-#     sbatch --nodes=4 scripts/slurm_train.sh device=neuron draft=qwen3-8b-eagle3 output_dir=/fsx/outputs/train
+#     sbatch --nodes=4 scripts/slurm_train.sh device=neuron draft=qwen3-32b-eagle3 parallel.tensor=8 \
+#         optim.accumulation=4 output_dir=/fsx/outputs/train
 # ENVIRONMENT=.venv-neuron   what scripts/setup_trn2.sh or scripts/setup_trn1.sh made, on a shared folder
 # PROCESSES=64               of a node: its logical cores (trn2.48xlarge 64, trn1.32xlarge 32)
 # CACHE=/var/tmp/...         of compiled graphs; local to the node, which both routes may use
@@ -31,6 +32,8 @@ first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
 export FI_PROVIDER=efa          # collectives between nodes go over EFA,
 export FI_EFA_USE_DEVICE_RDMA=1 # from device memory to device memory
 export FI_EFA_FORK_SAFE=1       # data loaders fork; needed on Amazon Linux 2 only
+# Else the nodes look for one another in different places once a worker has died.
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 
 again() {
   echo "slurm_train: the time limit is near, requeueing job $SLURM_JOB_ID"

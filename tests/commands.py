@@ -6,47 +6,85 @@ import itertools
 import re
 import shlex
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from conf.entry import compose
 
 ROOT = Path(__file__).parent.parent
-MODULE = r"-m (?P<module>(?:train|infer|data)(?:\.\w+)*)(?=[\s`)]|$)"
 LAUNCHED = re.compile(
-    rf"\b(?:python3?|torchrun|accelerate launch)\b[^\n#;|]*? {MODULE}(?P<rest>[^\n`]*)"
+    r"\b(?:python3?|torchrun|accelerate launch)\b(?P<launcher>[^\n#;|]*?)"
+    r" -m (?P<module>(?:train|infer|data)(?:\.\w+)*)(?=[\s`)]|$)(?P<rest>[^\n`]*)"
 )
+SUBMITTED = re.compile(r"\bsbatch (?P<launcher>[^\n]*)scripts/slurm_train\.sh(?P<rest>[^\n`]*)")
 REFUSED = re.compile(r"\$ (python [^\n]*)\n\s*error: ([^\n]*)")
 ENTRY = re.compile(r'@entry_point\("(\w+)", (\w+)\)')
 ENDS = re.compile(r"&&?$|\|\|?$|;$|\d?[<>]")
 FLAGS = {"-m", "--multirun", "--help"}  # of Hydra; --cfg takes a value
 TWO_FILES = {"infer.compare"}  # takes paths, no config
+SLURM_PROCESSES = 64  # a node, where nobody says
 
 
-def blocks(page: str) -> str:
-    """The code of a Markdown page: fenced, indented, or between backticks in a line."""
-    fenced = "\n".join(re.findall(r"```\w*\n(.*?)```", page, re.DOTALL))
-    indented = "\n".join(line for line in page.splitlines() if line.startswith("    "))
-    inline = "\n".join(re.findall(r"(?<!`)`([^`\n]+)`(?!`)", page))
-    return "\n".join((fenced, indented, inline))
+@dataclass(frozen=True)
+class Command:
+    """`python -m MODULE WORDS`, on so many processes."""
+
+    module: str
+    words: tuple[str, ...]
+    processes: int = 1
+
+    def configs(self) -> list[Any]:
+        """What it describes, several for a sweep. Raises what a user sees."""
+        if self.module in TWO_FILES:
+            assert len(self.words) in (0, 2), f"{self.module} takes two reports, got {self.words}"
+            return []
+        package = "train.__main__" if self.module == "train" else self.module
+        source = importlib.import_module(package)
+        entry = ENTRY.search(inspect.getsource(source))
+        assert entry, f"python -m {self.module}: no such command"
+        name, schema = entry[1], getattr(source, entry[2])
+        words = itertools.takewhile(lambda word: word != "--cfg", self.words)
+        choices = sweeps([word for word in words if word not in FLAGS])
+        return [compose(name, schema, list(choice)) for choice in choices]
 
 
-def commands(text: str) -> Iterator[tuple[str, list[str]]]:
-    """Module and arguments of every `python -m train|infer|data`, launched or not."""
-    joined = re.sub(r"\\\n\s*", " ", text)
-    for found in LAUNCHED.finditer(REFUSED.sub("", joined)):
-        yield found["module"], arguments(found["rest"])
+def code(page: str) -> str:
+    """What a Markdown page shows as code: fenced, indented, or between backticks in a line."""
+    fenced = re.findall(r"```\w*\n(.*?)```", page, re.DOTALL)
+    indented = [line for line in page.splitlines() if line.startswith("    ")]
+    inline = re.findall(r"(?<!`)`([^`\n]+)`(?!`)", page)
+    return "\n".join((*fenced, *indented, *inline))
 
 
-def refusals(text: str) -> Iterator[tuple[str, list[str], str]]:
-    """Commands that are shown with their error: module, arguments, what is printed."""
+def commands(text: str) -> Iterator[Command]:
+    """Every `python -m train|infer|data`, launched or not, and every Slurm job of ours."""
+    text = REFUSED.sub("", re.sub(r"\\\n[\s#]*", " ", text))
+    for found in LAUNCHED.finditer(text):
+        processes = option(found["launcher"], "nnodes") * option(
+            found["launcher"], "nproc-per-node"
+        )
+        yield Command(found["module"], arguments(found["rest"]), processes)
+    for found in SUBMITTED.finditer(text):
+        processes = option(found["launcher"], "nodes") * SLURM_PROCESSES
+        yield Command("train", arguments(found["rest"]), processes)
+
+
+def refusals(text: str) -> Iterator[tuple[Command, str]]:
+    """Commands that are shown with their error, and what it says."""
     for command, line in REFUSED.findall(text):
         (found,) = commands(command)
-        yield *found, line
+        yield found, line
 
 
-def arguments(rest: str) -> list[str]:
+def option(launcher: str, name: str) -> int:
+    found = re.search(rf"--{name}=(\d+)", launcher)
+    return int(found[1]) if found else 1
+
+
+def arguments(rest: str) -> tuple[str, ...]:
     """Words up to the end of the command: a comment, a redirection, another command."""
     words = []
     for word in shlex.split(rest, comments=True):
@@ -55,30 +93,15 @@ def arguments(rest: str) -> list[str]:
         words.append(word.rstrip(";"))
         if word.endswith(";"):
             break
-    return [word for word in words if word != "$@"]
-
-
-def compose_all(module: str, words: list[str]) -> list[object]:
-    """The configs that a command line describes, several for a sweep. Raises what a user sees."""
-    if module in TWO_FILES:
-        assert len(words) in (0, 2), f"{module} takes two reports, got {words}"
-        return []
-    source = importlib.import_module(f"{module}.__main__" if module == "train" else module)
-    entry = ENTRY.search(inspect.getsource(source))
-    assert entry, f"python -m {module}: no such command"
-    name, schema = entry[1], getattr(source, entry[2])
-    if "--cfg" in words:
-        words = words[: words.index("--cfg")]
-    overrides = [word for word in words if word not in FLAGS]
-    return [compose(name, schema, list(choice)) for choice in sweeps(overrides)]
+    return tuple(word for word in words if word != "$@")
 
 
 def sweeps(overrides: list[str]) -> Iterator[tuple[str, ...]]:
-    parsed = OverridesParser.create().parse_overrides(overrides)
+    """The overrides of each job of a multirun; one job where nothing is swept over."""
     choices = [
-        [f"{o.get_key_element()}={value}" for value in o.sweep_string_iterator()]
-        if o.is_sweep_override()
-        else [o.input_line]
-        for o in parsed
+        [f"{found.get_key_element()}={value}" for value in found.sweep_string_iterator()]
+        if found.is_sweep_override()
+        else [found.input_line]
+        for found in OverridesParser.create().parse_overrides(overrides)
     ]
     return itertools.product(*choices)

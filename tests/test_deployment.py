@@ -13,7 +13,8 @@ import pytest
 import yaml
 
 from conf.entry import USER_ERRORS, one_line
-from tests.commands import ROOT, blocks, commands, compose_all, refusals
+from tests.commands import ROOT, Command, code, commands, refusals
+from train.config import TrainConf
 
 SCRIPTS = sorted((ROOT / "scripts").rglob("*.sh"))
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -107,43 +108,59 @@ def shell(*words: str | Path, **options) -> subprocess.CompletedProcess:
     return subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=False, **options)
 
 
-def written() -> dict[str, list[tuple[str, list[str]]]]:
+def written() -> dict[str, list[Command]]:
     """Commands by the file that they stand in."""
     texts = {str(path.relative_to(ROOT)): path.read_text() for path in SCRIPTS}
-    texts |= {str(path.relative_to(ROOT)): blocks(path.read_text()) for path in PAGES}
+    texts |= {str(path.relative_to(ROOT)): code(path.read_text()) for path in PAGES}
     for name, job in JOBS.items():
+        trainer = job["spec"]["trainer"]
         (node,) = pod_spec(RUNTIMES[job["spec"]["runtimeRef"]["name"]])["containers"]
-        texts[f"TrainJob {name}"] = shlex.join([*node["command"], *job["spec"]["trainer"]["args"]])
+        launcher, *rest = node["command"]
+        layout = [
+            f"--nnodes={trainer['numNodes']}",
+            f"--nproc-per-node={trainer['numProcPerNode']}",
+        ]
+        texts[f"TrainJob {name}"] = shlex.join([launcher, *layout, *rest, *trainer["args"]])
     return {name: list(commands(text.replace("$machine", "here"))) for name, text in texts.items()}
 
 
 WRITTEN = {name: found for name, found in written().items() if found}
+FOR_SURE = ("README.md", "docs/trainium.md", "scripts/setup_trn1.sh", "scripts/setup_trn2.sh",
+            "scripts/slurm_train.sh", *(f"TrainJob {name}" for name in JOBS))  # fmt: skip
+
+
+def test_commands_are_found_where_they_are():
+    assert set(FOR_SURE) <= WRITTEN.keys()
+    assert len(WRITTEN["docs/trainium.md"]) > 15
 
 
 @pytest.mark.parametrize("place", WRITTEN)
 def test_every_command_of_ours_composes(place):
-    for module, words in WRITTEN[place]:
-        if not any("..." in word or "$d" in word for word in words):  # a pattern, a loop
-            try:
-                compose_all(module, words)
-            except (ModuleNotFoundError, *USER_ERRORS) as error:
-                awaited = r"'(train|infer)\.(plan|warmup)'|parallel"
-                if re.search(awaited, f"{error}{error.__cause__}"):
-                    pytest.xfail("being built")
-                raise
+    for command in WRITTEN[place]:
+        if any("..." in word or "$d" in word for word in command.words):  # a pattern, a loop
+            continue
+        try:
+            configs = command.configs()
+        except (ModuleNotFoundError, *USER_ERRORS) as error:
+            awaited = r"'(train|infer)\.(plan|warmup)'|parallel"
+            if re.search(awaited, f"{error}{error.__cause__}"):
+                pytest.xfail("being built")
+            raise
+        if command.module == "train":
+            for conf in configs:
+                assert_spreads(conf, command.processes)
+
+
+def assert_spreads(conf: TrainConf, processes: int) -> None:
+    """The rules that a launched run checks first, without the target's number of heads."""
+    assert processes % conf.parallel.tensor == 0
+    assert conf.optim.rows % (processes // conf.parallel.tensor) == 0
 
 
 def test_refusals_are_shown_as_they_are_printed():
     shown = [one for page in PAGES for one in refusals(page.read_text())]
     assert shown
-    for module, words, line in shown:
+    for command, line in shown:
         with pytest.raises(USER_ERRORS) as refused:
-            compose_all(module, words)
+            command.configs()
         assert one_line(refused.value) == line
-
-
-def test_commands_are_found_where_they_should_be():
-    for place in ("README.md", "docs/trainium.md", "scripts/setup_trn1.sh", "scripts/setup_trn2.sh",
-                  "scripts/slurm_train.sh", *(f"TrainJob {name}" for name in JOBS)):  # fmt: skip
-        assert WRITTEN[place]
-    assert len(WRITTEN["docs/trainium.md"]) > 15

@@ -1,0 +1,55 @@
+"""Two nodes, as the Kubernetes job launches them: where a worker of one dies, both start again."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+from tests.commands import ROOT
+
+WORKER = """
+import os, signal, time
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+mine = open(f"{os.environ['LEFT']}/{dist.get_rank()}", "a")
+mine.write("started ")
+mine.flush()
+dist.barrier()
+if dist.get_rank() == 1 and os.path.getsize(mine.name) == len("started "):
+    os.kill(os.getpid(), signal.SIGKILL)
+dist.barrier()
+mine.write("finished")
+"""
+
+
+def test_both_nodes_start_again_when_a_worker_of_one_dies(tmp_path):
+    (tmp_path / "train.py").write_text(WORKER)
+    runtime, _ = yaml.safe_load_all((ROOT / "scripts/eks/trn2.yaml").read_text())
+    (job,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    (container,) = job["template"]["spec"]["template"]["spec"]["containers"]
+    given = {variable["name"]: variable["value"] for variable in container["env"]}
+    injected = {"PET_MASTER_ADDR": "localhost", "PET_MASTER_PORT": "29611",
+                "PET_NNODES": "2", "PET_NPROC_PER_NODE": "1"}  # fmt: skip  # by Trainer
+    launcher, *words = container["command"]
+    for name, value in injected.items():
+        words = [word.replace(f"$({name})", value) for word in words]
+    nodes = [
+        subprocess.Popen(
+            [Path(sys.executable).parent / launcher, *words],
+            cwd=tmp_path,
+            env=os.environ
+            | {name: value for name, value in given.items() if name.startswith("TORCH_")}
+            | injected
+            | {"PET_NODE_RANK": str(rank), "LEFT": str(tmp_path), "PYTHONPATH": str(tmp_path)},
+        )
+        for rank in (0, 1)
+    ]
+    try:
+        assert [node.wait(timeout=120) for node in nodes] == [0, 0]
+    finally:
+        for node in nodes:
+            node.kill()
+    assert [(tmp_path / rank).read_text() for rank in "01"] == ["started started finished"] * 2
