@@ -10,15 +10,14 @@ Axes: B rows, P padded prompt, N nodes, D deepest node.
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import torch
-from jaxtyping import Int
 from torch import Tensor
 
 from infer import rounds
 from infer.laps import Laps
+from infer.room import blank, put, room
 from infer.rounds import Plan, Round, Rows
 from infer.stopping import Stopping
 from infer.verify import Verifier, build
@@ -141,12 +140,15 @@ class Decoder:
         self.place, self.synchronize = device.torch_device, device.synchronize
         self.fused = device.fuses if fused is None else fused
         self.held = held_slots(tree, slots)
+        self._make_room = device.glue(room)
         self.cache, self.state = self._room(batch)
         self._alone: tuple[StaticCache, State] | None = None  # room to read one prompt beside them
         self.spent = Spent()
         # a target does not change; a draft that writes texts of its own does
         settled = SETTLED if isinstance(target, Target) else ()
         self._prefill = device.compile(rounds.prefill, settled=settled)
+        self._open = device.glue(rounds.opened)
+        self._blank, self._put = device.glue(blank), device.glue(put)
         kind = draft.kind if draft else ALONE
         self._begin = device.compile(rounds.begin, kind=kind)
         self._fused = device.compile(rounds.fused, settled=settled, kind=kind)
@@ -190,11 +192,11 @@ class Decoder:
             work, emitted = self._round(work, laps)
             if watch is not None:
                 watch(tree, emitted.ids, emitted.count)
-            told = emitted.told().tolist()  # the one read of the round
+            told = emitted.told.tolist()  # the one read of the round
             took = time.perf_counter() - began
             self.spent.count(took)
             if record is not None:
-                record.append(emitted.logits[0, : told[0][-1]].clone())
+                record.append(emitted.logits[0].cpu()[: told[0][-1]])
             at_work = list(busy.items())
             for slot, request in at_work:
                 *tokens, number = told[slot]
@@ -284,8 +286,11 @@ class Decoder:
                 some = [waiting.popleft()]
                 self._alone = self._alone or self._room(1)
                 one, _ = self._read(some, *self._alone)
-                work = work or self._idle(one)
-                work = put(work, one, torch.tensor(free[:1], device=self.place))
+                if work is None:  # rows that have not begun, of the shapes of one that has
+                    rows, proposal = self._blank((one.rows, one.proposal), self.batch)
+                    work = replace(one, rows=rows, proposal=proposal, cache=self.cache,
+                                   state=self.state)  # fmt: skip
+                work = self._put(work, one, torch.tensor(free[:1], device=self.place))
                 first = one.rows.root.tolist()
             took = time.perf_counter() - began
             self.spent.prefill_s += took
@@ -295,11 +300,6 @@ class Decoder:
                     busy[slot] = request
         assert work is not None
         return work
-
-    def _idle(self, one: Work) -> Work:
-        """Rows that have not begun, of the shapes of one that has."""
-        rows, proposal = (_blank(part, self.batch) for part in (one.rows, one.proposal))
-        return Work(rows=rows, proposal=proposal, cache=self.cache, state=self.state)
 
     def _read(
         self, requests: list[_Request], cache: StaticCache, state: State
@@ -316,54 +316,20 @@ class Decoder:
         seen, scores, history = self._prefill(
             self.target, cache, self.layers, self.plan.rule, ids, lengths, keys
         )
-        rows = rounds.opened(self.plan, cache.garbage, keys, lengths, scores, history)
-        nothing = ids.new_zeros(count, 0)  # a slice of `ids` would have its strides: more graphs
-        proposal = Proposal(ids=nothing, parents=nothing.clone())
+        plan = self.plan
+        rows, told, proposal = self._open(
+            plan.rule, plan.ahead, plan.moved, cache.garbage, keys, lengths, scores, history
+        )
         if self.draft is not None:
-            state, proposal = self._begin(self.draft, state, self.plan, ids, rows, seen)
-            # a draft may keep them as they are; tensors that are one here only have their own graph
-            rows = replace(rows, lengths=rows.lengths.clone(), root=rows.root.clone())
+            state, proposal = self._begin(self.draft, state, self.plan, ids, told, seen)
         return Work(rows=rows, proposal=proposal, cache=cache, state=state), scores
 
     def _room(self, batch: int) -> tuple[StaticCache, State]:
-        state = self.draft.new_state(batch, self.held) if self.draft else {}
-        return self.target.new_cache(batch, self.held), _to(state, self.place)
+        return self._make_room(self.target, self.draft, batch, self.held)
 
     def _text(self, ids: list[int]) -> str:
         assert isinstance(self.target, Target)
         return self.target.tokenizer.decode(ids)
-
-
-def put(whole: Any, one: Any, slot: Int[Tensor, " 1"]) -> Any:
-    """`whole` with its row `slot` as the only row of `one`, whatever the two are made of."""
-    if isinstance(whole, Tensor):
-        return whole.index_copy(0, slot, one)
-    if isinstance(whole, StaticCache):  # in place: it is the largest thing there is
-        whole.put(one, slot)
-        return whole
-    if is_dataclass(whole) and not isinstance(whole, type):
-        parts = {f.name: put(getattr(whole, f.name), getattr(one, f.name), slot)
-                 for f in fields(whole)}  # fmt: skip
-        return replace(whole, **parts)
-    if isinstance(whole, dict):
-        return {name: put(part, one[name], slot) for name, part in whole.items()}
-    return whole
-
-
-def _blank(one: Any, batch: int) -> Any:
-    """Zeros for each tensor, with so many rows."""
-    if isinstance(one, Tensor):
-        return one.new_zeros(batch, *one.shape[1:])
-    if is_dataclass(one) and not isinstance(one, type):
-        return replace(one, **{f.name: _blank(getattr(one, f.name), batch) for f in fields(one)})
-    return one
-
-
-def _to(state: Any, place: torch.device) -> Any:
-    """A draft's state on the device, also of a draft that has no weights to stand there."""
-    if isinstance(state, dict):
-        return {name: _to(part, place) for name, part in state.items()}
-    return state.to(place) if isinstance(state, Tensor) else state
 
 
 def _no_lap(part: str) -> None:

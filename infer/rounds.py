@@ -89,10 +89,7 @@ class Round:
     along: Seen  # what the target computed along the path
     logits: Float[Tensor, "batch path vocab"]  # behind each node of the path
     scores: Float[Tensor, "batch path vocab"]  # what the target's token is the largest of
-
-    def told(self) -> Int[Tensor, "batch told"]:
-        """All that the host reads: one small tensor."""
-        return torch.cat([self.ids, self.count[:, None]], 1)
+    told: Int[Tensor, "batch told"]  # all that the host reads: `ids` and `count` in one tensor
 
 
 def seed_of(rule: SamplingRule, use: int) -> int:
@@ -101,13 +98,15 @@ def seed_of(rule: SamplingRule, use: int) -> int:
 
 
 def ahead_of(
-    plan: Plan, row_ids: Int[Tensor, " batch"], lengths: Int[Tensor, " batch"]
-) -> Float[Tensor, "batch ahead vocab"] | None:
+    rule: SamplingRule, ahead: int, vocab: int, row_ids: Int[Tensor, " batch"],
+    lengths: Int[Tensor, " batch"],
+) -> Float[Tensor, "batch ahead vocab"] | None:  # fmt: skip
     """The target's noise of the positions from `lengths` on, where the draft is to share it."""
-    if not plan.coupled:
+    if not ahead:
         return None
-    positions = lengths[:, None] + torch.arange(plan.ahead, device=lengths.device)
-    return gumbel(seed_of(plan.rule, TARGET), row_ids, 0, positions, plan.tokens(lengths))
+    positions = lengths[:, None] + torch.arange(ahead, device=lengths.device)
+    tokens = torch.arange(vocab, device=lengths.device)
+    return gumbel(seed_of(rule, TARGET), row_ids, 0, positions, tokens)
 
 
 def prefill(
@@ -139,17 +138,25 @@ def prefill(
 
 
 def opened(
-    plan: Plan, garbage: int, row_ids: Int[Tensor, " batch"], lengths: Int[Tensor, " batch"],
-    scores: Float[Tensor, "batch vocab"], history: History | None,
-) -> Rows:  # fmt: skip
-    """Rows behind their prompts: the likeliest token of each is its root."""
+    rule: SamplingRule, ahead: int, moved: int, garbage: int, row_ids: Int[Tensor, " batch"],
+    lengths: Int[Tensor, " batch"], scores: Float[Tensor, "batch vocab"], history: History | None,
+) -> tuple[Rows, Rows, Proposal]:  # fmt: skip
+    """Rows behind their prompts, and an empty tree: the likeliest token of each row is its root.
+
+    The rows come twice. A draft may keep tensors of those that it is told, and rounds of a row that
+    share a tensor with the draft's state would have a graph of their own.
+    """
     source, goal = (
-        torch.full((len(lengths), plan.moved), garbage, device=lengths.device) for _ in range(2)
+        torch.full((len(lengths), moved), garbage, device=lengths.device) for _ in range(2)
     )
-    return Rows(
+    rows = Rows(
         row_ids=row_ids, lengths=lengths, root=scores.argmax(-1), active=lengths > 0,
-        noise=ahead_of(plan, row_ids, lengths + 1), history=history, source=source, goal=goal,
+        noise=ahead_of(rule, ahead, scores.shape[-1], row_ids, lengths + 1),
+        history=history, source=source, goal=goal,
     )  # fmt: skip
+    told = replace(rows, lengths=lengths.clone(), root=rows.root.clone())
+    none = lengths.new_zeros(len(lengths), 0)
+    return rows, told, Proposal(ids=none, parents=none.clone())
 
 
 def score(
@@ -181,13 +188,12 @@ def accept(
     count = torch.where(rows.active, kept.count, 0)
     step = torch.arange(1, rows.source.shape[1] + 1, device=count.device)
     moves = step < count[:, None]
-    path = kept.nodes[:, :, None]
     lengths = rows.lengths + count
     last = kept.ids.gather(1, (count - 1).clamp_min(0)[:, None])[:, 0]
     after = Rows(
         row_ids=rows.row_ids, lengths=lengths, active=rows.active,
         root=torch.where(rows.active, last, rows.root),
-        noise=ahead_of(plan, rows.row_ids, lengths + 1),
+        noise=ahead_of(plan.rule, plan.ahead, plan.vocab, rows.row_ids, lengths + 1),
         history=rows.history
         and rows.history.add(torch.cat([rows.root[:, None], kept.ids[:, :-1]], 1), count),
         source=torch.where(
@@ -198,12 +204,20 @@ def accept(
     return after, Round(
         ids=kept.ids, count=count,
         along=Seen(
-            hidden=seen.hidden.gather(1, path.expand(-1, -1, seen.hidden.shape[-1])),
-            captured=seen.captured.gather(1, path.expand(-1, -1, seen.captured.shape[-1])),
+            hidden=_along(seen.hidden, kept.nodes), captured=_along(seen.captured, kept.nodes)
         ),
-        logits=logits.gather(1, path.expand(-1, -1, logits.shape[-1])),
-        scores=scored.scores.gather(1, path.expand(-1, -1, logits.shape[-1])),
+        logits=_along(logits, kept.nodes), scores=_along(scored.scores, kept.nodes),
+        told=torch.cat([kept.ids, count[:, None]], 1),
     )  # fmt: skip
+
+
+def _along(
+    values: Float[Tensor, "batch verified width"], path: Int[Tensor, "batch path"]
+) -> Float[Tensor, "batch path width"]:
+    """Those of the nodes of a path."""
+    if not values.shape[-1]:  # of what is not captured, which XLA cannot gather
+        return values[:, : path.shape[1]]
+    return values.gather(1, path[:, :, None].expand(-1, -1, values.shape[-1]))
 
 
 def _scored(plan: Plan, rows: Rows, proposal: Proposal, logits: Tensor) -> Scored:

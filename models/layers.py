@@ -75,7 +75,7 @@ def attend_unrolled(
     if len(keys) == 1:
         return out
     own_BHTN = torch.stack([(query * key).sum(-1).float() for key in keys[1:]], -1)
-    merged_BHT = torch.logaddexp(lse_BHT, own_BHTN.logsumexp(-1))
+    merged_BHT = torch.cat([lse_BHT[..., None], own_BHTN], -1).logsumexp(-1)
     share = (own_BHTN - merged_BHT[..., None]).exp().to(query.dtype)
     out = out * (lse_BHT - merged_BHT).exp().to(query.dtype)[..., None]
     for n, value in enumerate(values[1:]):

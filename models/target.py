@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,7 @@ class Target(Transformer):
     def eager(self) -> "Target":
         """The same target for few rounds, which compiling would only delay."""
         eager = copy.copy(self)
-        eager.device = replace(self.device, compiles=False)
+        eager.device = self.device.eager()
         return eager
 
     def with_weights(self, lm: Transformer, *, name: str) -> "Target":

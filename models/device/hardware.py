@@ -5,12 +5,13 @@ import platform
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 import torch._dynamo  # counters live here; importing it compiles nothing
 
+from models.device import lazy
 from models.graphs import KIND, Graph, Ledger, Run, listed
 
 SMALL_LAYER = 1_000_000  # weights; one core reads so many in a fraction of a millisecond
@@ -77,6 +78,9 @@ class Device:
         say(f"graphs: {listed(run.compiled)} compiled, {run.late} after the warm-up")
 
     def _compiled(self, function: Callable, settled: tuple[str, ...], kind: str) -> Callable:
+        if self.lazy:
+            return lazy.traced(function)
+
         def checked(guards: Sequence[Any]) -> list[bool]:
             return [not guard.name.startswith(settled) for guard in guards]
 
@@ -88,9 +92,22 @@ class Device:
             function, fullgraph=True, dynamic=False, backend=self.backend, options=options
         )
 
+    @property
+    def lazy(self) -> bool:
+        """Whether operations are recorded, and computed as one graph at the next sync."""
+        return self.name == "xla"
+
+    def eager(self) -> "Device":
+        """The same for little work, which compiling would only delay, where there is a choice."""
+        return self if self.lazy else replace(self, compiles=False)
+
+    def glue(self, function: Callable) -> Callable:
+        """Small operations between graphs: a graph too where all is recorded, else one by one."""
+        return self.compile(function) if self.lazy else function
+
     def region(self, function: Callable) -> Callable:
         """A part that occurs many times in a graph and is compiled once, where that can be had."""
-        if self.backend in ("neuron", "openxla"):
+        if self.lazy or self.backend == "neuron":
             return function
         return torch.compiler.nested_compile_region(function)
 
@@ -116,10 +133,8 @@ class Device:
 
     def synchronize(self) -> None:
         """Wait until the device has finished, so that a clock reads the truth."""
-        if self.name == "xla":
-            import torch_xla  # pyright: ignore[reportMissingImports]
-
-            torch_xla.sync(wait=True)
+        if self.lazy:
+            lazy.sync(wait=True)
         elif self.torch_device.type != "cpu":
             torch.accelerator.synchronize()
 
@@ -151,4 +166,4 @@ def _named(function: Any, name: str) -> Callable:
 
 def graphs() -> int:
     """Graphs compiled so far in this process. It must not grow after warm-up."""
-    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"]) + lazy.compiled()

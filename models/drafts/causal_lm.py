@@ -12,7 +12,7 @@ Axes: B rows, T tokens, H hidden, S slots.
 import copy
 import json
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar
@@ -188,7 +188,7 @@ class CausalLMDraft(CachedDraft):
 
     def speaker(self) -> Transformer:
         lm = copy.copy(self.lm)
-        lm.device = replace(lm.device, compiles=False)
+        lm.device = lm.device.eager()
         return lm
 
     # --- decoding ---------------------------------------------------------------------------
