@@ -170,11 +170,7 @@ def _single_heads(
             joined[f"{attention}.{name}"] = stood.flatten(axis, axis + 2)
 
 
-def load(found: Sequence[Path], config: Any, **kwargs: Any) -> Any:
-    """The whole model of an NxD checkpoint."""
-    from transformers import AutoModelForCausalLM
-
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+def load(found: Sequence[Path], model: Any, **kwargs: Any) -> Any:
+    """The whole model of an NxD checkpoint, given the model without weights."""
     merged = merge([read(file) for file in found], model)
-    return type(model).from_pretrained(None, config=config, state_dict=merged, **kwargs)
+    return type(model).from_pretrained(None, config=model.config, state_dict=merged, **kwargs)

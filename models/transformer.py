@@ -194,6 +194,15 @@ class Source:
         _refuse(config, self)
         return config
 
+    def shape(self) -> Any:
+        """The model without weights."""
+        from transformers import AutoModelForCausalLM
+
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(
+                self.config(), trust_remote_code=self.trust_remote_code
+            )
+
     def model(self, dtype: torch.dtype, **layout: Any) -> Any:
         """Read the weights; `layout` is of transformers, where a process reads a part of them."""
         from transformers import AutoModelForCausalLM
@@ -201,7 +210,7 @@ class Source:
         config = self.config()
         how = {"dtype": dtype, "attn_implementation": families.implementation(config)}
         if self.path and (shares := sharded_checkpoint.files(Path(self.path))):
-            return sharded_checkpoint.load(shares, config, **how)
+            return sharded_checkpoint.load(shares, self.shape(), **how, **layout)
         return self._read(AutoModelForCausalLM, **how, **families.stored_as(config), **layout)
 
     def tokenizer(self) -> Any:

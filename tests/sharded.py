@@ -2,7 +2,10 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -13,10 +16,12 @@ from infer.decode import Decoder
 from models.drafts.causal_lm import CausalLMConf, CausalLMDraft
 from models.parallel_layers import reference
 from models.sampling import SamplingConf
-from models.target import Target
+from models.target import Target, TargetConf
 from models.tensor_parallel import parallelise
+from tests import nxd
 from tests.family_models import EXPERTS, HEADS, SHAPE, SLIDING
 from tests.tiny import CPU, tiny_tokenizer, tree
+from train.parallel import Parallel, ParallelConf
 
 PROCESSES = 8
 RANKS = (1, 2, 4, 8)
@@ -68,8 +73,12 @@ def model_of(config: Any) -> Any:
 def work(rank: int, folder: Path) -> None:
     """One of the processes. What it found is in a file of its own."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=PROCESSES)
+    dist.init_process_group(
+        "gloo", f"file://{folder}/store", rank=rank, world_size=PROCESSES,
+        timeout=timedelta(minutes=3),
+    )  # fmt: skip
     groups = {ranks: dist.new_group(range(ranks)) for ranks in RANKS}
+    second = dist.new_group([2, 3])
     found = {
         f"{name}, {ranks} ranks": difference(name, groups[ranks])
         for ranks in RANKS
@@ -78,6 +87,8 @@ def work(rank: int, folder: Path) -> None:
     }
     if rank < 2:
         found["texts"] = texts(groups[2])
+    if rank < 4:
+        found["engine"] = by_engine(folder / "target", rank, (groups[2], second)[rank // 2])
     (folder / f"{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 
@@ -90,6 +101,27 @@ def difference(name: str, group: dist.ProcessGroup) -> list[float]:
     parallelise(model, reference(group))
     held = sum(p.numel() for p in model.parameters())
     return [(model(ids).logits - whole).abs().max().item(), held / weights]
+
+
+def by_engine(folder: Path, rank: int, group: dist.ProcessGroup) -> dict[str, Any]:
+    """What `device=xla` makes of a target on two groups of two processes."""
+    nxd.install(group)
+    device = replace(CPU, name="xla")
+    place: Any = SimpleNamespace(process_index=rank, num_processes=4)
+    parallel = Parallel(conf=ParallelConf(tensor=2), device=device, accelerator=place)
+    conf = TargetConf(path=str(folder))
+    whole, cut = conf.build(CPU), parallel.target(conf)
+    ids = torch.randint(1, 64, (2, 9), generator=torch.Generator().manual_seed(rank // 2))
+    return {
+        "difference": (cut.model(ids).logits - whole.model(ids).logits).abs().max().item(),
+        "same": [
+            getattr(cut, name) == getattr(whole, name)
+            for name in ("fingerprint", "parameters", "vocab_size", "num_layers")
+        ],
+        "tables": [cut.head.weight.shape == whole.head.weight.shape, cut.embed(ids).shape[-1]],
+        "kv_heads": cut.kv_heads,
+        "held": sum(p.numel() for p in cut.model.parameters()) / whole.parameters,
+    }
 
 
 def noised() -> Any:

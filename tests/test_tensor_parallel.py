@@ -2,21 +2,28 @@
 
 import json
 import multiprocessing
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.multiprocessing
 
+from models.device import DeviceName
 from models.errors import UserError
+from models.target import TargetConf
 from models.tensor_parallel import cut, join, plan
-from tests import sharded
+from tests import nxd, sharded
 from tests.sharded import CUT, RANKS, UNCUT, model_of
+from tests.tiny import CPU, tiny_tokenizer
+from train.parallel import ParallelConf, Weights
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     """What each of eight processes found; they are forked from one that has imported everything."""
     folder = tmp_path_factory.mktemp("ranks")
+    model_of(CUT["qwen3"]()).save_pretrained(folder / "target")
+    tiny_tokenizer(64).save_pretrained(folder / "target")
     multiprocessing.set_forkserver_preload(["tests.sharded"])
     torch.multiprocessing.start_processes(
         sharded.work, (folder,), nprocs=sharded.PROCESSES, start_method="forkserver"
@@ -45,6 +52,43 @@ def test_tree_decoding_on_two_ranks_gives_the_text_of_one(found):
         whole, cut_texts = found[rank]["texts"][:2], found[rank]["texts"][2:]
         assert whole == cut_texts
         assert whole[0][-1] < 20  # rounds for 24 tokens: the tree was worth something
+
+
+def test_the_engine_of_the_xla_route_takes_the_same_path(found):
+    """Called by its published signatures; drafts still find a whole target's name and tables."""
+    for rank in range(4):
+        engine = found[rank]["engine"]
+        assert engine["difference"] < 1e-5
+        assert engine["held"] < 0.6
+        assert engine["kv_heads"] == 1
+        assert all(engine["same"])
+        assert engine["tables"] == [True, 64]
+
+
+def test_a_keyword_that_the_engine_does_not_take_fails():
+    nxd.install(modules=(modules := {}))
+    layers = modules[nxd.LAYERS]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'gathers'"):
+        layers.ColumnParallelLinear(4, 4, gathers=True)
+    with pytest.raises(TypeError, match="missing a required argument: 'output_size'"):
+        layers.RowParallelLinear(4)
+
+
+def test_without_the_engine_the_xla_route_says_so_before_anything_is_loaded():
+    with pytest.raises(UserError, match=r"got 2 where it cannot be imported .*run scripts/setup"):
+        ParallelConf(tensor=2).build(replace(CPU, name="xla"), trackers=[])
+
+
+def test_what_the_xla_route_cannot_split_is_refused_by_the_config_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "24")
+    CUT["qwen3"]().save_pretrained(tmp_path)
+    given = {"rows": 24, "adapts": False, "device": DeviceName.xla}
+    target = TargetConf(path=str(tmp_path))
+    ParallelConf(tensor=8).check(target, **given)  # two key-value heads, each on four processes
+    with pytest.raises(UserError, match=r"a divisor of its 8 attention heads, got 3"):
+        ParallelConf(tensor=3).check(target, **given)
+    with pytest.raises(UserError, match=r"parallel.target: must be replicated with device=xla"):
+        ParallelConf(target=Weights.sharded).check(target, **given)
 
 
 @pytest.mark.parametrize("ranks", RANKS)

@@ -52,7 +52,9 @@ class TrainConf:
         conversations.check(self.data)
         self._check_on_policy()
         self.draft.check()
-        self.parallel.check(self.target, rows=self.optim.rows, adapts=self.draft.adapts)
+        self.parallel.check(
+            self.target, rows=self.optim.rows, adapts=self.draft.adapts, device=self.device.name
+        )
         depth, deepest = self.tree.build().depth, self.draft.deepest
         if depth > deepest:
             raise UserError(

@@ -26,7 +26,8 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import InitProcessGroupKwargs, set_seed
 from torch import nn
 
-from models.device import Device
+from models import tensor_parallel
+from models.device import Device, DeviceName
 from models.drafts.base import Draft
 from models.errors import UserError
 from models.shards import gathered
@@ -60,7 +61,9 @@ class ParallelConf:
         """Whether no process alone can run the target."""
         return self.tensor > 1 or self.target is Weights.sharded
 
-    def check(self, target: TargetConf, *, rows: int, adapts: bool) -> None:
+    def check(
+        self, target: TargetConf, *, rows: int, adapts: bool, device: DeviceName = DeviceName.auto
+    ) -> None:
         """Refuse, before a model is loaded, what the launched processes cannot do."""
         processes = launched()
         if processes % self.tensor:
@@ -81,8 +84,19 @@ class ParallelConf:
                 f"tensor={self.tensor}, target={self.target.name}, draft={self.draft.name}; "
                 "leave parallel at its defaults or choose another draft"
             )
-        if self.tensor > 1:
+        if device is DeviceName.xla:
+            self._check_layers(target.source)
+        elif self.tensor > 1:
             self._check_heads(target.source)
+
+    def _check_layers(self, source: Source) -> None:
+        if self.target is Weights.sharded:
+            raise UserError(
+                "parallel.target: must be replicated with device=xla, got sharded; "
+                "split its layers by parallel.tensor"
+            )
+        if self.tensor > 1:
+            tensor_parallel.plan(source.shape(), self.tensor)
 
     def _check_heads(self, source: Source) -> None:
         config = source.config().get_text_config()
@@ -97,6 +111,8 @@ class ParallelConf:
                 )
 
     def build(self, device: Device, *, trackers: list[str]) -> "Parallel":
+        if self.tensor > 1 and device.name == "xla":
+            parallel_engine(self.tensor)  # said now if it is not there
         return Parallel(
             conf=self, device=device, accelerator=accelerator_for(device, trackers=trackers)
         )
@@ -123,6 +139,22 @@ def accelerator_for(device: Device, *, trackers: list[str]) -> Accelerator:
         kwargs_handlers=[InitProcessGroupKwargs(timeout=PATIENCE)],
         step_scheduler_with_optimizer=False,  # else schedules run ahead by the number of processes
     )
+
+
+def parallel_engine(ranks: int) -> tuple[Any, Any]:
+    """Layers and groups of neuronx-distributed. Raises UserError where it cannot be imported."""
+    try:
+        from neuronx_distributed.parallel_layers import (  # pyright: ignore[reportMissingImports]
+            layers,
+            parallel_state,
+        )
+    except ImportError as error:
+        raise UserError(
+            "parallel.tensor: with device=xla a target is split by neuronx-distributed, got "
+            f"{ranks} where it cannot be imported ({error}); run scripts/setup_trn1.sh, or use "
+            "parallel.tensor=1"
+        ) from None
+    return layers, parallel_state
 
 
 @dataclass(kw_only=True)
@@ -187,6 +219,8 @@ class Parallel:
         """The target, of which this process holds all or its part."""
         if not self.conf.splits_target:
             return conf.build(self.device)
+        if self.device.name == "xla":
+            return self._cut_target(conf)
         target = conf.build(self.device, read=self._read_part)
         return target.eager()  # graphs of sharded tensors would break at every collective
 
@@ -212,6 +246,34 @@ class Parallel:
         text = model.config.get_text_config()
         model.key_value_heads = text.num_key_value_heads // self.conf.tensor
         return model
+
+    def _cut_target(self, conf: TargetConf) -> Target:
+        """On the host it is whole: there it gets its name, and drafts begin with its tables."""
+        target = conf.build(self.device, read=lambda source: source.model(self.device.dtype))
+        tables = (target.model.get_input_embeddings(), target.head)
+        whole = [name for name, layer in target.model.named_modules() if layer in tables]
+        tensor_parallel.parallelise(target.model, self._engine_layers(), whole=whole)
+        target.kv_heads = tensor_parallel.key_value_heads(target.model)
+        target.model.to(self.device.torch_device)
+        return target
+
+    def _engine_layers(self) -> tensor_parallel.Layers:
+        """The classes of neuronx-distributed, for the group that this process is in."""
+        layers, engine = parallel_engine(self.conf.tensor)
+        if not engine.model_parallel_is_initialized():
+            engine.initialize_model_parallel(tensor_model_parallel_size=self.conf.tensor)
+        if engine.get_data_parallel_rank() != self.rank:  # rings of Trn2: (0..15, 48..63)
+            raise UserError(
+                "parallel.tensor: neuronx-distributed must group neighbouring processes, got other "
+                f"groups for {self.conf.tensor} on this instance; choose another parallel.tensor"
+            )
+        return tensor_parallel.Layers(
+            ranks=self.conf.tensor,
+            rank=engine.get_tensor_model_parallel_rank(),
+            column=layers.ColumnParallelLinear,
+            row=layers.RowParallelLinear,
+            embedding=layers.ParallelEmbedding,
+        )
 
     # --- the draft ----------------------------------------------------------------------------
 
