@@ -1,7 +1,7 @@
 """Runs of several processes, one after the other: parallel_run.py TARGET RUNS, RUNS in JSON.
 
-A run is {"folder": ..., "parallel": {...}, "steps": n, "stop": n}; each process leaves what it
-knows at the end in FOLDER/rank-N.json.
+A run is the arguments of `run` below; each process leaves what it knows at its end in
+FOLDER/rank-N.json.
 """
 
 import json
@@ -18,7 +18,11 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from infer.config import EvaluationConf
 from models.checkpoint import digest
+from models.drafts.causal_lm import CausalLMConf, Start
+from models.drafts.eagle1 import Eagle1Conf
 from models.drafts.eagle3 import Eagle3Conf
+from models.drafts.hydra import HydraConf
+from models.drafts.medusa import MedusaConf
 from models.shards import gathered, whole
 from models.target import TargetConf
 from tests.tiny import chain, tiny_tokenizer
@@ -26,9 +30,17 @@ from tests.toy_run import VOCAB, toy_conf, toy_rows
 from train.log import Log
 from train.loop import Loop
 from train.measure import measure
+from train.optim import OptimName
 from train.parallel import ParallelConf, Weights
 from train.state import State, flat
 
+DRAFTS = {
+    "eagle3": Eagle3Conf(layers=[0, 1, 2], unroll=2),
+    "eagle1": Eagle1Conf(noise=0.0),
+    "medusa": MedusaConf(heads=2),
+    "hydra": HydraConf(heads=2),
+    "pruned": CausalLMConf(start=Start.pruned, layers=[0, 3]),
+}
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6]]
 
 
@@ -48,15 +60,20 @@ class Stopped(Exception):  # noqa: N818  # it is no error
     pass
 
 
-def run(target: Path, *, folder: str, parallel: dict[str, Any], stop: int | None = None, **optim):
+def run(
+    target: Path, *, folder: str, parallel: dict[str, Any], draft: str = "eagle3",
+    stop: int | None = None, **optim: Any,
+) -> None:  # fmt: skip
     """One training run, up to the state of step `stop`."""
     torch.set_num_threads(1)
+    if "name" in optim:
+        optim["name"] = OptimName(optim["name"])
     layout = {k: Weights(v) if k != "tensor" else v for k, v in parallel.items()}
     conf = toy_conf(
         target=TargetConf(path=str(target)),
-        draft=Eagle3Conf(layers=[0, 1, 2], unroll=2),
+        draft=DRAFTS[draft],
         parallel=ParallelConf(**layout),
-        optim={"steps": 4, "batch_size": 4, "accumulation": 2, **optim},
+        optim={"steps": 4, "batch_size": 1, "accumulation": 8, **optim},
     )
     conf.log.every = conf.save_every = 1
     device = conf.device.build()
@@ -66,9 +83,9 @@ def run(target: Path, *, folder: str, parallel: dict[str, Any], stop: int | None
     state = State(place, flat(conf))
     state.find()
     own = spread.target(conf.target)
-    draft = conf.draft.build(own, loss=conf.loss, seed=conf.seed)
+    learner = conf.draft.build(own, loss=conf.loss, seed=conf.seed)
     loop = Loop(
-        conf=conf, parallel=spread, device=device, target=own, draft=draft, rows=toy_rows(),
+        conf=conf, parallel=spread, device=device, target=own, draft=learner, rows=toy_rows(),
         state=state, log=Log(conf.log, state, spread.accelerator),
         evaluate=measure(own, PROMPTS, chain(2), EvaluationConf(max_new_tokens=6)),
     )  # fmt: skip
@@ -84,18 +101,17 @@ def run(target: Path, *, folder: str, parallel: dict[str, Any], stop: int | None
         loop.run()
     ids = torch.tensor(PROMPTS[:1])
     logits = own.model(input_ids=ids).logits
-    with gathered(draft):
-        weights = digest({name: p for name, p in draft.named_parameters() if p.requires_grad})
+    with gathered(learner):
+        weights = digest({name: p for name, p in learner.named_parameters() if p.requires_grad})
     left = {
         "fingerprint": own.fingerprint,
         "draft": weights,
-        "draft_held": held(draft),
+        "draft_held": held(learner),
         "target_held": held(own.model),
         "logits": whole(logits).flatten().tolist(),
         "progress": asdict(state.progress),
     }
-    rank = spread.accelerator.process_index
-    (place / f"rank-{rank}.json").write_text(json.dumps(left))
+    (place / f"rank-{spread.accelerator.process_index}.json").write_text(json.dumps(left))
 
 
 def held(module: nn.Module) -> int:

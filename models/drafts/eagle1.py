@@ -26,6 +26,7 @@ from models.drafts.one_layer import OneLayerConf, OneLayerDraft
 from models.errors import UserError
 from models.layers import DecoderLayer, start_small
 from models.losses import LossConf
+from models.shards import whole
 from models.supervision import row_weights, sooner
 from models.target import Target
 from models.transformer import Seen
@@ -57,7 +58,8 @@ class Eagle1Conf(OneLayerConf):
             torch.manual_seed(seed)
             draft = Eagle1Draft(self.layer(target), target)
         draft.conf, draft.loss_conf, draft.seed = self, loss, seed
-        draft.embed_tokens.load_state_dict(target.model.get_input_embeddings().state_dict())
+        embeddings = target.model.get_input_embeddings()
+        draft.embed_tokens.load_state_dict({"weight": whole(embeddings.weight)})
         return draft.to(target.head.weight.device)
 
     @classmethod
@@ -115,7 +117,7 @@ class Eagle1Draft(OneLayerDraft):
         """Distance to the target's next features, and what the target's head makes of them."""
         features = self.features(seen)
         outputs = self.unroll(batch, self._disturbed(features), carries=False)
-        tokens = self.distil(outputs, batch, seen, heads=[self.head.weight])
+        tokens = self.distil(outputs, batch, seen, heads=[whole(self.head.weight)])
         weight, _ = row_weights(
             batch.answer, batch.document, steps=self.trained_depth, conf=self.loss_conf
         )
