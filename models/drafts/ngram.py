@@ -88,4 +88,5 @@ class NgramDraft(Draft):
         earlier = (slot[None] < lengths[:, None]) & (matched > 0)
         score = torch.where(earlier, matched * known.shape[1] + slot, -1)
         best = score.argmax(1)
-        return torch.where(earlier.any(1), best, lengths - 1)
+        # a row without work knows no token: any slot will do, but it must be one
+        return torch.where(earlier.any(1), best, (lengths - 1).clamp_min(0))
