@@ -13,6 +13,7 @@ from tests.tiny import batch_of, learn, new_draft, sampled_texts, tiny_target
 
 torch.set_num_threads(1)  # small matrices are many times slower on several threads
 
+collect_ignore = ["neuron_device"]  # runs in processes of its own
 MARKED = {"long": pytest.mark.slow, "engines": pytest.mark.engines}  # folder of tests/ -> its mark
 
 

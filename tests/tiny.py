@@ -43,7 +43,7 @@ def tiny_target(
         model.lm_head.weight.mul_(sharpness * 0.15)
         model.lm_head.weight[0] = 0.0
         model.lm_head.weight[VOCAB:] = 0.0
-    model.to(device.dtype)
+    model.to(device=device.torch_device, dtype=device.dtype)
     return Target(model, tiny_tokenizer(), name="tiny", device=device)
 
 

@@ -1,0 +1,153 @@
+"""What tests/test_neuron_device.py asks about, done on the device in a process of its own.
+
+Nothing here names the device but `device=neuron`. What is found goes to facts.json.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import is_neuron_available
+
+from conf.entry import compose
+from infer.decode import Decoder
+from models.device import DeviceConf, DeviceName, graphs
+from models.drafts.base import DraftConf
+from models.drafts.causal_lm import CausalLMConf, Start
+from models.drafts.eagle3 import Eagle3Conf
+from models.drafts.medusa import MedusaConf
+from models.sampling import SamplingConf
+from tests.tiny import LAYERS, tiny_target, tree
+from tests.toy_run import metrics, toy_conf, toy_run
+from train.config import TrainConf
+from train.parallel import accelerator_for
+
+DRAFTS: dict[str, DraftConf] = {
+    "eagle3": Eagle3Conf(layers=LAYERS, unroll=2),
+    "medusa": MedusaConf(heads=4),
+    "draft model": CausalLMConf(start=Start.pruned, layers=[0, 5]),
+}
+PROMPTS = [[5, 9, 2, 7, 11, 3], [8, 1, 4]]
+GREEDY, SAMPLED = SamplingConf(), SamplingConf(temperature=0.8, seed=3)
+
+
+def conf_of(name: str, *, compiles: bool = False) -> DeviceConf:
+    """As the command line gives it."""
+    words = [f"device={name}", "device.precision=float32", f"device.compile={compiles}"]
+    return compose("train", TrainConf, words).device
+
+
+def placement() -> dict[str, Any]:
+    device = DeviceConf(name=DeviceName.auto, compile=False).build()
+    accelerator = accelerator_for(device, trackers=[])
+    linear = accelerator.prepare(torch.nn.Linear(4, 4, bias=False))
+    weight, ones = linear.weight, torch.ones(2, 4, device=device.torch_device)
+    with accelerator.autocast():
+        inside = torch.nn.functional.linear(ones, weight)
+        loss = inside.log_softmax(-1)
+    before = weight.detach().clone()
+    accelerator.backward(loss.square().mean())
+    torch.optim.AdamW(linear.parameters(), lr=0.1).step()
+    return {
+        "described": device.describe(),
+        "accelerate": [is_neuron_available(), str(accelerator.device)],
+        "weights": [weight.device.type, str(weight.dtype)],
+        "autocast": [str(inside.dtype), str(loss.dtype), inside.device.type],
+        "outside": str(torch.nn.functional.linear(ones, weight).dtype),
+        "moved": bool((weight != before).all()),
+    }
+
+
+def random_state(folder: Path) -> dict[str, Any]:
+    accelerator = Accelerator()
+    torch.manual_seed(5)
+    state = torch.neuron.get_rng_state()
+    accelerator.save_state(str(folder / "numbers"))
+    torch.manual_seed(6)
+    other = torch.neuron.get_rng_state()
+    accelerator.load_state(str(folder / "numbers"))
+    again = torch.neuron.get_rng_state()
+    try:
+        torch.rand(2, device=accelerator.device)
+        refused = ""
+    except RuntimeError as error:
+        refused = str(error)
+    return {
+        "seeded": not torch.equal(state, other),
+        "restored": torch.equal(state, again),
+        "refused": refused.splitlines()[0],
+    }
+
+
+def trained(where: str, name: str, folder: Path) -> dict[str, Any]:
+    """The loop of a run, then text by trees: what it learned, and what it decodes."""
+    device = conf_of(where)
+    target = tiny_target(seed=0, device=device.build())
+    conf = toy_conf(draft=DRAFTS[name], device=device, optim=FEW)
+    draft, _ = toy_run(folder / name, conf, target=target)
+    decoded = {
+        kind: Decoder(target, draft.eval(), tree(), sampling=sampling, slots=64, batch=2)
+        .decode(PROMPTS, row_ids=[0, 1], max_new_tokens=8)
+        for kind, sampling in (("greedy", GREEDY), ("sampled", SAMPLED))
+    }  # fmt: skip
+    return {
+        "on": sorted({p.device.type for p in draft.parameters()}),
+        "losses": losses_in(folder / name),
+        **{kind: [[row.ids, row.accepted] for row in rows] for kind, rows in decoded.items()},
+    }
+
+
+FEW = {"steps": 3, "batch_size": 2}
+
+
+def compiled(folder: Path) -> dict[str, Any]:
+    """A fused round and a loss, compiled by the device's own compiler, found by its name."""
+    setting = conf_of("neuron", compiles=True)
+    device = setting.build()
+    target = tiny_target(seed=0, device=device)
+    draft = DRAFTS["eagle3"].build(target, loss=toy_conf().loss, seed=0).eval()
+    decoder = Decoder(target, draft, tree(), sampling=GREEDY, slots=64)
+    counts, ids = [graphs()], []
+    for _ in range(2):
+        for prompt in PROMPTS:
+            (row,) = decoder.decode([prompt], row_ids=[0], max_new_tokens=8)
+            ids.append(row.ids)
+        counts.append(graphs())
+    conf = toy_conf(draft=DRAFTS["medusa"], device=setting, optim=FEW)
+    toy_run(folder / "compiled", conf, target=target)
+    return {
+        "backend": device.backend,
+        "graphs": [*counts, graphs()],
+        "ids": ids,
+        "losses": losses_in(folder / "compiled"),
+    }
+
+
+def losses_in(folder: Path) -> list[float]:
+    return [line["train/loss"] for line in metrics(folder) if "train/loss" in line]
+
+
+def main(folder: Path) -> None:
+    parts: dict[str, Callable[[], Any]] = {
+        "placement": placement,
+        "random state": partial(random_state, folder),
+        **{name: partial(trained, "neuron", name, folder) for name in DRAFTS},
+        "compiled": partial(compiled, folder),
+    }
+    facts = {}
+    for name, part in parts.items():
+        began = time.perf_counter()
+        facts[name] = part()
+        sys.stderr.write(f"{name}: {time.perf_counter() - began:.1f} s\n")
+    (folder / "facts.json").write_text(json.dumps(facts))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(Path(sys.argv[1]))
