@@ -4,6 +4,9 @@ Packages are folders of metadata on Python's path, which is all that an installe
 """
 
 import logging
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ from models.device.detect import choose
 from models.device.machine import Machine
 from models.errors import UserError
 
+ROOT = Path(__file__).parent.parent
 NATIVE = {"torch": "2.14.0+cpu", "torch-neuronx": "2.14.3.0", "neuronx-cc": "2.28.7631.0"}
 XLA = {"torch": "2.9.0+cpu", "torch_xla": "2.9.0"}
 ON_NEURON = {**XLA, "libneuronxla": "2.2.17544.0", "torch-neuronx": "2.9.0.2.15.32035"}
@@ -41,7 +45,7 @@ def install(tmp_path, monkeypatch):
 def machine(root: Path, *, neuron: bool = False, instance: str = "") -> Machine:
     (root / "dev").mkdir(parents=True)
     if neuron:
-        (root / "dev/neuron0").touch()
+        (root / "dev/neuron5").touch()  # a container may have any of them
     product = root / "sys/devices/virtual/dmi/id/product_name"
     product.parent.mkdir(parents=True)
     product.write_text(f"{instance}\n")
@@ -64,14 +68,14 @@ def machine(root: Path, *, neuron: bool = False, instance: str = "") -> Machine:
         ("neuron", NATIVE | {"torch-neuronx": "2.15.1"}, "needs torch-neuronx 2.13 or 2.14, got"),
         ("neuron", {"torch-neuronx": "2.9.0.2.15.32035"}, "of the XLA generation: use device=xla"),
         ("neuron", {k: v for k, v in NATIVE.items() if k != "neuronx-cc"}, "compiler neuronx-cc"),
-        ("neuron", NATIVE, "PyTorch sees cpu here, got neuron; there is no /dev/neuron0"),
+        ("neuron", NATIVE, "PyTorch sees cpu here, got neuron; there is no /dev/neuron*"),
         ("neuron", NATIVE | {"torch_xla": "2.9.0"}, "must stand alone, got torch_xla of the XLA"),
         ("auto", NATIVE | {"libneuronxla": "2.2"}, "must stand alone, got libneuronxla of the XLA"),
         ("xla", {}, "torch_xla is not installed, got xla; install the `xla` extra"),
         ("xla", XLA | {"torch": "2.13.0"}, "xla needs torch and torch_xla 2.9, got torch 2.13.0"),
         ("xla", XLA | {"torch_xla": "2.8.1"}, "got torch 2.9.0 and torch_xla 2.8.1; pip install"),
-        ("xla", ON_NEURON, "libneuronxla needs a Neuron device, got none at /dev/neuron0"),
-        ("auto", ON_NEURON, "libneuronxla needs a Neuron device, got none at /dev/neuron0"),
+        ("xla", ON_NEURON, "libneuronxla needs a Neuron device, got none at /dev/neuron*"),
+        ("auto", ON_NEURON, "libneuronxla needs a Neuron device, got none at /dev/neuron*"),
     ],
 )
 def test_what_cannot_run_is_named_with_the_remedy(install, tmp_path, name, packages, says):
@@ -136,3 +140,27 @@ def test_the_choice_and_what_it_was_made_from_are_one_line(install, monkeypatch,
     assert [r.getMessage() for r in caplog.records] == [
         "device: cpu, PyTorch sees no accelerator (torch 2.13.0, neuronx-cc 2.28.7631.0)"
     ]
+
+
+def test_a_package_of_another_torch_is_named_and_not_loaded(tmp_path):
+    """PyTorch would load it when it is imported, and end in a traceback."""
+    site = tmp_path / "site"
+    told = site / "torch_neuronx-2.99.1.0.dist-info"
+    told.mkdir(parents=True)
+    (told / "METADATA").write_text("Name: torch-neuronx\nVersion: 2.99.1.0\n")
+    (told / "entry_points.txt").write_text("[torch.backends]\ntorch_neuronx = torch_neuronx:load\n")
+    (site / "torch_neuronx.py").write_text("raise ImportError('undefined symbol')\n")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(site), str(ROOT)])}
+    ran = subprocess.run(
+        [sys.executable, "-m", "train", "device=neuron"], env=environment, cwd=tmp_path,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert ran.returncode == 2
+    assert (
+        ran.stderr.strip()
+        .splitlines()[-1]
+        .startswith(
+            "error: device.name: neuron needs torch-neuronx 2.13 or 2.14, got 2.99.1.0; pip install"
+        )
+    )
+    assert "Traceback" not in ran.stderr

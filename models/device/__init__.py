@@ -1,6 +1,10 @@
 """Where tensors live and how functions are compiled: the only package that names hardware."""
 
-from models.device.config import DeviceConf, DeviceName, Precision
-from models.device.hardware import Device, graphs
+from models.device.packages import let_torch_load
+
+let_torch_load()  # before the first import of torch, which is in what follows
+
+from models.device.config import DeviceConf, DeviceName, Precision  # noqa: E402
+from models.device.hardware import Device, graphs  # noqa: E402
 
 __all__ = ["Device", "DeviceConf", "DeviceName", "Precision", "graphs"]

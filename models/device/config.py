@@ -83,5 +83,5 @@ class DeviceConf(Settings):
 def _found(machine: Machine) -> str:
     """Packages and hardware that the choice was made from, in words."""
     packages = [f"{name} {found}" for name in PACKAGES if (found := installed(name))]
-    hardware = [machine.instance or "", "/dev/neuron0" if machine.has_neuron else ""]
+    hardware = [machine.instance or "", "/dev/neuron*" if machine.has_neuron else ""]
     return ", ".join([*packages, *filter(None, hardware)])

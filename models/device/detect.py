@@ -98,7 +98,7 @@ def _refuse_older_cores(machine: Machine) -> None:
 def _refuse_a_missing_device(machine: Machine) -> None:
     if installed("libneuronxla") and not machine.has_neuron:
         raise UserError(
-            "device.name: libneuronxla needs a Neuron device, got none at /dev/neuron0; use a "
+            "device.name: libneuronxla needs a Neuron device, got none at /dev/neuron*; use a "
             "Trainium instance (in a container: --device=/dev/neuron0), or pip uninstall "
             "libneuronxla for XLA's own CPU device"
         )
@@ -111,5 +111,5 @@ def _refuse_what_is_not_there(choice: Choice, machine: Machine) -> None:
     there = "cpu" if seen is None else f"cpu and {seen}"
     why = "use device=auto"
     if choice.name == "neuron" and not machine.has_neuron:
-        why = "there is no /dev/neuron0: use a Trainium 2 or 3 instance, or device=auto"
+        why = "there is no /dev/neuron*: use a Trainium 2 or 3 instance, or device=auto"
     raise UserError(f"device.name: PyTorch sees {there} here, got {choice.name}; {why}")

@@ -15,8 +15,8 @@ class Machine:
 
     @property
     def has_neuron(self) -> bool:
-        """Whether the Neuron driver offers a device."""
-        return (self.root / "dev/neuron0").exists()
+        """Whether the Neuron driver offers a device; a container may have any of them."""
+        return any((self.root / "dev").glob("neuron[0-9]*"))
 
     @property
     def instance(self) -> str | None:

@@ -5,6 +5,7 @@ device slot; the older one (2.9 and below) stands on `torch_xla`. Of some names 
 placeholders, which import and do nothing.
 """
 
+import os
 import shutil
 from importlib.metadata import PackageNotFoundError, version
 
@@ -43,6 +44,15 @@ def native() -> bool:
     """Whether the installed `torch-neuronx` is of the generation that needs no torch_xla."""
     found = minor("torch-neuronx")
     return found is not None and _numbers(found) > _numbers(XLA)
+
+
+def let_torch_load() -> None:
+    """Keep PyTorch from loading a native package that is not of its version, before it is imported.
+
+    It would do so by itself and end in a traceback; `check_native` says the same in a line.
+    """
+    if native() and minor("torch-neuronx") != minor("torch"):
+        os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
 
 
 def refuse_mixtures() -> None:
