@@ -5,6 +5,7 @@ tensor that enters layer i, which is Hugging Face's `hidden_states[i]` and vLLM'
 `eagle_aux_hidden_state_layer_ids`.
 """
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,8 @@ from models.cache import LayerCache, StaticCache, Write
 from models.device import Device
 from models.errors import UserError
 from models.graphs import key_of
+
+SHAPES = Path(__file__).parent / "shapes"
 
 
 @dataclass(kw_only=True)
@@ -212,6 +215,23 @@ class Source:
         if self.path and (shares := sharded_checkpoint.files(Path(self.path))):
             return sharded_checkpoint.load(shares, self.shape(), **how, **layout)
         return self._read(AutoModelForCausalLM, **how, **families.stored_as(config), **layout)
+
+    def outline(self, dtype: torch.dtype) -> Any:
+        """The model without its weights, on `meta`.
+
+        Reads config.json alone; of the models that conf/ names it is here, as published.
+        """
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        shipped = SHAPES / f"{self.name}.json"
+        if self.path is None and shipped.exists():
+            config = AutoConfig.for_model(**json.loads(shipped.read_text()))
+        else:
+            config = self.config()
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(
+                config, dtype=dtype, attn_implementation=families.implementation(config)
+            )
 
     def tokenizer(self) -> Any:
         from transformers import AutoTokenizer

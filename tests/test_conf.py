@@ -9,6 +9,7 @@ from conf.entry import CONF_DIR, compose, config_yaml, read_config
 from infer.config import CalibrateConf, EvalConf
 from models.drafts import METHODS
 from train.config import TrainConf
+from train.plan import PlanConf
 
 GROUPS = (
     "target",
@@ -19,6 +20,7 @@ GROUPS = (
     "optim",
     "device",
     "parallel",
+    "machine",
     "log",
     "experiment",
 )
@@ -31,10 +33,15 @@ def train(*overrides: str) -> TrainConf:
     return compose("train", TrainConf, list(overrides))
 
 
+def plan(*overrides: str) -> PlanConf:
+    return compose("train_plan", PlanConf, list(overrides))
+
+
 @pytest.mark.parametrize("option", sorted(OPTIONS))
 def test_every_option_composes_and_validates(option):
-    conf = train(option, *NEEDS.get(option, []))
-    assert type(conf) is TrainConf
+    command = plan if option.startswith("machine=") else train
+    conf = command(option, *NEEDS.get(option, []))
+    assert type(conf) is (PlanConf if command is plan else TrainConf)
     assert type(conf.draft) in METHODS.values()
 
 
@@ -46,7 +53,8 @@ def test_every_yaml_belongs_to_a_group_or_a_command():
     here = {str(p.relative_to(CONF_DIR)) for p in Path(CONF_DIR).rglob("*.yaml")}
     groups = {option.replace("=", "/") + ".yaml" for option in OPTIONS}
     assert here == groups | {
-        f"{name}.yaml" for name in ("train", "eval", "calibrate", "tune", "tree_file", "command")
+        f"{name}.yaml"
+        for name in ("train", "train_plan", "eval", "calibrate", "tune", "tree_file", "command")
     }
 
 

@@ -49,20 +49,24 @@ class TrainConf:
 
     def check(self) -> None:
         """Refuse what can be known to be wrong before a model is loaded."""
+        self.check_settings()
         conversations.check(self.data)
-        self._check_on_policy()
         self.draft.check()
         self.parallel.check(
             self.target, rows=self.optim.rows, adapts=self.draft.adapts, device=self.device.name
         )
+        if self.evaluation.prompts is not None:
+            prompt_files.read(self.evaluation.prompts)
+
+    def check_settings(self) -> None:
+        """Refuse what can be known without a file or a model."""
+        self._check_on_policy()
         depth, deepest = self.tree.build().depth, self.draft.deepest
         if depth > deepest:
             raise UserError(
                 f"tree.depth: must be at most the {deepest} tokens that the draft can propose, "
                 f"got {depth}; lower tree.depth or raise draft.{self.draft.depth_key}"
             )
-        if self.evaluation.prompts is not None:
-            prompt_files.read(self.evaluation.prompts)
 
     def _check_on_policy(self) -> None:
         wanted = self.data.on_policy

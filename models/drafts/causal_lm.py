@@ -103,6 +103,8 @@ class CausalLMConf(DraftConf):
     def _model(self, target: Target) -> Any:
         if self.start is Start.checkpoint:
             same_tokens(target, self.source)
+            if target.head.weight.is_meta:  # an outline of it is asked for
+                return self.source.outline(torch.float32)
             return self.source.model(torch.float32)
         layers = self.layers or list(range(0, target.num_layers, 4))
         target.check_layers(layers)

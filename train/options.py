@@ -1,0 +1,167 @@
+"""What a run could do on a machine, layout by layout."""
+
+import logging
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from models.device import Precision
+from models.drafts.base import Draft
+from models.errors import UserError
+from models.machines import HERE, MachineConf
+from models.outline import Outline, outline, outlined, share
+from train.config import TrainConf
+from train.disk import learning, room
+from train.layout import Layout, Speed, fullest, layouts, speed
+from train.trace import Trace, trace
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True)
+class Options(TrainConf):
+    """A run's configuration, and the machine that it is to run on."""
+
+    machine: MachineConf = field(default_factory=MachineConf)
+    headroom: float = 0.1  # share of a core's memory that is left to compiler, runtime, collectives
+    prompt_tokens: int | None = None  # of the longest held-out prompt; null = a whole row
+    tokens: float | None = None  # of the data set; null = what the steps of the run read
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.headroom < 1:
+            raise UserError(f"headroom: is a share and must lie in 0..1, got {self.headroom}")
+        for name in ("prompt_tokens", "tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"{name}: must be at least 1, got {value}")
+
+    @property
+    def longest_prompt(self) -> int:
+        return min(self.prompt_tokens or self.data.length, self.data.length)
+
+
+@dataclass(kw_only=True)
+class Option:
+    """A layout, and what comes of it, where it was followed."""
+
+    layout: Layout
+    weights: int  # bytes of the target on a core
+    trace: Trace | None = None
+    speed: Speed | None = None
+
+    @property
+    def total(self) -> int:
+        """Bytes of a core at its fullest moment, as far as is known."""
+        return fullest(self.trace, self.layout)[1].total() if self.trace else self.weights
+
+
+@dataclass(kw_only=True)
+class Sizes:
+    """What does not depend on the layout."""
+
+    target: int  # parameters, as the next two
+    draft: int
+    trained: int
+    layers: list[int]  # of the target that the method captures
+    feature_bytes: int  # of a token: what the method needs of the target
+    disk: int  # bytes of states and checkpoints
+
+
+@dataclass(kw_only=True)
+class Plan:
+    """What a run needs of a machine."""
+
+    conf: Options
+    machine: MachineConf
+    dtype: torch.dtype
+    sizes: Sizes
+    options: list[Option]
+
+    @property
+    def limit(self) -> float:
+        """Bytes of a core that a run may take."""
+        return (1 - self.conf.headroom) * self.machine.core_bytes
+
+    def fits(self, option: Option) -> bool:
+        return option.trace is not None and option.total <= self.limit
+
+    @property
+    def best(self) -> Option:
+        """The fastest that fits, of equals the one with fewest cores a target; or the smallest."""
+        fitting = [option for option in self.options if self.fits(option)]
+        if fitting:
+            return min(fitting, key=lambda o: (o.speed.bound if o.speed else 0, o.layout.tensor))
+        return min(self.options, key=lambda option: (option.trace is None, option.total))
+
+
+def planned(conf: Options) -> Plan:
+    """All layouts of a run; raises UserError for what no layout can do."""
+    conf.check_settings()
+    device = conf.device.build() if conf.machine.name == HERE else None
+    machine = conf.machine.known(device) if device else conf.machine
+    dtype = torch.bfloat16
+    if device is not None:
+        dtype = device.dtype
+    elif conf.device.precision is Precision.float32:
+        dtype = torch.float32
+    machine.check(dtype)
+    machine.check_length(conf.data.length)
+    return _options(conf, machine, dtype)
+
+
+def _options(conf: Options, machine: MachineConf, dtype: torch.dtype) -> Plan:
+    target, draft = _models(conf, dtype)
+    plan = Plan(
+        conf=conf, machine=machine, dtype=dtype, sizes=_sizes(target, draft),
+        options=[
+            Option(layout=found, weights=_weights(conf, dtype, found.tensor))
+            for found in layouts(conf, machine, target)
+        ],
+    )  # fmt: skip
+    for option in plan.options:
+        if option.weights < plan.limit:
+            follow(option, conf, machine, dtype)
+        if plan.fits(option) and option.layout.processes == machine.all_cores:
+            break  # more cores a target would only repeat more of the draft's work
+    return plan
+
+
+def _models(conf: Options, dtype: torch.dtype, tensor: int = 1) -> tuple[Outline, Draft]:
+    target = outline(conf.target, dtype)
+    draft = outlined(conf.draft, target, loss=conf.loss, seed=conf.seed)
+    if tensor > 1:
+        share(target, tensor)
+    return target, draft
+
+
+def _sizes(target: Outline, draft: Draft) -> Sizes:
+    features = (1 + len(draft.needs.layers)) * target.hidden_size
+    return Sizes(
+        target=target.parameters,
+        draft=sum(p.numel() for p in draft.parameters()),
+        trained=sum(p.numel() for p in learning(draft)),
+        layers=draft.needs.layers,
+        feature_bytes=features * target.device.dtype.itemsize,
+        disk=room(draft, target),
+    )
+
+
+def _weights(conf: Options, dtype: torch.dtype, tensor: int) -> int:
+    """Bytes of the target on one of `tensor` cores."""
+    target = outline(conf.target, dtype)
+    if tensor > 1:
+        share(target, tensor)
+    return sum(p.nbytes for p in target.model.parameters())
+
+
+def follow(option: Option, conf: Options, machine: MachineConf, dtype: torch.dtype) -> None:
+    """Trace a run of this layout."""
+    found = option.layout
+    optim = replace(conf.optim, batch_size=found.rows, accumulation=found.micros)
+    target, draft = _models(conf, dtype, found.tensor)
+    option.trace = trace(
+        replace(conf, optim=optim), target, draft, prompt=conf.longest_prompt,
+        foreach=machine.name != HERE,
+    )  # fmt: skip
+    option.speed = speed(option.trace, found, machine)

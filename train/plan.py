@@ -1,0 +1,45 @@
+"""`python -m train.plan`: what a run will need, before anything is loaded.
+
+python -m train.plan draft=qwen3-1.7b machine=trn2.48xlarge data=ultrachat
+python -m train.plan draft=qwen3-32b-eagle3 machine=trn2.3xlarge tokens=250e6 output=plan.json
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from conf.entry import entry_point
+from models.errors import UserError
+from train.changes import changes
+from train.options import Options, planned
+from train.plan_tables import CONSOLE, as_json, show
+
+
+@dataclass(kw_only=True)
+class PlanConf(Options):
+    """All of a run's configuration, where it is to run, and where the plan goes."""
+
+    output: str | None = None  # a file for the plan as JSON
+
+
+@entry_point("train_plan", PlanConf)
+def main(conf: PlanConf) -> None:
+    plan = planned(conf)
+    fixes = [] if plan.fits(plan.best) else changes(plan)
+    show(plan, CONSOLE, fixes)
+    if conf.output is not None:
+        write(Path(conf.output), as_json(plan) | {"changes": fixes})
+
+
+def write(file: Path, found: dict) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(found, indent=2) + "\n")
+    except OSError as error:
+        raise UserError(
+            f"output: must be a writable file, got {file} ({error.strerror}); choose another"
+        ) from error
+
+
+if __name__ == "__main__":
+    main()
