@@ -164,3 +164,9 @@ def test_refusals_are_shown_as_they_are_printed():
         with pytest.raises(USER_ERRORS) as refused:
             command.configs()
         assert one_line(refused.value) == line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_pages_name_files_that_exist(page):
+    named = re.findall(r"`((?:tests|scripts|conf|docs)/[\w/.-]+\.\w+)`", page.read_text())
+    assert [path for path in named if not (ROOT / path).exists()] == []
