@@ -71,6 +71,24 @@ def test_a_job_runs_on_a_runtime_that_ships(job):
     assert RUNTIMES[reference["name"]]["metadata"]["namespace"] == job["metadata"]["namespace"]
 
 
+@pytest.mark.parametrize("job", JOBS.values(), ids=JOBS)
+def test_a_job_asks_for_what_its_nodes_have(job):
+    pod = pod_spec(RUNTIMES[job["spec"]["runtimeRef"]["name"]])
+    instance = pod["nodeSelector"]["node.kubernetes.io/instance-type"]
+    machine = yaml.safe_load((ROOT / f"conf/machine/{instance}.yaml").read_text())
+    assert job["spec"]["trainer"]["numProcPerNode"] == machine["chips"] * machine["cores"]
+    (container,) = pod["containers"]
+    limits = container["resources"]["limits"]
+    assert int(limits["cpu"]) < machine["vcpus"]
+    assert int(limits["memory"].removesuffix("Gi")) < machine["host_memory_gib"]
+    if "claims" in container["resources"]:
+        (claim,) = pod["resourceClaims"]
+        template = everything("ResourceClaimTemplate")[claim["resourceClaimTemplateName"]]
+        assert f"instanceType == '{instance}'" in str(template)
+    else:
+        assert int(limits["aws.amazon.com/neuron"]) == machine["chips"]
+
+
 @pytest.mark.parametrize("resource", PODS, ids=lambda r: r["metadata"]["name"])
 def test_pods_refer_to_what_ships_beside_them(resource):
     pod = pod_spec(resource)
