@@ -112,8 +112,10 @@ def _check_one_target(directories: list[Path]) -> None:
 
 
 def let_warnings_through() -> None:
-    """Hydra switches off every logger that it finds, and lets only errors by."""
+    """And which device is taken. Hydra switches off every logger that it finds, all but errors."""
+    logging.basicConfig(format="%(message)s")
     logging.root.setLevel(logging.WARNING)
+    logging.getLogger("models.device").setLevel(logging.INFO)
     for name in list(logging.root.manager.loggerDict):
         if name.partition(".")[0] in ("data", "infer", "models"):
             logging.getLogger(name).disabled = False
