@@ -32,6 +32,9 @@ class Seen:
     hidden: Float[Tensor, "batch seq hidden"]  # after the final norm: what the head reads
     captured: Float[Tensor, "batch seq captured"]  # the captured layers side by side, low to high
 
+    def to(self, device: torch.device) -> "Seen":
+        return Seen(hidden=self.hidden.to(device), captured=self.captured.to(device))
+
 
 @dataclass(kw_only=True)
 class _Pass:

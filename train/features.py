@@ -26,15 +26,14 @@ class Features:
         self.target, self.layers = target, layers
         self.kept = self._keep(rows, batch_size) if keep else None
 
-    def of(self, rows: list[int] | None, batch: Batch) -> Seen:
-        """What the target sees of `batch`, which holds these rows; None: other texts."""
-        if self.kept is None or rows is None:
-            return self._see(batch)
-        device = batch.ids.device
-        return Seen(**{f.name: getattr(self.kept, f.name)[rows].to(device) for f in fields(Seen)})
+    def of(self, rows: list[int]) -> Seen | None:
+        """What is kept of these rows, on the host; None: the target is to look at them."""
+        if self.kept is None:
+            return None
+        return Seen(**{f.name: getattr(self.kept, f.name)[rows] for f in fields(Seen)})
 
     @torch.no_grad()
-    def _see(self, batch: Batch) -> Seen:
+    def see(self, batch: Batch) -> Seen:
         mask = batch.attends()
         return self.target.see(batch.ids, positions=batch.positions, mask=mask, layers=self.layers)
 
@@ -44,8 +43,9 @@ class Features:
         groups = torch.arange(len(rows)).split(batch_size)
         quiet = not CONSOLE.is_terminal
         kept: Seen | None = None
+        see = self.target.device.glue(self.see)
         for group in track(groups, "features", console=CONSOLE, disable=quiet):
-            seen = self._see(rows.batch(group.tolist()).to(device))
+            seen = see(rows.batch(group.tolist()).to(device))
             if kept is None:
                 kept = _room(seen, len(rows))
             for f in fields(Seen):

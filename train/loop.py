@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
 from typing import cast
@@ -30,8 +30,10 @@ from train.disk import refuse_full_disk
 from train.features import Features
 from train.log import Log, Steps
 from train.on_policy import OnPolicy
+from train.optim import start
 from train.parallel import Parallel
 from train.state import Learning, Progress, State
+from train.window import Window
 
 log = logging.getLogger(__name__)
 
@@ -48,25 +50,12 @@ class Lesson(nn.Module):
         return self.loss(batch, seen)
 
 
-class Window:
-    """Sums since the last log line. They stay on the device and are read in one transfer."""
+@dataclass(kw_only=True)
+class Micro:
+    """Rows that a process learns from at a time."""
 
-    def __init__(self) -> None:
-        self.losses: list[Tensor] = []  # one (total, weight) a step
-        self.sums: dict[str, Tensor] = {}
-
-    def add(self, name: str, pair: Tensor) -> None:
-        self.sums[name] = self.sums[name] + pair if name in self.sums else pair
-
-    def read(self, accelerator: Accelerator) -> tuple[list[float], dict[str, tuple[float, float]]]:
-        """The loss of each step, and (sum, count) of each metric. The window is empty then."""
-        pairs = torch.stack([*self.losses, *self.sums.values()])
-        read = cast(Tensor, accelerator.reduce(pairs, "sum")).tolist()
-        steps = len(self.losses)
-        losses = [total / weight if weight else 0.0 for total, weight in read[:steps]]
-        metrics = dict(zip(self.sums, map(tuple, read[steps:]), strict=True))
-        self.__init__()
-        return losses, metrics
+    batch: Batch
+    seen: Seen | None  # by the target, on the host; None: it is asked in the step
 
 
 def expected_length(values: dict[str, float]) -> dict[str, float]:
@@ -94,7 +83,6 @@ class Loop:
     state: State
     log: Log
     evaluate: Callable[[Draft], dict[str, float]]  # real decoding; has acceptance_length
-    window: Window = field(default_factory=Window)
 
     @property
     def accelerator(self) -> Accelerator:
@@ -125,7 +113,9 @@ class Loop:
 
     def _prepare(self) -> None:
         conf = self.conf
-        lesson = Lesson(self.draft, self.device, compiled=conf.optim.compile)
+        # where operations are recorded, the whole step is one graph
+        compiled = conf.optim.compile and not self.device.lazy
+        lesson = Lesson(self.draft, self.device, compiled=compiled)
         self.lesson = self.parallel.prepare(lesson)
         optimizers, schedules = conf.optim.build(self.draft)  # of what is left here of the weights
         self.optimizers = [self.accelerator.prepare(optimizer) for optimizer in optimizers]
@@ -140,7 +130,10 @@ class Loop:
         )  # fmt: skip
         self.on_policy = self._on_policy()
         self.learning = Learning(module=self.lesson, optimizers=optimizers, schedules=[*schedules])
+        self.device.glue(start)(optimizers)
         self.state.load(self.learning, self.parallel)
+        self._step = self.device.glue(self.optimizer_step)
+        self.window = Window(steps=conf.log.every)
         self.draft.train()
 
     def _on_policy(self) -> OnPolicy | None:
@@ -153,49 +146,52 @@ class Loop:
         )  # fmt: skip
 
     def _learn(self, step: int) -> None:
-        """One optimizer step: the gradient of the summed loss over all rows / its summed weight."""
-        accelerator, clip = self.accelerator, self.conf.optim.clip
-        sums = torch.zeros(2, device=accelerator.device)
         self.parallel.seed(self.conf.seed, step)
-        micros = self.conf.optim.rows // self.parallel.data // self.at_a_time
-        for micro, (batch, seen) in enumerate(self._batches(step), start=1):
-            last = micro == micros
+        self._step(dict(enumerate(self._micros(step))))
+        for schedule in self.schedules:
+            schedule.step()
+
+    def optimizer_step(self, micros: dict[int, Micro]) -> None:
+        """One step: the gradient of the summed loss over all rows / its summed weight."""
+        accelerator = self.accelerator
+        sums: dict[str, Tensor] = {}
+        for place, micro in micros.items():
+            batch, seen = micro.batch, micro.seen
+            seen = seen.to(accelerator.device) if seen else self.features.see(batch)
+            last = place == len(micros) - 1
             with nullcontext() if last else accelerator.no_sync(self.lesson):
                 loss = self.lesson(batch, seen)
                 accelerator.backward(loss.total)
-            sums += torch.stack([loss.total.detach(), loss.weight]).float()
-            for name, pair in loss.metrics.items():
-                self.window.add(name, pair.detach())
             tokens = (batch.document >= 0).sum().float()
-            self.window.add("tokens", torch.stack([tokens, torch.ones_like(tokens)]))
-        self.window.losses.append(sums)
+            here = loss.metrics | {
+                "loss": torch.stack([loss.total.detach(), loss.weight]).float(),
+                "tokens": torch.stack([tokens, torch.ones_like(tokens)]),
+            }
+            sums = {name: sums[name] + pair if sums else pair for name, pair in here.items()}
 
-        weight = accelerator.reduce(sums, "sum")[1]
+        weight = self.parallel.total(sums["loss"])[1]
         # Gradients arrive as the mean over processes; a step without any answer moves nothing.
         scale = accelerator.num_processes / weight.clamp_min(torch.finfo(weight.dtype).tiny)
         for parameter in self.trained:
             if parameter.grad is not None:
                 parameter.grad.mul_(scale)
-        norm = whole(cast(Tensor, accelerator.clip_grad_norm_(self.trained, clip)))
-        self.window.add("grad_norm", torch.stack([norm, torch.ones_like(norm)]))
-        for optimizer, schedule in zip(self.optimizers, self.schedules, strict=True):
+        norm = whole(cast(Tensor, accelerator.clip_grad_norm_(self.trained, self.conf.optim.clip)))
+        self.window.add(sums | {"grad_norm": torch.stack([norm, torch.ones_like(norm)])})
+        for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad()
-            schedule.step()
 
-    def _batches(self, step: int) -> Iterator[tuple[Batch, Seen]]:
-        """This process's micro-batches of a step, and what the target sees of each."""
+    def _micros(self, step: int) -> Iterator[Micro]:
+        """This process's share of a step."""
         size, place = self.at_a_time, self.accelerator.device
         rows = self.order.batch(step, self.parallel.rank, self.parallel.data)
         own = self._own_words(step, len(rows))
         for first in range(0, len(rows), size):
             some, mine = rows[first : first + size], own[first : first + size]
             if self.on_policy is not None and any(mine):
-                batch = self.on_policy.rewrite(some, mine).to(place)
-                yield batch, self.features.of(None, batch)
+                yield Micro(batch=self.on_policy.rewrite(some, mine).to(place), seen=None)
             else:
-                batch = self.rows.batch(some).to(place)
-                yield batch, self.features.of(some, batch)
+                yield Micro(batch=self.rows.batch(some).to(place), seen=self.features.of(some))
 
     def _own_words(self, step: int, count: int) -> list[bool]:
         """Which of this process's rows the draft has written itself."""
@@ -209,7 +205,8 @@ class Loop:
     def _report(self) -> dict[str, float]:
         """Read the window and say what it holds. Raises UserError where the loss is not finite."""
         done = self.state.progress.step
-        losses, sums = self.window.read(self.accelerator)
+        read = self.window.read(self.parallel)
+        losses = [total / weight if weight else 0.0 for total, weight in read.pop("loss")]
         for step, loss in enumerate(losses, start=done - len(losses) + 1):
             if not math.isfinite(loss):
                 raise UserError(
@@ -217,6 +214,7 @@ class Loop:
                     "optim.lr or optim.clip under another run_name (the last good state is kept)"
                 )
         took = time.perf_counter() - self.clock
+        sums = {name: map(sum, zip(*steps, strict=True)) for name, steps in read.items()}
         tokens, _ = sums.pop("tokens")
         lr = self.conf.optim.lr * self.conf.optim.factor(done - 1)
         values = {"loss": sum(losses) / len(losses), "lr": lr}

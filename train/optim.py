@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import AdamW, Muon, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -123,6 +124,18 @@ class OptimConf:
             return self.factor(step)
 
         return optimizers, [LambdaLR(optimizer, factor) for optimizer in optimizers]
+
+
+def start(optimizers: list[Optimizer]) -> None:
+    """Make now what each optimizer would make in its first step, so that all steps are alike."""
+    for optimizer in optimizers:
+        adamw = isinstance(optimizer, AdamW)
+        averages = ("exp_avg", "exp_avg_sq") if adamw else ("momentum_buffer",)
+        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+            state: dict[str, Tensor] = {name: torch.zeros_like(parameter) for name in averages}
+            if adamw:
+                state["step"] = torch.tensor(0.0)
+            optimizer.state[parameter] = state
 
 
 def _by_scale(params: list[nn.Parameter], lr: float, **own: float) -> list[dict[str, Any]]:

@@ -17,14 +17,14 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.utils import InitProcessGroupKwargs, set_seed
-from torch import nn
+from torch import Tensor, nn
 
 from models import tensor_parallel
 from models.device import Device, DeviceName
@@ -207,6 +207,16 @@ class Parallel:
         else:
             with self.accelerator.main_process_first():
                 yield
+
+    def total(self, values: Tensor) -> Tensor:
+        """Their sum over all processes."""
+        if self.alone:
+            return values
+        if self.device.lazy:  # Accelerate's own would end the graph that is being recorded
+            from torch_xla.core import xla_model  # pyright: ignore[reportMissingImports]
+
+            return xla_model.all_reduce(xla_model.REDUCE_SUM, values)
+        return cast(Tensor, self.accelerator.reduce(values, "sum"))
 
     def seed(self, *numbers: int) -> None:
         """Random numbers from here on are a function of `numbers` and the data rank."""
