@@ -192,7 +192,8 @@ class Parallel:
         return self.main or self.conf.splits_target
 
     def wait(self) -> None:
-        self.accelerator.wait_for_everyone()
+        if not self.alone:  # on XLA a graph of its own, even for one process
+            self.accelerator.wait_for_everyone()
 
     def settle(self) -> None:
         """Wait, where all processes run the target together."""
@@ -202,7 +203,7 @@ class Parallel:
     @contextmanager
     def main_first(self) -> Iterator[None]:
         """Others find what the main process wrote; with a split target all run at once."""
-        if self.conf.splits_target:
+        if self.conf.splits_target or self.alone:
             yield
         else:
             with self.accelerator.main_process_first():

@@ -91,7 +91,8 @@ class Eagle3Conf(OneLayerConf):
         )
         draft = Eagle3Draft(config, target)
         draft.restore(directory, target)
-        draft.t2d.copy_(vocab.membership(vocab.kept_ids(draft.d2t), config.vocab_size))
+        kept = vocab.kept_ids(draft.d2t.cpu())
+        draft.t2d.copy_(vocab.membership(kept, config.vocab_size))
         draft.embed_tokens.requires_grad_(False)
         conf = cls(
             **cls.choices(draft),
@@ -150,10 +151,9 @@ class Eagle3Draft(OneLayerDraft):
     @torch.no_grad()
     def adopt(self, target: Target, kept: Int[Tensor, " draft_vocab"]) -> None:
         """Take the target's embeddings, and its head rows for the kept token ids."""
-        kept = kept.to(self.d2t.device)
+        kept = kept.cpu()  # no graphs are made for what is done once
         self.embed_tokens.weight.copy_(whole(target.model.get_input_embeddings().weight))
-        head = whole(target.head.weight)
-        self.lm_head.weight.copy_(head[kept.to(head.device)])
+        self.lm_head.weight.copy_(whole(target.head.weight).cpu()[kept])
         self.d2t.copy_(vocab.offsets(kept))
         self.t2d.copy_(vocab.membership(kept, self.config.vocab_size))
 
