@@ -1,14 +1,16 @@
 """What to change where a run does not fit: overrides that were tried, and with which it does."""
 
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from models.tally import LOGITS
 from train.layout import BUCKETS, held, layout
 from train.options import Option, Options, Plan, follow
 from train.parallel import Weights
 from train.trace import EVALUATES, GRADIENTS, STAYS, TRAINED
 
-TRIES = 3  # of a layout: what is estimated in proportion may be a little too much
+TRIES = 6  # of a layout: one thing is changed at a time, in proportion, which may be too little
+FEWEST_LOGITS = 16  # chunks that one is split into, before rows are
 SHORTEST = 128  # tokens of a row
 SHARDED = {"parallel.draft": "sharded"}
 
@@ -52,40 +54,51 @@ def _changes(plan: Plan, conf: Options, option: Option) -> dict[str, int]:
 
 
 def _change(conf: Options, option: Option, plan: Plan) -> dict[str, int]:
-    """In proportion to what is too much; nothing where no row is short enough."""
+    """What is too much, less of it in proportion; nothing where there is no less."""
     assert option.trace is not None
-    change: dict[str, int] = {}
-    phases = {name: held(phase, option.layout) for name, phase in option.trace.phases.items()}
-    room = {name: _room(parts, plan.limit) for name, parts in phases.items()}
-    rows, length = option.layout.rows, conf.data.length
-    share = min(value for name, value in room.items() if name != EVALUATES)
-    if share < 1:
-        wanted = rows * share
-        if rows > 1:
-            whole = conf.optim.batch_size * conf.optim.accumulation
-            fewer = max(n for n in range(1, max(1, int(wanted)) + 1) if whole % n == 0)
-            change = {"optim.batch_size": fewer, "optim.accumulation": whole // fewer}
-        if wanted < 1:
-            multiple = max(SHORTEST, plan.machine.length_multiple)
-            length = int(length * max(wanted, 0)) // multiple * multiple
-            if length < SHORTEST:
-                return {}
-            change = {"data.length": length} | change
-    if room[EVALUATES] * conf.data.length / length < 1:
-        prompts = int(conf.eval_prompts * room[EVALUATES] * conf.data.length / length)
-        if prompts < 1:
-            return {}
-        change["eval_prompts"] = prompts
-    return change
+    phases = [
+        Moves.of(name, held(phase, option.layout)) for name, phase in option.trace.phases.items()
+    ]
+    evaluation = next(moves for moves in phases if moves.phase == EVALUATES)
+    tight = min(phases, key=lambda moves: moves.room(plan.limit))
+    if tight.room(plan.limit) >= 1:
+        return {}
+    if tight is evaluation:
+        prompts = int(conf.eval_prompts * evaluation.room(plan.limit))
+        return {"eval_prompts": prompts} if prompts >= 1 else {}
+    spare = plan.limit - tight.stays - tight.others
+    if spare >= tight.logits / FEWEST_LOGITS:
+        return {"loss.chunk": max(1, int(conf.loss.chunk * spare / tight.logits))}
+    wanted = option.layout.rows * tight.room(plan.limit)
+    if option.layout.rows > 1:
+        rows = conf.optim.rows
+        fewer = max(n for n in range(1, max(1, int(wanted)) + 1) if rows % n == 0)
+        return {"optim.batch_size": fewer, "optim.accumulation": rows // fewer}
+    multiple = max(SHORTEST, plan.machine.length_multiple)
+    length = int(conf.data.length * wanted) // multiple * multiple
+    return {"data.length": length} if length >= SHORTEST else {}
 
 
-def _room(parts: Counter[str], limit: float) -> float:
-    """Share of what comes and goes that there is room for, beside all that stays."""
-    stays = sum(parts[part] for part in (*STAYS, BUCKETS))
-    if parts[GRADIENTS]:
-        stays += parts[TRAINED]  # at the end of a step there are gradients of all that is trained
-    moves = parts.total() - sum(parts[part] for part in (*STAYS, BUCKETS, GRADIENTS))
-    return (limit - stays) / moves
+@dataclass(frozen=True, kw_only=True)
+class Moves:
+    """Bytes of a phase: what stays whatever its sizes, what comes and goes with them."""
+
+    phase: str
+    stays: int
+    logits: int
+    others: int
+
+    @classmethod
+    def of(cls, phase: str, parts: Counter[str]) -> "Moves":
+        stays = sum(parts[part] for part in (*STAYS, BUCKETS, GRADIENTS))
+        if phase != EVALUATES:  # at the end of a step there are gradients of all that is trained
+            stays += max(0, parts[TRAINED] - parts[GRADIENTS])
+        moves = parts.total() - sum(parts[part] for part in (*STAYS, BUCKETS, GRADIENTS))
+        return cls(phase=phase, stays=stays, logits=parts[LOGITS], others=moves - parts[LOGITS])
+
+    def room(self, limit: float) -> float:
+        """Share of what comes and goes that there is room for."""
+        return (limit - self.stays) / (self.logits + self.others)
 
 
 def changed(conf: Options, change: dict[str, int]) -> Options:

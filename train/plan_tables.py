@@ -197,10 +197,15 @@ def _layout_json(option: Option, plan: Plan) -> dict[str, Any]:
     phases: dict[str, Counter[str]] = {}
     if option.trace is not None:
         phases = {n: held(phase, option.layout) for n, phase in option.trace.phases.items()}
-    return vars(option.layout) | {
-        "fits": plan.fits(option),
-        "bytes": option.total,
-        "phases": phases,
-        "step_s": dict(zip(("arithmetic", "bandwidth"), _seconds(option), strict=False)),
-        "step_tokens": step_tokens(plan),
-    }
+    weights = {"target": option.layout.target.name, "draft": option.layout.draft.name}
+    return (
+        vars(option.layout)
+        | weights
+        | {
+            "fits": plan.fits(option),
+            "bytes": option.total,
+            "phases": phases,
+            "step_s": dict(zip(("arithmetic", "bandwidth"), _seconds(option), strict=False)),
+            "step_tokens": step_tokens(plan),
+        }
+    )
