@@ -5,8 +5,11 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import psutil
 
 from models.checkpoint import PARTIAL
 
@@ -48,3 +51,44 @@ def kill(folder: Path, changes: dict, *, when: Callable[[], bool]) -> bool:
 
 def finish(folder: Path, changes: dict) -> None:
     assert toy_process(folder, changes).wait(timeout=TIMEOUT_S) == 0
+
+
+@contextmanager
+def launcher(
+    folder: Path, changes: dict, *, processes: int, restarts: int
+) -> Iterator[subprocess.Popen]:
+    """`toy_run.py` by torchrun, which must finish well."""
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone",
+        f"--nproc_per_node={processes}", f"--max-restarts={restarts}", "--monitor-interval=0.1",
+        ROOT / "tests" / "toy_run.py", folder, json.dumps(changes),
+    ]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    run = subprocess.Popen(
+        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        yield run
+        assert run.wait(timeout=2 * TIMEOUT_S) == 0
+    finally:
+        run.terminate()  # its workers end with it
+        run.wait()
+
+
+def kill_worker(run: subprocess.Popen, rank: int, *, when: Callable[[], bool]) -> None:
+    """Kill one worker of a launcher as soon as `when` holds, and wait until it has new ones."""
+    before = workers(run)
+    deadline = time.monotonic() + TIMEOUT_S
+    while not (before and when()):
+        assert run.poll() is None, "the run ended before its moment came"
+        assert time.monotonic() < deadline
+        time.sleep(2e-4)
+        before = before or workers(run)
+    before[rank % len(before)].kill()
+    while {worker.pid for worker in workers(run)} & {worker.pid for worker in before}:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def workers(run: subprocess.Popen) -> list[psutil.Process]:
+    return psutil.Process(run.pid).children()

@@ -11,7 +11,6 @@ gradients over all processes is their mean over the data ranks. One reduction ov
 every copy of the draft the same gradient, to the last bit, and keeps the copies the same.
 """
 
-import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from models.errors import UserError
 from models.shards import gathered
 from models.target import Target, TargetConf
 from models.transformer import Source
+from train import launch
 
 PATIENCE = timedelta(hours=6)  # others wait while the main process answers prompts or evaluates
 
@@ -65,7 +65,8 @@ class ParallelConf:
         self, target: TargetConf, *, rows: int, adapts: bool, device: DeviceName = DeviceName.auto
     ) -> None:
         """Refuse, before a model is loaded, what the launched processes cannot do."""
-        processes = launched()
+        launch.check()
+        processes = launch.launched()
         if processes % self.tensor:
             raise UserError(
                 f"parallel.tensor: must divide the {processes} processes, got {self.tensor}; "
@@ -118,16 +119,6 @@ class ParallelConf:
         )
 
 
-def launched() -> int:
-    """Processes of this run, over all nodes, as the launcher says."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def restarted() -> bool:
-    """Whether the launcher has started this run anew after a process of it died."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-
-
 def accelerator_for(device: Device, *, trackers: list[str]) -> Accelerator:
     """Mixed precision follows the device; masters stay fp32 either way."""
     # A sweep runs several configs in one process, and Accelerate would refuse a second precision.
@@ -136,7 +127,9 @@ def accelerator_for(device: Device, *, trackers: list[str]) -> Accelerator:
         mixed_precision="bf16" if device.dtype is torch.bfloat16 else "no",
         cpu=device.torch_device.type == "cpu",
         log_with=[*trackers] or None,
-        kwargs_handlers=[InitProcessGroupKwargs(timeout=PATIENCE)],
+        kwargs_handlers=[
+            InitProcessGroupKwargs(init_method=launch.meeting_place(), timeout=PATIENCE)
+        ],
         step_scheduler_with_optimizer=False,  # else schedules run ahead by the number of processes
     )
 

@@ -6,7 +6,8 @@ from pathlib import Path
 from conf.entry import config_yaml
 from train.config import TrainConf
 from train.disk import claim, clear
-from train.parallel import Parallel, restarted
+from train.launch import restarted
+from train.parallel import Parallel
 from train.state import State, flat
 
 log = logging.getLogger(__name__)
