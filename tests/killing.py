@@ -64,31 +64,23 @@ def launcher(
         ROOT / "tests" / "toy_run.py", folder, json.dumps(changes),
     ]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    run = subprocess.Popen(
-        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        yield run
-        assert run.wait(timeout=2 * TIMEOUT_S) == 0
-    finally:
-        run.terminate()  # its workers end with it
-        run.wait()
+    with folder.with_suffix(".log").open("w") as said:
+        run = subprocess.Popen(command, env=environment, stdout=said, stderr=said)
+        try:
+            yield run
+            assert run.wait(timeout=2 * TIMEOUT_S) == 0
+        finally:
+            run.terminate()  # its workers end with it
+            run.wait()
 
 
 def kill_worker(run: subprocess.Popen, rank: int, *, when: Callable[[], bool]) -> None:
-    """Kill one worker of a launcher as soon as `when` holds, and wait until it has new ones."""
-    before = workers(run)
+    """Kill one worker of a launcher as soon as `when` holds, and wait until it ended the others."""
     deadline = time.monotonic() + TIMEOUT_S
-    while not (before and when()):
+    while not when():
         assert run.poll() is None, "the run ended before its moment came"
         assert time.monotonic() < deadline
         time.sleep(2e-4)
-        before = before or workers(run)
-    before[rank % len(before)].kill()
-    while {worker.pid for worker in workers(run)} & {worker.pid for worker in before}:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def workers(run: subprocess.Popen) -> list[psutil.Process]:
-    return psutil.Process(run.pid).children()
+    before = psutil.Process(run.pid).children()
+    before[rank].kill()
+    psutil.wait_procs(before, timeout=TIMEOUT_S)

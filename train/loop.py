@@ -113,8 +113,7 @@ class Loop:
 
     def _prepare(self) -> None:
         conf = self.conf
-        # where operations are recorded, the whole step is one graph
-        compiled = conf.optim.compile and not self.device.lazy
+        compiled = conf.optim.compile and self.parallel.compiles_loss
         lesson = Lesson(self.draft, self.device, compiled=compiled)
         self.lesson = self.parallel.prepare(lesson)
         optimizers, schedules = conf.optim.build(self.draft)  # of what is left here of the weights

@@ -58,7 +58,7 @@ class ParallelConf:
 
     @property
     def splits_target(self) -> bool:
-        """Whether no process alone can run the target."""
+        """Whether several processes hold one copy of the target."""
         return self.tensor > 1 or self.target is Weights.sharded
 
     def check(
@@ -182,7 +182,20 @@ class Parallel:
 
         No process can run a target that is split alone: then all do the same.
         """
-        return self.main or self.conf.splits_target
+        return self.main or self.split
+
+    @property
+    def split(self) -> bool:
+        return self.conf.splits_target and not self.alone
+
+    @property
+    def compiles_loss(self) -> bool:
+        """Whether the loss is compiled by itself.
+
+        Where operations are recorded, the whole step is one graph; and no graph holds the calls
+        that gather a sharded target's head.
+        """
+        return not self.device.lazy and (self.alone or self.conf.target is Weights.replicated)
 
     def wait(self) -> None:
         if not self.alone:  # on XLA a graph of its own, even for one process
@@ -190,13 +203,13 @@ class Parallel:
 
     def settle(self) -> None:
         """Wait, where all processes run the target together."""
-        if self.conf.splits_target:
+        if self.split:
             self.wait()
 
     @contextmanager
     def main_first(self) -> Iterator[None]:
         """Others find what the main process wrote; with a split target all run at once."""
-        if self.conf.splits_target or self.alone:
+        if self.split or self.alone:
             yield
         else:
             with self.accelerator.main_process_first():
@@ -221,7 +234,7 @@ class Parallel:
 
     def target(self, conf: TargetConf) -> Target:
         """The target, of which this process holds all or its part."""
-        if not self.conf.splits_target:
+        if not self.split:
             return conf.build(self.device)
         if self.device.name == "xla":
             return self._cut_target(conf)
