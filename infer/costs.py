@@ -98,8 +98,9 @@ class Bench:
     ) -> dict[str, Float[ndarray, "prompts tokens_seconds"]]:
         """Tokens and seconds of every prompt in every mode, decoded there and back (ABBA).
 
-        Seconds are shares of rounds among the rows at work, as in infer/batched.py; a row that ends
-        makes room for the next prompt. One row alone takes turns prompt by prompt.
+        Seconds are what a slot's part of each round took: a round costs what it has slots for, so
+        that is the speed of a busy machine, also where the last prompts leave slots empty. One row
+        alone takes turns prompt by prompt.
         """
         modes = {one.name if one else AUTOREGRESSIVE: self.decoder(one) for one in [None, *some]}
         found: dict[str, list[ndarray]] = {name: [] for name in modes}
@@ -111,7 +112,9 @@ class Bench:
                 for number in range(repeats):
                     for name in list(modes)[:: 1 - 2 * (number % 2)]:
                         rows = self.decode(modes[name], group, ends=True)
-                        sums[name] += [[len(row.ids) - 1, sum(row.share_s)] for row in rows]
+                        sums[name] += [
+                            [len(row.ids) - 1, sum(row.round_s) / self.batch] for row in rows
+                        ]
                 for name in modes:
                     found[name].append(sums[name])
         return {name: np.concatenate(parts) for name, parts in found.items()}
