@@ -146,7 +146,10 @@ def _walk(
     elif kind is dict:
         for name, part in value.items():
             _walk(f"{path}.{name}", part, found, fixed)
-    elif kind in (list, tuple):
+    elif kind is tuple:
+        for place, part in enumerate(value):
+            _walk(f"{path}.{place}", part, found, fixed)
+    elif kind is list:  # of numbers
         found.append((path, tuple(value)))
     elif value is None or kind in (bool, int, float, str):
         found.append((path, value))

@@ -1,12 +1,39 @@
 """Graphs are announced before a run and counted while it runs; one more is an error."""
 
+import json
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from data.config import DataConf, OnPolicyConf
+from infer.config import EvaluationConf
+from infer.contenders import Candidate
+from infer.judge import evaluate
+from infer.verify import Verification
+from models.device import uniform_like
+from models.drafts.eagle1 import Eagle1Conf
 from models.graphs import Graph, Ledger, UnannouncedError
-from tests.tiny import CPU
+from models.losses import LossConf
+from models.sampling import SamplingConf
+from models.tree import TreeConf, TreeKind
+from tests.compiled_run import counted_reads
+from tests.graphs_run import LENGTH, TREE, loop_over, prompt_file, rows
+from tests.methods import CASES
+from tests.tiny import CPU, batch_of, tiny_target
+from tests.toy_run import toy_conf
+from train import graph_plan
+from train.features import features
+
+ROOT = Path(__file__).parent.parent
+RANDOM = ("rand", "bernoulli", "dropout", "multinomial", "normal", "uniform")
+# what a host must read, or what has as many results as its values want; `nonzero` only an eager
+# CPU does, to leave out rows without weight (models/losses.py): no compiled graph would take it
+DYNAMIC = ("_local_scalar_dense", "masked_select", "unique", "repeat_interleave")
 
 NUMBERS = {"factor": 3.0}
 
@@ -73,3 +100,135 @@ def test_what_is_compiled_outside_of_the_warm_up_is_late():
         ours(torch.ones(4))
         ours(torch.ones(5))
     assert (run.late, run.compiled.total()) == (1, 2)
+
+
+# --- runs -------------------------------------------------------------------------------------
+
+
+def test_a_run_compiles_what_it_announced():
+    """Training and an evaluation: every count of every function, and none after the warm-up."""
+    command = [sys.executable, "-W", "ignore", "-m", "tests.graphs_run"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    for run in ("training", "evaluation"):
+        for function, count in found["graphs"][run].items():
+            assert count["compiled"] == count["announced"], (run, function)
+    assert set(found["graphs"]["training"]) == {"features", "loss"}
+    assert found["late"] == 0
+
+
+def judged(folder, names, *, tree, **conf):
+    """Announced and called, by function, of an eager evaluation whose shapes are counted."""
+    target = tiny_target(seed=0, device=counting())
+    few = {"prompts": str(prompt_file(folder)), "max_new_tokens": 4, "batches": [2]}
+    drafts = [CASES[name].build(target) for name in names]
+    some = [
+        Candidate(name=name, draft=draft, untrained=draft, target=draft.verifier(target))
+        for name, draft in zip(names, drafts, strict=True)
+    ]
+    report = evaluate(target, some, tree=tree, conf=EvaluationConf(**few | conf))
+    assert report["autoregressive"]["graphs_after_warmup"] == 0
+    return report["graphs"]
+
+
+SAMPLED = SamplingConf(temperature=1.0, repetition_penalty=1.1)
+CHAIN = TreeConf(kind=TreeKind.chain, depth=3)
+
+
+@pytest.mark.parametrize(
+    ("names", "tree", "conf"),
+    [
+        (["medusa", "medusa2", "hass"], TREE, {}),
+        (["draft model"], CHAIN, {"sampling": SAMPLED, "verification": Verification.rejection}),
+        (["hydra"], TREE, {"sampling": SAMPLED, "verification": Verification.typical}),
+    ],
+)
+def test_drafts_side_by_side_need_what_was_announced(tmp_path, names, tree, conf):
+    for function, count in judged(tmp_path, names, tree=tree, **conf).items():
+        assert count["compiled"] == count["announced"], function
+
+
+def test_own_words_and_kept_features_have_the_shapes_that_were_announced():
+    device = counting()
+    target = tiny_target(seed=0, device=device)
+    for case, data in (
+        ("draft model", {"on_policy": OnPolicyConf(share=0.5, every=2)}),
+        ("medusa", {"keep_features": True}),  # ten rows in groups of four: the last is filled up
+    ):
+        conf = toy_conf(draft=CASES[case].conf, optim={"steps": 4})
+        conf.data = DataConf(length=LENGTH, **data)
+        counted = loop_over(conf, CASES[case].build(target), target, device)
+        assert counted.counts() == {
+            name: {"announced": 1, "compiled": 1} for name in ("features", "loss")
+        }
+
+
+def test_the_plan_of_a_training_run_counts_its_shapes():
+    conf = toy_conf(optim={"batch_size": 4, "accumulation": 2})
+    assert graph_plan.graphs(conf) == {
+        Graph("loss", (4, conf.data.length)), Graph("features", (4, conf.data.length))
+    }  # fmt: skip
+    conf.optim.compile = False
+    assert graph_plan.graphs(conf) == set()
+
+
+# --- steps ------------------------------------------------------------------------------------
+
+
+class Operations(TorchDispatchMode):
+    """Names of the operations below Python."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_loss_draws_nothing_reads_nothing_and_has_no_shape_of_its_values(target, name):
+    draft = CASES[name].build(target).train()
+    batch = batch_of(rows().ids.tolist())
+    seen = features(target, draft.needs.layers, batch)
+    with Operations() as done:
+        draft.loss(batch, seen).total.backward()
+    assert "mul" in done.names
+    assert not [n for n in done.names if any(word in n for word in (*RANDOM, *DYNAMIC))]
+
+
+def test_noise_is_drawn_before_the_loss_and_on_the_host_where_the_device_draws_none(target):
+    draft = Eagle1Conf(noise=0.5).build(target, loss=LossConf(), seed=0).train()
+    batch = batch_of(rows().ids.tolist())
+    seen = features(target, draft.needs.layers, batch)
+    with Operations() as drawing:
+        noise = draft.noise(seen)
+    assert "rand" in drawing.names
+    with Operations() as done:
+        disturbed = draft.loss(batch, seen, noise).total
+    assert not [n for n in done.names if any(word in n for word in RANDOM)]
+    assert disturbed != draft.loss(batch, seen).total
+    assert draft.eval().noise(seen) is None
+
+    with Operations() as elsewhere:
+        there = uniform_like(torch.empty(2, 3, device="meta"))
+    assert there.is_meta
+    assert elsewhere.names[-2:] == ["rand", "_to_copy"]
+
+
+def test_the_host_reads_as_often_for_many_steps_as_for_few(target):
+    """What is logged is read in one transfer; in a step AdamW reads its own count, on the host."""
+
+    def reads(steps):
+        conf = toy_conf(draft=CASES["medusa"].conf, optim={"steps": steps}, save_every=99)
+        conf.data, conf.log.every, conf.eval_every = DataConf(length=LENGTH), steps, 99
+        draft = CASES["medusa"].build(target)
+        with counted_reads() as read, Operations() as done:
+            loop_over(conf, draft, target, CPU)
+        counts = steps * sum(p.requires_grad for p in draft.parameters())
+        scalars = sum(name == "_local_scalar_dense" for name in done.names)
+        return len(read) - counts, scalars - counts
+
+    assert reads(2) == reads(8)

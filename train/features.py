@@ -17,13 +17,24 @@ from train.log import CONSOLE
 log = logging.getLogger(__name__)
 
 
+SETTLED = ("target.decoder.",)  # weights of the frozen target: see Device.compile
+
+
+def features(target: Target, layers: list[int], batch: Batch) -> Seen:
+    """The target's pass over a batch of training rows: one graph."""
+    return target.see(batch.ids, positions=batch.positions, mask=batch.attends(), layers=layers)
+
+
 class Features:
     """The target's view of a batch. Every process keeps all rows: each epoch deals them anew."""
 
     def __init__(
-        self, target: Target, rows: Packed, layers: list[int], *, keep: bool, batch_size: int
-    ):
+        self, target: Target, rows: Packed, layers: list[int], *, keep: bool, batch_size: int,
+        compiled: bool = False,
+    ):  # fmt: skip
         self.target, self.layers = target, layers
+        compile_ = target.device.compile
+        self._pass = compile_(features, settled=SETTLED) if compiled else features
         self.kept = self._keep(rows, batch_size) if keep else None
 
     def of(self, rows: list[int]) -> Seen | None:
@@ -34,8 +45,7 @@ class Features:
 
     @torch.no_grad()
     def see(self, batch: Batch) -> Seen:
-        mask = batch.attends()
-        return self.target.see(batch.ids, positions=batch.positions, mask=mask, layers=self.layers)
+        return self._pass(self.target, self.layers, batch)
 
     def _keep(self, rows: Packed, batch_size: int) -> Seen:
         """All rows, in groups that do not depend on where a run goes on: the sums round alike."""
@@ -45,11 +55,12 @@ class Features:
         kept: Seen | None = None
         see = self.target.device.glue(self.see)
         for group in track(groups, "features", console=CONSOLE, disable=quiet):
-            seen = see(rows.batch(group.tolist()).to(device))
+            full = (group[0] + torch.arange(batch_size)) % len(rows)  # all groups share a graph
+            seen = see(rows.batch(full.tolist()).to(device))
             if kept is None:
                 kept = _room(seen, len(rows))
             for f in fields(Seen):
-                getattr(kept, f.name)[group] = getattr(seen, f.name).cpu()
+                getattr(kept, f.name)[group] = getattr(seen, f.name)[: len(group)].cpu()
         assert kept is not None
         return kept
 

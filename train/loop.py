@@ -25,6 +25,7 @@ from models.errors import UserError
 from models.shards import whole
 from models.target import Target
 from models.transformer import Seen
+from train import graph_plan
 from train.config import TrainConf
 from train.disk import refuse_full_disk
 from train.features import Features
@@ -44,10 +45,11 @@ class Lesson(nn.Module):
     def __init__(self, draft: Draft, device: Device, *, compiled: bool):
         super().__init__()
         self.draft = draft
-        self.loss = device.compile(draft.loss) if compiled else draft.loss
+        self.loss: Callable[..., Loss] = device.compile(draft.loss) if compiled else draft.loss
 
     def forward(self, batch: Batch, seen: Seen) -> Loss:
-        return self.loss(batch, seen)
+        noise = self.draft.noise(seen)
+        return self.loss(batch, seen) if noise is None else self.loss(batch, seen, noise)
 
 
 @dataclass(kw_only=True)
@@ -90,8 +92,14 @@ class Loop:
 
     def run(self) -> Progress:
         """Train to the last step; the best checkpoint by acceptance length is in the folder."""
+        conf = self.conf
+        needed = graph_plan.graphs(conf, lazy=self.device.lazy)
+        with self.device.expecting(needed, log.info) as self.counted:
+            self._prepare()
+            return self._train()
+
+    def _train(self) -> Progress:
         conf, steps = self.conf, self.conf.optim.steps
-        self._prepare()
         self._restart_clock()
         full_disk = refuse_full_disk(self.state.folder)
         with full_disk, Steps(done=self.state.progress.step, steps=steps) as self.shown:
@@ -126,6 +134,7 @@ class Loop:
         self.features = Features(
             self.target, self.rows, self.draft.needs.layers,
             keep=conf.data.keep_features, batch_size=conf.optim.batch_size,
+            compiled=graph_plan.compiles_features(conf) and not self.device.lazy,
         )  # fmt: skip
         self.on_policy = self._on_policy()
         self.learning = Learning(module=self.lesson, optimizers=optimizers, schedules=[*schedules])

@@ -67,11 +67,11 @@ class OnPolicy:
         for row, begin, _ in spans:
             inside = row.document[0, :begin] == row.document[0, begin]
             prompts.append(row.ids[0, :begin][inside].tolist())
-        longest = max((end - begin for _, begin, end in spans), default=2)
         sampling = SamplingConf(temperature=self.conf.temperature, seed=self.order.seed + step)
         done = answers(
-            self.speaker, prompts, max_new_tokens=longest, sampling=sampling, batch=BATCH
-        )
+            self.speaker, prompts, max_new_tokens=[end - begin for _, begin, end in spans],
+            sampling=sampling, batch=BATCH, slots=self.rows.ids.shape[1],
+        )  # fmt: skip
         for place, ids in done:
             row, begin, end = spans[place]
             ids = ids[: end - begin]

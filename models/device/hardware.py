@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch._dynamo  # counters live here; importing it compiles nothing
+from torch import Tensor
 
 from models.device import lazy
 from models.graphs import KIND, Graph, Ledger, Run, listed
@@ -66,7 +67,7 @@ class Device:
     ) -> Iterator[Run | None]:
         """A run that needs these graphs and no others; None where none are made.
 
-        It says how many they are, and at its end how many were compiled: fewer where this process
+        It says how many they are, and in the end how many were compiled: fewer where this process
         had some of them already.
         """
         if not self.static:
@@ -75,7 +76,7 @@ class Device:
         with self.ledger.expecting(needed) as run:
             say(f"graphs: {listed(run.announced)} announced")
             yield run
-        say(f"graphs: {listed(run.compiled)} compiled, {run.late} after the warm-up")
+        say(f"graphs: {listed(run.compiled)} compiled")
 
     def _compiled(self, function: Callable, settled: tuple[str, ...], kind: str) -> Callable:
         if self.lazy:
@@ -99,7 +100,7 @@ class Device:
 
     def eager(self) -> "Device":
         """The same for little work, which compiling would only delay, where there is a choice."""
-        return self if self.lazy else replace(self, compiles=False)
+        return self if self.lazy else replace(self, compiles=False, counts=False)
 
     def glue(self, function: Callable) -> Callable:
         """Small operations between graphs: a graph too where all is recorded, else one by one."""
@@ -167,3 +168,10 @@ def _named(function: Any, name: str) -> Callable:
 def graphs() -> int:
     """Graphs compiled so far in this process. It must not grow after warm-up."""
     return int(torch._dynamo.utils.counters["stats"]["unique_graphs"]) + lazy.compiled()
+
+
+def uniform_like(values: Tensor) -> Tensor:
+    """Numbers in [0, 1) where `values` are; made on the host where the device draws none."""
+    draws = values.device.type in ("cpu", "cuda")
+    place = values.device if draws else torch.device("cpu")
+    return torch.rand(values.shape, dtype=values.dtype, device=place).to(values.device)

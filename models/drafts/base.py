@@ -88,6 +88,13 @@ class Draft(nn.Module):
         """
         return {}
 
+    def noise(self, seen: Seen) -> Tensor | None:  # noqa: ARG002
+        """What `loss` takes as one argument more, where a method learns from disturbed features.
+
+        Drawn outside of the compiled loss: not every accelerator draws numbers in a graph.
+        """
+        return None
+
     def loss(self, batch: Batch, seen: Seen) -> Loss:
         """Training loss of one batch, given what the target computed on it."""
         raise NotImplementedError

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from models.device import uniform_like
 from models.drafts.base import Batch, Loss, Needs
 from models.drafts.one_layer import OneLayerConf, OneLayerDraft
 from models.errors import UserError
@@ -113,10 +114,19 @@ class Eagle1Draft(OneLayerDraft):
     def logits(self, hidden: Float[Tensor, "b t h"]) -> Float[Tensor, "b t vocab"]:
         return self.head(hidden.to(self.head.weight.dtype))
 
-    def loss(self, batch: Batch, seen: Seen) -> Loss:
+    def noise(self, seen: Seen) -> Float[Tensor, "b t h"] | None:
+        """What it will read when it drafts is not exact either."""
+        if not (self.training and self.conf.noise):
+            return None
+        features = self.features(seen)
+        width = self.conf.noise * NOISE_LENGTH / features.shape[1]
+        return width * (uniform_like(features) - 0.5)
+
+    def loss(self, batch: Batch, seen: Seen, noise: Float[Tensor, "b t h"] | None = None) -> Loss:
         """Distance to the target's next features, and what the target's head makes of them."""
         features = self.features(seen)
-        outputs = self.unroll(batch, self._disturbed(features), carries=False)
+        read = features if noise is None else features + noise
+        outputs = self.unroll(batch, read, carries=False)
         tokens = self.distil(outputs, batch, seen, heads=[whole(self.head.weight)])
         weight, _ = row_weights(
             batch.answer, batch.document, steps=self.trained_depth, conf=self.loss_conf
@@ -132,10 +142,3 @@ class Eagle1Draft(OneLayerDraft):
             weight=tokens.weight,
             metrics=tokens.metrics | metrics,
         )
-
-    def _disturbed(self, features: Float[Tensor, "b t h"]) -> Float[Tensor, "b t h"]:
-        """What it will read when it drafts is not exact either."""
-        if not (self.training and self.conf.noise):
-            return features
-        width = self.conf.noise * NOISE_LENGTH / features.shape[1]
-        return features + width * (torch.rand_like(features) - 0.5)
