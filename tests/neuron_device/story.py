@@ -17,6 +17,7 @@ from accelerate.utils import is_neuron_available
 
 from conf.entry import compose
 from infer.decode import Decoder
+from infer.graph_plan import Decoding, Drafting
 from models.device import DeviceConf, DeviceName, graphs
 from models.drafts.base import DraftConf
 from models.drafts.causal_lm import CausalLMConf, Start
@@ -113,17 +114,20 @@ def compiled(folder: Path) -> dict[str, Any]:
     target = tiny_target(seed=0, device=device)
     draft = DRAFTS["eagle3"].build(target, loss=toy_conf().loss, seed=0).eval()
     decoder = Decoder(target, draft, tree(), sampling=GREEDY, slots=64)
-    counts, ids = [graphs()], []
-    for _ in range(2):
-        for prompt in PROMPTS:
+    planned = Decoding(drafting=Drafting.of(draft, None), tree=tree(), slots=64)
+    before, ids = graphs(), []
+    with device.ledger.expecting(planned.graphs(map(len, PROMPTS))) as run:
+        for prompt in 2 * PROMPTS:
             (row,) = decoder.decode([prompt], row_ids=[0], max_new_tokens=8)
             ids.append(row.ids)
-        counts.append(graphs())
+    after = graphs()
     conf = toy_conf(draft=DRAFTS["medusa"], device=setting, optim=FEW)
     toy_run(folder / "compiled", conf, target=target)
     return {
         "backend": device.backend,
-        "graphs": [*counts, graphs()],
+        "announced": run.announced,
+        "compiled": run.compiled,
+        "graphs": [after - before, graphs() - after],
         "ids": ids,
         "losses": losses_in(folder / "compiled"),
     }
