@@ -12,7 +12,7 @@ eagerly; the evaluation at the end announces its own.
 
 from models.graphs import Graph
 from train.config import TrainConf
-from train.parallel import launched
+from train.launch import launched
 
 
 def compiles_features(conf: TrainConf) -> bool:
