@@ -1,7 +1,7 @@
-"""A stand-in for neuronx-distributed: its published signatures over our reference layers.
+"""A stand-in for the engines of the XLA route: their published signatures over gloo.
 
-Only what we call is listed, as of NxD 0.18 (SDK 2.29) and torch_xla 2.9. A keyword that the real
-package does not take fails here.
+Only what we call is listed, as of neuronx-distributed 0.18 (SDK 2.29) and torch_xla 2.9. A keyword
+that the real package does not take fails here.
 """
 
 import inspect
@@ -10,13 +10,16 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 
 from models import parallel_layers
 
 LAYERS, STATE = (
     f"neuronx_distributed.parallel_layers.{name}" for name in ("layers", "parallel_state")
 )
+ZERO = "torch_xla.distributed.zero_redundancy_optimizer"
 SIGNATURES = {
     f"{LAYERS}.ColumnParallelLinear": """(
         input_size, output_size, bias=True, gather_output=True, dtype=None, device=None, stride=1,
@@ -41,11 +44,60 @@ SIGNATURES = {
     f"{STATE}.model_parallel_is_initialized": "()",
     f"{STATE}.get_tensor_model_parallel_rank": "()",
     f"{STATE}.get_data_parallel_rank": "()",
+    f"{ZERO}.ZeroRedundancyOptimizer": """(
+        params, optimizer_class, optimizer_dtype=None, grad_clipping=True, max_norm=None,
+        pin_layout=True, sharding_groups=None, grad_norm_groups=None, lazy_init=False,
+        bucket_cap_mb_all_gather=0, bucket_cap_mb_reduce_scatter=0, use_grad_acc_hook=False,
+        save_master_weights=False, higher_cc_precision=False, **defaults)""",
+    "torch_xla.core.xla_model.all_gather": """(
+        value, dim=0, groups=None, output=None, pin_layout=True, channel_id=None,
+        use_global_device_ids=None)""",
 }
 
 
+class Zero:
+    """Steps of ZeRO-1: means of gradients, own rows moved, all rows gathered."""
+
+    def __init__(
+        self, group: dist.ProcessGroup, params: Any, optimizer_class: Any, **defaults: Any
+    ):
+        self.group, self.param_groups = group, params
+        shares = [
+            entry | {"params": [nn.Parameter(self._mine(p.detach())) for p in entry["params"]]}
+            for entry in params
+        ]
+        self.base_optimizer = optimizer_class(shares, **defaults)
+
+    def _mine(self, whole: Tensor) -> Tensor:
+        at, ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
+        rows = -(-len(whole) // ranks)
+        mine = torch.zeros(rows, *whole.shape[1:])
+        found = whole[at * rows :][:rows]
+        mine[: len(found)] = found
+        return mine
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        both = list(zip(self.param_groups, self.base_optimizer.param_groups, strict=True))
+        for ours, base in both:
+            base.update({name: value for name, value in ours.items() if name != "params"})
+            for whole, part in zip(ours["params"], base["params"], strict=True):
+                dist.all_reduce(whole.grad, group=self.group)
+                part.grad = self._mine(whole.grad / dist.get_world_size(self.group))
+        self.base_optimizer.step()
+        for ours, base in both:
+            for whole, part in zip(ours["params"], base["params"], strict=True):
+                whole.copy_(all_gather(part.detach(), self.group)[: len(whole)])
+
+
+def all_gather(value: Tensor, group: dist.ProcessGroup) -> Tensor:
+    parts = [torch.empty_like(value) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, value, group=group)
+    return torch.cat(parts)
+
+
 class Engine:
-    """What the package does behind its signatures."""
+    """What the packages do behind their signatures."""
 
     group: dist.ProcessGroup | None = None
 
@@ -69,11 +121,21 @@ class Engine:
     def get_data_parallel_rank(self) -> int:
         return dist.get_rank() // dist.get_world_size(self.group)
 
+    def ZeroRedundancyOptimizer(self, **given: Any) -> Zero:  # noqa: N802
+        assert not given.pop("grad_clipping")  # our loop clips, before
+        assert given.pop("save_master_weights")  # else it warns
+        assert not given.pop("pin_layout")  # as Neuron asks
+        return Zero(self.ready, **given)
+
+    def all_gather(self, value: Tensor, **_: Any) -> Tensor:
+        return all_gather(value, self.ready)
+
     def called(self, name: str, signature: inspect.Signature) -> Callable[..., Any]:
         """One function or class of the package. Raises TypeError for what it does not take."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
             given = signature.bind(*args, **kwargs).arguments
+            given |= given.pop("defaults", {})
             own = getattr(self, name, None)
             return own(**given) if own else self._layer(name, given)
 

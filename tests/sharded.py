@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -11,6 +12,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import transformers
+from torch import Tensor
+from torch.optim import AdamW
+from torch.optim.lr_scheduler import LambdaLR
 
 from infer.decode import Decoder
 from models.drafts.causal_lm import CausalLMConf, CausalLMDraft
@@ -21,7 +25,7 @@ from models.tensor_parallel import parallelise
 from tests import nxd
 from tests.family_models import EXPERTS, HEADS, SHAPE, SLIDING
 from tests.tiny import CPU, tiny_tokenizer, tree
-from train.parallel import Parallel, ParallelConf
+from train.parallel import Parallel, ParallelConf, Weights
 
 PROCESSES = 8
 RANKS = (1, 2, 4, 8)
@@ -87,6 +91,7 @@ def work(rank: int, folder: Path) -> None:
     }
     if rank < 2:
         found["texts"] = texts(groups[2])
+        found["moments"] = moments(rank, groups[2])
     if rank < 4:
         found["engine"] = by_engine(folder / "target", rank, (groups[2], second)[rank // 2])
     (folder / f"{rank}.json").write_text(json.dumps(found))
@@ -122,6 +127,65 @@ def by_engine(folder: Path, rank: int, group: dist.ProcessGroup) -> dict[str, An
         "kv_heads": cut.kv_heads,
         "held": sum(p.numel() for p in cut.model.parameters()) / whole.parameters,
     }
+
+
+class Steps:
+    """Three weights that learn, rows of one of them not divisible by two."""
+
+    def __init__(self, adamw: type[AdamW]):
+        torch.manual_seed(0)
+        self.model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 2, bias=False))
+        decayed, plain = [self.model[0].weight, self.model[1].weight], [self.model[0].bias]
+        groups = [{"params": decayed, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}]
+        self.optimizer = adamw(groups, lr=0.1, betas=(0.9, 0.95))
+        self.schedule = LambdaLR(self.optimizer, lambda step: 1 / (step + 1))
+
+    def learn(self, rows: Tensor, *, steps: int) -> None:
+        for _ in range(steps):
+            self.model(rows).square().mean().backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.schedule.step()
+
+    def resume(self, saved: list[Any]) -> "Steps":
+        for ours, theirs in zip((self.model, self.optimizer, self.schedule), saved, strict=True):
+            ours.load_state_dict(deepcopy(theirs))  # which would share its tensors
+        return self
+
+    def saved(self) -> list[Any]:
+        return [deepcopy(o.state_dict()) for o in (self.model, self.optimizer, self.schedule)]
+
+
+def moments(rank: int, group: dist.ProcessGroup) -> dict[str, Any]:
+    """Four steps of one process, and of two with ZeRO-1 that are stopped in the middle."""
+    nxd.install(group)
+    place: Any = SimpleNamespace(process_index=rank, num_processes=2)
+    conf = ParallelConf(draft=Weights.sharded)
+    parallel = Parallel(conf=conf, device=replace(CPU, name="xla"), accelerator=place)
+    rows = torch.arange(12.0).view(4, 3) / 10
+    alone, first = Steps(AdamW), Steps(parallel.adamw)
+    alone.learn(rows, steps=4)
+    parallel.begin([first.optimizer])
+    first.learn(rows[2 * rank :][:2], steps=2)
+    held = sum(
+        value.numel()
+        for state in first.optimizer.engine.base_optimizer.state.values()
+        for value in state.values()
+        if value.ndim
+    )
+    with parallel.whole_moments([first.optimizer]):
+        saved = first.saved()
+    assert not first.optimizer.state
+    again, plain = Steps(parallel.adamw).resume(saved), Steps(AdamW).resume(saved)
+    parallel.begin([again.optimizer])
+    again.learn(rows[2 * rank :][:2], steps=2)
+    plain.learn(rows, steps=2)  # on one process
+    differences = [
+        (ours - theirs).abs().max().item()
+        for other in (again, plain)
+        for ours, theirs in zip(other.model.parameters(), alone.model.parameters(), strict=True)
+    ]
+    return {"difference": max(differences), "held": held}
 
 
 def noised() -> Any:

@@ -65,6 +65,13 @@ def test_the_engine_of_the_xla_route_takes_the_same_path(found):
         assert engine["tables"] == [True, 64]
 
 
+def test_moments_are_spread_and_saved_whole(found):
+    """ZeRO-1 on two processes learns what one does, and both go on from its state."""
+    for rank in range(2):
+        assert found[rank]["moments"]["difference"] < 1e-6
+        assert found[rank]["moments"]["held"] == 2 * (3 * 3 + 1 * 5 + 3)  # of 30 weights
+
+
 def test_a_keyword_that_the_engine_does_not_take_fails():
     nxd.install(modules=(modules := {}))
     layers = modules[nxd.LAYERS]
@@ -87,6 +94,8 @@ def test_what_the_xla_route_cannot_split_is_refused_by_the_config_alone(tmp_path
     ParallelConf(tensor=8).check(target, **given)  # two key-value heads, each on four processes
     with pytest.raises(UserError, match=r"a divisor of its 8 attention heads, got 3"):
         ParallelConf(tensor=3).check(target, **given)
+    with pytest.raises(UserError, match=r"optim.name: must be adamw with device=xla.*got muon"):
+        ParallelConf(draft=Weights.sharded).check(target, **given, optimizer="muon")
     with pytest.raises(UserError, match=r"parallel.target: must be replicated with device=xla"):
         ParallelConf(target=Weights.sharded).check(target, **given)
 

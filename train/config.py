@@ -53,8 +53,9 @@ class TrainConf:
         conversations.check(self.data)
         self.draft.check()
         self.parallel.check(
-            self.target, rows=self.optim.rows, adapts=self.draft.adapts, device=self.device.name
-        )
+            self.target, rows=self.optim.rows, adapts=self.draft.adapts,
+            device=self.device.name, optimizer=self.optim.name.value,
+        )  # fmt: skip
         if self.evaluation.prompts is not None:
             prompt_files.read(self.evaluation.prompts)
 

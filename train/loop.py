@@ -124,7 +124,8 @@ class Loop:
         compiled = conf.optim.compile and self.parallel.compiles_loss
         lesson = Lesson(self.draft, self.device, compiled=compiled)
         self.lesson = self.parallel.prepare(lesson)
-        optimizers, schedules = conf.optim.build(self.draft)  # of what is left here of the weights
+        # of what is left here of the weights
+        optimizers, schedules = conf.optim.build(self.draft, self.parallel.adamw)
         self.optimizers = [self.accelerator.prepare(optimizer) for optimizer in optimizers]
         self.schedules = [self.accelerator.prepare(schedule) for schedule in schedules]
         self.trained = [p for p in self.lesson.parameters() if p.requires_grad]
@@ -140,6 +141,7 @@ class Loop:
         self.learning = Learning(module=self.lesson, optimizers=optimizers, schedules=[*schedules])
         self.device.glue(start)(optimizers)
         self.state.load(self.learning, self.parallel)
+        self.parallel.begin(optimizers)
         self._step = self.device.glue(self.optimizer_step)
         self.window = Window(steps=conf.log.every)
         self.draft.train()

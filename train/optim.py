@@ -104,7 +104,9 @@ class OptimConf:
             return 1 - done * (1 - self.min_lr)
         return self.min_lr + (1 - self.min_lr) * (1 + math.cos(math.pi * done)) / 2
 
-    def build(self, draft: nn.Module) -> tuple[list[Optimizer], list[LambdaLR]]:
+    def build(
+        self, draft: nn.Module, adamw: type[AdamW] = AdamW
+    ) -> tuple[list[Optimizer], list[LambdaLR]]:
         """An optimizer and its schedule for each kind of parameter that is trained."""
         matrices, decayed, plain = split(draft)
         muon = self.name is OptimName.muon
@@ -115,7 +117,7 @@ class OptimConf:
         groups = [g for params, own in kinds for g in _by_scale(params, self.lr, **own)]
         optimizers: list[Optimizer] = []
         if groups:
-            optimizers.append(AdamW(groups, lr=self.lr, betas=(self.betas[0], self.betas[1])))
+            optimizers.append(adamw(groups, lr=self.lr, betas=(self.betas[0], self.betas[1])))
         if muon and matrices:
             lr = 10 * self.lr if self.muon_lr is None else self.muon_lr
             optimizers.append(Muon(_by_scale(matrices, lr), weight_decay=self.weight_decay))

@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -24,6 +25,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.utils import InitProcessGroupKwargs, set_seed
 from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
 
 from models import tensor_parallel
 from models.device import Device, DeviceName
@@ -33,6 +35,7 @@ from models.shards import gathered
 from models.target import Target, TargetConf
 from models.transformer import Source
 from train import launch
+from train.zero1 import SpreadAdamW
 
 PATIENCE = timedelta(hours=6)  # others wait while the main process answers prompts or evaluates
 
@@ -62,8 +65,9 @@ class ParallelConf:
         return self.tensor > 1 or self.target is Weights.sharded
 
     def check(
-        self, target: TargetConf, *, rows: int, adapts: bool, device: DeviceName = DeviceName.auto
-    ) -> None:
+        self, target: TargetConf, *, rows: int, adapts: bool,
+        device: DeviceName = DeviceName.auto, optimizer: str = "adamw",
+    ) -> None:  # fmt: skip
         """Refuse, before a model is loaded, what the launched processes cannot do."""
         launch.check()
         processes = launch.launched()
@@ -86,15 +90,21 @@ class ParallelConf:
                 "leave parallel at its defaults or choose another draft"
             )
         if device is DeviceName.xla:
-            self._check_layers(target.source)
+            self._check_older_engines(target.source, optimizer)
         elif self.tensor > 1:
             self._check_heads(target.source)
 
-    def _check_layers(self, source: Source) -> None:
+    def _check_older_engines(self, source: Source, optimizer: str) -> None:
+        """What neuronx-distributed and ZeRO-1 cannot do, which stand in for DTensor and FSDP2."""
         if self.target is Weights.sharded:
             raise UserError(
                 "parallel.target: must be replicated with device=xla, got sharded; "
                 "split its layers by parallel.tensor"
+            )
+        if self.draft is Weights.sharded and optimizer != "adamw":
+            raise UserError(
+                f"optim.name: must be adamw with device=xla and parallel.draft=sharded, got "
+                f"{optimizer}, which needs whole matrices; set parallel.draft=replicated"
             )
         if self.tensor > 1:
             tensor_parallel.plan(source.shape(), self.tensor)
@@ -296,7 +306,7 @@ class Parallel:
 
     def prepare(self, lesson: nn.Module) -> nn.Module:
         """Let gradients become the mean over all processes. Before optimizers are built."""
-        if self.conf.draft is Weights.replicated or self.alone:
+        if self.conf.draft is Weights.replicated or self.alone or self.spreads:
             return self.accelerator.prepare(lesson)
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
@@ -305,6 +315,40 @@ class Parallel:
         mesh = init_device_mesh(self.device.torch_device.type, (self.accelerator.num_processes,))
         fully_shard(lesson.to(self.accelerator.device), mesh=mesh)
         return self.accelerator.prepare_model(lesson, evaluation_mode=True)  # no DDP around it
+
+    @property
+    def spreads(self) -> bool:
+        """Whether only the moments of a sharded draft are: ZeRO-1, where there is no FSDP2."""
+        return self.conf.draft is Weights.sharded and self.device.name == "xla" and not self.alone
+
+    @property
+    def adamw(self) -> type[AdamW]:
+        return SpreadAdamW if self.spreads else AdamW
+
+    def begin(self, optimizers: list[Optimizer]) -> None:
+        """After the last state was loaded, before the first step."""
+        for optimizer in optimizers:
+            if isinstance(optimizer, SpreadAdamW):
+                from torch_xla.core import xla_model  # pyright: ignore[reportMissingImports]
+                from torch_xla.distributed import (  # pyright: ignore[reportMissingImports]
+                    zero_redundancy_optimizer as zero,
+                )
+
+                optimizer.begin(
+                    zero.ZeroRedundancyOptimizer, partial(xla_model.all_gather, pin_layout=False),
+                    ranks=self.accelerator.num_processes, rank=self.accelerator.process_index,
+                )  # fmt: skip
+                self.device.synchronize()  # else the first step's graph would hold this, too
+
+    @contextmanager
+    def whole_moments(self, optimizers: list[Optimizer]) -> Iterator[None]:
+        """Moments of whole weights, to be written."""
+        spread = [optimizer for optimizer in optimizers if isinstance(optimizer, SpreadAdamW)]
+        for optimizer in spread:
+            optimizer.collect()
+        yield
+        for optimizer in spread:
+            optimizer.release()
 
     def whole(self, draft: Draft) -> AbstractContextManager[None]:
         """The draft with all its weights on every process, to be decoded with or written."""

@@ -138,7 +138,7 @@ class State:
         partial = place.with_name(place.name + PARTIAL)
         with atomic_directory(place) if parallel.main else nullcontext(partial) as partial:
             parallel.wait()
-            with _no_word_of_one_process():
+            with _no_word_of_one_process(), parallel.whole_moments(learning.optimizers):
                 dcp.save(learning.state_dict(), checkpoint_id=partial, no_dist=parallel.alone)
             if parallel.main:
                 (partial / "progress.json").write_text(json.dumps(saved, indent=2))
