@@ -49,6 +49,7 @@ SIGNATURES = {
         pin_layout=True, sharding_groups=None, grad_norm_groups=None, lazy_init=False,
         bucket_cap_mb_all_gather=0, bucket_cap_mb_reduce_scatter=0, use_grad_acc_hook=False,
         save_master_weights=False, higher_cc_precision=False, **defaults)""",
+    "torch_xla.sync": "(wait=False, reset_scope=True)",
     "torch_xla.core.xla_model.all_gather": """(
         value, dim=0, groups=None, output=None, pin_layout=True, channel_id=None,
         use_global_device_ids=None)""",
@@ -126,6 +127,9 @@ class Engine:
         assert given.pop("save_master_weights")  # else it warns
         assert not given.pop("pin_layout")  # as Neuron asks
         return Zero(self.ready, **given)
+
+    def sync(self, wait: bool = False) -> None:
+        """Nothing is recorded here."""
 
     def all_gather(self, value: Tensor, **_: Any) -> Tensor:
         return all_gather(value, self.ready)
