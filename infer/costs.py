@@ -34,10 +34,14 @@ MOST_TIMED = 12  # timings beyond the first ones, while another shape promises m
 def turn(*, alone: bool) -> Iterator[None]:
     """A user's tuners may compile side by side; who times something waits for the others.
 
-    Not to be nested: the inner one would wait for the outer.
+    Who waits stands in the gate, so that nobody who comes later starts to compile before them. Not
+    to be nested: the inner one would wait for the outer.
     """
-    with (Path(tempfile.gettempdir()) / f"infer.tune-{os.getuid()}.lock").open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+    place = Path(tempfile.gettempdir()) / f"infer.tune-{os.getuid()}"
+    with place.with_suffix(".lock").open("a") as file:
+        with place.with_suffix(".gate").open("a") as gate:  # closing it opens the gate
+            fcntl.flock(gate, fcntl.LOCK_EX)
+            fcntl.flock(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
         yield
 
 

@@ -7,7 +7,9 @@ import os
 import shlex
 import sys
 import tempfile
+import time
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ import pytest
 from conf.entry import compose
 from data.prompts import EvalPrompt
 from infer.config import EvalConf
-from infer.costs import Bench, CostCurve, choose, probes
+from infer.costs import Bench, CostCurve, choose, probes, turn
 from infer.decode import Decoder
 from infer.intervals import Estimate
 from infer.replay import texts
@@ -270,6 +272,39 @@ def test_the_machine_is_kept_only_while_something_is_timed(bench):
     one = next(one for one in considered() if one.name == "chain-2")
     bench.steps(one)
     assert len(compiled) == 2
+
+
+def test_who_times_does_not_wait_for_those_that_come_later():
+    order: list[str] = []
+
+    def take(name: str, *, alone: bool) -> Thread:
+        def run() -> None:
+            with turn(alone=alone):
+                order.append(name)
+
+        thread = Thread(target=run)
+        thread.start()
+        return thread
+
+    with turn(alone=False):
+        timing = take("timing", alone=True)
+        while not _kept("gate"):
+            time.sleep(0.001)
+        later = take("compiling", alone=False)
+        later.join(0.1)
+        assert not order
+    for thread in (timing, later):
+        thread.join()
+    assert order == ["timing", "compiling"]
+
+
+def _kept(suffix: str) -> bool:
+    with (Path(tempfile.gettempdir()) / f"infer.tune-{os.getuid()}.{suffix}").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False
 
 
 @pytest.fixture
