@@ -14,7 +14,7 @@ import psutil
 from models.checkpoint import PARTIAL
 
 ROOT = Path(__file__).parent.parent
-TIMEOUT_S = 120
+TIMEOUT_S = 300
 
 
 def toy_process(folder: Path, changes: dict, **environment: str) -> subprocess.Popen:

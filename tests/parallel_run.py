@@ -5,6 +5,7 @@ FOLDER/rank-N.json.
 """
 
 import json
+import shutil
 import sys
 from contextlib import suppress
 from dataclasses import asdict
@@ -62,9 +63,9 @@ class Stopped(Exception):  # noqa: N818  # it is no error
 
 def run(
     target: Path, *, folder: str, parallel: dict[str, Any], draft: str = "eagle3",
-    stop: int | None = None, **optim: Any,
+    after: str | None = None, stop: int | None = None, **optim: Any,
 ) -> None:  # fmt: skip
-    """One training run, up to the state of step `stop`."""
+    """One training run, from the state of the run `after` on, up to the state of step `stop`."""
     torch.set_num_threads(1)
     if "name" in optim:
         optim["name"] = OptimName(optim["name"])
@@ -79,7 +80,10 @@ def run(
     device = conf.device.build()
     spread = conf.parallel.build(device, trackers=[])
     place = Path(folder)
+    if spread.main and after is not None:
+        shutil.copytree(after, place, dirs_exist_ok=True)
     place.mkdir(parents=True, exist_ok=True)
+    spread.wait()
     state = State(place, flat(conf))
     state.find()
     own = spread.target(conf.target)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -36,17 +35,21 @@ def launch(processes: int, folder: Path, runs: list[dict[str, Any]]) -> None:
         json.dumps(runs),
     ]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr[:4000]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr[-8000:]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Runs of four processes and of one; `state` stopped at a state of step 2."""
+    """Runs of four processes and of one; `state` stopped at step 2, whence `resumed` went on."""
     folder = tmp_path_factory.mktemp("parallel")
     save_target(folder / "target")
     runs = [{"folder": str(folder / name), "parallel": way} for name, way in LAYOUTS.items()]
-    runs += [{"folder": str(folder / "state"), "parallel": SPLIT | DRAFT_SHARDED, "stop": 2}]
+    state = {"folder": str(folder / "state"), "parallel": SPLIT, "stop": 2}
+    runs += [
+        state,
+        state | {"folder": str(folder / "resumed"), "after": state["folder"], "stop": 4},
+    ]
     launch(4, folder, runs)
     run(folder / "target", folder=str(folder / "one"), parallel={})
     return folder
@@ -87,15 +90,18 @@ def test_no_process_holds_more_than_its_part(folder):
         assert rank["target_held"] <= 0.51 * alone["target_held"]
 
 
+def test_a_resumed_run_of_four_processes_ends_as_an_unbroken_one_bit_for_bit(folder):
+    assert ranks(folder / "resumed")[0]["draft"] == ranks(folder / "tensor")[0]["draft"]
+
+
 def test_a_state_of_four_processes_goes_on_with_two_and_with_one(folder):
-    for name in ("on two", "on one"):
-        shutil.copytree(folder / "state", folder / name)
+    after = str(folder / "state")
     launch(2, folder, [
-        {"folder": str(folder / "on two"), "parallel": {}},
+        {"folder": str(folder / "on two"), "parallel": DRAFT_SHARDED, "after": after},
         *({"folder": str(folder / name), "parallel": SPLIT, "draft": name, "steps": 1}
           for name in OTHERS),
     ])  # fmt: skip
-    run(folder / "target", folder=str(folder / "on one"), parallel={})
+    run(folder / "target", folder=str(folder / "on one"), parallel={}, after=after)
     whole = losses(folder / "one")
     assert losses(folder / "state") == pytest.approx(whole[:2], abs=1e-5)
     for name in ("on two", "on one"):

@@ -23,7 +23,11 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from accelerate.utils import InitProcessGroupKwargs, set_seed
+from accelerate.utils import (
+    DistributedDataParallelKwargs,
+    InitProcessGroupKwargs,
+    set_seed,
+)
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
@@ -138,7 +142,10 @@ def accelerator_for(device: Device, *, trackers: list[str]) -> Accelerator:
         cpu=device.torch_device.type == "cpu",
         log_with=[*trackers] or None,
         kwargs_handlers=[
-            InitProcessGroupKwargs(init_method=launch.meeting_place(), timeout=PATIENCE)
+            InitProcessGroupKwargs(init_method=launch.meeting_place(), timeout=PATIENCE),
+            # Else DDP would deal gradients to new buckets after its first step, and a continued run
+            # would add them up in another order.
+            DistributedDataParallelKwargs(find_unused_parameters=True),
         ],
         step_scheduler_with_optimizer=False,  # else schedules run ahead by the number of processes
     )

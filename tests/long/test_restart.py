@@ -9,7 +9,7 @@ from tests.killing import kill_worker, launcher, newest_step, partials
 from tests.toy_run import metrics, weights
 
 log = logging.getLogger(__name__)
-PROCESSES, KILLS, HALF_WRITTEN, STEPS = 4, 10, 3, 400
+PROCESSES, KILLS, HALF_WRITTEN, STEPS = 4, 10, 3, 300
 
 
 def test_ten_killed_workers_leave_the_weights_of_an_unbroken_run(tmp_path):
