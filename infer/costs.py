@@ -37,9 +37,9 @@ def turn(*, alone: bool) -> Iterator[None]:
     Who waits stands in the gate, so that nobody who comes later starts to compile before them. Not
     to be nested: the inner one would wait for the outer.
     """
-    place = Path(tempfile.gettempdir()) / f"infer.tune-{os.getuid()}"
-    with place.with_suffix(".lock").open("a") as file:
-        with place.with_suffix(".gate").open("a") as gate:  # closing it opens the gate
+    place = Path(tempfile.gettempdir())
+    with (place / f"infer.tune-{os.getuid()}.lock").open("a") as file:
+        with (place / f"infer.tune-{os.getuid()}.gate").open("a") as gate:  # opens as it is closed
             fcntl.flock(gate, fcntl.LOCK_EX)
             fcntl.flock(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
         yield
