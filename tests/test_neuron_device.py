@@ -123,7 +123,7 @@ def test_its_compiler_is_found_by_name_and_compiles_once(facts):
     assert found["backend"] == "neuron"
     assert found["compiled"] == found["announced"]
     assert found["announced"] == {"prefill": 1, "begin:eagle3": 1, "fused:eagle3": 1}
-    assert found["graphs"] == [3, 1]  # of decoding twice, and of three steps of a loss
+    assert found["graphs"] == [3, 2]  # of decoding twice; of a loss and the target before it
     greedy = [ids for ids, _ in facts["eagle3"]["greedy"]]
     assert found["ids"] == 2 * greedy  # the target's own text, whatever the draft has learned
     assert found["losses"] == pytest.approx(facts["medusa"]["losses"], rel=1e-5)

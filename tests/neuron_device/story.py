@@ -21,6 +21,7 @@ from infer.graph_plan import Decoding, Drafting
 from models.device import DeviceConf, DeviceName, graphs
 from models.drafts.base import DraftConf
 from models.drafts.causal_lm import CausalLMConf, Start
+from models.drafts.eagle1 import Eagle1Conf
 from models.drafts.eagle3 import Eagle3Conf
 from models.drafts.medusa import MedusaConf
 from models.sampling import SamplingConf
@@ -31,6 +32,7 @@ from train.parallel import accelerator_for
 
 DRAFTS: dict[str, DraftConf] = {
     "eagle3": Eagle3Conf(layers=LAYERS, unroll=2),
+    "eagle1": Eagle1Conf(token=1.0, noise=0.2),  # what it reads is disturbed at random
     "medusa": MedusaConf(heads=4),
     "draft model": CausalLMConf(start=Start.pruned, layers=[0, 5]),
 }
