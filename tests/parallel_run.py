@@ -108,6 +108,7 @@ def run(
     with gathered(learner):
         weights = digest({name: p for name, p in learner.named_parameters() if p.requires_grad})
     left = {
+        "heard": spread.anywhere(spread.accelerator.process_index == 1),
         "fingerprint": own.fingerprint,
         "draft": weights,
         "draft_held": held(learner),

@@ -80,6 +80,11 @@ def test_all_processes_end_with_the_same_draft_bit_for_bit(folder, name):
     assert len({rank["draft"] for rank in ranks(folder / name)}) == 1
 
 
+def test_what_one_process_knows_all_can_ask(folder):
+    assert all(rank["heard"] for rank in ranks(folder / "tensor"))
+    assert not ranks(folder / "one")[0]["heard"]
+
+
 def test_no_process_holds_more_than_its_part(folder):
     (alone,) = ranks(folder / "one")
     for rank in ranks(folder / "sharded"):

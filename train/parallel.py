@@ -218,6 +218,13 @@ class Parallel:
         if not self.alone:  # on XLA a graph of its own, even for one process
             self.accelerator.wait_for_everyone()
 
+    def anywhere(self, holds: bool) -> bool:
+        """Whether it holds on any process."""
+        if self.alone:
+            return holds
+        found = torch.tensor(float(holds), device=self.accelerator.device)
+        return bool(cast(Tensor, self.accelerator.reduce(found, "sum")))
+
     def settle(self) -> None:
         """Wait, where all processes run the target together."""
         if self.split:

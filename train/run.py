@@ -17,7 +17,8 @@ def open_run(conf: TrainConf, parallel: Parallel) -> State:
     """Claim the run's folder and find out where the run stands, before anything slow is done."""
     folder = Path(conf.output_dir) / conf.run_name
     claim(folder)
-    if parallel.main and not conf.resume and not restarted():
+    # Each node's launcher counts its own restarts, and starts anew when another's worker dies.
+    if not conf.resume and not parallel.anywhere(restarted()) and parallel.main:
         clear(folder)
     parallel.wait()
     route = parallel.accelerator.device.type
