@@ -11,7 +11,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test coverage test-long test-engines check bench
+.PHONY: help demo test coverage test-long test-engines test-xla check bench
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,11 +21,11 @@ demo: $(READY)  ## distil a draft for the embedded target and print what it gain
 	@$(BIN)/python -m train
 
 test: $(READY)  ## the quick tests
-	@echo "test: pytest, slow tests and engines left out"
+	@echo "test: pytest, slow tests, engines and XLA left out"
 	@$(BIN)/python -m pytest -n $(WORKERS) $(SPREAD)
 
 coverage: $(READY)  ## the quick tests, and which lines they reach
-	@echo "coverage: pytest --cov, slow tests and engines left out"
+	@echo "coverage: pytest --cov, slow tests, engines and XLA left out"
 	@$(BIN)/python -m pytest -n $(WORKERS) $(SPREAD) --cov --cov-report=term
 
 test-long: $(READY)  ## studies, sweeps and long kill runs
@@ -37,6 +37,12 @@ test-engines: $(READY)  ## serve our checkpoint with other engines and compare (
 	@bash scripts/setup_engines.sh .venv-engines
 	@echo "test-engines: pytest tests/engines"
 	@$(BIN)/python -m pytest -m engines tests/engines
+
+test-xla: $(READY)  ## train and decode by PyTorch/XLA on its CPU device, compare (own environment, 7 GB)
+	@echo "test-xla: installing PyTorch/XLA into .venv-xla"
+	@bash scripts/setup_xla.sh .venv-xla
+	@echo "test-xla: pytest tests/xla"
+	@$(BIN)/python -m pytest -m xla tests/xla
 
 check: $(READY)  ## formatting, lint, types, import direction, spelling
 	@echo "check: ruff, pyright, import-linter, codespell"

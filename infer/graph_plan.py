@@ -2,6 +2,7 @@
 
     prefill  one a padded prompt length       begin  the same, for each draft and tree
     fused    a round, one a decoder           score, accept, move, go_on  its parts, to be timed
+    room, opened, blank, put    what lies between them, where operations are recorded (Device.glue)
 
 Decoders whose functions take arguments of equal shapes share graphs, so the graphs of a run are a
 set. No model is looked at, only what is known of it: a plan can be made before anything is loaded.
@@ -63,9 +64,13 @@ class Decoding:
         return f"{MixedDraft.method}_{one}" if self.tree.copied and one != ALONE else one
 
     def graphs(
-        self, prompts: Iterable[int], *, fused: bool = True, unfused: bool = False
-    ) -> Iterator[Graph]:
-        """Of prompts of these lengths, in fused rounds, in unfused ones, or in both."""
+        self, prompts: Iterable[int], *, fused: bool = True, unfused: bool = False,
+        lazy: bool = False,
+    ) -> Iterator[Graph]:  # fmt: skip
+        """Of prompts of these lengths, in fused rounds, in unfused ones, or in both.
+
+        `lazy`: Device.lazy.
+        """
         one, plan, held = self.drafting, self.plan, held_slots(self.tree, self.slots)
         target = (one.target, one.layers, held)
         draft = (one.sizes, one.layers, held, plan.graph_key)
@@ -85,16 +90,30 @@ class Decoding:
                 yield Graph("move", rows)
             if drafts:
                 yield Graph(f"go_on{KIND}{self.kind}", (*draft, self.batch))
+        if lazy:
+            yield from self._glue(held)
+
+    def _glue(self, held: int) -> Iterator[Graph]:
+        one, plan = self.drafting, self.plan
+        kept = (one.target, self.kind, one.sizes, held)
+        rows = (plan.ahead, plan.moved, plan.rule.graph_key, held)
+        for batch in {1, self.batch}:
+            yield Graph("room", (*kept, batch))
+        yield Graph("opened", rows)
+        if self.batch > 1:
+            proposal = (self.tree.size, plan.verifier.draws(self.tree), self.batch)
+            yield Graph("blank", (*rows, *proposal))
+            yield Graph("put", (*kept, *rows, *proposal))
 
 
 def evaluation(
     drafts: Sequence[Drafting], *, tree: Tree, prompts: Sequence[int], conf: EvaluationConf,
-    fused: bool = True,
+    fused: bool = True, lazy: bool = False,
 ) -> set[Graph]:  # fmt: skip
-    """All graphs of infer/judge.py, for prompts of these lengths; `fused`: Device.fuses."""
+    """All graphs of infer/judge.py, for prompts of these lengths, on a Device of that kind."""
     found: set[Graph] = set()
     for one, timed in _modes(drafts, tree, max(prompts) + conf.max_new_tokens, conf):
-        found.update(one.graphs(prompts, fused=fused, unfused=timed or not fused))
+        found.update(one.graphs(prompts, fused=fused, unfused=timed or not fused, lazy=lazy))
     return found
 
 

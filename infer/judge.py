@@ -61,15 +61,17 @@ def _judge(
     check_depth(candidates, shape)
     conf.verifier.check(conf.sampling, shape)
     prompts = _all_turns(target, conf)
-    modes = contenders(target, candidates, shape, prompts, conf)
-    for name, mode in modes.items():
-        warn_depth(name, mode.decoder)
+    device = target.device
     needed = graph_plan.evaluation(
         [graph_plan.Drafting.of(c.draft, c.target) for c in candidates], tree=shape,
-        prompts=[len(prompt.ids) for prompt in prompts], conf=conf, fused=target.device.fuses,
+        prompts=[len(prompt.ids) for prompt in prompts], conf=conf,
+        fused=device.fuses, lazy=device.lazy,
     )  # fmt: skip
-    with target.device.expecting(needed, say) as counted:
-        with target.device.ledger.warming():
+    with device.expecting(needed, say) as counted:
+        with device.ledger.warming():
+            modes = contenders(target, candidates, shape, prompts, conf)
+            for name, mode in modes.items():
+                warn_depth(name, mode.decoder)
             gaps = _warm_up(modes, prompts, conf)
         traces = _decode_all(modes, prompts, conf)
         parts = splits(modes, prompts, max_new_tokens=conf.max_new_tokens)

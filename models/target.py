@@ -43,8 +43,11 @@ class TargetConf:
         """
         source = self.source
         source.config()
-        model = read(source) if read else source.model(device.dtype).to(device.torch_device)
-        return Target(model, source.tokenizer(), name=self.path or self.name, device=device)
+        model = read(source) if read else source.model(device.dtype)
+        target = Target(model, source.tokenizer(), name=self.path or self.name, device=device)
+        if not read:  # after the checks: they would be graphs where operations are recorded
+            model.to(device.torch_device)
+        return target
 
 
 class Target(Transformer):

@@ -14,7 +14,8 @@ from tests.tiny import batch_of, learn, new_draft, sampled_texts, tiny_target
 torch.set_num_threads(1)  # small matrices are many times slower on several threads
 
 collect_ignore = ["neuron_device"]  # runs in processes of its own
-MARKED = {"long": pytest.mark.slow, "engines": pytest.mark.engines}  # folder of tests/ -> its mark
+# folder of tests/ -> its mark
+MARKED = {"long": pytest.mark.slow, "engines": pytest.mark.engines, "xla": pytest.mark.xla}
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by mark

@@ -137,7 +137,7 @@ def accelerator_for(device: Device, *, trackers: list[str]) -> Accelerator:
     """Mixed precision follows the device; masters stay fp32 either way."""
     # A sweep runs several configs in one process, and Accelerate would refuse a second precision.
     AcceleratorState._reset_state()
-    return Accelerator(
+    accelerator = Accelerator(
         mixed_precision="bf16" if device.dtype is torch.bfloat16 else "no",
         cpu=device.torch_device.type == "cpu",
         log_with=[*trackers] or None,
@@ -149,6 +149,12 @@ def accelerator_for(device: Device, *, trackers: list[str]) -> Accelerator:
         ],
         step_scheduler_with_optimizer=False,  # else schedules run ahead by the number of processes
     )
+    if accelerator.device.type != device.torch_device.type:
+        raise UserError(
+            f"device.name: Accelerate trains on {accelerator.device.type} here, got {device.name}; "
+            "where torch_xla is installed, set USE_TORCH_XLA=0 to leave it alone"
+        )
+    return accelerator
 
 
 def parallel_engine(ranks: int) -> tuple[Any, Any]:

@@ -53,6 +53,8 @@ def place_of(name: str) -> torch.device:
     if name == "xla":
         import torch_xla  # pyright: ignore[reportMissingImports]
 
+        # else a module that moves there gets new parameters, and tied ones are tied no more
+        torch.__future__.set_swap_module_params_on_conversion(True)
         return torch_xla.device()
     return torch.device(name)
 

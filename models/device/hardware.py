@@ -99,8 +99,13 @@ class Device:
         return self.name == "xla"
 
     def eager(self) -> "Device":
-        """The same for little work, which compiling would only delay, where there is a choice."""
-        return self if self.lazy else replace(self, compiles=False, counts=False)
+        """The same for little work, which compiling would only delay.
+
+        Where operations are recorded there is no other way; its graphs are held against no run.
+        """
+        if self.lazy:
+            return replace(self, ledger=Ledger())
+        return replace(self, compiles=False, counts=False)
 
     def glue(self, function: Callable) -> Callable:
         """Small operations between graphs: a graph too where all is recorded, else one by one."""

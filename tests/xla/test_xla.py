@@ -1,0 +1,86 @@
+"""The XLA route, run for real on XLA's CPU device: what it computes, and the graphs it is made of.
+
+Each method is trained and decoded with twice, on the CPU and on XLA, by processes of an environment
+that holds torch_xla (scripts/setup_xla.sh).
+"""
+
+import json
+import os
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
+PYTHON = Path(os.environ.get("XLA", ROOT / ".venv-xla")).absolute() / "bin" / "python"
+METHODS = ("eagle3", "medusa", "draft model")
+# Accelerate takes XLA wherever it is installed, if nobody says otherwise
+CHOSEN = {"cpu": {"USE_TORCH_XLA": "0"}, "xla": {"PJRT_DEVICE": "CPU"}}
+FELL_BACK = {"aten::_local_scalar_dense"}  # a number that the host reads: docs/xla.md
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """What came of each method: {"cpu": ..., "xla": ...}; two of them run at a time."""
+    folder = tmp_path_factory.mktemp("xla")
+
+    def both(method: str) -> dict[str, dict]:
+        found = {}
+        for device in ("cpu", "xla"):
+            run_on(method, device, folder / method)
+            found[device] = json.loads((folder / method / f"{device}.json").read_text())
+            found[device]["gradient"] = torch.load(folder / method / f"{device}.pt")
+        return found
+
+    with ThreadPoolExecutor(2) as pool:
+        return dict(zip(METHODS, pool.map(both, METHODS), strict=True))
+
+
+def run_on(method: str, device: str, folder: Path) -> None:
+    command = [str(PYTHON), str(HERE / "xla_run.py"), method, device, str(folder)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | CHOSEN[device]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_first_gradient_is_that_of_the_cpu(runs, method):
+    ours, theirs = runs[method]["xla"]["gradient"], runs[method]["cpu"]["gradient"]
+    assert len(ours) == len(theirs)
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_losses_are_those_of_the_cpu(runs, method):
+    ours, theirs = (runs[method][name]["train"]["losses"] for name in ("xla", "cpu"))
+    assert len(ours) == len(theirs) == 200
+    assert ours[-1] < ours[0] - 0.5
+    assert ours[:50] == pytest.approx(theirs[:50], abs=1e-4)
+    assert ours[-1] == pytest.approx(theirs[-1], abs=1e-2)
+
+
+@pytest.mark.parametrize("shape", ["chain", "tree"])
+@pytest.mark.parametrize("method", METHODS)
+def test_one_checkpoint_is_decoded_with_as_on_the_cpu(runs, method, shape):
+    """Text, rounds, and the tokens that each round accepts, of twenty prompts."""
+    ours, theirs = (runs[method][name]["decode"][shape] for name in ("xla", "cpu"))
+    assert ours == theirs
+    assert len(ours) == 20
+    assert sum(sum(accepted) for _, accepted in ours) > 20  # else it would tell of no draft
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_graphs_are_as_many_as_announced_and_none_is_added(runs, method):
+    train, decode = (runs[method]["xla"][part] for part in ("train", "decode"))
+    assert train["compiled"] == train["warm"] == train["announced"]
+    assert decode["by_function"] == decode["announced"]
+    assert decode["compiled"] == sum(decode["announced"].values())  # as torch_xla counts them
+    assert decode["late"] == 0
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_no_operation_falls_back_to_the_host(runs, method):
+    assert set(runs[method]["xla"]["fallbacks"]) <= FELL_BACK

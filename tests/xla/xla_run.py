@@ -1,0 +1,142 @@
+"""One method on one device: xla_run.py METHOD xla|cpu FOLDER, by test_xla.py.
+
+It trains a draft of the tiny target and decodes with a checkpoint: its own on the CPU, the CPU's on
+XLA, so that both decode with the same weights. FOLDER/DEVICE.json and .pt hold what came of it.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from data.batches import Packed
+from infer.decode import Decoder
+from infer.graph_plan import Decoding, Drafting
+from models.device import Device, DeviceConf, DeviceName, Precision, graphs
+from models.drafts import load_draft
+from models.drafts.causal_lm import CausalLMConf, Start
+from models.drafts.eagle3 import Eagle3Conf
+from models.drafts.medusa import MedusaConf
+from models.losses import LossConf
+from models.sampling import SamplingConf
+from models.target import Target
+from tests.tiny import LAYERS, VOCAB, batch_of, chain, sampled_texts, tiny_target, tree
+from tests.toy_run import toy_conf
+from train import graph_plan
+from train.config import TrainConf
+from train.log import Log, LogConf
+from train.loop import Loop
+from train.state import State, flat
+
+METHOD, NAME, FOLDER = sys.argv[1], sys.argv[2], Path(sys.argv[3])
+STEPS, LENGTH, NEW, SLOTS = 200, 40, 24, 128
+# method -> draft, learning rate, micro-batches a step
+METHODS = {
+    "eagle3": (Eagle3Conf(layers=LAYERS, unroll=3), 5e-3, 1),
+    "medusa": (MedusaConf(heads=4), 2e-2, 2),
+    "draft model": (CausalLMConf(start=Start.pruned, layers=[0, 5]), 5e-3, 1),
+}
+
+
+def conf_of(method: str) -> TrainConf:
+    draft, lr, accumulation = METHODS[method]
+    optim = {"steps": STEPS, "lr": lr, "accumulation": accumulation, "clip": 1e3}
+    conf = toy_conf(draft=draft, optim=optim)
+    conf.log, conf.loss = LogConf(every=1), LossConf(step_decay=1.0)
+    conf.eval_every = conf.save_every = STEPS
+    conf.data.length = LENGTH
+    return conf
+
+
+class Watched(Loop):
+    """Notes the first gradient, and how many graphs there are behind the first step."""
+
+    def _learn(self, step: int) -> None:
+        super()._learn(step)
+        if not step:
+            decay = self.conf.optim.betas[0]  # the first average is the gradient times 1 - decay
+            optimizer = self.learning.optimizers[0]
+            self.gradient = [
+                optimizer.state[p]["exp_avg"].cpu() / (1 - decay) for p in self.trained
+            ]
+            self.warm = graphs()
+
+
+def prompts() -> list[list[int]]:
+    """Twenty of different lengths, in two buckets."""
+    numbers = torch.Generator().manual_seed(2)
+    lengths = range(3, 3 + 5 * 20, 5)
+    return [torch.randint(1, VOCAB, (n,), generator=numbers).tolist() for n in lengths]
+
+
+def target_on(device: Device) -> tuple[Target, Packed]:
+    """The target there, and texts that it has written on the CPU."""
+    batch = batch_of(sampled_texts(tiny_target(seed=0), count=16, length=LENGTH))
+    target = tiny_target(seed=0, device=device)
+    target.model.to(device.torch_device)
+    return target, Packed(**vars(batch))
+
+
+def train(device: Device, target: Target, rows: Packed) -> tuple[dict, list[torch.Tensor]]:
+    folder, conf = FOLDER / NAME, conf_of(METHOD)
+    folder.mkdir(parents=True)
+    parallel = conf.parallel.build(device, trackers=conf.log.trackers())
+    state = State(folder, flat(conf))
+    loop = Watched(
+        conf=conf, parallel=parallel, device=device, target=target, rows=rows, state=state,
+        draft=conf.draft.build(target, loss=conf.loss, seed=conf.seed),
+        log=Log(conf.log, state, parallel.accelerator),
+        evaluate=lambda draft: {"acceptance_length": 1.0},
+    )  # fmt: skip
+    loop.run()
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    announced = len(graph_plan.graphs(conf, lazy=device.lazy))
+    done = {"losses": [line["train/loss"] for line in lines], "announced": announced}
+    return done | {"warm": loop.warm, "compiled": graphs()}, loop.gradient
+
+
+def decode(device: Device, target: Target) -> dict:
+    """Both shapes, with every graph announced; a prompt of each bucket first, to warm up."""
+    _, draft = load_draft(FOLDER / "cpu" / "checkpoint", target)
+    asked, found, before = prompts(), {}, graphs()
+    shapes = {"chain": chain(3), "tree": tree(3)}
+    drafting = Drafting.of(draft, None)
+    needed = {
+        graph
+        for shape in shapes.values()
+        for graph in Decoding(drafting=drafting, tree=shape, slots=SLOTS).graphs(
+            map(len, asked), lazy=device.lazy
+        )
+    }
+    with device.ledger.expecting(needed) as run:
+        for name, shape in shapes.items():
+            with device.ledger.warming():
+                decoder = Decoder(target, draft, shape, sampling=SamplingConf(), slots=SLOTS)
+                decoder.decode([asked[0], asked[-1]], row_ids=[0, 19], max_new_tokens=4)
+            rows = decoder.decode(asked, row_ids=list(range(len(asked))), max_new_tokens=NEW)
+            found[name] = [[row.ids, row.accepted] for row in rows]
+    done = {"announced": run.announced, "by_function": run.compiled, "late": run.late}
+    return found | done | {"compiled": graphs() - before}
+
+
+def fallbacks() -> dict[str, int]:
+    """Operations that XLA does not have, and how often they ran on the host."""
+    from torch_xla.debug import metrics
+
+    names = [name for name in metrics.counter_names() if name.startswith("aten::")]
+    return {name: metrics.counter_value(name) for name in names}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    device = DeviceConf(
+        name=DeviceName[NAME], precision=Precision.float32, compile=False
+    ).build()  # fmt: skip
+    target, rows = target_on(device)
+    trained, gradient = train(device, target, rows)
+    result = {"train": trained, "decode": decode(device, target)}
+    if device.lazy:
+        result["fallbacks"] = fallbacks()
+    torch.save(gradient, FOLDER / f"{NAME}.pt")
+    (FOLDER / f"{NAME}.json").write_text(json.dumps(result))
