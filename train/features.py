@@ -60,7 +60,7 @@ class Features:
             if kept is None:
                 kept = _room(seen, len(rows))
             for f in fields(Seen):
-                getattr(kept, f.name)[group] = getattr(seen, f.name)[: len(group)].cpu()
+                getattr(kept, f.name)[group] = getattr(seen, f.name).cpu()[: len(group)]
         assert kept is not None
         return kept
 
