@@ -14,9 +14,10 @@ from data.prompts import held_out
 from infer.config import EvalConf, EvaluationConf, Verification
 from infer.contenders import Candidate
 from infer.decode import Decoder
-from infer.eval import candidate, check, main, names, newest_run
+from infer.eval import candidate, check, let_warnings_through, main, names, newest_run
 from infer.judge import evaluate
 from models import checkpoint
+from models.device import DeviceConf, DeviceName
 from models.drafts.medusa2 import Medusa2Conf
 from models.drafts.ngram import NgramDraft
 from models.errors import UserError
@@ -286,3 +287,10 @@ def accepted(report):
 def test_without_a_run_the_way_to_one_is_said(tmp_path):
     with pytest.raises(UserError, match=r"checkpoint: no finished run under .*; run `python -m"):
         newest_run(tmp_path)
+
+
+def test_the_device_that_is_taken_is_said(caplog):
+    let_warnings_through()
+    DeviceConf(name=DeviceName.cpu, compile=False).build()
+    (said,) = caplog.messages
+    assert said.startswith("device: cpu, as asked (torch ")
