@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -55,17 +55,18 @@ def finish(folder: Path, changes: dict) -> None:
 
 @contextmanager
 def launcher(
-    folder: Path, changes: dict, *, processes: int, restarts: int
-) -> Iterator[subprocess.Popen]:
-    """`toy_run.py` by torchrun, which must finish well."""
+    folder: Path, changes: dict, *, processes: int, restarts: int,
+    meeting: Sequence[str] = ("--standalone",), node: int = 0, **environment: str,
+) -> Iterator[subprocess.Popen]:  # fmt: skip
+    """`toy_run.py` by torchrun, which must finish well. Launchers of several nodes need a place."""
     command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone",
+        sys.executable, "-m", "torch.distributed.run", *meeting,
         f"--nproc_per_node={processes}", f"--max-restarts={restarts}", "--monitor-interval=0.1",
         ROOT / "tests" / "toy_run.py", folder, json.dumps(changes),
     ]  # fmt: skip
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    with folder.with_suffix(".log").open("w") as said:
-        run = subprocess.Popen(command, env=environment, stdout=said, stderr=said)
+    given = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment}
+    with folder.with_suffix(f".{node}.log").open("w") as said:
+        run = subprocess.Popen(command, env=given, stdout=said, stderr=said)
         try:
             yield run
             assert run.wait(timeout=2 * TIMEOUT_S) == 0

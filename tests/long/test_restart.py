@@ -2,6 +2,8 @@
 
 import logging
 import random
+from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -14,8 +16,7 @@ PROCESSES, KILLS, HALF_WRITTEN, STEPS = 4, 10, 3, 300
 
 def test_ten_killed_workers_leave_the_weights_of_an_unbroken_run(tmp_path):
     rng = random.Random(0)
-    killed, whole = tmp_path / "killed", tmp_path / "whole"
-    changes = {"optim": {"steps": STEPS}}
+    killed, changes = tmp_path / "killed", {"optim": {"steps": STEPS}}
     with launcher(killed, changes, processes=PROCESSES, restarts=KILLS) as run:
         for number, moment in enumerate(sorted(rng.sample(range(STEPS * 9 // 10), KILLS))):
             moment = max(moment, newest_step(killed))  # else its workers might not be there yet
@@ -25,6 +26,29 @@ def test_ten_killed_workers_leave_the_weights_of_an_unbroken_run(tmp_path):
 
             kill_worker(run, rng.randrange(PROCESSES), when=due)
             log.info("kill %d of 10 after step %d", number + 1, newest_step(killed))
+    assert_as_unbroken(killed, changes)
+
+
+def test_a_worker_of_one_node_dies_and_all_nodes_start_again(tmp_path):
+    killed, changes = tmp_path / "killed", {"optim": {"steps": 60}}
+    place = (
+        "--nnodes=2",
+        "--rdzv-backend=c10d",
+        "--rdzv-id=run",
+        "--rdzv-endpoint=localhost:29655",
+    )
+    node = partial(
+        launcher, killed, changes, processes=PROCESSES // 2, restarts=1, meeting=(*meeting, "--rdzv-id=run"),
+        TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",
+    )  # fmt: skip
+    with node(node=0), node(node=1) as other:
+        kill_worker(other, 0, when=lambda: newest_step(killed) >= 20)
+    assert_as_unbroken(killed, changes)
+
+
+def assert_as_unbroken(killed: Path, changes: dict):
+    """Its weights bit for bit, and every step said once."""
+    whole = killed.with_name("whole")
     with launcher(whole, changes, processes=PROCESSES, restarts=0):
         pass
     ours, theirs = weights(killed), weights(whole)
