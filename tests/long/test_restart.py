@@ -38,7 +38,7 @@ def test_a_worker_of_one_node_dies_and_all_nodes_start_again(tmp_path):
         "--rdzv-endpoint=localhost:29655",
     )
     node = partial(
-        launcher, killed, changes, processes=PROCESSES // 2, restarts=1, meeting=(*meeting, "--rdzv-id=run"),
+        launcher, killed, changes, processes=PROCESSES // 2, restarts=1, meeting=place,
         TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",
     )  # fmt: skip
     with node(node=0), node(node=1) as other:
