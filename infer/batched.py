@@ -28,10 +28,11 @@ def at_batches(
     return [_at(one.target or target, one, tree, prompts, conf, b) for b in conf.batches]
 
 
-def _at(
+def warmed(
     target: Target, one: Candidate, tree: Tree, prompts: list[EvalPrompt], conf: EvaluationConf,
     batch: int,
-) -> AtBatch:  # fmt: skip
+) -> dict[str, Decoder]:  # fmt: skip
+    """The two decoders, with all their graphs."""
     slots = max(len(prompt.ids) for prompt in prompts) + conf.max_new_tokens
     decoders = {
         name: Decoder(
@@ -46,6 +47,14 @@ def _at(
     with target.device.ledger.warming():
         for decoder in decoders.values():
             _decode(decoder, few, conf.max_new_tokens)
+    return decoders
+
+
+def _at(
+    target: Target, one: Candidate, tree: Tree, prompts: list[EvalPrompt], conf: EvaluationConf,
+    batch: int,
+) -> AtBatch:  # fmt: skip
+    decoders = warmed(target, one, tree, prompts, conf, batch)
     traces: dict[str, list[Trace]] = {name: [] for name in decoders}
     for number in range(PASSES):
         for name in in_turns(list(decoders), number):

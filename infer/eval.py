@@ -84,7 +84,7 @@ def _tell_apart(paths: list[Path]) -> dict[Path, str]:
     return called
 
 
-def check(conf: EvalConf, directories: list[Path], run: Path) -> None:
+def check(conf: EvalConf, directories: list[Path], run: Path | None) -> None:
     """Refuse what can be known to be wrong before a model is loaded."""
     conf.tree.build()
     for directory in directories:
@@ -93,6 +93,8 @@ def check(conf: EvalConf, directories: list[Path], run: Path) -> None:
     names(directories)
     if conf.evaluation.prompts is not None:
         prompt_files.read(conf.evaluation.prompts)
+    if run is None:
+        return
     with checkpoint.writing(run):
         run.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=run).close()
@@ -121,6 +123,15 @@ def let_warnings_through() -> None:
             logging.getLogger(name).disabled = False
 
 
+def load(conf: EvalConf, directories: list[Path]) -> tuple[Target, list[Candidate]]:
+    """The target of these checkpoints, and what is to be judged."""
+    if conf.target.name == OWN:
+        said = [checkpoint.read_metadata(directory).get("target_name") for directory in directories]
+        conf.target = replace(conf.target, name=next(filter(None, said), "demo"))
+    target = conf.target.build(conf.device.build())
+    return target, candidates(directories, target)
+
+
 @entry_point("eval", EvalConf)
 def main(conf: EvalConf) -> None:
     let_warnings_through()
@@ -129,17 +140,8 @@ def main(conf: EvalConf) -> None:
     say(f"checkpoint: {', '.join(map(str, directories))}")
     run = Path(conf.output_dir) / conf.run_name
     check(conf, directories, run)
-    if conf.target.name == OWN:
-        said = [checkpoint.read_metadata(directory).get("target_name") for directory in directories]
-        conf.target = replace(conf.target, name=next(filter(None, said), "demo"))
-    target = conf.target.build(conf.device.build())
-    report = evaluate(
-        target,
-        candidates(directories, target),
-        tree=conf.tree,
-        conf=conf.evaluation,
-        say=say,
-    )
+    target, judged = load(conf, directories)
+    report = evaluate(target, judged, tree=conf.tree, conf=conf.evaluation, say=say)
     with checkpoint.writing(run):
         write(report, run)
     terminal_table(report)

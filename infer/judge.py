@@ -38,7 +38,7 @@ from infer.stats import Costs, Exactness, Trace
 from infer.timing import bottleneck, costs, in_turns, splits
 from models.cache import StaticCache
 from models.drafts.base import Draft
-from models.graphs import Run
+from models.graphs import Graph, Run
 from models.target import Target
 from models.tree import Tree, TreeConf
 
@@ -58,17 +58,9 @@ def _judge(
     target: Target, candidates: list[Candidate], shape: Tree, conf: EvaluationConf,
     say: Callable[[str], None],
 ) -> Report:  # fmt: skip
-    check_depth(candidates, shape)
-    conf.verifier.check(conf.sampling, shape)
-    prompts = _all_turns(target, conf)
-    device = target.device
-    needed = graph_plan.evaluation(
-        [graph_plan.Drafting.of(c.draft, c.target) for c in candidates], tree=shape,
-        prompts=[len(prompt.ids) for prompt in prompts], conf=conf,
-        fused=device.fuses, lazy=device.lazy,
-    )  # fmt: skip
-    with device.expecting(needed, say) as counted:
-        with device.ledger.warming():
+    prompts, needed = asked(target, candidates, shape, conf)
+    with target.device.expecting(needed, say) as counted:
+        with target.device.ledger.warming():
             modes = contenders(target, candidates, shape, prompts, conf)
             for name, mode in modes.items():
                 warn_depth(name, mode.decoder)
@@ -86,6 +78,21 @@ def _judge(
         _setting(target, prompts, shape, conf, counted), autoregressive=measured[PLAIN],
         ngram=measured["ngram"], drafts=drafts,
     )  # fmt: skip
+
+
+def asked(
+    target: Target, candidates: list[Candidate], shape: Tree, conf: EvaluationConf
+) -> tuple[list[EvalPrompt], set[Graph]]:
+    """The prompts of an evaluation, and the graphs that it will need."""
+    check_depth(candidates, shape)
+    conf.verifier.check(conf.sampling, shape)
+    prompts = _all_turns(target, conf)
+    needed = graph_plan.evaluation(
+        [graph_plan.Drafting.of(c.draft, c.target) for c in candidates], tree=shape,
+        prompts=[len(prompt.ids) for prompt in prompts], conf=conf, fused=target.device.fuses,
+        lazy=target.device.lazy,
+    )  # fmt: skip
+    return prompts, needed
 
 
 def _all_turns(target: Target, conf: EvaluationConf) -> list[EvalPrompt]:

@@ -1,7 +1,7 @@
 """Where the time of a round goes, what that predicts, and what holds the speed-up back."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.progress import track
@@ -50,10 +50,7 @@ def splits(
         name: _Clocks(laps=Laps(synchronize=mode.decoder.synchronize))
         for name, mode in timed.items()
     }
-    for mode in _progress(list(timed.values()), "warming up unfused rounds"):
-        laps = Laps(synchronize=mode.decoder.synchronize)
-        with mode.decoder.target.device.ledger.warming():
-            _decode(mode, some[0], min(FEWEST, max_new_tokens), laps)
+    warm_unfused(timed.values(), some[0], max_new_tokens=max_new_tokens)
     for number in _progress(range(PASSES * len(some)), "timing rounds"):
         prompt = some[number // PASSES]
         for name in in_turns(list(timed), number):
@@ -65,6 +62,14 @@ def splits(
                     clock.rounds += count
                     clock.fused_s += mode.decoder.spent.round_s
     return {name: _split(clock) for name, clock in clocks.items()}
+
+
+def warm_unfused(modes: Iterable[Contender], prompt: EvalPrompt, *, max_new_tokens: int) -> None:
+    """Compile the parts of their rounds."""
+    for mode in _progress(list(modes), "warming up unfused rounds"):
+        laps = Laps(synchronize=mode.decoder.synchronize)
+        with mode.decoder.target.device.ledger.warming():
+            _decode(mode, prompt, min(FEWEST, max_new_tokens), laps)
 
 
 def costs(modes: dict[str, Contender], parts: dict[str, Split]) -> dict[str, Costs]:

@@ -8,10 +8,12 @@ nobody announced is refused before it is compiled, which on an accelerator can t
 import functools
 import hashlib
 import inspect
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
+from textwrap import shorten
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -38,6 +40,7 @@ class Run:
     announced: Counter[str]
     called: dict[str, dict[Shape, None]] = field(default_factory=dict)
     compiled: Counter[str] = field(default_factory=Counter)
+    each: Callable[[str], None] | None = None  # told of every graph and its time
     late: int = 0  # of those compiled, but not while `warming`
     warming: bool = False
 
@@ -58,8 +61,12 @@ class Run:
         known[shape] = None
         return True
 
-    def made(self, function: str, count: int, shape: Shape) -> None:
+    def made(self, function: str, count: int, shape: Shape, *, seconds: float) -> None:
         """So many were compiled for a call: more than announced is a shape compiled again."""
+        if self.each is not None:
+            others = [one for one in self.called[function] if one != shape]
+            what = shorten(described(shape, others), 120, placeholder=" ...")
+            self.each(f"graph: {seconds:6.1f} s  {function}  {what}")
         self.compiled[function] += count
         self.late += 0 if self.warming else count
         if self.compiled[function] > self.announced[function]:
@@ -112,10 +119,10 @@ class Ledger:
                 return function(*args, **kwargs)
             shape = shape_of(dict(zip(names, args, strict=False)) | kwargs, fixed)
             new = run.expect(name, shape)
-            before = made() if made else 0
+            before, began = made() if made else 0, time.perf_counter()
             result = function(*args, **kwargs)
             if count := made() - before if made else int(new):
-                run.made(name, count, shape)
+                run.made(name, count, shape, seconds=time.perf_counter() - began)
             return result
 
         return call

@@ -52,10 +52,8 @@ def test_every_group_has_options():
 def test_every_yaml_belongs_to_a_group_or_a_command():
     here = {str(p.relative_to(CONF_DIR)) for p in Path(CONF_DIR).rglob("*.yaml")}
     groups = {option.replace("=", "/") + ".yaml" for option in OPTIONS}
-    assert here == groups | {
-        f"{name}.yaml"
-        for name in ("train", "train_plan", "eval", "calibrate", "tune", "tree_file", "command")
-    }
+    commands = "train train_plan train_warmup eval eval_warmup calibrate tune tree_file command"
+    assert here == groups | {f"{name}.yaml" for name in commands.split()}
 
 
 def test_every_trainable_method_has_a_draft():
@@ -111,3 +109,15 @@ def test_what_a_run_keeps_is_read_back_equal(tmp_path):
     kept.write_text(config_yaml(conf))
     assert dataclasses.asdict(read_config(kept, TrainConf)) == dataclasses.asdict(conf)
     assert type(read_config(kept, TrainConf).draft) is type(conf.draft)
+
+
+@pytest.mark.parametrize(
+    ("command", "warmup", "schema"),
+    [("train", "train_warmup", TrainConf), ("eval", "eval_warmup", EvalConf)],
+)
+def test_a_warmup_takes_what_its_run_does(command, warmup, schema):
+    overrides = ["tree=chain", "device=cpu"]
+    assert compose(warmup, schema, overrides).tree == compose(command, schema, overrides).tree
+    theirs, ours = ((Path(CONF_DIR) / f"{name}.yaml").read_text() for name in (command, warmup))
+    options = [line for line in ours.splitlines() if line.startswith("  - ")][1:]
+    assert options == [line for line in theirs.splitlines() if line.startswith("  - ")][1:]

@@ -1,6 +1,7 @@
 """Graphs are announced before a run and counted while it runs; one more is an error."""
 
 import json
+import logging
 import subprocess
 import sys
 from dataclasses import replace
@@ -20,6 +21,7 @@ from models.drafts.eagle1 import Eagle1Conf
 from models.graphs import Graph, Ledger, UnannouncedError
 from models.losses import LossConf
 from models.sampling import SamplingConf
+from models.target import TargetConf
 from models.tree import TreeConf, TreeKind
 from tests.compiled_run import counted_reads
 from tests.graphs_run import LENGTH, TREE, loop_over, prompt_file, rows
@@ -28,6 +30,7 @@ from tests.tiny import CPU, batch_of, tiny_target
 from tests.toy_run import toy_conf
 from train import graph_plan
 from train.features import features
+from train.warmup import compile_all
 
 ROOT = Path(__file__).parent.parent
 RANDOM = ("rand", "bernoulli", "dropout", "multinomial", "normal", "uniform")
@@ -171,6 +174,32 @@ def test_the_plan_of_a_training_run_counts_its_shapes():
     }  # fmt: skip
     conf.optim.compile = False
     assert graph_plan.graphs(conf) == set()
+
+
+def test_a_warm_up_calls_every_shape_of_training_and_evaluation(tmp_path, caplog):
+    """On dummy rows; each graph is said with its time, and no run folder is written."""
+    target = tiny_target(seed=0)
+    target.model.save_pretrained(tmp_path / "target")
+    target.tokenizer.save_pretrained(tmp_path / "target")
+    evaluation = EvaluationConf(prompts=str(prompt_file(tmp_path)), max_new_tokens=4, batches=[2])
+    conf = toy_conf(
+        draft=CASES["eagle3"].conf, optim={"steps": 4}, tree=TREE, evaluation=evaluation,
+        target=TargetConf(name=str(tmp_path / "target")), output_dir=str(tmp_path / "runs"),
+    )  # fmt: skip
+    conf.data = DataConf(length=LENGTH)
+    (tmp_path / "thrown away").mkdir()
+    with caplog.at_level(logging.INFO):
+        parallel = conf.parallel.build(counting(), trackers=[])
+        compile_all(conf, parallel, tmp_path / "thrown away")
+    lines = [record.getMessage() for record in caplog.records]
+    training, judging = (i for i, line in enumerate(lines) if line.endswith("announced"))
+    assert lines[training].removesuffix("announced") == "graphs: 2 (features 1, loss 1) "
+    for first in (training, judging):
+        announced = lines[first].removesuffix("announced")
+        assert f"{announced}compiled" in lines[first:]
+        told = [line for line in lines[first:] if line.startswith("graph: ")]
+        assert len(told) >= int(announced.split()[1])
+    assert not (tmp_path / "runs").exists()
 
 
 # --- steps ------------------------------------------------------------------------------------

@@ -98,6 +98,13 @@ class Loop:
             self._prepare()
             return self._train()
 
+    def rehearse(self, each: Callable[[str], None]) -> None:
+        """One step on whatever rows there are: all is compiled, and nothing is kept."""
+        needed = graph_plan.graphs(self.conf, lazy=self.device.lazy)
+        with self.device.expecting(needed, log.info, each=each) as self.counted:
+            self._prepare()
+            self._learn(0)
+
     def _train(self) -> Progress:
         conf, steps = self.conf, self.conf.optim.steps
         self._restart_clock()

@@ -63,17 +63,22 @@ class Device:
 
     @contextmanager
     def expecting(
-        self, needed: Iterable[Graph], say: Callable[[str], None]
+        self,
+        needed: Iterable[Graph],
+        say: Callable[[str], None],
+        *,
+        each: Callable[[str], None] | None = None,
     ) -> Iterator[Run | None]:
         """A run that needs these graphs and no others; None where none are made.
 
         It says how many they are, and in the end how many were compiled: fewer where this process
-        had some of them already.
+        had some of them already. `each` is told of every graph and its time.
         """
         if not self.static:
             yield None
             return
         with self.ledger.expecting(needed) as run:
+            run.each = each
             say(f"graphs: {listed(run.announced)} announced")
             yield run
         say(f"graphs: {listed(run.compiled)} compiled")

@@ -1,0 +1,69 @@
+"""Compile everything that `infer.eval` will need, so that the evaluation itself compiles nothing.
+
+python -m infer.warmup checkpoint=DIR tree=NAME ...       what `infer.eval` takes
+
+Each graph is printed with the time that it took. Graphs last as long as the compiler's cache does
+(device.cache_dir): docs/graphs.md. Nothing is written beside it.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+
+from conf.entry import entry_point
+from infer import batched
+from infer.config import EvalConf, EvaluationConf
+from infer.contenders import Candidate, contenders
+from infer.decode import bucket
+from infer.eval import check, let_warnings_through, load, newest_run
+from infer.judge import asked
+from infer.timing import FEWEST, warm_unfused
+from models.target import Target
+from models.tree import Tree, TreeConf
+
+
+def warm(
+    target: Target, candidates: list[Candidate], *, tree: TreeConf, conf: EvaluationConf,
+    say: Callable[[str], None],
+) -> None:  # fmt: skip
+    """Call every function of an evaluation once in each of its shapes."""
+    if not target.device.static:
+        say("graphs: nothing is compiled here")
+        return
+    with target.device.shared_if_worth(target.parameters // target.num_layers):
+        _compile(target, candidates, tree.build(), conf, say)
+
+
+def _compile(
+    target: Target, candidates: list[Candidate], shape: Tree, conf: EvaluationConf,
+    say: Callable[[str], None],
+) -> None:  # fmt: skip
+    prompts, needed = asked(target, candidates, shape, conf)
+    with target.device.expecting(needed, say, each=say):
+        modes = contenders(target, candidates, shape, prompts, conf)
+        few = list({bucket(len(prompt.ids)): prompt for prompt in prompts}.values())
+        for mode in modes.values():
+            for prompt in few:
+                count = min(FEWEST, conf.max_new_tokens)
+                mode.decoder.decode([prompt.ids], row_ids=[0], max_new_tokens=count)
+        timed = [mode for mode in modes.values() if mode.timed]
+        warm_unfused(timed, few[0], max_new_tokens=conf.max_new_tokens)
+        for one in candidates:
+            for batch in conf.batches:
+                batched.warmed(one.target or target, one, shape, prompts, conf, batch)
+
+
+@entry_point("eval_warmup", EvalConf)
+def main(conf: EvalConf) -> None:
+    let_warnings_through()
+    directories = [Path(c) for c in conf.checkpoint or [newest_run()]]
+    say = Console(soft_wrap=True, highlight=False).print
+    say(f"checkpoint: {', '.join(map(str, directories))}")
+    check(conf, directories, None)
+    target, judged = load(conf, directories)
+    warm(target, judged, tree=conf.tree, conf=conf.evaluation, say=say)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""Compile everything that a training run and its evaluation will need, before the run.
+
+python -m train.warmup draft=NAME ...       what `python -m train` takes
+
+One step on dummy rows, then what the evaluation at the end needs; each graph is printed with its
+time. Graphs last as long as the compiler's cache does (docs/graphs.md). No run folder is written.
+"""
+
+import logging
+import tempfile
+from pathlib import Path
+
+import torch
+
+from conf.entry import entry_point
+from data.batches import Packed
+from infer.eval import candidate
+from infer.warmup import warm
+from models.drafts.base import Draft
+from models.target import Target
+from train.__main__ import choose_vocabulary
+from train.config import TrainConf
+from train.log import Log, LogConf, speak
+from train.loop import Loop
+from train.parallel import Parallel
+from train.state import State, flat
+
+log = logging.getLogger("train.warmup")
+
+
+def dummy_rows(conf: TrainConf, vocab: int) -> Packed:
+    """One step's rows of random tokens, the first half of each a prompt."""
+    shape = (conf.optim.rows, conf.data.length)
+    numbers = torch.Generator().manual_seed(conf.seed)
+    ids = torch.randint(vocab, shape, generator=numbers)
+    place = torch.arange(conf.data.length).expand(shape)
+    answer = place >= conf.data.length // 2
+    return Packed(ids=ids, answer=answer, document=torch.zeros_like(ids), positions=place.clone())
+
+
+def compile_all(conf: TrainConf, parallel: Parallel, folder: Path) -> None:
+    """What train/__main__.py would, in a folder that is thrown away."""
+    device = parallel.device
+    if not device.static:
+        log.info("graphs: nothing is compiled here")
+        return
+    target = parallel.target(conf.target)
+    draft = conf.draft.build(target, loss=conf.loss, seed=conf.seed)
+    rows = dummy_rows(conf, target.vocab_size)
+    choose_vocabulary(draft, target, rows)
+    state = State(folder, flat(conf))
+    Loop(
+        conf=conf, parallel=parallel, device=device, target=target, draft=draft, rows=rows,
+        state=state, log=Log(LogConf(), state, parallel.accelerator), evaluate=lambda _: {},
+    ).rehearse(log.info)  # fmt: skip
+    with parallel.whole(draft):
+        if parallel.runs_target:
+            _compile_evaluation(conf, target, draft, folder)
+
+
+def _compile_evaluation(conf: TrainConf, target: Target, draft: Draft, folder: Path) -> None:
+    draft.eval().save(folder / "checkpoint", target)
+    best = candidate(folder / "checkpoint", target)
+    warm(target, [best], tree=conf.tree, conf=conf.evaluation, say=log.info)
+
+
+@entry_point("train_warmup", TrainConf)
+def main(conf: TrainConf) -> None:
+    speak()
+    conf.check()
+    parallel = conf.parallel.build(conf.device.build(), trackers=[])
+    with tempfile.TemporaryDirectory() as folder:
+        compile_all(conf, parallel, Path(folder))
+    parallel.wait()
+    parallel.accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main()
