@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import psutil
 import torch
 
-from models.device import Device
+from models.device import Device, DeviceConf, Precision
 from models.errors import UserError
 
 HERE = "here"
@@ -78,9 +78,15 @@ class MachineConf:
                 f"{length}; take {-(-length // self.length_multiple) * self.length_multiple}"
             )
 
-    def known(self, device: Device) -> "MachineConf":
+    def dtype(self, device: DeviceConf) -> torch.dtype:
+        """What the target is computed in: what `device` builds here, or would build there."""
+        if self.name == HERE:
+            return device.build().dtype
+        return torch.float32 if device.precision is Precision.float32 else torch.bfloat16
+
+    def known(self, device: DeviceConf) -> "MachineConf":
         """Itself; `here` with what was measured on the device."""
-        return measured(device) if self.name == HERE else self
+        return measured(device.build()) if self.name == HERE else self
 
 
 def measured(device: Device) -> MachineConf:

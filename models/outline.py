@@ -1,6 +1,7 @@
 """Models without weights: what a config alone says, before anything is loaded."""
 
 import copy
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,19 +50,18 @@ def models_of(draft: Draft) -> list[nn.Module]:
     return [draft, *inside]
 
 
-def share(target: Outline, ranks: int) -> None:
+def share(target: Outline, ranks: int, *, whole: Collection[str] = ()) -> None:
     """Leave what one of `ranks` tensor-parallel processes holds. After drafts are built.
 
-    The output head stays whole, because drafts learn from all of its logits. Raises UserError where
-    the heads cannot be shared so.
+    Layers named `whole` stay so. Raises UserError where the heads cannot be shared so.
     """
     alone = _Share(ranks=ranks, rank=0, column=nn.Linear, row=nn.Linear, embedding=nn.Embedding)
-    tensor_parallel.parallelise(target.model, alone, whole=head_names(target))
+    tensor_parallel.parallelise(target.model, alone, whole=whole)
     target.kv_heads = tensor_parallel.key_value_heads(target.model)
 
 
 def head_names(target: Target) -> list[str]:
-    """The output head, and embeddings that are tied to it."""
+    """The output head, and embeddings that are tied to it: drafts learn from all of its logits."""
     modules = target.model.named_modules()
     return [name for name, part in modules if getattr(part, "weight", None) is target.head.weight]
 

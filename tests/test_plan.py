@@ -156,7 +156,7 @@ def test_a_core_holds_its_share_of_the_target(ranks):
     parts = tensor_parallel.plan(target.model, ranks, whole=["lm_head"])
     state = target.model.state_dict()
     cut = tensor_parallel.cut(state, parts, ranks=ranks, rank=0)
-    share(target, ranks)
+    share(target, ranks, whole=["lm_head"])
     held = sum(p.nbytes for p in target.model.parameters())
     assert held == sum(tensor.nbytes for tensor in cut.values())
 

@@ -5,11 +5,10 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from models.device import Precision
 from models.drafts.base import Draft
 from models.errors import UserError
 from models.machines import HERE, MachineConf
-from models.outline import Outline, outline, outlined, share
+from models.outline import Outline, head_names, outline, outlined, share
 from train.config import TrainConf
 from train.disk import learning, room
 from train.layout import Layout, Speed, fullest, layouts, speed
@@ -98,13 +97,8 @@ class Plan:
 def planned(conf: Options) -> Plan:
     """All layouts of a run; raises UserError for what no layout can do."""
     conf.check_settings()
-    device = conf.device.build() if conf.machine.name == HERE else None
-    machine = conf.machine.known(device) if device else conf.machine
-    dtype = torch.bfloat16
-    if device is not None:
-        dtype = device.dtype
-    elif conf.device.precision is Precision.float32:
-        dtype = torch.float32
+    dtype = conf.machine.dtype(conf.device)
+    machine = conf.machine.known(conf.device)
     machine.check(dtype)
     machine.check_length(conf.data.length)
     return _options(conf, machine, dtype)
@@ -131,7 +125,7 @@ def _models(conf: Options, dtype: torch.dtype, tensor: int = 1) -> tuple[Outline
     target = outline(conf.target, dtype)
     draft = outlined(conf.draft, target, loss=conf.loss, seed=conf.seed)
     if tensor > 1:
-        share(target, tensor)
+        share(target, tensor, whole=head_names(target))
     return target, draft
 
 
@@ -151,7 +145,7 @@ def _weights(conf: Options, dtype: torch.dtype, tensor: int) -> int:
     """Bytes of the target on one of `tensor` cores."""
     target = outline(conf.target, dtype)
     if tensor > 1:
-        share(target, tensor)
+        share(target, tensor, whole=head_names(target))
     return sum(p.nbytes for p in target.model.parameters())
 
 

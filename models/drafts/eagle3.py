@@ -151,6 +151,8 @@ class Eagle3Draft(OneLayerDraft):
     @torch.no_grad()
     def adopt(self, target: Target, kept: Int[Tensor, " draft_vocab"]) -> None:
         """Take the target's embeddings, and its head rows for the kept token ids."""
+        if target.head.weight.is_meta:
+            return  # an outline has shapes alone
         kept = kept.cpu()  # no graphs are made for what is done once
         self.embed_tokens.weight.copy_(whole(target.model.get_input_embeddings().weight))
         self.lm_head.weight.copy_(whole(target.head.weight).cpu()[kept])
