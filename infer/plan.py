@@ -12,7 +12,7 @@ from rich.console import Console
 
 from conf.entry import entry_point
 from infer.cells import Table, rich_table
-from infer.plan_costs import ALONE, PROMPT, PROPOSE, VERIFY, Sizes, passes, seconds
+from infer.plan_costs import ALONE, DRAFT, PROMPT, PROPOSE, VERIFY, Sizes, passes, seconds
 from models.device import DeviceConf
 from models.drafts.base import DraftConf
 from models.errors import UserError
@@ -44,6 +44,7 @@ class PlanConf:
     batch: int = 1
     prompt_tokens: int = 1024
     context: int = 2048  # tokens of prompt and answer
+    share_draft: bool = True  # among the cores of a target, as serving engines do
     headroom: float = 0.1  # share of a core's memory that is left to compiler, runtime, collectives
     output: str | None = None  # a file for the plan as JSON
     output_dir: str = "outputs/infer.plan"
@@ -90,8 +91,14 @@ def options(conf: PlanConf) -> list[Option]:
             cuts(whole.model, tensor)
         except UserError:
             break
-        found.append(_option(conf, machine, dtype, tensor))
+        if whole.parameters * dtype.itemsize / tensor < machine.core_bytes:
+            found.append(_option(conf, machine, dtype, tensor))
         tensor *= 2
+    if not found:
+        raise UserError(
+            f"machine: must hold the target, got {machine.name} for {whole.parameters:,} "
+            "parameters; choose a larger one"
+        )
     return found
 
 
@@ -101,11 +108,14 @@ def _option(conf: PlanConf, machine: MachineConf, dtype: Any, tensor: int) -> Op
     share(target, tensor)
     sizes = Sizes(batch=conf.batch, prompt=conf.prompt_tokens, context=conf.context)
     found = passes(target, draft, tree, conf.sampling, sizes)
-    fullest = max(found.values(), key=lambda phase: phase.total)
+    fullest = max(found.values(), key=lambda phase: phase.total).held
     took = {name: seconds(phase, machine) for name, phase in found.items()}
+    if conf.share_draft:
+        took[PROPOSE] /= tensor
+        fullest[DRAFT] //= tensor
     return Option(
-        tensor=tensor, bytes=fullest.total, parts=dict(fullest.held), most=tree.deepest + 1,
-        fits=fullest.total <= (1 - conf.headroom) * machine.core_bytes, prompt_s=took[PROMPT],
+        tensor=tensor, bytes=fullest.total(), parts=dict(fullest), most=tree.deepest + 1,
+        fits=fullest.total() <= (1 - conf.headroom) * machine.core_bytes, prompt_s=took[PROMPT],
         alone_s=took[ALONE], verify_s=took[VERIFY], propose_s=took[PROPOSE],
     )  # fmt: skip
 

@@ -15,7 +15,7 @@ from models.machines import MachineConf
 from models.outline import Outline, models_of
 from models.sampling import SamplingConf
 from models.tally import Phase, imagined
-from models.tree import Proposal, Tree
+from models.tree import Tree
 
 TARGET, DRAFT, CACHE = "target", "draft", "cache"
 PROMPT, ALONE, VERIFY, PROPOSE = "prompt", "one token", "verification", "proposal"
@@ -51,9 +51,10 @@ def passes(
             seen, scores, history = rounds.prefill(
                 target, cache, layers, plan.rule, ids, lengths, lengths
             )
-            rows = rounds.opened(plan, cache.garbage, lengths, lengths, scores, history)
-            state, proposal = rounds.begin(decoder.draft, decoder.state, plan, ids, rows, seen)
-        empty = Proposal(ids=proposal.ids[:, :0], parents=proposal.parents[:, :0])
+            rows, told, empty = rounds.opened(
+                plan.rule, plan.ahead, plan.moved, cache.garbage, lengths, lengths, scores, history
+            )
+            state, proposal = rounds.begin(decoder.draft, decoder.state, plan, ids, told, seen)
         with tally.phase(ALONE) as alone:
             rounds.score(target, cache, layers, rows, empty)
         with tally.phase(VERIFY) as verify:
@@ -65,7 +66,9 @@ def passes(
 
 
 def seconds(phase: Phase, machine: MachineConf) -> float:
-    """At best: everything that is read is read once, and nothing waits."""
-    reads = phase.weights + (0 if phase.name in (PROMPT, PROPOSE) else phase.held[CACHE])
+    """At best: weights are read once a pass, the cache once a round, and nothing waits."""
+    reads = phase.read[TARGET] + phase.read[DRAFT]
+    if phase.name in (ALONE, VERIFY):
+        reads += phase.held[CACHE]
     computes = sum(count / machine.core_flops(dtype) for dtype, count in phase.operations.items())
     return max(reads / machine.core_bytes_s, computes)

@@ -56,6 +56,11 @@ class MachineConf:
         """Memory that a core reads or writes in a second."""
         return self.bandwidth_gb_s * 1e9 / self.cores
 
+    @property
+    def core_link_bytes_s(self) -> float:
+        """That a core sends to other chips in a second; there may be none."""
+        return self.link_gb_s * 1e9 / self.cores or math.inf
+
     def core_flops(self, dtype: torch.dtype) -> float:
         """Operations of a core in a second. Types that are not listed are computed in fp32."""
         name = str(dtype).removeprefix("torch.")

@@ -37,7 +37,7 @@ class Phase:
     held: Counter[str] = field(default_factory=Counter)  # bytes by part
     operations: Counter[torch.dtype] = field(default_factory=Counter)  # of matrix products
     moved: int = 0  # bytes that matrix products read and write; what lies between is fused
-    weights: int = 0  # bytes of these that belong to a named part
+    read: Counter[str] = field(default_factory=Counter)  # of these by the part that is read
 
     @property
     def total(self) -> int:
@@ -86,14 +86,15 @@ class Tally(TorchDispatchMode):
             self._phase.operations[made[0].dtype] += count(*args, **(kwargs or {}), out_val=result)
             read = [tensor for tensor in tree_leaves(args) if isinstance(tensor, Tensor)]
             self._phase.moved += sum(tensor.nbytes for tensor in read + made)
-            self._phase.weights += sum(tensor.nbytes for tensor in read if self._named(tensor))
+            for tensor in read:
+                self._phase.read[self._part(tensor)] += tensor.nbytes
         for tensor in made:
             self._book(tensor, None)
         return result
 
-    def _named(self, tensor: Tensor) -> bool:
+    def _part(self, tensor: Tensor) -> str:
         part, _ = self._books.get(tensor.untyped_storage()._cdata, (REST, 0))
-        return part not in (REST, LOGITS)
+        return part
 
     def _book(self, tensor: Tensor, part: str | None) -> None:
         storage = tensor.untyped_storage()

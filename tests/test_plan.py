@@ -11,6 +11,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from conf.entry import compose
 from data.batches import Packed
+from infer import plan as infer_plan
 from models import tensor_parallel
 from models.device import Device
 from models.drafts.base import Batch
@@ -251,3 +252,42 @@ def test_this_machine_is_measured():
     assert found.bandwidth_gb_s > 0
     assert set(found.tflops) == {"float32"}
     found.check(torch.float32)
+
+
+# --- decoding -------------------------------------------------------------------------------------
+
+
+def infer_conf(place, *overrides: str) -> infer_plan.PlanConf:
+    base = ["draft=demo-medusa", f"target.path={place / 'target'}", "tree=chain", "tree.depth=3",
+            "prompt_tokens=60", "context=200", "device=cpu"]  # fmt: skip
+    found = compose("infer_plan", infer_plan.PlanConf, [*base, *overrides])
+    two = {"chips": 1, "cores": 2, "bandwidth_gb_s": 50.0}
+    found.machine = MachineConf(**vars(GENEROUS) | two)
+    return found
+
+
+def test_a_token_takes_the_time_to_read_the_weights_and_the_cache(place):
+    first, second = infer_plan.options(infer_conf(place))
+    model = model_outline(HALF).model
+    table = model.get_input_embeddings().weight.nbytes  # of which a token reads one row
+    weights = sum(p.nbytes for p in model.parameters() if p.ndim > 1) - table
+    assert first.alone_s == pytest.approx((weights + first.parts["cache"]) / 25e9, rel=1e-3)
+    assert second.alone_s < first.alone_s
+    assert first.most == 4
+
+
+def test_what_a_draft_costs_is_what_must_be_accepted(place):
+    """Medusa's heads are read once a round, whatever the depth."""
+    (short, _), (long, _) = (
+        infer_plan.options(infer_conf(place, f"tree.depth={depth}")) for depth in (1, 4)
+    )
+    assert short.propose_s < long.propose_s
+    assert long.needed == (long.verify_s + long.propose_s) / long.alone_s
+    assert long.needed > short.needed > 1
+
+
+def test_a_target_too_large_for_the_machine_is_refused(place):
+    run = infer_conf(place)
+    run.machine = MachineConf(**vars(GENEROUS) | {"memory_gib": 0.001})
+    with pytest.raises(UserError, match="machine: must hold the target, got made"):
+        infer_plan.options(run)

@@ -89,8 +89,7 @@ def held(phase: Phase, layout: Layout) -> Counter[str]:
     parts = phase.held.copy()
     if layout.processes > 1:  # reduced from a copy, whether the draft is sharded or not
         parts[BUCKETS] = parts[TRAINED]
-    if layout.target is Weights.sharded:
-        parts[TARGET] = parts[TARGET] // layout.data + 2 * parts[TARGET] // layout.blocks
+    parts[TARGET] = weights(layout, parts[TARGET])
     if layout.draft is Weights.sharded:
         parts[OPTIMIZER] //= layout.processes
         if phase.name == STEPS:
@@ -108,10 +107,11 @@ class Speed:
 
     arithmetic: float
     bandwidth: float
+    links: float
 
     @property
     def bound(self) -> float:
-        return max(self.arithmetic, self.bandwidth)
+        return max(self.arithmetic, self.bandwidth, self.links)
 
 
 def speed(trace: Trace, layout: Layout, machine: MachineConf) -> Speed:
@@ -123,12 +123,33 @@ def speed(trace: Trace, layout: Layout, machine: MachineConf) -> Speed:
         for dtype, count in phase.operations.items()
     )
     moved = sum(phase.moved for phase in phases)
-    weights, moments = phases[0].held[TRAINED], phases[0].held[OPTIMIZER]
-    stepped = PARTS_ONCE * weights + 2 * moments
+    trained, moments = phases[0].held[TRAINED], phases[0].held[OPTIMIZER]
+    stepped = PARTS_ONCE * trained + 2 * moments
     return Speed(
         arithmetic=arithmetic * layout.micros,
         bandwidth=(moved * layout.micros + stepped) / machine.core_bytes_s,
+        links=_sent(phases[0], layout) / machine.core_link_bytes_s,
     )
+
+
+def _sent(phase: Phase, layout: Layout) -> int:
+    """Bytes that a core gets of others in a step: weights that it has no whole of, gradients."""
+    target, trained = phase.held[TARGET], phase.held[TRAINED]
+    sent = 0
+    if layout.target is Weights.sharded:
+        sent += layout.micros * target
+    if layout.draft is Weights.sharded:  # gathered for both passes, reduced once in each batch
+        sent += layout.micros * (2 * (phase.held[FROZEN] + trained) + trained)
+    elif layout.processes > 1:  # an all-reduce gathers and reduces
+        sent += 2 * trained
+    return sent
+
+
+def weights(layout: Layout, whole: int) -> int:
+    """Bytes of the target that a core holds, of those that its group has `whole`."""
+    if layout.target is Weights.replicated:
+        return whole
+    return whole // layout.data + 2 * whole // layout.blocks
 
 
 def fullest(trace: Trace, layout: Layout) -> tuple[str, Counter[str]]:

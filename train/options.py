@@ -11,7 +11,7 @@ from models.machines import HERE, MachineConf
 from models.outline import Outline, head_names, outline, outlined, share
 from train.config import TrainConf
 from train.disk import learning, room
-from train.layout import Layout, Speed, fullest, layouts, speed
+from train.layout import Layout, Speed, fullest, layouts, speed, weights
 from train.trace import Trace, trace
 
 log = logging.getLogger(__name__)
@@ -109,7 +109,7 @@ def _options(conf: Options, machine: MachineConf, dtype: torch.dtype) -> Plan:
     plan = Plan(
         conf=conf, machine=machine, dtype=dtype, sizes=_sizes(target, draft),
         options=[
-            Option(layout=found, weights=_weights(conf, dtype, found.tensor))
+            Option(layout=found, weights=weights(found, _weights(conf, dtype, found.tensor)))
             for found in layouts(conf, machine, target)
         ],
     )  # fmt: skip

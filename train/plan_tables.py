@@ -78,7 +78,7 @@ def layout_table(plan: Plan) -> Table:
         found, fits = option.layout, "yes" if plan.fits(option) else "no"
         if option.trace is None and option.weights < plan.limit:
             fits = ""
-        rates = [rate(seconds, plan) for seconds in _seconds(option)] or ["", ""]
+        rates = [rate(seconds, plan) for seconds in _seconds(option)] or ["", "", ""]
         total = gib(option.total) if option.trace else f"> {gib(option.total)}"
         mark = "*" if option is plan.best else ""
         batch = f"{found.rows} x {found.micros}"
@@ -88,10 +88,10 @@ def layout_table(plan: Plan) -> Table:
         note="",
         columns=[
             "tensor", "data", "rows x micro-batches", "GiB a core", "fits",
-            "tokens/s, arithmetic", "tokens/s, bandwidth",
+            "tokens/s, arithmetic", "tokens/s, bandwidth", "tokens/s, links",
         ],
         rows=rows,
-        labels=1,
+        stacked=True,
         below=["* proposed; without figures: the target alone is too large, or fewer cores do"],
     )  # fmt: skip
 
@@ -140,11 +140,11 @@ def step_tokens(plan: Plan) -> int:
 
 
 def rate(seconds: float, plan: Plan) -> str:
-    return f"{step_tokens(plan) / seconds:,.0f}"
+    return f"{step_tokens(plan) / seconds:,.0f}" if seconds else "-"
 
 
 def _seconds(option: Option) -> list[float]:
-    return [option.speed.arithmetic, option.speed.bandwidth] if option.speed else []
+    return list(vars(option.speed).values()) if option.speed else []
 
 
 def gib(size: float | int) -> str:
@@ -205,7 +205,7 @@ def _layout_json(option: Option, plan: Plan) -> dict[str, Any]:
             "fits": plan.fits(option),
             "bytes": option.total,
             "phases": phases,
-            "step_s": dict(zip(("arithmetic", "bandwidth"), _seconds(option), strict=False)),
+            "step_s": vars(option.speed) if option.speed else None,
             "step_tokens": step_tokens(plan),
         }
     )
