@@ -36,6 +36,7 @@ class MachineConf:
     vcpus: int = 0
     host_memory_gib: float = 0.0
     length_multiple: int = 1  # of a row, for the route that the machine takes
+    repeats_heads: bool = False  # whether more cores than key-value heads may share a target
 
     def __post_init__(self) -> None:
         for key in ("chips", "cores"):

@@ -29,7 +29,17 @@ from train.measure import measure
 from train.options import planned
 from train.plan import PlanConf, main
 from train.state import State, flat
-from train.trace import EVALUATES, FROZEN, OPTIMIZER, STAYS, TARGET, TRAINED, fullest_batch, trace
+from train.trace import (
+    EVALUATES,
+    FROZEN,
+    OPTIMIZER,
+    STAYS,
+    TARGET,
+    TRAINED,
+    fullest_batch,
+    lasting,
+    trace,
+)
 
 VOCAB, LENGTH, PROMPT = 4096, 128, 64
 HALF = Device(name="cpu", torch_device=CPU.torch_device, dtype=torch.bfloat16, compiles=False)
@@ -117,6 +127,10 @@ def test_a_step_takes_the_memory_that_was_planned(kind, device, accumulation, tm
     buffers = sum(b.nbytes for b in loop.draft.buffers())
     assert held[FROZEN] + held[TRAINED] == parameters + buffers
     assert held[OPTIMIZER] == sum(m.nbytes for m in moments)
+    target = model_outline(device)
+    draft = outlined(run.draft, target, loss=run.loss, seed=0)
+    stays = lasting(run, target, draft).held
+    assert {part: stays[part] for part in STAYS} == {part: held[part] for part in STAYS}
     planned = max(
         phase.total - sum(phase.held[part] for part in STAYS) for phase in found.phases.values()
     )

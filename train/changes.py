@@ -1,56 +1,72 @@
 """What to change where a run does not fit: overrides that were tried, and with which it does."""
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from models.tally import LOGITS
 from train.layout import BUCKETS, held, layout
 from train.options import Option, Options, Plan, follow
-from train.parallel import Weights
+from train.parallel import ParallelConf, Weights
 from train.trace import EVALUATES, GRADIENTS, STAYS, TRAINED
 
 TRIES = 6  # of a layout: one thing is changed at a time, in proportion, which may be too little
 FEWEST_LOGITS = 16  # chunks that one is split into, before rows are
 SHORTEST = 128  # tokens of a row
-SHARDED = {"parallel.draft": "sharded"}
 
 
 def changes(plan: Plan) -> list[str]:
     """Overrides of the first layout that can be made to fit, by itself or with a sharded draft."""
-    tries = [(plan.conf, option, {}) for option in plan.options]
-    if plan.conf.parallel.draft is Weights.replicated and not plan.conf.draft.adapts:
-        tries += [(*_sharded(plan.conf, option), SHARDED) for option in plan.options]
-    for conf, option, before in tries:
-        if option.trace is not None and (found := _changes(plan, conf, option)):
-            made = {"parallel.tensor": option.layout.tensor} | before | found
+    for conf, option, before in _tries(plan):
+        found = _changes(plan, conf, option)
+        if found is not None:
+            made = before | found
             return [f"{key}={value}" for key, value in made.items()]
     return []
 
 
-def _sharded(conf: Options, option: Option) -> tuple[Options, Option]:
-    """The same with a draft of which each process holds a part."""
-    layout = replace(option.layout, draft=Weights.sharded)
+def _tries(plan: Plan) -> Iterator[tuple[Options, Option, dict[str, Any]]]:
+    """Configurations to begin with: as it is, a draft in parts, both in parts over all cores."""
+    conf, alone = plan.conf, plan.options[0]
+    for option in plan.options:
+        yield conf, option, {"parallel.tensor": option.layout.tensor}
+    if conf.parallel != ParallelConf(tensor=conf.parallel.tensor) or conf.draft.adapts:
+        return
     parallel = replace(conf.parallel, draft=Weights.sharded)
-    return replace(conf, parallel=parallel), replace(option, layout=layout)
+    for option in plan.options:
+        change = {"parallel.tensor": option.layout.tensor, "parallel.draft": "sharded"}
+        parts = replace(option.layout, draft=Weights.sharded)
+        yield replace(conf, parallel=parallel), Option(layout=parts, lasting=option.lasting), change
+    if conf.parallel.tensor > 1:
+        return
+    rows = max(conf.optim.rows, plan.machine.all_cores)
+    change = {"parallel": "sharded", "optim.batch_size": 1, "optim.accumulation": rows}
+    conf = changed(conf, {key: value for key, value in change.items() if "." in key})
+    conf = replace(conf, parallel=replace(parallel, target=Weights.sharded))
+    spread = layout(conf, plan.machine, alone.layout.blocks, 1)
+    yield conf, Option(layout=spread, lasting=alone.lasting), change
 
 
-def _changes(plan: Plan, conf: Options, option: Option) -> dict[str, int]:
-    """Of one layout, tried; nothing where it cannot be made to fit."""
-    made: dict[str, int] = {}
-    for _ in range(TRIES):
-        change = _change(conf, option, plan)
-        if not change:
-            return {}
-        made |= change
-        conf = changed(conf, change)
-        option = Option(
-            layout=layout(conf, plan.machine, option.layout.blocks, option.layout.tensor),
-            weights=option.weights,
-        )
+def _changes(plan: Plan, conf: Options, option: Option) -> dict[str, int] | None:
+    """Of one layout, tried; None where it cannot be made to fit."""
+    if option.least > plan.limit:
+        return None
+    option, made = replace(option), dict[str, int]()
+    if option.trace is None:
         follow(option, conf, plan.machine, plan.dtype)
+    for _ in range(TRIES):
         if plan.fits(option):
             return made
-    return {}
+        change = _change(conf, option, plan)
+        if not change:
+            return None
+        made |= change
+        conf = changed(conf, change)
+        smaller = layout(conf, plan.machine, option.layout.blocks, option.layout.tensor)
+        option = Option(layout=smaller, lasting=option.lasting)
+        follow(option, conf, plan.machine, plan.dtype)
+    return made if plan.fits(option) else None
 
 
 def _change(conf: Options, option: Option, plan: Plan) -> dict[str, int]:

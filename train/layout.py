@@ -1,7 +1,7 @@
 """How the cores of a machine may share a run: what each then holds, and how fast they can be."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from models.errors import UserError
 from models.machines import MachineConf
@@ -9,7 +9,7 @@ from models.outline import Outline, head_names
 from models.tally import REST, Phase
 from models.tensor_parallel import plan as cuts
 from train.config import TrainConf
-from train.parallel import Weights
+from train.parallel import ParallelConf, Weights
 from train.trace import (
     FROZEN,
     GRADIENTS,
@@ -49,13 +49,13 @@ def layouts(conf: TrainConf, machine: MachineConf, target: Outline) -> list[Layo
     Raises UserError where the configured one cannot.
     """
     if conf.parallel.tensor > 1:
-        check_tensor(conf.parallel.tensor, machine, target)
+        check_tensor(conf.parallel, machine, target)
         return [layout(conf, machine, target.num_layers, conf.parallel.tensor)]
     found, tensor = [], 1
     most = 1 if conf.draft.adapts else machine.all_cores  # what is adapted is whole everywhere
     while tensor <= most:
         try:
-            check_tensor(tensor, machine, target)
+            check_tensor(replace(conf.parallel, tensor=tensor), machine, target)
         except UserError:
             break
         found.append(layout(conf, machine, target.num_layers, tensor))
@@ -63,13 +63,16 @@ def layouts(conf: TrainConf, machine: MachineConf, target: Outline) -> list[Layo
     return found
 
 
-def check_tensor(tensor: int, machine: MachineConf, target: Outline) -> None:
+def check_tensor(parallel: ParallelConf, machine: MachineConf, target: Outline) -> None:
     """Raises UserError unless so many cores can hold the target together."""
+    tensor = parallel.tensor
     if machine.all_cores % tensor:
         raise UserError(
             f"parallel.tensor: must divide the {machine.all_cores} cores of {machine.name}, "
             f"got {tensor}; choose a divisor"
         )
+    if not machine.repeats_heads:
+        parallel.check_heads(target.config)
     cuts(target.model, tensor, whole=head_names(target))
 
 

@@ -1,6 +1,6 @@
 """What a run could do on a machine, layout by layout."""
 
-import logging
+from collections import Counter
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -9,12 +9,11 @@ from models.drafts.base import Draft
 from models.errors import UserError
 from models.machines import HERE, MachineConf
 from models.outline import Outline, head_names, outline, outlined, share
+from models.tally import Phase
 from train.config import TrainConf
 from train.disk import learning, room
-from train.layout import Layout, Speed, fullest, layouts, speed, weights
-from train.trace import Trace, trace
-
-log = logging.getLogger(__name__)
+from train.layout import Layout, Speed, fullest, held, layouts, speed
+from train.trace import TARGET, Trace, lasting, trace
 
 
 @dataclass(kw_only=True)
@@ -45,14 +44,19 @@ class Option:
     """A layout, and what comes of it, where it was followed."""
 
     layout: Layout
-    weights: int  # bytes of the target on a core
+    lasting: Phase  # what its processes hold in every step
     trace: Trace | None = None
     speed: Speed | None = None
 
     @property
+    def least(self) -> int:
+        """Bytes of a core that every step takes."""
+        return held(self.lasting, self.layout).total()
+
+    @property
     def total(self) -> int:
         """Bytes of a core at its fullest moment, as far as is known."""
-        return fullest(self.trace, self.layout)[1].total() if self.trace else self.weights
+        return fullest(self.trace, self.layout)[1].total() if self.trace else self.least
 
 
 @dataclass(kw_only=True)
@@ -106,15 +110,17 @@ def planned(conf: Options) -> Plan:
 
 def _options(conf: Options, machine: MachineConf, dtype: torch.dtype) -> Plan:
     target, draft = _models(conf, dtype)
+    found, sizes = layouts(conf, machine, target), _sizes(target, draft)
+    stays = lasting(conf, target, draft)
     plan = Plan(
-        conf=conf, machine=machine, dtype=dtype, sizes=_sizes(target, draft),
+        conf=conf, machine=machine, dtype=dtype, sizes=sizes,
         options=[
-            Option(layout=found, weights=weights(found, _weights(conf, dtype, found.tensor)))
-            for found in layouts(conf, machine, target)
+            Option(layout=layout, lasting=_with_share(stays, conf, dtype, layout.tensor))
+            for layout in found
         ],
     )  # fmt: skip
     for option in plan.options:
-        if option.weights < plan.limit:
+        if option.least <= plan.limit:
             follow(option, conf, machine, dtype)
         if plan.fits(option) and option.layout.processes == machine.all_cores:
             break  # more cores a target would only repeat more of the draft's work
@@ -141,12 +147,13 @@ def _sizes(target: Outline, draft: Draft) -> Sizes:
     )
 
 
-def _weights(conf: Options, dtype: torch.dtype, tensor: int) -> int:
-    """Bytes of the target on one of `tensor` cores."""
+def _with_share(stays: Phase, conf: Options, dtype: torch.dtype, tensor: int) -> Phase:
+    """With the weights of the target that one of `tensor` cores holds."""
     target = outline(conf.target, dtype)
     if tensor > 1:
         share(target, tensor, whole=head_names(target))
-    return sum(p.nbytes for p in target.model.parameters())
+    weights = sum(p.nbytes for p in target.model.parameters())
+    return replace(stays, held=Counter({**stays.held, TARGET: weights}))
 
 
 def follow(option: Option, conf: Options, machine: MachineConf, dtype: torch.dtype) -> None:

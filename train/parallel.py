@@ -96,7 +96,7 @@ class ParallelConf:
         if device is DeviceName.xla:
             self._check_older_engines(target.source, optimizer)
         elif self.tensor > 1:
-            self._check_heads(target.source)
+            self.check_heads(target.source.config().get_text_config())
 
     def _check_older_engines(self, source: Source, optimizer: str) -> None:
         """What neuronx-distributed and ZeRO-1 cannot do, which stand in for DTensor and FSDP2."""
@@ -113,8 +113,8 @@ class ParallelConf:
         if self.tensor > 1:
             tensor_parallel.plan(source.shape(), self.tensor)
 
-    def _check_heads(self, source: Source) -> None:
-        config = source.config().get_text_config()
+    def check_heads(self, config: Any) -> None:
+        """Raises UserError unless DTensor can split a model of this config."""
         for heads, what in (
             (config.num_key_value_heads, "key-value heads"),
             (config.num_attention_heads, "attention heads"),

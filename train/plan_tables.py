@@ -76,7 +76,7 @@ def layout_table(plan: Plan) -> Table:
     rows = []
     for option in plan.options:
         found, fits = option.layout, "yes" if plan.fits(option) else "no"
-        if option.trace is None and option.weights < plan.limit:
+        if option.trace is None and option.least <= plan.limit:
             fits = ""
         rates = [rate(seconds, plan) for seconds in _seconds(option)] or ["", "", ""]
         total = gib(option.total) if option.trace else f"> {gib(option.total)}"
@@ -92,16 +92,16 @@ def layout_table(plan: Plan) -> Table:
         ],
         rows=rows,
         stacked=True,
-        below=["* proposed; without figures: the target alone is too large, or fewer cores do"],
+        below=["* proposed; without figures: too large whatever the rows, or fewer cores do"],
     )  # fmt: skip
 
 
 def memory_table(plan: Plan) -> Table:
     """The proposed layout: GiB of a core by part, at the fullest moment of each phase."""
     best = plan.best
-    if best.trace is None:
-        return Table(title="", note="", columns=[], rows=[])
-    phases = {name: held(phase, best.layout) for name, phase in best.trace.phases.items()}
+    phases = {"every step": held(best.lasting, best.layout)}
+    if best.trace is not None:
+        phases = {name: held(phase, best.layout) for name, phase in best.trace.phases.items()}
     unit, size = ("GiB", GIB) if best.total >= GIB else ("MiB", MIB)
     rows = [
         [part, *(f"{parts[part] / size:.2f}" for parts in phases.values())]

@@ -5,6 +5,7 @@ optimizer steps; and every so often held-out prompts are read and decoded. Only 
 a time, on top of what stays: the weights and the optimizer's moments.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -55,6 +56,17 @@ def trace(
         phases.append(_evaluating(tally, conf, target, draft.eval(), prompt=prompt))
         del optimizers  # what they hold was held until here
     return Trace(phases={phase.name: phase for phase in phases}, tokens=batch.ids.numel())
+
+
+def lasting(conf: TrainConf, target: Outline, draft: Draft) -> Phase:
+    """What every training step holds, whatever its rows: a fraction of a second to find out."""
+    with imagined([target.model, *models_of(draft)], vocab=[]) as tally:
+        _name_weights(tally, target, draft)
+        optimizers = _moments(tally, conf, draft, foreach=False)
+        stays = Counter({part: tally.live[part] for part in STAYS})
+        del optimizers  # what they hold was held until here
+    stays[GRADIENTS] = stays[TRAINED]
+    return Phase(name=LEARNS, held=stays)
 
 
 def fullest_batch(rows: int, length: int) -> Batch:
