@@ -50,7 +50,8 @@ KINDS = {
     "draft model": ["draft=demo-lm", "draft.layers=[0,3]"],
 }
 GENEROUS = MachineConf(name="made", chips=2, cores=4, memory_gib=64.0, bandwidth_gb_s=100.0,
-                       tflops={"float32": 1.0, "bfloat16": 4.0}, length_multiple=32)  # fmt: skip
+                       tflops={"float32": 1.0, "bfloat16": 4.0}, length_multiple=32,
+                       repeats_heads=True)  # fmt: skip
 
 
 def config() -> Qwen3Config:
@@ -251,6 +252,12 @@ def test_heads_that_cannot_be_shared_are_refused(place):
     wide = MachineConf(**vars(GENEROUS) | {"chips": 4})
     with pytest.raises(UserError, match=r"parallel\.tensor: .* a divisor of its 8 attention heads"):
         planned(plan_conf(place, "parallel.tensor=16", machine=wide))
+
+
+def test_heads_are_repeated_where_the_route_can(place):
+    plain = MachineConf(**vars(GENEROUS) | {"repeats_heads": False})
+    with pytest.raises(UserError, match=r"must divide the target's 4 key-value heads, got 8"):
+        planned(plan_conf(place, "parallel.tensor=8", machine=plain))
 
 
 def test_a_precision_that_the_machine_lacks_is_refused(place):
