@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -200,6 +201,25 @@ def test_a_warm_up_calls_every_shape_of_training_and_evaluation(tmp_path, caplog
         told = [line for line in lines[first:] if line.startswith("graph: ")]
         assert len(told) >= int(announced.split()[1])
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+def test_a_run_after_its_warm_up_finds_everything_compiled(tmp_path):
+    """In the compiler's cache on disk; tracing is done again."""
+
+    def counts(what):
+        command = [sys.executable, "-W", "ignore", "-m", "tests.warmup_run", what, str(tmp_path)]
+        cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+        done = subprocess.run(
+            command, cwd=ROOT, env=os.environ | cache, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        return json.loads(done.stdout.splitlines()[-1])
+
+    first, then = counts("warm"), counts("judge")
+    assert first["miss"] > 0
+    assert then["graphs"] == first["graphs"]
+    assert (then["miss"], then["bypass"]) == (0, 0)
 
 
 # --- steps ------------------------------------------------------------------------------------
