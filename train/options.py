@@ -12,7 +12,9 @@ from models.outline import Outline, head_names, outline, outlined, share
 from models.tally import Phase
 from train.config import TrainConf
 from train.disk import learning, room
+from train.graph_plan import graphs
 from train.layout import Layout, Speed, fullest, held, layouts, speed
+from train.parallel import ParallelConf, Weights
 from train.trace import TARGET, Trace, lasting, trace
 
 
@@ -125,6 +127,15 @@ def _options(conf: Options, machine: MachineConf, dtype: torch.dtype) -> Plan:
         if plan.fits(option) and option.layout.processes == machine.all_cores:
             break  # more cores a target would only repeat more of the draft's work
     return plan
+
+
+def graphs_of(plan: Plan) -> int:
+    """Graphs that a process of the proposed layout compiles before the evaluation at the end."""
+    conf, found = plan.conf, plan.best.layout
+    split = found.tensor > 1 or found.target is Weights.sharded
+    parallel = ParallelConf(target=Weights.sharded if split else Weights.replicated)
+    optim = replace(conf.optim, batch_size=found.rows, accumulation=found.micros)
+    return len(graphs(replace(conf, parallel=parallel, optim=optim)))
 
 
 def _models(conf: Options, dtype: torch.dtype, tensor: int = 1) -> tuple[Outline, Draft]:

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from infer.cells import Table, rich_table
 from train.layout import BUCKETS, held
-from train.options import Option, Plan
+from train.options import Option, Plan, graphs_of
 from train.trace import CACHE, FROZEN, GRADIENTS, OPTIMIZER, TARGET, TRAINED
 
 CONSOLE = Console(soft_wrap=True, highlight=False)
@@ -60,6 +60,7 @@ def size_table(plan: Plan) -> Table:
             ["draft", plan.conf.draft.method, parameters(sizes.draft)],
             ["of these trained", "", parameters(sizes.trained)],
             ["features", _needs(sizes.layers), f"{sizes.feature_bytes:,} bytes a token"],
+            ["graphs", "to compile, without the final evaluation's", str(graphs_of(plan))],
             ["disk", "two states, two checkpoints", f"{sizes.disk / 1e9:.1f} GB"],
         ],
         labels=2,
@@ -186,6 +187,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
     return {
         "machine": vars(plan.machine) | {"dtype": str(plan.dtype).removeprefix("torch.")},
         "sizes": vars(plan.sizes),
+        "graphs": graphs_of(plan),
         "limit_bytes": round(plan.limit),
         "fits": plan.fits(best),
         "proposed": plan.options.index(best),
