@@ -39,12 +39,12 @@ def promises(found: dict):
 
 def test_no_graph_is_added_after_warm_up():
     """Which graphs there are does not depend on what they are lowered to; to nothing is quick."""
-    found = run("eager", 20, *SHAPES)
+    found = run("eager", 20, "none", "chain", "mixed", "typical")
     promises(found)
     assert found["keeps_apart"]  # two targets, though their weights are not checked at each call
-    # prefill, round; for a draft also its start: what does not depend on the tree is shared
-    total = {"none": 2, "ngram": 4, "chain": 6, "static": 8, "dynamic": 10, "mixed": 12}
-    total["typical"] = 15  # the prompt's pass too, because it samples
+    # prefill, round; for a draft also its start: what does not depend on the tree is shared;
+    # typical: the prompt's pass too, because it samples
+    total = {"none": 2, "chain": 4, "mixed": 6, "typical": 9}
     assert {name: mode["graphs"] for name, mode in found["modes"].items()} == total
 
 
