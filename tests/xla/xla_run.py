@@ -6,6 +6,7 @@ XLA, so that both decode with the same weights. FOLDER/DEVICE.json and .pt hold 
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -73,8 +74,10 @@ def prompts() -> list[list[int]]:
 def target_on(device: Device) -> tuple[Target, Packed]:
     """The target there, and texts that it has written on the CPU."""
     batch = batch_of(sampled_texts(tiny_target(seed=0), count=16, length=LENGTH))
-    target = tiny_target(seed=0, device=device)
+    host = replace(device, torch_device=torch.device("cpu"))  # checked there, as TargetConf does
+    target = tiny_target(seed=0, device=host)
     target.model.to(device.torch_device)
+    target.device = device
     return target, Packed(**vars(batch))
 
 
