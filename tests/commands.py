@@ -63,9 +63,9 @@ def commands(text: str) -> Iterator[Command]:
     """Every `python -m train|infer|data`, launched or not, and every Slurm job of ours."""
     text = REFUSED.sub("", re.sub(r"\\\n[\s#]*", " ", text))
     for found in LAUNCHED.finditer(text):
-        processes = option(found["launcher"], "nnodes") * option(
-            found["launcher"], "nproc-per-node"
-        )
+        processes = 1
+        for name in ("nnodes", "nproc-per-node", "num_processes"):
+            processes *= option(found["launcher"], name)
         yield Command(found["module"], arguments(found["rest"]), processes)
     for found in SUBMITTED.finditer(text):
         processes = option(found["launcher"], "nodes") * SLURM_PROCESSES
@@ -80,7 +80,7 @@ def refusals(text: str) -> Iterator[tuple[Command, str]]:
 
 
 def option(launcher: str, name: str) -> int:
-    found = re.search(rf"--{name}=(\d+)", launcher)
+    found = re.search(rf"--{name}[= ](\d+)", launcher)
     return int(found[1]) if found else 1
 
 

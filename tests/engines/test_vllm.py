@@ -64,13 +64,18 @@ def prompts(target) -> list[EvalPrompt]:
     return held_out(target.tokenizer, None, limit=3)[:10]
 
 
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Path:
+    """One folder for all runs: they share the target's answers, which take longest."""
+    return tmp_path_factory.mktemp("runs")
+
+
 @pytest.fixture(scope="module", params=DRAFTS)
-def trained(request, tmp_path_factory) -> tuple[str, Path]:
+def trained(request, runs) -> tuple[str, Path]:
     """A method's name, and a checkpoint of it."""
-    runs = tmp_path_factory.mktemp("runs")
-    own = [*DRAFTS[request.param], f"output_dir={runs}", "run_name=short"]
+    own = [*DRAFTS[request.param], f"output_dir={runs}", f"run_name={request.param}"]
     run([sys.executable, "-m", "train", *TRAIN, *own])
-    return request.param, runs / "short" / "checkpoint"
+    return request.param, runs / request.param / "checkpoint"
 
 
 def test_vllm_gives_the_same_tokens_rounds_and_acceptance(target, prompts, trained, tmp_path):
