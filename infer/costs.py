@@ -104,24 +104,45 @@ class Bench:
 
         Seconds are what a slot's part of each round took: a round costs what it has slots for, so
         that is the speed of a busy machine, also where the last prompts leave slots empty. One row
-        alone takes turns prompt by prompt.
+        alone takes turns prompt by prompt. A batch takes all prompts at once, long turns: there the
+        target alone goes before each mode, and its seconds say how fast the machine was just then.
         """
         modes = {one.name if one else AUTOREGRESSIVE: self.decoder(one) for one in [None, *some]}
-        found: dict[str, list[ndarray]] = {name: [] for name in modes}
-        together = len(self.prompts) if self.batch > 1 else 1
         with turn(alone=True):  # all compiled before the first is timed
-            for first in range(0, len(self.prompts), together):
-                group = self.prompts[first : first + together]
-                sums = {name: np.zeros((len(group), 2)) for name in modes}
-                for number in range(repeats):
-                    for name in list(modes)[:: 1 - 2 * (number % 2)]:
-                        rows = self.decode(modes[name], group, ends=True)
-                        sums[name] += [
-                            [len(row.ids) - 1, sum(row.round_s) / self.batch] for row in rows
-                        ]
-                for name in modes:
-                    found[name].append(sums[name])
-        return {name: np.concatenate(parts) for name, parts in found.items()}
+            if self.batch == 1:
+                parts = [self._there_and_back(modes, [one], repeats) for one in self.prompts]
+                return {name: np.concatenate([part[name] for part in parts]) for name in modes}
+            return self._beside_the_target(modes, repeats)
+
+    def _there_and_back(
+        self, modes: dict[str, Decoder], some: list[EvalPrompt], repeats: int
+    ) -> dict[str, ndarray]:
+        sums = {name: np.zeros((len(some), 2)) for name in modes}
+        for number in range(repeats):
+            for name in list(modes)[:: 1 - 2 * (number % 2)]:
+                sums[name] += self._tokens_and_seconds(modes[name], some)
+        return sums
+
+    def _beside_the_target(self, modes: dict[str, Decoder], repeats: int) -> dict[str, ndarray]:
+        plain, runs = modes[AUTOREGRESSIVE], []
+        sums = {name: np.zeros((len(self.prompts), 2)) for name in modes}
+        others = [name for name in modes if name != AUTOREGRESSIVE]
+        for number in range(repeats):
+            for name in others[:: 1 - 2 * (number % 2)]:
+                runs.append(self._tokens_and_seconds(plain, self.prompts))
+                own = self._tokens_and_seconds(modes[name], self.prompts)
+                took = runs[-1][:, 1].sum() or 1.0  # nothing where all end at their first token
+                sums[name] += own / [1.0, took]
+        mean = np.mean(runs, 0)
+        for name in others:
+            sums[name][:, 1] *= mean[:, 1].sum()
+        return sums | {AUTOREGRESSIVE: repeats * mean}
+
+    def _tokens_and_seconds(
+        self, decoder: Decoder, some: list[EvalPrompt]
+    ) -> Float[ndarray, "prompts tokens_seconds"]:
+        rows = self.decode(decoder, some, ends=True)
+        return np.array([[len(row.ids) - 1, sum(row.round_s) / self.batch] for row in rows], float)
 
 
 class CostCurve:

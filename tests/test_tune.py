@@ -253,6 +253,24 @@ def test_a_row_pays_for_its_slot_whoever_sits_in_the_others(bench):
         assert rows[0, 1] == pytest.approx(bench.decoders[name].spent.round_s / bench.batch)
 
 
+def test_a_batch_is_held_to_what_the_target_alone_took_just_before(bench, monkeypatch):
+    """A machine that is three times as slow for a while does not change who is how fast."""
+    chains = [one for one in considered() if one.name in ("chain-1", "chain-2")]
+    for one in chains:
+        bench.decoder(one)
+    slow, calls = [1.0, 1.0, 3.0, 3.0, 3.0, 3.0, 1.0, 1.0], iter(range(8))
+
+    def timed(decoder, some):
+        took = slow[next(calls)] * (2.0 if decoder.draft is None else 1.0)
+        return np.array([[5.0, took]] * len(some))
+
+    monkeypatch.setattr(bench, "_tokens_and_seconds", timed)
+    sums = bench.race(chains, repeats=2)
+    speeds = {name: rows.sum(0)[0] / rows.sum(0)[1] for name, rows in sums.items()}
+    assert speeds["chain-1"] == pytest.approx(2 * speeds["autoregressive"])
+    assert speeds["chain-2"] == pytest.approx(2 * speeds["autoregressive"])
+
+
 def test_a_prompt_that_ends_at_its_first_token_can_be_timed(bench, target, monkeypatch):
     monkeypatch.setattr(target.model.generation_config, "eos_token_id", list(range(61)))
     one = next(one for one in considered() if one.name == "chain-2")
