@@ -1,5 +1,6 @@
 """Promises of the optimizers and schedules."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -8,6 +9,7 @@ from torch import nn
 from torch.optim import AdamW, Muon
 
 from models.errors import UserError
+from tests.tiny import CPU
 from train.optim import OptimConf, OptimName, Schedule, split
 
 
@@ -119,3 +121,11 @@ def test_both_optimizers_learn(name):
 def test_wrong_settings_are_refused_by_key(wrong, message):
     with pytest.raises(UserError, match=message):
         OptimConf(**wrong)
+
+
+def test_muon_is_refused_where_operations_are_recorded():
+    recording = replace(CPU, name="xla")
+    OptimConf(name=OptimName.adamw).check(recording)
+    OptimConf(name=OptimName.muon).check(CPU)
+    with pytest.raises(UserError, match=r"optim.name: must be adamw .* got muon; use optim=adamw"):
+        OptimConf(name=OptimName.muon).check(recording)

@@ -35,6 +35,7 @@ def main(conf: TrainConf) -> None:
     speak()
     conf.check()
     device = conf.device.build()
+    conf.optim.check(device)
     parallel = conf.parallel.build(device, trackers=conf.log.trackers())
     run = open_run(conf, parallel)
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Muon, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from models.device import Device
 from models.errors import UserError
 
 
@@ -103,6 +104,14 @@ class OptimConf:
         if self.schedule is Schedule.wsd:
             return 1 - done * (1 - self.min_lr)
         return self.min_lr + (1 - self.min_lr) * (1 + math.cos(math.pi * done)) / 2
+
+    def check(self, device: Device) -> None:
+        """Refuse what the device has no operation for, before a model is loaded."""
+        if device.lazy and self.name is OptimName.muon:
+            raise UserError(
+                f"optim.name: must be adamw with device={device.name}, whose graphs cannot hold "
+                "Muon's products (scaled addmm), got muon; use optim=adamw"
+            )
 
     def build(
         self, draft: nn.Module, adamw: type[AdamW] = AdamW

@@ -68,7 +68,9 @@ def _compile_evaluation(conf: TrainConf, target: Target, draft: Draft, folder: P
 def main(conf: TrainConf) -> None:
     speak()
     conf.check()
-    parallel = conf.parallel.build(conf.device.build(), trackers=[])
+    device = conf.device.build()
+    conf.optim.check(device)
+    parallel = conf.parallel.build(device, trackers=[])
     with tempfile.TemporaryDirectory() as folder:
         compile_all(conf, parallel, Path(folder))
     parallel.wait()

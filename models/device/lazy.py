@@ -32,9 +32,13 @@ def sync(*, wait: bool = False) -> None:
 
 
 def compiled() -> int:
-    """Graphs compiled so far in this process, whoever asked for them."""
+    """Graphs compiled so far in this process, whoever asked for them.
+
+    What has been recorded until now is one of them, and not of whoever syncs next.
+    """
     if "torch_xla" not in sys.modules:
         return 0
     from torch_xla.debug import metrics  # pyright: ignore[reportMissingImports]
 
+    sync()
     return metrics.counter_value("UncachedCompile") or 0
