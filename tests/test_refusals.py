@@ -2,6 +2,7 @@
 
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,13 @@ from safetensors.torch import load_file, save_file
 
 import infer.eval
 import train.__main__
+from conf.entry import compose
 from models import checkpoint
 from models.drafts import load_draft
 from models.errors import UserError
 from models.target import TargetConf
 from tests.tiny import CPU, new_draft, tiny_target, tiny_tokenizer
+from train.config import TrainConf
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +129,13 @@ def test_train_refuses_before_a_model_is_loaded(mistake, message, refused):
     line, loaded = refused(train.__main__.main, "tree.nodes=20", "device.compile=false", mistake)
     assert line.startswith(message)
     assert not loaded
+
+
+def test_a_length_that_the_machine_would_pad_is_refused():
+    conf = compose("train", TrainConf, ["optim=adamw", "data.length=200"])
+    conf.check_device(CPU)
+    with pytest.raises(UserError, match=r"data.length: must be a multiple of 128 .* take 256"):
+        conf.check_device(replace(CPU, name="neuron", instance="trn2.48xlarge"))
 
 
 def test_train_says_how_to_do_without_the_hub(refused, tmp_path):

@@ -35,7 +35,7 @@ def main(conf: TrainConf) -> None:
     speak()
     conf.check()
     device = conf.device.build()
-    conf.optim.check(device)
+    conf.check_device(device)
     parallel = conf.parallel.build(device, trackers=conf.log.trackers())
     run = open_run(conf, parallel)
 

@@ -7,7 +7,7 @@ from data import conversations
 from data import prompts as prompt_files
 from data.config import DataConf
 from infer.config import EvaluationConf
-from models.device import DeviceConf
+from models.device import Device, DeviceConf
 from models.drafts.base import DraftConf
 from models.errors import UserError
 from models.losses import LossConf, LossName
@@ -67,6 +67,16 @@ class TrainConf:
             raise UserError(
                 f"tree.depth: must be at most the {deepest} tokens that the draft can propose, "
                 f"got {depth}; lower tree.depth or raise draft.{self.draft.depth_key}"
+            )
+
+    def check_device(self, device: Device) -> None:
+        """Refuse what this device cannot do, before a model is loaded."""
+        self.optim.check(device)
+        length, multiple = self.data.length, device.length_multiple
+        if length % multiple:
+            raise UserError(
+                f"data.length: must be a multiple of {multiple} on {device.instance}, "
+                f"got {length}; take {-(-length // multiple) * multiple}"
             )
 
     def _check_on_policy(self) -> None:

@@ -69,7 +69,7 @@ def main(conf: TrainConf) -> None:
     speak()
     conf.check()
     device = conf.device.build()
-    conf.optim.check(device)
+    conf.check_device(device)
     parallel = conf.parallel.build(device, trackers=[])
     with tempfile.TemporaryDirectory() as folder:
         compile_all(conf, parallel, Path(folder))

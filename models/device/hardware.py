@@ -99,6 +99,11 @@ class Device:
         )
 
     @property
+    def length_multiple(self) -> int:
+        """What the length of a training row is a multiple of, as in conf/machine."""
+        return 128 if self.instance and self.name in ("neuron", "xla") else 1
+
+    @property
     def lazy(self) -> bool:
         """Whether operations are recorded, and computed as one graph at the next sync."""
         return self.name == "xla"

@@ -30,7 +30,6 @@ from train.log import Log, LogConf
 from train.loop import Loop
 from train.state import State, flat
 
-METHOD, NAME, FOLDER = sys.argv[1], sys.argv[2], Path(sys.argv[3])
 STEPS, LENGTH, NEW, SLOTS = 200, 40, 24, 128
 # method -> draft, learning rate, micro-batches a step
 METHODS = {
@@ -132,6 +131,7 @@ def fallbacks() -> dict[str, int]:
 
 
 if __name__ == "__main__":
+    METHOD, NAME, FOLDER = sys.argv[1], sys.argv[2], Path(sys.argv[3])
     torch.set_num_threads(1)
     device = DeviceConf(
         name=DeviceName[NAME], precision=Precision.float32, compile=False
