@@ -155,7 +155,7 @@ def test_of_one_candidate_each_both_rules_decode_alike(target, learned, shape):
 def test_in_the_limit_of_certainty_it_emits_what_exact_verification_does(target, learned):
     """Epsilon 1 and a huge delta accept only what the target could not but say."""
     draft, texts = learned
-    prompts = prompts_of(texts)
+    prompts = prompts_of(texts)[::2]
     cold = SamplingConf(temperature=0.5, top_p=0.7, seed=2)  # often one token is left
     certain = Typical(epsilon=1.0, delta=1e9)
     plain = decode(Decoder(target, sampling=cold, slots=64), prompts)
@@ -173,7 +173,7 @@ def tau(target, draft, shape, prompts, verification):
 
 
 def test_it_accepts_no_less_than_exact_verification(target, learned):
-    prompts = prompts_of(learned[1])
+    prompts = prompts_of(learned[1])[::2]
     for draft in (new_draft(target), learned[0]):  # the first has learned nothing
         exact, typical = (tau(target, draft, tree(), prompts, rule) for rule in (None, MEDUSA))
         assert 1 < exact < typical
