@@ -31,10 +31,12 @@ class Text:
 
 @dataclass(kw_only=True)
 class Tokenised:
-    """Token ids, and which of them are answer tokens."""
+    """Token ids, and which of them are answer tokens. Empty where the row does not say."""
 
     ids: list[int]
     answer: list[bool]
+    category: str = ""
+    language: str = ""
 
 
 Row = Conversation | Text | Tokenised
