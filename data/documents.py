@@ -1,0 +1,118 @@
+"""Documents as they are kept: their tokens end to end in flat arrays, and rows that point at them.
+
+    Documents   ids, answer flags, where each document starts      5 bytes a token, 16 a document
+    Piece       tokens [begin, end) of a document
+    Packed      rows of pieces                                     16 bytes a piece, 8 a row
+
+Nothing is padded here. Tensors are made when a batch is asked for.
+"""
+
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int
+
+from data.conversations import Tokenised
+from models.drafts.base import Batch
+
+
+@dataclass(kw_only=True)
+class Documents:
+    """Token ids of all documents, and which of them are answer tokens."""
+
+    ids: Int[np.ndarray, " tokens"]  # int32
+    answer: Bool[np.ndarray, " tokens"]
+    starts: Int[np.ndarray, " ends"]  # int64: document i is tokens starts[i] to starts[i + 1]
+    category: Int[np.ndarray, " documents"]  # int32: its place in `categories`
+    language: Int[np.ndarray, " documents"]  # int32: its place in `languages`
+    categories: list[str]
+    languages: list[str]
+
+    @classmethod
+    def of(cls, pieces: Iterable[Tokenised]) -> "Documents":
+        """All of these, one after another."""
+        ids, answer, starts = array("i"), array("B"), array("q", [0])
+        category, language = array("i"), array("i")
+        categories: dict[str, int] = {}
+        languages: dict[str, int] = {}
+        for piece in pieces:
+            ids.extend(piece.ids)
+            answer.extend(piece.answer)
+            starts.append(len(ids))
+            category.append(categories.setdefault(piece.category, len(categories)))
+            language.append(languages.setdefault(piece.language, len(languages)))
+        return cls(
+            ids=np.asarray(ids), answer=np.asarray(answer).view(bool), starts=np.asarray(starts),
+            category=np.asarray(category), language=np.asarray(language),
+            categories=list(categories), languages=list(languages),
+        )  # fmt: skip
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def __getitem__(self, number: int) -> Tokenised:
+        if not 0 <= number < len(self):
+            raise IndexError(number)
+        begin, end = self.starts[number : number + 2]
+        return Tokenised(
+            ids=self.ids[begin:end].tolist(),
+            answer=self.answer[begin:end].tolist(),
+            category=self.categories[self.category[number]],
+            language=self.languages[self.language[number]],
+        )
+
+    @property
+    def lengths(self) -> Int[np.ndarray, " documents"]:
+        return np.diff(self.starts)
+
+
+class Piece(NamedTuple):
+    """Tokens [begin, end) of a document. Those before `learns` are context that is not learned."""
+
+    document: int
+    begin: int
+    end: int
+    learns: int
+
+
+@dataclass(kw_only=True)
+class Packed:
+    """Rows of one fixed length, each of several pieces."""
+
+    documents: Documents
+    table: Int[np.ndarray, "pieces 4"]  # int32: the fields of each Piece, row after row
+    starts: Int[np.ndarray, " ends"]  # int64: row i is pieces starts[i] to starts[i + 1]
+    length: int
+    pad_id: int = 0
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def pieces(self, rows: list[int]) -> list[list[Piece]]:
+        """What lies in these rows, from left to right."""
+        tables = [self.table[self.starts[row] : self.starts[row + 1]] for row in rows]
+        return [[Piece(*piece) for piece in table.tolist()] for table in tables]
+
+    def batch(self, rows: list[int]) -> Batch:
+        """These rows as tensors. Padding has position 0, document -1 and no answer."""
+        shape = (len(rows), self.length)
+        ids, document = np.full(shape, self.pad_id), np.full(shape, -1)
+        answer, positions = np.zeros(shape, bool), np.zeros(shape, int)
+        for row, pieces in enumerate(self.pieces(rows)):
+            left = 0
+            for number, piece in enumerate(pieces):
+                right = left + piece.end - piece.begin
+                begin, end = self.documents.starts[piece.document] + (piece.begin, piece.end)
+                ids[row, left:right] = self.documents.ids[begin:end]
+                answer[row, left:right] = self.documents.answer[begin:end]
+                document[row, left:right] = number
+                positions[row, left:right] = np.arange(right - left)
+                left = right
+        return Batch(
+            ids=torch.from_numpy(ids), answer=torch.from_numpy(answer),
+            document=torch.from_numpy(document), positions=torch.from_numpy(positions),
+        )  # fmt: skip
