@@ -80,3 +80,16 @@ need_package() {
   # shellcheck disable=SC2053  # a pattern is meant
   [[ $found == $3 ]] || refuse "$2: must be $3, got $found; $4"
 }
+
+# say_next DIRECTORY ROUTE [OVERRIDE...]: what to type now
+say_next() {
+  local machine
+  machine=$(instance_type)
+  [[ -e conf/machine/$machine.yaml ]] || machine=here
+  echo "setup: $1 is ready. Next, with what docs/trainium.md says:"
+  cat <<NEXT
+    source $1/bin/activate
+    python -m train.plan machine=$machine device=$2
+    python -m train device=${*:2}
+NEXT
+}

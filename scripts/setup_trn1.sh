@@ -40,11 +40,4 @@ if [[ ! -e $ready ]]; then
   touch "$ready"
 fi
 
-machine=$(instance_type)
-[[ -e conf/machine/$machine.yaml ]] || machine=here
-echo "setup: $directory is ready. Next, with what docs/trainium.md says:"
-cat <<NEXT
-    source $directory/bin/activate
-    python -m train.plan machine=$machine device=xla
-    python -m train device=xla
-NEXT
+say_next "$directory" xla optim=adamw # instead of Muon, which this route refuses

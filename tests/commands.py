@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from conf.entry import compose
+from models.device import Device, DeviceName
 
 ROOT = Path(__file__).parent.parent
 LAUNCHED = re.compile(
@@ -26,6 +28,7 @@ ENDS = re.compile(r"&&?$|\|\|?$|;$|\d?[<>]")
 FLAGS = {"-m", "--multirun", "--help"}  # of Hydra; --cfg takes a value
 TWO_FILES = {"infer.compare"}  # takes paths, no config
 SLURM_PROCESSES = 64  # a node, where nobody says
+INSTANCES = {DeviceName.xla: "trn1.32xlarge", DeviceName.neuron: "trn2.48xlarge"}
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,18 @@ class Command:
         words = itertools.takewhile(lambda word: word != "--cfg", self.words)
         choices = sweeps([word for word in words if word not in FLAGS])
         return [compose(name, schema, list(choice)) for choice in choices]
+
+
+def assert_suits_its_route(conf: Any) -> None:
+    """What a training run checks of its device before it loads a model, where it names Trainium."""
+    name = conf.device.name
+    if name not in INSTANCES:
+        return
+    device = Device(
+        name=name.value, torch_device=torch.device("cpu"), dtype=torch.bfloat16, compiles=True,
+        instance=INSTANCES[name],
+    )  # fmt: skip
+    conf.check_device(device)
 
 
 def code(page: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import ROOT
+from tests.commands import ROOT, assert_suits_its_route, commands
 
 TRN1, TRN2, SLURM = (
     f"scripts/{name}" for name in ("setup_trn1.sh", "setup_trn2.sh", "slurm_train.sh")
@@ -91,7 +91,13 @@ def test_a_fresh_machine_is_set_up_once(script, instance, machine):
     called(machine, instance)
     first = setup(script, machine)
     assert first.returncode == 0, first.stderr
-    assert "python -m train.plan machine=" in first.stdout
+    plan, train = commands(first.stdout)
+    assert (plan.module, train.module) == ("train.plan", "train")
+    (planned,), (trained,) = plan.configs(), train.configs()
+    assert planned.machine.name == (
+        instance if (ROOT / f"conf/machine/{instance}.yaml").exists() else "here"
+    )
+    assert_suits_its_route(trained)
     done = installed(machine)
     assert "pip.repos.neuron.amazonaws.com" in done
     assert done.count("--editable .") == 1
