@@ -46,7 +46,7 @@ class Documents:
             category.append(categories.setdefault(piece.category, len(categories)))
             language.append(languages.setdefault(piece.language, len(languages)))
         return cls(
-            ids=np.asarray(ids), answer=np.asarray(answer).view(bool), starts=np.asarray(starts),
+            ids=np.asarray(ids), answer=np.asarray(answer).view(bool), starts=np.asarray(starts).view(np.int64),
             category=np.asarray(category), language=np.asarray(language),
             categories=list(categories), languages=list(languages),
         )  # fmt: skip
