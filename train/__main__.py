@@ -11,12 +11,13 @@ from data.batches import Packed, answer_counts
 from infer.eval import candidate, evaluate
 from infer.report import Report, write
 from infer.tables import sections, summary_table, terminal_table
+from models.console import CONSOLE, speak
 from models.drafts.base import Draft
 from models.target import Target
 from models.vocab import always_kept
 from train.config import TrainConf
 from train.disk import refuse_full_disk, reserve
-from train.log import CONSOLE, Log, speak
+from train.log import Log
 from train.loop import Loop
 from train.measure import measure
 from train.rows import training_rows

@@ -8,11 +8,11 @@ import torch
 from rich.progress import track
 
 from data.batches import Packed
+from models.console import CONSOLE
 from models.drafts.base import Batch
 from models.errors import UserError
 from models.target import Target
 from models.transformer import Seen
-from train.log import CONSOLE
 
 log = logging.getLogger(__name__)
 

@@ -5,8 +5,6 @@ To people it shows a progress bar on a terminal and plain lines elsewhere.
 
 import json
 import logging
-import os
-import sys
 import uuid
 from dataclasses import dataclass
 from enum import Enum
@@ -15,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
-from rich.console import Console
-from rich.logging import RichHandler
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -28,12 +24,11 @@ from rich.progress import (
 )
 
 from infer.tables import Table
+from models.console import CONSOLE
 from models.errors import UserError
 from train.state import State
 
-CONSOLE = Console()
 SHOWN = ("loss", "tau", "lr", "tokens_per_s")  # the others are for the curves
-PACKAGES = ("conf", "data", "infer", "models", "train")
 log = logging.getLogger(__name__)
 
 
@@ -68,27 +63,6 @@ class LogConf:
                 "pip install wandb or log.wandb=off"
             )
         return ["wandb"]
-
-
-def speak() -> None:
-    """Let this project's own loggers reach the reader; libraries keep to their warnings.
-
-    Called before anything is built, so that a missing compiler is said: before Accelerate knows the
-    processes, but after their launcher numbered them.
-    """
-    main_process = os.environ.get("RANK", "0") == "0"
-    if CONSOLE.is_terminal:
-        plain: logging.Handler = RichHandler(
-            console=CONSOLE, show_time=False, show_level=False, show_path=False
-        )
-    else:
-        plain = logging.StreamHandler(sys.stdout)
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[plain], force=True)
-    for name in list(logging.root.manager.loggerDict):
-        if name.partition(".")[0] in PACKAGES:
-            logger = logging.getLogger(name)
-            logger.disabled = False  # by Hydra, which switches off every logger it finds
-            logger.setLevel(logging.INFO if main_process else logging.ERROR)
 
 
 class Steps(RichProgress):

@@ -14,12 +14,12 @@ from data.demo.prompts import training_prompts
 from data.tokens import from_pair
 from infer.generate import answers
 from models.checkpoint import atomic_path
+from models.console import CONSOLE
 from models.drafts.base import Batch
 from models.sampling import SamplingConf
 from models.target import Target
 from train.config import TrainConf
 from train.disk import refuse_full_disk
-from train.log import CONSOLE
 from train.parallel import Parallel
 
 log = logging.getLogger(__name__)

@@ -16,11 +16,12 @@ from conf.entry import entry_point
 from data.batches import Packed
 from infer.eval import candidate
 from infer.warmup import warm
+from models.console import speak
 from models.drafts.base import Draft
 from models.target import Target
 from train.__main__ import choose_vocabulary
 from train.config import TrainConf
-from train.log import Log, LogConf, speak
+from train.log import Log, LogConf
 from train.loop import Loop
 from train.parallel import Parallel
 from train.state import State, flat
