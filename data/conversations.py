@@ -6,7 +6,7 @@ A row that does not fit is left out and counted by its reason, never silently.
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,27 +16,35 @@ from models.errors import UserError
 
 
 @dataclass(kw_only=True)
-class Conversation:
-    """Messages as chat templates read them: a role, a content and what else the row carries."""
+class Labelled:
+    """What figures are told apart by; empty where the row does not say."""
 
-    messages: list[dict[str, Any]]
+    category: str = ""
+    language: str = ""
 
 
 @dataclass(kw_only=True)
-class Text:
+class Conversation(Labelled):
+    """Messages as chat templates read them: a role, a content and what else the row carries."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+    template: dict[str, Any] = field(default_factory=dict)  # arguments of the chat template
+
+
+@dataclass(kw_only=True)
+class Text(Labelled):
     """Plain text without roles."""
 
     text: str
 
 
 @dataclass(kw_only=True)
-class Tokenised:
-    """Token ids, and which of them are answer tokens. Empty where the row does not say."""
+class Tokenised(Labelled):
+    """Token ids, and which of them are answer tokens."""
 
     ids: list[int]
     answer: list[bool]
-    category: str = ""
-    language: str = ""
 
 
 Row = Conversation | Text | Tokenised
@@ -109,16 +117,19 @@ def shape(raw: dict[str, Any], conf: DataConf) -> Row:
         case str(text):
             found, row = Format.text, Text(text=text)
         case [{"role": _}, *_] as messages:
-            found, row = Format.messages, _conversation([_message(m) for m in messages])
+            found, row = Format.messages, _conversation([_message(m) for m in messages], raw)
         case [{"from": _}, *_] as turns:
-            found, row = Format.sharegpt, _conversation([_turn(t) for t in turns])
+            found, row = Format.sharegpt, _conversation([_turn(t) for t in turns], raw)
         case [int(), *_] as ids:
             found, row = Format.tokens, _tokenised(list(ids), raw.get("answer"))
         case _:
             raise MisfitError(f"column {column} holds neither messages, turns, text nor ids")
     if conf.format not in (Format.auto, found):
         raise MisfitError(f"column {column} has the shape {found.value}")
-    return row
+    labels = {
+        name: raw[name] for name in ("category", "language") if isinstance(raw.get(name), str)
+    }
+    return replace(row, **labels)
 
 
 def _message(raw: dict[str, Any]) -> dict[str, Any]:
@@ -129,7 +140,18 @@ def _message(raw: dict[str, Any]) -> dict[str, Any]:
         message["content"] = "".join(part["text"] for part in content)
     if not isinstance(message.get("role"), str) or not isinstance(message["content"], str):
         raise MisfitError("a message without a role or with a content that is not text")
+    if "tool_calls" in message:
+        message["tool_calls"] = [_tool_call(call) for call in message["tool_calls"]]
     return message
+
+
+def _tool_call(call: Any) -> Any:
+    """With its arguments as a value: templates write a text of JSON as one more quoted text."""
+    match call:
+        case {"function": {"arguments": str(arguments), **function}, **rest}:
+            parsed = _parsed(arguments or "{}", "tool_calls")
+            return {**rest, "function": {**function, "arguments": parsed}}
+    return call
 
 
 def _turn(raw: dict[str, Any]) -> dict[str, Any]:
@@ -139,14 +161,28 @@ def _turn(raw: dict[str, Any]) -> dict[str, Any]:
     return {"role": ROLES[speaker], "content": value}
 
 
-def _conversation(messages: list[dict[str, Any]]) -> Conversation:
+def _conversation(messages: list[dict[str, Any]], raw: dict[str, Any]) -> Conversation:
     roles = [message["role"] for message in messages]
     if "assistant" not in roles:
         raise MisfitError("no assistant turn")
     if "user" not in roles[: roles.index("assistant")]:
         raise MisfitError("an assistant turn before any user turn")
     last = len(roles) - roles[::-1].index("assistant")  # nothing is learned from what follows
-    return Conversation(messages=messages[:last])
+    tools = _parsed(raw.get("tools"), "tools")
+    template = _parsed(raw.get("template", raw.get("chat_template_kwargs")), "template")
+    if not isinstance(tools, list | None) or not isinstance(template, dict | None):
+        raise MisfitError("tools that are not a list or a template that is not an object")
+    return Conversation(messages=messages[:last], tools=tools or None, template=template or {})
+
+
+def _parsed(value: Any, name: str) -> Any:
+    """Tables keep such values as JSON: columns would give every row the keys of all."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value) if value else None
+    except ValueError as error:
+        raise MisfitError(f"{name} that are not JSON") from error
 
 
 def _tokenised(ids: list[int], answer: Any) -> Tokenised:

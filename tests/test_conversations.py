@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import huggingface_hub.constants
 import pytest
@@ -86,6 +87,27 @@ def test_parts_and_absent_keys_become_plain_messages(tmp_path):
     conf = jsonl(tmp_path, {"messages": [user, {"role": "assistant", "content": parts}, user]})
     [conversation] = read(conf)[0]
     assert conversation.messages == MESSAGES[3:]
+
+
+def test_tools_and_arguments_of_the_template_come_with_the_row(tmp_path):
+    function = {"name": "add", "arguments": {"a": 1, "b": None}}
+    called = {"role": "assistant", "content": "", "tool_calls": [{"function": function}]}
+    as_text = {"function": function | {"arguments": json.dumps(function["arguments"])}}
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    user = MESSAGES[1]
+    row = {"messages": [user, called], "tools": tools, "template": {"enable_thinking": False}}
+    texts = {
+        "messages": [user, called | {"tool_calls": [as_text]}],
+        "tools": json.dumps(tools),
+        "template": json.dumps(row["template"]),
+        "category": "tools",
+        "language": "en",
+    }
+    plain, labelled = read(jsonl(tmp_path, row, texts))[0]
+    assert plain == Conversation(messages=[user, called], tools=tools, template=row["template"])
+    assert labelled == replace(plain, category="tools", language="en")
+    bad = [{**row, "tools": "{"}, {**row, "tools": {"a": 1}}, {**row, "template": [1]}]
+    assert read(jsonl(tmp_path, row, *bad))[1].total() == 3
 
 
 def test_the_limit_counts_rows(tmp_path):
