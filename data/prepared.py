@@ -1,0 +1,142 @@
+"""A prepared row: what was asked, what the target answered, and where it came from.
+
+    outputs/prepare/RUN/train-00000-of-00001.parquet      one row a line of the table
+    outputs/prepare/RUN/held_out-00000-of-00001.parquet
+
+Messages, tools and the template's arguments are JSON in their columns: a table would give every
+row the keys of all rows.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from data.config import Turns
+from data.conversations import Conversation, MisfitError, Text, Tokenised
+from models.errors import UserError
+
+
+@dataclass(kw_only=True)
+class Spans:
+    """A tokenised document, and the spans [begin, end) of it that the target generated."""
+
+    ids: list[int]
+    spans: list[list[int]]
+
+    def tokenised(self, *, category: str = "", language: str = "") -> Tokenised:
+        answer = [False] * len(self.ids)
+        for begin, end in self.spans:
+            answer[begin:end] = [True] * (end - begin)
+        return Tokenised(ids=self.ids, answer=answer, category=category, language=language)
+
+
+@dataclass(kw_only=True)
+class Drawn:
+    """How an answer was drawn, and how it ended."""
+
+    turn: int
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int
+    finish_reason: str  # stop | length
+    tokens: int
+    retokenised: bool
+
+
+@dataclass(kw_only=True)
+class Row:
+    """A conversation, or a plain text or prompt; `documents` and `answers` once it is answered."""
+
+    id: str
+    source: str
+    licence: str = ""
+    category: str = ""
+    language: str = ""
+    messages: list[dict[str, Any]] | None = None
+    text: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    template: dict[str, Any] = field(default_factory=dict)  # arguments of the chat template
+    documents: list[Spans] = field(default_factory=list)
+    answers: list[Drawn] = field(default_factory=list)
+
+
+_JSON = ("messages", "tools", "template")
+ASKED = pa.schema(
+    [
+        *((name, pa.string()) for name in ("id", "source", "licence", "category", "language")),
+        *((name, pa.large_string()) for name in ("messages", "text", "tools", "template")),
+    ]
+)
+_SPANS = pa.struct([("ids", pa.list_(pa.int32())), ("spans", pa.list_(pa.list_(pa.int32())))])
+_DRAWN = pa.struct(
+    [
+        ("turn", pa.int32()), ("temperature", pa.float64()), ("top_p", pa.float64()),
+        ("top_k", pa.int32()), ("seed", pa.int64()), ("finish_reason", pa.string()),
+        ("tokens", pa.int32()), ("retokenised", pa.bool_()),
+    ]
+)  # fmt: skip
+SCHEMA = ASKED.append(pa.field("documents", pa.list_(_SPANS))).append(
+    pa.field("answers", pa.list_(_DRAWN))
+)
+
+
+def record(row: Row) -> dict[str, Any]:
+    """The row as columns of the table."""
+    columns = asdict(row)
+    for name in _JSON:
+        if columns[name] is not None:
+            columns[name] = json.dumps(columns[name], ensure_ascii=False)
+    return columns
+
+
+def row_of(columns: dict[str, Any]) -> Row:
+    """The row that `record` made these columns of. Other columns are ignored."""
+    known = {name: columns[name] for name in ASKED.names}
+    for name in _JSON:
+        if known[name] is not None:
+            known[name] = json.loads(known[name])
+    documents = [Spans(**each) for each in columns.get("documents") or []]
+    answers = [Drawn(**each) for each in columns.get("answers") or []]
+    return Row(**known, documents=documents, answers=answers)
+
+
+def learned(row: Row, turns: Turns) -> Iterator[Conversation | Text | Tokenised]:
+    """What a draft learns of the row: the recorded documents, else its own text or turns."""
+    told = {"category": row.category, "language": row.language}
+    if row.documents:
+        kept = row.documents
+        if turns is Turns.last:
+            kept = [Spans(ids=kept[-1].ids, spans=kept[-1].spans[-1:])]
+        yield from (document.tokenised(**told) for document in kept)
+    elif row.text is not None:
+        yield Text(text=row.text, **told)
+    else:
+        messages = row.messages or []
+        last = max((n for n, m in enumerate(messages, 1) if m["role"] == "assistant"), default=0)
+        if not last:
+            raise MisfitError("no assistant turn")
+        yield Conversation(
+            messages=messages[:last], tools=row.tools, template=row.template, **told
+        )  # nothing is learned from what follows the last answer
+
+
+def read(folder: Path, split: str = "train") -> Iterator[Row]:
+    """Rows of a prepared folder, streamed file by file; nothing is copied to a cache.
+
+    Raises UserError where there are none.
+    """
+    from datasets import load_dataset
+
+    files = sorted(map(str, folder.glob(f"{split}-*.parquet")))
+    if not files:
+        raise UserError(
+            f"data.path: must be a folder written by data.prepare, got {folder} without "
+            f"{split}-*.parquet; run `python -m data.prepare` first"
+        )
+    for columns in load_dataset("parquet", data_files=files, split="train", streaming=True):
+        yield row_of(columns)
