@@ -21,19 +21,28 @@ from models.cache import LayerCache, StaticCache, Write
 from models.device import Device
 from models.errors import UserError
 from models.graphs import key_of
+from models.teacher import TopK
 
 SHAPES = Path(__file__).parent / "shapes"
 
 
 @dataclass(kw_only=True)
 class Seen:
-    """What a model computed at each position."""
+    """What a model computed at each position.
+
+    With `teacher`, `hidden` does not teach: it is an input, or has no width.
+    """
 
     hidden: Float[Tensor, "batch seq hidden"]  # after the final norm: what the head reads
     captured: Float[Tensor, "batch seq captured"]  # the captured layers side by side, low to high
+    teacher: TopK | None = None  # None: the distributions that the head makes of `hidden`
 
     def to(self, device: torch.device) -> "Seen":
-        return Seen(hidden=self.hidden.to(device), captured=self.captured.to(device))
+        return Seen(
+            hidden=self.hidden.to(device),
+            captured=self.captured.to(device),
+            teacher=self.teacher and self.teacher.to(device),
+        )
 
 
 @dataclass(kw_only=True)

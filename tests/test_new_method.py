@@ -51,7 +51,8 @@ class BigramDraft(FeatureDraft):
 
     def __init__(self, config, target):
         super().__init__(config, target)
-        self.needs, self.trained_depth, self.max_depth = Needs(layers=[]), 1, config.depth
+        self.needs = Needs(layers=[], hidden=False, context=False)
+        self.trained_depth, self.max_depth = 1, config.depth
         self.guess = nn.Embedding(config.vocab_size, config.hidden_size)
 
     def loss(self, batch, seen):

@@ -46,7 +46,7 @@ class ToyDraft(Draft):
 
     def __init__(self, conf: ToyConf, target: Target):
         super().__init__()
-        self.needs = Needs(layers=[1])
+        self.needs = Needs(layers=[1], hidden=False, context=True)
         self.embed = nn.Embedding(target.vocab_size, WIDTH)
         self.frozen = nn.Embedding(target.vocab_size, WIDTH).requires_grad_(False)
         self.mix = nn.Linear(2 * WIDTH, WIDTH)

@@ -1,7 +1,6 @@
 """What the target computes on the training rows: as they come, or once for all epochs."""
 
 import logging
-from dataclasses import fields
 
 import psutil
 import torch
@@ -16,7 +15,7 @@ from models.transformer import Seen
 
 log = logging.getLogger(__name__)
 
-
+PARTS = ("hidden", "captured")  # of what is kept
 SETTLED = ("target.decoder.",)  # weights of the frozen target: see Device.compile
 
 
@@ -41,7 +40,7 @@ class Features:
         """What is kept of these rows, on the host; None: the target is to look at them."""
         if self.kept is None:
             return None
-        return Seen(**{f.name: getattr(self.kept, f.name)[rows] for f in fields(Seen)})
+        return Seen(hidden=self.kept.hidden[rows], captured=self.kept.captured[rows])
 
     @torch.no_grad()
     def see(self, batch: Batch) -> Seen:
@@ -59,16 +58,16 @@ class Features:
             seen = see(rows.batch(full.tolist()).to(device))
             if kept is None:
                 kept = _room(seen, len(rows))
-            for f in fields(Seen):
-                getattr(kept, f.name)[group] = getattr(seen, f.name).cpu()[: len(group)]
+            for name in PARTS:
+                getattr(kept, name)[group] = getattr(seen, name).cpu()[: len(group)]
         assert kept is not None
         return kept
 
 
 def _room(first: Seen, rows: int) -> Seen:
     """Empty tensors for all rows. Raises UserError where the machine has not the memory."""
-    views = {f.name: getattr(first, f.name) for f in fields(Seen)}
-    needed = sum(rows * view[0].nbytes for view in views.values())
+    views = [getattr(first, name) for name in PARTS]
+    needed = sum(rows * view[0].nbytes for view in views)
     free = psutil.virtual_memory().available
     if needed > free // 2:
         raise UserError(
@@ -76,9 +75,5 @@ def _room(first: Seen, rows: int) -> Seen:
             f"of features and {free / 1e9:.1f} GB free; set data.keep_features=false"
         )
     log.info("features: %.2f GB of the target's features are kept for all epochs", needed / 1e9)
-    return Seen(
-        **{
-            name: torch.empty((rows, *view.shape[1:]), dtype=view.dtype)
-            for name, view in views.items()
-        }
-    )
+    hidden, captured = (torch.empty((rows, *v.shape[1:]), dtype=v.dtype) for v in views)
+    return Seen(hidden=hidden, captured=captured)

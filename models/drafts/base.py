@@ -48,9 +48,15 @@ class Loss:
 
 @dataclass(kw_only=True)
 class Needs:
-    """What a method takes from the target."""
+    """What a method takes from the target: all that a pass must give, or a store must hold.
+
+    Every method is taught besides: by the target's distribution at the supervised rows.
+    """
 
     layers: list[int]  # captured layers: hidden_states[i], the tensor that enters layer i
+    hidden: bool  # the final hidden state is an input; else it does no more than teach
+    context: bool  # inputs of all rows are read; False: of supervised rows alone
+    storable: bool = True  # False: what it needs changes while it learns
 
 
 class Draft(nn.Module):

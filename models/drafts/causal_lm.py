@@ -151,7 +151,7 @@ class CausalLMDraft(CachedDraft):
         super().__init__()
         self.conf, self.loss_conf = conf, LossConf()
         self.seed: int | None = None
-        self.needs = Needs(layers=[])
+        self.needs = Needs(layers=[], hidden=False, context=False)
         self.max_depth = self.trained_depth = conf.max_depth
         self.model = model
         self.lm = Transformer(model, device=target.device)

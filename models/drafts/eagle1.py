@@ -79,7 +79,7 @@ class Eagle1Draft(OneLayerDraft):
     def __init__(self, config: LlamaConfig, target: Target):
         super().__init__(config, target)
         self.conf = Eagle1Conf()
-        self.needs = Needs(layers=[])
+        self.needs = Needs(layers=[], hidden=True, context=True)
         self.trained_depth = self.config.training_unroll
         self.max_depth = self.config.training_max_depth
         size = self.config.hidden_size

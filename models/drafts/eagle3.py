@@ -124,7 +124,8 @@ class Eagle3Draft(OneLayerDraft):
 
     def __init__(self, config: LlamaConfig, target: Target):
         super().__init__(config, target)
-        self.needs = Needs(layers=list(self.config.eagle_aux_hidden_state_layer_ids))
+        layers = list(self.config.eagle_aux_hidden_state_layer_ids)
+        self.needs = Needs(layers=layers, hidden=False, context=True)
         self.trained_depth = self.config.training_unroll
         self.max_depth = self.config.training_max_depth
         size, kept = self.config.hidden_size, self.config.draft_vocab_size

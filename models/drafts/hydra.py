@@ -126,7 +126,8 @@ class HydraDraft(FeatureDraft):
 
     def __init__(self, config: LlamaConfig, target: Target):
         super().__init__(config, target)
-        self.needs = Needs(layers=[])
+        prefix = self.config.hydra_head_arch == PREFIX
+        self.needs = Needs(layers=[], hidden=True, context=prefix)
         self.trained_depth = self.max_depth = self.config.hydra_num_heads
         size, blocks = self.config.hidden_size, self.config.hydra_num_layers
         self.hydra_mlp = nn.ModuleList(
@@ -136,9 +137,7 @@ class HydraDraft(FeatureDraft):
         self.hydra_lm_head = nn.ModuleList(
             nn.Linear(size, self.config.vocab_size, bias=False) for _ in range(self.max_depth)
         )
-        self.prefix_embeding_layer = (
-            PrefixLayer(config) if self.config.hydra_head_arch == PREFIX else None
-        )
+        self.prefix_embeding_layer = PrefixLayer(config) if prefix else None
         self.rotary = LlamaRotaryEmbedding(config)
 
     @property

@@ -110,7 +110,7 @@ class MedusaDraft(FeatureDraft):
 
     def __init__(self, config: Any, target: Target):
         super().__init__(config, target)
-        self.needs = Needs(layers=[])
+        self.needs = Needs(layers=[], hidden=True, context=False)
         self.trained_depth = self.max_depth = config.num_heads
         size, vocab = config.hidden_size, config.vocab_size
         self.blocks = nn.ModuleList(

@@ -94,6 +94,7 @@ class Medusa2Draft(MedusaDraft):
 
     def __init__(self, config: MedusaConfig, target: Target):
         super().__init__(config, target)
+        self.needs = replace(self.needs, storable=False)  # the adapted target sees anew
         self.conf = Medusa2Conf()
         self.own_target: Target | None = None  # the adapted one, of a checkpoint
         self.lm: Transformer | None = None  # the adapted one, while it learns

@@ -24,7 +24,7 @@ class NgramDraft(Draft):
     def __init__(self, *, longest: int = 3, max_depth: int = 64):
         super().__init__()
         self.longest = longest
-        self.needs = Needs(layers=[])
+        self.needs = Needs(layers=[], hidden=False, context=False)
         self.max_depth = self.trained_depth = max_depth
 
     def passes(self, depth: int) -> int:  # noqa: ARG002
