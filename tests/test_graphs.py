@@ -13,6 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from data.config import DataConf, OnPolicyConf
+from data.target_pass import features
 from infer.config import EvaluationConf
 from infer.contenders import Candidate
 from infer.judge import evaluate
@@ -30,7 +31,6 @@ from tests.methods import CASES
 from tests.tiny import CPU, batch_of, tiny_target
 from tests.toy_run import toy_conf
 from train import graph_plan
-from train.features import features
 from train.warmup import compile_all
 
 ROOT = Path(__file__).parent.parent

@@ -7,6 +7,7 @@ import torch
 from rich.progress import track
 
 from data.batches import Packed
+from data.target_pass import target_pass
 from models.console import CONSOLE
 from models.drafts.base import Batch
 from models.errors import UserError
@@ -16,12 +17,6 @@ from models.transformer import Seen
 log = logging.getLogger(__name__)
 
 PARTS = ("hidden", "captured")  # of what is kept
-SETTLED = ("target.decoder.",)  # weights of the frozen target: see Device.compile
-
-
-def features(target: Target, layers: list[int], batch: Batch) -> Seen:
-    """The target's pass over a batch of training rows: one graph."""
-    return target.see(batch.ids, positions=batch.positions, mask=batch.attends(), layers=layers)
 
 
 class Features:
@@ -32,8 +27,7 @@ class Features:
         compiled: bool = False,
     ):  # fmt: skip
         self.target, self.layers = target, layers
-        compile_ = target.device.compile
-        self._pass = compile_(features, settled=SETTLED) if compiled else features
+        self._pass = target_pass(target, compiled=compiled)
         self.kept = self._keep(rows, batch_size) if keep else None
 
     def of(self, rows: list[int]) -> Seen | None:
