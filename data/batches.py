@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
-from itertools import islice, pairwise
+from itertools import islice
 
 import numpy as np
 import torch
@@ -21,7 +21,6 @@ from models.errors import UserError
 
 WINDOW = 2048  # documents packed together: enough to fill rows, few enough to search
 REASONS = 5  # for skipping rows that a report prints
-GREEN, DIM, PLAIN = "\x1b[32m", "\x1b[2m", "\x1b[0m"
 
 
 @dataclass(kw_only=True)
@@ -218,25 +217,3 @@ def answer_counts(batch: Batch, vocab_size: int) -> Int[Tensor, " vocab"]:
             f"got {largest}; tokenise with the target's own tokenizer"
         )
     return torch.bincount(batch.ids[batch.answer], minlength=vocab_size)
-
-
-def sample(tokenizer: PreTrainedTokenizerBase, batch: Batch, row: int, *, color: bool) -> str:
-    """A packed row as text, its answers in green (or between >> and <<), to be looked at."""
-    begin, end, other = (GREEN, PLAIN + DIM, DIM) if color else (">>", "<<", "")
-    lines = []
-    for number in range(int(batch.document[row].max()) + 1):
-        inside = batch.document[row] == number
-        ids, answer = batch.ids[row, inside].tolist(), batch.answer[row, inside].tolist()
-        edges = [0, *(t for t in range(1, len(ids)) if answer[t] != answer[t - 1]), len(ids)]
-        runs = [
-            f"{begin}{text}{end}" if answer[left] else text
-            for left, right in pairwise(edges)
-            for text in [_printable(str(tokenizer.decode(ids[left:right])))]
-        ]
-        lines.append(f"--- document {number}\n{other}{''.join(runs)}{PLAIN if color else ''}")
-    return "\n".join(lines)
-
-
-def _printable(text: str) -> str:
-    """Text of a data set must not steer the terminal."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)

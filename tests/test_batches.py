@@ -6,7 +6,7 @@ from itertools import chain
 import pytest
 import torch
 
-from data.batches import Order, answer_counts, pack, prepare, sample
+from data.batches import Order, answer_counts, pack, prepare
 from data.config import DataConf, Source
 from data.tokens import Tokenised, from_pair
 from models.errors import UserError
@@ -117,17 +117,13 @@ def test_only_answer_tokens_are_counted():
         answer_counts(packed, 3)
 
 
-def test_conversations_are_prepared_and_shown(tmp_path):
+def test_conversations_are_prepared(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join(json.dumps(row) for row in [{"messages": CHAT}, {"nothing": 1}]))
     tokenizer = chat_tokenizer(PLAIN)
-    packed, report = prepare(DataConf(source=Source.jsonl, path=str(path)), tokenizer)
+    _, report = prepare(DataConf(source=Source.jsonl, path=str(path)), tokenizer)
     assert (report.documents, sum(report.skipped.values())) == (1, 1)
     assert "1 rows skipped: no column" in str(report)
-    shown = sample(tokenizer, packed, 0, color=False)
-    assert ">>I am well.<|end|><<" in shown
-    assert "Hello there<|end|>" in shown
-    assert "\x1b[32mI am well.<|end|>\x1b[0m" in sample(tokenizer, packed, 0, color=True)
 
 
 def test_a_conversation_that_the_template_refuses_is_counted(tmp_path):
@@ -138,12 +134,6 @@ def test_a_conversation_that_the_template_refuses_is_counted(tmp_path):
     _, report = prepare(DataConf(source=Source.jsonl, path=str(path)), tokenizer)
     assert report.documents == 1
     assert report.skipped == {"refused by the chat template: no system": 1}
-
-
-def test_a_sample_cannot_steer_the_terminal():
-    tokenizer = chat_tokenizer(None)
-    packed, _ = pack([from_pair([1], tokenizer("a\x1b[2Jb")["input_ids"])], length=16)
-    assert "\x1b" not in sample(tokenizer, packed, 0, color=False)
 
 
 def test_texts_and_ids_are_prepared(tmp_path):
