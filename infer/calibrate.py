@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +29,10 @@ from data.demo.prompts import training_prompts
 from data.prompts import EvalPrompt, fingerprint, held_out
 from infer.acceptance import Tally, comb, expected_length
 from infer.cells import estimate, number
-from infer.config import OWN, CalibrateConf
+from infer.config import CalibrateConf
 from infer.decode import Decoder, Watch
-from infer.eval import let_warnings_through, newest_run
 from infer.intervals import Estimate, bootstrap_t
-from models import checkpoint
+from infer.opening import opened, own_target
 from models.drafts import load_draft
 from models.drafts.base import Draft
 from models.errors import UserError
@@ -144,13 +143,11 @@ def _writing(file: Path) -> Iterator[None]:
         ) from error
 
 
-def check(conf: CalibrateConf, directory: Path) -> None:
+def check(conf: CalibrateConf, file: Path) -> None:
     """Refuse what can be known to be wrong before a model is loaded."""
     conf.tree.build()
-    checkpoint.read_config(directory)
     if conf.prompts is not None:
         prompt_files.read(conf.prompts, key="prompts")
-    file = Path(conf.output)
     with _writing(file):
         file.parent.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=file.parent).close()
@@ -194,15 +191,11 @@ def about(
 
 @entry_point("calibrate", CalibrateConf)
 def main(conf: CalibrateConf) -> None:
-    let_warnings_through()
-    directory, file = Path(conf.checkpoint or newest_run()), Path(conf.output)
     say = Console(soft_wrap=True, highlight=False).print
-    say(f"checkpoint: {directory}")
-    check(conf, directory)
-    if conf.target.name == OWN:
-        name = checkpoint.read_metadata(directory).get("target_name", "demo")
-        conf.target = replace(conf.target, name=name)
-    target = conf.target.build(conf.device.build())
+    (directory,) = opened([conf.checkpoint] if conf.checkpoint else None, say)
+    file = Path(conf.output)
+    check(conf, file)
+    target = own_target(conf.target, [directory]).build(conf.device.build())
     _, draft = load_draft(directory, target)
     target = draft.verifier(target) or target
     prompts = calibration_prompts(target, conf.prompts, conf.num_prompts)

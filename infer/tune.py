@@ -9,11 +9,8 @@ is decoded with, beside its neighbours and the target alone. How far to trust it
 """
 
 import json
-import tempfile
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -24,10 +21,9 @@ from conf.entry import entry_point
 from data import prompts as prompt_files
 from data.prompts import EvalPrompt
 from infer.calibrate import calibration_prompts
-from infer.config import OWN
 from infer.costs import AUTOREGRESSIVE, Bench, choose, probes
-from infer.eval import let_warnings_through, names, newest_run
 from infer.intervals import Estimate, bootstrap_t
+from infer.opening import make_writable, names, opened, own_target
 from infer.replay import Replay, Text, all_positions, jumps, on_policy, texts
 from infer.shapes import GIVEN, Shape, neighbours, shapes, with_copied
 from infer.tune_config import TuneConf
@@ -162,17 +158,11 @@ def tune(
     return found
 
 
-def check(conf: TuneConf, directories: list[Path], run: Path) -> None:
+def check(conf: TuneConf) -> None:
     """Refuse what can be known to be wrong before a model is loaded."""
     conf.tree.build()
-    for directory in directories:
-        checkpoint.read_config(directory)
-    names(directories)
     if conf.prompts is not None:
         prompt_files.read(conf.prompts, key="prompts")
-    with checkpoint.writing(run):
-        run.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=run).close()
 
 
 def check_room(conf: TuneConf, prompts: list[EvalPrompt]) -> None:
@@ -188,17 +178,12 @@ def check_room(conf: TuneConf, prompts: list[EvalPrompt]) -> None:
 
 @entry_point("tune", TuneConf)
 def main(conf: TuneConf) -> None:
-    let_warnings_through()
-    directories = [Path(c) for c in conf.checkpoint or [newest_run()]]
     say = Console(soft_wrap=True, highlight=False).print
-    say(f"checkpoint: {', '.join(map(str, directories))}")
+    directories = opened(conf.checkpoint, say)
     run = Path(conf.output_dir) / conf.run_name
-    check(conf, directories, run)
-    said: list[Any] = [checkpoint.read_metadata(d).get("target_name") for d in directories]
-    named = conf.target
-    if named.name == OWN:
-        named = replace(named, name=next(filter(None, said), "demo"))
-    target = named.build(conf.device.build())
+    check(conf)
+    make_writable(run)
+    target = own_target(conf.target, directories).build(conf.device.build())
     prompts = calibration_prompts(target, conf.prompts, conf.num_prompts)
     check_room(conf, prompts)
     with target.device.shared_if_worth(target.parameters // target.num_layers):

@@ -7,7 +7,6 @@ Each graph is printed with the time that it took. Graphs last as long as the com
 """
 
 from collections.abc import Callable
-from pathlib import Path
 
 from rich.console import Console
 
@@ -16,8 +15,9 @@ from infer import batched
 from infer.config import EvalConf, EvaluationConf
 from infer.contenders import Candidate, contenders
 from infer.decode import bucket
-from infer.eval import check, let_warnings_through, load, newest_run
+from infer.eval import check, load
 from infer.judge import asked
+from infer.opening import opened
 from infer.timing import FEWEST, warm_unfused
 from models.target import Target
 from models.tree import Tree, TreeConf
@@ -56,11 +56,9 @@ def _compile(
 
 @entry_point("eval_warmup", EvalConf)
 def main(conf: EvalConf) -> None:
-    let_warnings_through()
-    directories = [Path(c) for c in conf.checkpoint or [newest_run()]]
     say = Console(soft_wrap=True, highlight=False).print
-    say(f"checkpoint: {', '.join(map(str, directories))}")
-    check(conf, directories, None)
+    directories = opened(conf.checkpoint, say)
+    check(conf)
     target, judged = load(conf, directories)
     warm(target, judged, tree=conf.tree, conf=conf.evaluation, say=say)
 

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))  # of any directory that i
 
 from conf.entry import compose, refuse
 from data.prompts import held_out
-from infer.eval import newest_run
+from infer.opening import newest_run
 from infer.tables import Table
 from models.checkpoint import read_config
 from models.drafts import load_draft

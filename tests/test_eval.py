@@ -11,11 +11,12 @@ import torch
 
 import infer.contenders
 from data.prompts import held_out
-from infer.config import EvalConf, EvaluationConf, Verification
+from infer.config import EvaluationConf, Verification
 from infer.contenders import Candidate
 from infer.decode import Decoder
-from infer.eval import candidate, check, let_warnings_through, main, names, newest_run
+from infer.eval import candidate, main
 from infer.judge import evaluate
+from infer.opening import let_warnings_through, names, newest_run, opened
 from models import checkpoint
 from models.device import DeviceConf, DeviceName
 from models.drafts.medusa2 import Medusa2Conf
@@ -170,7 +171,7 @@ def test_drafts_of_two_targets_are_refused_before_either_is_loaded(folder, tmp_p
     with pytest.raises(
         UserError, match=r"must be of one target, got .*newer.* of \w+, .*theirs of"
     ):
-        check(EvalConf(), [ours, theirs], tmp_path / "run")
+        opened([str(ours), str(theirs)], print)
 
 
 def test_each_draft_is_shown_its_own_layers(target, folder, learned):
