@@ -21,6 +21,8 @@ class Format(Enum):
     auto = "auto"  # told from the row itself
     messages = "messages"  # messages: [{role, content}]
     sharegpt = "sharegpt"  # conversations: [{from, value}]
+    ultrachat = "ultrachat"  # data: [question, answer, question, ...]
+    prompt = "prompt"  # instruction, question, prompt: one question, maybe with its answer
     text = "text"  # text: plain text
     tokens = "tokens"  # ids: [int], answer: [bool]
 

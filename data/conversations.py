@@ -1,17 +1,19 @@
-"""Documents in three shapes, from JSONL files and Hugging Face datasets.
+"""Rows of every known shape as conversations, texts or token ids.
 
 A row that does not fit is left out and counted by its reason, never silently.
 """
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from data.config import DataConf, Format, Source
+from data.prompt_layouts import shaped
+from data.raw_rows import Raw, file_rows, load, table_rows
 from models.errors import UserError
 
 
@@ -53,25 +55,33 @@ Row = Conversation | Text | Tokenised
 class MisfitError(Exception):
     """One row cannot be used. `str(error)` is the reason under which it is counted."""
 
+    def __init__(self, reason: str, detail: str = ""):
+        super().__init__(reason)
+        self.detail = detail
+
 
 COLUMNS = {
     Format.messages: "messages",
     Format.sharegpt: "conversations",
-    Format.text: "text",
+    Format.ultrachat: "data",
     Format.tokens: "ids",
+    Format.text: "text",
 }
 ROLES = {
     "system": "system",
+    "developer": "system",
     "human": "user",
     "user": "user",
     "gpt": "assistant",
     "chatgpt": "assistant",
     "assistant": "assistant",
     "tool": "tool",
+    "function": "tool",
     "observation": "tool",
     "function_response": "tool",
 }
-BUILDERS = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".arrow": "arrow"}
+SYSTEM = ("system", "system_prompt")
+ANSWERS = ("output", "response", "answer", "completion", "solution")  # beside a plain prompt
 
 
 def check(conf: DataConf) -> None:
@@ -84,95 +94,192 @@ def rows(conf: DataConf, skipped: Counter[str]) -> Iterator[Row]:
     """Open the data now, read it row by row; `skipped` counts the rows left out, by reason."""
     if conf.source is Source.demo or conf.path is None:
         raise ValueError("the demo has prompts, not rows")
-    path = Path(conf.path).expanduser()
-    raw_rows = _jsonl(path) if conf.source is Source.jsonl else _dataset(conf, path)
-    return _fitting(raw_rows, conf, skipped)
+    return _fitting(_opened(conf, conf.path), conf, skipped)
 
 
-def _fitting(raw_rows: Iterable[dict], conf: DataConf, skipped: Counter[str]) -> Iterator[Row]:
-    fits = 0
-    for raw in islice(raw_rows, conf.limit):
+def _opened(conf: DataConf, path: str) -> Iterator[Raw]:
+    if conf.source is Source.dataset:
+        loaded = load(path, key="data.path", subset=conf.subset, split=conf.split)
+        return table_rows(loaded, path)
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise UserError(f"data.path: must be a JSONL file, got {path}; check the path")
+    return file_rows(file, "data.path")
+
+
+def _fitting(raw_rows: Iterator[Raw], conf: DataConf, skipped: Counter[str]) -> Iterator[Row]:
+    fits, details = 0, {}
+    for place, raw, fault, detail in islice(raw_rows, conf.limit):
+        if raw is None:
+            raise UserError(
+                f"data.path: every line must be a JSON object, got {detail or fault} at {place}; "
+                "mend or remove the line"
+            )
         try:
-            row = shape(raw, conf)
-        except MisfitError as reason:
-            skipped[str(reason)] += 1
+            row = learnable(shape(raw, conf.format, conf.column))
+        except MisfitError as error:
+            skipped[str(error)] += 1
+            details.setdefault(str(error), error.detail and f" {error.detail}")
             continue
         fits += 1
         yield row
     if not fits:
-        reasons = ", ".join(f"{reason}: {count}" for reason, count in skipped.most_common(3))
+        reasons = ", ".join(f"{why}{details[why]}: {n}" for why, n in skipped.most_common(3))
         raise UserError(
             f"data.format: some row must have the shape {conf.format.value}, "
             f"got none in {conf.path} ({reasons or 'no rows'}); set data.format and data.column"
         )
 
 
-def shape(raw: dict[str, Any], conf: DataConf) -> Row:
-    """The row as a document. The value tells its shape, whatever its column is called."""
-    known = COLUMNS.values() if conf.format is Format.auto else [COLUMNS[conf.format]]
-    column = conf.column or next((name for name in known if name in raw), None)
-    if column is None or column not in raw:
-        raise MisfitError(f"no column {column or '/'.join(known)} among {', '.join(raw)}")
-    match raw[column]:
-        case str(text):
-            found, row = Format.text, Text(text=text)
-        case [{"role": _}, *_] as messages:
-            found, row = Format.messages, _conversation([_message(m) for m in messages], raw)
-        case [{"from": _}, *_] as turns:
-            found, row = Format.sharegpt, _conversation([_turn(t) for t in turns], raw)
-        case [int(), *_] as ids:
-            found, row = Format.tokens, _tokenised(list(ids), raw.get("answer"))
-        case _:
-            raise MisfitError(f"column {column} holds neither messages, turns, text nor ids")
-    if conf.format not in (Format.auto, found):
-        raise MisfitError(f"column {column} has the shape {found.value}")
+def learnable(row: Row) -> Row:
+    """A conversation up to its last answer: nothing is learned from what follows."""
+    if not isinstance(row, Conversation):
+        return row
+    answers = [turn for turn, m in enumerate(row.messages, 1) if m["role"] == "assistant"]
+    if not answers:
+        raise MisfitError("no assistant turn")
+    return replace(row, messages=row.messages[: answers[-1]])
+
+
+def shape(raw: dict[str, Any], format: Format = Format.auto, column: str | None = None) -> Row:
+    """The row as it stands. The value tells its shape, whatever its column is called."""
+    if column is None and format is Format.auto:
+        telling = [name for name in COLUMNS.values() if name != "text"]
+        column = next((name for name in telling if raw.get(name) is not None), None)
+    elif column is None:
+        column = COLUMNS.get(format)
+    if column is None or format is Format.prompt:
+        row = _prompt(raw, column)
+    else:
+        found, row = _value(raw, column)
+        if format not in (Format.auto, found):
+            raise MisfitError(f"column {column} has the shape {found.value}")
     labels = {
         name: raw[name] for name in ("category", "language") if isinstance(raw.get(name), str)
     }
     return replace(row, **labels)
 
 
-def _message(raw: dict[str, Any]) -> dict[str, Any]:
+def _value(raw: dict[str, Any], column: str) -> tuple[Format, Row]:
+    value: Any = _listed(raw.get(column))
+    match value:
+        case str(text):
+            return Format.text, Text(text=text)
+        case [{"role": _}, *_]:
+            return Format.messages, _conversation([_message(each) for each in value], raw)
+        case [{"from": _}, *_]:
+            return Format.sharegpt, _conversation([_turn(each) for each in value], raw)
+        case [str(), *_] if all(isinstance(each, str) for each in value):
+            return Format.ultrachat, _conversation(_in_turn(list(value)), raw)
+        case [int(), *_] if all(isinstance(each, int) for each in value):
+            return Format.tokens, _tokenised(list(value), raw.get("answer"))
+        case None:
+            raise MisfitError(f"no column {column}", f"among {', '.join(raw)}")
+    raise MisfitError(f"column {column} holds neither messages, turns, text nor ids")
+
+
+def _prompt(raw: dict[str, Any], column: str | None) -> Row:
+    """A plain prompt in the layout of a prompt file, with an answer where the row has one."""
+    if column is not None:
+        raw = {name: raw.get(name) for name in (*SYSTEM, *ANSWERS)} | {"prompt": raw.get(column)}
+    try:
+        prompt = shaped(raw, 0)
+    except ValueError as error:
+        raise MisfitError("a prompt that is not text", str(error)) from error
+    if prompt is None:
+        raise MisfitError("no known columns", f"among {', '.join(raw)}")
+    if "messages" in prompt:
+        return _conversation([_message(each) for each in prompt["messages"]], raw)
+    if isinstance(raw.get("text"), str):
+        return Text(text=raw["text"])
+    asked = prompt.get("turns") or [prompt["text"]]
+    answer = next((raw[name] for name in ANSWERS if isinstance(raw.get(name), str)), None)
+    if len(asked) == 1 and answer:
+        return _conversation(_in_turn([*asked, answer]), raw)
+    turns = [said for question in asked for said in (question, "")]  # answers to be drawn
+    return _conversation(_in_turn(turns[:-1]), raw)
+
+
+def _in_turn(said: list[str]) -> list[dict[str, Any]]:
+    """The user begins."""
+    return [
+        {"role": ("user", "assistant")[turn % 2], "content": text} for turn, text in enumerate(said)
+    ]
+
+
+def _message(raw: Any) -> dict[str, Any]:
+    if not isinstance(raw, dict):
+        raise MisfitError("a message that is not an object")
     # tables fill absent keys with None, which templates would take for present
     message = {key: value for key, value in raw.items() if value is not None}
-    content = message.setdefault("content", "")
-    if isinstance(content, list) and all(part.get("type") == "text" for part in content):
-        message["content"] = "".join(part["text"] for part in content)
-    if not isinstance(message.get("role"), str) or not isinstance(message["content"], str):
-        raise MisfitError("a message without a role or with a content that is not text")
+    role = message.get("role")
+    if not isinstance(role, str) or role not in ROLES:
+        raise MisfitError("an unknown role", repr(role)[:80])
+    message["role"] = ROLES[role]
+    message["content"] = _content(message.get("content", ""))
     if "tool_calls" in message:
-        message["tool_calls"] = [_tool_call(call) for call in message["tool_calls"]]
+        message["tool_calls"] = _tool_calls(message["tool_calls"])
     return message
 
 
-def _tool_call(call: Any) -> Any:
-    """With its arguments as a value: templates write a text of JSON as one more quoted text."""
-    match call:
-        case {"function": {"arguments": str(arguments), **function}, **rest}:
-            parsed = _parsed(arguments or "{}", "tool_calls")
-            return {**rest, "function": {**function, "arguments": parsed}}
-    return call
+def _content(value: Any) -> str:
+    match value:
+        case str():
+            return value
+        case [*parts] if all(isinstance(part, dict) for part in parts):
+            texts = [part.get("text") for part in parts if part.get("type") == "text"]
+            if len(texts) == len(parts) and all(isinstance(text, str) for text in texts):
+                return "".join(texts)
+    raise MisfitError("a message whose content is not text")
 
 
-def _turn(raw: dict[str, Any]) -> dict[str, Any]:
-    speaker, value = raw.get("from"), raw.get("value")
-    if speaker not in ROLES or not isinstance(value, str):
-        raise MisfitError(f"a turn from {speaker!r} or with a value that is not text")
-    return {"role": ROLES[speaker], "content": value}
+def _tool_calls(value: Any) -> list[dict[str, Any]]:
+    """With arguments as values: templates write a text of JSON as one more quoted text."""
+    calls = []
+    for call in value if isinstance(value, list) else [value]:
+        match call:
+            case {"function": {"name": str(), "arguments": str(arguments), **function}, **rest}:
+                parsed = _parsed(arguments or "{}", "tool_calls")
+                function = {**function, "name": call["function"]["name"], "arguments": parsed}
+                calls.append({**rest, "function": function})
+            case {"function": {"name": str()}} | {"name": str()}:
+                calls.append(call)
+            case _:
+                raise MisfitError("a tool call without a function's name")
+    return calls
+
+
+def _turn(raw: Any) -> dict[str, Any]:
+    """A turn of ShareGPT."""
+    if not isinstance(raw, dict):
+        raise MisfitError("a message that is not an object")
+    return _message({"role": raw.get("from"), "content": raw.get("value")})
 
 
 def _conversation(messages: list[dict[str, Any]], raw: dict[str, Any]) -> Conversation:
     roles = [message["role"] for message in messages]
-    if "assistant" not in roles:
-        raise MisfitError("no assistant turn")
-    if "user" not in roles[: roles.index("assistant")]:
+    if "user" not in roles:
+        raise MisfitError("no user turn")
+    if "assistant" in roles[: roles.index("user")]:
         raise MisfitError("an assistant turn before any user turn")
-    last = len(roles) - roles[::-1].index("assistant")  # nothing is learned from what follows
+    system = next((raw[name] for name in SYSTEM if isinstance(raw.get(name), str)), "")
+    if system and "system" not in roles:
+        messages = [{"role": "system", "content": system}, *messages]
     tools = _parsed(raw.get("tools"), "tools")
     template = _parsed(raw.get("template", raw.get("chat_template_kwargs")), "template")
     if not isinstance(tools, list | None) or not isinstance(template, dict | None):
         raise MisfitError("tools that are not a list or a template that is not an object")
-    return Conversation(messages=messages[:last], tools=tools or None, template=template or {})
+    return Conversation(messages=messages, tools=tools or None, template=template or {})
+
+
+def _listed(value: Any) -> Any:
+    """A list that a table keeps as JSON; any other text as it is."""
+    if isinstance(value, str) and value.startswith(('[{"', '["')):
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            return value
+    return value
 
 
 def _parsed(value: Any, name: str) -> Any:
@@ -181,7 +288,7 @@ def _parsed(value: Any, name: str) -> Any:
         return value
     try:
         return json.loads(value) if value else None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise MisfitError(f"{name} that are not JSON") from error
 
 
@@ -189,84 +296,3 @@ def _tokenised(ids: list[int], answer: Any) -> Tokenised:
     if not isinstance(answer, list) or len(answer) != len(ids):
         raise MisfitError("ids without an answer flag for each")
     return Tokenised(ids=ids, answer=[bool(flag) for flag in answer])
-
-
-def _jsonl(path: Path) -> Iterator[dict]:
-    if not path.is_file():
-        raise UserError(f"data.path: must be a JSONL file, got {path}; check the path")
-    return _json_lines(path)
-
-
-def _json_lines(path: Path) -> Iterator[dict]:
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except ValueError as error:  # broken JSON or broken UTF-8
-                raise _broken(path, number, str(error)) from error
-            if not isinstance(row, dict):
-                raise _broken(path, number, f"a {type(row).__name__}")
-            yield row
-
-
-def _broken(path: Path, number: int, found: str) -> UserError:
-    return UserError(
-        f"data.path: every line must be a JSON object, got {found} at {path}:{number}; "
-        "mend or remove the line"
-    )
-
-
-def _dataset(conf: DataConf, path: Path) -> Any:  # rows as dicts
-    from datasets import load_dataset, load_from_disk
-    from datasets.exceptions import DatasetsError
-
-    try:
-        if (path / "state.json").is_file():
-            return load_from_disk(str(path))
-        if (path / "dataset_dict.json").is_file():
-            return _split(load_from_disk(str(path)), conf)
-        if path.is_file() and path.suffix in BUILDERS:
-            return load_dataset(BUILDERS[path.suffix], data_files=str(path), split=conf.split)
-        if path.is_dir():
-            return load_dataset(str(path), name=conf.subset, split=conf.split)
-        _refuse_unreachable(str(conf.path))
-        return load_dataset(str(conf.path), name=conf.subset, split=conf.split)
-    except (DatasetsError, OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0].rstrip(".")
-        raise UserError(
-            f"data.path: must be a dataset that can be loaded, got {conf.path!r} ({reason}); "
-            f"check data.subset and data.split; {LOCAL_REMEDY}"
-        ) from error
-
-
-LOCAL_REMEDY = (
-    "without a network give a local path: a directory written by save_to_disk, or a "
-    ".parquet, .json, .jsonl or .arrow file"
-)
-
-
-def _split(splits: Any, conf: DataConf) -> Iterable[dict]:
-    if conf.split not in splits:
-        raise UserError(f"data.split: must be one of {', '.join(splits)}, got {conf.split!r}")
-    return splits[conf.split]
-
-
-def _refuse_unreachable(name: str) -> None:
-    """One quick question to the hub: loading would retry for half a minute before it gives up."""
-    from huggingface_hub import HfApi, constants
-    from huggingface_hub.errors import HTTPError
-
-    if name.startswith(("/", ".", "~")) or name.count("/") > 1 or Path(name).suffix in BUILDERS:
-        raise UserError(f"data.path: must exist, got {name!r}; check the path, or give a hub name")
-    if constants.HF_HUB_OFFLINE:
-        return  # loading looks in the cache and fails at once
-    try:
-        HfApi().dataset_info(name, timeout=10)
-    except HTTPError as error:
-        reason = str(error).strip().splitlines()[0].rstrip(".")
-        raise UserError(
-            f"data.path: must be a reachable hub name, got {name!r} ({reason}); "
-            f"set HF_HUB_OFFLINE=1 to use a copy in the cache; {LOCAL_REMEDY}"
-        ) from error

@@ -86,8 +86,6 @@ def read(source: str | Path, *, key: str = KEY) -> list[dict]:
     """
     rows = []
     for number, (place, raw) in enumerate(rows_of(str(source), key), 1):
-        if not isinstance(raw, dict):
-            raise UserError(f"{key}: every line must be a JSON object, got {place}")
         try:
             row = shaped(raw, number)
         except ValueError as error:

@@ -66,18 +66,23 @@ def test_rows_that_do_not_fit_are_counted_by_reason(tmp_path):
         {"conversations": [{"from": "ghost", "value": "boo"}]},
         {"ids": [1, 2], "answer": [True]},
         {"prompt": "x"},
+        {"query": "x"},
         {"text": 5},
+        {"messages": 5},
+        {"messages": [user, "x"]},
     )
     documents, skipped = read(conf)
     assert len(documents) == 1
     assert skipped == {
-        "no assistant turn": 1,
+        "no assistant turn": 2,
         "an assistant turn before any user turn": 1,
-        "a message without a role or with a content that is not text": 1,
-        "a turn from 'ghost' or with a value that is not text": 1,
+        "a message whose content is not text": 1,
+        "an unknown role": 1,
         "ids without an answer flag for each": 1,
-        "no column messages/conversations/text/ids among prompt": 1,
-        "column text holds neither messages, turns, text nor ids": 1,
+        "no known columns": 1,
+        "a prompt that is not text": 1,
+        "column messages holds neither messages, turns, text nor ids": 1,
+        "a message that is not an object": 1,
     }
 
 
@@ -123,7 +128,7 @@ def test_the_limit_counts_rows(tmp_path):
             r"every line must be a JSON object, .* at .*rows.jsonl:2;",
         ),
         (["[1, 2]"], r"got a list at .*rows.jsonl:1; mend or remove"),
-        (['{"prompt": "a"}'], r"data.format: some row must have the shape auto, got none .*prompt"),
+        (['{"query": "a"}'], r"data.format: some row must have the shape auto, got none .*query"),
         ([], r"got none in .*\(no rows\)"),
     ],
 )

@@ -146,7 +146,7 @@ def test_the_fingerprint_is_of_first_turns_whatever_was_answered(target, tmp_pat
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"text": "1 2"', "every line must be JSON, got {file}:2"),
+        ('{"text": "1 2"', "every line must be a JSON object, got {file}:2"),
         ('{"id": "x"}', "every line must have the columns of a layout, got id at {file}:2; known"),
         ("[1, 2]", "every line must be a JSON object, got {file}:2"),
         ('{"text": 5}', "`text` must be a string, got 5 at {file}:2"),
