@@ -1,13 +1,16 @@
 """Loss masks hold exactly what the target would have produced."""
 
+from collections import Counter
 from itertools import groupby
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from data.config import Turns
-from data.tokens import from_conversation, from_pair, from_text, from_turns
+from data.chat import Chat
+from data.config import DataConf, Source, Turns
+from data.conversations import Conversation, MisfitError
+from data.tokens import from_messages, from_pair, from_row, from_spans, from_text
 from models.errors import UserError
 
 MARKERS = ["<|start|>", "<|end|>", "<s>", "</s>"]
@@ -69,15 +72,27 @@ def answers(tokenizer, document) -> list[str]:
     return [tokenizer.decode([token for token, _ in run]) for answer, run in pairs if answer]
 
 
+def turned(tokenizer, turns: Turns, template: dict | None = None) -> list:
+    """The documents of CHAT; none is left out."""
+    skipped: Counter[str] = Counter()
+    conf = DataConf(source=Source.jsonl, path="rows.jsonl", turns=turns)
+    row = Conversation(messages=CHAT, template=template or {})
+    found = list(from_row(row, conf, tokenizer, skipped))
+    assert not skipped
+    return found
+
+
 EXACT = ["I am well.<|end|>", "  Why?\n<|end|>"]
 
 
 @pytest.mark.parametrize("template", [PLAIN, TAGGED, TAGGED_SHORT], ids=["plain", "tag", "short"])
 def test_answers_are_the_assistant_turns_with_their_end(template):
     tokenizer = chat_tokenizer(template)
-    document = from_conversation(tokenizer, CHAT)
+    document = from_messages(Chat(tokenizer=tokenizer), CHAT)
     assert answers(tokenizer, document) == EXACT
-    assert document.ids == tokenizer.apply_chat_template(CHAT)["input_ids"]
+    rendered = tokenizer.apply_chat_template(CHAT)["input_ids"]
+    assert document.ids == rendered[: len(document.ids)]
+    assert tokenizer.decode(rendered[len(document.ids) :]) == "\n"
 
 
 def test_marks_agree_with_the_tokenizers_own_mask():
@@ -85,54 +100,53 @@ def test_marks_agree_with_the_tokenizers_own_mask():
     expected = tokenizer.apply_chat_template(
         CHAT, return_assistant_tokens_mask=True, return_dict=True
     )
-    assert from_conversation(tokenizer, CHAT).answer == [
-        bool(m) for m in expected["assistant_masks"]
-    ]
+    answer = from_messages(Chat(tokenizer=tokenizer), CHAT).answer
+    assert answer == [bool(mark) for mark in expected["assistant_masks"]][: len(answer)]
 
 
 @pytest.mark.parametrize("template", [PLAIN, TAGGED])
 def test_only_the_last_turn_counts_if_asked(template):
     tokenizer = chat_tokenizer(template)
-    [document] = from_turns(tokenizer, CHAT, Turns.last, {})
+    [document] = turned(tokenizer, Turns.last)
     assert answers(tokenizer, document) == EXACT[1:]
-    assert document.ids == from_conversation(tokenizer, CHAT).ids
+    assert document.ids == from_messages(Chat(tokenizer=tokenizer), CHAT).ids
 
 
 def test_each_turn_is_a_document_with_the_history_that_it_saw():
     tokenizer = chat_tokenizer(PLAIN)
-    documents = from_turns(tokenizer, CHAT, Turns.each, {})
+    documents = turned(tokenizer, Turns.each)
     assert [answers(tokenizer, document) for document in documents] == [EXACT[:1], EXACT[1:]]
-    assert documents[0].ids == from_conversation(tokenizer, CHAT[:3]).ids
+    assert documents[0].ids == from_messages(Chat(tokenizer=tokenizer), CHAT[:3]).ids
 
 
 def test_a_template_that_rewrites_history_is_refused():
     tokenizer = chat_tokenizer(THINKING)
     with pytest.raises(UserError, match=r"must not rewrite earlier turns.*set data.turns=each"):
-        from_conversation(tokenizer, CHAT)
-    documents = from_turns(tokenizer, CHAT, Turns.each, {"enable_thinking": False})
+        from_messages(Chat(tokenizer=tokenizer), CHAT)
+    documents = turned(tokenizer, Turns.each, {"enable_thinking": False})
     assert [answers(tokenizer, document) for document in documents] == [EXACT[:1], EXACT[1:]]
 
 
 def test_a_template_that_changes_the_prompt_itself_is_refused():
     tokenizer = chat_tokenizer("{{ messages | length }}" + PLAIN)
-    with pytest.raises(UserError, match=r"must not rewrite.*mark its answers"):
-        from_turns(tokenizer, CHAT, Turns.each, {})
+    with pytest.raises(MisfitError, match="rewrites what it wrote before an answer"):
+        from_messages(Chat(tokenizer=tokenizer), CHAT, last_only=True)
 
 
 def test_a_template_without_a_header_needs_no_generation_prompt():
     tokenizer = chat_tokenizer(INST)
-    document = from_conversation(tokenizer, CHAT[1:3])
+    document = from_messages(Chat(tokenizer=tokenizer), CHAT[1:3])
     assert answers(tokenizer, document) == [" I am well.</s>"]
 
 
 def test_a_header_is_never_taken_for_the_answer():
     with pytest.raises(UserError, match="must know add_generation_prompt"):
-        from_conversation(chat_tokenizer(NO_PROMPT), CHAT)
+        from_messages(Chat(tokenizer=chat_tokenizer(NO_PROMPT)), CHAT)
 
 
 def test_a_tokenizer_without_a_template_is_refused():
     with pytest.raises(UserError, match=r"without one; use plain text \(data.format=text\)"):
-        from_conversation(chat_tokenizer(None), CHAT)
+        from_messages(Chat(tokenizer=chat_tokenizer(None)), CHAT)
 
 
 def test_every_token_of_a_text_but_the_first_counts():
@@ -154,4 +168,4 @@ def test_a_tokenizer_without_offsets_is_refused():
     slow = PythonBackend.__new__(PythonBackend)
     slow.chat_template = PLAIN
     with pytest.raises(UserError, match=r"reports character offsets, got PythonBackend; give ids"):
-        from_conversation(slow, CHAT)
+        from_messages(Chat(tokenizer=slow), CHAT)

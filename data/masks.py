@@ -1,0 +1,102 @@
+"""Which part of a rendered conversation the target itself generated, turn by turn.
+
+A chat template that marks its answers with {% generation %} is believed. For any other, each turn
+is compared with its prompt (data/chat.py). In one text for all turns that needs a template that
+never rewrites what it has said, which is checked for every turn.
+"""
+
+import re
+from functools import lru_cache
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from data.chat import Chat, Message, Span
+from data.conversations import MisfitError
+from models.errors import UserError
+
+GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
+
+
+def all_answers(chat: Chat, messages: list[Message]) -> tuple[str, list[Span]]:
+    """The text up to the end of the last answer, and every answer in it."""
+    if GENERATION_TAG.search(chat.template):
+        text, spans = _marked(chat, messages)
+    else:
+        text, spans = _compared(chat, messages)
+    return text[: spans[-1][1]] if spans else text, spans
+
+
+def last_answer(chat: Chat, messages: list[Message]) -> tuple[str, list[Span]]:
+    """The prompt that serving sends for the last turn, and the answer behind it."""
+    if GENERATION_TAG.search(chat.template):
+        text, spans = _marked(chat, messages)
+        _, before = chat.marked(messages[:-1])
+        return text[: spans[-1][1]] if spans else text, spans[len(before) :]
+    found = chat.answer(messages[:-1], messages[-1])
+    if not found:
+        raise MisfitError("the chat template rewrites what it wrote before an answer")
+    prompt, answer = found
+    text = prompt + _to_end_of_turn(answer, chat)
+    return text, [(len(prompt), len(text))]
+
+
+def turns(messages: list[Message]) -> list[int]:
+    """Which messages are the assistant's."""
+    return [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
+
+
+def _compared(chat: Chat, messages: list[Message]) -> tuple[str, list[Span]]:
+    text, spans = chat.text(messages), []
+    for turn in turns(messages):
+        found = chat.answer(messages[:turn], messages[turn])
+        prompt, answer = found or ("", "")
+        known = prompt + _to_end_of_turn(answer, chat)
+        if not (found and text.startswith(known)):
+            raise UserError(
+                "data.turns: the chat template must not rewrite earlier turns, got another text "
+                f"for message {turn} once more of the conversation is known; set data.turns=each"
+            )
+        spans.append((len(prompt), len(known)))
+    return text, spans
+
+
+def _marked(chat: Chat, messages: list[Message]) -> tuple[str, list[Span]]:
+    """Marks from the end of the prompt to the end of the turn, wherever the author put the tag."""
+    text, marks = chat.marked(messages)
+    prompts = [
+        chat.text(messages[:turn], prompt=True, **switched)
+        for turn in turns(messages)
+        for switched in chat.switches()
+    ]
+    begins = [len(prompt) for prompt in prompts if text.startswith(prompt)]
+    spans = []
+    for begin, end in marks:
+        begin = max([begin, *(place for place in begins if place < end)])
+        spans.append((begin, begin + len(_closed(text, begin, end, chat))))
+    return text, spans
+
+
+def _closed(text: str, begin: int, end: int, chat: Chat) -> str:
+    """A marked answer with its end-of-turn token, inside the mark or just behind it."""
+    end_of_turn = str(chat.tokenizer.eos_token or "")
+    if end_of_turn and text.startswith(end_of_turn, end):
+        return text[begin:end] + end_of_turn
+    inside = _to_end_of_turn(text[begin:end], chat)
+    if inside.endswith(_markers(chat.tokenizer)):
+        return inside
+    behind = [marker for marker in _markers(chat.tokenizer) if text.startswith(marker, end)]
+    return inside + max(behind, key=len, default="")
+
+
+def _to_end_of_turn(answer: str, chat: Chat) -> str:
+    """Without the line break that many templates write behind the end-of-turn token."""
+    trimmed = answer.rstrip()
+    return trimmed if trimmed.endswith(_markers(chat.tokenizer)) else answer
+
+
+@lru_cache(maxsize=4)  # some have thousands
+def _markers(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
+    """Tokens added to the vocabulary, special or not, as the tokenizer's author chose."""
+    added: Any = tokenizer.get_added_vocab
+    return tuple(marker for marker in added() if marker.strip())
