@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from models import divergences
 from models.divergences import Divergence, Rows, Teacher
 from models.errors import UserError
+from models.teacher import TopK
 
 Head = Float[Tensor, "vocab width"] | Callable[[Tensor], Tensor]
 Metrics = dict[str, Float[Tensor, "*steps 2"]]  # name -> (sum, count) of each step
@@ -109,10 +110,14 @@ class TokenLosses:
 
 
 def _teach(
-    logits: Tensor, labels: Tensor | None, kept_ids: Tensor | None, conf: LossConf
+    said: Tensor | TopK, labels: Tensor | None, kept_ids: Tensor | None, conf: LossConf
 ) -> Teacher:
+    """From the target's logits, or from its likeliest tokens."""
     labels = labels if conf.name is LossName.ce else None
-    return divergences.teach(logits, labels=labels, kept_ids=kept_ids, temperature=conf.temperature)
+    if isinstance(said, TopK):
+        assert conf.temperature == 1, "loss.temperature: of the bucket it is known at 1 alone"
+        return divergences.teach_top(said, labels=labels, kept_ids=kept_ids)
+    return divergences.teach(said, labels=labels, kept_ids=kept_ids, temperature=conf.temperature)
 
 
 def _judge(rows: Rows, kept_ids: Tensor | None, conf: LossConf) -> tuple[TokenLosses, Divergence]:
@@ -127,7 +132,7 @@ def _judge(rows: Rows, kept_ids: Tensor | None, conf: LossConf) -> tuple[TokenLo
 
 def token_losses(
     draft_logits: Float[Tensor, "*steps tokens draft_vocab"],
-    target_logits: Float[Tensor, "tokens vocab"],
+    target_logits: Float[Tensor, "tokens vocab"] | TopK,
     *,
     labels: Int[Tensor, " tokens"] | None,
     kept_ids: Int[Tensor, " draft_vocab"] | None,
@@ -139,8 +144,12 @@ def token_losses(
     return _judge(rows, kept_ids, conf)[0]
 
 
-def _apply(head: Head, hidden: Tensor) -> Tensor:
-    return nn.functional.linear(hidden, head) if isinstance(head, Tensor) else head(hidden)
+def _says(head: Head, rows: Tensor | TopK) -> Tensor | TopK:
+    """The target's logits, or what is known of them."""
+    if isinstance(rows, TopK):
+        return rows
+    logits = nn.functional.linear(rows, head) if isinstance(head, Tensor) else head(rows)
+    return logits.detach()
 
 
 def _through(heads: list[Tensor], rows: Float[Tensor, "*steps tokens _"]) -> Tensor:
@@ -153,7 +162,7 @@ def _through(heads: list[Tensor], rows: Float[Tensor, "*steps tokens _"]) -> Ten
 
 def distillation(
     draft_hidden: Float[Tensor, "*steps tokens draft_width"],
-    target_hidden: Float[Tensor, "tokens target_width"],
+    target_rows: Float[Tensor, "tokens target_width"] | TopK,
     *,
     draft_heads: list[Tensor],
     target_head: Head,
@@ -164,11 +173,12 @@ def distillation(
 ) -> tuple[Float[Tensor, ""], Metrics]:
     """Sum of the weighted losses, and the metrics of the rows whose weight is not 0.
 
-    Row t of every step is taught by row t of the target. Steps are optional, and share its logits.
+    Row t of every step is taught by row t of the target: by what its head makes of a hidden state,
+    or by its likeliest tokens. Steps are optional, and share them.
     `draft_heads` [draft_vocab, draft_width]: one for all steps, or one for each of them.
     `labels`: the token of the text where row t of the target predicts, a target id.
     """
-    teacher = _teach(_apply(target_head, target_hidden).detach(), labels, kept_ids, conf)
+    teacher = _teach(_says(target_head, target_rows), labels, kept_ids, conf)
     logits = _through(draft_heads, draft_hidden)
     rows = divergences.compare(logits, teacher, temperature=conf.temperature)
     losses, _ = _judge(rows, kept_ids, conf)
@@ -179,7 +189,7 @@ def distillation(
 
 def chunked_distillation(
     draft_hidden: Float[Tensor, "*steps tokens draft_width"],
-    target_hidden: Float[Tensor, "tokens target_width"],
+    target_rows: Float[Tensor, "tokens target_width"] | TopK,
     *,
     draft_heads: list[Tensor],
     target_head: Head,
@@ -196,7 +206,8 @@ def chunked_distillation(
         # Prompts and padding weigh nothing. Elsewhere leaving them out would make the device wait
         # for the host, and every batch a graph of its own.
         some = weight.reshape(-1, weight.shape[-1]).any(0).nonzero()[:, 0]
-        draft_hidden, target_hidden = draft_hidden.index_select(-2, some), target_hidden[some]
+        draft_hidden = draft_hidden.index_select(-2, some)
+        target_rows = _each(target_rows, lambda t: t[some])
         weight = weight.index_select(-1, some)
         labels = None if labels is None else labels[some]
     steps = draft_hidden.shape[:-2].numel()
@@ -210,16 +221,16 @@ def chunked_distillation(
     hidden_grads: list[Tensor] = []
 
     with torch.no_grad():
-        chunks = _chunks(draft_hidden.detach(), target_hidden, weight, labels, rows=rows)
+        chunks = _chunks(draft_hidden.detach(), target_rows, weight, labels, rows=rows)
         for hidden, seen, share, said in chunks:
-            teacher = _teach(_apply(target_head, seen), said, kept_ids, conf)
+            teacher = _teach(_says(target_head, seen), said, kept_ids, conf)
             losses, grad = _learn(_through(draft_heads, hidden), teacher, share, kept_ids, conf)
             total = total + (losses.loss * share).sum()
             chunk_sums.append(losses.sums(share != 0))
             grad = grad.to(hidden.dtype)
             hidden_grads.append(_through([head.T for head in draft_heads], grad))
             _add_head_grads(head_grads, grad, hidden)
-        hidden_grad = torch.cat(hidden_grads, -2).narrow(-2, 0, len(target_hidden))
+        hidden_grad = torch.cat(hidden_grads, -2).narrow(-2, 0, weight.shape[-1])
         metrics = {
             name: torch.stack([sums[name] for sums in chunk_sums]).sum(0) for name in METRICS
         }
@@ -230,15 +241,20 @@ def chunked_distillation(
     return total, metrics
 
 
+def _each(rows: Tensor | TopK, change: Callable[[Tensor], Tensor]) -> Tensor | TopK:
+    return rows.each(change) if isinstance(rows, TopK) else change(rows)
+
+
 def _chunks(
-    draft_hidden: Tensor, target_hidden: Tensor, weight: Tensor, labels: Tensor | None, *, rows: int
-) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor | None]]:
+    draft_hidden: Tensor, target_rows: Tensor | TopK, weight: Tensor, labels: Tensor | None, *,
+    rows: int,
+) -> Iterator[tuple[Tensor, Tensor | TopK, Tensor, Tensor | None]]:  # fmt: skip
     """`rows` of the target at a time, and what belongs to them. The last ones are filled with 0."""
-    short, pad = -len(target_hidden) % rows, nn.functional.pad
+    short, pad = -weight.shape[-1] % rows, nn.functional.pad
     weights = pad(weight, (0, short)).split(rows, -1)
     yield from zip(
         pad(draft_hidden, (0, 0, 0, short)).split(rows, -2),
-        pad(target_hidden, (0, 0, 0, short)).split(rows, -2),
+        _each(target_rows, lambda t: pad(t, (0, 0) * (t.ndim - 1) + (0, short))).split(rows),
         weights,
         [None] * len(weights) if labels is None else pad(labels, (0, short)).split(rows),
         strict=True,

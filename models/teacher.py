@@ -1,8 +1,8 @@
 """The target's distribution by its k likeliest tokens: a small teacher that can be stored."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -24,8 +24,13 @@ class TopK:
         rest = log_probs.exp().scatter(-1, ids, 0.0).sum(-1)
         return cls(ids=ids, log_probs=top, rest=rest, vocab=logits.shape[-1])
 
-    def to(self, device: torch.device) -> "TopK":
-        return TopK(
-            ids=self.ids.to(device), log_probs=self.log_probs.to(device),
-            rest=self.rest.to(device), vocab=self.vocab,
-        )  # fmt: skip
+    def each(self, change: Callable[[Tensor], Tensor]) -> "TopK":
+        """The same change made to all that is known of a position."""
+        ids, log_probs, rest = map(change, (self.ids, self.log_probs, self.rest))
+        return TopK(ids=ids, log_probs=log_probs, rest=rest, vocab=self.vocab)
+
+    def split(self, rows: int) -> Iterator["TopK"]:
+        """`rows` positions at a time."""
+        parts = (t.split(rows) for t in (self.ids, self.log_probs, self.rest))
+        for ids, log_probs, rest in zip(*parts, strict=True):
+            yield TopK(ids=ids, log_probs=log_probs, rest=rest, vocab=self.vocab)

@@ -41,8 +41,14 @@ class Seen:
         return Seen(
             hidden=self.hidden.to(device),
             captured=self.captured.to(device),
-            teacher=self.teacher and self.teacher.to(device),
+            teacher=self.teacher and self.teacher.each(lambda t: t.to(device)),
         )
+
+    def teaches(self) -> Float[Tensor, "rows hidden"] | TopK:
+        """What a draft learns from, a row a position: hidden states or likeliest tokens."""
+        if self.teacher is None:
+            return self.hidden.flatten(0, 1)
+        return self.teacher.each(lambda t: t.flatten(0, 1))
 
 
 @dataclass(kw_only=True)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from models import divergences, losses
+from models import divergences, losses, teacher
 from models.losses import LossConf, LossName, Reduction, chunked_distillation, distillation
 from models.supervision import token_weights
 from tests.loss_cases import (
@@ -85,7 +85,7 @@ def test_uncovered_rows_teach_nothing_and_count_as_misses():
     kept = torch.tensor([0, 1])
     args = inputs(kept=kept)
     args["target_head"] = torch.zeros(11, 5)
-    args["target_head"][4, 0], args["target_hidden"][:, 0] = 1.0, 9.0  # token 4, always
+    args["target_head"][4, 0], args["target_rows"][:, 0] = 1.0, 9.0  # token 4, always
     total, metrics = chunked_distillation(**args, conf=LossConf(chunk=4))
     (grad,) = torch.autograd.grad(total, args["draft_hidden"])
     assert total == 0
@@ -130,7 +130,7 @@ def test_compiles_into_one_graph(name, bias, monkeypatch):
 
 def unchecked_losses(monkeypatch):
     """The modules without the shape checks of pytest, which torch.compile cannot trace."""
-    for checked in (divergences, losses):
+    for checked in (teacher, divergences, losses):
         spec = importlib.util.spec_from_file_location(checked.__name__, checked.__file__)
         module = importlib.util.module_from_spec(spec)
         monkeypatch.setitem(sys.modules, checked.__name__, module)
@@ -176,7 +176,7 @@ def summed(rows, conf):
     args = inputs(tokens=4 * length, kept=KEPT)
     weight, denominator = token_weights(answer[rows], document[rows], conf=conf)
     mine = text[rows].flatten()
-    for key in ("target_hidden", "labels"):
+    for key in ("target_rows", "labels"):
         args[key] = args[key][mine]
     hidden, (head,) = args["draft_hidden"], args["draft_heads"]
     total, _ = chunked_distillation(

@@ -61,7 +61,7 @@ def reference(args, conf):
     kept = torch.arange(vocab) if args["kept_ids"] is None else args["kept_ids"]
     hidden = args["draft_hidden"].detach().double().requires_grad_()
     heads = [head.detach().double().requires_grad_() for head in args["draft_heads"]]
-    logits = args["target_hidden"].double() @ args["target_head"].double().T
+    logits = args["target_rows"].double() @ args["target_head"].double().T
     total = torch.zeros((), dtype=torch.float64)
     steps = args["weight"].reshape(-1, len(logits))
     for step, weights in enumerate(steps):

@@ -174,7 +174,7 @@ class CausalLMDraft(CachedDraft):
         weight, whole = token_weights(batch.answer, batch.document, conf=self.loss_conf)
         total, metrics = chunked_distillation(
             hidden.flatten(0, 1),
-            seen.hidden.flatten(0, 1),
+            seen.teaches(),
             draft_heads=[self.lm.head.weight[: self.vocab_size]],
             target_head=self._frozen[0],
             weight=weight.flatten(),

@@ -67,7 +67,7 @@ class FeatureDraft(Draft):
         weights = [later(step, 1 + i) for i, step in enumerate(weight)]
         total, metrics = chunked_distillation(
             torch.stack(moved).flatten(1, 2),
-            seen.hidden.flatten(0, 1),
+            seen.teaches(),
             draft_heads=heads,
             target_head=self.head,
             weight=torch.stack(weights).flatten(1, 2),
