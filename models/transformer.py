@@ -100,8 +100,7 @@ class Transformer:
     @property
     def eos_ids(self) -> list[int]:
         """Ids that end an answer."""
-        eos = self.model.generation_config.eos_token_id
-        return [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
+        return _as_list(self.model.generation_config.eos_token_id)
 
     def embed(self, ids: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch hidden"]:
         return self.model.get_input_embeddings()(ids)
@@ -256,6 +255,17 @@ class Source:
 
         return self._read(AutoTokenizer)
 
+    def eos_ids(self) -> list[int]:
+        """Ids that end an answer, without the weights: as `Transformer.eos_ids`."""
+        from transformers import GenerationConfig
+
+        place = {"revision": self.revision, "trust_remote_code": self.trust_remote_code}
+        try:
+            generation = GenerationConfig.from_pretrained(self.place, **place)
+        except OSError:  # of a model without generation_config.json
+            generation = GenerationConfig.from_model_config(self.config())
+        return _as_list(generation.eos_token_id)
+
     def _read(self, kind: Any, **kwargs: Any) -> Any:
         try:
             return kind.from_pretrained(
@@ -269,6 +279,10 @@ class Source:
                 f"got {self.place!r} ({reason}); "
                 f"without a network give a local copy by {self.key}.path=DIR"
             ) from error
+
+
+def _as_list(ids: int | list[int] | None) -> list[int]:
+    return [] if ids is None else [ids] if isinstance(ids, int) else list(ids)
 
 
 def _refuse(config: Any, source: Source) -> None:

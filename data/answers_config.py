@@ -1,0 +1,90 @@
+"""Who answers the prompts of `data.prepare`, and how answers are drawn."""
+
+import os
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from models.errors import UserError
+from models.sampling import SamplingConf
+
+WAVES = 4  # batches in flight: what waits is answered with prompts of like length
+
+
+class By(Enum):
+    """Whose answers a prepared row holds."""
+
+    none = "none"  # those of the data
+    target = "target"  # the target's, in this process
+    endpoint = "endpoint"  # the target's, of a server that speaks OpenAI's protocol
+
+
+@dataclass(kw_only=True)
+class AnswersConf:
+    """Answers by the target: sampling, and what the way to it needs."""
+
+    by: By = By.target
+    temperature: float = 0.7
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0  # of an answer: made of this, the row's id and the turn
+    max_new_tokens: int = 1024
+    context: int | None = None  # tokens of a prompt with its answer; None: all that the target has
+    skip_failed: bool = False  # leave out what could not be answered, instead of asking for it
+    batch: int = 32  # by=target: rows decoded together
+    url: str | None = None  # by=endpoint, like all below
+    model: str | None = None  # as the endpoint calls it; None: the target's name or path
+    key_env: str = "OPENAI_API_KEY"  # the variable that holds the key, where one is needed
+    concurrency: int = 64  # requests at a time
+    retries: int = 12  # of a request, 0.5 to 8 s apart: a server may be gone for a minute
+    timeout_s: float = 600.0  # of a request
+    extra: dict[str, Any] = field(default_factory=dict)  # fields of a request beyond OpenAI's
+
+    def __post_init__(self) -> None:
+        SamplingConf(temperature=self.temperature, top_p=self.top_p, top_k=self.top_k)
+        least = {"max_new_tokens": 1, "batch": 1, "concurrency": 1, "retries": 0, "context": 2}
+        for name, low in least.items():
+            value = getattr(self, name)
+            if value is not None and value < low:
+                raise UserError(f"answers.{name}: must be at least {low}, got {value}")
+        if self.timeout_s <= 0:
+            raise UserError(f"answers.timeout_s: must be above 0, got {self.timeout_s}")
+        if self.by is By.endpoint and self.url is None:
+            raise UserError(
+                "answers.url: must be set for answers=endpoint, got null; "
+                "give what the server prints, such as http://localhost:8000/v1"
+            )
+        if self.context is not None and self.context <= self.max_new_tokens:
+            raise UserError(
+                f"answers.context: must leave room for a prompt, got {self.context} with "
+                f"answers.max_new_tokens={self.max_new_tokens}; raise one or lower the other"
+            )
+
+    @property
+    def sampling(self) -> SamplingConf:
+        return SamplingConf(
+            temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, seed=self.seed
+        )
+
+    def room(self, *known: int | None) -> int:
+        """Tokens that a prompt and its answer may have: of what is known, the least."""
+        given = [tokens for tokens in (self.context, *known) if tokens is not None]
+        if not given:
+            raise UserError(
+                "answers.context: must be set for a target that does not say its own, got null"
+            )
+        return min(given)
+
+    @property
+    def rows_at_once(self) -> int:
+        """Rows in flight; each waits for one answer at a time."""
+        return self.concurrency if self.by is By.endpoint else self.batch * WAVES
+
+    @property
+    def key(self) -> str:
+        return os.environ.get(self.key_env, "none")
+
+    def drawn_by(self) -> dict[str, Any]:
+        """What answers depend on: rows of one folder must agree in it."""
+        names = ("by", "temperature", "top_p", "top_k", "seed", "max_new_tokens", "context")
+        return {name: getattr(self, name) for name in names} | {"by": self.by.value}

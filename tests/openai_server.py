@@ -1,0 +1,141 @@
+"""A server of OpenAI's completions over a target on disk: `python -m tests.openai_server DIR PORT`.
+
+As vLLM does, it takes prompts as token ids and returns ids if asked to. `--faulty` lets every fifth
+completion fail, in turn with 429, 500 and by hanging.
+"""
+
+import argparse
+import asyncio
+import itertools
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import uvicorn
+from fastapi import FastAPI, HTTPException
+
+from infer.generate import answers
+from models.sampling import SamplingConf
+from models.target import TargetConf
+from tests.tiny import CPU
+
+ROOT = Path(__file__).parent.parent
+HANG_S = 60.0
+STARTS_WITHIN_S = 60.0
+
+
+def app(
+    folder: str, *, name: str, context: int = 256, ids: bool = True, faulty: bool = False,
+    delay_s: float = 0.0,
+) -> FastAPI:  # fmt: skip
+    target = TargetConf(name="served", path=folder).build(CPU)
+    served, asked = FastAPI(), itertools.count(1)
+
+    @served.get("/v1/models")
+    def models() -> dict[str, Any]:
+        return {"object": "list", "data": [{
+            "id": name, "object": "model", "created": 0, "owned_by": "test", "root": folder,
+            "max_model_len": context,
+        }]}  # fmt: skip
+
+    @served.post("/v1/completions")
+    async def completions(request: dict[str, Any]) -> dict[str, Any]:
+        if faulty:
+            await fail(next(asked))
+        await asyncio.sleep(delay_s)
+        prompt = request["prompt"]
+        if len(prompt) + request["max_tokens"] > context:
+            raise HTTPException(400, "longer than the context")
+        sampling = SamplingConf(
+            temperature=request.get("temperature", 1.0), top_p=request.get("top_p", 1.0),
+            top_k=max(request.get("top_k", -1), 0),
+        )  # fmt: skip
+        ((_, answer),) = answers(
+            target, [prompt], max_new_tokens=request["max_tokens"], sampling=sampling,
+            row_ids=[request.get("seed", 0)],
+        )  # fmt: skip
+        ended = answer[-1] in target.eos_ids
+        text = target.tokenizer.decode(answer[:-1] if ended else answer)
+        choice = {"index": 0, "text": text, "finish_reason": "stop" if ended else "length"}
+        if ids and request.get("return_token_ids"):
+            choice |= {"token_ids": answer, "prompt_token_ids": prompt}
+        return {"id": "0", "object": "text_completion", "created": 0, "model": name,
+                "choices": [choice]}  # fmt: skip
+
+    return served
+
+
+async def fail(number: int) -> None:
+    """Every fifth request, each time in another way."""
+    place, rest = divmod(number, 5)
+    if rest:
+        return
+    match place % 3:
+        case 0:
+            raise HTTPException(429, "too many requests", headers={"retry-after-ms": "20"})
+        case 1:
+            raise HTTPException(500, "out of order")
+    await asyncio.sleep(HANG_S)
+
+
+@contextmanager
+def serving(folder: Path, *options: str, port: int | None = None) -> Iterator[str]:
+    """The server in a process of its own; its url. Killed at the end, whatever it is doing."""
+    port = port or free_port()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.openai_server", folder, str(port), *options],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, cwd=ROOT,
+    )  # fmt: skip
+    try:
+        url = f"http://127.0.0.1:{port}/v1"
+        wait_for(f"{url}/models", process)
+        yield url
+    finally:
+        process.kill()
+        process.wait()
+
+
+def wait_for(url: str, process: subprocess.Popen) -> None:
+    deadline = time.monotonic() + STARTS_WITHIN_S
+    while True:
+        try:
+            urllib.request.urlopen(url, timeout=1).close()
+        except OSError:
+            assert process.poll() is None, "the server ended"
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        else:
+            return
+
+
+def free_port() -> int:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        return held.getsockname()[1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder")
+    parser.add_argument("port", type=int)
+    parser.add_argument("--name", default="tiny")
+    parser.add_argument("--context", type=int, default=256)
+    parser.add_argument("--delay-s", type=float, default=0.0)
+    parser.add_argument("--no-ids", dest="ids", action="store_false")
+    parser.add_argument("--faulty", action="store_true")
+    options = vars(parser.parse_args())
+    torch.set_num_threads(1)
+    port = options.pop("port")
+    uvicorn.run(app(**options), host="127.0.0.1", port=port, log_level="critical")
+
+
+if __name__ == "__main__":
+    main()
