@@ -34,10 +34,7 @@ DEEPER = (
 @entry_point("train", TrainConf)
 def main(conf: TrainConf) -> None:
     speak()
-    conf.check()
-    device = conf.device.build()
-    conf.check_device(device)
-    parallel = conf.parallel.build(device, trackers=conf.log.trackers())
+    parallel = conf.processes(trackers=conf.log.trackers())
     run = open_run(conf, parallel)
 
     target = parallel.target(conf.target)
@@ -54,7 +51,7 @@ def main(conf: TrainConf) -> None:
         if tree.depth > draft.trained_depth:
             log.warning(DEEPER, tree.depth, draft.trained_depth)
         Loop(
-            conf=conf, parallel=parallel, device=device, target=target, draft=draft,
+            conf=conf, parallel=parallel, device=parallel.device, target=target, draft=draft,
             rows=rows, state=run, log=said,
             evaluate=measure(target, prompts, tree, conf.evaluation),
         ).run()  # fmt: skip

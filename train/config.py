@@ -15,7 +15,7 @@ from models.target import TargetConf
 from models.tree import TreeConf
 from train.log import LogConf
 from train.optim import OptimConf
-from train.parallel import ParallelConf
+from train.parallel import Parallel, ParallelConf
 
 MISSING: Any = "???"  # OmegaConf's mark of a required value
 
@@ -68,6 +68,13 @@ class TrainConf:
                 f"tree.depth: must be at most the {deepest} tokens that the draft can propose, "
                 f"got {depth}; lower tree.depth or raise draft.{self.draft.depth_key}"
             )
+
+    def processes(self, *, trackers: list[str]) -> Parallel:
+        """Where it runs. Refuses what can be known to be wrong before a model is loaded."""
+        self.check()
+        device = self.device.build()
+        self.check_device(device)
+        return self.parallel.build(device, trackers=trackers)
 
     def check_device(self, device: Device) -> None:
         """Refuse what this device cannot do, before a model is loaded."""

@@ -68,10 +68,7 @@ def _compile_evaluation(conf: TrainConf, target: Target, draft: Draft, folder: P
 @entry_point("train_warmup", TrainConf)
 def main(conf: TrainConf) -> None:
     speak()
-    conf.check()
-    device = conf.device.build()
-    conf.check_device(device)
-    parallel = conf.parallel.build(device, trackers=[])
+    parallel = conf.processes(trackers=[])
     with tempfile.TemporaryDirectory() as folder:
         compile_all(conf, parallel, Path(folder))
     parallel.wait()
