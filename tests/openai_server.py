@@ -38,6 +38,7 @@ def app(
 ) -> FastAPI:  # fmt: skip
     target = TargetConf(name="served", path=folder).build(CPU)
     served, asked = FastAPI(), itertools.count(1)
+    served.state.requests = []
 
     @served.get("/v1/models")
     def models() -> dict[str, Any]:
@@ -48,6 +49,7 @@ def app(
 
     @served.post("/v1/completions")
     async def completions(request: dict[str, Any]) -> dict[str, Any]:
+        served.state.requests.append(request)
         if faulty:
             await fail(next(asked))
         await asyncio.sleep(delay_s)
