@@ -3,8 +3,8 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import pairwise
-from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -90,43 +90,30 @@ def _with_thought(message: Message) -> Message:
 
 
 def _tokenised(tokenizer: PreTrainedTokenizerBase, text: str, spans: list[Span]) -> Tokenised:
-    """The text's tokens. None lies across the edge of an answer: serving has none there either."""
-
-    def encoded(part: str) -> Any:
-        return tokenizer(part, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-
-    whole = encoded(text)
-    if _across(whole["offset_mapping"], text, spans):
-        edges = sorted({0, len(text), *(edge for span in spans for edge in span)})
-        parts = {
-            (left, right): encoded(text[left:right])["input_ids"] for left, right in pairwise(edges)
-        }
-        ids = [token for part in parts.values() for token in part]
-        if tokenizer.decode(ids) == tokenizer.decode(whole["input_ids"]):
-            answer = [span in spans for span, part in parts.items() for _ in part]
-            return Tokenised(ids=ids, answer=answer)
-    return Tokenised(
-        ids=list(whole["input_ids"]), answer=_within(whole["offset_mapping"], text, spans)
-    )
-
-
-def _across(offsets: list[Span], text: str, spans: list[Span]) -> bool:
-    """Whether a token belongs to an answer and to what stands before or behind it."""
-    known = 0  # some tokenizers leave a token's leading space out of its offsets
-    for start, end in offsets:
-        for begin, finish in spans:
-            if min(start, known) < begin < end or (start < finish and text[finish:end].strip()):
-                return True
-        known = max(known, end)
-    return False
-
-
-def _within(offsets: list[Span], text: str, spans: list[Span]) -> list[bool]:
-    """Which tokens lie in a span. Some end-of-turn tokens take the line break behind them along."""
-    return [
-        any(
-            begin <= start < finish and begin < end and not text[finish:end].strip()
-            for begin, finish in spans
+    """The text's tokens. Serving tokenises a prompt alone, so no token lies across its end."""
+    begins = [begin for begin, _ in spans] if _separable(tokenizer) else []
+    ids, answer = [], []
+    for left, right in pairwise([0, *begins, len(text)]):
+        part = tokenizer(
+            text[left:right], add_special_tokens=False, return_offsets_mapping=True, verbose=False
         )
-        for start, end in offsets
-    ]
+        ids += part["input_ids"]
+        places = [(left + start, left + end) for start, end in part["offset_mapping"]]
+        answer += [_within(place, text, spans) for place in places]
+    return Tokenised(ids=ids, answer=answer)
+
+
+@lru_cache(maxsize=4)
+def _separable(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether parts of a text can be tokenised one by one: some put a space before each."""
+    letter = tokenizer("x", add_special_tokens=False)["input_ids"]
+    return tokenizer.decode(letter + letter) == "xx"
+
+
+def _within(place: Span, text: str, spans: list[Span]) -> bool:
+    """Whether a token lies in an answer. An end-of-turn token may take the line break along."""
+    start, end = place
+    return any(
+        begin <= start < finish and begin < end and not text[finish:end].strip()
+        for begin, finish in spans
+    )

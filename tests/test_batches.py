@@ -123,7 +123,7 @@ def test_conversations_are_prepared(tmp_path):
     tokenizer = chat_tokenizer(PLAIN)
     _, report = prepare(DataConf(source=Source.jsonl, path=str(path)), tokenizer)
     assert (report.documents, sum(report.skipped.values())) == (1, 1)
-    assert "1 rows skipped: no column" in str(report)
+    assert "1 rows skipped: no known columns" in str(report)
 
 
 def test_a_conversation_that_the_template_refuses_is_counted(tmp_path):

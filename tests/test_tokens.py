@@ -4,7 +4,6 @@ from collections import Counter
 from itertools import groupby
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from data.chat import Chat
@@ -12,9 +11,9 @@ from data.config import DataConf, Source, Turns
 from data.conversations import Conversation, MisfitError
 from data.tokens import from_messages, from_pair, from_row, from_text
 from models.errors import UserError
+from tests.tiny import byte_tokenizer
 
 MARKERS = ["<|start|>", "<|end|>", "<s>", "</s>"]
-SENTENCES = ["Hello there, how are you?", "I am well, thank you.", "user assistant system think"]
 
 HEAD = "{% for m in messages %}<|start|>{{ m.role }}\n"
 PROMPT = "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
@@ -49,20 +48,7 @@ CHAT = [
 
 
 def chat_tokenizer(template: str | None) -> PreTrainedTokenizerFast:
-    """Byte-level BPE of a few sentences: small, and every text comes back as it was."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=320,
-        special_tokens=MARKERS,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(SENTENCES, trainer)
-    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>")
-    wrapped.chat_template = template
-    return wrapped
+    return byte_tokenizer(MARKERS, template=template, eos_token="<|end|>")
 
 
 def answers(tokenizer, document) -> list[str]:

@@ -15,6 +15,11 @@ from models.tree import TreeConf, TreeKind
 CPU = Device(name="cpu", torch_device=torch.device("cpu"), dtype=torch.float32, compiles=False)
 VOCAB = 61
 LAYERS = [1, 3, 5]
+SENTENCES = [
+    "Hello there, how are you?",
+    "I am well, thank you.\n\nIt is cold.",
+    "user\n assistant\n\n system\n think\n\n",
+]
 
 
 def tiny_tokenizer(words: int = VOCAB) -> PreTrainedTokenizerFast:
@@ -25,6 +30,27 @@ def tiny_tokenizer(words: int = VOCAB) -> PreTrainedTokenizerFast:
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token="end"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="end", pad_token="end")
+
+
+def byte_tokenizer(
+    markers: list[str], *, template: str | None, bos_token: str | None = None, eos_token: str
+) -> PreTrainedTokenizerFast:
+    """Byte-level BPE of a few sentences: every text comes back as it was, offsets are real."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=320,
+        special_tokens=markers,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(SENTENCES, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, chat_template=template, bos_token=bos_token, eos_token=eos_token
+    )
 
 
 def tiny_target(
