@@ -28,7 +28,7 @@ from models.console import CONSOLE
 from models.errors import UserError
 from train.state import State
 
-SHOWN = ("loss", "tau", "lr", "tokens_per_s")  # the others are for the curves
+SHOWN = ("loss", "tau", "lr", "tokens_per_s", "data_wait")  # the others are for the curves
 log = logging.getLogger(__name__)
 
 

@@ -7,8 +7,8 @@ killed and continued ends in the weights of an unbroken one.
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
@@ -26,6 +26,7 @@ from models.shards import whole
 from models.target import Target
 from models.transformer import Seen
 from train import graph_plan
+from train.ahead import Ahead
 from train.config import TrainConf
 from train.disk import refuse_full_disk
 from train.features import Features
@@ -96,14 +97,16 @@ class Loop:
         needed = graph_plan.graphs(conf, lazy=self.device.lazy)
         with self.device.expecting(needed, log.info) as self.counted:
             self._prepare()
-            return self._train()
+            with closing(self.ahead):
+                return self._train()
 
     def rehearse(self, each: Callable[[str], None]) -> None:
         """One step on whatever rows there are: all is compiled, and nothing is kept."""
         needed = graph_plan.graphs(self.conf, lazy=self.device.lazy)
         with self.device.expecting(needed, log.info, each=each) as self.counted:
             self._prepare()
-            self._learn(0)
+            with closing(self.ahead):
+                self._learn(0)
 
     def _train(self) -> Progress:
         conf, steps = self.conf, self.conf.optim.steps
@@ -145,6 +148,9 @@ class Loop:
             compiled=graph_plan.compiles_features(conf) and not self.device.lazy,
         )  # fmt: skip
         self.on_policy = self._on_policy()
+        self.ahead = Ahead(
+            self._micros, steps=conf.optim.steps, early=self.on_policy is None
+        )  # what a draft writes itself depends on the step before
         self.learning = Learning(module=self.lesson, optimizers=optimizers, schedules=[*schedules])
         self.device.glue(start)(optimizers)
         self.state.load(self.learning, self.parallel)
@@ -164,7 +170,11 @@ class Loop:
 
     def _learn(self, step: int) -> None:
         self.parallel.seed(self.conf.seed, step)
-        self._step(dict(enumerate(self._micros(step))))
+        place = self.accelerator.device
+        self._step({
+            number: Micro(batch=micro.batch.to(place), seen=micro.seen)
+            for number, micro in enumerate(self.ahead.take(step))
+        })  # fmt: skip
         for schedule in self.schedules:
             schedule.step()
 
@@ -198,17 +208,18 @@ class Loop:
             optimizer.step()
             optimizer.zero_grad()
 
-    def _micros(self, step: int) -> Iterator[Micro]:
-        """This process's share of a step."""
-        size, place = self.at_a_time, self.accelerator.device
+    def _micros(self, step: int) -> list[Micro]:
+        """This process's share of a step, on the host."""
+        size, micros = self.at_a_time, []
         rows = self.order.batch(step, self.parallel.rank, self.parallel.data)
         own = self._own_words(step, len(rows))
         for first in range(0, len(rows), size):
             some, mine = rows[first : first + size], own[first : first + size]
             if self.on_policy is not None and any(mine):
-                yield Micro(batch=self.on_policy.rewrite(some, mine).to(place), seen=None)
+                micros.append(Micro(batch=self.on_policy.rewrite(some, mine), seen=None))
             else:
-                yield Micro(batch=self.rows.batch(some).to(place), seen=self.features.of(some))
+                micros.append(Micro(batch=self.rows.batch(some), seen=self.features.of(some)))
+        return micros
 
     def _own_words(self, step: int, count: int) -> list[bool]:
         """Which of this process's rows the draft has written itself."""
@@ -237,6 +248,7 @@ class Loop:
         values = {"loss": sum(losses) / len(losses), "lr": lr}
         values |= {name: total / max(count, 1) for name, (total, count) in sums.items()}
         values["tokens_per_s"] = tokens / self.conf.parallel.tensor / took  # read by whole groups
+        values["data_wait"] = self.ahead.waited / took
         values |= expected_length(values)
         self.shown.report(done, values, seconds_a_step=took / (done - self.since))
         self._restart_clock()
@@ -245,6 +257,7 @@ class Loop:
     def _restart_clock(self) -> None:
         """Training time only: neither measuring nor saving counts."""
         self.clock, self.since = time.perf_counter(), self.state.progress.step
+        self.ahead.waited = 0.0
 
     def _measure(self) -> dict[str, float]:
         """Decode held-out prompts; keep this draft if it is the best so far."""
