@@ -6,6 +6,7 @@ import sys
 
 from rich.console import Console
 from rich.logging import RichHandler
+from transformers.utils.logging import disable_progress_bar
 
 CONSOLE = Console()
 PACKAGES = ("conf", "data", "infer", "models", "train")
@@ -24,6 +25,7 @@ def speak() -> None:
         )
     else:
         plain = logging.StreamHandler(sys.stdout)
+        disable_progress_bar()  # of weights being loaded: it would be one long line
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[plain], force=True)
     for name in list(logging.root.manager.loggerDict):
         if name.partition(".")[0] in PACKAGES:
