@@ -21,6 +21,7 @@ NEW_CALL = "the target called a tool that the data does not call"
 CUT = "the answer was cut at answers.max_new_tokens"
 FULL = "the context was full"
 TOO_LONG = "longer than the context"
+TAIL = 8  # characters of a prompt by which the place of its answer is known: all may be rewritten
 
 
 class UnansweredError(Exception):
@@ -97,23 +98,35 @@ class Dialogue:
                 break
             answer = await self._ask(ids)
             text = self._text(answer)
-            own = message_of(text)
-            more = place + 1 < len(asks)
-            if answer.finish_reason != "stop":
-                self.ended = CUT if more else ""
-            elif message is not None and message.get("tool_calls"):
-                whole = self._render([*said, message], prompt=False)
-                if same_call(text, self._render(said), whole):
-                    own = as_called(message, text)
-                else:
-                    self.ended = OTHER_CALL
-            elif more and self.row.tools and calls(text):
-                self.ended = NEW_CALL
-            said.append(own)
-            if self.ended:
+            why = self._ends(answer, text, said, message)
+            called = message is not None and message.get("tool_calls") and not why
+            said.append(as_called(message, text) if called else self._own(said, text))
+            if why and place + 1 < len(asks):
+                self.ended = why
                 break
         last = max(n for n, message in enumerate(said, 1) if message["role"] == "assistant")
         return said[:last]
+
+    def _ends(self, answer: Answer, text: str, said: list[Message], message: Message | None) -> str:
+        """Why nothing of the data can follow this answer; empty where it can."""
+        if answer.finish_reason != "stop":
+            return CUT
+        if message is not None and message.get("tool_calls"):
+            return "" if same_call(text, *self._around(said, message)) else OTHER_CALL
+        return NEW_CALL if self.row.tools and calls(text) else ""
+
+    def _own(self, said: list[Message], text: str) -> Message:
+        """What was said, as the message that renders to it: templates write or trim spaces."""
+        own = message_of(text)
+        for message in (own, {**own, "content": own["content"].strip()}):
+            prompt, whole = self._around(said, message)
+            if text in whole and whole[: whole.rfind(text)].endswith(prompt[-TAIL:]):
+                return message
+        return own
+
+    def _around(self, said: list[Message], message: Message) -> tuple[str, str]:
+        """The prompt for a message, and the text with it."""
+        return self._render(said), self._render([*said, message], prompt=False)
 
     @property
     def _room(self) -> int:

@@ -100,7 +100,9 @@ def test_text_is_split_anew_where_no_ids_are_given_and_says_so(folder, own, tmp_
 
 def test_a_fifth_of_the_requests_may_fail(folder, own, tmp_path):
     with serving(folder, faulty=True) as (url, requests):
-        made = answered(asked(ROWS), reach(url, folder, timeout_s=1.5, concurrency=3), tmp_path / "j")
+        made = answered(
+            asked(ROWS), reach(url, folder, timeout_s=1.5, concurrency=3), tmp_path / "j"
+        )
     assert made == own
     assert len(requests) > 1 + own[1].finished.total()
 
