@@ -155,9 +155,10 @@ def _plain(value: Any) -> Any:
 
 
 def _run_name() -> str:
-    """The chosen draft, in a multirun with what the job overrides: no two jobs share a folder."""
+    """The chosen draft or mixture; in a multirun with what the job overrides: a folder for each."""
     hydra_conf = HydraConfig.get()
-    names = [hydra_conf.runtime.choices.get("draft") or hydra_conf.job.name]
+    choices = hydra_conf.runtime.choices
+    names = [choices.get("draft") or choices.get("mixture") or hydra_conf.job.name]
     if hydra_conf.mode == RunMode.MULTIRUN:
         names += [
             o for o in hydra_conf.overrides.task if not o.startswith(("draft=", "output_dir="))

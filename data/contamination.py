@@ -47,9 +47,9 @@ def signs(prompt: str, answer: str) -> list[int]:
     >>> signs("Two  words", "") == signs("two words ", "a short answer")
     True
     """
-    found = [_hash("prompt", normalised(prompt))]
+    found = [hashed("prompt", normalised(prompt))]
     start = normalised(answer)[:START_CHARS]
-    return found + ([_hash("answer", start)] if len(start) == START_CHARS else [])
+    return found + ([hashed("answer", start)] if len(start) == START_CHARS else [])
 
 
 def normalised(text: str) -> str:
@@ -62,5 +62,6 @@ def packed(signs: set[int]) -> UInt64[ndarray, " signs"]:
     return np.array(sorted(signs), dtype=np.uint64)
 
 
-def _hash(kind: str, text: str) -> int:
+def hashed(kind: str, text: str) -> int:
+    """64 bits of a text; what the hash is for keeps it apart from others."""
     return int.from_bytes(hashlib.blake2b(f"{kind} {text}".encode(), digest_size=8).digest(), "big")

@@ -8,16 +8,23 @@ row the keys of all rows.
 """
 
 import json
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from pyarrow import parquet
 
 from data.config import Turns
 from data.conversations import Conversation, MisfitError, Text, Tokenised
+from data.tokens import from_spans
+from models.checkpoint import atomic_path
 from models.errors import UserError
+
+BATCH = 256  # rows in memory while a table is written
+NOTES = b"prepared"  # in the footer of a file
 
 
 @dataclass(kw_only=True)
@@ -26,12 +33,6 @@ class Spans:
 
     ids: list[int]
     spans: list[list[int]]
-
-    def tokenised(self, *, category: str = "", language: str = "") -> Tokenised:
-        answer = [False] * len(self.ids)
-        for begin, end in self.spans:
-            answer[begin:end] = [True] * (end - begin)
-        return Tokenised(ids=self.ids, answer=answer, category=category, language=language)
 
 
 @dataclass(kw_only=True)
@@ -112,7 +113,7 @@ def learned(row: Row, turns: Turns) -> Iterator[Conversation | Text | Tokenised]
         kept = row.documents
         if turns is Turns.last:
             kept = [Spans(ids=kept[-1].ids, spans=kept[-1].spans[-1:])]
-        yield from (document.tokenised(**told) for document in kept)
+        yield from (replace(from_spans(each.ids, each.spans), **told) for each in kept)
     elif row.text is not None:
         yield Text(text=row.text, **told)
     else:
@@ -123,6 +124,23 @@ def learned(row: Row, turns: Turns) -> Iterator[Conversation | Text | Tokenised]
         yield Conversation(
             messages=messages[:last], tools=row.tools, template=row.template, **told
         )  # nothing is learned from what follows the last answer
+
+
+def write(path: Path, rows: Iterable[Row], notes: Callable[[], dict[str, Any]]) -> None:
+    """The file appears when it is whole; `notes`, asked for at the end, stand in its footer."""
+    rows = iter(rows)
+    with (
+        atomic_path(path) as partial,
+        parquet.ParquetWriter(partial, SCHEMA, compression="zstd") as table,
+    ):
+        while batch := [record(row) for row in islice(rows, BATCH)]:
+            table.write_batch(pa.RecordBatch.from_pylist(batch, SCHEMA))
+        table.add_key_value_metadata({NOTES.decode(): json.dumps(notes())})
+
+
+def read_notes(path: Path) -> dict[str, Any]:
+    """What the writer of the file noted."""
+    return json.loads(parquet.read_metadata(path).metadata[NOTES])
 
 
 def read(folder: Path, split: str = "train") -> Iterator[Row]:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from conf.entry import CONF_DIR, compose, config_yaml, read_config
+from data.prepare import PrepareConf
 from infer.config import CalibrateConf, EvalConf
 from models.drafts import METHODS
 from train.config import TrainConf
@@ -23,8 +24,16 @@ GROUPS = (
     "machine",
     "log",
     "experiment",
+    "mixture",
 )
-NEEDS = {"data=jsonl": ["data.path=rows.jsonl"]}  # what has no sensible default
+ELSEWHERE = {  # groups that training does not have
+    "machine": ("train_plan", PlanConf),
+    "mixture": ("prepare", PrepareConf),
+}
+NEEDS = {
+    "data=jsonl": ["data.path=rows.jsonl"],
+    "mixture=one": ["mixture.sources.rows.path=rows.jsonl"],
+}  # what has no sensible default
 YAMLS = {group: sorted((Path(CONF_DIR) / group).glob("*.yaml")) for group in GROUPS}
 OPTIONS = [f"{group}={path.stem}" for group, paths in YAMLS.items() for path in paths]
 
@@ -39,10 +48,10 @@ def plan(*overrides: str) -> PlanConf:
 
 @pytest.mark.parametrize("option", sorted(OPTIONS))
 def test_every_option_composes_and_validates(option):
-    command = plan if option.startswith("machine=") else train
-    conf = command(option, *NEEDS.get(option, []))
-    assert type(conf) is (PlanConf if command is plan else TrainConf)
-    assert type(conf.draft) in METHODS.values()
+    name, schema = ELSEWHERE.get(option.partition("=")[0], ("train", TrainConf))
+    conf = compose(name, schema, [option, *NEEDS.get(option, [])])
+    assert type(conf) is schema
+    assert not hasattr(conf, "draft") or type(conf.draft) in METHODS.values()
 
 
 def test_every_group_has_options():
@@ -52,9 +61,7 @@ def test_every_group_has_options():
 def test_every_yaml_belongs_to_a_group_or_a_command():
     here = {str(p.relative_to(CONF_DIR)) for p in Path(CONF_DIR).rglob("*.yaml")}
     groups = {option.replace("=", "/") + ".yaml" for option in OPTIONS}
-    commands = (
-        "train train_plan train_warmup infer_plan eval eval_warmup calibrate tune tree_file command"
-    )
+    commands = "train train_plan train_warmup infer_plan eval eval_warmup calibrate tune tree_file prepare command"
     assert here == groups | {f"{name}.yaml" for name in commands.split()}
 
 

@@ -1,0 +1,164 @@
+"""`python -m data.prepare`: prompts of many sources as one prepared folder, to train on.
+
+    sources -> gathered: each row kept or counted -> chosen by share -> split by hash -> files
+
+python -m data.prepare                       the demo's prompts
+python -m data.prepare mixture=one mixture.sources.rows.path=FILE run_name=mine
+python -m data.prepare mixture=chat workers=4 worker=0
+
+Killed, the same command goes on: what is finished is kept.
+"""
+
+import logging
+import shutil
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from conf.entry import config_yaml, entry_point
+from data.candidates import Rules
+from data.contamination import signs
+from data.gather import check_source, gather
+from data.made_from import check_claim, claim, made_from
+from data.mixture import Chosen, MixtureConf, choose
+from data.prepare_report import HELD_OUT, REPORT, SPLITS, TRAIN, path_of, report, write_report
+from data.prepared import Row, row_of, write
+from data.prompt_limits import first_turns, fitting
+from models.checkpoint import writing
+from models.console import speak
+from models.errors import UserError
+from models.target import TargetConf
+
+log = logging.getLogger("data.prepare")
+BATCH = 256  # rows of a table at a time
+
+
+@dataclass(kw_only=True)
+class PrepareConf:
+    """Configures `data.prepare`."""
+
+    mixture: MixtureConf
+    target: TargetConf | None = None  # None: prompts are measured in characters alone
+    worker: int = 0  # of so many, each with its share of the rows and its own files
+    workers: int = 1
+    run_name: str = "demo"
+    output_dir: str = "outputs/prepare"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.worker < self.workers:
+            raise UserError(
+                f"worker: must lie in 0..{self.workers - 1} of workers={self.workers}, "
+                f"got {self.worker}"
+            )
+        if self.target is None and self.mixture.max_prompt_tokens is not None:
+            raise UserError(
+                "mixture.max_prompt_tokens: must be null without a target, got "
+                f"{self.mixture.max_prompt_tokens}; choose one by target=NAME"
+            )
+
+
+@entry_point("prepare", PrepareConf)
+def main(conf: PrepareConf) -> None:
+    speak()
+    folder = Path(conf.output_dir) / conf.run_name
+    own = folder / "work" / f"worker-{conf.worker:05d}"  # nobody else writes here
+    made = made_from(conf, conf.mixture.sources)
+    check_claim(folder, made)
+    if (folder / REPORT).exists():
+        log.info("prepared already: %s", folder / "report.md")
+        return
+    for name, source in conf.mixture.sources.items():
+        check_source(name, source)
+    unseen = {file: first_turns(file) for file in conf.mixture.exclude}
+    rules = rules_of(conf, [text for texts in unseen.values() for text in texts])
+    with writing(folder):
+        claim(folder, made, own)
+        (own / "config.yaml").write_text(config_yaml(conf))
+        (own / "config.yaml").replace(folder / "config.yaml")
+        prepare(conf, rules, {file: len(texts) for file, texts in unseen.items()}, folder, own)
+
+
+def rules_of(conf: PrepareConf, unseen: list[str]) -> Rules:
+    """What a row must be. The target's tokenizer measures prompts; no model is loaded."""
+    wanted = conf.mixture
+    fits = None
+    if conf.target is not None:
+        context = getattr(conf.target.source.config(), "max_position_embeddings", None)
+        limits = [limit for limit in (wanted.max_prompt_tokens, context) if limit is not None]
+        fits = fitting(conf.target.source.tokenizer(), min(limits)) if limits else None
+    return Rules(
+        answered=False, excluded={sign for text in unseen for sign in signs(text, text)},
+        held_out=wanted.held_out, min_chars=wanted.min_chars, max_chars=wanted.max_chars, fits=fits,
+    )  # fmt: skip
+
+
+def prepare(
+    conf: PrepareConf, rules: Rules, unseen: dict[str, int], folder: Path, own: Path
+) -> None:
+    """Gather, choose, write this worker's files; where they are the last, the report as well."""
+    gathered = {}
+    for number, (name, source) in enumerate(conf.mixture.sources.items()):
+        gathered[name] = gather(name, source, rules, own / f"source-{number:03d}.arrow")
+        log.info("%s: %s", name, gathered[name])
+        gathered[name].refuse_nothing(name)
+    splits, chosen = chosen_rows(sorted(own.glob("source-*.arrow")), conf.mixture)
+    for split, rows in splits.items():
+        file = path_of(folder, split, conf.worker, conf.workers)
+        if not file.exists():
+            mine = rows.shard(num_shards=conf.workers, index=conf.worker)
+            write_rows(file, rows_of(mine))
+            log.info("%s: %s rows", file, f"{len(mine):,}")
+    files = [
+        path_of(folder, split, w, conf.workers) for split in SPLITS for w in range(conf.workers)
+    ]
+    if missing := [file.name for file in files if not file.exists()]:
+        log.info("the last worker writes the report; not there yet: %s", ", ".join(missing))
+    else:
+        sources = report(folder, conf.mixture, gathered, chosen.dropped, conf.workers)
+        write_report(folder, sources, unseen, own)
+        log.info("prepared: %s", folder / "report.md")
+    shutil.rmtree(own)
+    with suppress(OSError):  # other workers are at work
+        own.parent.rmdir()
+
+
+def chosen_rows(files: list[Path], mixture: MixtureConf) -> tuple[dict[str, Any], Chosen]:
+    """The candidates of all sources that are taken, as a data set for each split."""
+    from datasets import Dataset, concatenate_datasets
+
+    sources = [Dataset.from_file(str(file)) for file in files]
+    table = concatenate_datasets(sources)
+    signs, held_out = (table.data.column(name).to_numpy() for name in ("sign", "held_out"))
+    numbers = np.repeat(np.arange(len(sources)), [len(source) for source in sources])
+    chosen = choose(signs, numbers, mixture)
+    held = held_out[chosen.rows].astype(bool)
+    return {
+        HELD_OUT: table.select(chosen.rows[held]), TRAIN: table.select(chosen.rows[~held])
+    }, chosen  # fmt: skip
+
+
+def rows_of(table: Any) -> Iterator[Row]:
+    """Rows of a data set, a batch of them in memory."""
+    for batch in table.with_format("arrow").iter(batch_size=BATCH):
+        yield from map(row_of, batch.to_pylist())
+
+
+def write_rows(file: Path, rows: Iterator[Row]) -> None:
+    """One file of the folder; its footer says how many rows of each source and licence it has."""
+    licences: dict[str, Counter[str]] = defaultdict(Counter)
+
+    def counted() -> Iterator[Row]:
+        for row in rows:
+            licences[row.source][row.licence] += 1
+            yield row
+
+    write(file, counted(), lambda: {"licences": licences, "dropped": {}})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""What became of every row: report.json and report.md of a prepared folder, and its prompt file."""
+
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from data.gather import Gathered
+from data.mixture import MixtureConf
+from data.prepared import Row, read, read_notes
+from data.prompt_limits import first_prompt
+
+HELD_OUT, TRAIN = SPLITS = ("held_out", "train")
+REPORT, PAGE, PROMPTS = "report.json", "report.md", "held_out.jsonl"
+
+
+@dataclass(kw_only=True)
+class SourceReport:
+    """Rows of one source: read = train + held_out + dropped."""
+
+    path: str
+    read: int
+    train: int = 0
+    held_out: int = 0
+    share_asked: float | None = None
+    share: float = 0.0
+    dropped: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, str] = field(default_factory=dict)  # of a reason: the first place
+    licences: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def taken(self) -> int:
+        return self.train + self.held_out
+
+
+def path_of(folder: Path, split: str, worker: int, workers: int) -> Path:
+    return folder / f"{split}-{worker:05d}-of-{workers:05d}.parquet"
+
+
+def report(
+    folder: Path, mixture: MixtureConf, gathered: dict[str, Gathered],
+    chosen: dict[str, Counter[str]], workers: int,
+) -> dict[str, SourceReport]:  # fmt: skip
+    """By source: what was gathered, chosen and, by all workers, written."""
+    sources = {
+        name: SourceReport(
+            path=source.path, read=gathered[name].read, share_asked=source.share,
+            dropped=gathered[name].dropped + chosen[name], examples=gathered[name].examples,
+        )
+        for name, source in mixture.sources.items()
+    }  # fmt: skip
+    for split in SPLITS:
+        for worker in range(workers):
+            notes = read_notes(path_of(folder, split, worker, workers))
+            for name, source in sources.items():
+                licences = notes["licences"].get(name, {})
+                setattr(source, split, getattr(source, split) + sum(licences.values()))
+                source.licences.update(licences)
+                source.dropped.update(notes["dropped"].get(name, {}))
+    taken = sum(source.taken for source in sources.values())
+    for source in sources.values():
+        source.share = source.taken / max(taken, 1)
+    return sources
+
+
+def write_report(
+    folder: Path, sources: dict[str, SourceReport], excluded: dict[str, int], own: Path
+) -> None:
+    """The report and the held-out prompts; each appears whole."""
+    summed = {
+        name: sum(getattr(source, name) for source in sources.values())
+        for name in ("read", "train", "held_out")
+    }
+    dropped = sum((source.dropped for source in sources.values()), Counter[str]())
+    content = {
+        "schema_version": 1, **summed, "dropped": dropped.total(),
+        "dropped_by_reason": dict(dropped.most_common()),
+        "sources": {name: vars(source) for name, source in sources.items()},
+        "excluded_prompts": excluded,
+    }  # fmt: skip
+    with (own / PROMPTS).open("w") as file:
+        for row in read(folder, HELD_OUT):
+            file.write(json.dumps(_prompt(row)) + "\n")
+    (own / PAGE).write_text(page(folder.name, sources, excluded))
+    (own / REPORT).write_text(json.dumps(content, indent=1))
+    for name in (PROMPTS, PAGE, REPORT):  # the last says that all is there
+        (own / name).replace(folder / name)
+
+
+def _prompt(row: Row) -> dict[str, Any]:
+    asked = {"text": row.text} if row.messages is None else {"messages": first_prompt(row)}
+    return {"id": row.id, **({"category": row.category} if row.category else {}), **asked}
+
+
+def page(name: str, sources: dict[str, SourceReport], excluded: dict[str, int]) -> str:
+    """The report for readers."""
+    lines = [
+        f"# Prepared data: {name}", "",
+        "| source | path | licence | read | to train on | held out | dropped | share | asked |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]  # fmt: skip
+    for title, one in sources.items():
+        licences = ", ".join(name or "not said" for name in one.licences) or "-"
+        asked = "all" if one.share_asked is None else f"{one.share_asked:g}"
+        lines.append(
+            f"| {title} | {one.path} | {licences} | {one.read:,} | {one.train:,} | "
+            f"{one.held_out:,} | {one.dropped.total():,} | {one.share:.1%} | {asked} |"
+        )
+    lines += ["", "| source | rows dropped | reason | first |", "|---|---|---|---|"]
+    for title, one in sources.items():
+        lines += [
+            f"| {title} | {count:,} | {reason} | {one.examples.get(reason, '')} |"
+            for reason, count in one.dropped.most_common()
+            if count
+        ]
+    lines += ["", "Rows that ask what these held-out prompts ask were dropped:", ""]
+    lines += [f"* {file}: {count:,} prompts" for file, count in excluded.items()] or ["* none"]
+    return "\n".join(lines) + "\n"
