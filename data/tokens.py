@@ -11,7 +11,9 @@ from transformers import PreTrainedTokenizerBase
 from data.chat import Chat, Message, Span
 from data.config import DataConf, Turns
 from data.conversations import Conversation, Labelled, MisfitError, Row, Text, Tokenised, rows
+from data.mask_check import checked
 from data.masks import all_answers, last_answer, turns
+from models.errors import UserError
 
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # what datasets and templates call them
 
@@ -19,7 +21,17 @@ THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # what datasets and t
 def documents(
     conf: DataConf, tokenizer: PreTrainedTokenizerBase, skipped: Counter[str]
 ) -> Iterator[Tokenised]:
-    """Every document of the data, tokenised; `skipped` counts what was left out, by reason."""
+    """Every document of the data; `skipped` counts what was left out, by reason.
+
+    Raises UserError where a category's masks are all wrong, before the last document is out.
+    """
+    return checked(unchecked(conf, tokenizer, skipped), skipped)
+
+
+def unchecked(
+    conf: DataConf, tokenizer: PreTrainedTokenizerBase, skipped: Counter[str]
+) -> Iterator[Tokenised]:
+    """The documents as they come, for those who look at masks."""
     for row in rows(conf, skipped):
         yield from from_row(row, conf, tokenizer, skipped)
 
@@ -59,12 +71,14 @@ def from_spans(ids: list[int], spans: Iterable[Sequence[int]]) -> Tokenised:
         if not 0 <= begin <= end <= len(ids):
             raise MisfitError("recorded spans that do not lie in the ids")
         answer[begin:end] = [True] * (end - begin)
-    return Tokenised(ids=ids, answer=answer)
+    return _prompted(Tokenised(ids=ids, answer=answer))
 
 
 def from_pair(prompt_ids: list[int], answer_ids: list[int]) -> Tokenised:
     """A prompt and what the target answered, token by token."""
-    return from_spans(prompt_ids + answer_ids, [(len(prompt_ids), len(prompt_ids + answer_ids))])
+    return Tokenised(
+        ids=prompt_ids + answer_ids, answer=[False] * len(prompt_ids) + [True] * len(answer_ids)
+    )
 
 
 def from_text(tokenizer: PreTrainedTokenizerBase, text: str) -> Tokenised:
@@ -80,7 +94,17 @@ def from_messages(chat: Chat, messages: list[Message], *, last_only: bool = Fals
     """
     messages = [_with_thought(message) for message in messages]
     text, spans = last_answer(chat, messages) if last_only else all_answers(chat, messages)
-    return _tokenised(chat.tokenizer, text, spans)
+    return _prompted(_tokenised(chat.tokenizer, text, spans))
+
+
+def _prompted(document: Tokenised) -> Tokenised:
+    """A conversation has a prompt: one that is all answer is no bad row, but a broken mask."""
+    if document.answer and all(document.answer):
+        raise UserError(
+            "data: a conversation must hold a prompt too, got answer tokens only; check the chat "
+            "template (its {% generation %} marks) or the recorded spans"
+        )
+    return document
 
 
 def _with_thought(message: Message) -> Message:
