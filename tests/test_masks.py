@@ -1,0 +1,182 @@
+"""Masks where templates and tokenizers are awkward, and masks that stop a run."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from tokenizers import AddedToken
+from transformers import PreTrainedTokenizerFast
+
+from data.chat import Chat
+from data.config import DataConf, Source, Turns
+from data.conversations import Conversation, MisfitError, Tokenised
+from data.mask_check import EARLY, checked
+from data.tokens import from_messages, from_row, from_spans
+from models.errors import UserError
+from tests.families import AGAIN, ANSWER, CALLING, FAMILIES, MULTI, QUESTION, RESULT, SINGLE, TOOLS
+from tests.test_tokens import CHAT, EXACT, HEAD, PLAIN, PROMPT, answers, chat_tokenizer
+
+THOUGHT = "<think>\n\n</think>\n\n"
+# marks the header, an empty thought that serving sends in the prompt, and the line break behind
+WIDE = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}<|start|>assistant\n"
+    + "{% if loop.last %}<think>\n\n</think>\n\n{% endif %}"
+    + "{{ m.content }}<|end|>\n{% endgeneration %}"
+    + "{% else %}<|start|>{{ m.role }}\n{{ m.content }}<|end|>\n{% endif %}{% endfor %}"
+    + "{% if add_generation_prompt %}<|start|>assistant\n{% if enable_thinking is false %}"
+    + "<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+TWO_MARKS = (
+    HEAD + "{% if m.role == 'assistant' %}{% generation %}({{ m.reasoning }}){% endgeneration %} "
+    "{% generation %}{{ m.content }}{% endgeneration %}<|end|>\n{% else %}{{ m.content }}<|end|>\n"
+    "{% endif %}{% endfor %}" + PROMPT
+)
+ONLY_ANSWERS = "{% for m in messages if m.role == 'assistant' %}{{ m.content }}{% endfor %}"
+
+
+def chat(template: str, **arguments) -> Chat:
+    return Chat(tokenizer=chat_tokenizer(template), arguments=arguments)
+
+
+def read(tokenizer, messages, turns=Turns.each, **row) -> tuple[list[Tokenised], Counter[str]]:
+    skipped: Counter[str] = Counter()
+    conf = DataConf(source=Source.jsonl, path="rows.jsonl", turns=turns)
+    row = Conversation(messages=messages, **row)
+    return list(from_row(row, conf, tokenizer, skipped)), skipped
+
+
+@pytest.mark.parametrize("last_only", [False, True])
+def test_a_mark_reaches_from_the_prompt_to_the_end_of_the_turn(last_only):
+    wide = chat(WIDE)
+    document = from_messages(wide, CHAT, last_only=last_only)
+    assert answers(wide.tokenizer, document) == EXACT[1 if last_only else 0 :]
+
+
+def test_an_empty_thought_is_the_answers_where_the_reader_says_so():
+    wide = chat(WIDE, enable_thinking=True)
+    document = from_messages(wide, CHAT, last_only=True)
+    assert answers(wide.tokenizer, document) == [THOUGHT + EXACT[1]]
+
+
+def test_a_turn_may_have_several_marks_and_thoughts_any_name():
+    thoughtful = [message | {"thinking": "Hm."} for message in CHAT]
+    tokenizer = chat_tokenizer(TWO_MARKS)
+    document = from_messages(Chat(tokenizer=tokenizer), thoughtful, last_only=True)
+    assert answers(tokenizer, document) == ["(Hm.)", EXACT[1]]
+
+
+def test_a_mark_takes_an_end_of_turn_token_that_is_not_eos():
+    tokenizer = chat_tokenizer(TWO_MARKS)
+    tokenizer.eos_token = "</s>"
+    document = from_messages(Chat(tokenizer=tokenizer), CHAT)
+    assert answers(tokenizer, document)[1::2] == EXACT
+
+
+def test_a_prompt_is_tokenised_alone_whatever_the_answer_begins_with():
+    tokenizer = chat_tokenizer(PLAIN)
+    for content in ["\n\nHello", " Hello", "\n think", "\u00e9\U0001f976"]:
+        messages = [CHAT[1], {"role": "assistant", "content": content}]
+        document = from_messages(Chat(tokenizer=tokenizer), messages)
+        prompt = tokenizer.apply_chat_template(messages[:1], add_generation_prompt=True)
+        assert document.ids[: len(prompt["input_ids"])] == prompt["input_ids"]
+        assert answers(tokenizer, document) == [f"{content}<|end|>"]
+
+
+def test_an_end_of_turn_token_that_swallows_the_line_break_is_learned():
+    tokenizer = chat_tokenizer(PLAIN)
+    tokenizer.add_tokens([AddedToken("<|end|>", rstrip=True, special=True)], special_tokens=True)
+    document = from_messages(Chat(tokenizer=tokenizer), CHAT)
+    assert answers(tokenizer, document) == EXACT
+
+
+def test_a_tokenizer_that_puts_a_space_before_a_text_gets_it_whole():
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    words = ["<s>", "</s>", "[INST]", "[/INST]", "\u2581", *"Hellohrteaswmifin,?ITdgc.1234567890O"]
+    vocabulary = {word: place for place, word in enumerate(dict.fromkeys(words))}
+    backend = Tokenizer(models.BPE(vocabulary, [], unk_token="<s>"))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    backend.decoder = decoders.Metaspace(prepend_scheme="always")
+    backend.add_special_tokens(words[:4])
+    mistral = FAMILIES["mistral-v0.3"].tokenizer("mistral-v0.3").chat_template
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token="<s>", eos_token="</s>", chat_template=mistral
+    )
+    said = {"role": "assistant", "content": "It is cold."}
+    [document], _ = read(tokenizer, [QUESTION, said])
+    learned = [token for token, flag in zip(document.ids, document.answer, strict=True) if flag]
+    assert "".join(tokenizer.convert_ids_to_tokens(learned)) == "\u2581It\u2581is\u2581cold.</s>"
+
+
+def test_what_a_template_does_not_take_is_counted():
+    gemma, llama = (FAMILIES[name].tokenizer(name) for name in ("gemma-3", "llama-3.1"))
+    documents, skipped = read(gemma, [QUESTION, CALLING, RESULT, ANSWER])
+    assert len(documents) == 1  # the call: what follows it cannot be said
+    [(reason, count)] = skipped.items()
+    assert count == 1
+    assert reason.startswith("refused by the chat template: Conversation roles must alternate")
+    twice = {**CALLING, "tool_calls": CALLING["tool_calls"] * 2}
+    assert read(llama, [QUESTION, twice], tools=TOOLS)[1].total() == 1
+    no_json = chat_tokenizer("{{ messages[0].nothing | tojson }}" + PLAIN)
+    assert read(no_json, CHAT)[1].total() == 2
+
+
+def test_arguments_of_the_row_win_over_those_of_the_data():
+    tokenizer = FAMILIES["qwen3"].tokenizer("qwen3")
+    conf = DataConf(source=Source.jsonl, path="x", template={"enable_thinking": True})
+    row = Conversation(messages=SINGLE)
+    [thinking] = from_row(row, conf, tokenizer, Counter())
+    [plain] = from_row(
+        replace(row, template={"enable_thinking": False}), conf, tokenizer, Counter()
+    )
+    assert answers(tokenizer, thinking) == [THOUGHT + answers(tokenizer, plain)[0]]
+
+
+def test_a_conversation_without_a_prompt_stops_the_run():
+    with pytest.raises(UserError, match="must hold a prompt too, got answer tokens only"):
+        from_messages(chat(ONLY_ANSWERS), CHAT[1:3])
+    with pytest.raises(UserError, match="must hold a prompt too"):
+        from_spans([1, 2, 3], [(0, 2), (2, 3)])
+
+
+def test_recorded_spans_are_answers_as_they_stand():
+    document = from_spans([5, 6, 7, 8, 9], [(1, 3), (4, 5)])
+    assert document.answer == [False, True, True, False, True]
+    with pytest.raises(MisfitError, match="do not lie in the ids"):
+        from_spans([5, 6], [(1, 3)])
+
+
+GOOD = Tokenised(ids=[1, 2], answer=[False, True])
+SILENT = Tokenised(ids=[1, 2], answer=[False, False], category="code")
+ALL_ONE = Tokenised(ids=[1, 2], answer=[True, True], category="code")
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (SILENT, r"of category 'code' must hold answer tokens, got none in 3; look at them"),
+        (ALL_ONE, r"of category 'code' must hold prompts too, got only answer tokens in 3;"),
+    ],
+)
+def test_a_category_whose_masks_are_all_wrong_stops_the_run(bad, message):
+    with pytest.raises(UserError, match=message):
+        list(checked([GOOD, bad, GOOD, bad, bad], Counter()))
+    good = replace(GOOD, category="code")
+    assert list(checked([bad, good], Counter())) == [bad, good]
+    endless = iter(lambda: bad, None)
+    with pytest.raises(UserError, match=f"{EARLY:,}"):
+        list(checked(endless, Counter()))
+
+
+def test_no_document_at_all_is_refused_with_the_reasons():
+    with pytest.raises(UserError, match=r"got none \(too odd: 2\)"):
+        list(checked([], Counter({"too odd": 2})))
+
+
+def test_consecutive_answers_are_each_behind_what_was_said():
+    tokenizer = FAMILIES["qwen3"].tokenizer("qwen3")
+    documents, skipped = read(tokenizer, [*MULTI, AGAIN])
+    assert not skipped
+    assert [answers(tokenizer, document)[0] for document in documents][1:] == [
+        f"{AGAIN['content']}<|im_end|>"
+    ] * 2
