@@ -65,9 +65,8 @@ class Decoded:
 
 @dataclass(kw_only=True)
 class Spent:
-    """Seconds of one call of `decode`: each round counts once, however many rows it served."""
+    """Seconds of the rounds of one call of `decode`; one counts once, whatever rows it served."""
 
-    prefill_s: float = 0.0
     round_s: float = 0.0
     rounds: int = 0
 
@@ -293,7 +292,6 @@ class Decoder:
                 work = self._put(work, one, torch.tensor(free[:1], device=self.place))
                 first = one.rows.root.tolist()
             took = time.perf_counter() - began
-            self.spent.prefill_s += took
             for slot, request, token in zip(free, some, first, strict=False):
                 request.answer.ids, request.answer.prefill_s = [token], took
                 if not request.ended(stopping, new=1):

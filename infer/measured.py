@@ -8,7 +8,6 @@ from infer.intervals import Estimate
 from infer.stats import Costs, Exactness, Trace
 from infer.verify import Typical
 
-EXACT = "exact"  # of modes whose rule has no name: they keep the target's own answers
 LOSSY = (Typical.name,)
 
 
@@ -35,7 +34,7 @@ class Measured:
 
     traces: list[Trace]
     exactness: Exactness = field(default_factory=Exactness)
-    verification: str = EXACT
+    verification: str = "exact"  # a rule without a name, which keeps the target's own answers
     costs: Costs | None = None
     graphs_after_warmup: int | None = None
     batch: int = 1

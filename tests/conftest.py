@@ -9,6 +9,8 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 import pytest
 import torch
 
+from tests.agreeing import small_drafts, small_target
+from tests.made_report import one_draft, three_drafts
 from tests.tiny import batch_of, learn, new_draft, sampled_texts, tiny_target
 
 torch.set_num_threads(1)  # small matrices are many times slower on several threads
@@ -47,3 +49,27 @@ def learned(target):
     draft = new_draft(target)
     learn(draft, target, batch_of(texts), steps=250)
     return draft, texts
+
+
+@pytest.fixture(scope="session")
+def small():
+    """A target of sixteen words, to be sampled in bulk."""
+    return small_target()
+
+
+@pytest.fixture(scope="session")
+def drafts(small):
+    """By name: drafts that agree with `small` partly."""
+    return small_drafts(small)
+
+
+@pytest.fixture(scope="module")
+def report():
+    """Of one draft, made up."""
+    return one_draft()
+
+
+@pytest.fixture(scope="module")
+def comparison():
+    """Of three drafts, made up."""
+    return three_drafts()

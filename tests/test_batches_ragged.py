@@ -7,7 +7,7 @@ from infer.decode import Decoder
 from infer.laps import Laps
 from infer.verify import Verification, build
 from models.sampling import SamplingConf
-from tests.agreeing import METHODS, SHAPES, WORDS, small_drafts, small_target
+from tests.agreeing import METHODS, SHAPES, WORDS
 
 SLOTS = 64
 COUNT, BATCH = 20, 8
@@ -26,16 +26,6 @@ RAGGED += [("block", "chain"), ("typical", "dynamic")]
 PENALISED = SamplingConf(
     temperature=1.3, repetition_penalty=1.3, presence_penalty=0.4, min_p=0.02, top_p=0.95, seed=4
 )
-
-
-@pytest.fixture(scope="module")
-def small():
-    return small_target()
-
-
-@pytest.fixture(scope="module")
-def drafts(small):
-    return small_drafts(small)
 
 
 @pytest.fixture(scope="module")

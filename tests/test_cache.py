@@ -4,9 +4,8 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from models.cache import LayerCache, Write, prompt_mask, tree_mask
-from models.tree import ancestors, depths
-from tests.tiny import LAYERS
+from models.cache import LayerCache, Write
+from tests.cached import read_prompts, read_tree
 
 SLOTS = 40
 PROMPT = [5, 9, 2, 7, 7, 3, 11]
@@ -26,31 +25,6 @@ def plain(target, ids):
 
 def assert_same(ours, theirs):
     torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-4)
-
-
-def read_prompts(target, cache, prompts, padded):
-    ids = torch.zeros(len(prompts), padded, dtype=torch.int64)
-    for row, prompt in zip(ids, prompts, strict=True):
-        row[: len(prompt)] = torch.tensor(prompt)
-    lengths = torch.tensor([len(prompt) for prompt in prompts])
-    place = torch.arange(padded).expand_as(ids)
-    mask = prompt_mask(lengths, padded, cache.keys[0].shape[2])
-    seen = target.see(
-        ids, positions=place, mask=mask, layers=LAYERS, cache=cache, write=Write.at(place)
-    )
-    return lengths, seen
-
-
-def read_tree(target, cache, lengths, ids, parents, *, active=True, source=None, goal=None):
-    sees = ancestors(parents)
-    place = lengths[:, None] + torch.arange(ids.shape[1])
-    slots = place if active else torch.full_like(place, cache.garbage)
-    moves = source is not None
-    return target.see(
-        ids, positions=lengths[:, None] + depths(sees),
-        mask=tree_mask(lengths, sees, cache.keys[0].shape[2]), layers=LAYERS, cache=cache,
-        write=Write(slots=slots, source=source, goal=goal) if moves else Write.at(slots),
-    ).hidden  # fmt: skip
 
 
 @pytest.mark.parametrize("padded", [7, 8, 16, 32])

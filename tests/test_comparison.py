@@ -10,23 +10,13 @@ from infer.plots import plots
 from infer.report import write
 from infer.tables import tables
 from infer.words import headline
-from tests.made_report import COMPARED, one_draft, printed, three_drafts
+from tests.made_report import COMPARED, printed
 
 ADAPTED = (
     "runs/adapted is compared with its own adapted target, whose answers differ from the "
     "original's on 5 of 48 prompts."
 )
 LOSSY = "are verified by the typical rule, which is lossy: their answers are not the target's."
-
-
-@pytest.fixture(scope="module")
-def report():
-    return one_draft()
-
-
-@pytest.fixture(scope="module")
-def comparison():
-    return three_drafts()
 
 
 def test_a_draft_with_its_own_target_is_compared_with_that(comparison):

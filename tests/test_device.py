@@ -55,9 +55,8 @@ def test_threads_must_be_some():
         DeviceConf(threads=0)
 
 
-def test_no_compiler_is_said_once_and_all_runs_eagerly(only_cpu, monkeypatch, caplog):
-    monkeypatch.setattr(detect.shutil, "which", lambda _: None)
-    monkeypatch.setattr(detect.log, "disabled", False)  # Hydra may have run in this process
+def test_no_compiler_is_said_once_and_all_runs_eagerly(only_cpu, monkeypatch, tmp_path, caplog):
+    monkeypatch.setenv("PATH", str(tmp_path))  # no compiler there
     detect.can_compile.cache_clear()
     try:
         with caplog.at_level(logging.WARNING):

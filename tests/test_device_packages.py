@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from models.device import DeviceConf, DeviceName
-from models.device import config as device_config
 from models.device.detect import choose
 from models.device.machine import Machine
 from models.errors import UserError
@@ -132,9 +131,8 @@ def test_idle_cores_are_not_passed_over_in_silence(install, tmp_path, caplog):
     ]
 
 
-def test_the_choice_and_what_it_was_made_from_are_one_line(install, monkeypatch, caplog):
+def test_the_choice_and_what_it_was_made_from_are_one_line(install, caplog):
     install({"torch": "2.13.0+cpu", "neuronx-cc": "2.28.7631.0"})
-    monkeypatch.setattr(device_config.log, "disabled", False)
     with caplog.at_level(logging.INFO):
         DeviceConf(name=DeviceName.auto, compile=False).build()
     assert [r.getMessage() for r in caplog.records] == [

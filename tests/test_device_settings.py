@@ -1,6 +1,7 @@
 """What compiler and runtime are told: set, recorded, and refused where it contradicts itself."""
 
 import os
+from unittest.mock import patch
 
 import pytest
 
@@ -13,12 +14,13 @@ OWN = "/var/tmp/neuron-compile-cache"
 
 
 @pytest.fixture(autouse=True)
-def _untouched(monkeypatch):
+def _untouched():
     """Settings write the environment: what a test leaves there is taken back."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("NEURON_", "TORCH"))}
-    monkeypatch.setattr(os, "environ", os.environ.copy())
-    for name in set(os.environ) - set(kept):
-        del os.environ[name]
+    with patch.dict(os.environ):
+        for name in list(os.environ):
+            if name.startswith(("NEURON_", "TORCH")):
+                del os.environ[name]
+        yield
 
 
 @pytest.fixture

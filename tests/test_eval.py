@@ -9,7 +9,6 @@ import pytest
 import safetensors.torch
 import torch
 
-import infer.contenders
 from data.prompts import held_out
 from infer.config import EvaluationConf, Verification
 from infer.contenders import Candidate
@@ -94,9 +93,7 @@ def test_a_draft_of_unknown_seed_has_no_untrained_mode_and_says_why(target, fold
     assert draft["gain"]["tree"]["over_untrained"] is None
 
 
-def test_a_deep_tree_is_warned_of(target, folder, caplog, monkeypatch):
-    # Hydra may have run in this process
-    monkeypatch.setattr(infer.contenders.log, "disabled", False)
+def test_a_deep_tree_is_warned_of(target, folder, caplog):
     deep = TreeConf(depth=6, nodes=8, width=2, branch=3)
     draft = candidate(folder / "outputs" / "train" / "newer" / "checkpoint", target)
     evaluate(target, [draft], tree=deep, conf=conf(folder, max_new_tokens=2))

@@ -10,13 +10,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from infer.decode import Decoder
-from models.cache import Write, prompt_mask, tree_mask
 from models.drafts.base import Batch
 from models.drafts.medusa import MedusaConf
 from models.losses import LossConf
 from models.sampling import SamplingConf
 from models.target import TargetConf
-from models.tree import ancestors, depths
+from tests.cached import read_prompts, read_tree
 from tests.family_models import FAMILIES, MORE, WINDOW, family_model, family_target, partly_agreeing
 from tests.tiny import CPU, VOCAB, batch_of, chain, learn, new_draft, static, tiny_tokenizer, tree
 
@@ -55,31 +54,12 @@ def assert_same(ours, theirs):
 
 
 def read(target, cache, prompts, padded):
-    ids = torch.zeros(len(prompts), padded, dtype=torch.int64)
-    for row, prompt in zip(ids, prompts, strict=True):
-        row[: len(prompt)] = torch.tensor(prompt)
-    lengths = torch.tensor([len(prompt) for prompt in prompts])
-    place = torch.arange(padded).expand_as(ids)
-    seen = target.see(
-        ids, positions=place, mask=prompt_mask(lengths, padded, cache.garbage + 1), layers=[],
-        cache=cache, write=Write.at(place),
-    )  # fmt: skip
+    lengths, seen = read_prompts(target, cache, prompts, padded, layers=[])
     return lengths, target.logits(seen.hidden)
 
 
-def score(target, cache, lengths, ids, parents, *, source=None, goal=None):
-    sees = ancestors(parents)
-    slots = lengths[:, None] + torch.arange(ids.shape[1])
-    none = slots[:, :0]
-    seen = target.see(
-        ids, positions=lengths[:, None] + depths(sees),
-        mask=tree_mask(lengths, sees, cache.garbage + 1), layers=[], cache=cache,
-        write=Write(
-            slots=slots, source=none if source is None else source,
-            goal=none if goal is None else goal,
-        ),
-    )  # fmt: skip
-    return target.logits(seen.hidden)
+def score(target, cache, lengths, ids, parents, **moves):
+    return target.logits(read_tree(target, cache, lengths, ids, parents, layers=[], **moves))
 
 
 @pytest.mark.parametrize("family", FAMILIES | MORE)

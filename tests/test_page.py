@@ -16,19 +16,9 @@ from infer.modes import modes_of, sections
 from infer.page import page
 from infer.plots import plots
 from infer.tables import markdown, tables, used
-from tests.made_report import COMPARED, PIECES, one_draft, printed, three_drafts
+from tests.made_report import COMPARED, PIECES, printed
 
 DOCS = (Path(__file__).parent.parent / "docs/report.md").read_text()
-
-
-@pytest.fixture(scope="module")
-def report():
-    return one_draft()
-
-
-@pytest.fixture(scope="module")
-def comparison():
-    return three_drafts()
 
 
 @pytest.fixture(scope="module")

@@ -17,23 +17,11 @@ from tests.made_report import (
     SETTING,
     draft_run,
     measured,
-    one_draft,
     printed,
-    three_drafts,
 )
 
 ROOT = Path(__file__).parent.parent
 SCHEMA = json.loads((ROOT / "docs/report.schema.json").read_text())
-
-
-@pytest.fixture(scope="module")
-def report():
-    return one_draft()
-
-
-@pytest.fixture(scope="module")
-def comparison():
-    return three_drafts()
 
 
 @pytest.fixture(scope="module")

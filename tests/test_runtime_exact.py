@@ -13,7 +13,7 @@ from infer.decode import Decoder
 from infer.verify import Verification, build
 from models.errors import UserError
 from models.sampling import SamplingConf
-from tests.agreeing import METHODS, SHAPES, WORDS, noised, small_drafts, small_target
+from tests.agreeing import METHODS, SHAPES, WORDS, noised
 
 PROMPT = [5, 9, 2]
 NEW = 5
@@ -26,16 +26,6 @@ RATIOS = [("rejection", shape) for shape in ("chain", "static", "dynamic", "dyna
 RATIOS += [("block", "chain")]
 PROVEN = [(*ratio, method) for ratio in RATIOS for method in METHODS]
 PROVEN += [("rejection", "product", "medusa")]  # of independent heads
-
-
-@pytest.fixture(scope="module")
-def small():
-    return small_target()
-
-
-@pytest.fixture(scope="module")
-def drafts(small):
-    return small_drafts(small)
 
 
 @pytest.fixture(scope="module")
