@@ -100,6 +100,7 @@ class DataConf:
     turns: Turns = Turns.all
     template: dict[str, Any] = field(default_factory=dict)  # arguments of the chat template
     length: int = 512  # tokens of a packed row
+    overlap: int | None = None  # tokens that parts of a long document share; None = cut its end
     limit: int | None = None  # rows to read; None = all
     seed: int = 0  # of the order
     keep_features: bool = False  # of all rows, in memory: later epochs need no target pass
@@ -122,6 +123,11 @@ class DataConf:
                 self.length >= 16,
                 f"data.length: must be at least 16, got {self.length}; "
                 "a row must hold a prompt and its answer",
+            ),
+            (
+                self.overlap is None or 1 <= self.overlap <= self.length // 2,
+                f"data.overlap: must be 1 to half of data.length={self.length}, got "
+                f"{self.overlap}; null cuts long documents at the end",
             ),
             (
                 self.limit is None or self.limit >= 1,

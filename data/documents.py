@@ -8,6 +8,7 @@ Nothing is padded here. Tensors are made when a batch is asked for.
 """
 
 from array import array
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -15,7 +16,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Bool, Int
+from tqdm import tqdm
+from transformers import PreTrainedTokenizerBase
 
+from data import tokens
+from data.config import DataConf
 from data.conversations import Tokenised
 from models.drafts.base import Batch
 
@@ -46,7 +51,8 @@ class Documents:
             category.append(categories.setdefault(piece.category, len(categories)))
             language.append(languages.setdefault(piece.language, len(languages)))
         return cls(
-            ids=np.asarray(ids), answer=np.asarray(answer).view(bool), starts=np.asarray(starts).view(np.int64),
+            ids=np.asarray(ids), answer=np.asarray(answer).view(bool),
+            starts=np.asarray(starts).view(np.int64),
             category=np.asarray(category), language=np.asarray(language),
             categories=list(categories), languages=list(languages),
         )  # fmt: skip
@@ -70,6 +76,13 @@ class Documents:
         return np.diff(self.starts)
 
 
+def read(conf: DataConf, tokenizer: PreTrainedTokenizerBase, skipped: Counter[str]) -> Documents:
+    """The data of the conf, tokenised; `skipped` counts the rows left out, by reason."""
+    found = tokens.documents(conf, tokenizer, skipped)
+    progress = tqdm(found, desc="tokenise", unit=" documents", disable=None)
+    return Documents.of(iter(progress))
+
+
 class Piece(NamedTuple):
     """Tokens [begin, end) of a document. Those before `learns` are context that is not learned."""
 
@@ -88,6 +101,7 @@ class Packed:
     starts: Int[np.ndarray, " ends"]  # int64: row i is pieces starts[i] to starts[i + 1]
     length: int
     pad_id: int = 0
+    overlap: int | None = None  # context of a later piece; None: documents are not split
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -101,7 +115,7 @@ class Packed:
         """These rows as tensors. Padding has position 0, document -1 and no answer."""
         shape = (len(rows), self.length)
         ids, document = np.full(shape, self.pad_id), np.full(shape, -1)
-        answer, positions = np.zeros(shape, bool), np.zeros(shape, int)
+        answer, context, positions = (np.zeros(shape, kind) for kind in (bool, bool, int))
         for row, pieces in enumerate(self.pieces(rows)):
             left = 0
             for number, piece in enumerate(pieces):
@@ -111,8 +125,10 @@ class Packed:
                 answer[row, left:right] = self.documents.answer[begin:end]
                 document[row, left:right] = number
                 positions[row, left:right] = np.arange(right - left)
+                context[row, left : left + piece.learns - piece.begin] = True
                 left = right
         return Batch(
             ids=torch.from_numpy(ids), answer=torch.from_numpy(answer),
             document=torch.from_numpy(document), positions=torch.from_numpy(positions),
+            context=None if self.overlap is None else torch.from_numpy(context),
         )  # fmt: skip

@@ -2,7 +2,8 @@
 
 A token of an answer weighs 1 or, with `loss.half_life`, half as much every so many tokens into its
 answer: what is drafted early decides more of what follows. A row weighs what the token weighs that
-it drafts.
+it drafts. A token in the context of a split document's later piece weighs nothing: it is learned
+with the piece before, whose end it is.
 """
 
 import torch
@@ -14,7 +15,7 @@ from models.losses import LossConf, Reduction
 
 def row_weights(
     answer: Bool[Tensor, "rows length"], document: Int[Tensor, "rows length"], *, steps: int,
-    conf: LossConf,
+    conf: LossConf, context: Bool[Tensor, "rows length"] | None = None,
 ) -> tuple[Float[Tensor, "steps rows length"], Float[Tensor, ""]]:  # fmt: skip
     """Of a draft that reads the target's features: weight of row t at each step, and the sum.
 
@@ -23,7 +24,7 @@ def row_weights(
     others. The sum, which divides the loss, is that of step 0.
     """
     own = answer & (document >= 0)
-    worth, counts = _worth(own, document, conf), sooner(own, 1)
+    worth, counts = _worth(own, document, context, conf), sooner(own, 1)
     weights = []
     for i in range(steps):
         same = sooner(document, 2 + i, fill=-1) == document
@@ -33,8 +34,9 @@ def row_weights(
 
 
 def token_weights(
-    answer: Bool[Tensor, "rows length"], document: Int[Tensor, "rows length"], *, conf: LossConf
-) -> tuple[Float[Tensor, "rows length"], Float[Tensor, ""]]:
+    answer: Bool[Tensor, "rows length"], document: Int[Tensor, "rows length"], *, conf: LossConf,
+    context: Bool[Tensor, "rows length"] | None = None,
+) -> tuple[Float[Tensor, "rows length"], Float[Tensor, ""]]:  # fmt: skip
     """Of a draft that is a language model: weight of row t, which predicts token t+1, and the sum.
 
     Row t counts when token t+1 is an answer token of its own document. Decoding never drafts an
@@ -43,21 +45,23 @@ def token_weights(
     """
     own = answer & (document >= 0)
     counts = sooner(own, 1) & (sooner(document, 1, fill=-1) == document)
-    weight = counts * sooner(_worth(own, document, conf), 1)
+    weight = counts * sooner(_worth(own, document, context, conf), 1)
     (weight,), total = _reduced(weight[None], document, conf)
     return weight, total
 
 
 def _worth(
-    own: Bool[Tensor, "rows length"], document: Int[Tensor, "rows length"], conf: LossConf
-) -> Float[Tensor, "rows length"]:
+    own: Bool[Tensor, "rows length"], document: Int[Tensor, "rows length"],
+    context: Bool[Tensor, "rows length"] | None, conf: LossConf,
+) -> Float[Tensor, "rows length"]:  # fmt: skip
     """What an answer token weighs by its place in its answer; of others it means nothing."""
+    learned = torch.ones_like(own) if context is None else ~context
     if conf.half_life is None:
-        return torch.ones_like(own, dtype=torch.float32)
+        return learned.float()
     starts = own & ~(later(own, 1) & (later(document, 1) == document))
     place = torch.arange(own.shape[1], device=own.device)
     age = place - _sum_by(starts.cumsum(1), (starts * place).float())
-    return 0.5 ** (age / conf.half_life)
+    return learned * 0.5 ** (age / conf.half_life)
 
 
 def _reduced(

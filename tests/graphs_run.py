@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from data.batches import Packed
+from data.documents import Packed
 from infer.config import EvaluationConf
 from infer.contenders import Candidate
 from infer.judge import evaluate
@@ -19,6 +19,7 @@ from models.drafts.base import Draft
 from models.target import Target
 from models.tree import TreeConf
 from tests.methods import CASES
+from tests.packed import packed_of
 from tests.tiny import CPU, VOCAB, batch_of, new_draft, tiny_target
 from tests.toy_run import toy_conf
 from train.config import TrainConf
@@ -37,8 +38,7 @@ def texts(*lengths: int) -> list[list[int]]:
 
 
 def rows() -> Packed:
-    batch = batch_of(texts(*[LENGTH] * ROWS))
-    return Packed(**vars(batch))
+    return packed_of(batch_of(texts(*[LENGTH] * ROWS)))
 
 
 def train(name: str, target: Target, device: Device, **data) -> dict[str, dict[str, int]]:

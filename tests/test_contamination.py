@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from data.batches import pack
 from data.contamination import FILE, START_CHARS, contaminated, packed, signs
+from data.documents import Documents
+from data.packing import pack
 from data.prompts import EvalPrompt
 from data.tokens import from_pair, from_text
 from train.seen_prompts import keep_hashes
@@ -21,8 +22,8 @@ def held_out(**texts):
 def run(target, tmp_path):
     """A run that learned one question with its answer, and one plain text."""
     ids = target.tokenizer([f"1 2 3 {LONG}", LONG])["input_ids"]
-    rows, _ = pack([from_pair(ids[0][:3], ids[0][3:]), from_text(target.tokenizer, f"7 {LONG}")],
-                   length=128)  # fmt: skip
+    texts = [from_pair(ids[0][:3], ids[0][3:]), from_text(target.tokenizer, f"7 {LONG}")]
+    rows, _ = pack(Documents.of(texts), 128)
     keep_hashes(rows, target.tokenizer, tmp_path)
     return tmp_path
 

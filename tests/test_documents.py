@@ -1,11 +1,17 @@
 """Documents are kept as they came, a few bytes a token, and rows are made when asked for."""
 
+import json
+from collections import Counter
+
 import numpy as np
 import pytest
 
+from data.config import DataConf, Source
 from data.conversations import Tokenised
-from data.documents import Documents, Packed, Piece
+from data.documents import Documents, Packed, Piece, read
+from data.packing import pack
 from data.tokens import from_pair
+from tests.test_tokens import CHAT, PLAIN, chat_tokenizer
 
 PIECES = [
     Tokenised(ids=[1, 2, 3], answer=[False, False, True], category="code", language="en"),
@@ -41,3 +47,33 @@ def test_a_row_shows_its_pieces_side_by_side():
     assert batch.answer.int().tolist() == [[0, 1, 1, 0, 1, 0], [0] * 6]
     assert batch.document.tolist() == [[0, 0, 0, 1, 1, -1], [-1] * 6]
     assert batch.positions.tolist() == [[0, 1, 2, 0, 1, 0], [0] * 6]
+
+
+def written(path, *rows) -> DataConf:
+    file = path / "rows.jsonl"
+    file.write_text("\n".join(json.dumps(row) for row in rows))
+    return DataConf(source=Source.jsonl, path=str(file))
+
+
+def test_conversations_are_read_and_what_is_none_is_counted(tmp_path):
+    conf, skipped = written(tmp_path, {"messages": CHAT}, {"nothing": 1}), Counter()
+    documents = read(conf, chat_tokenizer(PLAIN), skipped)
+    assert (len(documents), sum(skipped.values())) == (1, 1)
+    _, report = pack(documents, conf.length)
+    report.skipped = dict(skipped)
+    assert "1 rows skipped: no column" in str(report)
+
+
+def test_a_conversation_that_the_template_refuses_is_counted(tmp_path):
+    conf, skipped = written(tmp_path, {"messages": CHAT}, {"messages": CHAT[1:]}), Counter()
+    strict = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    assert len(read(conf, chat_tokenizer(strict + PLAIN), skipped)) == 1
+    assert skipped == {"refused by the chat template: no system": 1}
+
+
+def test_texts_and_ids_are_read(tmp_path):
+    rows = {"text": "Hello there"}, {"ids": [7, 8, 9], "answer": [False, True, True]}
+    skipped = Counter()
+    documents = read(written(tmp_path, *rows), chat_tokenizer(None), skipped)
+    assert (len(documents), skipped) == (2, {})
+    assert documents[1] == Tokenised(ids=[7, 8, 9], answer=[False, True, True])

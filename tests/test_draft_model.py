@@ -16,8 +16,8 @@ from transformers import (
 )
 
 from conf.entry import compose
-from data.batches import Order
 from data.config import OnPolicyConf
+from data.order import Order
 from infer.decode import Decoder
 from models.drafts import load_draft
 from models.drafts.causal_lm import CausalLMConf, CausalLMDraft, Start

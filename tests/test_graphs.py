@@ -26,7 +26,7 @@ from models.sampling import SamplingConf
 from models.target import TargetConf
 from models.tree import TreeConf, TreeKind
 from tests.compiled_run import counted_reads
-from tests.graphs_run import LENGTH, TREE, loop_over, prompt_file, rows
+from tests.graphs_run import LENGTH, ROWS, TREE, loop_over, prompt_file, texts
 from tests.methods import CASES
 from tests.tiny import CPU, batch_of, tiny_target
 from tests.toy_run import toy_conf
@@ -240,7 +240,7 @@ class Operations(TorchDispatchMode):
 @pytest.mark.parametrize("name", CASES)
 def test_a_loss_draws_nothing_reads_nothing_and_has_no_shape_of_its_values(target, name):
     draft = CASES[name].build(target).train()
-    batch = batch_of(rows().ids.tolist())
+    batch = batch_of(texts(*[LENGTH] * ROWS))
     seen = features(target, draft.needs.layers, batch)
     with Operations() as done:
         draft.loss(batch, seen).total.backward()
@@ -250,7 +250,7 @@ def test_a_loss_draws_nothing_reads_nothing_and_has_no_shape_of_its_values(targe
 
 def test_noise_is_drawn_before_the_loss_and_on_the_host_where_the_device_draws_none(target):
     draft = Eagle1Conf(noise=0.5).build(target, loss=LossConf(), seed=0).train()
-    batch = batch_of(rows().ids.tolist())
+    batch = batch_of(texts(*[LENGTH] * ROWS))
     seen = features(target, draft.needs.layers, batch)
     with Operations() as drawing:
         noise = draft.noise(seen)

@@ -2,7 +2,7 @@
 
 import gc
 import json
-from dataclasses import fields
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,15 +10,14 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from conf.entry import compose
-from data.batches import Packed
 from infer import plan as infer_plan
 from models import tensor_parallel
 from models.device import Device
-from models.drafts.base import Batch
 from models.errors import UserError
 from models.machines import MachineConf, measured
 from models.outline import Outline, outline, outlined, share
 from models.target import Target, TargetConf
+from tests.packed import packed_of
 from tests.tiny import CPU
 from train.changes import changes
 from train.config import TrainConf
@@ -80,8 +79,7 @@ def prepared(conf: TrainConf, device: Device, folder) -> Loop:
     target = Target(Qwen3ForCausalLM(config()).to(device.dtype), None, name="made", device=device)
     draft = conf.draft.build(target, loss=conf.loss, seed=0)
     full = fullest_batch(conf.optim.rows, LENGTH)
-    rows = Packed(**{f.name: getattr(full, f.name) for f in fields(Batch)})
-    rows.ids = torch.randint(1, VOCAB, rows.ids.shape)
+    rows = packed_of(replace(full, ids=torch.randint(1, VOCAB, full.ids.shape)))
     parallel = conf.parallel.build(device, trackers=[])
     state = State(folder, flat(conf))
     loop = Loop(

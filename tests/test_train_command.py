@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from conf.entry import compose
-from data.batches import pack
 from data.conversations import Tokenised
+from data.documents import Documents
 from data.tokens import from_pair
 from infer.config import EvaluationConf
 from models.device import detect
@@ -142,20 +142,26 @@ def test_what_is_wrong_is_refused_by_key(folder, override, message):
     assert str(refused.value).startswith(message)
 
 
-def test_prompts_are_held_back_from_the_rows():
+def test_prompts_are_held_back_from_all_over_the_data():
     """What comes before an answer, and the beginning of a text; never what is learned too."""
     text = list(range(20, 50))
     plain = Tokenised(ids=text, answer=[place > 0 for place in range(30)])
-    rows, _ = pack(iter([from_pair([1, 2, 3], [4, 5]), plain] * 4), length=36)
-    kept, prompts = hold_back(rows, 3)
-    assert len(kept) == len(rows) - 2
-    assert len(prompts) == 3
-    assert {tuple(prompt) for prompt in prompts} == {(1, 2, 3), tuple(text[:16])}
+    documents = Documents.of([from_pair([1, 2, 3], [4, 5]), plain] * 4)
+    kept, prompts = hold_back(documents, 3, 36)
+    assert kept.tolist() == [1, 2, 4, 5, 6]
+    assert prompts == [[1, 2, 3], text[:16], text[:16]]
+    assert len(hold_back(documents, 100, 36)[1]) == 4
 
 
-def test_a_single_row_is_kept_to_learn_from(caplog):
-    rows, _ = pack(iter([from_pair([1, 2, 3], [4, 5])]), length=16)
-    kept, prompts = hold_back(rows, 3)
+def test_what_cannot_be_learned_is_not_held_back():
+    silent, late = from_pair([1, 2, 3], []), from_pair([1] * 40, [2])
+    documents = Documents.of([silent, late, from_pair([7], [8]), from_pair([9], [8])])
+    kept, prompts = hold_back(documents, 3, 36)
+    assert (kept.tolist(), prompts) == ([0, 1, 3], [[7, 8]])
+
+
+def test_a_single_document_is_kept_to_learn_from(caplog):
+    kept, prompts = hold_back(Documents.of([from_pair([1, 2, 3], [4, 5])]), 3, 16)
     assert len(kept) == 1
     assert prompts == [[1, 2, 3]]
     assert "too little to hold prompts back" in caplog.text

@@ -12,13 +12,14 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from data.batches import Packed
 from data.config import DataConf
+from data.documents import Packed
 from models.device import DeviceConf, DeviceName, Precision
 from models.drafts.base import Batch, Draft, DraftConf, Loss, Needs
 from models.losses import LossConf
 from models.target import Target
 from models.transformer import Seen
+from tests.packed import packed_of
 from train.config import TrainConf
 from train.log import Log, LogConf
 from train.loop import Loop
@@ -89,7 +90,7 @@ def toy_rows() -> Packed:
     ids = (start + torch.arange(LENGTH)) % VOCAB
     answer = torch.arange(LENGTH) >= 1 + torch.arange(ROWS)[:, None] % 9
     place = torch.arange(LENGTH).expand(ROWS, -1)
-    return Packed(ids=ids, answer=answer, document=place // 6, positions=place % 6)
+    return packed_of(Batch(ids=ids, answer=answer, document=place // 6, positions=place % 6))
 
 
 def toy_conf(**changes) -> TrainConf:

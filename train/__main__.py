@@ -7,7 +7,8 @@ import logging
 from pathlib import Path
 
 from conf.entry import entry_point
-from data.batches import Packed, answer_counts
+from data.documents import Packed
+from data.packing import answer_counts
 from infer.eval import candidate, evaluate
 from infer.report import Report, write
 from infer.tables import sections, summary_table, terminal_table

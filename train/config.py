@@ -62,6 +62,7 @@ class TrainConf:
     def check_settings(self) -> None:
         """Refuse what can be known without a file or a model."""
         self._check_on_policy()
+        self._check_overlap()
         depth, deepest = self.tree.build().depth, self.draft.deepest
         if depth > deepest:
             raise UserError(
@@ -104,4 +105,24 @@ class TrainConf:
             raise UserError(
                 f"save_every: must be a multiple of data.on_policy.every = {wanted.every}, "
                 f"got {self.save_every}; a continued run renews where it was saved"
+            )
+
+    def _check_overlap(self) -> None:
+        overlap, deepest = self.data.overlap, self.draft.deepest
+        if overlap is None:
+            return
+        if self.draft.reads_context:
+            raise UserError(
+                f"data.overlap: must be null for {self.draft.method}, which reads what the target "
+                f"computed on all tokens before, got {overlap}; raise data.length instead"
+            )
+        if overlap <= deepest:
+            raise UserError(
+                f"data.overlap: must be above the {deepest} tokens that the draft can propose "
+                f"(draft.{self.draft.depth_key}), got {overlap}; raise it"
+            )
+        if self.data.on_policy.share or self.loss.half_life is not None:
+            raise UserError(
+                f"data.overlap: must be null with data.on_policy.share or loss.half_life, which "
+                f"begin where an answer does, got {overlap}; raise data.length instead"
             )

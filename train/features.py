@@ -6,7 +6,7 @@ import psutil
 import torch
 from rich.progress import track
 
-from data.batches import Packed
+from data.documents import Packed
 from data.target_pass import target_pass
 from models.console import CONSOLE
 from models.drafts.base import Batch

@@ -18,7 +18,8 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from data.batches import Order, Packed
+from data.documents import Packed
+from data.order import Order
 from models.device import Device
 from models.drafts.base import Batch, Draft, Loss
 from models.errors import UserError

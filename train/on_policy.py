@@ -5,19 +5,21 @@ its own words, and what it writes, follow from the seed, the step and the weight
 alone; states are saved at renewals, so a continued run writes the same again.
 """
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
-from data.batches import Order, Packed
 from data.config import OnPolicyConf
+from data.documents import Packed
+from data.order import Order
 from infer.generate import answers
 from models.drafts.base import Batch
 from models.sampling import SamplingConf
 from models.transformer import Transformer
 
 BATCH = 128  # prompts that are answered together
+PARTS = ("ids", "answer", "document", "positions")  # of a row; such rows have no context
 
 
 @dataclass(kw_only=True)
@@ -56,9 +58,7 @@ class OnPolicy:
             self.written[row] if mine else self.rows.batch([row])
             for row, mine in zip(rows, own, strict=True)
         ]
-        return Batch(
-            **{f.name: torch.cat([getattr(part, f.name) for part in parts]) for f in fields(Batch)}
-        )
+        return Batch(**{name: torch.cat([getattr(part, name) for part in parts]) for name in PARTS})
 
     def _write(self, numbers: list[int], step: int) -> list[Batch]:
         rows = [self.rows.batch([row]) for row in numbers]
@@ -70,7 +70,7 @@ class OnPolicy:
         sampling = SamplingConf(temperature=self.conf.temperature, seed=self.order.seed + step)
         done = answers(
             self.speaker, prompts, max_new_tokens=[end - begin for _, begin, end in spans],
-            sampling=sampling, batch=BATCH, slots=self.rows.ids.shape[1],
+            sampling=sampling, batch=BATCH, slots=self.rows.length,
         )  # fmt: skip
         for place, ids in done:
             row, begin, end = spans[place]

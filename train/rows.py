@@ -3,19 +3,22 @@
 import hashlib
 import json
 import logging
-from dataclasses import fields
+from collections import Counter
 from pathlib import Path
 
+import numpy as np
+from jaxtyping import Int
 from rich.progress import track
 
-from data.batches import Packed, PackReport, pack, prepare
 from data.config import Author, Source
+from data.conversations import Tokenised
 from data.demo.prompts import training_prompts
+from data.documents import Documents, Packed, read
+from data.packing import answers_in, cut, pack
 from data.tokens import from_pair
 from infer.generate import answers
 from models.checkpoint import atomic_path
 from models.console import CONSOLE
-from models.drafts.base import Batch
 from models.sampling import SamplingConf
 from models.target import Target
 from train.config import TrainConf
@@ -30,16 +33,21 @@ def training_rows(
     conf: TrainConf, target: Target, parallel: Parallel
 ) -> tuple[Packed, list[list[int]]]:
     """The rows to train on, and the prompts to measure with."""
+    skipped: Counter[str] = Counter()
     with parallel.main_first():
         if conf.data.source is Source.demo:
-            packed, report = _answered(conf, target, parallel)
+            documents = _answered(conf, target, parallel)
         else:
-            packed, report = prepare(conf.data, target.tokenizer)
+            documents = read(conf.data, target.tokenizer, skipped)
+    length, overlap = conf.data.length, conf.data.overlap
+    kept, prompts = hold_back(documents, conf.eval_prompts, length)
+    packed, report = pack(documents, length, overlap=overlap, among=kept)
+    report.skipped = dict(skipped)
     log.info("data: %s", report)
-    return hold_back(packed, conf.eval_prompts)
+    return packed, prompts
 
 
-def _answered(conf: TrainConf, target: Target, parallel: Parallel) -> tuple[Packed, PackReport]:
+def _answered(conf: TrainConf, target: Target, parallel: Parallel) -> Documents:
     """The demo's prompts with their answers, by the target or as the texts themselves go on."""
     wanted = conf.data.answers
     drawn = training_prompts(wanted.prompts, seed=conf.seed)
@@ -49,8 +57,7 @@ def _answered(conf: TrainConf, target: Target, parallel: Parallel) -> tuple[Pack
         answered = [ids[: wanted.max_new_tokens] for ids in rests]
     else:
         answered = _by_target(conf, target, prompts, parallel)
-    pairs = (from_pair(*pair) for pair in zip(prompts, answered, strict=True))
-    return pack(pairs, length=conf.data.length)
+    return Documents.of(from_pair(*pair) for pair in zip(prompts, answered, strict=True))
 
 
 def _by_target(
@@ -85,28 +92,25 @@ def _by_target(
     return answered
 
 
-def hold_back(rows: Packed, count: int) -> tuple[Packed, list[list[int]]]:
-    """Take rows away from the end until their documents give `count` prompts."""
-    kept, prompts = len(rows), []
-    while len(prompts) < count and kept > 1:
-        kept -= 1
-        prompts += _prompts(rows.batch([kept]))
-    if not prompts:
+def hold_back(
+    documents: Documents, count: int, length: int
+) -> tuple[Int[np.ndarray, " kept"], list[list[int]]]:
+    """The documents to learn from, and `count` prompts of others, spread evenly over the data.
+
+    At most half of those that have an answer within a row's length.
+    """
+    numbers = np.arange(len(documents))
+    usable = numbers[answers_in(documents, cut(documents.lengths, numbers, length, None)) > 0]
+    held = usable[np.linspace(0, len(usable) - 1, min(count, len(usable) // 2), dtype=int)]
+    if len(usable) and not len(held):
         log.warning(
             "data: too little to hold prompts back: the draft is measured on what it learns"
         )
-        return rows, _prompts(rows.batch([0]))[:count]
-    remaining = rows.batch(list(range(kept)))
-    packed = Packed(**{f.name: getattr(remaining, f.name) for f in fields(Batch)})
-    return packed, prompts[:count]
+        return numbers, [_prompt(documents[number]) for number in usable[:count].tolist()]
+    return np.setdiff1d(numbers, held), [_prompt(documents[number]) for number in held.tolist()]
 
 
-def _prompts(row: Batch) -> list[list[int]]:
-    """What comes before the first answer of each document."""
-    found = []
-    for number in range(int(row.document.max()) + 1):
-        inside = row.document[0] == number
-        ids, answer = row.ids[0, inside].tolist(), row.answer[0, inside].tolist()
-        begins = answer.index(True)
-        found.append(ids[: begins if begins > 1 else TEXT_PROMPT])
-    return found
+def _prompt(document: Tokenised) -> list[int]:
+    """What comes before the first answer."""
+    begins = document.answer.index(True)
+    return document.ids[: begins if begins > 1 else TEXT_PROMPT]

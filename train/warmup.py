@@ -13,7 +13,9 @@ from pathlib import Path
 import torch
 
 from conf.entry import entry_point
-from data.batches import Packed
+from data.documents import Documents, Packed
+from data.packing import pack
+from data.tokens import from_pair
 from infer.eval import candidate
 from infer.warmup import warm
 from models.console import speak
@@ -31,12 +33,11 @@ log = logging.getLogger("train.warmup")
 
 def dummy_rows(conf: TrainConf, vocab: int) -> Packed:
     """One step's rows of random tokens, the first half of each a prompt."""
-    shape = (conf.optim.rows, conf.data.length)
+    length, half = conf.data.length, conf.data.length // 2
     numbers = torch.Generator().manual_seed(conf.seed)
-    ids = torch.randint(vocab, shape, generator=numbers)
-    place = torch.arange(conf.data.length).expand(shape)
-    answer = place >= conf.data.length // 2
-    return Packed(ids=ids, answer=answer, document=torch.zeros_like(ids), positions=place.clone())
+    texts = torch.randint(vocab, (conf.optim.rows, length), generator=numbers).tolist()
+    documents = Documents.of(from_pair(ids[:half], ids[half:]) for ids in texts)
+    return pack(documents, length, overlap=conf.data.overlap)[0]
 
 
 def compile_all(conf: TrainConf, parallel: Parallel, folder: Path) -> None:

@@ -1,6 +1,6 @@
 """What a drafting method must provide: all that the loops in train/ and infer/ know of it."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,15 +19,17 @@ State = dict[str, Any]  # tensors of one method, opaque to the loops; fixed shap
 
 @dataclass(kw_only=True)
 class Batch:
-    """Packed training rows: several documents a row, none of them split."""
+    """Packed training rows: several documents a row, or pieces of documents."""
 
     ids: Int[Tensor, "rows length"]
     answer: Bool[Tensor, "rows length"]  # ids[t] is a token of an answer
     document: Int[Tensor, "rows length"]  # number of the document within its row, -1 = padding
     positions: Int[Tensor, "rows length"]  # restart at 0 in each document
+    context: Bool[Tensor, "rows length"] | None = None  # a piece's beginning, learned elsewhere
 
     def to(self, device: torch.device) -> "Batch":
-        return Batch(**{f.name: getattr(self, f.name).to(device) for f in fields(self)})
+        there = {name: x.to(device) for name, x in vars(self).items() if x is not None}
+        return Batch(**there)
 
     def attends(self) -> Bool[Tensor, "rows 1 length length"]:
         """Causal within a document. Padding sees itself, so that no softmax row is empty."""
@@ -154,6 +156,11 @@ class DraftConf:
     def deepest(self) -> int:
         """Tokens of the deepest proposal."""
         return getattr(self, self.depth_key)
+
+    @property
+    def reads_context(self) -> bool:
+        """`Needs.context` of what it builds: such a method cannot learn from a split document."""
+        return True
 
     def check(self) -> None:
         """Refuse what can be known to be wrong before a model is loaded, by a UserError."""

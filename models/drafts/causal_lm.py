@@ -85,6 +85,10 @@ class CausalLMConf(DraftConf):
             trust_remote_code=self.trust_remote_code,
         )  # fmt: skip
 
+    @property
+    def reads_context(self) -> bool:
+        return False
+
     def check(self) -> None:
         if self.start is Start.checkpoint:
             self.source.config()
@@ -171,7 +175,9 @@ class CausalLMDraft(CachedDraft):
         hidden = self.lm.see(
             self._known(batch.ids), positions=batch.positions, mask=batch.attends(), layers=[]
         ).hidden
-        weight, whole = token_weights(batch.answer, batch.document, conf=self.loss_conf)
+        weight, whole = token_weights(
+            batch.answer, batch.document, conf=self.loss_conf, context=batch.context
+        )
         total, metrics = chunked_distillation(
             hidden.flatten(0, 1),
             seen.teaches(),

@@ -61,7 +61,9 @@ class FeatureDraft(Draft):
         `outputs` are what the heads read; there is one head for all steps, or one for each.
         """
         conf = self.loss_conf
-        weight, whole = row_weights(batch.answer, batch.document, steps=len(outputs), conf=conf)
+        weight, whole = row_weights(
+            batch.answer, batch.document, steps=len(outputs), conf=conf, context=batch.context
+        )
         # each step is moved to its teacher's row, so that all share one row of the target's logits
         moved = [later(output, 1 + i) for i, output in enumerate(outputs)]
         weights = [later(step, 1 + i) for i, step in enumerate(weight)]

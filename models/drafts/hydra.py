@@ -57,6 +57,10 @@ class HydraConf(FeatureConf):
             if getattr(self, key) < 1:
                 raise UserError(f"draft.{key}: must be at least 1, got {getattr(self, key)}")
 
+    @property
+    def reads_context(self) -> bool:
+        return self.prefix
+
     def build(self, target: Target, *, loss: LossConf, seed: int) -> "HydraDraft":
         """A new draft: heads that begin at the target's own."""
         config = layer_config(

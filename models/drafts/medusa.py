@@ -55,6 +55,10 @@ class MedusaConf(FeatureConf):
             if getattr(self, key) < 1:
                 raise UserError(f"draft.{key}: must be at least 1, got {getattr(self, key)}")
 
+    @property
+    def reads_context(self) -> bool:
+        return False
+
     def build(self, target: Target, *, loss: LossConf, seed: int) -> "MedusaDraft":
         """A new draft: heads that repeat the target's own guess."""
         draft = MedusaDraft(MedusaConfig(**self.describe(target)), target)

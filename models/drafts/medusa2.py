@@ -115,7 +115,9 @@ class Medusa2Draft(MedusaDraft):
     def loss(self, batch: Batch, seen: Seen) -> Loss:
         assert self.lm is not None
         adapted = self.lm.see(batch.ids, positions=batch.positions, mask=batch.attends(), layers=[])
-        weight, whole = token_weights(batch.answer, batch.document, conf=self.loss_conf)
+        weight, whole = token_weights(
+            batch.answer, batch.document, conf=self.loss_conf, context=batch.context
+        )
         kept, metrics = chunked_distillation(
             adapted.hidden.flatten(0, 1),
             seen.hidden.flatten(0, 1),

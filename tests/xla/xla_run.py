@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from data.batches import Packed
+from data.documents import Packed
 from infer.decode import Decoder
 from infer.graph_plan import Decoding, Drafting
 from models.device import Device, DeviceConf, DeviceName, Precision, graphs
@@ -22,6 +22,7 @@ from models.drafts.medusa import MedusaConf
 from models.losses import LossConf
 from models.sampling import SamplingConf
 from models.target import Target
+from tests.packed import packed_of
 from tests.tiny import LAYERS, VOCAB, batch_of, chain, sampled_texts, tiny_target, tree
 from tests.toy_run import toy_conf
 from train import graph_plan
@@ -77,7 +78,7 @@ def target_on(device: Device) -> tuple[Target, Packed]:
     target = tiny_target(seed=0, device=host)
     target.model.to(device.torch_device)
     target.device = device
-    return target, Packed(**vars(batch))
+    return target, packed_of(batch)
 
 
 def train(device: Device, target: Target, rows: Packed) -> tuple[dict, list[torch.Tensor]]:

@@ -1,0 +1,122 @@
+"""Packing fills the rows, loses nothing unsaid and is a pure function of the documents."""
+
+import numpy as np
+import pytest
+import torch
+
+from data.config import DataConf, Source
+from data.documents import Documents
+from data.packing import answer_counts, best_fit, pack
+from data.tokens import Tokenised, from_pair
+from models.errors import UserError
+from tests.packed import documents_of
+
+
+def piece(prompt: int, answer: int, start: int = 100) -> Tokenised:
+    ids = list(range(start, start + prompt + answer))
+    return from_pair(ids[:prompt], ids[prompt:])
+
+
+def made(*pieces: Tokenised) -> Documents:
+    return Documents.of(pieces)
+
+
+def sharegpt_like(documents: int, length: int) -> np.ndarray:
+    """Tokens of conversations: median 800, one in ten beyond 3,000, cut at the length."""
+    sizes = np.random.default_rng(0).lognormal(np.log(800), 1.05, documents)
+    return sizes.astype(int).clip(8, length)
+
+
+def test_rows_are_drawn_as_documents_side_by_side():
+    documents = made(piece(2, 3), piece(1, 2, 200), piece(4, 4, 300))
+    packed, report = pack(documents, 10, pad_id=9)
+    batch = packed.batch([0, 1])
+    assert batch.ids.tolist() == [
+        [300, 301, 302, 303, 304, 305, 306, 307, 9, 9],
+        [100, 101, 102, 103, 104, 200, 201, 202, 9, 9],
+    ]
+    assert batch.document.tolist() == [[0] * 8 + [-1] * 2, [0] * 5 + [1] * 3 + [-1] * 2]
+    assert batch.positions[1].tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 0, 0]
+    assert batch.answer[1].int().tolist() == [0, 0, 1, 1, 1, 0, 1, 1, 0, 0]
+    assert batch.context is None
+    assert (report.documents, report.rows, report.fill) == (3, 2, 0.8)
+    assert report.supervised == 9 / 16
+
+
+def test_no_document_is_split_or_lost():
+    sizes = torch.randint(1, 30, (500, 2), generator=torch.Generator().manual_seed(0)).tolist()
+    pieces = [piece(p, a, 100 * i) for i, (p, a) in enumerate(sizes)]
+    packed, report = pack(made(*pieces), 64)
+    assert sorted(documents_of(packed), key=lambda d: d.ids[0]) == pieces
+    assert (report.documents, report.truncated, report.split, report.dropped) == (500, 0, 0, 0)
+    again, _ = pack(made(*pieces), 64)
+    assert np.array_equal(again.table, packed.table)
+
+
+@pytest.mark.parametrize("length", [2048, 4096, 16384])
+def test_rows_of_conversations_are_full(length):
+    sizes = sharegpt_like(20_000, length)
+    row = best_fit(sizes, length)
+    used = np.bincount(row, weights=sizes)
+    assert used.max() <= length
+    assert used.mean() >= 0.97 * length
+
+
+def test_each_piece_goes_where_it_leaves_least_room():
+    """6 and 5 begin rows of 4 and 5 left; 4 fits the first exactly, 3 then takes the second."""
+    assert best_fit(np.array([3, 6, 4, 5]), 10).tolist() == [1, 0, 0, 1]
+    assert best_fit(np.array([10, 1]), 10).tolist() == [0, 1]
+
+
+def test_no_document_sees_another():
+    packed, _ = pack(made(piece(2, 3), piece(1, 2, 200)), 10)
+    sees = packed.batch([0]).attends()[0, 0]
+    assert not sees[5:8, :5].any()
+    assert not sees[:5, 5:].any()
+    assert sees[7, 5:8].all()
+
+
+def test_what_does_not_fit_is_cut_and_counted():
+    packed, report = pack(made(piece(6, 12), piece(20, 5, 200), piece(3, 0, 300)), 16)
+    assert documents_of(packed) == [piece(6, 10)]
+    assert (report.documents, report.truncated, report.dropped) == (1, 1, 2)
+    assert "1 documents in 1 rows of 16 tokens" in str(report)
+    assert "1 cut, 2 dropped without an answer" in str(report)
+
+
+def test_only_those_asked_for_are_packed():
+    packed, report = pack(made(*[piece(2, 3, 100 * i) for i in range(4)]), 16, among=np.array([3]))
+    assert documents_of(packed) == [piece(2, 3, 300)]
+    assert (report.documents, report.dropped) == (1, 0)
+
+
+@pytest.mark.parametrize("overlap", [None, 6])
+@pytest.mark.parametrize(
+    ("pieces", "message"),
+    [
+        ([], "data: must hold a document, got none"),
+        ([piece(3, 0), piece(5, 0)], "got none in 2 documents; check the chat template"),
+        ([piece(0, 3), piece(0, 5)], "got only answer tokens in 2 documents; check the chat"),
+    ],
+)
+def test_masks_that_train_nothing_or_everything_are_refused(pieces, message, overlap):
+    with pytest.raises(UserError, match=message):
+        pack(made(*pieces), 16, overlap=overlap)
+
+
+def test_rows_too_short_for_any_prompt_are_refused():
+    with pytest.raises(UserError, match=r"data.length: must reach beyond the prompts, got 16"):
+        pack(made(piece(20, 5)), 16)
+
+
+def test_only_answer_tokens_are_counted():
+    packed, _ = pack(made(from_pair([1, 1, 2], [2, 3]), from_pair([1], [3])), 16, pad_id=3)
+    assert answer_counts(packed, 5).tolist() == [0, 0, 1, 2, 0]
+    with pytest.raises(UserError, match="below the target's vocabulary of 3, got 3"):
+        answer_counts(packed, 3)
+
+
+@pytest.mark.parametrize("overlap", [0, 9])
+def test_an_overlap_of_nothing_or_most_is_refused(overlap):
+    with pytest.raises(UserError, match=r"data.overlap: must be 1 to half of data.length=16, got"):
+        DataConf(source=Source.jsonl, path="x", length=16, overlap=overlap)
