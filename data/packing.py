@@ -65,7 +65,11 @@ def pack(
     pieces = cut(documents.lengths, chosen, length, overlap)
     learned = answers_in(documents, pieces)
     pieces, learned = pieces[learned > 0], learned[learned > 0]
-    _refuse(documents, pieces, length)
+    if not len(pieces):
+        raise UserError(
+            f"data.length: must reach beyond the prompts, got {length}, which leaves no answer "
+            f"token in {len(chosen)} documents; raise it"
+        )
     sizes = pieces[:, END] - pieces[:, BEGIN]
     row = best_fit(sizes, length)
     packed = Packed(
@@ -144,28 +148,6 @@ def best_fit(sizes: Int[np.ndarray, " pieces"], length: int) -> Int[np.ndarray, 
             rows_left[left].append(row)
             rooms |= 1 << left
     return of_piece
-
-
-def _refuse(documents: Documents, pieces: Int[np.ndarray, "pieces 4"], length: int) -> None:
-    """Masks that would train nothing, or the prompts as well."""
-    count = len(documents)
-    if not count:
-        raise UserError("data: must hold a document, got none; check data.path and data.limit")
-    if not documents.answer.any():
-        raise UserError(
-            f"data: must hold answer tokens, got none in {count} documents; check the chat "
-            "template (its {% generation %} marks) or the answer flags"
-        )
-    if documents.answer.all():
-        raise UserError(
-            f"data: must hold prompts too, got only answer tokens in {count} documents; "
-            "check the chat template (its {% generation %} marks) or the answer flags"
-        )
-    if not len(pieces):
-        raise UserError(
-            f"data.length: must reach beyond the prompts, got {length}, which leaves no answer "
-            f"token in {count} documents; raise it"
-        )
 
 
 def answer_counts(rows: Packed, vocab_size: int) -> Int[Tensor, " vocab"]:

@@ -90,20 +90,6 @@ def test_only_those_asked_for_are_packed():
     assert (report.documents, report.dropped) == (1, 0)
 
 
-@pytest.mark.parametrize("overlap", [None, 6])
-@pytest.mark.parametrize(
-    ("pieces", "message"),
-    [
-        ([], "data: must hold a document, got none"),
-        ([piece(3, 0), piece(5, 0)], "got none in 2 documents; check the chat template"),
-        ([piece(0, 3), piece(0, 5)], "got only answer tokens in 2 documents; check the chat"),
-    ],
-)
-def test_masks_that_train_nothing_or_everything_are_refused(pieces, message, overlap):
-    with pytest.raises(UserError, match=message):
-        pack(made(*pieces), 16, overlap=overlap)
-
-
 def test_rows_too_short_for_any_prompt_are_refused():
     with pytest.raises(UserError, match=r"data.length: must reach beyond the prompts, got 16"):
         pack(made(piece(20, 5)), 16)
