@@ -12,6 +12,7 @@ class Source(Enum):
 
     demo = "demo"  # prompts of the embedded demo, answered by the target
     jsonl = "jsonl"  # a file with one JSON object a line
+    captured = "captured"  # a feature store, written by data.capture
     dataset = "dataset"  # a Hugging Face dataset: hub name, saved directory or data file
 
 
@@ -106,6 +107,7 @@ class DataConf:
     keep_features: bool = False  # of all rows, in memory: later epochs need no target pass
     answers: AnswersConf = field(default_factory=AnswersConf)  # source=demo only
     on_policy: OnPolicyConf = field(default_factory=OnPolicyConf)
+    checksums: bool = True  # of a feature store's files are compared; false: sizes alone
 
     def __post_init__(self) -> None:
         rules = [

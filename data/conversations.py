@@ -86,7 +86,7 @@ ANSWERS = ("output", "response", "answer", "completion", "solution")  # beside a
 
 def check(conf: DataConf) -> None:
     """Refuse data that cannot be had or read. Reads one row, needs no model."""
-    if conf.source is not Source.demo:
+    if conf.source not in (Source.demo, Source.captured):
         next(rows(conf, Counter()), None)
 
 

@@ -31,6 +31,7 @@ ELSEWHERE = {  # groups that training does not have
     "mixture": ("prepare", PrepareConf),
 }
 NEEDS = {
+    "data=captured": ["data.path=store"],
     "data=jsonl": ["data.path=rows.jsonl"],
     "mixture=one": ["mixture.sources.rows.path=rows.jsonl"],
 }  # what has no sensible default
@@ -61,7 +62,10 @@ def test_every_group_has_options():
 def test_every_yaml_belongs_to_a_group_or_a_command():
     here = {str(p.relative_to(CONF_DIR)) for p in Path(CONF_DIR).rglob("*.yaml")}
     groups = {option.replace("=", "/") + ".yaml" for option in OPTIONS}
-    commands = "train train_plan train_warmup infer_plan eval eval_warmup calibrate tune tree_file prepare command"
+    commands = (
+        "train train_plan train_warmup infer_plan eval eval_warmup calibrate tune tree_file "
+        "prepare capture command"
+    )
     assert here == groups | {f"{name}.yaml" for name in commands.split()}
 
 

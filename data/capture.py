@@ -1,0 +1,156 @@
+"""`python -m data.capture`: what a draft needs of its target, kept on disk for many runs.
+
+python -m data.capture draft=NAME data=prepared data.path=outputs/prepare/RUN run_name=NAME
+
+Killed, the same command goes on; where a file was damaged since, it writes that file alone again.
+Layout, sizes and several workers: docs/features.md.
+"""
+
+import logging
+import shlex
+import sys
+from collections import Counter
+from pathlib import Path
+
+import safetensors.torch
+from torch import Tensor
+
+from conf.entry import config_yaml, entry_point
+from data import conversations
+from data.capture_book import Book
+from data.capture_config import CaptureConf
+from data.capture_pace import Pace
+from data.capturing import Capture
+from data.config import Source
+from data.documents import read
+from data.store_manifest import DOCUMENTS, File, Made, checksum, digest, shard_name
+from data.store_plan import METADATA, Plan
+from data.store_room import GB, check_room
+from models.checkpoint import atomic_path, tokenizer_fingerprint, writing
+from models.console import speak
+from models.device import Device
+from models.errors import UserError
+from models.graphs import Graph
+from models.outline import Outline, outline, outlined
+
+log = logging.getLogger("data.capture")
+MUCH = 0.1  # of the values lost: of a bell curve int8 loses one in a hundred
+
+
+@entry_point("capture", CaptureConf)
+def main(conf: CaptureConf) -> None:
+    speak()
+    folder = capture(conf, command=shlex.join(["python", "-m", "data.capture", *sys.argv[1:]]))
+    log.info("store: %s, to be trained from with data=captured data.path=%s", folder, folder)
+
+
+def capture(conf: CaptureConf, *, command: str) -> Path:
+    """Capture what the store lacks; `command` is what a user repeats to go on with it."""
+    check(conf)
+    device = conf.device.build()
+    shape = outline(conf.target, device.dtype)
+    tokenizer = conf.target.source.tokenizer()
+    plan = planned(conf, shape, tokenizer)
+    made = made_of(plan, conf, device, tokenizer_fingerprint(tokenizer))
+    book = Book(conf, made, plan.packed.documents, command)
+    missing = book.missing()
+    check_room(plan, book.folder, budget_gb=conf.budget_gb, there=book.bytes_there())
+    if missing:
+        with writing(book.folder):
+            book.folder.mkdir(parents=True, exist_ok=True)
+            (book.folder / "config.yaml").write_text(config_yaml(conf))
+        write(missing, plan, book, conf, device)
+    say_rounding(book.manifest.files)
+    return book.folder
+
+
+def check(conf: CaptureConf) -> None:
+    """Refuse what can be known to be wrong before anything is read."""
+    if conf.data.source in (Source.demo, Source.captured):
+        raise UserError(
+            f"data.source: must be documents on disk, got {conf.data.source.value}; write the "
+            "demo's with `python -m data.prepare` and give data=prepared"
+        )
+    conf.draft.check()
+    conversations.check(conf.data)
+
+
+def planned(conf: CaptureConf, shape: Outline, tokenizer) -> Plan:
+    """The documents as they will be looked at. Raises UserError where features cannot be kept."""
+    needs = outlined(conf.draft, shape, loss=conf.loss, seed=0).needs
+    layout = conf.layout(needs, hidden_size=shape.hidden_size, vocab_size=shape.vocab_size)
+    skipped: Counter[str] = Counter()
+    plan, report = Plan.of(
+        read(conf.data, tokenizer, skipped), layout, length=conf.data.length,
+        overlap=conf.data.overlap, batch=conf.batch, shard_mb=conf.shard_mb,
+    )  # fmt: skip
+    report.skipped = dict(skipped)
+    log.info("data: %s", report)
+    tokens, taught = plan.counts.sum(0)
+    a_token, usual = plan.bytes() / tokens, 8 * shape.hidden_size
+    log.info(
+        "store: %.4g GB in %d shards, %.0f bytes a token (%.3f of bf16 at every token, four states "
+        "each); %.0f%% of the tokens are supervised",
+        plan.bytes() / GB, len(plan.counts), a_token, a_token / usual, 100 * taught / tokens,
+    )  # fmt: skip
+    return plan
+
+
+def made_of(plan: Plan, conf: CaptureConf, device: Device, tokenizer_hash: str) -> Made:
+    documents = plan.packed.documents
+    tokens, taught = plan.counts.sum(0).tolist()
+    return Made(
+        target_sha256="",  # known once it is loaded
+        tokenizer_sha256=tokenizer_hash, computed_in=str(device.dtype).removeprefix("torch."),
+        layout=plan.layout, length=conf.data.length, overlap=conf.data.overlap, batch=conf.batch,
+        documents=len(documents), tokens=tokens, supervised=taught,
+        documents_xxh3=digest(documents.ids, documents.answer, documents.starts),
+        shards=len(plan.counts),
+    )  # fmt: skip
+
+
+def write(missing: list[str], plan: Plan, book: Book, conf: CaptureConf, device: Device) -> None:
+    """The missing files, one after another."""
+    target = conf.target.build(device)
+    book.begin(target.fingerprint)
+    if DOCUMENTS in missing:
+        put(book, DOCUMENTS, plan.documents_file(), {})
+    numbers = [n for n in range(len(plan.counts)) if shard_name(n) in missing]
+    tokens, sizes = plan.counts[numbers, 0].sum(), plan.shard_bytes()
+    shape = (conf.batch, plan.packed.length)
+    graphs = {Graph("look") if device.lazy else Graph("features", shape)}
+    with device.expecting(graphs, log.info), Pace(tokens=int(tokens)) as pace:
+        capturing = Capture(target, plan, batch=conf.batch)
+        for number in numbers:
+            tensors, rounding = capturing.shard(number, pace.step)
+            put(book, shard_name(number), tensors, rounding)
+            pace.wrote(int(sizes[number]))
+
+
+def put(
+    book: Book, name: str, tensors: dict[str, Tensor], rounding: dict[str, dict[str, float]]
+) -> None:
+    """A whole file or none, then its checksum."""
+    path = book.folder / name
+    with writing(book.folder):
+        with atomic_path(path) as partial:
+            partial.write_bytes(safetensors.torch.save(tensors, metadata=METADATA))
+        file = File(bytes=path.stat().st_size, xxh3_128=checksum(path), rounding=rounding)
+        book.record(name, file)
+
+
+def say_rounding(files: dict[str, File]) -> None:
+    """How far what is stored is from what the target computed: of each layer the worst shard."""
+    for layer in dict.fromkeys(layer for file in files.values() for layer in file.rounding):
+        found = [file.rounding[layer] for file in files.values() if layer in file.rounding]
+        relative, lost = (max(one[name] for one in found) for name in ("relative", "lost"))
+        log.info(
+            "rounding: %s by %.2f%% of a row's norm, %.1f%% of its values to 0",
+            layer, 100 * relative, 100 * lost,
+        )  # fmt: skip
+        if lost > MUCH:
+            log.warning("dtype: outliers take the steps of int8 at %s; dtype=fp8 keeps more", layer)
+
+
+if __name__ == "__main__":
+    main()

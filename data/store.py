@@ -1,0 +1,168 @@
+"""A feature store, read: what the target computed once, for as many runs and ranks as like.
+
+Every file is mapped into memory: nothing is read before it is asked for, and processes on one
+machine share what has been. Layout and guarantees: docs/features.md.
+"""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from safetensors import safe_open
+from torch import Tensor
+
+from data import store_manifest
+from data.documents import Documents, Piece
+from data.quantised import dequantise
+from data.store_index import Runs, Stretch, stretches
+from data.store_layout import SCALE, TeacherKind
+from data.store_manifest import DOCUMENTS, Manifest, shard_name
+from models.drafts.base import Needs
+from models.errors import UserError
+from models.teacher import TopK
+from models.transformer import Seen
+
+
+@dataclass(kw_only=True)
+class _Read:
+    """What some rows hold: where it lies in the store, and where it goes in rows end to end."""
+
+    stretches: list[Stretch]
+    tokens: Int[Tensor, " tokens"]
+    supervised: Int[Tensor, " supervised"]
+    shape: tuple[int, int]
+
+
+class Store:
+    """Documents, and the target's view of each of their tokens."""
+
+    def __init__(self, folder: Path, manifest: Manifest, needs: Needs, dtype: torch.dtype):
+        self.manifest, self.needs, self.dtype = manifest, needs, dtype
+        held = {name: t.numpy() for name, t in _mapped(folder / DOCUMENTS).items()}
+        self.runs = Runs(**{name: held.pop(f"runs.{name}") for name in Runs.__annotations__})
+        self.supervised: Bool[np.ndarray, " tokens"] = held.pop("supervised")
+        self.documents = Documents(
+            **held, categories=manifest.categories, languages=manifest.languages
+        )
+        shards = range(manifest.made.shards)
+        self.shards = [_mapped(folder / shard_name(number)) for number in shards]
+        self.parts = {part.name: part for part in manifest.made.layout.parts}
+
+    @classmethod
+    def open(
+        cls, path: str | Path, *, target_hash: str, tokenizer_hash: str, needs: Needs,
+        dtype: torch.dtype = torch.float32, checksums: bool = True,
+    ) -> "Store":  # fmt: skip
+        """A whole store of this target that has what a method needs, else a UserError.
+
+        Features are given in `dtype`. `checksums`: read every file and compare, else sizes alone.
+        """
+        folder = Path(path)
+        manifest = store_manifest.read(folder)
+        refuse_others(manifest, folder, tokenizer_hash=tokenizer_hash, needs=needs)
+        if manifest.made.target_sha256 != target_hash:
+            raise _other(manifest, folder, "target", manifest.made.target_sha256, target_hash)
+        for name, found in manifest.damaged(folder, checksums=checksums):
+            raise UserError(
+                f"data.path: every file must be as it was written, got {folder / name}, which is "
+                f"{found}; `{manifest.commands[name]}` writes this file alone again"
+            )
+        return cls(folder, manifest, needs, dtype)
+
+    def seen(self, rows: list[list[Piece]], length: int) -> Seen:
+        """Of packed rows, on the host. What is not stored is 0, and weighs nothing in any loss."""
+        found, layout = self._find(rows, length), self.manifest.made.layout
+        teacher = self._teacher(found) if layout.teacher is TeacherKind.topk else None
+        none = torch.zeros(*found.shape, 0, dtype=self.dtype)
+        return Seen(
+            captured=self._states("captured", found) if self.needs.layers else none,
+            hidden=self._states("hidden", found) if self.needs.hidden or not teacher else none,
+            teacher=teacher,
+        )
+
+    def _find(self, rows: list[list[Piece]], length: int) -> _Read:
+        found, tokens, supervised = [], [], []
+        for number, row in enumerate(rows):
+            place = number * length
+            for piece in row:
+                start = int(self.documents.starts[piece.document])
+                begin, end = start + piece.begin, start + piece.end
+                for one in stretches(self.runs, self.supervised, begin, end):
+                    here = np.arange(len(one.supervised)) + (place + one.first - begin)
+                    found.append(one)
+                    tokens.append(here)
+                    supervised.append(here[one.supervised])
+                place += piece.end - piece.begin
+        return _Read(
+            stretches=found, shape=(len(rows), length),
+            tokens=torch.from_numpy(np.concatenate(tokens)),
+            supervised=torch.from_numpy(np.concatenate(supervised)),
+        )  # fmt: skip
+
+    def _states(self, name: str, found: _Read) -> Float[Tensor, "rows length width"]:
+        """Hidden states, as many as a token has side by side."""
+        scale = self._values(name + SCALE, found) if name + SCALE in self.parts else None
+        states = dequantise(self._values(name, found), scale).to(self.dtype).flatten(1)
+        return self._spread(name, states, found, 0)
+
+    def _teacher(self, found: _Read) -> TopK:
+        """Where nothing is stored, any distribution: its loss must be finite to weigh nothing."""
+        k = self.manifest.made.layout.top_k
+        fill = {"ids": torch.arange(k), "log_probs": -math.log(2 * k), "rest": 0.5}
+        kinds = {"ids": torch.int64, "log_probs": torch.float32, "rest": torch.float32}
+        read = {
+            name: self._spread(
+                f"teacher.{name}", self._values(f"teacher.{name}", found).to(kinds[name]),
+                found, value,
+            )
+            for name, value in fill.items()
+        }  # fmt: skip
+        return TopK(**read, vocab=self.manifest.made.layout.vocab_size)
+
+    def _values(self, name: str, found: _Read) -> Tensor:
+        """Rows of a part, as stored."""
+        every = self.parts[name].every
+        return torch.cat(
+            [
+                self.shards[one.shard][name][one.tokens if every else one.rows]
+                for one in found.stretches
+            ]
+        )
+
+    def _spread(self, name: str, rows: Tensor, found: _Read, fill: Any) -> Tensor:
+        """Each row of a part to its token's place."""
+        shape = (math.prod(found.shape), *rows.shape[1:])
+        room = torch.empty(shape, dtype=rows.dtype)
+        room[:] = fill
+        room.index_copy_(0, found.tokens if self.parts[name].every else found.supervised, rows)
+        return room.unflatten(0, found.shape)
+
+
+def refuse_others(manifest: Manifest, folder: Path, *, tokenizer_hash: str, needs: Needs) -> None:
+    """What can be known before the target's weights are: raises UserError for another's store."""
+    manifest.refuse_unfinished(folder)
+    if manifest.made.tokenizer_sha256 != tokenizer_hash:
+        raise _other(manifest, folder, "tokenizer", manifest.made.tokenizer_sha256, tokenizer_hash)
+    if lacking := manifest.made.layout.lacks(needs):
+        raise UserError(
+            f"data.path: must hold what the draft reads, {lacking} in {folder}, captured for "
+            f"{manifest.method}; capture again for this draft under another run_name"
+        )
+
+
+def _other(manifest: Manifest, folder: Path, what: str, found: str, wanted: str) -> UserError:
+    return UserError(
+        f"data.path: must be a store of this {what} ({wanted[:12]}), got {folder} of another "
+        f"({found[:12]}, {manifest.target}); capture again with this {what} under another "
+        "run_name"
+    )
+
+
+def _mapped(path: Path) -> dict[str, Tensor]:
+    """Tensors of a file, of which nothing is read yet."""
+    with safe_open(path, framework="pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no dict

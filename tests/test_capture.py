@@ -1,0 +1,225 @@
+"""`python -m data.capture`: bounded, resumable, and a damaged file is named and written again."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+
+from data import store_manifest
+from data.capture import capture
+from data.capture_config import CaptureConf
+from data.config import DataConf, Source
+from data.quantised import Dtype
+from data.store_layout import TeacherKind
+from data.store_manifest import DOCUMENTS, shard_name
+from models.drafts.base import Needs
+from models.drafts.eagle3 import Eagle3Conf
+from models.drafts.medusa2 import Medusa2Conf
+from models.errors import UserError
+from tests.captured import COMMAND, EAGLE3, captured, conf, files, opened, written
+from tests.killing import ROOT
+from tests.tiny import LAYERS, tiny_target
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, target):
+    """Documents and a store of several shards."""
+    made = written(tmp_path_factory.mktemp("capture"), target)
+    captured(conf(made))
+    return made
+
+
+@pytest.fixture
+def copy(folder, tmp_path):
+    """The same, to be spoilt."""
+    subprocess.run(["cp", "-r", f"{folder}/.", tmp_path], check=True)
+    return tmp_path
+
+
+def refused(match: str, run) -> str:
+    with pytest.raises(UserError, match=match) as error:
+        run()
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def flip(path, place: int) -> None:
+    """One bit of a file."""
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
+
+
+def test_the_store_has_several_shards(folder):
+    assert store_manifest.read(folder / "capture" / "small").made.shards >= 4
+
+
+@pytest.mark.parametrize("place", [3, 20, 2000, -1])
+def test_a_flipped_bit_is_named_and_its_shard_alone_is_captured_again(copy, target, place):
+    store = copy / "capture" / "small"
+    before = {name: (store / name).stat().st_mtime_ns for name in files(store)}
+    whole, name = files(store), shard_name(1)
+    flip(store / name, place)
+    said = refused(f"{name}, which is changed", lambda: opened(store, target))
+    assert COMMAND in said
+    captured(conf(copy))
+    assert files(store) == whole
+    after = {name: (store / name).stat().st_mtime_ns for name in whole}
+    assert [n for n in whole if before[n] != after[n]] == [name]
+    opened(store, target)
+
+
+@pytest.mark.parametrize("name", [shard_name(0), DOCUMENTS])
+def test_truncated_and_missing_files_are_named(copy, target, name):
+    store = copy / "capture" / "small"
+    whole = files(store)
+    os.truncate(store / name, 300)
+    refused(f"{name}, which is truncated: 300 of", lambda: opened(store, target, checksums=False))
+    (store / name).unlink()
+    refused(f"{name}, which is missing", lambda: opened(store, target))
+    captured(conf(copy))
+    assert files(store) == whole
+
+
+def test_sizes_alone_can_be_looked_at(copy, target):
+    store = copy / "capture" / "small"
+    flip(store / shard_name(1), -1)
+    opened(store, target, checksums=False)
+
+
+def test_a_finished_store_is_left_alone(folder, caplog):
+    store = folder / "capture" / "small"
+    before = {path: path.stat().st_mtime_ns for path in store.iterdir()}
+    captured(conf(folder))
+    assert {path: path.stat().st_mtime_ns for path in store.iterdir()} == before
+
+
+def test_others_stores_are_refused(folder, target):
+    store = folder / "capture" / "small"
+    other = tiny_target(seed=1)
+    refused("must be a store of this target", lambda: opened(store, other))
+    other.tokenizer_fingerprint = "another"
+    refused("must be a store of this tokenizer", lambda: opened(store, other))
+    refused(
+        r"captured layers \[1, 2, 3\], got \[1, 3, 5\]",
+        lambda: opened(store, target, replace(EAGLE3, layers=[1, 2, 3])),
+    )
+    every = Needs(layers=[], hidden=True, context=True)
+    refused("of every token, got that of supervised", lambda: opened(store, target, every))
+    refused("must be a feature store", lambda: opened(folder, target))
+
+
+def test_other_versions_and_broken_manifests_are_refused(copy, target):
+    store = copy / "capture" / "small"
+    path = store / "manifest.json"
+    path.write_text(path.read_text().replace('"version": 1', '"version": 2'))
+    refused("must be a store of version 1, got version 2", lambda: opened(store, target))
+    path.write_text(path.read_text()[:100])
+    refused("must have a manifest that can be read", lambda: opened(store, target))
+
+
+def test_the_size_is_known_before_anything_is_written(folder, tmp_path):
+    """A budget just below it is refused with nothing left behind; just above it is enough."""
+    wanted = conf(folder, dtype=Dtype.bf16, teacher=TeacherKind.hidden, top_k=2)
+    wanted.output_dir = str(tmp_path / "out")
+    store = captured(wanted)
+    exact = sum(map(len, files(store).values()))
+    assert captured(replace(wanted, run_name="enough", budget_gb=exact / 1e9))
+    small = replace(wanted, run_name="less", budget_gb=(exact - 1) / 1e9)
+    said = refused("budget_gb: must have room for", lambda: captured(small))
+    assert "dtype=int8 teacher=hidden takes" in said
+    assert "fits" in said
+    assert "dtype=bf16 teacher=topk takes" in said
+    assert not (tmp_path / "out" / "less").exists()
+    limit = int(said.partition("data.limit=")[2].split()[0])
+    limited = replace(small, data=replace(small.data, limit=limit))
+    assert sum(map(len, files(captured(limited)).values())) / 1e9 <= small.budget_gb
+
+
+def test_another_capture_of_the_same_name_is_refused(folder):
+    refused("dtype int8 instead of fp8", lambda: captured(conf(folder, dtype=Dtype.fp8)))
+    refused("documents 40 instead of 7", lambda: captured(conf(folder, limit=7)))
+    refused("workers: must be as the store was begun", lambda: captured(conf(folder, workers=2)))
+
+
+def test_another_target_of_the_same_name_is_refused(copy):
+    tiny_target(seed=1).model.save_pretrained(copy / "target")
+    (copy / "capture" / "small" / shard_name(1)).unlink()
+    refused("target_sha256 .* instead of", lambda: captured(conf(copy)))
+
+
+def test_workers_share_a_capture(folder, target, tmp_path):
+    """Each writes its own shards; together they are the store of one process."""
+    wanted = conf(folder, workers=2)
+    wanted.output_dir = str(tmp_path)
+    store = captured(replace(wanted, worker=1))
+    refused("must be a finished store", lambda: opened(store, target))
+    assert DOCUMENTS not in files(store)
+    captured(replace(wanted, worker=0))
+    assert files(store) == files(folder / "capture" / "small")
+    opened(store, target)
+    flip(store / shard_name(1), -1)
+    refused(shard_name(1), lambda: opened(store, target))
+
+
+def test_a_killed_capture_goes_on(folder, tmp_path):
+    """Killed while it writes shards: what is finished is not done again, and all is as without."""
+    wanted = conf(folder)
+    wanted.output_dir = str(tmp_path)
+    store = tmp_path / "small"
+    words = [
+        "target.path=" + wanted.target.path, "target.name=tiny", "draft.unroll=2",
+        f"draft.layers={LAYERS}", "data=jsonl", f"data.path={wanted.data.path}",
+        f"data.length={wanted.data.length}", "device=cpu", "device.compile=false", "batch=2",
+        "shard_mb=0.02", "run_name=small", f"output_dir={tmp_path}", "draft.vocab_size=null",
+    ]  # fmt: skip
+    run = subprocess.Popen(
+        [sys.executable, "-m", "data.capture", *words],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+    )
+    while not (store / shard_name(1)).exists():
+        assert run.poll() is None
+        time.sleep(1e-3)
+    run.kill()
+    run.wait()
+    manifest = json.loads((store / "manifest.json").read_text())
+    done = {name: (store / name).stat().st_mtime_ns for name in manifest["files"]}
+    assert DOCUMENTS in done
+    assert len(done) <= manifest["made"]["shards"]
+    captured(wanted)
+    assert files(store) == files(folder / "capture" / "small")
+    assert all((store / name).stat().st_mtime_ns == when for name, when in done.items())
+    assert not list(store.glob("*.partial"))
+
+
+def test_what_cannot_be_kept_is_refused(folder):
+    refused(
+        "must leave its target as it is, got medusa2",
+        lambda: captured(conf(folder, draft=Medusa2Conf(heads=2), run_name="adapted")),
+    )
+    demo = CaptureConf(draft=Eagle3Conf(), data=DataConf(source=Source.demo), run_name="demo")
+    refused("python -m data.prepare", lambda: capture(demo, command=COMMAND))
+
+
+def test_numbers_that_are_not_finite_are_refused(tmp_path, target):
+    folder = written(tmp_path, target)
+    broken = tiny_target(seed=0)
+    with torch.no_grad():
+        broken.model.get_input_embeddings().weight[7] = torch.inf
+    broken.model.save_pretrained(folder / "target")
+    refused("features must be finite", lambda: captured(conf(folder)))
+
+
+def test_a_shard_is_as_large_as_asked(folder, tmp_path):
+    """Rows of whole batches; a small setting has a batch a shard."""
+    small = conf(folder, shard_mb=1e-6, run_name="small")
+    small.output_dir = str(tmp_path)
+    made = store_manifest.read(captured(small)).made
+    large = store_manifest.read(captured(conf(folder, shard_mb=100.0, run_name="large"))).made
+    assert (large.shards, made.tokens) == (1, large.tokens)
+    assert made.shards > store_manifest.read(folder / "capture" / "small").made.shards
