@@ -65,7 +65,8 @@ class Store:
         manifest = store_manifest.read(folder)
         refuse_others(manifest, folder, tokenizer_hash=tokenizer_hash, needs=needs)
         if manifest.made.target_sha256 != target_hash:
-            raise _other(manifest, folder, "target", manifest.made.target_sha256, target_hash)
+            found = manifest.made.target_sha256
+            raise _other(manifest, folder, "target", found[:12], target_hash[:12])
         for name, found in manifest.damaged(folder, checksums=checksums):
             raise UserError(
                 f"data.path: every file must be as it was written, got {folder / name}, which is "
@@ -142,12 +143,21 @@ class Store:
         return room.unflatten(0, found.shape)
 
 
-def refuse_others(manifest: Manifest, folder: Path, *, tokenizer_hash: str, needs: Needs) -> None:
+def refuse_others(
+    manifest: Manifest, folder: Path, *, tokenizer_hash: str, needs: Needs,
+    hidden_size: int | None = None,
+) -> None:  # fmt: skip
     """What can be known before the target's weights are: raises UserError for another's store."""
+    made = manifest.made
     manifest.refuse_unfinished(folder)
-    if manifest.made.tokenizer_sha256 != tokenizer_hash:
-        raise _other(manifest, folder, "tokenizer", manifest.made.tokenizer_sha256, tokenizer_hash)
-    if lacking := manifest.made.layout.lacks(needs):
+    if made.tokenizer_sha256 != tokenizer_hash:
+        raise _other(manifest, folder, "tokenizer", made.tokenizer_sha256[:12], tokenizer_hash[:12])
+    if hidden_size not in (None, made.layout.hidden_size):
+        raise _other(
+            manifest, folder, "target", f"hidden size {made.layout.hidden_size}",
+            f"hidden size {hidden_size}",
+        )  # fmt: skip
+    if lacking := made.layout.lacks(needs):
         raise UserError(
             f"data.path: must hold what the draft reads, {lacking} in {folder}, captured for "
             f"{manifest.method}; capture again for this draft under another run_name"
@@ -156,9 +166,8 @@ def refuse_others(manifest: Manifest, folder: Path, *, tokenizer_hash: str, need
 
 def _other(manifest: Manifest, folder: Path, what: str, found: str, wanted: str) -> UserError:
     return UserError(
-        f"data.path: must be a store of this {what} ({wanted[:12]}), got {folder} of another "
-        f"({found[:12]}, {manifest.target}); capture again with this {what} under another "
-        "run_name"
+        f"data.path: must be a store of this {what} ({wanted}), got {folder} of another ({found}, "
+        f"captured from {manifest.target}); capture again for this {what} under another run_name"
     )
 
 

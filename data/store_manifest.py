@@ -145,20 +145,21 @@ def read_one(path: Path) -> Manifest:
     """Of one process. Raises UserError where it cannot be read, or is of another version."""
     try:
         saved = json.loads(path.read_text())
-        version = saved.pop("version")
-    except (OSError, ValueError, KeyError, AttributeError) as error:
-        raise UserError(
-            f"data.path: must have a manifest that can be read, got {path} ({error}); "
-            "capture it again under another run_name"
-        ) from error
-    if version != VERSION:
-        raise UserError(
-            f"data.path: must be a store of version {VERSION}, got version {version} in {path}; "
-            "capture it again, or read it with the release that wrote it"
+        if (version := saved.pop("version")) != VERSION:
+            raise UserError(
+                f"data.path: must be a store of version {VERSION}, got version {version} in "
+                f"{path}; capture it again, or read it with the release that wrote it"
+            )
+        layout = Layout.read(saved["made"]["layout"])
+        files = {name: File(**file) for name, file in saved["files"].items()}
+        return Manifest(
+            **saved | {"made": Made(**saved["made"] | {"layout": layout}), "files": files}
         )
-    saved["made"] = Made(**saved["made"] | {"layout": Layout.read(saved["made"]["layout"])})
-    saved["files"] = {name: File(**file) for name, file in saved["files"].items()}
-    return Manifest(**saved)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"data.path: must have a manifest that can be read, got {path} ({error}); capture it "
+            "again under another run_name"
+        ) from error
 
 
 def damage(path: Path, file: File, *, checksums: bool) -> str | None:

@@ -15,6 +15,7 @@ from data.capture import capture
 from data.capture_config import CaptureConf
 from data.config import DataConf, Source
 from data.quantised import Dtype
+from data.store import refuse_others
 from data.store_layout import TeacherKind
 from data.store_manifest import DOCUMENTS, shard_name
 from models.drafts.base import Needs
@@ -112,6 +113,13 @@ def test_others_stores_are_refused(folder, target):
     every = Needs(layers=[], hidden=True, context=True)
     refused("of every token, got that of supervised", lambda: opened(store, target, every))
     refused("must be a feature store", lambda: opened(folder, target))
+    manifest = store_manifest.read(store)
+    early = {"tokenizer_hash": target.tokenizer_fingerprint, "needs": EAGLE3}
+    refuse_others(manifest, store, hidden_size=32, **early)
+    refused(
+        "of another .hidden size 32, captured from",
+        lambda: refuse_others(manifest, store, hidden_size=64, **early),
+    )
 
 
 def test_other_versions_and_broken_manifests_are_refused(copy, target):
