@@ -11,6 +11,7 @@ beyond it once the answer is there, up to the end-of-turn token, the target gene
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from jinja2.exceptions import TemplateError
@@ -25,6 +26,13 @@ PROBE = "PROBE"
 
 Message = dict[str, Any]
 Span = tuple[int, int]  # characters of the rendered text
+
+
+@lru_cache(maxsize=4)  # some tokenizers have thousands
+def markers(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
+    """Tokens added to the vocabulary that are no spaces: end-of-turn tokens are among them."""
+    added: Any = tokenizer.get_added_vocab
+    return {text: number for text, number in added().items() if text.strip()}
 
 
 @contextmanager

@@ -4,8 +4,8 @@ Both come of a wrong chat template or wrong answer flags, and both would train w
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
 
 from data.conversations import Tokenised
 from models.errors import UserError
@@ -20,7 +20,7 @@ class Tally:
 
     documents: int = 0
     tokens: int = 0
-    answers: int = 0  # answer tokens
+    learned: int = 0  # answer tokens
     silent: int = 0  # documents without any
     only_answers: int = 0  # documents without a prompt
 
@@ -28,9 +28,14 @@ class Tally:
         learned = sum(document.answer)
         self.documents += 1
         self.tokens += len(document.ids)
-        self.answers += learned
+        self.learned += learned
         self.silent += not learned
         self.only_answers += bool(learned) and learned == len(document.ids)
+
+    def __add__(self, other: "Tally") -> "Tally":
+        return Tally(
+            **{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(Tally)}
+        )
 
     def refuse(self, category: str) -> None:
         """Raise UserError where every document is masked wrongly."""
@@ -56,11 +61,16 @@ def checked(found: Iterable[Tokenised], skipped: Counter[str]) -> Iterator[Token
         if tally.documents == EARLY:
             tally.refuse(document.category)
         yield document
-    for category, tally in tallies.items():
-        tally.refuse(category)
+    refuse_bad(tallies, skipped)
+
+
+def refuse_bad(tallies: Mapping[str, Tally], skipped: Counter[str]) -> None:
+    """Raise UserError where there is no document, or a category's masks are all wrong."""
     if not tallies:
         reasons = ", ".join(f"{why}: {count}" for why, count in skipped.most_common(3))
         raise UserError(
             f"data: must hold a document, got none ({reasons or 'no rows'}); "
             "check data.path, data.limit and the chat template"
         )
+    for category, tally in tallies.items():
+        tally.refuse(category)

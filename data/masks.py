@@ -6,12 +6,8 @@ never rewrites what it has said, which is checked for every turn.
 """
 
 import re
-from functools import lru_cache
-from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
-from data.chat import Chat, Message, Span
+from data.chat import Chat, Message, Span, markers
 from data.conversations import MisfitError
 from models.errors import UserError
 
@@ -83,20 +79,13 @@ def _closed(text: str, begin: int, end: int, chat: Chat) -> str:
     if end_of_turn and text.startswith(end_of_turn, end):
         return text[begin:end] + end_of_turn
     inside = _to_end_of_turn(text[begin:end], chat)
-    if inside.endswith(_markers(chat.tokenizer)):
+    if inside.endswith(tuple(markers(chat.tokenizer))):
         return inside
-    behind = [marker for marker in _markers(chat.tokenizer) if text.startswith(marker, end)]
+    behind = [marker for marker in markers(chat.tokenizer) if text.startswith(marker, end)]
     return inside + max(behind, key=len, default="")
 
 
 def _to_end_of_turn(answer: str, chat: Chat) -> str:
     """Without the line break that many templates write behind the end-of-turn token."""
     trimmed = answer.rstrip()
-    return trimmed if trimmed.endswith(_markers(chat.tokenizer)) else answer
-
-
-@lru_cache(maxsize=4)  # some have thousands
-def _markers(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
-    """Tokens added to the vocabulary, special or not, as the tokenizer's author chose."""
-    added: Any = tokenizer.get_added_vocab
-    return tuple(marker for marker in added() if marker.strip())
+    return trimmed if trimmed.endswith(tuple(markers(chat.tokenizer))) else answer

@@ -92,7 +92,7 @@ def test_an_end_of_turn_token_that_swallows_the_line_break_is_learned():
 def test_a_tokenizer_that_puts_a_space_before_a_text_gets_it_whole():
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    words = ["<s>", "</s>", "[INST]", "[/INST]", "\u2581", *"Hellohrteaswmifin,?ITdgc.1234567890O"]
+    words = ["<s>", "</s>", "[INST]", "[/INST]", "\u2581", *"Hellohrteaswmifin,?ITdgc.1234567890Ox"]
     vocabulary = {word: place for place, word in enumerate(dict.fromkeys(words))}
     backend = Tokenizer(models.BPE(vocabulary, [], unk_token="<s>"))
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")

@@ -1,0 +1,150 @@
+"""`python -m data.show`: what a draft would learn of the data, coloured, before anything runs.
+
+python -m data.show                                         the demo's prompts, as their texts go on
+python -m data.show data=prepared data.path=outputs/prepare/demo
+python -m data.show data=jsonl data.path=FILE target=qwen3-8b documents=20 boundaries=true
+
+Only the target's tokenizer is read. The same goes into a page: outputs/show/RUN/sample.html.
+"""
+
+import logging
+import random
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import islice, zip_longest
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from conf.entry import entry_point
+from data.config import Author, DataConf, Source
+from data.conversations import Tokenised, check
+from data.demo.prompts import training_prompts
+from data.mask_check import Tally, refuse_bad
+from data.show_page import page
+from data.shown import Look, in_colour, in_plain, shortened, shown, summary, title
+from data.tokens import from_pair, unchecked
+from models.checkpoint import atomic_path, writing
+from models.console import CONSOLE, speak
+from models.errors import UserError
+from models.target import TargetConf
+
+log = logging.getLogger("data.show")
+PLAIN: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}
+
+
+@dataclass(kw_only=True)
+class ShowConf:
+    """Configures `data.show`."""
+
+    data: DataConf = field(default_factory=DataConf)
+    target: TargetConf = field(default_factory=TargetConf)  # its tokenizer alone
+    documents: int = 6  # shown, of all categories in turn
+    read: int | None = 1000  # documents that they are drawn from; null = all
+    tokens: int = 300  # of a document in the terminal; of longer runs the middle is left out
+    boundaries: bool = False  # of tokens, in the terminal; the page can always show them
+    seed: int = 0  # of the drawing
+    run_name: str = "show"
+    output_dir: str = "outputs/show"
+
+    def __post_init__(self) -> None:
+        for name in ("documents", "read", "tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"{name}: must be at least 1, got {value}")
+        if self.data.source is Source.demo and self.data.answers.by is Author.target:
+            raise UserError(
+                "data.answers.by: data.show generates nothing, got target; take corpus, or show "
+                "what `python -m data.prepare` wrote: data=prepared data.path=outputs/prepare/demo"
+            )
+
+
+@dataclass(kw_only=True)
+class Sample:
+    """Some documents with their numbers, and what all that were read are like."""
+
+    documents: list[tuple[int, Tokenised]]
+    tallies: dict[str, Tally]
+    skipped: Counter[str]
+
+
+@entry_point("show", ShowConf)
+def main(conf: ShowConf) -> None:
+    speak()
+    check(conf.data)
+    tokenizer = conf.target.source.tokenizer()
+    sample = draw(conf, tokenizer)
+    looks = [
+        Look(title(number, document), list(shown(tokenizer, document)))
+        for number, document in sample.documents
+    ]
+    path = Path(conf.output_dir) / conf.run_name / "sample.html"
+    with writing(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_path(path) as partial:
+            partial.write_text(
+                page(source(conf), conf.target.source.place, looks, sample.tallies, sample.skipped)
+            )
+    for look in looks:
+        say(look, conf)
+    for line in summary(sample.tallies, sample.skipped):
+        CONSOLE.print(line, **PLAIN)
+    log.info("the same as a page: %s", path)
+    refuse_bad(sample.tallies, sample.skipped)  # after it was shown
+
+
+def draw(conf: ShowConf, tokenizer: PreTrainedTokenizerBase) -> Sample:
+    """Read the documents once; keep some of each category, every one as likely as another."""
+    rng = random.Random(conf.seed)
+    skipped: Counter[str] = Counter()
+    tallies: defaultdict[str, Tally] = defaultdict(Tally)
+    kept: defaultdict[str, list[tuple[int, Tokenised]]] = defaultdict(list)
+    for number, document in enumerate(islice(documents(conf, tokenizer, skipped), conf.read)):
+        tally, some = tallies[document.category], kept[document.category]
+        tally.add(document)
+        if len(some) < conf.documents:
+            some.append((number, document))
+        elif (place := rng.randrange(tally.documents)) < conf.documents:
+            some[place] = (number, document)
+    in_turn = [one for turn in zip_longest(*kept.values()) for one in turn if one is not None]
+    return Sample(
+        documents=sorted(in_turn[: conf.documents], key=lambda one: one[0]),
+        tallies=tallies,
+        skipped=skipped,
+    )
+
+
+def documents(
+    conf: ShowConf, tokenizer: PreTrainedTokenizerBase, skipped: Counter[str]
+) -> Iterator[Tokenised]:
+    """Of the data; the demo's prompts go on as their texts do."""
+    if conf.data.source is not Source.demo:
+        yield from unchecked(conf.data, tokenizer, skipped)
+        return
+    wanted = conf.data.answers
+    for prompt in training_prompts(wanted.prompts, seed=conf.seed):
+        ids, rest = tokenizer([prompt.text, prompt.rest])["input_ids"]
+        document = from_pair(ids, rest[: wanted.max_new_tokens])
+        yield replace(document, category=prompt.category)
+
+
+def source(conf: ShowConf) -> str:
+    """What the data is called."""
+    return conf.data.path or "the demo's prompts, as their texts go on"
+
+
+def say(look: Look, conf: ShowConf) -> None:
+    """One document on the terminal in colour; elsewhere between marks."""
+    some = shortened(look.pieces, conf.tokens)
+    if CONSOLE.is_terminal:
+        CONSOLE.rule(look.title, align="left")
+        CONSOLE.print(in_colour(some, boundaries=conf.boundaries))
+    else:
+        CONSOLE.print(f"--- {look.title}", **PLAIN)
+        CONSOLE.print(in_plain(some, boundaries=conf.boundaries), **PLAIN)
+
+
+if __name__ == "__main__":
+    main()
