@@ -8,11 +8,10 @@ Only the target's tokenizer is read. The same goes into a page: outputs/show/RUN
 """
 
 import logging
-import random
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import islice, zip_longest
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,11 @@ from conf.entry import entry_point
 from data.config import Author, DataConf, Source
 from data.conversations import Tokenised, check
 from data.demo.prompts import training_prompts
+from data.documents import Documents
 from data.mask_check import Tally, refuse_bad
 from data.show_page import page
-from data.shown import Look, in_colour, in_plain, shortened, shown, summary, title
+from data.show_sample import some_documents, some_rows
+from data.shown import Look, in_colour, in_plain, shortened, summary
 from data.tokens import from_pair, unchecked
 from models.checkpoint import atomic_path, writing
 from models.console import CONSOLE, speak
@@ -41,7 +42,8 @@ class ShowConf:
 
     data: DataConf = field(default_factory=DataConf)
     target: TargetConf = field(default_factory=TargetConf)  # its tokenizer alone
-    documents: int = 6  # shown, of all categories in turn
+    documents: int = 6  # shown, of all categories in turn; with `packed` so many rows
+    packed: bool = False  # rows of data.length as training packs what was read
     read: int | None = 1000  # documents that they are drawn from; null = all
     tokens: int = 300  # of a document in the terminal; of longer runs the middle is left out
     boundaries: bool = False  # of tokens, in the terminal; the page can always show them
@@ -61,59 +63,40 @@ class ShowConf:
             )
 
 
-@dataclass(kw_only=True)
-class Sample:
-    """Some documents with their numbers, and what all that were read are like."""
-
-    documents: list[tuple[int, Tokenised]]
-    tallies: dict[str, Tally]
-    skipped: Counter[str]
-
-
 @entry_point("show", ShowConf)
 def main(conf: ShowConf) -> None:
     speak()
     check(conf.data)
+    folder = Path(conf.output_dir) / conf.run_name
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     tokenizer = conf.target.source.tokenizer()
-    sample = draw(conf, tokenizer)
-    looks = [
-        Look(title(number, document), list(shown(tokenizer, document)))
-        for number, document in sample.documents
-    ]
-    path = Path(conf.output_dir) / conf.run_name / "sample.html"
-    with writing(path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_path(path) as partial:
-            partial.write_text(
-                page(source(conf), conf.target.source.place, looks, sample.tallies, sample.skipped)
-            )
-    for look in looks:
-        say(look, conf)
-    for line in summary(sample.tallies, sample.skipped):
-        CONSOLE.print(line, **PLAIN)
-    log.info("the same as a page: %s", path)
-    refuse_bad(sample.tallies, sample.skipped)  # after it was shown
-
-
-def draw(conf: ShowConf, tokenizer: PreTrainedTokenizerBase) -> Sample:
-    """Read the documents once; keep some of each category, every one as likely as another."""
-    rng = random.Random(conf.seed)
     skipped: Counter[str] = Counter()
     tallies: defaultdict[str, Tally] = defaultdict(Tally)
-    kept: defaultdict[str, list[tuple[int, Tokenised]]] = defaultdict(list)
-    for number, document in enumerate(islice(documents(conf, tokenizer, skipped), conf.read)):
-        tally, some = tallies[document.category], kept[document.category]
-        tally.add(document)
-        if len(some) < conf.documents:
-            some.append((number, document))
-        elif (place := rng.randrange(tally.documents)) < conf.documents:
-            some[place] = (number, document)
-    in_turn = [one for turn in zip_longest(*kept.values()) for one in turn if one is not None]
-    return Sample(
-        documents=sorted(in_turn[: conf.documents], key=lambda one: one[0]),
-        tallies=tallies,
-        skipped=skipped,
-    )
+    found = tallied(islice(documents(conf, tokenizer, skipped), conf.read), tallies)
+    if conf.packed:
+        read = Documents.of(found)
+        refuse_bad(tallies, skipped)
+        looks = list(some_rows(read, conf.data.length, conf.documents, tokenizer, seed=conf.seed))
+    else:
+        looks = some_documents(found, conf.documents, tokenizer, seed=conf.seed)
+    written = page(source(conf), conf.target.name, looks, tallies, skipped)
+    path = folder / "sample.html"
+    with writing(folder), atomic_path(path) as partial:
+        partial.write_text(written)
+    for look in looks:
+        say(look, conf)
+    for line in summary(tallies, skipped):
+        CONSOLE.print(line, **PLAIN)
+    log.info("the same as a page: %s", path)
+    refuse_bad(tallies, skipped)  # after it was shown
+
+
+def tallied(found: Iterable[Tokenised], tallies: dict[str, Tally]) -> Iterator[Tokenised]:
+    """The documents as they are, each counted."""
+    for document in found:
+        tallies[document.category].add(document)
+        yield document
 
 
 def documents(

@@ -51,17 +51,16 @@ def page(
 ) -> str:
     """The whole page."""
     left_out = "".join(
-        f"<li>{count:,} left out: {escape(visible(reason))}</li>"
-        for reason, count in skipped.most_common()
+        f"<li>{count:,} left out: {_safe(reason)}</li>" for reason, count in skipped.most_common()
     )
     heading = f"What a draft learns of {source}"
     articles = "\n".join(_article(look) for look in looks)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(heading)}</title><style>{STYLE}</style></head><body>\n"
-        f"<h1>{escape(heading)}</h1>\n"
-        f'<p class="note">Tokens of {escape(target)}.</p>\n'
+        f"<title>{_safe(heading)}</title><style>{STYLE}</style></head><body>\n"
+        f"<h1>{_safe(heading)}</h1>\n"
+        f'<p class="note">Tokens of {_safe(target)}.</p>\n'
         f"{_table(tallies)}<ul>{left_out}</ul>\n"
         f'<p class="note">{LEGEND}.</p>\n'
         '<input type="checkbox" id="edges"> <label for="edges">token boundaries</label>\n'
@@ -72,10 +71,10 @@ def page(
 
 def _table(tallies: Mapping[str, Tally]) -> str:
     head, *rows = table(tallies)
-    cells = "".join(f"<th>{escape(cell)}</th>" for cell in head)
+    cells = "".join(f"<th>{_safe(cell)}</th>" for cell in head)
     lines = "".join(
         f'<tr class="{"bad" if row[-2:] != ["0", "0"] else "good"}">'
-        + "".join(f"<td>{escape(cell)}</td>" for cell in row)
+        + "".join(f"<td>{_safe(cell)}</td>" for cell in row)
         + "</tr>"
         for row in rows
     )
@@ -96,7 +95,7 @@ def _article(look: Look) -> str:
     )
     text = "".join(map(_token, shortened(look.pieces, MOST)))
     return (
-        f'<article><h2>{escape(look.title)}</h2><div class="map">{lengths}</div>'
+        f'<article><h2>{_safe(look.title)}</h2><div class="map">{lengths}</div>'
         f"<pre>{text}</pre></article>"
     )
 
@@ -105,3 +104,7 @@ def _token(piece: Shown) -> str:
     kinds = ["a" if piece.answer else "p"] + ["s"] * piece.special + ["gap"] * piece.left_out
     ids = " ".join(map(str, piece.ids))
     return f'<b class="{" ".join(kinds)}" title="{ids}">{escape(piece.text)}</b>'
+
+
+def _safe(text: str) -> str:
+    return escape(visible(text))

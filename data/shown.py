@@ -109,21 +109,14 @@ def in_plain(pieces: list[Shown], *, boundaries: bool) -> str:
     return "".join(f"{OPEN}{text}{CLOSE}" if answer else text for answer, text in texts)
 
 
-def title(number: int, document: Tokenised) -> str:
+def title(name: str, document: Tokenised) -> str:
     """What a document is, in a line."""
     learned = sum(document.answer)
     runs = sum(answer for answer, _ in groupby(document.answer))
-    labels = [label for label in (document.category, document.language) if label]
-    share = learned / max(len(document.ids), 1)
-    return ", ".join(
-        [
-            f"document {number:,}",
-            *map(visible, labels),
-            f"{len(document.ids):,} tokens",
-            f"{learned:,} supervised ({share:.1%})",
-            f"{runs} answer{'' if runs == 1 else 's'}",
-        ]
-    )
+    labels = [visible(label) for label in (document.category, document.language) if label]
+    tokens = f"{len(document.ids):,} tokens"
+    share = f"{learned:,} supervised ({learned / max(len(document.ids), 1):.1%})"
+    return ", ".join([name, *labels, tokens, share, f"{runs} answer{'s' * (runs != 1)}"])
 
 
 def table(tallies: Mapping[str, Tally]) -> list[list[str]]:

@@ -64,7 +64,7 @@ def test_every_yaml_belongs_to_a_group_or_a_command():
     groups = {option.replace("=", "/") + ".yaml" for option in OPTIONS}
     commands = (
         "train train_plan train_warmup infer_plan eval eval_warmup calibrate tune tree_file "
-        "prepare capture command"
+        "prepare capture show command"
     )
     assert here == groups | {f"{name}.yaml" for name in commands.split()}
 
