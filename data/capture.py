@@ -48,6 +48,7 @@ def capture(conf: CaptureConf, *, command: str) -> Path:
     """Capture what the store lacks; `command` is what a user repeats to go on with it."""
     check(conf)
     device = conf.device.build()
+    conf.data.check_device(device)
     shape = outline(conf.target, device.dtype)
     tokenizer = conf.target.source.tokenizer()
     plan = planned(conf, shape, tokenizer)

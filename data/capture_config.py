@@ -56,6 +56,11 @@ class CaptureConf:
                 f"draft: must leave its target as it is, got {self.draft.method}, whose features "
                 "change while it learns; train it without a store"
             )
+        if needs.context and self.data.overlap is not None:
+            raise UserError(
+                f"data.overlap: must be null for {self.draft.method}, which reads what the target "
+                f"computed on all tokens before, got {self.data.overlap}; raise data.length instead"
+            )
         return Layout(
             layers=needs.layers, hidden=needs.hidden, context=needs.context, dtype=self.dtype,
             teacher=self.teacher, top_k=min(self.top_k, vocab_size), hidden_size=hidden_size,

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from models.device import Device
 from models.errors import UserError
 
 
@@ -137,6 +138,15 @@ class DataConf:
             ),
         ]
         _refuse([message for holds, message in rules if not holds])
+
+    def check_device(self, device: Device) -> None:
+        """Refuse rows that this device cannot read, before a model is loaded."""
+        multiple = device.length_multiple
+        if self.length % multiple:
+            raise UserError(
+                f"data.length: must be a multiple of {multiple} on {device.instance}, "
+                f"got {self.length}; take {-(-self.length // multiple) * multiple}"
+            )
 
 
 def _refuse(problems: list[str]) -> None:

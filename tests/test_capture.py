@@ -210,6 +210,10 @@ def test_what_cannot_be_kept_is_refused(folder):
         "must leave its target as it is, got medusa2",
         lambda: captured(conf(folder, draft=Medusa2Conf(heads=2), run_name="adapted")),
     )
+    refused(
+        "data.overlap: must be null for eagle3",
+        lambda: captured(conf(folder, overlap=8, run_name="split")),
+    )
     demo = CaptureConf(draft=Eagle3Conf(), data=DataConf(source=Source.demo), run_name="demo")
     refused("python -m data.prepare", lambda: capture(demo, command=COMMAND))
 

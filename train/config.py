@@ -80,12 +80,7 @@ class TrainConf:
     def check_device(self, device: Device) -> None:
         """Refuse what this device cannot do, before a model is loaded."""
         self.optim.check(device)
-        length, multiple = self.data.length, device.length_multiple
-        if length % multiple:
-            raise UserError(
-                f"data.length: must be a multiple of {multiple} on {device.instance}, "
-                f"got {length}; take {-(-length // multiple) * multiple}"
-            )
+        self.data.check_device(device)
 
     def _check_on_policy(self) -> None:
         wanted = self.data.on_policy
