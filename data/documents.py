@@ -9,7 +9,7 @@ Nothing is padded here. Tensors are made when a batch is asked for.
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -70,6 +70,9 @@ class Documents:
             category=self.categories[self.category[number]],
             language=self.languages[self.language[number]],
         )
+
+    def __iter__(self) -> Iterator[Tokenised]:
+        return map(self.__getitem__, range(len(self)))
 
     @property
     def lengths(self) -> Int[np.ndarray, " documents"]:

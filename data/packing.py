@@ -11,16 +11,13 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 from jaxtyping import Int
-from torch import Tensor
 
 from data.documents import Documents, Packed
 from models.errors import UserError
 
 REASONS = 5  # for skipping rows that a report prints
 DOCUMENT, BEGIN, END, LEARNS = range(4)  # columns of Packed.table
-AT_ONCE = 256  # rows whose tokens are counted together
 
 
 @dataclass(kw_only=True)
@@ -148,18 +145,3 @@ def best_fit(sizes: Int[np.ndarray, " pieces"], length: int) -> Int[np.ndarray, 
             rows_left[left].append(row)
             rooms |= 1 << left
     return of_piece
-
-
-def answer_counts(rows: Packed, vocab_size: int) -> Int[Tensor, " vocab"]:
-    """How often each token occurs in the answers."""
-    counts = torch.zeros(vocab_size, dtype=torch.int64)
-    for first in range(0, len(rows), AT_ONCE):
-        batch = rows.batch(list(range(len(rows)))[first : first + AT_ONCE])
-        if (largest := int(batch.ids.max())) >= vocab_size:
-            raise UserError(
-                f"data: token ids must be below the target's vocabulary of {vocab_size}, "
-                f"got {largest}; tokenise with the target's own tokenizer"
-            )
-        learned = batch.answer if batch.context is None else batch.answer & ~batch.context
-        counts += torch.bincount(batch.ids[learned], minlength=vocab_size)
-    return counts

@@ -13,13 +13,6 @@ from torch import Tensor
 from models.errors import UserError
 
 
-def count_tokens(
-    ids: Int[Tensor, "*rows seq"], answer: Bool[Tensor, "*rows seq"], vocab_size: int
-) -> Int[Tensor, " vocab"]:
-    """How often each token is an answer token."""
-    return torch.bincount(ids[answer], minlength=vocab_size)
-
-
 def always_kept(tokenizer) -> list[int]:
     """Ids of the byte tokens and of all special and added tokens, ascending."""
     vocab = tokenizer.get_vocab()

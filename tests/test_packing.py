@@ -6,7 +6,7 @@ import torch
 
 from data.config import DataConf, Source
 from data.documents import Documents
-from data.packing import answer_counts, best_fit, pack
+from data.packing import best_fit, pack
 from data.tokens import Tokenised, from_pair
 from models.errors import UserError
 from tests.packed import documents_of
@@ -93,13 +93,6 @@ def test_only_those_asked_for_are_packed():
 def test_rows_too_short_for_any_prompt_are_refused():
     with pytest.raises(UserError, match=r"data.length: must reach beyond the prompts, got 16"):
         pack(made(piece(20, 5)), 16)
-
-
-def test_only_answer_tokens_are_counted():
-    packed, _ = pack(made(from_pair([1, 1, 2], [2, 3]), from_pair([1], [3])), 16, pad_id=3)
-    assert answer_counts(packed, 5).tolist() == [0, 0, 1, 2, 0]
-    with pytest.raises(UserError, match="below the target's vocabulary of 3, got 3"):
-        answer_counts(packed, 3)
 
 
 @pytest.mark.parametrize("overlap", [0, 9])

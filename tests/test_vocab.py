@@ -11,12 +11,6 @@ from models.errors import UserError
 COUNTS = torch.tensor([0, 50, 3, 0, 40, 0, 7, 0])
 
 
-def test_counts_answer_tokens_only():
-    ids = torch.tensor([[1, 1, 2], [4, 4, 4]])
-    answer = torch.tensor([[True, False, True], [True, True, False]])
-    assert vocab.count_tokens(ids, answer, 6).tolist() == [0, 1, 1, 0, 2, 0]
-
-
 def test_the_most_frequent_are_kept_beside_the_always_kept_in_ascending_order():
     assert vocab.choose(COUNTS, 4, always=[7, 0]).tolist() == [0, 1, 4, 7]
 

@@ -7,15 +7,10 @@ import logging
 from pathlib import Path
 
 from conf.entry import entry_point
-from data.documents import Packed
-from data.packing import answer_counts
 from infer.eval import candidate, evaluate
 from infer.report import Report, write
 from infer.tables import sections, summary_table, terminal_table
 from models.console import CONSOLE, speak
-from models.drafts.base import Draft
-from models.target import Target
-from models.vocab import always_kept
 from train.config import TrainConf
 from train.disk import refuse_full_disk, reserve
 from train.log import Log
@@ -24,6 +19,7 @@ from train.measure import measure
 from train.rows import training_rows
 from train.run import open_run
 from train.seen_prompts import keep_hashes
+from train.vocabulary import choose_vocabulary
 
 log = logging.getLogger("train")
 DEEPER = (
@@ -47,7 +43,7 @@ def main(conf: TrainConf) -> None:
         rows, prompts = training_rows(conf, target, parallel)
         if parallel.main:
             keep_hashes(rows, target.tokenizer, run.folder)
-        choose_vocabulary(draft, target, rows)
+        choose_vocabulary(draft, target, rows.documents, conf.data, run.folder)
         tree = conf.tree.build()
         if tree.depth > draft.trained_depth:
             log.warning(DEEPER, tree.depth, draft.trained_depth)
@@ -75,13 +71,6 @@ def show(report: Report, folder: Path, said: Log) -> None:
     terminal_table(report, CONSOLE)
     log.info("report: %s", folder / "report.html")
     log.info("checkpoint: %s", folder / "checkpoint")
-
-
-def choose_vocabulary(draft: Draft, target: Target, rows: Packed) -> None:
-    counts = answer_counts(rows, target.vocab_size)
-    figures = draft.prepare(counts, target=target, always=always_kept(target.tokenizer))
-    for name, value in figures.items():
-        log.info("draft: %s %.4g", name, value)
 
 
 if __name__ == "__main__":

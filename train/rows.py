@@ -4,6 +4,7 @@ import hashlib
 import json
 import logging
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -57,7 +58,10 @@ def _answered(conf: TrainConf, target: Target, parallel: Parallel) -> Documents:
         answered = [ids[: wanted.max_new_tokens] for ids in rests]
     else:
         answered = _by_target(conf, target, prompts, parallel)
-    return Documents.of(from_pair(*pair) for pair in zip(prompts, answered, strict=True))
+    return Documents.of(
+        replace(from_pair(ids, answer), category=prompt.category)
+        for prompt, ids, answer in zip(drawn, prompts, answered, strict=True)
+    )
 
 
 def _by_target(

@@ -21,12 +21,12 @@ from infer.warmup import warm
 from models.console import speak
 from models.drafts.base import Draft
 from models.target import Target
-from train.__main__ import choose_vocabulary
 from train.config import TrainConf
 from train.log import Log, LogConf
 from train.loop import Loop
 from train.parallel import Parallel
 from train.state import State, flat
+from train.vocabulary import choose_vocabulary
 
 log = logging.getLogger("train.warmup")
 
@@ -49,7 +49,7 @@ def compile_all(conf: TrainConf, parallel: Parallel, folder: Path) -> None:
     target = parallel.target(conf.target)
     draft = conf.draft.build(target, loss=conf.loss, seed=conf.seed)
     rows = dummy_rows(conf, target.vocab_size)
-    choose_vocabulary(draft, target, rows)
+    choose_vocabulary(draft, target, rows.documents, conf.data, folder)
     state = State(folder, flat(conf))
     Loop(
         conf=conf, parallel=parallel, device=device, target=target, draft=draft, rows=rows,

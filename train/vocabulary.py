@@ -1,0 +1,37 @@
+"""Which tokens a draft with a reduced vocabulary keeps, and what they cover of the answers."""
+
+import logging
+from pathlib import Path
+
+from data.config import DataConf
+from data.documents import Documents
+from data.vocabulary import counts_of, sizes_around, table
+from models.drafts.base import Draft
+from models.target import Target
+from models.vocab import always_kept
+from train.disk import refuse_full_disk
+
+log = logging.getLogger(__name__)
+PAGE = "vocabulary.md"  # of a run folder; which tokens they are stands in the checkpoint alone
+
+
+def choose_vocabulary(
+    draft: Draft, target: Target, documents: Documents, conf: DataConf, folder: Path
+) -> None:
+    """Count the answers' tokens, let the draft choose, and say what half and double would cover."""
+    reduced = draft.kept_ids is not None
+    counts = counts_of(
+        conf, documents, target.vocab_size, target.tokenizer if reduced else None,
+        target.tokenizer_fingerprint,
+    )  # fmt: skip
+    always = always_kept(target.tokenizer)
+    figures = draft.prepare(counts.total, target=target, always=always)
+    for name, value in figures.items():
+        log.info("draft: %s %.4g", name, value)
+    if draft.kept_ids is not None:
+        sizes = sizes_around(len(draft.kept_ids), len(always), target.vocab_size)
+        lines = table(counts, sizes, always)
+        for line in lines:
+            log.info(line)
+        with refuse_full_disk(folder):
+            (folder / PAGE).write_text("\n".join(lines) + "\n")
