@@ -187,7 +187,7 @@ def _prompt(raw: dict[str, Any], column: str | None) -> Row:
     except ValueError as error:
         raise MisfitError("a prompt that is not text", str(error)) from error
     if prompt is None:
-        raise MisfitError("no known columns", f"among {', '.join(raw)}")
+        raise MisfitError("no messages, text or prompt", f"among {', '.join(raw)}")
     if "messages" in prompt:
         return _conversation([_message(each) for each in prompt["messages"]], raw)
     if isinstance(raw.get("text"), str):

@@ -22,7 +22,7 @@ DEMO_PROMPTS = 1536
 LOOKED_AT = 100  # rows, one of which must have a known shape
 BATCH_ROWS, BATCH_CHARS = 1000, 2**23
 REASONS = 5  # that are said of a source
-UNKNOWN = ("no known columns", "no column ")
+UNKNOWN = ("no messages, text or prompt", "no column ")
 
 
 @dataclass(kw_only=True)

@@ -93,6 +93,10 @@ def _prompt(row: Row) -> dict[str, Any]:
     return {"id": row.id, **({"category": row.category} if row.category else {}), **asked}
 
 
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
 def page(name: str, sources: dict[str, SourceReport], excluded: dict[str, int]) -> str:
     """The report for readers."""
     lines = [
@@ -110,7 +114,7 @@ def page(name: str, sources: dict[str, SourceReport], excluded: dict[str, int]) 
     lines += ["", "| source | rows dropped | reason | first |", "|---|---|---|---|"]
     for title, one in sources.items():
         lines += [
-            f"| {title} | {count:,} | {reason} | {one.examples.get(reason, '')} |"
+            f"| {title} | {count:,} | {_cell(reason)} | {_cell(one.examples.get(reason, ''))} |"
             for reason, count in one.dropped.most_common()
             if count
         ]

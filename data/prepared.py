@@ -9,7 +9,7 @@ row the keys of all rows.
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,7 @@ class Row:
 
 
 _JSON = ("messages", "tools", "template")
+_TO_JSON = json.JSONEncoder(ensure_ascii=False).encode
 ASKED = pa.schema(
     [
         *((name, pa.string()) for name in ("id", "source", "licence", "category", "language")),
@@ -88,10 +89,12 @@ SCHEMA = ASKED.append(pa.field("documents", pa.list_(_SPANS))).append(
 
 def record(row: Row) -> dict[str, Any]:
     """The row as columns of the table."""
-    columns = asdict(row)
+    columns = dict(vars(row))  # not asdict, which copies every message
     for name in _JSON:
         if columns[name] is not None:
-            columns[name] = json.dumps(columns[name], ensure_ascii=False)
+            columns[name] = _TO_JSON(columns[name])
+    columns["documents"] = [vars(document) for document in row.documents]
+    columns["answers"] = [vars(answer) for answer in row.answers]
     return columns
 
 

@@ -53,6 +53,7 @@ MESSAGES = (_said, "a list of messages, each with `role` and `content`")
 VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "text": TEXT,
     "question": TEXT,
+    "problem": TEXT,
     "instruction": TEXT,
     "input": TEXT,
     "turns": (_texts, "a list of strings"),
@@ -75,6 +76,8 @@ LAYOUTS = {
     "GSM8K": Layout(
         columns=("question", "answer"), said=lambda row: _turns(row["question"]), category="gsm8k"
     ),
+    "question": Layout(columns=("question",), said=lambda row: _turns(row["question"])),
+    "problem": Layout(columns=("problem",), said=lambda row: _turns(row["problem"])),
     "Alpaca": Layout(
         columns=("instruction",), optional=("input",), said=_instruction, category="alpaca"
     ),

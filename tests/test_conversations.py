@@ -79,7 +79,7 @@ def test_rows_that_do_not_fit_are_counted_by_reason(tmp_path):
         "a message whose content is not text": 1,
         "an unknown role": 1,
         "ids without an answer flag for each": 1,
-        "no known columns": 1,
+        "no messages, text or prompt": 1,
         "a prompt that is not text": 1,
         "column messages holds neither messages, turns, text nor ids": 1,
         "a message that is not an object": 1,
