@@ -15,6 +15,7 @@ class Source(Enum):
     jsonl = "jsonl"  # a file with one JSON object a line
     captured = "captured"  # a feature store, written by data.capture
     dataset = "dataset"  # a Hugging Face dataset: hub name, saved directory or data file
+    prepared = "prepared"  # a folder that data.prepare wrote
 
 
 class Format(Enum):
@@ -94,9 +95,9 @@ class DataConf:
     """Configures reading, tokenising and packing."""
 
     source: Source = Source.demo
-    path: str | None = None  # JSONL file, hub name, saved dataset or data file
+    path: str | None = None  # JSONL file, hub name, saved dataset, data file or prepared folder
     subset: str | None = None  # the dataset's configuration
-    split: str = "train"  # slices work too: train[1000:]
+    split: str = "train"  # of a dataset, slices work too: train[1000:]
     format: Format = Format.auto
     column: str | None = None  # None = messages, conversations, text or ids
     turns: Turns = Turns.all

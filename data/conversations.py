@@ -4,17 +4,11 @@ A row that does not fit is left out and counted by its reason, never silently.
 """
 
 import json
-from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from itertools import islice
-from pathlib import Path
 from typing import Any
 
-from data.config import DataConf, Format, Source
+from data.config import Format
 from data.prompt_layouts import shaped
-from data.raw_rows import Raw, file_rows, load, table_rows
-from models.errors import UserError
 
 
 @dataclass(kw_only=True)
@@ -82,63 +76,6 @@ ROLES = {
 }
 SYSTEM = ("system", "system_prompt")
 ANSWERS = ("output", "response", "answer", "completion", "solution")  # beside a plain prompt
-
-
-def check(conf: DataConf) -> None:
-    """Refuse data that cannot be had or read. Reads one row, needs no model."""
-    if conf.source not in (Source.demo, Source.captured):
-        next(rows(conf, Counter()), None)
-
-
-def rows(conf: DataConf, skipped: Counter[str]) -> Iterator[Row]:
-    """Open the data now, read it row by row; `skipped` counts the rows left out, by reason."""
-    if conf.source is Source.demo or conf.path is None:
-        raise ValueError("the demo has prompts, not rows")
-    return _fitting(_opened(conf, conf.path), conf, skipped)
-
-
-def _opened(conf: DataConf, path: str) -> Iterator[Raw]:
-    if conf.source is Source.dataset:
-        loaded = load(path, key="data.path", subset=conf.subset, split=conf.split)
-        return table_rows(loaded, path)
-    file = Path(path).expanduser()
-    if not file.is_file():
-        raise UserError(f"data.path: must be a JSONL file, got {path}; check the path")
-    return file_rows(file, "data.path")
-
-
-def _fitting(raw_rows: Iterator[Raw], conf: DataConf, skipped: Counter[str]) -> Iterator[Row]:
-    fits, details = 0, {}
-    for place, raw, fault, detail in islice(raw_rows, conf.limit):
-        if raw is None:
-            raise UserError(
-                f"data.path: every line must be a JSON object, got {detail or fault} at {place}; "
-                "mend or remove the line"
-            )
-        try:
-            row = learnable(shape(raw, conf.format, conf.column))
-        except MisfitError as error:
-            skipped[str(error)] += 1
-            details.setdefault(str(error), error.detail and f" {error.detail}")
-            continue
-        fits += 1
-        yield row
-    if not fits:
-        reasons = ", ".join(f"{why}{details[why]}: {n}" for why, n in skipped.most_common(3))
-        raise UserError(
-            f"data.format: some row must have the shape {conf.format.value}, "
-            f"got none in {conf.path} ({reasons or 'no rows'}); set data.format and data.column"
-        )
-
-
-def learnable(row: Row) -> Row:
-    """A conversation up to its last answer: nothing is learned from what follows."""
-    if not isinstance(row, Conversation):
-        return row
-    answers = [turn for turn, m in enumerate(row.messages, 1) if m["role"] == "assistant"]
-    if not answers:
-        raise MisfitError("no assistant turn")
-    return replace(row, messages=row.messages[: answers[-1]])
 
 
 def shape(raw: dict[str, Any], format: Format = Format.auto, column: str | None = None) -> Row:

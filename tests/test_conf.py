@@ -33,6 +33,7 @@ ELSEWHERE = {  # groups that training does not have
 NEEDS = {
     "data=captured": ["data.path=store"],
     "data=jsonl": ["data.path=rows.jsonl"],
+    "data=prepared": ["data.path=outputs/prepare/demo"],
     "mixture=one": ["mixture.sources.rows.path=rows.jsonl"],
 }  # what has no sensible default
 YAMLS = {group: sorted((Path(CONF_DIR) / group).glob("*.yaml")) for group in GROUPS}

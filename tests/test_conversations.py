@@ -8,7 +8,8 @@ import huggingface_hub.constants
 import pytest
 
 from data.config import AnswersConf, DataConf, Format, Source
-from data.conversations import Conversation, Text, Tokenised, check, rows
+from data.conversations import Conversation, Text, Tokenised
+from data.sources import check, rows
 from models.errors import UserError
 
 MESSAGES = [

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from data import conversations
 from data import prompts as prompt_files
+from data import sources
 from data.config import DataConf
 from infer.config import EvaluationConf
 from models.device import Device, DeviceConf
@@ -50,7 +50,7 @@ class TrainConf:
     def check(self) -> None:
         """Refuse what can be known to be wrong before a model is loaded."""
         self.check_settings()
-        conversations.check(self.data)
+        sources.check(self.data)
         self.draft.check()
         self.parallel.check(
             self.target, rows=self.optim.rows, adapts=self.draft.adapts,

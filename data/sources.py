@@ -1,0 +1,93 @@
+"""Where training's documents come from: a file, a data set, a prepared folder.
+
+A row that does not fit is left out and counted by its reason, never silently.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+from data.config import DataConf, Source
+from data.conversations import Conversation, MisfitError, Row, shape
+from data.raw_rows import Raw, file_rows, load, table_rows
+from models.errors import UserError
+
+
+def check(conf: DataConf) -> None:
+    """Refuse data that cannot be had or read. Reads one row, needs no model."""
+    if conf.source not in (Source.demo, Source.captured):
+        next(rows(conf, Counter()), None)
+
+
+def rows(conf: DataConf, skipped: Counter[str]) -> Iterator[Row]:
+    """Open the data now, read it row by row; `skipped` counts the rows left out, by reason."""
+    if conf.source is Source.demo or conf.path is None:
+        raise ValueError("the demo has prompts, not rows")
+    if conf.source is Source.prepared:
+        return _prepared(Path(conf.path).expanduser(), conf, skipped)
+    return _fitting(_opened(conf, conf.path), conf, skipped)
+
+
+def _prepared(folder: Path, conf: DataConf, skipped: Counter[str]) -> Iterator[Row]:
+    from data.prepared import learned, read  # made of this module's rows
+
+    fits = 0
+    for row in islice(read(folder, conf.split), conf.limit):
+        try:
+            found = list(learned(row, conf.turns))
+        except MisfitError as reason:
+            skipped[str(reason)] += 1
+            continue
+        fits += len(found)
+        yield from found
+    if not fits:
+        raise UserError(
+            f"data.path: some row must have an answer to learn, got none in {folder}; "
+            "run data.prepare with answers=target or answers=endpoint"
+        )
+
+
+def _opened(conf: DataConf, path: str) -> Iterator[Raw]:
+    if conf.source is Source.dataset:
+        loaded = load(path, key="data.path", subset=conf.subset, split=conf.split)
+        return table_rows(loaded, path)
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise UserError(f"data.path: must be a JSONL file, got {path}; check the path")
+    return file_rows(file, "data.path")
+
+
+def _fitting(raw_rows: Iterator[Raw], conf: DataConf, skipped: Counter[str]) -> Iterator[Row]:
+    fits, details = 0, {}
+    for place, raw, fault, detail in islice(raw_rows, conf.limit):
+        if raw is None:
+            raise UserError(
+                f"data.path: every line must be a JSON object, got {detail or fault} at {place}; "
+                "mend or remove the line"
+            )
+        try:
+            row = learnable(shape(raw, conf.format, conf.column))
+        except MisfitError as error:
+            skipped[str(error)] += 1
+            details.setdefault(str(error), error.detail and f" {error.detail}")
+            continue
+        fits += 1
+        yield row
+    if not fits:
+        reasons = ", ".join(f"{why}{details[why]}: {n}" for why, n in skipped.most_common(3))
+        raise UserError(
+            f"data.format: some row must have the shape {conf.format.value}, "
+            f"got none in {conf.path} ({reasons or 'no rows'}); set data.format and data.column"
+        )
+
+
+def learnable(row: Row) -> Row:
+    """A conversation up to its last answer: nothing is learned from what follows."""
+    if not isinstance(row, Conversation):
+        return row
+    answers = [turn for turn, m in enumerate(row.messages, 1) if m["role"] == "assistant"]
+    if not answers:
+        raise MisfitError("no assistant turn")
+    return replace(row, messages=row.messages[: answers[-1]])
