@@ -16,7 +16,7 @@ import safetensors.torch
 from torch import Tensor
 
 from conf.entry import config_yaml, entry_point
-from data import conversations
+from data import sources
 from data.capture_book import Book
 from data.capture_config import CaptureConf
 from data.capture_pace import Pace
@@ -73,7 +73,7 @@ def check(conf: CaptureConf) -> None:
             "demo's with `python -m data.prepare` and give data=prepared"
         )
     conf.draft.check()
-    conversations.check(conf.data)
+    sources.check(conf.data)
 
 
 def planned(conf: CaptureConf, shape: Outline, tokenizer) -> Plan:
