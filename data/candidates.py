@@ -43,7 +43,7 @@ def candidate(raw: dict[str, Any], name: str, source: SourceConf, rules: Rules) 
         raise MisfitError("token ids without their text")
     turns = _turns(found, rules)
     _check_length(turns, rules)
-    if not rules.excluded.isdisjoint(_signs(turns)):
+    if not rules.excluded.isdisjoint(_signs(turns, plain=isinstance(found, Text))):
         raise MisfitError("a prompt that is held out elsewhere")
     row = _row(raw, found, name, source)
     asked = "\0".join(normalised(text) for role, text in turns if role != "assistant")
@@ -98,11 +98,11 @@ def _check_length(turns: list[tuple[str, str]], rules: Rules) -> None:
         raise MisfitError(f"longer than {rules.max_chars:,} characters")
 
 
-def _signs(turns: list[tuple[str, str]]) -> Iterator[int]:
-    """Of every question and of how its answer begins; a text alone is both."""
+def _signs(turns: list[tuple[str, str]], *, plain: bool) -> Iterator[int]:
+    """Of every question and of how its answer begins; a plain text is both."""
     for (role, text), (after, answer) in zip(turns, [*turns[1:], ("", "")], strict=True):
         if role == "user":
-            begins = text if len(turns) == 1 else answer if after == "assistant" else ""
+            begins = text if plain else answer if after == "assistant" else ""
             yield from signs(text, begins)
 
 

@@ -127,9 +127,9 @@ def _prompt(raw: dict[str, Any], column: str | None) -> Row:
         raise MisfitError("no messages, text or prompt", f"among {', '.join(raw)}")
     if "messages" in prompt:
         return _conversation([_message(each) for each in prompt["messages"]], raw)
-    if isinstance(raw.get("text"), str):
-        return Text(text=raw["text"])
-    asked = prompt.get("turns") or [prompt["text"]]
+    if "text" in prompt and raw.get("text") is not None:
+        return Text(text=prompt["text"])
+    asked = prompt["turns"] if "turns" in prompt else [prompt["text"]]
     answer = next((raw[name] for name in ANSWERS if isinstance(raw.get(name), str)), None)
     if len(asked) == 1 and answer:
         return _conversation(_in_turn([*asked, answer]), raw)
@@ -204,8 +204,11 @@ def _conversation(messages: list[dict[str, Any]], raw: dict[str, Any]) -> Conver
         messages = [{"role": "system", "content": system}, *messages]
     tools = _parsed(raw.get("tools"), "tools")
     template = _parsed(raw.get("template", raw.get("chat_template_kwargs")), "template")
-    if not isinstance(tools, list | None) or not isinstance(template, dict | None):
-        raise MisfitError("tools that are not a list or a template that is not an object")
+    tools = [] if tools is None else tools
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise MisfitError("tools that are not a list of objects")
+    if not isinstance(template, dict | None):
+        raise MisfitError("a template that is not an object")
     return Conversation(messages=messages, tools=tools or None, template=template or {})
 
 

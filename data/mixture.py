@@ -143,7 +143,7 @@ def choose(
     dropped = {}
     for name, rows, count in zip(names, new, there, strict=True):
         taken[rows[: wanted[name]]] = True
-        dropped[name] = Counter(
+        dropped[name] = +Counter(  # those that there are
             {"a duplicate": count - len(rows), "beyond its share": len(rows) - wanted[name]}
         )
     return Chosen(rows=firsts[taken[firsts]], dropped=dropped)
