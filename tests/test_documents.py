@@ -61,7 +61,7 @@ def test_conversations_are_read_and_what_is_none_is_counted(tmp_path):
     assert (len(documents), sum(skipped.values())) == (1, 1)
     _, report = pack(documents, conf.length)
     report.skipped = dict(skipped)
-    assert "1 rows skipped: no known columns" in str(report)
+    assert f"1 rows skipped: {next(iter(skipped))}" in str(report)
 
 
 def test_a_conversation_that_the_template_refuses_is_counted(tmp_path):

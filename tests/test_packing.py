@@ -68,7 +68,7 @@ def test_no_document_is_split_or_lost():
 
 
 ROWS = {f"conversations, {n}": (sharegpt_like(20_000, n), n) for n in (2048, 4096, 16384)}
-ROWS["the demo"] = (demo_like(1536), compose("train", TrainConf).data.length)
+ROWS["the demo"] = (demo_like(1536), compose("train", TrainConf, []).data.length)
 
 
 @pytest.mark.parametrize("name", ROWS)
