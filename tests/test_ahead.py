@@ -1,4 +1,4 @@
-"""A step's rows are made ready while the step before is taken, and what is waited for is counted."""
+"""Rows are made ready while the step before is taken, and what is waited for is counted."""
 
 import threading
 import time

@@ -11,6 +11,7 @@ from infer.eval import candidate, evaluate
 from infer.report import Report, write
 from infer.tables import sections, summary_table, terminal_table
 from models.console import CONSOLE, speak
+from train import stored
 from train.config import TrainConf
 from train.disk import refuse_full_disk, reserve
 from train.log import Log
@@ -40,7 +41,8 @@ def main(conf: TrainConf) -> None:
     said = Log(conf.log, run, parallel.accelerator)
 
     if run.progress.step < conf.optim.steps:
-        rows, prompts = training_rows(conf, target, parallel)
+        store = stored.opened(conf.data, target, draft, parallel)
+        rows, prompts = training_rows(conf, target, parallel, store)
         if parallel.main:
             keep_hashes(rows, target.tokenizer, run.folder)
         choose_vocabulary(draft, target, rows.documents, conf.data, run.folder)
@@ -49,7 +51,7 @@ def main(conf: TrainConf) -> None:
             log.warning(DEEPER, tree.depth, draft.trained_depth)
         Loop(
             conf=conf, parallel=parallel, device=parallel.device, target=target, draft=draft,
-            rows=rows, state=run, log=said,
+            rows=rows, store=store, state=run, log=said,
             evaluate=measure(target, prompts, tree, conf.evaluation),
         ).run()  # fmt: skip
     else:

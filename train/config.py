@@ -13,6 +13,7 @@ from models.errors import UserError
 from models.losses import LossConf, LossName
 from models.target import TargetConf
 from models.tree import TreeConf
+from train import stored
 from train.log import LogConf
 from train.optim import OptimConf
 from train.parallel import Parallel, ParallelConf
@@ -52,6 +53,7 @@ class TrainConf:
         self.check_settings()
         sources.check(self.data)
         self.draft.check()
+        stored.check(self.data, target=self.target, draft=self.draft, loss=self.loss)
         self.parallel.check(
             self.target, rows=self.optim.rows, adapts=self.draft.adapts,
             device=self.device.name, optimizer=self.optim.name.value,

@@ -1,4 +1,4 @@
-"""What the target computes on the training rows: as they come, or once for all epochs."""
+"""What the target computes on the training rows: as they come, or once for all epochs and runs."""
 
 import logging
 
@@ -7,6 +7,7 @@ import torch
 from rich.progress import track
 
 from data.documents import Packed
+from data.store import Store
 from data.target_pass import target_pass
 from models.console import CONSOLE
 from models.drafts.base import Batch
@@ -20,18 +21,23 @@ PARTS = ("hidden", "captured")  # of what is kept
 
 
 class Features:
-    """The target's view of a batch. Every process keeps all rows: each epoch deals them anew."""
+    """The target's view of rows: read from a store, kept in memory, or seen as they come.
+
+    In memory every process keeps all rows: each epoch deals them anew.
+    """
 
     def __init__(
-        self, target: Target, rows: Packed, layers: list[int], *, keep: bool, batch_size: int,
-        compiled: bool = False,
+        self, target: Target, rows: Packed, layers: list[int], *, store: Store | None, keep: bool,
+        batch_size: int, compiled: bool = False,
     ):  # fmt: skip
-        self.target, self.layers = target, layers
+        self.target, self.rows, self.layers, self.store = target, rows, layers, store
         self._pass = target_pass(target, compiled=compiled)
         self.kept = self._keep(rows, batch_size) if keep else None
 
     def of(self, rows: list[int]) -> Seen | None:
-        """What is kept of these rows, on the host; None: the target is to look at them."""
+        """What is known of these rows, on the host; None: the target is to look at them."""
+        if self.store is not None:
+            return self.store.seen(self.rows.pieces(rows), self.rows.length)
         if self.kept is None:
             return None
         return Seen(hidden=self.kept.hidden[rows], captured=self.kept.captured[rows])

@@ -1,7 +1,7 @@
 """Which graphs a training run will need, from its configuration alone.
 
     loss       the draft's loss of a micro-batch, and its gradient
-    features   the target's pass over rows: a micro-batch, or a group to be kept
+    features   the target's pass over rows: a micro-batch, or a group to be kept; none from a store
 
 Where operations are recorded, both are part of one graph, `optimizer_step`; `start` makes the
 optimizers' moments before it, and `see` is the pass over rows to be kept.
@@ -10,6 +10,7 @@ What is decoded on the way, to measure the draft or to let it write texts itself
 eagerly; the evaluation at the end announces its own.
 """
 
+from data.config import Source
 from models.graphs import Graph
 from train.config import TrainConf
 from train.launch import launched
@@ -29,7 +30,7 @@ def graphs(conf: TrainConf, *, lazy: bool = False) -> set[Graph]:
     found: set[Graph] = set()
     if conf.optim.compile:
         found.add(Graph("loss", (micro, conf.data.length)))
-    if compiles_features(conf):
+    if compiles_features(conf) and conf.data.source is not Source.captured:
         sizes = {conf.optim.batch_size} if conf.data.keep_features else {micro}
         if conf.data.on_policy.share:  # what the draft wrote is not kept
             sizes.add(micro)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from data.documents import Packed
 from data.order import Order
+from data.store import Store
 from models.device import Device
 from models.drafts.base import Batch, Draft, Loss
 from models.errors import UserError
@@ -87,6 +88,7 @@ class Loop:
     state: State
     log: Log
     evaluate: Callable[[Draft], dict[str, float]]  # real decoding; has acceptance_length
+    store: Store | None = None  # of the rows' features; None: the target is asked
 
     @property
     def accelerator(self) -> Accelerator:
@@ -144,7 +146,7 @@ class Loop:
         self.order = Order(seed=conf.data.seed, rows=len(self.rows), batch_size=conf.optim.rows)
         self.at_a_time = conf.optim.at_a_time(conf.optim.rows // self.parallel.data)
         self.features = Features(
-            self.target, self.rows, self.draft.needs.layers,
+            self.target, self.rows, self.draft.needs.layers, store=self.store,
             keep=conf.data.keep_features, batch_size=conf.optim.batch_size,
             compiled=graph_plan.compiles_features(conf) and not self.device.lazy,
         )  # fmt: skip

@@ -16,6 +16,7 @@ from data.conversations import Tokenised
 from data.demo.prompts import training_prompts
 from data.documents import Documents, Packed, read
 from data.packing import answers_in, cut, pack
+from data.store import Store
 from data.tokens import from_pair
 from infer.generate import answers
 from models.checkpoint import atomic_path
@@ -31,12 +32,14 @@ TEXT_PROMPT = 16  # tokens of a plain text, whose answer begins with its second 
 
 
 def training_rows(
-    conf: TrainConf, target: Target, parallel: Parallel
+    conf: TrainConf, target: Target, parallel: Parallel, store: Store | None
 ) -> tuple[Packed, list[list[int]]]:
     """The rows to train on, and the prompts to measure with."""
     skipped: Counter[str] = Counter()
     with parallel.main_first():
-        if conf.data.source is Source.demo:
+        if store is not None:
+            documents = store.documents
+        elif conf.data.source is Source.demo:
             documents = _answered(conf, target, parallel)
         else:
             documents = read(conf.data, target.tokenizer, skipped)

@@ -21,10 +21,12 @@ from infer.warmup import warm
 from models.console import speak
 from models.drafts.base import Draft
 from models.target import Target
+from train import stored
 from train.config import TrainConf
 from train.log import Log, LogConf
 from train.loop import Loop
 from train.parallel import Parallel
+from train.rows import training_rows
 from train.state import State, flat
 from train.vocabulary import choose_vocabulary
 
@@ -48,12 +50,17 @@ def compile_all(conf: TrainConf, parallel: Parallel, folder: Path) -> None:
         return
     target = parallel.target(conf.target)
     draft = conf.draft.build(target, loss=conf.loss, seed=conf.seed)
-    rows = dummy_rows(conf, target.vocab_size)
+    store = stored.opened(conf.data, target, draft, parallel)
+    if store is None:
+        rows = dummy_rows(conf, target.vocab_size)
+    else:
+        rows, _ = training_rows(conf, target, parallel, store)
     choose_vocabulary(draft, target, rows.documents, conf.data, folder)
     state = State(folder, flat(conf))
     Loop(
         conf=conf, parallel=parallel, device=device, target=target, draft=draft, rows=rows,
-        state=state, log=Log(LogConf(), state, parallel.accelerator), evaluate=lambda _: {},
+        store=store, state=state, log=Log(LogConf(), state, parallel.accelerator),
+        evaluate=lambda _: {},
     ).rehearse(log.info)  # fmt: skip
     with parallel.whole(draft):
         if parallel.runs_target:

@@ -1,0 +1,23 @@
+"""Two processes that read one store learn what one process learns."""
+
+import pytest
+
+from data.quantised import Dtype
+from models.drafts.eagle3 import Eagle3Conf
+from tests import captured
+from tests.stored_run import BF16, documents, learned, losses, ranks, training
+from tests.tiny import LAYERS
+
+
+def test_two_processes_read_the_rows_of_one(tmp_path, target):
+    folder, draft = (
+        documents(captured.written(tmp_path, target)),
+        Eagle3Conf(layers=LAYERS, unroll=2),
+    )
+    wanted = captured.conf(folder, draft=draft, precision=BF16, dtype=Dtype.bf16)
+    store = captured.captured(wanted)
+    ranks(folder, store, "two", processes=2)
+    learned(training(folder, draft, name="one", store=store))
+    one, two = losses(folder, "one"), losses(folder, "two")
+    assert two[0] == pytest.approx(one[0], rel=1e-5)
+    assert two == pytest.approx(one, rel=2e-3)  # halves of a sum in bf16

@@ -1,0 +1,63 @@
+"""A feature store as a run's data: its documents, and what the target computed on them."""
+
+from pathlib import Path
+
+import torch
+
+from data import store_manifest
+from data.config import DataConf, Source
+from data.store import Store, refuse_others
+from data.store_layout import TeacherKind
+from models.checkpoint import tokenizer_fingerprint
+from models.drafts.base import Draft, DraftConf
+from models.errors import UserError
+from models.losses import LossConf
+from models.outline import outline, outlined
+from models.target import Target, TargetConf
+from train.parallel import Parallel
+
+
+def check(data: DataConf, *, target: TargetConf, draft: DraftConf, loss: LossConf) -> None:
+    """Refuse what a store cannot serve, before a weight is read. Raises UserError."""
+    if data.source is not Source.captured:
+        return
+    for key, value in (
+        ("data.on_policy.share", data.on_policy.share),
+        ("data.keep_features", data.keep_features),
+    ):
+        if value:
+            raise UserError(
+                f"{key}: must be {type(value)(0)} with data.source=captured, got {value}; a store "
+                "holds what the target computed on its own documents, for all epochs"
+            )
+    shape = outline(target, torch.float32)
+    needs = outlined(draft, shape, loss=loss, seed=0).needs
+    if not needs.storable:
+        raise UserError(
+            f"data.source: must be documents for draft {draft.method}, which changes its target "
+            f"while it learns, got {data.source.value}; give the documents that were captured"
+        )
+    folder = Path(str(data.path))
+    manifest = store_manifest.read(folder)
+    tokenizer_hash = tokenizer_fingerprint(target.source.tokenizer())
+    refuse_others(
+        manifest, folder, tokenizer_hash=tokenizer_hash, needs=needs,
+        hidden_size=shape.hidden_size,
+    )  # fmt: skip
+    if manifest.made.layout.teacher is TeacherKind.topk and loss.temperature != 1:
+        raise UserError(
+            f"loss.temperature: must be 1 with a store of teacher=topk, got {loss.temperature}; "
+            "what is behind the likeliest tokens is known at 1 alone"
+        )
+
+
+def opened(data: DataConf, target: Target, draft: Draft, parallel: Parallel) -> Store | None:
+    """The run's store, where it has one. One process compares the checksums for all."""
+    if data.source is not Source.captured:
+        return None
+    with parallel.main_first():
+        return Store.open(
+            str(data.path), target_hash=target.fingerprint,
+            tokenizer_hash=target.tokenizer_fingerprint, needs=draft.needs,
+            dtype=target.device.dtype, checksums=data.checksums and parallel.main,
+        )  # fmt: skip
