@@ -13,6 +13,7 @@ from collections import Counter
 from pathlib import Path
 
 import safetensors.torch
+import xxhash
 from torch import Tensor
 
 from conf.entry import config_yaml, entry_point
@@ -23,7 +24,7 @@ from data.capture_pace import Pace
 from data.capturing import Capture
 from data.config import Source
 from data.documents import read
-from data.store_manifest import DOCUMENTS, File, Made, checksum, digest, shard_name
+from data.store_manifest import DOCUMENTS, File, Made, digest, shard_name
 from data.store_plan import METADATA, Plan
 from data.store_room import GB, check_room
 from models.checkpoint import atomic_path, tokenizer_fingerprint, writing
@@ -59,7 +60,8 @@ def capture(conf: CaptureConf, *, command: str) -> Path:
     if missing:
         with writing(book.folder):
             book.folder.mkdir(parents=True, exist_ok=True)
-            (book.folder / "config.yaml").write_text(config_yaml(conf))
+            if conf.worker == 0:
+                (book.folder / "config.yaml").write_text(config_yaml(conf))
         write(missing, plan, book, conf, device)
     say_rounding(book.manifest.files)
     return book.folder
@@ -132,12 +134,13 @@ def put(
     book: Book, name: str, tensors: dict[str, Tensor], rounding: dict[str, dict[str, float]]
 ) -> None:
     """A whole file or none, then its checksum."""
-    path = book.folder / name
+    # not save_file: it writes under a name of its own, which a kill would leave behind
+    data = safetensors.torch.save(tensors, metadata=METADATA)
     with writing(book.folder):
-        with atomic_path(path) as partial:
-            partial.write_bytes(safetensors.torch.save(tensors, metadata=METADATA))
-        file = File(bytes=path.stat().st_size, xxh3_128=checksum(path), rounding=rounding)
-        book.record(name, file)
+        with atomic_path(book.folder / name) as partial:
+            partial.write_bytes(data)
+        found = xxhash.xxh3_128_hexdigest(data)
+        book.record(name, File(bytes=len(data), xxh3_128=found, rounding=rounding))
 
 
 def say_rounding(files: dict[str, File]) -> None:
@@ -150,7 +153,7 @@ def say_rounding(files: dict[str, File]) -> None:
             layer, 100 * relative, 100 * lost,
         )  # fmt: skip
         if lost > MUCH:
-            log.warning("dtype: outliers take the steps of int8 at %s; dtype=fp8 keeps more", layer)
+            log.warning("dtype: outliers leave few steps to other values of %s; try fp8", layer)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ class CaptureConf:
     teacher: TeacherKind = TeacherKind.hidden
     top_k: int = 64  # tokens of teacher=topk
     batch: int = 8  # rows of data.length tokens that the target looks at together
-    shard_mb: float = 1024.0  # megabytes of a shard, which is held in memory while it is made
+    shard_mb: float = 512.0  # megabytes of a shard; memory holds it three times to write it
     budget_gb: float | None = None  # of disk; null = what is free
     checksums: bool = True  # compare what is there already, else sizes alone
     worker: int = 0  # of `workers` processes that each capture a part of the shards

@@ -174,7 +174,7 @@ def damage(path: Path, file: File, *, checksums: bool) -> str | None:
 
 
 def digest(*values: np.ndarray) -> str:
-    """Of all bytes of these."""
+    """Of all bytes of these. Not of cryptography: it finds what disks and copies do."""
     found = xxhash.xxh3_128()
     for value in values:
         found.update(np.ascontiguousarray(value).data)
@@ -182,7 +182,7 @@ def digest(*values: np.ndarray) -> str:
 
 
 def checksum(path: Path) -> str:
-    """Not of cryptography: it finds what disks and copies do, as fast as they read."""
+    """`digest` of a file, as fast as disks read."""
     found = xxhash.xxh3_128()
     with path.open("rb", buffering=0) as file:
         while chunk := file.read(CHUNK):
