@@ -10,6 +10,7 @@ import logging
 import shlex
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import safetensors.torch
@@ -20,10 +21,10 @@ from conf.entry import config_yaml, entry_point
 from data import sources
 from data.capture_book import Book
 from data.capture_config import CaptureConf
-from data.capture_pace import Pace
 from data.capturing import Capture
-from data.config import Source
+from data.config import DataConf, Source
 from data.documents import read
+from data.progress import Progress
 from data.store_manifest import DOCUMENTS, File, Made, digest, shard_name
 from data.store_plan import METADATA, Plan
 from data.store_room import GB, check_room
@@ -35,6 +36,7 @@ from models.graphs import Graph
 from models.outline import Outline, outline, outlined
 
 log = logging.getLogger("data.capture")
+DEMO = Path("outputs/prepare/demo")
 MUCH = 0.1  # of the values lost: of a bell curve int8 loses one in a hundred
 
 
@@ -47,6 +49,7 @@ def main(conf: CaptureConf) -> None:
 
 def capture(conf: CaptureConf, *, command: str) -> Path:
     """Capture what the store lacks; `command` is what a user repeats to go on with it."""
+    conf = replace(conf, data=answered(conf.data))
     check(conf)
     device = conf.device.build()
     conf.data.check_device(device)
@@ -69,13 +72,25 @@ def capture(conf: CaptureConf, *, command: str) -> Path:
 
 def check(conf: CaptureConf) -> None:
     """Refuse what can be known to be wrong before anything is read."""
-    if conf.data.source in (Source.demo, Source.captured):
+    if conf.data.source is Source.captured:
         raise UserError(
-            f"data.source: must be documents on disk, got {conf.data.source.value}; write the "
-            "demo's with `python -m data.prepare` and give data=prepared"
+            "data.source: must be documents, got captured, which are features already; give "
+            "data=prepared"
         )
     conf.draft.check()
     sources.check(conf.data)
+
+
+def answered(data: DataConf) -> DataConf:
+    """The demo's documents are those that data.prepare has left."""
+    if data.source is not Source.demo:
+        return data
+    if not DEMO.exists():
+        raise UserError(
+            f"data.source: the demo must have been answered, got no {DEMO}; run `python -m "
+            "data.prepare`, then this command again"
+        )
+    return replace(data, source=Source.prepared, path=str(DEMO))
 
 
 def planned(conf: CaptureConf, shape: Outline, tokenizer) -> Plan:
@@ -119,15 +134,17 @@ def write(missing: list[str], plan: Plan, book: Book, conf: CaptureConf, device:
     if DOCUMENTS in missing:
         put(book, DOCUMENTS, plan.documents_file(), {})
     numbers = [n for n in range(len(plan.counts)) if shard_name(n) in missing]
-    tokens, sizes = plan.counts[numbers, 0].sum(), plan.shard_bytes()
-    shape = (conf.batch, plan.packed.length)
-    graphs = {Graph("look") if device.lazy else Graph("features", shape)}
-    with device.expecting(graphs, log.info), Pace(tokens=int(tokens)) as pace:
-        capturing = Capture(target, plan, batch=conf.batch)
+    graph = Graph("look") if device.lazy else Graph("features", (conf.batch, plan.packed.length))
+    capturing = Capture(target, plan, batch=conf.batch)
+    rows = sum(len(plan.rows(number)) for number in numbers)
+    with device.expecting({graph}, log.info), Progress("capture", total=rows) as progress:
         for number in numbers:
-            tensors, rounding = capturing.shard(number, pace.step)
+            tensors, rounding = capturing.shard(
+                number, lambda rows, tokens: progress.count(done=rows, tokens=tokens)
+            )
             put(book, shard_name(number), tensors, rounding)
-            pace.wrote(int(sizes[number]))
+            said = f"{book.bytes_there() / GB:.4g} of {plan.bytes() / GB:.4g} GB"
+            log.info("capture: %s written, %s", shard_name(number), said)
 
 
 def put(

@@ -63,9 +63,9 @@ class Capture:
         }
 
     def shard(
-        self, number: int, step: Callable[[int], None]
+        self, number: int, step: Callable[[int, int], None]
     ) -> tuple[dict[str, Tensor], dict[str, dict[str, float]]]:
-        """The tensors of a shard and how far they are rounded; `step` is told of done tokens."""
+        """A shard, and how far it is rounded; `step` is told of done rows and tokens."""
         tokens, taught = self.plan.counts[number].tolist()
         room = {
             part.name: torch.empty(
@@ -89,7 +89,7 @@ class Capture:
                 room[part.name][left : left + len(chosen)] = looked[part.name][chosen]
                 if (name := part.name + ROUNDING) in looked:
                     sums[part.name] = sums[part.name] + looked[name][chosen].double().sum(0)
-            step(len(places))
+            step(len(some), len(places))
         means = {name: sums[name] / max(filled[name], 1) for name in room}
         return room, self._said(means)
 

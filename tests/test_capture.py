@@ -214,8 +214,14 @@ def test_what_cannot_be_kept_is_refused(folder):
         "data.overlap: must be null for eagle3",
         lambda: captured(conf(folder, overlap=8, run_name="split")),
     )
+    again = DataConf(source=Source.captured, path=str(folder / "capture" / "small"))
+    refused("features already", lambda: captured(replace(conf(folder), data=again)))
+
+
+def test_the_demo_is_captured_as_it_was_prepared(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     demo = CaptureConf(draft=Eagle3Conf(), data=DataConf(source=Source.demo), run_name="demo")
-    refused("python -m data.prepare", lambda: capture(demo, command=COMMAND))
+    refused("run `python -m data.prepare`", lambda: capture(demo, command=COMMAND))
 
 
 def test_numbers_that_are_not_finite_are_refused(tmp_path, target):
