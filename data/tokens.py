@@ -1,5 +1,6 @@
 """Token ids of a document, and exactly which of them the target would have produced."""
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -117,15 +118,14 @@ def _with_thought(message: Message) -> Message:
 def _tokenised(tokenizer: PreTrainedTokenizerBase, text: str, spans: list[Span]) -> Tokenised:
     """The text's tokens. Serving tokenises a prompt alone, so no token lies across its end."""
     begins = [begin for begin, _ in spans] if _separable(tokenizer) else []
-    ids, answer = [], []
+    ids, places = [], []
     for left, right in pairwise([0, *begins, len(text)]):
         part = tokenizer(
             text[left:right], add_special_tokens=False, return_offsets_mapping=True, verbose=False
         )
         ids += part["input_ids"]
-        places = [(left + start, left + end) for start, end in part["offset_mapping"]]
-        answer += [_within(place, text, spans) for place in places]
-    return Tokenised(ids=ids, answer=answer)
+        places += [(left + start, left + end) for start, end in part["offset_mapping"]]
+    return Tokenised(ids=ids, answer=_within(places, text, spans))
 
 
 @lru_cache(maxsize=4)
@@ -135,10 +135,13 @@ def _separable(tokenizer: PreTrainedTokenizerBase) -> bool:
     return tokenizer.decode(letter + letter) == "xx"
 
 
-def _within(place: Span, text: str, spans: list[Span]) -> bool:
-    """Whether a token lies in an answer. An end-of-turn token may take the line break along."""
-    start, end = place
-    return any(
-        begin <= start < finish and begin < end and not text[finish:end].strip()
-        for begin, finish in spans
-    )
+def _within(places: list[Span], text: str, spans: list[Span]) -> list[bool]:
+    """Which tokens lie in an answer. An end-of-turn token may take the line break along."""
+    answer = [False] * len(places)
+    starts = [start for start, _ in places]
+    for begin, finish in spans:
+        first, behind = bisect_left(starts, begin), bisect_left(starts, finish)
+        while behind > first and text[finish : places[behind - 1][1]].strip():
+            behind -= 1
+        answer[first:behind] = [True] * (behind - first)
+    return answer
