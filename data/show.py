@@ -57,6 +57,11 @@ class ShowConf:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"{name}: must be at least 1, got {value}")
+        if self.data.source is Source.captured:
+            raise UserError(
+                "data.source: data.show reads rows, got captured; show what the store was "
+                "captured from"
+            )
         if self.data.source is Source.demo and self.data.answers.by is Author.target:
             raise UserError(
                 "data.answers.by: data.show generates nothing, got target; take corpus, or show "

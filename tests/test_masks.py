@@ -31,6 +31,12 @@ TWO_MARKS = (
     "{% generation %}{{ m.content }}{% endgeneration %}<|end|>\n{% else %}{{ m.content }}<|end|>\n"
     "{% endif %}{% endfor %}" + PROMPT
 )
+# the system prompt goes once there is an answer, and the answer counts the messages
+COUNTING = (
+    "{% if messages[0].role == 'system' and messages[-1].role == 'user' %}{{ messages[0].content }}"
+    "{% endif %}{% for m in messages if m.role != 'system' %}{% if m.role == 'user' %}"
+    "<{{ m.content }}>{% else %}{{ m.content }}{{ messages | length }}{% endif %}{% endfor %}"
+)
 ONLY_ANSWERS = "{% for m in messages if m.role == 'assistant' %}{{ m.content }}{% endfor %}"
 
 
@@ -87,6 +93,23 @@ def test_an_end_of_turn_token_that_swallows_the_line_break_is_learned():
     tokenizer.add_tokens([AddedToken("<|end|>", rstrip=True, special=True)], special_tokens=True)
     document = from_messages(Chat(tokenizer=tokenizer), CHAT)
     assert answers(tokenizer, document) == EXACT
+
+
+def test_an_answer_that_reads_otherwise_behind_its_own_history_is_left_out():
+    tokenizer = chat_tokenizer(COUNTING.replace("{{ messages | length }}", "."))
+    [document], skipped = read(tokenizer, CHAT[:3])
+    assert answers(tokenizer, document) == ["I am well.."]
+    assert not skipped
+    documents, skipped = read(chat_tokenizer(COUNTING), CHAT[:3])
+    assert not documents
+    assert skipped == {"the chat template rewrites what it wrote before an answer": 1}
+
+
+def test_a_line_break_behind_a_mark_is_not_the_end_of_a_turn():
+    tokenizer = chat_tokenizer(TWO_MARKS.replace("<|end|>", "{{ '\\n' }}"))
+    tokenizer.add_tokens(["\n"])
+    document = from_messages(Chat(tokenizer=tokenizer), CHAT)
+    assert answers(tokenizer, document)[1::2] == ["I am well.", "  Why?\n"]
 
 
 def test_a_tokenizer_that_puts_a_space_before_a_text_gets_it_whole():

@@ -111,6 +111,7 @@ def test_a_broken_mask_is_shown_before_it_is_refused(rows, capsys):
     [
         (["data=jsonl", "data.path=none.jsonl"], "data.path: must be a JSONL file, got none.jsonl"),
         (["data.answers.by=target"], "data.answers.by: data.show generates nothing, got target;"),
+        (["data=captured", "data.path=x"], "data.source: data.show reads rows, got captured;"),
         (["documents=0"], "documents: must be at least 1, got 0"),
         (["target.name=none"], "target.name: must be"),
         (["output_dir=rows.jsonl"], "output_dir: must be a writable folder, got rows.jsonl/show"),
