@@ -1,0 +1,113 @@
+"""100,000 rows of mixed shapes and faults, killed on the way: bounded memory, every row counted."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from data.config import Turns
+from data.prepared import learned, read
+from tests.messy_data import HELD_OUT, ROWS, build
+
+ROOT = Path(__file__).parent.parent
+THINKING = '{"enable_thinking": true}'
+MOST_BYTES = 2 * 2**30
+
+
+def start(folder: Path) -> subprocess.Popen:
+    command = [sys.executable, "-m", "data.prepare", "--config-dir", "conf", "mixture=messy"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL)
+
+
+def peak_bytes(run: subprocess.Popen) -> int:
+    """Wait until it has ended well; what it needed at most."""
+    _, status, used = os.wait4(run.pid, 0)
+    run.returncode = os.waitstatus_to_exitcode(status)
+    assert run.returncode == 0
+    return used.ru_maxrss * 1024  # Linux says kilobytes
+
+
+def kill(run: subprocess.Popen, *, when: Path) -> None:
+    """As soon as a file is there, whole or not."""
+    deadline = time.monotonic() + 120
+    while not list(when.parent.glob(when.name)):
+        assert run.poll() is None, "the run ended before its moment came"
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    run.kill()
+    assert run.wait() == -9
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    """The folder, what was planted, and the peak memory of the process that finished it."""
+    folder = tmp_path_factory.mktemp("messy")
+    planted = build(folder)
+    out = folder / "outputs" / "prepare" / "messy"
+    kill(start(folder), when=out / "work" / "worker-00000" / "source-002.arrow*")
+    assert not (out / "report.json").exists()
+    return out, planted, peak_bytes(start(folder))
+
+
+def test_it_needs_bounded_memory(prepared):
+    _, _, peak = prepared
+    assert peak < MOST_BYTES
+
+
+def test_every_row_is_kept_or_counted_under_its_reason(prepared):
+    out, planted, _ = prepared
+    report = json.loads((out / "report.json").read_text())
+    assert report["read"] == sum(ROWS.values()) == 100_000
+    for name, rows in ROWS.items():
+        source = report["sources"][name]
+        assert source["dropped"] == planted[name], name
+        assert source["read"] == rows
+        assert source["train"] + source["held_out"] == rows - planted[name].total()
+    dropped = sum(planted.values(), Counter())
+    assert report["dropped_by_reason"] == dropped
+    assert report["read"] == report["train"] + report["held_out"] + dropped.total()
+    assert report["excluded_prompts"] == {str(out.parents[2] / "prompts.jsonl"): len(HELD_OUT)}
+
+
+def test_the_files_hold_what_the_report_says(prepared):
+    out, _, _ = prepared
+    report = json.loads((out / "report.json").read_text())
+    names = ["id", "source", "licence", "template"]
+    tables = {
+        split: pq.read_table(next(out.glob(f"{split}-*.parquet")), columns=names)
+        for split in ("train", "held_out")
+    }
+    assert {split: len(table) for split, table in tables.items()} == {
+        split: report[split] for split in tables
+    }
+    rows = pa.concat_tables(tables.values()).to_pydict()
+    assert len(set(rows["id"])) == len(rows["id"])  # every id is its own
+    written = Counter(zip(rows["source"], rows["licence"], strict=True))
+    assert written == {
+        (name, f"{name} licence"): source["train"] + source["held_out"]
+        for name, source in report["sources"].items()
+    }
+    modes = Counter(rows["template"])  # of chat alone, half of the rows each
+    assert abs(modes[THINKING] - modes[THINKING.replace("true", "false")]) < 1000
+    assert modes[THINKING] > 10_000
+    some = islice(read(out), 500)
+    assert all(list(learned(row, Turns.all)) for row in some)
+    prompts = [json.loads(line) for line in (out / "held_out.jsonl").read_text().splitlines()]
+    assert {prompt["id"] for prompt in prompts} == set(tables["held_out"]["id"].to_pylist())
+
+
+def test_nothing_unfinished_is_left_behind(prepared):
+    out, _, _ = prepared
+    assert {file.name for file in out.iterdir()} == {
+        "config.yaml", "made_from.json", "report.json", "report.md", "held_out.jsonl",
+        "train-00000-of-00001.parquet", "held_out-00000-of-00001.parquet",
+    }  # fmt: skip
