@@ -112,14 +112,17 @@ def load(file: Path, vocab_size: int, tokenizer_hash: str) -> TokenCounts | None
         return None
     with safetensors.safe_open(file, "numpy") as tensors:
         metadata = tensors.metadata()
-        if metadata[TOKENIZER_HASH] != tokenizer_hash:
-            return None
-        kinds = {
-            kind: dict(zip(json.loads(metadata[kind]), tensors.get_tensor(kind), strict=True))
-            for kind in ("categories", "languages")
-        }
-    same = all(len(row) == vocab_size for row in kinds["categories"].values())
-    return TokenCounts(**kinds) if same else None
+        names = {kind: json.loads(metadata[kind]) for kind in ("categories", "languages")}
+        counts = {kind: tensors.get_tensor(kind) for kind in names}
+    if metadata[TOKENIZER_HASH] != tokenizer_hash:
+        return None
+    wider = max(0, vocab_size - counts["categories"].shape[1])  # heads have rows to spare
+    fitted = {
+        kind: np.pad(rows[:, :vocab_size], ((0, 0), (0, wider))) for kind, rows in counts.items()
+    }
+    return TokenCounts(
+        **{kind: dict(zip(names[kind], rows, strict=True)) for kind, rows in fitted.items()}
+    )
 
 
 def sizes_around(size: int, least: int, most: int) -> list[int]:

@@ -39,6 +39,7 @@ def choose(
             f"draft.vocab_size: must be at most the target's {vocab_size} tokens, got {size}; "
             "null keeps them all"
         )
+    always = [token for token in always if token < vocab_size]  # Gemma 3's head lacks one
     if size < len(always):
         raise UserError(
             f"draft.vocab_size: must hold the {len(always)} byte and special tokens, got {size}; "

@@ -23,6 +23,10 @@ def test_unused_tokens_fill_up_by_ascending_id():
     assert vocab.choose(COUNTS, 6, always=[7]).tolist() == [0, 1, 2, 4, 6, 7]
 
 
+def test_a_token_without_a_row_in_the_head_is_left_out():
+    assert vocab.choose(COUNTS, 2, always=[7, 8]).tolist() == [1, 7]
+
+
 def test_no_size_and_full_size_keep_everything():
     for size in (None, len(COUNTS)):
         kept = vocab.choose(COUNTS, size, always=[3])

@@ -1,6 +1,7 @@
 """What a draft vocabulary covers is counted on answer tokens, in all, by category, by language."""
 
 import logging
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -14,6 +15,9 @@ from data.config import DataConf, Source, Turns
 from data.conversations import Tokenised
 from data.documents import Documents
 from data.languages import language_of
+from data.prepared import Row, Spans, write
+from data.prepared_counts import keep_counts
+from data.tokens import documents as tokens_of
 from data.tokens import from_pair
 from data.vocabulary import (
     FILE,
@@ -27,6 +31,7 @@ from data.vocabulary import (
     sizes_below,
     table,
 )
+from models.checkpoint import tokenizer_fingerprint
 from models.errors import UserError
 from models.vocab import always_kept, choose
 from tests.tiny import new_draft
@@ -173,7 +178,9 @@ def test_the_map_of_the_file_is_that_of_counting(documents, tokenizer, tmp_path)
     assert torch.equal(choose(kept.total, 300, always), choose(counts.total, 300, always))
     assert table(kept, [300], always) == table(counts, [300], always)
     assert load(tmp_path / FILE, len(tokenizer), "of another tokenizer") is None
-    assert load(tmp_path / FILE, len(tokenizer) + 64, "its hash") is None
+    wider = load(tmp_path / FILE, len(tokenizer) + 64, "its hash")  # a head has rows to spare
+    assert wider is not None
+    assert torch.equal(choose(wider.total, 300, always), choose(counts.total, 300, always))
 
 
 def test_kept_counts_are_taken_for_the_same_documents_alone(documents, tokenizer, tmp_path):
@@ -190,6 +197,32 @@ def test_kept_counts_are_taken_for_the_same_documents_alone(documents, tokenizer
     assert taken(limit=1) == taken(turns=Turns.last) == counted
     file.unlink()
     assert taken() == counted
+
+
+def test_a_prepared_folder_is_counted_as_training_on_it_would(documents, tokenizer, tmp_path):
+    rows = [
+        Row(
+            id=str(place), source="made", category=piece.category, language="en" if place else "",
+            documents=[Spans(ids=piece.ids, spans=[[piece.answer.index(True), len(piece.ids)]])],
+        )
+        for place, piece in enumerate(documents)
+    ]  # fmt: skip
+    write(tmp_path / "train-00000-of-00001.parquet", rows, dict)
+    section = keep_counts(tmp_path, tokenizer)
+    conf = DataConf(source=Source.prepared, path=str(tmp_path))
+    pieces = Documents.of(tokens_of(conf, tokenizer, Counter()))
+    hash = tokenizer_fingerprint(tokenizer)
+    kept = counts_of(conf, [], len(tokenizer), tokenizer, hash)
+    counted = count(pieces, len(tokenizer), tokenizer)
+    assert table(kept, [300], []) == table(counted, [300], [])
+    assert set(kept.languages) == {"en"}
+    assert f"| all | {documents.answer.sum()} |" in section
+    assert f"Of {len(tokenizer)} tokens" in section
+    (tmp_path / FILE).unlink()
+    unanswered = [Row(id="0", source="made", messages=[{"role": "user", "content": "Hello?"}])]
+    write(tmp_path / "train-00000-of-00001.parquet", unanswered, dict)
+    assert keep_counts(tmp_path, tokenizer) == ""
+    assert not (tmp_path / FILE).exists()
 
 
 def test_a_token_that_the_target_has_not_is_refused(documents):
