@@ -52,6 +52,9 @@ SENTENCES = {
     r"Invalid value assigned: (\w+) is not a ListConfig": r"must be a list, got one \1",
     r"Config group override must be a string or a list\. Got (\w+)":
         r"command line: a group takes the name of an option, got a value of type \1; see --help",
+    r"Unexpected type for root: NoneType":
+        "command line: a key of a group needs an option of it, got none; "
+        "choose one before, as in target=qwen3-8b target.path=DIR",
     r"Ambiguous value for argument '([^=]+)=([^']*)'":
         r"\1: must be one value, got '\2'; for a run of each add -m, for a list write \1=[\2]",
 }  # fmt: skip
@@ -84,7 +87,7 @@ def entry_point(name: str, schema: type[Conf]) -> Callable[[Callable[[Conf], Non
             )
             try:
                 command()
-            except (*USER_ERRORS, ValueError) as error:
+            except (*USER_ERRORS, ValueError, AssertionError) as error:
                 if not isinstance(error, USER_ERRORS) and not _raised_by_hydra(error):
                     raise
                 refuse(error)
@@ -238,6 +241,6 @@ def _reworded(text: str) -> str:
 
 
 def _raised_by_hydra(error: BaseException) -> bool:
-    """Some of Hydra's own complaints are plain ValueErrors, e.g. of `target=null`."""
+    """Some of its complaints are plain errors, e.g. of `target=null`, or of a key below null."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return frames[-1].f_globals["__name__"].startswith("hydra.")
+    return frames[-1].f_globals["__name__"].startswith(("hydra.", "omegaconf."))

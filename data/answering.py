@@ -34,12 +34,15 @@ class AnswersReport:
     finished: Counter[str] = field(default_factory=Counter)  # answers by finish reason
     retokenised: int = 0  # answers
     ended: Counter[str] = field(default_factory=Counter)  # rows with turns left, by reason
-    dropped: Counter[str] = field(default_factory=Counter)  # rows, by reason
+    dropped: dict[str, Counter[str]] = field(default_factory=dict)  # rows of a source, by reason
+
+    def drop(self, source: str, reason: str) -> None:
+        self.dropped.setdefault(source, Counter())[reason] += 1
 
     def count(self, kept: dict[str, Any]) -> None:
         """One line of the journal."""
         if "dropped" in kept:
-            self.dropped[kept["dropped"]] += 1
+            self.drop(kept["source"], kept["dropped"])
             return
         self.rows += 1
         self.ended.update([kept["ended"]] if kept["ended"] else [])
@@ -48,32 +51,43 @@ class AnswersReport:
             self.finished[answer["finish_reason"]] += 1
             self.retokenised += answer["retokenised"]
 
-    def __str__(self) -> str:
+    def told(self) -> dict[str, Any]:
+        """As a file's footer and the report keep it; what was dropped stands with its source."""
+        return {name: value for name, value in vars(self).items() if name != "dropped"}
+
+    def add(self, told: dict[str, Any]) -> None:
+        """What another worker counted, as its file tells it."""
+        self.rows += told["rows"]
+        self.tokens += told["tokens"]
+        self.retokenised += told["retokenised"]
+        self.finished.update(told["finished"])
+        self.ended.update(told["ended"])
+
+    def lines(self) -> list[str]:
+        """For readers."""
         answers = sum(self.finished.values())
         said = [f"{answers:,} answers of {self.tokens:,} tokens in {self.rows:,} rows"]
         said += [f"{count:,} answers ended by {why}" for why, count in self.finished.most_common()]
         said += [f"{self.retokenised:,} answers re-tokenised"] if self.retokenised else []
-        said += [f"{count:,} rows shortened: {why}" for why, count in self.ended.most_common()]
-        said += [f"{count:,} rows dropped: {why}" for why, count in self.dropped.most_common()]
-        return "; ".join(said)
+        return said + [f"{count:,} rows shortened: {why}" for why, count in self.ended.items()]
 
 
 def answer_rows(
     rows: Iterable[Row], asker: Asker, tokenizer: Any, conf: AnswersConf, journal: Path, *,
-    report: AnswersReport, total: int | None = None, target: str = "",
+    report: AnswersReport, total: int | None = None,
 ) -> Iterator[Row]:  # fmt: skip
     """The rows with the target's answers, in their order; `report` counts what became of them.
 
     All are asked before the first is given. Raises UserError where some failed for good, unless
-    `conf.skip_failed`; the same call then asks for those alone. `target` is its fingerprint or
-    name: answers of two are not mixed.
+    `conf.skip_failed`; the same call then asks for those alone.
     """
-    kept = Journal(journal, made_by={"target": target, **conf.drawn_by()})
+    kept = Journal(journal)
     run = _Run(asker=asker, tokenizer=tokenizer, conf=conf, kept=kept, total=total)
     try:
         asyncio.run(run.ask_all(rows))
         run.say_failures(journal.with_suffix(".failed.jsonl"))
-        report.dropped.update(f"failed: {reason}" for reason, _ in run.failed.values())
+        for failure in run.failed.values():
+            report.drop(failure.source, f"failed: {failure.reason}")
         for row_id in run.order:
             if row_id in kept:
                 line = kept.read(row_id)
@@ -82,6 +96,13 @@ def answer_rows(
                     yield row_of(line["row"])
     finally:
         kept.close()
+
+
+@dataclass(kw_only=True)
+class _Failure:
+    source: str
+    reason: str
+    detail: str
 
 
 @dataclass(kw_only=True)
@@ -94,7 +115,7 @@ class _Run:
     kept: Journal
     total: int | None
     order: list[str] = field(default_factory=list)
-    failed: dict[str, tuple[str, str]] = field(default_factory=dict)  # reason and detail
+    failed: dict[str, _Failure] = field(default_factory=dict)
     in_vain: int = 0  # failures since the last row that was answered
     hopeless: bool = False  # so many of them that the rest was not asked
 
@@ -123,9 +144,11 @@ class _Run:
         try:
             answered = await dialogue.answered()
         except MisfitError as reason:
-            self.kept.write(row.id, {"dropped": str(reason)})
+            self.kept.write(row.id, {"source": row.source, "dropped": str(reason)})
         except UnansweredError as error:
-            self.failed[row.id] = str(error), error.detail
+            self.failed[row.id] = _Failure(
+                source=row.source, reason=str(error), detail=error.detail
+            )
             self.in_vain += 1
             self.hopeless |= self.in_vain >= max(HOPELESS, self.conf.rows_at_once)
             progress.count(failed=1)
@@ -140,12 +163,9 @@ class _Run:
         if not self.failed:
             place.unlink(missing_ok=True)
             return
-        lines = [
-            {"id": row_id, "reason": reason, "detail": detail}
-            for row_id, (reason, detail) in self.failed.items()
-        ]
+        lines = [{"id": row_id, **vars(failure)} for row_id, failure in self.failed.items()]
         place.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        reasons = Counter(reason for reason, _ in self.failed.values()).most_common()
+        reasons = Counter(failure.reason for failure in self.failed.values()).most_common()
         found = (
             f"{len(self.failed):,} that failed for good "
             f"({', '.join(f'{count:,} {reason}' for reason, count in reasons)}), "

@@ -54,11 +54,8 @@ class AnswersConf:
                 "answers.url: must be set for answers=endpoint, got null; "
                 "give what the server prints, such as http://localhost:8000/v1"
             )
-        if self.context is not None and self.context <= self.max_new_tokens:
-            raise UserError(
-                f"answers.context: must leave room for a prompt, got {self.context} with "
-                f"answers.max_new_tokens={self.max_new_tokens}; raise one or lower the other"
-            )
+        if self.context is not None:
+            self.room(self.context)
 
     @property
     def sampling(self) -> SamplingConf:
@@ -66,14 +63,19 @@ class AnswersConf:
             temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, seed=self.seed
         )
 
-    def room(self, *known: int | None) -> int:
-        """Tokens that a prompt and its answer may have: of what is known, the least."""
-        given = [tokens for tokens in (self.context, *known) if tokens is not None]
-        if not given:
+    def room(self, *contexts: int | None) -> int:
+        """Tokens that a prompt may have, in the least of the contexts that are known."""
+        known = [tokens for tokens in (self.context, *contexts) if tokens is not None]
+        if not known:
             raise UserError(
                 "answers.context: must be set for a target that does not say its own, got null"
             )
-        return min(given)
+        if min(known) <= self.max_new_tokens:
+            raise UserError(
+                f"answers.max_new_tokens: must leave room for a prompt in a context of "
+                f"{min(known)} tokens, got {self.max_new_tokens}; lower it"
+            )
+        return min(known) - self.max_new_tokens
 
     @property
     def rows_at_once(self) -> int:
@@ -83,8 +85,3 @@ class AnswersConf:
     @property
     def key(self) -> str:
         return os.environ.get(self.key_env, "none")
-
-    def drawn_by(self) -> dict[str, Any]:
-        """What answers depend on: rows of one folder must agree in it."""
-        names = ("by", "temperature", "top_p", "top_k", "seed", "max_new_tokens", "context")
-        return {name: getattr(self, name) for name in names} | {"by": self.by.value}

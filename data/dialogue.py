@@ -45,7 +45,7 @@ class Answer:
 class Asker(Protocol):
     """A way to the target."""
 
-    context: int  # tokens that a prompt and its answer may have
+    room: int  # tokens that a prompt may have
 
     async def ask(self, ids: list[int], *, key: int) -> Answer:
         """The answer to a prompt; `key` is of the sampling noise. Raises UnansweredError."""
@@ -93,7 +93,7 @@ class Dialogue:
                 said.append(message)
                 continue
             ids = self._render(said, tokenize=True)
-            if self.answers and len(ids) > self._room:
+            if self.answers and len(ids) > self.asker.room:
                 self.ended = FULL
                 break
             answer = await self._ask(ids)
@@ -128,14 +128,10 @@ class Dialogue:
         """The prompt for a message, and the text with it."""
         return self._render(said), self._render([*said, message], prompt=False)
 
-    @property
-    def _room(self) -> int:
-        return self.asker.context - self.conf.max_new_tokens
-
     async def _ask(self, prompt: list[int]) -> Answer:
         if not prompt:
             raise MisfitError("without a token")
-        if len(prompt) > self._room:
+        if len(prompt) > self.asker.room:
             raise MisfitError(TOO_LONG)
         turn = len(self.answers)
         key = key_of(self.conf.seed, self.row.id, turn)

@@ -88,8 +88,7 @@ class Endpoint:
 
     def __init__(self, conf: AnswersConf, served: Served, target: TargetConf, tokenizer: Any):
         self.conf, self.model, self.tokenizer = conf, served.model, tokenizer
-        own = target.source.config().get_text_config()
-        self.context = conf.room(served.context, getattr(own, "max_position_embeddings", None))
+        self.room = conf.room(served.context, target.source.context())
         self.eos_ids = target.source.eos_ids()
         self.end = end_of_turn(tokenizer, self.eos_ids)
         self.client = openai.AsyncOpenAI(

@@ -14,12 +14,9 @@ from models.errors import UserError
 
 
 class Journal:
-    """Records by the id of their row.
+    """Records by the id of their row."""
 
-    The first line is `made_by`: what later runs must agree with.
-    """
-
-    def __init__(self, path: Path, *, made_by: dict[str, Any]):
+    def __init__(self, path: Path):
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self._file = path.open("a+b")
@@ -33,11 +30,13 @@ class Journal:
             ) from error
         self._places: dict[str, int] = {}
         self._end = 0
-        try:
-            self._find(made_by)
-        except UserError:
-            self.close()
-            raise
+        self._file.seek(0)
+        for line in self._file:
+            if not line.endswith(b"\n"):
+                self._file.truncate(self._end)
+                break
+            self._places[json.loads(line)["id"]] = self._end
+            self._end += len(line)
 
     def __contains__(self, row_id: str) -> bool:
         return row_id in self._places
@@ -47,8 +46,12 @@ class Journal:
 
     def write(self, row_id: str, record: dict[str, Any]) -> None:
         """Finish a row."""
-        self._note(row_id)
-        self._append({"id": row_id, **record})
+        line = json.dumps({"id": row_id, **record}).encode() + b"\n"
+        with writing(self.path.parent):
+            self._file.write(line)
+            self._file.flush()
+        self._places[row_id] = self._end
+        self._end += len(line)
 
     def read(self, row_id: str) -> dict[str, Any]:
         self._file.seek(self._places[row_id])
@@ -56,37 +59,3 @@ class Journal:
 
     def close(self) -> None:
         self._file.close()
-
-    def _find(self, made_by: dict[str, Any]) -> None:
-        """What is there already."""
-        self._file.seek(0)
-        for line in self._file:
-            if not line.endswith(b"\n"):
-                self._file.truncate(self._end)
-                break
-            if self._end:
-                self._note(json.loads(line)["id"])
-            else:
-                self._check(line, made_by)
-            self._end += len(line)
-        if not self._end:
-            self._append(made_by)
-
-    def _note(self, row_id: str) -> None:
-        self._places[row_id] = self._end
-
-    def _append(self, record: dict[str, Any]) -> None:
-        line = json.dumps(record).encode() + b"\n"
-        with writing(self.path.parent):
-            self._file.write(line)
-            self._file.flush()
-        self._end += len(line)
-
-    def _check(self, line: bytes, made_by: dict[str, Any]) -> None:
-        before = json.loads(line)
-        for name, value in made_by.items():
-            if before[name] != value:
-                raise UserError(
-                    f"answers.{name}: must be {before[name]} as in the rows that are done, got "
-                    f"{value}; take another run_name, or remove {self.path} to begin anew"
-                )

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,17 @@ from data.raw_rows import files
 from models.errors import UserError
 
 FILE = "made_from.json"
-ANYWHERE = ("run_name", "output_dir", "worker")  # settings that change nothing in the rows
+ANYWHERE = re.compile(  # settings that change nothing in the rows
+    r"run_name|output_dir|worker|device\..*"
+    r"|answers\.(url|key_env|concurrency|retries|timeout_s|skip_failed|batch)"
+)
 EDGE = 2**16  # bytes of a file that are compared, at either end
 
 
 def made_from(conf: Any, sources: dict[str, SourceConf]) -> dict[str, Any]:
     """The settings, and the files that were read, as flat keys."""
-    settings = yaml.safe_load(config_yaml(conf))
-    found = dict(_flat({key: settings[key] for key in settings if key not in ANYWHERE}))
+    settings = dict(_flat(yaml.safe_load(config_yaml(conf))))
+    found = {key: value for key, value in settings.items() if not ANYWHERE.fullmatch(key)}
     for name, source in sources.items():
         path = Path(source.path).expanduser()
         for file in files(path, source.split) or sorted(path.glob("**/*.arrow")):

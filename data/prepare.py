@@ -1,10 +1,12 @@
-"""`python -m data.prepare`: prompts of many sources as one prepared folder, to train on.
+"""`python -m data.prepare`: prompts of many sources, answered by the target, as one folder.
 
-    sources -> gathered: each row kept or counted -> chosen by share -> split by hash -> files
+    sources -> gathered: each row kept or counted -> chosen by share -> split by hash
+            -> answered by the target -> files
 
-python -m data.prepare                       the demo's prompts
+python -m data.prepare                       the demo's prompts, answered by the demo's target
 python -m data.prepare mixture=one mixture.sources.rows.path=FILE run_name=mine
 python -m data.prepare mixture=chat workers=4 worker=0
+python -m data.prepare mixture=chat target=qwen3-8b answers=endpoint answers.url=http://host:8000/v1
 
 Killed, the same command goes on: what is finished is kept.
 """
@@ -14,15 +16,20 @@ import shutil
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from conf.entry import config_yaml, entry_point
+from data.answering import AnswersReport, answer_rows
+from data.answers_config import AnswersConf, By
 from data.candidates import Rules
 from data.contamination import signs
+from data.dialogue import Asker
+from data.endpoint import Endpoint, Served
+from data.endpoint import check as check_endpoint
 from data.gather import check_source, gather
 from data.made_from import check_claim, claim, made_from
 from data.mixture import Chosen, MixtureConf, choose
@@ -31,6 +38,7 @@ from data.prepared import Row, row_of, write
 from data.prompt_limits import first_turns, fitting
 from models.checkpoint import writing
 from models.console import speak
+from models.device import DeviceConf
 from models.errors import UserError
 from models.target import TargetConf
 
@@ -44,6 +52,8 @@ class PrepareConf:
 
     mixture: MixtureConf
     target: TargetConf | None = None  # None: prompts are measured in characters alone
+    answers: AnswersConf = field(default_factory=AnswersConf)
+    device: DeviceConf = field(default_factory=DeviceConf)  # answers.by=target
     worker: int = 0  # of so many, each with its share of the rows and its own files
     workers: int = 1
     run_name: str = "demo"
@@ -60,6 +70,11 @@ class PrepareConf:
                 "mixture.max_prompt_tokens: must be null without a target, got "
                 f"{self.mixture.max_prompt_tokens}; choose one by target=NAME"
             )
+        if self.target is None and self.answers.by is not By.none:
+            raise UserError(
+                f"target: must be chosen for answers={self.answers.by.value}, got none; "
+                "add target=NAME, or answers=none for those of the data"
+            )
 
 
 @entry_point("prepare", PrepareConf)
@@ -72,34 +87,42 @@ def main(conf: PrepareConf) -> None:
     if (folder / REPORT).exists():
         log.info("prepared already: %s", folder / "report.md")
         return
+    served = None
+    if conf.target is not None and conf.answers.by is By.endpoint:
+        served = check_endpoint(conf.answers, conf.target)
     for name, source in conf.mixture.sources.items():
         check_source(name, source)
     unseen = {file: first_turns(file) for file in conf.mixture.exclude}
-    rules = rules_of(conf, [text for texts in unseen.values() for text in texts])
+    rules = rules_of(conf, [text for texts in unseen.values() for text in texts], served)
     with writing(folder):
         claim(folder, made, own)
         (own / "config.yaml").write_text(config_yaml(conf))
         (own / "config.yaml").replace(folder / "config.yaml")
-        prepare(conf, rules, {file: len(texts) for file, texts in unseen.items()}, folder, own)
+        counts = {file: len(texts) for file, texts in unseen.items()}
+        prepare(conf, rules, counts, served, folder, own)
 
 
-def rules_of(conf: PrepareConf, unseen: list[str]) -> Rules:
+def rules_of(conf: PrepareConf, unseen: list[str], served: Served | None) -> Rules:
     """What a row must be. The target's tokenizer measures prompts; no model is loaded."""
     wanted = conf.mixture
+    answered = conf.answers.by is not By.none
     fits = None
     if conf.target is not None:
-        context = getattr(conf.target.source.config(), "max_position_embeddings", None)
-        limits = [limit for limit in (wanted.max_prompt_tokens, context) if limit is not None]
-        fits = fitting(conf.target.source.tokenizer(), min(limits)) if limits else None
+        limits = [wanted.max_prompt_tokens, conf.target.source.context()]
+        if answered:
+            limits.append(conf.answers.room(limits[1], served and served.context))
+        known = [limit for limit in limits if limit is not None]
+        fits = fitting(conf.target.source.tokenizer(), min(known)) if known else None
     return Rules(
-        answered=False, excluded={sign for text in unseen for sign in signs(text, text)},
+        answered=answered, excluded={sign for text in unseen for sign in signs(text, text)},
         held_out=wanted.held_out, min_chars=wanted.min_chars, max_chars=wanted.max_chars, fits=fits,
     )  # fmt: skip
 
 
 def prepare(
-    conf: PrepareConf, rules: Rules, unseen: dict[str, int], folder: Path, own: Path
-) -> None:
+    conf: PrepareConf, rules: Rules, unseen: dict[str, int], served: Served | None, folder: Path,
+    own: Path,
+) -> None:  # fmt: skip
     """Gather, choose, write this worker's files; where they are the last, the report as well."""
     gathered = {}
     for number, (name, source) in enumerate(conf.mixture.sources.items()):
@@ -111,8 +134,18 @@ def prepare(
         file = path_of(folder, split, conf.worker, conf.workers)
         if not file.exists():
             mine = rows.shard(num_shards=conf.workers, index=conf.worker)
-            write_rows(file, rows_of(mine))
-            log.info("%s: %s rows", file, f"{len(mine):,}")
+            taken, answers = rows_of(mine), AnswersReport()
+            if split == TRAIN and conf.answers.by is not By.none and len(mine):
+                taken = answer_rows(
+                    taken, *asker_of(conf, served), conf.answers, own / "answers.jsonl",
+                    report=answers, total=len(mine),
+                )  # fmt: skip
+            write_rows(file, taken, answers)
+            log.info(
+                "%s: %s",
+                file,
+                "; ".join(answers.lines()) if answers.rows else f"{len(mine):,} rows",
+            )
     files = [
         path_of(folder, split, w, conf.workers) for split in SPLITS for w in range(conf.workers)
     ]
@@ -148,7 +181,19 @@ def rows_of(table: Any) -> Iterator[Row]:
         yield from map(row_of, batch.to_pylist())
 
 
-def write_rows(file: Path, rows: Iterator[Row]) -> None:
+def asker_of(conf: PrepareConf, served: Served | None) -> tuple[Asker, Any]:
+    """The way to the target, and the target's tokenizer."""
+    assert conf.target is not None
+    if served is not None:
+        tokenizer = conf.target.source.tokenizer()
+        return Endpoint(conf.answers, served, conf.target, tokenizer), tokenizer
+    from infer.answering import TargetAsker  # a command stands above the packages
+
+    target = conf.target.build(conf.device.build())
+    return TargetAsker(target, conf.answers), target.tokenizer
+
+
+def write_rows(file: Path, rows: Iterator[Row], answers: AnswersReport) -> None:
     """One file of the folder; its footer says how many rows of each source and licence it has."""
     licences: dict[str, Counter[str]] = defaultdict(Counter)
 
@@ -157,7 +202,10 @@ def write_rows(file: Path, rows: Iterator[Row]) -> None:
             licences[row.source][row.licence] += 1
             yield row
 
-    write(file, counted(), lambda: {"licences": licences, "dropped": {}})
+    def notes() -> dict[str, Any]:
+        return {"licences": licences, "dropped": answers.dropped, **answers.told()}
+
+    write(file, counted(), notes)
 
 
 if __name__ == "__main__":

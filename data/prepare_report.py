@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from data.answering import AnswersReport
 from data.gather import Gathered
 from data.mixture import MixtureConf
 from data.prepared import Row, read, read_notes
@@ -73,16 +74,19 @@ def write_report(
         for name in ("read", "train", "held_out")
     }
     dropped = sum((source.dropped for source in sources.values()), Counter[str]())
+    answers = AnswersReport()
+    for file in folder.glob(f"{TRAIN}-*.parquet"):
+        answers.add(read_notes(file))
     content = {
         "schema_version": 1, **summed, "dropped": dropped.total(),
         "dropped_by_reason": dict(dropped.most_common()),
         "sources": {name: vars(source) for name, source in sources.items()},
-        "excluded_prompts": excluded,
+        "excluded_prompts": excluded, "answers": answers.told(),
     }  # fmt: skip
+    (own / PAGE).write_text(page(folder.name, sources, excluded) + said(answers))
     with (own / PROMPTS).open("w") as file:
         for row in read(folder, HELD_OUT):
             file.write(json.dumps(_prompt(row)) + "\n")
-    (own / PAGE).write_text(page(folder.name, sources, excluded))
     (own / REPORT).write_text(json.dumps(content, indent=1))
     for name in (PROMPTS, PAGE, REPORT):  # the last says that all is there
         (own / name).replace(folder / name)
@@ -95,6 +99,13 @@ def _prompt(row: Row) -> dict[str, Any]:
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|")
+
+
+def said(answers: AnswersReport) -> str:
+    """What the target answered, for readers; nothing where it was not asked."""
+    if not answers.rows:
+        return ""
+    return "\nAnswers by the target:\n\n" + "".join(f"* {line}\n" for line in answers.lines())
 
 
 def page(name: str, sources: dict[str, SourceReport], excluded: dict[str, int]) -> str:

@@ -24,7 +24,7 @@ class TargetAsker:
 
     def __init__(self, target: Target, conf: AnswersConf):
         self.target, self.conf = target, conf
-        self.context = conf.room(getattr(target.config, "max_position_embeddings", None))
+        self.room = conf.room(getattr(target.config, "max_position_embeddings", None))
         self.waiting: list[_Request] = []
         self.serving: asyncio.Task[None] | None = None
 

@@ -255,6 +255,10 @@ class Source:
 
         return self._read(AutoTokenizer)
 
+    def context(self) -> int | None:
+        """Tokens of a text that the model has positions for, where it says so."""
+        return getattr(self.config().get_text_config(), "max_position_embeddings", None)
+
     def eos_ids(self) -> list[int]:
         """Ids that end an answer, without the weights: as `Transformer.eos_ids`."""
         from transformers import GenerationConfig

@@ -1,7 +1,8 @@
 """A server of OpenAI's completions over a target on disk: `python -m tests.openai_server DIR PORT`.
 
 As vLLM does, it takes prompts as token ids and returns ids if asked to. `--faulty` lets every fifth
-completion fail, in turn with 429, 500 and by hanging.
+completion fail, in turn with 429, 500 and by hanging. A second server on the same port loads its
+target and waits until the first is gone.
 """
 
 import argparse
@@ -20,7 +21,7 @@ from typing import Any
 
 import torch
 import uvicorn
-from fastapi import FastAPI, HTTPException
+from fastapi import FastAPI, HTTPException, Request
 
 from infer.generate import answers
 from models.sampling import SamplingConf
@@ -29,7 +30,7 @@ from tests.tiny import CPU
 
 ROOT = Path(__file__).parent.parent
 HANG_S = 60.0
-STARTS_WITHIN_S = 60.0
+STARTS_WITHIN_S = 120.0
 
 
 def app(
@@ -48,11 +49,14 @@ def app(
         }]}  # fmt: skip
 
     @served.post("/v1/completions")
-    async def completions(request: dict[str, Any]) -> dict[str, Any]:
+    async def completions(asked_by: Request) -> dict[str, Any]:
+        request = await asked_by.json()
         served.state.requests.append(request)
         if faulty:
             await fail(next(asked))
         await asyncio.sleep(delay_s)
+        if await asked_by.is_disconnected():
+            raise HTTPException(408)  # which nobody reads
         prompt = request["prompt"]
         if len(prompt) + request["max_tokens"] > context:
             raise HTTPException(400, "longer than the context")
@@ -89,33 +93,44 @@ async def fail(number: int) -> None:
 
 
 @contextmanager
-def serving(folder: Path, *options: str, port: int | None = None) -> Iterator[str]:
-    """The server in a process of its own; its url. Killed at the end, whatever it is doing."""
-    port = port or free_port()
+def serving(folder: Path, *options: str, port: int) -> Iterator[subprocess.Popen]:
+    """The server in a process of its own, ready or not. Killed at the end."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.openai_server", folder, str(port), *options],
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, cwd=ROOT,
     )  # fmt: skip
     try:
-        url = f"http://127.0.0.1:{port}/v1"
-        wait_for(f"{url}/models", process)
-        yield url
+        yield process
     finally:
         process.kill()
         process.wait()
 
 
-def wait_for(url: str, process: subprocess.Popen) -> None:
+def wait_for(port: int) -> None:
+    """Until a server answers there."""
     deadline = time.monotonic() + STARTS_WITHIN_S
     while True:
         try:
-            urllib.request.urlopen(url, timeout=1).close()
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models", timeout=1).close()
         except OSError:
-            assert process.poll() is None, "the server ended"
             assert time.monotonic() < deadline
             time.sleep(0.05)
         else:
             return
+
+
+def bound(port: int) -> socket.socket:
+    """The port, as soon as nobody else has it."""
+    while True:
+        held = socket.socket()
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            held.bind(("127.0.0.1", port))
+        except OSError:
+            held.close()
+            time.sleep(1.0)
+        else:
+            return held
 
 
 def free_port() -> int:
@@ -136,7 +151,8 @@ def main() -> None:
     options = vars(parser.parse_args())
     torch.set_num_threads(1)
     port = options.pop("port")
-    uvicorn.run(app(**options), host="127.0.0.1", port=port, log_level="critical")
+    server = uvicorn.Server(uvicorn.Config(app(**options), log_level="critical"))
+    server.run(sockets=[bound(port)])
 
 
 if __name__ == "__main__":

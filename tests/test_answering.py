@@ -85,17 +85,19 @@ def test_prompts_are_continued_and_rows_that_cannot_be_asked_are_counted(target,
     assert made[0].documents[0].spans[0][0] == 3
     assert [message["role"] for message in made[1].messages] == ["user", "assistant"]
     assert report.dropped == {
-        TOO_LONG: 1,
-        "refused by the chat template: no such role": 1,
-        "without a token": 1,
+        "made": {
+            TOO_LONG: 1,
+            "refused by the chat template: no such role": 1,
+            "without a token": 1,
+        }
     }
-    assert report.rows + report.dropped.total() == len(rows)
+    assert report.rows + report.dropped["made"].total() == len(rows)
 
 
 class Unwilling:
     """Answers with one token, and refuses some prompts."""
 
-    context = 256
+    room = 240
 
     def __init__(self, refused=()):
         self.refused, self.asked = set(refused), []
@@ -119,7 +121,7 @@ def test_what_failed_is_named_and_asked_again_alone(target, tmp_path):
     assert [json.loads(line)["id"] for line in listed] == ["3", "7"]
     kept, report = answered(target, tmp_path / "j.jsonl", rows, bad, skip_failed=True)
     assert len(kept) == 18
-    assert report.dropped == {"failed: status 500": 2}
+    assert report.dropped == {"made": {"failed: status 500": 2}}
     good = Unwilling()
     made, report = answered(target, tmp_path / "j.jsonl", rows, good)
     assert len(good.asked) == 2
@@ -146,15 +148,8 @@ def test_a_torn_line_is_asked_again_and_whole_ones_are_not(target, tmp_path):
         again = Unwilling()
         made, _ = answered(target, journal, rows, again)
         assert made == whole
-        assert len(again.asked) == 6 - max(text[:cut].count(b"\n") - 1, 0)
+        assert len(again.asked) == 6 - text[:cut].count(b"\n")
         assert sorted(journal.read_bytes().splitlines()) == sorted(text.splitlines())
-
-
-def test_answers_of_two_kinds_are_not_mixed(target, tmp_path):
-    rows = [Row(id="0", source="made", text="3 4")]
-    answered(target, tmp_path / "j", rows, Unwilling())
-    with pytest.raises(UserError, match=r"answers.temperature: must be 0.7 as in the rows"):
-        answered(target, tmp_path / "j", rows, Unwilling(), temperature=0.8)
 
 
 def test_one_process_a_journal(target, tmp_path):

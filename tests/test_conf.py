@@ -25,14 +25,17 @@ GROUPS = (
     "log",
     "experiment",
     "mixture",
+    "answers",
 )
 ELSEWHERE = {  # groups that training does not have
     "machine": ("train_plan", PlanConf),
     "mixture": ("prepare", PrepareConf),
+    "answers": ("prepare", PrepareConf),
 }
 NEEDS = {
     "data=captured": ["data.path=store"],
     "data=jsonl": ["data.path=rows.jsonl"],
+    "answers=endpoint": ["answers.url=http://localhost:8000/v1"],
     "data=prepared": ["data.path=outputs/prepare/demo"],
     "mixture=one": ["mixture.sources.rows.path=rows.jsonl"],
 }  # what has no sensible default

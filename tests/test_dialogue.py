@@ -16,9 +16,9 @@ OTHERS = "0 of the data."
 class Saying:
     """A target that says exactly this, turn by turn."""
 
-    def __init__(self, tokenizer, says, context=4096):
+    def __init__(self, tokenizer, says, room=4096):
         self.says = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in says]
-        self.context, self.prompts = context, []
+        self.room, self.prompts = room, []
 
     async def ask(self, ids, *, key):
         self.prompts.append(ids)
@@ -109,7 +109,7 @@ def test_a_conversation_ends_where_the_target_leaves_it():
     dialogue, row, _ = answered(tokenizer, [call], [QUESTION, ANSWER, THANKS, ANSWER], TOOLS)
     assert (dialogue.ended, len(row.messages)) == (NEW_CALL, 2)
     dialogue, row, prompts = answered(
-        tokenizer, [said, said], [QUESTION, ANSWER, THANKS, ANSWER], context=90
+        tokenizer, [said, said], [QUESTION, ANSWER, THANKS, ANSWER], room=74
     )
     assert (dialogue.ended, len(row.messages), len(prompts)) == (FULL, 2, 1)
 

@@ -95,7 +95,7 @@ def test_text_is_split_anew_where_no_ids_are_given_and_says_so(folder, own, tmp_
     assert [row.documents for row in made] == [row.documents for row in rows]  # one token a word
     assert all(drawn.retokenised for row in made for drawn in row.answers)
     assert report.retokenised == report.finished.total()
-    assert "re-tokenised" in str(report)
+    assert f"{report.retokenised} answers re-tokenised" in report.lines()
 
 
 def test_a_fifth_of_the_requests_may_fail(folder, own, tmp_path):
@@ -111,7 +111,7 @@ def test_what_is_refused_is_not_asked_again(folder, tmp_path):
     rows = [Row(id=str(i), source="made", text="3 4") for i in range(3)]
     with serving(folder, context=17) as (url, requests):
         how, endpoint = reach(url, folder)
-        endpoint.context = 256  # as of a server that does not say its own
+        endpoint.room = 256  # as of a server that does not say its own
         with pytest.raises(UserError, match=r"got 3 that failed for good \(3 status 400\)"):
             answered(rows, (how, endpoint), tmp_path / "j")
         assert len(requests) == 1 + 3
@@ -132,7 +132,7 @@ def test_an_endpoint_that_is_not_there_or_of_another_model_is_one_line(folder):
         with pytest.raises(UserError, match=r"context: must fit into the 64 tokens .*, got 128"):
             reach(url, folder, context=128)
         assert not requests  # all this before anything is asked
-        assert reach(url, folder)[1].context == 64
+        assert reach(url, folder)[1].room == 48
         assert reach(url, folder, model="tiny")[1].model == "tiny"
 
 
