@@ -74,6 +74,9 @@ ROLES = {
     "observation": "tool",
     "function_response": "tool",
 }
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # what datasets and templates call them
+# keys of a message that templates read; what else data sets know of a speaker is left behind
+SAID = ("role", "content", "name", "tool_calls", "tool_call_id", *THOUGHTS)
 SYSTEM = ("system", "system_prompt")
 ANSWERS = ("output", "response", "answer", "completion", "solution")  # beside a plain prompt
 
@@ -148,7 +151,7 @@ def _message(raw: Any) -> dict[str, Any]:
     if not isinstance(raw, dict):
         raise MisfitError("a message that is not an object")
     # tables fill absent keys with None, which templates would take for present
-    message = {key: value for key, value in raw.items() if value is not None}
+    message = {key: raw[key] for key in SAID if raw.get(key) is not None}
     role = message.get("role")
     if not isinstance(role, str) or role not in ROLES:
         raise MisfitError("an unknown role", repr(role)[:80])

@@ -67,7 +67,7 @@ class Row:
 
 
 _JSON = ("messages", "tools", "template")
-_TO_JSON = json.JSONEncoder(ensure_ascii=False).encode
+_TO_JSON = json.JSONEncoder(ensure_ascii=False, default=str).encode
 ASKED = pa.schema(
     [
         *((name, pa.string()) for name in ("id", "source", "licence", "category", "language")),

@@ -11,13 +11,19 @@ from transformers import PreTrainedTokenizerBase
 
 from data.chat import Chat, Message, Span
 from data.config import DataConf, Turns
-from data.conversations import Conversation, Labelled, MisfitError, Row, Text, Tokenised
+from data.conversations import (
+    THOUGHTS,
+    Conversation,
+    Labelled,
+    MisfitError,
+    Row,
+    Text,
+    Tokenised,
+)
 from data.mask_check import checked
 from data.masks import all_answers, last_answer, turns
 from data.sources import rows
 from models.errors import UserError
-
-THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # what datasets and templates call them
 
 
 def documents(

@@ -2,6 +2,7 @@
 
 import json
 import random
+from datetime import datetime
 
 import pytest
 
@@ -25,7 +26,9 @@ def made(raw: dict, rules: Rules = RULES, **source) -> Row:
     return row_of(candidate(raw, "s", SourceConf(path="x", **source), rules))
 
 
+WHEN = {"timestamp": datetime(2026, 1, 1), "hashed_ip": "0f"}
 SHAPES = {
+    "WildChat": {"conversations": [{**m, **WHEN} for m in messages(*CHAT)], "when": WHEN},
     "OpenAI messages": {"messages": messages(*CHAT)},
     "messages as JSON": {"messages": json.dumps(messages(*CHAT))},
     "parts": {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]},
@@ -48,6 +51,7 @@ def test_every_shape_is_the_same_conversation(shape):
     row = made(SHAPES[shape])
     assert [(m["role"], m["content"]) for m in row.messages or []] == CHAT
     assert row.text is None
+    assert "hashed_ip" not in str(row)
 
 
 def test_prompts_without_answers_are_questions():

@@ -5,7 +5,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from conf.entry import compose
 from data.mixture import MixtureConf, SourceConf, choose, quotas
+from data.prepare import PrepareConf
 from models.errors import UserError
 
 
@@ -71,6 +73,15 @@ def test_a_share_is_taken_from_the_front_whatever_the_other_sources_hold():
         assert chosen.dropped["a"] == {"beyond its share": 80}
         taken.append({row for row in chosen.rows.tolist() if row < 100})
     assert taken[0] == taken[1] == set(np.argsort(ours)[:20].tolist())
+
+
+def test_the_shipped_mixture_says_licences_and_has_both_modes():
+    conf = compose("prepare", PrepareConf, ["mixture=chat"]).mixture
+    assert all(source.licence and source.share for source in conf.sources.values())
+    modes = [source.template["enable_thinking"] for source in conf.sources.values()]
+    assert True in modes
+    assert False in modes
+    assert [True, False] in modes
 
 
 @pytest.mark.parametrize(
