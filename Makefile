@@ -52,9 +52,11 @@ check: $(READY)  ## formatting, lint, types, import direction, spelling
 	@$(BIN)/lint-imports
 	@$(BIN)/codespell
 
-bench: $(READY)  ## measure speed against transformers and vLLM; writes the figures of docs/benchmarks.md
+bench: $(READY)  ## measure speed against transformers and vLLM; writes the figures of docs/benchmarks.md and docs/features.md
 	@echo "bench: scripts/bench.py"
 	@$(BIN)/python scripts/bench.py --write
+	@echo "bench: scripts/bench_store.py"
+	@$(BIN)/python -m scripts.bench_store --write
 
 # Linux builds of torch on PyPI carry CUDA libraries (3 GB); +cpu marks the builds without. So: the build
 # marked +cpu from the configured indexes, else from PyTorch's own, else the unmarked one (on macOS

@@ -14,7 +14,7 @@ Of a target known by its k likeliest tokens (`TopK`) both distributions are made
 for each of the k, and a last one, the bucket, for all other tokens together. The logit of the
 bucket is the logsumexp of the others, so that columns are logits like any, every loss is the exact
 divergence of the coarse distributions, and its gradient spreads from the bucket over the others in
-proportion to the draft. See docs/features.md for what a bucket hides.
+proportion to the draft. What a bucket hides: docs/losses.md.
 """
 
 from dataclasses import dataclass
