@@ -7,6 +7,7 @@ from pathlib import Path
 
 from data.prompts import EvalPrompt
 from infer.config import EvaluationConf
+from infer.context import check_context
 from infer.decode import Decoder
 from infer.verify import Verification, build
 from models.drafts.base import Draft
@@ -96,16 +97,6 @@ def contenders(
                     timed=name != "untrained",  # it costs what the trained tree does
                 )
     return modes
-
-
-def check_context(target: Target, tokens: int) -> None:
-    """Raises UserError for texts longer than the target has positions for."""
-    most = getattr(target.config, "max_position_embeddings", None)
-    if most is not None and tokens > most:
-        raise UserError(
-            f"evaluation.max_new_tokens: prompt and answer must fit in the {most} positions of "
-            f"{target.name}, got {tokens}; lower it or shorten the prompts"
-        )
 
 
 def check_depth(candidates: list[Candidate], tree: Tree) -> None:

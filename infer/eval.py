@@ -13,6 +13,7 @@ from conf.entry import entry_point
 from data import prompts as prompt_files
 from infer.config import EvalConf
 from infer.contenders import Candidate
+from infer.context import check_prompts
 from infer.judge import evaluate
 from infer.opening import make_writable, names, opened, own_target
 from infer.report import write
@@ -49,7 +50,9 @@ def check(conf: EvalConf) -> None:
 
 def load(conf: EvalConf, directories: list[Path]) -> tuple[Target, list[Candidate]]:
     """The target of these checkpoints, and what is to be judged."""
-    target = own_target(conf.target, directories).build(conf.device.build())
+    asked = own_target(conf.target, directories)
+    check_prompts(asked, conf.evaluation)
+    target = asked.build(conf.device.build())
     return target, candidates(directories, target)
 
 

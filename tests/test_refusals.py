@@ -35,6 +35,7 @@ def folder(tmp_path_factory, target):
     (folder / "file").touch()
     (folder / "prompts.jsonl").write_text('{"text": "1 2 3"}\n')
     (folder / "bad.jsonl").write_text("1 2 3\n")
+    (folder / "long.jsonl").write_text(f'{{"text": "{"1 2 3 " * 1000}"}}\n')
     return folder
 
 
@@ -74,7 +75,9 @@ EVAL = {
     "tree.nodes=99": "tree.nodes: must be at most the",
     "device.threads=0": "device.threads: must be at least 1, got 0",
     "evaluation.prompts=nowhere": "evaluation.prompts: must be a readable JSONL file, got nowhere",
-    "evaluation.prompts=bad.jsonl": "evaluation.prompts: every line must be a JSON object, got bad.jsonl:1",
+    "evaluation.prompts=bad.jsonl": "evaluation.prompts: every line must be a JSON object, got bad",
+    "evaluation.prompts=long.jsonl": "evaluation.prompts: prompt and answer must fit in the 256 "
+    "positions of target, got prompt 1 of 3000 tokens and evaluation.max_new_tokens=",
     "evaluation.max_new_tokens=1": "evaluation.max_new_tokens: must be at least 2, got 1",
     "evaluation.sampling.top_p=0": "sampling.top_p: must be in (0, 1], got 0",
     "output_dir=file": "output_dir: must be a writable folder, got file/eval (Not a directory)",
@@ -123,6 +126,7 @@ def test_eval_refuses_what_only_the_model_shows(mistake, refused):
         ("output_dir=file", "output_dir: must be writable, got file/demo (Not a directory)"),
         ("data=jsonl", "data.path: must be set for data.source=jsonl, got null"),
         ("evaluation.prompts=nowhere", "evaluation.prompts: must be a readable JSONL file"),
+        ("evaluation.prompts=long.jsonl", "evaluation.prompts: prompt and answer must fit in the"),
     ],
 )
 def test_train_refuses_before_a_model_is_loaded(mistake, message, refused):

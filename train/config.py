@@ -7,6 +7,7 @@ from data import prompts as prompt_files
 from data import sources
 from data.config import DataConf
 from infer.config import EvaluationConf
+from infer.context import check_prompts
 from models.device import Device, DeviceConf
 from models.drafts.base import DraftConf
 from models.errors import UserError
@@ -60,6 +61,7 @@ class TrainConf:
         )  # fmt: skip
         if self.evaluation.prompts is not None:
             prompt_files.read(self.evaluation.prompts)
+            check_prompts(self.target, self.evaluation)
 
     def check_settings(self) -> None:
         """Refuse what can be known without a file or a model."""
