@@ -112,23 +112,29 @@ def test_a_line_break_behind_a_mark_is_not_the_end_of_a_turn():
     assert answers(tokenizer, document)[1::2] == ["I am well.", "  Why?\n"]
 
 
-def test_a_tokenizer_that_puts_a_space_before_a_text_gets_it_whole():
+@pytest.mark.parametrize("space", ["", " "])
+def test_a_tokenizer_that_puts_a_space_before_a_text_gets_it_whole(space):
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    words = ["<s>", "</s>", "[INST]", "[/INST]", "\u2581", *"Hellohrteaswmifin,?ITdgc.1234567890Ox"]
-    vocabulary = {word: place for place, word in enumerate(dict.fromkeys(words))}
+    characters = ["<s>", "</s>", "\u2581", *"Helo Itiscdhrwamn,?()x."]
+    vocabulary = {one: place for place, one in enumerate(dict.fromkeys(characters))}
     backend = Tokenizer(models.BPE(vocabulary, [], unk_token="<s>"))
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
     backend.decoder = decoders.Metaspace(prepend_scheme="always")
-    backend.add_special_tokens(words[:4])
-    mistral = FAMILIES["mistral-v0.3"].tokenizer("mistral-v0.3").chat_template
+    backend.add_special_tokens(characters[:2])
+    template = (
+        "{% for m in messages %}{% if m.role == 'user' %}({{ m.content }}){% else %}"
+        + space
+        + "{{ m.content }}</s>{% endif %}{% endfor %}"
+    )
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend, bos_token="<s>", eos_token="</s>", chat_template=mistral
+        tokenizer_object=backend, eos_token="</s>", chat_template=template
     )
     said = {"role": "assistant", "content": "It is cold."}
     [document], _ = read(tokenizer, [QUESTION, said])
     learned = [token for token, flag in zip(document.ids, document.answer, strict=True) if flag]
-    assert "".join(tokenizer.convert_ids_to_tokens(learned)) == "\u2581It\u2581is\u2581cold.</s>"
+    expected = f"{space}It is cold.</s>".replace(" ", "\u2581")
+    assert "".join(tokenizer.convert_ids_to_tokens(learned)) == expected
 
 
 def test_what_a_template_does_not_take_is_counted():
