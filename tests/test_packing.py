@@ -12,6 +12,7 @@ from data.documents import Documents
 from data.packing import best_fit, pack
 from data.tokens import Tokenised, from_pair
 from models.errors import UserError
+from scripts.bench_packing import sharegpt_like
 from tests.packed import documents_of
 from train.config import TrainConf
 
@@ -26,19 +27,13 @@ def made(*pieces: Tokenised) -> Documents:
 
 
 # tokens of the demo's 1536 prompts with the target's answers: every twentieth part of them
-DEMO = [29, 42, 46, 49, 55, 61, 70, 91, 108, 111, 113, 115, 117, 119, 121, 123, 126, 130, 135, 141]
-DEMO_LONGEST = 159
+DEMO = [29, 42, 46, 49, 55, 61, 70, 88, 93, 96, 98, 99, 101, 103, 105, 107, 110, 115, 119, 125]
+DEMO_LONGEST = 143
 
 
 def demo_like(documents: int) -> np.ndarray:
     shares = np.random.default_rng(0).random(documents)
     return np.interp(shares, np.linspace(0, 1, 21), [*DEMO, DEMO_LONGEST]).astype(int)
-
-
-def sharegpt_like(documents: int, length: int) -> np.ndarray:
-    """Tokens of conversations: median 800, one in ten beyond 3,000, cut at the length."""
-    sizes = np.random.default_rng(0).lognormal(np.log(800), 1.05, documents)
-    return sizes.astype(int).clip(8, length)
 
 
 def test_rows_are_drawn_as_documents_side_by_side():
