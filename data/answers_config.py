@@ -36,7 +36,7 @@ class AnswersConf:
     model: str | None = None  # as the endpoint calls it; None: the target's name or path
     key_env: str = "OPENAI_API_KEY"  # the variable that holds the key, where one is needed
     concurrency: int = 64  # requests at a time
-    retries: int = 12  # of a request, 0.5 to 8 s apart: a server may be gone for a minute
+    retries: int = 14  # of a request, 0.5 to 8 s apart: a server may be gone for a minute
     timeout_s: float = 600.0  # of a request
     extra: dict[str, Any] = field(default_factory=dict)  # fields of a request beyond OpenAI's
 

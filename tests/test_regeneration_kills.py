@@ -69,18 +69,17 @@ def test_each_row_is_answered_once_whatever_is_killed(target, tmp_path):
         servers.enter_context(serving(*where, port=port))  # waits for its moment
         for number in range(KILLS):
             before = done()
-            run = command(tmp_path, port)
-            until(lambda least=before + 2: done() >= least, run)
-            if number == KILLS // 2:
-                first.kill()
-                first.wait()
-                at_restart = done()
-                until(lambda least=at_restart + 2: done() >= least, run)
-            run.kill()
-            run.wait()
+            with command(tmp_path, port) as run:
+                until(lambda least=before + 2: done() >= least, run)
+                if number == KILLS // 2:
+                    first.kill()
+                    first.wait()
+                    at_restart = done()
+                    until(lambda least=at_restart + 2: done() >= least, run)
+                run.kill()
             assert before < done() < ROWS
-        run = command(tmp_path, port)
-        said, _ = run.communicate(timeout=TIMEOUT_S)
+        with command(tmp_path, port) as run:
+            said, _ = run.communicate(timeout=TIMEOUT_S)
     assert run.returncode == 0, said
     assert "rows are there already" in said
 
