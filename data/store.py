@@ -27,6 +27,9 @@ from models.teacher import TopK
 from models.transformer import Seen
 
 
+AT_ONCE = 32  # rows of hidden states
+
+
 @dataclass(kw_only=True)
 class _Read:
     """What some rows hold: where it lies in the store, and where it goes in rows end to end."""
@@ -105,10 +108,22 @@ class Store:
         )  # fmt: skip
 
     def _states(self, name: str, found: _Read) -> Float[Tensor, "rows length width"]:
-        """Hidden states, as many as a token has side by side."""
-        scale = self._values(name + SCALE, found) if name + SCALE in self.parts else None
-        states = dequantise(self._values(name, found), scale).to(self.dtype).flatten(1)
-        return self._spread(name, states, found, 0)
+        """Hidden states, as many as a token has side by side.
+
+        A few rows at a time: what lies between stays in the processor's cache.
+        """
+        part, left = self.parts[name], 0
+        places = found.tokens if part.every else found.supervised
+        room = torch.zeros(math.prod(found.shape), math.prod(part.shape), dtype=self.dtype)
+        for one in found.stretches:
+            shard, rows = self.shards[one.shard], one.tokens if part.every else one.rows
+            for first in range(rows.start, rows.stop, AT_ONCE):
+                some = slice(first, min(first + AT_ONCE, rows.stop))
+                scale = shard[name + SCALE][some] if name + SCALE in shard else None
+                states = dequantise(shard[name][some], scale).to(self.dtype).flatten(1)
+                room.index_copy_(0, places[left : left + len(states)], states)
+                left += len(states)
+        return room.unflatten(0, found.shape)
 
     def _teacher(self, found: _Read) -> TopK:
         """Where nothing is stored, any distribution: its loss must be finite to weigh nothing."""
