@@ -26,7 +26,6 @@ from models.errors import UserError
 from models.teacher import TopK
 from models.transformer import Seen
 
-
 AT_ONCE = 32  # rows of hidden states
 
 
