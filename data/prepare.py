@@ -35,6 +35,7 @@ from data.made_from import check_claim, claim, made_from
 from data.mixture import Chosen, MixtureConf, choose
 from data.prepare_report import HELD_OUT, REPORT, SPLITS, TRAIN, path_of, report, write_report
 from data.prepared import Row, row_of, write
+from data.prepared_counts import keep_counts
 from data.prompt_limits import first_turns, fitting
 from models.checkpoint import writing
 from models.console import speak
@@ -153,7 +154,10 @@ def prepare(
         log.info("the last worker writes the report; not there yet: %s", ", ".join(missing))
     else:
         sources = report(folder, conf.mixture, gathered, chosen.dropped, conf.workers)
-        write_report(folder, sources, unseen, own)
+        covered = ""
+        if conf.target is not None:
+            covered = keep_counts(folder, conf.target.source.tokenizer(), own)
+        write_report(folder, sources, unseen, own, covered)
         log.info("prepared: %s", folder / "report.md")
     shutil.rmtree(own)
     with suppress(OSError):  # other workers are at work

@@ -66,9 +66,13 @@ def report(
 
 
 def write_report(
-    folder: Path, sources: dict[str, SourceReport], excluded: dict[str, int], own: Path
-) -> None:
-    """The report and the held-out prompts; each appears whole."""
+    folder: Path, sources: dict[str, SourceReport], excluded: dict[str, int], own: Path,
+    covered: str,
+) -> None:  # fmt: skip
+    """The report and the held-out prompts; each appears whole.
+
+    `covered`: what a draft vocabulary has of the answers.
+    """
     summed = {
         name: sum(getattr(source, name) for source in sources.values())
         for name in ("read", "train", "held_out")
@@ -83,7 +87,7 @@ def write_report(
         "sources": {name: vars(source) for name, source in sources.items()},
         "excluded_prompts": excluded, "answers": answers.told(),
     }  # fmt: skip
-    (own / PAGE).write_text(page(folder.name, sources, excluded) + said(answers))
+    (own / PAGE).write_text(page(folder.name, sources, excluded) + said(answers) + covered)
     with (own / PROMPTS).open("w") as file:
         for row in read(folder, HELD_OUT):
             file.write(json.dumps(_prompt(row)) + "\n")

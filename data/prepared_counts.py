@@ -14,13 +14,17 @@ from models.checkpoint import tokenizer_fingerprint
 from models.vocab import always_kept
 
 
-def keep_counts(folder: Path, tokenizer: PreTrainedTokenizerBase) -> str:
-    """Leave them in the folder; a section of its report. Empty where the target gave no answer."""
+def keep_counts(folder: Path, tokenizer: PreTrainedTokenizerBase, own: Path) -> str:
+    """Leave them in the folder; a section of its report. Empty where the target gave no answer.
+
+    Written in `own` first, as another worker may be about to do the same.
+    """
     most = max(tokenizer.get_vocab().values()) + 1
     counts = count(_answered(folder), most, tokenizer)
     if not counts.categories:
         return ""
-    save(counts, folder / FILE, tokenizer_fingerprint(tokenizer))
+    save(counts, own / FILE, tokenizer_fingerprint(tokenizer))
+    (own / FILE).replace(folder / FILE)
     return section(counts, most, tokenizer)
 
 
