@@ -54,7 +54,7 @@ class Progress(RichProgress):
     def _say(self) -> None:
         known = f"{self.kept + self.done:,}" + (f"/{self.total:,}" if self.total else "")
         left = ""
-        if self.total and self.done:
+        if self.total and self.done > self.total / 100:  # the first of a batch says nothing
             rest = max(self.total - self.kept - self.done - self.failed, 0)
             seconds = rest * (time.monotonic() - self.began) / self.done
             left = f"  {timedelta(seconds=round(seconds))} left"
