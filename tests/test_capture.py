@@ -18,6 +18,7 @@ from data.quantised import Dtype
 from data.store import refuse_others
 from data.store_layout import TeacherKind
 from data.store_manifest import DOCUMENTS, shard_name
+from models.checkpoint import PARTIAL
 from models.drafts.base import Needs
 from models.drafts.eagle3 import Eagle3Conf
 from models.drafts.medusa2 import Medusa2Conf
@@ -167,7 +168,8 @@ def test_workers_share_a_capture(folder, target, tmp_path):
     wanted.output_dir = str(tmp_path)
     store = captured(replace(wanted, worker=1))
     refused("must be a finished store", lambda: opened(store, target))
-    assert DOCUMENTS not in files(store)
+    shards = store_manifest.read(store).made.shards
+    assert set(files(store)) == {shard_name(number) for number in range(1, shards, 2)}
     captured(replace(wanted, worker=0))
     assert files(store) == files(folder / "capture" / "small")
     opened(store, target)
@@ -202,7 +204,7 @@ def test_a_killed_capture_goes_on(folder, tmp_path):
     captured(wanted)
     assert files(store) == files(folder / "capture" / "small")
     assert all((store / name).stat().st_mtime_ns == when for name, when in done.items())
-    assert not list(store.glob("*.partial"))
+    assert not list(store.glob(f"*{PARTIAL}"))
 
 
 def test_what_cannot_be_kept_is_refused(folder):
@@ -241,3 +243,18 @@ def test_a_shard_is_as_large_as_asked(folder, tmp_path):
     large = store_manifest.read(captured(conf(folder, shard_mb=100.0, run_name="large"))).made
     assert (large.shards, made.tokens) == (1, large.tokens)
     assert made.shards > store_manifest.read(folder / "capture" / "small").made.shards
+
+
+def test_what_nobody_recorded_is_not_believed(copy):
+    """Half a file under its temporary name, or a whole one that the manifest does not know."""
+    store = copy / "capture" / "small"
+    whole = files(store)
+    path = store / "manifest.json"
+    manifest = json.loads(path.read_text())
+    del manifest["files"][shard_name(1)]
+    path.write_text(json.dumps(manifest))
+    (store / shard_name(1)).write_bytes(whole[shard_name(2)])
+    (store / f"{shard_name(1)}{PARTIAL}").write_bytes(whole[shard_name(1)][:1000])
+    captured(conf(copy))
+    assert files(store) == whole
+    assert not list(store.glob(f"*{PARTIAL}"))
