@@ -39,7 +39,12 @@ class Dtype(Enum):
 def quantise(
     rows: Float[Tensor, "*batch width"], dtype: Dtype
 ) -> tuple[Tensor, Float[Tensor, "*batch"] | None]:
-    """Values [*batch, width] as stored, and the scale of each row."""
+    """Values [*batch, width] as stored, and the scale of each row.
+
+    >>> values, scale = quantise(torch.tensor([[0.5, -0.25, 1.0], [0, 0, 0]]), Dtype.int8)
+    >>> values.tolist()
+    [[64, -32, 127], [0, 0, 0]]
+    """
     if dtype.largest is None:
         return rows.to(dtype.torch), None
     rows = rows.float()

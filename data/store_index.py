@@ -43,8 +43,9 @@ def supervised(documents: Documents) -> Bool[np.ndarray, " tokens"]:
 
     >>> from data.conversations import Tokenised
     >>> one = Tokenised(ids=[1, 2, 3, 4], answer=[False, False, True, False])
-    >>> supervised(Documents.of([one, one])).astype(int)
-    array([0, 1, 1, 0, 0, 1, 1, 0])
+    >>> two = Tokenised(ids=[5, 6], answer=[True, False])
+    >>> supervised(Documents.of([one, two])).astype(int)
+    array([0, 1, 1, 0, 1, 0])
     """
     flags = documents.answer.copy()
     flags[:-1] |= documents.answer[1:]
