@@ -98,7 +98,8 @@ def write_report(
 
 def _prompt(row: Row) -> dict[str, Any]:
     asked = {"text": row.text} if row.messages is None else {"messages": first_prompt(row)}
-    return {"id": row.id, **({"category": row.category} if row.category else {}), **asked}
+    rendered = {"category": row.category, "tools": row.tools, "template": row.template}
+    return {"id": row.id, **asked, **{name: value for name, value in rendered.items() if value}}
 
 
 def _cell(text: str) -> str:

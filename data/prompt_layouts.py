@@ -47,6 +47,12 @@ def _said(value: Any) -> bool:
     )
 
 
+def _rendering(row: Row) -> Row:
+    """What a chat template takes beside the messages, as data.prepare writes it."""
+    kinds = {"tools": list, "template": dict}
+    return {name: row[name] for name, kind in kinds.items() if isinstance(row.get(name), kind)}
+
+
 TEXT = (lambda value: isinstance(value, str), "a string")
 MESSAGES = (_said, "a list of messages, each with `role` and `content`")
 # What prompts are made of: whether a value will do, and what does.
@@ -63,7 +69,9 @@ VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 # The first whose columns are all there: more telling ones stand before those that they contain.
 LAYOUTS = {
-    "messages": Layout(columns=("messages",), said=lambda row: {"messages": row["messages"]}),
+    "messages": Layout(
+        columns=("messages",), said=lambda row: {"messages": row["messages"], **_rendering(row)}
+    ),
     "Spec-Bench, MT-Bench": Layout(
         columns=("question_id", "turns"), said=lambda row: {"turns": row["turns"]}, id="question_id"
     ),

@@ -30,6 +30,7 @@ class EvalPrompt:
     text: str = ""  # the ids, read back without special tokens
     said: list[dict[str, Any]] = field(default_factory=list)
     later: list[str] = field(default_factory=list)
+    rendering: dict[str, Any] = field(default_factory=dict)  # tools and arguments of the template
 
     def __post_init__(self) -> None:
         if not self.question:
@@ -112,12 +113,13 @@ def _first_turn(tokenizer, row: dict, key: str) -> EvalPrompt:
             f"{key}: `messages` need a chat template, got id {row['id']} and a target "
             "without one; write the prompt under `text`"
         )
-    ids = _rendered(tokenizer, said) if said else tokenizer(text)["input_ids"]
+    rendering = row.get("template", {}) | ({"tools": row["tools"]} if "tools" in row else {})
+    ids = _rendered(tokenizer, said, rendering) if said else tokenizer(text)["input_ids"]
     if not ids:
         raise UserError(f"{key}: every prompt needs a token, got none for id {row['id']}")
     return EvalPrompt(
         id=row["id"], category=row["category"], ids=ids, text=_text(tokenizer, ids),
-        said=said, later=later,
+        said=said, later=later, rendering=rendering,
     )  # fmt: skip
 
 
@@ -130,7 +132,7 @@ def _next_turn(tokenizer, before: EvalPrompt, answer: list[int]) -> EvalPrompt:
             {"role": "assistant", "content": _text(tokenizer, answer)},
             {"role": "user", "content": spoken},
         ]
-        ids = _rendered(tokenizer, said)
+        ids = _rendered(tokenizer, said, before.rendering)
     else:
         kept = answer[:-1] if answer[-1:] == [tokenizer.eos_token_id] else answer
         added = tokenizer(BETWEEN_TURNS + spoken, add_special_tokens=False)["input_ids"]
@@ -142,10 +144,10 @@ def _next_turn(tokenizer, before: EvalPrompt, answer: list[int]) -> EvalPrompt:
     )  # fmt: skip
 
 
-def _rendered(tokenizer, messages: list[dict[str, Any]]) -> list[int]:
-    return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)[
-        "input_ids"
-    ]
+def _rendered(tokenizer, messages: list[dict[str, Any]], rendering: dict[str, Any]) -> list[int]:
+    return tokenizer.apply_chat_template(
+        messages, add_generation_prompt=True, return_dict=True, **rendering
+    )["input_ids"]
 
 
 def _text(tokenizer, ids: list[int]) -> str:

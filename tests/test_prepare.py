@@ -70,13 +70,17 @@ def test_what_is_held_out_never_moves_when_data_is_added(tmp_path):
 def test_the_held_out_prompts_are_a_prompt_file(tmp_path):
     turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
     for n in range(30):
-        row = {"messages": [{"role": "system", "content": f"You are {n}."}, *turns]}
+        row = {
+            "messages": [{"role": "system", "content": f"You are {n}."}, *turns],
+            "template": {"enable_thinking": False},
+        }
         with (tmp_path / "a.jsonl").open("a") as opened:
             opened.write(json.dumps(row) + "\n")
     out = prepare(tmp_path, held_out=0.999, a="a.jsonl")
     found = read_prompts(out / "held_out.jsonl")
     assert len(found) == 30  # the first prompt alone decides: all or none
     assert [message["role"] for message in found[0]["messages"]] == ["system", "user"]
+    assert found[0]["template"] == {"enable_thinking": False}
 
 
 def test_several_workers_write_what_one_writes(tmp_path):
@@ -158,7 +162,7 @@ def test_mistakes_are_refused_before_anything_is_written(tmp_path, changes, mess
     lines(tmp_path / "a.jsonl", range(5))
     with pytest.raises(UserError, match=message):
         prepare(tmp_path, *changes, a="a.jsonl", b="nowhere.jsonl")
-    with pytest.raises(UserError, match="mixture.exclude: must be a readable JSONL file"):
+    with pytest.raises(UserError, match=r"mixture.exclude: must be a readable JSONL file"):
         prepare(tmp_path, "mixture.exclude=[nowhere]", a="a.jsonl")
     assert not (tmp_path / "outputs").exists()
 

@@ -62,6 +62,19 @@ def test_a_chat_template_renders_questions_and_leaves_texts(chatty, tmp_path):
     assert sorted(p.ids for p in prompts) == [[1, 2], [58, 1, 2, 59], [58, 1, 2, 59]]
 
 
+def test_a_prompt_is_rendered_with_its_own_tools_and_arguments(chatty, tmp_path):
+    chatty.chat_template = (
+        "{{ tools | default([], true) | length }} {% if enable_thinking %}7 {% endif %}{{ messages[0].content }}"
+    )
+    rows = [
+        {"messages": [{"role": "user", "content": "1"}], "template": {"enable_thinking": True},
+         "tools": [{"a": 1}, {"b": 2}]},
+        {"messages": [{"role": "user", "content": "1"}], "tools": "not known"},
+    ]  # fmt: skip
+    prompts = held_out(chatty, write_lines(tmp_path / "p.jsonl", rows), limit=None)
+    assert [prompt.ids for prompt in prompts] == [[2, 7, 1], [0, 1]]
+
+
 def test_every_kind_of_file_holds_the_same_prompts(target, tmp_path):
     import pyarrow
     import pyarrow.parquet
