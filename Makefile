@@ -57,6 +57,8 @@ bench: $(READY)  ## measure speed against transformers and vLLM; writes the figu
 	@$(BIN)/python scripts/bench.py --write
 	@echo "bench: scripts/bench_store.py"
 	@$(BIN)/python -m scripts.bench_store --write
+	@echo "bench: scripts/bench_store_read.py"
+	@$(BIN)/python -m scripts.bench_store_read --write
 
 # Linux builds of torch on PyPI carry CUDA libraries (3 GB); +cpu marks the builds without. So: the build
 # marked +cpu from the configured indexes, else from PyTorch's own, else the unmarked one (on macOS
