@@ -9,12 +9,11 @@ import hashlib
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
-from jinja2.exceptions import TemplateError
-
 from data.answers_config import AnswersConf
+from data.chat import Chat, Message
 from data.conversations import MisfitError
 from data.prepared import Drawn, Row, Spans
-from data.replies import Message, as_called, calls, message_of, same_call
+from data.replies import as_called, calls, message_of, same_call
 
 OTHER_CALL = "the target did not call the tool that the data calls"
 NEW_CALL = "the target called a tool that the data does not call"
@@ -77,14 +76,13 @@ class Dialogue:
         if self.row.messages is None:
             await self._ask(self.tokenizer(self.row.text, verbose=False)["input_ids"])
             return replace(self.row, documents=self.documents, answers=self.answers)
-        try:
-            self._render(self.row.messages, prompt=False)  # refused before anything is asked
-            said = await self._converse(self.row.messages)
-        except TemplateError as error:  # "roles must alternate" and the like
-            raise MisfitError(f"refused by the chat template: {error}") from error
+        arguments = {**self.row.template, "tools": self.row.tools}
+        chat = Chat(tokenizer=self.tokenizer, arguments=arguments)
+        chat.text(self.row.messages)  # refused before anything is asked
+        said = await self._converse(chat, self.row.messages)
         return replace(self.row, messages=said, documents=self.documents, answers=self.answers)
 
-    async def _converse(self, messages: list[Message]) -> list[Message]:
+    async def _converse(self, chat: Chat, messages: list[Message]) -> list[Message]:
         """The messages with the target's own in place of the assistant's, as far as they go."""
         said: list[Message] = []
         asks = messages if messages[-1]["role"] == "assistant" else [*messages, None]
@@ -92,41 +90,33 @@ class Dialogue:
             if message is not None and message["role"] != "assistant":
                 said.append(message)
                 continue
-            ids = self._render(said, tokenize=True)
+            prompt = chat.text(said, prompt=True)
+            ids = self.tokenizer(prompt, add_special_tokens=False, verbose=False)["input_ids"]
             if self.answers and len(ids) > self.asker.room:
                 self.ended = FULL
                 break
             answer = await self._ask(ids)
             text = self._text(answer)
-            why = self._ends(answer, text, said, message)
-            called = message is not None and message.get("tool_calls") and not why
-            said.append(as_called(message, text) if called else self._own(said, text))
+            called = message is not None and message.get("tool_calls")
+            whole = chat.text([*said, message]) if called else ""
+            why = self._ends(answer, text, prompt, whole)
+            said.append(as_called(message, text) if whole and not why else own(chat, said, text))
             if why and place + 1 < len(asks):
                 self.ended = why
                 break
         last = max(n for n, message in enumerate(said, 1) if message["role"] == "assistant")
         return said[:last]
 
-    def _ends(self, answer: Answer, text: str, said: list[Message], message: Message | None) -> str:
-        """Why nothing of the data can follow this answer; empty where it can."""
+    def _ends(self, answer: Answer, text: str, prompt: str, called: str) -> str:
+        """Why nothing of the data can follow this answer; empty where it can.
+
+        `called` is the conversation with the data's own call of a tool, if it has one here.
+        """
         if answer.finish_reason != "stop":
             return CUT
-        if message is not None and message.get("tool_calls"):
-            return "" if same_call(text, *self._around(said, message)) else OTHER_CALL
+        if called:
+            return "" if same_call(text, prompt, called) else OTHER_CALL
         return NEW_CALL if self.row.tools and calls(text) else ""
-
-    def _own(self, said: list[Message], text: str) -> Message:
-        """What was said, as the message that renders to it: templates write or trim spaces."""
-        own = message_of(text)
-        for message in (own, {**own, "content": own["content"].strip()}):
-            prompt, whole = self._around(said, message)
-            if text in whole and whole[: whole.rfind(text)].endswith(prompt[-TAIL:]):
-                return message
-        return own
-
-    def _around(self, said: list[Message], message: Message) -> tuple[str, str]:
-        """The prompt for a message, and the text with it."""
-        return self._render(said), self._render([*said, message], prompt=False)
 
     async def _ask(self, prompt: list[int]) -> Answer:
         if not prompt:
@@ -159,15 +149,18 @@ class Dialogue:
         document.ids = [*prompt, *answer]
         document.spans.append([len(prompt), len(document.ids)])
 
-    def _render(self, messages: list[Message], *, prompt: bool = True, tokenize: bool = False):
-        rendered = self.tokenizer.apply_chat_template(
-            messages, tools=self.row.tools, add_generation_prompt=prompt, tokenize=tokenize,
-            return_dict=tokenize, **self.row.template,
-        )  # fmt: skip
-        return rendered["input_ids"] if tokenize else rendered
-
     def _text(self, answer: Answer) -> str:
         ids = answer.ids[:-1] if answer.finish_reason == "stop" else answer.ids
         return self.tokenizer.decode(
             ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
+
+
+def own(chat: Chat, said: list[Message], text: str) -> Message:
+    """What was said, as the message that renders to it: templates write or trim spaces."""
+    message = message_of(text)
+    for tried in (message, {**message, "content": message["content"].strip()}):
+        prompt, whole = chat.text(said, prompt=True), chat.text([*said, tried])
+        if text in whole and whole[: whole.rfind(text)].endswith(prompt[-TAIL:]):
+            return tried
+    return message

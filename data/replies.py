@@ -9,7 +9,8 @@ import os
 import re
 from typing import Any
 
-Message = dict[str, Any]
+from data.chat import Message
+from data.conversations import THOUGHTS
 
 THOUGHT_END = "</think>"  # Qwen3, DeepSeek and most others; the begin may be the prompt's
 CHANNEL = re.compile(  # Harmony (gpt-oss): a message a channel, each with a recipient or none
@@ -25,8 +26,8 @@ _json = json.JSONDecoder()
 def message_of(said: str) -> Message:
     """An assistant's message that templates render as they would for serving.
 
-    >>> message_of("<think>\\nEasy.\\n</think>\\n\\n4")
-    {'role': 'assistant', 'content': '4', 'reasoning_content': 'Easy.'}
+    >>> message_of("<think>\\nEasy.\\n</think>\\n\\n4")["content"]
+    '4'
     """
     if channels := list(CHANNEL.finditer(said)):
         return _from_channels(channels)
@@ -34,7 +35,7 @@ def message_of(said: str) -> Message:
     if not end:
         return {"role": "assistant", "content": said}
     thought = thought.strip().removeprefix("<think>").strip("\n")
-    return {"role": "assistant", "content": content.lstrip("\n"), "reasoning_content": thought}
+    return _thought(thought, content.lstrip("\n"))
 
 
 def _from_channels(channels: list[re.Match]) -> Message:
@@ -42,14 +43,19 @@ def _from_channels(channels: list[re.Match]) -> Message:
     content = "".join(
         one["text"] for one in channels if one["name"] != "analysis" and "to=" not in one["header"]
     )
-    return {"role": "assistant", "content": content} | ({"thinking": thought} if thought else {})
+    return _thought(thought, content)
+
+
+def _thought(thought: str, content: str) -> Message:
+    """Under every name: templates read one of them, and none is the same as an empty one."""
+    thoughts = dict.fromkeys(THOUGHTS, thought) if thought else {}
+    return {"role": "assistant", "content": content, **thoughts}
 
 
 def as_called(message: Message, said: str) -> Message:
     """The data's message with a call, which the target made too, with what else it said."""
     own = message_of(said)
-    thoughts = {name: own[name] for name in ("reasoning_content", "thinking") if name in own}
-    return {**message, **thoughts, "content": CALL.split(own["content"])[0].strip()}
+    return {**message, **own, "content": CALL.split(own["content"])[0].strip()}
 
 
 def calls(said: str) -> list[tuple[str, Any]]:
