@@ -99,14 +99,15 @@ def cut(
     >>> cut(np.array([9, 25]), np.array([0, 1]), 10, 4).tolist()
     [[0, 0, 9, 0], [1, 0, 10, 0], [1, 6, 16, 10], [1, 12, 22, 16], [1, 18, 25, 22]]
     """
-    ends = lengths[chosen]
-    step = length if overlap is None else length - overlap
-    more = np.zeros_like(ends) if overlap is None else -((length - ends).clip(max=0) // step)
-    document = np.repeat(np.arange(len(chosen)), 1 + more)
-    place = np.arange(len(document)) - np.repeat((1 + more).cumsum() - 1 - more, 1 + more)
-    begin = place * step
+    ends, again = lengths[chosen], overlap or 0
+    parts = np.ones_like(ends)
+    if overlap is not None:  # whole steps beyond the first row, rounded up
+        parts -= (length - ends).clip(max=0) // (length - overlap)
+    document = np.repeat(np.arange(len(chosen)), parts)
+    place = np.arange(len(document)) - np.repeat(parts.cumsum() - parts, parts)
+    begin = place * (length - again)
     end = np.minimum(begin + length, ends[document])
-    learns = begin + (0 if overlap is None else overlap) * (place > 0)
+    learns = begin + again * (place > 0)
     return np.stack([chosen[document], begin, end, learns], 1).astype(np.int32)
 
 
