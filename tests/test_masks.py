@@ -112,6 +112,15 @@ def test_a_line_break_behind_a_mark_is_not_the_end_of_a_turn():
     assert answers(tokenizer, document)[1::2] == ["I am well.", "  Why?\n"]
 
 
+def test_a_token_that_reaches_into_the_next_turn_is_not_learned():
+    tokenizer = chat_tokenizer("{% for m in messages %}{{ m.content }}{% endfor %}")
+    said = [("user", "I am well"), ("assistant", "It is col"), ("user", "d?"), ("assistant", "I")]
+    messages = [{"role": role, "content": content} for role, content in said]
+    document = from_messages(Chat(tokenizer=tokenizer), messages)
+    assert len(tokenizer(" cold")["input_ids"]) == 1
+    assert answers(tokenizer, document) == ["It is", "I"]
+
+
 @pytest.mark.parametrize("space", ["", " "])
 def test_a_tokenizer_that_puts_a_space_before_a_text_gets_it_whole(space):
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
