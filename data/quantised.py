@@ -41,9 +41,10 @@ def quantise(
 ) -> tuple[Tensor, Float[Tensor, "*batch"] | None]:
     """Values [*batch, width] as stored, and the scale of each row.
 
-    >>> values, scale = quantise(torch.tensor([[0.5, -0.25, 1.0], [0, 0, 0]]), Dtype.int8)
-    >>> values.tolist()
-    [[64, -32, 127], [0, 0, 0]]
+    >>> quantise(torch.tensor([0.5, -0.25, 1.0]), Dtype.int8)[0].tolist()
+    [64, -32, 127]
+    >>> dequantise(*quantise(torch.zeros(3), Dtype.fp8)).tolist()
+    [0.0, 0.0, 0.0]
     """
     if dtype.largest is None:
         return rows.to(dtype.torch), None
