@@ -67,31 +67,32 @@ class Capture:
     ) -> tuple[dict[str, Tensor], dict[str, dict[str, float]]]:
         """A shard, and how far it is rounded; `step` is told of done rows and tokens."""
         tokens, taught = self.plan.counts[number].tolist()
+        count = {part.name: tokens if part.every else taught for part in self.plan.layout.parts}
         room = {
-            part.name: torch.empty(
-                (tokens if part.every else taught, *part.shape), dtype=part.dtype
-            )
+            part.name: torch.empty((count[part.name], *part.shape), dtype=part.dtype)
             for part in self.plan.layout.parts
         }
-        sums = dict.fromkeys(room, torch.zeros(()).double())
         filled = dict.fromkeys(room, 0)
-        rows, whole = self.plan.rows(number), len(self.plan.packed)
+        sums = dict.fromkeys(room, torch.zeros(2).double())
+        rows = self.plan.rows(number)
         for first in range(0, len(rows), self.batch):
             some = rows[first : first + self.batch]
-            # always as many rows: all batches share a graph
-            full = [(some[0] + i) % whole for i in range(self.batch)]
-            batch = self.plan.packed.batch(full).to(self.target.device.torch_device)
-            looked = {name: part.cpu().flatten(0, 1) for name, part in self._look(batch).items()}
+            looked = self._host(some)
             places, taught_places = map(torch.from_numpy, self.plan.stored(some))
             for part in self.plan.layout.parts:
-                chosen, left = places if part.every else taught_places, filled[part.name]
-                filled[part.name] = left + len(chosen)
-                room[part.name][left : left + len(chosen)] = looked[part.name][chosen]
-                if (name := part.name + ROUNDING) in looked:
-                    sums[part.name] = sums[part.name] + looked[name][chosen].double().sum(0)
+                name, chosen = part.name, places if part.every else taught_places
+                room[name][filled[name] :][: len(chosen)] = _rows(looked[name], chosen)
+                filled[name] += len(chosen)
+                if name + ROUNDING in looked:
+                    sums[name] = sums[name] + looked[name + ROUNDING][chosen].double().sum(0)
             step(len(some), len(places))
-        means = {name: sums[name] / max(filled[name], 1) for name in room}
-        return room, self._said(means)
+        return room, self._said({name: sums[name] / count[name] for name in room})
+
+    def _host(self, rows: list[int]) -> dict[str, Tensor]:
+        """What is seen in these rows end to end, and in some more: all batches share a graph."""
+        full = [(rows[0] + i) % len(self.plan.packed) for i in range(self.batch)]
+        batch = self.plan.packed.batch(full).to(self.target.device.torch_device)
+        return {name: part.cpu().flatten(0, 1) for name, part in self._look(batch).items()}
 
     def _said(self, means: dict[str, Tensor]) -> dict[str, dict[str, float]]:
         """By layer, in words. Raises UserError where the target's numbers are not finite."""
@@ -108,6 +109,12 @@ class Capture:
                     "target; choose another precision"
                 )
         return {name: {"relative": squared**0.5, "lost": lost} for name, (squared, lost) in named}
+
+
+def _rows(values: Tensor, chosen: Tensor) -> Tensor:
+    """`values[chosen]`, which PyTorch 2.9 does not have for fp8 on the host."""
+    as_bytes = values.view(torch.int8) if values.itemsize == 1 else values
+    return as_bytes[chosen].view(values.dtype)
 
 
 def compressed(
