@@ -66,6 +66,8 @@ def count(
     categories: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(vocab_size, np.int64))
     languages: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(vocab_size, np.int64))
     for piece in pieces:
+        if not any(piece.answer):
+            continue
         ids = np.asarray(piece.ids)
         if (largest := ids.max()) >= vocab_size:
             raise UserError(

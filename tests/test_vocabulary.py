@@ -229,6 +229,12 @@ def test_a_prepared_folder_is_counted_as_training_on_it_would(documents, tokeniz
     assert not (tmp_path / FILE).exists()
 
 
+def test_a_document_without_an_answer_makes_no_group(tokenizer):
+    silent = [Tokenised(ids=ids, answer=[False] * len(ids), category="none") for ids in ([], [1])]
+    counts = count([*silent, document(tokenizer, TEXTS["en"])], len(tokenizer), tokenizer)
+    assert set(counts.groups) == {"all", "category unnamed", "language en"}
+
+
 def test_a_token_that_the_target_has_not_is_refused(documents):
     with pytest.raises(UserError, match=r"must be below the target's vocabulary of 300, got \d+"):
         count(documents, 300, None)
