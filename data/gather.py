@@ -13,6 +13,7 @@ import pyarrow as pa
 from data.candidates import COLUMNS, Rules, candidate, mapped
 from data.conversations import MisfitError, shape
 from data.mixture import SourceConf
+from data.progress import Progress
 from data.raw_rows import Raw, open_rows
 from models.checkpoint import atomic_path
 from models.errors import UserError
@@ -101,9 +102,14 @@ def gather(name: str, source: SourceConf, rules: Rules, file: Path) -> Gathered:
         found = json.loads(counts.read_text())
         return Gathered(**{**found, "dropped": Counter(found["dropped"])})
     gathered = Gathered()
-    with atomic_path(file) as partial, pa.ipc.new_stream(partial, COLUMNS) as table:
+    with (
+        Progress(name, total=None) as progress,
+        atomic_path(file) as partial,
+        pa.ipc.new_stream(partial, COLUMNS) as table,
+    ):
         for batch in _batches(_candidates(name, source, rules, gathered)):
             table.write(pa.RecordBatch.from_pylist(batch, COLUMNS))
+            progress.count(done=len(batch))
     with atomic_path(counts) as partial:
         partial.write_text(json.dumps(vars(gathered)))
     return gathered

@@ -20,21 +20,32 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from datasets import Dataset
 
 from conf.entry import config_yaml, entry_point
 from data.answering import AnswersReport, answer_rows
 from data.answers_config import AnswersConf, By
 from data.candidates import Rules
+from data.chosen import chosen_rows, rows_of
 from data.contamination import signs
 from data.dialogue import Asker
 from data.endpoint import Endpoint, Served
 from data.endpoint import check as check_endpoint
 from data.gather import check_source, gather
 from data.made_from import check_claim, claim, made_from
-from data.mixture import Chosen, MixtureConf, choose
-from data.prepare_report import HELD_OUT, REPORT, SPLITS, TRAIN, path_of, report, write_report
-from data.prepared import Row, row_of, write
+from data.mixture import MixtureConf
+from data.prepare_report import (
+    PAGE,
+    REPORT,
+    TRAIN,
+    SourceReport,
+    files_of,
+    path_of,
+    source_reports,
+    sum_up,
+    write_report,
+)
+from data.prepared import Row, write
 from data.prepared_counts import keep_counts
 from data.prompt_limits import first_turns, fitting
 from models.checkpoint import writing
@@ -44,7 +55,6 @@ from models.errors import UserError
 from models.target import TargetConf
 
 log = logging.getLogger("data.prepare")
-BATCH = 256  # rows of a table at a time
 
 
 @dataclass(kw_only=True)
@@ -86,7 +96,7 @@ def main(conf: PrepareConf) -> None:
     made = made_from(conf, conf.mixture.sources)
     check_claim(folder, made)
     if (folder / REPORT).exists():
-        log.info("prepared already: %s", folder / "report.md")
+        log.info("prepared already: %s", folder / PAGE)
         return
     served = None
     if conf.target is not None and conf.answers.by is By.endpoint:
@@ -99,8 +109,15 @@ def main(conf: PrepareConf) -> None:
         claim(folder, made, own)
         (own / "config.yaml").write_text(config_yaml(conf))
         (own / "config.yaml").replace(folder / "config.yaml")
-        counts = {file: len(texts) for file, texts in unseen.items()}
-        prepare(conf, rules, counts, served, folder, own)
+        sources = prepare(conf, rules, served, folder, own)
+        if missing := [file.name for file in files_of(folder, conf.workers) if not file.exists()]:
+            log.info("the last worker writes the report; not there yet: %s", ", ".join(missing))
+        else:
+            counts = {file: len(texts) for file, texts in unseen.items()}
+            finish(conf, sources, counts, folder, own)
+        shutil.rmtree(own)
+        with suppress(OSError):  # other workers are at work
+            own.parent.rmdir()
 
 
 def rules_of(conf: PrepareConf, unseen: list[str], served: Served | None) -> Rules:
@@ -121,68 +138,37 @@ def rules_of(conf: PrepareConf, unseen: list[str], served: Served | None) -> Rul
 
 
 def prepare(
-    conf: PrepareConf, rules: Rules, unseen: dict[str, int], served: Served | None, folder: Path,
-    own: Path,
-) -> None:  # fmt: skip
-    """Gather, choose, write this worker's files; where they are the last, the report as well."""
+    conf: PrepareConf, rules: Rules, served: Served | None, folder: Path, own: Path
+) -> dict[str, SourceReport]:
+    """Gather, choose, and write this worker's files; what became of the rows before they were."""
     gathered = {}
     for number, (name, source) in enumerate(conf.mixture.sources.items()):
         gathered[name] = gather(name, source, rules, own / f"source-{number:03d}.arrow")
         log.info("%s: %s", name, gathered[name])
         gathered[name].refuse_nothing(name)
-    splits, chosen = chosen_rows(sorted(own.glob("source-*.arrow")), conf.mixture)
+    splits, dropped = chosen_rows(sorted(own.glob("source-*.arrow")), conf.mixture)
     for split, rows in splits.items():
         file = path_of(folder, split, conf.worker, conf.workers)
         if not file.exists():
             mine = rows.shard(num_shards=conf.workers, index=conf.worker)
-            taken, answers = rows_of(mine), AnswersReport()
-            if split == TRAIN and conf.answers.by is not By.none and len(mine):
-                taken = answer_rows(
-                    taken, *asker_of(conf, served), conf.answers, own / "answers.jsonl",
-                    report=answers, total=len(mine),
-                )  # fmt: skip
-            write_rows(file, taken, answers)
-            log.info(
-                "%s: %s",
-                file,
-                "; ".join(answers.lines()) if answers.rows else f"{len(mine):,} rows",
-            )
-    files = [
-        path_of(folder, split, w, conf.workers) for split in SPLITS for w in range(conf.workers)
-    ]
-    if missing := [file.name for file in files if not file.exists()]:
-        log.info("the last worker writes the report; not there yet: %s", ", ".join(missing))
-    else:
-        sources = report(folder, conf.mixture, gathered, chosen.dropped, conf.workers)
-        covered = ""
-        if conf.target is not None:
-            covered = keep_counts(folder, conf.target.source.tokenizer(), own)
-        write_report(folder, sources, unseen, own, covered)
-        log.info("prepared: %s", folder / "report.md")
-    shutil.rmtree(own)
-    with suppress(OSError):  # other workers are at work
-        own.parent.rmdir()
+            answered = split == TRAIN and conf.answers.by is not By.none and len(mine)
+            asker = asker_of(conf, served) if answered else None
+            said = write_rows(file, mine, asker, conf.answers, own / "answers.jsonl")
+            log.info("%s: %s", file, said)
+    return source_reports(conf.mixture, gathered, dropped)
 
 
-def chosen_rows(files: list[Path], mixture: MixtureConf) -> tuple[dict[str, Any], Chosen]:
-    """The candidates of all sources that are taken, as a data set for each split."""
-    from datasets import Dataset, concatenate_datasets
-
-    sources = [Dataset.from_file(str(file)) for file in files]
-    table = concatenate_datasets(sources)
-    signs, held_out = (table.data.column(name).to_numpy() for name in ("sign", "held_out"))
-    numbers = np.repeat(np.arange(len(sources)), [len(source) for source in sources])
-    chosen = choose(signs, numbers, mixture)
-    held = held_out[chosen.rows].astype(bool)
-    return {
-        HELD_OUT: table.select(chosen.rows[held]), TRAIN: table.select(chosen.rows[~held])
-    }, chosen  # fmt: skip
-
-
-def rows_of(table: Any) -> Iterator[Row]:
-    """Rows of a data set, a batch of them in memory."""
-    for batch in table.with_format("arrow").iter(batch_size=BATCH):
-        yield from map(row_of, batch.to_pylist())
+def finish(
+    conf: PrepareConf, sources: dict[str, SourceReport], unseen: dict[str, int], folder: Path,
+    own: Path,
+) -> None:  # fmt: skip
+    """The report over all workers' files."""
+    covered = ""
+    if conf.target is not None:
+        covered = keep_counts(folder, conf.target.source.tokenizer(), own)
+    sum_up(sources, files_of(folder, conf.workers))
+    write_report(folder, sources, unseen, own, covered)
+    log.info("prepared: %s", folder / PAGE)
 
 
 def asker_of(conf: PrepareConf, served: Served | None) -> tuple[Asker, Any]:
@@ -197,9 +183,15 @@ def asker_of(conf: PrepareConf, served: Served | None) -> tuple[Asker, Any]:
     return TargetAsker(target, conf.answers), target.tokenizer
 
 
-def write_rows(file: Path, rows: Iterator[Row], answers: AnswersReport) -> None:
+def write_rows(
+    file: Path, table: Dataset, asker: tuple[Asker, Any] | None, conf: AnswersConf, journal: Path
+) -> str:
     """One file of the folder; its footer says how many rows of each source and licence it has."""
     licences: dict[str, Counter[str]] = defaultdict(Counter)
+    answers = AnswersReport()
+    rows = rows_of(table)
+    if asker is not None:
+        rows = answer_rows(rows, *asker, conf, journal, report=answers, total=len(table))
 
     def counted() -> Iterator[Row]:
         for row in rows:
@@ -210,6 +202,7 @@ def write_rows(file: Path, rows: Iterator[Row], answers: AnswersReport) -> None:
         return {"licences": licences, "dropped": answers.dropped, **answers.told()}
 
     write(file, counted(), notes)
+    return "; ".join(answers.lines()) if answers.rows else f"{len(table):,} rows"
 
 
 if __name__ == "__main__":

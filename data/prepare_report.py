@@ -39,30 +39,39 @@ def path_of(folder: Path, split: str, worker: int, workers: int) -> Path:
     return folder / f"{split}-{worker:05d}-of-{workers:05d}.parquet"
 
 
-def report(
-    folder: Path, mixture: MixtureConf, gathered: dict[str, Gathered],
-    chosen: dict[str, Counter[str]], workers: int,
-) -> dict[str, SourceReport]:  # fmt: skip
-    """By source: what was gathered, chosen and, by all workers, written."""
-    sources = {
+def files_of(folder: Path, workers: int) -> list[Path]:
+    """All that the workers write."""
+    return [
+        path_of(folder, split, worker, workers) for split in SPLITS for worker in range(workers)
+    ]
+
+
+def source_reports(
+    mixture: MixtureConf, gathered: dict[str, Gathered], dropped: dict[str, Counter[str]]
+) -> dict[str, SourceReport]:
+    """What was read, and what was left before any file was written."""
+    return {
         name: SourceReport(
             path=source.path, read=gathered[name].read, share_asked=source.share,
-            dropped=gathered[name].dropped + chosen[name], examples=gathered[name].examples,
+            dropped=gathered[name].dropped + dropped[name], examples=gathered[name].examples,
         )
         for name, source in mixture.sources.items()
     }  # fmt: skip
-    for split in SPLITS:
-        for worker in range(workers):
-            notes = read_notes(path_of(folder, split, worker, workers))
-            for name, source in sources.items():
-                licences = notes["licences"].get(name, {})
-                setattr(source, split, getattr(source, split) + sum(licences.values()))
-                source.licences.update(licences)
-                source.dropped.update(notes["dropped"].get(name, {}))
+
+
+def sum_up(sources: dict[str, SourceReport], files: list[Path]) -> None:
+    """Add what each of the files holds, and what answering its rows dropped."""
+    for file in files:
+        notes = read_notes(file)
+        split = file.name.partition("-")[0]
+        for name, source in sources.items():
+            licences = notes["licences"].get(name, {})
+            setattr(source, split, getattr(source, split) + sum(licences.values()))
+            source.licences.update(licences)
+            source.dropped.update(notes["dropped"].get(name, {}))
     taken = sum(source.taken for source in sources.values())
     for source in sources.values():
         source.share = source.taken / max(taken, 1)
-    return sources
 
 
 def write_report(
