@@ -201,9 +201,8 @@ def test_a_category_whose_masks_are_all_wrong_stops_the_run(bad, message):
         list(checked([GOOD, bad, GOOD, bad, bad], Counter()))
     good = replace(GOOD, category="code")
     assert list(checked([bad, good], Counter())) == [bad, good]
-    endless = iter(lambda: bad, None)
-    with pytest.raises(UserError, match=f"{EARLY:,}"):
-        list(checked(endless, Counter()))
+    with pytest.raises(UserError, match=f"{EARLY:,}"):  # before the data ends
+        list(checked([bad] * EARLY + [good], Counter()))
 
 
 def test_no_document_at_all_is_refused_with_the_reasons():
