@@ -45,7 +45,9 @@ def main(conf: TrainConf) -> None:
         rows, prompts = training_rows(conf, target, parallel, store)
         if parallel.main:
             keep_hashes(rows, target.tokenizer, run.folder)
-        choose_vocabulary(draft, target, rows.documents, conf.data, run.folder)
+        choose_vocabulary(
+            draft, target, rows.documents, conf.data, run.folder if parallel.main else None
+        )
         tree = conf.tree.build()
         if tree.depth > draft.trained_depth:
             log.warning(DEEPER, tree.depth, draft.trained_depth)

@@ -16,9 +16,12 @@ PAGE = "vocabulary.md"  # of a run folder; which tokens they are stands in the c
 
 
 def choose_vocabulary(
-    draft: Draft, target: Target, documents: Documents, conf: DataConf, folder: Path
+    draft: Draft, target: Target, documents: Documents, conf: DataConf, folder: Path | None
 ) -> None:
-    """Count the answers' tokens, let the draft choose, and say what half and double would cover."""
+    """Count the answers' tokens, let the draft choose, and say what half and double would cover.
+
+    `folder`: where that is kept too; None in processes that write nothing.
+    """
     reduced = draft.kept_ids is not None
     counts = counts_of(
         conf, documents, target.vocab_size, target.tokenizer if reduced else None,
@@ -33,5 +36,6 @@ def choose_vocabulary(
         lines = table(counts, sizes, always)
         for line in lines:
             log.info(line)
-        with refuse_full_disk(folder):
-            (folder / PAGE).write_text("\n".join(lines) + "\n")
+        if folder is not None:
+            with refuse_full_disk(folder):
+                (folder / PAGE).write_text("\n".join(lines) + "\n")
