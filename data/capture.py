@@ -131,8 +131,10 @@ def write(missing: list[str], plan: Plan, book: Book, conf: CaptureConf, device:
     """The missing files, one after another."""
     target = conf.target.build(device)
     book.begin(target.fingerprint)
+    known = book.manifest.files
+    whole, there = plan.bytes(), sum(known[name].bytes for name in known.keys() - set(missing))
     if DOCUMENTS in missing:
-        put(book, DOCUMENTS, plan.documents_file(), {})
+        there += put(book, DOCUMENTS, plan.documents_file(), {})
     numbers = [n for n in range(len(plan.counts)) if shard_name(n) in missing]
     graph = Graph("look") if device.lazy else Graph("features", (conf.batch, plan.packed.length))
     capturing = Capture(target, plan, batch=conf.batch)
@@ -142,15 +144,15 @@ def write(missing: list[str], plan: Plan, book: Book, conf: CaptureConf, device:
             tensors, rounding = capturing.shard(
                 number, lambda rows, tokens: progress.count(done=rows, tokens=tokens)
             )
-            put(book, shard_name(number), tensors, rounding)
-            said = f"{book.bytes_there() / GB:.4g} of {plan.bytes() / GB:.4g} GB"
+            there += put(book, shard_name(number), tensors, rounding)
+            said = f"{there / GB:.4g} of {whole / GB:.4g} GB"
             log.info("capture: %s written, %s", shard_name(number), said)
 
 
 def put(
     book: Book, name: str, tensors: dict[str, Tensor], rounding: dict[str, dict[str, float]]
-) -> None:
-    """A whole file or none, then its checksum."""
+) -> int:
+    """A whole file or none, then its checksum. Returns its bytes."""
     # not save_file: it writes under a name of its own, which a kill would leave behind
     data = safetensors.torch.save(tensors, metadata=METADATA)
     with writing(book.folder):
@@ -158,6 +160,7 @@ def put(
             partial.write_bytes(data)
         found = xxhash.xxh3_128_hexdigest(data)
         book.record(name, File(bytes=len(data), xxh3_128=found, rounding=rounding))
+    return len(data)
 
 
 def say_rounding(files: dict[str, File]) -> None:
