@@ -19,15 +19,15 @@ from torch import Tensor
 
 from conf.entry import config_yaml, entry_point
 from data import sources
-from data.capture_book import Book
-from data.capture_config import CaptureConf
-from data.capturing import Capture
 from data.config import DataConf, Source
 from data.documents import read
 from data.progress import Progress
-from data.store_manifest import DOCUMENTS, File, Made, digest, shard_name
-from data.store_plan import METADATA, Plan
-from data.store_room import GB, check_room
+from data.store.book import Book
+from data.store.capturing import Capture
+from data.store.config import CaptureConf
+from data.store.manifest import DOCUMENTS, File, Made, digest, shard_name
+from data.store.plan import METADATA, Plan
+from data.store.room import GB, check_room
 from models.checkpoint import atomic_path, tokenizer_fingerprint, writing
 from models.console import speak
 from models.device import Device

@@ -23,14 +23,14 @@ from typing import Any
 from datasets import Dataset
 
 from conf.entry import config_yaml, entry_point
-from data.answering import AnswersReport, answer_rows
-from data.answers_config import AnswersConf, By
+from data.answers.answering import AnswersReport, answer_rows
+from data.answers.config import AnswersConf, By
+from data.answers.dialogue import Asker
+from data.answers.endpoint import Endpoint, Served
+from data.answers.endpoint import check as check_endpoint
 from data.candidates import Rules
 from data.chosen import chosen_rows, rows_of
 from data.contamination import signs
-from data.dialogue import Asker
-from data.endpoint import Endpoint, Served
-from data.endpoint import check as check_endpoint
 from data.gather import check_source, gather
 from data.made_from import check_claim, claim, made_from
 from data.mixture import MixtureConf

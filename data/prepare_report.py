@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from data.answering import AnswersReport
+from data.answers.answering import AnswersReport
 from data.gather import Gathered
 from data.mixture import MixtureConf
 from data.prepared import Row, read, read_notes

@@ -23,9 +23,9 @@ from data.conversations import Tokenised
 from data.demo.prompts import training_prompts
 from data.documents import Documents
 from data.mask_check import Tally, refuse_bad
-from data.show_page import page
-from data.show_sample import some_documents, some_rows
-from data.shown import Look, in_colour, in_plain, shortened, summary
+from data.shown.documents import Look, in_colour, in_plain, shortened, summary
+from data.shown.page import page
+from data.shown.sample import some_documents, some_rows
 from data.sources import check
 from data.tokens import from_pair, unchecked
 from models.checkpoint import atomic_path, writing

@@ -3,8 +3,8 @@
 import asyncio
 from dataclasses import dataclass
 
-from data.answers_config import AnswersConf
-from data.dialogue import Answer
+from data.answers.config import AnswersConf
+from data.answers.dialogue import Answer
 from infer.decode import bucket
 from infer.generate import answers
 from models.target import Target

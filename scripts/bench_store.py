@@ -19,15 +19,15 @@ from transformers.utils import logging
 
 from conf.entry import compose
 from data.capture import made_of, planned, put
-from data.capture_book import Book
-from data.capture_config import CaptureConf
-from data.capturing import Capture
 from data.demo.prompts import training_prompts
 from data.documents import Packed
 from data.order import Order
 from data.packing import pack
-from data.store import Store
-from data.store_manifest import DOCUMENTS, shard_name
+from data.store.book import Book
+from data.store.capturing import Capture
+from data.store.config import CaptureConf
+from data.store.manifest import DOCUMENTS, shard_name
+from data.store.reader import Store
 from data.target_pass import features
 from data.tokens import from_pair
 from infer.tables import Table

@@ -16,17 +16,17 @@ import torch
 
 from conf.entry import compose
 from data.capture import put
-from data.capture_book import Book
-from data.capture_config import CaptureConf
 from data.conversations import Tokenised
 from data.documents import Documents
 from data.order import Order
 from data.packing import pack
-from data.quantised import Dtype
-from data.store import Store
-from data.store_layout import Layout, TeacherKind
-from data.store_manifest import DOCUMENTS, Made, shard_name
-from data.store_plan import Plan
+from data.store.book import Book
+from data.store.config import CaptureConf
+from data.store.layout import Layout, TeacherKind
+from data.store.manifest import DOCUMENTS, Made, shard_name
+from data.store.plan import Plan
+from data.store.quantised import Dtype
+from data.store.reader import Store
 from infer.tables import Table
 from models.device import DeviceConf, DeviceName
 from models.drafts.base import Needs

@@ -5,9 +5,9 @@ import random
 from pathlib import Path
 
 from data.capture import capture
-from data.capture_config import CaptureConf
 from data.config import DataConf, Source
-from data.store import Store
+from data.store.config import CaptureConf
+from data.store.reader import Store
 from models.device import DeviceConf
 from models.device.config import DeviceName, Precision
 from models.drafts.base import DraftConf, Needs

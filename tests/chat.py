@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from data.answers_config import AnswersConf
+from data.answers.config import AnswersConf
 from data.prepared import Row
 from models.target import Target
 from tests.tiny import VOCAB, tiny_target

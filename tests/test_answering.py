@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from data.answering import AnswersReport, answer_rows
-from data.dialogue import CUT, TOO_LONG, Answer, UnansweredError, key_of
+from data.answers.answering import AnswersReport, answer_rows
+from data.answers.dialogue import CUT, TOO_LONG, Answer, UnansweredError, key_of
 from data.prepared import Row
 from infer.answering import TargetAsker
 from infer.generate import answers

@@ -10,14 +10,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from data import store_manifest
 from data.capture import capture
-from data.capture_config import CaptureConf
 from data.config import DataConf, Source
-from data.quantised import Dtype
-from data.store import refuse_others
-from data.store_layout import TeacherKind
-from data.store_manifest import DOCUMENTS, shard_name
+from data.store import manifest as store_manifest
+from data.store.config import CaptureConf
+from data.store.layout import TeacherKind
+from data.store.manifest import DOCUMENTS, shard_name
+from data.store.quantised import Dtype
+from data.store.reader import refuse_others
 from models.checkpoint import PARTIAL
 from models.drafts.base import Needs
 from models.drafts.eagle3 import Eagle3Conf

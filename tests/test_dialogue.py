@@ -5,7 +5,7 @@ import copy
 
 import pytest
 
-from data.dialogue import FULL, NEW_CALL, OTHER_CALL, Answer, Dialogue
+from data.answers.dialogue import FULL, NEW_CALL, OTHER_CALL, Answer, Dialogue
 from data.prepared import Row
 from tests.chat import conf
 from tests.families import ANSWER, CALLING, CASES, FAMILIES, QUESTION, RESULT, THANKS, TOOLS

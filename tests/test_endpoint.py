@@ -7,10 +7,10 @@ from contextlib import contextmanager
 import pytest
 import uvicorn
 
-from data.answering import AnswersReport, answer_rows
-from data.answers_config import AnswersConf, By
-from data.dialogue import key_of
-from data.endpoint import Endpoint, check, end_of_turn
+from data.answers.answering import AnswersReport, answer_rows
+from data.answers.config import AnswersConf, By
+from data.answers.dialogue import key_of
+from data.answers.endpoint import Endpoint, check, end_of_turn
 from data.prepared import Row
 from infer.answering import TargetAsker
 from models.errors import UserError

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from data.answering import AnswersReport, answer_rows
+from data.answers.answering import AnswersReport, answer_rows
 from data.prepared import Row, read
 from infer.answering import TargetAsker
 from tests.chat import asked, chat_target, conf, save

@@ -12,8 +12,8 @@ from data.config import DataConf, Source, Turns
 from data.conversations import Tokenised
 from data.mask_check import Tally
 from data.show import ShowConf, main
-from data.show_page import page
-from data.shown import Look, in_colour, in_plain, shortened, shown, visible
+from data.shown.documents import Look, in_colour, in_plain, shortened, shown, visible
+from data.shown.page import page
 from data.tokens import from_pair
 from models.errors import UserError
 from models.target import TargetConf

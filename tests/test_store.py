@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from data.packing import pack
-from data.quantised import Dtype
-from data.store_index import supervised
-from data.store_layout import Layout, TeacherKind
-from data.store_manifest import read
+from data.store.index import supervised
+from data.store.layout import Layout, TeacherKind
+from data.store.manifest import read
+from data.store.quantised import Dtype
 from data.target_pass import features
 from models.drafts.base import Needs
 from models.drafts.causal_lm import CausalLMConf, Start

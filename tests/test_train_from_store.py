@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from data.config import DataConf, OnPolicyConf, Source
-from data.quantised import Dtype
-from data.store_layout import TeacherKind
+from data.store.layout import TeacherKind
+from data.store.quantised import Dtype
 from models.drafts.causal_lm import CausalLMConf, Start
 from models.drafts.eagle1 import Eagle1Conf
 from models.drafts.eagle3 import Eagle3Conf

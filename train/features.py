@@ -7,7 +7,7 @@ import torch
 from rich.progress import track
 
 from data.documents import Packed
-from data.store import Store
+from data.store.reader import Store
 from data.target_pass import target_pass
 from models.console import CONSOLE
 from models.drafts.base import Batch

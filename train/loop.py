@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from data.documents import Packed
 from data.order import Order
-from data.store import Store
+from data.store.reader import Store
 from models.device import Device
 from models.drafts.base import Batch, Draft, Loss
 from models.errors import UserError

@@ -16,7 +16,7 @@ from data.conversations import Tokenised
 from data.demo.prompts import training_prompts
 from data.documents import Documents, Packed, read
 from data.packing import answers_in, cut, pack
-from data.store import Store
+from data.store.reader import Store
 from data.tokens import from_pair
 from infer.generate import answers
 from models.checkpoint import atomic_path

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import torch
 
-from data import store_manifest
 from data.config import DataConf, Source
-from data.store import Store, refuse_others
-from data.store_layout import TeacherKind
+from data.store import manifest as store_manifest
+from data.store.layout import TeacherKind
+from data.store.reader import Store, refuse_others
 from models.checkpoint import tokenizer_fingerprint
 from models.drafts.base import Draft, DraftConf
 from models.errors import UserError

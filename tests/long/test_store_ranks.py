@@ -2,7 +2,7 @@
 
 import pytest
 
-from data.quantised import Dtype
+from data.store.quantised import Dtype
 from models.drafts.eagle3 import Eagle3Conf
 from tests import captured
 from tests.stored_run import BF16, documents, learned, losses, ranks, training

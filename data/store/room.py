@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from data.packing import DOCUMENT
-from data.quantised import Dtype
-from data.store_layout import Layout, TeacherKind
-from data.store_plan import Plan
+from data.store.layout import Layout, TeacherKind
+from data.store.plan import Plan
+from data.store.quantised import Dtype
 from models.errors import UserError
 
 TOKEN = 4 + 1 + 1  # bytes of documents.safetensors: id, answer flag, supervised flag

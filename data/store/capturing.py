@@ -13,9 +13,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from data.quantised import dequantise, quantise, rounding
-from data.store_layout import SCALE, Layout, TeacherKind
-from data.store_plan import Plan
+from data.store.layout import SCALE, Layout, TeacherKind
+from data.store.plan import Plan
+from data.store.quantised import dequantise, quantise, rounding
 from data.target_pass import target_pass
 from models.drafts.base import Batch
 from models.errors import UserError

@@ -9,7 +9,7 @@ from html import escape
 from itertools import groupby
 
 from data.mask_check import Tally
-from data.shown import Look, Shown, shortened, table, visible
+from data.shown.documents import Look, Shown, shortened, table, visible
 
 MOST = 4000  # tokens of a document
 STYLE = """

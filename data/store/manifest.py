@@ -16,7 +16,7 @@ import numpy as np
 import xxhash
 from rich.progress import track
 
-from data.store_layout import Layout
+from data.store.layout import Layout
 from models.checkpoint import atomic_path
 from models.console import CONSOLE
 from models.errors import UserError

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from data.documents import Documents, Packed
 from data.packing import PackReport, pack
-from data.store_index import Runs, runs_of, shortened, supervised
-from data.store_layout import Layout
+from data.store.index import Runs, runs_of, shortened, supervised
+from data.store.layout import Layout
 
 HELD = ("ids", "answer", "starts", "category", "language")  # of Documents
 METADATA = {"format": "pt"}
@@ -77,7 +77,7 @@ class Plan:
         return np.concatenate(places), np.concatenate(taught)
 
     def documents_file(self) -> dict[str, Tensor]:
-        """What data/store.py reads them from."""
+        """What data/store/reader.py reads them from."""
         documents = self.packed.documents
         held = {name: getattr(documents, name) for name in HELD}
         runs = {f"runs.{name}": values for name, values in vars(self.runs.ordered()).items()}

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from data.quantised import Dtype
+from data.store.quantised import Dtype
 from models.drafts.base import Needs
 
 SCALE = ".scale"  # behind the name of what it scales

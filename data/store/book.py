@@ -8,10 +8,10 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
-from data import store_manifest
-from data.capture_config import CaptureConf
 from data.documents import Documents
-from data.store_manifest import DOCUMENTS, File, Made, Manifest, manifest_name, shard_name
+from data.store import manifest as store_manifest
+from data.store.config import CaptureConf
+from data.store.manifest import DOCUMENTS, File, Made, Manifest, manifest_name, shard_name
 from models.errors import UserError
 
 log = logging.getLogger(__name__)

@@ -15,12 +15,12 @@ from jaxtyping import Bool, Float, Int
 from safetensors import safe_open
 from torch import Tensor
 
-from data import store_manifest
 from data.documents import Documents, Piece
-from data.quantised import dequantise
-from data.store_index import Runs, Stretch, stretches
-from data.store_layout import SCALE, TeacherKind
-from data.store_manifest import DOCUMENTS, Manifest, shard_name
+from data.store import manifest as store_manifest
+from data.store.index import Runs, Stretch, stretches
+from data.store.layout import SCALE, TeacherKind
+from data.store.manifest import DOCUMENTS, Manifest, shard_name
+from data.store.quantised import dequantise
 from models.drafts.base import Needs
 from models.errors import UserError
 from models.teacher import TopK

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from data.answers_config import AnswersConf
+from data.answers.config import AnswersConf
+from data.answers.dialogue import Asker, Dialogue, UnansweredError
+from data.answers.journal import Journal
 from data.conversations import MisfitError
-from data.dialogue import Asker, Dialogue, UnansweredError
-from data.journal import Journal
 from data.prepared import Row, record, row_of
 from data.progress import Progress
 from models.errors import UserError

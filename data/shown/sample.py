@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from data.conversations import Tokenised
 from data.documents import Documents
 from data.packing import pack
-from data.shown import Look, Shown, shown, title
+from data.shown.documents import Look, Shown, shown, title
 
 Numbered = tuple[int, Tokenised]
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import openai
 
-from data.answers_config import AnswersConf
-from data.dialogue import Answer, UnansweredError
+from data.answers.config import AnswersConf
+from data.answers.dialogue import Answer, UnansweredError
 from models.errors import UserError
 from models.target import TargetConf
 

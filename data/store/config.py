@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from data.config import DataConf
-from data.quantised import Dtype
-from data.store_layout import Layout, TeacherKind
+from data.store.layout import Layout, TeacherKind
+from data.store.quantised import Dtype
 from models.device import DeviceConf
 from models.drafts.base import DraftConf, Needs
 from models.errors import UserError
