@@ -78,7 +78,8 @@ def test_the_command_prints_and_writes_what_is_learned(rows, capsys):
     written = (rows / "outputs/show/show/sample.html").read_text()
     assert "http" not in written
     found = Page(written)
-    assert not found.tags & {"script", "link", "img", "iframe"}
+    assert not found.tags & {"script", "link", "img", "iframe", "think"}
+    assert ("<think>", False) in found.tokens
     answers = "".join(text for text, answer in found.tokens if answer)
     assert visible(EVIL) in answers
     assert "It is 7 degrees.\u21b5\n\u21b5\nThat is cold.<|im_end|>" in answers
@@ -167,9 +168,10 @@ def test_colours_mark_answers_and_special_tokens(tokenizer):
 
 
 def test_a_page_escapes_whatever_it_is_given(tokenizer):
-    ids = tokenizer(EVIL)["input_ids"]
+    ids = tokenizer(EVIL + "<think>")["input_ids"]
     look = Look(EVIL, list(shown(tokenizer, from_pair(ids, ids))))
     written = page(EVIL, EVIL, [look], {EVIL: Tally(documents=1)}, Counter({EVIL: 1}))
     assert "<script" not in written
+    assert "<think" not in written
     assert "\x1b" not in written
     assert "\u202e" not in written
