@@ -35,7 +35,7 @@ STARTS_WITHIN_S = 120.0
 
 def app(
     folder: str, *, name: str, context: int = 256, ids: bool = True, faulty: bool = False,
-    delay_s: float = 0.0,
+    delay_s: float = 0.0, aborts: bool = False,
 ) -> FastAPI:  # fmt: skip
     target = TargetConf(name="served", path=folder).build(CPU)
     served, asked = FastAPI(), itertools.count(1)
@@ -70,7 +70,8 @@ def app(
         )  # fmt: skip
         ended = answer[-1] in target.eos_ids
         text = target.tokenizer.decode(answer[:-1] if ended else answer)
-        choice = {"index": 0, "text": text, "finish_reason": "stop" if ended else "length"}
+        reason = "abort" if aborts else "stop" if ended else "length"
+        choice = {"index": 0, "text": text, "finish_reason": reason}
         if ids and request.get("return_token_ids"):
             choice |= {"token_ids": answer, "prompt_token_ids": prompt}
         return {"id": "0", "object": "text_completion", "created": 0, "model": name,

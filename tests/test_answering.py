@@ -41,6 +41,13 @@ def test_answers_do_not_depend_on_the_batch(target, made, tmp_path):
     assert [row.documents for row in other] != [row.documents for row in alone[:2]]
 
 
+def test_every_answer_has_a_seed_of_its_own():
+    keys = {key_of(seed, row, turn) for seed in (0, 1) for row in ("1", "11") for turn in (0, 1)}
+    assert len(keys) == 8
+    assert max(keys) < 2**31
+    assert key_of(0, "1", 0) == 898252347
+
+
 def test_each_turn_is_the_targets_own_behind_its_own_history(target, made):
     """What is recorded is what the target says when it is asked for exactly that prompt."""
     rows, report = made

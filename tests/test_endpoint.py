@@ -117,6 +117,13 @@ def test_what_is_refused_is_not_asked_again(folder, tmp_path):
         assert len(requests) == 1 + 3
 
 
+def test_an_answer_that_the_server_gave_up_is_none(folder, tmp_path):
+    with serving(folder, aborts=True) as (url, _):
+        rows = [Row(id="0", source="made", text="3 4")]
+        with pytest.raises(UserError, match=r"\(1 finish_reason abort\)"):
+            answered(rows, reach(url, folder), tmp_path / "j")
+
+
 def test_an_endpoint_that_is_not_there_or_of_another_model_is_one_line(folder):
     with pytest.raises(UserError, match=r"answers.url: must be an endpoint .* \(no connection\)"):
         reach(f"http://127.0.0.1:{free_port()}/v1", folder)
