@@ -63,7 +63,10 @@ def test_a_chat_template_renders_questions_and_leaves_texts(chatty, tmp_path):
 
 
 def test_a_prompt_is_rendered_with_its_own_tools_and_arguments(chatty, tmp_path):
-    chatty.chat_template = "{{ tools | default([], true) | length }} {% if enable_thinking %}7 {% endif %}{{ messages[0].content }}"
+    chatty.chat_template = (
+        "{{ tools | default([], true) | length }} "
+        "{% if enable_thinking %}7 {% endif %}{{ messages[0].content }}"
+    )
     rows = [
         {"messages": [{"role": "user", "content": "1"}], "template": {"enable_thinking": True},
          "tools": [{"a": 1}, {"b": 2}]},
