@@ -8,7 +8,7 @@ A file is believed once a manifest has its checksum: it is written whole and ren
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +81,8 @@ class Manifest:
     commands: dict[str, str] = field(default_factory=dict)  # of each file, of a merged manifest
 
     def write(self, path: Path) -> None:
-        saved = asdict(replace(self, commands={}))
+        saved = asdict(self)
+        del saved["commands"]
         saved["made"]["layout"] = self.made.layout.saved()
         with atomic_path(path) as partial:
             partial.write_text(json.dumps({"version": VERSION} | saved, indent=1) + "\n")
