@@ -25,7 +25,7 @@ FAULTS = {  # rows of ShareGPT by the reason that they must be counted under
     "no user turn": 100,
     "a message whose content is not text": 100,
     "an empty turn": 600,
-    "longer than 100,000 characters": 20,
+    "longer than 100,000 characters": 200,
     "a prompt that is held out elsewhere": 80,
     "a duplicate": 1000,
 }

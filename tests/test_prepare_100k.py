@@ -9,6 +9,7 @@ from collections import Counter
 from itertools import islice
 from pathlib import Path
 
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -20,6 +21,7 @@ from tests.messy_data import HELD_OUT, ROWS, build
 ROOT = Path(__file__).parent.parent
 THINKING = '{"enable_thinking": true}'
 MOST_BYTES = 2 * 2**30
+MOST_BEYOND_IMPORTS = 2**28  # the rows are 230 MB of JSON
 
 
 def start(folder: Path) -> subprocess.Popen:
@@ -36,31 +38,39 @@ def peak_bytes(run: subprocess.Popen) -> int:
     return used.ru_maxrss * 1024  # Linux says kilobytes
 
 
-def kill(run: subprocess.Popen, *, when: Path) -> None:
-    """As soon as a file is there, whole or not."""
+def wait_for(run: subprocess.Popen, file: Path) -> int:
+    """Until it is there, whole or not; the memory of the process by then."""
     deadline = time.monotonic() + 120
-    while not list(when.parent.glob(when.name)):
+    while not list(file.parent.glob(file.name)):
         assert run.poll() is None, "the run ended before its moment came"
         assert time.monotonic() < deadline
         time.sleep(0.002)
+    return psutil.Process(run.pid).memory_info().rss
+
+
+def kill(run: subprocess.Popen) -> None:
     run.kill()
     assert run.wait() == -9
 
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
-    """The folder, what was planted, and the peak memory of the process that finished it."""
+    """The folder, what was planted, and memory: before the first row, and at most."""
     folder = tmp_path_factory.mktemp("messy")
     planted = build(folder)
     out = folder / "outputs" / "prepare" / "messy"
-    kill(start(folder), when=out / "work" / "worker-00000" / "source-002.arrow*")
+    first = start(folder)
+    imports = wait_for(first, out / "made_from.json")
+    wait_for(first, out / "work" / "worker-00000" / "source-002.arrow*")
+    kill(first)
     assert not (out / "report.json").exists()
-    return out, planted, peak_bytes(start(folder))
+    return out, planted, (imports, peak_bytes(start(folder)))
 
 
 def test_it_needs_bounded_memory(prepared):
-    _, _, peak = prepared
+    _, _, (imports, peak) = prepared
     assert peak < MOST_BYTES
+    assert peak - imports < MOST_BEYOND_IMPORTS
 
 
 def test_every_row_is_kept_or_counted_under_its_reason(prepared):
