@@ -152,6 +152,21 @@ def test_prompts_held_out_elsewhere_are_found_in_any_turn_and_spelling():
     made({"prompt": held_out + " Tell me."}, rules)
 
 
+def test_rows_are_duplicates_by_what_they_ask():
+    def sign(raw: dict) -> int:
+        return candidate(raw, "s", SourceConf(path="x"), RULES)["sign"]
+
+    asked = sign({"messages": messages(*CHAT)})
+    assert sign({"messages": messages(("user", " hI\n"))}) == asked
+    assert sign({"messages": messages(CHAT[0], ("assistant", "Another answer."))}) == asked
+    for other in (
+        {"messages": messages(("system", "Be brief."), *CHAT)},
+        {"messages": messages(*CHAT, ("user", "Bye"))},
+        {"messages": messages(*CHAT), "tools": TOOLS},
+    ):
+        assert sign(other) != asked
+
+
 def test_an_empty_system_prompt_is_none():
     assert made({"messages": messages(("system", ""), *CHAT)}).messages == messages(*CHAT)
 

@@ -67,20 +67,28 @@ def test_what_is_held_out_never_moves_when_data_is_added(tmp_path):
     assert not set(asked(after)) & set(asked(after, "held_out"))
 
 
-def test_the_held_out_prompts_are_a_prompt_file(tmp_path):
-    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
-    for n in range(30):
-        row = {
-            "messages": [{"role": "system", "content": f"You are {n}."}, *turns],
-            "template": {"enable_thinking": False},
-        }
-        with (tmp_path / "a.jsonl").open("a") as opened:
+def test_conversations_that_begin_alike_are_on_one_side(tmp_path):
+    with (tmp_path / "a.jsonl").open("w") as opened:
+        for n in range(120):
+            turns = [
+                ("system", f"You are {n}."),
+                ("user", f"Question {n % 20}"),
+                ("assistant", "!"),
+            ]
+            messages = [{"role": role, "content": text} for role, text in turns]
+            row = {"messages": messages, "template": {"enable_thinking": False}}
             opened.write(json.dumps(row) + "\n")
-    out = prepare(tmp_path, held_out=0.999, a="a.jsonl")
-    found = read_prompts(out / "held_out.jsonl")
-    assert len(found) == 30  # the first prompt alone decides: all or none
-    assert [message["role"] for message in found[0]["messages"]] == ["system", "user"]
-    assert found[0]["template"] == {"enable_thinking": False}
+    out = prepare(tmp_path, held_out=0.5, a="a.jsonl")
+    sides = [
+        {(row.messages or [])[1]["content"] for row in read(out, split)}
+        for split in ("train", "held_out")
+    ]
+    assert min(map(len, sides)) > 2
+    assert not set.intersection(*sides)
+    prompts = read_prompts(out / "held_out.jsonl")  # as infer.eval reads them
+    assert len(prompts) == report(out)["held_out"] == 6 * len(sides[1])
+    assert [message["role"] for message in prompts[0]["messages"]] == ["system", "user"]
+    assert prompts[0]["template"] == {"enable_thinking": False}
 
 
 def test_several_workers_write_what_one_writes(tmp_path):
