@@ -1,8 +1,8 @@
 """A server of OpenAI's completions over a target on disk: `python -m tests.openai_server DIR PORT`.
 
 As vLLM does, it takes prompts as token ids and returns ids if asked to. `--faulty` lets every fifth
-completion fail, in turn with 429, 500 and by hanging. A second server on the same port loads its
-target and waits until the first is gone.
+completion fail, in turn with 429, 500 and by hanging. A server that is killed comes back after a
+while: a second process watches it.
 """
 
 import argparse
@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 import uvicorn
 from fastapi import FastAPI, HTTPException, Request
@@ -31,6 +32,7 @@ from tests.tiny import CPU
 ROOT = Path(__file__).parent.parent
 HANG_S = 60.0
 STARTS_WITHIN_S = 120.0
+GONE_S = 1.0  # between a server that was killed and the next
 
 
 def app(
@@ -95,16 +97,26 @@ async def fail(number: int) -> None:
 
 @contextmanager
 def serving(folder: Path, *options: str, port: int) -> Iterator[subprocess.Popen]:
-    """The server in a process of its own, ready or not. Killed at the end."""
-    process = subprocess.Popen(
+    """The server in a process of its own, and the process that watches it. Killed at the end."""
+    watcher = subprocess.Popen(
         [sys.executable, "-m", "tests.openai_server", folder, str(port), *options],
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, cwd=ROOT,
     )  # fmt: skip
     try:
-        yield process
+        wait_for(port)
+        yield watcher
     finally:
-        process.kill()
-        process.wait()
+        server = psutil.Process(watcher.pid).children()
+        watcher.kill()
+        watcher.wait()
+        for process in server:
+            process.kill()
+
+
+def restart(watcher: subprocess.Popen) -> None:
+    """Kill the server; another comes up in its place."""
+    for server in psutil.Process(watcher.pid).children():
+        server.kill()
 
 
 def wait_for(port: int) -> None:
@@ -118,20 +130,6 @@ def wait_for(port: int) -> None:
             time.sleep(0.05)
         else:
             return
-
-
-def bound(port: int) -> socket.socket:
-    """The port, as soon as nobody else has it."""
-    while True:
-        held = socket.socket()
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            held.bind(("127.0.0.1", port))
-        except OSError:
-            held.close()
-            time.sleep(1.0)
-        else:
-            return held
 
 
 def free_port() -> int:
@@ -152,8 +150,11 @@ def main() -> None:
     options = vars(parser.parse_args())
     torch.set_num_threads(1)
     port = options.pop("port")
-    server = uvicorn.Server(uvicorn.Config(app(**options), log_level="critical"))
-    server.run(sockets=[bound(port)])
+    served = app(**options)
+    while server := os.fork():  # the target is loaded once
+        os.waitpid(server, 0)
+        time.sleep(GONE_S)
+    uvicorn.run(served, host="127.0.0.1", port=port, log_level="critical")
 
 
 if __name__ == "__main__":

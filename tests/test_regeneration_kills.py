@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from data.prepared import Row, read
 from infer.answering import TargetAsker
 from tests.chat import asked, chat_target, conf, save
 from tests.killing import ROOT, TIMEOUT_S
-from tests.openai_server import free_port, serving, wait_for
+from tests.openai_server import free_port, restart, serving
 
 ROWS, KILLS, AT_ONCE = 42, 5, 4
 HOW = conf(max_new_tokens=8)
@@ -63,17 +62,13 @@ def test_each_row_is_answered_once_whatever_is_killed(target, tmp_path):
 
     port = free_port()
     where = tmp_path / "target", *FAULTY
-    with ExitStack() as servers:
-        first = servers.enter_context(serving(*where, port=port))
-        wait_for(port)
-        servers.enter_context(serving(*where, port=port))  # waits for its moment
+    with serving(*where, port=port) as watcher:
         for number in range(KILLS):
             before = done()
             with command(tmp_path, port) as run:
                 until(lambda least=before + 2: done() >= least, run)
                 if number == KILLS // 2:
-                    first.kill()
-                    first.wait()
+                    restart(watcher)
                     at_restart = done()
                     until(lambda least=at_restart + 2: done() >= least, run)
                 run.kill()
