@@ -43,7 +43,9 @@ def candidate(raw: dict[str, Any], name: str, source: SourceConf, rules: Rules) 
         raise MisfitError("token ids without their text")
     turns = _turns(found, rules)
     _check_length(turns, rules)
-    if rules.excluded and not rules.excluded.isdisjoint(_signs(turns, plain=isinstance(found, Text))):
+    if rules.excluded and not rules.excluded.isdisjoint(
+        _signs(turns, plain=isinstance(found, Text))
+    ):
         raise MisfitError("a prompt that is held out elsewhere")
     row = _row(raw, found, name, source)
     asked = "\0".join(normalised(text) for role, text in turns if role != "assistant")
