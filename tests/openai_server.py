@@ -96,7 +96,7 @@ async def fail(number: int) -> None:
 
 
 @contextmanager
-def serving(folder: Path, *options: str, port: int) -> Iterator[subprocess.Popen]:
+def serving(folder: str | Path, *options: str, port: int) -> Iterator[subprocess.Popen]:
     """The server in a process of its own, and the process that watches it. Killed at the end."""
     watcher = subprocess.Popen(
         [sys.executable, "-m", "tests.openai_server", folder, str(port), *options],

@@ -8,18 +8,18 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from data.answers.answering import AnswersReport, answer_rows
 from data.prepared import Row, read
 from infer.answering import TargetAsker
-from tests.chat import asked, chat_target, conf, save
+from models.target import DEMO, TargetConf
+from tests.chat import asked, conf
 from tests.killing import ROOT, TIMEOUT_S
 from tests.openai_server import free_port, restart, serving
+from tests.tiny import CPU
 
 ROWS, KILLS, AT_ONCE = 42, 5, 4
 HOW = conf(max_new_tokens=8)
-FAULTY = ("--faulty", "--delay-s", "0.1")
+SERVED = str(DEMO), "--name", "demo", "--faulty"
 
 
 def command(folder: Path, port: int) -> subprocess.Popen:
@@ -28,9 +28,8 @@ def command(folder: Path, port: int) -> subprocess.Popen:
         [
             sys.executable, "-m", "data.prepare", "mixture=one", "target=demo", "answers=endpoint",
             f"mixture.sources.rows.path={folder / 'rows.jsonl'}", "mixture.held_out=0.1",
-            "target.name=tiny", f"target.path={folder / 'target'}", f"output_dir={folder}",
-            "run_name=run", f"answers.url=http://127.0.0.1:{port}/v1", "answers.max_new_tokens=8",
-            f"answers.concurrency={AT_ONCE}", "answers.timeout_s=3",
+            f"output_dir={folder}", "run_name=run", f"answers.url=http://127.0.0.1:{port}/v1",
+            "answers.max_new_tokens=8", f"answers.concurrency={AT_ONCE}", "answers.timeout_s=3",
         ],
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, cwd=folder,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -45,13 +44,7 @@ def until(met: Callable[[], bool], run: subprocess.Popen) -> None:
         time.sleep(0.005)
 
 
-@pytest.fixture(scope="module")
-def target():
-    return chat_target()
-
-
-def test_each_row_is_answered_once_whatever_is_killed(target, tmp_path):
-    save(target, tmp_path / "target")
+def test_each_row_is_answered_once_whatever_is_killed(tmp_path):
     rows = asked(ROWS)
     lines = [json.dumps({"id": row.id, "messages": row.messages}) for row in rows]
     (tmp_path / "rows.jsonl").write_text("\n".join(lines))
@@ -61,8 +54,7 @@ def test_each_row_is_answered_once_whatever_is_killed(target, tmp_path):
         return journal.read_bytes().count(b"\n") if journal.exists() else 0
 
     port = free_port()
-    where = tmp_path / "target", *FAULTY
-    with serving(*where, port=port) as watcher:
+    with serving(*SERVED, port=port) as watcher:
         for number in range(KILLS):
             before = done()
             with command(tmp_path, port) as run:
@@ -84,12 +76,13 @@ def test_each_row_is_answered_once_whatever_is_killed(target, tmp_path):
     assert len(answered) == report["train"] == report["answers"]["rows"]
     assert report["read"] == ROWS == report["train"] + report["held_out"] + report["dropped"]
     assert held_out.isdisjoint(answered)
-    assert answered == as_in_one_process(target, rows, set(answered), tmp_path)
+    assert answered == as_in_one_process(rows, set(answered), tmp_path)
     assert not journal.parent.parent.exists()
 
 
-def as_in_one_process(target, rows: list[Row], ids: set[str], folder: Path) -> dict[str, Row]:
+def as_in_one_process(rows: list[Row], ids: set[str], folder: Path) -> dict[str, Row]:
     """The same rows, answered by the target without a server and without a kill."""
+    target = TargetConf().build(CPU)
     own = {}
     for row in rows:
         (given,) = [each for each in ids if each.startswith(f"{row.id}-")] or [None]
