@@ -46,7 +46,7 @@ class Author(Enum):
 
 
 @dataclass(kw_only=True)
-class AnswersConf:
+class DemoAnswersConf:
     """How the demo's training prompts are answered."""
 
     by: Author = Author.target
@@ -107,7 +107,7 @@ class DataConf:
     limit: int | None = None  # rows to read; None = all
     seed: int = 0  # of the order
     keep_features: bool = False  # of all rows, in memory: later epochs need no target pass
-    answers: AnswersConf = field(default_factory=AnswersConf)  # source=demo only
+    answers: DemoAnswersConf = field(default_factory=DemoAnswersConf)  # source=demo only
     on_policy: OnPolicyConf = field(default_factory=OnPolicyConf)
     checksums: bool = True  # of a feature store's files are compared; false: sizes alone
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import huggingface_hub.constants
 import pytest
 
-from data.config import AnswersConf, DataConf, Format, Source
+from data.config import DataConf, DemoAnswersConf, Format, Source
 from data.conversations import Conversation, Text, Tokenised
 from data.sources import check, rows
 from models.errors import UserError
@@ -204,8 +204,8 @@ def test_an_unreachable_hub_name_says_how_to_use_a_local_path(table, monkeypatch
         (lambda: DataConf(source=Source.jsonl), "data.path: must be set for data.source=jsonl"),
         (lambda: DataConf(path="x"), "data.path: must be null for data.source=demo, got 'x'"),
         (lambda: DataConf(length=4, limit=0), r"data.length: .*; data.limit: "),
-        (lambda: AnswersConf(prompts=0), "data.answers.prompts: must be at least 1, got 0"),
-        (lambda: AnswersConf(temperature=-1.0), "data.answers.temperature: must be 0"),
+        (lambda: DemoAnswersConf(prompts=0), "data.answers.prompts: must be at least 1, got 0"),
+        (lambda: DemoAnswersConf(temperature=-1.0), "data.answers.temperature: must be 0"),
     ],
 )
 def test_a_conf_that_cannot_work_is_refused(build, message):
