@@ -16,7 +16,7 @@ READY  := $(VENV)/.ready
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(READY)  ## distil a draft for the embedded target and print what it gains (CPU; 23 minutes on two cores of a busy machine)
+demo: $(READY)  ## distil a draft for the embedded target and print what it gains (CPU; 20 to 35 minutes on two cores of a busy machine)
 	@echo "demo: python -m train"
 	@$(BIN)/python -m train
 
