@@ -107,7 +107,7 @@ def test_a_file_and_a_yaml_are_trained_reported_and_judged(target, tmp_path):
     common = [
         f"target.path={tmp_path}/target", "device=cpu", "device.compile=false", "tree=dynamic",
         "device.threads=1", f"evaluation.prompts={tmp_path}/prompts.jsonl",
-        "evaluation.max_new_tokens=24",
+        "evaluation.max_new_tokens=24", "evaluation.batches=[]",
     ]  # fmt: skip
     run(
         copy, "train", "draft=bigram", "data=jsonl", f"data.path={tmp_path}/rows.jsonl",
