@@ -220,8 +220,8 @@ def test_what_cannot_be_kept_is_refused(folder):
     refused("features already", lambda: captured(replace(conf(folder), data=again)))
 
 
-def test_the_demo_is_captured_as_it_was_prepared(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_the_demo_must_be_prepared_before_it_is_captured(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where outputs/ is empty
     demo = CaptureConf(draft=Eagle3Conf(), data=DataConf(source=Source.demo), run_name="demo")
     refused("run `python -m data.prepare`", lambda: capture(demo, command=COMMAND))
 

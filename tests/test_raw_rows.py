@@ -27,7 +27,7 @@ def table():
     return datasets.Dataset.from_list(ROWS)
 
 
-def test_every_kind_of_source_holds_the_same_rows(tmp_path, table, monkeypatch):
+def test_every_kind_of_source_holds_the_same_rows(tmp_path, table):
     import datasets
 
     (tmp_path / "p.jsonl").write_text(lines(ROWS))
