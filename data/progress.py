@@ -24,6 +24,7 @@ class Progress(RichProgress):
         )  # fmt: skip
         self.work, self.total, self.kept = work, total, kept
         self.done = self.failed = self.tokens = 0
+        self.told = 0  # rows that the last line spoke of
         self.began = self.said = time.monotonic()
         self.bar = self.add_task("", total=total, completed=kept)
         if kept:
@@ -42,7 +43,7 @@ class Progress(RichProgress):
     def stop(self) -> None:
         """At the end, however short it was."""
         super().stop()
-        if self.disable and self.done + self.failed:
+        if self.disable and self.done + self.failed > self.told:
             self._say()
 
     def _rates(self) -> str:
@@ -52,6 +53,7 @@ class Progress(RichProgress):
         return said + (f"  {self.failed:,} failed" if self.failed else "")
 
     def _say(self) -> None:
+        self.told = self.done + self.failed
         known = f"{self.kept + self.done:,}" + (f"/{self.total:,}" if self.total else "")
         left = ""
         if self.total and self.done > self.total / 100:  # the first of a batch says nothing
