@@ -150,8 +150,8 @@ def _in_turn(said: list[str]) -> list[dict[str, Any]]:
 def _message(raw: Any) -> dict[str, Any]:
     if not isinstance(raw, dict):
         raise MisfitError("a message that is not an object")
-    # tables fill absent keys with None, which templates would take for present
-    message = {key: raw[key] for key in SAID if raw.get(key) is not None}
+    # tables fill absent keys with None, writers with []; templates would take them for present
+    message = {key: raw[key] for key in SAID if raw.get(key) not in (None, [])}
     role = message.get("role")
     if not isinstance(role, str) or role not in ROLES:
         raise MisfitError("an unknown role", repr(role)[:80])

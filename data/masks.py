@@ -1,8 +1,8 @@
 """Which part of a rendered conversation the target itself generated, turn by turn.
 
-A chat template that marks its answers with {% generation %} is believed. For any other, each turn
-is compared with its prompt (data/chat.py). In one text for all turns that needs a template that
-never rewrites what it has said, which is checked for every turn.
+Each turn is compared with its prompt (data/chat.py); within what follows the prompt, a template
+that marks its answers with {% generation %} is believed. In one text for all turns that needs a
+template that never rewrites what it has said, which is checked for every turn.
 """
 
 import re
@@ -16,19 +16,22 @@ GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 def all_answers(chat: Chat, messages: list[Message]) -> tuple[str, list[Span]]:
     """The text up to the end of the last answer, and every answer in it."""
-    if GENERATION_TAG.search(chat.template):
-        text, spans = _marked(chat, messages)
-    else:
-        text, spans = _compared(chat, messages)
+    text, spans = chat.text(messages), []
+    for turn in turns(messages):
+        known, answer = last_answer(chat, messages[: turn + 1])
+        if not text.startswith(known):
+            raise UserError(
+                "data.turns: the chat template must not rewrite earlier turns, got another text "
+                f"for message {turn} once more of the conversation is known; set data.turns=each"
+            )
+        spans += answer
     return text[: spans[-1][1]] if spans else text, spans
 
 
 def last_answer(chat: Chat, messages: list[Message]) -> tuple[str, list[Span]]:
     """The prompt that serving sends for the last turn, and the answer behind it."""
-    if GENERATION_TAG.search(chat.template):
-        text, spans = _marked(chat, messages)
-        _, before = chat.marked(messages[:-1])
-        return text[: spans[-1][1]] if spans else text, spans[len(before) :]
+    if GENERATION_TAG.search(chat.template) and (marked := _marked(chat, messages)):
+        return marked
     found = chat.answer(messages[:-1], messages[-1])
     if not found:
         raise MisfitError("the chat template rewrites what it wrote before an answer")
@@ -42,35 +45,22 @@ def turns(messages: list[Message]) -> list[int]:
     return [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
 
 
-def _compared(chat: Chat, messages: list[Message]) -> tuple[str, list[Span]]:
-    text, spans = chat.text(messages), []
-    for turn in turns(messages):
-        found = chat.answer(messages[:turn], messages[turn])
-        prompt, answer = found or ("", "")
-        known = prompt + _to_end_of_turn(answer, chat)
-        if not (found and text.startswith(known)):
-            raise UserError(
-                "data.turns: the chat template must not rewrite earlier turns, got another text "
-                f"for message {turn} once more of the conversation is known; set data.turns=each"
-            )
-        spans.append((len(prompt), len(known)))
-    return text, spans
+def _marked(chat: Chat, messages: list[Message]) -> tuple[str, list[Span]] | None:
+    """Marks from the end of the prompt to the end of the turn, wherever the author put the tag.
 
-
-def _marked(chat: Chat, messages: list[Message]) -> tuple[str, list[Span]]:
-    """Marks from the end of the prompt to the end of the turn, wherever the author put the tag."""
+    None where the text does not begin with the prompt.
+    """
     text, marks = chat.marked(messages)
-    prompts = [
-        chat.text(messages[:turn], prompt=True, **switched)
-        for turn in turns(messages)
-        for switched in chat.switches()
+    prompts = [chat.text(messages[:-1], prompt=True, **one) for one in chat.switches()]
+    begin = max((len(prompt) for prompt in prompts if text.startswith(prompt)), default=None)
+    if begin is None:
+        return None
+    spans = [
+        (max(begin, left), left + len(_closed(text, left, right, chat)))
+        for left, right in marks
+        if right > begin
     ]
-    begins = [len(prompt) for prompt in prompts if text.startswith(prompt)]
-    spans = []
-    for begin, end in marks:
-        begin = max([begin, *(place for place in begins if place < end)])
-        spans.append((begin, begin + len(_closed(text, begin, end, chat))))
-    return text, spans
+    return text[: spans[-1][1] if spans else begin], spans
 
 
 def _closed(text: str, begin: int, end: int, chat: Chat) -> str:

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from data.config import DataConf, Source
-from data.conversations import Conversation, MisfitError, Row, shape
+from data.conversations import THOUGHTS, Conversation, MisfitError, Row, shape
 from data.raw_rows import Raw, file_rows, load, table_rows
 from models.errors import UserError
 
@@ -90,4 +91,12 @@ def learnable(row: Row) -> Row:
     answers = [turn for turn, m in enumerate(row.messages, 1) if m["role"] == "assistant"]
     if not answers:
         raise MisfitError("no assistant turn")
+    if not all(map(_says, row.messages)):
+        raise MisfitError("an empty turn")
     return replace(row, messages=row.messages[: answers[-1]])
+
+
+def _says(message: dict[str, Any]) -> bool:
+    """Whether an assistant said anything: an empty turn waits for an answer."""
+    spoken = ("content", "tool_calls", *THOUGHTS)
+    return message["role"] != "assistant" or any(message.get(name) for name in spoken)

@@ -18,13 +18,21 @@ CALL = {"name": "weather", "arguments": {"city": "Troms\u00f8", "days": 1}}
 CALLS = [{"id": "abcdefghi", "type": "function", "function": CALL}]
 CALLING = {"role": "assistant", "content": "", "tool_calls": CALLS}
 RESULT = {"role": "tool", "name": "weather", "tool_call_id": "abcdefghi", "content": "7"}
-TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+FUNCTION = {"name": "weather", "description": "Tells it.", "parameters": {"type": "object"}}
+TOOLS = [{"type": "function", "function": FUNCTION}]
 THOUGHT, SECOND = "The user asks me.\nI look.", "Now I know."
 
 SINGLE = [SYSTEM, QUESTION, ANSWER]
 MULTI = [*SINGLE, THANKS, AGAIN]
 TOOL = [QUESTION, CALLING, RESULT, ANSWER]
 TOOL_MULTI = [*TOOL, THANKS, AGAIN]
+TWICE = [
+    QUESTION,
+    {**CALLING, "tool_calls": [*CALLS, {**CALLS[0], "id": "abcdefghj"}]},
+    RESULT,
+    {**RESULT, "tool_call_id": "abcdefghj"},
+    ANSWER,
+]
 
 
 def thinking(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -57,9 +65,11 @@ class Family:
     bos: str
     eos: str
     cases: dict[str, Case]
+    replaced: tuple[str, str] = ("", "")  # in the template of the family that it is like
+    like: str | None = None
 
     def tokenizer(self, name: str) -> PreTrainedTokenizerFast:
-        template = (TEMPLATES / f"{name}.jinja").read_text()
+        template = (TEMPLATES / f"{self.like or name}.jinja").read_text().replace(*self.replaced)
         return byte_tokenizer(
             self.markers, template=template, bos_token=self.bos, eos_token=self.eos
         )
@@ -69,12 +79,25 @@ ONE, TWO = ANSWER["content"], AGAIN["content"]
 ARGUMENTS = '{"city": "Troms\u00f8", "days": 1}'
 OFF = {"enable_thinking": False}
 
-QWEN_CALL = f'<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call><|im_end|>'
+QWEN_MARKERS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>",
+                "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]  # fmt: skip
+QWEN_ONE_CALL = f'<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>'
+QWEN_CALL, QWEN_CALLS = f"{QWEN_ONE_CALL}<|im_end|>", f"{QWEN_ONE_CALL}\n{QWEN_ONE_CALL}<|im_end|>"
 QWEN = [f"{ONE}<|im_end|>", f"{TWO}<|im_end|>"]
 QWEN_THOUGHTS = [f"<think>\n{thought}\n</think>\n\n" for thought in (THOUGHT, SECOND, THOUGHT)]
+QWEN_OPEN_THOUGHTS = [thought.removeprefix("<think>\n") for thought in QWEN_THOUGHTS]
+QWEN_SWITCH = """{%- if enable_thinking is defined and not enable_thinking %}
+        {{- '<think>\\n\\n</think>\\n\\n' }}
+    {%- endif %}"""
 LLAMA_CALL = f'{{"name": "weather", "parameters": {ARGUMENTS}}}<|eot_id|>'
 MISTRAL_CALL = (
     f'[TOOL_CALLS] [{{"name": "weather", "arguments": {ARGUMENTS}, "id": "abcdefghi"}}]</s>'
+)
+TEKKEN_CALL = MISTRAL_CALL.replace("] [", "][")
+TEKKEN_CALLS = (
+    TEKKEN_CALL.removesuffix("]</s>")
+    + ", "
+    + TEKKEN_CALL.removeprefix("[TOOL_CALLS][").replace("ghi", "ghj")
 )
 FINAL = "<|channel|>final<|message|>"
 HARMONY = [f"{FINAL}{ONE}<|return|>", f"{FINAL}{TWO}<|return|>"]
@@ -91,8 +114,7 @@ def zipped(first: list[str], second: list[str]) -> list[str]:
 
 FAMILIES = {
     "qwen3": Family(
-        markers=["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>",
-                 "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"],
+        markers=QWEN_MARKERS,
         bos="<|endoftext|>",
         eos="<|im_end|>",
         cases={
@@ -100,6 +122,9 @@ FAMILIES = {
             "multi": Case(messages=MULTI, says=QWEN, rewritten=True),
             "tools": Case(
                 messages=TOOL, says=[QWEN_CALL, QWEN[0]], tools=TOOLS, rewritten=True
+            ),
+            "two calls": Case(
+                messages=TWICE, says=[QWEN_CALLS, QWEN[0]], tools=TOOLS, rewritten=True
             ),
             "single, off": Case(messages=SINGLE, says=QWEN[:1], template=OFF),
             "multi, off": Case(messages=MULTI, says=QWEN, template=OFF, rewritten=True),
@@ -119,6 +144,23 @@ FAMILIES = {
             "thoughts, calls and turns": Case(
                 messages=thinking(TOOL_MULTI), says=zipped(QWEN_THOUGHTS, [QWEN_CALL, *QWEN]),
                 tools=TOOLS, rewritten=True,
+            ),
+        },
+    ),
+    "qwen3-thinking-2507": Family(  # every prompt opens a thought
+        markers=QWEN_MARKERS,
+        bos="<|endoftext|>",
+        eos="<|im_end|>",
+        like="qwen3",
+        replaced=(QWEN_SWITCH, "{{- '<think>\\n' }}"),
+        cases={
+            "no thought": Case(messages=SINGLE, says=["\n</think>\n\n" + QWEN[0]]),
+            "thoughts": Case(
+                messages=thinking(MULTI), says=zipped(QWEN_OPEN_THOUGHTS, QWEN), rewritten=True
+            ),
+            "thoughts of a call": Case(
+                messages=thinking(TOOL), says=zipped(QWEN_OPEN_THOUGHTS, [QWEN_CALL, QWEN[0]]),
+                tools=TOOLS,
             ),
         },
     ),
@@ -149,6 +191,24 @@ FAMILIES = {
             "tools, turns": Case(
                 messages=TOOL_MULTI, tools=TOOLS, rewritten=True,
                 says=[MISTRAL_CALL, f" {ONE}</s>", f" {TWO}</s>"],
+            ),
+        },
+    ),
+    "mistral-v7": Family(
+        markers=["<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]",
+                 "[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[TOOL_CONTENT]",
+                 "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"],
+        bos="<s>",
+        eos="</s>",
+        cases={
+            "multi": Case(messages=MULTI, says=[f"{ONE}</s>", f"{TWO}</s>"]),
+            "tools": Case(messages=TOOL, tools=TOOLS, says=[TEKKEN_CALL, f"{ONE}</s>"]),
+            "tools, turns": Case(
+                messages=TOOL_MULTI, tools=TOOLS, rewritten=True,
+                says=[TEKKEN_CALL, f"{ONE}</s>", f"{TWO}</s>"],
+            ),
+            "two calls": Case(
+                messages=TWICE, tools=TOOLS, says=[TEKKEN_CALLS, f"{ONE}</s>"]
             ),
         },
     ),

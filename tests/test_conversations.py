@@ -62,6 +62,7 @@ def test_rows_that_do_not_fit_are_counted_by_reason(tmp_path):
         tmp_path,
         {"messages": MESSAGES},
         {"messages": [user]},
+        {"messages": [user, {"role": "assistant", "content": ""}, user, assistant]},
         {"messages": [assistant, user, assistant]},
         {"messages": [user, {"role": "assistant", "content": [{"type": "image"}]}]},
         {"conversations": [{"from": "ghost", "value": "boo"}]},
@@ -76,6 +77,7 @@ def test_rows_that_do_not_fit_are_counted_by_reason(tmp_path):
     assert len(documents) == 1
     assert skipped == {
         "no assistant turn": 2,
+        "an empty turn": 1,
         "an assistant turn before any user turn": 1,
         "a message whose content is not text": 1,
         "an unknown role": 1,
@@ -89,7 +91,7 @@ def test_rows_that_do_not_fit_are_counted_by_reason(tmp_path):
 
 def test_parts_and_absent_keys_become_plain_messages(tmp_path):
     parts = [{"type": "text", "text": "So "}, {"type": "text", "text": "long"}]
-    user = {"role": "user", "content": "Bye", "name": None}
+    user = {"role": "user", "content": "Bye", "name": None, "tool_calls": []}
     conf = jsonl(tmp_path, {"messages": [user, {"role": "assistant", "content": parts}, user]})
     [conversation] = read(conf)[0]
     assert conversation.messages == MESSAGES[3:]

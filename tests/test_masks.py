@@ -1,5 +1,6 @@
 """Masks where templates and tokenizers are awkward, and masks that stop a run."""
 
+import re
 from collections import Counter
 from dataclasses import replace
 
@@ -53,9 +54,34 @@ def read(tokenizer, messages, turns=Turns.each, **row) -> tuple[list[Tokenised],
 
 @pytest.mark.parametrize("last_only", [False, True])
 def test_a_mark_reaches_from_the_prompt_to_the_end_of_the_turn(last_only):
-    wide = chat(WIDE)
+    wide = chat(WIDE if last_only else WIDE.replace("loop.last", "true"))
     document = from_messages(wide, CHAT, last_only=last_only)
     assert answers(wide.tokenizer, document) == EXACT[1 if last_only else 0 :]
+
+
+def test_marks_do_not_hide_that_a_template_rewrites_earlier_turns():
+    with pytest.raises(UserError, match=r"^data.turns: .*for message 2 once .*data.turns=each"):
+        from_messages(chat(WIDE), CHAT)
+
+
+@pytest.mark.parametrize("case", FAMILIES["harmony"].cases)
+def test_marks_around_whole_turns_change_nothing(case):
+    """Header included, and thoughts that the text loses once the answer is there."""
+    plain = FAMILIES["harmony"].tokenizer("harmony")
+    marked = FAMILIES["harmony"].tokenizer("harmony")
+    before, calls, final, results = re.split(
+        r"(?=\n    {%- (?:el)?if message.role == '(?:assistant|tool)')", plain.chat_template
+    )
+    marked.chat_template = before + "".join(
+        part.replace("%}", "%}{%- generation -%}", 1) + "{%- endgeneration -%}"
+        for part in (calls, final)
+    ) + results  # fmt: skip
+    case = FAMILIES["harmony"].cases[case]
+    for turns in Turns:
+        row = {"turns": turns, "tools": case.tools}
+        if turns is Turns.all and case.rewritten:
+            continue
+        assert read(marked, case.messages, **row) == read(plain, case.messages, **row)
 
 
 def test_an_empty_thought_is_the_answers_where_the_reader_says_so():
