@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ import psutil
 import torch
 import uvicorn
 from fastapi import FastAPI, HTTPException, Request
+from fastapi.responses import JSONResponse
 
 from infer.generate import answers
 from models.sampling import SamplingConf
@@ -37,10 +38,11 @@ GONE_S = 1.0  # between a server that was killed and the next
 
 def app(
     folder: str, *, name: str, context: int = 256, ids: bool = True, faulty: bool = False,
-    delay_s: float = 0.0, aborts: bool = False,
+    delay_s: float = 0.0, odd: Iterable[Any] = (), refused: str = "",
 ) -> FastAPI:  # fmt: skip
+    """`odd`: what is replied in place of the first answers; `refused`: a field it does not take."""
     target = TargetConf(name="served", path=folder).build(CPU)
-    served, asked = FastAPI(), itertools.count(1)
+    served, asked, odd = FastAPI(), itertools.count(1), iter(odd)
     served.state.requests = []
 
     @served.get("/v1/models")
@@ -48,10 +50,10 @@ def app(
         return {"object": "list", "data": [{
             "id": name, "object": "model", "created": 0, "owned_by": "test", "root": folder,
             "max_model_len": context,
-        }]}  # fmt: skip
+        }, {"id": "adapter", "object": "model", "parent": name, "root": "/adapter"}]}  # fmt: skip
 
     @served.post("/v1/completions")
-    async def completions(asked_by: Request) -> dict[str, Any]:
+    async def completions(asked_by: Request) -> Any:
         request = await asked_by.json()
         served.state.requests.append(request)
         if faulty:
@@ -59,8 +61,13 @@ def app(
         await asyncio.sleep(delay_s)
         if await asked_by.is_disconnected():
             raise HTTPException(408)  # which nobody reads
+        if refused in request:
+            error = {"message": f"extra inputs are not permitted: {refused}", "code": 400}
+            return JSONResponse({"error": error}, 400)
+        if request["max_tokens"] > 1 and (reply := next(odd, None)) is not None:
+            return reply
         prompt = request["prompt"]
-        if len(prompt) + request["max_tokens"] > context:
+        if len(prompt) + request["max_tokens"] >= context:  # as SGLang
             raise HTTPException(400, "longer than the context")
         sampling = SamplingConf(
             temperature=request.get("temperature", 1.0), top_p=request.get("top_p", 1.0),
@@ -72,7 +79,7 @@ def app(
         )  # fmt: skip
         ended = answer[-1] in target.eos_ids
         text = target.tokenizer.decode(answer[:-1] if ended else answer)
-        reason = "abort" if aborts else "stop" if ended else "length"
+        reason = "stop" if ended else "length"
         choice = {"index": 0, "text": text, "finish_reason": reason}
         if ids and request.get("return_token_ids"):
             choice |= {"token_ids": answer, "prompt_token_ids": prompt}

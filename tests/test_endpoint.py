@@ -1,15 +1,17 @@
 """An endpoint answers as the target in this process does; what is wrong with it is one line."""
 
+import itertools
 import threading
 import time
 from contextlib import contextmanager
 
 import pytest
 import uvicorn
+from fastapi import Response
 
 from data.answers.answering import AnswersReport, answer_rows
 from data.answers.config import AnswersConf, By
-from data.answers.dialogue import key_of
+from data.answers.dialogue import TOO_LONG, key_of
 from data.answers.endpoint import Endpoint, check, end_of_turn
 from data.prepared import Row
 from infer.answering import TargetAsker
@@ -19,6 +21,7 @@ from tests.chat import asked, chat_target, conf, save
 from tests.openai_server import app, free_port
 
 ROWS = 9
+ABORTED = {"choices": [{"text": "3", "token_ids": [3], "finish_reason": "abort"}]}
 IDS = {"return_token_ids": True, "skip_special_tokens": False}
 
 
@@ -117,11 +120,39 @@ def test_what_is_refused_is_not_asked_again(folder, tmp_path):
         assert len(requests) == 1 + 3
 
 
-def test_an_answer_that_the_server_gave_up_is_none(folder, tmp_path):
-    with serving(folder, aborts=True) as (url, _):
+def test_a_reply_without_an_answer_is_asked_for_again(folder, own, tmp_path):
+    """A server that is stopped ends its requests as aborted; proxies send pages, and parts."""
+    odd = [
+        ABORTED, ABORTED, {"choices": []}, {"error": {"message": "no worker"}},
+        Response("<html>Sign in</html>"),
+        Response('{"choices": [{"te', media_type="application/json"),
+    ]  # fmt: skip
+    with serving(folder, odd=odd) as (url, requests):
+        made = answered(asked(ROWS), reach(url, folder), tmp_path / "j")
+    assert made == own
+    assert len(requests) == 1 + own[1].finished.total() + len(odd)
+
+
+def test_aborted_for_good_is_counted_so(folder, tmp_path):
+    with serving(folder, odd=itertools.repeat(ABORTED)) as (url, requests):
         rows = [Row(id="0", source="made", text="3 4")]
         with pytest.raises(UserError, match=r"\(1 finish_reason abort\)"):
-            answered(rows, reach(url, folder), tmp_path / "j")
+            answered(rows, reach(url, folder, retries=1), tmp_path / "j")
+        assert len(requests) == 1 + 2
+
+
+def test_a_prompt_has_the_room_that_the_server_gives_it(folder, tmp_path):
+    rows = [Row(id=str(n), source="made", text="7 " * n) for n in (7, 8)]
+    with serving(folder, context=24) as (url, _):
+        made, report = answered(rows, reach(url, folder), tmp_path / "j")
+    assert [row.id for row in made] == ["7"]
+    assert report.dropped == {"made": {TOO_LONG: 1}}
+
+
+def test_a_field_that_the_server_refuses_is_named_before_a_row_is_asked(folder):
+    says = r"got Error code: 400 .*not permitted: top_k.*leave out .*~answers.extra.FIELD"
+    with serving(folder, refused="top_k") as (url, _), pytest.raises(UserError, match=says):
+        reach(url, folder)
 
 
 def test_an_endpoint_that_is_not_there_or_of_another_model_is_one_line(folder):
@@ -130,17 +161,24 @@ def test_an_endpoint_that_is_not_there_or_of_another_model_is_one_line(folder):
     with serving(folder, context=64) as (url, requests):
         with pytest.raises(UserError, match=r"\(status 404\).*ends in /v1"):
             reach(url.removesuffix("/v1"), folder)
-        with pytest.raises(UserError, match=r"got another where it serves tiny; start"):
+        with pytest.raises(UserError, match=r"got another where it serves tiny, adapter; start"):
             reach(url, folder, model="another")
-        with pytest.raises(UserError, match=r"got 9b or other where it serves tiny; start"):
+        with pytest.raises(
+            UserError, match=r"got 9b or other where it serves tiny, adapter; start"
+        ):
             check(conf(by=By.endpoint, url=url), TargetConf(name="other", path="9b"))
         with pytest.raises(UserError, match=r"max_new_tokens: must fit into the 64 .*, got 64"):
             reach(url, folder, max_new_tokens=64)
         with pytest.raises(UserError, match=r"context: must fit into the 64 tokens .*, got 128"):
             reach(url, folder, context=128)
         assert not requests  # all this before anything is asked
-        assert reach(url, folder)[1].room == 48
+        assert reach(url, folder)[1].room == 47
         assert reach(url, folder, model="tiny")[1].model == "tiny"
+        adapter = reach(url, folder, model="adapter")[1]
+        assert (adapter.model, adapter.room) == ("adapter", 47)
+    for wrong in (None, "localhost:8000/v1", "http://[::1/v1", "http://host:99999/v1"):
+        with pytest.raises(UserError, match=r"answers.url: must be an address .*got "):
+            conf(by=By.endpoint, url=wrong)
 
 
 def test_the_end_of_a_turn_is_the_one_that_the_template_writes(target, folder):

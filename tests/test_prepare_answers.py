@@ -92,5 +92,5 @@ def test_answers_need_a_target(folder):
         compose("prepare", PrepareConf, [
             "mixture=one", "mixture.sources.rows.path=rows.jsonl", "answers=target"
         ])  # fmt: skip
-    with pytest.raises(UserError, match=r"^answers.url: must be set for answers=endpoint"):
+    with pytest.raises(UserError, match=r"^answers.url: must be an address for answers=endpoint"):
         compose("prepare", PrepareConf, ["answers=endpoint"])

@@ -4,6 +4,7 @@ import os
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
+from urllib.parse import urlsplit
 
 from models.errors import UserError
 from models.sampling import SamplingConf
@@ -49,10 +50,10 @@ class AnswersConf:
                 raise UserError(f"answers.{name}: must be at least {low}, got {value}")
         if self.timeout_s <= 0:
             raise UserError(f"answers.timeout_s: must be above 0, got {self.timeout_s}")
-        if self.by is By.endpoint and self.url is None:
+        if self.by is By.endpoint and not _is_address(self.url):
             raise UserError(
-                "answers.url: must be set for answers=endpoint, got null; "
-                "give what the server prints, such as http://localhost:8000/v1"
+                "answers.url: must be an address for answers=endpoint, such as "
+                f"http://localhost:8000/v1, got {self.url or 'null'}; give what the server prints"
             )
         if self.context is not None:
             self.room(self.context)
@@ -84,4 +85,12 @@ class AnswersConf:
 
     @property
     def key(self) -> str:
-        return os.environ.get(self.key_env, "none")
+        return os.environ.get(self.key_env) or "none"
+
+
+def _is_address(url: str | None) -> bool:
+    try:
+        parts = urlsplit(url or "")
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # no port is called so
+        return False

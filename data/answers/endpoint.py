@@ -4,12 +4,16 @@ Prompts are sent as token ids, rendered here from the target's own chat template
 the server's template nor its parsers come between. vLLM and SGLang return ids too
 (`return_token_ids`); the text of other servers is split anew, and the answer marked `retokenised`.
 The client retries what may pass (408, 409, 429, 5xx, timeouts, lost connections), waiting longer
-each time.
+each time. So do we where a reply holds no answer: servers that stop end what they have at work as
+`abort`, with status 200, and proxies send pages of their own.
 """
 
+import asyncio
+import json
 import logging
 from collections.abc import Collection
 from dataclasses import dataclass
+from textwrap import shorten
 from typing import Any
 
 import openai
@@ -20,7 +24,9 @@ from models.errors import UserError
 from models.target import TargetConf
 
 log = logging.getLogger(__name__)
-QUICK = {"max_retries": 2, "timeout": 10.0}  # for the first question: is anybody there?
+CONNECT_S = 10.0  # a host that is gone never answers
+QUICK = {"max_retries": 2, "timeout": CONNECT_S}  # for the first question: is anybody there?
+FIRST_S, LONGEST_S = 0.5, 8.0  # between requests without an answer, as the client has it
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -31,27 +37,33 @@ class Served:
     context: int | None  # tokens, where it says so
 
 
+class NoAnswerError(Exception):
+    """A reply with status 200 that holds no answer. `str(error)` says what it holds."""
+
+
 def check(conf: AnswersConf, target: TargetConf) -> Served:
     """Whether the endpoint is there and serves the target. Raises UserError; loads nothing."""
     client = openai.OpenAI(base_url=conf.url, api_key=conf.key)
     try:
-        cards = client.with_options(**QUICK).models.list().data
-    except openai.OpenAIError as error:
+        cards = _cards(client.with_options(**QUICK).models.with_raw_response.list())
+    except (openai.OpenAIError, NoAnswerError) as error:
         raise UserError(
             f"answers.url: must be an endpoint that can be reached, got {conf.url} "
             f"({_reason(error)}); start the server, or mend the url (it ends in /v1) or "
             f"the key in ${conf.key_env}"
         ) from error
     names = {conf.model} if conf.model else {target.name, target.path}
-    card = next((card for card in cards if {card.id, getattr(card, "root", None)} & names), None)
+    card = next((card for card in cards if {card["id"], card.get("root")} & names), None)
     if card is None:
         raise UserError(
             f"answers.model: must be served by {conf.url}, got "
             f"{' or '.join(sorted(filter(None, names)))} where it serves "
-            f"{', '.join(card.id for card in cards) or 'none'}; start the target there, or name it "
-            "as the server does"
+            f"{', '.join(card['id'] for card in cards) or 'none'}; start the target there, or name "
+            "it as the server does"
         )
-    served = Served(model=card.id, context=getattr(card, "max_model_len", None))
+    # of an adapter the context is its base's, which alone says it
+    base = next((base for base in cards if base["id"] == card.get("parent")), card)
+    served = Served(model=card["id"], context=base.get("max_model_len"))
     _check_room(conf, served)
     _check_answer(conf, served, client)
     return served
@@ -68,18 +80,18 @@ def _check_room(conf: AnswersConf, served: Served) -> None:
 
 
 def _check_answer(conf: AnswersConf, served: Served, client: openai.OpenAI) -> None:
-    """One token, to see that ids are taken and whether ids come back."""
-    patient = client.with_options(max_retries=conf.retries, timeout=conf.timeout_s)
+    """One token, asked for as all are: are ids taken, and do ids come back?"""
+    patient = client.with_options(max_retries=conf.retries, timeout=_timeout(conf))
+    asked = _request(conf, served.model, [1], key=0, most=1)
     try:
-        completion = patient.completions.create(
-            model=served.model, prompt=[1], max_tokens=1, extra_body=conf.extra
-        )
-    except openai.OpenAIError as error:
+        choice = _choice(patient.completions.with_raw_response.create(**asked))
+    except (openai.OpenAIError, NoAnswerError) as error:
         raise UserError(
-            f"answers.url: must complete token ids, got {_reason(error)} from {conf.url}; see that "
-            "it serves /v1/completions, or leave out fields that it refuses (answers.extra)"
+            f"answers.url: must complete token ids, got {shorten(str(error), 200)} from "
+            f"{conf.url}; see that it serves /v1/completions, and leave out a field that it "
+            "refuses by ~answers.extra.FIELD"
         ) from error
-    if _ids(completion.choices[0]) is None:
+    if choice.get("token_ids") is None:
         log.warning("answers: %s gives no token ids: its text is split into tokens anew", conf.url)
 
 
@@ -88,39 +100,40 @@ class Endpoint:
 
     def __init__(self, conf: AnswersConf, served: Served, target: TargetConf, tokenizer: Any):
         self.conf, self.model, self.tokenizer = conf, served.model, tokenizer
-        self.room = conf.room(served.context, target.source.context())
+        # one less: SGLang refuses what would fill its context
+        self.room = conf.room(served.context, target.source.context()) - 1
         self.eos_ids = target.source.eos_ids()
         self.end = end_of_turn(tokenizer, self.eos_ids)
         self.client = openai.AsyncOpenAI(
-            base_url=conf.url, api_key=conf.key, max_retries=conf.retries, timeout=conf.timeout_s
+            base_url=conf.url, api_key=conf.key, max_retries=conf.retries, timeout=_timeout(conf)
         )
 
     async def ask(self, ids: list[int], *, key: int) -> Answer:
-        conf = self.conf
-        try:
-            completion = await self.client.completions.create(
-                model=self.model, prompt=ids, max_tokens=conf.max_new_tokens, seed=key,
-                temperature=conf.temperature, top_p=conf.top_p,
-                extra_body={"top_k": conf.top_k or -1, **conf.extra},
-            )  # fmt: skip
-        except openai.OpenAIError as error:
-            raise UnansweredError(_reason(error), str(error)) from error
-        choice = completion.choices[0]
-        if choice.finish_reason not in ("stop", "length"):  # a server that ends says `abort`
-            raise UnansweredError(f"finish_reason {choice.finish_reason}")
-        return self._answer(choice)
+        asked = _request(self.conf, self.model, ids, key=key, most=self.conf.max_new_tokens)
+        waits_s = (min(FIRST_S * 2.0**n, LONGEST_S) for n in range(self.conf.retries))
+        while True:
+            try:
+                reply = await self.client.completions.with_raw_response.create(**asked)
+                return self._answer(_choice(reply))
+            except openai.OpenAIError as error:
+                raise UnansweredError(_reason(error), str(error)) from error
+            except NoAnswerError as error:
+                if (wait_s := next(waits_s, None)) is None:
+                    raise UnansweredError(str(error)) from error
+            await asyncio.sleep(wait_s)
 
     async def close(self) -> None:
         await self.client.close()
 
-    def _answer(self, choice: Any) -> Answer:
-        given = _ids(choice)
+    def _answer(self, choice: dict[str, Any]) -> Answer:
+        given, reason = choice.get("token_ids"), choice["finish_reason"]
         ids = given
         if ids is None:
-            ids = self.tokenizer(choice.text, add_special_tokens=False, verbose=False)["input_ids"]
-        if choice.finish_reason == "stop" and (not ids or ids[-1] not in self.eos_ids):
+            text = choice["text"]
+            ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        if reason == "stop" and (not ids or ids[-1] not in self.eos_ids):
             ids = [*ids, self.end]
-        return Answer(ids=ids, finish_reason=choice.finish_reason, retokenised=given is None)
+        return Answer(ids=ids, finish_reason=reason, retokenised=given is None)
 
 
 def end_of_turn(tokenizer: Any, eos_ids: Collection[int]) -> int:
@@ -134,11 +147,42 @@ def end_of_turn(tokenizer: Any, eos_ids: Collection[int]) -> int:
     return tokenizer.eos_token_id
 
 
-def _ids(choice: Any) -> list[int] | None:
-    return getattr(choice, "token_ids", None)
+def _request(
+    conf: AnswersConf, model: str, ids: list[int], *, key: int, most: int
+) -> dict[str, Any]:
+    return {
+        "model": model, "prompt": ids, "max_tokens": most, "seed": key,
+        "temperature": conf.temperature, "top_p": conf.top_p,
+        "extra_body": {"top_k": conf.top_k or -1, **conf.extra},
+    }  # fmt: skip
 
 
-def _reason(error: openai.OpenAIError) -> str:
+def _timeout(conf: AnswersConf) -> openai.Timeout:
+    return openai.Timeout(conf.timeout_s, connect=min(conf.timeout_s, CONNECT_S))
+
+
+def _cards(reply: Any) -> list[dict[str, Any]]:
+    """The models of a reply. Raises NoAnswerError."""
+    try:
+        cards = json.loads(reply.content)["data"]
+        return [card for card in cards if card["id"]]
+    except (ValueError, LookupError, TypeError) as error:
+        raise NoAnswerError("no list of models") from error
+
+
+def _choice(reply: Any) -> dict[str, Any]:
+    """The answer of a reply. Raises NoAnswerError."""
+    try:
+        choice = json.loads(reply.content)["choices"][0]
+        reason, _ = choice["finish_reason"], choice["text"]
+    except (ValueError, LookupError, TypeError) as error:
+        raise NoAnswerError("no completion") from error
+    if reason not in ("stop", "length"):
+        raise NoAnswerError(f"finish_reason {reason}")
+    return choice
+
+
+def _reason(error: Exception) -> str:
     """A few words that like failures share."""
     match error:
         case openai.APITimeoutError():
@@ -147,4 +191,4 @@ def _reason(error: openai.OpenAIError) -> str:
             return "no connection"
         case openai.APIStatusError(status_code=status):
             return f"status {status}"
-    return type(error).__name__
+    return str(error)
