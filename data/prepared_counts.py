@@ -9,7 +9,7 @@ from data.config import Turns
 from data.conversations import Tokenised
 from data.prepared import learned, read
 from data.progress import Progress
-from data.vocabulary import FILE, TokenCounts, count, save, sizes_below, table
+from data.vocabulary import FILE, TokenCounts, count, markdown, save, sizes_below, table
 from models.checkpoint import tokenizer_fingerprint
 from models.vocab import always_kept
 
@@ -32,8 +32,8 @@ def section(counts: TokenCounts, most: int, tokenizer: PreTrainedTokenizerBase) 
     """What draft vocabularies of some sizes would have of the answers."""
     always = always_kept(tokenizer)
     sizes = sizes_below(len(always), most)
-    lines = table(counts, sizes, always)
-    return "\n".join(["", f"Of {most:,} tokens, the most frequent cover:", "", *lines, ""])
+    covered = markdown(table(counts, sizes, always))
+    return f"\nOf {most:,} tokens, the most frequent cover:\n\n{covered}"
 
 
 def _answered(folder: Path) -> Iterator[Tokenised]:

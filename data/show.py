@@ -15,6 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
 from conf.entry import entry_point
@@ -23,13 +24,13 @@ from data.conversations import Tokenised
 from data.demo.prompts import training_prompts
 from data.documents import Documents
 from data.mask_check import Tally, refuse_bad
-from data.shown.documents import Look, in_colour, in_plain, shortened, summary
+from data.shown.documents import Look, in_colour, in_plain, legend, shortened, table, visible
 from data.shown.page import page
 from data.shown.sample import some_documents, some_rows
 from data.sources import check
 from data.tokens import from_pair, unchecked
 from models.checkpoint import atomic_path, writing
-from models.console import CONSOLE, speak
+from models.console import CONSOLE, say_table, speak
 from models.errors import UserError
 from models.target import TargetConf
 
@@ -83,7 +84,7 @@ def main(conf: ShowConf) -> None:
     if conf.packed:
         read = Documents.of(found)
         refuse_bad(tallies, skipped)
-        looks = list(some_rows(read, conf.data.length, conf.documents, tokenizer, seed=conf.seed))
+        looks = list(some_rows(read, conf.data, conf.documents, tokenizer, seed=conf.seed))
     else:
         looks = some_documents(found, conf.documents, tokenizer, seed=conf.seed)
     written = page(source(conf), conf.target.name, looks, tallies, skipped)
@@ -92,8 +93,7 @@ def main(conf: ShowConf) -> None:
         partial.write_text(written)
     for look in looks:
         say(look, conf)
-    for line in summary(tallies, skipped):
-        CONSOLE.print(line, **PLAIN)
+    sum_up(tallies, skipped)
     log.info("the same as a page: %s", path)
     refuse_bad(tallies, skipped)  # after it was shown
 
@@ -125,14 +125,25 @@ def source(conf: ShowConf) -> str:
 
 
 def say(look: Look, conf: ShowConf) -> None:
-    """One document on the terminal in colour; elsewhere between marks."""
+    """One document in colour; between marks where there is none."""
     some = shortened(look.pieces, conf.tokens)
-    if CONSOLE.is_terminal:
-        CONSOLE.rule(look.title, align="left")
-        CONSOLE.print(in_colour(some, boundaries=conf.boundaries))
+    if CONSOLE.color_system:
+        CONSOLE.rule(Text(look.name, style="bold"), align="left", style="dim")
+        CONSOLE.print(Text(look.about, style="dim"))
+        CONSOLE.print(in_colour(some, boundaries=conf.boundaries), end="\n\n")
     else:
-        CONSOLE.print(f"--- {look.title}", **PLAIN)
+        CONSOLE.print(f"--- {look.name}, {look.about}", **PLAIN)
         CONSOLE.print(in_plain(some, boundaries=conf.boundaries), **PLAIN)
+
+
+def sum_up(tallies: dict[str, Tally], skipped: Counter[str]) -> None:
+    """What the marks mean, the masks of each category, and what was left out."""
+    if CONSOLE.color_system:
+        CONSOLE.print(legend(), end="\n\n")
+    columns, *rows = table(tallies)
+    say_table(columns, rows)
+    for reason, count in skipped.most_common():
+        CONSOLE.print(f"{count:,} left out: {visible(reason)}", **PLAIN)
 
 
 if __name__ == "__main__":

@@ -148,14 +148,17 @@ def covered(counts: TokenCounts, sizes: list[int], always: list[int]) -> dict[st
     return {name: [coverage(group, ids) for ids in kept] for name, group in counts.groups.items()}
 
 
-def table(counts: TokenCounts, sizes: list[int], always: list[int]) -> list[str]:
-    """The same in Markdown."""
-    lines = [
-        f"| answer tokens | count | {' | '.join(f'{size:,} kept' for size in sizes)} |",
-        f"|---|{'---:|' * (1 + len(sizes))}",
-    ]
+def table(counts: TokenCounts, sizes: list[int], always: list[int]) -> list[list[str]]:
+    """The same in cells, with a heading."""
     groups = counts.groups
-    for name, shares in covered(counts, sizes, always).items():
-        cells = " | ".join(f"{share:.2%}" for share in shares)
-        lines.append(f"| {name} | {int(groups[name].sum()):,} | {cells} |")
-    return lines
+    return [["answer tokens", "count", *(f"{size:,} kept" for size in sizes)]] + [
+        [name, f"{int(groups[name].sum()):,}", *(f"{share:.2%}" for share in shares)]
+        for name, shares in covered(counts, sizes, always).items()
+    ]
+
+
+def markdown(rows: list[list[str]]) -> str:
+    """The first column is words, the others are figures."""
+    rule = ["---", *["---:"] * (len(rows[0]) - 1)]
+    cells = [[cell.replace("|", "\\|") for cell in row] for row in (rows[0], rule, *rows[1:])]
+    return "".join(f"| {' | '.join(row)} |\n" for row in cells)

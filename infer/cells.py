@@ -3,11 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from rich import box
 from rich.table import Table as RichTable
-from rich.text import Text
 
 from infer.modes import Mode
+from models.console import aligned
 
 ABSENT = "-"
 IN_DISTRIBUTION = ("rejection", "block")  # proven, and not to be seen in single answers
@@ -28,20 +27,13 @@ class Table:
 
 def rich_table(table: Table, *, ruled: bool) -> RichTable:
     """For a terminal: with rules, or plain aligned lines."""
-    rich = RichTable(box=box.SIMPLE_HEAD if ruled else None, pad_edge=False, show_edge=False)
-    for index, column in enumerate(table.columns):
-        label = index < table.labels
-        rich.add_column(
-            column.replace(" ", "\n") if table.stacked else column,
-            justify="left" if label else "right",
-            overflow="fold",
-            no_wrap=table.stacked and not label,
-        )
+    columns = [name.replace(" ", "\n") if table.stacked else name for name in table.columns]
+    rows = []
     for row, before in zip(table.rows, [None, *table.rows], strict=False):
         # A group is named once, as in a printed table.
         repeated = table.labels > 1 and before is not None and before[0] == row[0]
-        rich.add_row(*(Text(cell) for cell in ([""] if repeated else row[:1]) + row[1:]))
-    return rich
+        rows.append(([""] if repeated else row[:1]) + row[1:])
+    return aligned(columns, rows, ruled=ruled, labels=table.labels, whole=table.stacked)
 
 
 def estimate(value: dict[str, Any] | None, *, signed: bool = False) -> str:

@@ -1,4 +1,4 @@
-"""Five chat families: templates, small tokenizers, and what each target says, word by word."""
+"""Seven chat families: templates, small tokenizers, and what each target says, word by word."""
 
 from dataclasses import dataclass, field
 from pathlib import Path

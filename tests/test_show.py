@@ -6,14 +6,17 @@ from collections import Counter
 from html.parser import HTMLParser
 
 import pytest
+from rich.console import Console
 
 from conf.entry import compose
 from data.config import DataConf, Source, Turns
 from data.conversations import Tokenised
+from data.documents import Documents
 from data.mask_check import Tally
 from data.show import ShowConf, main
 from data.shown.documents import Look, in_colour, in_plain, shortened, shown, visible
 from data.shown.page import page
+from data.shown.sample import some_rows
 from data.tokens import from_pair
 from models.errors import UserError
 from models.target import TargetConf
@@ -76,7 +79,7 @@ def test_the_command_prints_and_writes_what_is_learned(rows, capsys):
     assert "1 left out: no assistant turn" in printed
     assert "\x1b" not in printed
     written = (rows / "outputs/show/show/sample.html").read_text()
-    assert "http" not in written
+    assert "://" not in written
     found = Page(written)
     assert not found.tags & {"script", "link", "img", "iframe", "think"}
     assert ("<think>", False) in found.tokens
@@ -93,6 +96,22 @@ def test_rows_are_shown_as_training_packs_them(rows, capsys):
     assert "--- row 0 of 1, 3 documents in 512 positions, " in printed
     assert "--- document 2 ---" in printed
     assert "|<|im_end|>\u00bb" in printed
+
+
+def test_what_a_later_piece_repeats_is_shown_as_context(tokenizer):
+    documents = Documents.of([from_pair([7] * 4, [8] * 20)])
+    split = DataConf(source=Source.jsonl, path="x", length=16, overlap=5)
+    first, second = some_rows(documents, split, 2, tokenizer, seed=0)
+    assert "16 tokens, 12 supervised (75.0%)" in first.about
+    assert "13 tokens, 8 supervised (61.5%)" in second.about
+
+
+def test_a_terminal_without_colours_gets_marks(rows, monkeypatch, capsys):
+    monkeypatch.setattr("data.show.CONSOLE", Console(force_terminal=True, color_system=None))
+    main.__wrapped__(conf())
+    printed = capsys.readouterr().out
+    assert "That is cold.<|im_end|>\u00bb" in printed
+    assert "\x1b" not in printed
 
 
 def test_a_broken_mask_is_shown_before_it_is_refused(rows, capsys):
@@ -158,18 +177,20 @@ def test_long_runs_lose_their_middle_and_keep_their_edges(tokenizer):
 
 
 def test_colours_mark_answers_and_special_tokens(tokenizer):
-    start, hello, end = (
-        tokenizer(text)["input_ids"] for text in ("<|im_start|>", "a", "<|im_end|>")
+    start, hello, end, newline = (
+        tokenizer(text)["input_ids"] for text in ("<|im_start|>", "a", "<|im_end|>", "\n")
     )
     pieces = list(shown(tokenizer, from_pair(start + hello, hello + end)))
     styles = [str(span.style) for span in in_colour(pieces, boundaries=False).spans]
     assert styles == ["magenta", "none", "bold green underline", "bold green underline magenta"]
+    [prompt, answer] = shown(tokenizer, from_pair([*newline], [*newline]))
+    assert str(in_colour([prompt, answer], boundaries=False).spans[-1].style) == "dim"
     assert in_plain(pieces, boundaries=True) == "<|im_start|>|a\u00aba|<|im_end|>\u00bb"
 
 
 def test_a_page_escapes_whatever_it_is_given(tokenizer):
     ids = tokenizer(EVIL + "<think>")["input_ids"]
-    look = Look(EVIL, list(shown(tokenizer, from_pair(ids, ids))))
+    look = Look(EVIL, EVIL, list(shown(tokenizer, from_pair(ids, ids))))
     written = page(EVIL, EVIL, [look], {EVIL: Tally(documents=1)}, Counter({EVIL: 1}))
     assert "<script" not in written
     assert "<think" not in written

@@ -1,4 +1,4 @@
-"""Five published chat formats: supervised tokens are what the target says, and nothing else."""
+"""Seven published chat formats: supervised tokens are what the target says, and nothing else."""
 
 from collections import Counter
 from itertools import groupby

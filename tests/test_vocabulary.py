@@ -1,6 +1,5 @@
 """What a draft vocabulary covers is counted on answer tokens, in all, by category, by language."""
 
-import logging
 from collections import Counter
 
 import numpy as np
@@ -26,6 +25,7 @@ from data.vocabulary import (
     counts_of,
     covered,
     load,
+    markdown,
     save,
     sizes_around,
     sizes_below,
@@ -245,10 +245,15 @@ def test_a_table_has_the_largest_groups_and_the_others_together(tokenizer):
         document(tokenizer, TEXTS["en"] * (40 - place), category=f"c{place:02d}", language="en")
         for place in range(SHOWN + 3)
     ]
-    lines = table(count(pieces, len(tokenizer), tokenizer), [300], always_kept(tokenizer))
-    names = [line.split(" | ")[0].removeprefix("| ") for line in lines[2:]]
+    rows = table(count(pieces, len(tokenizer), tokenizer), [300], always_kept(tokenizer))
+    names = [row[0] for row in rows[1:]]
     assert names[: SHOWN + 1] == ["all", *(f"category c{place:02d}" for place in range(SHOWN))]
     assert names[SHOWN + 1 :] == ["category: 3 others", "language en"]
+
+
+def test_a_name_does_not_break_the_page():
+    written = markdown([["of", "count"], ["a|b", "1"]])
+    assert written == "| of | count |\n| --- | ---: |\n| a\\|b | 1 |\n"
 
 
 def test_sizes_that_can_be():
@@ -258,7 +263,7 @@ def test_sizes_that_can_be():
 
 
 def test_a_run_says_what_its_map_covers_and_keeps_it_in_the_checkpoint_alone(
-    target, tmp_path, caplog
+    target, tmp_path, capsys
 ):
     draft = new_draft(target, vocab_size=20)
     texts = [[1, 2, 3, 4, *range(10, 30)], [1, 2, *range(10, 20)]]
@@ -266,14 +271,15 @@ def test_a_run_says_what_its_map_covers_and_keeps_it_in_the_checkpoint_alone(
         Tokenised(ids=ids, answer=[place > 1 for place in range(len(ids))], category=category)
         for ids, category in zip(texts, ("long", "short"), strict=True)
     )
-    with caplog.at_level(logging.INFO):
-        choose_vocabulary(draft, target, documents, DataConf(), tmp_path)
+    choose_vocabulary(draft, target, documents, DataConf(), tmp_path)
+    printed = capsys.readouterr().out.splitlines()
     page = (tmp_path / "vocabulary.md").read_text().splitlines()
     assert page[0] == "| answer tokens | count | 10 kept | 20 kept | 40 kept |"
     assert [line.split(" | ")[0] for line in page[2:]] == [
         "| all", "| category long", "| category short", "| language und",
     ]  # fmt: skip
-    assert set(page) <= set(caplog.messages)
+    cells = [line.strip("| ").split(" | ") for line in (page[0], *page[2:])]
+    assert [line.split() for line in printed] == [" ".join(row).split() for row in cells]
     draft.save(tmp_path / "checkpoint", target)
     saved = load_file(tmp_path / "checkpoint" / "model.safetensors")
     answers = documents.ids[documents.answer]

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from data.config import DataConf
 from data.documents import Documents
-from data.vocabulary import counts_of, sizes_around, table
+from data.vocabulary import counts_of, markdown, sizes_around, table
+from models.console import say_table
 from models.drafts.base import Draft
 from models.target import Target
 from models.vocab import always_kept
@@ -20,7 +21,7 @@ def choose_vocabulary(
 ) -> None:
     """Count the answers' tokens, let the draft choose, and say what half and double would cover.
 
-    `folder`: where that is kept too; None in processes that write nothing.
+    `folder`: where that is kept too; None in processes that say and write nothing.
     """
     reduced = draft.kept_ids is not None
     counts = counts_of(
@@ -31,11 +32,9 @@ def choose_vocabulary(
     figures = draft.prepare(counts.total, target=target, always=always)
     for name, value in figures.items():
         log.info("draft: %s %.4g", name, value)
-    if draft.kept_ids is not None:
+    if draft.kept_ids is not None and folder is not None:
         sizes = sizes_around(len(draft.kept_ids), len(always), target.vocab_size)
-        lines = table(counts, sizes, always)
-        for line in lines:
-            log.info(line)
-        if folder is not None:
-            with refuse_full_disk(folder):
-                (folder / PAGE).write_text("\n".join(lines) + "\n")
+        rows = table(counts, sizes, always)
+        say_table(rows[0], rows[1:])
+        with refuse_full_disk(folder):
+            (folder / PAGE).write_text(markdown(rows))

@@ -55,7 +55,7 @@ def compile_all(conf: TrainConf, parallel: Parallel, folder: Path) -> None:
         rows = dummy_rows(conf, target.vocab_size)
     else:
         rows, _ = training_rows(conf, target, parallel, store)
-    choose_vocabulary(draft, target, rows.documents, conf.data, folder)
+    choose_vocabulary(draft, target, rows.documents, conf.data, folder=None)
     state = State(folder, flat(conf))
     Loop(
         conf=conf, parallel=parallel, device=device, target=target, draft=draft, rows=rows,

@@ -3,7 +3,6 @@
 What cannot be printed is written out: text of a data set must not steer a terminal, nor hide.
 """
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import NamedTuple
@@ -20,7 +19,8 @@ OPEN, CLOSE = "\u00ab", "\u00bb"  # around answers, where there is no colour
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 MOST_BYTES = 8  # tokens that one character may take
 LEAST = 16  # tokens of a run that are shown, however many runs there are
-COLUMNS = ["category", "documents", "tokens", "supervised", "no answer", "no prompt"]
+SHARE = "supervised"
+COLUMNS = ["category", "documents", "tokens", SHARE, "no answer", "no prompt"]
 ANSWER, SPECIAL, LEFT_OUT = "bold green underline", "magenta", "dim italic"
 
 
@@ -37,7 +37,8 @@ class Shown(NamedTuple):
 class Look(NamedTuple):
     """A document to be looked at."""
 
-    title: str
+    name: str
+    about: str
     pieces: list[Shown]
 
 
@@ -85,13 +86,22 @@ def shortened(pieces: list[Shown], most: int) -> list[Shown]:
 
 
 def in_colour(pieces: list[Shown], *, boundaries: bool) -> Text:
-    """For a terminal: answers green and underlined, special tokens magenta."""
+    """For a terminal: answers green and underlined, special tokens magenta, line breaks faint."""
     text = Text()
     for place, piece in enumerate(pieces):
         if boundaries and place:
             text.append("|", style="dim")
         text.append(piece.text, style=style(piece))
+    text.highlight_regex(NEWLINE, style="dim")
     return text
+
+
+def legend() -> Text:
+    """What the colours say."""
+    return Text.assemble(
+        ("what the target said", ANSWER), ", learned; what it was shown; ",
+        ("special tokens", SPECIAL), f"; {NEWLINE} a line break",
+    )  # fmt: skip
 
 
 def style(piece: Shown) -> str:
@@ -109,14 +119,14 @@ def in_plain(pieces: list[Shown], *, boundaries: bool) -> str:
     return "".join(f"{OPEN}{text}{CLOSE}" if answer else text for answer, text in texts)
 
 
-def title(name: str, document: Tokenised) -> str:
+def about(document: Tokenised) -> str:
     """What a document is, in a line."""
     learned = sum(document.answer)
     runs = sum(answer for answer, _ in groupby(document.answer))
     labels = [visible(label) for label in (document.category, document.language) if label]
     tokens = f"{len(document.ids):,} tokens"
     share = f"{learned:,} supervised ({learned / max(len(document.ids), 1):.1%})"
-    return ", ".join([name, *labels, tokens, share, f"{runs} answer{'s' * (runs != 1)}"])
+    return ", ".join([*labels, tokens, share, f"{runs} answer{'s' * (runs != 1)}"])
 
 
 def table(tallies: Mapping[str, Tally]) -> list[list[str]]:
@@ -135,15 +145,3 @@ def table(tallies: Mapping[str, Tally]) -> list[list[str]]:
         ]
         for name, tally in rows.items()
     ]
-
-
-def summary(tallies: Mapping[str, Tally], skipped: Counter[str]) -> Iterator[str]:
-    """The table in lines, and what was left out."""
-    rows = table(tallies)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for name, *figures in rows:
-        yield "  ".join(
-            [name.ljust(widths[0]), *(f.rjust(w) for f, w in zip(figures, widths[1:], strict=True))]
-        )
-    for reason, count in skipped.most_common():
-        yield f"{count:,} left out: {visible(reason)}"

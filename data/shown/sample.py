@@ -7,10 +7,11 @@ from itertools import zip_longest
 
 from transformers import PreTrainedTokenizerBase
 
+from data.config import DataConf
 from data.conversations import Tokenised
 from data.documents import Documents
 from data.packing import pack
-from data.shown.documents import Look, Shown, shown, title
+from data.shown.documents import Look, Shown, about, shown
 
 Numbered = tuple[int, Tokenised]
 
@@ -32,29 +33,31 @@ def some_documents(
     in_turn = [one for turn in zip_longest(*kept.values()) for one in turn if one is not None]
     chosen = sorted(in_turn[:count], key=lambda one: one[0])
     return [
-        Look(title(f"document {number:,}", document), list(shown(tokenizer, document)))
+        Look(f"document {number:,}", about(document), list(shown(tokenizer, document)))
         for number, document in chosen
     ]
 
 
 def some_rows(
-    found: Documents, length: int, count: int, tokenizer: PreTrainedTokenizerBase, *, seed: int
+    found: Documents, conf: DataConf, count: int, tokenizer: PreTrainedTokenizerBase, *, seed: int
 ) -> Iterator[Look]:
     """Rows as training packs the documents."""
-    packed, _ = pack(found, length)
+    packed, _ = pack(found, conf.length, overlap=conf.overlap)
     rows = random.Random(seed).sample(range(len(packed)), min(count, len(packed)))
     for row in sorted(rows):
         [parts] = packed.pieces([row])
-        pieces, ids, answer = [], [], []
+        pieces, whole = [], Tokenised(ids=[], answer=[])
         for part in parts:
             document = found[part.document]
+            context = [False] * (part.learns - part.begin)
             some = Tokenised(
                 ids=document.ids[part.begin : part.end],
-                answer=document.answer[part.begin : part.end],
+                answer=context + document.answer[part.learns : part.end],
             )
-            ids, answer = ids + some.ids, answer + some.answer
+            whole.ids += some.ids
+            whole.answer += some.answer
             heading = f"--- document {part.document:,} ---\n"
             pieces += [Shown(heading, (), False, left_out=True), *shown(tokenizer, some)]
             pieces += [Shown("\n", (), False, left_out=True)]
-        name = f"row {row:,} of {len(packed):,}, {len(parts)} documents in {length:,} positions"
-        yield Look(title(name, Tokenised(ids=ids, answer=answer)), pieces)
+        held = f"{len(parts)} documents in {conf.length:,} positions, {about(whole)}"
+        yield Look(f"row {row:,} of {len(packed):,}", held, pieces)
