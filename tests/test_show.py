@@ -61,10 +61,12 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         self.tags.add(tag)
-        self.kinds = dict(attrs)["class"].split() if tag == "b" else []
+        if tag == "b":
+            self.kinds = dict(attrs)["class"].split()
 
     def handle_endtag(self, tag):
-        self.kinds = []
+        if tag == "b":
+            self.kinds = []
 
     def handle_data(self, data):
         if self.kinds:

@@ -27,7 +27,8 @@ table { border-collapse: collapse; font-size: .875rem; font-variant-numeric: tab
 th, td { padding: .3rem .75rem; text-align: right; border-bottom: 1px solid var(--line);
   overflow-wrap: normal; }
 th { font-weight: 500; color: var(--p); vertical-align: bottom; }
-th:first-child, td:first-child { text-align: left; padding-left: 0; overflow-wrap: anywhere; }
+th:first-child, td:first-child { text-align: left; padding-left: 0; min-width: 5rem;
+  overflow-wrap: anywhere; }
 .share { background: linear-gradient(90deg, var(--a-back) var(--part), transparent 0); }
 tr.bad td { font-weight: 600; color: var(--bad); }
 nav { position: sticky; top: 0; background: Canvas; color: var(--p); padding: .5rem 0;
