@@ -1,6 +1,7 @@
 """Kill a run with SIGKILL at a chosen moment."""
 
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from models.checkpoint import PARTIAL
 
 ROOT = Path(__file__).parent.parent
 TIMEOUT_S = 300
+FORKS = multiprocessing.get_context("forkserver")  # processes that find all of this imported:
+FORKS.set_forkserver_preload(["data.prepare", "tests.openai_server"])
 
 
 def toy_process(folder: Path, changes: dict, **environment: str) -> subprocess.Popen:

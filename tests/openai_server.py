@@ -1,21 +1,19 @@
-"""A server of OpenAI's completions over a target on disk: `python -m tests.openai_server DIR PORT`.
+"""A server of OpenAI's completions over a target on disk, in this process or in one of its own.
 
-As vLLM does, it takes prompts as token ids and returns ids if asked to. `--faulty` lets every fifth
+As vLLM does, it takes prompts as token ids and returns ids if asked to. `faulty` lets every fifth
 completion fail, in turn with 429, 500 and by hanging. A server that is killed comes back after a
 while: a second process watches it.
 """
 
-import argparse
 import asyncio
 import itertools
 import os
 import socket
-import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +26,9 @@ from fastapi.responses import JSONResponse
 from infer.generate import answers
 from models.sampling import SamplingConf
 from models.target import TargetConf
+from tests.killing import FORKS
 from tests.tiny import CPU
 
-ROOT = Path(__file__).parent.parent
 HANG_S = 60.0
 STARTS_WITHIN_S = 120.0
 GONE_S = 1.0  # between a server that was killed and the next
@@ -103,24 +101,31 @@ async def fail(number: int) -> None:
 
 
 @contextmanager
-def serving(folder: str | Path, *options: str, port: int) -> Iterator[subprocess.Popen]:
+def serving(folder: Path, *, port: int, **options: Any) -> Iterator[BaseProcess]:
     """The server in a process of its own, and the process that watches it. Killed at the end."""
-    watcher = subprocess.Popen(
-        [sys.executable, "-m", "tests.openai_server", folder, str(port), *options],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, cwd=ROOT,
-    )  # fmt: skip
+    watcher = FORKS.Process(target=watched, args=(folder, port, options))
+    watcher.start()
     try:
         wait_for(port)
         yield watcher
     finally:
         server = psutil.Process(watcher.pid).children()
         watcher.kill()
-        watcher.wait()
+        watcher.join()
         for process in server:
             process.kill()
 
 
-def restart(watcher: subprocess.Popen) -> None:
+def watched(folder: Path, port: int, options: dict[str, Any]) -> None:
+    torch.set_num_threads(1)
+    served = app(str(folder), **options)
+    while server := os.fork():  # the target is loaded once
+        os.waitpid(server, 0)
+        time.sleep(GONE_S)
+    uvicorn.run(served, host="127.0.0.1", port=port, log_level="critical")
+
+
+def restart(watcher: BaseProcess) -> None:
     """Kill the server; another comes up in its place."""
     for server in psutil.Process(watcher.pid).children():
         server.kill()
@@ -143,26 +148,3 @@ def free_port() -> int:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         return held.getsockname()[1]
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("folder")
-    parser.add_argument("port", type=int)
-    parser.add_argument("--name", default="tiny")
-    parser.add_argument("--context", type=int, default=256)
-    parser.add_argument("--delay-s", type=float, default=0.0)
-    parser.add_argument("--no-ids", dest="ids", action="store_false")
-    parser.add_argument("--faulty", action="store_true")
-    options = vars(parser.parse_args())
-    torch.set_num_threads(1)
-    port = options.pop("port")
-    served = app(**options)
-    while server := os.fork():  # the target is loaded once
-        os.waitpid(server, 0)
-        time.sleep(GONE_S)
-    uvicorn.run(served, host="127.0.0.1", port=port, log_level="critical")
-
-
-if __name__ == "__main__":
-    main()

@@ -2,44 +2,60 @@
 
 import json
 import os
-import subprocess
+import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from data.answers.answering import AnswersReport, answer_rows
+from data.prepare import main
 from data.prepared import Row, read
 from infer.answering import TargetAsker
 from models.target import DEMO, TargetConf
 from tests.chat import asked, conf
-from tests.killing import ROOT, TIMEOUT_S
+from tests.killing import FORKS, TIMEOUT_S
 from tests.openai_server import free_port, restart, serving
 from tests.tiny import CPU
 
 ROWS, KILLS, AT_ONCE = 42, 5, 4
 HOW = conf(max_new_tokens=8)
-SERVED = str(DEMO), "--name", "demo", "--faulty"
 
 
-def command(folder: Path, port: int) -> subprocess.Popen:
-    """The command as a user types it."""
-    return subprocess.Popen(
-        [
-            sys.executable, "-m", "data.prepare", "mixture=one", "target=demo", "answers=endpoint",
-            f"mixture.sources.rows.path={folder / 'rows.jsonl'}", "mixture.held_out=0.1",
-            f"output_dir={folder}", "run_name=run", f"answers.url=http://127.0.0.1:{port}/v1",
-            "answers.max_new_tokens=8", f"answers.concurrency={AT_ONCE}", "answers.timeout_s=3",
-        ],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, cwd=folder,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+@contextmanager
+def command(folder: Path, port: int) -> Iterator[BaseProcess]:
+    """`python -m data.prepare ...` in a process of its own, killed at the end."""
+    words = [
+        "mixture=one", f"mixture.sources.rows.path={folder / 'rows.jsonl'}", "mixture.exclude=[]",
+        "mixture.held_out=0.1", "target=demo", "answers=endpoint", f"output_dir={folder}",
+        "run_name=run", f"answers.url=http://127.0.0.1:{port}/v1", "answers.max_new_tokens=8",
+        f"answers.concurrency={AT_ONCE}", "answers.timeout_s=3",
+    ]  # fmt: skip
+    run = FORKS.Process(target=typed, args=(words, folder))
+    run.start()
+    try:
+        yield run
+    finally:
+        run.kill()
+        run.join()
 
 
-def until(met: Callable[[], bool], run: subprocess.Popen) -> None:
+def typed(words: list[str], folder: Path) -> None:
+    """The command's own entry, with these words behind it; what it says goes to a file."""
+    with (folder / "said").open("w") as said:
+        os.dup2(said.fileno(), 1)
+        os.dup2(said.fileno(), 2)
+    os.chdir(folder)
+    sys.argv = ["data.prepare", *words]
+    main()
+
+
+def until(met: Callable[[], bool], run: BaseProcess, folder: Path) -> None:
     deadline = time.monotonic() + TIMEOUT_S
     while not met():
-        assert run.poll() is None, run.communicate()[0]
+        assert run.is_alive(), (folder / "said").read_text()
         assert time.monotonic() < deadline
         time.sleep(0.005)
 
@@ -54,20 +70,22 @@ def test_each_row_is_answered_once_whatever_is_killed(tmp_path):
         return journal.read_bytes().count(b"\n") if journal.exists() else 0
 
     port = free_port()
-    with serving(*SERVED, port=port) as watcher:
+    with serving(DEMO, port=port, name="demo", faulty=True) as watcher:
         for number in range(KILLS):
             before = done()
             with command(tmp_path, port) as run:
-                until(lambda least=before + 2: done() >= least, run)
+                until(lambda least=before + 2: done() >= least, run, tmp_path)
                 if number == KILLS // 2:
                     restart(watcher)
                     at_restart = done()
-                    until(lambda least=at_restart + 2: done() >= least, run)
-                run.kill()
+                    until(lambda least=at_restart + 2: done() >= least, run, tmp_path)
+            assert run.exitcode == -signal.SIGKILL
             assert before < done() < ROWS
+        assert len(finished(journal)) == done()
         with command(tmp_path, port) as run:
-            said, _ = run.communicate(timeout=TIMEOUT_S)
-    assert run.returncode == 0, said
+            run.join(TIMEOUT_S)
+    said = (tmp_path / "said").read_text()
+    assert run.exitcode == 0, said
     assert "rows are there already" in said
 
     answered = {row.id: row for row in read(tmp_path / "run")}
@@ -78,6 +96,12 @@ def test_each_row_is_answered_once_whatever_is_killed(tmp_path):
     assert held_out.isdisjoint(answered)
     assert answered == as_in_one_process(rows, set(answered), tmp_path)
     assert not journal.parent.parent.exists()
+
+
+def finished(journal: Path) -> set[str]:
+    """The rows that have a whole line."""
+    lines = journal.read_bytes().splitlines(keepends=True)
+    return {json.loads(line)["id"] for line in lines if line.endswith(b"\n")}
 
 
 def as_in_one_process(rows: list[Row], ids: set[str], folder: Path) -> dict[str, Row]:
