@@ -37,6 +37,7 @@ from models.outline import Outline, outline, outlined
 
 log = logging.getLogger("data.capture")
 DEMO = Path("outputs/prepare/demo")
+GO_ON = "make room and repeat the command: it goes on with what is missing"
 MUCH = 0.1  # of the values lost: of a bell curve int8 loses one in a hundred
 
 
@@ -64,7 +65,8 @@ def capture(conf: CaptureConf, *, command: str) -> Path:
         with writing(book.folder):
             book.folder.mkdir(parents=True, exist_ok=True)
             if conf.worker == 0:
-                (book.folder / "config.yaml").write_text(config_yaml(conf))
+                with atomic_path(book.folder / "config.yaml") as partial:
+                    partial.write_text(config_yaml(conf))
         write(missing, plan, book, conf, device)
     say_rounding(book.manifest.files)
     return book.folder
@@ -155,7 +157,7 @@ def put(
     """A whole file or none, then its checksum. Returns its bytes."""
     # not save_file: it writes under a name of its own, which a kill would leave behind
     data = safetensors.torch.save(tensors, metadata=METADATA)
-    with writing(book.folder):
+    with writing(book.folder, remedy=GO_ON):
         with atomic_path(book.folder / name) as partial:
             partial.write_bytes(data)
         found = xxhash.xxh3_128_hexdigest(data)

@@ -10,7 +10,7 @@ Nothing is padded here. Tensors are made when a batch is asked for.
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -73,6 +73,15 @@ class Documents:
 
     def __iter__(self) -> Iterator[Tokenised]:
         return map(self.__getitem__, range(len(self)))
+
+    def head(self, count: int | None) -> "Documents":
+        """The first so many; None: all."""
+        starts = self.starts[: None if count is None else count + 1]
+        tokens = slice(int(starts[-1]))
+        return replace(
+            self, ids=self.ids[tokens], answer=self.answer[tokens], starts=starts,
+            category=self.category[:count], language=self.language[:count],
+        )  # fmt: skip
 
     @property
     def lengths(self) -> Int[np.ndarray, " documents"]:

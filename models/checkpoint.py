@@ -66,14 +66,15 @@ def save(
 
 
 @contextmanager
-def writing(directory: Path) -> Iterator[None]:
+def writing(
+    directory: Path, *, remedy: str = "free some space or choose another folder"
+) -> Iterator[None]:
     """Turn what a disk refuses into one line."""
     try:
         yield
     except OSError as error:
         raise UserError(
-            f"output_dir: must be a writable folder, got {directory} ({error.strerror}); "
-            "free some space or choose another folder"
+            f"output_dir: must be a writable folder, got {directory} ({error.strerror}); {remedy}"
         ) from error
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -68,7 +69,7 @@ def test_a_flipped_bit_is_named_and_its_shard_alone_is_captured_again(copy, targ
     whole, name = files(store), shard_name(1)
     flip(store / name, place)
     said = refused(f"{name}, which is changed", lambda: opened(store, target))
-    assert COMMAND in said
+    assert f"`python -m data.capture output_dir={store.parent} run_name=small` writes" in said
     captured(conf(copy))
     assert files(store) == whole
     after = {name: (store / name).stat().st_mtime_ns for name in whole}
@@ -126,10 +127,59 @@ def test_others_stores_are_refused(folder, target):
 def test_other_versions_and_broken_manifests_are_refused(copy, target):
     store = copy / "capture" / "small"
     path = store / "manifest.json"
-    path.write_text(path.read_text().replace('"version": 1', '"version": 2'))
-    refused("must be a store of version 1, got version 2", lambda: opened(store, target))
-    path.write_text(path.read_text()[:100])
-    refused("must have a manifest that can be read", lambda: opened(store, target))
+    whole, before = path.read_text(), files(store)
+    path.write_text(whole.replace('"version": 2', '"version": 1'))
+    refused("must be a store of version 2, got version 1", lambda: opened(store, target))
+    for spoilt in (whole[:100], whole.replace('"hidden_size": 32', '"hidden_size": 33'), "[]", ""):
+        assert spoilt != whole
+        path.write_text(spoilt)
+        said = refused("manifest as it was written", lambda: opened(store, target))
+        assert "remove it and capture again" in said
+        refused("manifest as it was written", lambda: captured(conf(copy)))
+    path.unlink()
+    captured(conf(copy))
+    assert files(store) == before
+    opened(store, target)
+
+
+@pytest.mark.parametrize("name", [shard_name(1), DOCUMENTS])
+@pytest.mark.parametrize("place", [3, 20, 90])
+def test_a_spoilt_header_is_named_without_checksums(copy, target, name, place):
+    store = copy / "capture" / "small"
+    flip(store / name, place)
+    refused(f"{name}, which is changed: ", lambda: opened(store, target, checksums=False))
+
+
+def test_a_moved_store_is_mended_where_it_lies(copy, target):
+    """The command that is named writes into the folder that was opened, not where it began."""
+    whole = files(copy / "capture" / "small")
+    store = (copy / "capture" / "small").rename(copy / "moved")
+    opened(store, target)
+    (store / shard_name(2)).unlink()
+    said = refused("which is missing", lambda: opened(store, target))
+    named = said.partition("`")[2].partition("`")[0].split()
+    assert named[-2:] == [f"output_dir={copy}", "run_name=moved"]
+    captured(replace(conf(copy), output_dir=str(copy), run_name="moved"))
+    assert files(store) == whole
+    assert not (copy / "capture" / "small").exists()
+
+
+def test_a_full_disk_leaves_whole_files_to_go_on_from(folder, tmp_path):
+    """Nothing larger than the documents' file can be written for a while."""
+    wanted = replace(conf(folder), output_dir=str(tmp_path))
+    whole = files(folder / "capture" / "small")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole[DOCUMENTS]), hard))
+    try:
+        refused("File too large.; make room and repeat the command", lambda: captured(wanted))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    left = files(tmp_path / "small")
+    assert DOCUMENTS in left
+    assert left.items() <= whole.items()
+    assert not list((tmp_path / "small").glob(f"*{PARTIAL}"))
+    captured(wanted)
+    assert files(tmp_path / "small") == whole
 
 
 def test_the_size_is_known_before_anything_is_written(folder, tmp_path):
@@ -250,9 +300,9 @@ def test_what_nobody_recorded_is_not_believed(copy):
     store = copy / "capture" / "small"
     whole = files(store)
     path = store / "manifest.json"
-    manifest = json.loads(path.read_text())
-    del manifest["files"][shard_name(1)]
-    path.write_text(json.dumps(manifest))
+    manifest = store_manifest.read_one(path)
+    del manifest.files[shard_name(1)]
+    manifest.write(path)
     (store / shard_name(1)).write_bytes(whole[shard_name(2)])
     (store / f"{shard_name(1)}{PARTIAL}").write_bytes(whole[shard_name(1)][:1000])
     captured(conf(copy))

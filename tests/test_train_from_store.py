@@ -96,6 +96,18 @@ def test_the_likeliest_tokens_teach_as_the_head_does(folder, loss):
         assert losses(folder, name) == pytest.approx(live, rel=close)
 
 
+def test_a_run_may_read_the_first_documents_alone(folder, store):
+    """`data.limit` counts documents of a store as it counts rows of a file."""
+    few = {}
+    for name, kept in (("few live", None), ("few stored", store)):
+        conf = training(folder, EAGLE3, name=name, store=kept)
+        learned(replace(conf, data=replace(conf.data, limit=8)))
+        few[name] = losses(folder, name)
+    assert few["few stored"] == few["few live"]
+    learned(training(folder, EAGLE3, name="all of them", store=store))
+    assert few["few stored"] != losses(folder, "all of them")
+
+
 def interrupt(_):
     raise KeyboardInterrupt
 
@@ -151,6 +163,14 @@ def test_a_store_is_not_kept_in_memory_besides(folder, store):
 def test_other_layers_are_refused(folder, store):
     said = refused(folder, replace(EAGLE3, layers=[1, 2, 3]), store, "layers")
     assert said.startswith("data.path: must hold what the draft reads, captured layers [1, 2, 3]")
+
+
+def test_a_missing_shard_is_named_before_the_target_is_read(folder, store, tmp_path):
+    spoilt = shutil.copytree(store, tmp_path / "spoilt")
+    (spoilt / "shard-00001.safetensors").unlink()
+    said = refused(folder, EAGLE3, spoilt, "missing")
+    assert said.startswith("data.path: every file must be as it was written, got ")
+    assert "shard-00001.safetensors, which is missing; `python -m data.capture " in said
 
 
 def test_likeliest_tokens_are_known_at_one_temperature(folder):

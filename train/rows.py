@@ -38,7 +38,7 @@ def training_rows(
     skipped: Counter[str] = Counter()
     with parallel.main_first():
         if store is not None:
-            documents = store.documents
+            documents = store.documents.head(conf.data.limit)
         elif conf.data.source is Source.demo:
             documents = _answered(conf, target, parallel)
         else:

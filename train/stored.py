@@ -44,6 +44,7 @@ def check(data: DataConf, *, target: TargetConf, draft: DraftConf, loss: LossCon
         manifest, folder, tokenizer_hash=tokenizer_hash, needs=needs,
         hidden_size=shape.hidden_size,
     )  # fmt: skip
+    manifest.refuse_damaged(folder, checksums=False)  # all bytes are read once the target is known
     if manifest.made.layout.teacher is TeacherKind.topk and loss.temperature != 1:
         raise UserError(
             f"loss.temperature: must be 1 with a store of teacher=topk, got {loss.temperature}; "

@@ -7,6 +7,7 @@ A file is believed once a manifest has its checksum: it is written whole and ren
 """
 
 import json
+import shlex
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,7 +22,7 @@ from models.checkpoint import atomic_path
 from models.console import CONSOLE
 from models.errors import UserError
 
-VERSION = 1
+VERSION = 2
 DOCUMENTS = "documents.safetensors"
 CHUNK = 1 << 24  # bytes of a file that are read at a time
 
@@ -84,8 +85,9 @@ class Manifest:
         saved = asdict(self)
         del saved["commands"]
         saved["made"]["layout"] = self.made.layout.saved()
+        sealed = {"version": VERSION, "xxh3_128": seal(saved)} | saved
         with atomic_path(path) as partial:
-            partial.write_text(json.dumps({"version": VERSION} | saved, indent=1) + "\n")
+            partial.write_text(json.dumps(sealed, indent=1) + "\n")
 
     @property
     def wanted(self) -> list[str]:
@@ -98,12 +100,22 @@ class Manifest:
             done = len(self.wanted) - len(missing)
             raise UserError(
                 f"data.path: must be a finished store, got {folder} with {done} of "
-                f"{len(self.wanted)} files; to go on run `{self.command}`{self._each}"
+                f"{len(self.wanted)} files; to go on run `{into(folder, self.command)}`{self._each}"
             )
 
     @property
     def _each(self) -> str:
         return ", and so each worker" if "workers=" in self.command else ""
+
+    def refuse_damaged(self, folder: Path, *, checksums: bool) -> None:
+        for name, found in self.damaged(folder, checksums=checksums):
+            raise self.spoilt(folder, name, found)
+
+    def spoilt(self, folder: Path, name: str, found: str) -> UserError:
+        return UserError(
+            f"data.path: every file must be as it was written, got {folder / name}, which is "
+            f"{found}; `{into(folder, self.commands[name])}` writes this file alone again"
+        )
 
     def damaged(self, folder: Path, *, checksums: bool) -> Iterator[tuple[str, str]]:
         """Files that are not as they were written, and what became of each."""
@@ -112,6 +124,17 @@ class Manifest:
         for name in track(names, "checksums", console=CONSOLE, disable=quiet):
             if found := damage(folder / name, self.files[name], checksums=checksums):
                 yield name, found
+
+
+def into(folder: Path, command: str) -> str:
+    """The command of a capture that goes on in this folder, wherever its store was moved from.
+
+    >>> into(Path("disk/chat"), "python -m data.capture run_name=chat draft=demo")
+    'python -m data.capture draft=demo output_dir=disk run_name=chat'
+    """
+    place = {"output_dir": folder.parent, "run_name": folder.name}
+    words = [word for word in shlex.split(command) if word.partition("=")[0] not in place]
+    return shlex.join([*words, *(f"{key}={value}" for key, value in place.items())])
 
 
 def shard_name(number: int) -> str:
@@ -151,6 +174,8 @@ def read_one(path: Path) -> Manifest:
                 f"data.path: must be a store of version {VERSION}, got version {version} in "
                 f"{path}; capture it again, or read it with the release that wrote it"
             )
+        if saved.pop("xxh3_128") != seal(saved):
+            raise ValueError("its checksum is another")
         layout = Layout.read(saved["made"]["layout"])
         files = {name: File(**file) for name, file in saved["files"].items()}
         return Manifest(
@@ -158,8 +183,8 @@ def read_one(path: Path) -> Manifest:
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
-            f"data.path: must have a manifest that can be read, got {path} ({error}); capture it "
-            "again under another run_name"
+            f"data.path: must have a manifest as it was written, got {path} ({error}); remove it "
+            "and capture again, which writes all of its files anew"
         ) from error
 
 
@@ -168,7 +193,8 @@ def damage(path: Path, file: File, *, checksums: bool) -> str | None:
     if not path.exists():
         return "missing"
     if (size := path.stat().st_size) != file.bytes:
-        return f"truncated: {size:,} of {file.bytes:,} bytes"
+        what = "truncated" if size < file.bytes else "too long"
+        return f"{what}: {size:,} of {file.bytes:,} bytes"
     if checksums and checksum(path) != file.xxh3_128:
         return "changed: its checksum is another"
     return None
@@ -180,6 +206,11 @@ def digest(*values: np.ndarray) -> str:
     for value in values:
         found.update(np.ascontiguousarray(value).data)
     return found.hexdigest()
+
+
+def seal(saved: dict[str, Any]) -> str:
+    """The checksum of a manifest, over what it says."""
+    return xxhash.xxh3_128_hexdigest(json.dumps(saved).encode())
 
 
 def checksum(path: Path) -> str:

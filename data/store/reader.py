@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from data.documents import Documents, Piece
@@ -20,6 +20,7 @@ from data.store import manifest as store_manifest
 from data.store.index import Runs, Stretch, stretches
 from data.store.layout import SCALE, TeacherKind
 from data.store.manifest import DOCUMENTS, Manifest, shard_name
+from data.store.plan import HELD
 from data.store.quantised import dequantise
 from models.drafts.base import Needs
 from models.errors import UserError
@@ -27,6 +28,8 @@ from models.teacher import TopK
 from models.transformer import Seen
 
 AT_ONCE = 32  # rows of hidden states
+RUNS = list(Runs.__annotations__)
+INDEXED = [*HELD, "supervised", *(f"runs.{name}" for name in RUNS)]  # of DOCUMENTS
 
 
 @dataclass(kw_only=True)
@@ -44,15 +47,15 @@ class Store:
 
     def __init__(self, folder: Path, manifest: Manifest, needs: Needs, dtype: torch.dtype):
         self.manifest, self.needs, self.dtype = manifest, needs, dtype
-        held = {name: t.numpy() for name, t in _mapped(folder / DOCUMENTS).items()}
-        self.runs = Runs(**{name: held.pop(f"runs.{name}") for name in Runs.__annotations__})
+        self.parts = {part.name: part for part in manifest.made.layout.parts}
+        held = {name: t.numpy() for name, t in self._mapped(folder, DOCUMENTS, INDEXED).items()}
+        self.runs = Runs(**{name: held.pop(f"runs.{name}") for name in RUNS})
         self.supervised: Bool[np.ndarray, " tokens"] = held.pop("supervised")
         self.documents = Documents(
             **held, categories=manifest.categories, languages=manifest.languages
         )
-        shards = range(manifest.made.shards)
-        self.shards = [_mapped(folder / shard_name(number)) for number in shards]
-        self.parts = {part.name: part for part in manifest.made.layout.parts}
+        names = [shard_name(number) for number in range(manifest.made.shards)]
+        self.shards = [self._mapped(folder, name, list(self.parts)) for name in names]
 
     @classmethod
     def open(
@@ -69,12 +72,16 @@ class Store:
         if manifest.made.target_sha256 != target_hash:
             found = manifest.made.target_sha256
             raise _other(manifest, folder, "target", found[:12], target_hash[:12])
-        for name, found in manifest.damaged(folder, checksums=checksums):
-            raise UserError(
-                f"data.path: every file must be as it was written, got {folder / name}, which is "
-                f"{found}; `{manifest.commands[name]}` writes this file alone again"
-            )
+        manifest.refuse_damaged(folder, checksums=checksums)
         return cls(folder, manifest, needs, dtype)
+
+    def _mapped(self, folder: Path, file: str, names: list[str]) -> dict[str, Tensor]:
+        """Tensors of a file, of which nothing is read yet."""
+        try:
+            with safe_open(folder / file, framework="pt") as opened:
+                return {name: opened.get_tensor(name) for name in names}
+        except SafetensorError as error:  # what checksums would have found
+            raise self.manifest.spoilt(folder, file, f"changed: {error}") from error
 
     def seen(self, rows: list[list[Piece]], length: int) -> Seen:
         """Of packed rows, on the host. What is not stored is 0, and weighs nothing in any loss."""
@@ -183,9 +190,3 @@ def _other(manifest: Manifest, folder: Path, what: str, found: str, wanted: str)
         f"data.path: must be a store of this {what} ({wanted}), got {folder} of another ({found}, "
         f"captured from {manifest.target}); capture again for this {what} under another run_name"
     )
-
-
-def _mapped(path: Path) -> dict[str, Tensor]:
-    """Tensors of a file, of which nothing is read yet."""
-    with safe_open(path, framework="pt") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no dict
