@@ -50,6 +50,11 @@ SENTENCES = {
     r"Invalid value ('.*'), expected one of \[(.*)\]": r"must be one of \2, got \1",
     r"field '.*' is not Optional": "must be set, got null",
     r"Invalid value assigned: (\w+) is not a ListConfig": r"must be a list, got one \1",
+    r"Invalid type assigned: \w+ is not a subclass of \w+\. value: ([^\n]*)":
+        r"must be keys with values, got \1",
+    r"Cannot assign (\w+) to Dict": r"must be keys with values, got one \1",
+    r"Cannot merge DictConfig with ListConfig":
+        "config: keys must stand where a list does; write NAME: VALUE in place of - VALUE",
     r"Config group override must be a string or a list\. Got (\w+)":
         r"command line: a group takes the name of an option, got a value of type \1; see --help",
     r"Unexpected type for root: NoneType":
@@ -192,10 +197,10 @@ def one_line(error: BaseException) -> str:
         case ConfigAttributeError() | ConfigKeyError():
             return _unknown(str(cause.full_key), cause.object_type) + _file(error)
         case MissingMandatoryValue():
-            return _missing(str(cause))
+            return _missing(cause)
         case ValidationError():
             return f"{cause.full_key}: {_reworded(str(cause.msg))}{_file(error)}"
-    return _reworded(str(cause))
+    return _reworded(str(cause)) + _file(error)
 
 
 def _unknown(key: str, schema: type | None) -> str:
@@ -221,8 +226,8 @@ def _keys(schema: Any) -> Iterator[tuple[str, str]]:
             yield from ((f"{field.name}.{path}", last) for path, last in _keys(field.type))
 
 
-def _missing(text: str) -> str:
-    key = text.splitlines()[0].rpartition(": ")[2]
+def _missing(error: MissingMandatoryValue) -> str:
+    key = error.full_key or str(error).splitlines()[0].rpartition(": ")[2]
     return f"{key}: must be set, got nothing; add {key}=VALUE"
 
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 from data.contamination import hashed, normalised, signs
 from data.conversations import ANSWERS, Conversation, MisfitError, Text, Tokenised, shape
 from data.mixture import CONTENT, SourceConf
-from data.prepared import ASKED, Row, record
+from data.prepared import ASKED, Row, record, row_of
 
 IDS = ("id", "prompt_id", "conversation_id", "question_id", "task_id", "uuid")
 LICENCES = ("licence", "license")
@@ -49,15 +49,18 @@ def candidate(raw: dict[str, Any], name: str, source: SourceConf, rules: Rules) 
         raise MisfitError("a prompt that is held out elsewhere")
     row = _row(raw, found, name, source)
     asked = "\0".join(normalised(text) for role, text in turns if role != "assistant")
-    sign = hashed("asked", asked + (json.dumps(row.tools) if row.tools else ""))
+    sign = hashed("asked", asked + (json.dumps(row.tools, default=str) if row.tools else ""))
     row.id = f"{row.id}-{sign:016x}" if row.id else f"{sign:016x}"
     row.template = {key: _pick(value, sign) for key, value in row.template.items()}
-    if rules.fits:
-        rules.fits(row)
-    columns = record(row)
+    try:
+        columns = record(row)
+    except ValueError as error:
+        raise MisfitError("a number that JSON does not have", str(error)) from error
     for value in columns.values():
         if isinstance(value, str):
             value.encode()
+    if rules.fits:
+        rules.fits(row_of(columns))  # as it will be read
     first = next(text for role, text in turns if role == "user")
     held_out = hashed("held out", normalised(first)) < rules.held_out * 2**64
     return {name: columns[name] for name in ASKED.names} | {"sign": sign, "held_out": held_out}

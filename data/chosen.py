@@ -11,8 +11,7 @@ from datasets import Dataset, concatenate_datasets
 from data.mixture import MixtureConf, choose
 from data.prepare_report import HELD_OUT, TRAIN
 from data.prepared import Row, row_of
-
-BATCH = 256  # rows of a table at a time
+from data.raw_rows import BATCH
 
 
 def chosen_rows(

@@ -2,11 +2,13 @@
 
 A run keeps 8 bytes of a hash of every training prompt and of how every training answer begins. A
 held-out prompt is counted where its whole text is a training prompt, or where it begins as a
-training answer does (a text to continue, cut out of a text learned from). Case and white space do
-not matter. What this cannot see: the same question reworded, or in the middle of a longer text.
+training answer does (a text to continue, cut out of a text learned from). Case, white space and
+the Unicode form of accents do not matter. What this cannot see: the same question reworded, or in
+the middle of a longer text.
 """
 
 import hashlib
+import unicodedata
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -53,8 +55,12 @@ def signs(prompt: str, answer: str) -> list[int]:
 
 
 def normalised(text: str) -> str:
-    """Without what makes no difference to a reader: case, and how white space is written."""
-    return " ".join(text.casefold().split())
+    """Without what makes no difference to a reader: case, how white space and accents are written.
+
+    >>> normalised("Caf\u00e9  au lait") == normalised("CAFE\u0301 au\\nlait")
+    True
+    """
+    return unicodedata.normalize("NFC", " ".join(text.casefold().split()))
 
 
 def packed(signs: set[int]) -> UInt64[ndarray, " signs"]:

@@ -4,6 +4,7 @@ A row that does not fit is left out and counted by its reason, never silently.
 """
 
 import json
+import re
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -61,6 +62,8 @@ COLUMNS = {
     Format.tokens: "ids",
     Format.text: "text",
 }
+LISTS = tuple(name for name in COLUMNS.values() if name != "text")  # columns that tell a shape
+A_LIST = re.compile(r'\s*\[\s*[{"]')  # of messages or turns, as JSON
 ROLES = {
     "system": "system",
     "developer": "system",
@@ -83,17 +86,15 @@ ANSWERS = ("output", "response", "answer", "completion", "solution")  # beside a
 
 def shape(raw: dict[str, Any], format: Format = Format.auto, column: str | None = None) -> Row:
     """The row as it stands. The value tells its shape, whatever its column is called."""
-    if column is None and format is Format.auto:
-        telling = [name for name in COLUMNS.values() if name != "text"]
-        column = next((name for name in telling if raw.get(name) is not None), None)
-    elif column is None:
-        column = COLUMNS.get(format)
-    if column is None or format is Format.prompt:
+    told = column or COLUMNS.get(format) or next((n for n in LISTS if _is_list(raw.get(n))), None)
+    if told is None or format is Format.prompt:
         row = _prompt(raw, column)
     else:
-        found, row = _value(raw, column)
+        found, row = _value(raw, told)
         if format not in (Format.auto, found):
-            raise MisfitError(f"column {column} has the shape {found.value}")
+            raise MisfitError(f"column {told} has the shape {found.value}")
+        if column is None and format is Format.auto and found is Format.text:
+            raise MisfitError(f"column {told} holds a list that is not JSON")
     labels = {
         name: raw[name] for name in ("category", "language") if isinstance(raw.get(name), str)
     }
@@ -156,13 +157,14 @@ def _message(raw: Any) -> dict[str, Any]:
     if not isinstance(role, str) or role not in ROLES:
         raise MisfitError("an unknown role", repr(role)[:80])
     message["role"] = ROLES[role]
-    message["content"] = _content(message.get("content", ""))
-    if "tool_calls" in message:
-        message["tool_calls"] = _tool_calls(message["tool_calls"])
+    message["content"] = plain(message.get("content", ""))
+    if calls := _tool_calls(message.pop("tool_calls", None)):
+        message["tool_calls"] = calls
     return message
 
 
-def _content(value: Any) -> str:
+def plain(value: Any) -> str:
+    """What a message says, in parts or not."""
     match value:
         case str():
             return value
@@ -174,19 +176,26 @@ def _content(value: Any) -> str:
 
 
 def _tool_calls(value: Any) -> list[dict[str, Any]]:
-    """With arguments as values: templates write a text of JSON as one more quoted text."""
+    """One call or several; None is none."""
+    value = _parsed(value, "tool_calls")
     calls = []
-    for call in value if isinstance(value, list) else [value]:
+    for call in value if isinstance(value, list) else [] if value is None else [value]:
         match call:
-            case {"function": {"name": str(), "arguments": str(arguments), **function}, **rest}:
-                parsed = _parsed(arguments or "{}", "tool_calls")
-                function = {**function, "name": call["function"]["name"], "arguments": parsed}
-                calls.append({**rest, "function": function})
-            case {"function": {"name": str()}} | {"name": str()}:
-                calls.append(call)
+            case {"function": {"name": str()} as function}:
+                calls.append({**call, "function": _with_values(function)})
+            case {"name": str()}:
+                calls.append(_with_values(call))
             case _:
                 raise MisfitError("a tool call without a function's name")
     return calls
+
+
+def _with_values(function: dict[str, Any]) -> dict[str, Any]:
+    """With arguments as values: templates write a text of JSON as one more quoted text."""
+    arguments = function.get("arguments")
+    if not isinstance(arguments, str):
+        return function
+    return {**function, "arguments": _parsed(arguments or "{}", "tool_calls")}
 
 
 def _turn(raw: Any) -> dict[str, Any]:
@@ -215,9 +224,13 @@ def _conversation(messages: list[dict[str, Any]], raw: dict[str, Any]) -> Conver
     return Conversation(messages=messages, tools=tools or None, template=template or {})
 
 
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list) or (isinstance(value, str) and bool(A_LIST.match(value)))
+
+
 def _listed(value: Any) -> Any:
     """A list that a table keeps as JSON; any other text as it is."""
-    if isinstance(value, str) and value.startswith(('[{"', '["')):
+    if isinstance(value, str) and A_LIST.match(value):
         try:
             return json.loads(value)
         except (ValueError, RecursionError):

@@ -1,6 +1,7 @@
 """A source read to its end, row by row: each is kept on disk, or counted under one reason."""
 
 import json
+import logging
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -12,18 +13,18 @@ import pyarrow as pa
 
 from data.candidates import COLUMNS, Rules, candidate, mapped
 from data.conversations import MisfitError, shape
-from data.mixture import SourceConf
+from data.mixture import DEMO, SourceConf
+from data.prepared import batches
 from data.progress import Progress
 from data.raw_rows import Raw, open_rows
 from models.checkpoint import atomic_path
 from models.errors import UserError
 
-DEMO = "demo"  # the path of the embedded demo's prompts
 DEMO_PROMPTS = 1536
 LOOKED_AT = 100  # rows, one of which must have a known shape
-BATCH_ROWS, BATCH_CHARS = 1000, 2**23
 REASONS = 5  # that are said of a source
 UNKNOWN = ("no messages, text or prompt", "no column ")
+log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
@@ -36,7 +37,9 @@ class Gathered:
 
     def drop(self, reason: str, place: str, detail: str) -> None:
         self.dropped[reason] += 1
-        self.examples.setdefault(reason, f"{place} ({detail[:200]})" if detail else place)
+        if reason not in self.examples:
+            said = f" ({in_line(detail, 200)})" if detail else ""
+            self.examples[reason] = in_line(place, 1000) + said
 
     def __str__(self) -> str:
         kept = self.read - self.dropped.total()
@@ -52,29 +55,47 @@ class Gathered:
             )
 
 
+def in_line(text: str, most: int) -> str:
+    """What data says of itself, fit for a line of a report: no line ends, nothing but UTF-8."""
+    text = " ".join(text.encode(errors="backslashreplace").decode().split())
+    return text if len(text) <= most else f"{text[:most]} ..."
+
+
 def check_source(name: str, source: SourceConf) -> None:
-    """Raises UserError unless one of the first rows has a shape that is known."""
+    """Raises UserError unless one of the first rows can be read and has a shape that is known."""
     columns: dict[str, None] = {}
-    looked_at = 0
-    for raw in islice(raw_rows(name, source), LOOKED_AT):
-        looked_at += 1
-        if raw.row is None:
-            continue
-        columns.update(dict.fromkeys(raw.row))
-        try:
-            shape(mapped(raw.row, source.columns))
-        except MisfitError as error:
-            if not str(error).startswith(UNKNOWN):
-                return
-        else:
-            return
-    if columns or looked_at < LOOKED_AT:
-        saw = f"columns {', '.join(columns)}" if columns else f"{looked_at} rows, none whole"
+    known, saw = False, ""
+    for place, row, fault, detail in islice(raw_rows(name, source), LOOKED_AT):
+        if row is not None:
+            columns.update(dict.fromkeys(row))
+            known = known or _is_known(row, source)
+        elif not saw:
+            saw = f"{fault} at {place}" + (f" ({detail})" if detail else "")
+    key = f"mixture.sources.{name}"
+    if not columns:
         raise UserError(
-            f"mixture.sources.{name}.columns: must say which column holds the messages, text or "
-            f"prompt of a data set of unknown shape, got {saw} in {source.path}; write "
-            "columns: {messages: THEIRS}"
+            f"{key}.path: must hold rows that can be read, got "
+            f"{in_line(saw, 300) or f'none in {source.path}'}; give JSON lines, a JSON array or "
+            "Parquet"
         )
+    if not known:
+        raise UserError(
+            f"{key}.columns: must say which column holds the messages, text or prompt of a data "
+            f"set of unknown shape, got columns {in_line(', '.join(columns), 500)} in "
+            f"{source.path}; write columns: {{messages: THEIRS}}, or "
+            f"+{key}.columns.messages=THEIRS"
+        )
+    if absent := ", ".join(theirs for theirs in source.columns.values() if theirs not in columns):
+        log.warning("%s.columns: none of the first rows has %s", key, absent)
+
+
+def _is_known(row: dict[str, Any], source: SourceConf) -> bool:
+    """Whether its columns are: what they hold is judged later."""
+    try:
+        shape(mapped(row, source.columns))
+    except MisfitError as error:
+        return not str(error).startswith(UNKNOWN)
+    return True
 
 
 def raw_rows(name: str, source: SourceConf) -> Iterator[Raw]:
@@ -107,23 +128,12 @@ def gather(name: str, source: SourceConf, rules: Rules, file: Path) -> Gathered:
         atomic_path(file) as partial,
         pa.ipc.new_stream(partial, COLUMNS) as table,
     ):
-        for batch in _batches(_candidates(name, source, rules, gathered)):
+        for batch in batches(_candidates(name, source, rules, gathered)):
             table.write(pa.RecordBatch.from_pylist(batch, COLUMNS))
             progress.count(done=len(batch))
     with atomic_path(counts) as partial:
         partial.write_text(json.dumps(vars(gathered)))
     return gathered
-
-
-def _batches(candidates: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    batch, chars = [], 0
-    for columns in candidates:
-        batch.append(columns)
-        chars += len(columns["messages"] or columns["text"])
-        if len(batch) >= BATCH_ROWS or chars >= BATCH_CHARS:
-            yield batch
-            batch, chars = [], 0
-    yield batch
 
 
 def _candidates(

@@ -7,6 +7,7 @@ Rows stand in the order of a hash of what they ask, and a share is taken from th
 of a source come first does not depend on other sources.
 """
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -21,6 +22,7 @@ CONTENT = (
     "messages", "conversations", "data", "ids", "text", "prompt", "instruction", "input",
     "question", "turns", "answer", "output", "response", "completion", "solution",
 )  # fmt: skip
+DEMO = "demo"  # in place of a path: the embedded demo's own prompts
 LABELS = ("id", "category", "language", "licence", "tools", "template", "system")
 
 
@@ -43,16 +45,22 @@ class SourceConf:
 
     def check(self, key: str) -> None:
         """Raises UserError for what cannot work; `key` is where the source stands."""
+        if not self.path:
+            raise UserError(f"{key}.path: must name a file, a directory or a data set, got ''")
         known = ", ".join((*CONTENT, *LABELS))
         if unknown := sorted(set(self.columns) - {*CONTENT, *LABELS}):
             raise UserError(
                 f"{key}.columns: must map names of ours to columns of the data, "
                 f"got {unknown[0]}; ours are {known}"
             )
-        if self.share is not None and self.share <= 0:
-            raise UserError(f"{key}.share: must be above 0, got {self.share}; remove the source")
+        if self.share is not None and not 0 < self.share < math.inf:
+            raise UserError(
+                f"{key}.share: must be a number above 0, got {self.share}; remove the source"
+            )
         if self.limit is not None and self.limit < 1:
             raise UserError(f"{key}.limit: must be at least 1 or null, got {self.limit}")
+        if empty := [name for name, value in self.template.items() if value == []]:
+            raise UserError(f"{key}.template.{empty[0]}: must list a value at least, got []")
 
 
 @dataclass(kw_only=True)
@@ -84,18 +92,30 @@ class MixtureConf:
                 "give each source a share, or set rows=null"
             )
         if not 0 <= self.held_out < 1:
-            raise UserError(f"mixture.held_out: must lie in 0..1, got {self.held_out}")
+            raise UserError(
+                f"mixture.held_out: must be at least 0 and below 1, got {self.held_out}"
+            )
         limits = {"max_chars": self.max_chars, "max_prompt_tokens": self.max_prompt_tokens}
         for name, limit in limits.items():
             if limit is not None and limit < 1:
                 raise UserError(f"mixture.{name}: must be at least 1 or null, got {limit}")
+        if self.max_chars is not None and self.min_chars > self.max_chars:
+            raise UserError(
+                f"mixture.min_chars: must be at most max_chars={self.max_chars}, "
+                f"got {self.min_chars}"
+            )
 
 
 def quotas(available: dict[str, int], conf: MixtureConf) -> dict[str, int]:
-    """Rows that each source gives. Raises UserError where one has too few for `conf.rows`."""
+    """Rows that each source gives. Raises UserError where one has too few for its share."""
     shares = {name: Fraction(str(s.share)) for name, s in conf.sources.items() if s.share}
     if not shares:
         return available
+    if none := [name for name in shares if not available[name]]:
+        raise UserError(
+            f"mixture.sources.{none[0]}: must have rows that no source before it has, got "
+            "duplicates alone; remove the source"
+        )
     total = sum(shares.values())
     shares = {name: share / total for name, share in shares.items()}
     most = min(int(available[name] / share) for name, share in shares.items())

@@ -32,7 +32,7 @@ from data.candidates import Rules
 from data.chosen import chosen_rows, rows_of
 from data.contamination import signs
 from data.gather import check_source, gather
-from data.made_from import check_claim, claim, made_from
+from data.made_from import check_claim, claim, forget, made_from
 from data.mixture import MixtureConf
 from data.prepare_report import (
     PAGE,
@@ -93,7 +93,7 @@ def main(conf: PrepareConf) -> None:
     speak()
     folder = Path(conf.output_dir) / conf.run_name
     own = folder / "work" / f"worker-{conf.worker:05d}"  # nobody else writes here
-    made = made_from(conf, conf.mixture.sources)
+    made = made_from(conf, conf.mixture)
     check_claim(folder, made)
     if (folder / REPORT).exists():
         log.info("prepared already: %s", folder / PAGE)
@@ -109,9 +109,11 @@ def main(conf: PrepareConf) -> None:
         claim(folder, made, own)
         (own / "config.yaml").write_text(config_yaml(conf))
         (own / "config.yaml").replace(folder / "config.yaml")
-        sources = prepare(conf, rules, served, folder, own)
-        if missing := [file.name for file in files_of(folder, conf.workers) if not file.exists()]:
-            log.info("the last worker writes the report; not there yet: %s", ", ".join(missing))
+        splits, sources = chosen(conf, rules, folder, own)
+        for split, rows in splits.items():
+            write_part(conf, served, split, rows, folder, own)
+        if missing := sum(not file.exists() for file in files_of(folder, conf.workers)):
+            log.info("the last worker writes the report; %d files are not there yet", missing)
         else:
             counts = {file: len(texts) for file, texts in unseen.items()}
             finish(conf, sources, counts, folder, own)
@@ -137,25 +139,35 @@ def rules_of(conf: PrepareConf, unseen: list[str], served: Served | None) -> Rul
     )  # fmt: skip
 
 
-def prepare(
-    conf: PrepareConf, rules: Rules, served: Served | None, folder: Path, own: Path
-) -> dict[str, SourceReport]:
-    """Gather, choose, and write this worker's files; what became of the rows before they were."""
+def chosen(
+    conf: PrepareConf, rules: Rules, folder: Path, own: Path
+) -> tuple[dict[str, Dataset], dict[str, SourceReport]]:
+    """The rows of each split, and what became of the others. Refused, the folder is as it was."""
     gathered = {}
-    for number, (name, source) in enumerate(conf.mixture.sources.items()):
-        gathered[name] = gather(name, source, rules, own / f"source-{number:03d}.arrow")
-        log.info("%s: %s", name, gathered[name])
-        gathered[name].refuse_nothing(name)
-    splits, dropped = chosen_rows(sorted(own.glob("source-*.arrow")), conf.mixture)
-    for split, rows in splits.items():
-        file = path_of(folder, split, conf.worker, conf.workers)
-        if not file.exists():
-            mine = rows.shard(num_shards=conf.workers, index=conf.worker)
-            answered = split == TRAIN and conf.answers.by is not By.none and len(mine)
-            asker = asker_of(conf, served) if answered else None
-            said = write_rows(file, mine, asker, conf.answers, own / "answers.jsonl")
-            log.info("%s: %s", file, said)
-    return source_reports(conf.mixture, gathered, dropped)
+    try:
+        for number, (name, source) in enumerate(conf.mixture.sources.items()):
+            gathered[name] = gather(name, source, rules, own / f"source-{number:03d}.arrow")
+            log.info("%s: %s", name, gathered[name])
+            gathered[name].refuse_nothing(name)
+        splits, dropped = chosen_rows(sorted(own.glob("source-*.arrow")), conf.mixture)
+    except UserError:
+        forget(folder, own)
+        raise
+    return splits, source_reports(conf.mixture, gathered, dropped)
+
+
+def write_part(
+    conf: PrepareConf, served: Served | None, split: str, rows: Dataset, folder: Path, own: Path
+) -> None:
+    """This worker's part of a split, answered; one that is there already is kept."""
+    file = path_of(folder, split, conf.worker, conf.workers)
+    if file.exists():
+        return
+    few = len(rows) <= conf.worker  # of which `shard` cannot make an empty part
+    mine = rows.select([]) if few else rows.shard(num_shards=conf.workers, index=conf.worker)
+    answered = split == TRAIN and conf.answers.by is not By.none and len(mine)
+    asker = asker_of(conf, served) if answered else None
+    log.info("%s: %s", file, write_rows(file, mine, asker, conf.answers, own / "answers.jsonl"))
 
 
 def finish(

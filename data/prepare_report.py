@@ -111,8 +111,10 @@ def _prompt(row: Row) -> dict[str, Any]:
     return {"id": row.id, **asked, **{name: value for name, value in rendered.items() if value}}
 
 
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+def _line(*cells: str) -> str:
+    """Of a table."""
+    written = [" ".join(cell.split()).replace("|", "\\|") for cell in cells]
+    return f"| {' | '.join(written)} |"
 
 
 def said(answers: AnswersReport) -> str:
@@ -132,14 +134,12 @@ def page(name: str, sources: dict[str, SourceReport], excluded: dict[str, int]) 
     for title, one in sources.items():
         licences = ", ".join(name or "not said" for name in one.licences) or "-"
         asked = "all" if one.share_asked is None else f"{one.share_asked:g}"
-        lines.append(
-            f"| {title} | {one.path} | {licences} | {one.read:,} | {one.train:,} | "
-            f"{one.held_out:,} | {one.dropped.total():,} | {one.share:.1%} | {asked} |"
-        )
+        counts = (f"{n:,}" for n in (one.read, one.train, one.held_out, one.dropped.total()))
+        lines.append(_line(title, one.path, licences, *counts, f"{one.share:.1%}", asked))
     lines += ["", "| source | rows dropped | reason | first |", "|---|---|---|---|"]
     for title, one in sources.items():
         lines += [
-            f"| {title} | {count:,} | {_cell(reason)} | {_cell(one.examples.get(reason, ''))} |"
+            _line(title, f"{count:,}", reason, one.examples.get(reason, ""))
             for reason, count in one.dropped.most_common()
             if count
         ]

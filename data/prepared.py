@@ -10,7 +10,6 @@ row the keys of all rows.
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from data.tokens import from_spans
 from models.checkpoint import atomic_path
 from models.errors import UserError
 
-BATCH = 256  # rows in memory while a table is written
+BATCH_ROWS, BATCH_CHARS = 256, 2**23  # in memory while a table is written
 NOTES = b"prepared"  # in the footer of a file
 
 
@@ -67,7 +66,7 @@ class Row:
 
 
 _JSON = ("messages", "tools", "template")
-_TO_JSON = json.JSONEncoder(ensure_ascii=False, default=str).encode
+_TO_JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=str).encode
 ASKED = pa.schema(
     [
         *((name, pa.string()) for name in ("id", "source", "licence", "category", "language")),
@@ -88,7 +87,7 @@ SCHEMA = ASKED.append(pa.field("documents", pa.list_(_SPANS))).append(
 
 
 def record(row: Row) -> dict[str, Any]:
-    """The row as columns of the table."""
+    """The row as columns of the table. Raises ValueError for numbers that JSON does not have."""
     columns = dict(vars(row))  # not asdict, which copies every message
     for name in _JSON:
         if columns[name] is not None:
@@ -129,14 +128,26 @@ def learned(row: Row, turns: Turns) -> Iterator[Conversation | Text | Tokenised]
         )  # nothing is learned from what follows the last answer
 
 
+def batches(records: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """So many rows at a time, or so much text."""
+    batch, chars = [], 0
+    for columns in records:
+        batch.append(columns)
+        chars += sum(len(value) for value in columns.values() if isinstance(value, str))
+        if len(batch) >= BATCH_ROWS or chars >= BATCH_CHARS:
+            yield batch
+            batch, chars = [], 0
+    if batch:
+        yield batch
+
+
 def write(path: Path, rows: Iterable[Row], notes: Callable[[], dict[str, Any]]) -> None:
     """The file appears when it is whole; `notes`, asked for at the end, stand in its footer."""
-    rows = iter(rows)
     with (
         atomic_path(path) as partial,
         parquet.ParquetWriter(partial, SCHEMA, compression="zstd") as table,
     ):
-        while batch := [record(row) for row in islice(rows, BATCH)]:
+        for batch in batches(map(record, rows)):
             table.write_batch(pa.RecordBatch.from_pylist(batch, SCHEMA))
         table.add_key_value_metadata({NOTES.decode(): json.dumps(notes())})
 

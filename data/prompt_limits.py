@@ -3,14 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
-from jinja2.exceptions import TemplateError
-
-from data.conversations import MisfitError
+from data.chat import Chat
+from data.conversations import MisfitError, plain
+from data.mixture import DEMO
 from data.prepared import Row
 from data.prompts import read
 from models.errors import UserError
-
-DEMO = "demo"  # in place of a file: the demo's own held-out prompts
 
 
 def first_turns(file: str) -> list[str]:
@@ -25,8 +23,17 @@ def first_turns(file: str) -> list[str]:
 def _first_turn(row: dict[str, Any]) -> str:
     if "messages" in row:
         users = [m["content"] for m in row["messages"] if m["role"] == "user"]
-        return str(users[0]) if users else ""
+        return _said(users[0], row["id"]) if users else ""
     return row["text"] if "text" in row else (row["turns"] or [""])[0]
+
+
+def _said(content: Any, row_id: str) -> str:
+    try:
+        return plain(content)
+    except MisfitError as error:
+        raise UserError(
+            f"mixture.exclude: every prompt must be text, got {error} for id {row_id}"
+        ) from error
 
 
 def fitting(tokenizer: Any, most: int) -> Callable[[Row], None]:
@@ -36,7 +43,10 @@ def fitting(tokenizer: Any, most: int) -> Callable[[Row], None]:
         if row.text is not None:
             ids = tokenizer(row.text, verbose=False)["input_ids"]
         else:
-            ids = _rendered(tokenizer, first_prompt(row), row)
+            _refuse_without_template(tokenizer)
+            chat = Chat(tokenizer=tokenizer, arguments={**row.template, "tools": row.tools})
+            prompt = chat.text(first_prompt(row), prompt=True)
+            ids = tokenizer(prompt, add_special_tokens=False, verbose=False)["input_ids"]
         if len(ids) > most:
             raise MisfitError(f"a prompt of more than {most:,} tokens")
 
@@ -50,15 +60,9 @@ def first_prompt(row: Row) -> list[dict[str, Any]]:
     return messages[: min(answers, default=len(messages))]
 
 
-def _rendered(tokenizer: Any, messages: list[dict[str, Any]], row: Row) -> list[int]:
+def _refuse_without_template(tokenizer: Any) -> None:
     if tokenizer.chat_template is None:
         raise UserError(
             "target.name: must have a chat template for conversations, got one without; "
-            "map a column of plain texts by mixture.sources.NAME.columns={text: THEIRS}"
+            "map a column of plain texts by +mixture.sources.NAME.columns.text=THEIRS"
         )
-    try:
-        return tokenizer.apply_chat_template(
-            messages, tools=row.tools, add_generation_prompt=True, return_dict=True, **row.template
-        )["input_ids"]
-    except TemplateError as error:  # "roles must alternate" and the like
-        raise MisfitError(f"refused by the chat template: {error}") from error

@@ -1,7 +1,7 @@
 """Rows as they stand in files and data sets, one after another, and which of them cannot be read.
 
-JSON lines (.jsonl, .jsonl.gz, .json), one JSON array (.json), Parquet, a directory of such files, a
-directory written by `save_to_disk`, a hub name. Only one batch of rows is in memory at a time.
+JSON lines (.jsonl, .json, gzipped or not), one JSON array (.json), Parquet, a directory of such
+files, a directory written by `save_to_disk`, a hub name. One batch of rows is in memory at a time.
 """
 
 import codecs
@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 
 from models.errors import UserError
 
-JSON_LINES, PARQUET = (".jsonl", ".jsonl.gz", ".json"), (".parquet",)
+JSON_LINES, PARQUET = (".jsonl", ".jsonl.gz", ".json", ".json.gz"), (".parquet",)
 SAVED = ("state.json", "dataset_dict.json")  # what save_to_disk leaves in a directory
 BUILDERS = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".arrow": "arrow"}
 LINE_BYTES = 64 * 2**20  # a longer line is not read into memory
-BATCH = 256  # rows of a table at a time
+BATCH = 32  # rows of a table at a time: they may be of megabytes
 LOCAL_REMEDY = (
     "without a network give a local path: a directory written by save_to_disk, or a "
     ".parquet, .json, .jsonl or .arrow file"
@@ -53,7 +53,8 @@ def files(path: Path, word: str) -> list[Path]:
         return [path]
     if not path.is_dir() or any((path / name).exists() for name in SAVED):
         return []
-    found = sorted(file for file in path.iterdir() if file.name.endswith(JSON_LINES + PARQUET))
+    ours = (file for file in path.iterdir() if file.name.endswith(JSON_LINES + PARQUET))
+    found = sorted(file for file in ours if not file.is_dir())
     named = re.compile(rf"(?<![a-z]){re.escape(word)}(?![a-z])", re.IGNORECASE)
     return [file for file in found if named.search(file.name)] or found
 
@@ -62,7 +63,7 @@ def file_rows(file: Path, key: str) -> Iterator[Raw]:
     """Rows of one file. Raises UserError where the file as a whole is damaged."""
     try:
         yield from _parquet(file) if file.suffix in PARQUET else _json(file)
-    except (OSError, ValueError, EOFError, zlib.error) as error:
+    except (OSError, ValueError, EOFError, RecursionError, zlib.error) as error:
         raise UserError(
             f"{key}: must be a readable file, got {file} ({first_line(error)}); "
             "check the path, or write the file again"
@@ -71,7 +72,8 @@ def file_rows(file: Path, key: str) -> Iterator[Raw]:
 
 def _json(file: Path) -> Iterator[Raw]:
     with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as opened:
-        if file.suffix == ".json" and opened.peek(64).lstrip()[:1] == b"[":
+        start = opened.peek(64).removeprefix(codecs.BOM_UTF8).lstrip()
+        if file.name.endswith((".json", ".json.gz")) and start[:1] == b"[":
             for number, row in enumerate(json.load(opened)):
                 yield _object(f"{file}:[{number}]", row)
             return
@@ -126,21 +128,24 @@ def _listed(batches: Iterable[Any], name: str) -> Iterator[Raw]:
     for batch in batches:
         try:
             rows = batch.to_pylist()
-        except UnicodeDecodeError:  # only one row of them is to blame
+        except (ValueError, OverflowError):  # only one row of them is to blame
             rows = [_row(batch.slice(index, 1)) for index in range(batch.num_rows)]
         for row in rows:
             place, number = f"{name}:[{number}]", number + 1
-            if row is None:
-                yield Raw(place, None, "text that is not UTF-8")
-            else:
+            if isinstance(row, dict):
                 yield Raw(place, {key: _without_null(value) for key, value in row.items()})
+            else:
+                yield Raw(place, None, *row)
 
 
-def _row(batch: Any) -> dict[str, Any] | None:
+def _row(batch: Any) -> dict[str, Any] | tuple[str, str]:
+    """The one row, or why Python cannot hold it."""
     try:
         return batch.to_pylist()[0]
-    except UnicodeDecodeError:
-        return None
+    except UnicodeDecodeError as error:
+        return "text that is not UTF-8", str(error)
+    except (ValueError, OverflowError) as error:  # of dates and durations
+        return "a value that is out of range", str(error)
 
 
 def _without_null(value: Any) -> Any:

@@ -84,6 +84,49 @@ def test_tools_and_their_calls_come_along_as_values():
     assert row.messages[2] == {"role": "tool", "name": "tide", "content": "low"}
 
 
+@pytest.mark.parametrize(
+    "calls",
+    [
+        [CALL],
+        json.dumps([CALL]),
+        CALL,
+        [{**CALL, "function": {"name": "tide", "arguments": {"hour": 3}}}],
+    ],
+    ids=["list", "JSON", "one", "values"],
+)
+def test_tool_calls_are_read_however_they_are_kept(calls):
+    said = [*messages(("user", "Tide?")), {"role": "assistant", "tool_calls": calls}]
+    row = made({"messages": said})
+    assert row.messages is not None
+    assert row.messages[1]["tool_calls"] == [
+        {**CALL, "function": {"name": "tide", "arguments": {"hour": 3}}}
+    ]
+
+
+def test_a_bare_tool_call_has_values_too():
+    said = [*messages(("user", "Tide?")), {"role": "assistant", "tool_calls": [CALL["function"]]}]
+    row = made({"messages": said})
+    assert row.messages is not None
+    assert row.messages[1]["tool_calls"] == [{"name": "tide", "arguments": {"hour": 3}}]
+
+
+def test_tools_of_a_table_may_hold_dates():
+    tools = [{"name": "tide", "since": datetime(2026, 1, 1)}]
+    row = made({"messages": messages(*CHAT), "tools": tools})
+    assert row.tools == [{"name": "tide", "since": "2026-01-01 00:00:00"}]
+
+
+def test_a_list_tells_the_shape_and_a_text_of_the_same_column_does_not():
+    """`data` may be a date and `ids` a key."""
+    assert made({"data": "2026-01-01", "text": "Once"}).text == "Once"
+    assert made({"ids": "7", "prompt": "Hi"}).messages == messages(CHAT[0])
+    spaced = json.dumps(messages(*CHAT), indent=1)
+    assert made({"messages": spaced}).messages == messages(*CHAT)
+    for broken in (spaced[:-2], str(messages(*CHAT))):
+        with pytest.raises(MisfitError, match="column messages holds a list that is not JSON"):
+            made({"messages": broken})
+
+
 def test_columns_of_any_name_are_mapped():
     raw = {"chat": messages(*CHAT), "text": "noise", "uid": 7, "topic": "tides", "spdx": "MIT"}
     names = {"messages": "chat", "id": "uid", "category": "topic", "licence": "spdx"}
@@ -128,6 +171,10 @@ FAULTS = {
     },
     "no messages, text or prompt": {"caption": "Hi"},
     "a prompt that is not text": {"prompt": 5},
+    "a number that JSON does not have": {
+        "messages": messages(*CHAT),
+        "template": {"temperature": float("nan")},
+    },
     "token ids without their text": {"ids": [1], "answer": [True]},
     "longer than 200 characters": {"prompt": "a" * 201},
 }
@@ -158,6 +205,7 @@ def test_rows_are_duplicates_by_what_they_ask():
 
     asked = sign({"messages": messages(*CHAT)})
     assert sign({"messages": messages(("user", " hI\n"))}) == asked
+    assert sign({"prompt": "Caf\u00e9?"}) == sign({"prompt": "CAFE\u0301?"})
     assert sign({"messages": messages(CHAT[0], ("assistant", "Another answer."))}) == asked
     for other in (
         {"messages": messages(("system", "Be brief."), *CHAT)},

@@ -71,6 +71,7 @@ def test_rows_that_do_not_fit_are_counted_by_reason(tmp_path):
         {"query": "x"},
         {"text": 5},
         {"messages": 5},
+        {"messages": [5.5]},
         {"messages": [user, "x"]},
     )
     documents, skipped = read(conf)
@@ -83,7 +84,7 @@ def test_rows_that_do_not_fit_are_counted_by_reason(tmp_path):
         "an unknown role": 1,
         "ids without an answer flag for each": 1,
         "no messages, text or prompt": 1,
-        "a prompt that is not text": 1,
+        "a prompt that is not text": 2,
         "column messages holds neither messages, turns, text nor ids": 1,
         "a message that is not an object": 1,
     }

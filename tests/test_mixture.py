@@ -62,6 +62,13 @@ def test_of_equal_rows_the_first_is_taken_and_the_others_are_counted():
     assert chosen.dropped == {"a": Counter({"a duplicate": 1}), "b": Counter({"a duplicate": 1})}
 
 
+def test_a_share_of_nothing_is_refused():
+    """Taken as it stands, it would leave nothing of the other sources either."""
+    signs = np.array([5, 3, 5, 3], dtype=np.uint64)
+    with pytest.raises(UserError, match=r"mixture.sources.b: must have rows that no source before"):
+        choose(signs, np.array([0, 0, 1, 1]), mixture(a=0.9, b=0.1))
+
+
 def test_a_share_is_taken_from_the_front_whatever_the_other_sources_hold():
     rng = np.random.default_rng(0)
     ours = rng.integers(0, 2**63, 100).astype(np.uint64)
@@ -89,7 +96,9 @@ def test_the_shipped_mixture_says_licences_and_has_both_modes():
     [
         (lambda: MixtureConf(), "mixture.sources: must name a source, got none"),
         (lambda: mixture(a=1, b=None), "mixture.sources.b.share: must be set for all sources"),
-        (lambda: mixture(a=0.0), "mixture.sources.a.share: must be above 0, got 0"),
+        (lambda: mixture(a=0.0), "mixture.sources.a.share: must be a number above 0, got 0"),
+        (lambda: mixture(a="inf"), "mixture.sources.a.share: must be a number above 0, got inf"),
+        (lambda: mixture(a="nan"), "mixture.sources.a.share: must be a number above 0, got nan"),
         (lambda: mixture(5, a=None), "mixture.rows: must be at least 1 of sources with shares"),
         (
             lambda: MixtureConf(sources={"a": SourceConf(path="a", columns={"chat": "x"})}),
@@ -101,11 +110,23 @@ def test_the_shipped_mixture_says_licences_and_has_both_modes():
         ),
         (
             lambda: MixtureConf(sources={"a": SourceConf(path="a")}, held_out=1.0),
-            r"mixture.held_out: must lie in 0\.\.1, got 1.0",
+            "mixture.held_out: must be at least 0 and below 1, got 1.0",
         ),
         (
             lambda: MixtureConf(sources={"a": SourceConf(path="a")}, max_chars=0),
             "mixture.max_chars: must be at least 1 or null, got 0",
+        ),
+        (
+            lambda: MixtureConf(sources={"a": SourceConf(path="a")}, min_chars=5, max_chars=4),
+            "mixture.min_chars: must be at most max_chars=4, got 5",
+        ),
+        (
+            lambda: MixtureConf(sources={"a": SourceConf(path="")}),
+            "mixture.sources.a.path: must name a file, a directory or a data set, got ''",
+        ),
+        (
+            lambda: MixtureConf(sources={"a": SourceConf(path="a", template={"mode": []})}),
+            r"mixture.sources.a.template.mode: must list a value at least, got \[\]",
         ),
     ],
 )

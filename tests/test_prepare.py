@@ -1,58 +1,18 @@
-"""`data.prepare` as a command: what moves, what is refused, and what several workers make of it."""
+"""`data.prepare` as a command: what moves, and what several workers make of it."""
 
 import json
 from collections import Counter
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from conf.entry import compose
 from data.config import DataConf, Source
 from data.conversations import Conversation, Text, Tokenised
 from data.mixture import SourceConf
-from data.prepare import PrepareConf, main
 from data.prepared import Drawn, Row, Spans, read, write
 from data.prompts import read as read_prompts
 from data.sources import rows
 from models.errors import UserError
-
-
-def lines(file: Path, numbers: range, word: str = "question") -> None:
-    """Questions with answers, as ShareGPT has them."""
-    with file.open("a") as opened:
-        for n in numbers:
-            turns = [{"from": "human", "value": f"{word} {n}"}, {"from": "gpt", "value": f"{n}!"}]
-            opened.write(json.dumps({"id": n, "conversations": turns}) + "\n")
-
-
-def prepare(
-    folder: Path, *changes: str, run: str = "run", rows: int | None = None, held_out: float = 0.01,
-    **sources: str | SourceConf,
-) -> Path:  # fmt: skip
-    """Run the command over files of the folder."""
-    base = compose(
-        "prepare", PrepareConf, ["mixture=one", "mixture.sources.rows.path=unread", *changes]
-    )
-    found = {
-        name: replace(source, path=str(folder / source.path))
-        for name, source in sources.items()
-        for source in [SourceConf(path=source) if isinstance(source, str) else source]
-    }
-    mixture = replace(base.mixture, sources=found, rows=rows, held_out=held_out)
-    if mixture.exclude == ["demo"]:
-        mixture.exclude = []  # reading the demo's takes seconds
-    conf = replace(base, mixture=mixture, run_name=run, output_dir=str(folder / "outputs"))
-    main.__wrapped__(conf)
-    return folder / "outputs" / run
-
-
-def asked(folder: Path, split: str = "train") -> list[str]:
-    return [(row.messages or [{"content": row.text}])[0]["content"] for row in read(folder, split)]
-
-
-def report(folder: Path) -> dict:
-    return json.loads((folder / "report.json").read_text())
+from tests.preparing import asked, lines, prepare, report
 
 
 def test_what_is_held_out_never_moves_when_data_is_added(tmp_path):
@@ -109,6 +69,14 @@ def test_several_workers_write_what_one_writes(tmp_path):
     assert not (together / "work").exists()
 
 
+def test_workers_without_a_row_write_empty_files(tmp_path):
+    lines(tmp_path / "a.jsonl", range(2))
+    for worker in range(4):
+        out = prepare(tmp_path, "workers=4", f"worker={worker}", a="a.jsonl")
+    assert (report(out)["train"], len(asked(out))) == (2, 2)
+    assert len(list(out.glob("train-*-of-00004.parquet"))) == 4
+
+
 def test_shares_are_exact_and_summed_up(tmp_path):
     lines(tmp_path / "a.jsonl", range(100))
     lines(tmp_path / "b.jsonl", range(100), word="other")
@@ -124,55 +92,6 @@ def test_shares_are_exact_and_summed_up(tmp_path):
     assert found["b"]["licences"] == {"MIT": 10}
     assert "| b |" in (out / "report.md").read_text()
     assert "MIT" in (out / "report.md").read_text()
-
-
-def test_the_same_command_goes_on_and_another_is_refused(tmp_path, caplog):
-    lines(tmp_path / "a.jsonl", range(20))
-    out = prepare(tmp_path, a="a.jsonl")
-    before = {file: file.stat().st_mtime_ns for file in out.iterdir()}
-    prepare(tmp_path, a="a.jsonl")
-    assert {file: file.stat().st_mtime_ns for file in out.iterdir()} == before
-    with pytest.raises(UserError, match=r"mixture.held_out: must be 0.01 as in .*run, got 0.5; "):
-        prepare(tmp_path, held_out=0.5, a="a.jsonl")
-    lines(tmp_path / "a.jsonl", range(20, 30))
-    with pytest.raises(UserError, match=r"mixture.sources.a.path: a.jsonl: must be \d+ bytes"):
-        prepare(tmp_path, a="a.jsonl")
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ('{"caption": "x", "url": "y"}\n', r"sources.a.columns: .* got columns caption, url in"),
-        ("{\n[\n", r"sources.a.columns: must say .* got 2 rows, none whole"),
-        ("", r"sources.a.columns: must say .* got 0 rows"),
-        ('{"text": " "}\n' * 3, r"sources.a: must hold a row that can be used, got 3 rows read, "
-                                r"0 can be used; 3 an empty turn; remove the source"),
-    ],
-)  # fmt: skip
-def test_a_source_without_a_row_is_refused_in_one_line(tmp_path, content, message):
-    (tmp_path / "a.jsonl").write_text(content)
-    with pytest.raises(UserError, match=message) as refused:
-        prepare(tmp_path, a="a.jsonl")
-    assert "\n" not in str(refused.value)
-    assert not list((tmp_path / "outputs").rglob("*.parquet"))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (["workers=0"], "worker: must lie in"),
-        (["worker=1"], r"worker: must lie in 0..0 of workers=1, got 1"),
-        (["mixture.max_prompt_tokens=5"], "mixture.max_prompt_tokens: must be null without a targ"),
-        ([], "mixture.sources.b.path: must exist, got .*nowhere"),
-    ],
-)
-def test_mistakes_are_refused_before_anything_is_written(tmp_path, changes, message):
-    lines(tmp_path / "a.jsonl", range(5))
-    with pytest.raises(UserError, match=message):
-        prepare(tmp_path, *changes, a="a.jsonl", b="nowhere.jsonl")
-    with pytest.raises(UserError, match=r"mixture.exclude: must be a readable JSONL file"):
-        prepare(tmp_path, "mixture.exclude=[nowhere]", a="a.jsonl")
-    assert not (tmp_path / "outputs").exists()
 
 
 def test_prompts_that_the_target_cannot_read_are_dropped(tmp_path):

@@ -33,6 +33,8 @@ def test_every_kind_of_source_holds_the_same_rows(tmp_path, table):
     (tmp_path / "p.jsonl").write_text(lines(ROWS))
     (tmp_path / "p.jsonl.gz").write_bytes(gzip.compress(lines(ROWS).encode()))
     (tmp_path / "p.json").write_text(json.dumps(ROWS, indent=1))
+    (tmp_path / "bom.json").write_bytes(b"\xef\xbb\xbf\r\n" + json.dumps(ROWS, indent=1).encode())
+    (tmp_path / "p.json.gz").write_bytes(gzip.compress(json.dumps(ROWS, indent=1).encode()))
     (tmp_path / "bom.jsonl").write_bytes(b"\xef\xbb\xbf" + lines(ROWS).encode())
     table.to_parquet(tmp_path / "p.parquet")
     table.save_to_disk(tmp_path / "saved")
@@ -46,6 +48,8 @@ def test_every_kind_of_source_holds_the_same_rows(tmp_path, table):
         "p.jsonl",
         "p.jsonl.gz",
         "p.json",
+        "p.json.gz",
+        "bom.json",
         "bom.jsonl",
         "p.parquet",
         "saved",
@@ -80,6 +84,18 @@ def test_a_line_nested_without_end_is_a_broken_line(tmp_path):
     file = tmp_path / "p.jsonl"
     file.write_text("[" * 100_000 + "\n" + lines(ROWS[:1]))
     assert [raw.row for raw in read(file)] == [None, ROWS[0]]
+
+
+def test_of_a_table_only_the_row_with_an_impossible_date_is_lost(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    when = pyarrow.array([0, 10**18, 0], pyarrow.timestamp("us"))
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["a", "b", "c"], "when": when}),
+                                tmp_path / "p.parquet")  # fmt: skip
+    found = read(tmp_path / "p.parquet")
+    assert [raw.row and raw.row["text"] for raw in found] == ["a", None, "c"]
+    assert found[1].fault == "a value that is out of range"
 
 
 def test_of_a_table_only_the_row_that_is_not_utf8_is_lost(tmp_path):
