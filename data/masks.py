@@ -6,6 +6,7 @@ template that never rewrites what it has said, which is checked for every turn.
 """
 
 import re
+from collections import Counter
 
 from data.chat import Chat, Message, Span, markers
 from data.conversations import MisfitError
@@ -30,19 +31,31 @@ def all_answers(chat: Chat, messages: list[Message]) -> tuple[str, list[Span]]:
 
 def last_answer(chat: Chat, messages: list[Message]) -> tuple[str, list[Span]]:
     """The prompt that serving sends for the last turn, and the answer behind it."""
-    if GENERATION_TAG.search(chat.template) and (marked := _marked(chat, messages)):
-        return marked
+    marked = _marked(chat, messages) if GENERATION_TAG.search(chat.template) else None
+    text, spans = marked or _compared(chat, messages)
+    if spans and not _calls(messages[-1], "".join(text[begin:end] for begin, end in spans)):
+        raise MisfitError("a tool call that the chat template does not write")
+    return text, spans
+
+
+def _calls(message: Message, answer: str) -> bool:
+    """Whether the answer has all calls of the message: some templates write one, or none."""
+    called = (call.get("function", call)["name"] for call in message.get("tool_calls", []))
+    return all(answer.count(name) >= count for name, count in Counter(called).items())
+
+
+def turns(messages: list[Message]) -> list[int]:
+    """Which messages are the assistant's."""
+    return [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
+
+
+def _compared(chat: Chat, messages: list[Message]) -> tuple[str, list[Span]]:
     found = chat.answer(messages[:-1], messages[-1])
     if not found:
         raise MisfitError("the chat template rewrites what it wrote before an answer")
     prompt, answer = found
     text = prompt + _to_end_of_turn(answer, chat)
     return text, [(len(prompt), len(text))]
-
-
-def turns(messages: list[Message]) -> list[int]:
-    """Which messages are the assistant's."""
-    return [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
 
 
 def _marked(chat: Chat, messages: list[Message]) -> tuple[str, list[Span]] | None:
