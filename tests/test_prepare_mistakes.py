@@ -6,6 +6,7 @@ import pytest
 from datasets import Dataset
 
 from conf.entry import USER_ERRORS, compose, one_line
+from data.made_from import forget
 from data.mixture import SourceConf
 from data.prepare import PrepareConf
 from models.errors import UserError
@@ -53,6 +54,18 @@ def test_what_an_error_advises_works_under_the_same_name(tmp_path):
             prepare(tmp_path, rows=40, a=source)
         assert not (tmp_path / "outputs" / "run").exists()
     assert report(prepare(tmp_path, rows=30, a=source))["read"] == 30
+
+
+@pytest.mark.parametrize("made", ["train-00000-of-00001.parquet", "work/worker-00000/answers.jsonl"])
+def test_a_refusal_keeps_what_was_made(tmp_path, made):
+    own = tmp_path / "work" / "worker-00000"
+    own.mkdir(parents=True)
+    (tmp_path / made).write_text("one")
+    forget(tmp_path, own)
+    assert (tmp_path / made).read_text() == "one"
+    (tmp_path / made).unlink()
+    forget(tmp_path, own)
+    assert not tmp_path.exists()
 
 
 def test_a_source_that_breaks_off_can_be_mended(tmp_path):
