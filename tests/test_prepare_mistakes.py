@@ -56,9 +56,9 @@ def test_what_an_error_advises_works_under_the_same_name(tmp_path):
     assert report(prepare(tmp_path, rows=30, a=source))["read"] == 30
 
 
-@pytest.mark.parametrize("made", ["train-00000-of-00001.parquet", "work/worker-00000/answers.jsonl"])
+@pytest.mark.parametrize("made", ["train-00000-of-00001.parquet", "work/0/answers.jsonl"])
 def test_a_refusal_keeps_what_was_made(tmp_path, made):
-    own = tmp_path / "work" / "worker-00000"
+    own = tmp_path / "work" / "0"
     own.mkdir(parents=True)
     (tmp_path / made).write_text("one")
     forget(tmp_path, own)
