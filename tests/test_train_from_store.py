@@ -7,8 +7,11 @@ import pytest
 import torch
 
 from data.config import DataConf, OnPolicyConf, Source
+from data.packing import pack
 from data.store.layout import TeacherKind
+from data.store.manifest import read
 from data.store.quantised import Dtype
+from models.drafts.base import Needs
 from models.drafts.causal_lm import CausalLMConf, Start
 from models.drafts.eagle1 import Eagle1Conf
 from models.drafts.eagle3 import Eagle3Conf
@@ -17,10 +20,13 @@ from models.drafts.medusa import MedusaConf
 from models.drafts.medusa2 import Medusa2Conf
 from models.errors import UserError
 from models.losses import LossConf, LossName
+from models.machines import MachineConf
 from tests import captured
 from tests.stored_run import BF16, documents, learned, losses, training
 from tests.tiny import LAYERS, VOCAB
 from tests.toy_run import metrics, weights
+from train.options import Options, planned
+from train.trace import LEARNS, SEES, read_rows
 
 METHODS = {
     "eagle3": Eagle3Conf(layers=LAYERS, unroll=2, vocab_size=40),
@@ -33,6 +39,10 @@ METHODS = {
 EAGLE3, MEDUSA = METHODS["eagle3"], METHODS["medusa"]
 # rounding makes another token the likeliest here and there: which a small vocabulary may lack
 WHOLE = replace(EAGLE3, vocab_size=None)
+MACHINE = MachineConf(
+    name="made", chips=1, cores=1, memory_gib=64.0, bandwidth_gb_s=100.0,
+    tflops={"float32": 1.0, "bfloat16": 4.0},
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +130,54 @@ def test_a_continued_run_ends_in_the_same_weights(folder, store):
     whole, broken = (weights(folder / "train" / name) for name in ("whole", "broken"))
     assert whole.keys() == broken.keys()
     assert all(torch.equal(whole[key], broken[key]) for key in whole)
+
+
+# --- a plan of such a run ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("teacher", TeacherKind)
+@pytest.mark.parametrize("method", ["eagle3", "draft model"])
+def test_a_plan_reads_rows_of_the_shapes_that_a_store_gives(folder, target, method, teacher):
+    wanted = captured.conf(
+        folder, draft=METHODS[method], teacher=teacher, top_k=4, run_name=f"{method} {teacher}"
+    )
+    place = captured.captured(wanted)
+    needs = Needs(layers=LAYERS if method == "eagle3" else [], hidden=False, context=False)
+    given = captured.opened(place, target, needs)
+    rows, _ = pack(given.documents, captured.LENGTH)
+    real = given.seen(rows.pieces([0, 1]), rows.length)
+    layout = read(place).made.layout
+    made = read_rows(layout, needs, torch.Size([2, rows.length]), torch.float32)
+    assert kinds(made) == kinds(real)
+
+
+def kinds(seen):
+    """Shape and type of whatever is seen."""
+    teacher = vars(seen.teacher) if seen.teacher else {}
+    found = {"captured": seen.captured, "hidden": seen.hidden} | teacher
+    return {
+        name: (one.shape, one.dtype) if isinstance(one, torch.Tensor) else one
+        for name, one in found.items()
+    }
+
+
+def test_a_plan_of_a_stored_run_has_no_pass_of_the_target(folder, store):
+    """What the draft learns costs the same; features are those on disk."""
+    live, stored = (
+        planned(Options(**vars(training(folder, EAGLE3, name="plan", store=kept)), machine=MACHINE))
+        for kept in (None, store)
+    )
+    traces = [plan.best.trace for plan in (live, stored)]
+    before, now = (trace.phases for trace in traces if trace is not None)
+    assert before.keys() - now.keys() == {SEES}
+    assert before[LEARNS].operations == now[LEARNS].operations
+    assert before[LEARNS].total == now[LEARNS].total
+    assert live.best.speed is not None
+    assert stored.best.speed is not None
+    assert stored.best.speed.arithmetic < live.best.speed.arithmetic
+    on_disk = sum(len(data) for data in captured.files(store).values())
+    assert stored.conf.tokens is not None
+    assert stored.sizes.feature_bytes == round(on_disk / stored.conf.tokens)
 
 
 # --- refused before a weight of the target is read --------------------------------------------

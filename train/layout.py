@@ -119,7 +119,8 @@ class Speed:
 
 def speed(trace: Trace, layout: Layout, machine: MachineConf) -> Speed:
     """At best: matrix products alone, everything between them fused, no wait for other cores."""
-    phases = [trace.phases[name] for name in (SEES, LEARNS)]
+    # of a store's rows, none is seen by the target
+    phases = [trace.phases[name] for name in (SEES, LEARNS) if name in trace.phases]
     arithmetic = sum(
         count / machine.core_flops(dtype)
         for phase in phases
@@ -139,7 +140,7 @@ def _sent(phase: Phase, layout: Layout) -> int:
     """Bytes that a core gets of others in a step: weights that it has no whole of, gradients."""
     target, trained = phase.held[TARGET], phase.held[TRAINED]
     sent = 0
-    if layout.target is Weights.sharded:
+    if layout.target is Weights.sharded and phase.name == SEES:
         sent += layout.micros * target
     if layout.draft is Weights.sharded:  # gathered for both passes, reduced once in each batch
         sent += layout.micros * (2 * (phase.held[FROZEN] + trained) + trained)

@@ -5,11 +5,13 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from data.store.manifest import Manifest
 from models.drafts.base import Draft
 from models.errors import UserError
 from models.machines import HERE, MachineConf
 from models.outline import Outline, head_names, outline, outlined, share
 from models.tally import Phase
+from train import stored
 from train.config import TrainConf
 from train.disk import learning, room
 from train.graph_plan import graphs
@@ -69,7 +71,7 @@ class Sizes:
     draft: int
     trained: int
     layers: list[int]  # of the target that the method captures
-    feature_bytes: int  # of a token: what the method needs of the target
+    feature_bytes: int  # of a token: what the method needs of the target, or a store has of it
     disk: int  # bytes of states and checkpoints
 
 
@@ -112,7 +114,10 @@ def planned(conf: Options) -> Plan:
 
 def _options(conf: Options, machine: MachineConf, dtype: torch.dtype) -> Plan:
     target, draft = _models(conf, dtype)
-    found, sizes = layouts(conf, machine, target), _sizes(target, draft)
+    store = stored.described(conf.data, target, draft)
+    if store is not None and conf.tokens is None:
+        conf = replace(conf, tokens=float(store.made.tokens))
+    found, sizes = layouts(conf, machine, target), _sizes(target, draft, store)
     stays = lasting(conf, target, draft)
     plan = Plan(
         conf=conf, machine=machine, dtype=dtype, sizes=sizes,
@@ -146,14 +151,15 @@ def _models(conf: Options, dtype: torch.dtype, tensor: int = 1) -> tuple[Outline
     return target, draft
 
 
-def _sizes(target: Outline, draft: Draft) -> Sizes:
-    features = (1 + len(draft.needs.layers)) * target.hidden_size
+def _sizes(target: Outline, draft: Draft, store: Manifest | None) -> Sizes:
+    values = (1 + len(draft.needs.layers)) * target.hidden_size
+    live = values * target.device.dtype.itemsize
     return Sizes(
         target=target.parameters,
         draft=sum(p.numel() for p in draft.parameters()),
         trained=sum(p.numel() for p in learning(draft)),
         layers=draft.needs.layers,
-        feature_bytes=features * target.device.dtype.itemsize,
+        feature_bytes=live if store is None else round(store.bytes / store.made.tokens),
         disk=room(draft, target),
     )
 
@@ -172,8 +178,9 @@ def follow(option: Option, conf: Options, machine: MachineConf, dtype: torch.dty
     found = option.layout
     optim = replace(conf.optim, batch_size=found.rows, accumulation=found.micros)
     target, draft = _models(conf, dtype, found.tensor)
+    store = stored.described(conf.data, target, draft)
     option.trace = trace(
         replace(conf, optim=optim), target, draft, prompt=conf.longest_prompt,
-        foreach=machine.name != HERE,
+        foreach=machine.name != HERE, stored=store and store.made.layout,
     )  # fmt: skip
     option.speed = speed(option.trace, found, machine)

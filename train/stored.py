@@ -7,6 +7,7 @@ import torch
 from data.config import DataConf, Source
 from data.store import manifest as store_manifest
 from data.store.layout import TeacherKind
+from data.store.manifest import Manifest
 from data.store.reader import Store, refuse_others
 from models.checkpoint import tokenizer_fingerprint
 from models.drafts.base import Draft, DraftConf
@@ -50,6 +51,16 @@ def check(data: DataConf, *, target: TargetConf, draft: DraftConf, loss: LossCon
             f"loss.temperature: must be 1 with a store of teacher=topk, got {loss.temperature}; "
             "what is behind the likeliest tokens is known at 1 alone"
         )
+
+
+def described(data: DataConf, target: Target, draft: Draft) -> Manifest | None:
+    """What a run's store holds, for one of this shape; None where it has none."""
+    if data.source is not Source.captured:
+        return None
+    folder = Path(str(data.path))
+    manifest = store_manifest.read(folder)
+    refuse_others(manifest, folder, needs=draft.needs, hidden_size=target.hidden_size)
+    return manifest
 
 
 def opened(data: DataConf, target: Target, draft: Draft, parallel: Parallel) -> Store | None:

@@ -1,8 +1,9 @@
 """One training step and one evaluation, traced on tensors without memory: what each phase holds.
 
-The phases are the run's own: the target reads a batch, the draft learns from what it saw, the
-optimizer steps; and every so often held-out prompts are read and decoded. Only one is under way at
-a time, on top of what stays: the weights and the optimizer's moments.
+The phases are the run's own: the target reads a batch (none where a feature store has its rows),
+the draft learns from what it saw, the optimizer steps; and every so often held-out prompts are read
+and decoded. Only one is under way at a time, on top of what stays: the weights and the optimizer's
+moments.
 """
 
 from collections import Counter
@@ -13,11 +14,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from data.store.layout import Layout as Stored
+from data.store.layout import TeacherKind
 from infer import rounds
 from infer.decode import Decoder, bucket
-from models.drafts.base import Batch, Draft
+from models.drafts.base import Batch, Draft, Needs
 from models.outline import Outline, models_of
 from models.tally import Phase, Tally, imagined
+from models.teacher import TopK
+from models.transformer import Seen
 from train.config import TrainConf
 from train.disk import learning
 
@@ -45,14 +50,20 @@ class Trace:
 
 
 def trace(
-    conf: TrainConf, target: Outline, draft: Draft, *, prompt: int, foreach: bool = False
-) -> Trace:
-    """With held-out prompts of `prompt` tokens; accelerators step by `foreach`."""
+    conf: TrainConf, target: Outline, draft: Draft, *, prompt: int, foreach: bool = False,
+    stored: Stored | None = None,
+) -> Trace:  # fmt: skip
+    """With held-out prompts of `prompt` tokens; accelerators step by `foreach`.
+
+    `stored`: what a feature store holds of each token, where rows are read from one.
+    """
     vocab = {target.vocab_size} | ({len(draft.kept_ids)} if draft.kept_ids is not None else set())
     with imagined([target.model, *models_of(draft)], vocab=vocab) as tally:
         _name_weights(tally, target, draft)
         batch = fullest_batch(conf.optim.batch_size, conf.data.length)
-        phases, optimizers = _learning(tally, conf, target, draft.train(), batch, foreach=foreach)
+        phases, optimizers = _learning(
+            tally, conf, target, draft.train(), batch, foreach=foreach, stored=stored
+        )
         phases.append(_evaluating(tally, conf, target, draft.eval(), prompt=prompt))
         del optimizers  # what they hold was held until here
     return Trace(phases={phase.name: phase for phase in phases}, tokens=batch.ids.numel())
@@ -85,8 +96,9 @@ def _name_weights(tally: Tally, target: Outline, draft: Draft) -> None:
 
 
 def _learning(
-    tally: Tally, conf: TrainConf, target: Outline, draft: Draft, batch: Batch, *, foreach: bool
-) -> tuple[list[Phase], list[Optimizer]]:
+    tally: Tally, conf: TrainConf, target: Outline, draft: Draft, batch: Batch, *, foreach: bool,
+    stored: Stored | None,
+) -> tuple[list[Phase], list[Optimizer]]:  # fmt: skip
     """As train/loop.py does it. A second micro-batch finds the gradients of the first."""
     trained = learning(draft)
     for parameter in trained:
@@ -94,7 +106,7 @@ def _learning(
     optimizers = _moments(tally, conf, draft, foreach=foreach)
     if conf.optim.accumulation > 1:
         _gradients(tally, trained)
-    phases = _micro_batch(tally, target, draft, batch)
+    phases = _micro_batch(tally, target, draft, batch, stored)
     with tally.phase(STEPS) as steps:
         torch.nn.utils.clip_grad_norm_(trained, conf.optim.clip)
         for optimizer in optimizers:
@@ -103,17 +115,40 @@ def _learning(
     return [*phases, steps], optimizers
 
 
-def _micro_batch(tally: Tally, target: Outline, draft: Draft, batch: Batch) -> list[Phase]:
+def _micro_batch(
+    tally: Tally, target: Outline, draft: Draft, batch: Batch, stored: Stored | None
+) -> list[Phase]:
     half = target.device.dtype is torch.bfloat16
-    with tally.phase(SEES) as sees, torch.no_grad():
-        seen = target.see(
-            batch.ids, positions=batch.positions, mask=batch.attends(), layers=draft.needs.layers
-        )
+    phases: list[Phase] = []
+    if stored is None:
+        with tally.phase(SEES) as sees, torch.no_grad():
+            seen = target.see(
+                batch.ids, positions=batch.positions, mask=batch.attends(),
+                layers=draft.needs.layers,
+            )  # fmt: skip
+        phases.append(sees)
+    else:
+        seen = read_rows(stored, draft.needs, batch.ids.shape, target.device.dtype)
     with tally.phase(LEARNS) as learns:
         with torch.autocast("cpu", torch.bfloat16, enabled=half):
             loss = draft.loss(batch, seen)
         loss.total.backward()
-    return [sees, learns]
+    return [*phases, learns]
+
+
+def read_rows(stored: Stored, needs: Needs, shape: torch.Size, dtype: torch.dtype) -> Seen:
+    """Of the shapes that data/store/reader.py gives rows in."""
+    wide, k, teacher = stored.hidden_size, stored.top_k, None
+    if stored.teacher is TeacherKind.topk:
+        teacher = TopK(
+            ids=torch.zeros(*shape, k, dtype=torch.int64), log_probs=torch.zeros(*shape, k),
+            rest=torch.zeros(shape), vocab=stored.vocab_size,
+        )  # fmt: skip
+    hidden = wide if needs.hidden or teacher is None else 0
+    return Seen(
+        captured=torch.zeros(*shape, len(needs.layers) * wide, dtype=dtype),
+        hidden=torch.zeros(*shape, hidden, dtype=dtype), teacher=teacher,
+    )  # fmt: skip
 
 
 def _moments(tally: Tally, conf: TrainConf, draft: Draft, *, foreach: bool) -> list[Optimizer]:

@@ -94,6 +94,10 @@ class Manifest:
         """Every file of a finished store."""
         return [DOCUMENTS, *map(shard_name, range(self.made.shards))]
 
+    @property
+    def bytes(self) -> int:
+        return sum(file.bytes for file in self.files.values())
+
     def refuse_unfinished(self, folder: Path) -> None:
         missing = [name for name in self.wanted if name not in self.files]
         if missing:

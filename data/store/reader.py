@@ -165,13 +165,13 @@ class Store:
 
 
 def refuse_others(
-    manifest: Manifest, folder: Path, *, tokenizer_hash: str, needs: Needs,
+    manifest: Manifest, folder: Path, *, needs: Needs, tokenizer_hash: str | None = None,
     hidden_size: int | None = None,
 ) -> None:  # fmt: skip
     """What can be known before the target's weights are: raises UserError for another's store."""
     made = manifest.made
     manifest.refuse_unfinished(folder)
-    if made.tokenizer_sha256 != tokenizer_hash:
+    if tokenizer_hash not in (None, made.tokenizer_sha256):
         raise _other(manifest, folder, "tokenizer", made.tokenizer_sha256[:12], tokenizer_hash[:12])
     if hidden_size not in (None, made.layout.hidden_size):
         raise _other(
