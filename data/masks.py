@@ -33,9 +33,21 @@ def last_answer(chat: Chat, messages: list[Message]) -> tuple[str, list[Span]]:
     """The prompt that serving sends for the last turn, and the answer behind it."""
     marked = _marked(chat, messages) if GENERATION_TAG.search(chat.template) else None
     text, spans = marked or _compared(chat, messages)
+    text = _turn(text, chat, messages)
+    spans = [(begin, min(end, len(text))) for begin, end in spans if begin < len(text)]
     if spans and not _calls(messages[-1], "".join(text[begin:end] for begin, end in spans)):
         raise MisfitError("a tool call that the chat template does not write")
     return text, spans
+
+
+def _turn(text: str, chat: Chat, messages: list[Message]) -> str:
+    """Without the token that some templates write behind the last turn, whoever's it is."""
+    end = str(chat.tokenizer.eos_token or "")
+    turn = text.removesuffix(end).rstrip()
+    if not turn.endswith(tuple(markers(chat.tokenizer))):
+        return text
+    going_on = chat.text(messages, prompt=True)
+    return turn if going_on.startswith(turn) and not going_on.startswith(text) else text
 
 
 def _calls(message: Message, answer: str) -> bool:

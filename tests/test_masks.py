@@ -26,7 +26,7 @@ from tests.families import (
     TOOLS,
     TWICE,
 )
-from tests.test_tokens import CHAT, EXACT, HEAD, PLAIN, PROMPT, answers, chat_tokenizer
+from tests.test_tokens import CHAT, EXACT, HEAD, PLAIN, PROMPT, TAGGED, answers, chat_tokenizer
 
 THOUGHT = "<think>\n\n</think>\n\n"
 # marks the header, an empty thought that serving sends in the prompt, and the line break behind
@@ -106,6 +106,17 @@ def test_a_turn_may_have_several_marks_and_thoughts_any_name():
     tokenizer = chat_tokenizer(TWO_MARKS)
     document = from_messages(Chat(tokenizer=tokenizer), thoughtful, last_only=True)
     assert answers(tokenizer, document) == ["(Hm.)", EXACT[1]]
+
+
+@pytest.mark.parametrize("tagged", [False, True])
+def test_a_token_behind_the_whole_text_is_not_said(tagged):
+    """As Phi-3's template writes one; the target ends its turn with another."""
+    behind = PROMPT.replace("{% endif %}", "{% else %}</s>{% endif %}")
+    tokenizer = chat_tokenizer((TAGGED if tagged else PLAIN).replace(PROMPT, behind))
+    tokenizer.eos_token = "</s>"
+    for last_only in (False, True):
+        document = from_messages(Chat(tokenizer=tokenizer), CHAT, last_only=last_only)
+        assert answers(tokenizer, document) == EXACT[last_only:]
 
 
 def test_a_mark_takes_an_end_of_turn_token_that_is_not_eos():
