@@ -48,7 +48,7 @@ pre { white-space: pre-wrap; font: .85rem/1.7 ui-monospace, monospace; margin: 0
 pre i { opacity: .45; font-style: normal; }
 b { font-weight: inherit; }
 body:has(#edges:checked) pre b { outline: 1px solid var(--line); outline-offset: -1px; }
-body:not(:has(#prompts:checked)) .p { display: none; }
+body:not(:has(#prompts:checked)) pre .p { display: none; }
 @media (max-width: 40rem) { th, td { padding: .3rem .4rem; font-size: .75rem; } }
 """
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"  # even if something were not escaped
