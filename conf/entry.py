@@ -96,6 +96,9 @@ def entry_point(name: str, schema: type[Conf]) -> Callable[[Callable[[Conf], Non
                 if not isinstance(error, USER_ERRORS) and not _raised_by_hydra(error):
                     raise
                 refuse(error)
+            except KeyboardInterrupt:
+                print("interrupted", file=sys.stderr)  # noqa: T201
+                sys.exit(130)
 
         return run
 

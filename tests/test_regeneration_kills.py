@@ -1,4 +1,7 @@
-"""Killed five times, its server restarted, every fifth request failing: each row answered once."""
+"""Killed five times, its server restarted, every fifth request failing: each row answered once.
+
+Ctrl-C is the sixth end.
+"""
 
 import json
 import os
@@ -71,16 +74,20 @@ def test_each_row_is_answered_once_whatever_is_killed(tmp_path):
 
     port = free_port()
     with serving(DEMO, port=port, name="demo", faulty=True) as watcher:
-        for number in range(KILLS):
-            before = done()
+        for number in range(KILLS + 1):
+            before, end = done(), signal.SIGKILL if number < KILLS else signal.SIGINT
             with command(tmp_path, port) as run:
                 until(lambda least=before + 2: done() >= least, run, tmp_path)
                 if number == KILLS // 2:
                     restart(watcher)
                     at_restart = done()
                     until(lambda least=at_restart + 2: done() >= least, run, tmp_path)
-            assert run.exitcode == -signal.SIGKILL
+                assert run.pid is not None
+                os.kill(run.pid, end)
+                run.join(TIMEOUT_S)
+            assert run.exitcode == (-end if end == signal.SIGKILL else 128 + end)
             assert before < done() < ROWS
+        assert (tmp_path / "said").read_text().endswith("\ninterrupted\n")
         assert len(finished(journal)) == done()
         with command(tmp_path, port) as run:
             run.join(TIMEOUT_S)

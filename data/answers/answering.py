@@ -84,7 +84,8 @@ def answer_rows(
     kept = Journal(journal)
     run = _Run(asker=asker, tokenizer=tokenizer, conf=conf, kept=kept, total=total)
     try:
-        asyncio.run(run.ask_all(rows))
+        with asyncio.Runner() as runner:  # its own `run` keeps Ctrl-C until a batch is decoded
+            runner.get_loop().run_until_complete(run.ask_all(rows))
         run.say_failures(journal.with_suffix(".failed.jsonl"))
         for failure in run.failed.values():
             report.drop(failure.source, f"failed: {failure.reason}")
