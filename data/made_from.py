@@ -90,13 +90,20 @@ def check_claim(folder: Path, made: dict[str, Any]) -> None:
             )
 
 
+def release(own: Path) -> None:
+    """Remove what this process alone has written."""
+    shutil.rmtree(own, ignore_errors=True)
+    with suppress(OSError):  # other workers are at work
+        own.parent.rmdir()
+
+
 def forget(folder: Path, own: Path) -> None:
     """Leave no trace where nothing was made, so that the name is free for other settings."""
     if any(folder.glob("*.parquet")) or any(own.glob("answers.*")):
         return
-    shutil.rmtree(own)
-    with suppress(OSError):  # other workers are at work
-        own.parent.rmdir()
+    release(own)
+    if not own.parent.exists():
         (folder / FILE).unlink(missing_ok=True)
         (folder / "config.yaml").unlink(missing_ok=True)
-        folder.rmdir()
+        with suppress(OSError):  # something else is in it
+            folder.rmdir()

@@ -12,10 +12,8 @@ Killed, the same command goes on: what is finished is kept.
 """
 
 import logging
-import shutil
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,7 +30,7 @@ from data.candidates import Rules
 from data.chosen import chosen_rows, rows_of
 from data.contamination import signs
 from data.gather import check_source, gather
-from data.made_from import check_claim, claim, forget, made_from
+from data.made_from import check_claim, claim, forget, made_from, release
 from data.mixture import MixtureConf
 from data.prepare_report import (
     PAGE,
@@ -96,6 +94,7 @@ def main(conf: PrepareConf) -> None:
     made = made_from(conf, conf.mixture)
     check_claim(folder, made)
     if (folder / REPORT).exists():
+        release(own)  # of a run that was killed as it ended
         log.info("prepared already: %s", folder / PAGE)
         return
     served = None
@@ -117,9 +116,7 @@ def main(conf: PrepareConf) -> None:
         else:
             counts = {file: len(texts) for file, texts in unseen.items()}
             finish(conf, sources, counts, folder, own)
-        shutil.rmtree(own)
-        with suppress(OSError):  # other workers are at work
-            own.parent.rmdir()
+        release(own)
 
 
 def rules_of(conf: PrepareConf, unseen: list[str], served: Served | None) -> Rules:

@@ -52,7 +52,7 @@ def command(monkeypatch, tmp_path):
     """`python -m train` up to the point where main is called: returns the configs that main saw."""
     monkeypatch.chdir(tmp_path)
 
-    def run(*arguments: str, fail: Exception | None = None) -> list[TrainConf]:
+    def run(*arguments: str, fail: BaseException | None = None) -> list[TrainConf]:
         seen = []
 
         @entry_point("train", TrainConf)
@@ -83,6 +83,12 @@ def test_user_errors_of_a_run_are_one_line_too(command, capsys):
     assert capsys.readouterr().err == (
         "error: target.name: must be reachable, got 'x'; give a local path\n"
     )
+
+
+def test_ctrl_c_is_no_fault(command, capsys):
+    with pytest.raises(SystemExit) as stop:
+        command(fail=KeyboardInterrupt())
+    assert (stop.value.code, capsys.readouterr().err) == (130, "interrupted\n")
 
 
 def test_our_own_faults_keep_their_traceback(command):

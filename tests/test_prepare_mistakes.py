@@ -19,6 +19,9 @@ def test_the_same_command_goes_on_and_another_is_refused(tmp_path):
     before = {file: file.stat().st_mtime_ns for file in out.iterdir()}
     prepare(tmp_path, a="a.jsonl")
     assert {file: file.stat().st_mtime_ns for file in out.iterdir()} == before
+    (out / "work" / "worker-00000").mkdir(parents=True)  # killed as it ended
+    prepare(tmp_path, a="a.jsonl")
+    assert not (out / "work").exists()
     with pytest.raises(UserError, match=r"mixture.held_out: must be 0.01 as in .*run, got 0.5; "):
         prepare(tmp_path, held_out=0.5, a="a.jsonl")
     lines(tmp_path / "a.jsonl", range(20, 30))
