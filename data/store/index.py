@@ -124,7 +124,7 @@ def stretches(
         low, high = max(begin, first), min(end, first + count)
         if low < high:
             token = int(runs.token[run]) + low - first
-            row = int(runs.row[run]) + np.count_nonzero(flags[first:low])
+            row = int(runs.row[run]) + int(np.count_nonzero(flags[first:low]))
             some = flags[low:high]
             yield Stretch(
                 low, int(runs.shard[run]), slice(token, token + high - low),

@@ -62,6 +62,23 @@ def dequantise(
     return values if scale is None else values.float() * scale[..., None]
 
 
+def widened(values: Tensor) -> Tensor:
+    """fp8 as fp32, any other as it is; on a host, where PyTorch converts fp8 value by value.
+
+    The bits are those of an fp32 number whose exponent is 120 too small.
+
+    >>> codes = [code for code in range(-128, 127) if code != -1]  # the two others are no numbers
+    >>> every = torch.tensor(codes, dtype=torch.int8).view(torch.float8_e4m3fn)
+    >>> torch.equal(widened(every), every.float())
+    True
+    """
+    if values.dtype is not torch.float8_e4m3fn:
+        return values
+    sign_and_rest = -0x7810_0000  # 0x87F00000 in two's complement
+    bits = values.view(torch.int8).int().bitwise_left_shift_(20).bitwise_and_(sign_and_rest)
+    return bits.view(torch.float32).mul_(2.0**120)
+
+
 def rounding(
     rows: Float[Tensor, "*batch width"], kept: Float[Tensor, "*batch width"]
 ) -> Float[Tensor, "*batch 2"]:

@@ -5,7 +5,9 @@ machine share what has been. Layout and guarantees: docs/features.md.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from data.store.index import Runs, Stretch, stretches
 from data.store.layout import SCALE, TeacherKind
 from data.store.manifest import DOCUMENTS, Manifest, shard_name
 from data.store.plan import HELD
-from data.store.quantised import dequantise
+from data.store.quantised import dequantise, widened
 from models.drafts.base import Needs
 from models.errors import UserError
 from models.teacher import TopK
@@ -119,16 +121,15 @@ class Store:
         A few rows at a time: what lies between stays in the processor's cache.
         """
         part, left = self.parts[name], 0
-        places = found.tokens if part.every else found.supervised
-        room = torch.zeros(math.prod(found.shape), math.prod(part.shape), dtype=self.dtype)
+        places = (found.tokens if part.every else found.supervised).numpy()
+        room = zeros(math.prod(found.shape), math.prod(part.shape), dtype=self.dtype)
         for one in found.stretches:
             shard, rows = self.shards[one.shard], one.tokens if part.every else one.rows
-            for first in range(rows.start, rows.stop, AT_ONCE):
-                some = slice(first, min(first + AT_ONCE, rows.stop))
+            right = left + rows.stop - rows.start
+            for some, here in together(rows.start, places[left:right]):
                 scale = shard[name + SCALE][some] if name + SCALE in shard else None
-                states = dequantise(shard[name][some], scale).to(self.dtype).flatten(1)
-                room.index_copy_(0, places[left : left + len(states)], states)
-                left += len(states)
+                room[here] = dequantise(widened(shard[name][some]), scale).flatten(1)
+            left = right
         return room.unflatten(0, found.shape)
 
     def _teacher(self, found: _Read) -> TopK:
@@ -162,6 +163,24 @@ class Store:
         room[:] = fill
         room.index_copy_(0, found.tokens if self.parts[name].every else found.supervised, rows)
         return room.unflatten(0, found.shape)
+
+
+def zeros(rows: int, width: int, *, dtype: torch.dtype) -> Float[Tensor, "rows width"]:
+    """By numpy, which asks Linux for huge pages: small ones cost more than what fills them."""
+    return torch.from_numpy(np.zeros((rows, width * dtype.itemsize), np.uint8)).view(dtype)
+
+
+def together(first: int, places: Int[np.ndarray, " rows"]) -> Iterator[tuple[slice, slice]]:
+    """Rows of a shard from `first` on, and the places they go to: both without a gap.
+
+    >>> list(together(5, np.array([2, 3, 7])))
+    [(slice(5, 7, None), slice(2, 4, None)), (slice(7, 8, None), slice(7, 8, None))]
+    """
+    gaps = (np.flatnonzero(np.diff(places) != 1) + 1).tolist()
+    for begin, end in pairwise([0, *gaps, len(places)]):
+        for low in range(begin, end, AT_ONCE):
+            count, place = min(AT_ONCE, end - low), int(places[low])
+            yield slice(first + low, first + low + count), slice(place, place + count)
 
 
 def refuse_others(
