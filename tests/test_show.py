@@ -184,7 +184,7 @@ def test_colours_mark_answers_and_special_tokens(tokenizer):
     )
     pieces = list(shown(tokenizer, from_pair(start + hello, hello + end)))
     styles = [str(span.style) for span in in_colour(pieces, boundaries=False).spans]
-    assert styles == ["magenta", "none", "bold green underline", "bold green underline magenta"]
+    assert styles == ["magenta", "none", "bold green", "bold green magenta"]
     [prompt, answer] = shown(tokenizer, from_pair([*newline], [*newline]))
     assert str(in_colour([prompt, answer], boundaries=False).spans[-1].style) == "dim"
     assert in_plain(pieces, boundaries=True) == "<|im_start|>|a\u00aba|<|im_end|>\u00bb"

@@ -21,7 +21,7 @@ MOST_BYTES = 8  # tokens that one character may take
 LEAST = 16  # tokens of a run that are shown, however many runs there are
 SHARE = "supervised"
 COLUMNS = ["category", "documents", "tokens", SHARE, "no answer", "no prompt"]
-ANSWER, SPECIAL, LEFT_OUT = "bold green underline", "magenta", "dim italic"
+ANSWER, SPECIAL, LEFT_OUT = "bold green", "magenta", "dim italic"  # underlined, _ would be lost
 
 
 class Shown(NamedTuple):
@@ -86,7 +86,7 @@ def shortened(pieces: list[Shown], most: int) -> list[Shown]:
 
 
 def in_colour(pieces: list[Shown], *, boundaries: bool) -> Text:
-    """For a terminal: answers green and underlined, special tokens magenta, line breaks faint."""
+    """For a terminal: answers bold and green, special tokens magenta, line breaks faint."""
     text = Text()
     for place, piece in enumerate(pieces):
         if boundaries and place:

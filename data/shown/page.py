@@ -39,12 +39,12 @@ header { background: var(--card); padding: .6rem .9rem; }
 header p { margin: 0; }
 .map { display: flex; height: .4rem; background: var(--line); }
 .map i { min-width: 1px; } .map .a { background: var(--a); }
-pre { white-space: pre-wrap; font: .85rem/1.7 ui-monospace, monospace; margin: 0;
+pre { white-space: pre-wrap; font: .85rem/1.8 ui-monospace, monospace; margin: 0;
   padding: .75rem .9rem; color: var(--p); }
-.a { color: var(--a); background: var(--a-back); text-decoration: underline 1px;
-  text-underline-offset: .25em; text-decoration-skip-ink: none; }
+.a { color: var(--a); background: var(--a-back); border-bottom: 1px solid;
+  padding-bottom: .15em; }  /* clear of underscores */
 .s { color: var(--s); } .a.s { font-weight: 600; }
-.gap { font-style: italic; opacity: .7; text-decoration: none; }
+.gap { font-style: italic; opacity: .7; border-bottom: none; }
 pre i { opacity: .45; font-style: normal; }
 b { font-weight: inherit; }
 body:has(#edges:checked) pre b { outline: 1px solid var(--line); outline-offset: -1px; }
