@@ -64,7 +64,7 @@ def made(needs: Needs, dtype: Dtype, teacher: TeacherKind, hidden: int, folder: 
         layers=needs.layers, hidden=needs.hidden, context=needs.context, dtype=dtype,
         teacher=teacher, top_k=TOP_K, hidden_size=hidden, vocab_size=VOCAB,
     )  # fmt: skip
-    plan, _ = Plan.of(documents(), layout, length=LENGTH, overlap=None, batch=8, shard_mb=512)
+    plan, _ = Plan.of(documents(), layout, length=LENGTH, overlap=None, batch=8, shard_mb=512.0)
     tokens, taught = plan.counts.sum(0).tolist()
     conf = compose("capture", CaptureConf, [f"output_dir={folder}", "run_name=random"])
     book = Book(conf, Made(

@@ -2,6 +2,7 @@
 
 import copy
 
+import psutil
 import pytest
 import torch
 
@@ -10,6 +11,7 @@ from data.store.index import supervised
 from data.store.layout import Layout, TeacherKind
 from data.store.manifest import read
 from data.store.quantised import Dtype
+from data.store.reader import Store
 from data.target_pass import features
 from models.drafts.base import Needs
 from models.drafts.causal_lm import CausalLMConf, Start
@@ -19,7 +21,8 @@ from models.drafts.medusa import MedusaConf
 from models.supervision import sooner
 from models.target import Target, TargetConf
 from models.teacher import TopK
-from tests.captured import LENGTH, captured, conf, opened, write_documents, written
+from scripts import bench_store_read
+from tests.captured import EAGLE3, LENGTH, captured, conf, files, opened, write_documents, written
 from tests.tiny import CPU, LAYERS
 
 
@@ -166,8 +169,41 @@ def test_int8_keeps_the_promised_size_of_the_demo(needs, most):
         layers=needs.layers, hidden=needs.hidden, context=needs.context, dtype=Dtype.int8,
         teacher=TeacherKind.hidden, top_k=64, hidden_size=size, vocab_size=4096,
     )  # fmt: skip
-    document = 100  # tokens: with 44 bytes of index
-    assert layout.bytes(document, document) + 6 * document + 44 <= most * 8 * size * document
+    document = 100  # tokens: with 48 bytes of index
+    assert layout.bytes(document, document) + 6 * document + 48 <= most * 8 * size * document
+
+
+@pytest.mark.parametrize("dtype", Dtype)
+@pytest.mark.parametrize("teacher", TeacherKind)
+def test_a_store_has_the_bytes_that_the_page_says(folder, dtype, teacher):
+    """docs/features.md, "Bytes a token", of EAGLE-3."""
+    name = f"bytes {dtype.value} {teacher.value}"
+    place = captured(conf(folder, dtype=dtype, teacher=teacher, top_k=7, run_name=name))
+    made = read(place).made
+    width, layers, k = made.layout.hidden_size, len(made.layout.layers), 7
+    row = 2 * width if dtype is Dtype.bf16 else width + 4
+    taught = row if teacher is TeacherKind.hidden else 6 * k + 4
+    features = layers * row * made.tokens + taught * made.supervised
+    index = 6 * made.tokens + 48 * made.documents + 8
+    headers = [8 + int.from_bytes(data[:8], "little") for data in files(place).values()]
+    assert sum(map(len, files(place).values())) == features + index + sum(headers)
+
+
+def test_a_store_is_read_from_where_it_lies(tmp_path):
+    """Opened, none of it is in memory; read, it takes memory that the system can take back."""
+    book = bench_store_read.made(EAGLE3, Dtype.int8, TeacherKind.hidden, 1024, tmp_path)
+    size = book.manifest.bytes
+    before = psutil.Process().memory_info()
+    store = Store.open(
+        book.folder, target_hash="", tokenizer_hash="", needs=EAGLE3, dtype=torch.bfloat16,
+        checksums=False,
+    )  # fmt: skip
+    assert psutil.Process().memory_info().rss - before.rss < size / 10
+    rows, _ = pack(store.documents, 2048)
+    for row in range(len(rows)):
+        assert store.seen(rows.pieces([row]), 2048).captured.any()
+    after = psutil.Process().memory_info()
+    assert (after.rss - after.shared) - (before.rss - before.shared) < size / 2
 
 
 def test_outliers_cost_int8_what_fp8_keeps(tmp_path, target, caplog):
