@@ -48,7 +48,7 @@ def app(
         return {"object": "list", "data": [{
             "id": name, "object": "model", "created": 0, "owned_by": "test", "root": folder,
             "max_model_len": context,
-        }, {"id": "adapter", "object": "model", "parent": name, "root": "/adapter"}]}  # fmt: skip
+        }, {"id": "adapter", "object": "model", "parent": name}]}  # fmt: skip
 
     @served.post("/v1/completions")
     async def completions(asked_by: Request) -> Any:

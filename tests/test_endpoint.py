@@ -163,10 +163,9 @@ def test_an_endpoint_that_is_not_there_or_of_another_model_is_one_line(folder):
             reach(url.removesuffix("/v1"), folder)
         with pytest.raises(UserError, match=r"got another where it serves tiny, adapter; start"):
             reach(url, folder, model="another")
-        with pytest.raises(
-            UserError, match=r"got 9b or other where it serves tiny, adapter; start"
-        ):
-            check(conf(by=By.endpoint, url=url), TargetConf(name="other", path="9b"))
+        for path, names in (("9b", "9b or other"), (None, "other")):
+            with pytest.raises(UserError, match=f"got {names} where it serves tiny, adapter; "):
+                check(conf(by=By.endpoint, url=url), TargetConf(name="other", path=path))
         with pytest.raises(UserError, match=r"max_new_tokens: must fit into the 64 .*, got 64"):
             reach(url, folder, max_new_tokens=64)
         with pytest.raises(UserError, match=r"context: must fit into the 64 tokens .*, got 128"):

@@ -52,12 +52,12 @@ def check(conf: AnswersConf, target: TargetConf) -> Served:
             f"({_reason(error)}); start the server, or mend the url (it ends in /v1) or "
             f"the key in ${conf.key_env}"
         ) from error
-    names = {conf.model} if conf.model else {target.name, target.path}
+    names = {conf.model} if conf.model else {target.name, target.path or target.name}
     card = next((card for card in cards if {card["id"], card.get("root")} & names), None)
     if card is None:
         raise UserError(
             f"answers.model: must be served by {conf.url}, got "
-            f"{' or '.join(sorted(filter(None, names)))} where it serves "
+            f"{' or '.join(sorted(names))} where it serves "
             f"{', '.join(card['id'] for card in cards) or 'none'}; start the target there, or name "
             "it as the server does"
         )
