@@ -51,7 +51,9 @@ def candidate(raw: dict[str, Any], name: str, source: SourceConf, rules: Rules) 
     asked = "\0".join(normalised(text) for role, text in turns if role != "assistant")
     sign = hashed("asked", asked + (json.dumps(row.tools, default=str) if row.tools else ""))
     row.id = f"{row.id}-{sign:016x}" if row.id else f"{sign:016x}"
-    row.template = {key: _pick(value, sign) for key, value in row.template.items()}
+    if row.messages:
+        picked = {key: _pick(value, sign) for key, value in source.template.items()}
+        row.template = {**picked, **row.template}
     try:
         columns = record(row)
     except ValueError as error:
@@ -122,7 +124,7 @@ def _row(raw: dict[str, Any], found: Conversation | Text, name: str, source: Sou
         row.text = found.text
     else:
         row.messages, row.tools = found.messages, found.tools
-        row.template = {**source.template, **found.template}
+        row.template = found.template
     return row
 
 

@@ -153,6 +153,12 @@ def test_of_a_list_of_template_arguments_each_row_keeps_its_own():
     assert found == [made({"prompt": f"Question {n}"}, **modes).template for n in range(200)]
 
 
+def test_a_list_that_a_row_itself_gives_the_template_is_kept():
+    for documents in ([], ["a", "b"]):
+        row = made({"messages": messages(*CHAT), "template": {"documents": documents}})
+        assert row.template == {"documents": documents}
+
+
 FAULTS = {
     "an unknown role": {"messages": messages(("narrator", "Hi"))},
     "an assistant turn before any user turn": {"messages": messages(*CHAT[::-1])},

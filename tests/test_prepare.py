@@ -8,7 +8,7 @@ import pytest
 from data.config import DataConf, Source
 from data.conversations import Conversation, Text, Tokenised
 from data.mixture import SourceConf
-from data.prepared import Drawn, Row, Spans, read, write
+from data.prepared import Drawn, Row, Spans, batches, read, write
 from data.prompts import read as read_prompts
 from data.sources import rows
 from models.errors import UserError
@@ -75,6 +75,12 @@ def test_workers_without_a_row_write_empty_files(tmp_path):
         out = prepare(tmp_path, "workers=4", f"worker={worker}", a="a.jsonl")
     assert (report(out)["train"], len(asked(out))) == (2, 2)
     assert len(list(out.glob("train-*-of-00004.parquet"))) == 4
+
+
+def test_memory_holds_so_many_rows_or_so_much_text():
+    small, large = ({"id": "1", "text": "a" * n, "documents": []} for n in (1, 2**22))
+    assert [len(batch) for batch in batches([small] * 600)] == [256, 256, 88]
+    assert [len(batch) for batch in batches([large] * 5)] == [2, 2, 1]
 
 
 def test_shares_are_exact_and_summed_up(tmp_path):
