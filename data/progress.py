@@ -4,7 +4,7 @@ import logging
 import time
 from datetime import timedelta
 
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as RichProgress
 
 from models.console import CONSOLE
@@ -18,8 +18,7 @@ class Progress(RichProgress):
 
     def __init__(self, work: str, *, total: int | None, kept: int = 0):
         super().__init__(
-            TextColumn(work), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-            TextColumn("{task.description}"),
+            TextColumn(work), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"),
             console=CONSOLE, disable=not CONSOLE.is_terminal,
         )  # fmt: skip
         self.work, self.total, self.kept = work, total, kept
@@ -47,17 +46,17 @@ class Progress(RichProgress):
             self._say()
 
     def _rates(self) -> str:
+        """And the time left by them: rich's own looks at half a minute, a batch may take more."""
         spent = max(time.monotonic() - self.began, 1e-3)
         said = f"{self.done / spent:.1f} rows/s"
         said += f"  {self.tokens / spent:,.0f} tokens/s" if self.tokens else ""
-        return said + (f"  {self.failed:,} failed" if self.failed else "")
+        said += f"  {self.failed:,} failed" if self.failed else ""
+        if self.total and self.done > min(self.total / 100, 100):  # a first row says nothing
+            rest = max(self.total - self.kept - self.done - self.failed, 0)
+            said += f"  {timedelta(seconds=round(rest * spent / self.done))} left"
+        return said
 
     def _say(self) -> None:
         self.told = self.done + self.failed
         known = f"{self.kept + self.done:,}" + (f"/{self.total:,}" if self.total else "")
-        left = ""
-        if self.total and self.done > self.total / 100:  # the first of a batch says nothing
-            rest = max(self.total - self.kept - self.done - self.failed, 0)
-            seconds = rest * (time.monotonic() - self.began) / self.done
-            left = f"  {timedelta(seconds=round(seconds))} left"
-        log.info("%s %s  %s%s", self.work, known, self._rates(), left)
+        log.info("%s %s  %s", self.work, known, self._rates())

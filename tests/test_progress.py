@@ -1,0 +1,17 @@
+"""Long work says how far it is by all that this run did, however its rows come."""
+
+import time
+
+from data.progress import Progress
+
+
+def test_rows_that_come_many_at_once_leave_as_much_time_as_others(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    with Progress("answers", total=100, kept=20) as progress:
+        now = 60.0
+        for _ in range(4):
+            progress.count(done=1, tokens=30)
+        assert progress.tasks[0].description == "0.1 rows/s  2 tokens/s  0:19:00 left"
+        progress.count(failed=1)
+        assert progress.tasks[0].description == "0.1 rows/s  2 tokens/s  1 failed  0:18:45 left"
