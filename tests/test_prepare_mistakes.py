@@ -1,6 +1,7 @@
 """`data.prepare` refuses in one line, early, and leaves the folder as it was."""
 
 import gzip
+from pathlib import Path
 
 import pytest
 from datasets import Dataset
@@ -29,23 +30,26 @@ def test_the_same_command_goes_on_and_another_is_refused(tmp_path):
         prepare(tmp_path, a="a.jsonl")
 
 
-@pytest.mark.parametrize("changed", ["saved", "folder", "prompts.jsonl"])
+@pytest.mark.parametrize(
+    "changed", ["saved/data-00000-of-00001.arrow", "folder/data/rows.jsonl", "prompts.jsonl"]
+)
 def test_changed_data_is_seen_wherever_it_lies(tmp_path, changed):
-    """In a saved data set, in folders of a folder, in the prompts that are left out."""
+    """In a saved data set, in a folder of a folder, in the prompts that are left out."""
     Dataset.from_list([{"text": "a"}]).save_to_disk(tmp_path / "saved")
     (tmp_path / "folder" / "data").mkdir(parents=True)
     lines(tmp_path / "folder" / "data" / "rows.jsonl", range(5))
-    lines(tmp_path / "prompts.jsonl", range(1))
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text('{"text": "question 3"}\n')
-    made = (tmp_path, f"mixture.exclude=[{prompts}]")
-    out = prepare(*made, a="saved", b="folder")
-    assert report(out)["dropped_by_reason"] == {"a prompt that is held out elsewhere": 1}
-    prepare(*made, a="saved", b="folder")
-    file = next(f for f in [prompts, *(tmp_path / changed).rglob("*[0-9s].*")] if changed in str(f))
-    file.write_bytes(file.read_bytes() + b"\n")
-    with pytest.raises(UserError, match=rf"mixture\..*: {changed}.* must be \d+ bytes"):
-        prepare(*made, a="saved", b="folder")
+    (tmp_path / "prompts.jsonl").write_text('{"text": "question 3"}\n')
+
+    def made() -> Path:
+        exclude = f"mixture.exclude=[{tmp_path / 'prompts.jsonl'}]"
+        return prepare(tmp_path, exclude, a="saved", b="folder")
+
+    assert report(made())["dropped_by_reason"] == {"a prompt that is held out elsewhere": 1}
+    made()
+    with (tmp_path / changed).open("ab") as file:
+        file.write(b"\n")
+    with pytest.raises(UserError, match=rf"mixture\..*: {changed}: must be \d+ bytes"):
+        made()
 
 
 def test_what_an_error_advises_works_under_the_same_name(tmp_path):
