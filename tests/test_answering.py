@@ -159,6 +159,21 @@ def test_a_torn_line_is_asked_again_and_whole_ones_are_not(target, tmp_path):
         assert sorted(journal.read_bytes().splitlines()) == sorted(text.splitlines())
 
 
+def test_a_damaged_line_is_named_and_its_row_asked_again_without_it(target, tmp_path):
+    journal = tmp_path / "j"
+    rows = [Row(id=str(i), source="made", text="3 4") for i in range(3)]
+    whole, _ = answered(target, journal, rows, Unwilling())
+    first, second, third = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(first + b"\0" * 9 + second[9:] + third)
+    with pytest.raises(UserError, match=f"j: .* got damage {len(first)} bytes from its start; del"):
+        answered(target, journal, rows, Unwilling())
+    journal.write_bytes(first + third)
+    again = Unwilling()
+    made, _ = answered(target, journal, rows, again)
+    assert made == whole
+    assert len(again.asked) == 1
+
+
 def test_one_process_a_journal(target, tmp_path):
     rows = [Row(id=str(i), source="made", text="3 4") for i in range(2)]
     first = answer_rows(

@@ -180,6 +180,16 @@ def test_an_endpoint_that_is_not_there_or_of_another_model_is_one_line(folder):
             conf(by=By.endpoint, url=wrong)
 
 
+def test_a_key_is_one_that_a_header_can_carry(monkeypatch):
+    monkeypatch.setenv("THEIRS", "sk-1\n")  # as `cat` of a file gives it
+    asked = {"by": By.endpoint, "url": "http://localhost:8000/v1", "key_env": "THEIRS"}
+    assert conf(**asked).key == "sk-1"
+    for wrong in ("sk-\u00e9", "sk-1\nsk-2"):
+        monkeypatch.setenv("THEIRS", wrong)
+        with pytest.raises(UserError, match=r"answers.key_env: must name .* THEIRS beyond printab"):
+            conf(**asked)
+
+
 def test_the_end_of_a_turn_is_the_one_that_the_template_writes(target, folder):
     assert end_of_turn(target.tokenizer, [0, 3]) == 0
     assert TargetConf(path=str(folder)).source.eos_ids() == target.eos_ids == [0]

@@ -55,6 +55,11 @@ class AnswersConf:
                 "answers.url: must be an address for answers=endpoint, such as "
                 f"http://localhost:8000/v1, got {self.url or 'null'}; give what the server prints"
             )
+        if self.by is By.endpoint and not (self.key.isascii() and self.key.isprintable()):
+            raise UserError(
+                f"answers.key_env: must name a variable with a key that HTTP can carry, got "
+                f"characters in {self.key_env} beyond printable ASCII; set it again"
+            )
         if self.context is not None:
             self.room(self.context)
 
@@ -85,7 +90,7 @@ class AnswersConf:
 
     @property
     def key(self) -> str:
-        return os.environ.get(self.key_env) or "none"
+        return os.environ.get(self.key_env, "").strip() or "none"
 
 
 def _is_address(url: str | None) -> bool:

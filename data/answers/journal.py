@@ -35,8 +35,18 @@ class Journal:
             if not line.endswith(b"\n"):
                 self._file.truncate(self._end)
                 break
-            self._places[json.loads(line)["id"]] = self._end
+            self._places[self._id(line)] = self._end
             self._end += len(line)
+
+    def _id(self, line: bytes) -> str:
+        try:
+            return json.loads(line)["id"]
+        except ValueError as error:
+            self.close()
+            raise UserError(
+                f"{self.path}: each line must be a row's answers, got damage {self._end} bytes "
+                "from its start; delete that line, its row is answered again"
+            ) from error
 
     def __contains__(self, row_id: str) -> bool:
         return row_id in self._places
