@@ -44,8 +44,7 @@ MUCH = 0.1  # of the values lost: of a bell curve int8 loses one in a hundred
 @entry_point("capture", CaptureConf)
 def main(conf: CaptureConf) -> None:
     speak()
-    folder = capture(conf, command=shlex.join(["python", "-m", "data.capture", *sys.argv[1:]]))
-    log.info("store: %s, to be trained from with data=captured data.path=%s", folder, folder)
+    capture(conf, command=shlex.join(["python", "-m", "data.capture", *sys.argv[1:]]))
 
 
 def capture(conf: CaptureConf, *, command: str) -> Path:
@@ -69,6 +68,7 @@ def capture(conf: CaptureConf, *, command: str) -> Path:
                     partial.write_text(config_yaml(conf))
         write(missing, plan, book, conf, device)
     say_rounding(book.manifest.files)
+    say_done(book)
     return book.folder
 
 
@@ -176,6 +176,19 @@ def say_rounding(files: dict[str, File]) -> None:
         )  # fmt: skip
         if lost > MUCH:
             log.warning("dtype: outliers leave few steps to other values of %s; try fp8", layer)
+
+
+def say_done(book: Book) -> None:
+    """What to do next: train, or wait for what is other workers'."""
+    folder, wanted = book.folder, book.manifest.wanted
+    there = sum((folder / name).exists() for name in wanted)
+    if there < len(wanted):
+        log.info(
+            "store: %s has %d of its %d files; the others are other workers'",
+            folder, there, len(wanted),
+        )  # fmt: skip
+    else:
+        log.info("store: %s, to be trained from with data=captured data.path=%s", folder, folder)
 
 
 if __name__ == "__main__":

@@ -212,15 +212,19 @@ def test_another_target_of_the_same_name_is_refused(copy):
     refused("target_sha256 .* instead of", lambda: captured(conf(copy)))
 
 
-def test_workers_share_a_capture(folder, target, tmp_path):
+def test_workers_share_a_capture(folder, target, tmp_path, caplog):
     """Each writes its own shards; together they are the store of one process."""
+    caplog.set_level("INFO")
     wanted = conf(folder, workers=2)
     wanted.output_dir = str(tmp_path)
     store = captured(replace(wanted, worker=1))
+    assert "the others are other workers'" in caplog.text
+    assert "to be trained from" not in caplog.text
     refused("must be a finished store", lambda: opened(store, target))
     shards = store_manifest.read(store).made.shards
     assert set(files(store)) == {shard_name(number) for number in range(1, shards, 2)}
     captured(replace(wanted, worker=0))
+    assert "to be trained from" in caplog.text
     assert files(store) == files(folder / "capture" / "small")
     opened(store, target)
     flip(store / shard_name(1), -1)
