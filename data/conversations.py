@@ -129,16 +129,29 @@ def _prompt(raw: dict[str, Any], column: str | None) -> Row:
         raise MisfitError("a prompt that is not text", str(error)) from error
     if prompt is None:
         raise MisfitError("no messages, text or prompt", f"among {', '.join(raw)}")
+    answer = _answer(raw)
     if "messages" in prompt:
-        return _conversation([_message(each) for each in prompt["messages"]], raw)
+        messages = [_message(each) for each in prompt["messages"]]
+        answered = messages[-1:] and messages[-1]["role"] == "assistant"
+        return _conversation(messages if answered else messages + answer, raw)
     if "text" in prompt and raw.get("text") is not None:
         return Text(text=prompt["text"])
     asked = prompt["turns"] if "turns" in prompt else [prompt["text"]]
-    answer = next((raw[name] for name in ANSWERS if isinstance(raw.get(name), str)), None)
     if len(asked) == 1 and answer:
-        return _conversation(_in_turn([*asked, answer]), raw)
+        return _conversation([*_in_turn(asked), *answer], raw)
     turns = [said for question in asked for said in (question, "")]  # answers to be drawn
     return _conversation(_in_turn(turns[:-1]), raw)
+
+
+def _answer(raw: dict[str, Any]) -> list[dict[str, Any]]:
+    """What stands beside a prompt, as messages: a text, or messages as in TRL's data sets."""
+    for name in ANSWERS:
+        match _listed(raw.get(name)):
+            case str(text) if text:
+                return [{"role": "assistant", "content": text}]
+            case [{"role": _}, *_] as messages:
+                return [_message(each) for each in messages]
+    return []
 
 
 def _in_turn(said: list[str]) -> list[dict[str, Any]]:

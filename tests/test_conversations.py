@@ -34,6 +34,22 @@ def read(conf: DataConf) -> tuple[list, Counter[str]]:
     return list(rows(conf, skipped)), skipped
 
 
+def test_an_answer_beside_its_prompt_is_text_or_messages(tmp_path):
+    prompt, completion = MESSAGES[:-1], MESSAGES[-1:]
+    conf = jsonl(
+        tmp_path,
+        {"prompt": prompt, "completion": completion},
+        {"prompt": prompt, "completion": json.dumps(completion)},
+        {"prompt": prompt, "response": completion[0]["content"]},
+        {"prompt": MESSAGES, "completion": []},
+        {"prompt": "Bye", "completion": completion},
+        {"prompt": "Bye", "completion": "So long"},
+        format=Format.prompt,
+    )
+    found = [row.messages for row in read(conf)[0]]
+    assert found == [MESSAGES] * 4 + [MESSAGES[3:]] * 2
+
+
 def test_every_shape_is_told_from_the_row(tmp_path):
     conf = jsonl(
         tmp_path,
