@@ -1,22 +1,15 @@
-"""The target in this process as an Asker: what waits is decoded together."""
+"""The target in this process as an Asker: rows that end make room for what waits."""
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 from data.answers.config import AnswersConf
 from data.answers.dialogue import Answer
-from infer.decode import bucket
-from infer.generate import answers
+from infer.decode import Decoder, Request, bucket
 from models.target import Target
 
-MOMENT_S = 0.002  # in which the rows that go on ask again
-
-
-@dataclass(kw_only=True)
-class _Request:
-    ids: list[int]
-    key: int
-    answer: asyncio.Future[Answer]
+MOMENT_S = 0.002  # in which the first rows ask
+TOGETHER = 4  # rows are read by a quarter of the batch: one alone leaves a pass half empty
 
 
 class TargetAsker:
@@ -25,12 +18,14 @@ class TargetAsker:
     def __init__(self, target: Target, conf: AnswersConf):
         self.target, self.conf = target, conf
         self.room = conf.room(getattr(target.config, "max_position_embeddings", None))
-        self.waiting: list[_Request] = []
+        self.waiting: list[Request] = []
+        self.answers: dict[Request, asyncio.Future[Answer]] = {}
         self.serving: asyncio.Task[None] | None = None
 
     async def ask(self, ids: list[int], *, key: int) -> Answer:
-        answer = asyncio.get_running_loop().create_future()
-        self.waiting.append(_Request(ids=ids, key=key, answer=answer))
+        request = Request(ids=ids, row_id=key, limit=self.conf.max_new_tokens)
+        answer = self.answers[request] = asyncio.get_running_loop().create_future()
+        self.waiting.append(request)
         if self.serving is None or self.serving.done():
             self.serving = asyncio.create_task(self._serve())
         serving = self.serving
@@ -43,21 +38,28 @@ class TargetAsker:
         """Nothing is held."""
 
     async def _serve(self) -> None:
+        await asyncio.sleep(MOMENT_S)
         while self.waiting:
-            await asyncio.sleep(MOMENT_S)
-            asked, self.waiting = self.waiting, []
-            for place, ids in self._decoded(asked):
-                ended = ids[-1] in self.target.eos_ids
-                asked[place].answer.set_result(
-                    Answer(ids=ids, finish_reason="stop" if ended else "length")
-                )
-                await asyncio.sleep(0)  # its row goes on
+            for request in self._answered():
+                ids = request.answer.ids
+                reason = "stop" if ids[-1] in self.target.eos_ids else "length"
+                self.answers.pop(request).set_result(Answer(ids=ids, finish_reason=reason))
+                await asyncio.sleep(0)  # its row goes on, and may ask again meanwhile
 
-    def _decoded(self, asked: list[_Request]):
-        prompts = [request.ids for request in asked]
-        most = self.conf.max_new_tokens
-        return answers(
-            self.target, prompts, max_new_tokens=most, sampling=self.conf.sampling,
-            batch=self.conf.batch, row_ids=[request.key for request in asked],
-            slots=bucket(max(map(len, prompts)) + most) if self.target.device.static else None,
-        )  # fmt: skip
+    def _answered(self) -> Iterator[Request]:
+        """What waits, and what comes to wait, but for prompts longer than all that do now."""
+        static, most = self.target.device.static, self.conf.max_new_tokens
+        longest = max(len(request.ids) for request in self.waiting)
+        longest = bucket(longest) if static else longest
+        batch = self.conf.batch if static else min(self.conf.batch, len(self.waiting))
+
+        def take(count: int) -> list[Request]:
+            some = [request for request in self.waiting if len(request.ids) <= longest][:count]
+            self.waiting = [request for request in self.waiting if request not in some]
+            return some
+
+        decoder = Decoder(
+            self.target, sampling=self.conf.sampling, slots=longest + most, batch=batch
+        )
+        least = max(1, batch // TOGETHER)
+        return decoder.stream(take, least=least, eos_ids=self.target.eos_ids)

@@ -1,8 +1,8 @@
 """The decoding loop: rows of prompts in fixed slots, each finished one replaced by the next prompt.
 
-A prompt is read alone and its row put in place; then all rows go through rounds together
-(infer/rounds.py), however many tokens each of them accepts. The host reads one small tensor a
-round. Autoregressive decoding is the same loop with an empty tree.
+A prompt is read alone, or a few are together, and its row put in place; then all rows go through
+rounds together (infer/rounds.py), however many tokens each of them accepts. The host reads one
+small tensor a round. Autoregressive decoding is the same loop with an empty tree.
 
 Axes: B rows, P padded prompt, N nodes, D deepest node.
 """
@@ -10,7 +10,9 @@ Axes: B rows, P padded prompt, N nodes, D deepest node.
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -41,6 +43,8 @@ SETTLED = ("target.decoder.", "cache.keys[", "cache.values[")
 
 # told of each round: the tree that was verified, the emitted ids [B, D+1], how many of them [B]
 Watch = Callable[[Proposal, Tensor, Tensor], None]
+# gives so many of the requests that wait, or fewer where there are not as many
+Take = Callable[[int], list["Request"]]
 
 
 @dataclass(kw_only=True)
@@ -84,19 +88,22 @@ class Work:
     state: State  # of the draft
 
 
-@dataclass(kw_only=True)
-class _Request:
-    ids: list[int]
-    row_id: int
-    limit: int
-    answer: Decoded
+@dataclass(kw_only=True, eq=False)
+class Request:
+    """A prompt, and its answer as far as it goes."""
 
-    def ended(self, stopping: Stopping, *, new: int) -> bool:
-        """Whether the answer is whole by its `new` last tokens; then it is cut."""
+    ids: list[int]
+    row_id: int  # keys the noise
+    limit: int  # new tokens
+    answer: Decoded = field(default_factory=Decoded)
+    ended: bool = False
+
+    def check_end(self, stopping: Stopping, *, new: int) -> None:
+        """Cut the answer if it is whole by its `new` last tokens."""
         ids = self.answer.ids
         end = stopping.end(ids, known=len(ids) - new, limit=self.limit)
         self.answer.ids = ids[:end]
-        return end is not None
+        self.ended = end is not None
 
 
 def bucket(length: int) -> int:
@@ -141,7 +148,7 @@ class Decoder:
         self.held = held_slots(tree, slots)
         self._make_room = device.glue(room)
         self.cache, self.state = self._room(batch)
-        self._alone: tuple[StaticCache, State] | None = None  # room to read one prompt beside them
+        self._beside: tuple[StaticCache, State] | None = None  # room to read prompts beside others
         self.spent = Spent()
         # a target does not change; a draft that writes texts of its own does
         settled = SETTLED if isinstance(target, Target) else ()
@@ -171,17 +178,37 @@ class Decoder:
         unfused rounds.
         """
         asked = list(self._requests(prompts, row_ids, max_new_tokens))
-        waiting = deque(asked)
+        waiting = iter(asked)
+        done = self.stream(
+            lambda most: list(islice(waiting, most)), eos_ids=eos_ids, stop=stop, record=record,
+            watch=watch, laps=laps,
+        )  # fmt: skip
+        deque(done, maxlen=0)
+        return [request.answer for request in asked]
+
+    @torch.no_grad()
+    def stream(
+        self, take: Take, *, least: int = 1, eos_ids: Sequence[int] | None = None,
+        stop: Sequence[str] = (), record: list[Tensor] | None = None, watch: Watch | None = None,
+        laps: Laps | None = None,
+    ) -> Iterator[Request]:  # fmt: skip
+        """Continue what `take` gives, each request yielded as it ends, until there is no more.
+
+        `take` is asked before every round, as soon as `least` rows are free: where shapes are free,
+        so many prompts are read together. What it gives must fit in the slots.
+        """
         stopping = Stopping(
             eos_ids=frozenset(eos_ids or []), strings=tuple(stop), text=self._text if stop else None
         )
-        busy: dict[int, _Request] = {}
+        busy: dict[int, Request] = {}
         work: Work | None = None
         self.spent = Spent()
-        while waiting or busy:
-            work = self._admit(work, waiting, busy, stopping)
-            if not busy:
-                continue
+        while True:
+            while some := take(self._wanted(len(busy), least)):
+                work = self._admit(work, some, busy, stopping)
+                yield from (request for request in some if request.ended)
+            if work is None or not busy:
+                return
             began = time.perf_counter()
             if laps is not None:
                 laps.start()
@@ -196,18 +223,11 @@ class Decoder:
             self.spent.count(took)
             if record is not None:
                 record.append(emitted.logits[0].cpu()[: told[0][-1]])
-            at_work = list(busy.items())
-            for slot, request in at_work:
-                *tokens, number = told[slot]
-                request.answer.emit(
-                    tokens[:number], drafted=self.nodes, took=took, rows=len(at_work)
-                )
-                if request.ended(stopping, new=number):
-                    del busy[slot]
+            ended = self._hand_out(told, took, busy, stopping)
             if laps is not None:
                 laps.lap("host")
                 laps.finish(time.perf_counter() - began)
-        return [request.answer for request in asked]
+            yield from ended
 
     @torch.no_grad()
     def forced(self, prompt: list[int], row_id: int, ids: list[int]) -> Iterator[Tensor]:
@@ -223,6 +243,19 @@ class Decoder:
             work.rows.root = torch.full_like(work.rows.root, token)
             work, emitted = self._round(work)
             yield emitted.scores[0, 0]
+
+    def _hand_out(
+        self, told: list[list[int]], took: float, busy: dict[int, Request], stopping: Stopping
+    ) -> list[Request]:
+        """Give each row what a round emitted for it; those that ended make room."""
+        at_work = list(busy.items())
+        for slot, request in at_work:
+            *tokens, number = told[slot]
+            request.answer.emit(tokens[:number], drafted=self.nodes, took=took, rows=len(at_work))
+            request.check_end(stopping, new=number)
+            if request.ended:
+                del busy[slot]
+        return [request for _, request in at_work if request.ended]
 
     # --- rounds -------------------------------------------------------------------------------
 
@@ -250,7 +283,7 @@ class Decoder:
 
     def _requests(
         self, prompts: Sequence[list[int]], row_ids: Sequence[int], limits: int | Sequence[int]
-    ) -> Iterator[_Request]:
+    ) -> Iterator[Request]:
         each = [limits] * len(prompts) if isinstance(limits, int) else limits
         for place, (ids, row_id, limit) in enumerate(zip(prompts, row_ids, each, strict=True)):
             if not ids:
@@ -263,44 +296,48 @@ class Decoder:
                     f"evaluation.max_new_tokens: prompt and answer must fit in {self.slots} "
                     f"tokens, got {len(ids)} + {limit}; shorten the prompts"
                 )
-            yield _Request(ids=ids, row_id=row_id, limit=limit, answer=Decoded())
+            yield Request(ids=ids, row_id=row_id, limit=limit)
+
+    def _wanted(self, at_work: int, least: int) -> int:
+        """How many prompts are read next: one, for a graph a prompt length whatever the batch is.
+
+        Where shapes are free, as many as rows are, once they are `least` or nobody is at work.
+        """
+        free = self.batch - at_work
+        if self.target.device.static:
+            return min(free, 1)
+        return free if free >= least or not at_work else 0
 
     def _admit(
-        self, work: Work | None, waiting: deque[_Request], busy: dict[int, _Request],
-        stopping: Stopping,
-    ) -> Work:  # fmt: skip
-        """Prompts for the free slots, one by one: a graph a prompt length, whatever the batch is.
+        self, work: Work | None, some: list[Request], busy: dict[int, Request], stopping: Stopping
+    ) -> Work:
+        """Read prompts and give them free slots."""
+        began = time.perf_counter()
+        free = [slot for slot in range(self.batch) if slot not in busy][: len(some)]
+        if not busy and (self.batch == 1 or not self.target.device.static):
+            begun, _ = self._read(some, self.cache, self.state)
+        else:
+            if self._beside is None or len(self._beside[0].positions) != len(some):
+                self._beside = self._room(len(some))
+            read, _ = self._read(some, *self._beside)
+            slots = torch.tensor(free, device=self.place)
+            begun = cast(Work, self._put(work or self._idle(read), read, slots))
+        first = begun.rows.root.tolist()
+        took = time.perf_counter() - began
+        for slot, request in zip(free, some, strict=True):
+            request.answer.ids, request.answer.prefill_s = [first[slot]], took
+            request.check_end(stopping, new=1)
+            if not request.ended:
+                busy[slot] = request
+        return begun
 
-        Where shapes are free, and no row is at work, all at once.
-        """
-        together = self.batch == 1 or not self.target.device.static
-        while waiting and len(busy) < self.batch:
-            began = time.perf_counter()
-            free = [slot for slot in range(self.batch) if slot not in busy]
-            if together and not busy:
-                some = [waiting.popleft() for _ in range(min(self.batch, len(waiting)))]
-                work, _ = self._read(some, self.cache, self.state)
-                first = work.rows.root.tolist()
-            else:
-                some = [waiting.popleft()]
-                self._alone = self._alone or self._room(1)
-                one, _ = self._read(some, *self._alone)
-                if work is None:  # rows that have not begun, of the shapes of one that has
-                    rows, proposal = self._blank((one.rows, one.proposal), self.batch)
-                    work = replace(one, rows=rows, proposal=proposal, cache=self.cache,
-                                   state=self.state)  # fmt: skip
-                work = self._put(work, one, torch.tensor(free[:1], device=self.place))
-                first = one.rows.root.tolist()
-            took = time.perf_counter() - began
-            for slot, request, token in zip(free, some, first, strict=False):
-                request.answer.ids, request.answer.prefill_s = [token], took
-                if not request.ended(stopping, new=1):
-                    busy[slot] = request
-        assert work is not None
-        return work
+    def _idle(self, read: Work) -> Work:
+        """Rows that have not begun, of the shapes of those that have."""
+        rows, proposal = self._blank((read.rows, read.proposal), self.batch)
+        return Work(rows=rows, proposal=proposal, cache=self.cache, state=self.state)
 
     def _read(
-        self, requests: list[_Request], cache: StaticCache, state: State
+        self, requests: list[Request], cache: StaticCache, state: State
     ) -> tuple[Work, Tensor]:
         """Prompts from the first slot on, and the scores of their first tokens."""
         count = len(cache.positions)

@@ -1,4 +1,4 @@
-"""Room for the rows of a decoder: made, filled with idle rows, given one that has begun."""
+"""Room for the rows of a decoder: made, filled with idle rows, given some that have begun."""
 
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
@@ -31,19 +31,19 @@ def blank(one: Any, batch: int) -> Any:
     return one
 
 
-def put(whole: Any, one: Any, slot: Int[Tensor, " 1"]) -> Any:
-    """`whole` with its row `slot` as the only row of `one`, whatever the two are made of."""
+def put(whole: Any, some: Any, slots: Int[Tensor, " some"]) -> Any:
+    """`whole` with the rows of `some` in these slots, whatever the two are made of."""
     if isinstance(whole, Tensor):
-        return whole.index_copy(0, slot, one)
+        return whole.index_copy(0, slots, some)
     if isinstance(whole, StaticCache):  # in place: it is the largest thing there is
-        whole.put(one, slot)
+        whole.put(some, slots)
         return whole
     if is_dataclass(whole) and not isinstance(whole, type):
-        parts = {f.name: put(getattr(whole, f.name), getattr(one, f.name), slot)
+        parts = {f.name: put(getattr(whole, f.name), getattr(some, f.name), slots)
                  for f in fields(whole)}  # fmt: skip
         return replace(whole, **parts)
     if isinstance(whole, dict):
-        return {name: put(part, one[name], slot) for name, part in whole.items()}
+        return {name: put(part, some[name], slots) for name, part in whole.items()}
     return whole
 
 

@@ -80,12 +80,12 @@ class StaticCache(Cache):
         row = torch.arange(len(source), device=source.device)[:, None]
         self.positions[row, goal] = self.positions[row, source]
 
-    def put(self, other: "StaticCache", row: Int[Tensor, " 1"]) -> None:
-        """Take the only row of another cache for that of our own."""
+    def put(self, other: "StaticCache", rows: Int[Tensor, " some"]) -> None:
+        """Take the rows of another cache for these of our own."""
         mine = (*self.keys, *self.values, self.positions)
         theirs = (*other.keys, *other.values, other.positions)
-        for ours, one in zip(mine, theirs, strict=True):
-            ours.index_copy_(0, row, one)
+        for ours, some in zip(mine, theirs, strict=True):
+            ours.index_copy_(0, rows, some)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
         return 0  # positions are always given, so nothing is derived from this

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from infer.decode import Decoder
+from infer.decode import Decoder, Request
 from infer.laps import Laps
 from infer.verify import Verification, build
 from models.sampling import SamplingConf
@@ -23,6 +23,7 @@ CASES = [(rule, shape) for rule in MODES for shape in TREES.get(rule, SHAPES)]
 RAGGED = [("greedy", "chain"), ("greedy", "dynamic, copied"), ("coupled", "static")]
 RAGGED += [("coupled", "product"), ("rejection", "static"), ("rejection", "dynamic, copied")]
 RAGGED += [("block", "chain"), ("typical", "dynamic")]
+LEAST = [1, 3, BATCH]  # free rows for which prompts are read
 PENALISED = SamplingConf(
     temperature=1.3, repetition_penalty=1.3, presence_penalty=0.4, min_p=0.02, top_p=0.95, seed=4
 )
@@ -158,3 +159,30 @@ def test_the_parts_of_a_round_add_up(small, drafts, requests, rule, shape, batch
     assert sum(laps.seconds.values()) == pytest.approx(laps.wall_s, rel=0.03)
     assert min(laps.seconds.values()) > 0
     assert laps.seconds["verify"] > 0.1 * laps.wall_s
+
+
+@pytest.mark.parametrize("least", LEAST)
+def test_what_comes_while_others_are_at_work_is_answered_as_alone(small, drafts, requests, least):
+    """And each is handed over as it ends: whatever ends may bring the next."""
+    prompts, limits = requests
+    asked = [
+        Request(ids=ids, row_id=100 + i, limit=limit)
+        for i, (ids, limit) in enumerate(zip(prompts, limits, strict=True))
+    ]
+    busy = decoder(small, drafts["eagle3"], "coupled", "static", BATCH)
+    waiting, later, reads, done = asked[: 2 * BATCH], asked[2 * BATCH :], [], []
+
+    def take(most):
+        some, waiting[:] = waiting[:most], waiting[most:]
+        reads.extend([len(some)] * bool(some))
+        return some
+
+    for request in busy.stream(take, least=least):
+        if not done:
+            assert reads == [BATCH]
+        done.append(request)
+        waiting += [later.pop(0)] if later else []
+    assert reads[1] >= least
+    assert sum(reads) == len(done) == len(set(done)) == COUNT
+    own = alone(decoder(small, drafts["eagle3"], "coupled", "static", 1), requests)
+    assert [(each.answer.ids, each.answer.accepted) for each in asked] == own
