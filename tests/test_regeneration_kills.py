@@ -23,7 +23,7 @@ from tests.killing import FORKS, TIMEOUT_S
 from tests.openai_server import free_port, restart, serving
 from tests.tiny import CPU
 
-ROWS, KILLS, AT_ONCE = 42, 5, 4
+ROWS, KILLS, AT_ONCE = 90, 5, 4  # rows enough that none of the runs to be killed ends by itself
 HOW = conf(max_new_tokens=8)
 
 
