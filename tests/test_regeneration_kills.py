@@ -23,7 +23,7 @@ from tests.killing import FORKS, TIMEOUT_S
 from tests.openai_server import free_port, restart, serving
 from tests.tiny import CPU
 
-ROWS, KILLS, AT_ONCE = 90, 5, 4  # rows enough that none of the runs to be killed ends by itself
+ROWS, KILLS, AT_ONCE = 60, 5, 4  # rows enough that none of the runs to be killed ends by itself
 HOW = conf(max_new_tokens=8)
 
 
@@ -51,6 +51,7 @@ def typed(words: list[str], folder: Path) -> None:
         os.dup2(said.fileno(), 1)
         os.dup2(said.fileno(), 2)
     os.chdir(folder)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored behind a shell's `&`
     sys.argv = ["data.prepare", *words]
     main()
 
