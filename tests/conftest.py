@@ -11,7 +11,7 @@ import torch
 
 from tests.agreeing import small_drafts, small_target
 from tests.made_report import one_draft, three_drafts
-from tests.tiny import batch_of, learn, new_draft, sampled_texts, tiny_target
+from tests.tiny import batch_of, learn, new_draft, sampled_texts, tiny_target, unchecked
 
 torch.set_num_threads(1)  # small matrices are many times slower on several threads
 
@@ -34,6 +34,13 @@ def _fresh():
     for logger in logging.root.manager.loggerDict.values():
         if isinstance(logger, logging.Logger):
             logger.disabled = False  # a command run in this process has silenced it through Hydra
+
+
+@pytest.fixture
+def many_calls():
+    """Shapes of what is called thousands of times here are checked elsewhere."""
+    with unchecked():
+        yield
 
 
 @pytest.fixture(scope="session")

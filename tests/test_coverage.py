@@ -10,6 +10,8 @@ import pytest
 
 from infer.intervals import bootstrap_t, ratio
 
+pytestmark = pytest.mark.usefixtures("many_calls")
+
 DEPTH, LEAST, MORE = 5, 8, 40  # rounds of a prompt: LEAST, and MORE trials with 1 - acceptance
 EASE = (4, 2)  # Beta parameters of a draft's acceptance on a prompt
 KEPT = (9, 2)  # and of the share of it that a worse draft keeps

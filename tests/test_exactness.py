@@ -15,6 +15,8 @@ from models.sampling import SamplingConf
 from models.tree import NO_TREE
 from tests.tiny import CPU, LAYERS, chain, new_draft, tiny_target, tree
 
+pytestmark = pytest.mark.usefixtures("many_calls")
+
 NEW = 32
 COUNT = 8
 

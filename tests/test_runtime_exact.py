@@ -15,6 +15,8 @@ from models.errors import UserError
 from models.sampling import SamplingConf
 from tests.agreeing import METHODS, SHAPES, WORDS, noised
 
+pytestmark = pytest.mark.usefixtures("many_calls")
+
 PROMPT = [5, 9, 2]
 NEW = 5
 ROWS = 2000

@@ -25,6 +25,8 @@ from models.tree_files import read_fields
 from tests.tiny import new_draft
 from tests.tuning import TABLE, considered, prompts_of
 
+pytestmark = pytest.mark.usefixtures("many_calls")
+
 KINDS = ("static", "dynamic", "product")
 
 

@@ -14,6 +14,8 @@ from models.tree import NO_TREE, Proposal
 from tests.test_decode import NEW, SHAPES, decode, prompts_of
 from tests.tiny import chain, new_draft, tree
 
+pytestmark = pytest.mark.usefixtures("many_calls")
+
 MEDUSA = Typical()  # epsilon 0.09, delta 0.3
 EVERYTHING = Typical(epsilon=1e-30, delta=1e-30)
 WARM = SamplingConf(temperature=1.0, seed=2)
