@@ -9,6 +9,8 @@ from infer.verify import Verification, build
 from models.sampling import SamplingConf
 from tests.agreeing import METHODS, SHAPES, WORDS
 
+pytestmark = pytest.mark.usefixtures("many_calls")
+
 SLOTS = 64
 COUNT, BATCH = 20, 8
 MODES = {

@@ -18,6 +18,8 @@ from models.tree import TreeConf, static_tree
 from tests.methods import CASES
 from tests.tiny import batch_of, chain, learn, mixed, sampled_texts, static, tree
 
+pytestmark = pytest.mark.usefixtures("many_calls")
+
 NEW = 24
 GREEDY = SamplingConf()
 COUPLED = SamplingConf(temperature=0.8, top_p=0.95, seed=5)
