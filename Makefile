@@ -38,7 +38,7 @@ test-engines: $(READY)  ## serve our checkpoint with other engines and compare (
 	@echo "test-engines: pytest tests/engines"
 	@$(BIN)/python -m pytest -m engines tests/engines
 
-test-xla: $(READY)  ## train and decode by PyTorch/XLA on its CPU device, compare (own environment, 7 GB)
+test-xla: $(READY)  ## train and decode by PyTorch/XLA on its CPU device, compare (own environment, 8 GB)
 	@echo "test-xla: installing PyTorch/XLA into .venv-xla"
 	@bash scripts/setup_xla.sh .venv-xla
 	@echo "test-xla: pytest tests/xla"

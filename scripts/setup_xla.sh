@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# PyTorch/XLA with its CPU device, in an environment of its own (7 GB: PyPI's torch 2.9 carries CUDA):
+# PyTorch/XLA with its CPU device, in an environment of its own (8 GB: PyPI's torch 2.9 carries CUDA):
 #     scripts/setup_xla.sh [DIRECTORY]        default: .venv-xla; done once, a second call does nothing
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -1,5 +1,7 @@
 """Rows that share a batch: each as if alone, whatever the others accept, and when they end."""
 
+from itertools import islice
+
 import pytest
 import torch
 
@@ -188,3 +190,17 @@ def test_what_comes_while_others_are_at_work_is_answered_as_alone(small, drafts,
     assert sum(reads) == len(done) == len(set(done)) == COUNT
     own = alone(decoder(small, drafts["eagle3"], "coupled", "static", 1), requests)
     assert [(each.answer.ids, each.answer.accepted) for each in asked] == own
+
+
+def test_answers_of_uneven_length_take_a_third_of_the_rounds(small):
+    """The figures of docs/regeneration.md: 512 answers, 40 tokens in the mean, 32 at a time."""
+    numbers = torch.Generator().manual_seed(0)
+    drawn = torch.empty(512).exponential_(1 / 40, generator=numbers)
+    limits = drawn.clamp(1, 200).long().tolist()
+    asked = iter([Request(ids=[1, 2, 3], row_id=i, limit=n) for i, n in enumerate(limits)])
+    together = Decoder(small, sampling=SamplingConf(), slots=220, batch=32)
+    done = list(together.stream(lambda most: list(islice(asked, most)), least=8))
+    assert len(done) == 512
+    in_batches = sum(max(limits[first : first + 32]) - 1 for first in range(0, 512, 32))
+    full = sum(limits) // 32
+    assert (together.spent.rounds, in_batches, full) == (821, 2485, 637)

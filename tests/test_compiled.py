@@ -49,8 +49,8 @@ def test_no_graph_is_added_after_warm_up():
 
 
 def test_no_method_adds_a_graph_after_warm_up():
-    """And its loss is one graph, too: `run` fails at a graph break. A case of each other class."""
-    found = run("eager", 4, "eagle1", "medusa", "hydra++", "draft model")
+    """And its loss is one graph, too: `run` fails at a graph break. One case of each class."""
+    found = run("eager", 4, "eagle3", "eagle1", "medusa", "hydra++", "draft model")
     promises(found)
     assert all(mode["loss_apart"] < 1e-4 for mode in found["modes"].values())
 
