@@ -74,6 +74,17 @@ def test_rows_are_full(name):
     assert used.mean() >= 0.97 * length
 
 
+@pytest.mark.parametrize(
+    ("least", "most", "fill"),
+    [(1025, 1064, 0.51), (683, 722, 0.69), (512, 1024, 0.90), (341, 682, 0.94)],
+)
+def test_what_best_fit_cannot_fill_is_as_the_page_says(least, most, fill):
+    """Rows of 2,048: docs/packing.md."""
+    sizes = np.random.default_rng(0).integers(least, most + 1, 20_000)
+    rows = int(best_fit(sizes, 2048).max()) + 1
+    assert round(sizes.sum() / (rows * 2048), 2) == fill
+
+
 def test_a_million_documents_are_packed_in_seconds():
     """Not in minutes, as a search through all rows would take: 0.6 s alone on a core."""
     sizes = sharegpt_like(1_000_000, 2048)
