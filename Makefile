@@ -32,9 +32,10 @@ test-long: $(READY)  ## studies, sweeps and long kill runs
 	@echo "test-long: pytest -m slow"
 	@$(BIN)/python -m pytest -m slow
 
-test-engines: $(READY)  ## serve our checkpoint with other engines and compare (own environment, 3 GB)
-	@echo "test-engines: installing the engines into .venv-engines"
+test-engines: $(READY)  ## serve our checkpoint with other engines and compare (own environments, 3 GB)
+	@echo "test-engines: installing the engines into .venv-engines, transformers 4 into .venv-transformers4"
 	@bash scripts/setup_engines.sh .venv-engines
+	@bash scripts/setup_transformers4.sh .venv-transformers4
 	@echo "test-engines: pytest tests/engines"
 	@$(BIN)/python -m pytest -m engines tests/engines
 

@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from models.errors import UserError
+from models.older_keys import add_older_keys
 from models.shards import whole
 
 PARTIAL = ".partial"  # suffix of what is not finished; whatever bears it may be deleted
@@ -58,11 +59,16 @@ def save(
             atomic_path(directory / CONFIG) as config_file,
             atomic_path(directory / WEIGHTS) as weights_file,
         ):
-            config_file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+            write_config(config_file, config)
             # not save_file: it writes under a name of its own, which a kill would leave behind
             weights_file.write_bytes(
                 safetensors.torch.save(whole, metadata={"format": "pt", **metadata})
             )
+
+
+def write_config(path: Path, config: dict[str, Any]) -> None:
+    """Write a config.json that transformers 4 and 5 read alike."""
+    path.write_text(json.dumps(add_older_keys(config), indent=2, sort_keys=True) + "\n")
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# What setup_engines.sh and setup_xla.sh share: packages that do not go with ours get an environment
-# of their own, made once.
+# What setup_engines.sh, setup_transformers4.sh and setup_xla.sh share: packages that do not go with
+# ours get an environment of their own, made once.
 
 # make_once NAME DIRECTORY PACKAGES GB: ends the script where the environment is ready, or where the disk
 # has no room for it and for the wheels that it is made of. $ready marks what is ready.

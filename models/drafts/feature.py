@@ -133,7 +133,6 @@ def layer_config(target: Target, architecture: str, **own: Any) -> LlamaConfig:
         "max_position_embeddings": theirs.max_position_embeddings,
         "rms_norm_eps": theirs.rms_norm_eps,
         "rope_parameters": rope,
-        "rope_theta": rope["rope_theta"],  # older readers look for it here
         "tie_word_embeddings": False,
     }
     given = {key: value for key, value in own.items() if value is not None}

@@ -167,6 +167,9 @@ class Medusa2Draft(MedusaDraft):
         if not place.exists():
             with checkpoint.writing(directory), checkpoint.atomic_directory(place) as partial:
                 target.model.save_pretrained(partial, state_dict=tensors)
+                checkpoint.write_config(
+                    partial / checkpoint.CONFIG, checkpoint.read_config(partial)
+                )
                 if target.tokenizer is not None:
                     target.tokenizer.save_pretrained(partial)
         setattr(self.config, OWN, place.name)

@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# transformers 4, by which NxD Inference reads configurations, in an environment of its own without torch (0.3 GB):
+#     scripts/setup_transformers4.sh [DIRECTORY]   default: .venv-transformers4; done once, a second call does nothing
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+# shellcheck source=scripts/own_environment.sh
+source scripts/own_environment.sh
+
+transformers=4.57.6
+make_once transformers4 "${1:-.venv-transformers4}" "transformers $transformers" 1
+pip install "transformers==$transformers"
+touch "$ready"
