@@ -33,6 +33,7 @@ from models.console import speak
 from models.device import Device
 from models.errors import UserError
 from models.graphs import Graph
+from models.lock import NAME, hold
 from models.outline import Outline, outline, outlined
 
 log = logging.getLogger("data.capture")
@@ -63,6 +64,7 @@ def capture(conf: CaptureConf, *, command: str) -> Path:
     if missing:
         with writing(book.folder):
             book.folder.mkdir(parents=True, exist_ok=True)
+            hold(book.folder, NAME if conf.workers == 1 else f"{NAME}-{conf.worker:05}")
             if conf.worker == 0:
                 with atomic_path(book.folder / "config.yaml") as partial:
                     partial.write_text(config_yaml(conf))

@@ -14,6 +14,7 @@ import yaml
 from conf.entry import config_yaml
 from data.mixture import DEMO, MixtureConf
 from data.raw_rows import files, first_line
+from models import lock
 from models.errors import UserError
 
 FILE = "made_from.json"
@@ -68,6 +69,7 @@ def _flat(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
 def claim(folder: Path, made: dict[str, Any], own: Path) -> None:
     """Begin the folder, or go on with it; `own` is where this process alone writes."""
     own.mkdir(parents=True, exist_ok=True)
+    lock.hold(own)
     noted = folder / FILE
     if not noted.exists():
         mine = own / FILE
@@ -93,6 +95,7 @@ def check_claim(folder: Path, made: dict[str, Any]) -> None:
 def release(own: Path) -> None:
     """Remove what this process alone has written."""
     shutil.rmtree(own, ignore_errors=True)
+    lock.release(own)
     with suppress(OSError):  # other workers are at work
         own.parent.rmdir()
 

@@ -5,7 +5,6 @@ one: a clock that drifts or a neighbour on the machine moves both, and their rat
 were not timed are interpolated within their family; a larger one never costs less.
 """
 
-import fcntl
 import os
 import statistics
 import tempfile
@@ -22,6 +21,7 @@ from data.prompts import EvalPrompt
 from infer.decode import Decoded, Decoder
 from infer.shapes import Shape
 from models.drafts.base import Draft
+from models.lock import wait_for_lock
 from models.sampling import SamplingConf
 from models.target import Target
 
@@ -40,8 +40,8 @@ def turn(*, alone: bool) -> Iterator[None]:
     place = Path(tempfile.gettempdir())
     with (place / f"infer.tune-{os.getuid()}.lock").open("a") as file:
         with (place / f"infer.tune-{os.getuid()}.gate").open("a") as gate:  # opens as it is closed
-            fcntl.flock(gate, fcntl.LOCK_EX)
-            fcntl.flock(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+            wait_for_lock(gate, alone=True)
+            wait_for_lock(file, alone=alone)
         yield
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from infer.config import OWN
 from models import checkpoint
 from models.errors import UserError
+from models.lock import hold
 from models.target import TargetConf
 
 
@@ -58,10 +59,11 @@ def own_target(conf: TargetConf, directories: list[Path]) -> TargetConf:
 
 
 def make_writable(run: Path) -> None:
-    """Refuse a folder that cannot be written to, before there is something to write."""
+    """Refuse a folder that cannot be written to, or that another process writes to."""
     with checkpoint.writing(run):
         run.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=run).close()
+        hold(run)
 
 
 def names(directories: list[Path]) -> list[str]:

@@ -20,12 +20,16 @@ FORKS = multiprocessing.get_context("forkserver")  # processes that find all of 
 FORKS.set_forkserver_preload(["data.prepare", "tests.openai_server"])
 
 
-def toy_process(folder: Path, changes: dict, **environment: str) -> subprocess.Popen:
+def toy_process(
+    folder: Path, changes: dict, *, stderr: int | None = None, **environment: str
+) -> subprocess.Popen:
     """`toy_run.py` in a process of its own, on one thread."""
     return subprocess.Popen(
         [sys.executable, ROOT / "tests" / "toy_run.py", folder, json.dumps(changes)],
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment},
         stdout=subprocess.DEVNULL,
+        stderr=stderr,
+        text=True,
     )
 
 

@@ -122,7 +122,7 @@ def test_a_bare_call_judges_the_newest_run_and_says_which(folder, command):
     out = command()
     assert out.startswith("checkpoint: outputs/train/newer/checkpoint")
     left = {path.name for path in (folder / "outputs" / "infer.eval" / "eval").iterdir()}
-    assert left == {"report.json", "report.md", "report.html", "rounds.jsonl"}
+    assert left == {"lock", "report.json", "report.md", "report.html", "rounds.jsonl"}
     assert "lossless" in out
 
 

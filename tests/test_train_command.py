@@ -100,7 +100,7 @@ def test_a_run_leaves_a_checkpoint_and_a_report_and_is_not_repeated(folder, caps
         run(conf(folder, "optim.lr=0.01"))
     again = conf(folder, "optim.lr=0.01", "resume=false")
     assert open_run(again, ParallelConf().build(CPU, trackers=[])).progress.step == 0
-    assert {path.name for path in out.iterdir()} == {"config.yaml", "wandb"}
+    assert {path.name for path in out.iterdir()} == {"config.yaml", "lock", "wandb"}
 
 
 def test_a_missing_compiler_is_said_and_the_run_goes_on(folder, capsys, monkeypatch):

@@ -12,10 +12,13 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from conf.entry import refuse
 from data.config import DataConf
 from data.documents import Packed
 from models.device import DeviceConf, DeviceName, Precision
 from models.drafts.base import Batch, Draft, DraftConf, Loss, Needs
+from models.errors import UserError
+from models.lock import hold
 from models.losses import LossConf
 from models.target import Target
 from models.transformer import Seen
@@ -120,6 +123,7 @@ def toy_run(
     state = State(folder, flat(conf))
     state.find()
     if parallel.main:
+        hold(folder)
         state.sweep()
     draft = conf.draft.build(target, loss=conf.loss, seed=conf.seed)
     log = Log(conf.log, state, parallel.accelerator)
@@ -158,4 +162,7 @@ def weights(folder: Path) -> dict[str, Tensor]:
 
 
 if __name__ == "__main__":
-    toy_run(Path(sys.argv[1]), toy_conf(**json.loads(sys.argv[2])))
+    try:
+        toy_run(Path(sys.argv[1]), toy_conf(**json.loads(sys.argv[2])))
+    except UserError as error:
+        refuse(error)

@@ -4,6 +4,7 @@ import logging
 from pathlib import Path
 
 from conf.entry import config_yaml
+from models.lock import hold
 from train.config import TrainConf
 from train.disk import claim, clear
 from train.launch import restarted
@@ -17,6 +18,8 @@ def open_run(conf: TrainConf, parallel: Parallel) -> State:
     """Claim the run's folder and find out where the run stands, before anything slow is done."""
     folder = Path(conf.output_dir) / conf.run_name
     claim(folder)
+    if parallel.main:  # before what another run writes is read or removed
+        hold(folder)
     # Each node's launcher counts its own restarts, and starts anew when another's worker dies.
     if not conf.resume and not parallel.anywhere(restarted()) and parallel.main:
         clear(folder)

@@ -4,13 +4,13 @@ A process that is killed leaves whole lines and at most one torn one, at the end
 the journal is opened again, so that its row is done once more.
 """
 
-import fcntl
 import json
 from pathlib import Path
 from typing import Any
 
 from models.checkpoint import writing
 from models.errors import UserError
+from models.lock import try_lock
 
 
 class Journal:
@@ -20,14 +20,12 @@ class Journal:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self._file = path.open("a+b")
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # gone with the process
-        except BlockingIOError as error:
+        if not try_lock(self._file):
             self.close()
             raise UserError(
                 f"run_name: one process a journal, got another that writes {path}; wait for it, "
                 "or give each its own worker"
-            ) from error
+            )
         self._places: dict[str, int] = {}
         self._end = 0
         self._file.seek(0)

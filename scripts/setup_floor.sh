@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# The lowest versions that pyproject.toml allows, in an environment of their own (8 GB where the index has no
+# CPU build of that torch):
+#     scripts/setup_floor.sh [DIRECTORY]        default: .venv-floor; done once for the same bounds
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+# shellcheck source=scripts/own_environment.sh
+source scripts/own_environment.sh
+
+python=${PYTHON:-python3}
+pins=$("$python" scripts/lower_bounds.py)
+torch=$("$python" scripts/lower_bounds.py torch)
+make_once floor "${1:-.venv-floor}" "$(sha256sum <<<"$pins" | cut -c1-12)" 12
+
+echo "floor: installing" $pins
+pip install --upgrade 'pip>=25.1'
+pip install "$torch+cpu" 2>/dev/null ||
+  pip install --timeout 20 --retries 1 --extra-index-url https://download.pytorch.org/whl/cpu "$torch+cpu" 2>/dev/null ||
+  pip install "$torch"
+pip install --group dev --editable . --constraint <(echo "$pins")
+touch "$ready"
