@@ -29,10 +29,12 @@ MISTAKES = {
     "to add it write +data.template.thinking=VALUE",
     "optim.lr=fast": "optim.lr: must be a number, got 'fast'",
     "optim.steps=1.5": "optim.steps: must be an integer, got '1.5'",
-    "optim.steps=null": "optim.steps: must be set, got null",
+    "optim.lr=null": "optim.lr: must be set, got null",
     "resume=maybe": "resume: must be true or false, got 'maybe'",
     "draft.layers=5": "draft.layers: must be a list, got one int",
     "device.name=gpu": "device.name: must be one of auto, cpu, cuda, neuron, xla, got 'gpu'",
+    "optim.epochs=2": "optim.epochs: must be null where optim.steps is set, got 2.0 and 270 steps; "
+    "add optim.steps=null or leave optim.epochs out",
     "optim.steps=0": "optim.steps: must be at least 1, got 0",
     "draft.layers=[5,1]": "draft.layers: must be strictly increasing, got [5, 1]; "
     "null takes low, middle and high",

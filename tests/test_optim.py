@@ -60,8 +60,8 @@ def test_frozen_parameters_are_left_alone():
 
 @pytest.mark.parametrize("schedule", Schedule)
 def test_every_schedule_warms_up_and_stays_within_its_bounds(schedule):
-    conf = OptimConf(steps=100, warmup=0.1, decay=0.3, min_lr=0.1, schedule=schedule)
-    factors = [conf.factor(step) for step in range(100)]
+    conf = OptimConf(warmup=0.1, decay=0.3, min_lr=0.1, schedule=schedule)
+    factors = [conf.learning_rate(100).factor(step) for step in range(100)]
     assert factors[:10] == pytest.approx([(step + 1) / 10 for step in range(10)])
     assert factors[10] > 0.99
     assert all(0.1 <= factor <= 1 for factor in factors)
@@ -69,23 +69,24 @@ def test_every_schedule_warms_up_and_stays_within_its_bounds(schedule):
 
 
 def test_cosine_passes_the_middle_and_ends_near_its_floor():
-    conf = OptimConf(steps=100, warmup=0.0, min_lr=0.2)
-    assert conf.factor(49) == pytest.approx(0.6, abs=0.01)
-    assert conf.factor(99) == pytest.approx(0.2, abs=0.01)
+    rate = OptimConf(warmup=0.0, min_lr=0.2).learning_rate(100)
+    assert rate.factor(49) == pytest.approx(0.6, abs=0.01)
+    assert rate.factor(99) == pytest.approx(0.2, abs=0.01)
 
 
 def test_wsd_holds_then_falls():
-    conf = OptimConf(steps=100, warmup=0.1, decay=0.3, schedule=Schedule.wsd)
-    assert {conf.factor(step) for step in range(9, 70)} == {1.0}
-    assert conf.factor(70) < 1
-    assert 0 < conf.factor(99) < 0.05
+    rate = OptimConf(warmup=0.1, decay=0.3, schedule=Schedule.wsd).learning_rate(100)
+    assert {rate.factor(step) for step in range(9, 70)} == {1.0}
+    assert rate.factor(70) < 1
+    assert 0 < rate.factor(99) < 0.05
 
 
 def test_the_schedule_is_a_function_of_the_step_alone():
     conf = OptimConf(steps=20, lr=0.5)
     (optimizer,), (schedule,) = conf.build(Small())
+    rate = conf.learning_rate(20)
     for step in range(20):
-        assert optimizer.param_groups[0]["lr"] == pytest.approx(0.5 * conf.factor(step))
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(0.5 * rate.factor(step))
         optimizer.step()
         schedule.step()
 

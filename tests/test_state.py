@@ -89,7 +89,6 @@ def test_one_state_is_kept_and_leftovers_are_swept(started):
     ("key", "before", "now"),
     [
         ("optim.lr", 0.003, 0.001),
-        ("optim.steps", 12, 20),
         ("seed", 0, 5),
         ("eval_every", 4, 6),
         ("draft.dropout", 0.1, 0.2),

@@ -64,6 +64,11 @@ def test_processes_change_nothing(tmp_path):
     assert [rank.wait(timeout=100) for rank in ranks] == [0, 0]
     toy_run(tmp_path / "one", toy_conf(dropout=0.0, optim=UNCLIPPED))
     assert_close(weights(tmp_path / "one"), weights(tmp_path / "two"))
+    counts = ("step", "train/rows", "train/epochs", "train/tokens", "train/answer_tokens")
+    one, two = (
+        [[m[k] for k in counts] for m in metrics(tmp_path / name)] for name in ("one", "two")
+    )
+    assert one == two
 
 
 @pytest.mark.parametrize("precision", [Precision.float32, Precision.bfloat16])

@@ -14,6 +14,7 @@ from models.console import CONSOLE, speak
 from train import stored
 from train.config import TrainConf
 from train.disk import refuse_full_disk, reserve
+from train.extension import known_steps
 from train.log import Log
 from train.loop import Loop
 from train.measure import measure
@@ -37,10 +38,11 @@ def main(conf: TrainConf) -> None:
 
     target = parallel.target(conf.target)
     draft = conf.draft.build(target, loss=conf.loss, seed=conf.seed)
-    reserve(run.folder, draft, target)
+    reserve(run.folder, draft, target, states=conf.states)
     said = Log(conf.log, run, parallel.accelerator)
 
-    if run.progress.step < conf.optim.steps:
+    steps = known_steps(run, conf.optim)
+    if steps is None or run.progress.step < steps:
         store = stored.opened(conf.data, target, draft, parallel)
         rows, prompts = training_rows(conf, target, parallel, store)
         if parallel.main:

@@ -16,7 +16,7 @@ from models.target import TargetConf
 from models.tree import TreeConf
 from train import stored
 from train.log import LogConf
-from train.optim import OptimConf
+from train.optim import OptimConf, Schedule
 from train.parallel import Parallel, ParallelConf
 
 MISSING: Any = "???"  # OmegaConf's mark of a required value
@@ -42,12 +42,28 @@ class TrainConf:
     resume: bool = True  # continue the run of this name; false starts it over
     eval_every: int = 100  # steps between measurements of the acceptance length
     eval_prompts: int = 32  # held-out prompts of such a measurement
-    save_every: int = 50  # steps between saved states
+    save_minutes: float = 10.0  # between saved states, which are written at the next log line
+    save_every: int | None = None  # steps between saved states, in place of save_minutes
 
     def __post_init__(self) -> None:
         for name in ("eval_every", "eval_prompts", "save_every"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name}: must be at least 1, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"{name}: must be at least 1, got {value}")
+        if self.save_minutes <= 0:
+            raise UserError(f"save_minutes: must be positive, got {self.save_minutes}")
+
+    @property
+    def renewal(self) -> int:
+        """Steps of which a state's must be a multiple: on-policy rows are written anew there."""
+        return self.data.on_policy.every if self.data.on_policy.share else 1
+
+    @property
+    def states(self) -> int:
+        """States on disk while one is written: the last, the new one, and one to extend from."""
+        schedule = self.optim.schedule
+        kept = schedule is Schedule.wsd or (schedule is Schedule.constant and self.renewal > 1)
+        return 3 if kept else 2
 
     def check(self) -> None:
         """Refuse what can be known to be wrong before a model is loaded."""
@@ -100,7 +116,7 @@ class TrainConf:
                 f"data.on_policy.share: must be 0 for loss=ce, got {wanted.share}; "
                 "what the draft wrote itself teaches nothing but itself"
             )
-        if self.save_every % wanted.every:
+        if self.save_every is not None and self.save_every % wanted.every:
             raise UserError(
                 f"save_every: must be a multiple of data.on_policy.every = {wanted.every}, "
                 f"got {self.save_every}; a continued run renews where it was saved"

@@ -20,10 +20,15 @@ FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 # torch and safetensors write from C++ and Rust, and carry the reason in words at best: what torch
 # says of a short write is `unexpected pos`.
 FULL_WORDS = ("no space left", "quota exceeded", "file too large", "unexpected pos", "write failed")
+REPORTS = ("report.json", "report.md", "report.html", "rounds.jsonl")
 RESULTS = (
-    "checkpoint", "metrics.jsonl", "report.json", "report.md", "report.html", "rounds.jsonl",
-    "training_prompts.npy", "vocabulary.md", "config.yaml",
-)  # fmt: skip
+    "checkpoint",
+    "metrics.jsonl",
+    *REPORTS,
+    "training_prompts.npy",
+    "vocabulary.md",
+    "config.yaml",
+)
 
 
 def claim(folder: Path) -> None:
@@ -56,9 +61,9 @@ def clear(folder: Path) -> None:
             result.unlink(missing_ok=True)
 
 
-def reserve(folder: Path, draft: Draft, target: Target | None = None) -> None:
+def reserve(folder: Path, draft: Draft, target: Target | None = None, *, states: int = 2) -> None:
     """Raises UserError unless what a run of this draft writes has room."""
-    needed, free = room(draft, target), shutil.disk_usage(folder).free
+    needed, free = room(draft, target, states=states), shutil.disk_usage(folder).free
     if free < needed:
         raise UserError(
             f"output_dir: needs {needed / 1e9:.2f} GB of free disk for this draft, "
@@ -66,12 +71,13 @@ def reserve(folder: Path, draft: Draft, target: Target | None = None) -> None:
         )
 
 
-def room(draft: Draft, target: Target | None = None) -> int:
-    """Bytes of two states and two checkpoints, old and new.
+def room(draft: Draft, target: Target | None = None, *, states: int = 2) -> int:
+    """Return the bytes of so many states and of two checkpoints, old and new.
 
-    A draft that adapts its `target` keeps the adapted one in its checkpoint.
+    A state has what is trained and its two moments. A draft that adapts its `target` keeps the
+    adapted one in its checkpoint.
     """
-    needed = 4 * size(draft.parameters()) + 4 * size(learning(draft))
+    needed = 2 * size(draft.parameters()) + states * 3 * size(learning(draft))
     if target is not None and (adapted := draft.verifier(target)) is not None:
         model = adapted.model  # written with its adapters, which alone learn, added to its weights
         needed += 2 * (size(model.parameters()) - size(learning(model)))

@@ -28,7 +28,15 @@ from models.console import CONSOLE
 from models.errors import UserError
 from train.state import State
 
-SHOWN = ("loss", "tau", "lr", "tokens_per_s", "data_wait")  # the others are for the curves
+SHOWN = (
+    "epochs",
+    "tokens",
+    "loss",
+    "tau",
+    "lr",
+    "tokens_per_s",
+    "data_wait",
+)  # the others are for the curves
 log = logging.getLogger(__name__)
 
 
@@ -92,11 +100,14 @@ class Log:
     def __init__(self, conf: LogConf, state: State, accelerator: Accelerator):
         self.conf, self.accelerator, self.folder = conf, accelerator, state.folder
         self.file = self.folder / "metrics.jsonl"
-        if accelerator.is_main_process:
-            forget(self.file, after=state.progress.step)
         if conf.wandb is not Wandb.off:
             state.progress.tracker = state.progress.tracker or uuid.uuid4().hex[:12]
             self._start_wandb(state.progress.tracker, state.config)
+
+    def forget_after(self, step: int) -> None:
+        """Drop the lines of later steps, which are about to be taken again."""
+        if self.accelerator.is_main_process:
+            forget(self.file, after=step)
 
     def write(self, step: int, values: dict[str, float]) -> None:
         """One line of metrics."""

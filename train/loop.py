@@ -31,11 +31,13 @@ from train import graph_plan
 from train.ahead import Ahead
 from train.config import TrainConf
 from train.disk import refuse_full_disk
+from train.extension import set_goal
 from train.features import Features
 from train.log import Log, Steps
 from train.on_policy import OnPolicy
 from train.optim import start
 from train.parallel import Parallel
+from train.save_times import SaveTimes
 from train.state import Learning, Progress, State
 from train.window import Window
 
@@ -75,9 +77,22 @@ def expected_length(values: dict[str, float]) -> dict[str, float]:
     return {"tau": 1 + sum(accumulate(hits, mul))} if hits else {}
 
 
+def share_of_rows(steps: int, rows_a_step: int, rows: int) -> str:
+    """Say how much of the data a run will see.
+
+    >>> share_of_rows(300, 8, 40_000)
+    '300 steps x 8 rows = 2,400 of 40,000 rows (0.06 epochs)'
+    """
+    visits = steps * rows_a_step
+    return (
+        f"{steps:,} steps x {rows_a_step:,} rows = {visits:,} of {rows:,} rows "
+        f"({visits / rows:.3g} epochs)"
+    )
+
+
 @dataclass(kw_only=True)
 class Loop:
-    """One run over `conf.optim.steps` optimizer steps, from where its state stands on."""
+    """One run over the steps of `conf.optim`, from where its state stands on."""
 
     conf: TrainConf
     parallel: Parallel
@@ -112,7 +127,8 @@ class Loop:
                 self._learn(0)
 
     def _train(self) -> Progress:
-        conf, steps = self.conf, self.conf.optim.steps
+        conf, steps = self.conf, self.rate.steps
+        log.info(share_of_rows(steps, conf.optim.rows, len(self.rows)))
         self._restart_clock()
         full_disk = refuse_full_disk(self.state.folder)
         with full_disk, Steps(done=self.state.progress.step, steps=steps) as self.shown:
@@ -120,25 +136,46 @@ class Loop:
                 self._learn(step)
                 done = self.state.progress.step = step + 1
                 measures = done == steps or done % conf.eval_every == 0
-                saves = done == steps or done % conf.save_every == 0
-                if measures or saves or done % conf.log.every == 0:
+                if measures or self.saves.due(done) or done % conf.log.every == 0:
                     # Before anything is kept: the losses must have been finite.
                     values = self._report()
                     if measures:
                         values |= self._measure()
                     self.log.write(done, values)
-                if saves:
-                    self.state.save(self.learning, self.parallel)
-                    self._restart_clock()
+                    self.saves.read_clock()
+                if self.saves.due(done):
+                    self._save()
         return self.state.progress
+
+    def _save(self) -> None:
+        if self.state.progress.step == self.kept:
+            self.state.progress.kept = self.kept
+        self.state.save(self.learning, self.parallel)
+        self.saves.restart()
+        self._restart_clock()
+
+    def _set_goal(self) -> None:
+        """Decide how far the run goes, from which state, and which states it saves."""
+        conf, multiple = self.conf, self.conf.renewal
+        self.rate = set_goal(
+            self.state, conf.optim, self.parallel, rows=len(self.rows), multiple=multiple
+        )
+        self.log.forget_after(self.state.progress.step)
+        last = self.rate.extendable_from
+        self.kept = None if last is None else last // multiple * multiple
+        self.saves = SaveTimes(
+            parallel=self.parallel, minutes=conf.save_minutes, every=conf.save_every,
+            multiple=multiple, always={self.rate.steps, self.kept or 0},
+        )  # fmt: skip
 
     def _prepare(self) -> None:
         conf = self.conf
+        self._set_goal()
         compiled = conf.optim.compile and self.parallel.compiles_loss
         lesson = Lesson(self.draft, self.device, compiled=compiled)
         self.lesson = self.parallel.prepare(lesson)
         # of what is left here of the weights
-        optimizers, schedules = conf.optim.build(self.draft, self.parallel.adamw)
+        optimizers, schedules = conf.optim.build(self.draft, self.parallel.adamw, rate=self.rate)
         self.optimizers = [self.accelerator.prepare(optimizer) for optimizer in optimizers]
         self.schedules = [self.accelerator.prepare(schedule) for schedule in schedules]
         self.trained = [p for p in self.lesson.parameters() if p.requires_grad]
@@ -152,7 +189,7 @@ class Loop:
         )  # fmt: skip
         self.on_policy = self._on_policy()
         self.ahead = Ahead(
-            self._micros, steps=conf.optim.steps, early=self.on_policy is None
+            self._micros, steps=self.rate.steps, early=self.on_policy is None
         )  # what a draft writes itself depends on the step before
         self.learning = Learning(module=self.lesson, optimizers=optimizers, schedules=[*schedules])
         self.device.glue(start)(optimizers)
@@ -192,10 +229,10 @@ class Loop:
             with nullcontext() if last else accelerator.no_sync(self.lesson):
                 loss = self.lesson(batch, seen)
                 accelerator.backward(loss.total)
-            tokens = (batch.document >= 0).sum().float()
+            tokens = batch.document >= 0
             here = loss.metrics | {
                 "loss": torch.stack([loss.total.detach(), loss.weight]).float(),
-                "tokens": torch.stack([tokens, torch.ones_like(tokens)]),
+                "tokens": torch.stack([tokens.sum(), (tokens & batch.answer).sum()]).float(),
             }
             sums = {name: sums[name] + pair if sums else pair for name, pair in here.items()}
 
@@ -246,16 +283,29 @@ class Loop:
                 )
         took = time.perf_counter() - self.clock
         sums = {name: map(sum, zip(*steps, strict=True)) for name, steps in read.items()}
-        tokens, _ = sums.pop("tokens")
-        lr = self.conf.optim.lr * self.conf.optim.factor(done - 1)
+        # The processes of a tensor group read the same rows.
+        tokens, answers = (count / self.conf.parallel.tensor for count in sums.pop("tokens"))
+        lr = self.conf.optim.lr * self.rate.factor(done - 1)
         values = {"loss": sum(losses) / len(losses), "lr": lr}
         values |= {name: total / max(count, 1) for name, (total, count) in sums.items()}
-        values["tokens_per_s"] = tokens / self.conf.parallel.tensor / took  # read by whole groups
+        values |= self._seen_so_far(round(tokens), round(answers))
+        values["tokens_per_s"] = tokens / took
         values["data_wait"] = self.ahead.waited / took
         values |= expected_length(values)
         self.shown.report(done, values, seconds_a_step=took / (done - self.since))
         self._restart_clock()
         return {f"train/{name}": value for name, value in values.items()}
+
+    def _seen_so_far(self, tokens: int, answer_tokens: int) -> dict[str, float]:
+        """Add what the last steps have learned from to what the run has since its beginning."""
+        progress = self.state.progress
+        progress.tokens += tokens
+        progress.answer_tokens += answer_tokens
+        visits = progress.step * self.conf.optim.rows
+        seen = {"rows": visits, "tokens": progress.tokens, "answer_tokens": progress.answer_tokens}
+        return {name: float(count) for name, count in seen.items()} | {
+            "epochs": visits / len(self.rows)
+        }
 
     def _restart_clock(self) -> None:
         """Training time only: neither measuring nor saving counts."""

@@ -33,6 +33,49 @@ class Schedule(Enum):
     constant = "constant"
 
 
+DEFAULT_STEPS = 300  # where neither optim.steps nor optim.epochs is set
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearningRate:
+    """The learning rate over a run, as a share of its peak."""
+
+    schedule: Schedule
+    steps: int
+    warmup_steps: int
+    decay_steps: int  # for wsd
+    min_lr: float
+
+    def factor(self, step: int) -> float:
+        """Return the share of the peak rate at `step`, a pure function of it.
+
+        >>> rate = OptimConf(warmup=0.2, decay=0.4, schedule=Schedule.wsd).learning_rate(10)
+        >>> [round(rate.factor(step), 2) for step in range(10)]
+        [0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2]
+        """
+        if step < self.warmup_steps:
+            return (step + 1) / self.warmup_steps
+        if self.schedule is Schedule.constant:
+            return 1.0
+        fall = self.steps - self.warmup_steps
+        if self.schedule is Schedule.wsd:
+            fall = self.decay_steps
+        done = max(0, step + 1 - (self.steps - fall)) / (fall + 1)
+        if self.schedule is Schedule.wsd:
+            return 1 - done * (1 - self.min_lr)
+        return self.min_lr + (1 - self.min_lr) * (1 + math.cos(math.pi * done)) / 2
+
+    @property
+    def extendable_from(self) -> int | None:
+        """The last step whose state a longer run can continue from; None where there is none.
+
+        The rate of the next step must be the longer run's as well, hence one step before the decay.
+        """
+        if self.schedule is Schedule.cosine:
+            return None
+        return self.steps - (self.decay_steps + 1 if self.schedule is Schedule.wsd else 0)
+
+
 @dataclass(kw_only=True)
 class OptimConf:
     """How the draft is moved, for how long, by how many rows a step."""
@@ -43,10 +86,11 @@ class OptimConf:
     betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
     weight_decay: float = 0.0
     schedule: Schedule = Schedule.cosine
-    warmup: float = 0.03  # share of the steps
+    warmup: float = 0.03  # share of the steps; an extended run keeps it as it was in steps
     decay: float = 0.2  # share of the steps, for wsd
     min_lr: float = 0.0  # share of lr at the last step
-    steps: int = 300
+    steps: int | None = None  # null: as `epochs` says, else 300
+    epochs: float | None = None  # passes over the packed rows, in place of steps
     batch_size: int = 8  # rows that a process learns from at a time, at most
     accumulation: int = 1  # batch_size x accumulation rows a step, over all processes
     clip: float = 1.0  # norm of the whole gradient
@@ -54,8 +98,10 @@ class OptimConf:
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "accumulation"):
-            if getattr(self, name) < 1:
-                raise UserError(f"optim.{name}: must be at least 1, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"optim.{name}: must be at least 1, got {value}")
+        self._check_epochs()
         for name in ("warmup", "decay", "min_lr"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UserError(
@@ -72,6 +118,17 @@ class OptimConf:
                 f"got {self.warmup} + {self.decay}; lower one of them"
             )
 
+    def _check_epochs(self) -> None:
+        if self.epochs is None:
+            return
+        if self.epochs <= 0:
+            raise UserError(f"optim.epochs: must be positive, got {self.epochs}")
+        if self.steps is not None:
+            raise UserError(
+                f"optim.epochs: must be null where optim.steps is set, got {self.epochs} and "
+                f"{self.steps} steps; add optim.steps=null or leave optim.epochs out"
+            )
+
     @property
     def rows(self) -> int:
         """Of a step, on however many processes."""
@@ -85,25 +142,24 @@ class OptimConf:
         """
         return max(size for size in range(1, self.batch_size + 1) if share % size == 0)
 
-    def factor(self, step: int) -> float:
-        """Share of the learning rate at `step`, a pure function of it.
+    def total_steps(self, rows: int) -> int:
+        """Return the steps of a run over `rows` packed rows.
 
-        >>> conf = OptimConf(steps=10, warmup=0.2, decay=0.4, schedule=Schedule.wsd)
-        >>> [round(conf.factor(step), 2) for step in range(10)]
-        [0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2]
+        >>> OptimConf(epochs=2, batch_size=4).total_steps(rows=9)
+        5
         """
-        warm = round(self.warmup * self.steps)
-        if step < warm:
-            return (step + 1) / warm
-        if self.schedule is Schedule.constant:
-            return 1.0
-        fall = self.steps - warm
-        if self.schedule is Schedule.wsd:
-            fall = round(self.decay * self.steps)
-        done = max(0, step + 1 - (self.steps - fall)) / (fall + 1)
-        if self.schedule is Schedule.wsd:
-            return 1 - done * (1 - self.min_lr)
-        return self.min_lr + (1 - self.min_lr) * (1 + math.cos(math.pi * done)) / 2
+        if self.epochs is not None:
+            return math.ceil(self.epochs * rows / self.rows)
+        return self.steps or DEFAULT_STEPS
+
+    def learning_rate(self, steps: int, *, warmup_steps: int | None = None) -> LearningRate:
+        """Return the rate over `steps` steps; an extended run gives the warm-up it began with."""
+        if warmup_steps is None:
+            warmup_steps = round(self.warmup * steps)
+        return LearningRate(
+            schedule=self.schedule, steps=steps, warmup_steps=warmup_steps,
+            decay_steps=round(self.decay * steps), min_lr=self.min_lr,
+        )  # fmt: skip
 
     def check(self, device: Device) -> None:
         """Refuse what the device has no operation for, before a model is loaded."""
@@ -114,9 +170,13 @@ class OptimConf:
             )
 
     def build(
-        self, draft: nn.Module, adamw: type[AdamW] = AdamW
+        self, draft: nn.Module, adamw: type[AdamW] = AdamW, *, rate: LearningRate | None = None
     ) -> tuple[list[Optimizer], list[LambdaLR]]:
-        """An optimizer and its schedule for each kind of parameter that is trained."""
+        """Build an optimizer and its schedule for each kind of parameter that is trained.
+
+        `rate` is needed where the number of rows decides the steps, or an earlier run the warm-up.
+        """
+        rate = rate or self.learning_rate(self.steps or DEFAULT_STEPS)
         matrices, decayed, plain = split(draft)
         muon = self.name is OptimName.muon
         kinds = [
@@ -132,7 +192,7 @@ class OptimConf:
             optimizers.append(Muon(_by_scale(matrices, lr), weight_decay=self.weight_decay))
 
         def factor(step: int) -> float:  # a bound method would be pickled into the saved state
-            return self.factor(step)
+            return rate.factor(step)
 
         return optimizers, [LambdaLR(optimizer, factor) for optimizer in optimizers]
 

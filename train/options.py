@@ -117,7 +117,7 @@ def _options(conf: Options, machine: MachineConf, dtype: torch.dtype) -> Plan:
     store = stored.described(conf.data, target, draft)
     if store is not None and conf.tokens is None:
         conf = replace(conf, tokens=float(store.made.tokens))
-    found, sizes = layouts(conf, machine, target), _sizes(target, draft, store)
+    found, sizes = layouts(conf, machine, target), _sizes(target, draft, store, states=conf.states)
     stays = lasting(conf, target, draft)
     plan = Plan(
         conf=conf, machine=machine, dtype=dtype, sizes=sizes,
@@ -151,7 +151,7 @@ def _models(conf: Options, dtype: torch.dtype, tensor: int = 1) -> tuple[Outline
     return target, draft
 
 
-def _sizes(target: Outline, draft: Draft, store: Manifest | None) -> Sizes:
+def _sizes(target: Outline, draft: Draft, store: Manifest | None, *, states: int) -> Sizes:
     values = (1 + len(draft.needs.layers)) * target.hidden_size
     live = values * target.device.dtype.itemsize
     return Sizes(
@@ -160,7 +160,7 @@ def _sizes(target: Outline, draft: Draft, store: Manifest | None) -> Sizes:
         trained=sum(p.numel() for p in learning(draft)),
         layers=draft.needs.layers,
         feature_bytes=live if store is None else round(store.bytes / store.made.tokens),
-        disk=room(draft, target),
+        disk=room(draft, target, states=states),
     )
 
 

@@ -1,5 +1,6 @@
 """A plan as people read it, and as JSON."""
 
+import math
 from collections import Counter
 from typing import Any
 
@@ -48,6 +49,7 @@ def launch(plan: Plan) -> str:
 
 def size_table(plan: Plan) -> Table:
     sizes, machine = plan.sizes, plan.machine
+    states = "three" if plan.conf.states == 3 else "two"
     cores = f"{machine.chips} x {machine.cores} cores of {gib(machine.core_bytes)} GiB"
     fast = f"{machine.core_bytes_s / 1e9:,.0f} GB/s and {machine.core_flops(plan.dtype) / 1e12:.4g}"
     return Table(
@@ -61,7 +63,7 @@ def size_table(plan: Plan) -> Table:
             ["of these trained", "", parameters(sizes.trained)],
             ["features", _needs(sizes.layers), f"{sizes.feature_bytes:,} bytes a token"],
             ["graphs", "to compile, without the final evaluation's", str(graphs_of(plan))],
-            ["disk", "two states, two checkpoints", f"{sizes.disk / 1e9:.1f} GB"],
+            ["disk", f"{states} states, two checkpoints", f"{sizes.disk / 1e9:.1f} GB"],
         ],
         labels=2,
     )
@@ -122,17 +124,28 @@ def time_table(plan: Plan) -> Table:
     best = plan.best
     if best.speed is None:
         return Table(title="", note="", columns=[], rows=[])
-    seconds, steps = best.speed.bound, plan.conf.optim.steps
-    rows = [
-        ["a step", f"{step_tokens(plan):,} tokens", f"{seconds:.3g} s"],
-        ["the run", f"{steps:,} steps", duration(steps * seconds)],
-    ]
+    seconds, steps = best.speed.bound, planned_steps(plan)
+    rows = [["a step", f"{step_tokens(plan):,} tokens", f"{seconds:.3g} s"]]
+    if steps is None:
+        rows.append(["the run", f"{plan.conf.optim.epochs:g} epochs", "give the data's tokens=N"])
+    else:
+        rows.append(["the run", f"{steps:,} steps", duration(steps * seconds)])
     if plan.conf.tokens is not None:
         took = plan.conf.tokens / step_tokens(plan) * seconds
         rows.append(["the data set, once", f"{plan.conf.tokens:,.0f} tokens", duration(took)])
         features = plan.conf.tokens * plan.sizes.feature_bytes / 1e9
         rows.append(["its features", "on disk", f"{features:,.0f} GB"])
     return Table(title="Time at best", note="", columns=["", "", ""], rows=rows, labels=2)
+
+
+def planned_steps(plan: Plan) -> int | None:
+    """Return the steps of the run; of epochs, about as many as full rows would take."""
+    optim, tokens = plan.conf.optim, plan.conf.tokens
+    if optim.epochs is None:
+        return optim.total_steps(rows=0)
+    if tokens is None:
+        return None
+    return optim.total_steps(rows=math.ceil(tokens / plan.conf.data.length))
 
 
 def step_tokens(plan: Plan) -> int:

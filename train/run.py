@@ -7,6 +7,7 @@ from conf.entry import config_yaml
 from models.lock import hold
 from train.config import TrainConf
 from train.disk import claim, clear
+from train.extension import refuse_early
 from train.launch import restarted
 from train.parallel import Parallel
 from train.state import State, flat
@@ -27,6 +28,7 @@ def open_run(conf: TrainConf, parallel: Parallel) -> State:
     route = parallel.accelerator.device.type
     state = State(folder, flat(conf) | {"device.route": route})
     if state.find().step:
+        refuse_early(state, conf.optim, multiple=conf.renewal)
         log.info("%s continues after step %d", folder, state.progress.step)
     parallel.wait()
     if parallel.main:

@@ -1,7 +1,10 @@
 """What a run needs to continue: all of it, saved whole or not at all.
 
-    state/00000120/            weights, optimizers, schedules, and progress.json
+    state/00000120/            what is trained, optimizers, schedules, and progress.json
     state/00000160.partial/    being written; swept away when the run is started again
+
+Frozen weights are left out: a draft is built with them. Beside the newest state stands, where the
+schedule has one, the state from before the decay, which an extended run continues from.
 
 A state takes its name in one rename and only then is the one before it removed, so that a kill at
 any moment leaves a complete one. Every process writes its part (torch.distributed.checkpoint), and
@@ -32,20 +35,26 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from models.checkpoint import PARTIAL, atomic_directory
+from models.checkpoint import PARTIAL, atomic_directory, atomic_path
 from models.drafts.base import DraftConf
 from models.errors import UserError
 from train.parallel import Parallel
 
 log = logging.getLogger(__name__)
 
-FLAT = StateDictOptions(flatten_optimizer_state_dict=True)  # moments by the weight's name
+PROGRESS = "progress.json"
+FLAT = StateDictOptions(  # moments by the weight's name
+    flatten_optimizer_state_dict=True,
+    ignore_frozen_params=True,
+    strict=False,  # else frozen weights would be missed; dcp.load misses any other
+)
 # What may differ when a run is continued: where it writes and what it says, not what it learns.
 # device.route says where `device.name=auto` had led to.
 FREE = (
-    "log.", "evaluation.", "output_dir", "resume", "save_every", "device.threads", "device.name",
-    "device.cache_dir", "device.visible_cores", "device.num_cores", "parallel.",
+    "log.", "evaluation.", "output_dir", "resume", "save_every", "save_minutes", "device.threads",
+    "device.name", "device.cache_dir", "device.visible_cores", "device.num_cores", "parallel.",
 )  # fmt: skip
+EXTENDS = ("optim.steps", "optim.epochs")  # train/extension.py decides whether they may differ
 
 
 @dataclass(kw_only=True)
@@ -53,6 +62,11 @@ class Progress:
     """How far a run is."""
 
     step: int = 0
+    steps: int | None = None  # of the whole run, once its number of rows is known
+    warmup_steps: int | None = None
+    kept: int | None = None  # step of a state that is kept, so that the run can be extended
+    tokens: int = 0  # of the rows that were learned from
+    answer_tokens: int = 0  # those of them that the draft learns to propose
     best: float | None = None  # acceptance length of the checkpoint
     best_step: int | None = None
     tracker: str | None = None  # id of the tracker's run, to continue its curves
@@ -97,19 +111,24 @@ class State:
     def __init__(self, folder: Path, config: dict[str, Any]):
         self.folder, self.states, self.config = folder, folder / "state", config
         self.progress = Progress()
+        self.started: dict[str, Any] = {}  # the config of the newest state
+
+    def complete(self) -> list[Path]:
+        """List the states that are not being written."""
+        return [path for path in self.states.glob("*") if path.suffix != PARTIAL]
 
     def newest(self) -> Path | None:
         """The last complete state."""
-        complete = [path for path in self.states.glob("*") if path.suffix != PARTIAL]
-        return max(complete, default=None)
+        return max(self.complete(), default=None)
 
     def find(self) -> Progress:
         """How far the run is. Raises UserError if it was started with another config."""
         newest = self.newest()
         if newest is None:
             return self.progress
-        saved = json.loads((newest / "progress.json").read_text())
-        self._refuse_changes(saved["config"])
+        saved = json.loads((newest / PROGRESS).read_text())
+        self.started = saved["config"]
+        self._refuse_changes(self.started)
         if saved["threads"] != torch.get_num_threads():
             log.warning(
                 "the run was started with %s threads and continues with %s: "
@@ -117,19 +136,46 @@ class State:
                 saved["threads"],
                 torch.get_num_threads(),
             )
-        self.progress = Progress(**saved["progress"])
+        # States of older versions have their number of steps in the config alone.
+        self.progress = Progress(**({"steps": self.started["optim.steps"]} | saved["progress"]))
         return self.progress
 
     def sweep(self) -> None:
-        """Remove what a kill left behind."""
+        """Remove all but the newest state and the one that it says is kept."""
         newest = self.newest()
+        stay = [newest]
+        if newest is not None:
+            kept = json.loads((newest / PROGRESS).read_text())["progress"].get("kept")
+            stay += [] if kept is None else [self._place(kept)]
         for path in self.states.glob("*"):
-            if path != newest:
+            if path not in stay:
                 shutil.rmtree(path)
+
+    def go_back(self, place: Path, parallel: Parallel) -> None:
+        """Make `place` the newest state: later steps will be taken anew, and differently."""
+        later, newest = self.progress, self.newest()
+        parallel.wait()  # else one might look for a state that is removed already
+        if place == newest:
+            return
+        saved = json.loads((place / PROGRESS).read_text())
+        self.progress = Progress(**saved["progress"])
+        self.progress.tracker = later.tracker
+        unfinished = later.step != later.steps  # it may have found a better draft since its state
+        if unfinished or later.best_step is None or later.best_step > self.progress.step:
+            # The checkpoint is of a step that this run will not have: the next one replaces it.
+            self.progress.best = self.progress.best_step = None
+        parallel.wait()
+        if parallel.main:
+            with atomic_path(place / PROGRESS) as partial:
+                partial.write_text(json.dumps(saved | {"progress": asdict(self.progress)}))
+            for path in self.complete():
+                if path > place:
+                    shutil.rmtree(path)
+        parallel.wait()
 
     def save(self, learning: Learning, parallel: Parallel) -> None:
         """Replace the newest state, on all processes together."""
-        place = self.states / f"{self.progress.step:08d}"
+        place = self._place(self.progress.step)
         saved = {
             "progress": asdict(self.progress),
             "threads": torch.get_num_threads(),
@@ -141,7 +187,7 @@ class State:
             with _no_word_of_one_process(), parallel.whole_moments(learning.optimizers):
                 dcp.save(learning.state_dict(), checkpoint_id=partial, no_dist=parallel.alone)
             if parallel.main:
-                (partial / "progress.json").write_text(json.dumps(saved, indent=2))
+                (partial / PROGRESS).write_text(json.dumps(saved, indent=2))
         if parallel.main:
             self.sweep()
         parallel.wait()
@@ -155,10 +201,13 @@ class State:
                 dcp.load(state, checkpoint_id=newest, no_dist=parallel.alone)
             learning.load_state_dict(state)
 
+    def _place(self, step: int) -> Path:
+        return self.states / f"{step:08d}"
+
     def _refuse_changes(self, saved: dict[str, Any]) -> None:
         for key in sorted(saved.keys() | self.config.keys()):
             before, now = saved.get(key), self.config.get(key)
-            if before != now and not key.startswith(FREE):
+            if before != now and not key.startswith(FREE) and key not in EXTENDS:
                 raise UserError(
                     f"{key}: the run was started with {before}, got {now}; "
                     "use another run_name or resume=false"
