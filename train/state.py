@@ -53,7 +53,7 @@ class Progress:
     """How far a run is."""
 
     step: int = 0
-    best: float | None = None  # acceptance length of the checkpoint
+    best: float | None = None  # delivered tokens a round of the checkpoint
     best_step: int | None = None
     tracker: str | None = None  # id of the tracker's run, to continue its curves
 
