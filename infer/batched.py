@@ -4,16 +4,17 @@ A round's time is shared by the rows at work in it. Summed over prompts the shar
 that tokens over shares is throughput, and intervals are over prompts, as everywhere.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from data.prompts import EvalPrompt
 from infer.config import EvaluationConf
 from infer.contenders import Candidate
 from infer.decode import Decoder, bucket
+from infer.exactness import compare
 from infer.figures import estimate
 from infer.intervals import Estimate
 from infer.measured import AtBatch
-from infer.stats import Trace
+from infer.stats import Exactness, Trace, Yardstick
 from infer.timing import in_turns
 from models.target import Target
 from models.tree import NO_TREE, Tree
@@ -21,11 +22,21 @@ from models.tree import NO_TREE, Tree
 PASSES = 2  # each of the two modes first once
 
 
+@dataclass(kw_only=True)
+class Baseline:
+    """Autoregressive decoding of one row at a time: whose answers a batch must repeat."""
+
+    decoder: Decoder
+    traces: list[Trace]
+    yardstick: Yardstick
+
+
 def at_batches(
-    target: Target, one: Candidate, tree: Tree, prompts: list[EvalPrompt], conf: EvaluationConf
-) -> list[AtBatch]:
+    target: Target, one: Candidate, tree: Tree, prompts: list[EvalPrompt], conf: EvaluationConf,
+    alone: Baseline,
+) -> list[AtBatch]:  # fmt: skip
     """The draft's tree beside autoregressive decoding, at each of the asked batch sizes."""
-    return [_at(one.target or target, one, tree, prompts, conf, b) for b in conf.batches]
+    return [_at(target, one, tree, prompts, conf, alone, batch) for batch in conf.batches]
 
 
 def warmed(
@@ -52,13 +63,16 @@ def warmed(
 
 def _at(
     target: Target, one: Candidate, tree: Tree, prompts: list[EvalPrompt], conf: EvaluationConf,
-    batch: int,
+    alone: Baseline, batch: int,
 ) -> AtBatch:  # fmt: skip
     decoders = warmed(target, one, tree, prompts, conf, batch)
     traces: dict[str, list[Trace]] = {name: [] for name in decoders}
     for number in range(PASSES):
         for name in in_turns(list(decoders), number):
             traces[name] += _decode(decoders[name], prompts, conf.max_new_tokens)
+    exactness = Exactness()  # nothing to compare where answers need not be the same
+    if not conf.verifier.ratio:
+        exactness = compare(alone.decoder, prompts, alone.traces, traces["tree"], alone.yardstick)
     plain, drafted = (_merged(traces[name]) for name in ("plain", "tree"))
 
     def figure(name: str, of: list[Trace]) -> Estimate:
@@ -67,7 +81,7 @@ def _at(
         return found
 
     return AtBatch(
-        batch=batch, mode="tree",
+        batch=batch, mode="tree", verification=conf.verifier.name, exactness=exactness,
         speedup=figure("speedup", drafted),
         tokens_per_s=figure("tokens_per_s", drafted),
         autoregressive_tokens_per_s=figure("tokens_per_s", plain),

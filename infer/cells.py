@@ -67,7 +67,7 @@ def lossless(mode: Mode) -> str:
         return f"no ({mode['verification']})"
     if not compared(mode):
         return "in distribution"
-    return "yes" if mode["lossless"] else "NO"
+    return mode["lossless"]
 
 
 def compared(mode: Mode) -> bool:

@@ -16,12 +16,14 @@ from numpy import ndarray
 from infer.figures import by_question, difference, ratio_of_ratios
 from infer.intervals import ratio, with_interval
 from infer.modes import Mode, Named, Report, modes_of
+from infer.stats import Verdict
 
 SETTINGS = ("target", "device", "versions", "sampling", "tree", "prompts")
 MEASURED_AGAIN = ("contamination", "by_category")  # of the prompts; they follow from others
 PLAIN = "autoregressive"
 FALSE_ALARMS = 0.05  # of comparisons in which nothing changed
 
+Verdicts = dict[str, tuple[str | None, str]]  # of a mode in two reports
 Columns = Callable[[dict[str, Any], dict[str, Any]], tuple[float, ...]]
 
 
@@ -66,10 +68,6 @@ class Both:
     keys: tuple[str, str]
     modes: tuple[Mode, Mode]
 
-    @property
-    def no_longer_lossless(self) -> bool:
-        return self.modes[0]["lossless"] and not self.modes[1]["lossless"]
-
 
 def settings_changed(before: Report, after: Report) -> list[str]:
     """What was measured, on what: one line for each difference."""
@@ -109,6 +107,32 @@ def in_both(before: Report, after: Report) -> list[Both]:
     ]
 
 
+def not_lossless(before: Report, after: Report) -> Verdicts:
+    """Modes whose answers the second report does not call the target's: both verdicts.
+
+    A mode under a lossy rule is left out, unless the first report has it under another.
+    """
+    named = _named(before, after)
+    ours, theirs = map(_judged, named, (before, after))
+    found = {}
+    for name, mode in theirs.items():
+        old = ours.get(name)
+        lossy = mode["lossy"] and (old is None or old["lossy"])
+        if mode["lossless"] != Verdict.yes and not lossy:
+            found[name] = (old and old["lossless"], mode["lossless"])
+    return found
+
+
+def _judged(named: dict[str, Named], report: Report) -> dict[str, dict[str, Any]]:
+    """All modes that say whether they are lossless, those with several rows at a time too."""
+    found = {name: one.mode for name, one in named.items() if one.mode}
+    names = {one.key: name for name, one in named.items()}
+    for at in report.get("batches", []):
+        key = f"{at['draft']}/{at['mode']}"
+        found[f"{names.get(key, key)}, batch {at['batch']}"] = at
+    return found
+
+
 def gone(before: Report, after: Report) -> dict[str, str]:
     """Modes that were measured before and no longer are, and why, where the report says so."""
     ours, theirs = _named(before, after)
@@ -136,8 +160,8 @@ def read_whole(report: Report) -> None:
     """Read every field that a comparison does: what it lacks is found before anything is said."""
     paired(report, report)
     settings_changed(report, report)
+    not_lossless(report, report)
     for one in in_both(report, report):
-        _ = one.no_longer_lossless
         for columns, _, _ in FIGURES.values():
             _rows(report, one.keys[0], columns)
 

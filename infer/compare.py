@@ -2,8 +2,8 @@
 
 python -m infer.compare BEFORE/report.json AFTER/report.json
 
-Exit code 1: a regression (tau or speed-up fell beyond noise, answers are no longer lossless, or a
-mode is no longer measured).
+Exit code 1: a regression (tau or speed-up fell beyond noise, the second report does not say that
+answers are lossless, or a mode is no longer measured).
 """
 
 import json
@@ -14,7 +14,16 @@ from rich.console import Console
 
 from conf.entry import refuse
 from infer.cells import ABSENT, Table, rich_table
-from infer.changes import Both, Move, gone, in_both, moves, paired, read_whole, settings_changed
+from infer.changes import (
+    Move,
+    Verdicts,
+    gone,
+    moves,
+    not_lossless,
+    paired,
+    read_whole,
+    settings_changed,
+)
 from infer.modes import Report
 from infer.report import SCHEMA_VERSION
 from models.errors import UserError
@@ -49,12 +58,12 @@ def read_report(path: Path) -> Report:
 
 def compare(before: Report, after: Report) -> tuple[list[str], Table, list[str]]:
     """What changed, the figures, and the regressions."""
-    both, found = in_both(before, after), list(moves(before, after))
+    found = list(moves(before, after))
     changed = settings_changed(before, after)
-    lost = [one for one in both if one.no_longer_lossless]
+    lost = not_lossless(before, after)
     missing = gone(before, after)
     regressions = [f"{move.mode} {move.figure}" for move in found if move.regression]
-    regressions += [f"{one.label} is no longer lossless" for one in lost]
+    regressions += [f"{name} lossless: {verdict}" for name, (_, verdict) in lost.items()]
     regressions += [
         f"{name} is no longer measured" + (f" ({reason})" if reason else "")
         for name, reason in missing.items()
@@ -62,10 +71,13 @@ def compare(before: Report, after: Report) -> tuple[list[str], Table, list[str]]
     return changed, _table(found, lost, list(missing), same=paired(before, after)), regressions
 
 
-def _table(found: list[Move], lost: list[Both], missing: list[str], *, same: bool) -> Table:
+def _table(found: list[Move], lost: Verdicts, missing: list[str], *, same: bool) -> Table:
     how = "paired by prompt" if same else "unpaired: the reports hold different prompts"
     rows = [_row(move) for move in found]
-    rows += [[one.label, "lossless", "yes", "NO", ABSENT, "worse"] for one in lost]
+    rows += [
+        [name, "lossless", before or ABSENT, after, ABSENT, "must be yes"]
+        for name, (before, after) in lost.items()
+    ]
     rows += [[name, "measured", "yes", "NO", ABSENT, "worse"] for name in missing]
     return Table(
         title="Figures",

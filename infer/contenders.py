@@ -45,7 +45,6 @@ class Contender:
 
     decoder: Decoder
     baseline: str
-    calibrates: bool = True  # its logits tell how far rounding moves them
     timed: bool = True  # its rounds are taken apart
 
     @property
@@ -92,8 +91,6 @@ def contenders(
                 modes[f"{c.name}/{name}"] = Contender(
                     decoder=decoder(own, draft, shape, verification=conf.verifier),
                     baseline=c.baseline,
-                    # all drafts have trees of one shape: the first of a target tells of the others
-                    calibrates=c is next(o for o in candidates if o.baseline == c.baseline),
                     timed=name != "untrained",  # it costs what the trained tree does
                 )
     return modes

@@ -5,12 +5,14 @@ from collections.abc import Iterable
 POSITION = "at position"  # of the columns that are numbers
 DEFINITIONS = {
     "tau": "tokens a round, the target's own included, over all rounds (acceptance length)",
+    "delivered": "tokens a round that the user gets: tau without what is cut off behind the end",
     "tau per prompt": "mean of each prompt's own tau, so that every prompt weighs the same",
     "acceptance rate": "accepted / drafted tokens; of a tree, all its nodes count as drafted",
     "speed-up": "tokens/s over those of autoregressive decoding, same prompts and run",
     "tokens/s": "tokens kept after the first / seconds of all rounds, without the prefill",
-    "lossless": "whether answers are the target's: yes (but for near-ties), in distribution "
-    "(proven, not compared token by token), no (a lossy rule) or NO (some differ by more)",
+    "lossless": "whether answers are the target's: yes (but for near-ties), no (some differ by "
+    "more, or the rule is lossy), undecided (the near-tie gap is wider than the precision "
+    "explains: decode in fp32) or in distribution (proven, not compared token by token)",
     "M params": "millions of parameters of the draft",
     "MB": "megabytes of the draft's weights and its state of one row",
     "draft ms": "milliseconds a round that the draft takes",
@@ -21,7 +23,8 @@ DEFINITIONS = {
     POSITION: "marginal: share of rounds that accept at least so many draft tokens; conditional: "
     "the same among rounds that accepted the one before",
     "mismatched": "prompts whose answer is not the autoregressive one, token for token",
-    "near-tie gap": "how far rounding moves the target's logits, measured on warm-up prompts",
+    "near-tie gap": "how near two logits must be for rounding to swap them, measured without trees",
+    "explained": "the widest such gap that precision and depth of the target explain",
     "beyond it": "divergences where the target preferred its own token by more than that",
     "widest divergence": "the largest such preference, its prompt and its position in the answer",
     "TTFT": "time to first token, ms: the prefill",

@@ -1,62 +1,117 @@
 """Is the output the target's own? Every emitted token is held against the one-token-at-a-time pass.
 
-In fp32 the answers must be equal. In bf16 a pass over many tokens rounds differently from a pass
-over one, so near-ties may fall the other way; how near is measured, and nothing beyond is allowed.
+In fp32 the answers must be equal. In a lower precision a pass over many tokens rounds differently
+from a pass over one, so near-ties may fall the other way. How near is measured without trees and
+without the runtime's masks, positions and cache: one-token passes against the model's own forward
+pass over the same tokens (`Yardstick`). What the precision cannot explain is no yardstick.
 """
 
+from collections.abc import Iterable
+
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from data.prompts import EvalPrompt
-from infer.decode import Decoder
-from infer.stats import Divergence, Exactness, Trace
+from infer.decode import Decoder, bucket
+from infer.stats import Divergence, Exactness, Trace, Yardstick
+from models.transformer import Transformer
 
 FARTHEST = torch.finfo(torch.float32).max  # a gap that no rounding explains; JSON has no infinity
-MARGIN = 2.0  # times the 99.9th percentile of what rounding moves a logit
+MARGIN = 2.0  # a divergence lies between two logits, and rounding may move each of them
 QUANTILE = 0.999
-
-# emitted ids, and the target's logits behind each of them but the last
-Recorded = tuple[Int[Tensor, " _"], Float[Tensor, "_ vocab"]]
-
-
-def near_tie_gap(plain: list[Recorded], others: list[list[Recorded]]) -> float:
-    """Gap of two logits that rounding may close: measured where modes read the same prefix."""
-    moved = [
-        (ours[:n] - theirs[:n]).abs().float().flatten()
-        for mode in others
-        for (ids, ours), (other_ids, theirs) in zip(plain, mode, strict=True)
-        if (n := _shared(ids, other_ids))
-    ]
-    if not moved:
-        return 0.0
-    ordered = torch.cat(moved).sort().values
-    return MARGIN * float(ordered[int(QUANTILE * (len(ordered) - 1))])
+SUBLAYERS = 2  # of a layer: attention and MLP each round the residual stream once
+MOST_TOKENS = 64  # of an answer that the gap is measured on: as many rows of logits are kept
 
 
-def _shared(ids: Tensor, other: Tensor) -> int:
-    """Rows of logits with equal prefixes."""
-    count = min(len(ids), len(other)) - 1
-    equal = (ids[:count] == other[:count]).int().cumprod(0)
-    return int(equal.sum())
+def measure_yardstick(
+    decoder: Decoder, prompts: Iterable[EvalPrompt], *, max_new_tokens: int
+) -> Yardstick:
+    """Decode some prompts one token at a time, and read the same tokens again plainly.
+
+    `decoder` is the autoregressive one. Neither side knows trees, so that a wrong mask, position or
+    cache move of theirs cannot widen the gap that they are judged by.
+    """
+    target = decoder.target
+    moved, largest = [], 0.0
+    for prompt in prompts:
+        record: list[Tensor] = []
+        (done,) = decoder.decode(
+            [prompt.ids], row_ids=[prompt.row_id],
+            max_new_tokens=min(MOST_TOKENS, max_new_tokens), record=record,
+        )  # fmt: skip
+        again = read_plainly(target, prompt.ids, done.ids, slots=decoder.slots)
+        moved.append((torch.cat(record).float() - again).abs().flatten())
+        largest = max(largest, float(again.abs().max()))
+    return yardstick(
+        torch.cat(moved), largest=largest,
+        layers=target.num_layers, width=target.hidden_size, dtype=target.head.weight.dtype,
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def read_plainly(
+    target: Transformer, prompt: list[int], answer: list[int], *, slots: int
+) -> Float[Tensor, "rows vocab"]:
+    """Logits behind each token of the answer but the last, by one pass over prompt and answer.
+
+    It is transformers' own forward pass, with its own causal mask and positions and without a
+    cache. Padding stands behind the text, where a causal mask hides it, so that texts of different
+    lengths have few shapes.
+    """
+    text = [*prompt, *answer[:-1]]
+    padded = torch.zeros(1, min(bucket(len(text)), slots), dtype=torch.int64)
+    padded[0, : len(text)] = torch.tensor(text)
+    rows = torch.arange(len(prompt), len(text))
+    place = target.device.torch_device
+    hidden = target.decoder(input_ids=padded.to(place), use_cache=False).last_hidden_state
+    return target.logits(hidden[0].index_select(0, rows.to(place))).cpu().float()
+
+
+def yardstick(
+    moved: Float[Tensor, " count"], *, largest: float, layers: int, width: int, dtype: torch.dtype
+) -> Yardstick:
+    """The gap that rounding may close, and the widest one that it explains.
+
+    `moved` is by how much logits differ between the two ways of reading, `largest` the largest
+    absolute logit. With eps the spacing of numbers behind 1 (2^-7 in bf16):
+
+    * A logit is a rounded number, so two passes may differ by one step, eps * largest at most,
+      even where nothing before it differed. The gap is never taken to be less.
+    * A residual stream is rounded behind each of its 2 * layers sublayers. Each may fall one step
+      apart, independently of the others, so the steps add up like a random walk, to
+      sqrt(2 * layers) of them. Sums are accumulated in fp32: those of `width` terms in another
+      order differ by sqrt(width) of its steps, which counts in fp32 alone.
+
+    A router between experts is not covered: where it falls the other way, logits move by any
+    amount. Such targets show a gap wider than explained.
+    """
+    step = torch.finfo(dtype).eps + torch.finfo(torch.float32).eps * width**0.5
+    one = MARGIN * step * largest
+    seen = moved.kthvalue(1 + int(QUANTILE * (len(moved) - 1))).values
+    return Yardstick(
+        near_tie_gap=max(MARGIN * float(seen), one),
+        explained_gap=one * (SUBLAYERS * layers) ** 0.5,
+        exact_arithmetic=dtype == torch.float32,
+    )
 
 
 def compare(
-    decoder: Decoder, prompts: list[EvalPrompt], plain: list[Trace], traces: list[Trace], gap: float
-) -> Exactness:
+    decoder: Decoder, prompts: list[EvalPrompt], plain: list[Trace], traces: list[Trace],
+    by: Yardstick,
+) -> Exactness:  # fmt: skip
     """Every divergence of `traces` from the target, judged by `decoder`, the autoregressive one."""
     wanted = {trace.prompt_id: trace.ids for trace in plain}
     by_id = {prompt.id: prompt for prompt in prompts}
+    answers = {(trace.prompt_id, tuple(trace.ids)) for trace in traces}  # a prompt may have passes
     found = []
-    for trace in traces:
-        if trace.ids != wanted[trace.prompt_id]:
-            prompt = by_id[trace.prompt_id]
+    for prompt_id, ids in sorted(answers):
+        if list(ids) != wanted[prompt_id]:
             found += [
-                Divergence(prompt_id=prompt.id, position=position, logit_gap=short)
-                for position, short in _divergences(decoder, prompt, trace.ids)
+                Divergence(prompt_id=prompt_id, position=position, logit_gap=short)
+                for position, short in _divergences(decoder, by_id[prompt_id], list(ids))
             ]
-    exact = decoder.target.head.weight.dtype == torch.float32
-    return Exactness(divergences=found, near_tie_gap=gap, exact_arithmetic=exact)
+    return Exactness(divergences=found, yardstick=by)
 
 
 def _divergences(

@@ -50,6 +50,7 @@ FIGURES = {
         statistic=ratio,
         support=(1.0, np.inf),
     ),
+    "delivered_per_round": Figure(columns=lambda t, _: (t.decoded, t.rounds), statistic=ratio),
     "acceptance_length_per_prompt": Figure(
         columns=lambda t, _: _own_length(t), statistic=ratio, support=(1.0, np.inf)
     ),

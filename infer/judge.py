@@ -13,11 +13,11 @@ from rich.progress import track
 from data.contamination import Contamination, contaminated
 from data.prompts import EvalPrompt, fingerprint, held_out, later_turns
 from infer import graph_plan
-from infer.batched import at_batches
+from infer.batched import Baseline, at_batches
 from infer.config import EvaluationConf
 from infer.contenders import PLAIN, Candidate, Contender, check_depth, contenders, warn_depth
 from infer.decode import Decoder, bucket
-from infer.exactness import Recorded, compare, near_tie_gap
+from infer.exactness import compare, measure_yardstick
 from infer.figures import estimate
 from infer.generate import answers
 from infer.intervals import bootstrap_t
@@ -34,7 +34,7 @@ from infer.measured import (
 from infer.replay import Replay, all_positions, on_policy, texts
 from infer.report import Report, build
 from infer.samples import samples
-from infer.stats import Costs, Exactness, Trace
+from infer.stats import Costs, Exactness, Trace, Yardstick
 from infer.timing import bottleneck, costs, in_turns, splits
 from models.cache import StaticCache
 from models.drafts.base import Draft
@@ -64,14 +64,14 @@ def _judge(
             modes = contenders(target, candidates, shape, prompts, conf)
             for name, mode in modes.items():
                 warn_depth(name, mode.decoder)
-            gaps = _warm_up(modes, prompts, conf)
+            by = _warm_up(modes, prompts, conf)
         traces = _decode_all(modes, prompts, conf)
         parts = splits(modes, prompts, max_new_tokens=conf.max_new_tokens)
         known = costs(modes, parts)
         measured = {
-            name: _measured(name, modes, prompts, traces, gaps, parts, known) for name in modes
+            name: _measured(name, modes, prompts, traces, by, parts, known) for name in modes
         }
-        drafts = [_run(c, target, modes, measured, prompts, shape, conf) for c in candidates]
+        drafts = [_run(c, target, modes, measured, prompts, shape, by, conf) for c in candidates]
     for mode in measured.values():
         mode.graphs_after_warmup = counted and counted.late
     return build(
@@ -112,7 +112,7 @@ def _all_turns(target: Target, conf: EvaluationConf) -> list[EvalPrompt]:
 
 def _measured(
     name: str, modes: dict[str, Contender], prompts: list[EvalPrompt],
-    traces: dict[str, list[Trace]], gaps: dict[str, float], parts: dict[str, Split],
+    traces: dict[str, list[Trace]], by: dict[str, Yardstick], parts: dict[str, Split],
     known: dict[str, Costs],
 ) -> Measured:  # fmt: skip
     mode = modes[name]
@@ -120,7 +120,7 @@ def _measured(
     if mode.compares:
         exactness = compare(
             modes[mode.baseline].decoder, prompts, traces[mode.baseline], traces[name],
-            gaps[mode.baseline],
+            by[mode.baseline],
         )  # fmt: skip
     why = None
     tau = estimate("acceptance_length", traces[name], traces[mode.baseline])
@@ -139,9 +139,13 @@ def _measured(
 
 def _run(
     one: Candidate, target: Target, modes: dict[str, Contender], measured: dict[str, Measured],
-    prompts: list[EvalPrompt], shape: Tree, conf: EvaluationConf,
+    prompts: list[EvalPrompt], shape: Tree, by: dict[str, Yardstick], conf: EvaluationConf,
 ) -> DraftRun:  # fmt: skip
     own = one.target or target
+    baseline = Baseline(
+        decoder=modes[one.baseline].decoder, traces=measured[one.baseline].traces,
+        yardstick=by[one.baseline],
+    )  # fmt: skip
     return DraftRun(
         name=one.name,
         method=one.draft.method,
@@ -152,7 +156,7 @@ def _run(
         tree=measured[f"{one.name}/tree"],
         target=_adapted(one, target, measured),
         contamination=_contamination(one, prompts),
-        batches=at_batches(target, one, shape, prompts, conf),
+        batches=at_batches(own, one, shape, prompts, conf, baseline),
         replayed=_replayed(own, one, prompts, shape, conf),
         samples=samples(own, prompts, measured[f"{one.name}/tree"].traces, mode="tree"),
     )
@@ -181,32 +185,20 @@ def _replayed(
 
 def _warm_up(
     modes: dict[str, Contender], prompts: list[EvalPrompt], conf: EvaluationConf
-) -> dict[str, float]:
-    """Compile every graph; return each target's near-tie gap between one-token and tree passes."""
+) -> dict[str, Yardstick]:
+    """Compile every graph; return what each autoregressive mode's answers are compared by."""
     few = list({bucket(len(p.ids)): p for p in prompts}.values())
     few += {p.category: p for p in prompts}.values()
-    recorded: dict[str, list[Recorded]] = {}
+    found: dict[str, Yardstick] = {}
     for name, mode in track(modes.items(), "warming up", disable=not sys.stderr.isatty()):
+        if name == mode.baseline:
+            found[name] = measure_yardstick(mode.decoder, few, max_new_tokens=conf.max_new_tokens)
+            continue
         for prompt in few:
-            record: list[torch.Tensor] = []
-            done = mode.decoder.decode(
-                [prompt.ids], row_ids=[prompt.row_id],
-                max_new_tokens=conf.max_new_tokens, record=record if mode.calibrates else None,
-            )  # fmt: skip
-            if mode.calibrates:
-                emitted = (torch.tensor(done[0].ids), torch.cat(record).cpu())
-                recorded.setdefault(name, []).append(emitted)
-    return {
-        plain: near_tie_gap(
-            recorded[plain],
-            [
-                theirs
-                for name, theirs in recorded.items()
-                if modes[name].baseline == plain and name != plain
-            ],
-        )
-        for plain in {mode.baseline for mode in modes.values()}
-    }
+            mode.decoder.decode(
+                [prompt.ids], row_ids=[prompt.row_id], max_new_tokens=conf.max_new_tokens
+            )
+    return found
 
 
 def _decode_all(

@@ -5,7 +5,7 @@ from typing import Any
 
 from data.contamination import Contamination
 from infer.intervals import Estimate
-from infer.stats import Costs, Exactness, Trace
+from infer.stats import Costs, Exactness, Trace, Verdict
 from infer.verify import Typical
 
 LOSSY = (Typical.name,)
@@ -25,22 +25,11 @@ class Split:
 
 
 @dataclass(kw_only=True)
-class Measured:
-    """One mode over all prompts.
+class Judged:
+    """By which rule draft tokens were accepted, and how the answers compare with the target's."""
 
-    `draft_passes` are the draft's forward passes in a row a round (L of `mbsu`), 0 of n-grams;
-    `bottleneck` says in one sentence what holds the speed-up back.
-    """
-
-    traces: list[Trace]
-    exactness: Exactness = field(default_factory=Exactness)
     verification: str = "exact"  # a rule without a name, which keeps the target's own answers
-    costs: Costs | None = None
-    graphs_after_warmup: int | None = None
-    batch: int = 1
-    draft_passes: int | None = None
-    split: Split | None = None
-    bottleneck: str | None = None
+    exactness: Exactness = field(default_factory=Exactness)
 
     @property
     def lossy(self) -> bool:
@@ -48,9 +37,26 @@ class Measured:
         return self.verification in LOSSY
 
     @property
-    def lossless(self) -> bool:
-        """Never of a lossy rule, also where it happened to say what the target says."""
-        return not self.lossy and self.exactness.lossless
+    def lossless(self) -> Verdict:
+        """Never yes of a lossy rule, also where it happened to say what the target says."""
+        return Verdict.no if self.lossy else self.exactness.verdict
+
+
+@dataclass(kw_only=True)
+class Measured(Judged):
+    """One mode over all prompts.
+
+    `draft_passes` are the draft's forward passes in a row a round (L of `mbsu`), 0 of n-grams;
+    `bottleneck` says in one sentence what holds the speed-up back.
+    """
+
+    traces: list[Trace]
+    costs: Costs | None = None
+    graphs_after_warmup: int | None = None
+    batch: int = 1
+    draft_passes: int | None = None
+    split: Split | None = None
+    bottleneck: str | None = None
 
     def among(self, prompt_ids: set[str]) -> "Measured":
         """The same, of these prompts alone; what was said of all is not of them."""
@@ -103,7 +109,7 @@ class AdaptedTarget:
 
 
 @dataclass(kw_only=True)
-class AtBatch:
+class AtBatch(Judged):
     """One mode of a draft with so many rows decoded at a time, beside decoding them alone."""
 
     batch: int

@@ -3,7 +3,7 @@
 from infer.cells import ABSENT, Table, compared, estimate, lossless, number
 from infer.definitions import POSITION, definition, sentences
 from infer.modes import Mode, Report, label_of, modes_of
-from infer.words import remarked
+from infer.words import remarked, undecided
 
 # What fits beside the labels at 100 columns; report.json holds every position.
 POSITIONS_SHOWN = 10
@@ -19,7 +19,7 @@ def summary_table(groups: dict[str, Report], *, main: bool = False) -> Table:
         [
             f"{name} ({section['autoregressive']['prompts']})",
             one.label,
-            *(_mode_cells(one.mode) if one.mode else [ABSENT] * 4),
+            *(_mode_cells(one.mode) if one.mode else [ABSENT] * 5),
         ]
         for name, section in groups.items()
         for one in modes_of(section, main=main)
@@ -27,11 +27,11 @@ def summary_table(groups: dict[str, Report], *, main: bool = False) -> Table:
     return Table(
         title="Modes by category",
         note=remarked(
-            f"{sentences('tau', 'speed-up', 'tokens/s')} Brackets: 95 % interval over prompts; "
-            "parentheses: their number.",
+            f"{sentences('tau', 'delivered', 'speed-up', 'tokens/s')} Brackets: 95 % interval over "
+            "prompts; parentheses: their number.",
             groups["all"],
         ),
-        columns=["prompts", "mode", "tau", "speed-up", "tokens/s", "lossless"],
+        columns=["prompts", "mode", "tau", "delivered", "speed-up", "tokens/s", "lossless"],
         rows=rows,
         labels=2,
     )
@@ -65,11 +65,14 @@ def gain_table(groups: dict[str, Report], *, main: bool = False) -> Table:
 
 def acceptance_table(report: Report, *, main: bool = False) -> Table:
     """Of modes that propose something."""
-    figures = ("acceptance_length", "acceptance_length_per_prompt", "acceptance_rate")
+    figures = (
+        "acceptance_length", "delivered_per_round", "acceptance_length_per_prompt",
+        "acceptance_rate",
+    )  # fmt: skip
     return Table(
         title="Acceptance",
-        note=sentences("tau per prompt", "acceptance rate"),
-        columns=["mode", "tau", "tau per prompt", "acceptance rate"],
+        note=sentences("delivered", "tau per prompt", "acceptance rate"),
+        columns=["mode", "tau", "delivered", "tau per prompt", "acceptance rate"],
         rows=[
             [label, *(estimate(mode[figure]) for figure in figures)]
             for label, mode in measured_of(report, main=main)
@@ -99,7 +102,7 @@ def exactness_table(report: Report, *, main: bool = False) -> Table:
     """If `main`, of several drafts the trees and whatever answered otherwise."""
     shown = {label for label, _ in measured_of(report, main=True)}
     rows = [
-        [label, lossless(mode), *(_divergences(mode) if compared(mode) else [ABSENT] * 4)]
+        [label, lossless(mode), *(_divergences(mode) if compared(mode) else [ABSENT] * 5)]
         for label, mode in measured_of(report)
         if not main or label in shown or mode["mismatched_prompts"]
     ]
@@ -115,16 +118,20 @@ def exactness_table(report: Report, *, main: bool = False) -> Table:
             "lossless",
             "mismatched",
             "near-tie gap",
+            "explained",
             "beyond it",
             "widest divergence",
         ],
         rows=rows,
+        stacked=True,
+        below=undecided(report),
     )
 
 
 def _mode_cells(mode: Mode) -> list[str]:
     return [
         estimate(mode["acceptance_length"]),
+        number(mode["delivered_per_round"] and mode["delivered_per_round"]["mean"]),
         estimate(mode["speedup"]),
         f"{mode['tokens_per_s']['mean']:.1f}" if mode["tokens_per_s"] else ABSENT,
         lossless(mode),
@@ -139,6 +146,7 @@ def _divergences(mode: Mode) -> list[str]:
     return [
         f"{mode['mismatched_prompts']} of {mode['prompts']}",
         f"{mode['near_tie_gap']:.3g}",
+        f"{mode['explained_gap']:.3g}",
         str(mode["divergences_beyond_gap"]),
         _widest(mode),
     ]

@@ -10,11 +10,11 @@ from typing import Any
 
 from infer.measured import DraftRun, Measured, Mode, NotMeasured, Setting
 from infer.page import page
-from infer.section import section
+from infer.section import at_batch, section
 from infer.stats import Trace, itl_s
 from infer.tables import markdown
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 DECIMALS = 6  # of seconds in rounds.jsonl
 
 
@@ -97,7 +97,9 @@ def write_text(path: Path, text: str) -> None:
 def _beside(drafts: list[DraftRun]) -> dict[str, Any]:
     """What was measured of drafts apart from the modes."""
     return {
-        "batches": [{"draft": draft.name} | asdict(at) for draft in drafts for at in draft.batches],
+        "batches": [
+            {"draft": draft.name} | at_batch(at) for draft in drafts for at in draft.batches
+        ],
         "replay": {draft.name: asdict(draft.replayed) for draft in drafts if draft.replayed},
         "samples": [{"draft": draft.name} | asdict(s) for draft in drafts for s in draft.samples],
     }

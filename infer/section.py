@@ -5,7 +5,7 @@ from typing import Any
 
 from infer.figures import FIGURES, GAINS, estimate, gain, mbsu
 from infer.intervals import Estimate
-from infer.measured import DraftRun, Measured, Mode, NotMeasured, Split
+from infer.measured import AtBatch, DraftRun, Judged, Measured, Mode, NotMeasured, Split
 from infer.stats import Costs, by_position, drafts_trees, itl_s, loop_share, percentiles_ms
 
 TRAINED_MODES = ("chain", "tree")
@@ -64,7 +64,7 @@ def _mode(
     """`bytes_ratio`: the draft's weights over the target's."""
     if isinstance(mode, NotMeasured):
         return None
-    traces, exactness = mode.traces, mode.exactness
+    traces = mode.traces
     found = {name: estimate(name, traces, autoregressive.traces) for name in FIGURES}
     figures = {name: _asdict(figure) for name, figure in found.items()}
     return {
@@ -80,17 +80,37 @@ def _mode(
         "ttft_ms": _asdict(percentiles_ms([trace.prefill_s for trace in traces])),
         "itl_ms": _asdict(percentiles_ms([itl_s(trace) for trace in traces])),
         "e2e_ms": _asdict(percentiles_ms([trace.e2e_s for trace in traces])),
-        "verification": mode.verification,
-        "lossy": mode.lossy,
-        "lossless": mode.lossless,
-        "mismatched_prompts": exactness.mismatched_prompts,
-        "near_tie_gap": exactness.near_tie_gap,
-        "divergences_beyond_gap": exactness.divergences_beyond_gap,
-        "divergences": [asdict(divergence) for divergence in exactness.divergences],
+        **judged(mode),
         **_efficiency(mode, figures),
         "split_ms": mode.split and _milliseconds(mode.split),
         "bottleneck": mode.bottleneck,
         "graphs_after_warmup": mode.graphs_after_warmup,
+    }
+
+
+def judged(mode: Judged) -> dict[str, Any]:
+    """Whether the answers are the target's, and what that is known from."""
+    exactness = mode.exactness
+    return {
+        "verification": mode.verification,
+        "lossy": mode.lossy,
+        "lossless": mode.lossless,
+        "mismatched_prompts": exactness.mismatched_prompts,
+        "near_tie_gap": exactness.yardstick.near_tie_gap,
+        "explained_gap": exactness.yardstick.explained_gap,
+        "divergences_beyond_gap": exactness.divergences_beyond_gap,
+        "divergences": [asdict(divergence) for divergence in exactness.divergences],
+    }
+
+
+def at_batch(at: AtBatch) -> dict[str, Any]:
+    """A mode with so many rows at a time."""
+    figures = ("speedup", "tokens_per_s", "autoregressive_tokens_per_s", "acceptance_length")
+    return {
+        "batch": at.batch,
+        "mode": at.mode,
+        **{name: asdict(getattr(at, name)) for name in figures},
+        **judged(at),
     }
 
 

@@ -6,6 +6,7 @@ Figures with intervals are in `infer.figures`. `docs/report.md` defines all of t
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
+from enum import StrEnum, auto
 from itertools import pairwise
 
 import numpy as np
@@ -80,17 +81,38 @@ class Divergence:
     logit_gap: float
 
 
-@dataclass(kw_only=True)
-class Exactness:
-    """Where a mode emitted what the target would not have, reading its answers token by token.
+class Verdict(StrEnum):
+    """Whether answers are the target's own."""
 
-    `near_tie_gap` is measured on calibration prompts; `exact_arithmetic` (fp32) allows no
+    yes = auto()
+    no = auto()
+    undecided = auto()  # rounding moves logits by more than the precision explains
+
+
+@dataclass(frozen=True, kw_only=True)
+class Yardstick:
+    """What the divergences of one target are held against, in logits.
+
+    `near_tie_gap` is what rounding may close between two logits, as measured on some prompts;
+    `explained_gap` is the widest that the precision explains. `exact_arithmetic` (fp32) allows no
     divergence at all.
     """
 
-    divergences: list[Divergence] = field(default_factory=list)
     near_tie_gap: float = 0.0
+    explained_gap: float = 0.0
     exact_arithmetic: bool = True
+
+    @property
+    def explained(self) -> bool:
+        return self.near_tie_gap <= self.explained_gap
+
+
+@dataclass(kw_only=True)
+class Exactness:
+    """Where a mode emitted what the target would not have, reading its answers token by token."""
+
+    divergences: list[Divergence] = field(default_factory=list)
+    yardstick: Yardstick = field(default_factory=Yardstick)
 
     @property
     def mismatched_prompts(self) -> int:
@@ -98,11 +120,17 @@ class Exactness:
 
     @property
     def divergences_beyond_gap(self) -> int:
-        return sum(divergence.logit_gap > self.near_tie_gap for divergence in self.divergences)
+        gap = self.yardstick.near_tie_gap
+        return sum(divergence.logit_gap > gap for divergence in self.divergences)
 
     @property
-    def lossless(self) -> bool:
-        return not (self.divergences if self.exact_arithmetic else self.divergences_beyond_gap)
+    def verdict(self) -> Verdict:
+        """A gap that the precision does not explain decides nothing, for or against."""
+        if self.yardstick.exact_arithmetic and self.divergences:
+            return Verdict.no
+        if not self.yardstick.explained:
+            return Verdict.undecided
+        return Verdict.no if self.divergences_beyond_gap else Verdict.yes
 
     def among(self, prompt_ids: Collection[str]) -> "Exactness":
         """The same, of these prompts alone."""

@@ -3,6 +3,7 @@
 from dataclasses import asdict
 
 from infer.modes import Report, modes_of
+from infer.stats import Verdict
 from infer.trained_on import trained_on
 from models.sampling import SamplingConf
 
@@ -72,6 +73,23 @@ def bottlenecks(report: Report) -> list[str]:
         f"{one.label}: {said}"
         for one in modes_of(report, main=True)
         if one.mode and (said := one.mode.get("bottleneck"))
+    ]
+
+
+def undecided(report: Report) -> list[str]:
+    """What a gap that the precision does not explain leaves open, and how to decide it."""
+    gaps = {
+        f"{one.mode['near_tie_gap']:.3g} logits is wider than the {one.mode['explained_gap']:.3g}"
+        for one in modes_of(report)
+        if one.mode and one.mode["lossless"] == Verdict.undecided
+    }
+    dtype = report["device"]["dtype"]
+    how = "decode with device.precision=float32"
+    if dtype == "float32":
+        how = "one-token passes differ from a plain reading of the same tokens"
+    return [
+        f"undecided: a near-tie gap of {gap} that {dtype} explains in this target; {how}."
+        for gap in sorted(gaps)
     ]
 
 

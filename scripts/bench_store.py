@@ -123,7 +123,7 @@ def learn(
     Loop(
         conf=conf, parallel=parallel, device=parallel.device, target=target, draft=draft,
         rows=rows, store=store, state=run, log=Log(conf.log, run, parallel.accelerator),
-        evaluate=lambda _: {"acceptance_length": 0.0},
+        evaluate=lambda _: {"delivered_per_round": 0.0},
     ).run()  # fmt: skip
     lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").open()]
     warm = lines[1:]  # the first step finds nothing ready

@@ -58,7 +58,7 @@ def loop_over(conf: TrainConf, draft: Draft, target: Target, device: Device):
         loop = Loop(
             conf=conf, parallel=parallel, device=device, target=target, draft=draft, rows=rows(),
             state=state, log=Log(conf.log, state, parallel.accelerator),
-            evaluate=lambda _: {"acceptance_length": 1.0},
+            evaluate=lambda _: {"delivered_per_round": 1.0},
         )  # fmt: skip
         loop.run()
     return loop.counted

@@ -20,7 +20,7 @@ from infer.measured import (
     Split,
 )
 from infer.report import build
-from infer.stats import Costs, Divergence, Exactness, Trace
+from infer.stats import Costs, Divergence, Exactness, Trace, Yardstick
 from infer.tables import terminal_table
 
 CATEGORIES = ("code", "docs", "structured", "open_ended")
@@ -43,6 +43,7 @@ SETTING = Setting(
     tree={"kind": "dynamic", "depth": 4, "nodes": 12, "copied": 0},
     target_weight_bytes=18_271_560,
 )
+NEAR = Yardstick(near_tie_gap=0.03, explained_gap=0.2, exact_arithmetic=False)
 FIGURE = Estimate(mean=2.0, ci95=[1.5, 2.5])
 PIECES = {
     "prompt": "def first(x):\n    # <b>of</b> a list\n    ",
@@ -111,8 +112,7 @@ def draft_run(name, seed):
     tree = measured(share=0.75, depth=6, nodes=20, round_s=0.015, seed=seed + 2)
     tree.exactness = Exactness(
         divergences=[Divergence(prompt_id="code-3", position=17, logit_gap=0.002)],
-        near_tie_gap=0.03,
-        exact_arithmetic=False,
+        yardstick=NEAR,
     )
     tree.bottleneck = "Of 3.15 tokens a round, verifying takes 1.21 autoregressive steps."
     said = [Piece(text=text, kind=kind) for kind, text in PIECES.items()]

@@ -167,7 +167,7 @@ def test_a_draft_called_like_a_mode_is_not_taken_for_it(report):
 
 def test_the_command_prints_and_exits_for_a_ci(report, tmp_path, capsys):
     after = changed(report, tree=fewer_accepted)
-    after["drafts"][0]["modes"]["chain"]["lossless"] = False
+    after["drafts"][0]["modes"]["chain"]["lossless"] = "no"
     for name, one in (("a", report), ("b", after)):
         write(one, tmp_path / name)
     assert main([str(tmp_path / "a"), str(tmp_path / "a/report.json")]) == 0
@@ -176,7 +176,7 @@ def test_the_command_prints_and_exits_for_a_ci(report, tmp_path, capsys):
     assert "no regression beyond noise" in shown
     assert main([str(tmp_path / "a/report.json"), str(tmp_path / "b/report.json")]) == 1
     shown = capsys.readouterr().out
-    assert "regression: draft/tree tau; draft/chain is no longer lossless" in shown
+    assert "regression: draft/tree tau; draft/chain lossless: no" in shown
     assert max(map(len, shown.splitlines())) <= 100
 
 
@@ -187,7 +187,7 @@ def test_what_is_no_report_is_refused_in_one_line(report, tmp_path, capsys):
     cut.write_text("{")
     for arguments, message in [
         ([good], "command line: must be two reports, got 1; python -m infer.compare"),
-        ([good, old], f"report: must be of schema version 2, got 1 in {old}; measure again"),
+        ([good, old], f"report: must be of schema version 3, got 1 in {old}; measure again"),
         ([good, cut], f"report: must be a readable report.json, got {cut}; python -m"),
         ([good, tmp_path / "none"], "report: must be a readable report.json, got"),
     ]:

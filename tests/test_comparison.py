@@ -8,6 +8,7 @@ from infer.colours import of_drafts
 from infer.measured import Measured
 from infer.plots import plots
 from infer.report import write
+from infer.stats import Verdict
 from infer.tables import tables
 from infer.words import headline
 from tests.made_report import COMPARED, printed
@@ -44,9 +45,9 @@ def test_a_draft_with_its_own_target_is_compared_with_that(comparison):
 def test_lossy_verification_is_never_called_lossless(comparison):
     lossy = comparison["drafts"][2]["modes"]
     assert {mode["verification"] for mode in lossy.values()} == {"typical"}
-    assert all(mode["lossy"] and not mode["lossless"] for mode in lossy.values())
+    assert all(mode["lossy"] and mode["lossless"] == "no" for mode in lossy.values())
     for exact in (comparison["autoregressive"], comparison["ngram"]):
-        assert (exact["verification"], exact["lossless"]) == ("exact", True)
+        assert (exact["verification"], exact["lossless"]) == ("exact", "yes")
 
 
 def test_what_forbids_comparing_is_said_in_words(report, comparison, tmp_path):
@@ -108,4 +109,4 @@ def test_a_rule_is_lossy_by_its_proof_not_by_its_name():
     lossy = {name for name in ("exact", "greedy", "coupled", "rejection", "block", "typical")
              if Measured(traces=[], verification=name).lossy}  # fmt: skip
     assert lossy == {"typical"}
-    assert Measured(traces=[], verification="block").lossless
+    assert Measured(traces=[], verification="block").lossless == Verdict.yes

@@ -162,7 +162,9 @@ def test_the_heads_weight_rises_as_a_sine(target):
 def test_of_an_adapted_target_the_last_step_is_kept(tmp_path, monkeypatch):
     """A target that has come to repeat itself is accepted best of all."""
     lengths = iter([3.0, 2.0, 1.0])
-    monkeypatch.setattr(toy_run, "toy_length", lambda _draft: {"acceptance_length": next(lengths)})
+    monkeypatch.setattr(
+        toy_run, "toy_length", lambda _draft: {"delivered_per_round": next(lengths)}
+    )
     _, progress = toy_run.toy_run(tmp_path, toy_run.toy_conf(draft=CASES["medusa2"].conf))
     assert (progress.step, progress.best_step) == (12, 12)
 

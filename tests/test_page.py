@@ -134,7 +134,7 @@ def test_ratio_rules_are_exact_in_distribution_and_not_compared(report):
         made["drafts"][0]["modes"][mode]["verification"] = rule
     assert column(summary_table({"all": made}), "lossless")[-2:] == ["in distribution"] * 2
     for row in exactness_table(made).rows[-2:]:
-        assert row[1:] == ["in distribution", *[ABSENT] * 4]
+        assert row[1:] == ["in distribution", *[ABSENT] * 5]
     assert "verification: exact, block and rejection" in page(made)
 
 

@@ -170,7 +170,7 @@ def test_a_disk_that_fills_up_is_one_line_and_the_last_state_is_kept(tmp_path, m
         measured.append(draft)
         if len(measured) == 2:
             resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
-        return {"acceptance_length": 1.0}
+        return {"delivered_per_round": 1.0}
 
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     monkeypatch.setattr("tests.toy_run.toy_length", shrink)

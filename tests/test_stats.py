@@ -12,6 +12,8 @@ from infer.stats import (
     Divergence,
     Exactness,
     Trace,
+    Verdict,
+    Yardstick,
     by_position,
     drafts_trees,
     itl_s,
@@ -138,12 +140,32 @@ def test_efficiency_predicts_from_tau_and_costs():
 def test_divergences_within_the_gap_are_lossless_except_in_exact_arithmetic():
     near = Divergence(prompt_id="a", position=7, logit_gap=0.01)
     far = Divergence(prompt_id="b", position=2, logit_gap=0.5)
-    half = {"near_tie_gap": 0.1, "exact_arithmetic": False}
-    assert Exactness(divergences=[near], **half).lossless
-    assert not Exactness(divergences=[near], near_tie_gap=0.1).lossless
-    both = Exactness(divergences=[near, far], **half)
-    assert (both.mismatched_prompts, both.divergences_beyond_gap, both.lossless) == (2, 1, False)
-    assert both.among({"a"}).lossless
+    half = Yardstick(near_tie_gap=0.1, explained_gap=0.2, exact_arithmetic=False)
+    whole = replace(half, exact_arithmetic=True)
+    assert Exactness(divergences=[near], yardstick=half).verdict == Verdict.yes
+    assert Exactness(divergences=[near], yardstick=whole).verdict == Verdict.no
+    both = Exactness(divergences=[near, far], yardstick=half)
+    assert (both.mismatched_prompts, both.divergences_beyond_gap) == (2, 1)
+    assert both.verdict == Verdict.no
+    assert both.among({"a"}).verdict == Verdict.yes
+
+
+def test_a_gap_wider_than_explained_decides_nothing_but_in_fp32_a_divergence_does():
+    wide = Yardstick(near_tie_gap=0.3, explained_gap=0.2, exact_arithmetic=False)
+    apart = [Divergence(prompt_id="a", position=1, logit_gap=gap) for gap in (0.01, 5.0)]
+    for found in ([], apart[:1], apart):
+        assert Exactness(divergences=found, yardstick=wide).verdict == Verdict.undecided
+    fp32 = replace(wide, exact_arithmetic=True)
+    assert Exactness(divergences=apart[:1], yardstick=fp32).verdict == Verdict.no
+    assert Exactness(yardstick=fp32).verdict == Verdict.undecided
+
+
+def test_delivered_tokens_leave_out_what_is_cut_off_behind_the_end():
+    cut = trace("a", [3, 3], tokens=6)
+    assert estimate("acceptance_length", [cut], [plain("a", 6)]).mean == 4
+    assert estimate("delivered_per_round", [cut], [plain("a", 6)]).mean == 5 / 2
+    assert estimate("delivered_per_round", CHAIN, PLAIN).mean == pytest.approx(11 / 5)
+    assert estimate("delivered_per_round", [plain("a", 1)], [plain("a", 1)]) is None
 
 
 def test_loops_are_an_eight_gram_three_times():

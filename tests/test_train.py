@@ -97,21 +97,21 @@ def test_the_loss_falls(tmp_path):
     assert lines[-1]["train/hit"] > lines[0]["train/hit"]
 
 
-def test_the_best_checkpoint_is_chosen_by_acceptance_length(tmp_path, monkeypatch):
+def test_the_best_checkpoint_is_chosen_by_delivered_tokens(tmp_path, monkeypatch):
     """Not by the loss, and not the last."""
     lengths = iter([1.5, 2.5, 2.0])
     monkeypatch.setattr(
-        "tests.toy_run.toy_length", lambda draft: {"acceptance_length": next(lengths)}
+        "tests.toy_run.toy_length", lambda draft: {"delivered_per_round": next(lengths)}
     )
     _, progress = toy_run(tmp_path, toy_conf())
     assert (progress.best, progress.best_step) == (2.5, 8)
-    logged = [line.get("eval/acceptance_length") for line in metrics(tmp_path)]
+    logged = [line.get("eval/delivered_per_round") for line in metrics(tmp_path)]
     assert [length for length in logged if length] == [1.5, 2.5, 2.0]
 
 
 def test_measuring_leaves_training_alone(tmp_path, monkeypatch):
     toy_run(tmp_path / "drawing", toy_conf())
-    monkeypatch.setattr("tests.toy_run.toy_length", lambda draft: {"acceptance_length": 1.0})
+    monkeypatch.setattr("tests.toy_run.toy_length", lambda draft: {"delivered_per_round": 1.0})
     toy_run(tmp_path / "quiet", toy_conf())
     one, two = weights(tmp_path / "drawing"), weights(tmp_path / "quiet")
     assert all(torch.equal(one[name], two[name]) for name in one)

@@ -147,7 +147,7 @@ def toy_length(draft: Draft) -> dict[str, float]:
     """Stands for decoding: a figure of the weights, which also uses random numbers."""
     torch.rand(3)
     size = sum(float(p.detach().abs().mean()) for p in draft.parameters() if p.requires_grad)
-    return {"acceptance_length": size}
+    return {"delivered_per_round": size}
 
 
 def metrics(folder: Path) -> list[dict[str, float]]:

@@ -40,7 +40,7 @@ class TrainConf:
     run_name: str = MISSING
     output_dir: str = "outputs/train"
     resume: bool = True  # continue the run of this name; false starts it over
-    eval_every: int = 100  # steps between measurements of the acceptance length
+    eval_every: int = 100  # steps between measurements of the delivered tokens a round
     eval_prompts: int = 32  # held-out prompts of such a measurement
     save_minutes: float = 10.0  # between saved states, which are written at the next log line
     save_every: int | None = None  # steps between saved states, in place of save_minutes

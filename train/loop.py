@@ -102,7 +102,7 @@ class Loop:
     rows: Packed
     state: State
     log: Log
-    evaluate: Callable[[Draft], dict[str, float]]  # real decoding; has acceptance_length
+    evaluate: Callable[[Draft], dict[str, float]]  # real decoding; has delivered_per_round
     store: Store | None = None  # of the rows' features; None: the target is asked
 
     @property
@@ -110,7 +110,7 @@ class Loop:
         return self.parallel.accelerator
 
     def run(self) -> Progress:
-        """Train to the last step; the best checkpoint by acceptance length is in the folder."""
+        """Train to the last step; the checkpoint that delivers most a round is in the folder."""
         conf = self.conf
         needed = graph_plan.graphs(conf, lazy=self.device.lazy)
         with self.device.expecting(needed, log.info) as self.counted:
@@ -319,7 +319,7 @@ class Loop:
         with self.parallel.whole(self.draft):
             if self.parallel.runs_target:
                 values = self.evaluate(self.draft)
-                self._keep_if_best(values["acceptance_length"])
+                self._keep_if_best(values["delivered_per_round"])
         self.parallel.wait()
         self.draft.train()
         self._restart_clock()
@@ -327,13 +327,13 @@ class Loop:
 
     def _keep_if_best(self, found: float) -> None:
         progress = self.state.progress
-        # acceptance alone would choose an adapted target that repeats itself: there the last
+        # tokens a round alone would choose an adapted target that repeats itself: there the last
         adapts = self.draft.verifier(self.target) is not None
         if progress.best is None or found > progress.best or adapts:
             progress.best, progress.best_step = found, progress.step
             if self.parallel.main:
                 self.draft.save(self.state.folder / "checkpoint", self.target)
         log.info(
-            "step %d  acceptance length %.3f, best %.3f at step %s",
+            "step %d  delivered tokens a round %.3f, best %.3f at step %s",
             progress.step, found, progress.best, progress.best_step,
         )  # fmt: skip

@@ -12,7 +12,11 @@ from models.tree import Tree
 def measure(
     target: Target, prompts: list[list[int]], tree: Tree, conf: EvaluationConf
 ) -> Callable[[Draft], dict[str, float]]:
-    """A function of the draft: its acceptance length, and the share of rounds that got so deep."""
+    """A function of the draft: tokens a round, and the share of rounds that got so deep.
+
+    Delivered tokens are those that are kept of the rounds: a user gets nothing of what a draft
+    proposes behind the end of an answer. The first token is the prefill's.
+    """
     slots = max(len(prompt) for prompt in prompts) + conf.max_new_tokens
 
     def measured(draft: Draft) -> dict[str, float]:
@@ -31,6 +35,11 @@ def measure(
             f"accepted_{depth}": sum(count >= depth for count in accepted) / rounds
             for depth in range(1, tree.deepest + 1)
         }
-        return {"acceptance_length": 1 + sum(accepted) / rounds, **reached}
+        delivered = sum(len(row.ids) - 1 for row in done)
+        return {
+            "delivered_per_round": delivered / rounds,
+            "acceptance_length": 1 + sum(accepted) / rounds,
+            **reached,
+        }
 
     return measured

@@ -67,7 +67,7 @@ class Progress:
     kept: int | None = None  # step of a state that is kept, so that the run can be extended
     tokens: int = 0  # of the rows that were learned from
     answer_tokens: int = 0  # those of them that the draft learns to propose
-    best: float | None = None  # acceptance length of the checkpoint
+    best: float | None = None  # delivered tokens a round of the checkpoint
     best_step: int | None = None
     tracker: str | None = None  # id of the tracker's run, to continue its curves
 

@@ -90,7 +90,7 @@ def train(device: Device, target: Target, rows: Packed) -> tuple[dict, list[torc
         conf=conf, parallel=parallel, device=device, target=target, rows=rows, state=state,
         draft=conf.draft.build(target, loss=conf.loss, seed=conf.seed),
         log=Log(conf.log, state, parallel.accelerator),
-        evaluate=lambda draft: {"acceptance_length": 1.0},
+        evaluate=lambda draft: {"delivered_per_round": 1.0},
     )  # fmt: skip
     loop.run()
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
