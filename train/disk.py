@@ -22,7 +22,7 @@ FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 FULL_WORDS = ("no space left", "quota exceeded", "file too large", "unexpected pos", "write failed")
 RESULTS = (
     "checkpoint", "metrics.jsonl", "report.json", "report.md", "report.html", "rounds.jsonl",
-    "training_prompts.npy", "vocabulary.md", "config.yaml",
+    "training_prompts.npy", "held_out.jsonl", "selection.jsonl", "vocabulary.md", "config.yaml",
 )  # fmt: skip
 
 

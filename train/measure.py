@@ -13,7 +13,7 @@ def measure(
     target: Target, prompts: list[list[int]], tree: Tree, conf: EvaluationConf
 ) -> Callable[[Draft], dict[str, float]]:
     """A function of the draft: its acceptance length, and the share of rounds that got so deep."""
-    slots = max(len(prompt) for prompt in prompts) + conf.max_new_tokens
+    slots = max(len(prompt) for prompt in prompts) + conf.quick_tokens
 
     def measured(draft: Draft) -> dict[str, float]:
         # eager: compiling would take longer than the few rounds measured here
@@ -23,7 +23,7 @@ def measure(
         )
         done = decoder.decode(
             prompts, row_ids=list(range(len(prompts))),
-            max_new_tokens=conf.max_new_tokens, eos_ids=target.eos_ids,
+            max_new_tokens=conf.quick_tokens, eos_ids=target.eos_ids,
         )  # fmt: skip
         accepted = [count for row in done for count in row.accepted]
         rounds = max(1, len(accepted))  # none where the first token ends every answer
