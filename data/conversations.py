@@ -14,10 +14,15 @@ from data.prompt_layouts import shaped
 
 @dataclass(kw_only=True)
 class Labelled:
-    """What figures are told apart by; empty where the row does not say."""
+    """What figures are told apart by; empty where the row does not say.
+
+    `conversation` numbers the row of the data that a chat template renders: all documents of one
+    conversation share it. None: a plain text, or token ids as they stand.
+    """
 
     category: str = ""
     language: str = ""
+    conversation: int | None = None
 
 
 @dataclass(kw_only=True)
@@ -129,6 +134,8 @@ def _prompt(raw: dict[str, Any], column: str | None) -> Row:
         raise MisfitError("a prompt that is not text", str(error)) from error
     if prompt is None:
         raise MisfitError("no messages, text or prompt", f"among {', '.join(raw)}")
+    if "ids" in prompt:
+        raise MisfitError("token ids in place of a prompt")
     answer = _answer(raw)
     if "messages" in prompt:
         messages = [_message(each) for each in prompt["messages"]]

@@ -1,6 +1,6 @@
 """Documents as they are kept: their tokens end to end in flat arrays, and rows that point at them.
 
-    Documents   ids, answer flags, where each document starts      5 bytes a token, 16 a document
+    Documents   ids, answer flags, where each document starts      5 bytes a token, 20 a document
     Piece       tokens [begin, end) of a document
     Packed      rows of pieces                                     16 bytes a piece, 8 a row
 
@@ -34,6 +34,7 @@ class Documents:
     starts: Int[np.ndarray, " ends"]  # int64: document i is tokens starts[i] to starts[i + 1]
     category: Int[np.ndarray, " documents"]  # int32: its place in `categories`
     language: Int[np.ndarray, " documents"]  # int32: its place in `languages`
+    conversation: Int[np.ndarray, " documents"]  # int32: shared by its documents; < 0: of none
     categories: list[str]
     languages: list[str]
 
@@ -41,19 +42,21 @@ class Documents:
     def of(cls, pieces: Iterable[Tokenised]) -> "Documents":
         """All of these, one after another."""
         ids, answer, starts = array("i"), array("B"), array("q", [0])
-        category, language = array("i"), array("i")
+        category, language, conversation = array("i"), array("i"), array("i")
         categories: dict[str, int] = {}
         languages: dict[str, int] = {}
-        for piece in pieces:
+        for number, piece in enumerate(pieces):
             ids.extend(piece.ids)
             answer.extend(piece.answer)
             starts.append(len(ids))
             category.append(categories.setdefault(piece.category, len(categories)))
             language.append(languages.setdefault(piece.language, len(languages)))
+            conversation.append(~number if piece.conversation is None else piece.conversation)
         return cls(
             ids=np.asarray(ids), answer=np.asarray(answer).view(bool),
             starts=np.asarray(starts).view(np.int64),
             category=np.asarray(category), language=np.asarray(language),
+            conversation=np.asarray(conversation),
             categories=list(categories), languages=list(languages),
         )  # fmt: skip
 
@@ -64,11 +67,13 @@ class Documents:
         if not 0 <= number < len(self):
             raise IndexError(number)
         begin, end = self.starts[number : number + 2]
+        conversation = int(self.conversation[number])
         return Tokenised(
             ids=self.ids[begin:end].tolist(),
             answer=self.answer[begin:end].tolist(),
             category=self.categories[self.category[number]],
             language=self.languages[self.language[number]],
+            conversation=None if conversation < 0 else conversation,
         )
 
     def __iter__(self) -> Iterator[Tokenised]:
@@ -81,6 +86,7 @@ class Documents:
         return replace(
             self, ids=self.ids[tokens], answer=self.answer[tokens], starts=starts,
             category=self.category[:count], language=self.language[:count],
+            conversation=self.conversation[:count],
         )  # fmt: skip
 
     @property

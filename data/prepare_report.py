@@ -99,13 +99,14 @@ def write_report(
     (own / PAGE).write_text(page(folder.name, sources, excluded) + said(answers) + covered)
     with (own / PROMPTS).open("w") as file:
         for row in read(folder, HELD_OUT):
-            file.write(json.dumps(_prompt(row)) + "\n")
+            file.write(json.dumps(prompt_row(row)) + "\n")
     (own / REPORT).write_text(json.dumps(content, indent=1))
     for name in (PROMPTS, PAGE, REPORT):  # the last says that all is there
         (own / name).replace(folder / name)
 
 
-def _prompt(row: Row) -> dict[str, Any]:
+def prompt_row(row: Row) -> dict[str, Any]:
+    """The first prompt of the row as a line of a prompt file."""
     asked = {"text": row.text} if row.messages is None else {"messages": first_prompt(row)}
     rendered = {"category": row.category, "tools": row.tools, "template": row.template}
     return {"id": row.id, **asked, **{name: value for name, value in rendered.items() if value}}

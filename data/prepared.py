@@ -110,7 +110,7 @@ def row_of(columns: dict[str, Any]) -> Row:
 
 def learned(row: Row, turns: Turns) -> Iterator[Conversation | Text | Tokenised]:
     """What a draft learns of the row: the recorded documents, else its own text or turns."""
-    told = {"category": row.category, "language": row.language}
+    told: dict[str, Any] = {"category": row.category, "language": row.language}
     if row.documents:
         kept = row.documents
         if turns is Turns.last:

@@ -41,7 +41,7 @@ def _opened(source: str, key: str) -> Iterator[Raw]:
         return (raw for file in found for raw in file_rows(file, key))
     if _hub_name(source):
         return _dataset(source, key)
-    raise UserError(f"{key}: must be a readable JSONL file, got {source}; null takes the demo's")
+    raise UserError(f"{key}: must be a readable JSONL file, got {source}; demo takes the demo's")
 
 
 def _hub_name(source: str) -> bool:

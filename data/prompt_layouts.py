@@ -1,7 +1,8 @@
 """Prompt files of others: whose file it is shows in its columns.
 
-A row becomes {"id", "category"} and one of `text` (continued as it stands), `messages`, or `turns`
-(what a user says, turn by turn: rendered by the chat template where the target has one).
+A row becomes {"id", "category"} and one of `text` (continued as it stands), `messages`, `turns`
+(what a user says, turn by turn: rendered by the chat template where the target has one), or `ids`
+(a prompt that a training run held back: token ids of its own target).
 """
 
 from collections.abc import Callable
@@ -47,6 +48,10 @@ def _said(value: Any) -> bool:
     )
 
 
+def _ids(value: Any) -> bool:
+    return isinstance(value, list) and all(type(one) is int and one >= 0 for one in value)
+
+
 def _rendering(row: Row) -> Row:
     """What a chat template takes beside the messages, as data.prepare writes it."""
     kinds = {"tools": list, "template": dict}
@@ -64,11 +69,16 @@ VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "input": TEXT,
     "turns": (_texts, "a list of strings"),
     "messages": MESSAGES,
+    "ids": (_ids, "a list of token ids"),
     "prompt": (lambda value: isinstance(value, str) or _said(value), f"a string or {MESSAGES[1]}"),
 }
 
 # The first whose columns are all there: more telling ones stand before those that they contain.
 LAYOUTS = {
+    "token ids": Layout(
+        columns=("ids",),
+        said=lambda row: {"ids": row["ids"], "chat_template": bool(row.get("chat_template"))},
+    ),
     "messages": Layout(
         columns=("messages",), said=lambda row: {"messages": row["messages"], **_rendering(row)}
     ),

@@ -21,6 +21,11 @@ def first_turns(file: str) -> list[str]:
 
 
 def _first_turn(row: dict[str, Any]) -> str:
+    if "ids" in row:
+        raise UserError(
+            f"mixture.exclude: every prompt must be text, got token ids for id {row['id']}; "
+            "give the file that they were made from"
+        )
     if "messages" in row:
         users = [m["content"] for m in row["messages"] if m["role"] == "user"]
         return _said(users[0], row["id"]) if users else ""
@@ -36,8 +41,8 @@ def _said(content: Any, row_id: str) -> str:
         ) from error
 
 
-def fitting(tokenizer: Any, most: int) -> Callable[[Row], None]:
-    """Raises MisfitError for a row whose first prompt has more tokens than `most`."""
+def fitting(tokenizer: Any, most: int | None) -> Callable[[Row], None]:
+    """Raises MisfitError for a row whose first prompt cannot be had or is longer than `most`."""
 
     def check(row: Row) -> None:
         if row.text is not None:
@@ -47,7 +52,7 @@ def fitting(tokenizer: Any, most: int) -> Callable[[Row], None]:
             chat = Chat(tokenizer=tokenizer, arguments={**row.template, "tools": row.tools})
             prompt = chat.text(first_prompt(row), prompt=True)
             ids = tokenizer(prompt, add_special_tokens=False, verbose=False)["input_ids"]
-        if len(ids) > most:
+        if most is not None and len(ids) > most:
             raise MisfitError(f"a prompt of more than {most:,} tokens")
 
     return check

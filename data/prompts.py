@@ -1,11 +1,16 @@
-"""Held-out prompts: where a draft is judged. The demo's own, a file of them, or a dataset."""
+"""Held-out prompts: where a draft is judged. The demo's own, a file of them, or a dataset.
+
+A run keeps a file of its own (`data/held_out_rows.py`), whose rows say what they were held out of.
+"""
 
 import hashlib
 import json
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from data.mixture import DEMO
 from data.prompt_files import rows_of
 from data.prompt_layouts import known, shaped
 from models.errors import UserError
@@ -31,6 +36,8 @@ class EvalPrompt:
     said: list[dict[str, Any]] = field(default_factory=list)
     later: list[str] = field(default_factory=list)
     rendering: dict[str, Any] = field(default_factory=dict)  # tools and arguments of the template
+    chat_template: bool = False  # whether one rendered it
+    held_out_of: str = ""  # the data of the run that held it back
 
     def __post_init__(self) -> None:
         if not self.question:
@@ -42,13 +49,8 @@ class EvalPrompt:
 
 
 def held_out(tokenizer, path: str | None, *, limit: int | None, key: str = KEY) -> list[EvalPrompt]:
-    """First turns in file order, at most `limit` of each category. `path` None is the demo's."""
-    if path is None:
-        from data.demo.prompts import held_out_prompts
-
-        rows = [{"id": p.id, "category": p.category, "text": p.text} for p in held_out_prompts()]
-    else:
-        rows = read(path, key=key)
+    """First turns in file order, at most `limit` of each category; `path` as `read` takes it."""
+    rows = read(path, key=key)
     kept: dict[str, list[EvalPrompt]] = {}
     seen = set()
     for row in rows:
@@ -70,6 +72,23 @@ def later_turns(tokenizer, prompts: list[EvalPrompt], answers: list[list[int]]) 
     ]
 
 
+def origin(prompts: list[EvalPrompt], path: str | None) -> str:
+    """Say where the prompts are from.
+
+    >>> held_back = EvalPrompt(id="1", category="all", ids=[1], held_out_of="chat.jsonl")
+    >>> origin([held_back], "outputs/train/run/held_out.jsonl")
+    'held out of chat.jsonl'
+    """
+    if path in (None, DEMO):
+        return "the demo's"
+    parts = Counter(prompt.held_out_of for prompt in prompts)
+    if "" in parts:
+        return str(path)
+    if len(parts) == 1:
+        return f"held out of {next(iter(parts))}"
+    return ", ".join(f"{count} held out of {name}" for name, count in parts.items())
+
+
 def fingerprint(prompts: list[EvalPrompt]) -> str:
     """Of the prompts' ids and tokens, so that two reports can be told to be comparable.
 
@@ -80,11 +99,15 @@ def fingerprint(prompts: list[EvalPrompt]) -> str:
     return hashlib.sha256(content.encode()).hexdigest()
 
 
-def read(source: str | Path, *, key: str = KEY) -> list[dict]:
+def read(source: str | Path | None, *, key: str = KEY) -> list[dict]:
     """The rows of a file, a directory or a dataset, as `shaped` has them.
 
-    Raises UserError for the line that is none.
+    None and `demo` are the demo's own. Raises UserError for the line that is none.
     """
+    if source in (None, DEMO):
+        from data.demo.prompts import held_out_prompts
+
+        return [{"id": p.id, "category": p.category, "text": p.text} for p in held_out_prompts()]
     rows = []
     for number, (place, raw) in enumerate(rows_of(str(source), key), 1):
         try:
@@ -96,6 +119,8 @@ def read(source: str | Path, *, key: str = KEY) -> list[dict]:
                 f"{key}: every line must have the columns of a layout, got "
                 f"{', '.join(raw) or 'none'} at {place}; known are {known()}"
             )
+        if "held_out_of" in raw:
+            row["held_out_of"] = str(raw["held_out_of"])
         rows.append(row)
     if not rows:
         raise UserError(f"{key}: must hold at least one prompt, got {source}")
@@ -114,13 +139,28 @@ def _first_turn(tokenizer, row: dict, key: str) -> EvalPrompt:
             "without one; write the prompt under `text`"
         )
     rendering = row.get("template", {}) | ({"tools": row["tools"]} if "tools" in row else {})
-    ids = _rendered(tokenizer, said, rendering) if said else tokenizer(text)["input_ids"]
+    if "ids" in row:
+        ids = _own_ids(tokenizer, row, key)
+    else:
+        ids = _rendered(tokenizer, said, rendering) if said else tokenizer(text)["input_ids"]
     if not ids:
         raise UserError(f"{key}: every prompt needs a token, got none for id {row['id']}")
     return EvalPrompt(
         id=row["id"], category=row["category"], ids=ids, text=_text(tokenizer, ids),
         said=said, later=later, rendering=rendering,
+        chat_template=bool(said) or row.get("chat_template", False),
+        held_out_of=row.get("held_out_of", ""),
     )  # fmt: skip
+
+
+def _own_ids(tokenizer, row: dict, key: str) -> list[int]:
+    """The ids as they stand, where this tokenizer has them all."""
+    if max(row["ids"], default=0) >= len(tokenizer):
+        raise UserError(
+            f"{key}: token ids must be of the target's own tokenizer, got {max(row['ids'])} of "
+            f"{len(tokenizer)} for id {row['id']}; judge with the target of the run that wrote them"
+        )
+    return row["ids"]
 
 
 def _next_turn(tokenizer, before: EvalPrompt, answer: list[int]) -> EvalPrompt:

@@ -35,12 +35,14 @@ def _prepared(folder: Path, conf: DataConf, skipped: Counter[str]) -> Iterator[R
     from data.prepared import learned, read  # made of this module's rows
 
     fits = 0
-    for row in islice(read(folder, conf.split), conf.limit):
+    for number, row in enumerate(islice(read(folder, conf.split), conf.limit)):
         try:
             found = list(learned(row, conf.turns))
         except MisfitError as reason:
             skipped[str(reason)] += 1
             continue
+        if row.messages is not None:
+            found = [replace(each, conversation=number) for each in found]
         fits += len(found)
         yield from found
     if not fits:
@@ -74,6 +76,8 @@ def _fitting(raw_rows: Iterator[Raw], conf: DataConf, skipped: Counter[str]) -> 
             skipped[str(error)] += 1
             details.setdefault(str(error), error.detail and f" {error.detail}")
             continue
+        if isinstance(row, Conversation):
+            row.conversation = fits
         fits += 1
         yield row
     if not fits:

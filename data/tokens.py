@@ -69,7 +69,9 @@ def from_row(
 
 
 def _labelled(document: Tokenised, row: Labelled) -> Tokenised:
-    return replace(document, category=row.category, language=row.language)
+    return replace(
+        document, category=row.category, language=row.language, conversation=row.conversation
+    )
 
 
 def from_spans(ids: list[int], spans: Iterable[Sequence[int]]) -> Tokenised:

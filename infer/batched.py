@@ -44,7 +44,7 @@ def warmed(
     batch: int,
 ) -> dict[str, Decoder]:  # fmt: skip
     """The two decoders, with all their graphs."""
-    slots = max(len(prompt.ids) for prompt in prompts) + conf.max_new_tokens
+    slots = max(len(prompt.ids) for prompt in prompts) + conf.new_tokens
     decoders = {
         name: Decoder(
             target, draft, shape, sampling=conf.sampling, slots=slots, batch=batch,
@@ -57,7 +57,7 @@ def warmed(
     few += (prompts * batch)[:batch]
     with target.device.ledger.warming():
         for decoder in decoders.values():
-            _decode(decoder, few, conf.max_new_tokens)
+            _decode(decoder, few, conf.new_tokens)
     return decoders
 
 
@@ -69,7 +69,7 @@ def _at(
     traces: dict[str, list[Trace]] = {name: [] for name in decoders}
     for number in range(PASSES):
         for name in in_turns(list(decoders), number):
-            traces[name] += _decode(decoders[name], prompts, conf.max_new_tokens)
+            traces[name] += _decode(decoders[name], prompts, conf.new_tokens)
     exactness = Exactness()  # nothing to compare where answers need not be the same
     if not conf.verifier.ratio:
         exactness = compare(alone.decoder, prompts, alone.traces, traces["tree"], alone.yardstick)

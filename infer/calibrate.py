@@ -26,6 +26,8 @@ from rich.progress import track
 from conf.entry import entry_point
 from data import prompts as prompt_files
 from data.demo.prompts import training_prompts
+from data.held_out_rows import SELECTION
+from data.mixture import DEMO
 from data.prompts import EvalPrompt, fingerprint, held_out
 from infer.acceptance import Tally, comb, expected_length
 from infer.cells import estimate, number
@@ -33,6 +35,7 @@ from infer.config import CalibrateConf
 from infer.decode import Decoder, Watch
 from infer.intervals import Estimate, bootstrap_t
 from infer.opening import opened, own_target
+from infer.prompt_choice import own_prompts
 from models.drafts import load_draft
 from models.drafts.base import Draft
 from models.errors import UserError
@@ -123,9 +126,9 @@ def acceptance_length(
     return bootstrap_t(np.array(sums, dtype=np.float64), support=(1.0, np.inf))
 
 
-def calibration_prompts(target: Target, path: str | None, count: int) -> list[EvalPrompt]:
+def calibration_prompts(target: Target, path: str, count: int) -> list[EvalPrompt]:
     """Those of the file, or `count` of the demo's training prompts: never the held-out ones."""
-    if path is not None:
+    if path != DEMO:
         return held_out(target.tokenizer, path, limit=None, key="prompts")
     return [
         EvalPrompt(id=p.id, category=p.category, ids=target.tokenizer(p.text)["input_ids"])
@@ -195,10 +198,12 @@ def main(conf: CalibrateConf) -> None:
     (directory,) = opened([conf.checkpoint] if conf.checkpoint else None, say)
     file = Path(conf.output)
     check(conf, file)
-    target = own_target(conf.target, [directory]).build(conf.device.build())
+    asked = own_target(conf.target, [directory])
+    chosen = conf.prompts or own_prompts([directory], asked, SELECTION, key="prompts")
+    target = asked.build(conf.device.build())
     _, draft = load_draft(directory, target)
     target = draft.verifier(target) or target
-    prompts = calibration_prompts(target, conf.prompts, conf.num_prompts)
+    prompts = calibration_prompts(target, chosen, conf.num_prompts)
     with target.device.shared_if_worth(target.parameters // target.num_layers):
         found = calibrate(target, draft, prompts, conf)
     for line in lines(found):

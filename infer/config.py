@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from data.mixture import DEMO
 from infer.verify import Typical, Verification, Verifier, build
 from models.device import DeviceConf
 from models.errors import UserError
@@ -11,6 +12,7 @@ from models.target import TargetConf
 from models.tree import TreeConf
 
 MOST_RANKS = 256
+DEMO_TOKENS, OWN_TOKENS = 64, 256  # of an answer to the demo's prompts, and to others
 OWN = "own"  # as target.name: the target that the draft was distilled from
 
 
@@ -18,10 +20,11 @@ OWN = "own"  # as target.name: the target that the draft was distilled from
 class EvaluationConf:
     """On which prompts a draft is judged, and how."""
 
-    prompts: str | None = None  # a file, a folder or a dataset; null = the demo's held-out ones
+    # a file, a folder, a dataset or `demo`; null = those that the draft's run held out of its data
+    prompts: str | None = None
     limit: int | None = None  # prompts of each category; null = all
     turns: int = 1  # of each conversation, later ones behind the target's own answers
-    max_new_tokens: int = 64
+    max_new_tokens: int | None = None  # null = 64 for the demo's prompts, 256 for others
     sampling: SamplingConf = field(default_factory=SamplingConf)
     verification: Verification = Verification.auto
     typical_epsilon: float = 0.09  # likely enough at any rate
@@ -30,7 +33,7 @@ class EvaluationConf:
     replay: bool = False  # also every start of the target's own text, decoding nothing
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 2:
+        if self.new_tokens < 2:
             raise UserError(
                 f"evaluation.max_new_tokens: must be at least 2, got {self.max_new_tokens}"
             )
@@ -52,6 +55,18 @@ class EvaluationConf:
             if getattr(self, key) <= 0:
                 raise UserError(f"evaluation.{key}: must be above 0, got {getattr(self, key)}")
         _ = self.verifier  # refuses what does not go with the sampling
+
+    @property
+    def new_tokens(self) -> int:
+        """Tokens of an answer at most."""
+        if self.max_new_tokens is not None:
+            return self.max_new_tokens
+        return DEMO_TOKENS if self.prompts in (None, DEMO) else OWN_TOKENS
+
+    @property
+    def quick_tokens(self) -> int:
+        """The same while a draft is trained: few tokens tell checkpoints apart."""
+        return DEMO_TOKENS if self.max_new_tokens is None else self.max_new_tokens
 
     @property
     def verifier(self) -> Verifier:
@@ -92,8 +107,9 @@ class CalibrateConf:
     nodes: int = 24  # of the tree to find, the root not counted
     depth: int = 4  # deepest node
     ranks: int = 10  # candidates measured at each depth
-    prompts: str | None = None  # as evaluation.prompts; null = some that the demo trains on
-    num_prompts: int = 32  # where `prompts` is null
+    # as evaluation.prompts; null = those that chose the checkpoint, or some that the demo trains on
+    prompts: str | None = None
+    num_prompts: int = 32  # of the demo's
     max_new_tokens: int = 64
     tree: TreeConf = field(default_factory=TreeConf)  # to compare the found one with
     target: TargetConf = field(default_factory=lambda: TargetConf(name=OWN))

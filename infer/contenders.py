@@ -64,7 +64,7 @@ def contenders(
 ) -> dict[str, Contender]:  # fmt: skip
     """All modes by name. What is not a draft's keeps the target's own answers."""
     chain = TreeConf(kind=TreeKind.chain, depth=tree.depth).build()
-    slots = max(len(prompt.ids) for prompt in prompts) + conf.max_new_tokens
+    slots = max(len(prompt.ids) for prompt in prompts) + conf.new_tokens
     check_context(target, slots)
     decoder = partial(Decoder, sampling=conf.sampling, slots=slots)
     exact = build(Verification.auto, conf.sampling)

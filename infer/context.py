@@ -16,11 +16,11 @@ def check_prompts(target: TargetConf, conf: EvaluationConf) -> None:
     most = target.source.context()
     prompts = held_out(target.source.tokenizer(), conf.prompts, limit=conf.limit)
     longest = max(prompts, key=lambda prompt: len(prompt.ids))
-    if most is not None and len(longest.ids) + conf.max_new_tokens > most:
+    if most is not None and len(longest.ids) + conf.new_tokens > most:
         raise UserError(
             f"evaluation.prompts: prompt and answer must fit in the {most} positions of "
             f"{target.name}, got prompt {longest.id} of {len(longest.ids)} tokens and "
-            f"evaluation.max_new_tokens={conf.max_new_tokens}; shorten the prompt or lower that"
+            f"evaluation.max_new_tokens={conf.new_tokens}; shorten the prompt or lower that"
         )
 
 

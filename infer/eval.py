@@ -11,11 +11,12 @@ from rich.console import Console
 
 from conf.entry import entry_point
 from data import prompts as prompt_files
-from infer.config import EvalConf
+from infer.config import EvalConf, EvaluationConf
 from infer.contenders import Candidate
 from infer.context import check_prompts
 from infer.judge import evaluate
 from infer.opening import make_writable, names, opened, own_target
+from infer.prompt_choice import settled
 from infer.report import write
 from infer.tables import terminal_table
 from models import checkpoint
@@ -48,12 +49,13 @@ def check(conf: EvalConf) -> None:
         prompt_files.read(conf.evaluation.prompts)
 
 
-def load(conf: EvalConf, directories: list[Path]) -> tuple[Target, list[Candidate]]:
-    """The target of these checkpoints, and what is to be judged."""
+def load(conf: EvalConf, directories: list[Path]) -> tuple[Target, list[Candidate], EvaluationConf]:
+    """The target of these checkpoints, what is to be judged, and on which prompts."""
     asked = own_target(conf.target, directories)
-    check_prompts(asked, conf.evaluation)
+    evaluation = settled(conf.evaluation, directories, asked)
+    check_prompts(asked, evaluation)
     target = asked.build(conf.device.build())
-    return target, candidates(directories, target)
+    return target, candidates(directories, target), evaluation
 
 
 @entry_point("eval", EvalConf)
@@ -63,8 +65,8 @@ def main(conf: EvalConf) -> None:
     run = Path(conf.output_dir) / conf.run_name
     check(conf)
     make_writable(run)
-    target, judged = load(conf, directories)
-    report = evaluate(target, judged, tree=conf.tree, conf=conf.evaluation, say=say)
+    target, judged, evaluation = load(conf, directories)
+    report = evaluate(target, judged, tree=conf.tree, conf=evaluation, say=say)
     with checkpoint.writing(run):
         write(report, run)
     terminal_table(report)

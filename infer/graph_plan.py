@@ -112,7 +112,7 @@ def evaluation(
 ) -> set[Graph]:  # fmt: skip
     """All graphs of infer/judge.py, for prompts of these lengths, on a Device of that kind."""
     found: set[Graph] = set()
-    for one, timed in _modes(drafts, tree, max(prompts) + conf.max_new_tokens, conf):
+    for one, timed in _modes(drafts, tree, max(prompts) + conf.new_tokens, conf):
         found.update(one.graphs(prompts, fused=fused, unfused=timed or not fused, lazy=lazy))
     return found
 

@@ -66,7 +66,7 @@ def _judge(
                 warn_depth(name, mode.decoder)
             by = _warm_up(modes, prompts, conf)
         traces = _decode_all(modes, prompts, conf)
-        parts = splits(modes, prompts, max_new_tokens=conf.max_new_tokens)
+        parts = splits(modes, prompts, max_new_tokens=conf.new_tokens)
         known = costs(modes, parts)
         measured = {
             name: _measured(name, modes, prompts, traces, by, parts, known) for name in modes
@@ -102,7 +102,7 @@ def _all_turns(target: Target, conf: EvaluationConf) -> list[EvalPrompt]:
         asked = [prompt for prompt in turn if prompt.later]
         said = answers(
             target.eager(),  # what comes of it is not known when graphs are announced
-            [prompt.ids for prompt in asked], max_new_tokens=conf.max_new_tokens,
+            [prompt.ids for prompt in asked], max_new_tokens=conf.new_tokens,
             sampling=conf.sampling, row_ids=[prompt.row_id for prompt in asked],
         )  # fmt: skip
         turn = later_turns(target.tokenizer, asked, [ids for _, ids in sorted(said)])
@@ -172,7 +172,7 @@ def _replayed(
     if not conf.replay:
         return None
     read = texts(
-        target, prompts, sampling=conf.sampling, max_new_tokens=conf.max_new_tokens,
+        target, prompts, sampling=conf.sampling, max_new_tokens=conf.new_tokens,
         layers=one.draft.needs.layers, ahead=shape.deepest,
     )  # fmt: skip
     replay = Replay(target, one.draft, read, sampling=conf.sampling, verification=conf.verification)
@@ -192,11 +192,11 @@ def _warm_up(
     found: dict[str, Yardstick] = {}
     for name, mode in track(modes.items(), "warming up", disable=not sys.stderr.isatty()):
         if name == mode.baseline:
-            found[name] = measure_yardstick(mode.decoder, few, max_new_tokens=conf.max_new_tokens)
+            found[name] = measure_yardstick(mode.decoder, few, max_new_tokens=conf.new_tokens)
             continue
         for prompt in few:
             mode.decoder.decode(
-                [prompt.ids], row_ids=[prompt.row_id], max_new_tokens=conf.max_new_tokens
+                [prompt.ids], row_ids=[prompt.row_id], max_new_tokens=conf.new_tokens
             )
     return found
 
@@ -212,7 +212,7 @@ def _decode_all(
             decoder = modes[name].decoder
             (done,) = decoder.decode(
                 [prompt.ids], row_ids=[prompt.row_id],
-                max_new_tokens=conf.max_new_tokens, eos_ids=decoder.target.eos_ids,
+                max_new_tokens=conf.new_tokens, eos_ids=decoder.target.eos_ids,
             )  # fmt: skip
             traces[name].append(Trace.of(prompt, done, depth=decoder.depth))
     return traces
@@ -266,7 +266,7 @@ def _setting(
         target=target.name,
         target_parameters=target.parameters,
         prompts_sha256=fingerprint(prompts),
-        max_new_tokens=conf.max_new_tokens,
+        max_new_tokens=conf.new_tokens,
         sampling=asdict(conf.sampling),
         tree=tree.describe(),
         target_weight_bytes=_bytes_of(target.model),

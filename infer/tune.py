@@ -19,11 +19,13 @@ from rich.console import Console
 
 from conf.entry import entry_point
 from data import prompts as prompt_files
+from data.held_out_rows import SELECTION
 from data.prompts import EvalPrompt
 from infer.calibrate import calibration_prompts
 from infer.costs import AUTOREGRESSIVE, Bench, choose, probes
 from infer.intervals import Estimate, bootstrap_t
 from infer.opening import make_writable, names, opened, own_target
+from infer.prompt_choice import own_prompts
 from infer.replay import Replay, Text, all_positions, jumps, on_policy, texts
 from infer.shapes import GIVEN, Shape, neighbours, shapes, with_copied
 from infer.tune_config import TuneConf
@@ -183,8 +185,10 @@ def main(conf: TuneConf) -> None:
     run = Path(conf.output_dir) / conf.run_name
     check(conf)
     make_writable(run)
-    target = own_target(conf.target, directories).build(conf.device.build())
-    prompts = calibration_prompts(target, conf.prompts, conf.num_prompts)
+    asked = own_target(conf.target, directories)
+    chosen = conf.prompts or own_prompts(directories, asked, SELECTION, key="prompts")
+    target = asked.build(conf.device.build())
+    prompts = calibration_prompts(target, chosen, conf.num_prompts)
     check_room(conf, prompts)
     with target.device.shared_if_worth(target.parameters // target.num_layers):
         drafts = {

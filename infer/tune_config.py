@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any
 
-from infer.config import MOST_RANKS, OWN, EvaluationConf, listed_checkpoints
+from infer.config import DEMO_TOKENS, MOST_RANKS, OWN, listed_checkpoints
 from models.device import DeviceConf
 from models.errors import UserError
 from models.sampling import SamplingConf
@@ -26,9 +26,10 @@ class TuneConf:
     ranks: int = 10  # candidates measured at each depth
     copied: int = 8  # tokens of n-gram lookup that may hang beside each
     sweep: bool = False  # measure every window and a dozen trees too, to judge the choice by
-    prompts: str | None = None  # as evaluation.prompts; null = some that the demo trains on
-    num_prompts: int = 32  # where `prompts` is null
-    max_new_tokens: int = 64
+    # as evaluation.prompts; null = those that chose the checkpoint, or some that the demo trains on
+    prompts: str | None = None
+    num_prompts: int = 32  # of the demo's
+    max_new_tokens: int = DEMO_TOKENS
     repeats: int = 2  # times that every prompt is decoded in each mode, there and back
     tree: TreeConf = field(default_factory=TreeConf)  # one more to compare with
     sampling: SamplingConf = field(default_factory=SamplingConf)
@@ -74,7 +75,7 @@ class TuneConf:
         }
         if self.prompts is not None:
             said["evaluation.prompts"] = self.prompts
-        if self.max_new_tokens != EvaluationConf().max_new_tokens:
+        if self.max_new_tokens != DEMO_TOKENS:
             said["evaluation.max_new_tokens"] = self.max_new_tokens
         if batch > 1:
             said["evaluation.batches"] = f"[{batch}]"

@@ -45,10 +45,10 @@ def _compile(
         few = list({bucket(len(prompt.ids)): prompt for prompt in prompts}.values())
         for mode in modes.values():
             for prompt in few:
-                count = min(FEWEST, conf.max_new_tokens)
+                count = min(FEWEST, conf.new_tokens)
                 mode.decoder.decode([prompt.ids], row_ids=[0], max_new_tokens=count)
         timed = [mode for mode in modes.values() if mode.timed]
-        warm_unfused(timed, few[0], max_new_tokens=conf.max_new_tokens)
+        warm_unfused(timed, few[0], max_new_tokens=conf.new_tokens)
         for one in candidates:
             for batch in conf.batches:
                 batched.warmed(one.target or target, one, shape, prompts, conf, batch)
@@ -59,8 +59,8 @@ def main(conf: EvalConf) -> None:
     say = Console(soft_wrap=True, highlight=False).print
     directories = opened(conf.checkpoint, say)
     check(conf)
-    target, judged = load(conf, directories)
-    warm(target, judged, tree=conf.tree, conf=conf.evaluation, say=say)
+    target, judged, evaluation = load(conf, directories)
+    warm(target, judged, tree=conf.tree, conf=evaluation, say=say)
 
 
 if __name__ == "__main__":

@@ -175,7 +175,7 @@ def test_a_tree_deeper_than_the_draft_is_not_tried(target, learned):
 
 
 def test_the_demos_calibration_prompts_are_not_held_out():
-    prompts = calibration_prompts(demo_target(), None, 12)
+    prompts = calibration_prompts(demo_target(), "demo", 12)
     assert len(prompts) == 12
     target = demo_target()
     held_out = [target.tokenizer(p.text)["input_ids"] for p in held_out_prompts()]
@@ -235,7 +235,7 @@ REFUSED = {
     "depth=17": "depth: must be at most the 16 tokens that the draft can propose, got 17; "
     "lower depth",
     "prompts=none.jsonl": "prompts: must be a readable JSONL file, got none.jsonl; "
-    "null takes the demo's",
+    "demo takes the demo's",
     "output=target/config.json/tree.json": "output: must be a writable file, "
     "got target/config.json/tree.json (File exists); choose another",
 }

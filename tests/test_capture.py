@@ -128,8 +128,8 @@ def test_other_versions_and_broken_manifests_are_refused(copy, target):
     store = copy / "capture" / "small"
     path = store / "manifest.json"
     whole, before = path.read_text(), files(store)
-    path.write_text(whole.replace('"version": 2', '"version": 1'))
-    refused("must be a store of version 2, got version 1", lambda: opened(store, target))
+    path.write_text(whole.replace('"version": 3', '"version": 2'))
+    refused("must be a store of version 3, got version 2", lambda: opened(store, target))
     for spoilt in (whole[:100], whole.replace('"hidden_size": 32', '"hidden_size": 33'), "[]", ""):
         assert spoilt != whole
         path.write_text(spoilt)

@@ -30,10 +30,10 @@ def test_documents_come_back_as_they_were():
         documents[3]
 
 
-def test_a_token_takes_five_bytes_and_a_document_sixteen():
+def test_a_token_takes_five_bytes_and_a_document_twenty():
     documents = Documents.of(from_pair([1] * 100, [2] * 900) for _ in range(20))
     arrays = [value for value in vars(documents).values() if isinstance(value, np.ndarray)]
-    assert sum(array.nbytes for array in arrays) == 20 * 1000 * 5 + 20 * 16 + 8
+    assert sum(array.nbytes for array in arrays) == 20 * 1000 * 5 + 20 * 20 + 8
 
 
 def test_a_row_shows_its_pieces_side_by_side():

@@ -8,9 +8,6 @@ import pytest
 import torch
 
 from conf.entry import compose
-from data.conversations import Tokenised
-from data.documents import Documents
-from data.tokens import from_pair
 from infer.config import EvaluationConf
 from models.device import detect
 from models.errors import UserError
@@ -20,7 +17,6 @@ from train.__main__ import main
 from train.config import TrainConf
 from train.measure import measure
 from train.parallel import ParallelConf
-from train.rows import hold_back
 from train.run import open_run
 
 
@@ -140,31 +136,6 @@ def test_what_is_wrong_is_refused_by_key(folder, override, message):
     with pytest.raises(UserError) as refused:
         run(conf(folder, "run_name=wrong", override, *tree))
     assert str(refused.value).startswith(message)
-
-
-def test_prompts_are_held_back_from_all_over_the_data():
-    """What comes before an answer, and the beginning of a text; never what is learned too."""
-    text = list(range(20, 50))
-    plain = Tokenised(ids=text, answer=[place > 0 for place in range(30)])
-    documents = Documents.of([from_pair([1, 2, 3], [4, 5]), plain] * 4)
-    kept, prompts = hold_back(documents, 3, 36)
-    assert kept.tolist() == [1, 2, 4, 5, 6]
-    assert prompts == [[1, 2, 3], text[:16], text[:16]]
-    assert len(hold_back(documents, 100, 36)[1]) == 4
-
-
-def test_what_cannot_be_learned_is_not_held_back():
-    silent, late = from_pair([1, 2, 3], []), from_pair([1] * 40, [2])
-    documents = Documents.of([silent, late, from_pair([7], [8]), from_pair([9], [8])])
-    kept, prompts = hold_back(documents, 3, 36)
-    assert (kept.tolist(), prompts) == ([0, 1, 3], [[7, 8]])
-
-
-def test_a_single_document_is_kept_to_learn_from(caplog):
-    kept, prompts = hold_back(Documents.of([from_pair([1, 2, 3], [4, 5])]), 3, 16)
-    assert len(kept) == 1
-    assert prompts == [[1, 2, 3]]
-    assert "too little to hold prompts back" in caplog.text
 
 
 def test_measuring_tells_a_draft_that_learned_from_one_that_did_not(target, learned):

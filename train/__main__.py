@@ -15,6 +15,7 @@ from train import stored
 from train.config import TrainConf
 from train.disk import refuse_full_disk, reserve
 from train.extension import known_steps
+from train.held_out import judged_on, keep
 from train.log import Log
 from train.loop import Loop
 from train.measure import measure
@@ -44,26 +45,28 @@ def main(conf: TrainConf) -> None:
     steps = known_steps(run, conf.optim)
     if steps is None or run.progress.step < steps:
         store = stored.opened(conf.data, target, draft, parallel)
-        rows, prompts = training_rows(conf, target, parallel, store)
+        rows, held = training_rows(conf, target, parallel, store)
         if parallel.main:
+            keep(held, run.folder)
             keep_hashes(rows, target.tokenizer, run.folder)
         choose_vocabulary(
             draft, target, rows.documents, conf.data, run.folder if parallel.main else None
         )
-        tree = conf.tree.build()
+        tree, selection = conf.tree.build(), [row["ids"] for row in held.selection]
         if tree.depth > draft.trained_depth:
             log.warning(DEEPER, tree.depth, draft.trained_depth)
         Loop(
             conf=conf, parallel=parallel, device=parallel.device, target=target, draft=draft,
             rows=rows, store=store, state=run, log=said,
-            evaluate=measure(target, prompts, tree, conf.evaluation),
+            evaluate=measure(target, selection, tree, conf.evaluation),
         ).run()  # fmt: skip
     else:
         log.info("%s is trained already: only its evaluation is repeated", run.folder)
 
     if parallel.runs_target:
+        evaluation = judged_on(conf, run.folder)
         best = candidate(run.folder / "checkpoint", target)
-        report = evaluate(target, [best], tree=conf.tree, conf=conf.evaluation)
+        report = evaluate(target, [best], tree=conf.tree, conf=evaluation)
         if parallel.main:
             show(report, run.folder, said)
     parallel.wait()

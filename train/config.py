@@ -5,7 +5,7 @@ from typing import Any
 
 from data import prompts as prompt_files
 from data import sources
-from data.config import DataConf
+from data.config import DataConf, Source
 from infer.config import EvaluationConf
 from infer.context import check_prompts
 from models.device import Device, DeviceConf
@@ -42,6 +42,7 @@ class TrainConf:
     resume: bool = True  # continue the run of this name; false starts it over
     eval_every: int = 100  # steps between measurements of the delivered tokens a round
     eval_prompts: int = 32  # held-out prompts of such a measurement
+    held_out_prompts: int = 64  # others of the data, for the report; 0 needs evaluation.prompts
     save_minutes: float = 10.0  # between saved states, which are written at the next log line
     save_every: int | None = None  # steps between saved states, in place of save_minutes
 
@@ -50,6 +51,8 @@ class TrainConf:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"{name}: must be at least 1, got {value}")
+        if self.held_out_prompts < 0:
+            raise UserError(f"held_out_prompts: must be at least 0, got {self.held_out_prompts}")
         if self.save_minutes <= 0:
             raise UserError(f"save_minutes: must be positive, got {self.save_minutes}")
 
@@ -75,7 +78,9 @@ class TrainConf:
             self.target, rows=self.optim.rows, adapts=self.draft.adapts,
             device=self.device.name, optimizer=self.optim.name.value,
         )  # fmt: skip
-        if self.evaluation.prompts is not None:
+        if self.evaluation.prompts is None:
+            self._check_held_out()
+        else:
             prompt_files.read(self.evaluation.prompts)
             check_prompts(self.target, self.evaluation)
 
@@ -101,6 +106,13 @@ class TrainConf:
         """Refuse what this device cannot do, before a model is loaded."""
         self.optim.check(device)
         self.data.check_device(device)
+
+    def _check_held_out(self) -> None:
+        if not self.held_out_prompts and self.data.source is not Source.demo:
+            raise UserError(
+                "held_out_prompts: must be at least 1 where evaluation.prompts names none, got 0; "
+                "raise it or give evaluation.prompts=FILE"
+            )
 
     def _check_on_policy(self) -> None:
         wanted = self.data.on_policy

@@ -22,13 +22,9 @@ FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 FULL_WORDS = ("no space left", "quota exceeded", "file too large", "unexpected pos", "write failed")
 REPORTS = ("report.json", "report.md", "report.html", "rounds.jsonl")
 RESULTS = (
-    "checkpoint",
-    "metrics.jsonl",
-    *REPORTS,
-    "training_prompts.npy",
-    "vocabulary.md",
-    "config.yaml",
-)
+    "checkpoint", "metrics.jsonl", *REPORTS, "training_prompts.npy", "held_out.jsonl",
+    "selection.jsonl", "vocabulary.md", "config.yaml",
+)  # fmt: skip
 
 
 def claim(folder: Path) -> None:

@@ -17,7 +17,7 @@ def measure(
     Delivered tokens are those that are kept of the rounds: a user gets nothing of what a draft
     proposes behind the end of an answer. The first token is the prefill's.
     """
-    slots = max(len(prompt) for prompt in prompts) + conf.max_new_tokens
+    slots = max(len(prompt) for prompt in prompts) + conf.quick_tokens
 
     def measured(draft: Draft) -> dict[str, float]:
         # eager: compiling would take longer than the few rounds measured here
@@ -27,7 +27,7 @@ def measure(
         )
         done = decoder.decode(
             prompts, row_ids=list(range(len(prompts))),
-            max_new_tokens=conf.max_new_tokens, eos_ids=target.eos_ids,
+            max_new_tokens=conf.quick_tokens, eos_ids=target.eos_ids,
         )  # fmt: skip
         accepted = [count for row in done for count in row.accepted]
         rounds = max(1, len(accepted))  # none where the first token ends every answer

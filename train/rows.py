@@ -1,4 +1,4 @@
-"""What a run learns from: packed rows, and a few prompts held back from them to measure it by."""
+"""What a run learns from: packed rows. The prompts that it is judged by are held back from them."""
 
 import hashlib
 import json
@@ -7,15 +7,13 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-from jaxtyping import Int
 from rich.progress import track
 
 from data.config import Author, Source
-from data.conversations import Tokenised
 from data.demo.prompts import training_prompts
 from data.documents import Documents, Packed, read
-from data.packing import answers_in, cut, pack
+from data.held_out_rows import HeldOut
+from data.packing import pack
 from data.store.reader import Store
 from data.tokens import from_pair
 from infer.generate import answers
@@ -25,16 +23,16 @@ from models.sampling import SamplingConf
 from models.target import Target
 from train.config import TrainConf
 from train.disk import refuse_full_disk
+from train.held_out import hold_out
 from train.parallel import Parallel
 
 log = logging.getLogger(__name__)
-TEXT_PROMPT = 16  # tokens of a plain text, whose answer begins with its second token
 
 
 def training_rows(
     conf: TrainConf, target: Target, parallel: Parallel, store: Store | None
-) -> tuple[Packed, list[list[int]]]:
-    """The rows to train on, and the prompts to measure with."""
+) -> tuple[Packed, HeldOut]:
+    """The rows to train on, and the prompts that are held back from them."""
     skipped: Counter[str] = Counter()
     with parallel.main_first():
         if store is not None:
@@ -43,12 +41,11 @@ def training_rows(
             documents = _answered(conf, target, parallel)
         else:
             documents = read(conf.data, target.tokenizer, skipped)
-    length, overlap = conf.data.length, conf.data.overlap
-    kept, prompts = hold_back(documents, conf.eval_prompts, length)
-    packed, report = pack(documents, length, overlap=overlap, among=kept)
+        learned, held = hold_out(conf, target, documents)
+    packed, report = pack(documents, conf.data.length, overlap=conf.data.overlap, among=learned)
     report.skipped = dict(skipped)
     log.info("data: %s", report)
-    return packed, prompts
+    return packed, held
 
 
 def _answered(conf: TrainConf, target: Target, parallel: Parallel) -> Documents:
@@ -97,27 +94,3 @@ def _by_target(
         with refuse_full_disk(kept.parent), atomic_path(kept) as partial:
             partial.write_text(json.dumps(answered))
     return answered
-
-
-def hold_back(
-    documents: Documents, count: int, length: int
-) -> tuple[Int[np.ndarray, " kept"], list[list[int]]]:
-    """The documents to learn from, and `count` prompts of others, spread evenly over the data.
-
-    At most half of those that have an answer within a row's length.
-    """
-    numbers = np.arange(len(documents))
-    usable = numbers[answers_in(documents, cut(documents.lengths, numbers, length, None)) > 0]
-    held = usable[np.linspace(0, len(usable) - 1, min(count, len(usable) // 2), dtype=int)]
-    if len(usable) and not len(held):
-        log.warning(
-            "data: too little to hold prompts back: the draft is measured on what it learns"
-        )
-        return numbers, [_prompt(documents[number]) for number in usable[:count].tolist()]
-    return np.setdiff1d(numbers, held), [_prompt(documents[number]) for number in held.tolist()]
-
-
-def _prompt(document: Tokenised) -> list[int]:
-    """What comes before the first answer."""
-    begins = document.answer.index(True)
-    return document.ids[: begins if begins > 1 else TEXT_PROMPT]

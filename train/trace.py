@@ -184,7 +184,7 @@ def _evaluating(
     with tally.phase(EVALUATES) as found, torch.no_grad():
         decoder = Decoder(
             draft.verifier(target) or target, draft, tree, sampling=conf.evaluation.sampling,
-            slots=prompt + conf.evaluation.max_new_tokens, batch=rows,
+            slots=prompt + conf.evaluation.quick_tokens, batch=rows,
         )  # fmt: skip
         cache = decoder.cache
         tally.hold(CACHE, [*cache.keys, *cache.values])

@@ -2,8 +2,9 @@
 
 python -m train.warmup draft=NAME ...       what `python -m train` takes
 
-One step on dummy rows, then what the evaluation at the end needs; each graph is printed with its
-time. Graphs last as long as the compiler's cache does (docs/graphs.md). No run folder is written.
+One step, on dummy rows unless the run holds prompts out of its data, then what the evaluation at
+the end needs; each graph is printed with its time. Graphs last as long as the compiler's cache does
+(docs/graphs.md). No run folder is written.
 """
 
 import logging
@@ -23,6 +24,7 @@ from models.drafts.base import Draft
 from models.target import Target
 from train import stored
 from train.config import TrainConf
+from train.held_out import judged_on, judges_elsewhere, keep
 from train.log import Log, LogConf
 from train.loop import Loop
 from train.parallel import Parallel
@@ -51,10 +53,11 @@ def compile_all(conf: TrainConf, parallel: Parallel, folder: Path) -> None:
     target = parallel.target(conf.target)
     draft = conf.draft.build(target, loss=conf.loss, seed=conf.seed)
     store = stored.opened(conf.data, target, draft, parallel)
-    if store is None:
+    if store is None and judges_elsewhere(conf):
         rows = dummy_rows(conf, target.vocab_size)
-    else:
-        rows, _ = training_rows(conf, target, parallel, store)
+    else:  # the lengths of the prompts that are held out of the data decide on graphs
+        rows, held = training_rows(conf, target, parallel, store)
+        keep(held, folder)
     choose_vocabulary(draft, target, rows.documents, conf.data, folder=None)
     state = State(folder, flat(conf))
     Loop(
@@ -70,7 +73,7 @@ def compile_all(conf: TrainConf, parallel: Parallel, folder: Path) -> None:
 def _compile_evaluation(conf: TrainConf, target: Target, draft: Draft, folder: Path) -> None:
     draft.eval().save(folder / "checkpoint", target)
     best = candidate(folder / "checkpoint", target)
-    warm(target, [best], tree=conf.tree, conf=conf.evaluation, say=log.info)
+    warm(target, [best], tree=conf.tree, conf=judged_on(conf, folder), say=log.info)
 
 
 @entry_point("train_warmup", TrainConf)

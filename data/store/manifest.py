@@ -22,7 +22,7 @@ from models.checkpoint import atomic_path
 from models.console import CONSOLE
 from models.errors import UserError
 
-VERSION = 2
+VERSION = 3
 DOCUMENTS = "documents.safetensors"
 CHUNK = 1 << 24  # bytes of a file that are read at a time
 

@@ -16,7 +16,7 @@ from data.packing import PackReport, pack
 from data.store.index import Runs, runs_of, shortened, supervised
 from data.store.layout import Layout
 
-HELD = ("ids", "answer", "starts", "category", "language")  # of Documents
+HELD = ("ids", "answer", "starts", "category", "language", "conversation")  # of Documents
 METADATA = {"format": "pt"}
 NAMES = {
     torch.bool: "BOOL", torch.int8: "I8", torch.float8_e4m3fn: "F8_E4M3", torch.bfloat16: "BF16",

@@ -14,7 +14,7 @@ from data.store.quantised import Dtype
 from models.errors import UserError
 
 TOKEN = 4 + 1 + 1  # bytes of documents.safetensors: id, answer flag, supervised flag
-INDEX = (8 + 4 + 4) + (8 + 4 + 4 + 8 + 8)  # of a document and its run
+INDEX = (8 + 4 + 4 + 4) + (8 + 4 + 4 + 8 + 8)  # of a document and its run
 HEADER = 1024  # more than a file has beside its tensors
 GB = 10**9
 
