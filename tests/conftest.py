@@ -1,4 +1,4 @@
-"""One thread unless TEST_THREADS names more, no network, fixed seeds; the small models that tests share."""
+"""One thread (TEST_THREADS), no network, fixed seeds; the small models that tests share."""
 
 import logging
 import os
