@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 TORCH  ?= 2.13.0
 WORKERS ?= 2
+THREADS ?= 1
 SPREAD := --dist loadscope --no-loadscope-reorder  # a file a worker; few tests may be long ones
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -22,7 +23,7 @@ demo: $(READY)  ## distil a draft for the embedded target and print what it gain
 
 test: $(READY)  ## the quick tests
 	@echo "test: pytest, slow tests, engines and XLA left out"
-	@$(BIN)/python -m pytest -n $(WORKERS) $(SPREAD)
+	@TEST_THREADS=$(THREADS) $(BIN)/python -m pytest -n $(WORKERS) $(SPREAD)
 
 coverage: $(READY)  ## the quick tests, and which lines they reach
 	@echo "coverage: pytest --cov, slow tests, engines and XLA left out"

@@ -86,17 +86,15 @@ class Target(Transformer):
         assert self.fingerprint  # read, so that a compiled graph knows whose it is
         return super().see(*args, **kwargs)
 
-    def check_layers(self, layers: list[int]) -> None:
-        """Raises UserError unless each is the input of a layer, in increasing order."""
+    def check_layers(self, layers: list[int], *, default: list[int]) -> None:
+        """Raise UserError unless each is the input of a layer, in increasing order."""
+        valid = f"null takes {default}"
         if any(b <= a for a, b in pairwise(layers)):
-            raise UserError(
-                f"draft.layers: must be strictly increasing, got {layers}; "
-                "null takes low, middle and high"
-            )
+            raise UserError(f"draft.layers: must be strictly increasing, got {layers}; {valid}")
         if not layers or layers[0] < 0 or layers[-1] >= self.num_layers:
             raise UserError(
                 f"draft.layers: must lie in 0..{self.num_layers - 1} for target {self.name}, "
-                f"got {layers}; null takes low, middle and high"
+                f"got {layers}; {valid}"
             )
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""One thread, no network, fixed seeds; the small models that tests share."""
+"""One thread (TEST_THREADS), no network, fixed seeds; the small models that tests share."""
 
 import logging
 import os
@@ -13,7 +13,8 @@ from tests.agreeing import small_drafts, small_target
 from tests.made_report import one_draft, three_drafts
 from tests.tiny import batch_of, learn, new_draft, sampled_texts, tiny_target, unchecked
 
-torch.set_num_threads(1)  # small matrices are many times slower on several threads
+# Small matrices are many times slower on several threads, and their sums are rounded otherwise.
+torch.set_num_threads(int(os.environ.get("TEST_THREADS", "1")))
 
 collect_ignore = ["neuron_device"]  # runs in processes of its own
 # folder of tests/ -> its mark

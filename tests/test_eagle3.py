@@ -7,13 +7,14 @@ import torch
 
 from infer.decode import Decoder
 from models.drafts import load_draft
+from models.drafts.causal_lm import CausalLMConf, Start
 from models.errors import UserError
 from models.losses import LossConf, Reduction
 from models.sampling import SamplingConf
 from models.supervision import row_weights
 from models.transformer import Seen
 from tests.methods import eventful_text, share_of_maximum
-from tests.tiny import VOCAB, batch_of, learn, new_draft, tree
+from tests.tiny import VOCAB, batch_of, chain, learn, new_draft, tiny_target, tree
 
 DEPTH = 4
 
@@ -133,3 +134,31 @@ def test_a_draft_vocabulary_beyond_the_targets_is_refused(target):
 def test_a_tree_deeper_than_the_draft_is_refused(target):
     with pytest.raises(UserError, match=r"tree\.depth"):
         Decoder(target, new_draft(target, max_depth=3), tree(), sampling=SamplingConf(), slots=32)
+
+
+@pytest.mark.parametrize("depth", range(1, 9))
+def test_every_depth_of_target_has_layers_that_a_draft_captures_by_default(depth):
+    target = tiny_target(seed=0, layers=depth)
+    draft = new_draft(target, layers=None)
+    chosen = draft.needs.layers
+    assert chosen == sorted(set(chosen))
+    assert len(chosen) == min(depth, 3)
+    if depth >= 7:  # what engines assume where a checkpoint does not say
+        assert chosen == [2, depth // 2, depth - 3]
+    assert draft.config.eagle_aux_hidden_state_layer_ids == chosen
+    plain, drafting = (
+        Decoder(target, sampling=SamplingConf(), slots=32),
+        Decoder(target, draft, chain(3), sampling=SamplingConf(), slots=32),
+    )
+    (expected,) = plain.decode([[1, 2, 3]], row_ids=[0], max_new_tokens=8)
+    (found,) = drafting.decode([[1, 2, 3]], row_ids=[0], max_new_tokens=8)
+    assert found.ids == expected.ids
+
+
+def test_layers_that_a_small_target_lacks_are_refused_with_those_it_has():
+    target = tiny_target(seed=0, layers=4)
+    rule = r"draft\.layers: must lie in 0\.\.3 for target tiny, got \[2, 18, 33\]"
+    with pytest.raises(UserError, match=rule + r"; null takes \[1, 2, 3\]$"):
+        new_draft(target, layers=[2, 18, 33])
+    with pytest.raises(UserError, match=r"got \[4\]; null takes \[0\]$"):
+        CausalLMConf(start=Start.pruned, layers=[4]).build(target, loss=LossConf(), seed=0)

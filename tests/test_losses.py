@@ -94,23 +94,49 @@ def test_both_forms_are_what_the_loss_is_defined_to_be(name, kept, own_heads, te
         all_close([total, *rest[-len(expected) + 1 :]], expected)
 
 
+def without_kinks(args):
+    """Redraw the draft's head where a row gives a token what the target gives it, to 1e-4.
+
+    Total variation has a kink there: rounding of the logits, a few 1e-6, would choose the side, and
+    with it the token's whole gradient. Of 600,000 random pairs some dozens lie so close.
+    """
+    head, kept = args["draft_heads"][0].detach(), args["kept_ids"]
+    draw = torch.Generator().manual_seed(2)
+    theirs = args["target_rows"].double() @ args["target_head"].double().T
+    theirs = theirs.log_softmax(-1)
+    theirs = theirs if kept is None else theirs[:, kept]
+    while True:
+        ours = (args["draft_hidden"].detach().double() @ head.double().T).log_softmax(-1)
+        close = ((ours - theirs).abs() < 1e-4).any(0)
+        if not close.any():
+            break
+        head[close] = 0.4 * torch.randn(int(close.sum()), head.shape[1], generator=draw)
+    return args | {"draft_heads": [head.requires_grad_()]}
+
+
 @each_loss
 @pytest.mark.parametrize("size", [None, 32_000], ids=["full", "reduced"])
 @pytest.mark.parametrize("form", FORMS)
 def test_a_vocabulary_of_152_thousand(name, size, form):
-    """Logits of ordinary spread: matrix products over the vocabulary have errors of their own."""
+    """Logits of ordinary spread: sums over the vocabulary have errors of their own.
+
+    A sum of n terms in fp32 whose partial sums stay below its result is rounded n times by at most
+    u = 2**-24 of it. The errors have either sign and add up as a random walk, to sqrt(n) * u at
+    most. Softmax sums over the whole vocabulary, also for a reduced one: n is 152 thousand.
+    """
     kept = None if size is None else torch.arange(LARGE)[:: LARGE // size][:size]
     args = inputs(tokens=5, vocab=LARGE, kept=kept, spread=0.4)
     args["weight"] = torch.tensor([1.0, 0.0, 0.5, 2.0, 1.0])
     if kept is not None:  # of the likelier tokens, so that rows are covered
         args["target_head"][kept] *= 3
         args["labels"] = kept[args["labels"] % size]
+    args = without_kinks(args)
     conf = conf_of(name, top_k=10_000, chunk=2)
     total, *_, hidden_grad, head_grad = learned(FORMS[form], args, conf)
     expected = reference(args, conf)
     torch.testing.assert_close(total, expected[0], **CLOSE)
     for found, grad in ((hidden_grad, expected[1]), (head_grad, expected[2])):
-        assert (found - grad).norm() < 1e-5 * grad.norm()
+        assert (found - grad).norm() < math.sqrt(LARGE) * 2**-24 * grad.norm()
 
 
 @each_loss

@@ -11,7 +11,7 @@ from conf.entry import compose
 from infer.config import EvaluationConf
 from models.device import detect
 from models.errors import UserError
-from tests.tiny import CPU, LAYERS, new_draft, sampled_texts, tree
+from tests.tiny import CPU, new_draft, sampled_texts, tree
 from tests.toy_run import metrics, weights
 from train.__main__ import main
 from train.config import TrainConf
@@ -48,7 +48,6 @@ def words(ids: list[int]) -> str:
 def conf(folder: Path, *overrides: str) -> TrainConf:
     given = {
         "target.name": folder / "target",
-        "draft.layers": LAYERS,
         "data": "jsonl",
         "data.path": folder / "rows.jsonl",
         "data.length": 64,
@@ -77,7 +76,9 @@ def run(conf: TrainConf):
 
 def test_a_run_leaves_a_checkpoint_and_a_report_and_is_not_repeated(folder, capsys):
     run(conf(folder, "log.wandb=offline"))
-    assert "deeper than the 2 steps that the draft is trained for" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "deeper than the 2 steps that the draft is trained for" in said
+    assert "draft: captures what enters layers [1, 3, 5] of 6\n" in said
     out = folder / "out" / "run"
     left = {path.name for path in out.iterdir()}
     assert left >= {"config.yaml", "metrics.jsonl", "report.json", "report.md", "report.html"}

@@ -58,12 +58,13 @@ def byte_tokenizer(
 
 
 def tiny_target(
-    *, seed: int, device: Device = CPU, sharpness: float = 12.0, eps: float = 1e-6, padding: int = 0
-) -> Target:
+    *, seed: int, device: Device = CPU, sharpness: float = 12.0, eps: float = 1e-6,
+    padding: int = 0, layers: int = 6,
+) -> Target:  # fmt: skip
     """`padding` rows of embeddings and head have no token."""
     torch.manual_seed(seed)
     config = Qwen3Config(
-        vocab_size=VOCAB + padding, hidden_size=32, num_hidden_layers=6, num_attention_heads=2,
+        vocab_size=VOCAB + padding, hidden_size=32, num_hidden_layers=layers, num_attention_heads=2,
         num_key_value_heads=1, head_dim=16, intermediate_size=64, max_position_embeddings=256,
         tie_word_embeddings=False, eos_token_id=0, pad_token_id=0, bos_token_id=None,
         initializer_range=0.15, rms_norm_eps=eps,

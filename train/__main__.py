@@ -39,6 +39,8 @@ def main(conf: TrainConf) -> None:
 
     target = parallel.target(conf.target)
     draft = conf.draft.build(target, loss=conf.loss, seed=conf.seed)
+    if layers := draft.needs.layers:
+        log.info("draft: captures what enters layers %s of %d", layers, target.num_layers)
     reserve(run.folder, draft, target, states=conf.states)
     said = Log(conf.log, run, parallel.accelerator)
 

@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import AdamW, Muon, Optimizer
+from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from models.device import Device
+from models.device import Device, Precision, matmul_dtype
 from models.errors import UserError
+from train.muon import Muon
 
 
 class OptimName(Enum):
@@ -83,6 +84,7 @@ class OptimConf:
     name: OptimName = OptimName.adamw
     lr: float = 1e-3
     muon_lr: float | None = None  # None: ten times lr, the usual ratio
+    muon_precision: Precision = Precision.auto  # auto: float32 on a CPU, bfloat16 elsewhere
     betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
     weight_decay: float = 0.0
     schedule: Schedule = Schedule.cosine
@@ -189,7 +191,12 @@ class OptimConf:
             optimizers.append(adamw(groups, lr=self.lr, betas=(self.betas[0], self.betas[1])))
         if muon and matrices:
             lr = 10 * self.lr if self.muon_lr is None else self.muon_lr
-            optimizers.append(Muon(_by_scale(matrices, lr), weight_decay=self.weight_decay))
+            optimizers.append(
+                Muon(
+                    _by_scale(matrices, lr), lr=lr, weight_decay=self.weight_decay,
+                    dtype=matmul_dtype(self.muon_precision, matrices[0].device),
+                )
+            )  # fmt: skip
 
         def factor(step: int) -> float:  # a bound method would be pickled into the saved state
             return rate.factor(step)

@@ -27,11 +27,21 @@ class DeviceName(Enum):
 
 
 class Precision(Enum):
-    """Of the target and the runtime. The draft trains in fp32 masters whatever this is."""
+    """Of the target and the runtime, or of Muon's products. The draft has fp32 masters anyway."""
 
     auto = "auto"  # float32 on a CPU, bfloat16 elsewhere
     float32 = "float32"
     bfloat16 = "bfloat16"
+
+
+def matmul_dtype(precision: Precision, place: torch.device) -> torch.dtype:
+    """Return the type that large products are computed in.
+
+    CPUs without matrix units for bf16 compute them several times slower than in fp32.
+    """
+    if precision is Precision.auto:
+        precision = Precision.float32 if place.type == "cpu" else Precision.bfloat16
+    return getattr(torch, precision.value)
 
 
 @dataclass(kw_only=True)
@@ -65,13 +75,10 @@ class DeviceConf(Settings):
         environment = self.apply(route, drives_neuron=drives_neuron(route), machine=machine)
         log.info("device: %s, %s (%s)", route, choice.reason, _found(machine))
         place = place_of(route)
-        precise = self.precision is Precision.float32 or (
-            self.precision is Precision.auto and place.type == "cpu"
-        )
         return Device(
             name=route,
             torch_device=place,
-            dtype=torch.float32 if precise else torch.bfloat16,
+            dtype=matmul_dtype(self.precision, place),
             compiles=route == "xla" or (self.compile and can_compile(route)),
             backend="neuron" if route == "neuron" else "inductor",
             threads=self.threads,

@@ -110,8 +110,9 @@ class CausalLMConf(DraftConf):
             if target.head.weight.is_meta:  # an outline of it is asked for
                 return self.source.outline(torch.float32)
             return self.source.model(torch.float32)
-        layers = self.layers or list(range(0, target.num_layers, 4))
-        target.check_layers(layers)
+        default = list(range(0, target.num_layers, 4))
+        layers = self.layers or default
+        target.check_layers(layers, default=default)
         return prune(target, layers, weights=self.start is Start.pruned)
 
     @classmethod

@@ -39,7 +39,7 @@ class Eagle3Conf(OneLayerConf):
     method: ClassVar[str] = "eagle3"
     architecture: ClassVar[str] = "Eagle3LlamaForCausalLM"
 
-    layers: list[int] | None = None  # captured; None = [2, n // 2, n - 3], what engines default to
+    layers: list[int] | None = None  # captured; None = those of default_layers
     vocab_size: int | None = None  # of a reduced draft vocabulary; None = the target's
     train_embeddings: bool = False
 
@@ -64,7 +64,7 @@ class Eagle3Conf(OneLayerConf):
     def describe(self, target: Target) -> LlamaConfig:
         """The draft as engines read it: a flat Llama config with EAGLE-3's own keys."""
         layers = self.layers or default_layers(target)
-        target.check_layers(layers)
+        target.check_layers(layers, default=default_layers(target))
         if (self.vocab_size or 0) > target.vocab_size:
             raise UserError(
                 f"draft.vocab_size: must be at most the target's {target.vocab_size}, "
@@ -110,8 +110,13 @@ class Eagle3Conf(OneLayerConf):
 
 
 def default_layers(target: Target) -> list[int]:
-    """Low, middle and high: what engines assume where a checkpoint does not say."""
-    return [2, target.num_layers // 2, target.num_layers - 3]
+    """Return a low, a middle and a high layer: those that engines assume where they exist.
+
+    Engines assume [2, n // 2, n - 3], which are three layers from 7 layers up. Smaller targets have
+    fewer to choose from, and their checkpoints name what was chosen.
+    """
+    n = target.num_layers
+    return [2, n // 2, n - 3] if n >= 7 else sorted({(n - 1) // 3, n // 2, n - 1})
 
 
 class Eagle3Draft(OneLayerDraft):

@@ -1,0 +1,93 @@
+"""Muon is PyTorch's, and on a CPU as precise as the weights."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from models.device import Precision, matmul_dtype
+from train.muon import Muon, orthogonalize
+from train.optim import OptimConf, OptimName
+
+SHAPES = {"tall": (24, 8), "square": (16, 16), "wide": (8, 40)}
+COEFFICIENTS = torch.optim.Muon([nn.Parameter(torch.zeros(1, 1))]).defaults["ns_coefficients"]
+
+
+def weights_of(seed: int) -> list[nn.Parameter]:
+    draw = torch.Generator().manual_seed(seed)
+    return [nn.Parameter(torch.randn(shape, generator=draw)) for shape in SHAPES.values()]
+
+
+def steps(optimizer: torch.optim.Optimizer, *, first: int, last: int) -> None:
+    """Steps whose gradients are drawn by their number."""
+    for step in range(first, last):
+        for group in optimizer.param_groups:
+            for place, weight in enumerate(group["params"]):
+                draw = torch.Generator().manual_seed(100 * step + place)
+                weight.grad = torch.randn(weight.shape, generator=draw)
+        optimizer.step()
+
+
+def test_in_bf16_every_weight_is_that_of_pytorch_bit_for_bit():
+    ours, theirs = weights_of(0), weights_of(0)
+    settings = {"lr": 0.1, "weight_decay": 0.3}
+    steps(Muon(ours, **settings, dtype=torch.bfloat16), first=0, last=4)
+    steps(torch.optim.Muon(theirs, **settings), first=0, last=4)
+    assert all(map(torch.equal, ours, theirs))
+
+
+@pytest.mark.parametrize("writer", ["ours", "theirs"])
+def test_a_saved_state_of_pytorch_goes_on_and_the_other_way_around(writer):
+    weights = {name: weights_of(0) for name in ("ours", "theirs")}
+    made = {
+        "ours": Muon(weights["ours"], lr=0.1, weight_decay=0.3, dtype=torch.bfloat16),
+        "theirs": torch.optim.Muon(weights["theirs"], lr=0.1, weight_decay=0.3),
+    }
+    (reader,) = made.keys() - {writer}
+    steps(made[writer], first=0, last=2)
+    made[reader].load_state_dict(copy.deepcopy(made[writer].state_dict()))
+    for stale, fresh in zip(weights[reader], weights[writer], strict=True):
+        stale.data.copy_(fresh.data)
+    for optimizer in made.values():
+        steps(optimizer, first=2, last=4)
+    assert all(map(torch.equal, weights["ours"], weights["theirs"]))
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_in_fp32_a_matrix_is_orthogonalized_as_in_float64(shape):
+    """Singular values follow the polynomial; rounding errors stay below what is derived here.
+
+    With unit roundoff u, a step's three products of up to n terms each add an error of about
+    sqrt(n) * u to values near 1. Later steps magnify an error by the polynomial's slope, which is
+    at most a = 3.44, at 0: five steps add 3 * sqrt(n) * u * (a**5 - 1) / (a - 1) at most.
+    """
+    matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    left, values, right = torch.linalg.svd(matrix, full_matrices=False)
+    a, b, c = COEFFICIENTS
+    values = values / values.norm()
+    for _ in range(5):
+        values = a * values + b * values**3 + c * values**5
+    expected = left @ values.diag() @ right
+    off = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        found = orthogonalize(matrix.to(dtype), COEFFICIENTS, steps=5, eps=1e-7)
+        off[dtype] = torch.linalg.matrix_norm(found.double() - expected, ord=2).item()
+    n, u = max(shape), torch.finfo(torch.float32).eps / 2
+    bound = 3 * math.sqrt(n) * u * (a**5 - 1) / (a - 1)
+    assert off[torch.float32] < bound < off[torch.bfloat16]
+
+
+def test_products_are_fp32_on_a_cpu_and_bf16_elsewhere_unless_a_key_says_otherwise():
+    assert matmul_dtype(Precision.auto, torch.device("cpu")) == torch.float32
+    assert matmul_dtype(Precision.auto, torch.device("cuda")) == torch.bfloat16
+    assert matmul_dtype(Precision.float32, torch.device("cuda")) == torch.float32
+    for precision, dtype in [
+        (Precision.auto, torch.float32),
+        (Precision.bfloat16, torch.bfloat16),
+    ]:
+        conf = OptimConf(name=OptimName.muon, muon_precision=precision)
+        (muon,), _ = conf.build(nn.Linear(8, 8, bias=False))
+        assert isinstance(muon, Muon)
+        assert muon.dtype == dtype
