@@ -39,6 +39,7 @@ from omegaconf.errors import (
 from models.drafts import METHODS
 from models.drafts.base import DraftConf
 from models.errors import UserError
+from models.secrets import redact
 
 CONF_DIR = str(Path(__file__).parent.resolve())
 USER_ERRORS = (UserError, HydraException, OmegaConfBaseException, yaml.YAMLError)
@@ -87,6 +88,7 @@ def entry_point(name: str, schema: type[Conf]) -> Callable[[Callable[[Conf], Non
 
         @functools.wraps(main)
         def run() -> None:
+            refuse_windows(os.name)
             os.environ["HYDRA_FULL_ERROR"] = (
                 "1"  # makes Hydra raise instead of printing its own text
             )
@@ -103,6 +105,12 @@ def entry_point(name: str, schema: type[Conf]) -> Callable[[Callable[[Conf], Non
         return run
 
     return decorate
+
+
+def refuse_windows(system: str) -> None:
+    """End a command where files cannot be locked or flushed as runs need it. Takes `os.name`."""
+    if system == "nt":
+        refuse(UserError("system: must be Linux or macOS, got Windows; use WSL 2 or a container"))
 
 
 def register(name: str, schema: type) -> None:
@@ -182,7 +190,7 @@ OmegaConf.register_new_resolver("run_name", _run_name, replace=True)
 
 def refuse(error: Exception) -> NoReturn:
     """Say in one line what the user got wrong, and exit with code 2."""
-    print(f"error: {one_line(error)}", file=sys.stderr)  # noqa: T201  # a command's last word
+    print(f"error: {redact(one_line(error))}", file=sys.stderr)  # noqa: T201  # a command's last word
     sys.exit(2)
 
 

@@ -12,7 +12,6 @@ Axes: D depth, R ranks.
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,7 @@ from infer.decode import Decoder, Watch
 from infer.intervals import Estimate, bootstrap_t
 from infer.opening import opened, own_target
 from infer.prompt_choice import own_prompts
+from models.checkpoint import output_file
 from models.drafts import load_draft
 from models.drafts.base import Draft
 from models.errors import UserError
@@ -136,23 +136,12 @@ def calibration_prompts(target: Target, path: str, count: int) -> list[EvalPromp
     ]
 
 
-@contextmanager
-def _writing(file: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UserError(
-            f"output: must be a writable file, got {file} ({error.strerror}); choose another"
-        ) from error
-
-
-def check(conf: CalibrateConf, file: Path) -> None:
+def check(conf: CalibrateConf) -> None:
     """Refuse what can be known to be wrong before a model is loaded."""
     conf.tree.build()
     if conf.prompts is not None:
         prompt_files.read(conf.prompts, key="prompts")
-    with _writing(file):
-        file.parent.mkdir(parents=True, exist_ok=True)
+    with output_file(conf.output) as file:
         tempfile.TemporaryFile(dir=file.parent).close()
 
 
@@ -196,8 +185,7 @@ def about(
 def main(conf: CalibrateConf) -> None:
     say = Console(soft_wrap=True, highlight=False).print
     (directory,) = opened([conf.checkpoint] if conf.checkpoint else None, say)
-    file = Path(conf.output)
-    check(conf, file)
+    check(conf)
     asked = own_target(conf.target, [directory])
     chosen = conf.prompts or own_prompts([directory], asked, SELECTION, key="prompts")
     target = asked.build(conf.device.build())
@@ -208,7 +196,7 @@ def main(conf: CalibrateConf) -> None:
         found = calibrate(target, draft, prompts, conf)
     for line in lines(found):
         say(line)
-    with _writing(file):
+    with output_file(conf.output) as file:
         write_paths(found.paths, file, about=about(found, directory, target, prompts))
     say(f"\n{len(prompts)} prompts, the same for table and trees; on held-out ones:")
     say(f"python -m infer.eval checkpoint={directory} tree=static tree.file={file}")

@@ -5,7 +5,6 @@ python -m infer.plan draft=qwen3-32b-eagle3 machine=trn2.48xlarge tree=chain tre
 
 import json
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -13,6 +12,7 @@ from rich.console import Console
 from conf.entry import entry_point
 from infer.cells import Table, rich_table
 from infer.plan_costs import ALONE, DRAFT, PROMPT, PROPOSE, VERIFY, Sizes, passes, seconds
+from models.checkpoint import output_file
 from models.device import DeviceConf
 from models.drafts.base import DraftConf
 from models.errors import UserError
@@ -167,7 +167,8 @@ def main(conf: PlanConf) -> None:
     CONSOLE.print(rich_table(shown, ruled=True))
     CONSOLE.print(verdict(conf, found))
     if conf.output is not None:
-        Path(conf.output).write_text(json.dumps([asdict(option) for option in found], indent=2))
+        with output_file(conf.output) as file:
+            file.write_text(json.dumps([asdict(option) for option in found], indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -5,11 +5,11 @@ python -m infer.tree_file tree.file=tree.json format=medusa output=choices.json
 """
 
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from rich.console import Console
 
 from conf.entry import entry_point
+from models.checkpoint import output_file
 from models.errors import UserError
 from models.tree import TreeConf, TreeKind
 from models.tree_files import TreeFormat, write_paths
@@ -35,14 +35,9 @@ class TreeFileConf:
 
 @entry_point("tree_file", TreeFileConf)
 def main(conf: TreeFileConf) -> None:
-    paths, file = conf.tree.build().paths, Path(conf.output)
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
+    paths = conf.tree.build().paths
+    with output_file(conf.output) as file:
         write_paths(paths, file, form=conf.format)
-    except OSError as error:
-        raise UserError(
-            f"output: must be a writable file, got {file} ({error.strerror}); choose another"
-        ) from error
     Console(soft_wrap=True, highlight=False).print(f"{len(paths)} nodes: {file}")
 
 

@@ -85,6 +85,19 @@ def writing(
 
 
 @contextmanager
+def output_file(name: str) -> Iterator[Path]:
+    """The path of a command's `output`, its folder made; what a disk refuses is one line."""
+    file = Path(name)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        yield file
+    except OSError as error:
+        raise UserError(
+            f"output: must be a writable file, got {file} ({error.strerror}); choose another"
+        ) from error
+
+
+@contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
     """A temporary path that becomes `path` at the end, or vanishes if the block raises."""
     partial = path.with_name(path.name + PARTIAL)

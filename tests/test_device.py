@@ -38,6 +38,21 @@ def test_another_accelerator_is_named_in_the_refusal(monkeypatch):
         DeviceConf(name=DeviceName.cuda).build()
 
 
+@pytest.mark.parametrize("passed_by", ["mps", "xpu"])
+def test_auto_passes_an_accelerator_by_that_nobody_tests_and_says_so(
+    monkeypatch, caplog, passed_by
+):
+    monkeypatch.delenv("PJRT_DEVICE", raising=False)
+    seen = torch.device(passed_by)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: seen)
+    device = DeviceConf(compile=False).build()
+    assert (device.name, device.torch_device.type, device.dtype) == ("cpu", "cpu", torch.float32)
+    said = [line for line in caplog.messages if passed_by in line]
+    assert said == [
+        f"device=auto takes CUDA, Neuron or the CPU, not {passed_by}: running on the CPU"
+    ]
+
+
 @pytest.mark.parametrize(
     ("asked", "got"),
     [

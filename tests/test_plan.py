@@ -305,6 +305,14 @@ def test_what_a_draft_costs_is_what_must_be_accepted(place):
     assert long.needed > short.needed > 1
 
 
+def test_the_plan_goes_to_a_folder_that_is_made_and_what_cannot_be_written_is_one_line(place):
+    file = place / "new" / "plan.json"
+    infer_plan.main.__wrapped__(infer_conf(place, f"output={file}"))
+    assert len(json.loads(file.read_text())) == 2
+    with pytest.raises(UserError, match=r"output: must be a writable file, got .*plan\.json/plan "):
+        infer_plan.main.__wrapped__(infer_conf(place, f"output={file}/plan"))
+
+
 def test_a_target_too_large_for_the_machine_is_refused(place):
     run = infer_conf(place)
     run.machine = MachineConf(**vars(GENEROUS) | {"memory_gib": 0.001})

@@ -6,10 +6,9 @@ python -m train.plan draft=qwen3-32b-eagle3 machine=trn2.3xlarge tokens=250e6 ou
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 
 from conf.entry import entry_point
-from models.errors import UserError
+from models.checkpoint import output_file
 from train.changes import changes
 from train.options import Options, planned
 from train.plan_tables import CONSOLE, as_json, show
@@ -28,17 +27,8 @@ def main(conf: PlanConf) -> None:
     fixes = [] if plan.fits(plan.best) else changes(plan)
     show(plan, CONSOLE, fixes)
     if conf.output is not None:
-        write(Path(conf.output), as_json(plan) | {"changes": fixes})
-
-
-def write(file: Path, found: dict) -> None:
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(found, indent=2) + "\n")
-    except OSError as error:
-        raise UserError(
-            f"output: must be a writable file, got {file} ({error.strerror}); choose another"
-        ) from error
+        with output_file(conf.output) as file:
+            file.write_text(json.dumps(as_json(plan) | {"changes": fixes}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

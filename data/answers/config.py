@@ -8,7 +8,9 @@ from urllib.parse import urlsplit
 
 from models.errors import UserError
 from models.sampling import SamplingConf
+from models.secrets import find_secrets, redact
 
+NO_KEY = "none"  # sent where the variable is not set: the client insists on one
 WAVES = 4  # batches in flight: what waits is answered with prompts of like length
 
 
@@ -53,8 +55,10 @@ class AnswersConf:
         if self.by is By.endpoint and not _is_address(self.url):
             raise UserError(
                 "answers.url: must be an address for answers=endpoint, such as "
-                f"http://localhost:8000/v1, got {self.url or 'null'}; give what the server prints"
+                f"http://localhost:8000/v1, got {redact(self.url or 'null')}; give what the server "
+                "prints"
             )
+        self._refuse_secrets()
         if self.by is By.endpoint and not (self.key.isascii() and self.key.isprintable()):
             raise UserError(
                 f"answers.key_env: must name a variable with a key that HTTP can carry, got "
@@ -62,6 +66,18 @@ class AnswersConf:
             )
         if self.context is not None:
             self.room(self.context)
+
+    def _refuse_secrets(self) -> None:
+        """config.yaml keeps every setting, and errors and logs name the address."""
+        remedy = f"the key of a server belongs into the variable {self.key_env} (answers.key_env)"
+        parts = urlsplit(self.url or "")
+        if "@" in parts.netloc or parts.query or parts.fragment:
+            raise UserError(
+                "answers.url: must be an address without user, password and query, got "
+                f"{redact(parts._replace(query='', fragment='').geturl())} with them; {remedy}"
+            )
+        for key in find_secrets(self.extra, "answers.extra"):
+            raise UserError(f"{key}: must not be a secret, got what looks like one; {remedy}")
 
     @property
     def sampling(self) -> SamplingConf:
@@ -90,7 +106,7 @@ class AnswersConf:
 
     @property
     def key(self) -> str:
-        return os.environ.get(self.key_env, "").strip() or "none"
+        return os.environ.get(self.key_env, "").strip() or NO_KEY
 
 
 def _is_address(url: str | None) -> bool:

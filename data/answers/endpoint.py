@@ -18,7 +18,7 @@ from typing import Any
 
 import openai
 
-from data.answers.config import AnswersConf
+from data.answers.config import NO_KEY, AnswersConf
 from data.answers.dialogue import Answer, UnansweredError
 from models.errors import UserError
 from models.target import TargetConf
@@ -87,7 +87,7 @@ def _check_answer(conf: AnswersConf, served: Served, client: openai.OpenAI) -> N
         choice = _choice(patient.completions.with_raw_response.create(**asked))
     except (openai.OpenAIError, NoAnswerError) as error:
         raise UserError(
-            f"answers.url: must complete token ids, got {shorten(str(error), 200)} from "
+            f"answers.url: must complete token ids, got {shorten(_text(error, conf), 200)} from "
             f"{conf.url}; see that it serves /v1/completions, and leave out a field that it "
             "refuses by ~answers.extra.FIELD"
         ) from error
@@ -116,7 +116,7 @@ class Endpoint:
                 reply = await self.client.completions.with_raw_response.create(**asked)
                 return self._answer(_choice(reply))
             except openai.OpenAIError as error:
-                raise UnansweredError(_reason(error), str(error)) from error
+                raise UnansweredError(_reason(error), _text(error, self.conf)) from error
             except NoAnswerError as error:
                 if (wait_s := next(waits_s, None)) is None:
                     raise UnansweredError(str(error)) from error
@@ -180,6 +180,11 @@ def _choice(reply: Any) -> dict[str, Any]:
     if reason not in ("stop", "length"):
         raise NoAnswerError(f"finish_reason {reason}")
     return choice
+
+
+def _text(error: Exception, conf: AnswersConf) -> str:
+    """What a server says, without the key: some repeat what they refuse."""
+    return str(error).replace(conf.key, "***") if conf.key != NO_KEY else str(error)
 
 
 def _reason(error: Exception) -> str:

@@ -13,6 +13,7 @@ from models.device.packages import check_native, check_xla, installed, refuse_mi
 from models.errors import UserError
 
 log = logging.getLogger(__name__)
+ACCELERATORS = ("cuda", "neuron")  # that PyTorch names and `auto` takes; no other one is tested
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +73,7 @@ def _automatic(machine: Machine) -> Choice:
     if pjrt := os.environ.get("PJRT_DEVICE"):
         return Choice(name="xla", reason=f"PJRT_DEVICE={pjrt} is set")
     seen = _seen()
-    if seen is not None:
+    if seen in ACCELERATORS:
         return Choice(name=seen, reason=f"PyTorch sees {torch.accelerator.device_count()} of them")
     if installed("libneuronxla"):
         return Choice(name="xla", reason="libneuronxla is installed")
@@ -81,7 +82,9 @@ def _automatic(machine: Machine) -> Choice:
             "this machine has Neuron cores, but no package that drives them is installed: "
             "running on the CPU (see docs/trainium.md)"
         )
-    return Choice(name="cpu", reason="PyTorch sees no accelerator")
+    if seen is not None:
+        log.warning("device=auto takes CUDA, Neuron or the CPU, not %s: running on the CPU", seen)
+    return Choice(name="cpu", reason="PyTorch sees no accelerator that is driven here")
 
 
 def _seen() -> str | None:
