@@ -177,7 +177,8 @@ def test_epochs_become_steps_once_and_can_be_raised(tmp_path, caplog):
     assert_same_end(tmp_path / "run", tmp_path / "whole")
 
 
-def test_rows_and_tokens_seen_are_counted_on_after_a_kill(tmp_path):
+def test_rows_and_tokens_seen_are_counted_on_after_a_kill(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
     with pytest.raises(KeyboardInterrupt):
         toy_run(tmp_path, toy_conf(), interrupt_at=7)
     toy_run(tmp_path, toy_conf())
@@ -193,6 +194,7 @@ def test_rows_and_tokens_seen_are_counted_on_after_a_kill(tmp_path):
             assert (line["train/rows"], line["train/epochs"]) == (4 * (step + 1), (step + 1) / 6)
             assert (line["train/tokens"], line["train/answer_tokens"]) == (tokens, answers)
     assert list(found) == [2, 3, 4, 6, 8, 9, 10, 12]
+    assert "step 12/12  rows 48  epochs 2  tokens 576  loss" in caplog.text
 
 
 def test_a_state_holds_what_is_trained_alone(tmp_path):
