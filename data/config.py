@@ -76,7 +76,7 @@ class OnPolicyConf:
     """How much of the training text the draft writes itself (DistillSpec, arXiv 2310.08461)."""
 
     share: float = 0.0  # of the visited rows
-    every: int = 50  # steps between renewals; save_every must be a multiple of it
+    every: int = 50  # steps between renewals; states are saved at multiples of it
     temperature: float = 1.0
 
     def __post_init__(self) -> None:

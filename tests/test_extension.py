@@ -84,13 +84,25 @@ def test_a_run_that_stopped_in_its_decay_is_extended_from_before_it(tmp_path):
     assert_same_end(run, whole)
 
 
-def test_rows_that_a_draft_writes_are_renewed_where_an_extended_run_begins(tmp_path):
+def test_a_run_that_is_extended_in_its_warm_up_ends_it_at_the_same_step(tmp_path):
+    """Six steps: half of 12, three tenths of 20."""
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    with pytest.raises(KeyboardInterrupt):
+        toy_run(run, conf(12, CONSTANT, warmup=0.5), interrupt_at=3)
+    toy_run(run, conf(20, CONSTANT, warmup=0.5))
+    toy_run(whole, conf(20, CONSTANT, warmup=0.3))
+    assert_same_end(run, whole)
+
+
+def test_rows_that_a_draft_writes_are_renewed_where_an_extended_run_begins(tmp_path, caplog):
     """With a constant rate too: the last step is not one at which they are written anew."""
+    caplog.set_level(logging.INFO)
     data = DataConf(seed=1, on_policy=OnPolicyConf(share=0.5, every=5))
     run, whole = tmp_path / "run", tmp_path / "whole"
     toy_run(run, conf(12, CONSTANT, data=data, save_every=None))
     assert kept_states(run) == ["00000010", "00000012"]
     toy_run(run, conf(20, CONSTANT, data=data, save_every=None))
+    assert "extended from 12 to 20 steps, from step 10" in caplog.text
     toy_run(whole, conf(20, CONSTANT, warmup=WARMUP_OF_20, data=data, save_every=None))
     assert_same_end(run, whole)
 
@@ -177,7 +189,8 @@ def test_epochs_become_steps_once_and_can_be_raised(tmp_path, caplog):
     assert_same_end(tmp_path / "run", tmp_path / "whole")
 
 
-def test_rows_and_tokens_seen_are_counted_on_after_a_kill(tmp_path):
+def test_rows_and_tokens_seen_are_counted_on_after_a_kill(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
     with pytest.raises(KeyboardInterrupt):
         toy_run(tmp_path, toy_conf(), interrupt_at=7)
     toy_run(tmp_path, toy_conf())
@@ -193,6 +206,7 @@ def test_rows_and_tokens_seen_are_counted_on_after_a_kill(tmp_path):
             assert (line["train/rows"], line["train/epochs"]) == (4 * (step + 1), (step + 1) / 6)
             assert (line["train/tokens"], line["train/answer_tokens"]) == (tokens, answers)
     assert list(found) == [2, 3, 4, 6, 8, 9, 10, 12]
+    assert "step 12/12  rows 48  epochs 2  tokens 576  loss" in caplog.text
 
 
 def test_a_state_holds_what_is_trained_alone(tmp_path):

@@ -27,6 +27,7 @@ from train.loop import Loop
 from train.measure import measure
 from train.options import planned
 from train.plan import PlanConf, main
+from train.plan_tables import planned_steps, size_table, time_table
 from train.state import State, flat
 from train.trace import (
     EVALUATES,
@@ -227,6 +228,19 @@ def test_the_command_prints_a_plan_and_writes_it(place, capsys, monkeypatch):
     chosen = written["layouts"][written["proposed"]]
     assert chosen["bytes"] == max(sum(parts.values()) for parts in chosen["phases"].values())
     assert written["sizes"]["feature_bytes"] == 128 * 2
+
+
+def test_a_plan_of_epochs_knows_its_steps_where_the_tokens_are_known(place):
+    """Of 40 full rows of data, 4 a step. With wsd there is room for the state that is kept."""
+    epochs = ["optim.steps=null", "optim.epochs=2", "optim.schedule=wsd"]
+    known = planned(plan_conf(place, *epochs, f"tokens={40 * LENGTH}"))
+    assert planned_steps(known) == 20
+    assert ["the run", "20 steps"] in [row[:2] for row in time_table(known).rows]
+    unknown = replace(known, conf=replace(known.conf, tokens=None))
+    assert ["the run", "2 epochs", "give the data's tokens=N"] in time_table(unknown).rows
+    sizes = known.sizes
+    assert sizes.disk == 4 * (2 * sizes.draft + 3 * 3 * sizes.trained)
+    assert "three states, two checkpoints" in str(size_table(known).rows)
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,9 @@ def set_goal(
     place = find_state(state, optim, steps, multiple=multiple)
     warmup_steps = progress.warmup_steps
     if place is not None and steps != progress.steps:
-        log.info("extended from %s to %d steps, from step %s", progress.steps, steps, place.name)
+        log.info(
+            "extended from %s to %d steps, from step %d", progress.steps, steps, int(place.name)
+        )
         warmup_steps = _rate(state, optim).warmup_steps
         state.go_back(place, parallel)
         if parallel.main:

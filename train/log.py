@@ -28,15 +28,9 @@ from models.console import CONSOLE
 from models.errors import UserError
 from train.state import State
 
-SHOWN = (
-    "epochs",
-    "tokens",
-    "loss",
-    "tau",
-    "lr",
-    "tokens_per_s",
-    "data_wait",
-)  # the others are for the curves
+SHOWN = (  # the others are for the curves
+    "rows", "epochs", "tokens", "loss", "tau", "lr", "tokens_per_s", "data_wait",
+)  # fmt: skip
 log = logging.getLogger(__name__)
 
 
@@ -87,11 +81,20 @@ class Steps(RichProgress):
 
     def report(self, done: int, values: dict[str, float], *, seconds_a_step: float) -> None:
         """Say the newest figures."""
-        words = "  ".join(f"{name} {values[name]:.4g}" for name in SHOWN if name in values)
+        words = "  ".join(f"{name} {short(values[name])}" for name in SHOWN if name in values)
         self.update(self.bar, completed=done, description=words)
         if self.disable:
             left = round((self.steps - done) * seconds_a_step)
             log.info("step %d/%d  %s  %d:%02d left", done, self.steps, words, left // 60, left % 60)
+
+
+def short(value: float) -> str:
+    """Write a figure of any size in few characters.
+
+    >>> [short(value) for value in (0.00123456, 2.5, 4_915_200.0)]
+    ['0.001235', '2.5', '4,915,200']
+    """
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 class Log:

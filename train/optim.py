@@ -147,7 +147,7 @@ class OptimConf:
     def total_steps(self, rows: int) -> int:
         """Return the steps of a run over `rows` packed rows.
 
-        >>> OptimConf(epochs=2, batch_size=4).total_steps(rows=9)
+        >>> OptimConf(epochs=2.0, batch_size=4).total_steps(rows=9)
         5
         """
         if self.epochs is not None:
