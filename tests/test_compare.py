@@ -180,6 +180,28 @@ def test_the_command_prints_and_exits_for_a_ci(report, tmp_path, capsys):
     assert max(map(len, shown.splitlines())) <= 100
 
 
+@pytest.mark.parametrize("verdict", ["no", "undecided"])
+def test_only_yes_passes_in_modes_and_batches_whatever_it_was_before(report, verdict):
+    after = copy.deepcopy(dict(report))
+    after["drafts"][0]["modes"]["chain"]["lossless"] = verdict
+    after["batches"][1]["lossless"] = verdict
+    said = [f"draft/chain lossless: {verdict}", f"draft/tree, batch 4 lossless: {verdict}"]
+    assert compare(report, after)[2] == said
+    assert compare(after, after)[2] == said
+    assert compare(after, report)[2] == []
+
+
+def test_a_lossy_rule_passes_only_beside_a_lossy_one(comparison):
+    exact = copy.deepcopy(dict(comparison))
+    lossy = comparison["drafts"][2]["name"]
+    for mode in exact["drafts"][2]["modes"].values():
+        mode.update(verification="exact", lossy=False, lossless="yes")
+    assert compare(comparison, comparison)[2] == []
+    assert compare(exact, comparison)[2] == [
+        f"{lossy}/{mode} lossless: no" for mode in ("untrained", "chain", "tree")
+    ]
+
+
 def test_what_is_no_report_is_refused_in_one_line(report, tmp_path, capsys):
     good, old, cut = (tmp_path / name for name in ("good.json", "old.json", "cut.json"))
     good.write_text(json.dumps(report))

@@ -10,6 +10,7 @@ import safetensors.torch
 import torch
 
 from data.prompts import held_out
+from infer import rounds
 from infer.config import EvaluationConf, Verification
 from infer.contenders import Candidate
 from infer.decode import Decoder
@@ -240,6 +241,25 @@ def test_a_draft_with_a_target_of_its_own_is_judged_by_that(target, adapted, fol
     assert second["modes"]["autoregressive"]["speedup"]["mean"] == 1
     answered = [row["modes"]["own/autoregressive"]["tokens"] for row in report["per_prompt"]]
     assert answered == [len(ids) for ids in answers[1]]
+
+
+def test_batches_are_judged_by_the_answers_of_one_row(target, folder, learned, monkeypatch):
+    """A fault that only rows beside others have: each is read through the tree of the first."""
+    honest = rounds.tree_mask
+    draft = Candidate(name="learned", draft=learned[0], untrained="not asked for")
+    many = conf(folder, limit=None, batches=[4], max_new_tokens=24)
+
+    def verdicts():
+        report = evaluate(target, [draft], tree=TREE, conf=many)
+        (batch,) = report["batches"]
+        return report["drafts"][0]["modes"]["tree"]["lossless"], batch["lossless"]
+
+    assert verdicts() == ("yes", "yes")
+    monkeypatch.setattr(
+        rounds, "tree_mask",
+        lambda lengths, sees, slots: honest(lengths, sees[:1].expand_as(sees), slots),
+    )  # fmt: skip
+    assert verdicts() == ("yes", "no")
 
 
 def alone(target, folder):

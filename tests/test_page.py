@@ -111,6 +111,24 @@ def test_speed_against_batch_size_begins_with_one_row(report, comparison):
     assert column(batch_table(comparison), "autoregressive tokens/s")[3] == f"{own:.1f}"
 
 
+def test_verdicts_of_modes_and_batches_are_shown_and_an_open_one_says_what_decides_it(report):
+    made = json.loads(json.dumps(report))
+    tree = made["drafts"][0]["modes"]["tree"]
+    for judged in (tree, *made["batches"]):
+        judged.update(lossless="undecided", near_tie_gap=3.0, explained_gap=0.5)
+    made["device"]["dtype"] = "bfloat16"
+    assert column(summary_table({"all": made}), "lossless")[-2:] == ["yes", "undecided"]
+    assert column(exactness_table(made), "explained")[-1] == "0.5"
+    assert column(batch_table(made), "lossless") == ["undecided"] * 3
+    said = (
+        "undecided: a near-tie gap of 3 logits is wider than the 0.5 that bfloat16 explains in "
+        "this target; decode with device.precision=float32."
+    )
+    for text in (page(made), markdown(made), " ".join(printed(made).split())):
+        assert said in text
+        assert said not in page(report)
+
+
 def test_what_was_not_measured_is_left_out(report, old):
     for made in ({**report, "batches": []}, old):
         assert "batch size" not in page(made) + markdown(made) + printed(made)

@@ -98,10 +98,14 @@ def test_the_loss_falls(tmp_path):
 
 
 def test_the_best_checkpoint_is_chosen_by_delivered_tokens(tmp_path, monkeypatch):
-    """Not by the loss, and not the last."""
+    """Not by the loss or by tau, and not the last."""
     lengths = iter([1.5, 2.5, 2.0])
     monkeypatch.setattr(
-        "tests.toy_run.toy_length", lambda draft: {"delivered_per_round": next(lengths)}
+        "tests.toy_run.toy_length",
+        lambda draft: {
+            "delivered_per_round": (length := next(lengths)),
+            "acceptance_length": 9 - length,
+        },
     )
     _, progress = toy_run(tmp_path, toy_conf())
     assert (progress.best, progress.best_step) == (2.5, 8)

@@ -148,3 +148,13 @@ def test_measuring_tells_a_draft_that_learned_from_one_that_did_not(target, lear
     shares = [good[f"accepted_{depth}"] for depth in range(1, 5)]
     assert shares == sorted(shares, reverse=True)
     assert good["acceptance_length"] == pytest.approx(1 + sum(shares))
+    assert good["delivered_per_round"] <= good["acceptance_length"]
+
+
+def test_what_is_accepted_behind_the_limit_is_not_delivered(target, learned):
+    """Two tokens: the prefill's, and one of a round that accepts more."""
+    draft, texts = learned
+    prompts = [text[:4] for text in texts]
+    measured = measure(target, prompts, tree(), EvaluationConf(max_new_tokens=2))(draft)
+    assert measured["acceptance_length"] > 2
+    assert measured["delivered_per_round"] == 1

@@ -1,0 +1,55 @@
+"""Correct decoding in bf16 is called lossless: 200 prompts, dense targets of three families."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from data.prompts import EvalPrompt
+from infer.decode import Decoder
+from infer.exactness import compare, measure_yardstick
+from infer.stats import Trace, Verdict
+from models.sampling import SamplingConf
+from models.target import Target
+from tests.family_models import family_model, family_target, partly_agreeing
+from tests.tiny import CPU, VOCAB, tiny_tokenizer, tree, unchecked
+
+COUNT, NEW, SLOTS = 200, 32, 64
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[EvalPrompt]:
+    numbers = torch.Generator().manual_seed(5)
+    return [
+        EvalPrompt(
+            id=f"p{i}", category="all",
+            ids=torch.randint(1, VOCAB, (4 + i % 13,), generator=numbers).tolist(),
+        )
+        for i in range(COUNT)
+    ]  # fmt: skip
+
+
+def decoded(decoder: Decoder, prompts: list[EvalPrompt]) -> list[Trace]:
+    rows = decoder.decode(
+        [p.ids for p in prompts], row_ids=[p.row_id for p in prompts], max_new_tokens=NEW
+    )
+    pairs = zip(prompts, rows, strict=True)
+    return [Trace.of(prompt, row, depth=decoder.depth) for prompt, row in pairs]
+
+
+@pytest.mark.parametrize("family", ["llama3", "qwen3", "gemma3"])
+def test_two_hundred_prompts_in_bf16_are_answered_losslessly(family, prompts):
+    half = replace(CPU, dtype=torch.bfloat16)
+    model = family_model(family).to(torch.bfloat16)
+    target = Target(model, tiny_tokenizer(), name=family, device=half)
+    draft = partly_agreeing(family, family_target(family)).to(torch.bfloat16)
+    with unchecked():
+        alone = Decoder(target, sampling=SamplingConf(), slots=SLOTS)
+        by = measure_yardstick(alone, prompts[:8], max_new_tokens=NEW)
+        plain = decoded(alone, prompts)
+        for batch in (1, 4):
+            shared = {"sampling": SamplingConf(), "slots": SLOTS, "batch": batch}
+            traces = decoded(Decoder(target, draft, tree(), **shared), prompts)
+            found = compare(alone, prompts, plain, traces, by)
+            assert sum(sum(trace.accepted) for trace in traces) > COUNT
+            assert found.verdict == Verdict.yes, (batch, by, found.divergences)
