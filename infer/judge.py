@@ -11,7 +11,7 @@ import torch
 from rich.progress import track
 
 from data.contamination import Contamination, contaminated
-from data.prompts import EvalPrompt, fingerprint, held_out, later_turns
+from data.prompts import EvalPrompt, fingerprint, held_out, later_turns, origin
 from infer import graph_plan
 from infer.batched import Baseline, at_batches
 from infer.config import EvaluationConf
@@ -31,6 +31,7 @@ from infer.measured import (
     Setting,
     Split,
 )
+from infer.prompt_choice import longest_row
 from infer.replay import Replay, all_positions, on_policy, texts
 from infer.report import Report, build
 from infer.samples import samples
@@ -158,6 +159,7 @@ def _run(
         contamination=_contamination(one, prompts),
         batches=at_batches(own, one, shape, prompts, conf, baseline),
         replayed=_replayed(own, one, prompts, shape, conf),
+        longest_row=one.directory and longest_row(one.directory),
         samples=samples(own, prompts, measured[f"{one.name}/tree"].traces, mode="tree"),
     )
 
@@ -266,6 +268,8 @@ def _setting(
         target=target.name,
         target_parameters=target.parameters,
         prompts_sha256=fingerprint(prompts),
+        prompts_source=origin(prompts, conf.prompts),
+        prompts_rendered=sum(prompt.chat_template for prompt in prompts),
         max_new_tokens=conf.new_tokens,
         sampling=asdict(conf.sampling),
         tree=tree.describe(),

@@ -161,6 +161,7 @@ class DraftRun:
     replayed: Replayed | None = None
     batches: list[AtBatch] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
+    longest_row: int | None = None  # tokens of the longest row that it learned from
 
     @property
     def modes(self) -> dict[str, Mode]:
@@ -196,4 +197,6 @@ class Setting:
     sampling: dict[str, Any]
     tree: dict[str, Any]
     target_weight_bytes: int | None = None
+    prompts_source: str = "the demo's"
+    prompts_rendered: int = 0  # by a chat template
     graphs: dict[str, dict[str, int]] | None = None  # by function; None: nothing is compiled

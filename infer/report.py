@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from infer.by_length import by_prompt_length, lengths
 from infer.measured import DraftRun, Measured, Mode, NotMeasured, Setting
 from infer.page import page
 from infer.section import at_batch, section
@@ -51,6 +52,9 @@ def build(
             "count": len(traces),
             "questions": len({trace.question for trace in traces}),
             "sha256": setting.prompts_sha256,
+            "source": setting.prompts_source,
+            "chat_template": setting.prompts_rendered,
+            "lengths": lengths(traces),
             "max_new_tokens": setting.max_new_tokens,
             "by_category": {name: len(ids) for name, ids in categories.items()},
             "contamination": {
@@ -68,6 +72,7 @@ def build(
             for name, ids in categories.items()
         },
         **_beside(drafts),
+        "by_prompt_length": by_prompt_length(traces, drafts),
         "per_prompt": _per_prompt(traces, labelled),
     }
     return Report(content, list(_rounds(labelled)))
@@ -113,6 +118,7 @@ def _per_prompt(order: list[Trace], labelled: dict[str, Mode]) -> list[dict[str,
             "category": trace.category,
             "question": trace.question,
             "turn": trace.turn,
+            "prompt_tokens": trace.prompt_tokens,
             "modes": {},
         }
         for trace in order

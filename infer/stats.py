@@ -34,6 +34,7 @@ class Trace:
     round_s: list[float]
     question: str = ""  # empty: the prompt's id
     turn: int = 0
+    prompt_tokens: int = 0
 
     def __post_init__(self) -> None:
         self.question = self.question or self.prompt_id
@@ -46,6 +47,7 @@ class Trace:
             category=prompt.category,
             question=prompt.question,
             turn=prompt.turn,
+            prompt_tokens=len(prompt.ids),
             ids=answer.ids,
             accepted=answer.accepted,
             drafted=answer.drafted,

@@ -3,6 +3,7 @@
 from rich.console import Console
 from rich.text import Text
 
+from infer.by_length import by_length_table
 from infer.cells import Table, rich_table
 from infer.cost_tables import (
     batch_table,
@@ -36,6 +37,7 @@ def tables(report: Report) -> list[Table]:
         acceptance_table(report),
         position_table(report),
         replay_table(report),
+        by_length_table(report),
         exactness_table(report),
         latency_table(report),
     )

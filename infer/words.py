@@ -2,6 +2,7 @@
 
 from dataclasses import asdict
 
+from infer.by_length import prompts_said
 from infer.modes import Report, modes_of
 from infer.stats import Verdict
 from infer.trained_on import trained_on
@@ -29,8 +30,7 @@ def headline(report: Report) -> str:
     usual = (
         f"{target['name']} ({target['parameters']:,} parameters, {device['dtype']}) decoded with "
         f"{_listed(drafts) or 'no draft'} was compared with its own autoregressive decoding, "
-        f"prompt by prompt in one run. {prompts['count']} held-out prompts in "
-        f"{len(prompts['by_category'])} categories were continued by up to "
+        f"prompt by prompt in one run. {prompts_said(report)} were continued by up to "
         f"{prompts['max_new_tokens']} tokens on {place}, {compiled}), {', '.join(sampling)}; "
         f"verification: {_listed(rules) or 'none'}. "
         f"Tree: {tree['kind']}, {tree['nodes']} nodes of the draft up to depth {tree['depth']}, "

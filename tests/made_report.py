@@ -67,6 +67,7 @@ def traces(*, share, depth, nodes, round_s, seed, per_category=12):
             made.append(
                 Trace(
                     prompt_id=f"{category}-{number}",
+                    prompt_tokens=100 * (number + 1),
                     category=category,
                     ids=[int(token) for token in rng.integers(0, 99, 64)],
                     accepted=accepted,
@@ -123,6 +124,7 @@ def draft_run(name, seed):
         samples=[Sample(prompt_id="code-3", mode="tree", pieces=said)],
         name=name,
         method="eagle3",
+        longest_row=512,
         parameters=456_789,
         memory=Memory(weights=1_827_156, state=65_536),
         untrained=measured(share=0.02, depth=6, nodes=20, round_s=0.015, seed=seed),

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from infer.by_length import by_length_table
 from infer.cost_tables import efficiency_table
 from infer.measured import DraftRun, Memory, NotMeasured
 from infer.report import build, write
 from infer.trained_on import trained_on
+from infer.words import headline
 from tests.made_report import (
     CATEGORIES,
     COMPARED,
@@ -193,6 +195,44 @@ def test_what_the_training_data_holds_is_said_in_one_line_a_finding(report, comp
     assert trained_on({**report, "prompts": prompts}) == [
         "a: none of the 48 held-out prompts is in the training data."
     ]
+
+
+def test_tau_is_told_by_prompt_length_beside_the_longest_row_that_was_learned(report, comparison):
+    """48 prompts of 100 to 1,200 tokens: each counts in one bucket, and tau is of that bucket."""
+    found = report["by_prompt_length"]
+    assert [(one["up_to"], one["prompts"]) for one in found["buckets"]] == [
+        (256, 8), (512, 12), (1024, 20), (2048, 8)
+    ]  # fmt: skip
+    rows = [row for row in report["per_prompt"] if 256 < row["prompt_tokens"] <= 512]
+    tree = [row["modes"]["eagle3-demo/tree"] for row in rows]
+    tau = 1 + sum(row["accepted"] for row in tree) / sum(row["rounds"] for row in tree)
+    told = found["buckets"][1]["drafts"]["eagle3-demo"]["tree"]
+    assert told["mean"] == pytest.approx(tau)
+    assert told["ci95"][0] < tau < told["ci95"][1]
+    table = by_length_table(report)
+    assert table.rows[1][:3] == ["up to 512", "eagle3-demo", "12"]
+    assert table.below == [
+        "eagle3-demo: learned from rows of at most 512 tokens; no longer text is known to it."
+    ]
+    assert len(by_length_table(comparison).rows) == 4 * 3
+    assert report["prompts"]["lengths"] == {"shortest": 100, "median": 700, "longest": 1200}
+
+
+@pytest.mark.parametrize(
+    ("rendered", "how"),
+    [
+        (0, "as plain text"),
+        (5, "5 of them through the chat template"),
+        (48, "through the chat template"),
+    ],
+)
+def test_the_first_lines_say_which_prompts_from_where(rendered, how):
+    setting = replace(SETTING, prompts_source="held out of chat.jsonl", prompts_rendered=rendered)
+    plain = measured(share=0.0, depth=0, nodes=0, round_s=0.01, seed=1)
+    made = build(setting, autoregressive=plain, ngram=plain, drafts=[])
+    said = f"48 held-out prompts in 4 categories (held out of chat.jsonl; {how}) were continued"
+    assert said in headline(made)
+    assert made["prompts"]["source"] == "held out of chat.jsonl"
 
 
 def test_every_round_of_every_mode_is_kept(report, tmp_path):

@@ -1,0 +1,101 @@
+"""Acceptance length by the length of the prompt, beside the longest row that a draft learned from.
+
+A draft is rarely as good behind more tokens than it ever saw: a mean over all prompts hides it.
+"""
+
+from dataclasses import asdict
+from typing import Any
+
+from infer.cells import Table, estimate
+from infer.figures import estimate as figure
+from infer.measured import DraftRun, Measured, Mode
+from infer.modes import Report
+from infer.stats import Trace
+
+SHORTEST = 256  # tokens that the first bucket reaches to; each other one to twice as many
+MODES = ("chain", "tree")
+
+
+def up_to(tokens: int) -> int:
+    """The bucket of a prompt: the most tokens that its prompts have.
+
+    >>> [up_to(tokens) for tokens in (1, 256, 257, 3000)]
+    [256, 256, 512, 4096]
+    """
+    return max(SHORTEST, 1 << (tokens - 1).bit_length())
+
+
+def lengths(traces: list[Trace]) -> dict[str, int]:
+    """Tokens of the prompts."""
+    tokens = sorted(trace.prompt_tokens for trace in traces)
+    return {"shortest": tokens[0], "median": tokens[len(tokens) // 2], "longest": tokens[-1]}
+
+
+def by_prompt_length(traces: list[Trace], drafts: list[DraftRun]) -> dict[str, Any]:
+    """Each bucket that has prompts; `traces` are those of any mode, for their prompts."""
+    counts: dict[int, int] = {}
+    for trace in traces:
+        bucket = up_to(trace.prompt_tokens)
+        counts[bucket] = counts.get(bucket, 0) + 1
+    return {
+        "longest_row": {draft.name: draft.longest_row for draft in drafts},
+        "buckets": [
+            {
+                "up_to": bucket,
+                "prompts": count,
+                "drafts": {
+                    draft.name: {name: _tau(draft.modes[name], bucket) for name in MODES}
+                    for draft in drafts
+                },
+            }
+            for bucket, count in sorted(counts.items())
+        ],
+    }
+
+
+def _tau(mode: Mode, bucket: int) -> dict[str, Any] | None:
+    if not isinstance(mode, Measured):
+        return None
+    traces = [trace for trace in mode.traces if up_to(trace.prompt_tokens) == bucket]
+    found = figure("acceptance_length", traces, traces)
+    return found and asdict(found)
+
+
+def by_length_table(report: Report) -> Table:
+    """A row for each bucket and draft."""
+    found = report["by_prompt_length"]
+    rows = [
+        [
+            f"up to {bucket['up_to']:,}", name, str(bucket["prompts"]),
+            *(estimate(modes[mode]) for mode in MODES),
+        ]
+        for bucket in found["buckets"]
+        for name, modes in bucket["drafts"].items()
+    ]  # fmt: skip
+    return Table(
+        title="Tau by prompt length",
+        note="Tokens of the prompt, as the target read it.",
+        columns=["prompt tokens", "draft", "prompts", "chain tau", "tree tau"],
+        rows=rows,
+        labels=3,
+        below=[f"{name}: {_said(tokens)}" for name, tokens in found["longest_row"].items()],
+    )
+
+
+def _said(longest_row: int | None) -> str:
+    if longest_row is None:
+        return "the longest row that it learned from is not known."
+    return f"learned from rows of at most {longest_row:,} tokens; no longer text is known to it."
+
+
+def prompts_said(report: Report) -> str:
+    """Say how many prompts there were, where they are from and how they were written."""
+    prompts = report["prompts"]
+    count, rendered = prompts["count"], prompts["chat_template"]
+    how = "through the chat template" if rendered else "as plain text"
+    if 0 < rendered < count:
+        how = f"{rendered} of them {how}"
+    return (
+        f"{count} held-out prompts in {len(prompts['by_category'])} categories "
+        f"({prompts['source']}; {how})"
+    )
