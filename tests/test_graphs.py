@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -18,7 +19,6 @@ from infer.config import EvaluationConf
 from infer.contenders import Candidate
 from infer.judge import evaluate
 from infer.verify import Verification
-from models.device import uniform_like
 from models.drafts.eagle1 import Eagle1Conf
 from models.graphs import Graph, Ledger, UnannouncedError
 from models.losses import LossConf
@@ -239,32 +239,37 @@ class Operations(TorchDispatchMode):
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_loss_draws_nothing_reads_nothing_and_has_no_shape_of_its_values(target, name):
-    draft = CASES[name].build(target).train()
+    draft = CASES[name].build(target)
     batch = batch_of(texts(*[LENGTH] * ROWS))
     seen = features(target, draft.needs.layers, batch)
+    extras = draft.prepare_batch(batch, step=3, generators=numbered(range(ROWS)))
+    weights = draft.term_weights(batch)
+    if weights is not None:
+        extras["step_weights"] = 2 * weights
     with Operations() as done:
-        draft.loss(batch, seen).total.backward()
+        draft.loss(batch, seen, **extras).total.backward()
     assert "mul" in done.names
     assert not [n for n in done.names if any(word in n for word in (*RANDOM, *DYNAMIC))]
 
 
-def test_noise_is_drawn_before_the_loss_and_on_the_host_where_the_device_draws_none(target):
-    draft = Eagle1Conf(noise=0.5).build(target, loss=LossConf(), seed=0).train()
+def numbered(rows):
+    return [np.random.default_rng([0, 3, row]) for row in rows]
+
+
+def test_noise_is_drawn_before_the_loss_from_numbers_that_belong_to_the_rows(target):
+    draft = Eagle1Conf(noise=0.5).build(target, loss=LossConf(), seed=0)
     batch = batch_of(texts(*[LENGTH] * ROWS))
     seen = features(target, draft.needs.layers, batch)
-    with Operations() as drawing:
-        noise = draft.noise(seen)
-    assert "rand" in drawing.names
     with Operations() as done:
-        disturbed = draft.loss(batch, seen, noise).total
+        drawn = draft.prepare_batch(batch, step=3, generators=numbered(range(ROWS)))
+        disturbed = draft.loss(batch, seen, **drawn).total
     assert not [n for n in done.names if any(word in n for word in RANDOM)]
     assert disturbed != draft.loss(batch, seen).total
-    assert draft.eval().noise(seen) is None
-
-    with Operations() as elsewhere:
-        there = uniform_like(torch.empty(2, 3, device="meta"))
-    assert there.is_meta
-    assert elsewhere.names[-2:] == ["rand", "_to_copy"]
+    backwards = draft.prepare_batch(batch, step=3, generators=numbered(reversed(range(ROWS))))
+    assert torch.equal(backwards["noise"], drawn["noise"].flip(0))
+    width = 0.5 * 512 / LENGTH  # of a uniform distribution around 0
+    assert drawn["noise"].abs().max() <= width / 2
+    assert drawn["noise"].std() == pytest.approx(width / 12**0.5, rel=0.02)
 
 
 def test_the_host_reads_as_often_for_many_steps_as_for_few(target):

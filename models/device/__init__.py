@@ -5,6 +5,6 @@ from models.device.packages import let_torch_load
 let_torch_load()  # before the first import of torch, which is in what follows
 
 from models.device.config import DeviceConf, DeviceName, Precision  # noqa: E402
-from models.device.hardware import Device, graphs, uniform_like  # noqa: E402
+from models.device.hardware import Device, graphs  # noqa: E402
 
-__all__ = ["Device", "DeviceConf", "DeviceName", "Precision", "graphs", "uniform_like"]
+__all__ = ["Device", "DeviceConf", "DeviceName", "Precision", "graphs"]

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 import torch._dynamo  # counters live here; importing it compiles nothing
-from torch import Tensor
 
 from models.device import lazy
 from models.graphs import KIND, Graph, Ledger, Run, listed
@@ -183,10 +182,3 @@ def _named(function: Any, name: str) -> Callable:
 def graphs() -> int:
     """Graphs compiled so far in this process. It must not grow after warm-up."""
     return int(torch._dynamo.utils.counters["stats"]["unique_graphs"]) + lazy.compiled()
-
-
-def uniform_like(values: Tensor) -> Tensor:
-    """Numbers in [0, 1) where `values` are; made on the host where the device draws none."""
-    draws = values.device.type in ("cpu", "cuda")
-    place = values.device if draws else torch.device("cpu")
-    return torch.rand(values.shape, dtype=values.dtype, device=place).to(values.device)
