@@ -274,6 +274,8 @@ class Loop:
         values["tokens_per_s"] = tokens / self.conf.parallel.tensor / took  # read by whole groups
         values["data_wait"] = self.ahead.waited / took
         values |= expected_length(values)
+        if self.counted is not None:
+            values["graphs_unannounced"] = self.counted.unannounced
         self.shown.report(done, values, seconds_a_step=took / (done - self.since))
         self._restart_clock()
         return {f"train/{name}": value for name, value in values.items()}

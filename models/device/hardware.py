@@ -43,7 +43,8 @@ class Device:
     ) -> Callable:
         """One static graph without breaks where compiling is on, else the function itself.
 
-        Inside `ledger.expecting` a call that would need a graph more than announced is refused.
+        Inside `expecting` a call that needs a graph more than announced is refused where a graph
+        takes long, and counted elsewhere.
 
         Graphs of another `kind` are kept apart: PyTorch holds each call against all graphs of a
         function, and fails where a module of another class has not what a graph had read.
@@ -76,7 +77,7 @@ class Device:
         if not self.static:
             yield None
             return
-        with self.ledger.expecting(needed) as run:
+        with self.ledger.expecting(needed, strict=self.compiles_slowly) as run:
             run.each = each
             say(f"graphs: {listed(run.announced)} announced")
             yield run
@@ -101,6 +102,11 @@ class Device:
     def length_multiple(self) -> int:
         """What the length of a training row is a multiple of, as in conf/machine."""
         return 128 if self.instance and self.name in ("neuron", "xla") else 1
+
+    @property
+    def compiles_slowly(self) -> bool:
+        """Whether one graph can take an hour: shapes are then fixed, and others are refused."""
+        return self.name in ("neuron", "xla")
 
     @property
     def lazy(self) -> bool:
