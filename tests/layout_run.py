@@ -12,6 +12,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from data.config import DataConf, OnPolicyConf
+from models.device import Device
 from models.drafts.base import DraftConf
 from models.drafts.causal_lm import CausalLMConf, Start
 from models.drafts.eagle1 import Eagle1Conf
@@ -55,7 +56,7 @@ LEARNERS = {
 }
 
 
-def layout_target() -> Target:
+def layout_target(device: Device = CPU) -> Target:
     """Of four layers, with logits sharp enough that its hidden states matter."""
     torch.manual_seed(0)
     config = Qwen3Config(
@@ -64,7 +65,7 @@ def layout_target() -> Target:
         tie_word_embeddings=False, eos_token_id=0, bos_token_id=None, initializer_range=0.2,
         attention_dropout=0.1,  # a draft model inherits it, and must not draw by micro-batch
     )  # fmt: skip
-    return Target(Qwen3ForCausalLM(config), tiny_tokenizer(VOCAB), name="layout", device=CPU)
+    return Target(Qwen3ForCausalLM(config), tiny_tokenizer(VOCAB), name="layout", device=device)
 
 
 def train(name: str, folder: Path, *, at_a_time: int) -> None:

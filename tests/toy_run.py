@@ -15,7 +15,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from data.config import DataConf
 from data.documents import Packed
-from models.device import DeviceConf, DeviceName, Precision
+from models.device import Device, DeviceConf, DeviceName, Precision
 from models.drafts.base import Batch, Draft, DraftConf, Extras, Loss, Needs
 from models.losses import LossConf
 from models.target import Target
@@ -117,11 +117,12 @@ def toy_conf(**changes) -> TrainConf:
 
 
 def toy_run(
-    folder: Path, conf: TrainConf, *, target: Target | None = None, interrupt_at: int | None = None
-) -> tuple[Draft, Progress]:
+    folder: Path, conf: TrainConf, *, target: Target | None = None, interrupt_at: int | None = None,
+    device: Device | None = None,
+) -> tuple[Draft, Progress]:  # fmt: skip
     """The part of a training run that the tests are about."""
     torch.set_num_threads(1)
-    device = conf.device.build()
+    device = device or conf.device.build()
     parallel = conf.parallel.build(device, trackers=conf.log.trackers())
     folder.mkdir(parents=True, exist_ok=True)
     target = target or toy_target()
