@@ -1,13 +1,15 @@
 """Which graphs a run compiles: announced before it starts, held against every call while it runs.
 
 A graph is made for a function and a shape: the sizes and types of the tensors that it is given, and
-everything else that is no number in a tensor, such as a tree or the layers to capture. A shape that
-nobody announced is refused before it is compiled, which on an accelerator can take an hour.
+everything else that is no number in a tensor, such as a tree or the layers to capture. A run is
+strict where a graph can take an hour to compile: one that nobody announced is refused before it is
+compiled. Elsewhere it is warned of, compiled and counted.
 """
 
 import functools
 import hashlib
 import inspect
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,6 +19,8 @@ from textwrap import shorten
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
+
+log = logging.getLogger(__name__)
 
 KIND = ":"  # between a function and the kind of draft in it
 Shape = tuple[tuple[Any, ...], ...]  # of each part of the arguments its name and what it is
@@ -38,26 +42,34 @@ class Run:
     """Graphs by function: how many were announced, which shapes were called, how many compiled."""
 
     announced: Counter[str]
+    strict: bool  # whether a graph that was not announced ends the run
     called: dict[str, dict[Shape, None]] = field(default_factory=dict)
     compiled: Counter[str] = field(default_factory=Counter)
     each: Callable[[str], None] | None = None  # told of every graph and its time
     late: int = 0  # of those compiled, but not while `warming`
     warming: bool = False
+    warned: set[str] = field(default_factory=set)  # functions that had one graph more
+
+    @property
+    def unannounced(self) -> int:
+        """Count the graphs beyond those announced, also where the process had announced ones."""
+        needed = {name: max(len(s), self.compiled[name]) for name, s in self.called.items()}
+        return (Counter(needed) - self.announced).total()
 
     def counts(self) -> dict[str, dict[str, int]]:
         """By function, for a report."""
         return {
-            name: {"announced": count, "compiled": self.compiled[name]}
-            for name, count in sorted(self.announced.items())
+            name: {"announced": self.announced[name], "compiled": self.compiled[name]}
+            for name in sorted(self.announced | self.compiled)
         }
 
     def expect(self, function: str, shape: Shape) -> bool:
-        """Whether the shape is new. Raises UnannouncedError if it is one more than announced."""
+        """Whether the shape is new. If it is one more than announced, see `_one_more`."""
         known = self.called.setdefault(function, {})
         if shape in known:
             return False
         if len(known) >= self.announced[function]:
-            raise self._one_more(function, described(shape, list(known)))
+            self._one_more(function, described(shape, list(known)))
         known[shape] = None
         return True
 
@@ -71,11 +83,17 @@ class Run:
         self.late += 0 if self.warming else count
         if self.compiled[function] > self.announced[function]:
             again = "the same shape again, because something else has changed that it reads"
-            raise self._one_more(function, f"{again} (TORCH_LOGS=recompiles): {described(shape)}")
+            self._one_more(function, f"{again} (TORCH_LOGS=recompiles): {described(shape)}")
 
-    def _one_more(self, function: str, why: str) -> UnannouncedError:
+    def _one_more(self, function: str, why: str) -> None:
+        """Raise UnannouncedError in a strict run; in others warn, once a function."""
         count = self.announced[function]
-        return UnannouncedError(f"graphs: {function} has {count} announced, got one more: {why}")
+        what = f"graphs: {function} has {count} announced, got one more: {why}"
+        if self.strict:
+            raise UnannouncedError(what)
+        if function not in self.warned:
+            log.warning("%s; further ones of it are counted alone", what)
+        self.warned.add(function)
 
 
 class Ledger:
@@ -85,9 +103,10 @@ class Ledger:
         self.run: Run | None = None
 
     @contextmanager
-    def expecting(self, graphs: Iterable[Graph]) -> Iterator[Run]:
-        """A run that needs these graphs and no others."""
-        before, self.run = self.run, Run(announced=Counter(g.function for g in set(graphs)))
+    def expecting(self, graphs: Iterable[Graph], *, strict: bool) -> Iterator[Run]:
+        """A run that needs these graphs and no others; `strict` ends it at the first other one."""
+        announced = Counter(g.function for g in set(graphs))
+        before, self.run = self.run, Run(announced=announced, strict=strict)
         try:
             yield self.run
         finally:
@@ -96,7 +115,7 @@ class Ledger:
     @contextmanager
     def warming(self) -> Iterator[None]:
         """What is compiled meanwhile is not late."""
-        run = self.run or Run(announced=Counter())
+        run = self.run or Run(announced=Counter(), strict=False)
         before, run.warming = run.warming, True
         try:
             yield

@@ -52,15 +52,19 @@ def train(name: str, target: Target, device: Device, **data) -> dict[str, dict[s
 
 
 def loop_over(conf: TrainConf, draft: Draft, target: Target, device: Device):
-    parallel = conf.parallel.build(device, trackers=[])
     with tempfile.TemporaryDirectory() as folder:
-        state = State(Path(folder), flat(conf))
-        loop = Loop(
-            conf=conf, parallel=parallel, device=device, target=target, draft=draft, rows=rows(),
-            state=state, log=Log(conf.log, state, parallel.accelerator),
-            evaluate=lambda _: {"delivered_per_round": 1.0},
-        )  # fmt: skip
-        loop.run()
+        return loop_in(Path(folder), conf, draft, target, device)
+
+
+def loop_in(folder: Path, conf: TrainConf, draft: Draft, target: Target, device: Device):
+    parallel = conf.parallel.build(device, trackers=[])
+    state = State(folder, flat(conf))
+    loop = Loop(
+        conf=conf, parallel=parallel, device=device, target=target, draft=draft, rows=rows(),
+        state=state, log=Log(conf.log, state, parallel.accelerator),
+        evaluate=lambda _: {"delivered_per_round": 1.0},
+    )  # fmt: skip
+    loop.run()
     return loop.counted
 
 

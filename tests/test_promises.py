@@ -95,8 +95,7 @@ def test_the_checkpoint_round_trips(learned, target):
 
 def kept(module):
     """Its tensors, low-rank adapters added to what they adapt, but those of learning alone."""
-    learning = ("adapters.", "batches")
-    return {name: t for name, t in merged(module).items() if not name.startswith(learning)}
+    return {name: t for name, t in merged(module).items() if not name.startswith("adapters.")}
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -191,10 +190,8 @@ def test_the_loss_falls(target, name):
         seen = target.see(
             batch.ids, positions=batch.positions, mask=batch.attends(), layers=draft.needs.layers
         )
-        draft.eval()  # without noise
         loss = draft.loss(batch, seen)
         losses.append(float(loss.total.detach() / loss.weight))
-        draft.train()
         learn(draft, target, batch, steps=40, lr=case.lr)
     assert losses[1] < 0.5 * losses[0]
 

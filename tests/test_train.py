@@ -125,9 +125,9 @@ def test_a_loss_that_is_not_finite_ends_the_run_not_its_state(tmp_path, monkeypa
     """Step 7 is read together with step 8, before a state of step 8 is saved."""
     called = []
 
-    def spoiled(self, batch, seen, loss=ToyDraft.loss):
+    def spoiled(self, batch, seen, loss=ToyDraft.loss, **extras):
         called.append(batch)
-        found = loss(self, batch, seen)
+        found = loss(self, batch, seen, **extras)
         found.total = found.total * (torch.nan if len(called) == 7 else 1)
         return found
 

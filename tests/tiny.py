@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import jaxtyping
+import numpy as np
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
@@ -115,17 +116,19 @@ def learn(
     optimizer = torch.optim.Adam([p for p in draft.parameters() if p.requires_grad], lr=lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
 
-    def step() -> None:
-        loss = draft.loss(batch, seen)
+    def step(number: int) -> None:
+        generators = [np.random.default_rng([0, number, row]) for row in range(len(batch.ids))]
+        extras = draft.prepare_batch(batch, step=number, generators=generators)
+        loss = draft.loss(batch, seen, **extras)
         optimizer.zero_grad()
         (loss.total / loss.weight).backward()
         optimizer.step()
         schedule.step()
 
-    step()
+    step(0)
     with unchecked():
-        for _ in range(steps - 1):
-            step()
+        for number in range(1, steps):
+            step(number)
 
 
 @contextmanager

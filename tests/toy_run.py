@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
@@ -15,8 +16,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from conf.entry import refuse
 from data.config import DataConf
 from data.documents import Packed
-from models.device import DeviceConf, DeviceName, Precision
-from models.drafts.base import Batch, Draft, DraftConf, Loss, Needs
+from models.device import Device, DeviceConf, DeviceName, Precision
+from models.drafts.base import Batch, Draft, DraftConf, Extras, Loss, Needs
 from models.errors import UserError
 from models.lock import hold
 from models.losses import LossConf
@@ -37,7 +38,7 @@ class ToyConf(DraftConf):
     """Guesses the next token from one captured layer and an embedding."""
 
     method: ClassVar[str] = "toy"
-    dropout: float = 0.1  # so that a run which lost its random state ends in other weights
+    dropout: float = 0.1  # so that a run which draws other numbers ends in other weights
 
     def build(self, target: Target, *, loss: LossConf, seed: int) -> "ToyDraft":
         torch.manual_seed(seed)
@@ -55,12 +56,19 @@ class ToyDraft(Draft):
         self.frozen = nn.Embedding(target.vocab_size, WIDTH).requires_grad_(False)
         self.mix = nn.Linear(2 * WIDTH, WIDTH)
         self.norm = nn.RMSNorm(WIDTH)
-        self.dropout = nn.Dropout(conf.dropout)
+        self.dropout = conf.dropout
         self.lm_head = nn.Linear(WIDTH, target.vocab_size, bias=False)
 
-    def loss(self, batch: Batch, seen: Seen) -> Loss:
+    def prepare_batch(
+        self, batch: Batch, *, step: int, generators: list[np.random.Generator]
+    ) -> Extras:  # fmt: skip
+        shape = (batch.ids.shape[1], WIDTH)
+        drawn = np.stack([numbers.random(shape, dtype=np.float32) for numbers in generators])
+        return {"kept": torch.from_numpy(drawn >= self.dropout) / (1 - self.dropout)}
+
+    def loss(self, batch: Batch, seen: Seen, kept: Tensor) -> Loss:
         both = torch.cat([self.embed(batch.ids), seen.captured.float()], -1)
-        mixed = self.norm(self.dropout(self.mix(both).tanh()).float())
+        mixed = self.norm((self.mix(both).tanh() * kept).float())
         logits = self.lm_head(mixed)[:, :-1]
         each = F.cross_entropy(logits.float().mT, batch.ids[:, 1:], reduction="none")
         counted = batch.answer[:, 1:] & (batch.document[:, 1:] == batch.document[:, :-1])
@@ -112,11 +120,12 @@ def toy_conf(**changes) -> TrainConf:
 
 
 def toy_run(
-    folder: Path, conf: TrainConf, *, target: Target | None = None, interrupt_at: int | None = None
-) -> tuple[Draft, Progress]:
+    folder: Path, conf: TrainConf, *, target: Target | None = None, interrupt_at: int | None = None,
+    device: Device | None = None,
+) -> tuple[Draft, Progress]:  # fmt: skip
     """The part of a training run that the tests are about."""
     torch.set_num_threads(1)
-    device = conf.device.build()
+    device = device or conf.device.build()
     parallel = conf.parallel.build(device, trackers=conf.log.trackers())
     folder.mkdir(parents=True, exist_ok=True)
     target = target or toy_target()

@@ -14,6 +14,7 @@ from itertools import accumulate
 from operator import mul
 from typing import cast
 
+import numpy as np
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
@@ -22,7 +23,7 @@ from data.documents import Packed
 from data.order import Order
 from data.store.reader import Store
 from models.device import Device
-from models.drafts.base import Batch, Draft, Loss
+from models.drafts.base import Batch, Draft, Extras, Loss
 from models.errors import UserError
 from models.shards import whole
 from models.target import Target
@@ -52,9 +53,8 @@ class Lesson(nn.Module):
         self.draft = draft
         self.loss: Callable[..., Loss] = device.compile(draft.loss) if compiled else draft.loss
 
-    def forward(self, batch: Batch, seen: Seen) -> Loss:
-        noise = self.draft.noise(seen)
-        return self.loss(batch, seen) if noise is None else self.loss(batch, seen, noise)
+    def forward(self, batch: Batch, seen: Seen, extras: Extras) -> Loss:
+        return self.loss(batch, seen, **extras)
 
 
 @dataclass(kw_only=True)
@@ -63,6 +63,17 @@ class Micro:
 
     batch: Batch
     seen: Seen | None  # by the target, on the host; None: it is asked in the step
+    extras: Extras
+    term_weights: Tensor | None
+
+    def to(self, device: torch.device) -> "Micro":
+        """Move all but `seen`, which is large: the step moves it when its turn comes."""
+        return Micro(
+            batch=self.batch.to(device),
+            seen=self.seen,
+            extras={name: extra.to(device) for name, extra in self.extras.items()},
+            term_weights=None if self.term_weights is None else self.term_weights.to(device),
+        )
 
 
 def expected_length(values: dict[str, float]) -> dict[str, float]:
@@ -197,7 +208,9 @@ class Loop:
         self.parallel.begin(optimizers)
         self._step = self.device.glue(self.optimizer_step)
         self.window = Window(steps=conf.log.every)
-        self.draft.train()
+        # Layers that are random while they train, such as a language model's dropout, would draw by
+        # process and micro-batch: `Draft.prepare_batch` draws by row.
+        self.draft.eval()
 
     def _on_policy(self) -> OnPolicy | None:
         conf, speaker = self.conf.data.on_policy, self.draft.speaker()
@@ -209,25 +222,22 @@ class Loop:
         )  # fmt: skip
 
     def _learn(self, step: int) -> None:
-        self.parallel.seed(self.conf.seed, step)
         place = self.accelerator.device
-        self._step({
-            number: Micro(batch=micro.batch.to(place), seen=micro.seen)
-            for number, micro in enumerate(self.ahead.take(step))
-        })  # fmt: skip
+        self._step({n: micro.to(place) for n, micro in enumerate(self.ahead.take(step))})
         for schedule in self.schedules:
             schedule.step()
 
     def optimizer_step(self, micros: dict[int, Micro]) -> None:
         """One step: the gradient of the summed loss over all rows / its summed weight."""
         accelerator = self.accelerator
+        known = self._step_weights([*micros.values()])
         sums: dict[str, Tensor] = {}
         for place, micro in micros.items():
             batch, seen = micro.batch, micro.seen
             seen = seen.to(accelerator.device) if seen else self.features.see(batch)
             last = place == len(micros) - 1
             with nullcontext() if last else accelerator.no_sync(self.lesson):
-                loss = self.lesson(batch, seen)
+                loss = self.lesson(batch, seen, micro.extras | known)
                 accelerator.backward(loss.total)
             tokens = batch.document >= 0
             here = loss.metrics | {
@@ -248,6 +258,13 @@ class Loop:
             optimizer.step()
             optimizer.zero_grad()
 
+    def _step_weights(self, micros: list[Micro]) -> Extras:
+        """Sum what the terms of the loss weigh over all rows of the step, where they say it."""
+        weights = [m.term_weights for m in micros if m.term_weights is not None]
+        if not weights:
+            return {}
+        return {"step_weights": self.parallel.total(torch.stack(weights).sum(0))}
+
     def _micros(self, step: int) -> list[Micro]:
         """This process's share of a step, on the host."""
         size, micros = self.at_a_time, []
@@ -256,9 +273,13 @@ class Loop:
         for first in range(0, len(rows), size):
             some, mine = rows[first : first + size], own[first : first + size]
             if self.on_policy is not None and any(mine):
-                micros.append(Micro(batch=self.on_policy.rewrite(some, mine), seen=None))
+                batch, seen = self.on_policy.rewrite(some, mine), None
             else:
-                micros.append(Micro(batch=self.rows.batch(some), seen=self.features.of(some)))
+                batch, seen = self.rows.batch(some), self.features.of(some)
+            generators = [np.random.default_rng([self.conf.seed, step, row]) for row in some]
+            extras = self.draft.prepare_batch(batch, step=step, generators=generators)
+            weights = self.draft.term_weights(batch)
+            micros.append(Micro(batch=batch, seen=seen, extras=extras, term_weights=weights))
         return micros
 
     def _own_words(self, step: int, count: int) -> list[bool]:
@@ -292,6 +313,8 @@ class Loop:
         values["tokens_per_s"] = tokens / took
         values["data_wait"] = self.ahead.waited / took
         values |= expected_length(values)
+        if self.counted is not None:
+            values["graphs_unannounced"] = self.counted.unannounced
         self.shown.report(done, values, seconds_a_step=took / (done - self.since))
         self._restart_clock()
         return {f"train/{name}": value for name, value in values.items()}
@@ -315,13 +338,11 @@ class Loop:
     def _measure(self) -> dict[str, float]:
         """Decode held-out prompts; keep this draft if it is the best so far."""
         values: dict[str, float] = {}
-        self.draft.eval()
         with self.parallel.whole(self.draft):
             if self.parallel.runs_target:
                 values = self.evaluate(self.draft)
                 self._keep_if_best(values["delivered_per_round"])
         self.parallel.wait()
-        self.draft.train()
         self._restart_clock()
         return {f"eval/{name}": value for name, value in values.items()}
 

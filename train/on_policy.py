@@ -1,8 +1,9 @@
 """Rows whose answers the draft wrote itself: it learns where its own words lead (DistillSpec).
 
 Every `every` steps the draft writes anew what it will meet until the next time. Which visits meet
-its own words, and what it writes, follow from the seed, the step and the weights at the renewal
-alone; states are saved at renewals, so a continued run writes the same again.
+its own words, and what it writes, follow from the seed, the step, the row and the weights at the
+renewal alone, not from the process; states are saved at renewals, so a continued run writes the
+same again.
 """
 
 from dataclasses import dataclass, field
@@ -62,15 +63,18 @@ class OnPolicy:
 
     def _write(self, numbers: list[int], step: int) -> list[Batch]:
         rows = [self.rows.batch([row]) for row in numbers]
-        spans = [(row, begin, end) for row in rows for begin, end in first_answers(row)]
-        prompts = []
+        spans, keys, prompts = [], [], []
+        for number, row in zip(numbers, rows, strict=True):
+            for begin, end in first_answers(row):
+                spans.append((row, begin, end))
+                keys.append(number * self.rows.length + begin)  # by row and place, on any process
         for row, begin, _ in spans:
             inside = row.document[0, :begin] == row.document[0, begin]
             prompts.append(row.ids[0, :begin][inside].tolist())
         sampling = SamplingConf(temperature=self.conf.temperature, seed=self.order.seed + step)
         done = answers(
             self.speaker, prompts, max_new_tokens=[end - begin for _, begin, end in spans],
-            sampling=sampling, batch=BATCH, slots=self.rows.length,
+            sampling=sampling, batch=BATCH, row_ids=keys, slots=self.rows.length,
         )  # fmt: skip
         for place, ids in done:
             row, begin, end = spans[place]

@@ -19,15 +19,10 @@ from enum import Enum
 from functools import partial
 from typing import Any, cast
 
-import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from accelerate.utils import (
-    DistributedDataParallelKwargs,
-    InitProcessGroupKwargs,
-    set_seed,
-)
+from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
@@ -254,11 +249,6 @@ class Parallel:
 
             return xla_model.all_reduce(xla_model.REDUCE_SUM, values)
         return cast(Tensor, self.accelerator.reduce(values, "sum"))
-
-    def seed(self, *numbers: int) -> None:
-        """Random numbers from here on are a function of `numbers` and the data rank."""
-        mixed = np.random.SeedSequence([*numbers, self.rank]).generate_state(1)
-        set_seed(int(mixed[0]))
 
     # --- the target ---------------------------------------------------------------------------
 

@@ -62,7 +62,7 @@ def trace(
         _name_weights(tally, target, draft)
         batch = fullest_batch(conf.optim.batch_size, conf.data.length)
         phases, optimizers = _learning(
-            tally, conf, target, draft.train(), batch, foreach=foreach, stored=stored
+            tally, conf, target, draft.eval(), batch, foreach=foreach, stored=stored
         )
         phases.append(_evaluating(tally, conf, target, draft.eval(), prompt=prompt))
         del optimizers  # what they hold was held until here

@@ -5,7 +5,7 @@ from models.device.packages import let_torch_load
 let_torch_load()  # before the first import of torch, which is in what follows
 
 from models.device.config import DeviceConf, DeviceName, Precision, matmul_dtype  # noqa: E402
-from models.device.hardware import Device, graphs, uniform_like  # noqa: E402
+from models.device.hardware import Device, graphs  # noqa: E402
 
 __all__ = [
     "Device",
@@ -14,5 +14,4 @@ __all__ = [
     "Precision",
     "graphs",
     "matmul_dtype",
-    "uniform_like",
 ]

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 import torch._dynamo  # counters live here; importing it compiles nothing
-from torch import Tensor
 
 from models.device import lazy
 from models.graphs import KIND, Graph, Ledger, Run, listed
@@ -44,7 +43,8 @@ class Device:
     ) -> Callable:
         """One static graph without breaks where compiling is on, else the function itself.
 
-        Inside `ledger.expecting` a call that would need a graph more than announced is refused.
+        Inside `expecting` a call that needs a graph more than announced is refused where a graph
+        takes long, and counted elsewhere.
 
         Graphs of another `kind` are kept apart: PyTorch holds each call against all graphs of a
         function, and fails where a module of another class has not what a graph had read.
@@ -77,7 +77,7 @@ class Device:
         if not self.static:
             yield None
             return
-        with self.ledger.expecting(needed) as run:
+        with self.ledger.expecting(needed, strict=self.compiles_slowly) as run:
             run.each = each
             say(f"graphs: {listed(run.announced)} announced")
             yield run
@@ -102,6 +102,11 @@ class Device:
     def length_multiple(self) -> int:
         """What the length of a training row is a multiple of, as in conf/machine."""
         return 128 if self.instance and self.name in ("neuron", "xla") else 1
+
+    @property
+    def compiles_slowly(self) -> bool:
+        """Whether one graph can take an hour: shapes are then fixed, and others are refused."""
+        return self.name in ("neuron", "xla")
 
     @property
     def lazy(self) -> bool:
@@ -183,10 +188,3 @@ def _named(function: Any, name: str) -> Callable:
 def graphs() -> int:
     """Graphs compiled so far in this process. It must not grow after warm-up."""
     return int(torch._dynamo.utils.counters["stats"]["unique_graphs"]) + lazy.compiled()
-
-
-def uniform_like(values: Tensor) -> Tensor:
-    """Numbers in [0, 1) where `values` are; made on the host where the device draws none."""
-    draws = values.device.type in ("cpu", "cuda")
-    place = values.device if draws else torch.device("cpu")
-    return torch.rand(values.shape, dtype=values.dtype, device=place).to(values.device)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from models.transformer import Seen, Transformer
 from models.tree import Proposal, Tree
 
 State = dict[str, Any]  # tensors of one method, opaque to the loops; fixed shapes
+Extras = dict[str, Tensor]  # further arguments of `Draft.loss`, by their names; fixed shapes
 
 
 @dataclass(kw_only=True)
@@ -96,15 +98,35 @@ class Draft(nn.Module):
         """
         return {}
 
-    def noise(self, seen: Seen) -> Tensor | None:  # noqa: ARG002
-        """What `loss` takes as one argument more, where a method learns from disturbed features.
+    def prepare_batch(
+        self,
+        batch: Batch,  # noqa: ARG002
+        *,
+        step: int,  # noqa: ARG002
+        generators: list[np.random.Generator],  # noqa: ARG002
+    ) -> Extras:
+        """Return what `loss` takes besides: what is random, and what changes with the step.
 
-        Drawn outside of the compiled loss: not every accelerator draws numbers in a graph.
+        There is a generator for each row, keyed by (seed, step, row), so that a row meets the same
+        numbers in whatever micro-batch and process it is read. They are drawn on the host, as not
+        every accelerator draws in a graph, by a thread that runs ahead of the step: neither weights
+        nor the mode of the module may be read here.
+        """
+        return {}
+
+    def term_weights(self, batch: Batch) -> Float[Tensor, " terms"] | None:  # noqa: ARG002
+        """Weigh the terms of a loss whose terms count rows differently, by the masks alone.
+
+        `loss` is then given `step_weights`, their sums over all rows of the optimizer step, and
+        scales its terms by them. None: `Loss.weight` is the weight of the whole loss.
         """
         return None
 
     def loss(self, batch: Batch, seen: Seen) -> Loss:
-        """Training loss of one batch, given what the target computed on it."""
+        """Compute the training loss of one batch, given what the target computed on it.
+
+        What `prepare_batch` returns, and `step_weights`, are passed as further named arguments.
+        """
         raise NotImplementedError
 
     def new_state(self, batch: int, slots: int) -> State:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -21,8 +22,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from models.device import uniform_like
-from models.drafts.base import Batch, Loss, Needs
+from models.drafts.base import Batch, Extras, Loss, Needs
 from models.drafts.one_layer import OneLayerConf, OneLayerDraft
 from models.errors import UserError
 from models.layers import DecoderLayer, start_small
@@ -114,13 +114,16 @@ class Eagle1Draft(OneLayerDraft):
     def logits(self, hidden: Float[Tensor, "b t h"]) -> Float[Tensor, "b t vocab"]:
         return self.head(hidden.to(self.head.weight.dtype))
 
-    def noise(self, seen: Seen) -> Float[Tensor, "b t h"] | None:
-        """What it will read when it drafts is not exact either."""
-        if not (self.training and self.conf.noise):
-            return None
-        features = self.features(seen)
-        width = self.conf.noise * NOISE_LENGTH / features.shape[1]
-        return width * (uniform_like(features) - 0.5)
+    def prepare_batch(
+        self, batch: Batch, *, step: int, generators: list[np.random.Generator]  # noqa: ARG002
+    ) -> Extras:  # fmt: skip
+        """Draw the noise on the features: what it reads when it drafts is not exact either."""
+        if not self.conf.noise:
+            return {}
+        length, size = batch.ids.shape[1], self.config.hidden_size
+        drawn = [numbers.random((length, size), dtype=np.float32) for numbers in generators]
+        width = self.conf.noise * NOISE_LENGTH / length
+        return {"noise": width * (torch.from_numpy(np.stack(drawn)) - 0.5)}
 
     def loss(self, batch: Batch, seen: Seen, noise: Float[Tensor, "b t h"] | None = None) -> Loss:
         """Distance to the target's next features, and what the target's head makes of them."""

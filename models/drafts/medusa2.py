@@ -5,6 +5,7 @@ self-distillation keeps its outputs: its distributions are held to those it had 
 
     loss = keep * KL(target before || adapted) + heads * ramp * loss of the Medusa heads
 
+The terms count different rows, so each is a mean over the rows of its own in the whole step.
 What verifies the draft is then the adapted target, another model than the one it was made from: it
 is saved beside the heads, and reports compare with it and say so.
 """
@@ -16,15 +17,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from models import checkpoint
-from models.drafts.base import Batch, Draft, Loss
+from models.drafts.base import Batch, Draft, Extras, Loss
 from models.drafts.medusa import MedusaConf, MedusaConfig, MedusaDraft
 from models.lora import LoraConf, merged
 from models.losses import LossConf, LossName, chunked_distillation
-from models.supervision import sooner, token_weights
+from models.supervision import row_weights, sooner, token_weights
 from models.target import Target, TargetConf
 from models.transformer import Seen, Transformer
 
@@ -42,7 +45,7 @@ class Medusa2Conf(MedusaConf):
     lora: LoraConf = field(default_factory=lambda: LoraConf(rank=32, alpha=16.0))
     keep_weight: float = 1.0  # of the distance to the target before
     heads_weight: float = 0.2  # of the loss of the heads
-    heads_warmup: int = 40  # micro-batches over which `heads_weight` rises; 0 = at once
+    heads_warmup: int = 40  # optimizer steps over which `heads_weight` rises; 0 = at once
     heads_lr_scale: float = 4.0  # the heads' learning rate / the adapters'
 
     def build(self, target: Target, *, loss: LossConf, seed: int) -> "Medusa2Draft":
@@ -110,9 +113,26 @@ class Medusa2Draft(MedusaDraft):
         for parameter in adapters:
             parameter.data = parameter.data.float()
         self.adapters = nn.ParameterList(adapters)
-        self.batches = nn.Buffer(torch.zeros(()))  # learned from so far
 
-    def loss(self, batch: Batch, seen: Seen) -> Loss:
+    def prepare_batch(
+        self, batch: Batch, *, step: int, generators: list[np.random.Generator]  # noqa: ARG002
+    ) -> Extras:  # fmt: skip
+        """Raise the heads' share as a sine: at first their gradients would tear at the target."""
+        done = min((step + 1) / max(self.conf.heads_warmup, 1), 1.0)
+        return {"ramp": torch.tensor(math.sin(done * math.pi / 2))}
+
+    def term_weights(self, batch: Batch) -> Float[Tensor, " terms"]:
+        """Weigh the distance to the target before, and the heads."""
+        masks = {"conf": self.loss_conf, "context": batch.context}
+        _, kept = token_weights(batch.answer, batch.document, **masks)
+        _, heads = row_weights(batch.answer, batch.document, steps=1, **masks)
+        return torch.stack([kept, heads])
+
+    def loss(
+        self, batch: Batch, seen: Seen, ramp: Tensor | float = 1.0,
+        step_weights: Float[Tensor, " terms"] | None = None,
+    ) -> Loss:  # fmt: skip
+        """Without `step_weights` the batch is the whole step."""
         assert self.lm is not None
         adapted = self.lm.see(batch.ids, positions=batch.positions, mask=batch.attends(), layers=[])
         weight, whole = token_weights(
@@ -131,21 +151,16 @@ class Medusa2Draft(MedusaDraft):
         verifier = Seen(hidden=adapted.hidden.detach(), captured=adapted.captured)
         outputs = [block(adapted.hidden.to(self.heads[0].weight.dtype)) for block in self.blocks]
         heads = self.distil(outputs, batch, verifier, heads=[h.weight for h in self.heads])
-        # both are sums, and the loop divides by the heads' weight
-        kept = kept * heads.weight / whole.clamp_min(torch.finfo(whole.dtype).tiny)
+        # The loop divides by the first term's weight. Rows that teach a head are among those that
+        # are kept, so this weight is not 0 where the other is not.
+        first, second = self.term_weights(batch) if step_weights is None else step_weights
+        ratio = torch.where(second > 0, first / second, 0.0)
         return Loss(
-            total=self.conf.keep_weight * kept + self._heads_weight() * heads.total,
-            weight=heads.weight,
+            total=self.conf.keep_weight * kept
+            + self.conf.heads_weight * ramp * ratio * heads.total,
+            weight=whole,
             metrics=heads.metrics | {f"kept_{name}": pair for name, pair in metrics.items()},
         )
-
-    def _heads_weight(self) -> torch.Tensor:
-        """Rises as a sine: at first the heads' gradients would tear at the target."""
-        if not (self.training and self.conf.heads_warmup):
-            return torch.as_tensor(self.conf.heads_weight)
-        self.batches += 1
-        done = torch.clamp(self.batches / self.conf.heads_warmup, max=1.0)
-        return self.conf.heads_weight * torch.sin(done * math.pi / 2)
 
     def verifier(self, target: Target) -> Target | None:
         """The adapted target: of the checkpoint, or as it is at this moment."""
@@ -153,10 +168,9 @@ class Medusa2Draft(MedusaDraft):
             return self.own_target
         return target.with_weights(self.lm, name=f"{target.name} adapted")
 
-    def tensors(self) -> dict[str, torch.Tensor]:
+    def tensors(self) -> dict[str, Tensor]:
         """The heads, as of Medusa-1."""
-        learning = ("adapters.", "batches")
-        return {n: t for n, t in super().tensors().items() if not n.startswith(learning)}
+        return {n: t for n, t in super().tensors().items() if not n.startswith("adapters.")}
 
     def save(self, directory: Path, target: Target) -> None:
         """The heads, and in a folder of its own the adapted target as any Hugging Face model."""

@@ -118,7 +118,7 @@ def compiled(folder: Path) -> dict[str, Any]:
     decoder = Decoder(target, draft, tree(), sampling=GREEDY, slots=64)
     planned = Decoding(drafting=Drafting.of(draft, None), tree=tree(), slots=64)
     before, ids = graphs(), []
-    with device.ledger.expecting(planned.graphs(map(len, PROMPTS))) as run:
+    with device.ledger.expecting(planned.graphs(map(len, PROMPTS)), strict=True) as run:
         for prompt in 2 * PROMPTS:
             (row,) = decoder.decode([prompt], row_ids=[0], max_new_tokens=8)
             ids.append(row.ids)

@@ -112,7 +112,7 @@ def decode(device: Device, target: Target) -> dict:
             map(len, asked), lazy=device.lazy
         )
     }
-    with device.ledger.expecting(needed) as run:
+    with device.ledger.expecting(needed, strict=True) as run:
         for name, shape in shapes.items():
             with device.ledger.warming():
                 decoder = Decoder(target, draft, shape, sampling=SamplingConf(), slots=SLOTS)
