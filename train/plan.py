@@ -5,10 +5,11 @@ python -m train.plan draft=qwen3-32b-eagle3 machine=trn2.3xlarge tokens=250e6 ou
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from conf.entry import entry_point
+from data.config import Source
 from models.errors import UserError
 from train.changes import changes
 from train.options import Options, planned
@@ -24,11 +25,18 @@ class PlanConf(Options):
 
 @entry_point("train_plan", PlanConf)
 def main(conf: PlanConf) -> None:
+    if conf.data.source is Source.captured and not there(conf.data.path):
+        CONSOLE.print("data.path: no feature store there, so the target is planned to see the rows")
+        conf = replace(conf, data=replace(conf.data, source=Source.prepared))
     plan = planned(conf)
     fixes = [] if plan.fits(plan.best) else changes(plan)
     show(plan, CONSOLE, fixes)
     if conf.output is not None:
         write(Path(conf.output), as_json(plan) | {"changes": fixes})
+
+
+def there(store: str | None) -> bool:
+    return store is not None and Path(store).is_dir()
 
 
 def write(file: Path, found: dict) -> None:

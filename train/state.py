@@ -43,8 +43,9 @@ FLAT = StateDictOptions(flatten_optimizer_state_dict=True)  # moments by the wei
 # What may differ when a run is continued: where it writes and what it says, not what it learns.
 # device.route says where `device.name=auto` had led to.
 FREE = (
-    "log.", "evaluation.", "output_dir", "resume", "save_every", "device.threads", "device.name",
-    "device.cache_dir", "device.visible_cores", "device.num_cores", "parallel.",
+    "log.", "data.for_any_target", "evaluation.", "output_dir", "resume", "save_every",
+    "device.threads", "device.name", "device.cache_dir",
+    "device.visible_cores", "device.num_cores", "parallel.",
 )  # fmt: skip
 
 
