@@ -23,11 +23,12 @@ ELSEWHERE = {"-m", "mixture=chat"}  # a sweep of the demo; sources on the hub, a
 SHORT = {
     "train": [
         "optim.steps=4", "optim.accumulation=1", "optim.batch_size=2", "data.length=256",
-        "eval_prompts=2", "evaluation.max_new_tokens=8", "evaluation.limit=2", "log=console",
+        "eval_prompts=2", "evaluation.max_new_tokens=8", "evaluation.limit=1",
+        "evaluation.batches=[]", "log=console",
     ],
     "data.prepare": ["answers.max_new_tokens=32", "mixture.held_out=0.2"],
     "data.capture": ["data.length=256"],
-    "infer.eval": ["evaluation.max_new_tokens=8", "evaluation.limit=2"],
+    "infer.eval": ["evaluation.max_new_tokens=8", "evaluation.limit=1", "evaluation.batches=[]"],
     "infer.tune": ["max_new_tokens=8", "num_prompts=2", "nodes=[4]", "depth=3", "repeats=1"],
 }  # fmt: skip
 MODELS = {"train", "data.prepare", "data.show", "data.capture"}  # others know it from a checkpoint
