@@ -185,7 +185,18 @@ def _run_name() -> str:
     return re.sub(r"[^\w.=,+-]", "_", "-".join(names))
 
 
+def typed() -> list[str]:
+    """The overrides that the command line gave."""
+    return list(HydraConfig.get().overrides.task)
+
+
+def _is_typed(group: str) -> bool:
+    """Whether the command line names an option of the group."""
+    return any(override.startswith(f"{group}=") for override in typed())
+
+
 OmegaConf.register_new_resolver("run_name", _run_name, replace=True)
+OmegaConf.register_new_resolver("typed", _is_typed, replace=True)
 
 
 def refuse(error: Exception) -> NoReturn:

@@ -33,6 +33,7 @@ class Format(Enum):
 class Turns(Enum):
     """Which assistant turns of a conversation are learned."""
 
+    auto = "auto"  # as `all` where the chat template keeps what it wrote, else as `each`
     all = "all"  # every turn, one document a conversation
     each = "each"  # every turn, one document a turn with the history that it saw
     last = "last"  # the last turn only
@@ -95,12 +96,13 @@ class DataConf:
     """Configures reading, tokenising and packing."""
 
     source: Source = Source.demo
+    for_any_target: bool = False  # source=demo: also for another target than the demo's own
     path: str | None = None  # JSONL file, hub name, saved dataset, data file or prepared folder
     subset: str | None = None  # the dataset's configuration
     split: str = "train"  # of a dataset, slices work too: train[1000:]
     format: Format = Format.auto
     column: str | None = None  # None = messages, conversations, text or ids
-    turns: Turns = Turns.all
+    turns: Turns = Turns.auto
     template: dict[str, Any] = field(default_factory=dict)  # arguments of the chat template
     length: int = 512  # tokens of a packed row
     overlap: int | None = None  # tokens that parts of a long document share; None = cut its end
@@ -114,14 +116,8 @@ class DataConf:
     def __post_init__(self) -> None:
         rules = [
             (
-                self.source is Source.demo or self.path is not None,
-                f"data.path: must be set for data.source={self.source.value}, got null; "
-                "give a local path or, for dataset, a hub name",
-            ),
-            (
                 self.source is not Source.demo or self.path is None,
-                f"data.path: must be null for data.source=demo, got {self.path!r}; "
-                "set data.source=jsonl or data.source=dataset",
+                f"data.path: must be null for data.source=demo, got {self.path!r}; add data=jsonl",
             ),
             (
                 self.length >= 16,
@@ -139,6 +135,14 @@ class DataConf:
             ),
         ]
         _refuse([message for holds, message in rules if not holds])
+
+    def check_path(self) -> None:
+        """Refuse a source without its path. Plans read no data and do without."""
+        if self.source is not Source.demo and self.path is None:
+            raise UserError(
+                f"data.path: must be set for data.source={self.source.value}, got null; "
+                "give a local path by data.path=FILE or, for dataset, a hub name"
+            )
 
     def check_device(self, device: Device) -> None:
         """Refuse rows that this device cannot read, before a model is loaded."""

@@ -15,13 +15,20 @@ from models.errors import UserError
 GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
+class RewrittenError(UserError):
+    """The chat template changes an earlier turn once more of the conversation is known."""
+
+
 def all_answers(chat: Chat, messages: list[Message]) -> tuple[str, list[Span]]:
-    """The text up to the end of the last answer, and every answer in it."""
+    """The text up to the end of the last answer, and every answer in it.
+
+    Raises RewrittenError where no single text holds all answers as they were generated.
+    """
     text, spans = chat.text(messages), []
     for turn in turns(messages):
         known, answer = last_answer(chat, messages[: turn + 1])
         if not text.startswith(known):
-            raise UserError(
+            raise RewrittenError(
                 "data.turns: the chat template must not rewrite earlier turns, got another text "
                 f"for message {turn} once more of the conversation is known; set data.turns=each"
             )

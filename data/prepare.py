@@ -14,7 +14,7 @@ Killed, the same command goes on: what is finished is kept.
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,8 @@ class PrepareConf:
     """Configures `data.prepare`."""
 
     mixture: MixtureConf
-    target: TargetConf | None = None  # None: prompts are measured in characters alone
+    # None, as here, where it has no name: prompts are measured in characters alone
+    target: TargetConf | None = field(default_factory=lambda: TargetConf(name=""))
     answers: AnswersConf = field(default_factory=AnswersConf)
     device: DeviceConf = field(default_factory=DeviceConf)  # answers.by=target
     worker: int = 0  # of so many, each with its share of the rows and its own files
@@ -69,6 +70,9 @@ class PrepareConf:
     output_dir: str = "outputs/prepare"
 
     def __post_init__(self) -> None:
+        if self.target is not None and not self.target.name:
+            path = self.target.path
+            self.target = replace(self.target, name=path) if path is not None else None
         if not 0 <= self.worker < self.workers:
             raise UserError(
                 f"worker: must lie in 0..{self.workers - 1} of workers={self.workers}, "

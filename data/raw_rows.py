@@ -21,9 +21,10 @@ BUILDERS = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".arrow": 
 LINE_BYTES = 64 * 2**20  # a longer line is not read into memory
 BATCH = 32  # rows of a table at a time: they may be of megabytes
 LOCAL_REMEDY = (
-    "without a network give a local path: a directory written by save_to_disk, or a "
-    ".parquet, .json, .jsonl or .arrow file"
+    "without a network give a local path by {key}=FILE: a .jsonl, .json, .parquet or .arrow file, "
+    "or a directory written by save_to_disk"
 )
+SPLIT_NAME = re.compile(r"(^|\+)\s*[^\[+]+")  # in train[1000:]+test
 
 
 class Raw(NamedTuple):
@@ -57,6 +58,23 @@ def files(path: Path, word: str) -> list[Path]:
     found = sorted(file for file in ours if not file.is_dir())
     named = re.compile(rf"(?<![a-z]){re.escape(word)}(?![a-z])", re.IGNORECASE)
     return [file for file in found if named.search(file.name)] or found
+
+
+def is_rows(path: Path) -> bool:
+    """Whether it is a file that `file_rows` reads."""
+    return path.is_file() and path.name.endswith(JSON_LINES + PARQUET)
+
+
+def count_rows(file: Path) -> int | None:
+    """Rows of such a file, without reading what they hold; None for a JSON array."""
+    if file.suffix in PARQUET:
+        import pyarrow.parquet
+
+        return pyarrow.parquet.read_metadata(file).num_rows
+    if not file.name.endswith((".jsonl", ".jsonl.gz")):
+        return None
+    with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as opened:
+        return sum(1 for line in opened if line.strip())
 
 
 def file_rows(file: Path, key: str) -> Iterator[Raw]:
@@ -159,7 +177,7 @@ def load(
     source: str, *, key: str, subset: str | None, split: str, revision: str | None = None
 ) -> Any:
     """One split of a Hugging Face data set: a hub name, a saved directory, a data file."""
-    from datasets import load_dataset, load_from_disk
+    from datasets import get_dataset_split_names, load_dataset, load_from_disk
     from datasets.exceptions import DatasetsError
 
     path = Path(source).expanduser()
@@ -169,20 +187,32 @@ def load(
         if (path / "dataset_dict.json").is_file():
             return _split(load_from_disk(str(path)), split, key)
         if path.is_file() and path.suffix in BUILDERS:
-            return load_dataset(BUILDERS[path.suffix], data_files=str(path), split=split)
+            kind, only = BUILDERS[path.suffix], _split_of(split, ["train"])
+            return load_dataset(kind, data_files=str(path), split=only)
         if path.is_dir():
-            return load_dataset(str(path), name=subset, split=split)
+            found = _split_of(split, get_dataset_split_names(str(path), subset))
+            return load_dataset(str(path), name=subset, split=found)
         _refuse_unreachable(source, key)
         return load_dataset(source, name=subset, split=split, revision=revision)
     except (DatasetsError, OSError, ValueError) as error:
         group = key.rpartition(".")[0]
         raise UserError(
             f"{key}: must be a dataset that can be loaded, got {source!r} ({first_line(error)}); "
-            f"check {group}.subset and {group}.split; {LOCAL_REMEDY}"
+            f"check {group}.subset and {group}.split; {LOCAL_REMEDY.format(key=key)}"
         ) from error
 
 
+def _split_of(split: str, names: list[str]) -> str:
+    """Data with one split has no other to choose: the name is of the data set it was copied from.
+
+    >>> _split_of("train_sft[1000:]", ["train"]), _split_of("train_sft", ["train", "test"])
+    ('train[1000:]', 'train_sft')
+    """
+    return SPLIT_NAME.sub(rf"\1{names[0]}", split) if len(names) == 1 else split
+
+
 def _split(splits: Any, split: str, key: str) -> Any:
+    split = _split_of(split, list(splits))
     if split not in splits:
         setting = f"{key.rpartition('.')[0]}.split"
         raise UserError(f"{setting}: must be one of {', '.join(splits)}, got {split!r}")
@@ -199,7 +229,7 @@ def _refuse_unreachable(name: str, key: str) -> None:
     except HTTPError as error:
         raise UserError(
             f"{key}: must be a reachable hub name, got {name!r} ({first_line(error)}); "
-            f"set HF_HUB_OFFLINE=1 to use a copy in the cache; {LOCAL_REMEDY}"
+            f"set HF_HUB_OFFLINE=1 to use a copy in the cache; {LOCAL_REMEDY.format(key=key)}"
         ) from error
 
 

@@ -12,14 +12,27 @@ from typing import Any
 
 from data.config import DataConf, Source
 from data.conversations import THOUGHTS, Conversation, MisfitError, Row, shape
-from data.raw_rows import Raw, file_rows, load, table_rows
+from data.raw_rows import Raw, count_rows, file_rows, is_rows, load, table_rows
 from models.errors import UserError
 
 
 def check(conf: DataConf) -> None:
     """Refuse data that cannot be had or read. Reads one row, needs no model."""
+    conf.check_path()
     if conf.source not in (Source.demo, Source.captured):
         next(rows(conf, Counter()), None)
+
+
+def count(conf: DataConf) -> int | None:
+    """Rows of the data, those that do not fit included; None where only reading them all tells."""
+    if conf.source not in (Source.dataset, Source.jsonl) or conf.path is None:
+        return None
+    file = Path(conf.path).expanduser()
+    if is_rows(file) and "[" not in conf.split:
+        number = count_rows(file)
+    else:
+        number = len(load(conf.path, key="data.path", subset=conf.subset, split=conf.split))
+    return number if number is None or conf.limit is None else min(number, conf.limit)
 
 
 def rows(conf: DataConf, skipped: Counter[str]) -> Iterator[Row]:
@@ -53,10 +66,10 @@ def _prepared(folder: Path, conf: DataConf, skipped: Counter[str]) -> Iterator[R
 
 
 def _opened(conf: DataConf, path: str) -> Iterator[Raw]:
-    if conf.source is Source.dataset:
+    file = Path(path).expanduser()
+    if conf.source is Source.dataset and not (is_rows(file) and "[" not in conf.split):
         loaded = load(path, key="data.path", subset=conf.subset, split=conf.split)
         return table_rows(loaded, path)
-    file = Path(path).expanduser()
     if not file.is_file():
         raise UserError(f"data.path: must be a JSONL file, got {path}; check the path")
     return file_rows(file, "data.path")

@@ -3,6 +3,7 @@
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
@@ -21,7 +22,7 @@ from data.conversations import (
     Tokenised,
 )
 from data.mask_check import checked
-from data.masks import all_answers, last_answer, turns
+from data.masks import RewrittenError, all_answers, last_answer, turns
 from data.sources import rows
 from models.errors import UserError
 
@@ -57,15 +58,25 @@ def from_row(
             chat = Chat(
                 tokenizer=tokenizer, arguments={**conf.template, **row.template, "tools": row.tools}
             )
-            ends = [turn + 1 for turn in turns(messages)]
-            for end in ends if conf.turns is Turns.each else ends[-1:]:
-                last_only = conf.turns is not Turns.all
-                try:
-                    document = from_messages(chat, messages[:end], last_only=last_only)
-                except MisfitError as reason:
-                    skipped[str(reason)] += 1
-                else:
-                    yield _labelled(document, row)
+            for document in from_conversation(chat, messages, conf.turns, skipped):
+                yield _labelled(document, row)
+
+
+def from_conversation(
+    chat: Chat, messages: list[Message], wanted: Turns, skipped: Counter[str]
+) -> Iterator[Tokenised]:
+    """One document, or one for each assistant turn."""
+    ends = [turn + 1 for turn in turns(messages)]
+    if wanted is Turns.auto:
+        wanted = Turns.each
+        with suppress(MisfitError, RewrittenError):
+            yield from_messages(chat, messages)
+            return
+    for end in ends if wanted is Turns.each else ends[-1:]:
+        try:
+            yield from_messages(chat, messages[:end], last_only=wanted is not Turns.all)
+        except MisfitError as reason:
+            skipped[str(reason)] += 1
 
 
 def _labelled(document: Tokenised, row: Labelled) -> Tokenised:

@@ -91,7 +91,7 @@ def counts_of(
     tokenizer: PreTrainedTokenizerBase | None, tokenizer_hash: str,
 ) -> TokenCounts:  # fmt: skip
     """Those that were kept with the data, where they are of the same documents; else count."""
-    if conf.path is not None and conf.limit is None and conf.turns is Turns.all:
+    if conf.path is not None and conf.limit is None and conf.turns is not Turns.last:
         kept = load(Path(conf.path) / FILE, vocab_size, tokenizer_hash)
         if kept is not None:
             return kept

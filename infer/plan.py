@@ -37,7 +37,8 @@ class PlanConf:
     draft: DraftConf = MISSING
     tree: TreeConf = field(default_factory=TreeConf)
     loss: LossConf = field(default_factory=LossConf)  # drafts bring theirs
-    optim: Any = None  # likewise; nothing is trained
+    optim: Any = None  # likewise, as the next; nothing is trained
+    data: Any = None
     sampling: SamplingConf = field(default_factory=SamplingConf)
     device: DeviceConf = field(default_factory=DeviceConf)
     machine: MachineConf = field(default_factory=MachineConf)

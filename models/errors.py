@@ -1,5 +1,21 @@
 """The one exception that a user can fix: key, rule, value and remedy in a sentence."""
 
+from collections.abc import Callable
+from typing import Any
+
 
 class UserError(Exception):
     """A user's mistake. `str(error)` reads `<config key>: <rule>, got <value>; <remedy>`."""
+
+
+def together(*checks: Callable[[], Any]) -> list[Any]:
+    """Run all checks and return their results. Raises one UserError with all that is wrong."""
+    results, problems = [], []
+    for check in checks:
+        try:
+            results.append(check())
+        except UserError as error:
+            problems.append(str(error))
+    if problems:
+        raise UserError("; ".join(problems))
+    return results

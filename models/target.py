@@ -27,6 +27,11 @@ class TargetConf:
     trust_remote_code: bool = False
 
     @property
+    def is_demo(self) -> bool:
+        """Whether it is the target that ships in data/demo."""
+        return Path(self.source.place).resolve() == DEMO.resolve()
+
+    @property
     def source(self) -> Source:
         return Source(
             key="target",

@@ -270,13 +270,27 @@ class Source:
             generation = GenerationConfig.from_model_config(self.config())
         return _as_list(generation.eos_token_id)
 
+    def _ask_hub(self) -> None:
+        """Ask one quick question: reading would retry for half a minute before it gives up."""
+        from huggingface_hub import HfApi, constants, try_to_load_from_cache
+
+        if self.path is not None:
+            raise OSError("no such directory")
+        cached = try_to_load_from_cache(self.place, "config.json", revision=self.revision)
+        if not (constants.HF_HUB_OFFLINE or isinstance(cached, str)):
+            HfApi().model_info(self.place, revision=self.revision, timeout=10)
+
     def _read(self, kind: Any, **kwargs: Any) -> Any:
+        from huggingface_hub.errors import HTTPError
+
         try:
+            if not Path(self.place).is_dir():
+                self._ask_hub()
             return kind.from_pretrained(
                 self.place, revision=self.revision, trust_remote_code=self.trust_remote_code,
                 **kwargs,
             )  # fmt: skip
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, HTTPError) as error:
             reason = str(error).strip().splitlines()[0].rstrip(".")
             raise UserError(
                 f"{self.key}.{'path' if self.path else 'name'}: must be a reachable model, "

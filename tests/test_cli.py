@@ -38,8 +38,6 @@ MISTAKES = {
     "optim.steps=0": "optim.steps: must be at least 1, got 0",
     "draft.layers=[5,1]": "draft.layers: must be strictly increasing, got [5, 1]; "
     "null takes low, middle and high",
-    "data=jsonl": "data.path: must be set for data.source=jsonl, got null; "
-    "give a local path or, for dataset, a hub name",
     "steps": "command line: must be KEY=VALUE, got 'steps'; see --help",
     "target=null": "command line: a group takes the name of an option, "
     "got a value of type NoneType; see --help",

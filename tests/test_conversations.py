@@ -159,6 +159,8 @@ def test_unreadable_jsonl_is_refused(tmp_path, lines, message):
 
 def test_a_check_needs_no_model_and_finds_a_missing_file(tmp_path):
     check(DataConf())
+    with pytest.raises(UserError, match=r"data.path: must be set for data.source=jsonl, got null"):
+        check(DataConf(source=Source.jsonl))
     check(jsonl(tmp_path, {"text": "a"}))
     with pytest.raises(UserError, match=r"data.path: must be a JSONL file, got .*none.jsonl"):
         check(DataConf(source=Source.jsonl, path=str(tmp_path / "none.jsonl")))
@@ -192,13 +194,14 @@ def test_data_files_and_saved_datasets_are_read(tmp_path, table):
     ]:
         assert read(conf) == (expected, Counter())
     assert read(dataset(tmp_path / "rows.parquet", split="train[1:]"))[0] == expected[1:]
-    with pytest.raises(UserError, match=r"data.split: must be one of small, got 'train'"):
-        check(dataset(tmp_path / "splits"))
+    datasets.DatasetDict({"small": table, "large": table}).save_to_disk(tmp_path / "two")
+    with pytest.raises(UserError, match=r"data.split: must be one of small, large, got 'train'"):
+        check(dataset(tmp_path / "two"))
 
 
 def test_broken_and_missing_data_files_are_refused(tmp_path, table):
     (tmp_path / "broken.parquet").write_bytes(b"PAR1 no more")
-    with pytest.raises(UserError, match=r"data.path: must be a dataset that can be loaded"):
+    with pytest.raises(UserError, match=r"data.path: must be a readable file, got .*broken"):
         check(dataset(tmp_path / "broken.parquet"))
     with pytest.raises(UserError, match=r"data.path: must exist, got .*none.parquet"):
         check(dataset(tmp_path / "none.parquet"))
@@ -220,7 +223,6 @@ def test_an_unreachable_hub_name_says_how_to_use_a_local_path(table, monkeypatch
     [
         (lambda: DataConf(length=4), "data.length: must be at least 16, got 4"),
         (lambda: DataConf(limit=0), "data.limit: must be at least 1 or null for all rows, got 0"),
-        (lambda: DataConf(source=Source.jsonl), "data.path: must be set for data.source=jsonl"),
         (lambda: DataConf(path="x"), "data.path: must be null for data.source=demo, got 'x'"),
         (lambda: DataConf(length=4, limit=0), r"data.length: .*; data.limit: "),
         (lambda: DemoAnswersConf(prompts=0), "data.answers.prompts: must be at least 1, got 0"),

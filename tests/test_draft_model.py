@@ -203,12 +203,14 @@ def test_the_command_distils_what_is_on_disk(tmp_path, tied):
 
 
 def test_nothing_on_disk_is_one_line_with_the_way_out(tmp_path):
-    """Before the target is loaded, and for it too."""
+    """Before the target is loaded."""
+    (tmp_path / "rows.jsonl").write_text('{"text": "1 2 3"}\n')
     for override, key, name in [
         ("draft.path=null", "draft.name", "Qwen/Qwen3-1.7B"),
         (f"draft.path={tmp_path}", "draft.path", str(tmp_path)),
     ]:
-        conf = compose("train", TrainConf, ["draft=qwen3-1.7b", override])
+        here = ["target=demo", f"data.path={tmp_path}/rows.jsonl"]
+        conf = compose("train", TrainConf, ["draft=qwen3-1.7b", *here, override])
         with pytest.raises(UserError) as refused:
             conf.check()
         line = str(refused.value)

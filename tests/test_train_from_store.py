@@ -246,4 +246,4 @@ def test_a_folder_that_is_no_store_is_refused(folder):
 
 def test_a_store_is_all_the_data_there_is(folder):
     with pytest.raises(UserError, match=r"^data\.path: must be set for data\.source=captured"):
-        DataConf(source=Source.captured)
+        DataConf(source=Source.captured).check_path()

@@ -19,6 +19,7 @@ from train.held_out import judged_on, keep
 from train.log import Log
 from train.loop import Loop
 from train.measure import measure
+from train.opening import announce
 from train.rows import training_rows
 from train.run import open_run
 from train.seen_prompts import keep_hashes
@@ -34,6 +35,8 @@ DEEPER = (
 @entry_point("train", TrainConf)
 def main(conf: TrainConf) -> None:
     speak()
+    if (found := conf.check()) is not None:
+        announce(conf, found)
     parallel = conf.processes(trackers=conf.log.trackers())
     run = open_run(conf, parallel)
 

@@ -4,13 +4,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from data import prompts as prompt_files
-from data import sources
 from data.config import DataConf, Source
+from data.preview import Preview, first_rows, preview
 from infer.config import EvaluationConf
 from infer.context import check_prompts
 from models.device import Device, DeviceConf
 from models.drafts.base import DraftConf
-from models.errors import UserError
+from models.errors import UserError, together
 from models.losses import LossConf, LossName
 from models.target import TargetConf
 from models.tree import TreeConf
@@ -68,11 +68,20 @@ class TrainConf:
         kept = schedule is Schedule.wsd or (schedule is Schedule.constant and self.renewal > 1)
         return 3 if kept else 2
 
-    def check(self) -> None:
-        """Refuse what can be known to be wrong before a model is loaded."""
+    def check(self, *, reads_data: bool = True) -> Preview | None:
+        """Refuse what can be known to be wrong before a model is loaded.
+
+        Returns what the first rows of the data hold; a warm-up reads none.
+        """
         self.check_settings()
-        sources.check(self.data)
-        self.draft.check()
+        missing = [self.target.source.config, self.draft.check]
+        if not reads_data:
+            together(*missing)
+            found = None
+        else:
+            self._check_demo()
+            *_, first = together(*missing, lambda: first_rows(self.data))
+            found = preview(self.data, self.target, first)
         stored.check(self.data, target=self.target, draft=self.draft, loss=self.loss)
         self.parallel.check(
             self.target, rows=self.optim.rows, adapts=self.draft.adapts,
@@ -83,6 +92,7 @@ class TrainConf:
         else:
             prompt_files.read(self.evaluation.prompts)
             check_prompts(self.target, self.evaluation)
+        return found
 
     def check_settings(self) -> None:
         """Refuse what can be known without a file or a model."""
@@ -96,8 +106,7 @@ class TrainConf:
             )
 
     def processes(self, *, trackers: list[str]) -> Parallel:
-        """Where it runs. Refuses what can be known to be wrong before a model is loaded."""
-        self.check()
+        """Where it runs, after `check`. Refuses what the device or the processes cannot do."""
         device = self.device.build()
         self.check_device(device)
         return self.parallel.build(device, trackers=trackers)
@@ -112,6 +121,15 @@ class TrainConf:
             raise UserError(
                 "held_out_prompts: must be at least 1 where evaluation.prompts names none, got 0; "
                 "raise it or give evaluation.prompts=FILE"
+            )
+
+    def _check_demo(self) -> None:
+        demo = self.data.source is Source.demo and not self.data.for_any_target
+        if demo and not self.target.is_demo:
+            raise UserError(
+                "data.source: the demo's prompts must be for the demo's own target, got target "
+                f"{self.target.path or self.target.name}; give data=jsonl data.path=FILE or a "
+                "draft that brings its data, or say data=demo to train on them all the same"
             )
 
     def _check_on_policy(self) -> None:

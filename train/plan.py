@@ -5,9 +5,11 @@ python -m train.plan draft=qwen3-32b-eagle3 machine=trn2.3xlarge tokens=250e6 ou
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from conf.entry import entry_point
+from data.config import Source
 from models.checkpoint import output_file
 from train.changes import changes
 from train.options import Options, planned
@@ -23,12 +25,19 @@ class PlanConf(Options):
 
 @entry_point("train_plan", PlanConf)
 def main(conf: PlanConf) -> None:
+    if conf.data.source is Source.captured and not there(conf.data.path):
+        CONSOLE.print("data.path: no feature store there, so the target is planned to see the rows")
+        conf = replace(conf, data=replace(conf.data, source=Source.prepared))
     plan = planned(conf)
     fixes = [] if plan.fits(plan.best) else changes(plan)
     show(plan, CONSOLE, fixes)
     if conf.output is not None:
         with output_file(conf.output) as file:
             file.write_text(json.dumps(as_json(plan) | {"changes": fixes}, indent=2) + "\n")
+
+
+def there(store: str | None) -> bool:
+    return store is not None and Path(store).is_dir()
 
 
 if __name__ == "__main__":

@@ -51,8 +51,9 @@ FLAT = StateDictOptions(  # moments by the weight's name
 # What may differ when a run is continued: where it writes and what it says, not what it learns.
 # device.route says where `device.name=auto` had led to.
 FREE = (
-    "log.", "evaluation.", "output_dir", "resume", "save_every", "save_minutes", "device.threads",
-    "device.name", "device.cache_dir", "device.visible_cores", "device.num_cores", "parallel.",
+    "log.", "data.for_any_target", "evaluation.", "output_dir", "resume", "save_every",
+    "save_minutes", "device.threads", "device.name", "device.cache_dir", "device.visible_cores",
+    "device.num_cores", "parallel.",
 )  # fmt: skip
 EXTENDS = ("optim.steps", "optim.epochs")  # train/extension.py decides whether they may differ
 

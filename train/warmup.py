@@ -79,6 +79,7 @@ def _compile_evaluation(conf: TrainConf, target: Target, draft: Draft, folder: P
 @entry_point("train_warmup", TrainConf)
 def main(conf: TrainConf) -> None:
     speak()
+    conf.check(reads_data=False)
     parallel = conf.processes(trackers=[])
     with tempfile.TemporaryDirectory() as folder:
         compile_all(conf, parallel, Path(folder))

@@ -40,7 +40,7 @@ class Eagle3Conf(OneLayerConf):
     architecture: ClassVar[str] = "Eagle3LlamaForCausalLM"
 
     layers: list[int] | None = None  # captured; None = those of default_layers
-    vocab_size: int | None = None  # of a reduced draft vocabulary; None = the target's
+    vocab_size: int | None = None  # of a reduced draft vocabulary; None = the target's, the most
     train_embeddings: bool = False
 
     def __post_init__(self) -> None:
@@ -65,14 +65,9 @@ class Eagle3Conf(OneLayerConf):
         """The draft as engines read it: a flat Llama config with EAGLE-3's own keys."""
         layers = self.layers or default_layers(target)
         target.check_layers(layers, default=default_layers(target))
-        if (self.vocab_size or 0) > target.vocab_size:
-            raise UserError(
-                f"draft.vocab_size: must be at most the target's {target.vocab_size}, "
-                f"got {self.vocab_size}; null takes the target's"
-            )
         return self.layer(
             target,
-            draft_vocab_size=self.vocab_size or target.vocab_size,
+            draft_vocab_size=min(self.vocab_size or target.vocab_size, target.vocab_size),
             eagle_aux_hidden_state_layer_ids=layers,
             num_aux_hidden_states=len(layers),
             eagle_config={

@@ -1,0 +1,69 @@
+"""The first rows of the data, looked at before a model is loaded.
+
+They say what the data holds, and one conversation of several turns, rendered by the target's own
+tokenizer, says whether the chat template can do what `data.turns` asks of it.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from itertools import islice
+
+from data.config import DataConf, Source
+from data.conversations import Conversation, Row, Text
+from data.masks import turns
+from data.sources import rows
+from data.tokens import from_row
+from models.target import TargetConf
+
+LOOKED_AT = 100
+KEEPS = "one document a conversation, whose earlier turns the chat template keeps as they were"
+REWRITES = "one document a turn, because the chat template rewrites earlier turns"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preview:
+    """What the first rows of the data hold."""
+
+    kind: str
+    turns: str = ""  # what becomes of a conversation of several turns
+    of_others: bool = False  # whether nothing says that the answers are the target's own
+
+
+def first_rows(conf: DataConf) -> list[Row]:
+    """Open the data and read a few of its rows. Raises UserError where it cannot be had or read.
+
+    A feature store has documents of its own, and the demo only prompts: neither has rows.
+    """
+    conf.check_path()
+    if conf.source in (Source.demo, Source.captured):
+        return []
+    return list(islice(rows(conf, Counter()), LOOKED_AT))
+
+
+def preview(conf: DataConf, target: TargetConf, first: list[Row]) -> Preview:
+    """Describe these rows. Raises UserError for what the chat template of the target cannot do."""
+    talks = [row for row in first if isinstance(row, Conversation)]
+    if talks:
+        several = [row for row in talks if len(turns(row.messages)) > 1]
+        said = _rendered(conf, target, (several or talks)[0])
+        return Preview(kind="conversations", turns=said if several else "", of_others=True)
+    if any(isinstance(row, Text) for row in first):
+        return Preview(kind="plain texts, every token of which is learned", of_others=True)
+    kinds = {
+        Source.demo: "prompts of the demo",
+        Source.captured: "features of the target, as data.capture kept them",
+        Source.prepared: "answers by the target, as data.prepare recorded them",
+    }
+    return Preview(
+        kind=kinds.get(conf.source, "token ids, with a flag for each token of an answer")
+    )
+
+
+def _rendered(conf: DataConf, target: TargetConf, row: Conversation) -> str:
+    """What becomes of the turns of this conversation; empty where the template refuses the row."""
+    documents = list(from_row(row, conf, target.source.tokenizer(), Counter()))
+    if not documents:
+        return ""
+    if conf.turns.value == "last":
+        return "the last turn of each"
+    return KEEPS if len(documents) == 1 else REWRITES

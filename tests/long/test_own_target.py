@@ -1,0 +1,88 @@
+"""README's commands for a target of one's own, one after another, in a folder with nothing else.
+
+What names models and files is theirs; the rest is as README has it, made short: few steps, short
+rows, few prompts. Left out is what is not of one's own target or needs the hub and a server.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tests.commands import ROOT, Command, code, commands
+from tests.own_target import save_conversations, save_target
+
+pytestmark = pytest.mark.slow
+
+SECTION = re.compile(r"## Use it on your own target\n(.*?)`--help` lists", re.DOTALL)
+ELSEWHERE = {"-m", "mixture=chat"}  # a sweep of the demo; sources on the hub, answered by a server
+SHORT = {
+    "train": [
+        "optim.steps=4", "optim.accumulation=1", "optim.batch_size=2", "data.length=256",
+        "eval_prompts=2", "evaluation.max_new_tokens=8", "evaluation.limit=1",
+        "evaluation.batches=[]", "log=console",
+    ],
+    "data.prepare": ["answers.max_new_tokens=32", "mixture.held_out=0.2"],
+    "data.capture": ["data.length=256"],
+    "infer.eval": ["evaluation.max_new_tokens=8", "evaluation.limit=1", "evaluation.batches=[]"],
+    "infer.tune": ["max_new_tokens=8", "num_prompts=2", "nodes=[4]", "depth=3", "repeats=1"],
+}  # fmt: skip
+MODELS = {"train", "data.prepare", "data.show", "data.capture"}  # others know it from a checkpoint
+A, B, C = (f"outputs/train/{name}/checkpoint" for name in ("answers", "chat", "stored"))
+PLACES = {
+    "outputs/train/demo/checkpoint": A, "=A": f"={A}", "[A,B,C]": f"[{A},{B},{C}]",
+    "[A,B]": f"[{A},{B}]", "before/": "outputs/train/answers/", "after/": "outputs/train/chat/",
+    "/models/my-qwen3-8b": "target",
+}  # fmt: skip
+
+
+def words(command: Command) -> list[str]:
+    """With the reader's own names for models and files."""
+    found = [named(word) for word in command.words]
+    if command.module in MODELS and "target.path=target" not in found:
+        found.append("target.path=target")
+    if "draft=qwen3-1.7b" in found:
+        found.append("draft.path=draft")
+    if command.module == "train" and not any(word.startswith("data.path=") for word in found):
+        found.append("data.path=answers.jsonl")
+    return (
+        found
+        + SHORT.get(command.module, [])
+        + ["device.compile=false"] * (command.module not in ("data.show", "infer.compare"))
+    )
+
+
+def named(word: str) -> str:
+    for theirs, ours in PLACES.items():
+        if theirs in word and not (theirs == "=A" and not word.endswith("=A")):
+            return word.replace(theirs, ours)
+    return word
+
+
+def test_readmes_commands_for_ones_own_target_run_to_their_end(tmp_path):
+    save_target(tmp_path / "target")
+    save_target(tmp_path / "draft", num_hidden_layers=2)
+    for name in ("answers.jsonl", "prompts.jsonl"):
+        save_conversations(tmp_path / name, count=48)
+    question = {"question_id": 1, "category": "writing", "turns": ["Tell me about tea.", "More."]}
+    (tmp_path / "question.jsonl").write_text(json.dumps(question) + "\n")
+    (section,) = SECTION.findall((ROOT / "README.md").read_text())
+    ours = [one for one in commands(code(section)) if not ELSEWHERE.intersection(one.words)]
+    # what is judged and compared is trained further down
+    ours.sort(key=lambda one: one.module.startswith("infer"))
+    for command in ours:
+        line = [sys.executable, "-m", command.module, *words(command)]
+        done = subprocess.run(
+            line, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True,
+            capture_output=True, check=False,
+        )  # fmt: skip
+        least = {0, 1} if command.module == "infer.compare" else {0}  # 1: a regression
+        assert done.returncode in least, f"{line[2:]}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+        if command.module == "data.prepare":  # in the place of what needs the hub and a server
+            shutil.copytree(tmp_path / "outputs/prepare/mine", tmp_path / "outputs/prepare/chat")
+    trained = {path.parent.name for path in tmp_path.glob("outputs/train/*/report.json")}
+    assert trained >= {"qwen3-1.7b", "qwen3-8b-eagle3", "answers", "chat", "stored"}
