@@ -65,10 +65,15 @@ SAVED = [(family, draft) for family in ("qwen3", "llama3") for draft in DRAFTS]
 SAVED += [("gemma3", "draft model"), ("gpt_oss", "draft model")]
 
 
-def save_draft(family: str, draft: str, folder: Path) -> Path:
-    """Save an untrained draft; return the folder whose config.json has rotary settings."""
+def build_target(family: str) -> Target:
+    """Build a random target in bf16, the same at every call."""
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(NEWER[family](), dtype=torch.bfloat16)
-    target = Target(model, tiny_tokenizer(), name=family, device=CPU)
+    return Target(model, tiny_tokenizer(), name=family, device=CPU)
+
+
+def save_draft(family: str, draft: str, folder: Path) -> Path:
+    """Save an untrained draft; return the folder whose config.json has rotary settings."""
+    target = build_target(family)
     DRAFTS[draft].build(target, loss=LossConf(), seed=0).save(folder, target)
     return next(folder.glob("target-*"), folder)

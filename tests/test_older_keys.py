@@ -6,8 +6,9 @@ import pytest
 from transformers import AutoConfig, Gemma3Config
 
 from models import checkpoint, families
+from models.drafts import load_draft
 from models.older_keys import add_older_keys
-from tests.saved_configs import LINEAR, NEWER, OLDER, SAVED, save_draft
+from tests.saved_configs import LINEAR, NEWER, OLDER, SAVED, build_target, save_draft
 
 
 @pytest.fixture(scope="module", params=SAVED, ids=lambda case: " ".join(case))
@@ -32,6 +33,18 @@ def test_transformers_5_reads_what_it_reads_without_the_older_names(saved):
     both, alone = (AutoConfig.for_model(**copy.deepcopy(keys)) for keys in (written, newer))
     assert both.rope_parameters == NEWER[family]().rope_parameters
     assert both.to_dict() == alone.to_dict()
+
+
+@pytest.mark.parametrize("draft", ["eagle3", "eagle1", "hydra", "draft model"])
+def test_a_draft_that_was_read_is_written_as_it_was(draft, tmp_path):
+    target = build_target("llama3")
+    first = save_draft("llama3", draft, tmp_path / "first")
+    _, again = load_draft(first, target)
+    again.save(tmp_path / "second", target)
+    before, after = (checkpoint.read_config(tmp_path / name) for name in ("first", "second"))
+    assert before.items() >= OLDER["llama3"].items()
+    names = before.keys() - {"_name_or_path"}  # of a draft model: where it was read from
+    assert {name: after[name] for name in names} == {name: before[name] for name in names}
 
 
 def test_nested_configurations_have_older_names_of_their_own():
