@@ -12,7 +12,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test coverage test-long test-engines test-xla check bench
+.PHONY: help demo test coverage test-long test-floor test-engines test-xla check bench
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,6 +32,16 @@ coverage: $(READY)  ## the quick tests, and which lines they reach
 test-long: $(READY)  ## studies, sweeps and long kill runs
 	@echo "test-long: pytest -m slow"
 	@$(BIN)/python -m pytest -m slow
+
+# Those that use the most of what transformers, accelerate, datasets, Hydra and PyTorch offer.
+FLOOR := $(patsubst %,tests/test_%.py,conf train train_command store prepare tensor_parallel \
+  sharded_checkpoint device report target families)
+
+test-floor: $(READY)  ## telling tests with the lowest versions that pyproject.toml allows (own environment, 8 GB)
+	@echo "test-floor: installing the lowest versions into .venv-floor"
+	@bash scripts/setup_floor.sh .venv-floor
+	@echo "test-floor: pytest, warnings shown: what old releases deprecate is no mistake of ours"
+	@.venv-floor/bin/python -m pytest -n $(WORKERS) $(SPREAD) -W default $(FLOOR)
 
 test-engines: $(READY)  ## serve our checkpoint with other engines and compare (own environments, 3 GB)
 	@echo "test-engines: installing the engines into .venv-engines, transformers 4 into .venv-transformers4"

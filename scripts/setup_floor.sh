@@ -10,12 +10,13 @@ source scripts/own_environment.sh
 python=${PYTHON:-python3}
 pins=$("$python" scripts/lower_bounds.py)
 torch=$("$python" scripts/lower_bounds.py torch)
-make_once floor "${1:-.venv-floor}" "$(sha256sum <<<"$pins" | cut -c1-12)" 12
+make_once floor "${1:-.venv-floor}" "bounds $(cksum <<<"$pins" | cut -d' ' -f1)" 12
 
-echo "floor: installing" $pins
+echo "floor: installing ${pins//$'\n'/ }"
 pip install --upgrade 'pip>=25.1'
 pip install "$torch+cpu" 2>/dev/null ||
   pip install --timeout 20 --retries 1 --extra-index-url https://download.pytorch.org/whl/cpu "$torch+cpu" 2>/dev/null ||
   pip install "$torch"
-pip install --group dev --editable . --constraint <(echo "$pins")
+echo "$pins" >"$directory/pins.txt"
+pip install --group dev --editable . --constraint "$directory/pins.txt"
 touch "$ready"

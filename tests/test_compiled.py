@@ -74,6 +74,12 @@ def test_no_case_of_a_method_adds_a_graph_after_warm_up():
 
 
 @pytest.mark.skipif(not can_compile("cpu"), reason="no C++ compiler: all runs eagerly here")
+def test_a_mixed_tree_compiled_by_inductor_emits_what_the_eager_one_does():
+    """What the demo's figures run on: EAGLE-3, each graph lowered to machine code."""
+    promises(run("inductor", 2, "mixed"))
+
+
+@pytest.mark.skipif(not can_compile("cpu"), reason="no C++ compiler: all runs eagerly here")
 @pytest.mark.slow
 def test_every_compiled_shape_emits_what_the_eager_one_does():
     promises(run("inductor", 20, *SHAPES))

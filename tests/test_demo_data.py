@@ -1,4 +1,4 @@
-"""The demo measures on text that nothing was trained on, and the same text everywhere."""
+"""The demo measures on text that nothing was trained on, the same wherever Python is the same."""
 
 import subprocess
 import sys

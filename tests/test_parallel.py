@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.torch_version import TorchVersion
 
 from models.errors import UserError
 from models.target import TargetConf
@@ -138,3 +140,12 @@ def test_what_the_processes_cannot_do_is_refused_before_a_model_is_loaded(
     with pytest.raises(UserError, match=message):
         ParallelConf(**conf).check(target, rows=rows, adapts=adapts)
     ParallelConf().check(target, rows=4 * rows, adapts=adapts)
+
+
+def test_an_older_torch_is_refused_where_weights_are_cut(monkeypatch):
+    demo = TargetConf()
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.9.0"))
+    ParallelConf().check(demo, rows=4, adapts=False)
+    for conf in ({"tensor": 1, "target": Weights.sharded}, {"draft": Weights.sharded}):
+        with pytest.raises(UserError, match=r"^parallel: tensor and sharded need torch 2\.13 or n"):
+            ParallelConf(**conf).check(demo, rows=4, adapts=False)

@@ -36,6 +36,7 @@ from models.transformer import Source
 from train import launch
 from train.zero1 import SpreadAdamW
 
+LEAST_TORCH = "2.13"  # for DTensor and FSDP2; all else runs on the lower bound of pyproject.toml
 PATIENCE = timedelta(hours=6)  # others wait while the main process answers prompts or evaluates
 
 
@@ -90,7 +91,9 @@ class ParallelConf:
             )
         if device is DeviceName.xla:
             self._check_older_engines(target.source, optimizer)
-        elif self.tensor > 1:
+        elif self.splits_target or self.draft is Weights.sharded:
+            self._check_torch()
+        if device is not DeviceName.xla and self.tensor > 1:
             self.check_heads(target.source.config().get_text_config())
 
     def _check_older_engines(self, source: Source, optimizer: str) -> None:
@@ -107,6 +110,14 @@ class ParallelConf:
             )
         if self.tensor > 1:
             tensor_parallel.plan(source.shape(), self.tensor)
+
+    def _check_torch(self) -> None:
+        """Training on cut weights failed with PyTorch 2.9; 2.10 to 2.12 were not tried."""
+        if torch.__version__ < LEAST_TORCH:
+            raise UserError(
+                f"parallel: tensor and sharded need torch {LEAST_TORCH} or newer, got "
+                f"{torch.__version__}; upgrade torch, or set parallel=data"
+            )
 
     def check_heads(self, config: Any) -> None:
         """Raises UserError unless DTensor can split a model of this config."""
