@@ -107,13 +107,13 @@ def in_both(before: Report, after: Report) -> list[Both]:
     ]
 
 
-def not_lossless(before: Report, after: Report) -> Verdicts:
+def find_not_lossless(before: Report, after: Report) -> Verdicts:
     """Modes whose answers the second report does not call the target's: both verdicts.
 
     A mode under a lossy rule is left out, unless the first report has it under another.
     """
     named = _named(before, after)
-    ours, theirs = map(_judged, named, (before, after))
+    ours, theirs = map(_collect_verdicts, named, (before, after))
     found = {}
     for name, mode in theirs.items():
         old = ours.get(name)
@@ -123,7 +123,7 @@ def not_lossless(before: Report, after: Report) -> Verdicts:
     return found
 
 
-def _judged(named: dict[str, Named], report: Report) -> dict[str, dict[str, Any]]:
+def _collect_verdicts(named: dict[str, Named], report: Report) -> dict[str, dict[str, Any]]:
     """All modes that say whether they are lossless, those with several rows at a time too."""
     found = {name: one.mode for name, one in named.items() if one.mode}
     names = {one.key: name for name, one in named.items()}
@@ -160,7 +160,7 @@ def read_whole(report: Report) -> None:
     """Read every field that a comparison does: what it lacks is found before anything is said."""
     paired(report, report)
     settings_changed(report, report)
-    not_lossless(report, report)
+    find_not_lossless(report, report)
     for one in in_both(report, report):
         for columns, _, _ in FIGURES.values():
             _rows(report, one.keys[0], columns)

@@ -17,9 +17,9 @@ from infer.cells import ABSENT, Table, rich_table
 from infer.changes import (
     Move,
     Verdicts,
+    find_not_lossless,
     gone,
     moves,
-    not_lossless,
     paired,
     read_whole,
     settings_changed,
@@ -60,7 +60,7 @@ def compare(before: Report, after: Report) -> tuple[list[str], Table, list[str]]
     """What changed, the figures, and the regressions."""
     found = list(moves(before, after))
     changed = settings_changed(before, after)
-    lost = not_lossless(before, after)
+    lost = find_not_lossless(before, after)
     missing = gone(before, after)
     regressions = [f"{move.mode} {move.figure}" for move in found if move.regression]
     regressions += [f"{name} lossless: {verdict}" for name, (_, verdict) in lost.items()]

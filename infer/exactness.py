@@ -43,7 +43,7 @@ def measure_yardstick(
         again = read_plainly(target, prompt.ids, done.ids, slots=decoder.slots)
         moved.append((torch.cat(record).float() - again).abs().flatten())
         largest = max(largest, float(again.abs().max()))
-    return yardstick(
+    return derive_yardstick(
         torch.cat(moved), largest=largest,
         layers=target.num_layers, width=target.hidden_size, dtype=target.head.weight.dtype,
     )  # fmt: skip
@@ -68,7 +68,7 @@ def read_plainly(
     return target.logits(hidden[0].index_select(0, rows.to(place))).cpu().float()
 
 
-def yardstick(
+def derive_yardstick(
     moved: Float[Tensor, " count"], *, largest: float, layers: int, width: int, dtype: torch.dtype
 ) -> Yardstick:
     """The gap that rounding may close, and the widest one that it explains.

@@ -3,7 +3,7 @@
 from infer.cells import ABSENT, Table, compared, estimate, lossless, number
 from infer.definitions import POSITION, definition, sentences
 from infer.modes import Mode, Report, label_of, modes_of
-from infer.words import remarked, undecided
+from infer.words import explain_undecided, remarked
 
 # What fits beside the labels at 100 columns; report.json holds every position.
 POSITIONS_SHOWN = 10
@@ -124,7 +124,7 @@ def exactness_table(report: Report, *, main: bool = False) -> Table:
         ],
         rows=rows,
         stacked=True,
-        below=undecided(report),
+        below=explain_undecided(report),
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from infer.by_length import by_prompt_length, lengths
 from infer.measured import DraftRun, Measured, Mode, NotMeasured, Setting
 from infer.page import page
-from infer.section import at_batch, section
+from infer.section import describe_batch, section
 from infer.stats import Trace, itl_s
 from infer.tables import markdown
 
@@ -103,7 +103,7 @@ def _beside(drafts: list[DraftRun]) -> dict[str, Any]:
     """What was measured of drafts apart from the modes."""
     return {
         "batches": [
-            {"draft": draft.name} | at_batch(at) for draft in drafts for at in draft.batches
+            {"draft": draft.name} | describe_batch(at) for draft in drafts for at in draft.batches
         ],
         "replay": {draft.name: asdict(draft.replayed) for draft in drafts if draft.replayed},
         "samples": [{"draft": draft.name} | asdict(s) for draft in drafts for s in draft.samples],

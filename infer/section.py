@@ -80,7 +80,7 @@ def _mode(
         "ttft_ms": _asdict(percentiles_ms([trace.prefill_s for trace in traces])),
         "itl_ms": _asdict(percentiles_ms([itl_s(trace) for trace in traces])),
         "e2e_ms": _asdict(percentiles_ms([trace.e2e_s for trace in traces])),
-        **judged(mode),
+        **describe_verdict(mode),
         **_efficiency(mode, figures),
         "split_ms": mode.split and _milliseconds(mode.split),
         "bottleneck": mode.bottleneck,
@@ -88,7 +88,7 @@ def _mode(
     }
 
 
-def judged(mode: Judged) -> dict[str, Any]:
+def describe_verdict(mode: Judged) -> dict[str, Any]:
     """Whether the answers are the target's, and what that is known from."""
     exactness = mode.exactness
     return {
@@ -103,14 +103,14 @@ def judged(mode: Judged) -> dict[str, Any]:
     }
 
 
-def at_batch(at: AtBatch) -> dict[str, Any]:
+def describe_batch(at: AtBatch) -> dict[str, Any]:
     """A mode with so many rows at a time."""
     figures = ("speedup", "tokens_per_s", "autoregressive_tokens_per_s", "acceptance_length")
     return {
         "batch": at.batch,
         "mode": at.mode,
         **{name: asdict(getattr(at, name)) for name in figures},
-        **judged(at),
+        **describe_verdict(at),
     }
 
 

@@ -76,7 +76,7 @@ def bottlenecks(report: Report) -> list[str]:
     ]
 
 
-def undecided(report: Report) -> list[str]:
+def explain_undecided(report: Report) -> list[str]:
     """What a gap that the precision does not explain leaves open, and how to decide it."""
     gaps = {
         f"{one.mode['near_tie_gap']:.3g} logits is wider than the {one.mode['explained_gap']:.3g}"

@@ -11,7 +11,7 @@ import torch
 from data.prompts import EvalPrompt
 from infer import rounds
 from infer.decode import Decoder
-from infer.exactness import compare, measure_yardstick, read_plainly, yardstick
+from infer.exactness import compare, derive_yardstick, measure_yardstick, read_plainly
 from infer.stats import Trace, Verdict
 from models.drafts.ngram import NgramDraft
 from models.sampling import SamplingConf
@@ -251,14 +251,14 @@ SHAPE = {"largest": 8.0, "layers": 18, "width": 64}  # a walk of six steps
 def test_the_near_tie_gap_is_twice_the_99_9th_percentile_and_at_least_a_rounding_step():
     moved = torch.zeros(2001)
     moved[:3] = torch.tensor([9.0, 0.5, 0.25])  # two are beyond: an outlier does not set the gap
-    by = yardstick(moved, **SHAPE, dtype=torch.bfloat16)
+    by = derive_yardstick(moved, **SHAPE, dtype=torch.bfloat16)
     assert by.near_tie_gap == 2 * 0.25
     step = 2**-7 * 8.0
     assert by.explained_gap == pytest.approx(2 * step * 6, rel=1e-3)  # fp32's sums are in it
     assert not by.exact_arithmetic
-    still = yardstick(torch.zeros(2001), **SHAPE, dtype=torch.bfloat16)
+    still = derive_yardstick(torch.zeros(2001), **SHAPE, dtype=torch.bfloat16)
     assert still.near_tie_gap == pytest.approx(2 * step, rel=1e-3)
-    assert yardstick(moved, **SHAPE, dtype=torch.float32).exact_arithmetic
+    assert derive_yardstick(moved, **SHAPE, dtype=torch.float32).exact_arithmetic
 
 
 def test_rounding_alone_stays_within_what_the_precision_explains(judged):
