@@ -96,7 +96,8 @@ def test_eval_refuses_before_a_model_is_loaded(mistake, refused):
 
 def test_eval_refuses_a_device_that_is_not_there(refused, monkeypatch):
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: None)
-    line, loaded = refused(infer.eval.main, "checkpoint=draft", "device=cuda")
+    given = ["checkpoint=draft", "target.name=target", "evaluation.prompts=prompts.jsonl"]
+    line, loaded = refused(infer.eval.main, *given, "device=cuda")
     assert line == "device.name: PyTorch sees cpu here, got cuda; use device=auto"
     assert not loaded
 
