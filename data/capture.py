@@ -50,6 +50,7 @@ def main(conf: CaptureConf) -> None:
 
 def capture(conf: CaptureConf, *, command: str) -> Path:
     """Capture what the store lacks; `command` is what a user repeats to go on with it."""
+    conf.data.check_target(conf.target)
     conf = replace(conf, data=answered(conf.data))
     check(conf)
     device = conf.device.build()

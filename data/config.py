@@ -6,6 +6,7 @@ from typing import Any
 
 from models.device import Device
 from models.errors import UserError
+from models.target import TargetConf
 
 
 class Source(Enum):
@@ -142,6 +143,15 @@ class DataConf:
             raise UserError(
                 f"data.path: must be set for data.source={self.source.value}, got null; "
                 "give a local path by data.path=FILE or, for dataset, a hub name"
+            )
+
+    def check_target(self, target: TargetConf) -> None:
+        """Refuse the demo's prompts for another target, unless they are asked for by name."""
+        if self.source is Source.demo and not self.for_any_target and not target.is_demo:
+            raise UserError(
+                "data.source: the demo's prompts must be for the demo's own target, got target "
+                f"{target.path or target.name}; give data=jsonl data.path=FILE or a draft that "
+                "brings its data, or type data=demo to take them all the same"
             )
 
     def check_device(self, device: Device) -> None:

@@ -50,7 +50,7 @@ def preview(conf: DataConf, target: TargetConf, first: list[Row]) -> Preview:
     if any(isinstance(row, Text) for row in first):
         return Preview(kind="plain texts, every token of which is learned", of_others=True)
     kinds = {
-        Source.demo: "prompts of the demo",
+        Source.demo: "prompts from the standard library's source and documentation",
         Source.captured: "features of the target, as data.capture kept them",
         Source.prepared: "answers by the target, as data.prepare recorded them",
     }

@@ -211,9 +211,15 @@ def test_the_demos_data_are_refused_for_another_target_unless_named(folder, monk
     conf("target.path=target", "data=demo").check()
     conf("data=demo").check()
     named = conf("target.path=target", "data=demo")
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.INFO, logger="train.opening"):
         train.opening.announce(named, named.check())
     assert "these are the demo's prompts, answered by target" in caplog.text
+
+
+def test_a_store_of_the_demos_data_is_refused_for_another_target(run):
+    code, error = run(data.capture.main, "target.path=unread")
+    assert code == 2
+    assert error.startswith("error: data.source: the demo's prompts must be for the demo's own")
 
 
 def test_naming_the_demos_data_is_no_other_run():

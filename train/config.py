@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from data import prompts as prompt_files
-from data.config import DataConf, Source
+from data.config import DataConf
 from data.preview import Preview, first_rows, preview
 from infer.config import EvaluationConf
 from infer.context import check_prompts
@@ -79,7 +79,7 @@ class TrainConf:
             together(*missing)
             found = None
         else:
-            self._check_demo()
+            self.data.check_target(self.target)
             *_, first = together(*missing, lambda: first_rows(self.data))
             found = preview(self.data, self.target, first)
         stored.check(self.data, target=self.target, draft=self.draft, loss=self.loss)
@@ -121,15 +121,6 @@ class TrainConf:
             raise UserError(
                 "held_out_prompts: must be at least 1 where evaluation.prompts names none, got 0; "
                 "raise it or give evaluation.prompts=FILE"
-            )
-
-    def _check_demo(self) -> None:
-        demo = self.data.source is Source.demo and not self.data.for_any_target
-        if demo and not self.target.is_demo:
-            raise UserError(
-                "data.source: the demo's prompts must be for the demo's own target, got target "
-                f"{self.target.path or self.target.name}; give data=jsonl data.path=FILE or a "
-                "draft that brings its data, or say data=demo to train on them all the same"
             )
 
     def _check_on_policy(self) -> None:

@@ -26,6 +26,8 @@ SERVED = "answers=endpoint answers.url=http://localhost:8000/v1"
 
 def announce(conf: TrainConf, found: Preview) -> None:
     """Name the data, and where nothing says that its answers are the target's own, a remedy."""
+    if not log.isEnabledFor(logging.INFO):  # one process speaks for all
+        return
     log.info("training data: %s", described(conf.data, found))
     if conf.data.source is Source.demo and not conf.target.is_demo:
         log.warning(
