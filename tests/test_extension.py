@@ -118,7 +118,7 @@ def test_what_replaced_steps_have_found_is_forgotten(tmp_path, monkeypatch, meas
     """Measured at steps 4, 8 and 12, and from the state of step 8 on at 12, 16 and 20."""
     lengths = iter(measured)
     monkeypatch.setattr(
-        "tests.toy_run.toy_length", lambda draft: {"acceptance_length": next(lengths)}
+        "tests.toy_run.toy_length", lambda draft: {"delivered_per_round": next(lengths)}
     )
     toy_run(tmp_path, conf(12, WSD))
     _, progress = toy_run(tmp_path, conf(20, WSD))

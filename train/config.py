@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from data import prompts as prompt_files
-from data.config import DataConf
+from data.config import DataConf, Source
 from data.preview import Preview, first_rows, preview
 from infer.config import EvaluationConf
 from infer.context import check_prompts
