@@ -265,7 +265,7 @@ def test_a_near_tie_at_the_border_of_what_is_sampled_is_one_as_any_other(warped)
         differ += own != said
         unlikely = shortfall(rule, logits, prompt, [7, 8, int(logits.argmin())], 2)
         assert unlikely > 2 * moved
-    assert differ > 2
+    assert differ > 0
 
 
 SHAPE = {"largest": 8.0, "layers": 18, "width": 64}  # a walk of six steps
