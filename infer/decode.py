@@ -230,19 +230,21 @@ class Decoder:
             yield from ended
 
     @torch.no_grad()
-    def forced(self, prompt: list[int], row_id: int, ids: list[int]) -> Iterator[Tensor]:
-        """The target's scores of the place of each of `ids`, read one token at a time.
+    def forced(
+        self, prompt: list[int], row_id: int, ids: list[int]
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """The target's logits and scores of the place of each of `ids`, read one token at a time.
 
         Scores are what the rule takes the largest of: logits, or warped logits plus noise. For a
         decoder without a draft, of one row.
         """
         asked = self._requests([prompt], [row_id], len(ids))
-        work, scores = self._read(list(asked), self.cache, self.state)
-        yield scores[0]
+        work, logits, scores = self._read(list(asked), self.cache, self.state)
+        yield logits[0], scores[0]
         for token in ids[:-1]:
             work.rows.root = torch.full_like(work.rows.root, token)
             work, emitted = self._round(work)
-            yield emitted.scores[0, 0]
+            yield emitted.logits[0, 0], emitted.scores[0, 0]
 
     def _hand_out(
         self, told: list[list[int]], took: float, busy: dict[int, Request], stopping: Stopping
@@ -315,11 +317,11 @@ class Decoder:
         began = time.perf_counter()
         free = [slot for slot in range(self.batch) if slot not in busy][: len(some)]
         if not busy and (self.batch == 1 or not self.target.device.static):
-            begun, _ = self._read(some, self.cache, self.state)
+            begun, _, _ = self._read(some, self.cache, self.state)
         else:
             if self._beside is None or len(self._beside[0].positions) != len(some):
                 self._beside = self._room(len(some))
-            read, _ = self._read(some, *self._beside)
+            read, _, _ = self._read(some, *self._beside)
             slots = torch.tensor(free, device=self.place)
             begun = cast(Work, self._put(work or self._idle(read), read, slots))
         first = begun.rows.root.tolist()
@@ -338,8 +340,8 @@ class Decoder:
 
     def _read(
         self, requests: list[Request], cache: StaticCache, state: State
-    ) -> tuple[Work, Tensor]:
-        """Prompts from the first slot on, and the scores of their first tokens."""
+    ) -> tuple[Work, Tensor, Tensor]:
+        """Prompts from the first slot on, and the logits and scores of their first tokens."""
         count = len(cache.positions)
         longest = max(len(request.ids) for request in requests)
         padded = torch.zeros(count, min(bucket(longest), self.slots), dtype=torch.int64)
@@ -348,7 +350,7 @@ class Decoder:
             padded[i, : len(request.ids)] = torch.tensor(request.ids)
             lengths[i], keys[i] = len(request.ids), request.row_id
         ids, lengths, keys = (part.to(self.place) for part in (padded, lengths, keys))
-        seen, scores, history = self._prefill(
+        seen, logits, scores, history = self._prefill(
             self.target, cache, self.layers, self.plan.rule, ids, lengths, keys
         )
         plan = self.plan
@@ -357,7 +359,7 @@ class Decoder:
         )
         if self.draft is not None:
             state, proposal = self._begin(self.draft, state, self.plan, ids, told, seen)
-        return Work(rows=rows, proposal=proposal, cache=cache, state=state), scores
+        return Work(rows=rows, proposal=proposal, cache=cache, state=state), logits, scores
 
     def _room(self, batch: int) -> tuple[StaticCache, State]:
         return self._make_room(self.target, self.draft, batch, self.held)

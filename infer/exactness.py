@@ -14,7 +14,9 @@ from torch import Tensor
 
 from data.prompts import EvalPrompt
 from infer.decode import Decoder, bucket
+from infer.rounds import TARGET, seed_of
 from infer.stats import Divergence, Exactness, Trace, Yardstick
+from models.sampling import History, SamplingRule, gumbel
 from models.transformer import Transformer
 
 FARTHEST = torch.finfo(torch.float32).max  # a gap that no rounding explains; JSON has no infinity
@@ -121,10 +123,31 @@ def _divergences(
 
     An answer of the target's own tokens alone that still differs has ended in the wrong place.
     """
-    unit = decoder.plan.rule.conf.temperature or 1.0  # of the scores, in logits
     found = []
-    for position, scores in enumerate(decoder.forced(prompt.ids, prompt.row_id, ids)):
+    for position, (logits, scores) in enumerate(decoder.forced(prompt.ids, prompt.row_id, ids)):
         if int(scores.argmax()) != ids[position]:
-            short = unit * float(scores.max() - scores[ids[position]])
+            short = shortfall(decoder.plan.rule, logits, prompt, ids, position)
             found.append((position, min(short, FARTHEST)))
     return found or [(len(ids), FARTHEST)]
+
+
+def shortfall(
+    rule: SamplingRule, logits: Float[Tensor, " vocab"], prompt: EvalPrompt, ids: list[int],
+    position: int,
+) -> float:  # fmt: skip
+    """By how much two logits must come nearer for the rule to take `ids[position]`.
+
+    Tokens with a higher score must fall behind it or be dropped by top-k, top-p or min-p, and it
+    must be kept: a near-tie at the border of what is kept is one as any other.
+    """
+    unit = rule.conf.temperature or 1.0  # of the scores, in logits
+    token, tokens = ids[position], torch.arange(len(logits))
+    said = torch.isin(tokens, torch.tensor(ids[:position], dtype=torch.int64))
+    known = said | torch.isin(tokens, torch.tensor(prompt.ids))
+    scores = rule.penalised(logits.cpu().float(), History(known=known, said=said)) / unit
+    margins, noisy = rule.margins(scores), scores
+    if not rule.greedy:
+        row, place = torch.tensor([prompt.row_id]), torch.tensor([[len(prompt.ids) + position]])
+        noisy = scores + gumbel(seed_of(rule, TARGET), row, 0, place, tokens)[0, 0]
+    in_the_way = (noisy - noisy[token]).minimum(margins).max()
+    return unit * max(float(in_the_way), -float(margins[token]))

@@ -48,7 +48,7 @@ def passes(
             ids = torch.zeros(sizes.batch, bucket(sizes.prompt), dtype=torch.int64)
             lengths = torch.full((sizes.batch,), sizes.prompt)
             plan, cache, layers = decoder.plan, decoder.cache, decoder.layers
-            seen, scores, history = rounds.prefill(
+            seen, _, scores, history = rounds.prefill(
                 target, cache, layers, plan.rule, ids, lengths, lengths
             )
             rows, told, empty = rounds.opened(

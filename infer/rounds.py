@@ -113,8 +113,10 @@ def prefill(
     target: Transformer, cache: StaticCache, layers: list[int], rule: SamplingRule,
     ids: Int[Tensor, "batch prompt"], lengths: Int[Tensor, " batch"],
     row_ids: Int[Tensor, " batch"],
-) -> tuple[Seen, Float[Tensor, "batch vocab"], History | None]:  # fmt: skip
-    """Read the padded prompts: what the target saw, and the scores of each row's first token.
+) -> tuple[
+    Seen, Float[Tensor, "batch vocab"], Float[Tensor, "batch vocab"], History | None
+]:  # fmt: skip
+    """Read the padded prompts: what the target saw, and logits and scores of each first token.
 
     It knows nothing of trees, so that all decoders share its graphs, one a padded length.
     """
@@ -134,7 +136,7 @@ def prefill(
         tokens = torch.arange(logits.shape[-1], device=ids.device)
         noise = gumbel(seed_of(rule, TARGET), row_ids, 0, lengths[:, None], tokens)
         scores = scores + noise[:, 0]
-    return seen, scores, history
+    return seen, logits, scores, history
 
 
 def opened(

@@ -132,6 +132,39 @@ class SamplingRule:
             scores = scores.masked_fill(unlikely, -math.inf)
         return scores
 
+    def margins(self, scores: Float[Tensor, " vocab"]) -> Float[Tensor, " vocab"]:
+        """How much nearer two scores must come for a token to be dropped; below 0, to be kept.
+
+        `scores` are penalized logits over the temperature. Where rounding may move scores by so
+        much, top-k, top-p and min-p may keep another set of tokens.
+
+        >>> rule = SamplingConf(temperature=1.0, top_k=2).build()
+        >>> rule.margins(torch.tensor([4.0, 1.0, 2.5]))
+        tensor([ 3.0000, -1.5000,  1.5000])
+        """
+        conf = self.conf
+        margin = torch.full_like(scores, math.inf)
+        if self.greedy:
+            return margin
+        ordered, order = scores.sort(descending=True)
+        most = min(conf.top_k or len(scores), len(scores))
+        by_rank = _distances(ordered, most)
+        if conf.top_p < 1:
+            probs = ordered[:most].double().softmax(-1)
+            before = torch.cat([probs.new_zeros(1), probs.cumsum(0)[:-1]])  # of likelier tokens
+            before = before.clamp_max(1.0)
+            kept = int((before < conf.top_p).sum())
+            # Either the odds of what is likelier change, or the token changes places with others.
+            odds = (math.log(conf.top_p / (1 - conf.top_p)) - before.logit()).to(scores.dtype)
+            odds = torch.cat([odds, odds[-1:].expand(len(scores) - most)])
+            places = _distances(ordered, kept)
+            nearer = [odds[:kept].minimum(places[:kept]), odds[kept:].maximum(places[kept:])]
+            by_rank = by_rank.minimum(torch.cat(nearer))
+        margin[order] = by_rank
+        if conf.min_p:
+            margin = margin.minimum(scores - scores.max() - math.log(conf.min_p))
+        return margin
+
     def penalised(
         self, scores: Float[Tensor, "*rows vocab"], history: History | None
     ) -> Float[Tensor, "*rows vocab"]:
@@ -142,6 +175,12 @@ class SamplingRule:
         return torch.where(history.known, less, scores) - (
             self.conf.presence_penalty * history.said
         )
+
+
+def _distances(ordered: Float[Tensor, " vocab"], kept: int) -> Float[Tensor, " vocab"]:
+    """How far the first `kept` stand above the first of the others, and these below the last."""
+    ends = torch.cat([ordered, ordered.new_tensor([-math.inf])])
+    return torch.cat([ordered[:kept] - ends[kept], ordered[kept:] - ends[kept - 1]])
 
 
 @dataclass(kw_only=True)

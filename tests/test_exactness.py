@@ -11,10 +11,10 @@ import torch
 from data.prompts import EvalPrompt
 from infer import rounds
 from infer.decode import Decoder
-from infer.exactness import compare, derive_yardstick, measure_yardstick, read_plainly
+from infer.exactness import compare, derive_yardstick, measure_yardstick, read_plainly, shortfall
 from infer.stats import Trace, Verdict
 from models.drafts.ngram import NgramDraft
-from models.sampling import SamplingConf
+from models.sampling import SamplingConf, gumbel
 from models.tree import NO_TREE
 from tests.tiny import CPU, LAYERS, chain, new_draft, tiny_target, tree
 
@@ -243,6 +243,29 @@ def test_sampled_answers_are_judged_by_the_noise_that_made_them(judged, temperat
     (divergence,) = compare(plain, judged.prompts, wanted, [changed], judged.by).divergences
     assert divergence.position == 3
     assert divergence.logit_gap > 0
+
+
+WARPED = [{}, {"top_k": 5}, {"top_p": 0.8}, {"min_p": 0.1}, {"top_k": 20, "top_p": 0.95}]
+
+
+@pytest.mark.parametrize("warped", WARPED, ids=str)
+def test_a_near_tie_at_the_border_of_what_is_sampled_is_one_as_any_other(warped):
+    """Logits that rounding moves by a hundredth: what they then say is a fiftieth away."""
+    rule = SamplingConf(temperature=0.7, **warped).build()
+    draws, moved, differ = torch.Generator().manual_seed(0), 0.01, 0
+    for number in range(800):
+        logits = 2 * torch.randn(40, generator=draws)
+        other = logits + moved * (2 * torch.rand(40, generator=draws) - 1)
+        prompt = EvalPrompt(id=str(number), category="all", ids=[1, 2, 3])
+        row, place, tokens = torch.tensor([prompt.row_id]), torch.tensor([[5]]), torch.arange(40)
+        noise = gumbel(0, row, 0, place, tokens)[0, 0]
+        own, said = (int((rule.warp(each) + noise).argmax()) for each in (logits, other))
+        short = shortfall(rule, logits, prompt, [7, 8, said], 2)
+        assert 0 <= short <= 2 * moved + 1e-4
+        differ += own != said
+        unlikely = shortfall(rule, logits, prompt, [7, 8, int(logits.argmin())], 2)
+        assert unlikely > 2 * moved
+    assert differ > 0
 
 
 SHAPE = {"largest": 8.0, "layers": 18, "width": 64}  # a walk of six steps

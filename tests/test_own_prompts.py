@@ -36,7 +36,7 @@ from tests.families import FAMILIES
 from tests.tiny import CPU
 from train.__main__ import main
 from train.config import TrainConf
-from train.held_out import hold_out
+from train.held_out import hold_out, keep, refuse_others
 
 FAMILY = FAMILIES["qwen3"]
 FEW = ["device.compile=false", "device.threads=1"]
@@ -190,6 +190,24 @@ def test_a_run_that_is_trained_already_is_judged_on_the_same(folder, run, capsys
     main.__wrapped__(conf(folder))
     assert "is trained already" in capsys.readouterr().out
     assert report_of(run)["prompts"] == before
+
+
+def test_a_run_is_not_continued_on_data_that_holds_back_others(folder, tmp_path):
+    """More lines move what is held back: the run would be judged on what it has learned."""
+    held = [hold_out_of(folder, tmp_path, count) for count in (40, 40, 80)]
+    keep(held[0], tmp_path)
+    refuse_others(held[1], tmp_path)
+    with pytest.raises(UserError, match="data: must hold back the conversations that the run was"):
+        refuse_others(held[2], tmp_path)
+
+
+def hold_out_of(folder, place, count):
+    """What a run holds out of so many conversations."""
+    given = conf(folder)
+    given.data.path = str(place / "rows.jsonl")
+    write_lines(place / "rows.jsonl", conversations(count))
+    target = given.target.build(CPU)
+    return hold_out(given, target, read(given.data, target.tokenizer, Counter()))[1]
 
 
 def test_eval_takes_the_prompts_of_the_run(run, command, folder):

@@ -196,7 +196,7 @@ def test_every_emitted_token_is_typical_or_the_targets_own(target, learned):
         for row, done in enumerate(decode(decoder, prompts)):
             logits = target.model(torch.tensor([prompts[row] + done.ids])).logits[0]
             warped = rule.warp(logits[len(prompts[row]) - 1 :])
-            for place, scores in enumerate(plain.forced(prompts[row], row, done.ids)):
+            for place, (_, scores) in enumerate(plain.forced(prompts[row], row, done.ids)):
                 if int(scores.argmax()) != done.ids[place]:
                     assert passes(warped[place].tolist(), done.ids[place], MEDUSA)
                     not_own += 1

@@ -15,7 +15,7 @@ from train import stored
 from train.config import TrainConf
 from train.disk import refuse_full_disk, reserve
 from train.extension import known_steps
-from train.held_out import judged_on, keep
+from train.held_out import judged_on, keep, refuse_others
 from train.log import Log
 from train.loop import Loop
 from train.measure import measure
@@ -51,6 +51,8 @@ def main(conf: TrainConf) -> None:
     if steps is None or run.progress.step < steps:
         store = stored.opened(conf.data, target, draft, parallel)
         rows, held = training_rows(conf, target, parallel, store)
+        if run.progress.step:
+            refuse_others(held, run.folder)
         if parallel.main:
             keep(held, run.folder)
             keep_hashes(rows, target.tokenizer, run.folder)

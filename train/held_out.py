@@ -105,7 +105,26 @@ def _say(conf: TrainConf, held: HeldBack, final: int, longest: int) -> None:
 
 def keep(held: HeldOut, folder: Path) -> None:
     """Write the files of a run that is judged on its own data."""
-    files: dict[str, list[PromptRow]] = {FINAL: held.final, SELECTION: held.selection}
-    for name, rows in files.items() if held.final else ():
+    for name, text in _files(held).items():
         with refuse_full_disk(folder), atomic_path(folder / name) as partial:
-            partial.write_text("".join(json.dumps(row) + "\n" for row in rows))
+            partial.write_text(text)
+
+
+def refuse_others(held: HeldOut, folder: Path) -> None:
+    """Raise UserError where a continued run would be judged on what it has learned already."""
+    for name, text in _files(held).items():
+        if (folder / name).exists() and (folder / name).read_text() != text:
+            raise UserError(
+                "data: must hold back the conversations that the run was started with, got others "
+                f"than in {folder / name}, as the data or evaluation.max_new_tokens has changed; "
+                "restore it, or use another run_name or resume=false"
+            )
+
+
+def _files(held: HeldOut) -> dict[str, str]:
+    files: dict[str, list[PromptRow]] = {FINAL: held.final, SELECTION: held.selection}
+    return {
+        name: "".join(json.dumps(row) + "\n" for row in rows)
+        for name, rows in files.items()
+        if held.final
+    }

@@ -190,7 +190,7 @@ def _evaluating(
         tally.hold(CACHE, [*cache.keys, *cache.values])
         ids = torch.zeros(rows, min(bucket(prompt), decoder.slots), dtype=torch.int64)
         lengths = torch.full((rows,), prompt)
-        seen, scores, _ = rounds.prefill(
+        seen, _, scores, _ = rounds.prefill(
             decoder.target, cache, decoder.layers, decoder.plan.rule, ids, lengths, lengths
         )
         assert decoder.draft is not None
