@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,21 @@ def test_a_run_that_stopped_in_its_decay_is_extended_from_before_it(tmp_path):
     toy_run(run, conf(20, WSD))
     toy_run(whole, conf(20, WSD, warmup=WARMUP_OF_20))
     assert_same_end(run, whole)
+
+
+def test_a_kill_while_replaced_states_are_removed_leaves_a_run_that_goes_on(tmp_path, monkeypatch):
+    def killed(path, **_):
+        if path.exists():
+            (path / states.PROGRESS).unlink()
+            raise KeyboardInterrupt
+
+    toy_run(tmp_path, conf(12, WSD))
+    with monkeypatch.context() as kill:
+        kill.setattr(shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            toy_run(tmp_path, conf(20, WSD))
+    _, progress = toy_run(tmp_path, conf(20, WSD))
+    assert (progress.step, kept_states(tmp_path)) == (20, ["00000014", "00000020"])
 
 
 def test_a_run_that_is_extended_in_its_warm_up_ends_it_at_the_same_step(tmp_path):
