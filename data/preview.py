@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 from itertools import islice
 
-from data.config import DataConf, Source
+from data.config import DataConf, Source, Turns
 from data.conversations import Conversation, Row, Text
 from data.masks import turns
 from data.sources import rows
@@ -16,8 +16,9 @@ from data.tokens import from_row
 from models.target import TargetConf
 
 LOOKED_AT = 100
+LAST, EACH = "the last turn of each", "one document a turn"
 KEEPS = "one document a conversation, whose earlier turns the chat template keeps as they were"
-REWRITES = "one document a turn, because the chat template rewrites earlier turns"
+REWRITES = f"{EACH}, because the chat template rewrites earlier turns"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +65,6 @@ def _rendered(conf: DataConf, target: TargetConf, row: Conversation) -> str:
     documents = list(from_row(row, conf, target.source.tokenizer(), Counter()))
     if not documents:
         return ""
-    if conf.turns.value == "last":
-        return "the last turn of each"
+    if conf.turns in (Turns.last, Turns.each):
+        return LAST if conf.turns is Turns.last else EACH
     return KEEPS if len(documents) == 1 else REWRITES

@@ -133,6 +133,14 @@ def test_printed_commands_compose_to_this_target_these_prompts_and_that_folder()
     assert again.run_name != mine.run_name
 
 
+@pytest.mark.parametrize(("nodes", "local"), [(1, 1), (1, 8), (2, 4)])
+def test_the_printed_command_trains_on_as_many_processes(nodes, local, monkeypatch):
+    for name, number in (("WORLD_SIZE", nodes * local), ("LOCAL_WORLD_SIZE", local)):
+        monkeypatch.setenv(name, str(number))
+    (again,) = commands(training(conf("draft=qwen3-1.7b")))
+    assert (again.module, again.processes) == ("train", nodes * local)
+
+
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet", "saved", "splits", "many"])
 def test_a_local_copy_needs_nothing_but_its_path(folder, name, monkeypatch):
     import datasets
@@ -160,6 +168,7 @@ def test_automatic_turns_are_those_that_the_template_can_do(folder, target, docu
     said = preview(rows.data, place, first_rows(rows.data)).turns
     assert ("rewrites" in said) == (target == "unread")
     rows.data.turns = Turns.each
+    assert preview(rows.data, place, first_rows(rows.data)).turns == "one document a turn"
     each = read(rows.data, place.source.tokenizer(), Counter())
     assert found.answer.sum() == each.answer.sum()
 
