@@ -5,14 +5,17 @@ tokenizer, says whether the chat template can do what `data.turns` asks of it.
 """
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 from data.config import DataConf, Source, Turns
 from data.conversations import Conversation, Row, Text
 from data.masks import turns
-from data.sources import rows
+from data.sources import check_there, rows
 from data.tokens import from_row
+from models.errors import together
 from models.target import TargetConf
 
 LOOKED_AT = 100
@@ -39,6 +42,15 @@ def first_rows(conf: DataConf) -> list[Row]:
     if conf.source in (Source.demo, Source.captured):
         return []
     return list(islice(rows(conf, Counter()), LOOKED_AT))
+
+
+def rows_beside(conf: DataConf, *checks: Callable[[], Any]) -> list[Row]:
+    """Run checks of what else is needed, then read first rows. Raises UserError for all at once.
+
+    A data set is downloaded once nothing else is missing, as that may take minutes.
+    """
+    together(*checks, lambda: check_there(conf))
+    return first_rows(conf)
 
 
 def preview(conf: DataConf, target: TargetConf, first: list[Row]) -> Preview:

@@ -27,7 +27,7 @@ from models.target import TargetConf
 from tests.commands import commands
 from tests.own_target import save_conversations, save_target
 from train.config import TrainConf
-from train.opening import preparing, training
+from train.opening import described, preparing, training
 from train.plan import PlanConf
 from train.state import FREE, flat
 
@@ -211,6 +211,27 @@ def test_without_a_hub_one_line_names_all_that_is_missing(main, run, monkeypatch
     assert (code, error.count("\n")) == (2, 1)
     for remedy in ("target.path=DIR", "draft.path=DIR", "data.path=FILE"):
         assert remedy in error
+
+
+def test_a_data_set_is_loaded_once_and_not_before_the_target_is_found(folder, monkeypatch):
+    import datasets
+
+    loaded, lines = [], (folder / "rows.jsonl").read_text().splitlines()
+
+    def load(place, **_):
+        loaded.append(place)
+        return datasets.Dataset.from_list([json.loads(line) for line in lines])
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", lambda *_, **__: None)
+    given = ["data=ultrachat", "data.path=someone/rows"]
+    with pytest.raises(UserError, match=r"^target\.path: must be a reachable model"):
+        conf(*given, f"target.path={folder / 'none'}").check()
+    assert loaded == []
+    mine = conf(*given, f"target.path={folder / 'unread'}")
+    assert "someone/rows (train_sft); 24 rows" in described(mine.data, mine.check())
+    assert loaded == ["someone/rows"]
 
 
 def test_the_demos_data_are_refused_for_another_target_unless_named(folder, monkeypatch, caplog):
