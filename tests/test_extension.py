@@ -251,6 +251,16 @@ def test_a_state_with_frozen_tables_and_without_counts_is_continued(tmp_path, mo
     assert_same_end(tmp_path / "run", tmp_path / "whole")
 
 
+def test_a_setting_that_the_run_of_an_older_version_lacks_is_named(tmp_path):
+    toy_run(tmp_path, toy_conf())
+    file = tmp_path / "state" / "00000012" / "progress.json"
+    saved = json.loads(file.read_text())
+    del saved["config"]["held_out_prompts"]
+    file.write_text(json.dumps(saved))
+    with pytest.raises(UserError, match=r"^held_out_prompts: .* started without it, got 64; use"):
+        State(tmp_path, flat(toy_conf())).find()
+
+
 def saved_steps(folder: Path, conf: TrainConf) -> list[int]:
     saved = []
 

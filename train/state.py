@@ -209,8 +209,9 @@ class State:
         for key in sorted(saved.keys() | self.config.keys()):
             before, now = saved.get(key), self.config.get(key)
             if before != now and not key.startswith(FREE) and key not in EXTENDS:
+                started = f"with {before}" if key in saved else "without it"
                 raise UserError(
-                    f"{key}: the run was started with {before}, got {now}; "
+                    f"{key}: the run was started {started}, got {now}; "
                     "use another run_name or resume=false"
                 )
 
