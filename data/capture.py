@@ -20,7 +20,7 @@ from torch import Tensor
 from conf.entry import config_yaml, entry_point
 from data.config import DataConf, Source
 from data.documents import read
-from data.preview import first_rows, preview
+from data.preview import preview, rows_beside
 from data.progress import Progress
 from data.store.book import Book
 from data.store.capturing import Capture
@@ -31,7 +31,7 @@ from data.store.room import GB, check_room
 from models.checkpoint import atomic_path, tokenizer_fingerprint, writing
 from models.console import speak
 from models.device import Device
-from models.errors import UserError, together
+from models.errors import UserError
 from models.graphs import Graph
 from models.lock import NAME, hold
 from models.outline import Outline, outline, outlined
@@ -82,7 +82,7 @@ def check(conf: CaptureConf) -> None:
             "data.source: must be documents, got captured, which are features already; give "
             "data=prepared"
         )
-    *_, first = together(conf.target.source.config, conf.draft.check, lambda: first_rows(conf.data))
+    first = rows_beside(conf.data, conf.target.source.config, conf.draft.check)
     preview(conf.data, conf.target, first)
 
 

@@ -5,19 +5,23 @@ tokenizer, says whether the chat template can do what `data.turns` asks of it.
 """
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
-from data.config import DataConf, Source
+from data.config import DataConf, Source, Turns
 from data.conversations import Conversation, Row, Text
 from data.masks import turns
-from data.sources import rows
+from data.sources import check_there, rows
 from data.tokens import from_row
+from models.errors import together
 from models.target import TargetConf
 
 LOOKED_AT = 100
+LAST, EACH = "the last turn of each", "one document a turn"
 KEEPS = "one document a conversation, whose earlier turns the chat template keeps as they were"
-REWRITES = "one document a turn, because the chat template rewrites earlier turns"
+REWRITES = f"{EACH}, because the chat template rewrites earlier turns"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +42,15 @@ def first_rows(conf: DataConf) -> list[Row]:
     if conf.source in (Source.demo, Source.captured):
         return []
     return list(islice(rows(conf, Counter()), LOOKED_AT))
+
+
+def rows_beside(conf: DataConf, *checks: Callable[[], Any]) -> list[Row]:
+    """Run checks of what else is needed, then read first rows. Raises UserError for all at once.
+
+    A data set is downloaded once nothing else is missing, as that may take minutes.
+    """
+    together(*checks, lambda: check_there(conf))
+    return first_rows(conf)
 
 
 def preview(conf: DataConf, target: TargetConf, first: list[Row]) -> Preview:
@@ -64,6 +77,6 @@ def _rendered(conf: DataConf, target: TargetConf, row: Conversation) -> str:
     documents = list(from_row(row, conf, target.source.tokenizer(), Counter()))
     if not documents:
         return ""
-    if conf.turns.value == "last":
-        return "the last turn of each"
+    if conf.turns in (Turns.last, Turns.each):
+        return LAST if conf.turns is Turns.last else EACH
     return KEEPS if len(documents) == 1 else REWRITES

@@ -10,6 +10,7 @@ import json
 import re
 import zlib
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -192,8 +193,8 @@ def load(
         if path.is_dir():
             found = _split_of(split, get_dataset_split_names(str(path), subset))
             return load_dataset(str(path), name=subset, split=found)
-        _refuse_unreachable(source, key)
-        return load_dataset(source, name=subset, split=split, revision=revision)
+        refuse_unreachable(source, key)
+        return _from_hub(source, subset, split, revision)
     except (DatasetsError, OSError, ValueError) as error:
         group = key.rpartition(".")[0]
         raise UserError(
@@ -219,7 +220,15 @@ def _split(splits: Any, split: str, key: str) -> Any:
     return splits[split]
 
 
-def _refuse_unreachable(name: str, key: str) -> None:
+@lru_cache(maxsize=2)  # a run looks at its data several times, and the hub counts requests
+def _from_hub(name: str, subset: str | None, split: str, revision: str | None) -> Any:
+    from datasets import load_dataset
+
+    return load_dataset(name, name=subset, split=split, revision=revision)
+
+
+def refuse_unreachable(name: str, key: str) -> None:
+    """Raise UserError for a data set that the hub does not have, or does not answer for."""
     from huggingface_hub.errors import HTTPError
 
     if name.startswith(("/", ".", "~")) or name.count("/") > 1 or Path(name).suffix in BUILDERS:
@@ -233,6 +242,7 @@ def _refuse_unreachable(name: str, key: str) -> None:
         ) from error
 
 
+@lru_cache
 def ask_hub(name: str) -> None:
     """One quick question: loading would retry for half a minute before it gives up."""
     from huggingface_hub import HfApi, constants

@@ -10,9 +10,19 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import constants
+
 from data.config import DataConf, Source
 from data.conversations import THOUGHTS, Conversation, MisfitError, Row, shape
-from data.raw_rows import Raw, count_rows, file_rows, is_rows, load, table_rows
+from data.raw_rows import (
+    Raw,
+    count_rows,
+    file_rows,
+    is_rows,
+    load,
+    refuse_unreachable,
+    table_rows,
+)
 from models.errors import UserError
 
 
@@ -21,6 +31,19 @@ def check(conf: DataConf) -> None:
     conf.check_path()
     if conf.source not in (Source.demo, Source.captured):
         next(rows(conf, Counter()), None)
+
+
+def check_there(conf: DataConf) -> None:
+    """Refuse data that is not there. The hub is asked for its data sets; nothing is downloaded."""
+    conf.check_path()
+    if conf.source not in (Source.dataset, Source.jsonl) or conf.path is None:
+        return
+    if Path(conf.path).expanduser().exists():
+        return
+    if conf.source is Source.dataset and not constants.HF_HUB_OFFLINE:
+        refuse_unreachable(conf.path, "data.path")
+    else:  # it is in the cache, or the error says what is missing
+        rows(conf, Counter())
 
 
 def count(conf: DataConf) -> int | None:

@@ -67,7 +67,9 @@ def from_conversation(
 ) -> Iterator[Tokenised]:
     """One document, or one for each assistant turn."""
     ends = [turn + 1 for turn in turns(messages)]
-    if wanted is Turns.auto:
+    left_out: Counter[str] = Counter()
+    automatic = wanted is Turns.auto
+    if automatic:
         wanted = Turns.each
         with suppress(MisfitError, RewrittenError):
             yield from_messages(chat, messages)
@@ -76,7 +78,10 @@ def from_conversation(
         try:
             yield from_messages(chat, messages[:end], last_only=wanted is not Turns.all)
         except MisfitError as reason:
-            skipped[str(reason)] += 1
+            left_out[str(reason)] += 1
+    if automatic and left_out.total() == len(ends):  # the conversation as a whole, counted once
+        left_out = Counter([*left_out][:1])
+    skipped.update(left_out)
 
 
 def _labelled(document: Tokenised, row: Labelled) -> Tokenised:

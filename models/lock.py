@@ -33,8 +33,15 @@ def hold(folder: Path, name: str = NAME) -> None:
     path = (folder / name).resolve()
     if path in _held:
         return
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    if not try_lock(descriptor):
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        locked = try_lock(descriptor)
+    except OSError as error:  # the file is another user's, for one
+        raise UserError(
+            f"output_dir: must be a writable folder, got {path} ({error.strerror}); choose "
+            "another output_dir or run_name"
+        ) from error
+    if not locked:
         os.close(descriptor)
         holder = path.read_text().strip() or "another process"
         raise UserError(

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,21 @@ def test_a_run_that_stopped_in_its_decay_is_extended_from_before_it(tmp_path):
     toy_run(run, conf(20, WSD))
     toy_run(whole, conf(20, WSD, warmup=WARMUP_OF_20))
     assert_same_end(run, whole)
+
+
+def test_a_kill_while_replaced_states_are_removed_leaves_a_run_that_goes_on(tmp_path, monkeypatch):
+    def killed(path, **_):
+        if path.exists():
+            (path / states.PROGRESS).unlink()
+            raise KeyboardInterrupt
+
+    toy_run(tmp_path, conf(12, WSD))
+    with monkeypatch.context() as kill:
+        kill.setattr(shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            toy_run(tmp_path, conf(20, WSD))
+    _, progress = toy_run(tmp_path, conf(20, WSD))
+    assert (progress.step, kept_states(tmp_path)) == (20, ["00000014", "00000020"])
 
 
 def test_a_run_that_is_extended_in_its_warm_up_ends_it_at_the_same_step(tmp_path):
@@ -233,6 +249,16 @@ def test_a_state_with_frozen_tables_and_without_counts_is_continued(tmp_path, mo
     toy_run(tmp_path / "run", toy_conf())
     toy_run(tmp_path / "whole", toy_conf())
     assert_same_end(tmp_path / "run", tmp_path / "whole")
+
+
+def test_a_setting_that_the_run_of_an_older_version_lacks_is_named(tmp_path):
+    toy_run(tmp_path, toy_conf())
+    file = tmp_path / "state" / "00000012" / "progress.json"
+    saved = json.loads(file.read_text())
+    del saved["config"]["held_out_prompts"]
+    file.write_text(json.dumps(saved))
+    with pytest.raises(UserError, match=r"^held_out_prompts: .* started without it, got 64; use"):
+        State(tmp_path, flat(toy_conf())).find()
 
 
 def saved_steps(folder: Path, conf: TrainConf) -> list[int]:

@@ -117,6 +117,15 @@ def test_a_file_system_without_locks_is_said_and_the_run_goes_on(tmp_path, monke
     assert "cannot be locked on this file system (No locks available)" in caplog.text
 
 
+def test_a_lock_that_cannot_be_opened_is_refused_in_one_line(tmp_path):
+    (tmp_path / lock.NAME).mkdir()  # as a file of another user, which root may write
+    with pytest.raises(UserError, match=r"^output_dir: must be a writable folder, got .*/lock \("):
+        open_run(
+            toy_conf(output_dir=str(tmp_path.parent), run_name=tmp_path.name),
+            ParallelConf().build(CPU, trackers=[]),
+        )
+
+
 def test_a_child_that_outlives_its_parent_does_not_keep_the_folder(tmp_path):
     lock.hold(tmp_path)
     child = FORK.Process(target=signal.pause)

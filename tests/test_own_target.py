@@ -27,7 +27,7 @@ from models.target import TargetConf
 from tests.commands import commands
 from tests.own_target import save_conversations, save_target
 from train.config import TrainConf
-from train.opening import preparing, training
+from train.opening import described, preparing, training
 from train.plan import PlanConf
 from train.state import FREE, flat
 
@@ -133,6 +133,14 @@ def test_printed_commands_compose_to_this_target_these_prompts_and_that_folder()
     assert again.run_name != mine.run_name
 
 
+@pytest.mark.parametrize(("nodes", "local"), [(1, 1), (1, 8), (2, 4)])
+def test_the_printed_command_trains_on_as_many_processes(nodes, local, monkeypatch):
+    for name, number in (("WORLD_SIZE", nodes * local), ("LOCAL_WORLD_SIZE", local)):
+        monkeypatch.setenv(name, str(number))
+    (again,) = commands(training(conf("draft=qwen3-1.7b")))
+    assert (again.module, again.processes) == ("train", nodes * local)
+
+
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet", "saved", "splits", "many"])
 def test_a_local_copy_needs_nothing_but_its_path(folder, name, monkeypatch):
     import datasets
@@ -160,6 +168,7 @@ def test_automatic_turns_are_those_that_the_template_can_do(folder, target, docu
     said = preview(rows.data, place, first_rows(rows.data)).turns
     assert ("rewrites" in said) == (target == "unread")
     rows.data.turns = Turns.each
+    assert preview(rows.data, place, first_rows(rows.data)).turns == "one document a turn"
     each = read(rows.data, place.source.tokenizer(), Counter())
     assert found.answer.sum() == each.answer.sum()
 
@@ -202,6 +211,27 @@ def test_without_a_hub_one_line_names_all_that_is_missing(main, run, monkeypatch
     assert (code, error.count("\n")) == (2, 1)
     for remedy in ("target.path=DIR", "draft.path=DIR", "data.path=FILE"):
         assert remedy in error
+
+
+def test_a_data_set_is_loaded_once_and_not_before_the_target_is_found(folder, monkeypatch):
+    import datasets
+
+    loaded, lines = [], (folder / "rows.jsonl").read_text().splitlines()
+
+    def load(place, **_):
+        loaded.append(place)
+        return datasets.Dataset.from_list([json.loads(line) for line in lines])
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", lambda *_, **__: None)
+    given = ["data=ultrachat", "data.path=someone/rows"]
+    with pytest.raises(UserError, match=r"^target\.path: must be a reachable model"):
+        conf(*given, f"target.path={folder / 'none'}").check()
+    assert loaded == []
+    mine = conf(*given, f"target.path={folder / 'unread'}")
+    assert "someone/rows (train_sft); 24 rows" in described(mine.data, mine.check())
+    assert loaded == ["someone/rows"]
 
 
 def test_the_demos_data_are_refused_for_another_target_unless_named(folder, monkeypatch, caplog):

@@ -149,3 +149,6 @@ def test_an_older_torch_is_refused_where_weights_are_cut(monkeypatch):
     for conf in ({"tensor": 1, "target": Weights.sharded}, {"draft": Weights.sharded}):
         with pytest.raises(UserError, match=r"^parallel: tensor and sharded need torch 2\.13 or n"):
             ParallelConf(**conf).check(demo, rows=4, adapts=False)
+    for newer in ("2.13.0", "2.13.0a0+79aa17489c.nv26.6"):
+        monkeypatch.setattr(torch, "__version__", TorchVersion(newer))
+        ParallelConf(draft=Weights.sharded).check(demo, rows=4, adapts=False)

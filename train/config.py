@@ -5,7 +5,7 @@ from typing import Any
 
 from data import prompts as prompt_files
 from data.config import DataConf, Source
-from data.preview import Preview, first_rows, preview
+from data.preview import Preview, preview, rows_beside
 from infer.config import EvaluationConf
 from infer.context import check_prompts
 from models.device import Device, DeviceConf
@@ -80,8 +80,7 @@ class TrainConf:
             found = None
         else:
             self.data.check_target(self.target)
-            *_, first = together(*missing, lambda: first_rows(self.data))
-            found = preview(self.data, self.target, first)
+            found = preview(self.data, self.target, rows_beside(self.data, *missing))
         stored.check(self.data, target=self.target, draft=self.draft, loss=self.loss)
         self.parallel.check(
             self.target, rows=self.optim.rows, adapts=self.draft.adapts,

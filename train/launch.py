@@ -18,6 +18,17 @@ def launched() -> int:
     return _number("WORLD_SIZE", 1)
 
 
+def launcher() -> list[str]:
+    """The words of a shell that launch as many processes; a user names where several nodes meet."""
+    processes = launched()
+    if processes == 1:
+        return ["python"]
+    here = _number("LOCAL_WORLD_SIZE", processes)
+    meet = ["--rdzv-backend=c10d", "--rdzv-endpoint=NODE0:29400"]
+    nodes = [f"--nnodes={processes // here}", *meet] if here < processes else []
+    return ["torchrun", *nodes, f"--nproc-per-node={here}"]
+
+
 def restarted() -> bool:
     """Whether the launcher has started this run anew after a process of it died."""
     return _number("TORCHELASTIC_RESTART_COUNT", 0) > 0

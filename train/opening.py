@@ -14,6 +14,7 @@ from data.sources import count
 from infer.tune_config import overrides
 from models.target import TargetConf
 from train.config import TrainConf
+from train.launch import launcher
 
 log = logging.getLogger(__name__)
 SOURCE = "mixture.sources.rows"  # of mixture=one
@@ -77,11 +78,11 @@ def _prepared(conf: TrainConf) -> Iterator[tuple[str, Any]]:
 
 
 def training(conf: TrainConf) -> str:
-    """This run's command, on the answers that `preparing` leaves."""
+    """This run's command on the answers that `preparing` leaves, on as many processes."""
     kept = [word for word in typed() if not OF_OTHERS.fullmatch(word)]
     answers = {
         "data": "prepared",
         "data.path": f"outputs/prepare/{conf.run_name}",
         "run_name": f"{conf.run_name}-own",
     }
-    return f"{shlex.join(['python', '-m', 'train', *kept])} {overrides(answers)}"
+    return f"{shlex.join([*launcher(), '-m', 'train', *kept])} {overrides(answers)}"

@@ -113,7 +113,7 @@ class ParallelConf:
 
     def _check_torch(self) -> None:
         """Training on cut weights failed with PyTorch 2.9; 2.10 to 2.12 were not tried."""
-        if torch.__version__ < LEAST_TORCH:
+        if torch.__version__ < f"{LEAST_TORCH}.dev0":  # containers come with pre-releases: 2.13.0a0
             raise UserError(
                 f"parallel: tensor and sharded need torch {LEAST_TORCH} or newer, got "
                 f"{torch.__version__}; upgrade torch, or set parallel=data"

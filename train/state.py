@@ -150,7 +150,7 @@ class State:
             stay += [] if kept is None else [self._place(kept)]
         for path in self.states.glob("*"):
             if path not in stay:
-                shutil.rmtree(path)
+                _remove(path)
 
     def go_back(self, place: Path, parallel: Parallel) -> None:
         """Make `place` the newest state: later steps will be taken anew, and differently."""
@@ -171,7 +171,7 @@ class State:
                 partial.write_text(json.dumps(saved | {"progress": asdict(self.progress)}))
             for path in self.complete():
                 if path > place:
-                    shutil.rmtree(path)
+                    _remove(path)
         parallel.wait()
 
     def save(self, learning: Learning, parallel: Parallel) -> None:
@@ -209,10 +209,20 @@ class State:
         for key in sorted(saved.keys() | self.config.keys()):
             before, now = saved.get(key), self.config.get(key)
             if before != now and not key.startswith(FREE) and key not in EXTENDS:
+                started = f"with {before}" if key in saved else "without it"
                 raise UserError(
-                    f"{key}: the run was started with {before}, got {now}; "
+                    f"{key}: the run was started {started}, got {now}; "
                     "use another run_name or resume=false"
                 )
+
+
+def _remove(state: Path) -> None:
+    """Remove a state by its name first: a kill must not leave a part of it that looks whole."""
+    gone = state.with_suffix(PARTIAL)
+    if gone != state and state.exists():
+        shutil.rmtree(gone, ignore_errors=True)
+        state.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
 
 
 @contextmanager
