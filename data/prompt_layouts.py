@@ -75,10 +75,6 @@ VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 # The first whose columns are all there: more telling ones stand before those that they contain.
 LAYOUTS = {
-    "token ids": Layout(
-        columns=("ids",),
-        said=lambda row: {"ids": row["ids"], "chat_template": bool(row.get("chat_template"))},
-    ),
     "messages": Layout(
         columns=("messages",), said=lambda row: {"messages": row["messages"], **_rendering(row)}
     ),
@@ -102,6 +98,11 @@ LAYOUTS = {
     "text": Layout(columns=("text",), said=lambda row: {"text": row["text"]}),
     "prompt": Layout(
         columns=("prompt",), said=lambda row: _messages(row) or {"text": row["prompt"]}
+    ),
+    # Last, because other data sets name their rows by `ids`.
+    "token ids": Layout(
+        columns=("ids",),
+        said=lambda row: {"ids": row["ids"], "chat_template": bool(row.get("chat_template"))},
     ),
 }
 

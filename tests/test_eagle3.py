@@ -126,9 +126,8 @@ def test_impossible_captured_layers_are_refused(target, layers):
         new_draft(target, layers=layers)
 
 
-def test_a_draft_vocabulary_beyond_the_targets_is_refused(target):
-    with pytest.raises(UserError, match=r"draft\.vocab_size"):
-        new_draft(target, vocab_size=VOCAB + 1)
+def test_a_draft_vocabulary_is_at_most_the_targets(target):
+    assert new_draft(target, vocab_size=VOCAB + 1).config.draft_vocab_size == VOCAB
 
 
 def test_a_tree_deeper_than_the_draft_is_refused(target):

@@ -82,9 +82,10 @@ def _automatic(machine: Machine) -> Choice:
             "this machine has Neuron cores, but no package that drives them is installed: "
             "running on the CPU (see docs/trainium.md)"
         )
-    if seen is not None:
-        log.warning("device=auto takes CUDA, Neuron or the CPU, not %s: running on the CPU", seen)
-    return Choice(name="cpu", reason="PyTorch sees no accelerator that is driven here")
+    if seen is None:
+        return Choice(name="cpu", reason="PyTorch sees no accelerator")
+    log.warning("device=auto takes CUDA, Neuron or the CPU, not %s: running on the CPU", seen)
+    return Choice(name="cpu", reason=f"{seen} is not supported")
 
 
 def _seen() -> str | None:
