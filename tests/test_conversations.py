@@ -60,15 +60,15 @@ def test_every_shape_is_told_from_the_row(tmp_path):
         {"text": "once"},
         {"ids": [1, 2, 3], "answer": [0, 1, 1]},
     )
-    whole = [Conversation(messages=MESSAGES, conversation=number) for number in range(2)]
+    whole = Conversation(messages=MESSAGES)
     tokens = Tokenised(ids=[1, 2, 3], answer=[False, True, True])
-    assert read(conf) == ([*whole, Text(text="once"), tokens], Counter())
+    assert read(conf) == ([whole, whole, Text(text="once"), tokens], Counter())
 
 
 def test_a_set_shape_and_column_are_kept_to(tmp_path):
     conf = jsonl(tmp_path, {"chat": MESSAGES}, {"chat": "x"}, format=Format.messages, column="chat")
     assert read(conf) == (
-        [Conversation(messages=MESSAGES, conversation=0)],
+        [Conversation(messages=MESSAGES)],
         Counter({"column chat has the shape text": 1}),
     )
 
@@ -130,9 +130,8 @@ def test_tools_and_arguments_of_the_template_come_with_the_row(tmp_path):
         "language": "en",
     }
     plain, labelled = read(jsonl(tmp_path, row, texts))[0]
-    said = Conversation(messages=[user, called], tools=tools, template=row["template"])
-    assert plain == replace(said, conversation=0)
-    assert labelled == replace(said, conversation=1, category="tools", language="en")
+    assert plain == Conversation(messages=[user, called], tools=tools, template=row["template"])
+    assert labelled == replace(plain, category="tools", language="en")
     bad = [{**row, "tools": "{"}, {**row, "tools": {"a": 1}}, {**row, "template": [1]}]
     assert read(jsonl(tmp_path, row, *bad))[1].total() == 3
 
@@ -187,10 +186,7 @@ def test_data_files_and_saved_datasets_are_read(tmp_path, table):
     table.to_json(tmp_path / "rows.json")
     table.save_to_disk(tmp_path / "saved")
     datasets.DatasetDict({"small": table}).save_to_disk(tmp_path / "splits")
-    expected = [
-        Conversation(messages=MESSAGES, conversation=0),
-        Conversation(messages=MESSAGES[1:3], conversation=1),
-    ]
+    expected = [Conversation(messages=MESSAGES), Conversation(messages=MESSAGES[1:3])]
     for conf in [
         dataset(tmp_path / "rows.parquet"),
         dataset(tmp_path / "rows.json"),
@@ -198,9 +194,7 @@ def test_data_files_and_saved_datasets_are_read(tmp_path, table):
         dataset(tmp_path / "splits", split="small"),
     ]:
         assert read(conf) == (expected, Counter())
-    assert read(dataset(tmp_path / "rows.parquet", split="train[1:]"))[0] == [
-        replace(expected[1], conversation=0)
-    ]
+    assert read(dataset(tmp_path / "rows.parquet", split="train[1:]"))[0] == expected[1:]
     datasets.DatasetDict({"small": table, "large": table}).save_to_disk(tmp_path / "two")
     with pytest.raises(UserError, match=r"data.split: must be one of small, large, got 'train'"):
         check(dataset(tmp_path / "two"))
