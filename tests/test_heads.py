@@ -152,11 +152,10 @@ def test_adapters_share_the_targets_weights(target):
 
 
 def test_the_heads_weight_rises_as_a_sine(target):
-    draft = adapted(target, heads_warmup=4, heads_weight=0.2)
-    risen = [float(draft._heads_weight()) for _ in range(6)]
-    wanted = [0.2 * math.sin(min(n / 4, 1) * math.pi / 2) for n in range(1, 7)]
-    assert risen == pytest.approx(wanted)
-    assert float(draft.eval()._heads_weight()) == pytest.approx(0.2)
+    draft, batch = adapted(target, heads_warmup=4), texts_of(target)
+    risen = [draft.prepare_batch(batch, step=step, generators=[])["ramp"] for step in range(6)]
+    wanted = [math.sin(min(step / 4, 1) * math.pi / 2) for step in range(1, 7)]
+    assert [float(ramp) for ramp in risen] == pytest.approx(wanted)
 
 
 def test_of_an_adapted_target_the_last_step_is_kept(tmp_path, monkeypatch):

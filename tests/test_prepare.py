@@ -125,8 +125,10 @@ def test_training_learns_recorded_spans_else_the_rows_own_answers(tmp_path):
     labels = {"category": "c", "language": "en"}
     skipped = Counter()
     assert list(rows(conf, skipped)) == [
-        Tokenised(ids=[5, 6, 7, 8], answer=[False, True, False, True], **labels),
-        Conversation(messages=chat, tools=[{"a": 1}], template={"b": [2]}, **labels),
+        Tokenised(ids=[5, 6, 7, 8], answer=[False, True, False, True], conversation=0, **labels),
+        Conversation(
+            messages=chat, tools=[{"a": 1}], template={"b": [2]}, conversation=1, **labels
+        ),
         Text(text="Once", **labels),
     ]
     assert skipped == {"no assistant turn": 1}

@@ -169,8 +169,8 @@ def test_int8_keeps_the_promised_size_of_the_demo(needs, most):
         layers=needs.layers, hidden=needs.hidden, context=needs.context, dtype=Dtype.int8,
         teacher=TeacherKind.hidden, top_k=64, hidden_size=size, vocab_size=4096,
     )  # fmt: skip
-    document = 100  # tokens: with 48 bytes of index
-    assert layout.bytes(document, document) + 6 * document + 48 <= most * 8 * size * document
+    document = 100  # tokens: with 52 bytes of index
+    assert layout.bytes(document, document) + 6 * document + 52 <= most * 8 * size * document
 
 
 @pytest.mark.parametrize("dtype", Dtype)
@@ -184,7 +184,7 @@ def test_a_store_has_the_bytes_that_the_page_says(folder, dtype, teacher):
     row = 2 * width if dtype is Dtype.bf16 else width + 4
     taught = row if teacher is TeacherKind.hidden else 6 * k + 4
     features = layers * row * made.tokens + taught * made.supervised
-    index = 6 * made.tokens + 48 * made.documents + 8
+    index = 6 * made.tokens + 52 * made.documents + 8
     headers = [8 + int.from_bytes(data[:8], "little") for data in files(place).values()]
     assert sum(map(len, files(place).values())) == features + index + sum(headers)
 
