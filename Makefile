@@ -6,6 +6,7 @@ VENV   ?= .venv
 TORCH  ?= 2.13.0
 WORKERS ?= 2
 THREADS ?= 1
+COVERAGE ?=
 SPREAD := --dist loadscope --no-loadscope-reorder  # a file a worker; few tests may be long ones
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -23,11 +24,10 @@ demo: $(READY)  ## distil a draft for the embedded target and print what it gain
 
 test: $(READY)  ## the quick tests
 	@echo "test: pytest, slow tests, engines and XLA left out"
-	@TEST_THREADS=$(THREADS) $(BIN)/python -m pytest -n $(WORKERS) $(SPREAD)
+	@TEST_THREADS=$(THREADS) $(BIN)/python -m pytest -n $(WORKERS) $(SPREAD) $(COVERAGE)
 
-coverage: $(READY)  ## the quick tests, and which lines they reach
-	@echo "coverage: pytest --cov, slow tests, engines and XLA left out"
-	@$(BIN)/python -m pytest -n $(WORKERS) $(SPREAD) --cov --cov-report=term
+coverage:  ## the quick tests, and which lines they reach
+	@$(MAKE) test COVERAGE='--cov --cov-report=term'
 
 test-long: $(READY)  ## studies, sweeps and long kill runs
 	@echo "test-long: pytest -m slow"
