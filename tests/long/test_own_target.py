@@ -32,10 +32,13 @@ SHORT = {
     "infer.tune": ["max_new_tokens=8", "num_prompts=2", "nodes=[4]", "depth=3", "repeats=1"],
 }  # fmt: skip
 MODELS = {"train", "data.prepare", "data.show", "data.capture"}  # others know it from a checkpoint
-A, B, C = (f"outputs/train/{name}/checkpoint" for name in ("answers", "chat", "stored"))
+# Drafts side by side are judged by the same prompts: these learn from one file.
+SAME_DATA = ("qwen3-8b-eagle3", "qwen3-1.7b", "qwen3-8b-eagle3-ultrachat")
+A, B, C = (f"outputs/train/{name}/checkpoint" for name in SAME_DATA)
 PLACES = {
     "outputs/train/demo/checkpoint": A, "=A": f"={A}", "[A,B,C]": f"[{A},{B},{C}]",
-    "[A,B]": f"[{A},{B}]", "before/": "outputs/train/answers/", "after/": "outputs/train/chat/",
+    "[A,B]": f"[{A},{B}]", "before/": f"outputs/train/{SAME_DATA[0]}/",
+    "after/": f"outputs/train/{SAME_DATA[2]}/",
     "/models/my-qwen3-8b": "target",
 }  # fmt: skip
 
@@ -85,4 +88,4 @@ def test_readmes_commands_for_ones_own_target_run_to_their_end(tmp_path):
         if command.module == "data.prepare":  # in the place of what needs the hub and a server
             shutil.copytree(tmp_path / "outputs/prepare/mine", tmp_path / "outputs/prepare/chat")
     trained = {path.parent.name for path in tmp_path.glob("outputs/train/*/report.json")}
-    assert trained >= {"qwen3-1.7b", "qwen3-8b-eagle3", "answers", "chat", "stored"}
+    assert trained >= {*SAME_DATA, "answers", "chat", "stored"}
