@@ -186,12 +186,12 @@ def _run_name() -> str:
 
 
 def typed() -> list[str]:
-    """The overrides that the command line gave."""
+    """List the overrides that the command line gave."""
     return list(HydraConfig.get().overrides.task)
 
 
 def _is_typed(group: str) -> bool:
-    """Whether the command line names an option of the group."""
+    """Return whether the command line names an option of the group."""
     return any(override.startswith(f"{group}=") for override in typed())
 
 

@@ -14,7 +14,7 @@ from data.prompt_layouts import shaped
 
 @dataclass(kw_only=True)
 class Labelled:
-    """What figures are told apart by; empty where the row does not say.
+    """Hold the labels by which figures are grouped; empty where the row has none.
 
     `conversation` numbers the row of the data that a chat template renders: all documents of one
     conversation share it. None: a plain text, or token ids as they stand.

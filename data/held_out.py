@@ -67,14 +67,14 @@ def hold_back(
 
 
 def prompt_sizes(documents: Documents) -> Int[np.ndarray, " documents"]:
-    """Tokens of each document's prompt."""
+    """Count the tokens of each document's prompt."""
     spans = zip(documents.starts[:-1].tolist(), documents.starts[1:].tolist(), strict=True)
     sizes = (prompt_size(documents.answer[begin:end]) for begin, end in spans)
     return np.fromiter(sizes, np.int64, len(documents))
 
 
 def prompt_size(answer: Bool[np.ndarray, " tokens"]) -> int:
-    """Tokens before the first answer token; of a plain text the first few.
+    """Count the tokens before the first answer token; in a plain text, the first few.
 
     >>> prompt_size(np.array([False, False, True, True]))
     2
@@ -88,7 +88,7 @@ def prompt_size(answer: Bool[np.ndarray, " tokens"]) -> int:
 def groups(
     documents: Documents, sizes: Int[np.ndarray, " documents"]
 ) -> Int[np.ndarray, " documents"]:
-    """A number for each document, shared by conversations that begin with the same prompt."""
+    """Number the documents so that conversations with the same first prompt share a number."""
     _, first, conversation = np.unique(
         documents.conversation, return_index=True, return_inverse=True
     )
@@ -104,7 +104,7 @@ def groups(
 def _members(
     group: Int[np.ndarray, " documents"], chosen: Int[np.ndarray, " chosen"]
 ) -> list[list[int]]:
-    """The chosen documents of each group that has any, in the order of the data."""
+    """List the chosen documents of each group that has any, in the order of the data."""
     found: dict[int, list[int]] = {}
     for number in chosen.tolist():
         found.setdefault(int(group[number]), []).append(number)

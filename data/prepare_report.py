@@ -106,7 +106,7 @@ def write_report(
 
 
 def prompt_row(row: Row) -> dict[str, Any]:
-    """The first prompt of the row as a line of a prompt file."""
+    """Return the first prompt of the row as a line of a prompt file."""
     asked = {"text": row.text} if row.messages is None else {"messages": first_prompt(row)}
     rendered = {"category": row.category, "tools": row.tools, "template": row.template}
     return {"id": row.id, **asked, **{name: value for name, value in rendered.items() if value}}

@@ -26,7 +26,7 @@ REWRITES = f"{EACH}, because the chat template rewrites earlier turns"
 
 @dataclass(frozen=True, kw_only=True)
 class Preview:
-    """What the first rows of the data hold."""
+    """Describe what the first rows of the data contain."""
 
     kind: str
     turns: str = ""  # what becomes of a conversation of several turns
@@ -58,8 +58,8 @@ def preview(conf: DataConf, target: TargetConf, first: list[Row]) -> Preview:
     talks = [row for row in first if isinstance(row, Conversation)]
     if talks:
         several = [row for row in talks if len(turns(row.messages)) > 1]
-        said = _rendered(conf, target, (several or talks)[0])
-        return Preview(kind="conversations", turns=said if several else "", of_others=True)
+        described = _describe_turns(conf, target, (several or talks)[0])
+        return Preview(kind="conversations", turns=described if several else "", of_others=True)
     if any(isinstance(row, Text) for row in first):
         return Preview(kind="plain texts, every token of which is learned", of_others=True)
     kinds = {
@@ -72,8 +72,8 @@ def preview(conf: DataConf, target: TargetConf, first: list[Row]) -> Preview:
     )
 
 
-def _rendered(conf: DataConf, target: TargetConf, row: Conversation) -> str:
-    """What becomes of the turns of this conversation; empty where the template refuses the row."""
+def _describe_turns(conf: DataConf, target: TargetConf, row: Conversation) -> str:
+    """Say how the turns become documents; return "" where the template refuses the row."""
     documents = list(from_row(row, conf, target.source.tokenizer(), Counter()))
     if not documents:
         return ""

@@ -62,7 +62,7 @@ def files(path: Path, word: str) -> list[Path]:
 
 
 def is_rows(path: Path) -> bool:
-    """Whether it is a file that `file_rows` reads."""
+    """Return whether `file_rows` can read the file."""
     return path.is_file() and path.name.endswith(JSON_LINES + PARQUET)
 
 

@@ -26,7 +26,7 @@ def up_to(tokens: int) -> int:
 
 
 def lengths(traces: list[Trace]) -> dict[str, int]:
-    """Tokens of the prompts."""
+    """Measure the lengths of the prompts in tokens."""
     tokens = sorted(trace.prompt_tokens for trace in traces)
     return {"shortest": tokens[0], "median": tokens[len(tokens) // 2], "longest": tokens[-1]}
 
@@ -62,7 +62,7 @@ def _tau(mode: Mode, bucket: int) -> dict[str, Any] | None:
 
 
 def by_length_table(report: Report) -> Table:
-    """A row for each bucket and draft."""
+    """Make a row for each bucket and draft."""
     found = report["by_prompt_length"]
     rows = [
         [

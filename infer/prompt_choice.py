@@ -62,7 +62,7 @@ def own_prompts(directories: Sequence[Path], target: TargetConf, file: str, *, k
 
 
 def longest_row(directory: Path) -> int | None:
-    """Tokens of the longest row that the draft was trained on, where its run says so."""
+    """Return the length of the draft's longest training row, where its run records it."""
     length = _data_of(directory).get("length")
     return length if isinstance(length, int) else None
 

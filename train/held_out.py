@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 def hold_out(
     conf: TrainConf, target: Target, documents: Documents
 ) -> tuple[Int[np.ndarray, " learned"], HeldOut]:
-    """The documents to learn from, and the prompts that are held out of them."""
+    """Return the documents to learn from, and the prompts that are held out of them."""
     if conf.data.source is Source.demo:
         held = hold_back(documents, selection=conf.eval_prompts, final=0, length=conf.data.length)
         return held.learned, HeldOut(selection=document_rows(documents, held.selection, "the demo"))
@@ -65,7 +65,7 @@ def judges_elsewhere(conf: TrainConf) -> bool:
 
 
 def judged_on(conf: TrainConf, folder: Path) -> EvaluationConf:
-    """The evaluation at the end of a run in this folder, with its prompts named."""
+    """Return the evaluation at the end of a run in this folder, with its prompts named."""
     prompts = conf.evaluation.prompts
     if prompts is None and conf.data.source is Source.demo:
         prompts = DEMO

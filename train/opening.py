@@ -44,7 +44,7 @@ def announce(conf: TrainConf, found: Preview) -> None:
 
 
 def described(data: DataConf, found: Preview) -> str:
-    """Where the rows come from, how many there are, what they hold and how they are cut."""
+    """Describe the rows: source, number, contents, and how they are packed."""
     place = data.path or "the embedded demo"
     parts = [part for part in (data.subset, data.split) if part and data.source is Source.dataset]
     named = f"{place} ({', '.join(parts)})" if parts and not Path(place).is_file() else place
@@ -55,7 +55,7 @@ def described(data: DataConf, found: Preview) -> str:
 
 
 def preparing(conf: TrainConf) -> str:
-    """The command that has the target answer the prompts of this data."""
+    """Return the command by which the target answers the prompts of this data."""
     return f"python -m data.prepare mixture=one {overrides(dict(_prepared(conf)))}"
 
 

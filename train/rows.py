@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 def training_rows(
     conf: TrainConf, target: Target, parallel: Parallel, store: Store | None
 ) -> tuple[Packed, HeldOut]:
-    """The rows to train on, and the prompts that are held back from them."""
+    """Return the rows to train on, and the prompts that are held back from them."""
     skipped: Counter[str] = Counter()
     with parallel.main_first():
         if store is not None:

@@ -19,7 +19,7 @@ class SaveTimes:
     saved_at: float = field(default_factory=time.perf_counter)
 
     def due(self, done: int) -> bool:
-        """Whether the state after `done` steps is to be saved, as far as the clock was read."""
+        """Return whether to save the state after `done` steps, as of the last clock reading."""
         if done in self.always:
             return True
         if self.every is not None:

@@ -183,7 +183,7 @@ def _choice(reply: Any) -> dict[str, Any]:
 
 
 def _text(error: Exception, conf: AnswersConf) -> str:
-    """What a server says, without the key: some repeat what they refuse."""
+    """Remove the key from a server's message: some servers repeat the key that they refuse."""
     return str(error).replace(conf.key, "***") if conf.key != NO_KEY else str(error)
 
 
