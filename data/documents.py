@@ -124,6 +124,11 @@ class Packed:
     def __len__(self) -> int:
         return len(self.starts) - 1
 
+    @property
+    def document_numbers(self) -> Int[np.ndarray, " learned"]:
+        """Numbers of the documents that have a piece in a row, ascending."""
+        return np.unique(self.table[:, 0])
+
     def pieces(self, rows: list[int]) -> list[list[Piece]]:
         """What lies in these rows, from left to right."""
         tables = [self.table[self.starts[row] : self.starts[row + 1]] for row in rows]

@@ -3,7 +3,8 @@
     documents -> conversations that begin with the same prompt -> final, selection, or learned
 
 Such a group leaves training as a whole: with data.turns=each a later turn of a held-back
-conversation repeats its first one. Prompts of `final` make the report, those of `selection` choose
+conversation repeats its first one. A group of more than 1 % of the documents, such as plain texts
+with one header, is never held back. Prompts of `final` make the report, those of `selection` choose
 the checkpoint and tune the tree, and no prompt is among both.
 """
 
@@ -19,6 +20,7 @@ from data.documents import Documents
 from data.packing import answers_in, cut
 
 log = logging.getLogger(__name__)
+FEW = 64  # documents that may be held back for one prompt, however few there are in all
 TEXT_PROMPT = 16  # tokens of a plain text that are its prompt: its answer begins with its second
 
 
@@ -46,7 +48,13 @@ def hold_back(
     if longest is not None:
         usable &= sizes <= longest
     group = groups(documents, sizes)
-    members = _members(group, numbers[usable])
+    common = np.bincount(group) > max(FEW, len(documents) // 100)
+    if common.any():
+        log.info(
+            "data: %d documents that begin like many others are not held back",
+            common[group].sum(),
+        )  # fmt: skip
+    members = _members(group, numbers[usable & ~common[group]])
     room = len(members) // 2
     choosing = min(selection, round(room / 3) if final else room)
     judged = _spread(documents, members, min(final, room - choosing))
@@ -62,7 +70,7 @@ def hold_back(
     return HeldBack(
         learned=numbers[~np.isin(group, held)], selection=_one_each(chosen),
         final=_one_each(judged), groups=len(members),
-        too_long=len(np.unique(group)) - len(members),
+        too_long=len(np.unique(group[~common[group]])) - len(members),
     )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerBase
 
 from data.config import DataConf, Turns
 from data.conversations import Tokenised
+from data.documents import Documents
 from data.languages import UNKNOWN, language_of
 from models.checkpoint import TOKENIZER_HASH, atomic_path
 from models.errors import UserError
@@ -55,6 +56,20 @@ class TokenCounts:
                 groups[f"{kind}: {len(rest)} others"] = torch.from_numpy(np.sum(rest, axis=0))
         return groups
 
+    def without(self, others: "TokenCounts") -> "TokenCounts":
+        """Subtract the counts of some of these documents."""
+        return TokenCounts(
+            categories=_difference(self.categories, others.categories),
+            languages=_difference(self.languages, others.languages),
+        )
+
+
+def _difference(
+    counts: dict[str, np.ndarray], others: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    left = ((name, tokens - others.get(name, 0)) for name, tokens in counts.items())
+    return {name: tokens for name, tokens in left if tokens.any()}
+
 
 def count(
     pieces: Iterable[Tokenised], vocab_size: int, tokenizer: PreTrainedTokenizerBase | None
@@ -87,15 +102,21 @@ def _language(ids: Int[np.ndarray, " answer"], tokenizer: PreTrainedTokenizerBas
 
 
 def counts_of(
-    conf: DataConf, pieces: Iterable[Tokenised], vocab_size: int,
+    conf: DataConf, documents: Documents, learned: Int[np.ndarray, " learned"], vocab_size: int,
     tokenizer: PreTrainedTokenizerBase | None, tokenizer_hash: str,
 ) -> TokenCounts:  # fmt: skip
-    """Those that were kept with the data, where they are of the same documents; else count."""
+    """Count the answer tokens of the learned documents, which are given by their numbers.
+
+    Counts that were kept with the data are taken where they are of all these documents; those of
+    documents that are held back are subtracted from them.
+    """
     if conf.path is not None and conf.limit is None and conf.turns is not Turns.last:
         kept = load(Path(conf.path) / FILE, vocab_size, tokenizer_hash)
         if kept is not None:
-            return kept
-    return count(pieces, vocab_size, tokenizer)
+            others = np.setdiff1d(np.arange(len(documents)), learned).tolist()
+            held_back = (documents[number] for number in others)
+            return kept.without(count(held_back, vocab_size, tokenizer))
+    return count((documents[number] for number in learned.tolist()), vocab_size, tokenizer)
 
 
 def save(counts: TokenCounts, file: Path, tokenizer_hash: str) -> None:

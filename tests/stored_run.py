@@ -72,7 +72,7 @@ def learned(conf: TrainConf, *, evaluate: Callable = toy_length) -> None:
     draft = conf.draft.build(target, loss=conf.loss, seed=conf.seed)
     store = stored.opened(conf.data, target, draft, parallel)
     rows, _ = training_rows(conf, target, parallel, store)
-    choose_vocabulary(draft, target, rows.documents, conf.data, state.folder)
+    choose_vocabulary(draft, target, rows, conf.data, state.folder)
     Loop(
         conf=conf, parallel=parallel, device=parallel.device, target=target, draft=draft,
         rows=rows, store=store, state=state,

@@ -1,5 +1,6 @@
 """Which conversations are held back from the documents of a run, and what is left to learn."""
 
+import logging
 from dataclasses import replace
 
 import numpy as np
@@ -102,6 +103,17 @@ def test_at_most_half_of_the_conversations_are_held_back(groups, final, selectio
     found = held(documents, selection=32, final=64)
     assert len(found.final) == final
     assert len(found.learned) == groups - final - selection
+
+
+def test_what_begins_like_many_others_is_learned_whole(caplog):
+    """Plain texts with one header are one group, and holding it back would leave little."""
+    alike = [Tokenised(ids=[*TEXT, n], answer=[place > 0 for place in range(31)]) for n in range(65)]
+    other = [from_pair([100 + n, 7], [8, 9]) for n in range(4)]
+    with caplog.at_level(logging.INFO):
+        found = held([*alike, *other], selection=1, final=1)
+    assert set(range(65)) <= set(found.learned.tolist())
+    assert (len(found.final), len(found.selection), found.too_long) == (1, 1, 0)
+    assert "65 documents that begin like many others are not held back" in caplog.text
 
 
 def test_a_single_document_is_kept_to_learn_from(caplog):

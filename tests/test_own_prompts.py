@@ -326,16 +326,21 @@ def test_too_few_of_them_are_added_to_from_the_data(folder, tmp_path):
 def test_prompts_without_room_for_an_answer_are_left_out_and_counted(folder, tmp_path, caplog):
     caplog.set_level("INFO")
     data = prepared(tmp_path / "data", held=10)
-    _, held, _ = held_of(folder, data, "evaluation.max_new_tokens=492")
+    _, held, _ = held_of(folder, data, "evaluation.max_new_tokens=483")
     assert "prompts held out of" in caplog.text
-    assert "a prompt of more than 20 tokens" in caplog.text
-    assert all("ids" not in row or len(row["ids"]) <= 20 for row in held.final)
+    assert "a prompt of more than 29 tokens" in caplog.text
+    assert all("ids" not in row or len(row["ids"]) <= 29 for row in held.final)
 
 
 def test_data_with_nothing_to_hold_back_is_refused_in_one_line(folder, tmp_path):
     write_lines(tmp_path / "one.jsonl", conversations(1))
     with pytest.raises(UserError, match=r"^held_out_prompts: must leave as many .* got 1 in .*one"):
         held_of(folder, tmp_path, "data=jsonl", f"data.path={tmp_path / 'one.jsonl'}")
+    named = ["evaluation.prompts=demo", "data.overlap=8", "data.length=16"]
+    long = tmp_path / "long.jsonl"
+    write_lines(long, [{"prompt": "word " * 40, "completion": "end"} for _ in range(9)])
+    with pytest.raises(UserError, match=r"^data\.length: must leave prompts .* got 16: .*long"):
+        held_of(folder, tmp_path, "data=jsonl", f"data.path={long}", *named)
     with pytest.raises(UserError, match=r"^held_out_prompts: must be at least 1 where evaluation"):
         conf(folder, "held_out_prompts=0").check()
 

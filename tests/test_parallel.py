@@ -138,17 +138,18 @@ def test_what_the_processes_cannot_do_is_refused_before_a_model_is_loaded(
     monkeypatch.setenv("WORLD_SIZE", str(processes))
     target = TargetConf(path=str(tmp_path))
     with pytest.raises(UserError, match=message):
-        ParallelConf(**conf).check(target, rows=rows, adapts=adapts)
-    ParallelConf().check(target, rows=4 * rows, adapts=adapts)
+        ParallelConf(**conf).check(rows=rows, adapts=adapts)
+        ParallelConf(**conf).check_target(target)
+    ParallelConf().check(rows=4 * rows, adapts=adapts)
+    ParallelConf().check_target(target)
 
 
 def test_an_older_torch_is_refused_where_weights_are_cut(monkeypatch):
-    demo = TargetConf()
     monkeypatch.setattr(torch, "__version__", TorchVersion("2.9.0"))
-    ParallelConf().check(demo, rows=4, adapts=False)
+    ParallelConf().check(rows=4, adapts=False)
     for conf in ({"tensor": 1, "target": Weights.sharded}, {"draft": Weights.sharded}):
         with pytest.raises(UserError, match=r"^parallel: tensor and sharded need torch 2\.13 or n"):
-            ParallelConf(**conf).check(demo, rows=4, adapts=False)
+            ParallelConf(**conf).check(rows=4, adapts=False)
     for newer in ("2.13.0", "2.13.0a0+79aa17489c.nv26.6"):
         monkeypatch.setattr(torch, "__version__", TorchVersion(newer))
-        ParallelConf(draft=Weights.sharded).check(demo, rows=4, adapts=False)
+        ParallelConf(draft=Weights.sharded).check(rows=4, adapts=False)

@@ -14,6 +14,7 @@ from data.config import DataConf, Source, Turns
 from data.conversations import Tokenised
 from data.documents import Documents
 from data.languages import language_of
+from data.packing import pack
 from data.prepared import Row, Spans, write
 from data.prepared_counts import keep_counts
 from data.tokens import documents as tokens_of
@@ -188,17 +189,29 @@ def test_the_map_of_the_file_is_that_of_counting(documents, tokenizer, tmp_path)
 def test_kept_counts_are_taken_for_the_same_documents_alone(documents, tokenizer, tmp_path):
     file = tmp_path / FILE
     save(count(documents, len(tokenizer), tokenizer), file, "its hash")
-    few = [documents[0]]
+    few = documents.head(1)
 
     def taken(**conf):
         data = DataConf(source=Source.dataset, path=str(tmp_path), **conf)
-        return int(counts_of(data, few, len(tokenizer), tokenizer, "its hash").total.sum())
+        counts = counts_of(data, few, np.arange(1), len(tokenizer), tokenizer, "its hash")
+        return int(counts.total.sum())
 
-    kept, counted = documents.answer.sum(), sum(few[0].answer)
+    kept, counted = documents.answer.sum(), few.answer.sum()
     assert taken() == kept
     assert taken(limit=1) == taken(turns=Turns.last) == counted
     file.unlink()
     assert taken() == counted
+
+
+@pytest.mark.parametrize("keeps", [True, False], ids=["kept counts", "counted anew"])
+def test_held_back_documents_do_not_count(documents, tokenizer, tmp_path, keeps):
+    if keeps:
+        save(count(documents, len(tokenizer), tokenizer), tmp_path / FILE, "its hash")
+    learned = np.arange(1, len(documents) - 1)
+    conf = DataConf(source=Source.dataset, path=str(tmp_path))
+    counts = counts_of(conf, documents, learned, len(tokenizer), tokenizer, "its hash")
+    wanted = count((documents[number] for number in learned.tolist()), len(tokenizer), tokenizer)
+    assert table(counts, [300], []) == table(wanted, [300], [])
 
 
 def test_a_prepared_folder_is_counted_as_training_on_it_would(documents, tokenizer, tmp_path):
@@ -215,7 +228,8 @@ def test_a_prepared_folder_is_counted_as_training_on_it_would(documents, tokeniz
     conf = DataConf(source=Source.prepared, path=str(tmp_path))
     pieces = Documents.of(tokens_of(conf, tokenizer, Counter()))
     hash = tokenizer_fingerprint(tokenizer)
-    kept = counts_of(conf, [], len(tokenizer), tokenizer, hash)
+    everything = np.arange(len(pieces))
+    kept = counts_of(conf, pieces, everything, len(tokenizer), tokenizer, hash)
     counted = count(pieces, len(tokenizer), tokenizer)
     assert table(kept, [300], []) == table(counted, [300], [])
     assert set(kept.languages) == {"en"}
@@ -271,7 +285,7 @@ def test_a_run_says_what_its_map_covers_and_keeps_it_in_the_checkpoint_alone(
         Tokenised(ids=ids, answer=[place > 1 for place in range(len(ids))], category=category)
         for ids, category in zip(texts, ("long", "short"), strict=True)
     )
-    choose_vocabulary(draft, target, documents, DataConf(), tmp_path)
+    choose_vocabulary(draft, target, pack(documents, 24)[0], DataConf(), tmp_path)
     printed = capsys.readouterr().out.splitlines()
     page = (tmp_path / "vocabulary.md").read_text().splitlines()
     assert page[0] == "| answer tokens | count | 10 kept | 20 kept | 40 kept |"

@@ -56,9 +56,7 @@ def main(conf: TrainConf) -> None:
         if parallel.main:
             keep(held, run.folder)
             keep_hashes(rows, target.tokenizer, run.folder)
-        choose_vocabulary(
-            draft, target, rows.documents, conf.data, run.folder if parallel.main else None
-        )
+        choose_vocabulary(draft, target, rows, conf.data, run.folder if parallel.main else None)
         tree, selection = conf.tree.build(), [row["ids"] for row in held.selection]
         if tree.depth > draft.trained_depth:
             log.warning(DEEPER, tree.depth, draft.trained_depth)

@@ -74,6 +74,12 @@ class TrainConf:
         Returns what the first rows of the data hold; a warm-up reads none.
         """
         self.check_settings()
+        self.parallel.check(
+            rows=self.optim.rows, adapts=self.draft.adapts, device=self.device.name,
+            optimizer=self.optim.name.value,
+        )  # fmt: skip
+        if self.evaluation.prompts is None:
+            self._check_held_out()
         missing = [self.target.source.config, self.draft.check]
         if not reads_data:
             together(*missing)
@@ -82,13 +88,8 @@ class TrainConf:
             self.data.check_target(self.target)
             found = preview(self.data, self.target, rows_beside(self.data, *missing))
         stored.check(self.data, target=self.target, draft=self.draft, loss=self.loss)
-        self.parallel.check(
-            self.target, rows=self.optim.rows, adapts=self.draft.adapts,
-            device=self.device.name, optimizer=self.optim.name.value,
-        )  # fmt: skip
-        if self.evaluation.prompts is None:
-            self._check_held_out()
-        else:
+        self.parallel.check_target(self.target, device=self.device.name)
+        if self.evaluation.prompts is not None:
             prompt_files.read(self.evaluation.prompts)
             check_prompts(self.target, self.evaluation)
         return found

@@ -52,6 +52,12 @@ def hold_out(
         length=conf.data.length, longest=longest,
     )  # fmt: skip
     name = name_of(conf.data)
+    if not held.selection:
+        raise UserError(
+            f"data.length: must leave prompts that can choose a checkpoint, got {conf.data.length}: "
+            f"{name} has no prompt of at most {longest} tokens with an answer behind it in a row "
+            "and a beginning of its own; raise it, lower evaluation.max_new_tokens or give more data"
+        )
     final = ready + document_rows(documents, held.final, name)
     _say(conf, held, len(final), longest)
     return held.learned, HeldOut(

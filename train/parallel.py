@@ -65,10 +65,10 @@ class ParallelConf:
         return self.tensor > 1 or self.target is Weights.sharded
 
     def check(
-        self, target: TargetConf, *, rows: int, adapts: bool,
+        self, *, rows: int, adapts: bool,
         device: DeviceName = DeviceName.auto, optimizer: str = "adamw",
     ) -> None:  # fmt: skip
-        """Refuse, before a model is loaded, what the launched processes cannot do."""
+        """Refuse what the launched processes cannot do, whatever the target is."""
         launch.check()
         processes = launch.launched()
         if processes % self.tensor:
@@ -90,13 +90,20 @@ class ParallelConf:
                 "leave parallel at its defaults or choose another draft"
             )
         if device is DeviceName.xla:
-            self._check_older_engines(target.source, optimizer)
+            self._check_older_engines(optimizer)
         elif self.splits_target or self.draft is Weights.sharded:
             self._check_torch()
-        if device is not DeviceName.xla and self.tensor > 1:
+
+    def check_target(self, target: TargetConf, *, device: DeviceName = DeviceName.auto) -> None:
+        """Refuse, before weights are read, a target that cannot be split so."""
+        if self.tensor == 1:
+            return
+        if device is DeviceName.xla:
+            tensor_parallel.plan(target.source.shape(), self.tensor)
+        else:
             self.check_heads(target.source.config().get_text_config())
 
-    def _check_older_engines(self, source: Source, optimizer: str) -> None:
+    def _check_older_engines(self, optimizer: str) -> None:
         """What neuronx-distributed and ZeRO-1 cannot do, which stand in for DTensor and FSDP2."""
         if self.target is Weights.sharded:
             raise UserError(
@@ -108,8 +115,6 @@ class ParallelConf:
                 f"optim.name: must be adamw with device=xla and parallel.draft=sharded, got "
                 f"{optimizer}, which needs whole matrices; set parallel.draft=replicated"
             )
-        if self.tensor > 1:
-            tensor_parallel.plan(source.shape(), self.tensor)
 
     def _check_torch(self) -> None:
         """Training on cut weights failed with PyTorch 2.9; 2.10 to 2.12 were not tried."""

@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 
 from data.config import DataConf
-from data.documents import Documents
+from data.documents import Packed
 from data.vocabulary import counts_of, markdown, sizes_around, table
 from models.console import say_table
 from models.drafts.base import Draft
@@ -17,16 +17,19 @@ PAGE = "vocabulary.md"  # of a run folder; which tokens they are stands in the c
 
 
 def choose_vocabulary(
-    draft: Draft, target: Target, documents: Documents, conf: DataConf, folder: Path | None
+    draft: Draft, target: Target, rows: Packed, conf: DataConf, folder: Path | None
 ) -> None:
-    """Count the answers' tokens, let the draft choose, and say what half and double would cover.
+    """Count the learned answers' tokens, let the draft choose, and print what it covers.
+
+    Half the size and double the size are printed beside it. Documents that are held back from the
+    rows are not counted.
 
     `folder`: where that is kept too; None in processes that say and write nothing.
     """
     reduced = draft.kept_ids is not None
     counts = counts_of(
-        conf, documents, target.vocab_size, target.tokenizer if reduced else None,
-        target.tokenizer_fingerprint,
+        conf, rows.documents, rows.document_numbers, target.vocab_size,
+        target.tokenizer if reduced else None, target.tokenizer_fingerprint,
     )  # fmt: skip
     always = always_kept(target.tokenizer)
     figures = draft.prepare(counts.total, target=target, always=always)
@@ -34,7 +37,7 @@ def choose_vocabulary(
         log.info("draft: %s %.4g", name, value)
     if draft.kept_ids is not None and folder is not None:
         sizes = sizes_around(len(draft.kept_ids), len(always), target.vocab_size)
-        rows = table(counts, sizes, always)
-        say_table(rows[0], rows[1:])
+        shares = table(counts, sizes, always)
+        say_table(shares[0], shares[1:])
         with refuse_full_disk(folder):
-            (folder / PAGE).write_text(markdown(rows))
+            (folder / PAGE).write_text(markdown(shares))

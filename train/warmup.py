@@ -58,7 +58,7 @@ def compile_all(conf: TrainConf, parallel: Parallel, folder: Path) -> None:
     else:  # the lengths of the prompts that are held out of the data decide on graphs
         rows, held = training_rows(conf, target, parallel, store)
         keep(held, folder)
-    choose_vocabulary(draft, target, rows.documents, conf.data, folder=None)
+    choose_vocabulary(draft, target, rows, conf.data, folder=None)
     state = State(folder, flat(conf))
     Loop(
         conf=conf, parallel=parallel, device=device, target=target, draft=draft, rows=rows,
