@@ -1,6 +1,7 @@
 """With compiling on: one graph a function and shape, none added later, one read a round."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -77,6 +78,32 @@ def test_no_case_of_a_method_adds_a_graph_after_warm_up():
 def test_a_mixed_tree_compiled_by_inductor_emits_what_the_eager_one_does():
     """What the demo's figures run on: EAGLE-3, each graph lowered to machine code."""
     promises(run("inductor", 2, "mixed"))
+
+
+@pytest.mark.skipif(not can_compile("cpu"), reason="no C++ compiler: all runs eagerly here")
+@pytest.mark.slow
+def test_a_cache_on_disk_knows_the_width_of_vectors(tmp_path):
+    """CPUs of several widths may share it: none is given code of another."""
+    script = """
+import torch
+from tests.tiny import CPU
+from dataclasses import replace
+compiled = replace(CPU, compiles=True).compile(lambda x: (x[1:] + x[:-1]).cumsum(0).softmax(-1))
+print(compiled(torch.arange(60.0).view(4, 15) / 7).flatten().tolist())
+"""
+
+    def printed(capability: str) -> str:
+        changed = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "ATEN_CPU_CAPABILITY": capability}
+        command = [sys.executable, "-W", "ignore", "-c", script]
+        done = subprocess.run(
+            command, cwd=ROOT, env=os.environ | changed, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done.stdout
+
+    widest = json.loads(printed("avx512"))  # where there is none, the machine's own
+    for capability in ("avx2", "default"):
+        assert json.loads(printed(capability)) == pytest.approx(widest, abs=1e-5)
 
 
 @pytest.mark.skipif(not can_compile("cpu"), reason="no C++ compiler: all runs eagerly here")

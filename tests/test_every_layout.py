@@ -17,6 +17,7 @@ from tests.layout_run import LEARNERS, train_all
 from tests.toy_run import metrics, weights
 
 ROOT = Path(__file__).parent.parent
+A_NEAR_TIE = 1 / 80  # what one of the 80 and more tokens with two likeliest ones does to a share
 SPLITS = {"1x8": 1, "4x2": 4, "two processes": 2}  # rows at a time
 
 
@@ -49,5 +50,6 @@ def test_the_split_of_a_step_changes_no_weight_and_no_figure(folder, name, split
         torch.testing.assert_close(other[key], whole[key], atol=1e-5, rtol=0, msg=key)
     said, said_there = metrics(folder / "8x1" / name), metrics(folder / split / name)
     for one, two in zip(said, said_there, strict=True):
-        same = [key for key in one if key not in ("train/tokens_per_s", "train/data_wait")]
-        assert [two[key] for key in same] == pytest.approx([one[key] for key in same], abs=1e-4)
+        for key in one.keys() - {"train/tokens_per_s", "train/data_wait"}:
+            bound = A_NEAR_TIE if "hit" in key or key == "train/tau" else 1e-4
+            assert two[key] == pytest.approx(one[key], abs=bound), key

@@ -107,7 +107,9 @@ def test_at_most_half_of_the_conversations_are_held_back(groups, final, selectio
 
 def test_what_begins_like_many_others_is_learned_whole(caplog):
     """Plain texts with one header are one group, and holding it back would leave little."""
-    alike = [Tokenised(ids=[*TEXT, n], answer=[place > 0 for place in range(31)]) for n in range(65)]
+    alike = [
+        Tokenised(ids=[*TEXT, n], answer=[place > 0 for place in range(31)]) for n in range(65)
+    ]
     other = [from_pair([100 + n, 7], [8, 9]) for n in range(4)]
     with caplog.at_level(logging.INFO):
         found = held([*alike, *other], selection=1, final=1)

@@ -93,9 +93,11 @@ class Device:
         torch._dynamo.config.recompile_limit = GRAPHS_A_FUNCTION
         if kind:
             function = _named(function, f"{function.__name__}_{kind}")
-        options: Any = {"guard_filter_fn": checked} if settled else None
+        options: dict[str, Any] = {"guard_filter_fn": checked} if settled else {}
+        if self.name == "cpu" and self.backend == "inductor":
+            options["cpp.simdlen"] = _vector_width()
         return torch.compile(
-            function, fullgraph=True, dynamic=False, backend=self.backend, options=options
+            function, fullgraph=True, dynamic=False, backend=self.backend, options=options or None
         )
 
     @property
@@ -172,6 +174,20 @@ class Device:
             "compiled": self.compiles,
             "environment": self.environment,
         }
+
+
+@functools.cache
+def _vector_width() -> int:
+    """Return the bits of the vectors that Inductor computes with.
+
+    Named among its options, they are part of the key by which it caches graphs. PyTorch 2.13 leaves
+    them out, so that a cache which CPUs of two widths share, or one CPU with two values of
+    ATEN_CPU_CAPABILITY, hands out code of the other width: it does not compile, or computes
+    something else.
+    """
+    from torch._inductor import cpu_vec_isa  # slow to import
+
+    return cpu_vec_isa.pick_vec_isa().bit_width()
 
 
 @functools.cache
