@@ -1,6 +1,7 @@
 """The benchmark compares like with like, and writes its page without touching the prose."""
 
 import copy
+import os
 import re
 import sys
 
@@ -94,6 +95,15 @@ class LLM:
 """
 
 
+@pytest.fixture
+def threads_of_the_machine():
+    """Engines are told by OMP_NUM_THREADS, of which PyTorch takes no more than there are cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(min(before, os.cpu_count() or 1))
+    yield
+    torch.set_num_threads(before)
+
+
 def engines_with(folder, answers):
     """An environment whose `vllm` gives these answers, and notes what it was asked."""
     (folder / "bin").mkdir(parents=True)
@@ -106,7 +116,7 @@ def engines_with(folder, answers):
 
 
 def test_an_engine_is_warmed_up_asked_in_turns_and_its_other_answers_are_counted(
-    target, learned, copies, tmp_path, monkeypatch
+    target, learned, copies, tmp_path, monkeypatch, threads_of_the_machine
 ):
     _, texts = learned
     prompts = prompts_of(texts)
@@ -128,7 +138,9 @@ def test_an_engine_is_warmed_up_asked_in_turns_and_its_other_answers_are_counted
     assert asked[1:] == [[prompt[0], 8] for prompt in prompts for _ in range(2)]
 
 
-def test_an_engine_that_fails_is_quoted(target, copies, tmp_path, monkeypatch):
+def test_an_engine_that_fails_is_quoted(
+    target, copies, tmp_path, monkeypatch, threads_of_the_machine
+):
     folder = engines_with(tmp_path / "engines", {})
     monkeypatch.setenv("ENGINES", str(folder))
     monkeypatch.setenv("PYTHONPATH", str(folder))

@@ -119,6 +119,11 @@ def test_a_state_of_four_processes_goes_on_with_two_and_with_one(folder):
         assert losses(folder / name) == pytest.approx(losses(folder / alone), abs=1e-5)
 
 
+def refuse(conf: ParallelConf, target: TargetConf, *, rows: int, adapts: bool) -> None:
+    conf.check(rows=rows, adapts=adapts)
+    conf.check_target(target)
+
+
 @pytest.mark.parametrize(
     ("processes", "conf", "rows", "adapts", "message"),
     [
@@ -138,10 +143,8 @@ def test_what_the_processes_cannot_do_is_refused_before_a_model_is_loaded(
     monkeypatch.setenv("WORLD_SIZE", str(processes))
     target = TargetConf(path=str(tmp_path))
     with pytest.raises(UserError, match=message):
-        ParallelConf(**conf).check(rows=rows, adapts=adapts)
-        ParallelConf(**conf).check_target(target)
-    ParallelConf().check(rows=4 * rows, adapts=adapts)
-    ParallelConf().check_target(target)
+        refuse(ParallelConf(**conf), target, rows=rows, adapts=adapts)
+    refuse(ParallelConf(), target, rows=4 * rows, adapts=adapts)
 
 
 def test_an_older_torch_is_refused_where_weights_are_cut(monkeypatch):

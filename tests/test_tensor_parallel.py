@@ -91,13 +91,16 @@ def test_what_the_xla_route_cannot_split_is_refused_by_the_config_alone(tmp_path
     CUT["qwen3"]().save_pretrained(tmp_path)
     given = {"rows": 24, "adapts": False, "device": DeviceName.xla}
     target = TargetConf(path=str(tmp_path))
-    ParallelConf(tensor=8).check(target, **given)  # two key-value heads, each on four processes
+    for tensor in (3, 8):
+        ParallelConf(tensor=tensor).check(**given)
+    device = DeviceName.xla  # two key-value heads, each on four processes
+    ParallelConf(tensor=8).check_target(target, device=device)
     with pytest.raises(UserError, match=r"a divisor of its 8 attention heads, got 3"):
-        ParallelConf(tensor=3).check(target, **given)
+        ParallelConf(tensor=3).check_target(target, device=device)
     with pytest.raises(UserError, match=r"optim.name: must be adamw with device=xla.*got muon"):
-        ParallelConf(draft=Weights.sharded).check(target, **given, optimizer="muon")
+        ParallelConf(draft=Weights.sharded).check(**given, optimizer="muon")
     with pytest.raises(UserError, match=r"parallel.target: must be replicated with device=xla"):
-        ParallelConf(target=Weights.sharded).check(target, **given)
+        ParallelConf(target=Weights.sharded).check(**given)
 
 
 @pytest.mark.parametrize("ranks", RANKS)
