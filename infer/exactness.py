@@ -57,17 +57,20 @@ def read_plainly(
 ) -> Float[Tensor, "rows vocab"]:
     """Logits behind each token of the answer but the last, by one pass over prompt and answer.
 
+    The answer has at most MOST_TOKENS tokens.
+
     It is transformers' own forward pass, with its own causal mask and positions and without a
-    cache. Padding stands behind the text, where a causal mask hides it, so that texts of different
-    lengths have few shapes.
+    cache. Padding stands behind the text, where a causal mask hides it, and as many logits are read
+    whatever the answer's length, so that texts of different lengths have few shapes.
     """
     text = [*prompt, *answer[:-1]]
     padded = torch.zeros(1, min(bucket(len(text)), slots), dtype=torch.int64)
     padded[0, : len(text)] = torch.tensor(text)
-    rows = torch.arange(len(prompt), len(text))
+    rows = (len(prompt) + torch.arange(MOST_TOKENS)).clamp(max=padded.shape[1] - 1)
     place = target.device.torch_device
     hidden = target.decoder(input_ids=padded.to(place), use_cache=False).last_hidden_state
-    return target.logits(hidden[0].index_select(0, rows.to(place))).cpu().float()
+    logits = target.logits(hidden[0].index_select(0, rows.to(place)))
+    return logits.cpu().float()[: len(answer) - 1]
 
 
 def derive_yardstick(

@@ -185,12 +185,17 @@ def _replayed(
     return Replayed(tau=tau, all_positions=anywhere)
 
 
+def choose_few(prompts: list[EvalPrompt]) -> list[EvalPrompt]:
+    """Choose a prompt of each padded length and of each category, to warm up with."""
+    few = list({bucket(len(p.ids)): p for p in prompts}.values())
+    return few + list({p.category: p for p in prompts}.values())
+
+
 def _warm_up(
     modes: dict[str, Contender], prompts: list[EvalPrompt], conf: EvaluationConf
 ) -> dict[str, Yardstick]:
     """Compile every graph; return what each autoregressive mode's answers are compared by."""
-    few = list({bucket(len(p.ids)): p for p in prompts}.values())
-    few += {p.category: p for p in prompts}.values()
+    few = choose_few(prompts)
     found: dict[str, Yardstick] = {}
     for name, mode in track(modes.items(), "warming up", disable=not sys.stderr.isatty()):
         if name == mode.baseline:

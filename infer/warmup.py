@@ -16,7 +16,8 @@ from infer.config import EvalConf, EvaluationConf
 from infer.contenders import Candidate, contenders
 from infer.decode import bucket
 from infer.eval import check, load
-from infer.judge import asked
+from infer.exactness import measure_yardstick
+from infer.judge import asked, choose_few
 from infer.opening import opened
 from infer.timing import FEWEST, warm_unfused
 from models.target import Target
@@ -43,7 +44,10 @@ def _compile(
     with target.device.expecting(needed, say, each=say):
         modes = contenders(target, candidates, shape, prompts, conf)
         few = list({bucket(len(prompt.ids)): prompt for prompt in prompts}.values())
-        for mode in modes.values():
+        for name, mode in modes.items():
+            if name == mode.baseline:  # what answers are compared by needs passes of its own
+                by = choose_few(prompts)
+                measure_yardstick(mode.decoder, by, max_new_tokens=conf.new_tokens)
             for prompt in few:
                 count = min(FEWEST, conf.new_tokens)
                 mode.decoder.decode([prompt.ids], row_ids=[0], max_new_tokens=count)
