@@ -2,6 +2,8 @@
 
 import socket
 from dataclasses import replace
+from pathlib import Path
+from subprocess import PIPE, Popen
 from types import SimpleNamespace
 
 import pytest
@@ -49,19 +51,33 @@ def test_features_that_do_not_fit_are_refused(tmp_path, monkeypatch):
         toy_run(tmp_path, toy_conf(data=DataConf(keep_features=True)))
 
 
-def test_processes_change_nothing(tmp_path):
+def two_processes(*folders: Path, changes: dict) -> list[Popen]:
+    """Start both ranks of a run, the first in the first folder and the second in the last."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = str(free.getsockname()[1])
-    changes = {"dropout": 0.0, "optim": {"batch_size": 1, "accumulation": 4, **UNCLIPPED}}
-    ranks = [
+    return [
         toy_process(
-            tmp_path / "two", changes, RANK=rank, LOCAL_RANK=rank,
+            folder, changes, stderr=PIPE, RANK=rank, LOCAL_RANK=rank,
             WORLD_SIZE="2", MASTER_ADDR="localhost", MASTER_PORT=port,
         )
-        for rank in "01"
+        for rank, folder in zip("01", (folders[0], folders[-1]), strict=True)
     ]  # fmt: skip
-    assert [rank.wait(timeout=100) for rank in ranks] == [0, 0]
+
+
+def test_processes_that_see_other_states_are_refused(tmp_path):
+    """As where a network file system shows a node what was there a while ago."""
+    toy_run(tmp_path / "done", toy_conf())
+    ranks = two_processes(tmp_path / "done", tmp_path / "none", changes={})
+    for rank, step in zip(ranks, (12, 0), strict=True):
+        _, said = rank.communicate(timeout=100)
+        assert f"must show every process the same states, got step {step} here" in said
+
+
+def test_processes_change_nothing(tmp_path):
+    changes = {"dropout": 0.0, "optim": {"batch_size": 1, "accumulation": 4, **UNCLIPPED}}
+    ranks = two_processes(tmp_path / "two", changes=changes)
+    assert [rank.communicate(timeout=100) and rank.returncode for rank in ranks] == [0, 0]
     toy_run(tmp_path / "one", toy_conf(dropout=0.0, optim=UNCLIPPED))
     assert_close(weights(tmp_path / "one"), weights(tmp_path / "two"))
     counts = ("step", "train/rows", "train/epochs", "train/tokens", "train/answer_tokens")

@@ -28,6 +28,7 @@ from train.config import TrainConf
 from train.log import Log, LogConf
 from train.loop import Loop
 from train.optim import OptimConf
+from train.run import refuse_other_states
 from train.state import Progress, State, flat, saved_tensors
 
 VOCAB, WIDTH, LENGTH, ROWS = 32, 16, 12, 24
@@ -131,6 +132,7 @@ def toy_run(
     target = target or toy_target()
     state = State(folder, flat(conf))
     state.find()
+    refuse_other_states(state, parallel)
     if parallel.main:
         hold(folder)
         state.sweep()

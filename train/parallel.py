@@ -242,6 +242,13 @@ class Parallel:
         found = torch.tensor(float(holds), device=self.accelerator.device)
         return bool(cast(Tensor, self.accelerator.reduce(found, "sum")))
 
+    def agree(self, number: int) -> bool:
+        """Compare a number over all processes; the answer is the same on each."""
+        if self.alone:
+            return True
+        numbers = torch.tensor([number], device=self.accelerator.device)
+        return len(cast(Tensor, self.accelerator.gather(numbers)).unique()) == 1
+
     def settle(self) -> None:
         """Wait, where all processes run the target together."""
         if self.split:

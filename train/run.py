@@ -4,6 +4,7 @@ import logging
 from pathlib import Path
 
 from conf.entry import config_yaml
+from models.errors import UserError
 from models.lock import hold
 from train.config import TrainConf
 from train.disk import claim, clear
@@ -27,7 +28,9 @@ def open_run(conf: TrainConf, parallel: Parallel) -> State:
     parallel.wait()
     route = parallel.accelerator.device.type
     state = State(folder, flat(conf) | {"device.route": route})
-    if state.find().step:
+    state.find()
+    refuse_other_states(state, parallel)
+    if state.progress.step:
         refuse_early(state, conf.optim, multiple=conf.renewal)
         log.info("%s continues after step %d", folder, state.progress.step)
     parallel.wait()
@@ -35,3 +38,16 @@ def open_run(conf: TrainConf, parallel: Parallel) -> State:
         state.sweep()
         (folder / "config.yaml").write_text(config_yaml(conf))
     return state
+
+
+def refuse_other_states(state: State, parallel: Parallel) -> None:
+    """Raise UserError on every process unless all of them would continue after the same step.
+
+    A network file system may show one node what was there a while ago.
+    """
+    step = state.progress.step
+    if not parallel.agree(step):
+        raise UserError(
+            f"output_dir: must show every process the same states, got step {step} here and "
+            f"another elsewhere in {state.states}; start again, or use a file system that all share"
+        )
