@@ -11,6 +11,7 @@ import os
 import shlex
 import socket
 import sys
+import time
 from datetime import datetime
 from pathlib import Path
 from typing import IO
@@ -24,18 +25,18 @@ UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 _held: dict[Path, int] = {}  # descriptors: a lock lasts as long as its file is open
 
 
-def hold(folder: Path, name: str = NAME) -> None:
+def hold(folder: Path, name: str = NAME, *, patience_s: float = 0.0) -> None:
     """Keep other processes out of a run's folder until this one ends or calls `release`.
 
-    Raises UserError, which says who is in it, where another process was first. A process that holds
-    the folder already keeps it.
+    Another holder is given `patience_s` seconds to end; then UserError says who it is. A process
+    that holds the folder already keeps it.
     """
     path = (folder / name).resolve()
     if path in _held:
         return
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        locked = try_lock(descriptor)
+        locked = _lock_within(descriptor, patience_s)
     except OSError as error:  # the file is another user's, for one
         raise UserError(
             f"output_dir: must be a writable folder, got {path} ({error.strerror}); choose "
@@ -51,6 +52,13 @@ def hold(folder: Path, name: str = NAME) -> None:
     os.truncate(descriptor, 0)
     os.write(descriptor, f"{_describe_holder()}\n".encode())
     _held[path] = descriptor
+
+
+def _lock_within(descriptor: int, patience_s: float) -> bool:
+    deadline = time.monotonic() + patience_s
+    while not (locked := try_lock(descriptor)) and time.monotonic() < deadline:
+        time.sleep(min(1.0, patience_s))
+    return locked
 
 
 def release(folder: Path, name: str = NAME) -> None:

@@ -5,6 +5,7 @@ import fcntl
 import multiprocessing
 import signal
 import subprocess
+import threading
 import time
 from contextlib import contextmanager
 
@@ -89,6 +90,17 @@ def test_every_command_that_keeps_results_is_kept_out_until_the_holder_is_killed
         for start in commands.values():
             start()
             lock.release(run)
+
+
+def test_a_run_that_is_started_again_waits_for_a_vanished_holder(tmp_path):
+    """As on a network file system, which keeps the lock of a dead node for a while."""
+    with held_elsewhere(tmp_path) as holder:
+        with pytest.raises(UserError, match=r"^run_name: .* held by process"):
+            lock.hold(tmp_path, patience_s=0.2)
+        timer = threading.Timer(0.5, holder.kill)
+        timer.start()
+        lock.hold(tmp_path, patience_s=60.0)
+    lock.release(tmp_path)
 
 
 def test_a_process_may_come_back_to_its_own_folder_and_leave_it_to_others(tmp_path):

@@ -13,6 +13,7 @@ from train.launch import restarted
 from train.parallel import Parallel
 from train.state import State, flat
 
+LEASE_S = 180.0  # longer than NFSv4 keeps the lock of a node that vanished: 90 s, and 90 s of grace
 log = logging.getLogger(__name__)
 
 
@@ -21,7 +22,7 @@ def open_run(conf: TrainConf, parallel: Parallel) -> State:
     folder = Path(conf.output_dir) / conf.run_name
     claim(folder)
     if parallel.main:  # before what another run writes is read or removed
-        hold(folder)
+        hold(folder, patience_s=LEASE_S if restarted() else 0.0)
     # Each node's launcher counts its own restarts, and starts anew when another's worker dies.
     if not conf.resume and not parallel.anywhere(restarted()) and parallel.main:
         clear(folder)
