@@ -114,24 +114,31 @@ def compare(
         if list(ids) != wanted[prompt_id]:
             found += [
                 Divergence(prompt_id=prompt_id, position=position, logit_gap=short)
-                for position, short in _divergences(decoder, by_id[prompt_id], list(ids))
+                for position, short in _divergences(
+                    decoder, by_id[prompt_id], list(ids), wanted[prompt_id]
+                )
             ]
     return Exactness(divergences=found, yardstick=by)
 
 
 def _divergences(
-    decoder: Decoder, prompt: EvalPrompt, ids: list[int]
+    decoder: Decoder, prompt: EvalPrompt, ids: list[int], wanted: list[int]
 ) -> list[tuple[int, float]]:  # fmt: skip
     """(position, how many logits the target preferred its own token by), read one at a time.
 
-    An answer of the target's own tokens alone that still differs has ended in the wrong place.
+    An answer of the target's own tokens alone that differs from the `wanted` one has ended in the
+    wrong place, or the target has answered differently twice: some devices add in any order.
     """
     found = []
     for position, (logits, scores) in enumerate(decoder.forced(prompt.ids, prompt.row_id, ids)):
         if int(scores.argmax()) != ids[position]:
             short = shortfall(decoder.plan.rule, logits, prompt, ids, position)
             found.append((position, min(short, FARTHEST)))
-    return found or [(len(ids), FARTHEST)]
+    if found:
+        return found
+    pairs = zip(ids, wanted, strict=False)
+    otherwise = next((place for place, (a, b) in enumerate(pairs) if a != b), None)
+    return [(len(ids), FARTHEST)] if otherwise is None else [(otherwise, 0.0)]
 
 
 def shortfall(

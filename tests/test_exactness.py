@@ -226,6 +226,17 @@ def test_an_answer_that_ends_too_early_is_seen(judged, kept):
     assert exactness.verdict == Verdict.no
 
 
+def test_a_target_that_answers_differently_twice_is_not_held_against_the_draft(judged):
+    """Where a draft's tokens are those that the target prefers, its other answer is rounding."""
+    first, *others = judged.wanted
+    ids = [*first.ids[:3], first.ids[3] + 1, *first.ids[4:]]
+    plain = [replace(first, ids=ids), *others]
+    found = compare(judged.plain, judged.prompts, plain, judged.wanted, judged.by)
+    assert (found.divergences[0].position, found.divergences[0].logit_gap) == (3, 0.0)
+    exact = judged.by.exact_arithmetic
+    assert found.verdict == (Verdict.no if exact else Verdict.yes)
+
+
 def test_equal_answers_have_no_divergence(judged):
     exactness = judged.compare(judged.wanted)
     assert exactness.divergences == []
