@@ -106,14 +106,23 @@ def measured(device: Device) -> MachineConf:
         name=HERE,
         chips=chips,
         memory_gib=round(size / 2**30, 1),
-        bandwidth_gb_s=round(_bandwidth(device) / 1e9, 1),
+        bandwidth_gb_s=_rounded(_bandwidth(device) / 1e9),
         tflops={
-            str(dtype).removeprefix("torch."): round(_products(device, dtype) / 1e12, 3)
+            str(dtype).removeprefix("torch."): _rounded(_products(device, dtype) / 1e12)
             for dtype in {torch.float32, device.dtype}
         },
         vcpus=os.cpu_count() or 1,
         host_memory_gib=round(memory.total / 2**30, 1),
     )
+
+
+def _rounded(figure: float) -> float:
+    """Keep three digits: a slow machine's figure must not become 0, which is divided by.
+
+    >>> _rounded(0.031415), _rounded(212.34)
+    (0.0314, 212.0)
+    """
+    return float(f"{figure:.3g}")
 
 
 def _bandwidth(device: Device) -> float:
