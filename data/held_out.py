@@ -62,11 +62,11 @@ def hold_back(
     others = [docs for docs in members if docs[0] not in taken]
     chosen = _spread(documents, others, choosing)
     held = [group[docs[0]] for docs in judged + chosen]
-    if selection and members and not chosen:
+    if selection and usable.any() and not chosen:
         log.warning(
             "data: too little to hold prompts back: checkpoints are chosen on what it learns"
         )
-        chosen = others[:selection]
+        chosen = (others or _members(group, numbers[usable]))[:selection]
     return HeldBack(
         learned=numbers[~np.isin(group, held)], selection=_one_each(chosen),
         final=_one_each(judged), groups=len(members),

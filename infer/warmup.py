@@ -14,7 +14,6 @@ from conf.entry import entry_point
 from infer import batched
 from infer.config import EvalConf, EvaluationConf
 from infer.contenders import Candidate, contenders
-from infer.decode import bucket
 from infer.eval import check, load
 from infer.exactness import measure_yardstick
 from infer.judge import asked, choose_few
@@ -43,11 +42,10 @@ def _compile(
     prompts, needed = asked(target, candidates, shape, conf)
     with target.device.expecting(needed, say, each=say):
         modes = contenders(target, candidates, shape, prompts, conf)
-        few = list({bucket(len(prompt.ids)): prompt for prompt in prompts}.values())
+        few = choose_few(prompts)
         for name, mode in modes.items():
             if name == mode.baseline:  # what answers are compared by needs passes of its own
-                by = choose_few(prompts)
-                measure_yardstick(mode.decoder, by, max_new_tokens=conf.new_tokens)
+                measure_yardstick(mode.decoder, few, max_new_tokens=conf.new_tokens)
             for prompt in few:
                 count = min(FEWEST, conf.new_tokens)
                 mode.decoder.decode([prompt.ids], row_ids=[0], max_new_tokens=count)

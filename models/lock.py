@@ -56,6 +56,8 @@ def hold(folder: Path, name: str = NAME, *, patience_s: float = 0.0) -> None:
 
 def _lock_within(descriptor: int, patience_s: float) -> bool:
     deadline = time.monotonic() + patience_s
+    if patience_s and not try_lock(descriptor):
+        log.info("another process holds the run's folder: waiting up to %.0f s", patience_s)
     while not (locked := try_lock(descriptor)) and time.monotonic() < deadline:
         time.sleep(min(1.0, patience_s))
     return locked

@@ -116,6 +116,8 @@ def test_what_begins_like_many_others_is_learned_whole(caplog):
     assert set(range(65)) <= set(found.learned.tolist())
     assert (len(found.final), len(found.selection), found.too_long) == (1, 1, 0)
     assert "65 documents that begin like many others are not held back" in caplog.text
+    found = held(alike, selection=1, final=1)  # with evaluation.prompts such data can be learned
+    assert (len(found.learned), found.selection, found.final) == (65, [0], [])
 
 
 def test_a_single_document_is_kept_to_learn_from(caplog):

@@ -55,8 +55,8 @@ def hold_out(
     if not held.selection:
         raise UserError(
             f"data.length: must leave prompts to choose a checkpoint by, got {conf.data.length}: "
-            f"{name} has no prompt of at most {longest} tokens with an answer behind it in a row "
-            "and a beginning of its own; raise it or lower evaluation.max_new_tokens"
+            f"{name} has no prompt of at most {longest} tokens with an answer behind it in a row; "
+            "raise it or lower evaluation.max_new_tokens"
         )
     final = ready + document_rows(documents, held.final, name)
     _say(conf, held, len(final), longest)
