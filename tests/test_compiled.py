@@ -83,7 +83,7 @@ def test_a_mixed_tree_compiled_by_inductor_emits_what_the_eager_one_does():
 @pytest.mark.skipif(not can_compile("cpu"), reason="no C++ compiler: all runs eagerly here")
 @pytest.mark.slow
 def test_a_cache_on_disk_knows_the_width_of_vectors(tmp_path):
-    """CPUs of several widths may share it: none is given code of another."""
+    """One CPU is held to three widths here: none is given code of another."""
     script = """
 import torch
 from tests.tiny import CPU

@@ -181,9 +181,8 @@ def _vector_width() -> int:
     """Return the bits of the vectors that Inductor computes with.
 
     Named among its options, they are part of the key by which it caches graphs. PyTorch 2.13 leaves
-    them out, so that a cache which CPUs of two widths share, or one CPU with two values of
-    ATEN_CPU_CAPABILITY, hands out code of the other width: it does not compile, or computes
-    something else.
+    them out, so that one cache used with two values of ATEN_CPU_CAPABILITY hands out code of the
+    other width: it does not compile, or computes something else.
     """
     from torch._inductor import cpu_vec_isa  # slow to import
 
