@@ -34,8 +34,9 @@ test-long: $(READY)  ## studies, sweeps and long kill runs
 	@$(BIN)/python -m pytest -m slow
 
 # Those that use the most of what transformers, accelerate, datasets, Hydra and PyTorch offer.
-FLOOR := $(patsubst %,tests/test_%.py,conf train train_command store prepare tensor_parallel \
-  sharded_checkpoint device report target families)
+FLOOR := $(patsubst %,tests/%.py,test_conf train/test_train_command data/test_store data/test_prepare \
+  models/test_tensor_parallel models/test_sharded_checkpoint models/test_device infer/test_report \
+  models/test_target models/test_families)
 
 test-floor: $(READY)  ## telling tests with the lowest versions that pyproject.toml allows (own environment, 8 GB)
 	@echo "test-floor: installing the lowest versions into .venv-floor"

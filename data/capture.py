@@ -19,22 +19,22 @@ from torch import Tensor
 
 from conf.entry import config_yaml, entry_point
 from data.config import DataConf, Source
-from data.documents import read
+from data.features.capture_progress import Book
+from data.features.config import CaptureConf
+from data.features.disk_check import GB, check_room
+from data.features.manifest import DOCUMENTS, File, Made, digest, shard_name
+from data.features.plan import METADATA, Plan
+from data.features.writer import Capture
+from data.packing.documents import read
 from data.preview import preview, rows_beside
 from data.progress import Progress
-from data.store.book import Book
-from data.store.capturing import Capture
-from data.store.config import CaptureConf
-from data.store.manifest import DOCUMENTS, File, Made, digest, shard_name
-from data.store.plan import METADATA, Plan
-from data.store.room import GB, check_room
 from models.checkpoint import atomic_path, tokenizer_fingerprint, writing
 from models.console import speak
 from models.device import Device
+from models.device.graph_budget import Graph
 from models.errors import UserError
-from models.graphs import Graph
 from models.lock import NAME, hold
-from models.outline import Outline, outline, outlined
+from models.meta_model import Outline, outline, outlined
 
 log = logging.getLogger("data.capture")
 DEMO = Path("outputs/prepare/demo")

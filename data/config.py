@@ -6,7 +6,9 @@ from typing import Any
 
 from models.device import Device
 from models.errors import UserError
-from models.target import TargetConf
+from models.target.target import TargetConf
+
+DEMO = "demo"  # in place of a path: the embedded demo's own prompts
 
 
 class Source(Enum):

@@ -26,13 +26,13 @@ from data.answers.config import AnswersConf, By
 from data.answers.dialogue import Asker
 from data.answers.endpoint import Endpoint, Served
 from data.answers.endpoint import check as check_endpoint
-from data.candidates import Rules
-from data.chosen import chosen_rows, rows_of
-from data.contamination import signs
-from data.gather import check_source, gather
-from data.made_from import check_claim, claim, forget, made_from, release
-from data.mixture import MixtureConf
-from data.prepare_report import (
+from data.eval_prompts.contamination import signs
+from data.mixture.config import MixtureConf
+from data.mixture.filters import Rules
+from data.mixture.gather import check_source, gather
+from data.mixture.limits import first_turns, fitting
+from data.mixture.provenance import check_claim, claim, forget, made_from, release
+from data.mixture.report import (
     PAGE,
     REPORT,
     TRAIN,
@@ -43,14 +43,14 @@ from data.prepare_report import (
     sum_up,
     write_report,
 )
-from data.prepared import Row, write
-from data.prepared_counts import keep_counts
-from data.prompt_limits import first_turns, fitting
+from data.mixture.select import chosen_rows, rows_of
+from data.sources.prepared_rows import Row, write
+from data.vocabulary.prepared_counts import keep_counts
 from models.checkpoint import writing
 from models.console import speak
 from models.device import DeviceConf
 from models.errors import UserError
-from models.target import TargetConf
+from models.target.target import TargetConf
 
 log = logging.getLogger("data.prepare")
 
@@ -190,7 +190,7 @@ def asker_of(conf: PrepareConf, served: Served | None) -> tuple[Asker, Any]:
     if served is not None:
         tokenizer = conf.target.source.tokenizer()
         return Endpoint(conf.answers, served, conf.target, tokenizer), tokenizer
-    from infer.answering import TargetAsker  # a command stands above the packages
+    from infer.engine.answer_backend import TargetAsker  # a command stands above the packages
 
     target = conf.target.build(conf.device.build())
     return TargetAsker(target, conf.answers), target.tokenizer

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from data.chat.answer_spans import turns
+from data.chat.tokenization import from_row
 from data.config import DataConf, Source, Turns
-from data.conversations import Conversation, Row, Text
-from data.masks import turns
-from data.sources import check_there, rows
-from data.tokens import from_row
+from data.sources.row_formats import Conversation, Row, Text
+from data.sources.training_rows import check_there, rows
 from models.errors import together
-from models.target import TargetConf
+from models.target.target import TargetConf
 
 LOOKED_AT = 100
 LAST, EACH = "the last turn of each", "one document a turn"

@@ -19,20 +19,21 @@ from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
 from conf.entry import entry_point
+from data.chat.mask_check import Tally, refuse_bad
+from data.chat.tokenization import unchecked
 from data.config import Author, DataConf, Source
-from data.conversations import Tokenised
 from data.demo.prompts import training_prompts
-from data.documents import Documents
-from data.mask_check import Tally, refuse_bad
-from data.shown.documents import Look, in_colour, in_plain, legend, shortened, table, visible
-from data.shown.page import page
-from data.shown.sample import some_documents, some_rows
-from data.sources import check
-from data.tokens import from_pair, unchecked
+from data.packing.documents import Documents
+from data.sources.row_formats import Tokenised
+from data.sources.tokenized import from_pair
+from data.sources.training_rows import check
+from data.viewer.documents import Look, in_colour, in_plain, legend, shortened, table, visible
+from data.viewer.html import page
+from data.viewer.sample import some_documents, some_rows
 from models.checkpoint import atomic_path, writing
 from models.console import CONSOLE, say_table, speak
 from models.errors import UserError
-from models.target import TargetConf
+from models.target.target import TargetConf
 
 log = logging.getLogger("data.show")
 PLAIN: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}

@@ -4,7 +4,7 @@ python -m infer.calibrate                   the newest finished training run
 python -m infer.calibrate checkpoint=DIR nodes=24 depth=4
 python -m infer.eval tree=static tree.file=outputs/infer.calibrate/calibrate/tree.json
 
-Measured while decoding, on prompts that are not the held-out ones (`infer/acceptance.py`).
+Measured while decoding, on prompts that are not the held-out ones (`infer/measure/acceptance.py`).
 
 Axes: D depth, R ranks.
 """
@@ -23,28 +23,25 @@ from rich.console import Console
 from rich.progress import track
 
 from conf.entry import entry_point
-from data import prompts as prompt_files
-from data.demo.prompts import training_prompts
-from data.held_out_rows import SELECTION
-from data.mixture import DEMO
-from data.prompts import EvalPrompt, fingerprint, held_out
-from infer.acceptance import Tally, comb, expected_length
-from infer.cells import estimate, number
+from data.eval_prompts import prompts as prompt_files
+from data.eval_prompts.prompts import EvalPrompt, fingerprint
+from data.mixture.held_out_rows import SELECTION
+from infer.checkpoints import opened, own_target
 from infer.config import CalibrateConf
-from infer.decode import Decoder, Watch
-from infer.intervals import Estimate, bootstrap_t
-from infer.opening import opened, own_target
-from infer.prompt_choice import own_prompts
+from infer.engine.decode import Decoder, Watch
+from infer.measure.acceptance import Tally, comb, expected_length
+from infer.measure.intervals import Estimate, bootstrap_t
+from infer.measure.prompt_choice import calibration_prompts, own_prompts
+from infer.report.number_format import estimate, number
 from models.checkpoint import output_file
 from models.drafts import load_draft
 from models.drafts.base import Draft
 from models.errors import UserError
-from models.sampling import SamplingConf
-from models.target import Target
-from models.tree import Tree, TreeConf, TreeKind, best_first, static_tree
-from models.tree_files import write_paths
+from models.speculate.sampling import SamplingConf
+from models.speculate.tree import Tree, TreeConf, TreeKind, best_first, static_tree
+from models.speculate.tree_formats import write_paths
+from models.target.target import Target
 
-SEED = 24  # of the demo's calibration prompts; data.seed, 0, picks those that drafts learn from
 BATCH = 8  # prompts decoded at once; every row is as if it were alone
 
 
@@ -124,16 +121,6 @@ def acceptance_length(
         )  # fmt: skip
         sums += [[sum(row.accepted) + len(row.accepted), len(row.accepted)] for row in done]
     return bootstrap_t(np.array(sums, dtype=np.float64), support=(1.0, np.inf))
-
-
-def calibration_prompts(target: Target, path: str, count: int) -> list[EvalPrompt]:
-    """Those of the file, or `count` of the demo's training prompts: never the held-out ones."""
-    if path != DEMO:
-        return held_out(target.tokenizer, path, limit=None, key="prompts")
-    return [
-        EvalPrompt(id=p.id, category=p.category, ids=target.tokenizer(p.text)["input_ids"])
-        for p in training_prompts(count, seed=SEED)
-    ]
 
 
 def check(conf: CalibrateConf) -> None:

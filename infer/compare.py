@@ -13,8 +13,8 @@ from pathlib import Path
 from rich.console import Console
 
 from conf.entry import refuse
-from infer.cells import ABSENT, Table, rich_table
-from infer.changes import (
+from infer.measure.report import SCHEMA_VERSION
+from infer.report.diff import (
     Move,
     Verdicts,
     find_not_lossless,
@@ -24,8 +24,8 @@ from infer.changes import (
     read_whole,
     settings_changed,
 )
-from infer.modes import Report
-from infer.report import SCHEMA_VERSION
+from infer.report.number_format import ABSENT, Table, rich_table
+from infer.report.views import Report
 from models.errors import UserError
 
 USAGE = "python -m infer.compare BEFORE/report.json AFTER/report.json"

@@ -3,13 +3,13 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from data.mixture import DEMO
+from data.config import DEMO
 from infer.verify import Typical, Verification, Verifier, build
 from models.device import DeviceConf
 from models.errors import UserError
-from models.sampling import SamplingConf
-from models.target import TargetConf
-from models.tree import TreeConf
+from models.speculate.sampling import SamplingConf
+from models.speculate.tree import TreeConf
+from models.target.target import TargetConf
 
 MOST_RANKS = 256
 DEMO_TOKENS, OWN_TOKENS = 64, 256  # of an answer to the demo's prompts, and to others

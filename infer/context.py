@@ -1,9 +1,9 @@
 """Whether prompts and answers have room in what a target can read."""
 
-from data.prompts import held_out
+from data.eval_prompts.prompts import held_out
 from infer.config import EvaluationConf
 from models.errors import UserError
-from models.target import Target, TargetConf
+from models.target.target import Target, TargetConf
 
 
 def check_prompts(target: TargetConf, conf: EvaluationConf) -> None:

@@ -10,19 +10,19 @@ from typing import Any
 from rich.console import Console
 
 from conf.entry import entry_point
-from infer.cells import Table, rich_table
-from infer.plan_costs import ALONE, DRAFT, PROMPT, PROPOSE, VERIFY, Sizes, passes, seconds
+from infer.report.number_format import Table, rich_table
+from infer.tuning.roofline import ALONE, DRAFT, PROMPT, PROPOSE, VERIFY, Sizes, passes, seconds
 from models.checkpoint import output_file
 from models.device import DeviceConf
+from models.device.machine_specs import MachineConf
+from models.distill.losses import LossConf
 from models.drafts.base import DraftConf
 from models.errors import UserError
-from models.losses import LossConf
-from models.machines import MachineConf
-from models.outline import outline, outlined, share
-from models.sampling import SamplingConf
-from models.target import TargetConf
-from models.tensor_parallel import plan as cuts
-from models.tree import TreeConf
+from models.meta_model import outline, outlined, share
+from models.parallel.tensor_parallel import plan as cuts
+from models.speculate.sampling import SamplingConf
+from models.speculate.tree import TreeConf
+from models.target.target import TargetConf
 
 MISSING: Any = "???"  # OmegaConf's mark of a required value
 CONSOLE = Console(soft_wrap=True, highlight=False)

@@ -11,8 +11,8 @@ from rich.console import Console
 from conf.entry import entry_point
 from models.checkpoint import output_file
 from models.errors import UserError
-from models.tree import TreeConf, TreeKind
-from models.tree_files import TreeFormat, write_paths
+from models.speculate.tree import TreeConf, TreeKind
+from models.speculate.tree_formats import TreeFormat, write_paths
 
 
 @dataclass(kw_only=True)

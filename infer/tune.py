@@ -3,9 +3,10 @@
 python -m infer.tune checkpoint=DIR
 python -m infer.tune checkpoint=[A,B] batch=[1,8] context=[1024,8192] prompts=mine.jsonl
 
-Tokens a round come from replay (`infer/replay.py`), what a round costs from timing a few shapes
-(`infer/costs.py`). The likeliest best shape is timed itself until no other promises more; then it
-is decoded with, beside its neighbours and the target alone. How far to trust it: docs/tuning.md.
+Tokens a round come from replay (`infer/measure/replay.py`), what a round costs from timing a few
+shapes (`infer/tuning/cost_model.py`). The likeliest best shape is timed itself until no other
+promises more; then it is decoded with, beside its neighbours and the target alone. How far to trust
+it: docs/tuning.md.
 """
 
 import json
@@ -18,26 +19,25 @@ from numpy import ndarray
 from rich.console import Console
 
 from conf.entry import entry_point
-from data import prompts as prompt_files
-from data.held_out_rows import SELECTION
-from data.prompts import EvalPrompt
-from infer.calibrate import calibration_prompts
-from infer.costs import AUTOREGRESSIVE, Bench, choose, probes
-from infer.intervals import Estimate, bootstrap_t
-from infer.opening import make_writable, names, opened, own_target
-from infer.prompt_choice import own_prompts
-from infer.replay import Replay, Text, all_positions, jumps, on_policy, texts
-from infer.shapes import GIVEN, Shape, neighbours, shapes, with_copied
-from infer.tune_config import TuneConf
-from infer.tune_table import cell_lines, content, summary, write_trees
-from infer.tuned import Cell, Tuned, Worth
+from data.eval_prompts import prompts as prompt_files
+from data.eval_prompts.prompts import EvalPrompt
+from data.mixture.held_out_rows import SELECTION
+from infer.checkpoints import make_writable, names, opened, own_target
+from infer.measure.intervals import Estimate, bootstrap_t
+from infer.measure.prompt_choice import calibration_prompts, own_prompts
+from infer.measure.replay import Replay, Text, all_positions, jumps, on_policy, texts
+from infer.tuning.candidates import GIVEN, Shape, neighbours, shapes, with_copied
+from infer.tuning.config import TuneConf
+from infer.tuning.cost_model import AUTOREGRESSIVE, Bench, choose, probes
+from infer.tuning.output import cell_lines, content, summary, write_trees
+from infer.tuning.results import Cell, Tuned, Worth
 from models import checkpoint
 from models.drafts import load_draft
 from models.drafts.base import Draft
 from models.drafts.ngram import NgramDraft
 from models.errors import UserError
-from models.target import Target
-from models.tree import TreeConf, TreeKind
+from models.speculate.tree import TreeConf, TreeKind
+from models.target.target import Target
 
 Accepted = list[ndarray]  # of each text: what a round from each start accepts
 

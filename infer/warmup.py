@@ -11,16 +11,16 @@ from collections.abc import Callable
 from rich.console import Console
 
 from conf.entry import entry_point
-from infer import batched
+from infer.candidates import check, load
+from infer.checkpoints import opened
 from infer.config import EvalConf, EvaluationConf
-from infer.contenders import Candidate, contenders
-from infer.eval import check, load
-from infer.exactness import measure_yardstick
-from infer.judge import asked, choose_few
-from infer.opening import opened
-from infer.timing import FEWEST, warm_unfused
-from models.target import Target
-from models.tree import Tree, TreeConf
+from infer.measure import batched
+from infer.measure.eval_modes import Candidate, contenders
+from infer.measure.evaluate import asked, choose_few
+from infer.measure.exactness import measure_yardstick
+from infer.measure.timing import FEWEST, warm_unfused
+from models.speculate.tree import Tree, TreeConf
+from models.target.target import Target
 
 
 def warm(

@@ -20,8 +20,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from models.errors import UserError
-from models.older_keys import add_older_keys
-from models.shards import whole
+from models.parallel.dtensor import whole
+from models.transformers4_keys import add_older_keys
 
 PARTIAL = ".partial"  # suffix of what is not finished; whatever bears it may be deleted
 WEIGHTS, CONFIG = "model.safetensors", "config.json"

@@ -20,9 +20,9 @@ from transformers.utils import logging
 sys.path.insert(0, str(Path(__file__).parent.parent))  # of any directory that it is called from
 
 from conf.entry import compose, refuse
-from data.prompts import held_out
-from infer.opening import newest_run
-from infer.tables import Table
+from data.eval_prompts.prompts import held_out
+from infer.checkpoints import newest_run
+from infer.report.tables import Table
 from models.checkpoint import read_config
 from models.drafts import load_draft
 from models.drafts.base import DraftConf

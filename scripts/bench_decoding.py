@@ -17,14 +17,14 @@ import torch
 from rich.progress import track
 from torch import nn
 
-from infer.decode import Decoder, bucket
-from infer.intervals import Estimate, bootstrap_t
-from infer.tables import Table
+from infer.engine.decode import Decoder, bucket
+from infer.measure.intervals import Estimate, bootstrap_t
+from infer.report.tables import Table
 from models.device import Device, graphs
 from models.drafts.base import Draft
-from models.sampling import SamplingConf
-from models.target import Target
-from models.tree import NO_TREE, Tree
+from models.speculate.sampling import SamplingConf
+from models.speculate.tree import NO_TREE, Tree
+from models.target.target import Target
 
 LOOKUPS = (3, 5, 10)  # tokens that prompt lookup proposes at most
 WARM_UP_TOKENS = 8

@@ -20,10 +20,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from infer.tables import Table
+from infer.report.tables import Table
 from models.drafts.base import Draft
-from models.target import Target
-from models.tree import Tree, TreeConf, TreeKind
+from models.speculate.tree import Tree, TreeConf, TreeKind
+from models.target.target import Target
 from scripts.bench_decoding import (
     Contender,
     Prompt,

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import torch
 
-from infer.tables import Table
-from models.losses import LossConf, LossName, chunked_distillation, distillation
+from infer.report.tables import Table
+from models.distill.losses import LossConf, LossName, chunked_distillation, distillation
 
 FORMS = {"plain": distillation, "chunked": chunked_distillation}
 ORDER = ("plain", "chunked", "chunked", "plain")

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from data.documents import Documents
-from data.packing import best_fit, pack
-from data.tokens import from_pair
+from data.packing.documents import Documents
+from data.packing.pack import best_fit, pack
+from data.sources.tokenized import from_pair
 
 MEDIAN, SIGMA, SHORTEST = 800, 1.05, 8
 WINDOW = 2048  # documents that are packed together, in the ways that look at so many

@@ -20,20 +20,20 @@ from transformers.utils import logging
 from conf.entry import compose
 from data.capture import made_of, planned, put
 from data.demo.prompts import training_prompts
-from data.documents import Packed
-from data.order import Order
-from data.packing import pack
-from data.store.book import Book
-from data.store.capturing import Capture
-from data.store.config import CaptureConf
-from data.store.manifest import DOCUMENTS, shard_name
-from data.store.reader import Store
-from data.target_pass import features
-from data.tokens import from_pair
-from infer.tables import Table
+from data.features.capture_progress import Book
+from data.features.config import CaptureConf
+from data.features.manifest import DOCUMENTS, shard_name
+from data.features.reader import Store
+from data.features.target_pass import features
+from data.features.writer import Capture
+from data.packing.documents import Packed
+from data.packing.pack import pack
+from data.packing.sampler import Order
+from data.sources.tokenized import from_pair
+from infer.report.tables import Table
 from models.drafts.base import Draft
-from models.outline import outline
-from models.target import Target
+from models.meta_model import outline
+from models.target.target import Target
 from scripts.bench_tables import machine, show, write
 from train.config import TrainConf
 from train.log import Log

@@ -16,18 +16,18 @@ import torch
 
 from conf.entry import compose
 from data.capture import put
-from data.conversations import Tokenised
-from data.documents import Documents
-from data.order import Order
-from data.packing import pack
-from data.store.book import Book
-from data.store.config import CaptureConf
-from data.store.layout import Layout, TeacherKind
-from data.store.manifest import DOCUMENTS, Made, shard_name
-from data.store.plan import Plan
-from data.store.quantised import Dtype
-from data.store.reader import Store
-from infer.tables import Table
+from data.features.capture_progress import Book
+from data.features.config import CaptureConf
+from data.features.manifest import DOCUMENTS, Made, shard_name
+from data.features.plan import Plan
+from data.features.quantize import Dtype
+from data.features.reader import Store
+from data.features.schema import Layout, TeacherKind
+from data.packing.documents import Documents
+from data.packing.pack import pack
+from data.packing.sampler import Order
+from data.sources.row_formats import Tokenised
+from infer.report.tables import Table
 from models.device import DeviceConf, DeviceName
 from models.drafts.base import Needs
 from scripts.bench_store import PAGE

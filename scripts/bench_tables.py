@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from infer.tables import Table
+from infer.report.tables import Table
 from models.device import Device
 
 PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"

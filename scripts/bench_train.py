@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from infer.tables import Table
+from infer.report.tables import Table
+from models.distill.losses import distillation
 from models.drafts import feature
 from models.drafts.base import Batch, Draft, Loss
-from models.losses import distillation
-from models.target import Target
-from models.transformer import Seen
+from models.target.language_model import Seen
+from models.target.target import Target
 from train.config import TrainConf
 
 PROMPT = 32  # tokens of each row that are no answer

@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # of any directory that it is called from
 
-from infer.opening import names
+from infer.checkpoints import names
 
 ROOT = Path(__file__).parent.parent
 DOC = ROOT / "docs" / "tuning.md"

@@ -9,9 +9,9 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 import pytest
 import torch
 
-from tests.agreeing import small_drafts, small_target
-from tests.made_report import one_draft, three_drafts
-from tests.tiny import batch_of, learn, new_draft, sampled_texts, tiny_target, unchecked
+from tests.support.agreeing import small_drafts, small_target
+from tests.support.made_report import one_draft, three_drafts
+from tests.support.tiny import batch_of, learn, new_draft, sampled_texts, tiny_target, unchecked
 
 # Small matrices are many times slower on several threads, and their sums are rounded otherwise.
 torch.set_num_threads(int(os.environ.get("TEST_THREADS", "1")))

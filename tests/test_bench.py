@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from conf.entry import compose
+from models.distill.losses import LossConf
 from models.drafts.causal_lm import CausalLMConf, Start
-from models.losses import LossConf
 from scripts import bench, bench_decoding, bench_engines, bench_loss, bench_train
 from scripts.bench_tables import PAGE, markdown, replaced
-from tests.tiny import batch_of, learn, tree
+from tests.support.tiny import batch_of, learn, tree
 from train.config import TrainConf
 
 SMALL = bench_loss.Size(vocab=16_000, tokens=128, width=8, chunk=4)

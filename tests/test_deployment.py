@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from conf.entry import USER_ERRORS, one_line
-from tests.commands import ROOT, Command, assert_suits_its_route, code, commands, refusals
+from tests.support.commands import ROOT, Command, assert_suits_its_route, code, commands, refusals
 from train.config import TrainConf
 
 SCRIPTS = sorted((ROOT / "scripts").rglob("*.sh"))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import ROOT, assert_suits_its_route, commands
+from tests.support.commands import ROOT, assert_suits_its_route, commands
 
 TRN1, TRN2, SLURM = (
     f"scripts/{name}" for name in ("setup_trn1.sh", "setup_trn2.sh", "slurm_train.sh")

@@ -7,23 +7,25 @@ import logging
 from pathlib import Path
 
 from conf.entry import entry_point
-from infer.eval import candidate, evaluate
-from infer.report import Report, write
-from infer.tables import sections, summary_table, terminal_table
+from infer.candidates import candidate
+from infer.eval import evaluate
+from infer.measure.report import Report
+from infer.report.tables import sections, summary_table, terminal_table
+from infer.report.write import write
 from models.console import CONSOLE, speak
-from train import stored
 from train.config import TrainConf
-from train.disk import refuse_full_disk, reserve
 from train.extension import known_steps
-from train.held_out import judged_on, keep, refuse_others
+from train.first_lines import announce
 from train.log import Log
 from train.loop import Loop
-from train.measure import measure
-from train.opening import announce
-from train.rows import training_rows
+from train.quick_eval import measure
+from train.rows import feature_store
+from train.rows.draft_vocabulary import choose_vocabulary
+from train.rows.held_out import judged_on, keep, refuse_others
+from train.rows.packed_rows import training_rows
+from train.rows.prompt_hashes import keep_hashes
 from train.run import open_run
-from train.seen_prompts import keep_hashes
-from train.vocabulary import choose_vocabulary
+from train.run_dir import refuse_full_disk, reserve
 
 log = logging.getLogger("train")
 DEEPER = (
@@ -49,7 +51,7 @@ def main(conf: TrainConf) -> None:
 
     steps = known_steps(run, conf.optim)
     if steps is None or run.progress.step < steps:
-        store = stored.opened(conf.data, target, draft, parallel)
+        store = feature_store.opened(conf.data, target, draft, parallel)
         rows, held = training_rows(conf, target, parallel, store)
         if run.progress.step:
             refuse_others(held, run.folder)

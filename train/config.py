@@ -3,21 +3,21 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from data import prompts as prompt_files
 from data.config import DataConf, Source
+from data.eval_prompts import prompts as prompt_files
+from data.features import compatibility
 from data.preview import Preview, preview, rows_beside
 from infer.config import EvaluationConf
 from infer.context import check_prompts
 from models.device import Device, DeviceConf
+from models.distill.losses import LossConf, LossName
 from models.drafts.base import DraftConf
 from models.errors import UserError, together
-from models.losses import LossConf, LossName
-from models.target import TargetConf
-from models.tree import TreeConf
-from train import stored
+from models.speculate.tree import TreeConf
+from models.target.target import TargetConf
+from train.distributed.parallel import Parallel, ParallelConf
 from train.log import LogConf
 from train.optim import OptimConf, Schedule
-from train.parallel import Parallel, ParallelConf
 
 MISSING: Any = "???"  # OmegaConf's mark of a required value
 
@@ -87,7 +87,7 @@ class TrainConf:
         else:
             self.data.check_target(self.target)
             found = preview(self.data, self.target, rows_beside(self.data, *missing))
-        stored.check(self.data, target=self.target, draft=self.draft, loss=self.loss)
+        compatibility.check(self.data, target=self.target, draft=self.draft, loss=self.loss)
         self.parallel.check_target(self.target, device=self.device.name)
         if self.evaluation.prompts is not None:
             prompt_files.read(self.evaluation.prompts)

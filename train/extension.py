@@ -9,9 +9,9 @@ import logging
 from pathlib import Path
 
 from models.errors import UserError
-from train.disk import REPORTS
+from train.distributed.parallel import Parallel
 from train.optim import DEFAULT_STEPS, LearningRate, OptimConf, Schedule
-from train.parallel import Parallel
+from train.run_dir import REPORTS
 from train.state import State
 
 log = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from rich.progress import (
     Progress as RichProgress,
 )
 
-from infer.tables import Table
+from infer.report.tables import Table
 from models.console import CONSOLE
 from models.errors import UserError
 from train.state import State

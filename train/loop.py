@@ -19,28 +19,28 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from data.documents import Packed
-from data.order import Order
-from data.store.reader import Store
+from data.features.reader import Store
+from data.packing.documents import Packed
+from data.packing.sampler import Order
 from models.device import Device
 from models.drafts.base import Batch, Draft, Extras, Loss
 from models.errors import UserError
-from models.shards import whole
-from models.target import Target
-from models.transformer import Seen
-from train import graph_plan
-from train.ahead import Ahead
+from models.parallel.dtensor import whole
+from models.target.language_model import Seen
+from models.target.target import Target
 from train.config import TrainConf
-from train.disk import refuse_full_disk
+from train.distributed.parallel import Parallel
 from train.extension import set_goal
-from train.features import Features
 from train.log import Log, Steps
-from train.on_policy import OnPolicy
+from train.metric_buffer import Window
 from train.optim import start
-from train.parallel import Parallel
+from train.planning import graph_plan
+from train.rows.features import Features
+from train.rows.on_policy import OnPolicy
+from train.rows.prefetch import Ahead
+from train.run_dir import refuse_full_disk
 from train.save_times import SaveTimes
 from train.state import Learning, Progress, State
-from train.window import Window
 
 log = logging.getLogger(__name__)
 

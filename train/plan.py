@@ -11,9 +11,9 @@ from pathlib import Path
 from conf.entry import entry_point
 from data.config import Source
 from models.checkpoint import output_file
-from train.changes import changes
-from train.options import Options, planned
-from train.plan_tables import CONSOLE, as_json, show
+from train.planning.plan import Options, planned
+from train.planning.remedies import changes
+from train.planning.tables import CONSOLE, as_json, show
 
 
 @dataclass(kw_only=True)

@@ -7,10 +7,10 @@ from conf.entry import config_yaml
 from models.errors import UserError
 from models.lock import hold
 from train.config import TrainConf
-from train.disk import claim, clear
+from train.distributed.parallel import Parallel
+from train.distributed.torchrun import restarted
 from train.extension import refuse_early
-from train.launch import restarted
-from train.parallel import Parallel
+from train.run_dir import claim, clear
 from train.state import State, flat
 
 LEASE_S = 180.0  # longer than NFSv4 keeps the lock of a node that vanished: 90 s, and 90 s of grace

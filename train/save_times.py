@@ -3,7 +3,7 @@
 import time
 from dataclasses import dataclass, field
 
-from train.parallel import Parallel
+from train.distributed.parallel import Parallel
 
 
 @dataclass(kw_only=True)

@@ -38,7 +38,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from models.checkpoint import PARTIAL, atomic_directory, atomic_path
 from models.drafts.base import DraftConf
 from models.errors import UserError
-from train.parallel import Parallel
+from train.distributed.parallel import Parallel
 
 log = logging.getLogger(__name__)
 

@@ -14,23 +14,23 @@ from pathlib import Path
 import torch
 
 from conf.entry import entry_point
-from data.documents import Documents, Packed
-from data.packing import pack
-from data.tokens import from_pair
-from infer.eval import candidate
+from data.packing.documents import Documents, Packed
+from data.packing.pack import pack
+from data.sources.tokenized import from_pair
+from infer.candidates import candidate
 from infer.warmup import warm
 from models.console import speak
 from models.drafts.base import Draft
-from models.target import Target
-from train import stored
+from models.target.target import Target
 from train.config import TrainConf
-from train.held_out import judged_on, judges_elsewhere, keep
+from train.distributed.parallel import Parallel
 from train.log import Log, LogConf
 from train.loop import Loop
-from train.parallel import Parallel
-from train.rows import training_rows
+from train.rows import feature_store
+from train.rows.draft_vocabulary import choose_vocabulary
+from train.rows.held_out import judged_on, judges_elsewhere, keep
+from train.rows.packed_rows import training_rows
 from train.state import State, flat
-from train.vocabulary import choose_vocabulary
 
 log = logging.getLogger("train.warmup")
 
@@ -52,7 +52,7 @@ def compile_all(conf: TrainConf, parallel: Parallel, folder: Path) -> None:
         return
     target = parallel.target(conf.target)
     draft = conf.draft.build(target, loss=conf.loss, seed=conf.seed)
-    store = stored.opened(conf.data, target, draft, parallel)
+    store = feature_store.opened(conf.data, target, draft, parallel)
     if store is None and judges_elsewhere(conf):
         rows = dummy_rows(conf, target.vocab_size)
     else:  # the lengths of the prompts that are held out of the data decide on graphs

@@ -16,9 +16,9 @@ from typing import Any
 from data.answers.config import AnswersConf
 from data.answers.dialogue import Asker, Dialogue, UnansweredError
 from data.answers.journal import Journal
-from data.conversations import MisfitError
-from data.prepared import Row, record, row_of
 from data.progress import Progress
+from data.sources.prepared_rows import Row, record, row_of
+from data.sources.row_formats import MisfitError
 from models.errors import UserError
 
 log = logging.getLogger(__name__)

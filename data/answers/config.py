@@ -7,8 +7,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from models.errors import UserError
-from models.sampling import SamplingConf
 from models.secrets import find_secrets, redact
+from models.speculate.sampling import SamplingConf
 
 NO_KEY = "none"  # sent where the variable is not set: the client insists on one
 WAVES = 4  # batches in flight: what waits is answered with prompts of like length

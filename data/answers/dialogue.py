@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 from data.answers.config import AnswersConf
-from data.answers.replies import as_called, calls, message_of, same_call
-from data.chat import Chat, Message
-from data.conversations import MisfitError
-from data.prepared import Drawn, Row, Spans
+from data.answers.tool_calls import as_called, calls, message_of, same_call
+from data.chat.template import Chat, Message
+from data.sources.prepared_rows import Drawn, Row, Spans
+from data.sources.row_formats import MisfitError
 
 OTHER_CALL = "the target did not call the tool that the data calls"
 NEW_CALL = "the target called a tool that the data does not call"

@@ -21,7 +21,7 @@ import openai
 from data.answers.config import NO_KEY, AnswersConf
 from data.answers.dialogue import Answer, UnansweredError
 from models.errors import UserError
-from models.target import TargetConf
+from models.target.target import TargetConf
 
 log = logging.getLogger(__name__)
 CONNECT_S = 10.0  # a host that is gone never answers

@@ -8,7 +8,7 @@ from infer.verify.block import Block
 from infer.verify.rejection import Rejection
 from infer.verify.typical import Typical, walk_typical
 from infer.verify.walk import Coupled, Greedy, walk
-from models.sampling import SamplingConf
+from models.speculate.sampling import SamplingConf
 
 __all__ = [
     "Accepted", "Block", "Coupled", "Greedy", "Rejection", "Scored", "Typical", "Verification",

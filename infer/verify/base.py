@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from models.errors import UserError
-from models.sampling import SamplingConf
-from models.tree import Proposal, Tree, TreeKind, ancestors, depths
+from models.speculate.sampling import SamplingConf
+from models.speculate.tree import Proposal, Tree, TreeKind, ancestors, depths
 
 
 class Verification(Enum):

@@ -22,8 +22,8 @@ from torch.nn.functional import one_hot, pad
 
 from infer.verify.base import Accepted, Scored, Verifier, ending_at
 from models.errors import UserError
-from models.sampling import SamplingConf
-from models.tree import Tree, TreeKind
+from models.speculate.sampling import SamplingConf
+from models.speculate.tree import Tree, TreeKind
 
 
 class Weighed(NamedTuple):

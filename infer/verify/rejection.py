@@ -18,8 +18,8 @@ from torch.nn.functional import one_hot
 
 from infer.verify.base import Accepted, Scored, Verifier, ending_at
 from models.errors import UserError
-from models.sampling import SamplingConf
-from models.tree import Tree
+from models.speculate.sampling import SamplingConf
+from models.speculate.tree import Tree
 
 
 class Weighed(NamedTuple):

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from infer.verify.base import Accepted, Scored, Verifier, ending_at
-from models.tree import Proposal, ancestors, depths
+from models.speculate.tree import Proposal, ancestors, depths
 
 
 @dataclass(frozen=True, kw_only=True)

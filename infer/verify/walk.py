@@ -15,7 +15,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from infer.verify.base import Accepted, Scored, Verifier
-from models.tree import Proposal
+from models.speculate.tree import Proposal
 
 
 def walk(proposal: Proposal, choice: Int[Tensor, "batch verified"], depth: int) -> Accepted:

@@ -1,6 +1,6 @@
 """Where tensors live and how functions are compiled: the only package that names hardware."""
 
-from models.device.packages import let_torch_load
+from models.device.neuron_packages import let_torch_load
 
 let_torch_load()  # before the first import of torch, which is in what follows
 

@@ -8,9 +8,9 @@ import torch
 
 from models.device.detect import can_compile, choose, drives_neuron, place_of
 from models.device.hardware import Device
-from models.device.machine import Machine
-from models.device.packages import PACKAGES, installed
-from models.device.settings import Settings
+from models.device.host import Machine
+from models.device.neuron_env import Settings
+from models.device.neuron_packages import PACKAGES, installed
 from models.errors import UserError
 
 log = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from models.device.machine import Machine
-from models.device.packages import check_native, check_xla, installed, refuse_mixtures
+from models.device.host import Machine
+from models.device.neuron_packages import check_native, check_xla, installed, refuse_mixtures
 from models.errors import UserError
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ import torch
 import torch._dynamo  # counters live here; importing it compiles nothing
 
 from models.device import lazy
-from models.graphs import KIND, Graph, Ledger, Run, listed
+from models.device.graph_budget import KIND, Graph, Ledger, Run, listed
 
 SMALL_LAYER = 1_000_000  # weights; one core reads so many in a fraction of a millisecond
 GRAPHS_A_FUNCTION = 64  # prompt buckets x tree shapes; torch's own limit is 8, then it refuses

@@ -8,7 +8,7 @@ from pathlib import Path
 from models.checkpoint import read_config
 from models.drafts.base import Draft, DraftConf
 from models.errors import UserError
-from models.target import Target
+from models.target.target import Target
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")

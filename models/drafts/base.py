@@ -9,11 +9,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from models.losses import LossConf
-from models.sampling import Sampler
-from models.target import Target
-from models.transformer import Seen, Transformer
-from models.tree import Proposal, Tree
+from models.distill.losses import LossConf
+from models.speculate.sampling import Sampler
+from models.speculate.tree import Proposal, Tree
+from models.target.language_model import Seen, Transformer
+from models.target.target import Target
 
 State = dict[str, Any]  # tensors of one method, opaque to the loops; fixed shapes
 Extras = dict[str, Tensor]  # further arguments of `Draft.loss`, by their names; fixed shapes

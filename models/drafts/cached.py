@@ -12,11 +12,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from models.cache import tree_mask
 from models.drafts.base import Draft, State
-from models.sampling import Sampler
-from models.transformer import Seen
-from models.tree import Proposal, Tree, grow
+from models.speculate.sampling import Sampler
+from models.speculate.tree import Proposal, Tree, grow
+from models.target.cache import tree_mask
+from models.target.language_model import Seen
 
 
 class CachedDraft(Draft):

@@ -23,17 +23,18 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from models import checkpoint, families
-from models.cache import Write, prompt_mask
+from models import checkpoint
+from models.distill.loss_weights import sooner, token_weights
+from models.distill.losses import LossConf, chunked_distillation
 from models.drafts.base import Batch, Draft, DraftConf, Loss, Needs, State
 from models.drafts.cached import CachedDraft
 from models.errors import UserError
 from models.lora import LoraConf, merged
-from models.losses import LossConf, chunked_distillation
-from models.shards import whole
-from models.supervision import sooner, token_weights
-from models.target import Target
-from models.transformer import Seen, Source, Transformer
+from models.parallel.dtensor import whole
+from models.target import architectures
+from models.target.cache import Write, prompt_mask
+from models.target.language_model import Seen, Source, Transformer
+from models.target.target import Target
 
 # what a checkpoint keeps of its config, so that the draft before distillation can be had again
 BEGUN = ("start", "name", "path", "revision", "layers", "max_depth")
@@ -278,7 +279,7 @@ def prune(target: Target, layers: list[int], *, weights: bool) -> Any:
     if kinds := getattr(text, "layer_types", None):
         text.layer_types = [kinds[i] for i in layers]
     model = type(target.model)._from_config(
-        config, dtype=torch.float32, attn_implementation=families.implementation(config)
+        config, dtype=torch.float32, attn_implementation=architectures.implementation(config)
     )
     model.generation_config = copy.deepcopy(target.model.generation_config)
     if not weights:
@@ -302,7 +303,7 @@ def read_whole(directory: Path, dtype: torch.dtype) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
-        attention = families.implementation(AutoConfig.from_pretrained(directory))
+        attention = architectures.implementation(AutoConfig.from_pretrained(directory))
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             directory, dtype=dtype, attn_implementation=attention, output_loading_info=True
         )

@@ -22,15 +22,15 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from models.distill.loss_weights import row_weights, sooner
+from models.distill.losses import LossConf
 from models.drafts.base import Batch, Extras, Loss, Needs
 from models.drafts.one_layer import OneLayerConf, OneLayerDraft
 from models.errors import UserError
 from models.layers import DecoderLayer, start_small
-from models.losses import LossConf
-from models.shards import whole
-from models.supervision import row_weights, sooner
-from models.target import Target
-from models.transformer import Seen
+from models.parallel.dtensor import whole
+from models.target.language_model import Seen
+from models.target.target import Target
 
 NOISE_LENGTH = 512  # tokens of a row for which `noise` is the width as it stands, as published
 

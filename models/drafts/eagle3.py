@@ -21,15 +21,15 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from models import vocab
+from models.distill.losses import LossConf
 from models.drafts.base import Batch, Draft, Loss, Needs
 from models.drafts.one_layer import OneLayerConf, OneLayerDraft
 from models.errors import UserError
 from models.layers import RMSNorm, WideLayer, start_small
-from models.losses import LossConf
-from models.shards import whole
-from models.target import Target
-from models.transformer import Seen
+from models.parallel.dtensor import whole
+from models.speculate import draft_vocab
+from models.target.language_model import Seen
+from models.target.target import Target
 
 
 @dataclass(kw_only=True)
@@ -86,8 +86,8 @@ class Eagle3Conf(OneLayerConf):
         )
         draft = Eagle3Draft(config, target)
         draft.restore(directory, target)
-        kept = vocab.kept_ids(draft.d2t.cpu())
-        draft.t2d.copy_(vocab.membership(kept, config.vocab_size))
+        kept = draft_vocab.kept_ids(draft.d2t.cpu())
+        draft.t2d.copy_(draft_vocab.membership(kept, config.vocab_size))
         draft.embed_tokens.requires_grad_(False)
         conf = cls(
             **cls.choices(draft),
@@ -145,9 +145,9 @@ class Eagle3Draft(OneLayerDraft):
         self, counts: Int[Tensor, " vocab"], *, target: Target, always: list[int]
     ) -> dict[str, float]:
         """Choose the reduced vocabulary by how often the answers use each token."""
-        kept = vocab.choose(counts, self.config.draft_vocab_size, always)
+        kept = draft_vocab.choose(counts, self.config.draft_vocab_size, always)
         self.adopt(target, kept)
-        return {"coverage": vocab.coverage(counts, kept)}
+        return {"coverage": draft_vocab.coverage(counts, kept)}
 
     @torch.no_grad()
     def adopt(self, target: Target, kept: Int[Tensor, " draft_vocab"]) -> None:
@@ -157,15 +157,15 @@ class Eagle3Draft(OneLayerDraft):
         kept = kept.cpu()  # no graphs are made for what is done once
         self.embed_tokens.weight.copy_(whole(target.model.get_input_embeddings().weight))
         self.lm_head.weight.copy_(whole(target.head.weight).cpu()[kept])
-        self.d2t.copy_(vocab.offsets(kept))
-        self.t2d.copy_(vocab.membership(kept, self.config.vocab_size))
+        self.d2t.copy_(draft_vocab.offsets(kept))
+        self.t2d.copy_(draft_vocab.membership(kept, self.config.vocab_size))
 
     @property
     def kept_ids(self) -> Int[Tensor, " draft_vocab"] | None:
         """Target ids of a reduced draft vocabulary; None where it is the target's own."""
         if self.config.draft_vocab_size == self.config.vocab_size:
             return None
-        return vocab.kept_ids(self.d2t)
+        return draft_vocab.kept_ids(self.d2t)
 
     # --- the layer ---------------------------------------------------------------------------
 

@@ -12,13 +12,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
-from models import checkpoint, families
+from models import checkpoint
+from models.distill.loss_weights import later, row_weights, sooner
+from models.distill.losses import LossConf, chunked_distillation
 from models.drafts.base import Batch, Draft, DraftConf, Loss
 from models.errors import UserError
-from models.losses import LossConf, chunked_distillation
-from models.supervision import later, row_weights, sooner
-from models.target import Target
-from models.transformer import Seen
+from models.target import architectures
+from models.target.language_model import Seen
+from models.target.target import Target
 
 
 @dataclass(kw_only=True)
@@ -119,7 +120,7 @@ class FeatureDraft(Draft):
 def layer_config(target: Target, architecture: str, **own: Any) -> LlamaConfig:
     """One Llama layer as wide as the target, as engines read it; `own` keys of a method win."""
     theirs = target.config
-    rope = dict(families.ropes(theirs)["full_attention"])
+    rope = dict(architectures.ropes(theirs)["full_attention"])
     if rope.get("rope_type", "default") not in ("default", "llama3"):
         rope = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
     shape = {

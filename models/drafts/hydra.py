@@ -22,19 +22,19 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from models import checkpoint
-from models.cache import places, prompt_mask, tree_mask
+from models.distill.loss_weights import sooner
+from models.distill.losses import LossConf
 from models.drafts.base import Batch, Loss, Needs, State
 from models.drafts.feature import FeatureConf, FeatureDraft, layer_config
 from models.drafts.medusa import last_hidden
 from models.errors import UserError
 from models.layers import DecoderLayer, RMSNorm, attend, start_small
-from models.losses import LossConf
-from models.sampling import Sampler
-from models.shards import whole
-from models.supervision import sooner
-from models.target import Target
-from models.transformer import Seen
-from models.tree import Proposal, Tree, grow
+from models.parallel.dtensor import whole
+from models.speculate.sampling import Sampler
+from models.speculate.tree import Proposal, Tree, grow
+from models.target.cache import places, prompt_mask, tree_mask
+from models.target.language_model import Seen
+from models.target.target import Target
 
 PLAIN, PREFIX = "mlp", "prefix-mlp"  # the authors' names of the two
 

@@ -20,15 +20,15 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from models import checkpoint
+from models.distill.losses import LossConf
 from models.drafts.base import Batch, Loss, Needs, State
 from models.drafts.feature import FeatureConf, FeatureDraft
 from models.errors import UserError
-from models.losses import LossConf
-from models.sampling import Sampler
-from models.shards import whole
-from models.target import Target
-from models.transformer import Seen
-from models.tree import Proposal, Tree, grow
+from models.parallel.dtensor import whole
+from models.speculate.sampling import Sampler
+from models.speculate.tree import Proposal, Tree, grow
+from models.target.language_model import Seen
+from models.target.target import Target
 
 
 class MedusaConfig(SimpleNamespace):

@@ -23,13 +23,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from models import checkpoint
+from models.distill.loss_weights import row_weights, sooner, token_weights
+from models.distill.losses import LossConf, LossName, chunked_distillation
 from models.drafts.base import Batch, Draft, Extras, Loss
 from models.drafts.medusa import MedusaConf, MedusaConfig, MedusaDraft
 from models.lora import LoraConf, merged
-from models.losses import LossConf, LossName, chunked_distillation
-from models.supervision import row_weights, sooner, token_weights
-from models.target import Target, TargetConf
-from models.transformer import Seen, Transformer
+from models.target.language_model import Seen, Transformer
+from models.target.target import Target, TargetConf
 
 OWN = "adapted_target"  # key of config.json: the folder of the adapted target
 FASTER = "lr_scale"  # attribute of a parameter that learns faster than the others

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from models.drafts.base import Draft, State
 from models.drafts.ngram import NgramDraft
-from models.sampling import Sampler
-from models.transformer import Seen
-from models.tree import Proposal, Tree, TreeKind
+from models.speculate.sampling import Sampler
+from models.speculate.tree import Proposal, Tree, TreeKind
+from models.target.language_model import Seen
 
 
 class MixedDraft(Draft):

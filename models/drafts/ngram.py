@@ -11,9 +11,9 @@ from jaxtyping import Int
 from torch import Tensor
 
 from models.drafts.base import Draft, Needs, State
-from models.sampling import Sampler
-from models.transformer import Seen
-from models.tree import Proposal, Tree
+from models.speculate.sampling import Sampler
+from models.speculate.tree import Proposal, Tree
+from models.target.language_model import Seen
 
 
 class NgramDraft(Draft):

@@ -16,15 +16,15 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 
 from models import checkpoint
-from models.cache import places, prompt_mask
+from models.distill.loss_weights import sooner
 from models.drafts.base import Batch, State
 from models.drafts.cached import CachedDraft
 from models.drafts.feature import FeatureConf, FeatureDraft, layer_config
 from models.errors import UserError
 from models.layers import attend, attend_unrolled
-from models.supervision import sooner
-from models.target import Target
-from models.transformer import Seen
+from models.target.cache import places, prompt_mask
+from models.target.language_model import Seen
+from models.target.target import Target
 
 
 @dataclass(kw_only=True)

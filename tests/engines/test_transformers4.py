@@ -9,7 +9,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from tests.saved_configs import OLDER, SAVED, save_draft
+from tests.support.saved_configs import OLDER, SAVED, save_draft
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-transformers4" / "bin" / "python"

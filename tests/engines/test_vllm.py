@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from data.prompts import EvalPrompt, held_out
-from infer.decode import Decoded, Decoder
+from data.eval_prompts.prompts import EvalPrompt, held_out
+from infer.engine.decode import Decoded, Decoder
+from models.distill.losses import LossConf
 from models.drafts import load_draft
-from models.losses import LossConf
-from models.sampling import SamplingConf
-from models.target import DEMO, Target
-from models.tree import TreeConf, TreeKind
-from tests.tiny import demo_target
+from models.speculate.sampling import SamplingConf
+from models.speculate.tree import TreeConf, TreeKind
+from models.target.target import DEMO, Target
+from tests.support.tiny import demo_target
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 ENGINES = Path(os.environ.get("ENGINES", ROOT / ".venv-engines"))

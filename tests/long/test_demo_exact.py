@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from data.prompts import EvalPrompt, held_out
-from infer.decode import Decoder
+from data.eval_prompts.prompts import EvalPrompt, held_out
+from infer.engine.decode import Decoder
 from models.drafts import load_draft
-from models.sampling import SamplingConf
-from models.target import Target
-from tests.tiny import chain, demo_target, mixed, static, tree
+from models.speculate.sampling import SamplingConf
+from models.target.target import Target
+from tests.support.tiny import chain, demo_target, mixed, static, tree
 
 pytestmark = pytest.mark.slow
 NEW = 64

@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from data.prompts import EvalPrompt
-from infer.decode import Decoder
-from infer.exactness import compare, measure_yardstick
-from infer.stats import Trace, Verdict
-from models.sampling import SamplingConf
-from models.target import Target
-from tests.family_models import family_model, family_target, partly_agreeing
-from tests.tiny import CPU, VOCAB, tiny_tokenizer, tree, unchecked
+from data.eval_prompts.prompts import EvalPrompt
+from infer.engine.decode import Decoder
+from infer.measure.exactness import compare, measure_yardstick
+from infer.measure.records import Trace, Verdict
+from models.speculate.sampling import SamplingConf
+from models.target.target import Target
+from tests.support.family_models import family_model, family_target, partly_agreeing
+from tests.support.tiny import CPU, VOCAB, tiny_tokenizer, tree, unchecked
 
 COUNT, NEW, SLOTS = 200, 32, 64
 

@@ -5,8 +5,8 @@ import random
 
 import torch
 
-from tests.killing import finish, kill, newest_step, partials
-from tests.toy_run import metrics, toy_conf, toy_run, weights
+from tests.support.killing import finish, kill, newest_step, partials
+from tests.support.toy_run import metrics, toy_conf, toy_run, weights
 
 log = logging.getLogger(__name__)
 KILLS, HALF_WRITTEN, STEPS = 10, 3, 600

@@ -13,8 +13,8 @@ import sys
 
 import pytest
 
-from tests.commands import ROOT, Command, code, commands
-from tests.own_target import save_conversations, save_target
+from tests.support.commands import ROOT, Command, code, commands
+from tests.support.own_target import save_conversations, save_target
 
 pytestmark = pytest.mark.slow
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from data.store.quantised import Dtype
+from data.features.quantize import Dtype
 from models.drafts.eagle3 import Eagle3Conf
-from tests import captured
-from tests.stored_run import BF16, documents, learned, losses, ranks, training
-from tests.tiny import LAYERS
+from tests.support import captured
+from tests.support.stored_run import BF16, documents, learned, losses, ranks, training
+from tests.support.tiny import LAYERS
 
 
 def test_two_processes_read_the_rows_of_one(tmp_path, target):

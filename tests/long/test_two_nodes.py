@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from tests.commands import ROOT
+from tests.support.commands import ROOT
 
 WORKER = """
 import os, signal, time

@@ -1,4 +1,4 @@
-"""What tests/test_neuron_device.py asks about, done on the device in a process of its own.
+"""What tests/models/test_neuron_device.py asks about, done on the device in a process of its own.
 
 Nothing here names the device but `device=neuron`. What is found goes to facts.json.
 """
@@ -16,19 +16,19 @@ from accelerate import Accelerator
 from accelerate.utils import is_neuron_available
 
 from conf.entry import compose
-from infer.decode import Decoder
-from infer.graph_plan import Decoding, Drafting
+from infer.engine.decode import Decoder
+from infer.engine.graph_plan import Decoding, Drafting
 from models.device import DeviceConf, DeviceName, graphs
 from models.drafts.base import DraftConf
 from models.drafts.causal_lm import CausalLMConf, Start
 from models.drafts.eagle1 import Eagle1Conf
 from models.drafts.eagle3 import Eagle3Conf
 from models.drafts.medusa import MedusaConf
-from models.sampling import SamplingConf
-from tests.tiny import LAYERS, tiny_target, tree
-from tests.toy_run import metrics, toy_conf, toy_run
+from models.speculate.sampling import SamplingConf
+from tests.support.tiny import LAYERS, tiny_target, tree
+from tests.support.toy_run import metrics, toy_conf, toy_run
 from train.config import TrainConf
-from train.parallel import accelerator_for
+from train.distributed.parallel import accelerator_for
 
 DRAFTS: dict[str, DraftConf] = {
     "eagle3": Eagle3Conf(layers=LAYERS, unroll=2),

@@ -11,24 +11,24 @@ from pathlib import Path
 
 import torch
 
-from data.documents import Packed
-from infer.decode import Decoder
-from infer.graph_plan import Decoding, Drafting
+from data.packing.documents import Packed
+from infer.engine.decode import Decoder
+from infer.engine.graph_plan import Decoding, Drafting
 from models.device import Device, DeviceConf, DeviceName, Precision, graphs
+from models.distill.losses import LossConf
 from models.drafts import load_draft
 from models.drafts.causal_lm import CausalLMConf, Start
 from models.drafts.eagle3 import Eagle3Conf
 from models.drafts.medusa import MedusaConf
-from models.losses import LossConf
-from models.sampling import SamplingConf
-from models.target import Target
-from tests.packed import packed_of
-from tests.tiny import LAYERS, VOCAB, batch_of, chain, sampled_texts, tiny_target, tree
-from tests.toy_run import toy_conf
-from train import graph_plan
+from models.speculate.sampling import SamplingConf
+from models.target.target import Target
+from tests.support.packed import packed_of
+from tests.support.tiny import LAYERS, VOCAB, batch_of, chain, sampled_texts, tiny_target, tree
+from tests.support.toy_run import toy_conf
 from train.config import TrainConf
 from train.log import Log, LogConf
 from train.loop import Loop
+from train.planning import graph_plan
 from train.state import State, flat
 
 STEPS, LENGTH, NEW, SLOTS = 200, 40, 24, 128

@@ -1,0 +1,314 @@
+"""`python -m data.capture`: bounded, resumable, and a damaged file is named and written again."""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+
+from data.capture import capture
+from data.config import DataConf, Source
+from data.features import manifest as store_manifest
+from data.features.config import CaptureConf
+from data.features.manifest import DOCUMENTS, shard_name
+from data.features.quantize import Dtype
+from data.features.reader import refuse_others
+from data.features.schema import TeacherKind
+from models.checkpoint import PARTIAL
+from models.drafts.base import Needs
+from models.drafts.eagle3 import Eagle3Conf
+from models.drafts.medusa2 import Medusa2Conf
+from models.errors import UserError
+from tests.support.captured import COMMAND, EAGLE3, captured, conf, files, opened, written
+from tests.support.killing import ROOT
+from tests.support.tiny import LAYERS, tiny_target
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, target):
+    """Documents and a store of several shards."""
+    made = written(tmp_path_factory.mktemp("capture"), target)
+    captured(conf(made))
+    return made
+
+
+@pytest.fixture
+def copy(folder, tmp_path):
+    """The same, to be spoilt."""
+    subprocess.run(["cp", "-r", f"{folder}/.", tmp_path], check=True)
+    return tmp_path
+
+
+def refused(match: str, run) -> str:
+    with pytest.raises(UserError, match=match) as error:
+        run()
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def flip(path, place: int) -> None:
+    """One bit of a file."""
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
+
+
+def test_the_store_has_several_shards(folder):
+    assert store_manifest.read(folder / "capture" / "small").made.shards >= 4
+
+
+@pytest.mark.parametrize("place", [3, 20, 2000, -1])
+def test_a_flipped_bit_is_named_and_its_shard_alone_is_captured_again(copy, target, place):
+    store = copy / "capture" / "small"
+    before = {name: (store / name).stat().st_mtime_ns for name in files(store)}
+    whole, name = files(store), shard_name(1)
+    flip(store / name, place)
+    said = refused(f"{name}, which is changed", lambda: opened(store, target))
+    assert f"`python -m data.capture output_dir={store.parent} run_name=small` writes" in said
+    captured(conf(copy))
+    assert files(store) == whole
+    after = {name: (store / name).stat().st_mtime_ns for name in whole}
+    assert [n for n in whole if before[n] != after[n]] == [name]
+    opened(store, target)
+
+
+@pytest.mark.parametrize("name", [shard_name(0), DOCUMENTS])
+def test_truncated_and_missing_files_are_named(copy, target, name):
+    store = copy / "capture" / "small"
+    whole = files(store)
+    os.truncate(store / name, 300)
+    refused(f"{name}, which is truncated: 300 of", lambda: opened(store, target, checksums=False))
+    (store / name).unlink()
+    refused(f"{name}, which is missing", lambda: opened(store, target))
+    captured(conf(copy))
+    assert files(store) == whole
+
+
+def test_sizes_alone_can_be_looked_at(copy, target):
+    store = copy / "capture" / "small"
+    flip(store / shard_name(1), -1)
+    opened(store, target, checksums=False)
+
+
+def test_a_finished_store_is_left_alone(folder, caplog):
+    store = folder / "capture" / "small"
+    before = {path: path.stat().st_mtime_ns for path in store.iterdir()}
+    captured(conf(folder))
+    assert {path: path.stat().st_mtime_ns for path in store.iterdir()} == before
+
+
+def test_others_stores_are_refused(folder, target):
+    store = folder / "capture" / "small"
+    other = tiny_target(seed=1)
+    refused("must be a store of this target", lambda: opened(store, other))
+    other.tokenizer_fingerprint = "another"
+    refused("must be a store of this tokenizer", lambda: opened(store, other))
+    refused(
+        r"captured layers \[1, 2, 3\], got \[1, 3, 5\]",
+        lambda: opened(store, target, replace(EAGLE3, layers=[1, 2, 3])),
+    )
+    every = Needs(layers=[], hidden=True, context=True)
+    refused("of every token, got that of supervised", lambda: opened(store, target, every))
+    refused("must be a feature store", lambda: opened(folder, target))
+    manifest = store_manifest.read(store)
+    early = {"tokenizer_hash": target.tokenizer_fingerprint, "needs": EAGLE3}
+    refuse_others(manifest, store, hidden_size=32, **early)
+    refused(
+        "of another .hidden size 32, captured from",
+        lambda: refuse_others(manifest, store, hidden_size=64, **early),
+    )
+
+
+def test_other_versions_and_broken_manifests_are_refused(copy, target):
+    store = copy / "capture" / "small"
+    path = store / "manifest.json"
+    whole, before = path.read_text(), files(store)
+    path.write_text(whole.replace('"version": 3', '"version": 2'))
+    refused("must be a store of version 3, got version 2", lambda: opened(store, target))
+    for spoilt in (whole[:100], whole.replace('"hidden_size": 32', '"hidden_size": 33'), "[]", ""):
+        assert spoilt != whole
+        path.write_text(spoilt)
+        said = refused("manifest as it was written", lambda: opened(store, target))
+        assert "remove it and capture again" in said
+        refused("manifest as it was written", lambda: captured(conf(copy)))
+    path.unlink()
+    captured(conf(copy))
+    assert files(store) == before
+    opened(store, target)
+
+
+@pytest.mark.parametrize("name", [shard_name(1), DOCUMENTS])
+@pytest.mark.parametrize("place", [3, 20, 90])
+def test_a_spoilt_header_is_named_without_checksums(copy, target, name, place):
+    store = copy / "capture" / "small"
+    flip(store / name, place)
+    refused(f"{name}, which is changed: ", lambda: opened(store, target, checksums=False))
+
+
+def test_a_moved_store_is_mended_where_it_lies(copy, target):
+    """The command that is named writes into the folder that was opened, not where it began."""
+    whole = files(copy / "capture" / "small")
+    store = (copy / "capture" / "small").rename(copy / "moved")
+    opened(store, target)
+    (store / shard_name(2)).unlink()
+    said = refused("which is missing", lambda: opened(store, target))
+    named = said.partition("`")[2].partition("`")[0].split()
+    assert named[-2:] == [f"output_dir={copy}", "run_name=moved"]
+    captured(replace(conf(copy), output_dir=str(copy), run_name="moved"))
+    assert files(store) == whole
+    assert not (copy / "capture" / "small").exists()
+
+
+def test_a_full_disk_leaves_whole_files_to_go_on_from(folder, tmp_path):
+    """Nothing larger than the documents' file can be written for a while."""
+    wanted = replace(conf(folder), output_dir=str(tmp_path))
+    whole = files(folder / "capture" / "small")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole[DOCUMENTS]), hard))
+    try:
+        refused("File too large.; make room and repeat the command", lambda: captured(wanted))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    left = files(tmp_path / "small")
+    assert DOCUMENTS in left
+    assert left.items() <= whole.items()
+    assert not list((tmp_path / "small").glob(f"*{PARTIAL}"))
+    captured(wanted)
+    assert files(tmp_path / "small") == whole
+
+
+def test_the_size_is_known_before_anything_is_written(folder, tmp_path):
+    """A budget just below it is refused with nothing left behind; just above it is enough."""
+    wanted = conf(folder, dtype=Dtype.bf16, teacher=TeacherKind.hidden, top_k=2)
+    wanted.output_dir = str(tmp_path / "out")
+    store = captured(wanted)
+    exact = sum(map(len, files(store).values()))
+    assert captured(replace(wanted, run_name="enough", budget_gb=exact / 1e9))
+    small = replace(wanted, run_name="less", budget_gb=(exact - 1) / 1e9)
+    said = refused("budget_gb: must have room for", lambda: captured(small))
+    assert "dtype=int8 teacher=hidden takes" in said
+    assert "fits" in said
+    assert "dtype=bf16 teacher=topk takes" in said
+    assert not (tmp_path / "out" / "less").exists()
+    limit = int(said.partition("data.limit=")[2].split()[0])
+    limited = replace(small, data=replace(small.data, limit=limit))
+    assert sum(map(len, files(captured(limited)).values())) / 1e9 <= small.budget_gb
+
+
+def test_another_capture_of_the_same_name_is_refused(folder):
+    refused("dtype int8 instead of fp8", lambda: captured(conf(folder, dtype=Dtype.fp8)))
+    refused("documents 40 instead of 7", lambda: captured(conf(folder, limit=7)))
+    refused("workers: must be as the store was begun", lambda: captured(conf(folder, workers=2)))
+
+
+def test_another_target_of_the_same_name_is_refused(copy):
+    tiny_target(seed=1).model.save_pretrained(copy / "target")
+    (copy / "capture" / "small" / shard_name(1)).unlink()
+    refused("target_sha256 .* instead of", lambda: captured(conf(copy)))
+
+
+def test_workers_share_a_capture(folder, target, tmp_path, caplog):
+    """Each writes its own shards; together they are the store of one process."""
+    caplog.set_level("INFO")
+    wanted = conf(folder, workers=2)
+    wanted.output_dir = str(tmp_path)
+    store = captured(replace(wanted, worker=1))
+    assert "the others are other workers'" in caplog.text
+    assert "to be trained from" not in caplog.text
+    refused("must be a finished store", lambda: opened(store, target))
+    shards = store_manifest.read(store).made.shards
+    assert set(files(store)) == {shard_name(number) for number in range(1, shards, 2)}
+    captured(replace(wanted, worker=0))
+    assert "to be trained from" in caplog.text
+    assert files(store) == files(folder / "capture" / "small")
+    opened(store, target)
+    flip(store / shard_name(1), -1)
+    refused(shard_name(1), lambda: opened(store, target))
+
+
+def test_a_killed_capture_goes_on(folder, tmp_path):
+    """Killed while it writes shards: what is finished is not done again, and all is as without."""
+    wanted = conf(folder)
+    wanted.output_dir = str(tmp_path)
+    store = tmp_path / "small"
+    words = [
+        "target.path=" + wanted.target.path, "target.name=tiny", "draft.unroll=2",
+        f"draft.layers={LAYERS}", "data=jsonl", f"data.path={wanted.data.path}",
+        f"data.length={wanted.data.length}", "device=cpu", "device.compile=false", "batch=2",
+        "shard_mb=0.02", "run_name=small", f"output_dir={tmp_path}", "draft.vocab_size=null",
+    ]  # fmt: skip
+    run = subprocess.Popen(
+        [sys.executable, "-m", "data.capture", *words],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+    )
+    while not (store / shard_name(1)).exists():
+        assert run.poll() is None
+        time.sleep(1e-3)
+    run.kill()
+    run.wait()
+    manifest = json.loads((store / "manifest.json").read_text())
+    done = {name: (store / name).stat().st_mtime_ns for name in manifest["files"]}
+    assert DOCUMENTS in done
+    assert len(done) <= manifest["made"]["shards"]
+    captured(wanted)
+    assert files(store) == files(folder / "capture" / "small")
+    assert all((store / name).stat().st_mtime_ns == when for name, when in done.items())
+    assert not list(store.glob(f"*{PARTIAL}"))
+
+
+def test_what_cannot_be_kept_is_refused(folder):
+    refused(
+        "must leave its target as it is, got medusa2",
+        lambda: captured(conf(folder, draft=Medusa2Conf(heads=2), run_name="adapted")),
+    )
+    refused(
+        "data.overlap: must be null for eagle3",
+        lambda: captured(conf(folder, overlap=8, run_name="split")),
+    )
+    again = DataConf(source=Source.captured, path=str(folder / "capture" / "small"))
+    refused("features already", lambda: captured(replace(conf(folder), data=again)))
+
+
+def test_the_demo_must_be_prepared_before_it_is_captured(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where outputs/ is empty
+    demo = CaptureConf(draft=Eagle3Conf(), data=DataConf(source=Source.demo), run_name="demo")
+    refused("run `python -m data.prepare`", lambda: capture(demo, command=COMMAND))
+
+
+def test_numbers_that_are_not_finite_are_refused(tmp_path, target):
+    folder = written(tmp_path, target)
+    broken = tiny_target(seed=0)
+    with torch.no_grad():
+        broken.model.get_input_embeddings().weight[7] = torch.inf
+    broken.model.save_pretrained(folder / "target")
+    refused("features must be finite", lambda: captured(conf(folder)))
+
+
+def test_a_shard_is_as_large_as_asked(folder, tmp_path):
+    """Rows of whole batches; a small setting has a batch a shard."""
+    small = conf(folder, shard_mb=1e-6, run_name="small")
+    small.output_dir = str(tmp_path)
+    made = store_manifest.read(captured(small)).made
+    large = store_manifest.read(captured(conf(folder, shard_mb=100.0, run_name="large"))).made
+    assert (large.shards, made.tokens) == (1, large.tokens)
+    assert made.shards > store_manifest.read(folder / "capture" / "small").made.shards
+
+
+def test_what_nobody_recorded_is_not_believed(copy):
+    """Half a file under its temporary name, or a whole one that the manifest does not know."""
+    store = copy / "capture" / "small"
+    whole = files(store)
+    path = store / "manifest.json"
+    manifest = store_manifest.read_one(path)
+    del manifest.files[shard_name(1)]
+    manifest.write(path)
+    (store / shard_name(1)).write_bytes(whole[shard_name(2)])
+    (store / f"{shard_name(1)}{PARTIAL}").write_bytes(whole[shard_name(1)][:1000])
+    captured(conf(copy))
+    assert files(store) == whole
+    assert not list(store.glob(f"*{PARTIAL}"))

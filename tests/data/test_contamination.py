@@ -1,0 +1,59 @@
+"""Held-out prompts that a draft was trained on are found, and nothing is claimed without a look."""
+
+import numpy as np
+import pytest
+
+from data.chat.tokenization import from_text
+from data.eval_prompts.contamination import FILE, START_CHARS, contaminated, packed, signs
+from data.eval_prompts.prompts import EvalPrompt
+from data.packing.documents import Documents
+from data.packing.pack import pack
+from data.sources.tokenized import from_pair
+from train.rows.prompt_hashes import keep_hashes
+
+LONG = " ".join(str(1 + i % 50) for i in range(40))
+assert len(LONG) > START_CHARS
+
+
+def held_out(**texts):
+    return [EvalPrompt(id=name, category="c", ids=[1], text=text) for name, text in texts.items()]
+
+
+@pytest.fixture
+def run(target, tmp_path):
+    """A run that learned one question with its answer, and one plain text."""
+    ids = target.tokenizer([f"1 2 3 {LONG}", LONG])["input_ids"]
+    texts = [from_pair(ids[0][:3], ids[0][3:]), from_text(target.tokenizer, f"7 {LONG}")]
+    rows, _ = pack(Documents.of(texts), 128)
+    keep_hashes(rows, target.tokenizer, tmp_path)
+    return tmp_path
+
+
+def test_trained_prompts_are_found_whatever_their_spaces(run):
+    prompts = held_out(
+        question=" 1 2\n3 ", longer="1 2 3 4", answer=f"{LONG} 9 9", text=f"7 {LONG} 9", other="4 5"
+    )
+    found = contaminated(prompts, run / "checkpoint")
+    assert (found.checked, found.count) == (True, 3)
+    assert found.ids == ["question", "answer", "text"]
+
+
+def test_the_hashes_are_eight_bytes_each_sorted_and_whole(run):
+    hashes = np.load(run / FILE)
+    assert (hashes.dtype, len(hashes)) == (np.uint64, 4)
+    assert (np.diff(hashes.astype(object)) > 0).all()
+    assert [path.name for path in run.iterdir()] == [FILE]
+
+
+def test_without_the_runs_hashes_nothing_is_claimed(tmp_path):
+    for content in (None, b"", b"cut"):
+        if content is not None:
+            (tmp_path / FILE).write_bytes(content)
+        found = contaminated(held_out(a="1"), tmp_path / "checkpoint")
+        assert (found.checked, found.count, found.ids) == (False, 0, [])
+        assert found.reason == f"the run left no readable {FILE}"
+
+
+def test_case_makes_no_difference(tmp_path):
+    np.save(tmp_path / FILE, packed(set(signs("Say YES", ""))))
+    assert contaminated(held_out(a="say yes"), tmp_path / "checkpoint").ids == ["a"]

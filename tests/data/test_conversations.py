@@ -1,0 +1,235 @@
+"""Rows of every shape become documents; what does not fit is counted or refused, never lost."""
+
+import json
+from collections import Counter
+from dataclasses import replace
+
+import huggingface_hub.constants
+import pytest
+
+from data.config import DataConf, DemoAnswersConf, Format, Source
+from data.sources.row_formats import Conversation, Text, Tokenised
+from data.sources.training_rows import check, rows
+from models.errors import UserError
+
+MESSAGES = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Hi"},
+    {"role": "assistant", "content": "Hello"},
+    {"role": "user", "content": "Bye"},
+    {"role": "assistant", "content": "So long"},
+]
+SPEAKERS = {"system": "system", "user": "human", "assistant": "gpt"}
+SHAREGPT = [{"from": SPEAKERS[m["role"]], "value": m["content"]} for m in MESSAGES]
+
+
+def jsonl(tmp_path, *lines, **changes) -> DataConf:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(x if isinstance(x, str) else json.dumps(x) for x in lines))
+    return DataConf(source=Source.jsonl, path=str(path), **changes)
+
+
+def read(conf: DataConf) -> tuple[list, Counter[str]]:
+    """Rows without their numbers, which tests/data/test_held_out.py is about."""
+    skipped: Counter[str] = Counter()
+    return [replace(row, conversation=None) for row in rows(conf, skipped)], skipped
+
+
+def test_an_answer_beside_its_prompt_is_text_or_messages(tmp_path):
+    prompt, completion = MESSAGES[:-1], MESSAGES[-1:]
+    conf = jsonl(
+        tmp_path,
+        {"prompt": prompt, "completion": completion},
+        {"prompt": prompt, "completion": json.dumps(completion)},
+        {"prompt": prompt, "response": completion[0]["content"]},
+        {"prompt": MESSAGES, "completion": []},
+        {"prompt": "Bye", "completion": completion},
+        {"prompt": "Bye", "completion": "So long"},
+        format=Format.prompt,
+    )
+    found = [row.messages for row in read(conf)[0]]
+    assert found == [MESSAGES] * 4 + [MESSAGES[3:]] * 2
+
+
+def test_every_shape_is_told_from_the_row(tmp_path):
+    conf = jsonl(
+        tmp_path,
+        {"messages": MESSAGES},
+        {"conversations": SHAREGPT},
+        "",
+        {"text": "once"},
+        {"ids": [1, 2, 3], "answer": [0, 1, 1]},
+    )
+    whole = Conversation(messages=MESSAGES)
+    tokens = Tokenised(ids=[1, 2, 3], answer=[False, True, True])
+    assert read(conf) == ([whole, whole, Text(text="once"), tokens], Counter())
+
+
+def test_a_set_shape_and_column_are_kept_to(tmp_path):
+    conf = jsonl(tmp_path, {"chat": MESSAGES}, {"chat": "x"}, format=Format.messages, column="chat")
+    assert read(conf) == (
+        [Conversation(messages=MESSAGES)],
+        Counter({"column chat has the shape text": 1}),
+    )
+
+
+def test_rows_that_do_not_fit_are_counted_by_reason(tmp_path):
+    user, assistant = MESSAGES[1:3]
+    conf = jsonl(
+        tmp_path,
+        {"messages": MESSAGES},
+        {"messages": [user]},
+        {"messages": [user, {"role": "assistant", "content": ""}, user, assistant]},
+        {"messages": [assistant, user, assistant]},
+        {"messages": [user, {"role": "assistant", "content": [{"type": "image"}]}]},
+        {"conversations": [{"from": "ghost", "value": "boo"}]},
+        {"ids": [1, 2], "answer": [True]},
+        {"prompt": "x"},
+        {"query": "x"},
+        {"text": 5},
+        {"messages": 5},
+        {"messages": [5.5]},
+        {"messages": [user, "x"]},
+    )
+    documents, skipped = read(conf)
+    assert len(documents) == 1
+    assert skipped == {
+        "no assistant turn": 2,
+        "an empty turn": 1,
+        "an assistant turn before any user turn": 1,
+        "a message whose content is not text": 1,
+        "an unknown role": 1,
+        "ids without an answer flag for each": 1,
+        "no messages, text or prompt": 1,
+        "a prompt that is not text": 2,
+        "column messages holds neither messages, turns, text nor ids": 1,
+        "a message that is not an object": 1,
+    }
+
+
+def test_parts_and_absent_keys_become_plain_messages(tmp_path):
+    parts = [{"type": "text", "text": "So "}, {"type": "text", "text": "long"}]
+    user = {"role": "user", "content": "Bye", "name": None, "tool_calls": []}
+    conf = jsonl(tmp_path, {"messages": [user, {"role": "assistant", "content": parts}, user]})
+    [conversation] = read(conf)[0]
+    assert conversation.messages == MESSAGES[3:]
+
+
+def test_tools_and_arguments_of_the_template_come_with_the_row(tmp_path):
+    function = {"name": "add", "arguments": {"a": 1, "b": None}}
+    called = {"role": "assistant", "content": "", "tool_calls": [{"function": function}]}
+    as_text = {"function": function | {"arguments": json.dumps(function["arguments"])}}
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    user = MESSAGES[1]
+    row = {"messages": [user, called], "tools": tools, "template": {"enable_thinking": False}}
+    texts = {
+        "messages": [user, called | {"tool_calls": [as_text]}],
+        "tools": json.dumps(tools),
+        "template": json.dumps(row["template"]),
+        "category": "tools",
+        "language": "en",
+    }
+    plain, labelled = read(jsonl(tmp_path, row, texts))[0]
+    assert plain == Conversation(messages=[user, called], tools=tools, template=row["template"])
+    assert labelled == replace(plain, category="tools", language="en")
+    bad = [{**row, "tools": "{"}, {**row, "tools": {"a": 1}}, {**row, "template": [1]}]
+    assert read(jsonl(tmp_path, row, *bad))[1].total() == 3
+
+
+def test_the_limit_counts_rows(tmp_path):
+    conf = jsonl(tmp_path, {"text": "a"}, {"text": "b"}, {"text": "c"}, limit=2)
+    assert read(conf)[0] == [Text(text="a"), Text(text="b")]
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (
+            ['{"text": "a"}', '{"text": '],
+            r"every line must be a JSON object, .* at .*rows.jsonl:2;",
+        ),
+        (["[1, 2]"], r"got a list at .*rows.jsonl:1; mend or remove"),
+        (['{"query": "a"}'], r"data.format: some row must have the shape auto, got none .*query"),
+        ([], r"got none in .*\(no rows\)"),
+    ],
+)
+def test_unreadable_jsonl_is_refused(tmp_path, lines, message):
+    with pytest.raises(UserError, match=message):
+        read(jsonl(tmp_path, *lines))
+
+
+def test_a_check_needs_no_model_and_finds_a_missing_file(tmp_path):
+    check(DataConf())
+    with pytest.raises(UserError, match=r"data.path: must be set for data.source=jsonl, got null"):
+        check(DataConf(source=Source.jsonl))
+    check(jsonl(tmp_path, {"text": "a"}))
+    with pytest.raises(UserError, match=r"data.path: must be a JSONL file, got .*none.jsonl"):
+        check(DataConf(source=Source.jsonl, path=str(tmp_path / "none.jsonl")))
+
+
+@pytest.fixture
+def table(tmp_path, monkeypatch):
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    return datasets.Dataset.from_list([{"messages": MESSAGES}, {"messages": MESSAGES[1:3]}])
+
+
+def dataset(path, **changes) -> DataConf:
+    return DataConf(source=Source.dataset, path=str(path), **changes)
+
+
+def test_data_files_and_saved_datasets_are_read(tmp_path, table):
+    import datasets
+
+    table.to_parquet(tmp_path / "rows.parquet")
+    table.to_json(tmp_path / "rows.json")
+    table.save_to_disk(tmp_path / "saved")
+    datasets.DatasetDict({"small": table}).save_to_disk(tmp_path / "splits")
+    expected = [Conversation(messages=MESSAGES), Conversation(messages=MESSAGES[1:3])]
+    for conf in [
+        dataset(tmp_path / "rows.parquet"),
+        dataset(tmp_path / "rows.json"),
+        dataset(tmp_path / "saved"),
+        dataset(tmp_path / "splits", split="small"),
+    ]:
+        assert read(conf) == (expected, Counter())
+    assert read(dataset(tmp_path / "rows.parquet", split="train[1:]"))[0] == expected[1:]
+    datasets.DatasetDict({"small": table, "large": table}).save_to_disk(tmp_path / "two")
+    with pytest.raises(UserError, match=r"data.split: must be one of small, large, got 'train'"):
+        check(dataset(tmp_path / "two"))
+
+
+def test_broken_and_missing_data_files_are_refused(tmp_path, table):
+    (tmp_path / "broken.parquet").write_bytes(b"PAR1 no more")
+    with pytest.raises(UserError, match=r"data.path: must be a readable file, got .*broken"):
+        check(dataset(tmp_path / "broken.parquet"))
+    with pytest.raises(UserError, match=r"data.path: must exist, got .*none.parquet"):
+        check(dataset(tmp_path / "none.parquet"))
+
+
+@pytest.mark.parametrize("offline", [True, False])
+def test_an_unreachable_hub_name_says_how_to_use_a_local_path(table, monkeypatch, offline):
+    import datasets
+
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", offline)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", offline)
+    with pytest.raises(UserError, match=r"nobody/nothing.*without a network give a local path"):
+        check(dataset("nobody/nothing"))
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: DataConf(length=4), "data.length: must be at least 16, got 4"),
+        (lambda: DataConf(limit=0), "data.limit: must be at least 1 or null for all rows, got 0"),
+        (lambda: DataConf(path="x"), "data.path: must be null for data.source=demo, got 'x'"),
+        (lambda: DataConf(length=4, limit=0), r"data.length: .*; data.limit: "),
+        (lambda: DemoAnswersConf(prompts=0), "data.answers.prompts: must be at least 1, got 0"),
+        (lambda: DemoAnswersConf(temperature=-1.0), "data.answers.temperature: must be 0"),
+    ],
+)
+def test_a_conf_that_cannot_work_is_refused(build, message):
+    with pytest.raises(UserError, match=message):
+        build()

@@ -1,0 +1,127 @@
+"""Killed five times, its server restarted, every fifth request failing: each row answered once.
+
+Ctrl-C is the sixth end.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from data.answers.answering import AnswersReport, answer_rows
+from data.prepare import main
+from data.sources.prepared_rows import Row, read
+from infer.engine.answer_backend import TargetAsker
+from models.target.target import DEMO, TargetConf
+from tests.support.chat import asked, conf
+from tests.support.killing import FORKS, TIMEOUT_S
+from tests.support.openai_server import free_port, restart, serving
+from tests.support.tiny import CPU
+
+ROWS, KILLS, AT_ONCE = 60, 5, 4  # rows enough that none of the runs to be killed ends by itself
+HOW = conf(max_new_tokens=8)
+
+
+@contextmanager
+def command(folder: Path, port: int) -> Iterator[BaseProcess]:
+    """`python -m data.prepare ...` in a process of its own, killed at the end."""
+    words = [
+        "mixture=one", f"mixture.sources.rows.path={folder / 'rows.jsonl'}", "mixture.exclude=[]",
+        "mixture.held_out=0.1", "target=demo", "answers=endpoint", f"output_dir={folder}",
+        "run_name=run", f"answers.url=http://127.0.0.1:{port}/v1", "answers.max_new_tokens=8",
+        f"answers.concurrency={AT_ONCE}", "answers.timeout_s=3",
+    ]  # fmt: skip
+    run = FORKS.Process(target=typed, args=(words, folder))
+    run.start()
+    try:
+        yield run
+    finally:
+        run.kill()
+        run.join()
+
+
+def typed(words: list[str], folder: Path) -> None:
+    """The command's own entry, with these words behind it; what it says goes to a file."""
+    with (folder / "said").open("w") as said:
+        os.dup2(said.fileno(), 1)
+        os.dup2(said.fileno(), 2)
+    os.chdir(folder)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored behind a shell's `&`
+    sys.argv = ["data.prepare", *words]
+    main()
+
+
+def until(met: Callable[[], bool], run: BaseProcess, folder: Path) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not met():
+        assert run.is_alive(), (folder / "said").read_text()
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_each_row_is_answered_once_whatever_is_killed(tmp_path):
+    rows = asked(ROWS)
+    lines = [json.dumps({"id": row.id, "messages": row.messages}) for row in rows]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    journal = tmp_path / "run" / "work" / "worker-00000" / "answers.jsonl"
+
+    def done() -> int:
+        return journal.read_bytes().count(b"\n") if journal.exists() else 0
+
+    port = free_port()
+    with serving(DEMO, port=port, name="demo", faulty=True) as watcher:
+        for number in range(KILLS + 1):
+            before, end = done(), signal.SIGKILL if number < KILLS else signal.SIGINT
+            with command(tmp_path, port) as run:
+                until(lambda least=before + 2: done() >= least, run, tmp_path)
+                if number == KILLS // 2:
+                    restart(watcher)
+                    at_restart = done()
+                    until(lambda least=at_restart + 2: done() >= least, run, tmp_path)
+                assert run.pid is not None
+                os.kill(run.pid, end)
+                run.join(TIMEOUT_S)
+            assert run.exitcode == (-end if end == signal.SIGKILL else 128 + end)
+            assert before < done() < ROWS
+        assert (tmp_path / "said").read_text().endswith("\ninterrupted\n")
+        assert len(finished(journal)) == done()
+        with command(tmp_path, port) as run:
+            run.join(TIMEOUT_S)
+    said = (tmp_path / "said").read_text()
+    assert run.exitcode == 0, said
+    assert "rows are there already" in said
+
+    answered = {row.id: row for row in read(tmp_path / "run")}
+    held_out = {row.id for row in read(tmp_path / "run", "held_out")}
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert len(answered) == report["train"] == report["answers"]["rows"]
+    assert report["read"] == ROWS == report["train"] + report["held_out"] + report["dropped"]
+    assert held_out.isdisjoint(answered)
+    assert answered == as_in_one_process(rows, set(answered), tmp_path)
+    assert not journal.parent.parent.exists()
+
+
+def finished(journal: Path) -> set[str]:
+    """The rows that have a whole line."""
+    lines = journal.read_bytes().splitlines(keepends=True)
+    return {json.loads(line)["id"] for line in lines if line.endswith(b"\n")}
+
+
+def as_in_one_process(rows: list[Row], ids: set[str], folder: Path) -> dict[str, Row]:
+    """The same rows, answered by the target without a server and without a kill."""
+    target = TargetConf().build(CPU)
+    own = {}
+    for row in rows:
+        (given,) = [each for each in ids if each.startswith(f"{row.id}-")] or [None]
+        if given is not None:
+            own[given] = Row(id=given, source="rows", messages=row.messages)
+    made = answer_rows(
+        own.values(), TargetAsker(target, HOW), target.tokenizer, HOW, folder / "own",
+        report=AnswersReport(),
+    )  # fmt: skip
+    return {row.id: row for row in made}

@@ -1,0 +1,200 @@
+"""What data.show prints and writes: every token once, answers marked, nothing that steers."""
+
+import json
+import sys
+from collections import Counter
+from html.parser import HTMLParser
+
+import pytest
+from rich.console import Console
+
+from conf.entry import compose
+from data.chat.mask_check import Tally
+from data.config import DataConf, Source, Turns
+from data.packing.documents import Documents
+from data.show import ShowConf, main
+from data.sources.row_formats import Tokenised
+from data.sources.tokenized import from_pair
+from data.viewer.documents import Look, in_colour, in_plain, shortened, shown, visible
+from data.viewer.html import page
+from data.viewer.sample import some_rows
+from models.errors import UserError
+from models.target.target import TargetConf
+from tests.support.families import AGAIN, FAMILIES, QUESTION, SINGLE, TOOL, TOOLS
+
+EVIL = "<script>alert(1)</script>\x1b[2J\u202e</pre> [bold]"
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return FAMILIES["qwen3"].tokenizer("qwen3")
+
+
+@pytest.fixture
+def rows(tmp_path, tokenizer, monkeypatch):
+    """A folder with a tokenizer and rows of two categories, where the command is called."""
+    tokenizer.save_pretrained(tmp_path / "target")
+    (tmp_path / "target/config.json").write_text('{"model_type": "qwen3", "vocab_size": 400}')
+    said = [
+        {"messages": SINGLE, "category": "chat", "language": "en"},
+        {"messages": TOOL, "tools": TOOLS, "category": "tools"},
+        {"messages": [QUESTION, {"role": "assistant", "content": EVIL}], "category": EVIL},
+        {"messages": [QUESTION]},
+    ]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, said)))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def conf(**changes) -> ShowConf:
+    data = DataConf(source=Source.jsonl, path="rows.jsonl", turns=Turns.last)
+    return ShowConf(data=data, target=TargetConf(name="target"), **changes)
+
+
+class Page(HTMLParser):
+    """The tags of a page, and the text of its tokens by class."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.tags, self.tokens, self.kinds = set(), [], ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        if tag == "b":
+            self.kinds = dict(attrs)["class"].split()
+
+    def handle_endtag(self, tag):
+        if tag == "b":
+            self.kinds = []
+
+    def handle_data(self, data):
+        if self.kinds:
+            self.tokens.append((data, "a" in self.kinds))
+
+
+def test_the_command_prints_and_writes_what_is_learned(rows, capsys):
+    main.__wrapped__(conf())
+    printed = capsys.readouterr().out
+    assert "--- document 0, chat, en, " in printed
+    assert "\u00abIt is 7 degrees.\u21b5\n\u21b5\nThat is cold.<|im_end|>\u00bb" in printed
+    assert "1 left out: no assistant turn" in printed
+    assert "\x1b" not in printed
+    written = (rows / "outputs/show/show/sample.html").read_text()
+    assert "://" not in written
+    found = Page(written)
+    assert not found.tags & {"script", "link", "img", "iframe", "think"}
+    assert ("<think>", False) in found.tokens
+    answers = "".join(text for text, answer in found.tokens if answer)
+    assert visible(EVIL) in answers
+    assert "It is 7 degrees.\u21b5\n\u21b5\nThat is cold.<|im_end|>" in answers
+    assert "Oslo" not in answers
+    assert {"chat", "tools"} <= set(printed.split())
+
+
+def test_rows_are_shown_as_training_packs_them(rows, capsys):
+    main.__wrapped__(conf(packed=True, boundaries=True, documents=1))
+    printed = capsys.readouterr().out
+    assert "--- row 0 of 1, 3 documents in 512 positions, " in printed
+    assert "--- document 2 ---" in printed
+    assert "|<|im_end|>\u00bb" in printed
+
+
+def test_what_a_later_piece_repeats_is_shown_as_context(tokenizer):
+    documents = Documents.of([from_pair([7] * 4, [8] * 20)])
+    split = DataConf(source=Source.jsonl, path="x", length=16, overlap=5)
+    first, second = some_rows(documents, split, 2, tokenizer, seed=0)
+    assert "16 tokens, 12 supervised (75.0%)" in first.about
+    assert "13 tokens, 8 supervised (61.5%)" in second.about
+
+
+def test_a_terminal_without_colours_gets_marks(rows, monkeypatch, capsys):
+    monkeypatch.setattr("data.show.CONSOLE", Console(force_terminal=True, color_system=None))
+    main.__wrapped__(conf())
+    printed = capsys.readouterr().out
+    assert "That is cold.<|im_end|>\u00bb" in printed
+    assert "\x1b" not in printed
+
+
+def test_a_broken_mask_is_shown_before_it_is_refused(rows, capsys):
+    flags = {"ids": [7, 8], "answer": [True, True], "category": "flags"}
+    with (rows / "rows.jsonl").open("a") as file:
+        file.write("\n" + json.dumps(flags))
+    with pytest.raises(UserError, match="of category 'flags' must hold prompts too"):
+        main.__wrapped__(conf())
+    assert "document 3, flags, 2 tokens, 2 supervised (100.0%), 1 answer" in capsys.readouterr().out
+    assert (rows / "outputs/show/show/sample.html").exists()
+    with pytest.raises(UserError, match="of category 'flags' must hold prompts too"):
+        main.__wrapped__(conf(packed=True))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["data=jsonl", "data.path=none.jsonl"], "data.path: must be a JSONL file, got none.jsonl"),
+        (["data.answers.by=target"], "data.answers.by: data.show generates nothing, got target;"),
+        (["data=captured", "data.path=x"], "data.source: data.show reads rows, got captured;"),
+        (["documents=0"], "documents: must be at least 1, got 0"),
+        (["target.name=none"], "target.name: must be"),
+        (["output_dir=rows.jsonl"], "output_dir: must be a writable folder, got rows.jsonl/show"),
+    ],
+)
+def test_mistakes_are_one_line(rows, monkeypatch, capfd, words, message):
+    monkeypatch.setattr(sys, "argv", ["data.show", *words])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2
+    [line] = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"error: {message}")
+
+
+def test_bare_it_shows_the_demo_without_generating():
+    bare = compose("show", ShowConf, [])
+    assert (bare.data.source, bare.data.answers.by.value) == (Source.demo, "corpus")
+    assert bare.target.name == "demo"
+
+
+def test_every_token_is_shown_once_and_no_character_is_torn(tokenizer):
+    text = AGAIN["content"] + "\n" + EVIL
+    ids = tokenizer(text)["input_ids"]
+    pieces = list(shown(tokenizer, from_pair(ids[:5], ids[5:])))
+    assert [token for piece in pieces for token in piece.ids] == ids
+    assert "".join(piece.text for piece in pieces) == visible(text)
+    assert max(len(piece.ids) for piece in pieces) == 4  # the face
+    torn = Tokenised(ids=ids, answer=[place % 2 == 0 for place in range(len(ids))])
+    parts = list(shown(tokenizer, torn))
+    assert [piece.answer for piece in parts for _ in piece.ids] == torn.answer
+
+
+def test_long_runs_lose_their_middle_and_keep_their_edges(tokenizer):
+    ids = tokenizer("user " * 200 + "system " * 200)["input_ids"]
+    half = len(ids) // 2
+    pieces = list(shown(tokenizer, from_pair(ids[:half], ids[half:])))
+    some = shortened(pieces, 100)
+    assert 100 <= len(some) <= 104
+    assert [piece.left_out for piece in some].count(True) == 2
+    edge = next(place for place, piece in enumerate(some) if piece.answer)
+    assert some[edge - 1 : edge + 1] == pieces[half - 1 : half + 1]
+    assert shortened(pieces[:90], 100) == pieces[:90]
+
+
+def test_colours_mark_answers_and_special_tokens(tokenizer):
+    start, hello, end, newline = (
+        tokenizer(text)["input_ids"] for text in ("<|im_start|>", "a", "<|im_end|>", "\n")
+    )
+    pieces = list(shown(tokenizer, from_pair(start + hello, hello + end)))
+    styles = [str(span.style) for span in in_colour(pieces, boundaries=False).spans]
+    assert styles == ["magenta", "none", "bold green", "bold green magenta"]
+    [prompt, answer] = shown(tokenizer, from_pair([*newline], [*newline]))
+    assert str(in_colour([prompt, answer], boundaries=False).spans[-1].style) == "dim"
+    assert in_plain(pieces, boundaries=True) == "<|im_start|>|a\u00aba|<|im_end|>\u00bb"
+
+
+def test_a_page_escapes_whatever_it_is_given(tokenizer):
+    ids = tokenizer(EVIL + "<think>")["input_ids"]
+    look = Look(EVIL, EVIL, list(shown(tokenizer, from_pair(ids, ids))))
+    written = page(EVIL, EVIL, [look], {EVIL: Tally(documents=1)}, Counter({EVIL: 1}))
+    assert "<script" not in written
+    assert "<think" not in written
+    assert "\x1b" not in written
+    assert "\u202e" not in written

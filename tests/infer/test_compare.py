@@ -1,0 +1,260 @@
+"""Two reports: noise is called noise, a loss is found, and the exit code says so to a CI."""
+
+import copy
+import json
+
+import numpy as np
+import pytest
+
+from infer.compare import compare, main
+from infer.report.diff import moves
+from infer.report.write import write
+from tests.support.made_report import one_draft, three_drafts
+
+
+@pytest.fixture(scope="module")
+def report():
+    return one_draft()
+
+
+def changed(report, **by_label):
+    """The same run with every row of some modes passed through a function."""
+    other = copy.deepcopy(dict(report))
+    for row in other["per_prompt"]:
+        for label, mode in row["modes"].items():
+            for part, change in by_label.items():
+                if part == "every" or label.endswith(f"/{part}"):
+                    change(mode)
+    return other
+
+
+def shaken(report, rng):
+    """Measured again on a machine that is slower and faster from prompt to prompt."""
+
+    def shake(mode):
+        mode["e2e_ms"] = mode["ttft_ms"] + (mode["e2e_ms"] - mode["ttft_ms"]) * rng.lognormal(
+            0, 0.1
+        )
+
+    return changed(report, every=shake)
+
+
+def fewer_accepted(mode):
+    gone = mode["accepted"] // 4
+    mode["rounds"] += gone // 2
+    mode["accepted"] -= gone
+
+
+def slower(mode):
+    mode["e2e_ms"] = mode["ttft_ms"] + 1.1 * (mode["e2e_ms"] - mode["ttft_ms"])
+
+
+def found(before, after):
+    return {
+        (move.mode, move.figure): move.beyond_noise and np.sign(move.after - move.before)
+        for move in moves(before, after)
+    }
+
+
+def test_a_report_beside_itself_has_not_moved(report):
+    settings, table, regressions = compare(report, report)
+    assert settings == regressions == []
+    assert not any(found(report, report).values())
+    assert {row[0] for row in table.rows} == {
+        "autoregressive", "ngram", "draft/untrained", "draft/chain", "draft/tree"
+    }  # fmt: skip
+
+
+def test_a_worse_draft_is_a_regression_of_its_mode_alone(report):
+    after = changed(report, tree=fewer_accepted)
+    assert compare(report, after)[2] == ["draft/tree tau"]
+    said = found(report, after)
+    assert (said["draft/tree", "tau"], said["draft/tree", "acceptance rate"]) == (-1, -1)
+    assert not said["draft/chain", "tau"]
+    assert found(after, report)["draft/tree", "tau"] == 1
+    assert compare(after, report)[2] == []
+
+
+def test_a_slower_mode_loses_speedup_and_a_slower_machine_does_not(report):
+    assert compare(report, changed(report, chain=slower))[2] == ["draft/chain speed-up"]
+    machine = changed(report, every=slower)
+    assert compare(report, machine)[2] == []
+    assert found(report, machine)["draft/chain", "tokens/s"] == -1
+
+
+def test_noise_alone_is_rarely_called_a_regression(report):
+    rng = np.random.default_rng(0)
+    alarms = [bool(compare(shaken(report, rng), shaken(report, rng))[2]) for _ in range(30)]
+    assert sum(alarms) <= 3
+
+
+def test_reports_of_other_prompts_are_compared_unpaired(report):
+    after = changed(report, tree=fewer_accepted)
+    after["prompts"] = {**after["prompts"], "sha256": "1" * 64}
+    settings, table, regressions = compare(report, after)
+    assert any(line.startswith("prompts.sha256: 0000") for line in settings)
+    assert "unpaired" in table.note
+    wide, narrow = (
+        next(
+            m.interval for m in moves(report, other) if (m.mode, m.figure) == ("draft/tree", "tau")
+        )
+        for other in (after, {**after, "prompts": report["prompts"]})
+    )
+    assert wide[1] - wide[0] > narrow[1] - narrow[0]
+    assert regressions == ["draft/tree tau"]
+
+
+def test_what_was_measured_is_compared_key_by_key(report):
+    after = copy.deepcopy(dict(report))
+    after["versions"] = {"torch": "2.14.0"}
+    after["device"] = {**after["device"], "threads": 4}
+    assert compare(report, after)[0] == [
+        "device.threads: 2 -> 4",
+        "versions.torch: 2.13.0 -> 2.14.0",
+        "versions.transformers: 5.23.0 -> absent",
+    ]
+
+
+def test_drafts_are_matched_by_name_where_there_are_several(report):
+    several = three_drafts()
+    labels = {mode for mode, _ in found(several, several)}
+    assert {"usual/tree", "runs/adapted/autoregressive", "a-run-with-a-long-name/chain"} <= labels
+    assert {mode for mode, _ in found(report, several)} == {"autoregressive", "ngram"}
+
+
+def test_a_mode_that_is_no_longer_measured_is_a_regression(report):
+    after = copy.deepcopy(dict(report))
+    draft = after["drafts"][0]
+    draft["modes"]["untrained"] = after["ngram"] = None
+    draft["not_measured"]["untrained"] = "the checkpoint holds no config"
+    _, table, regressions = compare(report, after)
+    assert regressions == [
+        "ngram is no longer measured",
+        "draft/untrained is no longer measured (the checkpoint holds no config)",
+    ]
+    rows = [row for row in table.rows if row[0] in ("ngram", "draft/untrained")]
+    assert [row[1:4] for row in rows] == [["measured", "yes", "NO"]] * 2
+    for known in (after, report):  # what was not measured before is no loss
+        assert compare(after, known)[2] == []
+    del draft["modes"]["tree"]
+    assert "draft/tree is no longer measured" in compare(report, after)[2]
+
+
+def test_a_draft_that_is_gone_or_renamed_among_others_is_a_regression(report):
+    before = three_drafts()
+    after = copy.deepcopy(dict(before))
+    after["drafts"][0]["name"] = "new"
+    for row in after["per_prompt"]:
+        for mode in ("untrained", "chain", "tree"):
+            row["modes"][f"new/{mode}"] = row["modes"].pop(f"usual/{mode}")
+    assert compare(before, after)[2] == [
+        f"usual/{mode} is no longer measured" for mode in ("untrained", "chain", "tree")
+    ]
+    assert compare(report, {**report, "drafts": []})[2] == [
+        f"{report['drafts'][0]['name']}/{mode} is no longer measured"
+        for mode in ("untrained", "chain", "tree")
+    ]
+
+
+def test_a_draft_called_like_a_mode_is_not_taken_for_it(report):
+    after = copy.deepcopy(dict(report))
+    name, after["drafts"][0]["name"] = after["drafts"][0]["name"], "n"
+    for row in after["per_prompt"]:
+        row["modes"] = {key.replace(f"{name}/", "n/"): mode for key, mode in row["modes"].items()}
+    assert compare(report, after)[2] == []
+    assert ("ngram", "tau") in found(report, after)
+
+
+def test_the_command_prints_and_exits_for_a_ci(report, tmp_path, capsys):
+    after = changed(report, tree=fewer_accepted)
+    after["drafts"][0]["modes"]["chain"]["lossless"] = "no"
+    for name, one in (("a", report), ("b", after)):
+        write(one, tmp_path / name)
+    assert main([str(tmp_path / "a"), str(tmp_path / "a/report.json")]) == 0
+    shown = capsys.readouterr().out
+    assert "settings: all the same" in shown
+    assert "no regression beyond noise" in shown
+    assert main([str(tmp_path / "a/report.json"), str(tmp_path / "b/report.json")]) == 1
+    shown = capsys.readouterr().out
+    assert "regression: draft/tree tau; draft/chain lossless: no" in shown
+    assert max(map(len, shown.splitlines())) <= 100
+
+
+@pytest.mark.parametrize("verdict", ["no", "undecided"])
+def test_only_yes_passes_in_modes_and_batches_whatever_it_was_before(report, verdict):
+    after = copy.deepcopy(dict(report))
+    after["drafts"][0]["modes"]["chain"]["lossless"] = verdict
+    after["batches"][1]["lossless"] = verdict
+    said = [f"draft/chain lossless: {verdict}", f"draft/tree, batch 4 lossless: {verdict}"]
+    assert compare(report, after)[2] == said
+    assert compare(after, after)[2] == said
+    assert compare(after, report)[2] == []
+
+
+def test_a_lossy_rule_passes_only_beside_a_lossy_one(comparison):
+    exact = copy.deepcopy(dict(comparison))
+    lossy = comparison["drafts"][2]["name"]
+    for mode in exact["drafts"][2]["modes"].values():
+        mode.update(verification="exact", lossy=False, lossless="yes")
+    assert compare(comparison, comparison)[2] == []
+    assert compare(exact, comparison)[2] == [
+        f"{lossy}/{mode} lossless: no" for mode in ("untrained", "chain", "tree")
+    ]
+
+
+def test_what_is_no_report_is_refused_in_one_line(report, tmp_path, capsys):
+    good, old, cut = (tmp_path / name for name in ("good.json", "old.json", "cut.json"))
+    good.write_text(json.dumps(report))
+    old.write_text(json.dumps({**report, "schema_version": 1}))
+    cut.write_text("{")
+    for arguments, message in [
+        ([good], "command line: must be two reports, got 1; python -m infer.compare"),
+        ([good, old], f"report: must be of schema version 3, got 1 in {old}; measure again"),
+        ([good, cut], f"report: must be a readable report.json, got {cut}; python -m"),
+        ([good, tmp_path / "none"], "report: must be a readable report.json, got"),
+    ]:
+        with pytest.raises(SystemExit) as stop:
+            main([str(argument) for argument in arguments])
+        assert stop.value.code == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"error: {message}")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("per_prompt",), None, "no 'per_prompt' in"),
+        (("versions",), None, "no 'versions' in"),
+        (("not_measured",), None, "no 'not_measured' in"),
+        (("prompts", "sha256"), None, "no 'sha256' in"),
+        (("drafts", 0, "method"), None, "no 'method' in"),
+        (("drafts", 0, "modes", "tree", "lossless"), None, "no 'lossless' in"),
+        (("per_prompt", 5, "question"), None, "no 'question' in"),
+        (("per_prompt", 5, "modes", "ngram"), None, "no 'ngram' in"),
+        (("per_prompt", 5, "modes", "ngram", "rounds"), None, "no 'rounds' in"),
+        (("per_prompt",), [], "other values ("),
+        (("drafts",), 5, "other values ("),
+        (("device",), "cpu", "other values ("),
+    ],
+)
+def test_a_report_that_lacks_something_is_refused_in_one_line(
+    report, tmp_path, capsys, path, value, message
+):
+    other = copy.deepcopy(dict(report))
+    *outer, key = path
+    place = other
+    for part in outer:
+        place = place[part]
+    del place[key]
+    if value is not None:
+        place[key] = value
+    good, bad = tmp_path / "good.json", tmp_path / "bad.json"
+    good.write_text(json.dumps(report))
+    bad.write_text(json.dumps(other))
+    with pytest.raises(SystemExit) as stop:
+        main([str(good), str(bad)])
+    assert stop.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    start = "error: report: must hold what docs/report.schema.json says, got "
+    assert line.startswith(start + message)
+    assert f"in {bad}; measure again" in line

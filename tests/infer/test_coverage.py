@@ -1,0 +1,70 @@
+"""Where the truth is known, the 95 % intervals of tau and of a gain in tau hold it 95 % of times.
+
+Prompts differ in acceptance, by a Beta distribution; a round accepts geometrically, cut at a depth;
+an easy prompt needs fewer rounds, as an answer of fixed length does. The truth is the ratio of the
+exact expectations.
+"""
+
+import numpy as np
+import pytest
+
+from infer.measure.intervals import bootstrap_t, ratio
+
+pytestmark = pytest.mark.usefixtures("many_calls")
+
+DEPTH, LEAST, MORE = 5, 8, 40  # rounds of a prompt: LEAST, and MORE trials with 1 - acceptance
+EASE = (4, 2)  # Beta parameters of a draft's acceptance on a prompt
+KEPT = (9, 2)  # and of the share of it that a worse draft keeps
+REPETITIONS = 2000
+
+
+def moments(*betas):
+    """E[a^k] of a product of independent Beta variables, k = 0 to DEPTH + 1."""
+    of_each = [
+        np.cumprod([1, *((a + k) / (a + b + k) for k in range(DEPTH + 1))]) for a, b in betas
+    ]
+    return np.prod(of_each, axis=0)
+
+
+def true_tau(*betas):
+    moment = moments(*betas)
+    rounds = LEAST + MORE * (1 - moment[1])
+    tokens = sum((LEAST + MORE) * moment[k] - MORE * moment[k + 1] for k in range(DEPTH + 1))
+    return tokens / rounds
+
+
+def drawn(rng, acceptance):
+    """Tokens and rounds of each prompt of each repetition."""
+    rounds = LEAST + rng.binomial(MORE, 1 - acceptance)
+    reached = acceptance[..., None] ** np.arange(DEPTH + 1)
+    shares = np.append(-np.diff(reached), reached[..., -1:], axis=-1)  # of 0, 1, ... accepted
+    counts = rng.multinomial(rounds, shares)
+    return np.stack([counts @ np.arange(DEPTH + 1) + rounds, rounds], -1).astype(float)
+
+
+def coverage(samples, truth, **kwargs):
+    intervals = np.array([bootstrap_t(rows, **kwargs).ci95 for rows in samples])
+    return np.mean((intervals[:, 0] <= truth) & (truth <= intervals[:, 1]))
+
+
+@pytest.mark.parametrize("num_prompts", [24, 48, 100])
+def test_intervals_of_tau_hold_the_truth(num_prompts):
+    rng = np.random.default_rng(num_prompts)
+    samples = drawn(rng, rng.beta(*EASE, (REPETITIONS, num_prompts)))
+    assert ratio(samples.mean((0, 1))[None]) == pytest.approx(true_tau(EASE), abs=0.01)
+    assert 0.93 <= coverage(samples, true_tau(EASE), support=(1.0, np.inf)) <= 0.97
+
+
+@pytest.mark.parametrize("num_prompts", [24, 48, 100])
+def test_intervals_of_a_paired_gain_hold_the_truth(num_prompts):
+    rng = np.random.default_rng(num_prompts)
+    better = rng.beta(*EASE, (REPETITIONS, num_prompts))
+    worse = better * rng.beta(*KEPT, better.shape)
+    samples = np.concatenate([drawn(rng, better), drawn(rng, worse)], axis=-1)
+
+    def difference(means):
+        return ratio(means[..., :2]) - ratio(means[..., 2:])
+
+    truth = true_tau(EASE) - true_tau(EASE, KEPT)
+    assert difference(samples.mean((0, 1))[None]) == pytest.approx(truth, abs=0.01)
+    assert 0.93 <= coverage(samples, truth, statistic=difference) <= 0.97

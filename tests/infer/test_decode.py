@@ -1,0 +1,200 @@
+"""Decoding emits the target's own tokens, whatever the draft and the tree."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from scipy.stats import chisquare
+
+from infer.engine.decode import Decoder
+from infer.engine.generate import answers
+from infer.verify import walk
+from models.drafts.mixed import graft
+from models.drafts.ngram import NgramDraft
+from models.speculate.sampling import Sampler, SamplingConf
+from models.speculate.tree import Proposal
+from tests.support.tiny import chain, mixed, static, tiny_target, tree
+
+GREEDY = SamplingConf()
+SHAPES = {"chain": chain(4), "static": static(), "dynamic": tree(), "mixed": mixed()}
+NEW = 32
+
+
+def prompts_of(texts):
+    return [text[:cut] for text, cut in zip(texts, (4, 5, 6, 7, 9, 11, 8, 10), strict=True)]
+
+
+def decode(decoder, prompts, **more):
+    """One prompt at a time; the row id is its number."""
+    kept = {"max_new_tokens": NEW} | more
+    return [decoder.decode([p], row_ids=[i], **kept)[0] for i, p in enumerate(prompts)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_greedy_output_is_that_of_transformers(target, learned, shape):
+    draft, texts = learned
+    prompts = prompts_of(texts)
+    decoder = Decoder(target, draft, SHAPES[shape], sampling=GREEDY, slots=64)
+    done = decode(decoder, prompts)
+    for prompt, row in zip(prompts, done, strict=True):
+        wanted = target.model.generate(
+            torch.tensor([prompt]), max_new_tokens=NEW, do_sample=False, eos_token_id=None
+        )
+        assert row.ids == wanted[0, len(prompt) :].tolist()
+    accepted = [count for row in done for count in row.accepted]
+    assert 0 < sum(accepted) < 4 * len(accepted)  # neither trivial way to be exact
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("penalty", [1.4, 0.8])
+def test_a_greedy_answer_with_a_repetition_penalty_is_that_of_transformers(
+    target, learned, shape, penalty
+):
+    """The penalty of a node looks at the node's own path, and at the prompt."""
+    draft, texts = learned
+    prompts = [text[:cut] for text, cut in zip(texts, (14, 5, 9, 22), strict=False)]
+    sampling = SamplingConf(repetition_penalty=penalty)
+    decoder = Decoder(target, draft, SHAPES[shape], sampling=sampling, slots=64, batch=3)
+    done = decoder.decode(prompts, row_ids=[0, 1, 2, 3], max_new_tokens=24)
+    free = Decoder(target, sampling=GREEDY, slots=64, batch=3)
+    assert [row.ids for row in done] != [
+        row.ids for row in free.decode(prompts, row_ids=[0, 1, 2, 3], max_new_tokens=24)
+    ]
+    for prompt, row in zip(prompts, done, strict=True):
+        wanted = target.model.generate(
+            torch.tensor([prompt]), max_new_tokens=24, do_sample=False, eos_token_id=None,
+            repetition_penalty=penalty,
+        )  # fmt: skip
+        assert row.ids == wanted[0, len(prompt) :].tolist()
+    assert sum(sum(row.accepted) for row in done) > 0
+
+
+@pytest.mark.parametrize(("temperature", "top_p"), [(0.7, 0.8), (1.3, 1.0)])
+def test_sampled_output_is_that_of_the_same_key(target, learned, temperature, top_p):
+    """More of it, over other drafts and batches: tests/infer/test_batches_ragged.py."""
+    draft, texts = learned
+    sampling = SamplingConf(temperature=temperature, top_p=top_p, seed=3)
+    prompts = prompts_of(texts)[:5]
+    plain = decode(Decoder(target, sampling=sampling, slots=64), prompts)
+    for shape in SHAPES.values():
+        done = decode(Decoder(target, draft, shape, sampling=sampling, slots=64), prompts)
+        assert [row.ids for row in done] == [row.ids for row in plain]
+    assert sum(sum(row.accepted) for row in done) > 0
+
+
+def test_sampled_output_has_the_targets_distribution():
+    """Two consecutive tokens, jointly, over 20,000 row ids."""
+    target = tiny_target(seed=2, sharpness=3.0)
+    prompt, count, batch = [5, 9, 2], 20_000, 2_000
+    sampling = SamplingConf(temperature=1.0, top_k=6)
+    decoder = Decoder(
+        target, NgramDraft(), chain(1), sampling=sampling, slots=16, batch=batch
+    )  # fmt: skip
+    pairs = torch.zeros(61, 61)
+    for first in range(0, count, batch):
+        rows = list(range(first, first + batch))
+        for row in decoder.decode([prompt] * batch, row_ids=rows, max_new_tokens=2):
+            pairs[row.ids[0], row.ids[1]] += 1
+    joint = expected_pairs(target, prompt, sampling)
+    assert pairs[joint == 0].sum() == 0
+    likely = joint * count >= 5
+    seen, wanted = pairs[likely].double(), joint[likely] * count
+    if float(joint[~likely].sum()) > 0:  # what is rare is counted together
+        seen = torch.cat([seen, pairs[~likely].sum()[None].double()])
+        wanted = torch.cat([wanted, joint[~likely].sum()[None] * count])
+    assert len(seen) > 20
+    assert chisquare(seen.numpy(), (wanted * seen.sum() / wanted.sum()).numpy()).pvalue > 1e-3
+
+
+def expected_pairs(target, prompt, sampling):
+    rule = sampling.build()
+    first = rule.warp(target.model(torch.tensor([prompt])).logits[0, -1]).double().softmax(-1)
+    second = rule.warp(
+        target.model(torch.tensor([[*prompt, token] for token in range(61)])).logits[:, -1]
+    )
+    return first[:, None] * second.double().softmax(-1)
+
+
+def test_rows_of_a_batch_do_not_touch_each_other(target, learned):
+    """Ragged prompts and acceptance: every row as if it were alone, for either verification."""
+    draft, texts = learned
+    prompts = prompts_of(texts)[:5]
+    for sampling in (GREEDY, SamplingConf(temperature=1.0, seed=1)):
+        alone = decode(Decoder(target, draft, tree(), sampling=sampling, slots=64), prompts)
+        together = Decoder(target, draft, tree(), sampling=sampling, slots=64, batch=6)
+        done = together.decode(prompts, row_ids=[0, 1, 2, 3, 4], max_new_tokens=NEW)
+        assert [row.ids for row in done] == [row.ids for row in alone]
+
+
+def test_training_answers_are_those_of_each_prompt_alone(target, learned):
+    """Batches go by length; the place of a prompt keys its noise."""
+    prompts = prompts_of(learned[1])
+    sampling = SamplingConf(temperature=1.0, seed=1)
+    alone = decode(Decoder(target, sampling=sampling, slots=64), prompts, eos_ids=target.eos_ids)
+    made = answers(target, prompts, max_new_tokens=NEW, sampling=sampling, batch=3)
+    assert dict(made) == {place: row.ids for place, row in enumerate(alone)}
+
+
+def test_answers_end_where_decoding_one_by_one_would(target, learned):
+    draft, texts = learned
+    prompts = prompts_of(texts)
+    plain = decode(Decoder(target, sampling=GREEDY, slots=64), prompts)
+    stop = plain[0].ids[7]
+    ended = decode(
+        Decoder(target, draft, tree(), sampling=GREEDY, slots=64), prompts, eos_ids=[stop]
+    )
+    for row, whole in zip(ended, plain, strict=True):
+        cut = whole.ids.index(stop) + 1 if stop in whole.ids else NEW
+        assert row.ids == whole.ids[:cut]
+
+
+def test_ngram_lookup_copies_what_repeats(target):
+    decoder = Decoder(target, NgramDraft(), chain(4), sampling=GREEDY, slots=96)
+    (looping,) = decode(decoder, [[7, 8, 9] * 4], max_new_tokens=64)
+    (plain,) = decode(
+        Decoder(target, sampling=GREEDY, slots=96), [[7, 8, 9] * 4], max_new_tokens=64
+    )
+    assert looping.ids == plain.ids
+    assert sum(looping.accepted) > 0
+
+
+def test_a_mixed_tree_accepts_what_either_half_alone_would(target, learned):
+    """Copied tokens hang where the draft's own tree ends, or beside it."""
+    draft, texts = learned
+    prompts = [text[:12] for text in texts]
+    grown = decode(Decoder(target, draft, tree(), sampling=GREEDY, slots=64), prompts)
+    copied = decode(Decoder(target, NgramDraft(), chain(4), sampling=GREEDY, slots=64), prompts)
+    shape = replace(tree(), copied=4)
+    both = decode(Decoder(target, draft, shape, sampling=GREEDY, slots=64), prompts)
+    firsts = zip(both, grown, copied, strict=True)
+    assert all(b.accepted[0] >= max(g.accepted[0], c.accepted[0]) for b, g, c in firsts)
+    assert sum(len(row.accepted) for row in both) < sum(len(row.accepted) for row in grown)
+
+
+def test_a_copied_chain_goes_on_where_the_grown_tree_ends():
+    grown = Proposal(ids=torch.tensor([[7, 8, 9]]), parents=torch.tensor([[-1, -1, 1]]))
+    both = graft(grown, torch.tensor([[8, 9, 5, 6]]))
+    assert both.ids.tolist() == [[7, 8, 9, 8, 9, 5, 6]]
+    assert both.parents.tolist() == [[-1, -1, 1, -1, 1, 2, 5]]
+    # the target wants 8, 9, 5, 6, 4: all but the last are in the tree, partly in each half
+    choice = torch.tensor([[8, 0, 9, 5, 0, 0, 6, 4]])
+    accepted = walk(both, choice, depth=4)
+    assert accepted.ids.tolist() == [[8, 9, 5, 6, 4]]
+    assert accepted.nodes.tolist() == [[0, 2, 3, 6, 7]]
+
+
+def test_ngram_lookup_proposes_the_continuation():
+    state = NgramDraft().new_state(1, 12)
+    ids = torch.tensor([[5, 6, 7, 8, 5, 6]])
+    state = NgramDraft().start(
+        state, ids, lengths=torch.tensor([6]), first=torch.tensor([7]), seen=None
+    )
+    proposal = NgramDraft().propose(state, tree=chain(3), sampler=Sampler(rule=GREEDY.build()))
+    assert proposal.ids.tolist() == [[8, 5, 6]]
+    assert proposal.parents.tolist() == [[-1, 0, 1]]
+
+
+def test_ngram_lookup_reads_nothing_out_of_bounds_for_a_row_without_work():
+    state = NgramDraft().new_state(2, 12)  # a batch with free rows is proposed for as a whole
+    proposal = NgramDraft().propose(state, tree=chain(3), sampler=Sampler(rule=GREEDY.build()))
+    assert proposal.ids.tolist() == [[-1] * 3] * 2

@@ -1,0 +1,36 @@
+"""On the demo, a few prompts are decoded to what `generate` of transformers says, token for token.
+
+All held-out prompts, with a distilled draft and every shape of tree: tests/long/test_demo_exact.py.
+"""
+
+import torch
+
+from data.eval_prompts.prompts import held_out
+from infer.engine.decode import Decoder
+from models.speculate.sampling import SamplingConf
+from tests.support.tiny import demo_target, mixed, new_draft
+
+NEW = 12
+CATEGORIES = ("code", "structured")
+
+
+def test_two_prompts_are_answered_as_by_transformers():
+    """With a draft that knows nothing, and tokens copied from the text: some rounds accept."""
+    target = demo_target()
+    found = {p.category: p for p in held_out(target.tokenizer, None, limit=None)}
+    prompts = [found[category] for category in CATEGORIES]
+    slots = max(len(prompt.ids) for prompt in prompts) + NEW
+    draft = new_draft(target)
+    decoder = Decoder(target, draft, mixed(), sampling=SamplingConf(), slots=slots)
+    accepted = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt.ids])
+        theirs = target.model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, do_sample=False
+        )
+        (ours,) = decoder.decode(
+            [prompt.ids], row_ids=[prompt.row_id], max_new_tokens=NEW, eos_ids=target.eos_ids
+        )
+        assert ours.ids == theirs[0, len(prompt.ids) :].tolist(), prompt.id
+        accepted += ours.accepted
+    assert min(accepted) == 0 < max(accepted)

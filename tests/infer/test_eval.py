@@ -1,0 +1,317 @@
+"""`python -m infer.eval`: five modes on held-out prompts, of one draft or several."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from data.eval_prompts.prompts import held_out
+from infer.candidates import candidate
+from infer.checkpoints import let_warnings_through, names, newest_run, opened
+from infer.config import EvaluationConf, Verification
+from infer.engine import rounds
+from infer.engine.decode import Decoder
+from infer.eval import main
+from infer.measure.eval_modes import Candidate
+from infer.measure.evaluate import evaluate
+from models import checkpoint
+from models.device import DeviceConf, DeviceName
+from models.distill.losses import LossConf
+from models.drafts.medusa2 import Medusa2Conf
+from models.drafts.ngram import NgramDraft
+from models.errors import UserError
+from models.speculate.sampling import SamplingConf
+from models.speculate.tree import TreeConf
+from tests.support.tiny import new_draft, tiny_target
+
+TREE = TreeConf(depth=3, nodes=6, width=2, branch=3)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, target, learned):
+    """A finished run, its target on disk, and prompts in two categories."""
+    folder = tmp_path_factory.mktemp("eval")
+    target.model.save_pretrained(folder / "target")
+    target.tokenizer.save_pretrained(folder / "target")
+    draft, texts = learned
+    for name in ("older", "newer"):
+        draft.save(folder / "outputs" / "train" / name / "checkpoint", target)
+        (folder / "outputs" / "train" / name / "report.json").write_text("{}")
+    rows = [
+        {"id": i, "category": "ab"[i % 2], "text": " ".join(map(str, text[:5]))}
+        for i, text in enumerate(texts[:4])
+    ]
+    (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return folder
+
+
+def conf(folder, **more):
+    few = {"max_new_tokens": 8, "limit": 1, "batches": []}
+    return EvaluationConf(**{"prompts": str(folder / "prompts.jsonl")} | few | more)
+
+
+def test_five_modes_are_judged_and_the_untrained_draft_is_rebuilt(target, folder):
+    runs = folder / "outputs" / "train"
+    drafts = [candidate(runs / name / "checkpoint", target) for name in ("older", "newer")]
+    report = evaluate(target, drafts, tree=TREE, conf=conf(folder, limit=None))
+    assert [draft["name"] for draft in report["drafts"]] == ["older", "newer"]
+    modes = [report["autoregressive"], report["ngram"]]
+    for draft in report["drafts"]:
+        assert draft["method"] == "eagle3"
+        assert draft["not_measured"] == {}
+        modes += [draft["modes"][name] for name in ("untrained", "chain", "tree")]
+        gain = draft["gain"]["tree"]["over_untrained"]["acceptance_length"]
+        assert gain["mean"] > 0  # it has learned these texts
+    for mode in modes:
+        assert mode["lossless"] == "yes"
+        assert (mode["mismatched_prompts"], mode["divergences"]) == (0, [])
+        assert mode["prompts"] == 4
+        assert mode["graphs_after_warmup"] is None  # nothing is compiled here
+    assert report["autoregressive"]["acceptance_length"]["mean"] == 1.0
+    assert report["prompts"]["by_category"] == {"a": 2, "b": 2}
+    assert set(report["categories"]) == {"a", "b"}
+    assert json.dumps(report, allow_nan=False)
+
+
+def test_a_draft_of_unknown_seed_has_no_untrained_mode_and_says_why(target, folder, tmp_path):
+    saved = tmp_path / "published"
+    shutil.copytree(folder / "outputs" / "train" / "newer" / "checkpoint", saved)
+    metadata = checkpoint.read_metadata(saved)
+    del metadata["seed"]
+    draft = new_draft(target)
+    config = checkpoint.read_config(saved)
+    checkpoint.save(saved, draft.tensors(), config=config, metadata=metadata)
+    report = evaluate(target, [candidate(saved, target)], tree=TREE, conf=conf(folder))
+    (draft,) = report["drafts"]
+    assert draft["name"] == "published"
+    assert draft["modes"]["untrained"] is None
+    assert draft["not_measured"] == {
+        "untrained": "the checkpoint does not say with which seed it was started"
+    }
+    assert draft["gain"]["tree"]["over_untrained"] is None
+
+
+def test_a_deep_tree_is_warned_of(target, folder, caplog):
+    deep = TreeConf(depth=6, nodes=8, width=2, branch=3)
+    draft = candidate(folder / "outputs" / "train" / "newer" / "checkpoint", target)
+    evaluate(target, [draft], tree=deep, conf=conf(folder, max_new_tokens=2))
+    assert "tree.depth: 6 is deeper than the 4 steps that newer was trained for" in caplog.text
+
+
+@pytest.fixture
+def command(folder, monkeypatch, capsys):
+    """`python -m infer.eval` in the folder of the runs: what it printed."""
+    monkeypatch.chdir(folder)
+
+    def run(*arguments: str) -> str:
+        given = [
+            "target.name=target", "evaluation.prompts=prompts.jsonl", "evaluation.limit=1",
+            "evaluation.max_new_tokens=4", "device.compile=false", "device.threads=1",
+            "tree.depth=2", "evaluation.batches=[2]",
+        ]  # fmt: skip
+        monkeypatch.setattr(sys, "argv", ["infer.eval", *given, *arguments])
+        main()
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_a_bare_call_judges_the_newest_run_and_says_which(folder, command):
+    out = command()
+    assert out.startswith("checkpoint: outputs/train/newer/checkpoint")
+    left = {path.name for path in (folder / "outputs" / "infer.eval" / "eval").iterdir()}
+    assert left == {"lock", "report.json", "report.md", "report.html", "rounds.jsonl"}
+    assert "lossless" in out
+
+
+def test_several_checkpoints_are_judged_together(folder, command):
+    runs = [f"outputs/train/{name}/checkpoint" for name in ("older", "newer")]
+    out = command(f"checkpoint=[{','.join(runs)}]", "run_name=both")
+    assert f"checkpoint: {runs[0]}, {runs[1]}" in out
+    report = json.loads((folder / "outputs/infer.eval/both/report.json").read_text())
+    assert [draft["name"] for draft in report["drafts"]] == ["older", "newer"]
+
+
+def test_runs_of_one_name_are_told_apart_by_where_they_lie(folder, command):
+    shutil.copytree(folder / "outputs" / "train" / "older", folder / "elsewhere" / "newer")
+    runs = ["outputs/train/newer/checkpoint", "elsewhere/newer/checkpoint"]
+    command(f"checkpoint=[{','.join(runs)}]", "run_name=namesakes")
+    report = json.loads((folder / "outputs/infer.eval/namesakes/report.json").read_text())
+    assert [draft["name"] for draft in report["drafts"]] == ["train/newer", "elsewhere/newer"]
+
+
+def test_names_are_as_short_as_they_can_be_and_no_two_alike(tmp_path):
+    def called(*paths: str) -> list[str]:
+        return names([tmp_path / path for path in paths])
+
+    assert called("a/demo", "b/demo", "b/other/checkpoint") == ["a/demo", "b/demo", "other"]
+    assert called("a/x/demo", "a/y/demo", "b/y/demo") == ["a/x/demo", "a/y/demo", "b/y/demo"]
+    assert called("a/runs/demo/checkpoint", "b/runs/demo") == ["a/demo", "b/demo"]
+    assert called("demo", "runs/demo") == [f"{tmp_path.name}/demo", "runs/demo"]
+    assert called("demo/../demo/state/..") == ["demo"]
+
+
+def test_one_run_twice_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="checkpoint: no run may be given twice, got demo/ch"):
+        names([Path("demo/checkpoint"), tmp_path / "other", tmp_path / "demo"])
+
+
+def test_drafts_of_two_targets_are_refused_before_either_is_loaded(folder, tmp_path):
+    ours = folder / "outputs" / "train" / "newer" / "checkpoint"
+    shutil.copytree(ours, theirs := tmp_path / "theirs")
+    metadata = checkpoint.read_metadata(ours) | {checkpoint.TARGET_HASH: "f" * 64}
+    tensors = safetensors.torch.load_file(ours / checkpoint.WEIGHTS)
+    checkpoint.save(theirs, tensors, config=checkpoint.read_config(ours), metadata=metadata)
+    with pytest.raises(
+        UserError, match=r"must be of one target, got .*newer.* of \w+, .*theirs of"
+    ):
+        opened([str(ours), str(theirs)], print)
+
+
+def test_each_draft_is_shown_its_own_layers(target, folder, learned):
+    """Beside others a draft proposes what it proposes alone, and one that needs none can do so."""
+    other = new_draft(target, layers=[0, 1, 2])
+    candidates = [
+        Candidate(name="other layers", draft=other, untrained="not asked for"),
+        Candidate(name="learned", draft=learned[0], untrained="not asked for"),
+        Candidate(name="no layers", draft=NgramDraft(), untrained="there is none"),
+    ]
+    few = conf(folder, max_new_tokens=8)
+    together = accepted(evaluate(target, candidates, tree=TREE, conf=few))
+    by_itself = accepted(evaluate(target, [candidates[1]], tree=TREE, conf=few))
+    assert by_itself.items() <= together.items()
+    assert sum(together["learned/tree"]) > sum(together["other layers/tree"])
+    assert together["no layers/chain"] == together["ngram"]
+
+
+def test_a_tree_too_deep_for_one_of_several_drafts_names_it(target, folder):
+    candidates = [
+        Candidate(name=f"up to {depth}", draft=new_draft(target, max_depth=depth), untrained="no")
+        for depth in (4, 2)
+    ]
+    with pytest.raises(UserError, match=r"tree\.depth: .* at most the 2 tokens that up to 2 can"):
+        evaluate(target, candidates, tree=TREE, conf=conf(folder))
+
+
+def test_memory_is_what_a_draft_holds_beside_its_target(target, folder):
+    directory = folder / "outputs" / "train" / "newer" / "checkpoint"
+    copying = Candidate(name="copy", draft=NgramDraft(), untrained="there is none")
+    candidates = [candidate(directory, target), copying]
+    report = evaluate(target, candidates, tree=TREE, conf=conf(folder, max_new_tokens=2))
+    trained, copied = (draft["memory_bytes"] for draft in report["drafts"])
+    stored = safetensors.torch.load_file(directory / checkpoint.WEIGHTS).values()
+    # beside what is stored, maps between vocabularies and rotation angles
+    assert 0 <= trained["weights"] - sum(t.nbytes for t in stored) < 1000
+    slots = 64  # a prompt of 5, an answer of 2 and a round of at least 32, rounded up
+    assert copied == {"weights": 0, "state": 8 * (slots + 1)}  # known ids, and how many they are
+
+
+@pytest.fixture(scope="module")
+def adapted(target):
+    """A target that answers some prompts otherwise."""
+    adapted = tiny_target(seed=0)
+    with torch.no_grad():
+        adapted.head.weight += 0.1 * torch.randn(adapted.head.weight.shape)
+    adapted.name = "tiny adapted"
+    return adapted
+
+
+def test_a_draft_with_a_target_of_its_own_is_judged_by_that(target, adapted, folder, learned):
+    usual = Candidate(name="usual", draft=learned[0], untrained="not asked for")
+    own = Candidate(name="own", draft=learned[0], untrained="not asked for", target=adapted)
+    whole = conf(folder, limit=None)
+    report = evaluate(target, [usual, own], tree=TREE, conf=whole)
+    answers = [alone(one, folder) for one in (target, adapted)]
+    changed = sum(ours != theirs for ours, theirs in zip(*answers, strict=True))
+    assert changed > 0
+    first, second = report["drafts"]
+    assert first["target"] is None
+    assert second["target"] == {
+        "name": "tiny adapted", "parameters": target.parameters, "adapted_from": "tiny",
+        "changed_answers": changed,
+    }  # fmt: skip
+    for mode in (*first["modes"].values(), *second["modes"].values()):
+        assert (
+            mode is None or mode["lossless"] == "yes"
+        )  # each held against the target that verified it
+    assert second["modes"]["autoregressive"]["speedup"]["mean"] == 1
+    answered = [row["modes"]["own/autoregressive"]["tokens"] for row in report["per_prompt"]]
+    assert answered == [len(ids) for ids in answers[1]]
+
+
+def test_batches_are_judged_by_the_answers_of_one_row(target, folder, learned, monkeypatch):
+    """A fault that only rows beside others have: each is read through the tree of the first."""
+    honest = rounds.tree_mask
+    draft = Candidate(name="learned", draft=learned[0], untrained="not asked for")
+    many = conf(folder, limit=None, batches=[4], max_new_tokens=24)
+
+    def verdicts():
+        report = evaluate(target, [draft], tree=TREE, conf=many)
+        (batch,) = report["batches"]
+        return report["drafts"][0]["modes"]["tree"]["lossless"], batch["lossless"]
+
+    assert verdicts() == ("yes", "yes")
+    monkeypatch.setattr(
+        rounds, "tree_mask",
+        lambda lengths, sees, slots: honest(lengths, sees[:1].expand_as(sees), slots),
+    )  # fmt: skip
+    assert verdicts() == ("yes", "no")
+
+
+def alone(target, folder):
+    """The target's own answers to the prompts."""
+    prompts = held_out(target.tokenizer, str(folder / "prompts.jsonl"), limit=None)
+    decoder = Decoder(target, sampling=SamplingConf(), slots=32)
+    return [
+        decoder.decode([p.ids], row_ids=[p.row_id], max_new_tokens=8, eos_ids=target.eos_ids)[0].ids
+        for p in prompts
+    ]
+
+
+def test_a_checkpoint_brings_its_target(target, tmp_path):
+    draft = Medusa2Conf(heads=2).build(target, loss=LossConf(), seed=0)
+    draft.save(tmp_path / "run" / "checkpoint", target)
+    brought = candidate(tmp_path / "run" / "checkpoint", target).target
+    assert brought is not None
+    assert brought is not target
+
+
+def test_typical_verification_marks_the_drafts_alone(target, folder, learned):
+    draft = Candidate(name="learned", draft=learned[0], untrained="not asked for")
+    lossy = conf(
+        folder, limit=None, verification=Verification.typical, typical_epsilon=0.001,
+        typical_delta=0.001, sampling=SamplingConf(temperature=1.0),
+    )  # fmt: skip
+    report = evaluate(target, [draft], tree=TREE, conf=lossy)
+    modes = report["drafts"][0]["modes"]
+    for mode in (modes["chain"], modes["tree"]):
+        assert (mode["verification"], mode["lossless"]) == ("typical", "no")
+    assert modes["tree"]["mismatched_prompts"] > 0  # almost anything passes
+    for mode in (report["autoregressive"], report["ngram"]):
+        assert (mode["verification"], mode["lossless"]) == ("coupled", "yes")
+
+
+def accepted(report):
+    """Accepted tokens of every prompt, by mode."""
+    by_mode = {}
+    for row in report["per_prompt"]:
+        for mode, figures in row["modes"].items():
+            by_mode.setdefault(mode, []).append(figures["accepted"])
+    return {mode: tuple(counts) for mode, counts in by_mode.items()}
+
+
+def test_without_a_run_the_way_to_one_is_said(tmp_path):
+    with pytest.raises(UserError, match=r"checkpoint: no finished run under .*; run `python -m"):
+        newest_run(tmp_path)
+
+
+def test_the_device_that_is_taken_is_said(caplog):
+    let_warnings_through()
+    DeviceConf(name=DeviceName.cpu, compile=False).build()
+    (said,) = caplog.messages
+    assert said.startswith("device: cpu, as asked (torch ")

@@ -1,0 +1,171 @@
+"""The page and the tables promise: all is shown, all is defined, and nothing comes from outside."""
+
+import json
+import re
+from html import escape, unescape
+from pathlib import Path
+
+import pytest
+
+from infer.report.cost_tables import PARTS, batch_table, replay_table, split_table
+from infer.report.definitions import DEFINITIONS, definition
+from infer.report.html import page
+from infer.report.mode_tables import acceptance_table, exactness_table, summary_table
+from infer.report.number_format import ABSENT
+from infer.report.plots import plots
+from infer.report.sample_answers import LEGEND
+from infer.report.tables import markdown, tables, used
+from infer.report.views import modes_of, sections
+from tests.support.made_report import COMPARED, PIECES, printed
+
+DOCS = (Path(__file__).parents[2] / "docs/report.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def old(report):
+    """Of the same version, from before some things were measured."""
+    made = json.loads(json.dumps(report))
+    del made["batches"], made["replay"], made["samples"]
+    for section in sections(made).values():
+        for one in modes_of(section):
+            del one.mode["split_ms"], one.mode["bottleneck"]
+    return made
+
+
+def column(table, name):
+    return [row[table.columns.index(name)] for row in table.rows]
+
+
+def test_every_mode_is_in_the_page_and_in_the_text(report, comparison):
+    for made in (report, comparison):
+        html, text = page(made), markdown(made)
+        for one in modes_of(made):
+            assert f'<td class="label">{escape(one.label)}</td>' in html
+            assert f"| {one.label} |" in text
+
+
+def test_the_page_needs_nothing_from_outside(report, comparison, old):
+    for made, pictures in ((report, 6), (comparison, 7), (old, 4)):
+        html = page(made)
+        assert "http" not in html
+        assert not re.search(r"<(script|link|img|iframe)\b|@import|url\((?!#)", html)
+        assert html.count("<svg") == html.count("</svg>") == pictures == len(plots(made))
+        assert "color-scheme: light dark" in html
+
+
+def test_text_from_outside_is_escaped_in_the_page(report):
+    strange = "a <script> & b"
+    html = page({**report, "command": strange, "samples": [
+        {"draft": strange, "prompt_id": strange, "mode": "tree",
+         "pieces": [{"text": strange, "kind": "accepted"}]}
+    ]})  # fmt: skip
+    assert "<script" not in html
+    assert html.count(escape(strange)) >= 3
+
+
+def test_every_figure_of_every_table_is_defined_and_nothing_else(report, comparison):
+    shown = tables(report) + tables(comparison)
+    for table in shown:
+        assert all(definition(name) for name in table.columns[table.labels :]), table.title
+    assert used(shown) == DEFINITIONS
+
+
+def test_definitions_are_on_hover_under_the_tables_and_in_the_docs(report):
+    html, text = page(report), markdown(report)
+    for word, meaning in used(tables(report)).items():
+        assert f'title="{escape(meaning)}"' in html
+        assert f">{escape(word)}</dt><dd>{escape(meaning)}.</dd>" in html
+        assert f"- **{word}**: {meaning}." in text
+    goals = re.findall(r'href="#(is-[^"]*)"', html)
+    assert goals
+    assert all(html.count(f'id="{goal}"') == 1 for goal in goals)
+    for word, meaning in DEFINITIONS.items():
+        assert f"| {word} | {meaning} |" in DOCS
+
+
+def test_a_round_is_taken_apart_and_its_bottleneck_stands_below(report, comparison):
+    table = split_table(report)
+    assert column(table, "mode") == ["autoregressive", "ngram", "untrained", "chain", "tree"]
+    names = [part.replace("_", " ") for part in PARTS]
+    assert [column(table, name)[-1] for name in names] == ["12.10", "0.40", "0.30", "2.00", "0.20"]
+    for name, value in (("sum", "15.00"), ("round", "15.00"), ("fused round", "14.00")):
+        assert column(table, name)[-1] == value
+    sentence = "Of 3.15 tokens a round, verifying takes 1.21 autoregressive steps."
+    assert table.below == [f"tree: {sentence}"]
+    assert sentence in page(report)
+    assert f"- tree: {sentence}" in markdown(report)
+    shown = printed(comparison)
+    assert f"usual tree: {sentence}" in shown
+    assert "usual chain" not in shown  # on a terminal, main modes alone
+
+
+def test_speed_against_batch_size_begins_with_one_row(report, comparison):
+    table = batch_table(report)
+    assert column(table, "batch") == ["1", "4", "16"]
+    tree = report["drafts"][0]["modes"]["tree"]
+    assert column(table, "speed-up")[0].startswith(f"{tree['speedup']['mean']:.2f} [")
+    assert column(table, "speed-up")[1:] == ["2.00 [1.80, 2.30]", "1.25 [1.05, 1.55]"]
+    assert column(table, "tokens/s")[1:] == ["1234.5"] * 2
+    # a draft with a target of its own is beside that, alone too
+    own = comparison["drafts"][1]["modes"]["autoregressive"]["tokens_per_s"]["mean"]
+    assert column(batch_table(comparison), "autoregressive tokens/s")[3] == f"{own:.1f}"
+
+
+def test_verdicts_of_modes_and_batches_are_shown_and_an_open_one_says_what_decides_it(report):
+    made = json.loads(json.dumps(report))
+    tree = made["drafts"][0]["modes"]["tree"]
+    for judged in (tree, *made["batches"]):
+        judged.update(lossless="undecided", near_tie_gap=3.0, explained_gap=0.5)
+    made["device"]["dtype"] = "bfloat16"
+    assert column(summary_table({"all": made}), "lossless")[-2:] == ["yes", "undecided"]
+    assert column(exactness_table(made), "explained")[-1] == "0.5"
+    assert column(batch_table(made), "lossless") == ["undecided"] * 3
+    said = (
+        "undecided: a near-tie gap of 3 logits is wider than the 0.5 that bfloat16 explains in "
+        "this target; decode with device.precision=float32."
+    )
+    for text in (page(made), markdown(made), " ".join(printed(made).split())):
+        assert said in text
+        assert said not in page(report)
+
+
+def test_what_was_not_measured_is_left_out(report, old):
+    for made in ({**report, "batches": []}, old):
+        assert "batch size" not in page(made) + markdown(made) + printed(made)
+    for said in (page(old), markdown(old), printed(old)):
+        assert "Where a round's time goes" not in unescape(said)
+        assert "Sample answers" not in said
+        assert "Replay" not in said
+
+
+def test_tau_per_prompt_stands_beside_tau(report, comparison):
+    tree = report["drafts"][0]["modes"]["tree"]
+    for name, figure in (("tau", ""), ("tau per prompt", "_per_prompt")):
+        mean = tree[f"acceptance_length{figure}"]["mean"]
+        assert column(acceptance_table(report), name)[-1].startswith(f"{mean:.2f} [")
+    assert column(replay_table(comparison), "draft") == list(COMPARED)
+
+
+def test_ratio_rules_are_exact_in_distribution_and_not_compared(report):
+    made = json.loads(json.dumps(report))
+    for mode, rule in (("chain", "block"), ("tree", "rejection")):
+        made["drafts"][0]["modes"][mode]["verification"] = rule
+    assert column(summary_table({"all": made}), "lossless")[-2:] == ["in distribution"] * 2
+    for row in exactness_table(made).rows[-2:]:
+        assert row[1:] == ["in distribution", *[ABSENT] * 5]
+    assert "verification: exact, block and rejection" in page(made)
+
+
+def test_answers_show_who_wrote_what_and_keep_their_white_space(report, comparison):
+    html = page(report)
+    for kind, text in PIECES.items():
+        assert f'<span class="{kind}">{escape(text)}</span>' in html
+        assert f'<span class="{kind}">{escape(LEGEND[kind])}</span>' in html
+        assert f".{kind} {{" in html
+    assert "white-space: pre-wrap" in html
+    accepted = html[html.index(".accepted {") :]
+    assert "underline" in accepted[: accepted.index("}")]  # not by colour alone
+    assert page(comparison).count("<details") == len(COMPARED)
+    long = {"kind": "prompt", "text": "x" * 9999}
+    samples = [{**report["samples"][0], "pieces": [long]}]
+    assert "x" * 401 not in page({**report, "samples": samples})

@@ -1,0 +1,174 @@
+"""Trajectory replay: the rounds of decoding, without decoding."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from data.eval_prompts.prompts import EvalPrompt
+from infer.engine.decode import Decoder
+from infer.measure.acceptance import Tally, comb
+from infer.measure.replay import Replay, all_positions, jumps, on_policy, texts
+from infer.verify import Verification
+from models.drafts.ngram import NgramDraft
+from models.errors import UserError
+from models.speculate.sampling import SamplingConf
+from models.speculate.tree import TreeConf, static_tree
+from tests.support.methods import CASES
+from tests.support.tiny import batch_of, chain, learn, mixed, sampled_texts, static, tree
+
+pytestmark = pytest.mark.usefixtures("many_calls")
+
+NEW = 24
+GREEDY = SamplingConf()
+COUPLED = SamplingConf(temperature=0.8, top_p=0.95, seed=5)
+SHAPES = {"chain": chain(3), "static": static(), "dynamic": tree(), "mixed": mixed()}
+
+
+@pytest.fixture(scope="module")
+def prompts(target):
+    return [
+        EvalPrompt(id=f"{i}-{cut}", category="all", ids=text[:cut])
+        for i, text in enumerate(sampled_texts(target, count=3, length=24))
+        for cut in (4, 9)
+    ]
+
+
+@pytest.fixture(scope="module")
+def drafts(target):
+    """Of each kind of state, trained a little: accepted sometimes, refused sometimes."""
+    batch, found = batch_of(sampled_texts(target, count=4, length=24)), {"ngram": NgramDraft()}
+    for name in ("eagle3", "medusa", "hydra++", "draft model"):
+        draft = CASES[name].build(target)
+        learn(draft, target, batch, steps=12, lr=CASES[name].lr)
+        found[name] = draft.requires_grad_(False)
+    return found
+
+
+def decoded(target, draft, shape, prompts, sampling):
+    """Accepted draft tokens of every round, prompt by prompt."""
+    slots = max(len(prompt.ids) for prompt in prompts) + NEW
+    decoder = Decoder(target, draft, shape, sampling=sampling, slots=slots, batch=len(prompts))
+    done = decoder.decode(
+        [p.ids for p in prompts], row_ids=[p.row_id for p in prompts], max_new_tokens=NEW,
+        eos_ids=target.eos_ids,
+    )  # fmt: skip
+    return [row.accepted for row in done]
+
+
+def replayed(target, draft, shapes, prompts, sampling, **more):
+    found = texts(
+        target, prompts, sampling=sampling, max_new_tokens=NEW, layers=draft.needs.layers,
+        ahead=max(shape.deepest for shape in shapes.values()),
+    )  # fmt: skip
+    return Replay(target, draft, found, sampling=sampling, **more).accepted(shapes)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, COUPLED], ids=["greedy", "coupled"])
+@pytest.mark.parametrize("name", ["eagle3", "medusa", "hydra++", "draft model", "ngram"])
+def test_the_rounds_of_decoding_are_those_of_jumping(target, drafts, prompts, name, sampling):
+    draft = drafts[name]
+    shapes = {"chain": chain(3)} if name == "ngram" else SHAPES
+    found = replayed(target, draft, shapes, prompts, sampling)
+    total = 0
+    for shape in shapes:
+        accepted = decoded(target, draft, shapes[shape], prompts, sampling)
+        assert [one[jumps(one)].tolist() for one in found[shape]] == accepted
+        total += sum(map(sum, accepted))
+        length = on_policy(found[shape]).sum(0)
+        assert length[1] == sum(map(len, accepted))
+        assert length[0] == sum(map(sum, accepted)) + length[1]
+    assert total > 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_penalties_look_at_the_same_history(target, drafts, prompts, temperature):
+    sampling = SamplingConf(
+        temperature=temperature, repetition_penalty=1.4, presence_penalty=0.5, seed=2
+    )
+    shapes, draft = {"dynamic": tree()}, drafts["draft model"]
+    found = replayed(target, draft, shapes, prompts, sampling)["dynamic"]
+    accepted = decoded(target, draft, tree(), prompts, sampling)
+    assert [one[jumps(one)].tolist() for one in found] == accepted
+    assert sum(map(sum, accepted)) > 0
+
+
+def test_a_chain_tells_of_every_shorter_window(target, drafts, prompts):
+    draft = drafts["eagle3"]
+    found = replayed(target, draft, {"long": chain(6)}, prompts, GREEDY)["long"]
+    for window in (1, 2, 4):
+        short = [np.minimum(one, window) for one in found]
+        accepted = decoded(target, draft, chain(window), prompts, GREEDY)
+        assert [one[jumps(one)].tolist() for one in short] == accepted
+
+
+def test_copied_tokens_are_worth_the_longer_of_both(target, drafts, prompts):
+    shapes = {
+        "grown": TreeConf(depth=3, nodes=6, width=2, branch=3).build(), "both": mixed(),
+    }  # fmt: skip
+    found = replayed(target, drafts["medusa"], shapes, prompts, GREEDY)
+    copied = replayed(target, NgramDraft(), {"chain": chain(4)}, prompts, GREEDY)["chain"]
+    for grown, alone, both in zip(found["grown"], copied, found["both"], strict=True):
+        assert np.maximum(grown, alone).tolist() == both.tolist()
+
+
+def test_an_answer_ends_where_decoding_ends(target, drafts, prompts, monkeypatch):
+    draft = drafts["eagle3"]
+    (text,) = texts(
+        target, prompts[:1], sampling=GREEDY, max_new_tokens=NEW, layers=draft.needs.layers, ahead=0
+    )
+    end = int(text.ids[text.prompt + 12])
+    monkeypatch.setattr(target.model.generation_config, "eos_token_id", end)
+    found = replayed(target, draft, {"tree": tree()}, prompts, GREEDY)["tree"]
+    assert len(found[0]) <= 12 < NEW - 1
+    assert [one[jumps(one)].tolist() for one in found] == decoded(
+        target, draft, tree(), prompts, GREEDY
+    )
+
+
+def test_an_answer_of_one_token_takes_no_round(target, drafts, prompts):
+    draft = drafts["eagle3"]
+    whole = texts(
+        target, prompts[:2], sampling=GREEDY, max_new_tokens=NEW, layers=draft.needs.layers, ahead=3
+    )
+    replay = Replay(target, draft, [replace(whole[0], answer=1), whole[1]], sampling=GREEDY)
+    alone = Replay(target, draft, whole[1:], sampling=GREEDY)
+    none, some = replay.accepted({"tree": tree()})["tree"]
+    assert none.tolist() == []
+    assert some.tolist() == alone.accepted({"tree": tree()})["tree"][0].tolist()
+    assert torch.equal(replay.table(3, 4).hits, alone.table(3, 4).hits)
+
+
+def test_every_start_counts_once_in_the_other_figure(target, drafts, prompts):
+    found = replayed(target, drafts["eagle3"], {"chain": chain(3)}, prompts, GREEDY)["chain"]
+    sums = all_positions(found)
+    assert sums[:, 1].tolist() == [len(one) for one in found]
+    assert (sums[:, 0] - sums[:, 1]).tolist() == [one.sum() for one in found]
+    assert (on_policy(found)[:, 1] < sums[:, 1]).any()
+
+
+def test_the_table_is_that_of_decoding_with_the_comb(target, drafts, prompts):
+    draft, watched = drafts["eagle3"], Tally(3, 4)
+    decoder = Decoder(target, draft, static_tree(comb(3, 4)), sampling=GREEDY, slots=64)
+    for prompt in prompts:
+        decoder.decode(
+            [prompt.ids], row_ids=[prompt.row_id], max_new_tokens=NEW, eos_ids=target.eos_ids,
+            watch=watched,
+        )  # fmt: skip
+    found = texts(
+        target, prompts, sampling=GREEDY, max_new_tokens=NEW, layers=draft.needs.layers, ahead=3
+    )
+    table = Replay(target, draft, found, sampling=GREEDY).table(3, 4)
+    assert torch.equal(table.rounds, watched.rounds)
+    assert torch.equal(table.hits, watched.hits)
+    assert 0 < table.hits[:, 1:].sum() < table.rounds[0]
+
+
+@pytest.mark.parametrize("name", ["rejection", "block", "typical"])
+def test_what_depends_on_the_draft_cannot_be_replayed(target, drafts, prompts, name):
+    with pytest.raises(UserError, match=f"replay needs greedy or coupled, .* got {name}"):
+        replayed(
+            target, drafts["eagle3"], {"chain": chain(3)}, prompts[:1], COUPLED,
+            verification=Verification[name],
+        )  # fmt: skip

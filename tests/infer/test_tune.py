@@ -1,0 +1,245 @@
+"""`python -m infer.tune`: what it chooses from, how few timings find the best, what it leaves."""
+
+import json
+import logging
+import shlex
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from conf.entry import compose
+from infer.config import EvalConf
+from infer.engine.decode import Decoder
+from infer.measure.intervals import Estimate
+from infer.measure.replay import texts
+from infer.tune import main, swept, worth_of
+from infer.tuning.candidates import GIVEN, neighbours
+from infer.tuning.config import TuneConf
+from infer.tuning.results import Verdict
+from models.errors import UserError
+from models.speculate.sampling import SamplingConf
+from models.speculate.tree import TreeConf, TreeKind
+from models.speculate.tree_formats import read_fields
+from tests.support.tiny import new_draft
+from tests.support.tuning import TABLE, considered, prompts_of
+
+pytestmark = pytest.mark.usefixtures("many_calls")
+
+KINDS = ("static", "dynamic", "product")
+
+
+def test_every_window_and_every_budget_is_there_with_and_without_copies():
+    found = {one.name: one for one in considered()}
+    assert len(found) == len(considered())
+    assert {f"chain-{window}" for window in range(1, 7)} <= set(found)
+    for family in KINDS:
+        assert [one.size for one in found.values() if one.family == family] == [4, 8, 16, 32]
+    assert [one.size for one in found.values() if one.family == "static-d2"] == [4, 8, 16]
+    assert all(one.tree.depth == 2 for one in found.values() if one.family.endswith("-d2"))
+    for name, one in found.items():
+        if not one.conf.copied:
+            assert found[f"{name}+4"].tree.size == one.tree.size + 4
+    assert found[GIVEN].tree.nodes == 4
+
+
+def test_a_draft_of_one_token_has_windows_and_trees_of_one_token():
+    found = considered(table=TABLE[:1], copied=0)
+    assert {one.name for one in found} == {"chain-1", "static-4", "dynamic-4", "product-4"}
+
+
+def test_the_overrides_decode_with_the_shape_that_was_measured(tmp_path):
+    for one in considered():
+        file = tmp_path / "tree.json"
+        if one.conf.kind is TreeKind.static:
+            file.write_text(json.dumps(one.tree.paths))
+        conf = compose("eval", EvalConf, shlex.split(one.overrides(file)))
+        assert conf.tree.build() == one.tree, one.name
+
+
+def test_the_file_of_every_shape_says_what_it_is(tmp_path):
+    file = tmp_path / "tree.json"
+    for one in considered():
+        file.write_text(json.dumps({"tree": one.fields, "paths": one.tree.paths}))
+        said = read_fields(file)
+        conf = TreeConf(**{**said, "kind": TreeKind(said["kind"])})
+        assert conf.build() == one.tree, one.name
+
+
+@pytest.mark.parametrize("said", [{"kind": "tall"}, {"kind": "chain", "depth": "2"}, {"kind":
+    "dynamic", "leaves": 3}])  # fmt: skip
+def test_a_file_that_says_something_else_is_refused(tmp_path, said):
+    file = tmp_path / "tree.json"
+    file.write_text(json.dumps({"tree": said}))
+    with pytest.raises(UserError, match=r"^tree.file: `tree` must hold a kind of chain, static"):
+        read_fields(file)
+
+
+def test_what_was_tuned_under_goes_into_the_command():
+    asked = [
+        "target.path='/my models/a=b'", "sampling.temperature=0.7", "sampling.seed=3",
+        "prompts='it\\'s mine.jsonl'", "device.threads=1", "max_new_tokens=32",
+    ]  # fmt: skip
+    conf = compose("tune", TuneConf, asked)
+    told = compose("eval", EvalConf, shlex.split(conf.carried(4)))
+    assert (told.target, told.device) == (conf.target, conf.device)
+    assert told.evaluation.sampling == conf.sampling
+    assert told.evaluation.prompts == conf.prompts == "it's mine.jsonl"
+    assert (told.evaluation.max_new_tokens, told.evaluation.batches) == (32, [4])
+    assert compose("tune", TuneConf, []).carried(1) == ""
+
+
+def test_only_an_interval_above_one_pays():
+    for ci95, wanted in {
+        (1.01, 1.3): Verdict.pays, (0.9, 1.3): Verdict.open, (0.5, 0.9): Verdict.loses,
+    }.items():  # fmt: skip
+        assert Verdict.of(Estimate(mean=1.0, ci95=list(ci95))) is wanted
+    assert Verdict.of(Estimate(mean=3.0, ci95=None)) is Verdict.open
+    assert Verdict.of(None) is Verdict.unmeasured
+
+
+def test_neighbours_are_the_next_sizes_of_the_family():
+    found = {one.name: one for one in considered()}
+    for name, wanted in {
+        "chain-1": ["chain-2"], "chain-3": ["chain-2", "chain-4"], "static-32": ["static-16"],
+        "dynamic-8+4": ["dynamic-4+4", "dynamic-16+4"],
+    }.items():  # fmt: skip
+        assert [one.name for one in neighbours(found[name], list(found.values()))] == wanted
+
+
+def test_a_sweep_has_every_window_and_a_dozen_trees():
+    trees = [
+        one for one in swept(considered(nodes=(4, 8, 16, 24, 32, 63))) if one.family != "chain"
+    ]
+    assert len(trees) == 13  # one of them given
+    assert {one.size for one in trees if one.name != GIVEN} == {8, 16, 32, 63}
+
+
+def test_what_a_shape_is_worth_is_what_decoding_with_it_yields(target, learned):
+    draft, written = learned
+    conf = TuneConf(depth=4, ranks=4, copied=3, max_new_tokens=20)
+    prompts = prompts_of(written)[:6]
+    read = texts(
+        target, prompts, sampling=conf.sampling, max_new_tokens=20, layers=draft.needs.layers,
+        ahead=4,
+    )  # fmt: skip
+    found = considered(nodes=(4, 8), copied=3, table=TABLE[:4])
+    tokens = worth_of(target, draft, found, read, conf)
+    assert set(tokens) == {one.name for one in found}
+    for name in ("chain-2", "chain-4+3", "static-8", "dynamic-8+3", GIVEN):
+        (one,) = [one for one in found if one.name == name]
+        decoder = Decoder(
+            target, draft, one.tree, sampling=SamplingConf(), slots=64, batch=len(prompts)
+        )
+        done = decoder.decode(
+            [p.ids for p in prompts], row_ids=[p.row_id for p in prompts], max_new_tokens=20,
+            eos_ids=target.eos_ids,
+        )  # fmt: skip
+        rounds = sum(len(row.accepted) for row in done)
+        assert tokens[name].kept == pytest.approx(sum(len(row.ids) - 1 for row in done) / rounds)
+        assert tokens[name].tau == pytest.approx(1 + sum(sum(r.accepted) for r in done) / rounds)
+
+
+@pytest.fixture
+def command(tmp_path, target, learned, monkeypatch, capsys, caplog):
+    """`python -m infer.tune` in a folder with a good draft and one that was never trained."""
+    caplog.set_level(logging.WARNING)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # with a lock of its own
+    draft, written = learned
+    target.model.save_pretrained("target")
+    target.tokenizer.save_pretrained("target")
+    for name, one in (("good", draft), ("untrained", new_draft(target))):
+        one.save(Path(f"outputs/train/{name}/checkpoint"), target)
+    Path("outputs/train/good/report.json").write_text("{}")
+    rows = [{"text": " ".join(map(str, text[:5]))} for text in written]
+    Path("prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    capsys.readouterr()
+
+    def run(*arguments: str) -> str:
+        given = [
+            "target.name=target", "prompts=prompts.jsonl", "device.threads=1",
+            "device.compile=false", "nodes=[4]", "depth=2", "ranks=3", "max_new_tokens=8",
+            "repeats=1", "batch=[4]", "tree=chain", "tree.depth=2",
+        ]  # fmt: skip
+        monkeypatch.setattr(sys, "argv", ["infer.tune", *given, *arguments])
+        main()
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_the_choice_is_left_as_a_file_that_says_how_to_decode_with_it(command):
+    out = command("context=[40]")
+    assert out.startswith("checkpoint: outputs/train/good/checkpoint\n")
+    saved = json.loads(Path("outputs/infer.tune/tune/tune.json").read_text())
+    (draft,) = saved["drafts"]
+    (cell,) = draft["cells"]
+    assert (cell["batch"], cell["context"]) == (4, 40)
+    shape = {one["name"]: one for one in cell["shapes"]}[cell["best"]]
+    assert shape["measured_speedup"]["mean"] > 0
+    assert shape["cost_timed"]
+    assert cell["pick"] in (cell["best"], None)
+    if cell["pick"]:
+        file = Path("outputs/infer.tune/tune/good-b4-c40.json")
+        left = json.loads(file.read_text())
+        assert f"checkpoint={draft['checkpoint']} {left['overrides']}" in out
+        conf = compose("eval", EvalConf, shlex.split(left["overrides"]))
+        assert conf.tree.build().size == shape["nodes"]
+        assert (conf.target.name, conf.evaluation.prompts) == ("target", "prompts.jsonl")
+        assert (conf.evaluation.max_new_tokens, conf.evaluation.batches) == (8, [4])
+
+
+def test_a_draft_that_is_never_right_is_not_worth_speculating(command):
+    out = command("checkpoint=[outputs/train/good/checkpoint,outputs/train/untrained/checkpoint]",
+                  "copied=0")  # fmt: skip
+    saved = json.loads(Path("outputs/infer.tune/tune/tune.json").read_text())
+    assert [draft["name"] for draft in saved["drafts"]] == ["good", "untrained"]
+    (cell,) = saved["drafts"][1]["cells"]
+    assert cell["pick"] is None
+    assert "choice: do not speculate" in out
+    assert out.count("infer.eval checkpoint=outputs/train/untrained") == 0
+
+
+REFUSED = {
+    "batch=[]": "batch: must list numbers of at least 1, got []",
+    "nodes=[0]": "nodes: must list numbers of at least 1, got [0]",
+    "depth=0": "depth: must be at least 1, got 0",
+    "copied=-1": "copied: must not be negative, got -1; 0 copies none",
+    "max_new_tokens=1": "max_new_tokens: must be at least 2, got 1",
+    "ranks=1 depth=4 nodes=[8,16]": "nodes: must list one of at most the 4 paths that depth and "
+    "ranks give, got [8, 16]; raise depth or ranks",
+}
+
+
+@pytest.mark.parametrize("mistake", REFUSED)
+def test_mistakes_are_answered_in_one_line(mistake):
+    with pytest.raises(UserError) as refused:
+        compose("tune", TuneConf, mistake.split())
+    assert str(refused.value) == REFUSED[mistake]
+
+
+BEFORE = {
+    "tree=static tree.file=none.json": "tree.file: must be a readable JSON file, got none.json",
+    "prompts=none.jsonl": "prompts: must be ",
+    "checkpoint=none": "checkpoint: ",
+}
+
+
+@pytest.mark.parametrize("mistake", BEFORE)
+def test_what_can_be_known_is_refused_before_a_model_is_loaded(command, capsys, mistake):
+    with pytest.raises(SystemExit):
+        command(*mistake.split(), "target.name=no-such-target")
+    assert capsys.readouterr().err.startswith(f"error: {BEFORE[mistake]}")
+
+
+def test_a_context_that_no_answer_fits_in_is_refused_before_replay(command, capsys):
+    with pytest.raises(SystemExit):
+        command("context=[40,12]")
+    captured = capsys.readouterr()
+    assert captured.err.splitlines()[-1] == (
+        "error: context: must hold prompt and answer, 5 + 8 tokens, got 12; "
+        "raise it or shorten max_new_tokens"
+    )
+    assert "replayed" not in captured.out

@@ -1,0 +1,235 @@
+"""Typical acceptance takes the longest path that the target might have said; it is not lossless."""
+
+import math
+
+import pytest
+import torch
+
+from infer.config import EvaluationConf, Verification
+from infer.engine.decode import Decoder
+from infer.verify import Typical, walk, walk_typical
+from models.errors import UserError
+from models.speculate.sampling import SamplingConf
+from models.speculate.tree import NO_TREE, Proposal
+from tests.infer.test_decode import NEW, SHAPES, decode, prompts_of
+from tests.support.tiny import chain, new_draft, tree
+
+pytestmark = pytest.mark.usefixtures("many_calls")
+
+MEDUSA = Typical()  # epsilon 0.09, delta 0.3
+EVERYTHING = Typical(epsilon=1e-30, delta=1e-30)
+WARM = SamplingConf(temperature=1.0, seed=2)
+
+
+def logits_of(rows: list[list[float]]) -> torch.Tensor:
+    return torch.tensor([rows]).log()  # one row of the batch; zero becomes -inf
+
+
+def test_by_hand():
+    """At the root the least is 0.3 exp(-0.94) = 0.12, cut to 0.09; behind node 2 it is 0.075."""
+    proposal = Proposal(
+        ids=torch.tensor([[1, 2, 3, 0, 1]]), parents=torch.tensor([[-1, -1, -1, 0, 1]])
+    )
+    warped = logits_of([
+        [0.08, 0.1, 0.7, 0.12],  # root: all but 0 pass
+        [0.05, 0.05, 0.05, 0.85],  # behind 1: 0 does not pass
+        [0.25, 0.25, 0.25, 0.25],  # behind 2: all pass, for 0.3 exp(-log 4) = 0.075
+        [1.0, 0.0, 0.0, 0.0],
+        [1.0, 0.0, 0.0, 0.0],
+        [0.0, 0.0, 0.0, 1.0],  # the end of the path
+    ])  # fmt: skip
+    choice = warped.argmax(-1)
+    accepted = walk_typical(proposal, choice, warped, 3, typical=MEDUSA)
+    assert accepted.nodes.tolist() == [[0, 2, 5, 5]]
+    assert accepted.ids.tolist() == [[2, 1, 3, 3]]
+    assert accepted.count.tolist() == [3]
+    strict = Typical(epsilon=0.3, delta=0.4)  # least 0.16 at the root
+    assert walk_typical(proposal, choice, warped, 3, typical=strict).nodes[0, :3].tolist() == [
+        0, 2, 5,
+    ]  # fmt: skip
+    none = Typical(epsilon=1.0, delta=9.0)  # nothing is so likely
+    accepted = walk_typical(proposal, choice, warped, 3, typical=none)
+    assert (accepted.count.tolist(), accepted.nodes.tolist()) == ([1], [[0, 0, 0, 0]])
+    assert accepted.ids[0, 0] == 2
+
+
+def random_case(number: int):
+    """Nine nodes, distinct among siblings; a third of each distribution is cut away."""
+    numbers = torch.Generator().manual_seed(number)
+    parents, ids, taken = [], [], {}
+    for node in range(9):
+        parent = int(torch.randint(-1, max(node, 1), (1,), generator=numbers)) if node else -1
+        free = sorted(set(range(8)) - taken.setdefault(parent, set()))
+        token = free[int(torch.randint(len(free), (1,), generator=numbers))]
+        taken[parent].add(token)
+        parents.append(parent)
+        ids.append(token)
+    warped = 2 * torch.randn(1, 10, 8, generator=numbers)
+    warped[torch.rand(1, 10, 8, generator=numbers) < 0.33] = -math.inf
+    warped[..., 0] = 0.5  # not all of it
+    choice = torch.randint(8, (1, 10), generator=numbers)
+    return Proposal(ids=torch.tensor([ids]), parents=torch.tensor([parents])), warped, choice
+
+
+def longest_path(proposal, warped, choice, typical):
+    """The same in loops over paths: emitted tokens and nodes."""
+    ids, parents = proposal.ids[0].tolist(), proposal.parents[0].tolist()
+    best = []
+    for end in range(len(ids)):
+        path, at = [], end
+        while at >= 0:
+            path.insert(0, at)
+            at = parents[at]
+        if len(path) > len(best) and all(
+            passes(warped[0, parents[node] + 1].tolist(), ids[node], typical) for node in path
+        ):
+            best = path
+    own = int(choice[0, best[-1] + 1 if best else 0])
+    return [*(ids[node] for node in best), own], [0, *(node + 1 for node in best)]
+
+
+def passes(logits, token, typical):
+    total = sum(math.exp(value) for value in logits)
+    probs = [math.exp(value) / total for value in logits]
+    entropy = -sum(p * math.log(p) for p in probs if p > 0)
+    return probs[token] >= min(typical.epsilon, typical.delta * math.exp(-entropy))
+
+
+def test_random_trees_agree_with_loops_over_their_paths():
+    lengths = []
+    for number in range(300):
+        proposal, warped, choice = random_case(number)
+        typical = [MEDUSA, Typical(epsilon=0.3, delta=0.9), EVERYTHING][number % 3]
+        accepted = walk_typical(proposal, choice, warped, 9, typical=typical)
+        count = int(accepted.count)
+        ids, nodes = longest_path(proposal, warped, choice, typical)
+        assert accepted.ids[0, :count].tolist() == ids
+        assert accepted.nodes[0].tolist() == nodes + [nodes[-1]] * (10 - count)
+        lengths.append(count)
+    assert set(lengths) >= {1, 2, 3, 4}
+
+
+def test_rows_of_one_call_do_not_touch_each_other():
+    cases = [random_case(number) for number in range(20)]
+    together = walk_typical(
+        Proposal(
+            ids=torch.cat([case[0].ids for case in cases]),
+            parents=torch.cat([case[0].parents for case in cases]),
+        ),
+        torch.cat([case[2] for case in cases]), torch.cat([case[1] for case in cases]),
+        9, typical=MEDUSA,
+    )  # fmt: skip
+    for row, (proposal, warped, choice) in enumerate(cases):
+        alone = walk_typical(proposal, choice, warped, 9, typical=MEDUSA)
+        for name in ("ids", "nodes", "count"):
+            assert torch.equal(getattr(alone, name)[0], getattr(together, name)[row])
+
+
+def test_where_one_token_alone_is_left_both_rules_are_one():
+    """A point mass has no entropy: what is typical of it is the target's own choice."""
+    for number in range(50):
+        proposal, _, choice = random_case(number)
+        warped = torch.full((1, 10, 8), -math.inf).scatter(2, choice[:, :, None], 0.0)
+        exact = walk(proposal, choice, 9)
+        typical = walk_typical(proposal, choice, warped, 9, typical=MEDUSA)
+        count = int(exact.count)
+        assert torch.equal(typical.count, exact.count)
+        assert torch.equal(typical.nodes, exact.nodes)
+        assert torch.equal(typical.ids[:, :count], exact.ids[:, :count])
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, "none"])
+def test_of_one_candidate_each_both_rules_decode_alike(target, learned, shape):
+    draft, texts = learned
+    shape = SHAPES.get(shape, NO_TREE)
+    sampling = SamplingConf(temperature=1.0, top_k=1)
+    exact, typical = (
+        decode(
+            Decoder(target, draft if shape.nodes else None, shape, sampling=sampling, slots=64,
+                    verification=verification),
+            prompts_of(texts),
+        )
+        for verification in (None, MEDUSA)
+    )  # fmt: skip
+    assert [(row.ids, row.accepted) for row in typical] == [(r.ids, r.accepted) for r in exact]
+
+
+def test_in_the_limit_of_certainty_it_emits_what_exact_verification_does(target, learned):
+    """Epsilon 1 and a huge delta accept only what the target could not but say."""
+    draft, texts = learned
+    prompts = prompts_of(texts)[::2]
+    cold = SamplingConf(temperature=0.5, top_p=0.7, seed=2)  # often one token is left
+    certain = Typical(epsilon=1.0, delta=1e9)
+    plain = decode(Decoder(target, sampling=cold, slots=64), prompts)
+    decoder = Decoder(target, draft, tree(), sampling=cold, slots=64, verification=certain)
+    done = decode(decoder, prompts)
+    assert [row.ids for row in done] == [row.ids for row in plain]
+    assert sum(sum(row.accepted) for row in done) > 0
+
+
+def tau(target, draft, shape, prompts, verification):
+    hot = SamplingConf(temperature=3.0, seed=2)
+    decoder = Decoder(target, draft, shape, sampling=hot, slots=64, verification=verification)
+    accepted = [count for row in decode(decoder, prompts) for count in row.accepted]
+    return 1 + sum(accepted) / len(accepted)
+
+
+def test_it_accepts_no_less_than_exact_verification(target, learned):
+    prompts = prompts_of(learned[1])[::2]
+    for draft in (new_draft(target), learned[0]):  # the first has learned nothing
+        exact, typical = (tau(target, draft, tree(), prompts, rule) for rule in (None, MEDUSA))
+        assert 1 < exact < typical
+        assert tau(target, draft, chain(3), prompts, EVERYTHING) == 4
+
+
+def test_every_emitted_token_is_typical_or_the_targets_own(target, learned):
+    """Read again without a cache, so that a key moved to a wrong place would be seen."""
+    sampling = SamplingConf(temperature=2.0, top_p=0.9, seed=5)
+    rule = sampling.build()
+    prompts = prompts_of(learned[1])[:3]
+    plain = Decoder(target, sampling=sampling, slots=64)
+    for shape in SHAPES.values():
+        decoder = Decoder(
+            target, learned[0], shape, sampling=sampling, slots=64, verification=MEDUSA
+        )
+        not_own = 0
+        for row, done in enumerate(decode(decoder, prompts)):
+            logits = target.model(torch.tensor([prompts[row] + done.ids])).logits[0]
+            warped = rule.warp(logits[len(prompts[row]) - 1 :])
+            for place, (_, scores) in enumerate(plain.forced(prompts[row], row, done.ids)):
+                if int(scores.argmax()) != done.ids[place]:
+                    assert passes(warped[place].tolist(), done.ids[place], MEDUSA)
+                    not_own += 1
+        assert not_own > 0
+
+
+def test_rows_of_a_batch_do_not_touch_each_other(target, learned):
+    draft, texts = learned
+    prompts = prompts_of(texts)[:5]
+    kept = {"sampling": WARM, "slots": 64, "verification": MEDUSA}
+    alone = decode(Decoder(target, draft, tree(), **kept), prompts)
+    together = Decoder(target, draft, tree(), batch=6, **kept)
+    done = together.decode(prompts, row_ids=[0, 1, 2, 3, 4], max_new_tokens=NEW)
+    assert [row.ids for row in done] == [row.ids for row in alone]
+
+
+def test_greedy_decoding_knows_nothing_typical(target):
+    message = (
+        r"evaluation\.verification: typical needs evaluation\.sampling\.temperature above 0, "
+        r"got 0\.0; raise it or take greedy"
+    )
+    with pytest.raises(UserError, match=message):
+        EvaluationConf(verification=Verification.typical)
+    with pytest.raises(UserError, match=message):
+        Decoder(target, sampling=SamplingConf(), slots=8, verification=MEDUSA)
+
+
+def test_the_configuration_says_which_and_how():
+    assert EvaluationConf(sampling=WARM).verifier.name == "coupled"
+    conf = EvaluationConf(
+        sampling=WARM, verification=Verification.typical, typical_epsilon=0.2, typical_delta=0.5
+    )
+    assert conf.verifier == Typical(epsilon=0.2, delta=0.5)
+    for key in ("typical_epsilon", "typical_delta"):
+        with pytest.raises(UserError, match=rf"evaluation\.{key}: must be above 0, got 0\.0"):
+            EvaluationConf(**{key: 0.0})

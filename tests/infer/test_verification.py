@@ -1,0 +1,357 @@
+"""Lossless verifiers are lossless: proven by listing everything that can happen, in float64."""
+
+import itertools
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import infer.verify
+from infer.verify import Block, Coupled, Greedy, Rejection, Scored, Typical, Verification
+from models.errors import UserError
+from models.speculate.sampling import SamplingConf
+from models.speculate.tree import Proposal, Tree, TreeConf, TreeKind, static_tree
+from tests.support.enumeration import (
+    WORDS,
+    Tables,
+    Trees,
+    grow,
+    likeliest,
+    outcome,
+    outcome_of_each,
+    parents_of,
+    paths_of,
+    said_by,
+    trees_of,
+)
+
+ROOT = Path(__file__).parents[2]
+EXACT = 1e-12
+CHAINS = {str(shape): paths_of(shape) for shape in ([1], [1, 1], [1, 1, 1])}
+TREES = CHAINS | {str(shape): paths_of(shape) for shape in ([2], [2, 1], [1, 2], [2, 2], [3, 2])}
+TREES["ragged"] = [[0], [1], [2], [1, 0], [1, 1], [2, 0], [1, 1, 0]]
+TREES["lopsided"] = [[0], [1], [0, 0], [0, 0, 0], [0, 0, 1]]
+RATIO = [(Rejection(), name) for name in TREES] + [(Block(), name) for name in CHAINS]
+ratio = pytest.mark.parametrize(
+    ("rule", "shape"), RATIO, ids=[f"{rule.name}-{shape}" for rule, shape in RATIO]
+)
+WARM, COLD = SamplingConf(temperature=1.0), SamplingConf()
+
+
+def tables(seed: int = 0) -> Tables:
+    return Tables(seed, depth=4)
+
+
+def every_tree(tables: Tables, paths: list[list[int]]) -> Trees:
+    """All trees with distinct siblings, whatever the draft thinks of them."""
+    parents = parents_of(paths)
+    ids = [
+        list(row)
+        for row in itertools.product(range(WORDS), repeat=len(parents))
+        if len(set(zip(parents, row, strict=True))) == len(parents)
+    ]
+    return trees_of(tables, parents, ids, [1.0] * len(ids)).deterministic()
+
+
+@ratio
+@pytest.mark.parametrize("seed", [0, 1])
+def test_drawn_trees_leave_the_targets_distribution(rule, shape, seed):
+    trees = grow(tables(seed), TREES[shape])
+    assert float(trees.chance.sum()) == pytest.approx(1.0)
+    assert outcome(rule, tables(seed), trees).error < EXACT
+
+
+@ratio
+def test_what_warping_and_a_reduced_vocabulary_cut_away_changes_nothing(rule, shape):
+    cuts = {
+        "target": lambda context: [len(context) % WORDS],  # top-k of the target
+        "draft": lambda context: [0],  # no token of the draft's vocabulary
+        "both": lambda context: [sum(context) % WORDS],
+    }
+    for name, cut in cuts.items():
+        cut_tables = tables()
+        for table in ("target", "draft") if name == "both" else (name,):
+            cut_tables.without(table, cut)
+        assert outcome(rule, cut_tables, grow(cut_tables, TREES[shape])).error < EXACT
+
+
+@ratio
+def test_a_draft_that_runs_out_of_tokens_changes_nothing(rule, shape):
+    """One token has all its probability: further children stand for nothing, and are refused."""
+    sure = tables().without("draft", lambda context: [0, 2] if len(context) % 2 else [1, 2])
+    assert outcome(rule, sure, grow(sure, TREES[shape])).error < EXACT
+
+
+@ratio
+def test_a_draft_that_is_the_target_is_accepted_whole(rule, shape):
+    same = tables()
+    same.draft = same.target
+    trees = grow(same, TREES[shape])
+    done = outcome(rule, same, trees)
+    assert done.error < EXACT
+    if shape in CHAINS:
+        assert done.tau == pytest.approx(trees.depth + 1)
+
+
+@pytest.mark.parametrize(
+    ("rule", "shape"),
+    [*((Rejection(), name) for name in ("[2]", "[2, 1]", "[1, 2]", "lopsided")),
+     *((rule, name) for rule in (Rejection(), Block()) for name in CHAINS)],
+)  # fmt: skip
+def test_each_deterministic_tree_alone_is_lossless(rule, shape):
+    """Nothing is averaged over trees: any choice of the tree, by the prefix, will do."""
+    alone = outcome_of_each(rule, tables(), every_tree(tables(), TREES[shape]))
+    assert max(one.error for one in alone) < EXACT
+
+
+@pytest.mark.parametrize("shape", TREES)
+def test_of_deterministic_trees_rejection_accepts_all_that_can_be(shape):
+    """A child is accepted as often as the target says it: nothing could do better."""
+    trees = grow(tables(), TREES[shape], likeliest).deterministic()
+    done = outcome(Rejection(), tables(), trees)
+    best = sum(said_by(tables(), context, 0) for context in trees.contexts[0])
+    assert done.error < EXACT
+    assert done.tau == pytest.approx(best)
+
+
+def test_a_copied_chain_that_repeats_a_node_changes_nothing():
+    """As `graft` hangs it: node 3 says again what node 1 says, and node 4 goes on from node 1."""
+    parents, ids = [-1, -1, 0, -1, 1, 4], [0, 2, 1, 2, 0, 0]
+    trees = trees_of(tables(), parents, [ids], [1.0]).deterministic()
+    assert outcome(Rejection(), tables(), trees).error < EXACT
+
+
+def test_a_child_that_the_draft_could_not_draw_is_passed_over():
+    target, draft = torch.tensor([[0.5, 0.5, 0.0]]), torch.tensor([[0.0, 0.2, 0.8]])
+    weighed = infer.verify.rejection.weigh(target, draft, torch.tensor([0]))
+    assert weighed.odds.tolist() == [0.0]
+    assert torch.equal(weighed.target, target)
+
+
+@pytest.mark.parametrize("shape", CHAINS)
+@pytest.mark.parametrize("drawn", [True, False], ids=["drawn", "deterministic"])
+def test_a_block_is_worth_no_less_than_its_tokens_one_by_one(shape, drawn):
+    gains = []
+    for seed in range(8):
+        trees = grow(tables(seed), TREES[shape])
+        if not drawn:
+            trees = trees.deterministic()
+        gain = outcome(Block(), tables(seed), trees).tau
+        gain -= outcome(Rejection(), tables(seed), trees).tau
+        gains.append(gain)
+    assert min(gains) > -EXACT
+    # one token is no block, and of a certain draft nothing more can be accepted
+    assert (max(gains) > 0.005) == (drawn and shape != "[1]")
+
+
+def test_block_by_hand():
+    """Row by row as in the paper, 2403.10444: p = 1, 0.4, 0.8; s_1 = 0.1; h_1 = 0.1 / 0.7."""
+    target = torch.tensor([[[0.2, 0.8], [0.6, 0.4], [0.5, 0.5]]]).double()
+    draft = torch.tensor([[[0.5, 0.5], [0.3, 0.7]]]).double()
+    odds, left = infer.verify.block.weigh(target, draft, torch.tensor([[0, 0]]))
+    # behind token 1: 0.4 * 0.6 - 0.3 < 0 and 0.4 * 0.4 - 0.7 < 0: nothing is left there
+    assert odds.tolist() == [[0.0, pytest.approx(0.8)]]
+    assert left[0, 0].tolist() == [0.0, pytest.approx(0.3)]
+    draft[0, 1] = torch.tensor([0.14, 0.86])
+    odds, left = infer.verify.block.weigh(target, draft, torch.tensor([[0, 0]]))
+    assert odds.tolist() == [[pytest.approx(0.1 / 0.7), 1.0]]
+    assert left[0, 1].tolist() == [pytest.approx(0.1), 0.0]
+
+
+def choices(tables: Tables, length: int):
+    """Every text that the target can say, and how likely it says it."""
+    for text in itertools.product(range(WORDS), repeat=length):
+        yield text, said_by(tables, text, 0)
+
+
+@pytest.mark.parametrize("shape", ["[1]", "[1, 1]", "[2]", "[2, 1]", "[1, 2]", "lopsided"])
+def test_walks_emit_the_targets_choice_whatever_tree_there_is(shape):
+    """So the distribution is the choice's own, even if the tree was picked knowing the choice."""
+    trees = every_tree(tables(), TREES[shape])
+    numbers = torch.Generator().manual_seed(0)
+    total = 0.0
+    for text, chance in choices(tables(), trees.depth + 1):
+        # the text on its own path, anything elsewhere: noise that outweighs all else picks it
+        picked = torch.randint(WORDS, trees.target.shape[:2], generator=numbers)
+        for row, contexts in enumerate(trees.contexts):
+            for node, context in enumerate(contexts):
+                if text[: len(context)] == context:
+                    picked[row, node] = text[len(context)]
+        noise = 1e6 * torch.nn.functional.one_hot(picked, WORDS).double()
+        scored = Scored(proposal=trees.proposal, warped=trees.target.log(), noise=noise)
+        done = Coupled().accept(scored, trees.depth)
+        longest = [max(len(c) for c in row if text[: len(c)] == c) for row in trees.contexts]
+        assert done.count.tolist() == [length + 1 for length in longest]
+        for row, length in enumerate(longest):
+            assert tuple(done.ids[row, : length + 1].tolist()) == text[: length + 1]
+        alone = Greedy().accept(replace(scored, warped=noise, noise=None), trees.depth)
+        assert torch.equal(alone.ids, done.ids)
+        total += chance
+    assert total == pytest.approx(1.0)
+
+
+def test_of_equals_the_lowest_id_is_chosen():
+    tree = Proposal(ids=torch.tensor([[1, 0]]), parents=torch.tensor([[-1, -1]]))
+    done = Greedy().accept(Scored(proposal=tree, warped=torch.zeros(1, 3, 4)), 1)
+    assert done.nodes.tolist() == [[0, 2]]
+
+
+def single(rows: int = 4000, words: int = 50, *, drawn: bool = True) -> Scored:
+    """Random trees in fp32 with peaked distributions, whose rounding must not make NaN."""
+    paths = [[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0]]
+    parents = torch.tensor(parents_of(paths)).expand(rows, -1)
+    logits = 30 * torch.rand(rows, 1, 1) * torch.randn(rows, len(paths) + 1, words)
+    logits[torch.rand_like(logits) < 0.5] = -math.inf
+    logits[..., 0] = 0.0
+    behind = logits.clone()
+    behind[rows // 2 :] = 30 * torch.randn_like(behind[rows // 2 :])
+    ids = torch.stack(
+        [(behind + torch.randn_like(behind)).argmax(-1)[:, p + 1] for p in parents[0]]
+    )
+    behind = behind.log_softmax(-1) if drawn else None
+    return Scored(
+        proposal=Proposal(ids=ids.T.contiguous(), parents=parents, behind=behind),
+        warped=logits, noise=-torch.empty_like(logits).exponential_().log(),
+        coins=torch.rand(rows, len(paths)),
+    )  # fmt: skip
+
+
+def chain_of(scored: Scored) -> Scored:
+    parents = torch.arange(-1, scored.proposal.ids.shape[1] - 1).expand_as(scored.proposal.ids)
+    return replace(scored, proposal=replace(scored.proposal, parents=parents))
+
+
+@pytest.mark.parametrize("drawn", [True, False], ids=["drawn", "deterministic"])
+@pytest.mark.parametrize("rule", [Rejection(), Block()], ids=["rejection", "block"])
+def test_only_what_the_target_may_say_is_emitted_in_fp32_too(rule, drawn):
+    scored = single(drawn=drawn)
+    if isinstance(rule, Block):
+        scored = chain_of(scored)
+    depth = 7 if isinstance(rule, Block) else 3
+    done = rule.accept(scored, depth)
+    logp = scored.warped.gather(1, done.nodes[..., None].expand(-1, -1, 50))
+    said = logp.gather(2, done.ids[..., None])[..., 0]
+    emitted = torch.arange(depth + 1) < done.count[:, None]
+    assert (said[emitted] > -math.inf).all()
+    assert set(done.count.tolist()) >= {1, 2, 3}
+
+
+RULES = [Greedy(), Coupled(), Rejection(), Block(), Typical()]
+every_rule = pytest.mark.parametrize("rule", RULES, ids=[rule.name for rule in RULES])
+
+
+def scored_for(rule, *, drawn: bool = True) -> Scored:
+    scored = single(64, drawn=drawn)
+    if isinstance(rule, Greedy):
+        scored.noise = None
+    return chain_of(scored) if isinstance(rule, Block) else scored
+
+
+@every_rule
+def test_rows_of_a_batch_do_not_touch_each_other(rule):
+    scored = scored_for(rule)
+    together, tree = rule.accept(scored, 7), scored.proposal
+    for row in range(0, 64, 9):
+        one = slice(row, row + 1)
+        alone = rule.accept(
+            Scored(
+                proposal=Proposal(
+                    ids=tree.ids[one], parents=tree.parents[one], behind=tree.behind[one]
+                ),
+                warped=scored.warped[one],
+                noise=None if scored.noise is None else scored.noise[one],
+                coins=scored.coins[one],
+            ),
+            7,
+        )
+        for name in ("ids", "nodes", "count"):
+            assert torch.equal(getattr(alone, name)[0], getattr(together, name)[row])
+
+
+def trace_all() -> None:
+    """In a process of its own: pytest's jaxtyping hook cannot be traced."""
+    for rule, drawn in itertools.product(RULES, (True, False)):
+        scored = scored_for(rule, drawn=drawn)
+        traced = torch.compile(rule.accept, backend="aot_eager", fullgraph=True, dynamic=False)
+        eager, graph = rule.accept(scored, 7), traced(scored, 7)
+        for name in ("ids", "nodes", "count"):
+            assert torch.equal(getattr(eager, name), getattr(graph, name))
+
+
+def test_every_rule_is_one_graph():
+    command = [sys.executable, "-W", "ignore", "-c"]
+    command += ["from tests.test_verification import trace_all; trace_all()"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@every_rule
+def test_without_a_tree_every_rule_takes_the_targets_own_token(rule):
+    none = torch.zeros(2, 0, dtype=torch.int64)
+    warped = torch.randn(2, 1, 5)
+    noise = None if isinstance(rule, Greedy) else torch.randn(2, 1, 5)
+    scored = Scored(
+        proposal=Proposal(ids=none, parents=none), warped=warped, noise=noise,
+        coins=torch.rand(2, 0),
+    )  # fmt: skip
+    done = rule.accept(scored, 0)
+    assert done.count.tolist() == [1, 1]
+    assert torch.equal(done.ids, (warped if noise is None else warped + noise).argmax(-1))
+
+
+def shape(kind: str, **conf) -> Tree:
+    paths = [[0], [1], [0, 0]] if kind == "static" else None
+    return TreeConf(kind=TreeKind(kind), depth=2, nodes=4, paths=paths, **conf).build()
+
+
+ALL = {f"{kind}{copied or ''}": shape(kind, copied=copied)
+       for kind in ("chain", "static", "dynamic") for copied in (0, 3)}  # fmt: skip
+PROVEN = {
+    Greedy(): set(ALL),
+    Coupled(): set(ALL),
+    Rejection(): {"chain", "static", "dynamic", "dynamic3"},
+    Block(): {"chain"},
+    Typical(): set(ALL),  # refused nowhere: it has no proof to lose
+}
+
+
+@pytest.mark.parametrize("rule", PROVEN, ids=lambda rule: rule.name)
+def test_a_tree_without_a_proof_is_refused_by_name(rule):
+    fits, other = (COLD, WARM) if isinstance(rule, Greedy) else (WARM, COLD)
+    for name, tree in ALL.items():
+        if name in PROVEN[rule]:
+            rule.check(fits, tree)
+        else:
+            with pytest.raises(UserError, match=rf"^evaluation\.verification: {rule.name} needs "):
+                rule.check(fits, tree)
+    with pytest.raises(UserError, match=rf"{rule.name} needs evaluation\.sampling\.temperature"):
+        rule.check(other)
+
+
+def test_what_is_drawn_says_so():
+    drawn = {name for name, tree in ALL.items() if Rejection().draws(tree)}
+    assert drawn == {"chain", "chain3", "static", "static3"}
+    assert not any(rule.draws(ALL["chain"]) for rule in (Greedy(), Coupled(), Typical()))
+    assert [rule.lossless for rule in PROVEN] == [True, True, True, True, False]
+
+
+def test_rejection_needs_every_draw_of_a_node():
+    gap = static_tree([[0], [1], [1, 0], [1, 2]])
+    with pytest.raises(UserError, match=r"siblings of ranks \[0, 2\]; add the missing ones"):
+        Rejection().check(WARM, gap)
+    Coupled().check(WARM, gap)
+
+
+def test_auto_is_greedy_or_coupled():
+    assert infer.verify.build(Verification.auto, COLD) == Greedy()
+    assert infer.verify.build(Verification.auto, WARM) == Coupled()
+    for verification in list(Verification)[2:]:
+        rule = infer.verify.build(verification, WARM)
+        assert rule.name == verification.value
+    assert infer.verify.build(Verification.typical, WARM, typical=Typical(delta=0.5)).delta == 0.5
+    with pytest.raises(UserError, match=r"rejection needs evaluation\.sampling\.temperature above"):
+        infer.verify.build(Verification.rejection, COLD)

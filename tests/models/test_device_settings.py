@@ -1,0 +1,155 @@
+"""What compiler and runtime are told: set, recorded, and refused where it contradicts itself."""
+
+import os
+from unittest.mock import patch
+
+import pytest
+
+from models.device import DeviceConf, Precision
+from models.device.host import Machine
+from models.device.neuron_env import Settings
+from models.errors import UserError
+
+OWN = "/var/tmp/neuron-compile-cache"
+
+
+@pytest.fixture(autouse=True)
+def _untouched():
+    """Settings write the environment: what a test leaves there is taken back."""
+    with patch.dict(os.environ):
+        for name in list(os.environ):
+            if name.startswith(("NEURON_", "TORCH")):
+                del os.environ[name]
+        yield
+
+
+@pytest.fixture
+def machine(tmp_path):
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/mounts").write_text(
+        "/dev/nvme0n1p1 / ext4 rw 0 0\n"
+        "fs-0123.efs.us-east-1.amazonaws.com:/ /mnt/efs nfs4 rw 0 0\n"
+        "10.0.0.1@tcp:/fsx /fsx lustre rw 0 0\n"
+        "/dev/nvme1n1 /fsx/scratch xfs rw 0 0\n"
+    )
+    return Machine(root=tmp_path)
+
+
+def test_nothing_is_set_where_nothing_is_asked_for(machine):
+    before = dict(os.environ)
+    for route in ("cpu", "cuda"):
+        assert Settings().apply(route, drives_neuron=False, machine=machine) == {}
+    assert os.environ == before
+
+
+def test_every_setting_reaches_the_native_route_and_is_recorded(machine):
+    settings = Settings(
+        cache_dir="/mnt/efs/neff", stochastic_rounding=True, logical_cores=1, visible_cores="0-3"
+    )
+    recorded = settings.apply("neuron", drives_neuron=True, machine=machine)
+    assert recorded == {
+        "TORCH_NEURONX_NEFF_CACHE_DIR": "/mnt/efs/neff",  # hosts may share this one
+        "NEURON_RT_STOCHASTIC_ROUNDING_EN": "1",
+        "NEURON_LOGICAL_NC_CONFIG": "1",
+        "NEURON_RT_VISIBLE_CORES": "0-3",
+        "NEURON_CC_FLAGS": "--logical-nc-config=1",
+    }
+    assert recorded.items() <= os.environ.items()
+    assert settings.apply("neuron", drives_neuron=True, machine=machine) == recorded
+
+
+def test_safe_defaults_of_the_older_route(machine):
+    os.environ["NEURON_CC_FLAGS"] = "--model-type=transformer"
+    assert Settings().apply("xla", drives_neuron=True, machine=machine) == {
+        "NEURON_RT_STOCHASTIC_ROUNDING_EN": "0",
+        "NEURON_CC_FLAGS": "--model-type=transformer --auto-cast=none",
+    }
+
+
+def test_the_users_own_casts_stay(machine):
+    os.environ["NEURON_CC_FLAGS"] = "--auto-cast matmult"
+    recorded = Settings().apply("xla", drives_neuron=True, machine=machine)
+    assert recorded["NEURON_CC_FLAGS"] == "--auto-cast matmult"
+
+
+def test_pytorchs_own_compiler_takes_the_folder_too(machine):
+    found = Settings(cache_dir="/fsx/graphs").apply("cpu", drives_neuron=False, machine=machine)
+    assert found == {"TORCHINDUCTOR_CACHE_DIR": "/fsx/graphs"}
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/fsx/graphs"
+
+
+def test_what_the_environment_contradicts_is_refused(machine):
+    os.environ["NEURON_RT_STOCHASTIC_ROUNDING_EN"] = "1"
+    with pytest.raises(UserError) as refused:
+        Settings().apply("neuron", drives_neuron=True, machine=machine)
+    assert str(refused.value) == (
+        "device.stochastic_rounding: must agree with the environment, which has "
+        "NEURON_RT_STOCHASTIC_ROUNDING_EN=1, got 0; unset NEURON_RT_STOCHASTIC_ROUNDING_EN or "
+        "change device.stochastic_rounding"
+    )
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"NEURON_LOGICAL_NC_CONFIG": "1"},
+        {"NEURON_CC_FLAGS": "-O1 --logical-nc-config=1"},
+        {"NEURON_CC_FLAGS": "--lnc 1"},
+        {"NEURON_LOGICAL_NC_CONFIG": "2", "NEURON_CC_FLAGS": "-lnc=1"},
+    ],
+)
+def test_runtime_and_compiler_group_cores_alike(machine, environment):
+    os.environ |= environment
+    with pytest.raises(UserError, match=r"^device\.logical_cores: runtime and compiler must agree"):
+        Settings().apply("neuron", drives_neuron=True, machine=machine)
+    os.environ["NEURON_LOGICAL_NC_CONFIG"] = "1"
+    os.environ["NEURON_CC_FLAGS"] = "-lnc=1"
+    Settings(logical_cores=1).apply("neuron", drives_neuron=True, machine=machine)
+    assert os.environ["NEURON_CC_FLAGS"] == "-lnc=1"
+
+
+@pytest.mark.parametrize(("folder", "kind"), [("/mnt/efs/cache", "nfs4"), ("/fsx/cache", "lustre")])
+@pytest.mark.parametrize("said", ["config", "variable", "flag"])
+def test_the_older_routes_cache_is_not_shared_between_hosts(machine, folder, kind, said):
+    settings = Settings(cache_dir=folder if said == "config" else None)
+    if said == "variable":
+        os.environ["NEURON_COMPILE_CACHE_URL"] = folder
+    if said == "flag":
+        os.environ["NEURON_CC_FLAGS"] = f"--cache_dir={folder}"
+    for drives_neuron in (True, False):
+        with pytest.raises(UserError) as refused:
+            settings.apply("xla", drives_neuron=drives_neuron, machine=machine)
+        assert f"got {folder} on {kind}; use {OWN} or s3://" in str(refused.value)
+
+
+@pytest.mark.parametrize("folder", [OWN, "/fsx/scratch/cache", "s3://bucket/cache", None])
+def test_a_cache_of_this_host_alone_is_taken(machine, folder):
+    found = Settings(cache_dir=folder).apply("xla", drives_neuron=True, machine=machine)
+    assert found.get("NEURON_COMPILE_CACHE_URL") == folder
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("stochastic_rounding", True), ("logical_cores", 2), ("visible_cores", "0"), ("num_cores", 1)],
+)
+def test_settings_of_neuron_cores_need_neuron_cores(machine, setting, value):
+    with pytest.raises(UserError, match=rf"^device\.{setting}: is a setting of Neuron cores, got"):
+        Settings(**{setting: value}).apply("cpu", drives_neuron=False, machine=machine)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"logical_cores": 4}, r"device\.logical_cores: must be 1 or 2, got 4; null leaves it"),
+        ({"visible_cores": "all"}, r"device\.visible_cores: must be core numbers such as 0-3"),
+        ({"num_cores": 0}, r"device\.num_cores: must be at least 1, got 0"),
+        ({"visible_cores": "0-1", "num_cores": 2}, r"device\.num_cores: must be null beside"),
+        (
+            {"stochastic_rounding": True, "precision": Precision.float32},
+            r"device\.stochastic_rounding: rounds to bfloat16, got device\.precision=float32",
+        ),
+    ],
+)
+def test_what_contradicts_itself_is_refused(fields, says):
+    with pytest.raises(UserError, match=says):
+        DeviceConf(**fields)

@@ -1,0 +1,365 @@
+"""A draft model: any causal LM with the target's tokenizer, from disk or from the target."""
+
+import copy
+import json
+
+import pytest
+import torch
+from safetensors import safe_open
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from conf.entry import compose
+from data.config import OnPolicyConf
+from data.packing.sampler import Order
+from infer.engine.decode import Decoder
+from models.distill.losses import LossConf
+from models.drafts import load_draft
+from models.drafts.causal_lm import CausalLMConf, CausalLMDraft, Start
+from models.errors import UserError
+from models.lora import LoraConf
+from models.speculate.sampling import SamplingConf
+from models.speculate.tree import NO_TREE
+from models.target.language_model import Transformer
+from models.target.target import Target
+from tests.support.methods import eventful_text, share_of_maximum
+from tests.support.tiny import (
+    CPU,
+    VOCAB,
+    batch_of,
+    chain,
+    learn,
+    sampled_texts,
+    tiny_target,
+    tiny_tokenizer,
+)
+from tests.support.toy_run import toy_rows, toy_target
+from train.__main__ import main
+from train.config import TrainConf
+from train.rows.on_policy import OnPolicy, first_answers
+
+TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}"
+    "{% generation %}{{ m.content }} end{% endgeneration %}"
+    "{% else %}{{ m.content }} {% endif %}{% endfor %}"
+)
+
+
+def qwen3(*, vocab: int = VOCAB, tied: bool = False, layers: int = 2) -> Qwen3ForCausalLM:
+    torch.manual_seed(4)
+    return Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=vocab, hidden_size=24, num_hidden_layers=layers, num_attention_heads=2,
+            num_key_value_heads=1, head_dim=16, intermediate_size=48, max_position_embeddings=256,
+            tie_word_embeddings=tied, eos_token_id=0, pad_token_id=0, bos_token_id=None,
+        )
+    )  # fmt: skip
+
+
+def saved(model, folder, *, words: int = VOCAB, shards: str = "1GB"):
+    """A checkpoint as hubs hold it, with tokenizer and chat template."""
+    tokenizer = tiny_tokenizer(words)
+    tokenizer.chat_template = TEMPLATE
+    model.save_pretrained(folder, max_shard_size=shards)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def built(target, folder, **conf) -> CausalLMDraft:
+    return CausalLMConf(path=str(folder), **conf).build(target, loss=LossConf(), seed=0)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("shards", ["1GB", "10KB"])
+def test_a_checkpoint_in_the_real_layout_is_distilled_and_saved_as_a_plain_one(
+    target, tmp_path, tied, shards
+):
+    model = qwen3(tied=tied)
+    folder = saved(model, tmp_path / "start", shards=shards)
+    assert (folder / "model.safetensors.index.json").exists() == (shards == "10KB")
+    draft = built(target, folder)
+    assert torch.equal(draft.model.model.embed_tokens.weight, model.model.embed_tokens.weight)
+    text = eventful_text(target)
+    learn(draft, target, batch_of([text]), steps=300, lr=5e-3)
+    assert share_of_maximum(target, draft, text) >= 0.9
+
+    draft.save(tmp_path / "checkpoint", target)
+    plain, info = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "checkpoint", output_loading_info=True
+    )
+    assert not any(info.values())
+    ids = torch.tensor([text])
+    torch.testing.assert_close(plain(ids).logits, draft.model(ids).logits)
+    assert (plain.lm_head.weight is plain.model.embed_tokens.weight) == tied
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "checkpoint")
+    assert tokenizer.get_vocab() == target.tokenizer.get_vocab()
+    with safe_open(tmp_path / "checkpoint" / "model.safetensors", "pt") as file:
+        assert file.metadata()["target_sha256"] == target.fingerprint
+
+
+def test_adapters_alone_are_trained_and_merged_on_save(target, tmp_path):
+    draft = built(target, saved(qwen3(), tmp_path / "start"), lora=LoraConf(rank=4))
+    trained = {name for name, p in draft.named_parameters() if p.requires_grad}
+    assert trained
+    assert all("lora_" in name for name in trained)
+    learn(draft, target, batch_of(sampled_texts(target, count=4, length=24)), steps=30)
+    draft.save(tmp_path / "checkpoint", target)
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint")
+    ids = torch.arange(1, 20)[None]
+    torch.testing.assert_close(plain(ids).logits, draft.model(ids).logits)
+    before = AutoModelForCausalLM.from_pretrained(tmp_path / "start")
+    assert not torch.allclose(plain(ids).logits, before(ids).logits, atol=1e-3)
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(0, 19), (19, 0), (8, 8)])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_vocabularies_padded_differently_draft_the_same_tokens(ours, theirs, temperature, tmp_path):
+    """What the draft holds beyond the target's rows is never proposed, and never taught."""
+    target = tiny_target(seed=0, padding=ours)
+    draft = built(target, saved(qwen3(vocab=VOCAB + theirs), tmp_path / "start"))
+    text = eventful_text(target)
+    learn(draft, target, batch_of([text]), steps=300)
+    if theirs > ours:
+        with torch.no_grad():
+            draft.model.lm_head.weight[VOCAB:] = 9.0  # padding is untrained: it may be anything
+    sampling = SamplingConf(temperature=temperature, seed=1)
+    plain, drafted = (
+        Decoder(target, d, grown, sampling=sampling, slots=64).decode(
+            [text[:5]], row_ids=[0], max_new_tokens=30
+        )[0]
+        for d, grown in [(None, NO_TREE), (draft, chain(4))]
+    )
+    assert plain.ids == drafted.ids
+    if not temperature:
+        assert share_of_maximum(target, draft, text) >= 0.9
+
+
+def test_embeddings_that_end_before_the_tokenizer_are_refused(target, tmp_path):
+    with pytest.raises(UserError, match="whose embeddings end before token 60"):
+        built(target, saved(qwen3(vocab=VOCAB - 8), tmp_path / "start"))
+
+
+def test_another_tokenizer_is_refused_with_the_first_token_that_differs(target, tmp_path):
+    folder = saved(qwen3(), tmp_path / "start")
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text())
+    words = content["model"]["vocab"]
+    words["7"], words["9"] = words["9"], words["7"]
+    file.write_text(json.dumps(content))
+    with pytest.raises(UserError) as refused:
+        built(target, folder)
+    assert str(refused.value).startswith("draft.path: must have the target's tokenizer, got ")
+    assert "where token 7 is '9' instead of '7'" in str(refused.value)
+
+
+def test_a_smaller_tokenizer_is_refused_with_the_first_token_it_lacks(target, tmp_path):
+    with pytest.raises(UserError, match="where token 50 is None instead of '50'"):
+        built(target, saved(qwen3(), tmp_path / "start", words=50))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_command_distils_what_is_on_disk(tmp_path, tied):
+    """As typed: target and draft from local folders, conversations through the chat template."""
+    target = tiny_target(seed=0)
+    saved(target.model, tmp_path / "target", shards="20KB")
+    saved(qwen3(tied=tied), tmp_path / "draft", shards="10KB")
+    texts = [" ".join(map(str, text)) for text in sampled_texts(target, count=8, length=24)]
+    chats = [
+        [{"role": "user", "content": text[:12]}, {"role": "assistant", "content": text[12:]}]
+        for text in texts
+    ]
+    (tmp_path / "chats.jsonl").write_text(
+        "".join(json.dumps({"messages": c}) + "\n" for c in chats)
+    )
+    prompts = [
+        {"id": str(i), "category": "a", "text": text[:12]} for i, text in enumerate(texts[:2])
+    ]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(p) + "\n" for p in prompts))
+    conf = compose(
+        "train", TrainConf,
+        [
+            "draft=qwen3-1.7b", f"target.path={tmp_path}/target", f"draft.path={tmp_path}/draft",
+            "data=jsonl", f"data.path={tmp_path}/chats.jsonl", "data.length=32", "optim.steps=4",
+            "optim.batch_size=2", "optim.accumulation=1", "eval_every=4", "eval_prompts=1",
+            f"evaluation.prompts={tmp_path}/prompts.jsonl", "evaluation.max_new_tokens=8",
+            "device=cpu", "device.compile=false", "device.threads=1", "run_name=distilled",
+            f"output_dir={tmp_path}/out",
+        ],
+    )  # fmt: skip
+    main.__wrapped__(conf)
+    report = json.loads((tmp_path / "out" / "distilled" / "report.json").read_text())
+    modes = report["drafts"][0]["modes"]
+    assert all(modes[name]["lossless"] == "yes" for name in ("untrained", "chain", "tree"))
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "distilled" / "checkpoint")
+    assert plain.config.tie_word_embeddings == tied
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out" / "distilled" / "checkpoint")
+    assert tokenizer.chat_template == TEMPLATE
+
+
+def test_nothing_on_disk_is_one_line_with_the_way_out(tmp_path):
+    """Before the target is loaded."""
+    (tmp_path / "rows.jsonl").write_text('{"text": "1 2 3"}\n')
+    for override, key, name in [
+        ("draft.path=null", "draft.name", "Qwen/Qwen3-1.7B"),
+        (f"draft.path={tmp_path}", "draft.path", str(tmp_path)),
+    ]:
+        here = ["target=demo", f"data.path={tmp_path}/rows.jsonl"]
+        conf = compose("train", TrainConf, ["draft=qwen3-1.7b", *here, override])
+        with pytest.raises(UserError) as refused:
+            conf.check()
+        line = str(refused.value)
+        assert line.startswith(f"{key}: must be a reachable model, got '{name}' (")
+        assert line.endswith("without a network give a local copy by draft.path=DIR")
+        assert "\n" not in line
+
+
+def test_the_real_shapes_fit_together():
+    """Qwen3-1.7B and Qwen3-32B as their config.json describe them, without a weight."""
+    common = {"vocab_size": 151_936, "head_dim": 128, "num_key_value_heads": 8}
+    with torch.device("meta"):
+        small = Qwen3ForCausalLM(
+            Qwen3Config(
+                hidden_size=2048, num_hidden_layers=28, num_attention_heads=16,
+                intermediate_size=6144, tie_word_embeddings=True, **common,
+            )
+        )  # fmt: skip
+        large = Qwen3ForCausalLM(
+            Qwen3Config(
+                hidden_size=5120, num_hidden_layers=64, num_attention_heads=64,
+                intermediate_size=25_600, tie_word_embeddings=False, **common,
+            )
+        )  # fmt: skip
+    assert sum(p.numel() for p in small.parameters()) == 1_720_574_976
+    assert sum(p.numel() for p in large.parameters()) == 32_762_123_264
+    target = Transformer(large, device=CPU)
+    draft = CausalLMDraft(CausalLMConf(name="Qwen/Qwen3-1.7B"), small, target)
+    assert draft.vocab_size == target.vocab_size == 151_936
+    assert draft.kept_ids is None
+    state = draft.new_state(1, 4096)
+    held = sum(t.numel() for t in [*state["cache"].keys, *state["cache"].values])
+    assert held == 2 * 28 * 8 * 128 * 4097
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama"])
+def test_a_pruned_target_is_the_target_without_the_other_layers(target, family):
+    if family == "llama":
+        torch.manual_seed(0)
+        config = LlamaConfig(
+            vocab_size=VOCAB, hidden_size=32, num_hidden_layers=6, num_attention_heads=2,
+            num_key_value_heads=1, intermediate_size=64, eos_token_id=0, bos_token_id=None,
+        )  # fmt: skip
+        target = Target(LlamaForCausalLM(config), tiny_tokenizer(), name="llama", device=CPU)
+    kept = [0, 2, 5]
+    conf = CausalLMConf(start=Start.pruned, layers=kept)
+    draft = conf.build(target, loss=LossConf(), seed=0)
+    wanted = copy.deepcopy(target.model)
+    for i, layer in enumerate(wanted.get_decoder().layers):
+        if i not in kept:  # a layer that adds nothing
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+    ids = torch.arange(1, 12)[None]
+    torch.testing.assert_close(draft.model(ids).logits, wanted(ids).logits)
+
+
+def test_a_random_start_is_drawn_from_the_seed(target):
+    conf = CausalLMConf(start=Start.random, layers=[0, 5])
+    first, same, other = (conf.build(target, loss=LossConf(), seed=s) for s in (0, 0, 1))
+    weights = [d.model.model.layers[0].mlp.up_proj.weight for d in (first, same, other)]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+
+
+def test_a_plain_checkpoint_is_judged_without_having_been_distilled(target, tmp_path):
+    """The model before distillation, as its publisher ships it."""
+    conf, draft = load_draft(saved(qwen3(), tmp_path / "plain", shards="10KB"), target)
+    assert isinstance(conf.untrained(draft, target), str)
+    assert draft.method == "causal_lm"
+
+
+# --- on-policy rows -----------------------------------------------------------------------------
+
+
+def on_policy(target, *, share: float = 0.5, rank: int = 0, world: int = 1) -> OnPolicy:
+    rows = toy_rows()
+    return OnPolicy(
+        conf=OnPolicyConf(share=share, every=4, temperature=1.0), rows=rows,
+        order=Order(seed=1, rows=len(rows), batch_size=8), speaker=target, rank=rank, world=world,
+    )  # fmt: skip
+
+
+def test_own_words_stand_where_the_answers_stood():
+    target = toy_target()
+    policy = on_policy(target)
+    policy.renew(0)
+    assert policy.written
+    changed = 0
+    for number, row in policy.written.items():
+        before = policy.rows.batch([number])
+        for begin, end in first_answers(before):
+            document = before.document[0, begin]
+            inside = (before.document[0] == document) & (row.document[0] == document)
+            prompt = inside & ~before.answer[0]
+            assert torch.equal(row.ids[0, prompt], before.ids[0, prompt])
+            assert row.answer[0, begin : begin + 1].all()
+            changed += int((row.ids[0, begin:end] != before.ids[0, begin:end]).sum())
+        assert not row.answer[0, row.document[0] < 0].any()
+    assert changed > 0
+
+
+def test_own_words_are_what_the_draft_writes():
+    """Greedily, each answer is the draft's own continuation of its prompt."""
+    target = toy_target()
+    policy = on_policy(target)
+    policy.conf.temperature = 0.0
+    policy.renew(0)
+    number, row = next(iter(policy.written.items()))
+    for begin, end in first_answers(policy.rows.batch([number])):
+        start = int((row.document[0] == row.document[0, begin]).int().argmax())
+        prompt = row.ids[0, start:begin][None]
+        wanted = target.model.generate(prompt, max_new_tokens=end - begin, do_sample=False)
+        assert row.ids[0, begin:end].tolist() == wanted[0, begin - start :].tolist()
+
+
+def test_the_share_of_own_words_is_the_one_asked_for():
+    policy = on_policy(toy_target(), share=0.25)
+    met = [own for step in range(400) for own in policy.chosen(step)]
+    assert abs(sum(met) / len(met) - 0.25) < 0.03
+    assert not any(
+        own for step in range(50) for own in on_policy(toy_target(), share=0.0).chosen(step)
+    )
+
+
+def test_processes_share_the_visits_of_one():
+    whole = on_policy(toy_target()).chosen(3)
+    parts = [on_policy(toy_target(), rank=rank, world=2).chosen(3) for rank in (0, 1)]
+    assert whole == [own for pair in zip(*parts, strict=True) for own in pair]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["draft=demo"], "data.on_policy.share: needs a draft that is a language model"),
+        (["draft=demo-lm", "loss=ce"], "data.on_policy.share: must be 0 for loss=ce"),
+        (["draft=demo-lm", "save_every=40"], "save_every: must be a multiple of"),
+    ],
+)
+def test_on_policy_rows_that_make_no_sense_are_refused(overrides, message):
+    conf = compose("train", TrainConf, [*overrides, "data.on_policy.share=0.5"])
+    with pytest.raises(UserError) as refused:
+        conf.check()
+    assert str(refused.value).startswith(message)
+
+
+def test_other_targets_are_not_touched_by_a_draft_of_their_layers():
+    """A pruned draft copies: training it leaves the target's weights alone."""
+    target = tiny_target(seed=2)
+    before = [p.clone() for p in target.model.parameters()]
+    draft = CausalLMConf(start=Start.pruned, layers=[0, 5]).build(target, loss=LossConf(), seed=0)
+    learn(draft, target, batch_of(sampled_texts(target, count=2, length=16)), steps=3)
+    assert all(map(torch.equal, before, target.model.parameters()))

@@ -1,0 +1,163 @@
+"""EAGLE-3: promises of its layer, vocabulary and supervision beyond test_promises.py."""
+
+import copy
+
+import pytest
+import torch
+
+from infer.engine.decode import Decoder
+from models.distill.loss_weights import row_weights
+from models.distill.losses import LossConf, Reduction
+from models.drafts import load_draft
+from models.drafts.causal_lm import CausalLMConf, Start
+from models.errors import UserError
+from models.speculate.sampling import SamplingConf
+from models.target.language_model import Seen
+from tests.support.methods import eventful_text, share_of_maximum
+from tests.support.tiny import VOCAB, batch_of, chain, learn, new_draft, tiny_target, tree
+
+DEPTH = 4
+
+
+@pytest.fixture(scope="module")
+def sample(target):
+    return eventful_text(target)
+
+
+@pytest.fixture(scope="module")
+def trained(target, sample):
+    draft = new_draft(target)
+    learn(draft, target, batch_of([sample]), steps=500)
+    return draft
+
+
+@pytest.fixture
+def overfit(trained):
+    """A copy to plant a fault in."""
+    return copy.deepcopy(trained)
+
+
+def test_a_learned_text_is_accepted_with_a_reduced_vocabulary(target, sample):
+    draft = new_draft(target, vocab_size=VOCAB - 8)
+    counts = torch.bincount(torch.tensor(sample), minlength=VOCAB)
+    assert draft.prepare(counts, target=target, always=[0])["coverage"] == 1.0
+    learn(draft, target, batch_of([sample]), steps=500)
+    assert share_of_maximum(target, draft, sample) >= 0.9
+    draft.d2t += 1  # a map that is off by one is seen
+    draft.d2t[-1] = 0
+    assert share_of_maximum(target, draft, sample) < 0.9
+
+
+def test_a_captured_layer_off_by_one_is_seen(target, overfit, sample):
+    overfit.needs.layers = [layer - 1 for layer in overfit.needs.layers]
+    assert share_of_maximum(target, overfit, sample) < 0.9
+
+
+def test_rotary_positions_off_by_one_are_seen(target, overfit, sample, monkeypatch):
+    """Drafted rows one position too far; a shift of all rows alike would change nothing."""
+    layer = overfit.step
+
+    def shifted(state, tokens, hidden, *, positions, **rest):
+        drafted = tokens.shape[1] == 1
+        return layer(state, tokens, hidden, positions=positions + drafted, **rest)
+
+    monkeypatch.setattr(overfit, "step", shifted)
+    assert share_of_maximum(target, overfit, sample) < 0.9
+
+
+def test_training_unroll_is_what_decoding_computes(target, learned):
+    """Teacher-forced step outputs of the training graph equal those of the cached decoder layer."""
+    draft, texts = learned
+    batch = batch_of(texts[:1])
+    seen = target.see(
+        batch.ids, positions=batch.positions, mask=batch.attends(), layers=draft.needs.layers
+    )
+    with torch.no_grad():
+        outputs = draft.unroll(batch, draft.features(seen), carries=True)
+        row = 11
+        prompt = Seen(hidden=seen.hidden[:, : row + 1], captured=seen.captured[:, : row + 1])
+        state = draft.start(
+            draft.new_state(1, 32), batch.ids[:, : row + 1],
+            lengths=torch.tensor([row + 1]), first=batch.ids[:, row + 1], seen=prompt,
+        )  # fmt: skip
+        torch.testing.assert_close(state["hidden"], outputs[0][:, row], atol=1e-5, rtol=1e-4)
+        hidden = state["hidden"][:, None]
+        for step in range(1, draft.trained_depth):
+            # `row` is the last kept row: the drafted ones stand behind it
+            place = torch.tensor([[row + step]])
+            hidden = draft.step(
+                state, batch.ids[:, row + 1 + step][:, None], hidden, positions=place, slots=place,
+                mask=torch.arange(33)[None, None, None] <= row + step,
+            )  # fmt: skip
+            torch.testing.assert_close(hidden[:, 0], outputs[step][:, row], atol=1e-5, rtol=1e-4)
+
+
+def test_supervised_rows_are_the_rollouts_of_decoding():
+    """Two documents in a row: prompt of 2, answer of 4; prompt of 1, answer of 3; padding."""
+    answer = torch.tensor([[0, 0, 1, 1, 1, 1, 0, 1, 1, 1, 0, 0]]).bool()
+    document = torch.tensor([[0, 0, 0, 0, 0, 0, 1, 1, 1, 1, -1, -1]])
+    weight, count = row_weights(
+        answer, document, steps=3, conf=LossConf(step_decay=0.5, reduction=Reduction.token)
+    )
+    assert (weight[0, 0] > 0).int().tolist() == [0, 1, 1, 1, 0, 0, 1, 1, 0, 0, 0, 0]
+    assert (weight[1, 0] > 0).int().tolist() == [0, 1, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0]
+    assert (weight[2, 0] > 0).int().tolist() == [0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
+    assert weight[1].max() == 0.5
+    assert count == 5
+    weight, count = row_weights(
+        answer, document, steps=3, conf=LossConf(reduction=Reduction.sequence)
+    )
+    assert count == 2  # every document weighs the same
+    torch.testing.assert_close(weight[0, 0, :6].sum(), torch.tensor(1.0))
+    torch.testing.assert_close(weight[0, 0, 6:].sum(), torch.tensor(1.0))
+
+
+def test_the_untrained_draft_is_rebuilt_from_the_checkpoint(target, learned, tmp_path):
+    draft, _ = learned
+    draft.save(tmp_path, target)
+    conf, again = load_draft(tmp_path, target)
+    before = conf.untrained(again, target)
+    assert torch.equal(before.fc.weight, new_draft(target).fc.weight)
+
+
+@pytest.mark.parametrize("layers", [[3, 1, 5], [1, 1, 2], [1, 2, 6]])
+def test_impossible_captured_layers_are_refused(target, layers):
+    with pytest.raises(UserError, match=r"draft\.layers"):
+        new_draft(target, layers=layers)
+
+
+def test_a_draft_vocabulary_is_at_most_the_targets(target):
+    assert new_draft(target, vocab_size=VOCAB + 1).config.draft_vocab_size == VOCAB
+
+
+def test_a_tree_deeper_than_the_draft_is_refused(target):
+    with pytest.raises(UserError, match=r"tree\.depth"):
+        Decoder(target, new_draft(target, max_depth=3), tree(), sampling=SamplingConf(), slots=32)
+
+
+@pytest.mark.parametrize("depth", range(1, 9))
+def test_every_depth_of_target_has_layers_that_a_draft_captures_by_default(depth):
+    target = tiny_target(seed=0, layers=depth)
+    draft = new_draft(target, layers=None)
+    chosen = draft.needs.layers
+    assert chosen == sorted(set(chosen))
+    assert len(chosen) == min(depth, 3)
+    if depth >= 7:  # what engines assume where a checkpoint does not say
+        assert chosen == [2, depth // 2, depth - 3]
+    assert draft.config.eagle_aux_hidden_state_layer_ids == chosen
+    plain, drafting = (
+        Decoder(target, sampling=SamplingConf(), slots=32),
+        Decoder(target, draft, chain(3), sampling=SamplingConf(), slots=32),
+    )
+    (expected,) = plain.decode([[1, 2, 3]], row_ids=[0], max_new_tokens=8)
+    (found,) = drafting.decode([[1, 2, 3]], row_ids=[0], max_new_tokens=8)
+    assert found.ids == expected.ids
+
+
+def test_layers_that_a_small_target_lacks_are_refused_with_those_it_has():
+    target = tiny_target(seed=0, layers=4)
+    rule = r"draft\.layers: must lie in 0\.\.3 for target tiny, got \[2, 18, 33\]"
+    with pytest.raises(UserError, match=rule + r"; null takes \[1, 2, 3\]$"):
+        new_draft(target, layers=[2, 18, 33])
+    with pytest.raises(UserError, match=r"got \[4\]; null takes \[0\]$"):
+        CausalLMConf(start=Start.pruned, layers=[4]).build(target, loss=LossConf(), seed=0)

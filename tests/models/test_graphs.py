@@ -1,0 +1,361 @@
+"""Graphs are announced before a run and counted while it runs.
+
+One more is an error where compiling takes long; elsewhere it is warned of once, and counted.
+"""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from data.config import DataConf, OnPolicyConf
+from data.features.target_pass import features
+from infer.config import EvaluationConf
+from infer.measure.eval_modes import Candidate
+from infer.measure.evaluate import evaluate
+from infer.verify import Verification
+from models.device.graph_budget import Graph, Ledger, UnannouncedError
+from models.distill.losses import LossConf
+from models.drafts.eagle1 import Eagle1Conf
+from models.drafts.medusa import MedusaConfig, MedusaDraft
+from models.speculate.sampling import SamplingConf
+from models.speculate.tree import TreeConf, TreeKind
+from models.target.target import TargetConf
+from tests.support.compiled_run import counted_reads
+from tests.support.graphs_run import LENGTH, ROWS, TREE, loop_in, loop_over, prompt_file, texts
+from tests.support.methods import CASES
+from tests.support.tiny import CPU, batch_of, tiny_target
+from tests.support.toy_run import metrics, toy_conf
+from train.planning import graph_plan
+from train.warmup import compile_all
+
+ROOT = Path(__file__).parents[2]
+RANDOM = ("rand", "bernoulli", "dropout", "multinomial", "normal", "uniform")
+# what a host must read, or what has as many results as its values want; `nonzero` only an eager
+# CPU does, to leave out rows without weight (models/distill/losses.py): no compiled graph would
+DYNAMIC = ("_local_scalar_dense", "masked_select", "unique", "repeat_interleave")
+
+NUMBERS = {"factor": 3.0}
+
+
+def tripled(ids):
+    return ids * NUMBERS["factor"]
+
+
+def counting(backend: str = ""):
+    """A device that compiles with a backend that lowers to nothing, or looks at shapes alone."""
+    return replace(CPU, compiles=bool(backend), counts=True, backend=backend, ledger=Ledger())
+
+
+@pytest.mark.parametrize("backend", ["", "eager"])
+def test_a_shape_more_than_announced_is_refused_before_it_is_compiled(backend):
+    device, five = counting(backend), torch.zeros(5)
+
+    def raised(ids, layers):
+        return ids.add_(len(layers))
+
+    ours = device.compile(raised, kind="demo")
+    with device.ledger.expecting([Graph("raised:demo")], strict=True) as run:
+        ours(torch.ones(4), [1, 3])
+        ours(torch.zeros(4), [1, 3])
+        with pytest.raises(UnannouncedError) as refused:
+            ours(five, [1, 3])
+        with pytest.raises(UnannouncedError, match=r"one more: layers \[1, 2\]"):
+            ours(torch.ones(4), [1, 2])
+        assert run.compiled == {"raised:demo": 1}
+    assert not five.any()
+    told = "graphs: raised:demo has 1 announced, got one more: ids [5] float32"
+    assert str(refused.value) == told
+    ours(torch.ones(6), [1, 3])  # outside of a run nothing is held against anything
+
+
+def test_a_function_that_nobody_announced_is_refused():
+    device = counting()
+    ours = device.compile(tripled)
+    with (
+        device.ledger.expecting([], strict=True),
+        pytest.raises(UnannouncedError, match="graphs: tripled has 0 announced, got one more"),
+    ):
+        ours(torch.ones(2))
+
+
+def test_a_shape_that_is_compiled_again_is_one_more_and_said_to_be_so(monkeypatch):
+    device = counting("eager")
+    ours = device.compile(tripled)
+    with device.ledger.expecting([Graph("tripled")], strict=True) as run:
+        ours(torch.ones(7))
+        monkeypatch.setitem(NUMBERS, "factor", 4.0)
+        with pytest.raises(UnannouncedError, match=r"same shape again.*: ids \[7\] float32"):
+            ours(torch.ones(7))
+    assert run.compiled == {"tripled": 2}
+
+
+@pytest.mark.parametrize("backend", ["", "eager"])
+def test_a_graph_too_many_is_warned_of_once_and_counted_where_compiling_is_quick(
+    backend, monkeypatch, caplog
+):
+    def scaled(ids):
+        return ids * NUMBERS["factor"]
+
+    device = counting(backend)
+    ours = device.compile(scaled)
+    with device.expecting([Graph("scaled")], str) as run:
+        with device.ledger.warming():
+            assert ours(torch.ones(7)).sum() == 21
+        assert (run.unannounced, run.late) == (0, 0)
+        for size in (8, 9):
+            assert ours(torch.ones(size)).sum() == 3 * size
+        if backend:
+            monkeypatch.setitem(NUMBERS, "factor", 4.0)
+            assert ours(torch.ones(7)).sum() == 28  # the same shape again
+    more = 3 if backend else 2
+    assert (run.unannounced, run.late) == (more, more)
+    assert run.counts() == {"scaled": {"announced": 1, "compiled": 1 + more}}
+    (told,) = [r.getMessage() for r in caplog.records if r.name == "models.device.graph_budget"]
+    assert told.startswith("graphs: scaled has 1 announced, got one more: ids [8] float32; ")
+
+
+def test_a_function_that_nobody_announced_stands_in_the_counts():
+    device = counting()
+    ours = device.compile(tripled)
+    with device.expecting([], str) as run:
+        ours(torch.ones(2))
+    assert run.counts() == {"tripled": {"announced": 0, "compiled": 1}}
+
+
+@pytest.mark.parametrize("name", ["neuron", "xla", "cuda", "cpu"])
+def test_accelerators_that_compile_for_minutes_refuse_a_graph_too_many(name):
+    device = replace(CPU, name=name, counts=True, ledger=Ledger())
+    with device.expecting([], str) as run:
+        assert run.strict == (name in ("neuron", "xla"))
+
+
+def test_what_is_compiled_outside_of_the_warm_up_is_late():
+    device = counting()
+    ours = device.compile(tripled)
+    graphs = [Graph("tripled", (size,)) for size in (4, 5)]
+    with device.ledger.expecting(graphs, strict=True) as run:
+        with device.ledger.warming():
+            ours(torch.ones(4))
+        assert run.late == 0
+        ours(torch.ones(4))
+        ours(torch.ones(5))
+    assert (run.late, run.compiled.total()) == (1, 2)
+
+
+# --- runs -------------------------------------------------------------------------------------
+
+
+def test_a_run_compiles_what_it_announced():
+    """Training and an evaluation: every count of every function, and none after the warm-up."""
+    command = [sys.executable, "-W", "ignore", "-m", "tests.support.graphs_run"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    for run in ("training", "evaluation"):
+        for function, count in found["graphs"][run].items():
+            assert count["compiled"] == count["announced"], (run, function)
+    assert set(found["graphs"]["training"]) == {"features", "loss"}
+    assert found["late"] == 0
+
+
+def judged(folder, names, *, tree, **conf):
+    """Announced and called, by function, of an eager evaluation whose shapes are counted."""
+    target = tiny_target(seed=0, device=counting())
+    few = {"prompts": str(prompt_file(folder)), "max_new_tokens": 4, "batches": [2]}
+    drafts = [CASES[name].build(target) for name in names]
+    some = [
+        Candidate(name=name, draft=draft, untrained=draft, target=draft.verifier(target))
+        for name, draft in zip(names, drafts, strict=True)
+    ]
+    report = evaluate(target, some, tree=tree, conf=EvaluationConf(**few | conf))
+    assert report["autoregressive"]["graphs_after_warmup"] == 0
+    return report["graphs"]
+
+
+SAMPLED = SamplingConf(temperature=1.0, repetition_penalty=1.1)
+CHAIN = TreeConf(kind=TreeKind.chain, depth=3)
+
+
+@pytest.mark.parametrize(
+    ("names", "tree", "conf"),
+    [
+        (["medusa", "medusa2", "hass"], TREE, {}),
+        (["draft model"], CHAIN, {"sampling": SAMPLED, "verification": Verification.rejection}),
+        (["hydra"], TREE, {"sampling": SAMPLED, "verification": Verification.typical}),
+    ],
+)
+def test_drafts_side_by_side_need_what_was_announced(tmp_path, names, tree, conf):
+    for function, count in judged(tmp_path, names, tree=tree, **conf).items():
+        assert count["compiled"] == count["announced"], function
+
+
+def test_own_words_and_kept_features_have_the_shapes_that_were_announced():
+    device = counting()
+    target = tiny_target(seed=0, device=device)
+    for case, data in (
+        ("draft model", {"on_policy": OnPolicyConf(share=0.5, every=2)}),
+        ("medusa", {"keep_features": True}),  # ten rows in groups of four: the last is filled up
+    ):
+        conf = toy_conf(draft=CASES[case].conf, optim={"steps": 4})
+        conf.data = DataConf(length=LENGTH, **data)
+        counted = loop_over(conf, CASES[case].build(target), target, device)
+        assert counted.counts() == {
+            name: {"announced": 1, "compiled": 1} for name in ("features", "loss")
+        }
+
+
+def test_graphs_that_training_did_not_announce_stand_in_its_metrics(tmp_path):
+    """A method whose arguments change their shape after the second step."""
+
+    class Growing(MedusaDraft):
+        def prepare_batch(self, batch, *, step, generators):
+            return {"grown": torch.ones(1 if step < 2 else 2)}
+
+        def loss(self, batch, seen, grown):
+            return super().loss(batch, seen)
+
+    device = counting()
+    target = tiny_target(seed=0, device=device)
+    conf = toy_conf(draft=CASES["medusa"].conf, optim={"steps": 4})
+    conf.data, conf.log.every = DataConf(length=LENGTH), 1
+    draft = Growing(MedusaConfig(**conf.draft.describe(target)), target)
+    counted = loop_in(tmp_path, conf, draft, target, device)
+    assert counted.counts()["loss"] == {"announced": 1, "compiled": 2}
+    assert [line["train/graphs_unannounced"] for line in metrics(tmp_path)] == [0, 0, 1, 1]
+
+
+def test_the_plan_of_a_training_run_counts_its_shapes():
+    conf = toy_conf(optim={"batch_size": 4, "accumulation": 2})
+    assert graph_plan.graphs(conf) == {
+        Graph("loss", (4, conf.data.length)), Graph("features", (4, conf.data.length))
+    }  # fmt: skip
+    conf.optim.compile = False
+    assert graph_plan.graphs(conf) == set()
+
+
+def test_a_warm_up_calls_every_shape_of_training_and_evaluation(tmp_path, caplog):
+    """On dummy rows; each graph is said with its time, and no run folder is written."""
+    target = tiny_target(seed=0)
+    target.model.save_pretrained(tmp_path / "target")
+    target.tokenizer.save_pretrained(tmp_path / "target")
+    evaluation = EvaluationConf(prompts=str(prompt_file(tmp_path)), max_new_tokens=4, batches=[2])
+    conf = toy_conf(
+        draft=CASES["eagle3"].conf, optim={"steps": 4}, tree=TREE, evaluation=evaluation,
+        target=TargetConf(name=str(tmp_path / "target")), output_dir=str(tmp_path / "runs"),
+    )  # fmt: skip
+    conf.data = DataConf(length=LENGTH)
+    (tmp_path / "thrown away").mkdir()
+    with caplog.at_level(logging.INFO):
+        parallel = conf.parallel.build(counting(), trackers=[])
+        compile_all(conf, parallel, tmp_path / "thrown away")
+    lines = [record.getMessage() for record in caplog.records]
+    training, judging = (i for i, line in enumerate(lines) if line.endswith("announced"))
+    assert lines[training].removesuffix("announced") == "graphs: 2 (features 1, loss 1) "
+    for first in (training, judging):
+        announced = lines[first].removesuffix("announced")
+        assert f"{announced}compiled" in lines[first:]
+        told = [line for line in lines[first:] if line.startswith("graph: ")]
+        assert len(told) >= int(announced.split()[1])
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+def test_a_run_after_its_warm_up_finds_everything_compiled(tmp_path):
+    """In the compiler's cache on disk; tracing is done again."""
+
+    def counts(what):
+        command = [
+            sys.executable,
+            "-W",
+            "ignore",
+            "-m",
+            "tests.support.warmup_run",
+            what,
+            str(tmp_path),
+        ]
+        cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+        done = subprocess.run(
+            command, cwd=ROOT, env=os.environ | cache, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        return json.loads(done.stdout.splitlines()[-1])
+
+    first, then = counts("warm"), counts("judge")
+    assert first["miss"] > 0
+    assert then["graphs"] == first["graphs"]
+    assert (then["miss"], then["bypass"]) == (0, 0)
+
+
+# --- steps ------------------------------------------------------------------------------------
+
+
+class Operations(TorchDispatchMode):
+    """Names of the operations below Python."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_loss_draws_nothing_reads_nothing_and_has_no_shape_of_its_values(target, name):
+    draft = CASES[name].build(target)
+    batch = batch_of(texts(*[LENGTH] * ROWS))
+    seen = features(target, draft.needs.layers, batch)
+    extras = draft.prepare_batch(batch, step=3, generators=numbered(range(ROWS)))
+    weights = draft.term_weights(batch)
+    if weights is not None:
+        extras["step_weights"] = 2 * weights
+    with Operations() as done:
+        draft.loss(batch, seen, **extras).total.backward()
+    assert "mul" in done.names
+    assert not [n for n in done.names if any(word in n for word in (*RANDOM, *DYNAMIC))]
+
+
+def numbered(rows):
+    return [np.random.default_rng([0, 3, row]) for row in rows]
+
+
+def test_noise_is_drawn_before_the_loss_from_numbers_that_belong_to_the_rows(target):
+    draft = Eagle1Conf(noise=0.5).build(target, loss=LossConf(), seed=0)
+    batch = batch_of(texts(*[LENGTH] * ROWS))
+    seen = features(target, draft.needs.layers, batch)
+    with Operations() as done:
+        drawn = draft.prepare_batch(batch, step=3, generators=numbered(range(ROWS)))
+        disturbed = draft.loss(batch, seen, **drawn).total
+    assert not [n for n in done.names if any(word in n for word in RANDOM)]
+    assert disturbed != draft.loss(batch, seen).total
+    backwards = draft.prepare_batch(batch, step=3, generators=numbered(reversed(range(ROWS))))
+    assert torch.equal(backwards["noise"], drawn["noise"].flip(0))
+    width = 0.5 * 512 / LENGTH  # of a uniform distribution around 0
+    assert drawn["noise"].abs().max() <= width / 2
+    assert drawn["noise"].std() == pytest.approx(width / 12**0.5, rel=0.02)
+
+
+def test_the_host_reads_as_often_for_many_steps_as_for_few(target):
+    """What is logged is read in one transfer; in a step AdamW reads its own count, on the host."""
+
+    def reads(steps):
+        conf = toy_conf(draft=CASES["medusa"].conf, optim={"steps": steps}, save_every=99)
+        conf.data, conf.log.every, conf.eval_every = DataConf(length=LENGTH), steps, 99
+        draft = CASES["medusa"].build(target)
+        with counted_reads() as read, Operations() as done:
+            loop_over(conf, draft, target, CPU)
+        counts = steps * sum(p.requires_grad for p in draft.parameters())
+        scalars = sum(name == "_local_scalar_dense" for name in done.names)
+        return len(read) - counts, scalars - counts
+
+    assert reads(2) == reads(8)

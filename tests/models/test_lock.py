@@ -1,0 +1,151 @@
+"""Promises of a run's folder: one process writes in it, and a dead one keeps nobody out."""
+
+import errno
+import fcntl
+import multiprocessing
+import signal
+import subprocess
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from data.mixture.provenance import claim, release
+from infer.checkpoints import make_writable
+from models import lock
+from models.errors import UserError
+from tests.support.killing import newest_step, toy_process
+from tests.support.tiny import CPU
+from tests.support.toy_run import metrics, toy_conf, toy_run, weights
+from train.distributed.parallel import ParallelConf
+from train.run import open_run
+
+FORK = multiprocessing.get_context("fork")
+
+
+@contextmanager
+def held_elsewhere(folder):
+    """Another process that holds the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    there, here = FORK.Pipe()
+    holder = FORK.Process(target=hold_and_wait, args=(folder, there))
+    holder.start()
+    try:
+        assert here.recv() == "held"
+        yield holder
+    finally:
+        holder.kill()
+        holder.join()
+
+
+def hold_and_wait(folder, there):
+    lock.hold(folder)
+    there.send("held")
+    signal.pause()
+
+
+def test_a_second_run_in_a_folder_is_refused_and_the_first_ends_bit_equal(tmp_path):
+    shared, changes = tmp_path / "shared", {"optim": {"steps": 12}}
+    first = toy_process(shared, changes)
+    while newest_step(shared) < 2:
+        assert first.poll() is None
+        time.sleep(1e-3)
+    first.send_signal(signal.SIGSTOP)  # it shall not end before the second has started
+    second = toy_process(shared, changes, stderr=subprocess.PIPE)
+    _, said = second.communicate()
+    first.send_signal(signal.SIGCONT)
+    assert second.returncode == 2
+    assert said.count("\n") == 1
+    assert said.startswith(
+        f"error: run_name: must name a folder that no other process writes, got {shared}, "
+    )
+    assert f"held by process {first.pid} on " in said
+    assert "toy_run.py" in said
+    assert first.wait() == 0
+    toy_run(tmp_path / "alone", toy_conf(**changes))
+    ours, theirs = weights(shared), weights(tmp_path / "alone")
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert metrics(shared)[-1]["step"] == metrics(tmp_path / "alone")[-1]["step"]
+
+
+def test_every_command_that_keeps_results_is_kept_out_until_the_holder_is_killed(tmp_path):
+    run = tmp_path / "run"
+    conf = toy_conf(output_dir=str(tmp_path), run_name="run", resume=False)
+    commands = {
+        "train": lambda: open_run(conf, ParallelConf().build(CPU, trackers=[])),
+        "infer": lambda: make_writable(run),
+        "data.prepare": lambda: claim(tmp_path, {}, run),
+    }
+    with held_elsewhere(run) as holder:
+        (run / "metrics.jsonl").write_text("of the holder")
+        for start in commands.values():
+            with pytest.raises(UserError, match=f"held by process {holder.pid} on .* since 20"):
+                start()
+        assert (run / "metrics.jsonl").read_text() == "of the holder"
+        holder.kill()
+        holder.join()
+        for start in commands.values():
+            start()
+            lock.release(run)
+
+
+def test_a_run_that_is_started_again_waits_for_a_vanished_holder(tmp_path):
+    """As on a network file system, which keeps the lock of a dead node for a while."""
+    with held_elsewhere(tmp_path) as holder:
+        with pytest.raises(UserError, match=r"^run_name: .* held by process"):
+            lock.hold(tmp_path, patience_s=0.2)
+        timer = threading.Timer(0.5, holder.kill)
+        timer.start()
+        lock.hold(tmp_path, patience_s=60.0)
+    lock.release(tmp_path)
+
+
+def test_a_process_may_come_back_to_its_own_folder_and_leave_it_to_others(tmp_path):
+    lock.hold(tmp_path)
+    lock.hold(tmp_path)
+    lock.release(tmp_path)
+    with held_elsewhere(tmp_path), pytest.raises(UserError, match="held by"):
+        lock.hold(tmp_path)
+
+
+def test_what_was_prepared_leaves_its_worker_folder_free(tmp_path):
+    own = tmp_path / "work" / "0"
+    claim(tmp_path, {}, own)
+    release(own)
+    with held_elsewhere(own), pytest.raises(UserError, match="held by"):
+        claim(tmp_path, {}, own)
+
+
+def test_a_file_system_without_locks_is_said_and_the_run_goes_on(tmp_path, monkeypatch, caplog):
+    def unsupported(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    lock.hold(tmp_path)
+    lock.release(tmp_path)
+    assert "cannot be locked on this file system (No locks available)" in caplog.text
+
+
+def test_a_lock_that_cannot_be_opened_is_refused_in_one_line(tmp_path):
+    (tmp_path / lock.NAME).mkdir()  # as a file of another user, which root may write
+    with pytest.raises(UserError, match=r"^output_dir: must be a writable folder, got .*/lock \("):
+        open_run(
+            toy_conf(output_dir=str(tmp_path.parent), run_name=tmp_path.name),
+            ParallelConf().build(CPU, trackers=[]),
+        )
+
+
+def test_a_child_that_outlives_its_parent_does_not_keep_the_folder(tmp_path):
+    lock.hold(tmp_path)
+    child = FORK.Process(target=signal.pause)
+    child.start()
+    lock.release(tmp_path)
+    try:
+        with held_elsewhere(tmp_path):
+            assert child.is_alive()
+    finally:
+        child.kill()
+        child.join()

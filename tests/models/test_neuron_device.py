@@ -1,0 +1,147 @@
+"""Everything is reached by the device's name alone: a device named `neuron` over host memory.
+
+It fills the slot that the native packages fill (PyTorch's PrivateUse1), is found by their entry
+points and has a compiler of their name; operators go through PyTorch's fallback to the CPU. It runs
+in processes of its own, as PyTorch has one such slot and no way to empty it.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils import cpp_extension
+
+from conf.entry import compose
+from models.errors import UserError
+from tests.neuron_device import story
+from tests.train.test_train_command import folder as small_run  # noqa: F401, a fixture
+from train.config import TrainConf
+from train.run import open_run
+
+HERE = Path(__file__).parents[1]
+COMPILER = next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))), None)
+NATIVE = [int(part) for part in torch.__version__.split(".")[:2]] >= [2, 13]
+pytestmark = [
+    pytest.mark.skipif(COMPILER is None, reason="no C++ compiler to build the device with"),
+    pytest.mark.skipif(not NATIVE, reason="native packages are for torch 2.13 and newer"),
+]
+
+SMALL = [
+    "target.name=target", "draft.layers=[1,3,5]", "draft.unroll=2", "draft.vocab_size=null",
+    "data=jsonl", "data.path=rows.jsonl", "data.length=64", "evaluation.prompts=prompts.jsonl",
+    "evaluation.max_new_tokens=2", "evaluation.batches=[]", "tree=chain", "tree.depth=2",
+    "optim=adamw", "optim.steps=1", "optim.batch_size=2", "optim.compile=false", "save_every=1",
+    "eval_every=9", "device.compile=false", "device.threads=1", "output_dir=out", "run_name=there",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    """Where the device is installed: its library, its package, and what tells of the package."""
+    place = tmp_path_factory.mktemp("device")
+    library, site = place / "device.so", place / "site"
+    build(HERE / "neuron_device/device.cpp", library)
+    site.mkdir()
+    (site / "torch_neuronx").symlink_to(HERE / "neuron_device/torch_neuronx")
+    torch_version = ".".join(torch.__version__.split(".")[:2])
+    for name, version in (("torch-neuronx", f"{torch_version}.3.0"), ("neuronx-cc", "2.28.0")):
+        told = site / f"{name.replace('-', '_')}-{version}.dist-info"
+        told.mkdir()
+        (told / "METADATA").write_text(f"Name: {name}\nVersion: {version}\n")
+        if name == "torch-neuronx":
+            (told / "entry_points.txt").write_text(
+                "[torch.backends]\ntorch_neuronx = torch_neuronx:autoload\n"
+                "[torch_dynamo_backends]\nneuron = torch_neuronx.compiler:neuron\n"
+            )
+    path = os.pathsep.join([str(site), str(HERE.parent)])
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("NEURON", "TORCH"))}
+    return kept | {"PYTHONPATH": path, "NEURON_OVER_HOST": str(library), "OMP_NUM_THREADS": "1"}
+
+
+def build(source: Path, library: Path) -> None:
+    roots = [f"-I{path}" for path in cpp_extension.include_paths()]
+    libraries = [f"-L{path}" for path in cpp_extension.library_paths()]
+    command = [
+        COMPILER, "-O0", "-shared", "-fPIC", "-std=c++20", *roots, str(source), "-o", str(library),
+        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}", *libraries,
+        "-ltorch", "-ltorch_cpu", "-lc10",
+    ]  # fmt: skip
+    built = subprocess.run(command, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr[:3000]
+
+
+def run(command: list[str], environment: dict[str, str], place: Path) -> str:
+    ran = subprocess.run(
+        [sys.executable, *command], env=environment, cwd=place, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    return ran.stdout
+
+
+@pytest.fixture(scope="module")
+def facts(environment, tmp_path_factory):
+    place = tmp_path_factory.mktemp("story")
+    run([str(HERE / "neuron_device/story.py"), str(place)], environment, place)
+    return json.loads((place / "facts.json").read_text())
+
+
+def test_tensors_are_placed_and_cast_by_name(facts):
+    found = facts["placement"]
+    assert found["described"]["name"] == "neuron"
+    assert found["described"]["dtype"] == "bfloat16"
+    assert found["described"]["environment"] == {"NEURON_RT_STOCHASTIC_ROUNDING_EN": "0"}
+    assert found["accelerate"] == [True, "neuron"]
+    assert found["weights"] == ["neuron", "torch.float32"]
+    assert found["autocast"] == ["torch.bfloat16", "torch.float32", "neuron"]
+    assert found["outside"] == "torch.float32"
+    assert found["moved"]
+
+
+def test_its_random_state_is_seeded_and_saved_and_nothing_draws_there(facts):
+    found = facts["random state"]
+    assert found["seeded"]
+    assert found["restored"]
+    assert found["refused"] == "aten::uniform_: this device has no generator; draw on the host"
+
+
+@pytest.mark.parametrize("name", story.DRAFTS)
+def test_it_learns_and_decodes_by_trees_as_the_cpu_does(facts, tmp_path, name):
+    found, expected = facts[name], story.trained("cpu", name, tmp_path)
+    assert (found["on"], expected["on"]) == (["neuron"], ["cpu"])
+    assert found["losses"] == pytest.approx(expected["losses"], rel=1e-5)
+    assert found["greedy"] == expected["greedy"]
+    assert found["sampled"] == expected["sampled"]
+
+
+def test_its_compiler_is_found_by_name_and_compiles_once(facts):
+    found = facts["compiled"]
+    assert found["backend"] == "neuron"
+    assert found["compiled"] == found["announced"]
+    assert found["announced"] == {"prefill": 1, "begin:eagle3": 1, "fused:eagle3": 1}
+    assert found["graphs"] == [3, 2]  # of decoding twice; of a loss and the target before it
+    greedy = [ids for ids, _ in facts["eagle3"]["greedy"]]
+    assert found["ids"] == 2 * greedy  # the target's own text, whatever the draft has learned
+    assert found["losses"] == pytest.approx(facts["medusa"]["losses"], rel=1e-5)
+
+
+def test_a_run_needs_the_name_alone_and_does_not_go_on_elsewhere(
+    environment, small_run, monkeypatch  # noqa: F811
+):  # fmt: skip
+    said = run(["-m", "train", "device=neuron", *SMALL], environment, small_run)
+    assert any(line.startswith("device: neuron, as asked (torch 2.") for line in said.splitlines())
+    report = json.loads((small_run / "out/there/report.json").read_text())
+    assert (report["device"]["name"], report["device"]["dtype"]) == ("neuron", "bfloat16")
+
+    monkeypatch.chdir(small_run)
+    conf = compose("train", TrainConf, ["device=cpu", *SMALL])
+    with pytest.raises(UserError) as refused:
+        open_run(conf, conf.parallel.build(conf.device.build(), trackers=[]))
+    assert str(refused.value) == (
+        "device.route: the run was started with neuron, got cpu; use another run_name or "
+        "resume=false"
+    )

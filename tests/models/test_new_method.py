@@ -1,0 +1,133 @@
+"""A new method is one file in models/drafts/ and one YAML in conf/draft/, and nothing else."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.support.tiny import sampled_texts
+
+ROOT = Path(__file__).parents[2]
+METHOD = '''
+"""Bigrams: what follows a token, whatever came before it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torch import nn
+from transformers import LlamaConfig
+
+from models import checkpoint
+from models.drafts.base import Needs
+from models.drafts.feature import FeatureConf, FeatureDraft, layer_config
+from models.distill.loss_weights import sooner
+from models.speculate.tree import grow
+
+
+@dataclass(kw_only=True)
+class BigramConf(FeatureConf):
+    method: ClassVar[str] = "bigram"
+    architecture: ClassVar[str] = "BigramModel"
+    max_depth: int = 8
+
+    def build(self, target, *, loss, seed):
+        torch.manual_seed(seed)
+        draft = BigramDraft(layer_config(target, self.architecture, depth=self.max_depth), target)
+        draft.loss_conf, draft.seed = loss, seed
+        return draft
+
+    @classmethod
+    def load(cls, directory: Path, target):
+        draft = BigramDraft(LlamaConfig(**checkpoint.read_config(directory)), target)
+        draft.restore(directory, target)
+        return cls(max_depth=draft.max_depth), draft
+
+
+class BigramDraft(FeatureDraft):
+    method = "bigram"
+
+    def __init__(self, config, target):
+        super().__init__(config, target)
+        self.needs = Needs(layers=[], hidden=False, context=False)
+        self.trained_depth, self.max_depth = 1, config.depth
+        self.guess = nn.Embedding(config.vocab_size, config.hidden_size)
+
+    def loss(self, batch, seen):
+        guessed = self.guess(sooner(batch.ids, 1))
+        return self.distil([guessed], batch, seen, heads=[self.head.weight])
+
+    def new_state(self, batch, slots):
+        return {"token": torch.zeros(batch, dtype=torch.int64)}
+
+    def start(self, state, ids, *, lengths, first, seen):
+        return {"token": first}
+
+    def advance(self, state, ids, *, count, seen):
+        last = ids.gather(1, (count - 1).clamp_min(0)[:, None])[:, 0]
+        return {"token": torch.where(count > 0, last, state["token"])}
+
+    def propose(self, state, *, tree, sampler):
+        def logits(tokens):
+            return self.head(self.guess(tokens))
+
+        return grow(tree, sampler, logits(state["token"]), lambda tokens, above: logits(tokens))
+'''
+CHOICE = """
+defaults:
+  - schema/bigram
+  - override /target@_global_.target: demo
+  - _self_
+
+max_depth: 5
+"""
+
+
+def test_a_file_and_a_yaml_are_trained_reported_and_judged(target, tmp_path):
+    copy = tmp_path / "checkout"
+    for package in ("conf", "data", "infer", "models", "train"):
+        shutil.copytree(
+            ROOT / package, copy / package, ignore=shutil.ignore_patterns("__pycache__")
+        )
+    (copy / "models" / "drafts" / "bigram.py").write_text(METHOD)
+    (copy / "conf" / "draft" / "bigram.yaml").write_text(CHOICE)
+    target.model.save_pretrained(tmp_path / "target")
+    target.tokenizer.save_pretrained(tmp_path / "target")
+    texts = sampled_texts(target, count=8, length=32)
+    rows = [{"ids": ids, "answer": [t >= 4 for t in range(32)]} for ids in texts]
+    prompts = [
+        {"id": str(i), "category": "abc"[i % 3], "text": " ".join(map(str, ids[:4]))}
+        for i, ids in enumerate(texts[:3])
+    ]
+    for name, lines in (("rows", rows), ("prompts", prompts)):
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (tmp_path / f"{name}.jsonl").write_text(text)
+    common = [
+        f"target.path={tmp_path}/target", "device=cpu", "device.compile=false", "tree=dynamic",
+        "device.threads=1", f"evaluation.prompts={tmp_path}/prompts.jsonl",
+        "evaluation.max_new_tokens=24", "evaluation.batches=[]",
+    ]  # fmt: skip
+    run(
+        copy, "train", "draft=bigram", "data=jsonl", f"data.path={tmp_path}/rows.jsonl",
+        "data.length=32", "optim.steps=150", "optim.batch_size=4", "optim.lr=3e-2",
+        "optim.compile=false", "eval_every=150", "eval_prompts=2", "run_name=new", *common,
+    )  # fmt: skip
+    out = run(copy, "infer.eval", "checkpoint=outputs/train/new/checkpoint", *common)
+    assert "bigram" in out
+    for place in ("train/new", "infer.eval/eval"):
+        report = json.loads((copy / "outputs" / place / "report.json").read_text())
+        modes = report["drafts"][0]["modes"]
+        assert all(mode["lossless"] == "yes" for mode in modes.values())
+        lengths = {name: mode["acceptance_length"]["mean"] for name, mode in modes.items()}
+        assert lengths["tree"] > 1.2 * lengths["untrained"]
+
+
+def run(folder: Path, module: str, *overrides: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", module, *overrides],
+        cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:]
+    return done.stdout

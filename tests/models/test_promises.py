@@ -1,0 +1,224 @@
+"""What every method promises, whatever it is (docs/adding_a_method.md)."""
+
+import copy
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from scipy import stats
+
+from infer.engine.decode import Decoder
+from models.checkpoint import WEIGHTS
+from models.distill.losses import LossName
+from models.drafts import METHODS, load_draft
+from models.drafts.base import Draft
+from models.errors import UserError
+from models.lora import merged
+from models.speculate.sampling import SamplingConf
+from models.target.target import Target
+from tests.support.methods import CASES, DEPTH, eventful_text, share_of_maximum
+from tests.support.tiny import (
+    batch_of,
+    chain,
+    learn,
+    mixed,
+    sampled_texts,
+    static,
+    tiny_target,
+    tiny_tokenizer,
+    tree,
+)
+from tests.support.toy_run import toy_conf, toy_run, weights
+
+SHAPES = {"chain": chain(DEPTH), "static": static(), "dynamic": tree(), "mixed": mixed()}
+
+
+@dataclass(kw_only=True)
+class Learned:
+    """A draft that has learned one text, what verifies it, and where it was saved."""
+
+    draft: Draft
+    verifier: Target
+    text: list[int]
+    folder: Path
+
+
+@pytest.fixture(scope="module", params=CASES)
+def learned(request, target, tmp_path_factory):
+    case = CASES[request.param]
+    text = eventful_text(target)
+    draft = case.build(target)
+    before = [p.clone() for p in target.model.parameters()]
+    learn(draft, target, batch_of([text]), steps=500, lr=case.lr)
+    assert all(map(torch.equal, before, target.model.parameters()))
+    folder = tmp_path_factory.mktemp("learned") / "checkpoint"
+    draft.save(folder, target)
+    draft.eval()
+    verifier = draft.verifier(target) or target
+    start = Decoder(verifier, sampling=SamplingConf(), slots=64)
+    (row,) = start.decode([text[:5]], row_ids=[0], max_new_tokens=37)
+    return Learned(draft=draft, verifier=verifier, text=text[:5] + row.ids, folder=folder)
+
+
+def test_every_method_is_here():
+    assert {type(case.conf) for case in CASES.values()} == set(METHODS.values())
+
+
+def test_a_learned_text_is_accepted(learned):
+    """Exact output cannot show a broken draft: verification repairs it."""
+    assert share_of_maximum(learned.verifier, learned.draft, learned.text) >= 0.9
+
+
+def test_the_checkpoint_round_trips(learned, target):
+    """Every tensor, of an adapted target too, and what is accepted of a known and a new text."""
+    conf, again = load_draft(learned.folder, target)
+    assert type(conf) is METHODS[learned.draft.method]
+    verifier = again.verifier(target) or target
+    assert (verifier is target) == (learned.verifier is target)
+    for one, other in [(learned.draft, again), (learned.verifier.model, verifier.model)]:
+        before, after = kept(one), kept(other)
+        assert before.keys() == after.keys()
+        assert [name for name in before if not torch.equal(before[name], after[name])] == []
+    for prompt in (learned.text[:5], list(range(7, 16))):
+        first, second = (
+            Decoder(lm, draft, chain(DEPTH), sampling=SamplingConf(), slots=64).decode(
+                [prompt], row_ids=[0], max_new_tokens=30
+            )[0]
+            for lm, draft in [(learned.verifier, learned.draft), (verifier, again)]
+        )
+        assert (first.ids, first.accepted) == (second.ids, second.accepted)
+    untrained = conf.untrained(again, target)
+    assert isinstance(untrained, Draft)
+    assert share_of_maximum(verifier, untrained, learned.text) < 0.6
+
+
+def kept(module):
+    """Its tensors, low-rank adapters added to what they adapt, but those of learning alone."""
+    return {name: t for name, t in merged(module).items() if not name.startswith("adapters.")}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_greedy_output_is_that_of_transformers(learned, shape):
+    """Of an unknown text, too, and in a batch of unequal prompts."""
+    prompts = [learned.text[:5], list(range(7, 16))]
+    decoder = Decoder(
+        learned.verifier, learned.draft, SHAPES[shape], sampling=SamplingConf(), slots=64, batch=2
+    )
+    done = decoder.decode(prompts, row_ids=[0, 1], max_new_tokens=24)
+    for prompt, row in zip(prompts, done, strict=True):
+        wanted = learned.verifier.model.generate(
+            torch.tensor([prompt]), max_new_tokens=24, do_sample=False, eos_token_id=-1
+        )
+        assert row.ids == wanted[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("shape", ["chain", "dynamic"])
+def test_sampled_output_is_that_of_the_same_key(learned, shape):
+    sampling = SamplingConf(temperature=1.0, seed=3)
+    decoders = [
+        Decoder(learned.verifier, learned.draft, SHAPES[shape], sampling=sampling, slots=64),
+        Decoder(learned.verifier, sampling=sampling, slots=64),
+    ]
+    drafted, plain = (
+        decoder.decode([learned.text[:5]], row_ids=[7], max_new_tokens=30)[0]
+        for decoder in decoders
+    )
+    assert drafted.ids == plain.ids
+
+
+def test_sampled_output_has_the_targets_distribution(learned):
+    """The first token, which the target gives alone, and the first drafted one, jointly."""
+    prompt, count, batch = learned.text[:5], 4000, 500
+    sampling = SamplingConf(temperature=1.0)
+    decoder = Decoder(
+        learned.verifier, learned.draft, SHAPES["dynamic"], sampling=sampling, slots=16, batch=batch
+    )
+    wanted = count * _two_tokens(learned.verifier, prompt)
+    seen = torch.zeros_like(wanted)
+    for first in range(0, count, batch):
+        keys = list(range(first, first + batch))
+        for row in decoder.decode([prompt] * batch, row_ids=keys, max_new_tokens=2):
+            seen[tuple(row.ids)] += 1
+    often = wanted >= 5
+    assert often.sum() >= 20
+    observed, expected = (
+        torch.cat([pairs[often], pairs[~often].sum()[None]]) for pairs in (seen, wanted)
+    )
+    assert stats.chisquare(observed, expected).pvalue > 1e-3
+
+
+@torch.no_grad()
+def _two_tokens(verifier, prompt):
+    """The exact joint distribution of the first two new tokens."""
+    first = verifier.model(torch.tensor([prompt])).logits[0, -1].double().softmax(-1)
+    texts = torch.tensor([[*prompt, token] for token in range(len(first))])
+    return first[:, None] * verifier.model(texts).logits[:, -1].double().softmax(-1)
+
+
+def test_another_target_is_refused(learned):
+    with pytest.raises(UserError, match=r"checkpoint: .*target"):
+        load_draft(learned.folder, tiny_target(seed=1))
+
+
+def test_another_tokenizer_is_refused(learned, target):
+    other = copy.copy(target)
+    other.tokenizer = tiny_tokenizer(words=60)
+    other.tokenizer_fingerprint = "another"
+    with pytest.raises(UserError, match=r"checkpoint: .*tokenizer"):
+        load_draft(learned.folder, other)
+
+
+def test_a_truncated_checkpoint_is_refused(learned, target, tmp_path):
+    for file in learned.folder.iterdir():
+        if file.is_file():
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    weights_file = tmp_path / WEIGHTS
+    weights_file.write_bytes(weights_file.read_bytes()[:-100])
+    with pytest.raises(UserError, match="truncated or corrupt"):
+        load_draft(tmp_path, target)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_loss_falls(target, name):
+    """The forward KL, which can fall to 0; the cross entropy stays above the target's entropy."""
+    case = CASES[name]
+    batch = batch_of(sampled_texts(target, count=4, length=24))
+    draft = case.build(target, loss=LossName.forward_kl)
+    losses = []
+    for _ in range(2):
+        seen = target.see(
+            batch.ids, positions=batch.positions, mask=batch.attends(), layers=draft.needs.layers
+        )
+        loss = draft.loss(batch, seen)
+        losses.append(float(loss.total.detach() / loss.weight))
+        learn(draft, target, batch, steps=40, lr=case.lr)
+    assert losses[1] < 0.5 * losses[0]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_everything_trained_moves_in_bf16(target, name):
+    """Heads that no gradient reaches, and steps too small for bf16, have both been shipped."""
+    draft = CASES[name].build(target)
+    batch = batch_of(sampled_texts(target, count=4, length=24))
+    before = {name: p.clone() for name, p in draft.named_parameters() if p.requires_grad}
+    assert all(parameter.dtype == torch.float32 for parameter in before.values())
+    for _ in range(5):  # autocast keeps what it has cast until it ends
+        with torch.autocast("cpu", torch.bfloat16):
+            learn(draft, target, batch, steps=1, lr=1e-4)
+    stuck = [name for name, p in draft.named_parameters() if torch.equal(p, before.get(name, p))]
+    assert {name for name in stuck if name in before} == set()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_continued_run_ends_in_the_same_weights_bit_for_bit(name, tmp_path):
+    conf = CASES[name].conf
+    layers = {"layers": [0, 1]} if hasattr(conf, "layers") else {}  # the toy target has two
+    conf = toy_conf(draft=replace(conf, **layers))
+    toy_run(tmp_path / "whole", conf)
+    with pytest.raises(KeyboardInterrupt):
+        toy_run(tmp_path / "broken", conf, interrupt_at=7)
+    toy_run(tmp_path / "broken", conf)
+    whole, broken = weights(tmp_path / "whole"), weights(tmp_path / "broken")
+    assert whole.keys() == broken.keys()
+    assert all(torch.equal(whole[key], broken[key]) for key in whole)

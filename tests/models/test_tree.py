@@ -1,0 +1,256 @@
+"""Token trees: closed under prefixes, parents first, refused where they cannot be grown."""
+
+import heapq
+from functools import cache
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from conf.entry import compose
+from infer.config import EvalConf
+from models.distill.losses import LossConf
+from models.drafts.medusa import MedusaConf
+from models.errors import UserError
+from models.speculate.sampling import Sampler, SamplingConf
+from models.speculate.tree import (
+    TreeConf,
+    TreeKind,
+    ancestors,
+    best_first,
+    depths,
+    grow,
+    static_tree,
+)
+
+VOCAB = 5
+GREEDY = Sampler(rule=SamplingConf().build())
+
+
+def dynamic(**conf):
+    return TreeConf(**{"depth": 4, "nodes": 9, "width": 3, "branch": 3} | conf).build()
+
+
+def scores_of(path, *, ties=False, cut=False):
+    """Scores behind a path, the same whenever they are asked for."""
+    numbers = torch.Generator().manual_seed(hash(path) % 2**31)
+    scores = torch.randn(VOCAB, generator=numbers)
+    if ties:
+        scores = scores.round()
+    if cut:  # as top-p leaves them
+        scores[torch.rand(VOCAB, generator=numbers) < 0.5] = -torch.inf
+        scores[len(path) % VOCAB] = 0.0
+    return scores
+
+
+def paths_of(proposal, row, root=()):
+    """The token paths of one row, in the order in which they were proposed."""
+    paths = [root]
+    for token, parent in zip(
+        proposal.ids[row].tolist(), proposal.parents[row].tolist(), strict=True
+    ):
+        assert parent + 1 < len(paths)  # parents first
+        paths.append((*paths[parent + 1], token))
+    return paths[1:]
+
+
+def grown(tree, *, root=(0,), **kind):
+    """The paths of one row, in the order in which they were proposed."""
+    before = [root]
+
+    def expand(tokens, above):
+        nonlocal before
+        before = [
+            (*before[parent], token)
+            for token, parent in zip(tokens[0].tolist(), above[0].tolist(), strict=True)
+        ]
+        return torch.stack([scores_of(path, **kind) for path in before])[None]
+
+    proposal = grow(tree, GREEDY, scores_of(root, **kind)[None], expand)
+    return paths_of(proposal, 0, root)
+
+
+@pytest.mark.parametrize("kind", [{}, {"ties": True}, {"cut": True}, {"ties": True, "cut": True}])
+def test_dynamic_trees_are_closed_under_prefixes_also_under_ties(kind):
+    for number in range(40):
+        paths = grown(dynamic(), root=(number,), **kind)
+        assert len(set(paths)) == len(paths) == 9
+        assert all(path[:-1] in paths or len(path) == 2 for path in paths)
+        assert max(map(len, paths)) <= 5
+
+
+def test_equal_scores_everywhere_still_give_a_tree():
+    flat = torch.zeros(2, VOCAB)
+    proposal = grow(
+        dynamic(), GREEDY, flat, lambda tokens, above: flat[:, None].expand(-1, tokens.shape[1], -1)
+    )
+    assert (proposal.parents < torch.arange(9)).all()
+    assert (depths(ancestors(proposal.parents))[:, 1:] > 0).all()
+
+
+def likeliest(root, nodes, depth):
+    """The likeliest paths, by the textbook: pop the best, push its children."""
+    found, queue = [], [(-0.0, root)]
+    while len(found) <= nodes:
+        negative, path = heapq.heappop(queue)
+        found.append(path)
+        if len(path) <= depth:
+            logp = scores_of(path).log_softmax(-1)
+            for token, value in enumerate(logp.tolist()):
+                heapq.heappush(queue, (negative - value, (*path, token)))
+    return found[1:]
+
+
+def test_dynamic_trees_are_those_of_best_first_search():
+    tree = dynamic(depth=3, nodes=12, width=VOCAB**2, branch=VOCAB)  # wide enough to prune nothing
+    for number in range(20):
+        assert grown(tree, root=(number,)) == likeliest((number,), nodes=12, depth=3)
+
+
+@pytest.mark.parametrize("nodes", [4, 9, 25])
+def test_a_width_of_all_nodes_prunes_nothing(nodes):
+    """Independent guesses, a distribution a depth: the tree is the best of all trees."""
+    numbers = np.random.default_rng(nodes)
+    tree = TreeConf(depth=4, nodes=nodes, width=None, branch=VOCAB).build()
+    for _ in range(20):
+        table = numbers.dirichlet(np.ones(VOCAB), size=4)
+        logits = torch.from_numpy(table).log()[:, None]
+        depth = iter(range(1, 4))
+        proposal = grow(tree, GREEDY, logits[0], lambda *_: logits[next(depth)][None])  # noqa: B023
+        tokens = np.argsort(-table, axis=1)  # of each rank
+        ranks = best_first(np.take_along_axis(table, tokens, 1), nodes)
+        wanted = [tuple(tokens[d, rank] for d, rank in enumerate(path)) for path in ranks]
+        assert paths_of(proposal, 0) == wanted
+
+
+def test_medusas_product_tree_is_the_best_of_all_products(target):
+    conf = compose("eval", EvalConf, ["tree=product", "tree.depth=3"]).tree
+    draft = MedusaConf(heads=3).build(target, loss=LossConf(), seed=0)
+    for head in draft.heads:
+        nn.init.normal_(head.weight, std=0.3)
+    state = {"hidden": torch.randn(4, target.hidden_size)}
+    proposal = draft.propose(state, tree=conf.build(), sampler=GREEDY)
+    chances = [draft.heads[i](state["hidden"]).softmax(-1) for i in range(3)]
+    for row in range(4):
+        every = {
+            tokens: float(
+                np.prod([chances[d][row, token].item() for d, token in enumerate(tokens)])
+            )
+            for depth in (1, 2, 3)
+            for tokens in product(*(c[row].topk(8).indices.tolist() for c in chances[:depth]))
+        }
+        best = sorted(every, key=lambda path: -every[path])[: conf.nodes]
+        assert set(paths_of(proposal, row)) == set(best)
+    assert conf.nodes == 24
+
+
+def most_accepted(table, nodes):
+    """Sequoia's dynamic programme: the best sum over every way to split a budget (2402.12374)."""
+    depth, ranks = table.shape
+
+    @cache
+    def below(level, rank, budget):
+        """Of a forest whose roots are the candidates from `rank` on, at this level."""
+        if budget == 0 or level == depth or rank == ranks:
+            return 0.0
+        whole = [below(level, rank + 1, budget)]
+        for own in range(1, budget + 1):
+            tree = table[level, rank] * (1 + below(level + 1, 0, own - 1))
+            whole.append(tree + below(level, rank + 1, budget - own))
+        return max(whole)
+
+    return below(0, 0, nodes)
+
+
+@pytest.mark.parametrize("nodes", [1, 5, 16, 32])
+def test_no_split_of_the_budget_accepts_more_than_best_first(nodes):
+    for seed in range(6):
+        table = np.random.default_rng(seed).dirichlet(np.ones(6), size=5)[:, :4]
+        paths = best_first(table, nodes)
+        found = sum(np.prod([table[d, r] for d, r in enumerate(path)]) for path in paths)
+        assert found == pytest.approx(most_accepted(table, nodes))
+        assert static_tree(paths).nodes == nodes
+
+
+def test_a_chain_takes_the_likeliest_token_each_time():
+    tree = TreeConf(kind=TreeKind.chain, depth=3).build()
+    path = (7,)
+    for _ in range(3):
+        path = (*path, int(scores_of(path).argmax()))
+    assert grown(tree, root=(7,)) == [path[:2], path[:3], path]
+
+
+def test_a_static_tree_takes_the_ranks_that_it_names():
+    paths = [[1, 0, 2], [0], [1], [0, 1], [1, 0]]
+    tree = TreeConf(kind=TreeKind.static, paths=paths).build()
+    wanted = []
+    for ranks in sorted(map(tuple, paths), key=lambda path: (len(path), path)):
+        path = (3,)
+        for rank in ranks:
+            order = scores_of(path).argsort(descending=True).tolist()
+            path = (*path, order[rank])
+        wanted.append(path)
+    assert grown(tree, root=(3,)) == wanted
+    assert (tree.nodes, tree.depth, tree.scratch) == (5, 3, 3)
+    assert sorted(tree.paths) == sorted(paths)
+
+
+def test_ancestors_are_those_of_a_plain_loop():
+    numbers = torch.Generator().manual_seed(0)
+    parents = torch.stack(
+        [torch.randint(-1, max(i, 1), (6,), generator=numbers).clamp(max=i - 1) for i in range(20)],
+        dim=1,
+    )
+    above = ancestors(parents)
+    for row in range(6):
+        for node in range(21):
+            seen, at = {0}, node
+            while at > 0:
+                seen.add(at)
+                at = int(parents[row, at - 1]) + 1
+            assert set(above[row, node].nonzero()[:, 0].tolist()) == seen
+            assert depths(above)[row, node] == len(seen) - 1
+
+
+REFUSED = {
+    "tree.depth: must be at least 1, got 0": {"depth": 0},
+    "tree.nodes: must be at most the 6 candidates": {
+        "depth": 2, "width": 4, "branch": 2, "nodes": 7,
+    },
+    "tree.nodes: must be at least tree.depth = 4, got 3": {"nodes": 3},
+    "tree.paths: a static tree needs rank paths, got null": {"kind": TreeKind.static},
+    "tree.paths: every path needs its prefix, got [0, 0]": {
+        "kind": TreeKind.static, "paths": [[1], [0, 0]],
+    },
+    "tree.paths: every path needs its prefix, got [-1]": {
+        "kind": TreeKind.static, "paths": [[-1]],
+    },
+    "tree.paths: must be distinct and not empty, got [[0], [0]]": {
+        "kind": TreeKind.static, "paths": [[0], [0]],
+    },
+    "tree.file: must be a readable JSON file, got nowhere.json": {
+        "kind": TreeKind.static, "file": "nowhere.json",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_impossible_trees_are_refused_by_key(message):
+    with pytest.raises(UserError) as refused:
+        TreeConf(**REFUSED[message]).build()
+    assert str(refused.value).startswith(message)
+
+
+def test_every_tree_that_is_not_refused_has_the_nodes_it_promises():
+    for depth, width, branch, nodes in [(2, 4, 2, 6), (3, 1, 1, 3), (1, 1, 5, 5), (3, 2, 4, 20)]:
+        tree = dynamic(depth=depth, width=width, branch=branch, nodes=nodes)
+        assert len(grown(tree)) == nodes
+        with pytest.raises(UserError, match=r"tree\.nodes: must be at most"):
+            dynamic(depth=depth, width=width, branch=branch, nodes=nodes + 1)
+
+
+def test_the_published_medusa_tree_is_whole():
+    shape = compose("eval", EvalConf, ["tree=medusa-63"]).tree.build()
+    assert (shape.nodes, shape.depth) == (63, 4)

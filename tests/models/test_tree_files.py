@@ -1,0 +1,97 @@
+"""Tree files: three formats that hold the same tree, recognised on reading."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from infer.tree_file import main
+from models.errors import UserError
+from models.speculate.tree import TreeConf, TreeKind, best_first, static_tree
+from models.speculate.tree_formats import TreeFormat, read_paths, write_paths
+
+
+def trees():
+    """Trees of many shapes; acceptance falls with the rank, so none of them skips one."""
+    for seed in range(8):
+        shares = np.random.default_rng(seed).dirichlet(np.ones(6), size=4)
+        yield best_first(-np.sort(-shares), nodes=3 + 7 * seed)
+
+
+@pytest.mark.parametrize("form", TreeFormat)
+def test_a_tree_survives_every_format(tmp_path, form):
+    file = tmp_path / "tree.json"
+    for paths in trees():
+        write_paths(paths, file, form=form, about={"found": "by hand"})
+        assert static_tree(read_paths(file)) == static_tree(paths)
+        conf = TreeConf(kind=TreeKind.static, file=str(file), paths=[[0], [0, 0]])
+        assert conf.build().nodes == len(paths)  # a file is instead of the shipped paths
+
+
+def test_our_own_format_says_what_was_measured(tmp_path):
+    file = tmp_path / "tree.json"
+    write_paths([[0], [1], [0, 0]], file, about={"found": "by hand"})
+    assert json.loads(file.read_text()) == {"paths": [[0], [1], [0, 0]], "found": "by hand"}
+
+
+def test_adjacency_is_numbered_level_by_level(tmp_path):
+    file = tmp_path / "tree.json"
+    write_paths([[0], [1, 0], [1], [0, 0], [0, 1], [1, 0, 0]], file, form=TreeFormat.nxd)
+    assert json.loads(file.read_text()) == {
+        "0": ["1", "2"], "1": ["3", "4"], "2": ["5"], "5": ["6"],
+    }  # fmt: skip
+
+
+def test_adjacency_cannot_skip_a_rank(tmp_path):
+    with pytest.raises(UserError, match=r"^format: nxd needs every rank .* got \[1, 2\] without"):
+        write_paths([[0], [1], [1, 2]], tmp_path / "tree.json", form=TreeFormat.nxd)
+
+
+REFUSED = {
+    '{"tree": [[0]]}': "must hold a list of rank paths, got {}; e.g. [[0], [0, 0]]",
+    "[0, 1]": "must hold a list of rank paths, got {}; e.g. [[0], [0, 0]]",
+    '[["a"]]': "must hold a list of rank paths, got {}; e.g. [[0], [0, 0]]",
+    "[[0.5]]": "must hold a list of rank paths, got {}; e.g. [[0], [0, 0]]",
+    '{"0": ["2", "1"]}': "must number nodes level by level from root 0, got {} with ['2', '1'] "
+    "below node 0; expected ['1', '2']",
+    '{"0": ["1"], "4": ["5"]}': "must number nodes level by level from root 0, got {} with "
+    "children of 4, which is no node; take them out",
+    '{"0": ["1"], "1": ["1"]}': "must number nodes level by level from root 0, got {} with ['1'] "
+    "below node 1; expected ['2']",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("content", REFUSED)
+def test_other_files_are_refused_in_one_line(tmp_path, content):
+    file = tmp_path / "tree.json"
+    file.write_text(content)
+    with pytest.raises(UserError) as refused:
+        read_paths(file)
+    assert str(refused.value) == f"tree.file: {REFUSED[content].replace('{}', str(file))}"
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["infer.tree_file", *arguments])
+        main()
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_the_command_converts_there_and_back(command, tmp_path):
+    assert command("tree=medusa-63", "format=nxd", "output=a/nxd.json") == "63 nodes: a/nxd.json\n"
+    command("tree.file=a/nxd.json", "format=medusa", "output=medusa.json")
+    paths = json.loads((tmp_path / "medusa.json").read_text())
+    assert [0, 0, 0, 1] in paths
+    assert len(paths) == 63
+
+
+def test_what_no_file_can_hold_is_refused(command, capsys):
+    with pytest.raises(SystemExit):
+        command("tree=mixed")
+    assert capsys.readouterr().err.startswith("error: tree: must be a chain or a static tree, got")

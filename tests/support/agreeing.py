@@ -1,0 +1,77 @@
+"""A target of sixteen words and drafts that agree with it partly: sampled in bulk, in no time."""
+
+import copy
+
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from infer.engine.decode import Decoder
+from models.distill.losses import LossConf
+from models.drafts.base import Batch, Draft
+from models.drafts.causal_lm import CausalLMConf, CausalLMDraft
+from models.drafts.eagle3 import Eagle3Conf
+from models.drafts.medusa import MedusaConf
+from models.speculate.sampling import SamplingConf
+from models.speculate.tree import Tree, TreeConf, TreeKind
+from models.target.target import Target
+from tests.support.tiny import CPU, batch_of, learn, tiny_tokenizer
+
+WORDS = 16
+LAYERS = [0, 1, 2]
+DEPTH = 2
+METHODS = ("eagle3", "eagle3, reduced", "medusa", "draft model")
+PATHS = [[0], [1], [2], [0, 0], [0, 1], [1, 0]]
+SHAPES: dict[str, Tree] = {
+    "chain": TreeConf(kind=TreeKind.chain, depth=DEPTH).build(),
+    "static": TreeConf(kind=TreeKind.static, paths=PATHS).build(),
+    "dynamic": TreeConf(depth=DEPTH, nodes=5, width=2, branch=3).build(),
+    "product": TreeConf(depth=DEPTH, nodes=6, width=None, branch=3).build(),
+    "chain, copied": TreeConf(kind=TreeKind.chain, depth=DEPTH, copied=2).build(),
+    "static, copied": TreeConf(kind=TreeKind.static, paths=PATHS, copied=2).build(),
+    "dynamic, copied": TreeConf(depth=DEPTH, nodes=4, width=2, branch=2, copied=2).build(),
+}
+
+
+def small_target() -> Target:
+    torch.manual_seed(5)
+    config = Qwen3Config(
+        vocab_size=WORDS, hidden_size=16, num_hidden_layers=3, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=8, intermediate_size=32, max_position_embeddings=256,
+        tie_word_embeddings=False, eos_token_id=0, pad_token_id=0, bos_token_id=None,
+        initializer_range=0.4,
+    )  # fmt: skip
+    return Target(Qwen3ForCausalLM(config), tiny_tokenizer(WORDS), name="small", device=CPU)
+
+
+def small_drafts(target: Target) -> dict[str, Draft]:
+    """A little trained on sampled texts; the draft model is the target with noised weights."""
+    batch = sampled(target)
+    loss = LossConf(step_decay=1.0)
+    eagle = Eagle3Conf(layers=LAYERS, unroll=2).build(target, loss=loss, seed=0)
+    reduced = Eagle3Conf(layers=LAYERS, unroll=2, vocab_size=10)
+    reduced = reduced.build(target, loss=loss, seed=0)
+    reduced.prepare(batch.ids.flatten().bincount(minlength=WORDS), target=target, always=[0])
+    heads = MedusaConf(heads=DEPTH).build(target, loss=loss, seed=0)
+    for draft, rate in ((eagle, 1e-2), (reduced, 1e-2), (heads, 2e-2)):
+        learn(draft, target, batch, steps=80, lr=rate)  # pyright: ignore[reportArgumentType]
+    drafts = [eagle, reduced, heads, noised(target)]
+    return {name: draft.eval() for name, draft in zip(METHODS, drafts, strict=True)}
+
+
+def sampled(target: Target) -> Batch:
+    decoder = Decoder(target, sampling=SamplingConf(temperature=1.0, seed=9), slots=20, batch=64)
+    starts = torch.randint(1, WORDS, (64, 4), generator=torch.Generator().manual_seed(1)).tolist()
+    done = decoder.decode(starts, row_ids=list(range(64)), max_new_tokens=16)
+    return batch_of([start + row.ids for start, row in zip(starts, done, strict=True)])
+
+
+def noised(target: Target, *, noise: float = 0.15) -> CausalLMDraft:
+    model = Qwen3ForCausalLM(target.model.config)
+    model.load_state_dict(target.model.state_dict())
+    numbers = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            drawn = torch.randn(parameter.shape, generator=numbers)
+            parameter += noise * parameter.std(correction=0) * drawn
+    model.generation_config = copy.deepcopy(target.model.generation_config)
+    return CausalLMDraft(CausalLMConf(name="noised"), model.requires_grad_(False), target)

@@ -1,0 +1,61 @@
+"""Every method as the tests of promises take it: small, for the target of tests/support/tiny.py."""
+
+from dataclasses import dataclass
+
+from infer.engine.decode import Decoder
+from models.distill.losses import LossConf, LossName
+from models.drafts.base import Draft, DraftConf
+from models.drafts.causal_lm import CausalLMConf, Start
+from models.drafts.eagle1 import Eagle1Conf
+from models.drafts.eagle3 import Eagle3Conf
+from models.drafts.hydra import HydraConf
+from models.drafts.medusa import MedusaConf
+from models.drafts.medusa2 import Medusa2Conf
+from models.lora import LoraConf
+from models.speculate.sampling import SamplingConf
+from models.target.target import Target
+from tests.support.tiny import LAYERS, chain, sampled_texts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A method, and the learning rate at which it learns a text in seconds."""
+
+    conf: DraftConf
+    lr: float = 5e-3
+
+    def build(self, target: Target, *, loss: LossName = LossName.soft_ce) -> Draft:
+        return self.conf.build(target, loss=LossConf(name=loss, step_decay=1.0), seed=0)
+
+
+DEPTH = 4  # of the chains that are measured
+PRUNED = {"start": Start.pruned, "layers": [0, 5]}
+CASES = {
+    "eagle3": Case(conf=Eagle3Conf(layers=LAYERS, unroll=4)),
+    "eagle1": Case(conf=Eagle1Conf(token=1.0, noise=0.0)),
+    "hass": Case(conf=Eagle1Conf(token=1.0, noise=0.0, unroll=4)),
+    "medusa": Case(conf=MedusaConf(heads=4), lr=2e-2),
+    "medusa2": Case(
+        conf=Medusa2Conf(heads=4, lora=LoraConf(rank=8), heads_weight=1.0, heads_lr_scale=2.0),
+        lr=1e-2,
+    ),
+    "hydra": Case(conf=HydraConf(prefix=False)),
+    "hydra++": Case(conf=HydraConf(blocks=2)),
+    "draft model": Case(conf=CausalLMConf(**PRUNED)),
+    "draft model, random": Case(conf=CausalLMConf(**PRUNED | {"start": Start.random})),
+    "draft model, LoRA": Case(conf=CausalLMConf(**PRUNED, lora=LoraConf(rank=8))),
+}
+
+
+def eventful_text(target: Target) -> list[int]:
+    """A text of the target without an early loop, so that position and content both matter."""
+    return max(sampled_texts(target, count=8, length=42), key=lambda text: len(set(text)))
+
+
+def share_of_maximum(verifier, draft, text):
+    """Acceptance length on a learned text, as a share of the chain's depth + 1."""
+    decoder = Decoder(verifier, draft, chain(DEPTH), sampling=SamplingConf(), slots=64)
+    (row,) = decoder.decode([text[:5]], row_ids=[0], max_new_tokens=30)
+    assert row.ids == text[5:35]
+    whole = row.accepted[:-1]  # the last round reads past the text
+    return (1 + sum(whole) / len(whole)) / (DEPTH + 1)

@@ -1,0 +1,131 @@
+"""Runs of several processes, one after the other: parallel_run.py TARGET RUNS, RUNS in JSON.
+
+A run is the arguments of `run` below; each process leaves what it knows at its end in
+FOLDER/rank-N.json.
+"""
+
+import json
+import shutil
+import sys
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from infer.config import EvaluationConf
+from models.checkpoint import digest
+from models.drafts.causal_lm import CausalLMConf, Start
+from models.drafts.eagle1 import Eagle1Conf
+from models.drafts.eagle3 import Eagle3Conf
+from models.drafts.hydra import HydraConf
+from models.drafts.medusa import MedusaConf
+from models.parallel.dtensor import gathered, whole
+from models.target.target import TargetConf
+from tests.support.tiny import chain, tiny_tokenizer
+from tests.support.toy_run import VOCAB, toy_conf, toy_rows
+from train.distributed.parallel import ParallelConf, Weights
+from train.log import Log
+from train.loop import Loop
+from train.optim import OptimName
+from train.quick_eval import measure
+from train.state import State, flat
+
+DRAFTS = {
+    "eagle3": Eagle3Conf(layers=[0, 1, 2], unroll=2),
+    "eagle1": Eagle1Conf(noise=0.0),
+    "medusa": MedusaConf(heads=2),
+    "hydra": HydraConf(heads=2),
+    "pruned": CausalLMConf(start=Start.pruned, layers=[0, 3]),
+}
+PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6]]
+
+
+def save_target(folder: Path, *, tied: bool = False) -> None:
+    """Four attention heads over two key-value heads, so that two processes can share them."""
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=4, head_dim=8,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
+        tie_word_embeddings=tied, initializer_range=0.2,
+    )  # fmt: skip
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    tiny_tokenizer(VOCAB).save_pretrained(folder)
+
+
+class Stopped(Exception):  # noqa: N818  # it is no error
+    pass
+
+
+def run(
+    target: Path, *, folder: str, parallel: dict[str, Any], draft: str = "eagle3",
+    after: str | None = None, stop: int | None = None, **optim: Any,
+) -> None:  # fmt: skip
+    """One training run, from the state of the run `after` on, up to the state of step `stop`."""
+    torch.set_num_threads(1)
+    if "name" in optim:
+        optim["name"] = OptimName(optim["name"])
+    layout = {k: Weights(v) if k != "tensor" else v for k, v in parallel.items()}
+    conf = toy_conf(
+        target=TargetConf(path=str(target)),
+        draft=DRAFTS[draft],
+        parallel=ParallelConf(**layout),
+        optim={"steps": 4, "batch_size": 1, "accumulation": 8, **optim},
+    )
+    conf.log.every = conf.save_every = 1
+    device = conf.device.build()
+    spread = conf.parallel.build(device, trackers=[])
+    place = Path(folder)
+    if spread.main and after is not None:
+        shutil.copytree(after, place, dirs_exist_ok=True)
+    place.mkdir(parents=True, exist_ok=True)
+    spread.wait()
+    state = State(place, flat(conf))
+    state.find()
+    own = spread.target(conf.target)
+    learner = conf.draft.build(own, loss=conf.loss, seed=conf.seed)
+    loop = Loop(
+        conf=conf, parallel=spread, device=device, target=own, draft=learner, rows=toy_rows(),
+        state=state, log=Log(conf.log, state, spread.accelerator),
+        evaluate=measure(own, PROMPTS, chain(2), EvaluationConf(max_new_tokens=6)),
+    )  # fmt: skip
+    save = state.save
+
+    def stopping(*args: Any) -> None:
+        save(*args)
+        if state.progress.step == stop:
+            raise Stopped
+
+    state.save = stopping
+    with suppress(Stopped):
+        loop.run()
+    ids = torch.tensor(PROMPTS[:1])
+    logits = own.model(input_ids=ids).logits
+    with gathered(learner):
+        weights = digest({name: p for name, p in learner.named_parameters() if p.requires_grad})
+    left = {
+        "heard": spread.anywhere(spread.accelerator.process_index == 1),
+        "fingerprint": own.fingerprint,
+        "draft": weights,
+        "draft_held": held(learner),
+        "target_held": held(own.model),
+        "logits": whole(logits).flatten().tolist(),
+        "progress": asdict(state.progress),
+    }
+    (place / f"rank-{spread.accelerator.process_index}.json").write_text(json.dumps(left))
+
+
+def held(module: nn.Module) -> int:
+    """Numbers that this process keeps of the weights."""
+    return sum(
+        p.to_local().numel() if isinstance(p, DTensor) else p.numel() for p in module.parameters()
+    )
+
+
+if __name__ == "__main__":
+    for one in json.loads(sys.argv[2]):
+        run(Path(sys.argv[1]), **one)

@@ -1,0 +1,114 @@
+"""Training runs from a store, or live; as a command one process of several: FOLDER STORE NAME."""
+
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from data.config import DataConf, Source
+from models.device import DeviceConf
+from models.device.config import DeviceName, Precision
+from models.distill.losses import LossConf
+from models.drafts.base import DraftConf
+from models.drafts.eagle3 import Eagle3Conf
+from models.target.target import TargetConf
+from tests.support.captured import LENGTH
+from tests.support.tiny import LAYERS, VOCAB
+from tests.support.toy_run import metrics, toy_length
+from train.config import TrainConf
+from train.log import Log, LogConf
+from train.loop import Loop
+from train.optim import OptimConf
+from train.rows import feature_store
+from train.rows.draft_vocabulary import choose_vocabulary
+from train.rows.packed_rows import training_rows
+from train.run import open_run
+
+BF16, ROOT = "bfloat16", Path(__file__).parents[2]
+
+
+def documents(folder: Path) -> Path:
+    """Documents that fill a row each: however they are packed, the rows are alike."""
+    draw = random.Random(0)
+    with (folder / "documents.jsonl").open("w") as file:
+        for _ in range(24):
+            ids = [draw.randrange(1, VOCAB) for _ in range(LENGTH)]
+            begins = draw.randint(3, LENGTH - 8)
+            answer = [begins <= t < begins + 16 for t in range(LENGTH)]
+            file.write(json.dumps({"ids": ids, "answer": answer}) + "\n")
+    return folder
+
+
+def training(
+    folder: Path, draft: DraftConf, *, name: str, store: Path | None = None,
+    loss: LossConf | None = None,
+) -> TrainConf:  # fmt: skip
+    """A run of six steps over the documents, or over a store of them."""
+    source = Source.jsonl if store is None else Source.captured
+    path = folder / "documents.jsonl" if store is None else store
+    return TrainConf(
+        target=TargetConf(name="tiny", path=str(folder / "target")), draft=draft,
+        data=DataConf(source=source, path=str(path), length=LENGTH),
+        loss=loss or LossConf(),
+        device=DeviceConf(name=DeviceName.cpu, precision=Precision(BF16), compile=False),
+        optim=OptimConf(steps=6, batch_size=4, lr=3e-3, compile=False),
+        log=LogConf(every=1), run_name=name, output_dir=str(folder / "train"),
+        eval_every=3, eval_prompts=2, save_every=2,
+    )  # fmt: skip
+
+
+def learned(conf: TrainConf, *, evaluate: Callable = toy_length) -> None:
+    """What `python -m train` does before its evaluation."""
+    torch.set_num_threads(1)
+    parallel = conf.processes(trackers=[])
+    state = open_run(conf, parallel)
+    target = parallel.target(conf.target)
+    draft = conf.draft.build(target, loss=conf.loss, seed=conf.seed)
+    store = feature_store.opened(conf.data, target, draft, parallel)
+    rows, _ = training_rows(conf, target, parallel, store)
+    choose_vocabulary(draft, target, rows, conf.data, state.folder)
+    Loop(
+        conf=conf, parallel=parallel, device=parallel.device, target=target, draft=draft,
+        rows=rows, store=store, state=state,
+        log=Log(conf.log, state, parallel.accelerator), evaluate=evaluate,
+    ).run()  # fmt: skip
+
+
+def losses(folder: Path, name: str) -> list[float]:
+    return [line["train/loss"] for line in metrics(folder / "train" / name)]
+
+
+def ranks(folder: Path, store: Path, name: str, *, processes: int) -> None:
+    """The run of so many processes."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.support.stored_run", str(folder), str(store), name],
+            env={
+                **os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "RANK": str(rank),
+                "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes),
+                "MASTER_ADDR": "localhost", "MASTER_PORT": port,
+            },
+            cwd=ROOT, stdout=subprocess.DEVNULL,
+        )
+        for rank in range(processes)
+    ]  # fmt: skip
+    assert [rank.wait(timeout=200) for rank in started] == [0] * processes
+
+
+if __name__ == "__main__":
+    given, kept, called = sys.argv[1:]
+    learned(
+        training(
+            Path(given), Eagle3Conf(layers=LAYERS, unroll=2), name=called,
+            store=Path(kept),
+        )
+    )  # fmt: skip

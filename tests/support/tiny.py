@@ -1,0 +1,159 @@
+"""A target small enough to build in code, and a draft trained on it in seconds."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import jaxtyping
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from infer.engine.decode import Decoder
+from models.device import Device
+from models.distill.losses import LossConf
+from models.drafts.base import Batch
+from models.drafts.eagle3 import Eagle3Conf, Eagle3Draft
+from models.speculate.sampling import SamplingConf
+from models.speculate.tree import TreeConf, TreeKind
+from models.target.target import Target, TargetConf
+
+CPU = Device(name="cpu", torch_device=torch.device("cpu"), dtype=torch.float32, compiles=False)
+VOCAB = 61
+LAYERS = [1, 3, 5]
+SENTENCES = [
+    "Hello there, how are you?",
+    "I am well, thank you.\n\nIt is cold.",
+    "user\n assistant\n\n system\n think\n\n",
+]
+
+
+def tiny_tokenizer(words: int = VOCAB) -> PreTrainedTokenizerFast:
+    """Word k is written as the number k; `end`, id 0, ends a text."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    vocabulary = {"end": 0} | {str(i): i for i in range(1, words)}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="end"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="end", pad_token="end")
+
+
+def byte_tokenizer(
+    markers: list[str], *, template: str | None, bos_token: str | None = None, eos_token: str
+) -> PreTrainedTokenizerFast:
+    """Byte-level BPE of a few sentences: every text comes back as it was, offsets are real."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=320,
+        special_tokens=markers,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(SENTENCES, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, chat_template=template, bos_token=bos_token, eos_token=eos_token
+    )
+
+
+def tiny_target(
+    *, seed: int, device: Device = CPU, sharpness: float = 12.0, eps: float = 1e-6,
+    padding: int = 0, layers: int = 6,
+) -> Target:  # fmt: skip
+    """`padding` rows of embeddings and head have no token."""
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=VOCAB + padding, hidden_size=32, num_hidden_layers=layers, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16, intermediate_size=64, max_position_embeddings=256,
+        tie_word_embeddings=False, eos_token_id=0, pad_token_id=0, bos_token_id=None,
+        initializer_range=0.15, rms_norm_eps=eps,
+    )  # fmt: skip
+    model = Qwen3ForCausalLM(config)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(sharpness * 0.15)
+        model.lm_head.weight[0] = 0.0
+        model.lm_head.weight[VOCAB:] = 0.0
+    model.to(device=device.torch_device, dtype=device.dtype)
+    return Target(model, tiny_tokenizer(), name="tiny", device=device)
+
+
+def demo_target() -> Target:
+    """The demo's own, in fp32 and eager: what others are compared with."""
+    return TargetConf().build(CPU)
+
+
+def new_draft(target: Target, **conf) -> Eagle3Draft:
+    conf = {"layers": LAYERS, "unroll": 4} | conf
+    return Eagle3Conf(**conf).build(target, loss=LossConf(step_decay=1.0), seed=0)
+
+
+def sampled_texts(target: Target, *, count: int, length: int) -> list[list[int]]:
+    """Texts of `length` tokens that the target continues greedily from four random ones."""
+    numbers = torch.Generator().manual_seed(1)
+    starts = torch.randint(1, VOCAB, (count, 4), generator=numbers).tolist()
+    decoder = Decoder(target, sampling=SamplingConf(), slots=length, batch=count)
+    done = decoder.decode(starts, row_ids=list(range(count)), max_new_tokens=length - 4)
+    return [start + row.ids for start, row in zip(starts, done, strict=True)]
+
+
+def batch_of(texts: list[list[int]]) -> Batch:
+    """One text a row; what follows its first four tokens is the answer."""
+    ids = torch.tensor(texts)
+    place = torch.arange(ids.shape[1]).expand_as(ids)
+    return Batch(ids=ids, answer=place >= 4, document=torch.zeros_like(ids), positions=place)
+
+
+def learn(
+    draft: Eagle3Draft, target: Target, batch: Batch, *, steps: int, lr: float = 5e-3
+) -> None:
+    """The plainest training loop there is."""
+    with torch.no_grad():
+        seen = target.see(
+            batch.ids, positions=batch.positions, mask=batch.attends(), layers=draft.needs.layers
+        )
+    optimizer = torch.optim.Adam([p for p in draft.parameters() if p.requires_grad], lr=lr)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+
+    def step(number: int) -> None:
+        generators = [np.random.default_rng([0, number, row]) for row in range(len(batch.ids))]
+        extras = draft.prepare_batch(batch, step=number, generators=generators)
+        loss = draft.loss(batch, seen, **extras)
+        optimizer.zero_grad()
+        (loss.total / loss.weight).backward()
+        optimizer.step()
+        schedule.step()
+
+    step(0)
+    with unchecked():
+        for number in range(1, steps):
+            step(number)
+
+
+@contextmanager
+def unchecked() -> Iterator[None]:
+    """Without looking at shapes: for calls made many times, at half their time, and once before."""
+    before = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", True)
+    try:
+        yield
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", before)
+
+
+def chain(depth: int):
+    return TreeConf(kind=TreeKind.chain, depth=depth).build()
+
+
+def tree(depth: int = 4):
+    return TreeConf(depth=depth, nodes=10, width=3, branch=3).build()
+
+
+def mixed():
+    return TreeConf(depth=3, nodes=6, width=2, branch=3, copied=4).build()
+
+
+def static():
+    paths = [[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0], [1, 0, 0], [0, 0, 0, 0]]
+    return TreeConf(kind=TreeKind.static, paths=paths).build()

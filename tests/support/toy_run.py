@@ -1,0 +1,179 @@
+"""A small draft, target and run, for tests of the loop; as a command: toy_run.py FOLDER CHANGES."""
+
+import json
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from conf.entry import refuse
+from data.config import DataConf
+from data.packing.documents import Packed
+from models.device import Device, DeviceConf, DeviceName, Precision
+from models.distill.losses import LossConf
+from models.drafts.base import Batch, Draft, DraftConf, Extras, Loss, Needs
+from models.errors import UserError
+from models.lock import hold
+from models.target.language_model import Seen
+from models.target.target import Target
+from tests.support.packed import packed_of
+from train.config import TrainConf
+from train.log import Log, LogConf
+from train.loop import Loop
+from train.optim import OptimConf
+from train.run import refuse_other_states
+from train.state import Progress, State, flat, saved_tensors
+
+VOCAB, WIDTH, LENGTH, ROWS = 32, 16, 12, 24
+
+
+@dataclass(kw_only=True)
+class ToyConf(DraftConf):
+    """Guesses the next token from one captured layer and an embedding."""
+
+    method: ClassVar[str] = "toy"
+    dropout: float = 0.1  # so that a run which draws other numbers ends in other weights
+
+    def build(self, target: Target, *, loss: LossConf, seed: int) -> "ToyDraft":
+        torch.manual_seed(seed)
+        return ToyDraft(self, target)
+
+
+class ToyDraft(Draft):
+    method = "toy"
+    max_depth = trained_depth = 1
+
+    def __init__(self, conf: ToyConf, target: Target):
+        super().__init__()
+        self.needs = Needs(layers=[1], hidden=False, context=True)
+        self.embed = nn.Embedding(target.vocab_size, WIDTH)
+        self.frozen = nn.Embedding(target.vocab_size, WIDTH).requires_grad_(False)
+        self.mix = nn.Linear(2 * WIDTH, WIDTH)
+        self.norm = nn.RMSNorm(WIDTH)
+        self.dropout = conf.dropout
+        self.lm_head = nn.Linear(WIDTH, target.vocab_size, bias=False)
+
+    def prepare_batch(
+        self, batch: Batch, *, step: int, generators: list[np.random.Generator]
+    ) -> Extras:  # fmt: skip
+        shape = (batch.ids.shape[1], WIDTH)
+        drawn = np.stack([numbers.random(shape, dtype=np.float32) for numbers in generators])
+        return {"kept": torch.from_numpy(drawn >= self.dropout) / (1 - self.dropout)}
+
+    def loss(self, batch: Batch, seen: Seen, kept: Tensor) -> Loss:
+        both = torch.cat([self.embed(batch.ids), seen.captured.float()], -1)
+        mixed = self.norm((self.mix(both).tanh() * kept).float())
+        logits = self.lm_head(mixed)[:, :-1]
+        each = F.cross_entropy(logits.float().mT, batch.ids[:, 1:], reduction="none")
+        counted = batch.answer[:, 1:] & (batch.document[:, 1:] == batch.document[:, :-1])
+        hits = (logits.argmax(-1) == batch.ids[:, 1:]) & counted
+        weight = counted.sum().float()
+        return Loss(
+            total=(each * counted).sum(),
+            weight=weight,
+            metrics={"hit": torch.stack([hits.sum().float(), weight])},
+        )
+
+    def save(self, directory: Path, target: Target) -> None:
+        directory.mkdir(exist_ok=True)
+        save_file(self.state_dict(), directory / "model.safetensors")
+
+
+def toy_target() -> Target:
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=VOCAB, hidden_size=WIDTH, intermediate_size=32, num_hidden_layers=2, head_dim=8,
+        num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=64,
+    )  # fmt: skip
+    device = DeviceConf(name=DeviceName.cpu, compile=False).build()
+    return Target(Qwen3ForCausalLM(config), None, name="toy", device=device)
+
+
+def toy_rows() -> Packed:
+    """Counting sequences of unequal answers: what the split of a batch could weigh wrongly."""
+    start = torch.arange(ROWS)[:, None] * 5
+    ids = (start + torch.arange(LENGTH)) % VOCAB
+    answer = torch.arange(LENGTH) >= 1 + torch.arange(ROWS)[:, None] % 9
+    place = torch.arange(LENGTH).expand(ROWS, -1)
+    return packed_of(Batch(ids=ids, answer=answer, document=place // 6, positions=place % 6))
+
+
+def toy_conf(**changes) -> TrainConf:
+    optim = changes.pop("optim", {})
+    base = TrainConf(
+        draft=changes.pop("draft", None) or ToyConf(dropout=changes.pop("dropout", 0.1)),
+        data=DataConf(seed=1),
+        device=DeviceConf(name=DeviceName.cpu, precision=Precision.float32, compile=False),
+        optim=OptimConf(**{"steps": 12, "batch_size": 4, "lr": 3e-3, "warmup": 0.1, **optim}),
+        log=LogConf(every=3),
+        run_name="toy",
+        eval_every=4,
+        save_every=2,
+    )
+    return replace(base, **changes)
+
+
+def toy_run(
+    folder: Path, conf: TrainConf, *, target: Target | None = None, interrupt_at: int | None = None,
+    device: Device | None = None,
+) -> tuple[Draft, Progress]:  # fmt: skip
+    """The part of a training run that the tests are about."""
+    torch.set_num_threads(1)
+    device = device or conf.device.build()
+    parallel = conf.parallel.build(device, trackers=conf.log.trackers())
+    folder.mkdir(parents=True, exist_ok=True)
+    target = target or toy_target()
+    state = State(folder, flat(conf))
+    state.find()
+    refuse_other_states(state, parallel)
+    if parallel.main:
+        hold(folder)
+        state.sweep()
+    draft = conf.draft.build(target, loss=conf.loss, seed=conf.seed)
+    log = Log(conf.log, state, parallel.accelerator)
+    loop = Loop(
+        conf=conf, parallel=parallel, device=device, target=target, draft=draft,
+        rows=toy_rows(), state=state, log=log, evaluate=toy_length,
+    )  # fmt: skip
+    if interrupt_at is not None:
+        learn = loop._learn
+
+        def interrupted(step: int) -> None:
+            if step == interrupt_at:
+                raise KeyboardInterrupt
+            learn(step)
+
+        loop._learn = interrupted
+    return draft, loop.run()
+
+
+def toy_length(draft: Draft) -> dict[str, float]:
+    """Stands for decoding: a figure of the weights, which also uses random numbers."""
+    torch.rand(3)
+    size = sum(float(p.detach().abs().mean()) for p in draft.parameters() if p.requires_grad)
+    return {"delivered_per_round": size}
+
+
+def metrics(folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def weights(folder: Path) -> dict[str, Tensor]:
+    """Of the newest state."""
+    newest = State(folder, {}).newest()
+    assert newest is not None
+    return saved_tensors(newest)
+
+
+if __name__ == "__main__":
+    try:
+        toy_run(Path(sys.argv[1]), toy_conf(**json.loads(sys.argv[2])))
+    except UserError as error:
+        refuse(error)

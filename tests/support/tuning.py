@@ -1,0 +1,22 @@
+"""What the tuner chooses from in tests, and prompts that end in the middle of a text."""
+
+import numpy as np
+
+from data.eval_prompts.prompts import EvalPrompt
+from infer.tuning.candidates import shapes
+from models.speculate.tree import TreeConf, TreeKind
+
+TABLE = np.array([[0.6, 0.2, 0.1, 0.05]] * 6)
+GIVEN_TREE = TreeConf(kind=TreeKind.static, paths=[[0], [1], [2], [0, 0]])
+
+
+def considered(*, nodes=(4, 8, 16, 32), copied=4, table=TABLE):
+    return shapes(table, nodes=list(nodes), copied=copied, given=GIVEN_TREE)
+
+
+def prompts_of(written):
+    return [
+        EvalPrompt(id=f"{i}-{cut}", category="all", ids=text[:cut])
+        for i, text in enumerate(written)
+        for cut in (4, 7)
+    ]

@@ -1,0 +1,39 @@
+"""An evaluation or its warm-up, in a process: how often the compiler's cache had what was wanted.
+
+TORCHINDUCTOR_CACHE_DIR=DIR python -m tests.support.warmup_run warm|judge FOLDER
+"""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch._dynamo.utils import counters
+
+from infer.config import EvaluationConf
+from infer.measure.eval_modes import Candidate
+from infer.measure.evaluate import evaluate
+from infer.warmup import warm
+from models.speculate.tree import TreeConf, TreeKind
+from tests.support.graphs_run import prompt_file
+from tests.support.tiny import CPU, new_draft, tiny_target
+
+CHAIN = TreeConf(kind=TreeKind.chain, depth=2)
+
+
+def main(what: str, folder: str) -> None:
+    torch.set_num_threads(1)
+    target = tiny_target(seed=0, device=replace(CPU, compiles=True))
+    conf = EvaluationConf(prompts=str(prompt_file(Path(folder))), max_new_tokens=4, batches=[])
+    draft = new_draft(target)
+    one = Candidate(name="one", draft=draft, untrained=draft)
+    run = {"warm": warm, "judge": evaluate}[what]
+    run(target, [one], tree=CHAIN, conf=conf, say=lambda _: None)
+    found = counters["inductor"]
+    told = {name: found[f"fxgraph_cache_{name}"] for name in ("hit", "miss", "bypass")}
+    print(json.dumps(told | {"graphs": counters["stats"]["unique_graphs"]}))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,132 @@
+"""Promises of the optimizers and schedules."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import AdamW, Muon
+
+from models.errors import UserError
+from tests.support.tiny import CPU
+from train.optim import OptimConf, OptimName, Schedule, split
+
+
+class Small(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(8, 4)
+        self.frozen = nn.Linear(4, 4, bias=False).requires_grad_(False)
+        self.hidden = nn.Linear(4, 6)
+        self.norm = nn.LayerNorm(6)
+        self.lm_head = nn.Linear(6, 8, bias=False)
+
+
+def names(module: nn.Module, parameters: list[nn.Parameter]) -> set[str]:
+    found = {id(p): name for name, p in module.named_parameters()}
+    return {found[id(p)] for p in parameters}
+
+
+def test_muon_takes_hidden_matrices_and_adamw_the_rest():
+    small = Small()
+    optimizers, _ = OptimConf(name=OptimName.muon, lr=1e-3).build(small)
+    adamw, muon = optimizers
+    assert isinstance(adamw, AdamW)
+    assert isinstance(muon, Muon)
+    assert names(small, muon.param_groups[0]["params"]) == {"hidden.weight"}
+    rest = [p for group in adamw.param_groups for p in group["params"]]
+    assert names(small, rest) == {
+        "embed.weight", "hidden.bias", "norm.weight", "norm.bias", "lm_head.weight",
+    }  # fmt: skip
+    assert muon.param_groups[0]["initial_lr"] == pytest.approx(1e-2)
+
+
+def test_norms_biases_and_embeddings_do_not_decay():
+    small = Small()
+    (adamw,), _ = OptimConf(weight_decay=0.1).build(small)
+    decays = {
+        name: group["weight_decay"]
+        for group in adamw.param_groups
+        for name in names(small, group["params"])
+    }
+    assert {name for name, decay in decays.items() if decay} == {"hidden.weight", "lm_head.weight"}
+
+
+def test_frozen_parameters_are_left_alone():
+    small = Small()
+    assert "frozen.weight" not in names(small, [p for part in split(small) for p in part])
+
+
+@pytest.mark.parametrize("schedule", Schedule)
+def test_every_schedule_warms_up_and_stays_within_its_bounds(schedule):
+    conf = OptimConf(warmup=0.1, decay=0.3, min_lr=0.1, schedule=schedule)
+    factors = [conf.learning_rate(100).factor(step) for step in range(100)]
+    assert factors[:10] == pytest.approx([(step + 1) / 10 for step in range(10)])
+    assert factors[10] > 0.99
+    assert all(0.1 <= factor <= 1 for factor in factors)
+    assert all(a >= b for a, b in pairwise(factors[10:]))
+
+
+def test_cosine_passes_the_middle_and_ends_near_its_floor():
+    rate = OptimConf(warmup=0.0, min_lr=0.2).learning_rate(100)
+    assert rate.factor(49) == pytest.approx(0.6, abs=0.01)
+    assert rate.factor(99) == pytest.approx(0.2, abs=0.01)
+
+
+def test_wsd_holds_then_falls():
+    rate = OptimConf(warmup=0.1, decay=0.3, schedule=Schedule.wsd).learning_rate(100)
+    assert {rate.factor(step) for step in range(9, 70)} == {1.0}
+    assert rate.factor(70) < 1
+    assert 0 < rate.factor(99) < 0.05
+
+
+def test_the_schedule_is_a_function_of_the_step_alone():
+    conf = OptimConf(steps=20, lr=0.5)
+    (optimizer,), (schedule,) = conf.build(Small())
+    rate = conf.learning_rate(20)
+    for step in range(20):
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(0.5 * rate.factor(step))
+        optimizer.step()
+        schedule.step()
+
+
+@pytest.mark.parametrize("name", OptimName)
+def test_both_optimizers_learn(name):
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1)), torch.randn(64, 8)
+    y = x.sum(-1, keepdim=True).sin()
+    optimizers, schedules = OptimConf(name=name, steps=60, lr=3e-2).build(model)
+    losses = []
+    for _ in range(60):
+        loss = (model(x) - y).pow(2).mean()
+        loss.backward()
+        losses.append(loss.item())
+        for optimizer, schedule in zip(optimizers, schedules, strict=True):
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+    assert losses[-1] < 0.5 * losses[0]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"steps": 0}, r"optim\.steps: must be at least 1, got 0"),
+        ({"warmup": 1.5}, r"optim\.warmup: is a share and must lie in 0\.\.1, got 1\.5"),
+        ({"lr": -1.0}, r"optim\.lr: must be positive, got -1\.0"),
+        ({"betas": [0.9]}, r"optim\.betas: must be two numbers in \[0, 1\), got \[0\.9\]"),
+        ({"warmup": 0.5, "decay": 0.6, "schedule": Schedule.wsd}, r"optim\.warmup: .*share"),
+    ],
+)
+def test_wrong_settings_are_refused_by_key(wrong, message):
+    with pytest.raises(UserError, match=message):
+        OptimConf(**wrong)
+
+
+def test_muon_is_refused_where_operations_are_recorded():
+    recording = replace(CPU, name="xla")
+    OptimConf(name=OptimName.adamw).check(recording)
+    OptimConf(name=OptimName.muon).check(CPU)
+    with pytest.raises(UserError, match=r"optim.name: must be adamw .* got muon; use optim=adamw"):
+        OptimConf(name=OptimName.muon).check(recording)

@@ -1,0 +1,290 @@
+"""A first run on a target of one's own: its data, what it says of them, what it refuses before."""
+
+import json
+import logging
+import shlex
+import shutil
+import sys
+from collections import Counter
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+
+import data.capture
+import data.prepare
+import infer.plan
+import train.__main__
+import train.first_lines
+import train.plan
+from conf.entry import CONF_DIR, compose
+from data.config import Source, Turns
+from data.packing.documents import read
+from data.prepare import PrepareConf
+from data.preview import first_rows, preview
+from models.errors import UserError
+from models.target.target import TargetConf
+from tests.support.commands import commands
+from tests.support.own_target import save_conversations, save_target
+from train.config import TrainConf
+from train.first_lines import described, preparing, training
+from train.plan import PlanConf
+from train.state import FREE, flat
+
+REAL = sorted(
+    path.stem for path in (Path(CONF_DIR) / "draft").glob("*.yaml") if "demo" not in path.stem
+)
+SMALL = [
+    "data.length=128", "optim.steps=2", "optim.batch_size=2", "optim.accumulation=1",
+    "draft.unroll=2", "eval_every=2", "eval_prompts=2", "device=cpu", "device.compile=false",
+    "device.threads=1", "tree=chain", "tree.depth=3",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A target with Qwen3's template, one that has no weights, and one without a template."""
+    folder = tmp_path_factory.mktemp("own")
+    save_target(folder / "target")
+    save_target(folder / "unread", weights=False)
+    save_target(folder / "llama", family="llama-3.1", weights=False)
+    shutil.copytree(folder / "unread", folder / "plain")
+    (folder / "plain" / "chat_template.jinja").unlink()
+    save_conversations(folder / "rows.jsonl", count=24)
+    return folder
+
+
+@pytest.fixture
+def run(folder, monkeypatch, capfd):
+    """Run a command in that folder: its exit code, and what it wrote."""
+    monkeypatch.chdir(folder)
+
+    def run(main, *arguments: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", [main.__module__, *arguments])
+        code = 0
+        try:
+            main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        out = capfd.readouterr()
+        return code, out.err if code else out.out
+
+    return run
+
+
+def conf(*overrides: str) -> TrainConf:
+    return compose("train", TrainConf, list(overrides))
+
+
+@pytest.mark.parametrize("draft", REAL)
+def test_every_real_draft_brings_public_data_that_the_command_line_overrides(draft):
+    brought = conf(f"draft={draft}").data
+    assert brought.path == "HuggingFaceH4/ultrachat_200k"
+    assert (brought.length, brought.turns) == (2048, Turns.auto)
+    for order in ([f"draft={draft}", "data=jsonl"], ["data=jsonl", f"draft={draft}"]):
+        assert conf(*order, "data.path=rows.jsonl").data.source is Source.jsonl
+    assert conf(f"draft={draft}", "data=sharegpt").data.path.startswith("Aeala/")
+    assert conf(f"draft={draft}", "experiment=demo-long").data.path == brought.path
+
+
+def test_the_shipped_experiment_has_turns_that_its_template_can_do():
+    shipped = conf("experiment=qwen3-8b-eagle3-ultrachat").data
+    assert (shipped.path, shipped.turns) == ("HuggingFaceH4/ultrachat_200k", Turns.auto)
+
+
+def test_a_run_over_several_turns_says_what_it_trains_on_and_ends_in_a_report(run, folder):
+    code, said = run(
+        train.__main__.main, "draft=qwen3-8b-eagle3", "target.path=target", "data.path=rows.jsonl",
+        "run_name=first", "evaluation.limit=1", "evaluation.max_new_tokens=4", "data=ultrachat",
+        "evaluation.batches=[]", *SMALL,
+    )  # fmt: skip
+    assert code == 0
+    first = said.splitlines()
+    assert first[0] == (
+        "training data: rows.jsonl; 24 rows; conversations; one document a turn, because the chat "
+        "template rewrites earlier turns; packed into rows of 128 tokens"
+    )
+    assert first[1].startswith("these answers are not known to be the target's own")
+    prepare, again = commands("\n".join(first[2:6]))
+    assert (prepare.module, again.module) == ("data.prepare", "train")
+    assert (folder / "outputs/train/first/report.json").exists()
+
+
+def test_printed_commands_compose_to_this_target_these_prompts_and_that_folder():
+    typed = [
+        "draft=qwen3-1.7b", "data=jsonl", 'data.path="my rows,1.jsonl"', "data.column=said",
+        "data.limit=50", "+data.template.enable_thinking=false", "target.path=/models/mine",
+        "optim.lr=1e-4", "data.length=256", "run_name=mine",
+    ]  # fmt: skip
+    mine = conf(*typed)
+    first, second = (shlex.split(line)[3:] for line in (preparing(mine), training(mine)))
+    prepared = compose("prepare", PrepareConf, first)
+    (source,) = prepared.mixture.sources.values()
+    assert (source.path, source.limit) == ("my rows,1.jsonl", 50)
+    assert source.columns == {"messages": "said"}
+    assert source.template == {"enable_thinking": False}
+    assert prepared.answers.by.value == "target"
+    assert prepared.target == mine.target
+    again = conf(*second)
+    made = f"{prepared.output_dir}/{prepared.run_name}"
+    assert (again.data.source, again.data.path) == (Source.prepared, made)
+    assert (again.target, again.draft, again.data.length) == (mine.target, mine.draft, 256)
+    assert again.optim.lr == mine.optim.lr
+    assert again.run_name != mine.run_name
+
+
+@pytest.mark.parametrize(("nodes", "local"), [(1, 1), (1, 8), (2, 4)])
+def test_the_printed_command_trains_on_as_many_processes(nodes, local, monkeypatch):
+    for name, number in (("WORLD_SIZE", nodes * local), ("LOCAL_WORLD_SIZE", local)):
+        monkeypatch.setenv(name, str(number))
+    (again,) = commands(training(conf("draft=qwen3-1.7b")))
+    assert (again.module, again.processes) == ("train", nodes * local)
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet", "saved", "splits", "many"])
+def test_a_local_copy_needs_nothing_but_its_path(folder, name, monkeypatch):
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", folder / "cache")
+    table = datasets.Dataset.from_list(
+        [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
+    )
+    table.to_parquet(folder / "rows.parquet")
+    table.save_to_disk(folder / "saved")
+    datasets.DatasetDict(train=table).save_to_disk(folder / "splits")
+    (folder / "many").mkdir(exist_ok=True)
+    table.to_parquet(folder / "many" / "part-0.parquet")
+    given = conf("draft=qwen3-1.7b", f"data.path={folder / name}")
+    assert len(first_rows(given.data)) == 24
+
+
+@pytest.mark.parametrize(("target", "documents"), [("unread", 48), ("llama", 24)])
+def test_automatic_turns_are_those_that_the_template_can_do(folder, target, documents):
+    """Qwen3's rewrites earlier turns; Llama's keeps them, and each is learned once either way."""
+    rows = conf("data=jsonl", f"data.path={folder / 'rows.jsonl'}")
+    place = TargetConf(path=str(folder / target))
+    found = read(rows.data, place.source.tokenizer(), Counter())
+    assert len(found) == documents
+    said = preview(rows.data, place, first_rows(rows.data)).turns
+    assert ("rewrites" in said) == (target == "unread")
+    rows.data.turns = Turns.each
+    assert preview(rows.data, place, first_rows(rows.data)).turns == "one document a turn"
+    each = read(rows.data, place.source.tokenizer(), Counter())
+    assert found.answer.sum() == each.answer.sum()
+
+
+REFUSED = {
+    "target.path=unread data.turns=all": "data.turns: the chat template must not rewrite earlier",
+    "target.path=plain": "data.format: conversations must meet a target with a chat template",
+    "target.path=unread data=prepared": "data.path: must be set for data.source=prepared, got null",
+    "target.path=unread data.path=none.jsonl": "data.path: must exist, got 'none.jsonl'",
+    "target.path=none": "target.path: must be a reachable model, got 'none' (no such directory)",
+}
+
+
+@pytest.mark.parametrize("main", [train.__main__.main, data.capture.main])
+@pytest.mark.parametrize("mistake", REFUSED)
+def test_what_the_data_cannot_do_is_refused_before_weights_are_read(mistake, main, run):
+    """None of these targets has weights."""
+    given = ["draft=qwen3-8b-eagle3", *SMALL[:1], "device=cpu"]
+    path = [] if "data" in mistake.replace("data.turns", "") else ["data.path=rows.jsonl"]
+    code, error = run(main, *given, *path, *mistake.split())
+    assert (code, error.count("\n")) == (2, 1)
+    assert error.startswith(f"error: {REFUSED[mistake]}")
+
+
+def test_prepare_refuses_a_target_without_a_template_before_weights_are_read(run):
+    code, error = run(
+        data.prepare.main, "mixture=one", "mixture.sources.rows.path=rows.jsonl", "answers=target",
+        "mixture.exclude=[]", "target.path=plain", "run_name=plain",
+    )  # fmt: skip
+    assert (code, error.splitlines()[-1][:45]) == (
+        2,
+        "error: target.name: must have a chat template",
+    )
+
+
+@pytest.mark.parametrize("main", [train.__main__.main, data.capture.main])
+def test_without_a_hub_one_line_names_all_that_is_missing(main, run, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    code, error = run(main, "draft=qwen3-1.7b")
+    assert (code, error.count("\n")) == (2, 1)
+    for remedy in ("target.path=DIR", "draft.path=DIR", "data.path=FILE"):
+        assert remedy in error
+
+
+def test_a_data_set_is_loaded_once_and_not_before_the_target_is_found(folder, monkeypatch):
+    import datasets
+
+    loaded, lines = [], (folder / "rows.jsonl").read_text().splitlines()
+
+    def load(place, **_):
+        loaded.append(place)
+        return datasets.Dataset.from_list([json.loads(line) for line in lines])
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", lambda *_, **__: None)
+    given = ["data=ultrachat", "data.path=someone/rows"]
+    with pytest.raises(UserError, match=r"^target\.path: must be a reachable model"):
+        conf(*given, f"target.path={folder / 'none'}").check()
+    assert loaded == []
+    mine = conf(*given, f"target.path={folder / 'unread'}")
+    assert "someone/rows (train_sft); 24 rows" in described(mine.data, mine.check())
+    assert loaded == ["someone/rows"]
+
+
+def test_the_demos_data_are_refused_for_another_target_unless_named(folder, monkeypatch, caplog):
+    monkeypatch.chdir(folder)
+    with pytest.raises(UserError, match=r"^data.source: the demo's prompts .* got target target;"):
+        conf("target.path=target").check()
+    conf("target.path=target", "data=demo").check()
+    conf("data=demo").check()
+    named = conf("target.path=target", "data=demo")
+    with caplog.at_level(logging.INFO, logger="train.first_lines"):
+        train.first_lines.announce(named, named.check())
+    assert "these are the demo's prompts, answered by target" in caplog.text
+
+
+def test_a_store_of_the_demos_data_is_refused_for_another_target(run):
+    code, error = run(data.capture.main, "target.path=unread")
+    assert code == 2
+    assert error.startswith("error: data.source: the demo's prompts must be for the demo's own")
+
+
+def test_naming_the_demos_data_is_no_other_run():
+    assert conf().data.for_any_target is False
+    one, other = flat(conf()), flat(conf("data=demo"))
+    assert all(key.startswith(FREE) for key in one if one[key] != other[key])
+
+
+@pytest.mark.parametrize("choice", ["data=prepared", "data=captured data.path=none"])
+def test_a_plan_needs_no_data(choice, run):
+    code, said = run(
+        train.plan.main, "draft=qwen3-8b-medusa", "machine=trn2.3xlarge", "target.path=unread",
+        "data.length=128", *choice.split(),
+    )  # fmt: skip
+    assert code == 0, said
+    assert ("no feature store there" in said) == ("captured" in choice)
+
+
+@pytest.mark.parametrize("data", ["ultrachat", "sharegpt", "jsonl", "prepared", "captured"])
+def test_a_plan_takes_rows_of_2048_tokens_where_nothing_names_another_length(data):
+    planned = compose("train_plan", PlanConf, ["draft=qwen3-32b-eagle3", f"data={data}"])
+    assert planned.data.length == 2048
+
+
+def test_a_draft_is_planned_for_decoding_whatever_its_data(run):
+    code, said = run(
+        infer.plan.main, "draft=qwen3-8b-eagle3", "target.path=unread", "machine=trn2.3xlarge"
+    )
+    assert code == 0
+    assert "eagle3 on trn2.3xlarge" in said
+
+
+@pytest.mark.parametrize("mixture", ["mixture=one mixture.sources.rows.path=x", "mixture=chat"])
+def test_prepare_takes_the_path_of_a_target_alone(mixture):
+    found = compose("prepare", PrepareConf, [*mixture.split(), "target.path=/models/mine"])
+    assert found.target is not None
+    assert found.target.source.place == found.target.name == "/models/mine"
+    assert compose("prepare", PrepareConf, mixture.split()).target is None

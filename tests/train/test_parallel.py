@@ -1,0 +1,158 @@
+"""Promises of several processes: they do what one does, hold only their part, and hand over."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.torch_version import TorchVersion
+
+from models.errors import UserError
+from models.target.target import TargetConf
+from tests.support.parallel_run import run, save_target
+from tests.support.toy_run import metrics
+from train.distributed.parallel import ParallelConf, Weights
+
+ROOT = Path(__file__).parents[2]
+SPLIT = {"tensor": 2}
+DRAFT_SHARDED = {"draft": "sharded"}
+ALL_SHARDED = {"target": "sharded", "draft": "sharded"}
+LAYOUTS = {
+    "tensor": SPLIT,
+    "sharded": ALL_SHARDED,
+    "tensor and sharded": SPLIT | ALL_SHARDED,
+}
+OTHERS = ("eagle1", "medusa", "hydra", "pruned")
+
+
+def launch(processes: int, folder: Path, runs: list[dict[str, Any]]) -> None:
+    """These runs, by the launcher that users take."""
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone",
+        f"--nproc_per_node={processes}", ROOT / "tests/support/parallel_run.py", folder / "target",
+        json.dumps(runs),
+    ]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr[-8000:]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Runs of four processes and of one; `state` stopped at step 2, whence `resumed` went on."""
+    folder = tmp_path_factory.mktemp("parallel")
+    save_target(folder / "target")
+    runs = [{"folder": str(folder / name), "parallel": way} for name, way in LAYOUTS.items()]
+    state = {"folder": str(folder / "state"), "parallel": SPLIT, "stop": 2}
+    runs += [
+        state,
+        state | {"folder": str(folder / "resumed"), "after": state["folder"], "stop": 4},
+    ]
+    launch(4, folder, runs)
+    run(folder / "target", folder=str(folder / "one"), parallel={})
+    return folder
+
+
+def losses(folder: Path) -> list[float]:
+    return [line["train/loss"] for line in metrics(folder)]
+
+
+def ranks(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(file.read_text()) for file in sorted(folder.glob("rank-*.json"))]
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_four_processes_learn_and_decode_as_one(folder, name):
+    assert losses(folder / name) == pytest.approx(losses(folder / "one"), abs=1e-5)
+    (alone,) = ranks(folder / "one")
+    together = ranks(folder / name)
+    assert len(together) == 4
+    for rank in together:
+        assert rank["fingerprint"] == alone["fingerprint"]
+        assert rank["logits"] == pytest.approx(alone["logits"], abs=1e-5)
+        assert rank["progress"] == alone["progress"]  # the acceptance length among it
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_all_processes_end_with_the_same_draft_bit_for_bit(folder, name):
+    assert len({rank["draft"] for rank in ranks(folder / name)}) == 1
+
+
+def test_what_one_process_knows_all_can_ask(folder):
+    assert all(rank["heard"] for rank in ranks(folder / "tensor"))
+    assert not ranks(folder / "one")[0]["heard"]
+
+
+def test_no_process_holds_more_than_its_part(folder):
+    (alone,) = ranks(folder / "one")
+    for rank in ranks(folder / "sharded"):
+        assert rank["draft_held"] <= 0.26 * alone["draft_held"]
+        assert rank["target_held"] <= 0.3 * alone["target_held"]  # norms are cut unevenly
+    for rank in ranks(folder / "tensor"):
+        assert rank["draft_held"] == alone["draft_held"]
+        assert rank["target_held"] <= 0.51 * alone["target_held"]
+
+
+def test_a_resumed_run_of_four_processes_ends_as_an_unbroken_one_bit_for_bit(folder):
+    assert ranks(folder / "resumed")[0]["draft"] == ranks(folder / "tensor")[0]["draft"]
+
+
+def test_a_state_of_four_processes_goes_on_with_two_and_with_one(folder):
+    after = str(folder / "state")
+    launch(2, folder, [
+        {"folder": str(folder / "on two"), "parallel": DRAFT_SHARDED, "after": after},
+        *({"folder": str(folder / name), "parallel": SPLIT, "draft": name, "steps": 1}
+          for name in OTHERS),
+    ])  # fmt: skip
+    run(folder / "target", folder=str(folder / "on one"), parallel={}, after=after)
+    whole = losses(folder / "one")
+    assert losses(folder / "state") == pytest.approx(whole[:2], abs=1e-5)
+    for name in ("on two", "on one"):
+        assert losses(folder / name) == pytest.approx(whole, abs=1e-5)
+    for name in OTHERS:  # every method takes what it needs of a target in parts
+        alone = f"{name} alone"
+        run(folder / "target", folder=str(folder / alone), parallel={}, draft=name, steps=1)
+        assert losses(folder / name) == pytest.approx(losses(folder / alone), abs=1e-5)
+
+
+def refuse(conf: ParallelConf, target: TargetConf, *, rows: int, adapts: bool) -> None:
+    conf.check(rows=rows, adapts=adapts)
+    conf.check_target(target)
+
+
+@pytest.mark.parametrize(
+    ("processes", "conf", "rows", "adapts", "message"),
+    [
+        (4, {"tensor": 3}, 8, False, r"parallel\.tensor: must divide the 4 processes, got 3"),
+        (1, {"tensor": 2}, 8, False, r"parallel\.tensor: must divide the 1 processes, got 2"),
+        (4, {"tensor": 4}, 8, False, r"parallel\.tensor: must divide the target's 2 key-value he"),
+        (4, {}, 6, False, r"optim\.accumulation: .* multiple of the 4 data-parallel .*, got 6; "),
+        (4, {"tensor": 2}, 8, True, r"parallel: a draft that adapts its target needs both whole"),
+        (4, {"draft": Weights.sharded}, 8, True, r"parallel: a draft that adapts its target"),
+    ],
+)
+def test_what_the_processes_cannot_do_is_refused_before_a_model_is_loaded(
+    tmp_path, monkeypatch, processes, conf, rows, adapts, message
+):
+    save_target(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    monkeypatch.setenv("WORLD_SIZE", str(processes))
+    target = TargetConf(path=str(tmp_path))
+    with pytest.raises(UserError, match=message):
+        refuse(ParallelConf(**conf), target, rows=rows, adapts=adapts)
+    refuse(ParallelConf(), target, rows=4 * rows, adapts=adapts)
+
+
+def test_an_older_torch_is_refused_where_weights_are_cut(monkeypatch):
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.9.0"))
+    ParallelConf().check(rows=4, adapts=False)
+    for conf in ({"tensor": 1, "target": Weights.sharded}, {"draft": Weights.sharded}):
+        with pytest.raises(UserError, match=r"^parallel: tensor and sharded need torch 2\.13 or n"):
+            ParallelConf(**conf).check(rows=4, adapts=False)
+    for newer in ("2.13.0", "2.13.0a0+79aa17489c.nv26.6"):
+        monkeypatch.setattr(torch, "__version__", TorchVersion(newer))
+        ParallelConf(draft=Weights.sharded).check(rows=4, adapts=False)

@@ -1,0 +1,334 @@
+"""A plan says what a run takes: held to what PyTorch's allocator saw of a real step."""
+
+import gc
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from conf.entry import compose
+from infer import plan as infer_plan
+from models.device import Device
+from models.device.machine_specs import MachineConf, measured
+from models.errors import UserError
+from models.meta_model import Outline, outline, outlined, share
+from models.parallel import tensor_parallel
+from models.target.target import Target, TargetConf
+from tests.support.packed import packed_of
+from tests.support.tiny import CPU
+from train.config import TrainConf
+from train.log import Log
+from train.loop import Loop
+from train.plan import PlanConf, main
+from train.planning.layout import layouts
+from train.planning.plan import planned
+from train.planning.remedies import changes
+from train.planning.tables import planned_steps, size_table, time_table
+from train.planning.trace import (
+    EVALUATES,
+    FROZEN,
+    OPTIMIZER,
+    STAYS,
+    TARGET,
+    TRAINED,
+    fullest_batch,
+    lasting,
+    trace,
+)
+from train.quick_eval import measure
+from train.state import State, flat
+
+VOCAB, LENGTH, PROMPT = 4096, 128, 64
+HALF = Device(name="cpu", torch_device=CPU.torch_device, dtype=torch.bfloat16, compiles=False)
+KINDS = {
+    "eagle3": ["draft=demo", "draft.layers=[1,2,3]"],
+    "medusa": ["draft=demo-medusa"],
+    "hydra": ["draft=demo-hydra"],
+    "draft model": ["draft=demo-lm", "draft.layers=[0,3]"],
+}
+GENEROUS = MachineConf(name="made", chips=2, cores=4, memory_gib=64.0, bandwidth_gb_s=100.0,
+                       tflops={"float32": 1.0, "bfloat16": 4.0}, length_multiple=32,
+                       repeats_heads=True)  # fmt: skip
+
+
+def config() -> Qwen3Config:
+    return Qwen3Config(
+        vocab_size=VOCAB, hidden_size=128, num_hidden_layers=4, num_attention_heads=8,
+        num_key_value_heads=4, head_dim=32, intermediate_size=512, max_position_embeddings=512,
+        tie_word_embeddings=False, eos_token_id=0, pad_token_id=0, bos_token_id=None,
+    )  # fmt: skip
+
+
+def conf(*overrides: str) -> TrainConf:
+    small = ["optim=adamw", "optim.batch_size=2", "optim.compile=false", "tree=chain",
+             "tree.depth=3", f"data.length={LENGTH}", "eval_prompts=4", "run_name=made",
+             "evaluation.max_new_tokens=6"]  # fmt: skip
+    return compose("train", TrainConf, [*small, *overrides])
+
+
+def model_outline(device: Device) -> Outline:
+    with torch.device("meta"):
+        return Outline(Qwen3ForCausalLM(config()).to(device.dtype), name="made", device=device)
+
+
+def prepared(conf: TrainConf, device: Device, folder) -> Loop:
+    """A real run of random weights, every token of its rows an answer."""
+    torch.manual_seed(0)
+    target = Target(Qwen3ForCausalLM(config()).to(device.dtype), None, name="made", device=device)
+    draft = conf.draft.build(target, loss=conf.loss, seed=0)
+    full = fullest_batch(conf.optim.rows, LENGTH)
+    rows = packed_of(replace(full, ids=torch.randint(1, VOCAB, full.ids.shape)))
+    parallel = conf.parallel.build(device, trackers=[])
+    state = State(folder, flat(conf))
+    loop = Loop(
+        conf=conf, parallel=parallel, device=device, target=target, draft=draft, rows=rows,
+        state=state, log=Log(conf.log, state, parallel.accelerator), evaluate=lambda _: {},
+    )  # fmt: skip
+    loop._prepare()
+    return loop
+
+
+def allocated(work) -> int:
+    """Most bytes that the allocator held at a time beyond those of the beginning."""
+    gc.collect()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        work()
+    events = [e for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"]
+    now = most = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        now += event.nbytes()
+        most = max(most, now)
+    return most
+
+
+@pytest.mark.parametrize(
+    ("kind", "device", "accumulation"),
+    [(kind, CPU, 1) for kind in KINDS] + [("eagle3", HALF, 2)],
+    ids=lambda value: value.dtype if isinstance(value, Device) else value,
+)
+def test_a_step_takes_the_memory_that_was_planned(kind, device, accumulation, tmp_path):
+    run = conf(*KINDS[kind], f"optim.accumulation={accumulation}")
+    loop = prepared(run, device, tmp_path)
+    loop._learn(0)  # makes the moments
+    taken = allocated(lambda: loop._learn(1))
+
+    target = model_outline(device)
+    found = trace(run, target, outlined(run.draft, target, loss=run.loss, seed=0), prompt=PROMPT)
+    held = found.phases.pop(EVALUATES).held
+    moments = [m for o in loop.learning.optimizers for s in o.state.values() for m in s.values()]
+    assert held[TARGET] == sum(t.nbytes for t in loop.target.model.state_dict().values()) + sum(
+        b.nbytes for n, b in loop.target.model.named_buffers()
+        if n not in loop.target.model.state_dict()
+    )  # fmt: skip
+    parameters = sum(p.nbytes for p in loop.draft.parameters())
+    buffers = sum(b.nbytes for b in loop.draft.buffers())
+    assert held[FROZEN] + held[TRAINED] == parameters + buffers
+    assert held[OPTIMIZER] == sum(m.nbytes for m in moments)
+    target = model_outline(device)
+    draft = outlined(run.draft, target, loss=run.loss, seed=0)
+    stays = lasting(run, target, draft).held
+    assert {part: stays[part] for part in STAYS} == {part: held[part] for part in STAYS}
+    planned = max(
+        phase.total - sum(phase.held[part] for part in STAYS) for phase in found.phases.values()
+    )
+    assert planned == pytest.approx(taken, rel=0.1)
+
+
+def test_an_evaluation_takes_the_memory_that_was_planned(tmp_path):
+    run = conf(*KINDS["eagle3"])
+    loop = prepared(run, CPU, tmp_path)
+    prompts = torch.randint(1, VOCAB, (run.eval_prompts, PROMPT)).tolist()
+    judge = measure(loop.target, prompts, run.tree.build(), run.evaluation)
+    taken = allocated(lambda: judge(loop.draft.eval()))
+    target = model_outline(CPU)
+    found = trace(run, target, outlined(run.draft, target, loss=run.loss, seed=0), prompt=PROMPT)
+    phase = found.phases[EVALUATES]
+    assert phase.total - sum(phase.held[part] for part in STAYS) == pytest.approx(taken, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("Qwen/Qwen3-32B", 32_762_123_264),
+        ("Qwen/Qwen3-8B", 8_190_735_360),
+        ("Qwen/Qwen3-1.7B", 1_720_574_976),
+        ("Qwen/Qwen3-0.6B", 596_049_920),
+        ("meta-llama/Llama-3.1-8B-Instruct", 8_030_261_248),
+        ("meta-llama/Llama-3.2-1B-Instruct", 1_235_814_400),
+    ],
+)
+def test_shipped_shapes_have_the_published_number_of_parameters(name, parameters):
+    assert outline(TargetConf(name=name), torch.bfloat16).parameters == parameters
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_a_core_holds_its_share_of_the_target(ranks):
+    """With eight, two cores have the same key-value head."""
+    target = model_outline(CPU)
+    parts = tensor_parallel.plan(target.model, ranks, whole=["lm_head"])
+    state = target.model.state_dict()
+    cut = tensor_parallel.cut(state, parts, ranks=ranks, rank=0)
+    share(target, ranks, whole=["lm_head"])
+    held = sum(p.nbytes for p in target.model.parameters())
+    assert held == sum(tensor.nbytes for tensor in cut.values())
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def place(tmp_path):
+    """A folder with a config.json and nothing else."""
+    config().save_pretrained(tmp_path / "target")
+    return tmp_path
+
+
+def plan_conf(place, *overrides: str, machine: MachineConf = GENEROUS) -> PlanConf:
+    base = ["draft=demo-medusa", f"target.path={place / 'target'}", "optim.batch_size=4",
+            f"data.length={LENGTH}", "tree=chain", "tree.depth=3", "device=cpu"]  # fmt: skip
+    found = compose("train_plan", PlanConf, [*base, *overrides])
+    found.machine = machine
+    return found
+
+
+def test_a_plan_that_does_not_fit_names_overrides_with_which_it_does(place):
+    small = MachineConf(**vars(GENEROUS) | {"chips": 1, "cores": 1, "memory_gib": 0.09})
+    before = planned(plan_conf(place, machine=small))
+    assert not before.fits(before.best)
+    made = changes(before)
+    assert made[0].startswith("parallel.tensor=")
+    after = planned(plan_conf(place, *made, machine=small))
+    assert after.fits(after.best)
+
+
+def test_every_layout_does_all_rows_on_the_cores_there_are(place):
+    run = plan_conf(place, "optim.batch_size=3", "optim.accumulation=2")
+    found = layouts(run, GENEROUS, model_outline(CPU))
+    assert [layout.tensor for layout in found] == [1, 2, 4, 8]
+    for layout in found:
+        assert layout.data * layout.rows * layout.micros == 6
+        assert layout.processes <= 8
+
+
+def test_the_command_prints_a_plan_and_writes_it(place, capsys, monkeypatch):
+    file = place / "plans" / "plan.json"
+    monkeypatch.setattr("sys.argv", [
+        "plan", "draft=demo-medusa", f"target.path={place / 'target'}", "machine=trn2.3xlarge",
+        "tokens=1e6", f"data.length={LENGTH}", f"output={file}",
+    ])  # fmt: skip
+    main()
+    printed = capsys.readouterr().out
+    assert "It fits" in printed
+    assert "4 cores of 24.00 GiB" in printed
+    written = json.loads(file.read_text())
+    assert written["fits"]
+    chosen = written["layouts"][written["proposed"]]
+    assert chosen["bytes"] == max(sum(parts.values()) for parts in chosen["phases"].values())
+    assert written["sizes"]["feature_bytes"] == 128 * 2
+
+
+def test_a_plan_of_epochs_knows_its_steps_where_the_tokens_are_known(place):
+    """Of 40 full rows of data, 4 a step. With wsd there is room for the state that is kept."""
+    epochs = ["optim.steps=null", "optim.epochs=2", "optim.schedule=wsd"]
+    known = planned(plan_conf(place, *epochs, f"tokens={40 * LENGTH}"))
+    assert planned_steps(known) == 20
+    assert ["the run", "20 steps"] in [row[:2] for row in time_table(known).rows]
+    unknown = replace(known, conf=replace(known.conf, tokens=None))
+    assert ["the run", "2 epochs", "give the data's tokens=N"] in time_table(unknown).rows
+    sizes = known.sizes
+    assert sizes.disk == 4 * (2 * sizes.draft + 3 * 3 * sizes.trained)
+    assert "three states, two checkpoints" in str(size_table(known).rows)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        (["data.length=100"], "data.length: must be a multiple of 32 on made, got 100; take 128"),
+        (["parallel.tensor=3"], "parallel.tensor: must divide the 8 cores of made, got 3"),
+        (["tree.depth=9"], "tree.depth: must be at most the 4 tokens"),
+        (["headroom=1.5"], "headroom: is a share"),
+        (["target.path=null", "target.name=nobody/nothing"], "target.name: must be a reachable"),
+    ],
+)
+def test_mistakes_are_refused_in_a_line(place, overrides, line):
+    with pytest.raises(UserError) as refused:
+        planned(plan_conf(place, *overrides))
+    assert str(refused.value).startswith(line)
+    assert "\n" not in str(refused.value)
+
+
+def test_heads_that_cannot_be_shared_are_refused(place):
+    wide = MachineConf(**vars(GENEROUS) | {"chips": 4})
+    with pytest.raises(UserError, match=r"parallel\.tensor: .* a divisor of its 8 attention heads"):
+        planned(plan_conf(place, "parallel.tensor=16", machine=wide))
+
+
+def test_heads_are_repeated_where_the_route_can(place):
+    plain = MachineConf(**vars(GENEROUS) | {"repeats_heads": False})
+    with pytest.raises(UserError, match=r"must divide the target's 4 key-value heads, got 8"):
+        planned(plan_conf(place, "parallel.tensor=8", machine=plain))
+
+
+def test_a_precision_that_the_machine_lacks_is_refused(place):
+    half = MachineConf(**vars(GENEROUS) | {"tflops": {"bfloat16": 4.0}})
+    with pytest.raises(UserError, match=r"device\.precision: must be one of bfloat16 on made"):
+        planned(plan_conf(place, "device.precision=float32", machine=half))
+
+
+def test_this_machine_is_measured():
+    found = measured(CPU)
+    assert found.chips == found.cores == 1
+    assert found.memory_gib > 0.5
+    assert found.bandwidth_gb_s > 0
+    assert set(found.tflops) == {"float32"}
+    found.check(torch.float32)
+
+
+# --- decoding -------------------------------------------------------------------------------------
+
+
+def infer_conf(place, *overrides: str) -> infer_plan.PlanConf:
+    base = ["draft=demo-medusa", f"target.path={place / 'target'}", "tree=chain", "tree.depth=3",
+            "prompt_tokens=60", "context=200", "device=cpu"]  # fmt: skip
+    found = compose("infer_plan", infer_plan.PlanConf, [*base, *overrides])
+    two = {"chips": 1, "cores": 2, "bandwidth_gb_s": 50.0}
+    found.machine = MachineConf(**vars(GENEROUS) | two)
+    return found
+
+
+def test_a_token_takes_the_time_to_read_the_weights_and_the_cache(place):
+    first, second = infer_plan.options(infer_conf(place))
+    model = model_outline(HALF).model
+    table = model.get_input_embeddings().weight.nbytes  # of which a token reads one row
+    weights = sum(p.nbytes for p in model.parameters() if p.ndim > 1) - table
+    assert first.alone_s == pytest.approx((weights + first.parts["cache"]) / 25e9, rel=1e-3)
+    assert second.alone_s < first.alone_s
+    assert first.most == 4
+
+
+def test_what_a_draft_costs_is_what_must_be_accepted(place):
+    """Medusa's heads are read once a round, whatever the depth."""
+    (short, _), (long, _) = (
+        infer_plan.options(infer_conf(place, f"tree.depth={depth}")) for depth in (1, 4)
+    )
+    assert short.propose_s < long.propose_s
+    assert long.needed == (long.verify_s + long.propose_s) / long.alone_s
+    assert long.needed > short.needed > 1
+
+
+def test_the_plan_goes_to_a_folder_that_is_made_and_what_cannot_be_written_is_one_line(place):
+    file = place / "new" / "plan.json"
+    infer_plan.main.__wrapped__(infer_conf(place, f"output={file}"))
+    assert len(json.loads(file.read_text())) == 2
+    with pytest.raises(UserError, match=r"output: must be a writable file, got .*plan\.json/plan "):
+        infer_plan.main.__wrapped__(infer_conf(place, f"output={file}/plan"))
+
+
+def test_a_target_too_large_for_the_machine_is_refused(place):
+    run = infer_conf(place)
+    run.machine = MachineConf(**vars(GENEROUS) | {"memory_gib": 0.001})
+    with pytest.raises(UserError, match="machine: must hold the target, got made"):
+        infer_plan.options(run)

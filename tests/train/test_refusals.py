@@ -1,0 +1,199 @@
+"""A user's mistake is one line and exit code 2, before a model is loaded where that can be."""
+
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import infer.eval
+import train.__main__
+from conf.entry import compose
+from models import checkpoint
+from models.drafts import load_draft
+from models.errors import UserError
+from models.target.target import TargetConf
+from tests.support.tiny import CPU, new_draft, tiny_target, tiny_tokenizer
+from train.config import TrainConf
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, target):
+    """A target and a draft of it on disk, one of them cut, and a file where a folder should be."""
+    folder = tmp_path_factory.mktemp("refusals")
+    target.model.save_pretrained(folder / "target")
+    target.tokenizer.save_pretrained(folder / "target")
+    new_draft(target).save(folder / "draft", target)
+    shutil.copytree(folder / "draft", folder / "cut")
+    weights = folder / "cut" / checkpoint.WEIGHTS
+    weights.write_bytes(weights.read_bytes()[:-100])
+    shutil.copytree(folder / "draft", folder / "foreign")
+    (folder / "foreign" / checkpoint.CONFIG).write_text('{"architectures": ["OtherDraft"]}')
+    (folder / "file").touch()
+    (folder / "prompts.jsonl").write_text('{"text": "1 2 3"}\n')
+    (folder / "bad.jsonl").write_text("1 2 3\n")
+    (folder / "long.jsonl").write_text(f'{{"text": "{"1 2 3 " * 1000}"}}\n')
+    return folder
+
+
+@pytest.fixture
+def refused(folder, monkeypatch, capfd):
+    """Run a command that must be refused: its one line, and whether a target was loaded before."""
+    monkeypatch.chdir(folder)
+    loaded = []
+
+    def build(self, device, honest=TargetConf.build):
+        loaded.append(self.name)
+        return honest(self, device)
+
+    monkeypatch.setattr(TargetConf, "build", build)
+
+    def run(main, *arguments: str) -> tuple[str, bool]:
+        monkeypatch.setattr(sys, "argv", [main.__module__, *arguments])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        assert stop.value.code == 2
+        *before, line = capfd.readouterr().err.splitlines()
+        assert "Traceback" not in str(before)
+        assert not before or loaded  # one line; behind the progress bar of a model that was loaded
+        assert line.startswith("error: ")
+        return line.removeprefix("error: "), bool(loaded)
+
+    return run
+
+
+EVAL = {
+    "checkpoint=nowhere": "checkpoint: must be a folder with config.json, got nowhere",
+    "checkpoint=3": "checkpoint: must be a directory or a list of them, got 3",
+    "checkpoint=cut": "checkpoint: must be a whole file, got cut/model.safetensors",
+    "checkpoint=[draft,cut]": "checkpoint: must be a whole file, got cut/model.safetensors",
+    "tree=nope": "tree: no such option, got 'nope'; choose one of chain, dynamic, medusa-63, mixed",
+    "tree.deph=3": "tree.deph: no such key; did you mean tree.depth?",
+    "tree.nodes=99": "tree.nodes: must be at most the",
+    "device.threads=0": "device.threads: must be at least 1, got 0",
+    "evaluation.prompts=nowhere": "evaluation.prompts: must be a readable JSONL file, got nowhere",
+    "evaluation.prompts=bad.jsonl": "evaluation.prompts: every line must be a JSON object, got bad",
+    "evaluation.prompts=long.jsonl": "evaluation.prompts: prompt and answer must fit in the 256 "
+    "positions of target, got prompt 1 of 3000 tokens and evaluation.max_new_tokens=",
+    "evaluation.max_new_tokens=1": "evaluation.max_new_tokens: must be at least 2, got 1",
+    "evaluation.sampling.top_p=0": "sampling.top_p: must be in (0, 1], got 0",
+    "output_dir=file": "output_dir: must be a writable folder, got file/eval (Not a directory)",
+}
+
+
+@pytest.mark.parametrize("mistake", EVAL)
+def test_eval_refuses_before_a_model_is_loaded(mistake, refused):
+    given = {"checkpoint": "draft", "target.name": "target", "evaluation.prompts": "prompts.jsonl"}
+    key, value = mistake.split("=")
+    arguments = [f"{k}={v}" for k, v in (given | {key: value}).items()]
+    line, loaded = refused(infer.eval.main, *arguments, "device.compile=false")
+    assert line.startswith(EVAL[mistake])
+    assert not loaded
+
+
+def test_eval_refuses_a_device_that_is_not_there(refused, monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: None)
+    given = ["checkpoint=draft", "target.name=target", "evaluation.prompts=prompts.jsonl"]
+    line, loaded = refused(infer.eval.main, *given, "device=cuda")
+    assert line == "device.name: PyTorch sees cpu here, got cuda; use device=auto"
+    assert not loaded
+
+
+LATER = {
+    "target.name=nobody/nothing": "target.name: must be a reachable model, got 'nobody/nothing'",
+    "checkpoint=foreign": "checkpoint: architecture must be one of ",
+    "tree.depth=17": "tree.depth: must be at most the 16 tokens that the draft can propose, got 17",
+}
+
+
+@pytest.mark.parametrize("mistake", LATER)
+def test_eval_refuses_what_only_the_model_shows(mistake, refused):
+    given = {
+        "checkpoint": "draft", "target.name": "target", "tree.nodes": 20, "tree.depth": 4,
+        "evaluation.prompts": "prompts.jsonl", "device.compile": "false",
+    }  # fmt: skip
+    key, value = mistake.split("=")
+    line, _ = refused(infer.eval.main, *(f"{k}={v}" for k, v in (given | {key: value}).items()))
+    assert line.startswith(LATER[mistake])
+
+
+@pytest.mark.parametrize(
+    ("mistake", "message"),
+    [
+        ("tree.depth=17", "tree.depth: must be at most the 16 tokens that the draft can propose"),
+        ("output_dir=file", "output_dir: must be writable, got file/demo (Not a directory)"),
+        ("data=jsonl", "data.path: must be set for data.source=jsonl, got null"),
+        ("evaluation.prompts=nowhere", "evaluation.prompts: must be a readable JSONL file"),
+        ("evaluation.prompts=long.jsonl", "evaluation.prompts: prompt and answer must fit in the"),
+    ],
+)
+def test_train_refuses_before_a_model_is_loaded(mistake, message, refused):
+    line, loaded = refused(train.__main__.main, "tree.nodes=20", "device.compile=false", mistake)
+    assert line.startswith(message)
+    assert not loaded
+
+
+def test_a_length_that_the_machine_would_pad_is_refused():
+    conf = compose("train", TrainConf, ["optim=adamw", "data.length=200"])
+    conf.check_device(CPU)
+    with pytest.raises(UserError, match=r"data.length: must be a multiple of 128 .* take 256"):
+        conf.check_device(replace(CPU, name="neuron", instance="trn2.48xlarge"))
+
+
+def test_train_says_how_to_do_without_the_hub(refused, tmp_path):
+    given = [
+        "target.name=nobody/nothing",
+        "data=demo",
+        "device.compile=false",
+        f"output_dir={tmp_path}",
+    ]
+    line, _ = refused(train.__main__.main, *given)
+    assert line.startswith("target.name: must be a reachable model, got 'nobody/nothing' (")
+    assert line.endswith("without a network give a local copy by target.path=DIR")
+
+
+def test_a_draft_of_another_tokenizer_is_refused(folder):
+    other = tiny_target(seed=0)
+    other.tokenizer_fingerprint = checkpoint.tokenizer_fingerprint(tiny_tokenizer(words=60))
+    with pytest.raises(UserError, match="checkpoint: must be distilled for this tokenizer"):
+        load_draft(folder / "draft", other)
+
+
+def test_a_published_draft_of_another_hidden_size_is_refused(folder, tmp_path):
+    """It has no hashes: only its shapes tell."""
+    published = tmp_path / "published"
+    shutil.copytree(folder / "draft", published)
+    weights = published / checkpoint.WEIGHTS
+    save_file(load_file(weights), weights)
+    wide = TargetConf(name=str(folder / "target")).build(CPU)
+    load_draft(published, wide)  # it fits its own target
+    wide.hidden_size = 48
+    with pytest.raises(UserError, match="hidden size must be the target's 48, got 32"):
+        load_draft(published, wide)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs an always full device")
+def test_a_full_disk_is_one_line(refused, folder):
+    run = folder / "full" / "eval"
+    run.mkdir(parents=True)
+    (run / ".report.json.tmp").symlink_to("/dev/full")
+    line, _ = refused(
+        infer.eval.main, "checkpoint=draft", "target.name=target", "output_dir=full",
+        "evaluation.prompts=prompts.jsonl", "evaluation.max_new_tokens=2", "device.compile=false",
+    )  # fmt: skip
+    assert line.startswith("output_dir: must be a writable folder, got full/eval (No space left")
+
+
+def test_eval_says_that_a_tree_is_deeper_than_the_draft_was_trained_for(folder, monkeypatch, capfd):
+    """Hydra switches loggers off; this one must still be heard."""
+    monkeypatch.chdir(folder)
+    given = [
+        "checkpoint=draft", "target.name=target", "tree.depth=6", "device.compile=false",
+        "evaluation.prompts=prompts.jsonl", "evaluation.max_new_tokens=2",
+    ]  # fmt: skip
+    monkeypatch.setattr(sys, "argv", ["infer.eval", *given])
+    infer.eval.main()
+    assert "tree.depth: 6 is deeper than the 4 steps" in capfd.readouterr().err

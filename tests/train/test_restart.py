@@ -1,0 +1,56 @@
+"""Promises of launchers that restart a run: it goes on, and a launch that could not is refused."""
+
+import pytest
+import torch
+
+from models.errors import UserError
+from tests.support.killing import kill_worker, launcher, newest_step
+from tests.support.tiny import CPU
+from tests.support.toy_run import metrics, toy_conf, toy_run, weights
+from train.distributed import torchrun
+from train.distributed.parallel import ParallelConf
+from train.run import open_run
+
+SEVERAL_NODES = {
+    "WORLD_SIZE": "4",
+    "LOCAL_WORLD_SIZE": "2",
+    "TORCHELASTIC_MAX_RESTARTS": "3",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+}
+
+
+def test_the_run_of_a_killed_worker_goes_on_with_new_ones(tmp_path):
+    killed, changes = tmp_path / "killed", {"dropout": 0.0, "optim": {"steps": 30, "clip": 1e3}}
+    with launcher(killed, changes, processes=2, restarts=1) as run:
+        kill_worker(run, 1, when=lambda: newest_step(killed) >= 6)
+    toy_run(tmp_path / "whole", toy_conf(**changes))
+    ours, theirs = weights(killed), weights(tmp_path / "whole")
+    for name in theirs:
+        torch.testing.assert_close(ours[name], theirs[name], atol=1e-5, rtol=0, msg=name)
+    assert [m["step"] for m in metrics(killed)] == [m["step"] for m in metrics(tmp_path / "whole")]
+
+
+def test_a_restart_resumes_even_a_run_that_was_to_start_over(tmp_path, monkeypatch):
+    conf = toy_conf(resume=False, output_dir=str(tmp_path))
+    left = tmp_path / conf.run_name / "metrics.jsonl"
+    left.parent.mkdir()
+    left.touch()
+    for restarts, kept in (("1", True), ("0", False)):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", restarts)
+        open_run(conf, ParallelConf().build(CPU, trackers=[]))
+        assert left.exists() is kept
+
+
+def test_restarts_of_several_nodes_need_a_store_for_each_attempt(monkeypatch):
+    for name, value in SEVERAL_NODES.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=r"TORCH_DISABLE_SHARE_RDZV_TCP_STORE: must be 1 where sev"):
+        torchrun.check()
+    for name, harmless in (
+        ("TORCHELASTIC_USE_AGENT_STORE", "False"),
+        ("TORCHELASTIC_MAX_RESTARTS", "0"),
+        ("LOCAL_WORLD_SIZE", "4"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, harmless)
+            torchrun.check()

@@ -1,0 +1,160 @@
+"""Promises of `python -m train`, on a target built here: from a data file to a report."""
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+from conf.entry import compose
+from infer.config import EvaluationConf
+from models.device import detect
+from models.errors import UserError
+from tests.support.tiny import CPU, new_draft, sampled_texts, tree
+from tests.support.toy_run import metrics, weights
+from train.__main__ import main
+from train.config import TrainConf
+from train.distributed.parallel import ParallelConf
+from train.quick_eval import measure
+from train.run import open_run
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, target):
+    """A target on disk, texts of its own to learn from, and prompts to judge by."""
+    folder = tmp_path_factory.mktemp("command")
+    target.model.save_pretrained(folder / "target")
+    target.tokenizer.save_pretrained(folder / "target")
+    texts = sampled_texts(target, count=12, length=32)
+    rows = [{"ids": ids, "answer": [t >= 4 for t in range(32)]} for ids in texts]
+    write_lines(folder / "rows.jsonl", rows)
+    prompts = [
+        {"id": str(i), "category": "abc"[i % 3], "text": words(ids[:4])}
+        for i, ids in enumerate(texts[:3])
+    ]
+    write_lines(folder / "prompts.jsonl", prompts)
+    return folder
+
+
+def write_lines(file: Path, rows: list[dict]):
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def words(ids: list[int]) -> str:
+    return " ".join(map(str, ids))
+
+
+def conf(folder: Path, *overrides: str) -> TrainConf:
+    given = {
+        "target.name": folder / "target",
+        "data": "jsonl",
+        "data.path": folder / "rows.jsonl",
+        "data.length": 64,
+        "evaluation.prompts": folder / "prompts.jsonl",
+        "evaluation.max_new_tokens": 4,
+        "draft.unroll": 2,
+        "draft.vocab_size": "null",
+        "optim": "adamw",
+        "optim.steps": 6,
+        "optim.batch_size": 2,
+        "device.compile": "false",
+        "device.threads": 1,
+        "eval_every": 3,
+        "eval_prompts": 2,
+        "save_every": 3,
+        "log.every": 2,
+        "run_name": "run",
+        "output_dir": folder / "out",
+    }
+    return compose("train", TrainConf, [*(f"{k}={v}" for k, v in given.items()), *overrides])
+
+
+def run(conf: TrainConf):
+    main.__wrapped__(conf)
+
+
+def test_a_run_leaves_a_checkpoint_and_a_report_and_is_not_repeated(folder, capsys):
+    run(conf(folder, "log.wandb=offline"))
+    said = capsys.readouterr().out
+    assert "deeper than the 2 steps that the draft is trained for" in said
+    assert "draft: captures what enters layers [1, 3, 5] of 6\n" in said
+    out = folder / "out" / "run"
+    left = {path.name for path in out.iterdir()}
+    assert left >= {"config.yaml", "metrics.jsonl", "report.json", "report.md", "report.html"}
+    assert left >= {"checkpoint", "state"}
+    report = json.loads((out / "report.json").read_text())
+    assert report["drafts"][0]["modes"]["tree"]["acceptance_length"]["mean"] >= 1
+    assert any("eval/acceptance_length" in line for line in metrics(out))
+    assert list(out.glob("wandb/offline-run-*/*.wandb"))
+
+    trained = weights(out)
+    run(conf(folder))
+    assert "is trained already" in capsys.readouterr().out
+    assert all(torch.equal(trained[name], tensor) for name, tensor in weights(out).items())
+
+    with pytest.raises(UserError, match=r"optim\.lr: the run was started with 0\.001, got 0\.01"):
+        run(conf(folder, "optim.lr=0.01"))
+    again = conf(folder, "optim.lr=0.01", "resume=false")
+    assert open_run(again, ParallelConf().build(CPU, trackers=[])).progress.step == 0
+    assert {path.name for path in out.iterdir()} == {"config.yaml", "lock", "wandb"}
+
+
+def test_a_missing_compiler_is_said_and_the_run_goes_on(folder, capsys, monkeypatch):
+    monkeypatch.setenv("PATH", str(folder))  # no compiler there
+    detect.can_compile.cache_clear()
+    logging.getLogger("models.device.detect").disabled = True  # as Hydra leaves it
+    try:
+        run(conf(folder, "device.compile=true", "run_name=uncompiled", "optim.steps=1"))
+    finally:
+        detect.can_compile.cache_clear()
+    assert "no C++ compiler found: compiled parts run eagerly" in capsys.readouterr().out
+    report = json.loads((folder / "out" / "uncompiled" / "report.json").read_text())
+    assert report["device"]["compiled"] is False
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "tree.depth=17",
+            "tree.depth: must be at most the 16 tokens that the draft can propose, got 17",
+        ),
+        (
+            "evaluation.prompts=nowhere.jsonl",
+            "evaluation.prompts: must be a readable JSONL file, got nowhere",
+        ),
+        ("data.path=nowhere.jsonl", "data.path: "),
+        ("output_dir=/dev/null/out", "output_dir: must be writable, got /dev/null/out/wrong"),
+        (
+            "target.name=nowhere/at-all",
+            "target.name: must be a reachable model, got 'nowhere/at-all'",
+        ),
+    ],
+)
+def test_what_is_wrong_is_refused_by_key(folder, override, message):
+    tree = ["tree.nodes=32"] if override.startswith("tree") else []
+    with pytest.raises(UserError) as refused:
+        run(conf(folder, "run_name=wrong", override, *tree))
+    assert str(refused.value).startswith(message)
+
+
+def test_measuring_tells_a_draft_that_learned_from_one_that_did_not(target, learned):
+    draft, texts = learned
+    prompts = [text[:4] for text in texts]
+    measured = measure(target, prompts, tree(), EvaluationConf(max_new_tokens=20))
+    good, bad = measured(draft), measured(new_draft(target))
+    assert good["acceptance_length"] > 3 > bad["acceptance_length"]
+    shares = [good[f"accepted_{depth}"] for depth in range(1, 5)]
+    assert shares == sorted(shares, reverse=True)
+    assert good["acceptance_length"] == pytest.approx(1 + sum(shares))
+    assert good["delivered_per_round"] <= good["acceptance_length"]
+
+
+def test_what_is_accepted_behind_the_limit_is_not_delivered(target, learned):
+    """Two tokens: the prefill's, and one of a round that accepts more."""
+    draft, texts = learned
+    prompts = [text[:4] for text in texts]
+    measured = measure(target, prompts, tree(), EvaluationConf(max_new_tokens=2))(draft)
+    assert measured["acceptance_length"] > 2
+    assert measured["delivered_per_round"] == 1
