@@ -1,9 +1,9 @@
-"""`python -m data.capture`: what a draft needs of its target, kept on disk for many runs.
+"""`python -m data.capture`: store the target features that a draft trains on, for many runs.
 
 python -m data.capture draft=NAME data=prepared data.path=outputs/prepare/RUN run_name=NAME
 
-Killed, the same command goes on; where a file was damaged since, it writes that file alone again.
-Layout, sizes and several workers: docs/features.md.
+The same command resumes a capture that was killed, and rewrites only those files that were
+damaged since. docs/features.md describes the layout, the sizes and captures by several workers.
 """
 
 import logging
@@ -17,181 +17,218 @@ import safetensors.torch
 import xxhash
 from torch import Tensor
 
-from conf.entry import config_yaml, entry_point
-from data.config import DataConf, Source
-from data.features.capture_progress import Book
+from conf.entry import config_to_yaml, entry_point
+from data.config import DataConf, DataSource
+from data.features.capture_progress import CaptureProgress
 from data.features.config import CaptureConf
-from data.features.disk_check import GB, check_room
-from data.features.manifest import DOCUMENTS, File, Made, digest, shard_name
-from data.features.plan import METADATA, Plan
-from data.features.writer import Capture
-from data.packing.documents import read
-from data.preview import preview, rows_beside
-from data.progress import Progress
-from models.checkpoint import atomic_path, tokenizer_fingerprint, writing
-from models.console import speak
+from data.features.disk_check import GB, check_disk_space
+from data.features.manifest import DOCUMENTS_FILE, FileRecord, StoreSpec, hash_arrays, shard_name
+from data.features.plan import METADATA, CapturePlan
+from data.features.writer import ShardBuilder
+from data.packing.documents import read_documents
+from data.preview import check_and_read_first_rows, preview_rows
+from data.progress import RowProgress
+from models.checkpoint import atomic_path, report_disk_errors, tokenizer_fingerprint
+from models.console import setup_logging
 from models.device import Device
 from models.device.graph_budget import Graph
 from models.errors import UserError
-from models.lock import NAME, hold
-from models.meta_model import Outline, outline, outlined
+from models.lock import LOCK_FILE, acquire_lock
+from models.meta_model import MetaTarget, build_meta_draft, build_meta_target
 
 log = logging.getLogger("data.capture")
-DEMO = Path("outputs/prepare/demo")
-GO_ON = "make room and repeat the command: it goes on with what is missing"
-MUCH = 0.1  # of the values lost: of a bell curve int8 loses one in a hundred
+DEMO_FOLDER = Path("outputs/prepare/demo")
+RESUME_HINT = "make room and repeat the command: it resumes with the missing files"
+MAX_ZEROED_SHARE = 0.1  # of a layer's values; int8 rounds 1 % of normally distributed values to 0
 
 
 @entry_point("capture", CaptureConf)
 def main(conf: CaptureConf) -> None:
-    speak()
-    capture(conf, command=shlex.join(["python", "-m", "data.capture", *sys.argv[1:]]))
+    setup_logging()
+    capture_features(conf, command=shlex.join(["python", "-m", "data.capture", *sys.argv[1:]]))
 
 
-def capture(conf: CaptureConf, *, command: str) -> Path:
-    """Capture what the store lacks; `command` is what a user repeats to go on with it."""
+def capture_features(conf: CaptureConf, *, command: str) -> Path:
+    """Capture the files that the store lacks and return its folder.
+
+    `command` is recorded in the manifest as the command that resumes this capture.
+    """
     conf.data.check_target(conf.target)
-    conf = replace(conf, data=answered(conf.data))
-    check(conf)
+    conf = replace(conf, data=resolve_demo_data(conf.data))
+    check_capture_config(conf)
     device = conf.device.build()
     conf.data.check_device(device)
-    shape = outline(conf.target, device.dtype)
-    tokenizer = conf.target.source.tokenizer()
-    plan = planned(conf, shape, tokenizer)
-    made = made_of(plan, conf, device, tokenizer_fingerprint(tokenizer))
-    book = Book(conf, made, plan.packed.documents, command)
-    missing = book.missing()
-    check_room(plan, book.folder, budget_gb=conf.budget_gb, there=book.bytes_there())
+    meta_target = build_meta_target(conf.target, device.dtype)
+    tokenizer = conf.target.source.load_tokenizer()
+    plan = plan_capture(conf, meta_target, tokenizer)
+    spec = build_store_spec(plan, conf, device, tokenizer_fingerprint(tokenizer))
+    progress = CaptureProgress(conf, spec, plan.packed.documents, command)
+    missing = progress.missing_files()
+    check_disk_space(
+        plan, progress.folder, budget_gb=conf.budget_gb, bytes_on_disk=progress.bytes_on_disk()
+    )
     if missing:
-        with writing(book.folder):
-            book.folder.mkdir(parents=True, exist_ok=True)
-            hold(book.folder, NAME if conf.workers == 1 else f"{NAME}-{conf.worker:05}")
+        with report_disk_errors(progress.folder):
+            progress.folder.mkdir(parents=True, exist_ok=True)
+            acquire_lock(
+                progress.folder,
+                LOCK_FILE if conf.workers == 1 else f"{LOCK_FILE}-{conf.worker:05}",
+            )
             if conf.worker == 0:
-                with atomic_path(book.folder / "config.yaml") as partial:
-                    partial.write_text(config_yaml(conf))
-        write(missing, plan, book, conf, device)
-    say_rounding(book.manifest.files)
-    say_done(book)
-    return book.folder
+                with atomic_path(progress.folder / "config.yaml") as partial:
+                    partial.write_text(config_to_yaml(conf))
+        write_missing_files(missing, plan, progress, conf, device)
+    log_rounding(progress.manifest.files)
+    log_next_step(progress)
+    return progress.folder
 
 
-def check(conf: CaptureConf) -> None:
-    """Refuse what can be known to be wrong before anything is read."""
-    if conf.data.source is Source.captured:
+def check_capture_config(conf: CaptureConf) -> None:
+    """Check the configuration and preview the first rows; raise UserError before any model work."""
+    if conf.data.source is DataSource.captured:
         raise UserError(
             "data.source: must be documents, got captured, which are features already; give "
             "data=prepared"
         )
-    first = rows_beside(conf.data, conf.target.source.config, conf.draft.check)
-    preview(conf.data, conf.target, first)
+    rows = check_and_read_first_rows(conf.data, conf.target.source.read_config, conf.draft.check)
+    preview_rows(conf.data, conf.target, rows)
 
 
-def answered(data: DataConf) -> DataConf:
-    """The demo's documents are those that data.prepare has left."""
-    if data.source is not Source.demo:
+def resolve_demo_data(data: DataConf) -> DataConf:
+    """Return data that reads the demo's prepared folder in place of the demo's prompts.
+
+    Raises UserError where data.prepare has not written that folder.
+    """
+    if data.source is not DataSource.demo:
         return data
-    if not DEMO.exists():
+    if not DEMO_FOLDER.exists():
         raise UserError(
-            f"data.source: the demo must have been answered, got no {DEMO}; run `python -m "
+            f"data.source: the demo must be prepared first, got no {DEMO_FOLDER}; run `python -m "
             "data.prepare`, then this command again"
         )
-    return replace(data, source=Source.prepared, path=str(DEMO))
+    return replace(data, source=DataSource.prepared, path=str(DEMO_FOLDER))
 
 
-def planned(conf: CaptureConf, shape: Outline, tokenizer) -> Plan:
-    """The documents as they will be looked at. Raises UserError where features cannot be kept."""
-    needs = outlined(conf.draft, shape, loss=conf.loss, seed=0).needs
-    layout = conf.layout(needs, hidden_size=shape.hidden_size, vocab_size=shape.vocab_size)
+def plan_capture(conf: CaptureConf, meta_target: MetaTarget, tokenizer) -> CapturePlan:
+    """Read and pack the documents and plan their shards.
+
+    Raises UserError where the draft's features cannot be stored.
+    """
+    needs = build_meta_draft(conf.draft, meta_target, loss=conf.loss, seed=0).needs
+    schema = conf.build_schema(
+        needs, hidden_size=meta_target.hidden_size, vocab_size=meta_target.vocab_size
+    )
     skipped: Counter[str] = Counter()
-    plan, report = Plan.of(
-        read(conf.data, tokenizer, skipped), layout, length=conf.data.length,
+    plan, report = CapturePlan.from_documents(
+        read_documents(conf.data, tokenizer, skipped), schema, length=conf.data.length,
         overlap=conf.data.overlap, batch=conf.batch, shard_mb=conf.shard_mb,
     )  # fmt: skip
     report.skipped = dict(skipped)
     log.info("data: %s", report)
-    tokens, taught = plan.counts.sum(0)
-    a_token, usual = plan.bytes() / tokens, 8 * shape.hidden_size
+    tokens, supervised = plan.shard_token_counts.sum(0)
+    bytes_per_token, bf16_bytes = plan.total_bytes() / tokens, 8 * meta_target.hidden_size
     log.info(
-        "store: %.4g GB in %d shards, %.0f bytes a token (%.3f of bf16 at every token, four states "
-        "each); %.0f%% of the tokens are supervised",
-        plan.bytes() / GB, len(plan.counts), a_token, a_token / usual, 100 * taught / tokens,
-    )  # fmt: skip
+        "store: %.4g GB in %d shards, %.0f bytes a token (%.3f of four bf16 hidden states at every "
+        "token); %.0f%% of the tokens are supervised",
+        plan.total_bytes() / GB,
+        len(plan.shard_token_counts),
+        bytes_per_token,
+        bytes_per_token / bf16_bytes,
+        100 * supervised / tokens,
+    )
     return plan
 
 
-def made_of(plan: Plan, conf: CaptureConf, device: Device, tokenizer_hash: str) -> Made:
+def build_store_spec(
+    plan: CapturePlan, conf: CaptureConf, device: Device, tokenizer_hash: str
+) -> StoreSpec:
     documents = plan.packed.documents
-    tokens, taught = plan.counts.sum(0).tolist()
-    return Made(
-        target_sha256="",  # known once it is loaded
+    tokens, supervised = plan.shard_token_counts.sum(0).tolist()
+    return StoreSpec(
+        target_sha256="",  # set once the target is loaded
         tokenizer_sha256=tokenizer_hash, computed_in=str(device.dtype).removeprefix("torch."),
-        layout=plan.layout, length=conf.data.length, overlap=conf.data.overlap, batch=conf.batch,
-        documents=len(documents), tokens=tokens, supervised=taught,
-        documents_xxh3=digest(documents.ids, documents.answer, documents.starts),
-        shards=len(plan.counts),
+        layout=plan.schema, length=conf.data.length, overlap=conf.data.overlap, batch=conf.batch,
+        documents=len(documents), tokens=tokens, supervised=supervised,
+        documents_xxh3=hash_arrays(documents.ids, documents.answer, documents.starts),
+        shards=len(plan.shard_token_counts),
     )  # fmt: skip
 
 
-def write(missing: list[str], plan: Plan, book: Book, conf: CaptureConf, device: Device) -> None:
-    """The missing files, one after another."""
+def write_missing_files(
+    missing: list[str],
+    plan: CapturePlan,
+    progress: CaptureProgress,
+    conf: CaptureConf,
+    device: Device,
+) -> None:
+    """Write the missing files, one after another, and record each in the manifest."""
     target = conf.target.build(device)
-    book.begin(target.fingerprint)
-    known = book.manifest.files
-    whole, there = plan.bytes(), sum(known[name].bytes for name in known.keys() - set(missing))
-    if DOCUMENTS in missing:
-        there += put(book, DOCUMENTS, plan.documents_file(), {})
-    numbers = [n for n in range(len(plan.counts)) if shard_name(n) in missing]
+    progress.set_target(target.fingerprint)
+    records = progress.manifest.files
+    total_bytes, bytes_written = (
+        plan.total_bytes(),
+        sum(records[name].bytes for name in records.keys() - set(missing)),
+    )
+    if DOCUMENTS_FILE in missing:
+        bytes_written += write_store_file(progress, DOCUMENTS_FILE, plan.document_tensors(), {})
+    shards = [n for n in range(len(plan.shard_token_counts)) if shard_name(n) in missing]
     graph = Graph("look") if device.lazy else Graph("features", (conf.batch, plan.packed.length))
-    capturing = Capture(target, plan, batch=conf.batch)
-    rows = sum(len(plan.rows(number)) for number in numbers)
-    with device.expecting({graph}, log.info), Progress("capture", total=rows) as progress:
-        for number in numbers:
-            tensors, rounding = capturing.shard(
-                number, lambda rows, tokens: progress.count(done=rows, tokens=tokens)
+    builder = ShardBuilder(target, plan, batch=conf.batch)
+    num_rows = sum(len(plan.shard_rows(shard)) for shard in shards)
+    with device.expect_graphs({graph}, log.info), RowProgress("capture", total=num_rows) as bar:
+        for shard in shards:
+            tensors, rounding = builder.build_shard(
+                shard, lambda rows, tokens: bar.count(done=rows, tokens=tokens)
             )
-            there += put(book, shard_name(number), tensors, rounding)
-            said = f"{there / GB:.4g} of {whole / GB:.4g} GB"
-            log.info("capture: %s written, %s", shard_name(number), said)
+            bytes_written += write_store_file(progress, shard_name(shard), tensors, rounding)
+            size = f"{bytes_written / GB:.4g} of {total_bytes / GB:.4g} GB"
+            log.info("capture: %s written, %s", shard_name(shard), size)
 
 
-def put(
-    book: Book, name: str, tensors: dict[str, Tensor], rounding: dict[str, dict[str, float]]
+def write_store_file(
+    progress: CaptureProgress,
+    name: str,
+    tensors: dict[str, Tensor],
+    rounding: dict[str, dict[str, float]],
 ) -> int:
-    """A whole file or none, then its checksum. Returns its bytes."""
-    # not save_file: it writes under a name of its own, which a kill would leave behind
+    """Write one file atomically and record its checksum. Return its size in bytes."""
+    # save_file would write under a temporary name of its own, which a kill leaves behind.
     data = safetensors.torch.save(tensors, metadata=METADATA)
-    with writing(book.folder, remedy=GO_ON):
-        with atomic_path(book.folder / name) as partial:
+    with report_disk_errors(progress.folder, remedy=RESUME_HINT):
+        with atomic_path(progress.folder / name) as partial:
             partial.write_bytes(data)
-        found = xxhash.xxh3_128_hexdigest(data)
-        book.record(name, File(bytes=len(data), xxh3_128=found, rounding=rounding))
+        digest = xxhash.xxh3_128_hexdigest(data)
+        progress.record(name, FileRecord(bytes=len(data), xxh3_128=digest, rounding=rounding))
     return len(data)
 
 
-def say_rounding(files: dict[str, File]) -> None:
-    """How far what is stored is from what the target computed: of each layer the worst shard."""
+def log_rounding(files: dict[str, FileRecord]) -> None:
+    """Log the rounding error of each layer's worst shard; warn where too many values became 0."""
     for layer in dict.fromkeys(layer for file in files.values() for layer in file.rounding):
-        found = [file.rounding[layer] for file in files.values() if layer in file.rounding]
-        relative, lost = (max(one[name] for one in found) for name in ("relative", "lost"))
+        errors = [file.rounding[layer] for file in files.values() if layer in file.rounding]
+        relative, lost = (max(error[name] for error in errors) for name in ("relative", "lost"))
         log.info(
             "rounding: %s by %.2f%% of a row's norm, %.1f%% of its values to 0",
             layer, 100 * relative, 100 * lost,
         )  # fmt: skip
-        if lost > MUCH:
-            log.warning("dtype: outliers leave few steps to other values of %s; try fp8", layer)
+        if lost > MAX_ZEROED_SHARE:
+            log.warning(
+                "dtype: outliers of %s leave few quantization steps for its other values; try fp8",
+                layer,
+            )
 
 
-def say_done(book: Book) -> None:
-    """What to do next: train, or wait for what is other workers'."""
-    folder, wanted = book.folder, book.manifest.wanted
-    there = sum((folder / name).exists() for name in wanted)
-    if there < len(wanted):
+def log_next_step(progress: CaptureProgress) -> None:
+    """Log the command that trains from the store, or how many files other workers still owe."""
+    folder, file_names = progress.folder, progress.manifest.file_names
+    num_written = sum((folder / name).exists() for name in file_names)
+    if num_written < len(file_names):
         log.info(
-            "store: %s has %d of its %d files; the others are other workers'",
-            folder, there, len(wanted),
+            "store: %s has %d of its %d files; other workers write the rest",
+            folder, num_written, len(file_names),
         )  # fmt: skip
     else:
-        log.info("store: %s, to be trained from with data=captured data.path=%s", folder, folder)
+        log.info("store: %s; train from it with data=captured data.path=%s", folder, folder)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""The first rows of the data, looked at before a model is loaded.
+"""Preview the first rows of the data before a model is loaded.
 
-They say what the data holds, and one conversation of several turns, rendered by the target's own
-tokenizer, says whether the chat template can do what `data.turns` asks of it.
+The rows show the kind of data. One conversation of several turns, rendered by the target's own
+tokenizer, shows whether the chat template supports `data.turns`.
 """
 
 from collections import Counter
@@ -10,62 +10,66 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from data.chat.answer_spans import turns
-from data.chat.tokenization import from_row
-from data.config import DataConf, Source, Turns
-from data.sources.row_formats import Conversation, Row, Text
-from data.sources.training_rows import check_there, rows
-from models.errors import together
+from data.chat.answer_spans import find_assistant_turns
+from data.chat.tokenization import documents_from_row
+from data.config import DataConf, DataSource, TurnSelection
+from data.sources.row_formats import Conversation, ParsedRow, PlainText
+from data.sources.training_rows import check_data_exists, read_training_rows
+from models.errors import run_checks
 from models.target.target import TargetConf
 
-LOOKED_AT = 100
-LAST, EACH = "the last turn of each", "one document a turn"
-KEEPS = "one document a conversation, whose earlier turns the chat template keeps as they were"
-REWRITES = f"{EACH}, because the chat template rewrites earlier turns"
+PREVIEW_ROWS = 100
+LAST_TURN_ONLY, DOCUMENT_PER_TURN = "the last turn of each", "one document a turn"
+DOCUMENT_PER_CONVERSATION = (
+    "one document a conversation, because the chat template leaves earlier turns unchanged"
+)
+REWRITTEN_TURNS = f"{DOCUMENT_PER_TURN}, because the chat template rewrites earlier turns"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Preview:
-    """Describe what the first rows of the data contain."""
+    """The kind of rows that the data begins with."""
 
     kind: str
-    turns: str = ""  # what becomes of a conversation of several turns
-    of_others: bool = False  # whether nothing says that the answers are the target's own
+    turns: str = ""  # the documents made from a conversation of several turns
+    is_author_unknown: bool = False  # True where the answers may not be the target's own
 
 
-def first_rows(conf: DataConf) -> list[Row]:
-    """Open the data and read a few of its rows. Raises UserError where it cannot be had or read.
+def read_first_rows(conf: DataConf) -> list[ParsedRow]:
+    """Open the data and read its first rows; raise UserError where it is missing or unreadable.
 
-    A feature store has documents of its own, and the demo only prompts: neither has rows.
+    Return no rows for a feature store, which holds documents, and for the demo, which has prompts.
     """
     conf.check_path()
-    if conf.source in (Source.demo, Source.captured):
+    if conf.source in (DataSource.demo, DataSource.captured):
         return []
-    return list(islice(rows(conf, Counter()), LOOKED_AT))
+    return list(islice(read_training_rows(conf, Counter()), PREVIEW_ROWS))
 
 
-def rows_beside(conf: DataConf, *checks: Callable[[], Any]) -> list[Row]:
-    """Run checks of what else is needed, then read first rows. Raises UserError for all at once.
+def check_and_read_first_rows(conf: DataConf, *checks: Callable[[], Any]) -> list[ParsedRow]:
+    """Run the checks, then read the first rows; raise one UserError for all failed checks.
 
-    A data set is downloaded once nothing else is missing, as that may take minutes.
+    Rows are read last: a dataset is downloaded for that, which may take minutes.
     """
-    together(*checks, lambda: check_there(conf))
-    return first_rows(conf)
+    run_checks(*checks, lambda: check_data_exists(conf))
+    return read_first_rows(conf)
 
 
-def preview(conf: DataConf, target: TargetConf, first: list[Row]) -> Preview:
-    """Describe these rows. Raises UserError for what the chat template of the target cannot do."""
-    talks = [row for row in first if isinstance(row, Conversation)]
-    if talks:
-        several = [row for row in talks if len(turns(row.messages)) > 1]
-        described = _describe_turns(conf, target, (several or talks)[0])
-        return Preview(kind="conversations", turns=described if several else "", of_others=True)
-    if any(isinstance(row, Text) for row in first):
-        return Preview(kind="plain texts, every token of which is learned", of_others=True)
+def preview_rows(conf: DataConf, target: TargetConf, rows: list[ParsedRow]) -> Preview:
+    """Describe the rows; raise UserError where the chat template does not support data.turns."""
+    conversations = [row for row in rows if isinstance(row, Conversation)]
+    if conversations:
+        multi_turn = [row for row in conversations if len(find_assistant_turns(row.messages)) > 1]
+        description = _describe_turns(conf, target, (multi_turn or conversations)[0])
+        return Preview(
+            kind="conversations", turns=description if multi_turn else "", is_author_unknown=True
+        )
+    if any(isinstance(row, PlainText) for row in rows):
+        return Preview(kind="plain texts, with every token supervised", is_author_unknown=True)
     kinds = {
-        Source.demo: "prompts from the standard library's source and documentation",
-        Source.captured: "features of the target, as data.capture kept them",
-        Source.prepared: "answers by the target, as data.prepare recorded them",
+        DataSource.demo: "prompts from the standard library's source and documentation",
+        DataSource.captured: "features of the target, stored by data.capture",
+        DataSource.prepared: "answers by the target, recorded by data.prepare",
     }
     return Preview(
         kind=kinds.get(conf.source, "token ids, with a flag for each token of an answer")
@@ -73,10 +77,10 @@ def preview(conf: DataConf, target: TargetConf, first: list[Row]) -> Preview:
 
 
 def _describe_turns(conf: DataConf, target: TargetConf, row: Conversation) -> str:
-    """Say how the turns become documents; return "" where the template refuses the row."""
-    documents = list(from_row(row, conf, target.source.tokenizer(), Counter()))
+    """Describe the documents made from the turns; return "" where the template rejects the row."""
+    documents = list(documents_from_row(row, conf, target.source.load_tokenizer(), Counter()))
     if not documents:
         return ""
-    if conf.turns in (Turns.last, Turns.each):
-        return LAST if conf.turns is Turns.last else EACH
-    return KEEPS if len(documents) == 1 else REWRITES
+    if conf.turns in (TurnSelection.last, TurnSelection.each):
+        return LAST_TURN_ONLY if conf.turns is TurnSelection.last else DOCUMENT_PER_TURN
+    return DOCUMENT_PER_CONVERSATION if len(documents) == 1 else REWRITTEN_TURNS

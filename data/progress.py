@@ -1,4 +1,4 @@
-"""How far long work is: a bar on a terminal, a line every few seconds elsewhere."""
+"""Report the progress of long work: a bar on a terminal, a log line every few seconds elsewhere."""
 
 import logging
 import time
@@ -9,54 +9,63 @@ from rich.progress import Progress as RichProgress
 
 from models.console import CONSOLE
 
-EVERY_S = 10.0  # between plain lines
+LOG_INTERVAL_S = 10.0  # between log lines
 log = logging.getLogger(__name__)
 
 
-class Progress(RichProgress):
-    """Rows done, their rate, failures and time left. `kept` were done by an earlier run."""
+class RowProgress(RichProgress):
+    """A progress bar with the rate of rows and tokens, the failures and the time left.
 
-    def __init__(self, work: str, *, total: int | None, kept: int = 0):
+    `already_done` rows were done by an earlier run and do not count for the rates.
+    """
+
+    def __init__(self, label: str, *, total: int | None, already_done: int = 0):
         super().__init__(
-            TextColumn(work), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"),
+            TextColumn(label), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"),
             console=CONSOLE, disable=not CONSOLE.is_terminal,
         )  # fmt: skip
-        self.work, self.total, self.kept = work, total, kept
+        self.label, self.total, self.already_done = label, total, already_done
         self.done = self.failed = self.tokens = 0
-        self.told = 0  # rows that the last line spoke of
-        self.began = self.said = time.monotonic()
-        self.bar = self.add_task("", total=total, completed=kept)
-        if kept:
-            log.info("%s: %s rows are there already", work, f"{kept:,}")
+        self.rows_logged = 0  # done and failed rows as of the last log line
+        self.start_time = self.last_log_time = time.monotonic()
+        self.bar = self.add_task("", total=total, completed=already_done)
+        if already_done:
+            log.info("%s: %s rows are already done", label, f"{already_done:,}")
 
     def count(self, *, done: int = 0, tokens: int = 0, failed: int = 0) -> None:
-        """So much more; said in turn."""
+        """Add to the counts and refresh the bar, or log a line when one is due."""
         self.done, self.tokens, self.failed = (
             self.done + done, self.tokens + tokens, self.failed + failed
         )  # fmt: skip
-        self.update(self.bar, completed=self.kept + self.done, description=self._rates())
-        if self.disable and time.monotonic() - self.said > EVERY_S:
-            self.said = time.monotonic()
-            self._say()
+        self.update(
+            self.bar, completed=self.already_done + self.done, description=self._format_rates()
+        )
+        if self.disable and time.monotonic() - self.last_log_time > LOG_INTERVAL_S:
+            self.last_log_time = time.monotonic()
+            self._log_line()
 
     def stop(self) -> None:
-        """At the end, however short it was."""
+        """Stop the bar; without a terminal, log a last line if counts have changed since."""
         super().stop()
-        if self.disable and self.done + self.failed > self.told:
-            self._say()
+        if self.disable and self.done + self.failed > self.rows_logged:
+            self._log_line()
 
-    def _rates(self) -> str:
-        """And the time left by them: rich's own looks at half a minute, a batch may take more."""
-        spent = max(time.monotonic() - self.began, 1e-3)
-        said = f"{self.done / spent:.1f} rows/s"
-        said += f"  {self.tokens / spent:,.0f} tokens/s" if self.tokens else ""
-        said += f"  {self.failed:,} failed" if self.failed else ""
-        if self.total and self.done > min(self.total / 100, 100):  # a first row says nothing
-            rest = max(self.total - self.kept - self.done - self.failed, 0)
-            said += f"  {timedelta(seconds=round(rest * spent / self.done))} left"
-        return said
+    def _format_rates(self) -> str:
+        """Format the rates, the failures and the time left.
 
-    def _say(self) -> None:
-        self.told = self.done + self.failed
-        known = f"{self.kept + self.done:,}" + (f"/{self.total:,}" if self.total else "")
-        log.info("%s %s  %s", self.work, known, self._rates())
+        The estimate covers the whole run: rich's own averages over 30 s, and one batch may take
+        longer than that.
+        """
+        elapsed = max(time.monotonic() - self.start_time, 1e-3)
+        text = f"{self.done / elapsed:.1f} rows/s"
+        text += f"  {self.tokens / elapsed:,.0f} tokens/s" if self.tokens else ""
+        text += f"  {self.failed:,} failed" if self.failed else ""
+        if self.total and self.done > min(self.total / 100, 100):  # too few rows give no estimate
+            rows_left = max(self.total - self.already_done - self.done - self.failed, 0)
+            text += f"  {timedelta(seconds=round(rows_left * elapsed / self.done))} left"
+        return text
+
+    def _log_line(self) -> None:
+        self.rows_logged = self.done + self.failed
+        rows = f"{self.already_done + self.done:,}" + (f"/{self.total:,}" if self.total else "")
+        log.info("%s %s  %s", self.label, rows, self._format_rates())

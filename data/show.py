@@ -1,10 +1,10 @@
-"""`python -m data.show`: what a draft would learn of the data, coloured, before anything runs.
+"""`python -m data.show`: show the tokens that a draft would train on, in color, before a run.
 
-python -m data.show                                         the demo's prompts, as their texts go on
+python -m data.show                                     the demo's prompts and the text that follows
 python -m data.show data=prepared data.path=outputs/prepare/demo
 python -m data.show data=jsonl data.path=FILE target=qwen3-8b documents=20 boundaries=true
 
-Only the target's tokenizer is read. The same goes into a page: outputs/show/RUN/sample.html.
+Only the target's tokenizer is loaded. The page outputs/show/RUN/sample.html shows the same.
 """
 
 import logging
@@ -19,38 +19,46 @@ from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
 from conf.entry import entry_point
-from data.chat.mask_check import Tally, refuse_bad
-from data.chat.tokenization import unchecked
-from data.config import Author, DataConf, Source
+from data.chat.mask_check import MaskStats, check_mask_stats
+from data.chat.tokenization import iter_unchecked_documents
+from data.config import DataConf, DataSource, DemoAnswerSource
 from data.demo.prompts import training_prompts
 from data.packing.documents import Documents
-from data.sources.row_formats import Tokenised
-from data.sources.tokenized import from_pair
-from data.sources.training_rows import check
-from data.viewer.documents import Look, in_colour, in_plain, legend, shortened, table, visible
-from data.viewer.html import page
-from data.viewer.sample import some_documents, some_rows
-from models.checkpoint import atomic_path, writing
-from models.console import CONSOLE, say_table, speak
+from data.sources.row_formats import TokenizedDocument
+from data.sources.tokenized import document_from_pair
+from data.sources.training_rows import check_data
+from data.viewer.documents import (
+    DocumentView,
+    build_mask_table,
+    escape_unprintable,
+    render_color,
+    render_legend,
+    render_plain,
+    shorten_spans,
+)
+from data.viewer.html import render_page
+from data.viewer.sample import sample_documents, sample_rows
+from models.checkpoint import atomic_path, report_disk_errors
+from models.console import CONSOLE, print_table, setup_logging
 from models.errors import UserError
 from models.target.target import TargetConf
 
 log = logging.getLogger("data.show")
-PLAIN: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}
+PLAIN_PRINT: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}
 
 
 @dataclass(kw_only=True)
 class ShowConf:
-    """Configures `data.show`."""
+    """Settings of `data.show`."""
 
     data: DataConf = field(default_factory=DataConf)
-    target: TargetConf = field(default_factory=TargetConf)  # its tokenizer alone
-    documents: int = 6  # shown, of all categories in turn; with `packed` so many rows
-    packed: bool = False  # rows of data.length as training packs what was read
-    read: int | None = 1000  # documents that they are drawn from; null = all
-    tokens: int = 300  # of a document in the terminal; of longer runs the middle is left out
-    boundaries: bool = False  # of tokens, in the terminal; the page can always show them
-    seed: int = 0  # of the drawing
+    target: TargetConf = field(default_factory=TargetConf)  # only its tokenizer is loaded
+    documents: int = 6  # documents to show, from all categories in turn; with `packed`, rows
+    packed: bool = False  # show rows of data.length, packed as in training
+    read: int | None = 1000  # documents to read and sample from; null = all
+    tokens: int = 300  # of a document in the terminal; longer runs lose their middle
+    boundaries: bool = False  # mark token boundaries in the terminal; the page can always do so
+    seed: int = 0  # of the sample
     run_name: str = "show"
     output_dir: str = "outputs/show"
 
@@ -59,12 +67,12 @@ class ShowConf:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"{name}: must be at least 1, got {value}")
-        if self.data.source is Source.captured:
+        if self.data.source is DataSource.captured:
             raise UserError(
                 "data.source: data.show reads rows, got captured; show what the store was "
                 "captured from"
             )
-        if self.data.source is Source.demo and self.data.answers.by is Author.target:
+        if self.data.source is DataSource.demo and self.data.answers.by is DemoAnswerSource.target:
             raise UserError(
                 "data.answers.by: data.show generates nothing, got target; take corpus, or show "
                 "what `python -m data.prepare` wrote: data=prepared data.path=outputs/prepare/demo"
@@ -73,78 +81,80 @@ class ShowConf:
 
 @entry_point("show", ShowConf)
 def main(conf: ShowConf) -> None:
-    speak()
-    check(conf.data)
+    setup_logging()
+    check_data(conf.data)
     folder = Path(conf.output_dir) / conf.run_name
-    with writing(folder):
+    with report_disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = conf.target.source.tokenizer()
+    tokenizer = conf.target.source.load_tokenizer()
     skipped: Counter[str] = Counter()
-    tallies: defaultdict[str, Tally] = defaultdict(Tally)
-    found = tallied(islice(documents(conf, tokenizer, skipped), conf.read), tallies)
+    stats: defaultdict[str, MaskStats] = defaultdict(MaskStats)
+    stream = track_mask_stats(islice(stream_documents(conf, tokenizer, skipped), conf.read), stats)
     if conf.packed:
-        read = Documents.of(found)
-        refuse_bad(tallies, skipped)
-        looks = list(some_rows(read, conf.data, conf.documents, tokenizer, seed=conf.seed))
+        documents = Documents.from_documents(stream)
+        check_mask_stats(stats, skipped)
+        views = list(sample_rows(documents, conf.data, conf.documents, tokenizer, seed=conf.seed))
     else:
-        looks = some_documents(found, conf.documents, tokenizer, seed=conf.seed)
-    written = page(source(conf), conf.target.name, looks, tallies, skipped)
+        views = sample_documents(stream, conf.documents, tokenizer, seed=conf.seed)
+    page = render_page(describe_source(conf), conf.target.name, views, stats, skipped)
     path = folder / "sample.html"
-    with writing(folder), atomic_path(path) as partial:
-        partial.write_text(written)
-    for look in looks:
-        say(look, conf)
-    sum_up(tallies, skipped)
+    with report_disk_errors(folder), atomic_path(path) as partial:
+        partial.write_text(page)
+    for view in views:
+        print_document(view, conf)
+    print_summary(stats, skipped)
     log.info("the same as a page: %s", path)
-    refuse_bad(tallies, skipped)  # after it was shown
+    check_mask_stats(stats, skipped)  # last, so that wrong masks are shown before they are refused
 
 
-def tallied(found: Iterable[Tokenised], tallies: dict[str, Tally]) -> Iterator[Tokenised]:
-    """The documents as they are, each counted."""
-    for document in found:
-        tallies[document.category].add(document)
+def track_mask_stats(
+    documents: Iterable[TokenizedDocument], stats: dict[str, MaskStats]
+) -> Iterator[TokenizedDocument]:
+    """Yield the documents unchanged and count each in the stats of its category."""
+    for document in documents:
+        stats[document.category].add(document)
         yield document
 
 
-def documents(
+def stream_documents(
     conf: ShowConf, tokenizer: PreTrainedTokenizerBase, skipped: Counter[str]
-) -> Iterator[Tokenised]:
-    """Of the data; the demo's prompts go on as their texts do."""
-    if conf.data.source is not Source.demo:
-        yield from unchecked(conf.data, tokenizer, skipped)
+) -> Iterator[TokenizedDocument]:
+    """Yield the documents of the data; demo prompts are followed by the text of their files."""
+    if conf.data.source is not DataSource.demo:
+        yield from iter_unchecked_documents(conf.data, tokenizer, skipped)
         return
-    wanted = conf.data.answers
-    for prompt in training_prompts(wanted.prompts, seed=conf.seed):
-        ids, rest = tokenizer([prompt.text, prompt.rest])["input_ids"]
-        document = from_pair(ids, rest[: wanted.max_new_tokens])
+    answers = conf.data.answers
+    for prompt in training_prompts(answers.prompts, seed=conf.seed):
+        prompt_ids, answer_ids = tokenizer([prompt.text, prompt.continuation])["input_ids"]
+        document = document_from_pair(prompt_ids, answer_ids[: answers.max_new_tokens])
         yield replace(document, category=prompt.category)
 
 
-def source(conf: ShowConf) -> str:
-    """What the data is called."""
-    return conf.data.path or "the demo's prompts, as their texts go on"
+def describe_source(conf: ShowConf) -> str:
+    """Return the name of the data for the page."""
+    return conf.data.path or "the demo's prompts, followed by the text of their files"
 
 
-def say(look: Look, conf: ShowConf) -> None:
-    """One document in colour; between marks where there is none."""
-    some = shortened(look.pieces, conf.tokens)
+def print_document(view: DocumentView, conf: ShowConf) -> None:
+    """Print one document, its answers in color or, without color, between marks."""
+    spans = shorten_spans(view.spans, conf.tokens)
     if CONSOLE.color_system:
-        CONSOLE.rule(Text(look.name, style="bold"), align="left", style="dim")
-        CONSOLE.print(Text(look.about, style="dim"))
-        CONSOLE.print(in_colour(some, boundaries=conf.boundaries), end="\n\n")
+        CONSOLE.rule(Text(view.name, style="bold"), align="left", style="dim")
+        CONSOLE.print(Text(view.description, style="dim"))
+        CONSOLE.print(render_color(spans, boundaries=conf.boundaries), end="\n\n")
     else:
-        CONSOLE.print(f"--- {look.name}, {look.about}", **PLAIN)
-        CONSOLE.print(in_plain(some, boundaries=conf.boundaries), **PLAIN)
+        CONSOLE.print(f"--- {view.name}, {view.description}", **PLAIN_PRINT)
+        CONSOLE.print(render_plain(spans, boundaries=conf.boundaries), **PLAIN_PRINT)
 
 
-def sum_up(tallies: dict[str, Tally], skipped: Counter[str]) -> None:
-    """What the marks mean, the masks of each category, and what was left out."""
+def print_summary(stats: dict[str, MaskStats], skipped: Counter[str]) -> None:
+    """Print the legend of the marks, the mask table by category and the counts of skipped rows."""
     if CONSOLE.color_system:
-        CONSOLE.print(legend(), end="\n\n")
-    columns, *rows = table(tallies)
-    say_table(columns, rows)
+        CONSOLE.print(render_legend(), end="\n\n")
+    columns, *rows = build_mask_table(stats)
+    print_table(columns, rows)
     for reason, count in skipped.most_common():
-        CONSOLE.print(f"{count:,} left out: {visible(reason)}", **PLAIN)
+        CONSOLE.print(f"{count:,} left out: {escape_unprintable(reason)}", **PLAIN_PRINT)
 
 
 if __name__ == "__main__":

@@ -1,46 +1,50 @@
-"""The drafts that an evaluation judges, read from their checkpoints."""
+"""The drafts of an evaluation, loaded from their checkpoints."""
 
 from pathlib import Path
 
 from data.eval_prompts import prompts as prompt_files
-from infer.checkpoints import names, own_target
+from infer.checkpoints import resolve_target, run_names
 from infer.config import EvalConf, EvaluationConf
 from infer.context import check_prompts
-from infer.measure.eval_modes import Candidate
-from infer.measure.prompt_choice import settled
+from infer.measure.eval_modes import DraftUnderTest
+from infer.measure.prompt_choice import resolve_prompts
 from models.drafts import load_draft
 from models.target.target import Target
 
 
-def candidates(directories: list[Path], target: Target) -> list[Candidate]:
-    """Read checkpoints, and rebuild each draft as it was before distillation."""
-    found = []
-    for name, directory in zip(names(directories), directories, strict=True):
+def load_drafts_under_test(directories: list[Path], target: Target) -> list[DraftUnderTest]:
+    """Load checkpoints, and rebuild each draft as it was before distillation."""
+    drafts = []
+    for name, directory in zip(run_names(directories), directories, strict=True):
         conf, draft = load_draft(directory, target)
-        own = draft.verifier(target)
-        before = conf.untrained(draft, own or target)
-        found.append(
-            Candidate(name=name, draft=draft, untrained=before, target=own, directory=directory)
+        own_target = draft.target_for(target)
+        untrained = conf.rebuild_untrained(draft, own_target or target)
+        drafts.append(
+            DraftUnderTest(
+                name=name, draft=draft, untrained=untrained, target=own_target, directory=directory
+            )
         )
-    return found
+    return drafts
 
 
-def candidate(directory: Path, target: Target) -> Candidate:
-    """One checkpoint alone."""
-    return candidates([directory], target)[0]
+def load_draft_under_test(directory: Path, target: Target) -> DraftUnderTest:
+    """Load a single checkpoint."""
+    return load_drafts_under_test([directory], target)[0]
 
 
-def check(conf: EvalConf) -> None:
-    """Refuse what can be known to be wrong before a model is loaded."""
+def check_eval_config(conf: EvalConf) -> None:
+    """Check what can be checked before a model is loaded; raise UserError otherwise."""
     conf.tree.build()
     if conf.evaluation.prompts is not None:
-        prompt_files.read(conf.evaluation.prompts)
+        prompt_files.read_prompt_rows(conf.evaluation.prompts)
 
 
-def load(conf: EvalConf, directories: list[Path]) -> tuple[Target, list[Candidate], EvaluationConf]:
-    """The target of these checkpoints, what is to be judged, and on which prompts."""
-    asked = own_target(conf.target, directories)
-    evaluation = settled(conf.evaluation, directories, asked)
-    check_prompts(asked, evaluation)
-    target = asked.build(conf.device.build())
-    return target, candidates(directories, target), evaluation
+def load_evaluation(
+    conf: EvalConf, directories: list[Path]
+) -> tuple[Target, list[DraftUnderTest], EvaluationConf]:
+    """Load the checkpoints' target and drafts; return them with the resolved configuration."""
+    target_conf = resolve_target(conf.target, directories)
+    evaluation = resolve_prompts(conf.evaluation, directories, target_conf)
+    check_prompts(target_conf, evaluation)
+    target = target_conf.build(conf.device.build())
+    return target, load_drafts_under_test(directories, target), evaluation

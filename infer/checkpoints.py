@@ -1,4 +1,4 @@
-"""How a command opens checkpoints: which, under what names, of which target; where it writes."""
+"""Checkpoints as arguments of a command: paths, run names and target; and its output folder."""
 
 import logging
 import tempfile
@@ -7,30 +7,30 @@ from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 
-from infer.config import OWN
+from infer.config import OWN_TARGET
 from models import checkpoint
 from models.errors import UserError
-from models.lock import hold
+from models.lock import acquire_lock
 from models.target.target import TargetConf
 
 
-def opened(given: list[str] | None, say: Callable[[str], None]) -> list[Path]:
-    """The checkpoints that were given, or that of the newest run; refused where they do not fit.
+def open_checkpoints(paths: list[str] | None, print_line: Callable[[str], None]) -> list[Path]:
+    """Check the checkpoints at `paths`, or the newest run's; return their directories.
 
-    Nothing is loaded yet.
+    UserError is raised where one cannot be read or they do not go together. No weights are loaded.
     """
-    let_warnings_through()
-    directories = [Path(one) for one in given or [newest_run()]]
-    say(f"checkpoint: {', '.join(map(str, directories))}")
+    enable_loggers()
+    directories = [Path(path) for path in paths or [find_newest_run()]]
+    print_line(f"checkpoint: {', '.join(map(str, directories))}")
     for directory in directories:
         checkpoint.read_config(directory)
     _check_one_target(directories)
-    names(directories)
+    run_names(directories)  # raises UserError if a run is listed twice
     return directories
 
 
-def let_warnings_through() -> None:
-    """And which device is taken. Hydra switches off every logger that it finds, all but errors."""
+def enable_loggers() -> None:
+    """Enable our loggers, which Hydra disables, and the device's messages at level INFO."""
     logging.basicConfig(format="%(message)s")
     logging.root.setLevel(logging.WARNING)
     logging.getLogger("models.device").setLevel(logging.INFO)
@@ -39,8 +39,8 @@ def let_warnings_through() -> None:
             logging.getLogger(name).disabled = False
 
 
-def newest_run(root: Path = Path("outputs/train")) -> Path:
-    """Checkpoint of the newest finished training run. Raises UserError where there is none."""
+def find_newest_run(root: Path = Path("outputs/train")) -> Path:
+    """Return the checkpoint of the newest finished training run; raise UserError without one."""
     runs = sorted(root.glob("*/report.json"), key=lambda report: report.stat().st_mtime)
     if not runs:
         raise UserError(
@@ -50,59 +50,60 @@ def newest_run(root: Path = Path("outputs/train")) -> Path:
     return runs[-1].parent / "checkpoint"
 
 
-def own_target(conf: TargetConf, directories: list[Path]) -> TargetConf:
-    """The target that was asked for; `own` is the one that a checkpoint says it is of."""
-    if conf.name != OWN:
+def resolve_target(conf: TargetConf, directories: list[Path]) -> TargetConf:
+    """Return the configured target; `own` becomes the target named in the checkpoints."""
+    if conf.name != OWN_TARGET:
         return conf
-    said = [checkpoint.read_metadata(directory).get("target_name") for directory in directories]
-    return replace(conf, name=next(filter(None, said), "demo"))
+    names = [checkpoint.read_metadata(directory).get("target_name") for directory in directories]
+    return replace(conf, name=next(filter(None, names), "demo"))
 
 
 def make_writable(run: Path) -> None:
-    """Refuse a folder that cannot be written to, or that another process writes to."""
-    with checkpoint.writing(run):
+    """Create and lock the folder of a run; raise UserError if it is not writable or in use."""
+    with checkpoint.report_disk_errors(run):
         run.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=run).close()
-        hold(run)
+        acquire_lock(run)
 
 
-def names(directories: list[Path]) -> list[str]:
-    """What each run is called: its folder, behind the nearest folders that tell namesakes apart.
+def run_names(directories: list[Path]) -> list[str]:
+    """Name each run by its folder, prefixed by the nearest parents that distinguish namesakes.
 
-    >>> names([Path("/a/out/demo/checkpoint"), Path("/b/out/demo/checkpoint"), Path("/b/medusa")])
+    >>> demos = [Path("/a/out/demo/checkpoint"), Path("/b/out/demo/checkpoint")]
+    >>> run_names([*demos, Path("/b/medusa")])
     ['a/demo', 'b/demo', 'medusa']
     """
-    whole = [directory.resolve() for directory in directories]  # `.` and `..` have no names
-    runs = [path.parent if path.name == "checkpoint" else path for path in whole]
+    paths = [directory.resolve() for directory in directories]  # `.` and `..` have no names
+    runs = [path.parent if path.name == "checkpoint" else path for path in paths]
     for run, directory in zip(runs, directories, strict=True):
         if runs.count(run) > 1:
             raise UserError(f"checkpoint: no run may be given twice, got {directory} again")
-    alike = [[other for other in runs if other.name == run.name] for run in runs]
-    return [_tell_apart(paths)[run] for run, paths in zip(runs, alike, strict=True)]
+    namesakes = [[other for other in runs if other.name == run.name] for run in runs]
+    return [_unique_names(group)[run] for run, group in zip(runs, namesakes, strict=True)]
 
 
-def _tell_apart(paths: list[Path]) -> dict[Path, str]:
-    """Their names; where they are the same, with those folders above in which they differ."""
-    called = {path: path.name for path in paths}
-    for above in zip_longest(*(path.parts[-2:0:-1] for path in paths), fillvalue=""):
-        if len(set(called.values())) == len(paths):
+def _unique_names(paths: list[Path]) -> dict[Path, str]:
+    """Name each path; prefix equal names by the parent folders in which the paths differ."""
+    names = {path: path.name for path in paths}
+    for parents in zip_longest(*(path.parts[-2:0:-1] for path in paths), fillvalue=""):
+        if len(set(names.values())) == len(paths):
             break
-        if len(set(above)) > 1:
-            called = {
-                path: f"{folder}/{called[path]}".strip("/")
-                for path, folder in zip(paths, above, strict=True)
+        if len(set(parents)) > 1:
+            names = {
+                path: f"{parent}/{names[path]}".strip("/")
+                for path, parent in zip(paths, parents, strict=True)
             }
-    return called
+    return names
 
 
 def _check_one_target(directories: list[Path]) -> None:
-    of: dict[str, Path] = {}
+    by_target: dict[str, Path] = {}
     for directory in directories:
-        if found := checkpoint.read_metadata(directory).get(checkpoint.TARGET_HASH):
-            of[found] = directory
-    if len(of) > 1:
-        each = ", ".join(f"{path} of {found[:12]}" for found, path in of.items())
+        if target_hash := checkpoint.read_metadata(directory).get(checkpoint.TARGET_HASH_KEY):
+            by_target[target_hash] = directory
+    if len(by_target) > 1:
+        listed = ", ".join(f"{path} of {digest[:12]}" for digest, path in by_target.items())
         raise UserError(
-            f"checkpoint: drafts side by side must be of one target, got {each}; "
+            f"checkpoint: drafts side by side must be of one target, got {listed}; "
             "evaluate them one by one"
         )

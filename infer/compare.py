@@ -2,8 +2,8 @@
 
 python -m infer.compare BEFORE/report.json AFTER/report.json
 
-Exit code 1: a regression (tau or speed-up fell beyond noise, the second report does not say that
-answers are lossless, or a mode is no longer measured).
+Exit code 1 means a regression: tau or speed-up fell beyond noise, the answers of the second report
+are not shown to be lossless, or a mode is no longer measured.
 """
 
 import json
@@ -12,28 +12,28 @@ from pathlib import Path
 
 from rich.console import Console
 
-from conf.entry import refuse
+from conf.entry import exit_with_error
 from infer.measure.report import SCHEMA_VERSION
 from infer.report.diff import (
-    Move,
-    Verdicts,
+    MetricChange,
+    VerdictPairs,
+    check_report_fields,
+    compare_metrics,
+    find_changed_settings,
+    find_missing_modes,
     find_not_lossless,
-    gone,
-    moves,
-    paired,
-    read_whole,
-    settings_changed,
+    has_same_prompts,
 )
-from infer.report.number_format import ABSENT, Table, rich_table
-from infer.report.views import Report
+from infer.report.number_format import ABSENT, Table, to_rich_table
+from infer.report.views import ReportDict
 from models.errors import UserError
 
 USAGE = "python -m infer.compare BEFORE/report.json AFTER/report.json"
 DECIMALS = {"tokens/s": 1, "acceptance rate": 3}
 
 
-def read_report(path: Path) -> Report:
-    """A report of this schema. Raises UserError for anything else."""
+def read_report(path: Path) -> ReportDict:
+    """Read a report.json, or the one in a directory; raise UserError if it has another schema."""
     file = path / "report.json" if path.is_dir() else path
     try:
         report = json.loads(file.read_text(encoding="utf-8"))
@@ -46,90 +46,98 @@ def read_report(path: Path) -> Report:
             "measure again with python -m infer.eval"
         )
     try:
-        read_whole(report)
+        check_report_fields(report)
     except (LookupError, TypeError, AttributeError, ValueError) as error:
-        what = f"no {error}" if isinstance(error, KeyError) else f"other values ({error})"
+        problem = f"no {error}" if isinstance(error, KeyError) else f"invalid values ({error})"
         raise UserError(
-            f"report: must hold what docs/report.schema.json says, got {what.splitlines()[0]} in "
+            f"report: must match docs/report.schema.json, got {problem.splitlines()[0]} in "
             f"{file}; measure again with python -m infer.eval"
         ) from error
     return report
 
 
-def compare(before: Report, after: Report) -> tuple[list[str], Table, list[str]]:
-    """What changed, the figures, and the regressions."""
-    found = list(moves(before, after))
-    changed = settings_changed(before, after)
-    lost = find_not_lossless(before, after)
-    missing = gone(before, after)
-    regressions = [f"{move.mode} {move.figure}" for move in found if move.regression]
-    regressions += [f"{name} lossless: {verdict}" for name, (_, verdict) in lost.items()]
+def compare_reports(before: ReportDict, after: ReportDict) -> tuple[list[str], Table, list[str]]:
+    """Return the changed settings, a table of changed metrics, and the regressions."""
+    changes = list(compare_metrics(before, after))
+    settings = find_changed_settings(before, after)
+    not_lossless = find_not_lossless(before, after)
+    missing = find_missing_modes(before, after)
+    regressions = [f"{change.mode} {change.metric}" for change in changes if change.is_regression]
+    regressions += [f"{name} lossless: {verdict}" for name, (_, verdict) in not_lossless.items()]
     regressions += [
         f"{name} is no longer measured" + (f" ({reason})" if reason else "")
         for name, reason in missing.items()
     ]
-    return changed, _table(found, lost, list(missing), same=paired(before, after)), regressions
+    return (
+        settings,
+        _build_table(changes, not_lossless, list(missing), same=has_same_prompts(before, after)),
+        regressions,
+    )
 
 
-def _table(found: list[Move], lost: Verdicts, missing: list[str], *, same: bool) -> Table:
-    how = "paired by prompt" if same else "unpaired: the reports hold different prompts"
-    rows = [_row(move) for move in found]
+def _build_table(
+    changes: list[MetricChange], not_lossless: VerdictPairs, missing: list[str], *, same: bool
+) -> Table:
+    pairing = "paired by prompt" if same else "unpaired: the reports hold different prompts"
+    rows = [_format_move(change) for change in changes]
     rows += [
         [name, "lossless", before or ABSENT, after, ABSENT, "must be yes"]
-        for name, (before, after) in lost.items()
+        for name, (before, after) in not_lossless.items()
     ]
     rows += [[name, "measured", "yes", "NO", ABSENT, "worse"] for name in missing]
     return Table(
         title="Figures",
-        note=f"Differences are {how}. Brackets: intervals beyond which tau and speed-up of all "
-        "modes together stray in at most 5 % of comparisons where nothing changed.",
+        note=f"Differences are {pairing}. Brackets: intervals that the tau and speed-up of all "
+        "modes together leave in at most 5 % of comparisons where nothing changed.",
         columns=["mode", "figure", "before", "after", "difference", "beyond noise"],
         rows=rows,
-        labels=2,
+        label_columns=2,
     )
 
 
-def _row(move: Move) -> list[str]:
-    places = DECIMALS.get(move.figure, 2)
-    apart = f"{move.after - move.before:+.{places}f}"
-    low, high = move.interval or (None, None)
-    within = "[?]" if low is None else f"[{low:.{places}f}, {high:.{places}f}]"
-    verdict = "better" if move.after > move.before else "worse"
+def _format_move(change: MetricChange) -> list[str]:
+    decimals = DECIMALS.get(change.metric, 2)
+    difference = f"{change.after - change.before:+.{decimals}f}"
+    low, high = change.interval or (None, None)
+    interval = "[?]" if low is None else f"[{low:.{decimals}f}, {high:.{decimals}f}]"
+    verdict = "better" if change.after > change.before else "worse"
     return [
-        move.mode,
-        move.figure,
-        f"{move.before:.{places}f}",
-        f"{move.after:.{places}f}",
-        f"{apart} {within}",
-        verdict if move.beyond_noise else "no",
+        change.mode,
+        change.metric,
+        f"{change.before:.{decimals}f}",
+        f"{change.after:.{decimals}f}",
+        f"{difference} {interval}",
+        verdict if change.is_beyond_noise else "no",
     ]
 
 
-def _show(changed: list[str], table: Table, regressions: list[str]) -> None:
+def _print_comparison(settings: list[str], table: Table, regressions: list[str]) -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=100, color_system=None)
-    say = console.print
-    say("settings that differ:" if changed else "settings: all the same", highlight=False)
-    for line in changed:
-        say(f"  {line}", markup=False, highlight=False, soft_wrap=True)
-    say()
-    say(rich_table(table, ruled=console.is_terminal))
-    say(table.note, style="dim", markup=False, highlight=False)
-    said = f"regression: {'; '.join(regressions)}" if regressions else "no regression beyond noise"
-    say(f"\n{said}", markup=False, highlight=False, soft_wrap=True)
+    print_text = console.print
+    print_text("settings that differ:" if settings else "settings: all the same", highlight=False)
+    for line in settings:
+        print_text(f"  {line}", markup=False, highlight=False, soft_wrap=True)
+    print_text()
+    print_text(to_rich_table(table, ruled=console.is_terminal))
+    print_text(table.note, style="dim", markup=False, highlight=False)
+    verdict = (
+        f"regression: {'; '.join(regressions)}" if regressions else "no regression beyond noise"
+    )
+    print_text(f"\n{verdict}", markup=False, highlight=False, soft_wrap=True)
 
 
 def main(arguments: list[str]) -> int:
-    """The exit code; what a user gets wrong ends the process with code 2."""
+    """Print the comparison and return the exit code; a user's mistake exits with code 2."""
     try:
         if len(arguments) != 2:
             raise UserError(f"command line: must be two reports, got {len(arguments)}; {USAGE}")
         before, after = (read_report(Path(argument)) for argument in arguments)
     except UserError as error:
-        refuse(error)
-    changed, table, regressions = compare(before, after)
-    _show(changed, table, regressions)
+        exit_with_error(error)
+    settings, table, regressions = compare_reports(before, after)
+    _print_comparison(settings, table, regressions)
     return int(bool(regressions))
 
 

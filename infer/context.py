@@ -1,34 +1,35 @@
-"""Whether prompts and answers have room in what a target can read."""
+"""Checks that prompts and answers fit in the context of a target."""
 
-from data.eval_prompts.prompts import held_out
+from data.eval_prompts.prompts import load_eval_prompts
 from infer.config import EvaluationConf
 from models.errors import UserError
 from models.target.target import Target, TargetConf
 
 
 def check_prompts(target: TargetConf, conf: EvaluationConf) -> None:
-    """Raises UserError for a prompt file that the target cannot read and answer. Loads no model.
+    """Check that every prompt of the file fits with its answer; raise UserError otherwise.
 
-    The demo's own prompts are short. Later turns are looked at when they are known.
+    No model is loaded. The demo's own prompts are short and not checked; later turns are checked
+    by `check_context` as soon as they are known.
     """
     if conf.prompts is None:
         return
-    most = target.source.context()
-    prompts = held_out(target.source.tokenizer(), conf.prompts, limit=conf.limit)
+    context = target.source.context_length()
+    prompts = load_eval_prompts(target.source.load_tokenizer(), conf.prompts, limit=conf.limit)
     longest = max(prompts, key=lambda prompt: len(prompt.ids))
-    if most is not None and len(longest.ids) + conf.new_tokens > most:
+    if context is not None and len(longest.ids) + conf.new_tokens > context:
         raise UserError(
-            f"evaluation.prompts: prompt and answer must fit in the {most} positions of "
+            f"evaluation.prompts: prompt and answer must fit in the {context} positions of "
             f"{target.name}, got prompt {longest.id} of {len(longest.ids)} tokens and "
             f"evaluation.max_new_tokens={conf.new_tokens}; shorten the prompt or lower that"
         )
 
 
 def check_context(target: Target, tokens: int) -> None:
-    """Raises UserError for texts longer than the target has positions for."""
-    most = getattr(target.config, "max_position_embeddings", None)
-    if most is not None and tokens > most:
+    """Check that the target has positions for so many tokens; raise UserError otherwise."""
+    context = getattr(target.config, "max_position_embeddings", None)
+    if context is not None and tokens > context:
         raise UserError(
-            f"evaluation.max_new_tokens: prompt and answer must fit in the {most} positions of "
+            f"evaluation.max_new_tokens: prompt and answer must fit in the {context} positions of "
             f"{target.name}, got {tokens}; lower it or shorten the prompts"
         )

@@ -1,4 +1,4 @@
-"""Judge drafts on held-out prompts, one or several side by side.
+"""Evaluate drafts on held-out prompts, one or several side by side.
 
 python -m infer.eval                        the newest finished training run
 python -m infer.eval checkpoint=DIR tree=chain
@@ -10,28 +10,28 @@ from pathlib import Path
 from rich.console import Console
 
 from conf.entry import entry_point
-from infer.candidates import check, load
-from infer.checkpoints import make_writable, opened
+from infer.candidates import check_eval_config, load_evaluation
+from infer.checkpoints import make_writable, open_checkpoints
 from infer.config import EvalConf
-from infer.measure.evaluate import evaluate
-from infer.report.tables import terminal_table
-from infer.report.write import write
+from infer.measure.evaluate import evaluate_drafts
+from infer.report.tables import print_report
+from infer.report.write import write_report_files
 from models import checkpoint
 
 
 @entry_point("eval", EvalConf)
 def main(conf: EvalConf) -> None:
-    say = Console(soft_wrap=True).print
-    directories = opened(conf.checkpoint, say)
+    print_line = Console(soft_wrap=True).print
+    directories = open_checkpoints(conf.checkpoint, print_line)
     run = Path(conf.output_dir) / conf.run_name
-    check(conf)
+    check_eval_config(conf)
     make_writable(run)
-    target, judged, evaluation = load(conf, directories)
-    report = evaluate(target, judged, tree=conf.tree, conf=evaluation, say=say)
-    with checkpoint.writing(run):
-        write(report, run)
-    terminal_table(report)
-    say(f"report: {run / 'report.html'}")
+    target, drafts, evaluation = load_evaluation(conf, directories)
+    report = evaluate_drafts(target, drafts, tree=conf.tree, conf=evaluation, print_line=print_line)
+    with checkpoint.report_disk_errors(run):
+        write_report_files(report, run)
+    print_report(report)
+    print_line(f"report: {run / 'report.html'}")
 
 
 if __name__ == "__main__":

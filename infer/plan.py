@@ -1,4 +1,4 @@
-"""`python -m infer.plan`: what a draft could gain on a machine, before anything is loaded.
+"""`python -m infer.plan`: estimate a draft's gain on a machine without loading any weights.
 
 python -m infer.plan draft=qwen3-32b-eagle3 machine=trn2.48xlarge tree=chain tree.depth=3
 """
@@ -10,16 +10,25 @@ from typing import Any
 from rich.console import Console
 
 from conf.entry import entry_point
-from infer.report.number_format import Table, rich_table
-from infer.tuning.roofline import ALONE, DRAFT, PROMPT, PROPOSE, VERIFY, Sizes, passes, seconds
-from models.checkpoint import output_file
+from infer.report.number_format import Table, to_rich_table
+from infer.tuning.roofline import (
+    DRAFT,
+    ONE_TOKEN,
+    PROMPT,
+    PROPOSE,
+    VERIFY,
+    DecodeSizes,
+    estimate_seconds,
+    trace_passes,
+)
+from models.checkpoint import open_output_file
 from models.device import DeviceConf
 from models.device.machine_specs import MachineConf
 from models.distill.losses import LossConf
 from models.drafts.base import DraftConf
 from models.errors import UserError
-from models.meta_model import outline, outlined, share
-from models.parallel.tensor_parallel import plan as cuts
+from models.meta_model import build_meta_draft, build_meta_target, shard_target
+from models.parallel.tensor_parallel import plan_shards as cuts
 from models.speculate.sampling import SamplingConf
 from models.speculate.tree import TreeConf
 from models.target.target import TargetConf
@@ -30,14 +39,14 @@ GIB, MS = 2**30, 1000
 
 
 @dataclass(kw_only=True)
-class PlanConf:
-    """What decodes, how, and where."""
+class DecodePlanConf:
+    """The configuration of `python -m infer.plan`: models, decoding and machine."""
 
     target: TargetConf = field(default_factory=TargetConf)
     draft: DraftConf = MISSING
     tree: TreeConf = field(default_factory=TreeConf)
-    loss: LossConf = field(default_factory=LossConf)  # drafts bring theirs
-    optim: Any = None  # likewise, as the next; nothing is trained
+    loss: LossConf = field(default_factory=LossConf)  # set by the draft's configuration
+    optim: Any = None  # set by the draft's configuration, like `data`; both are unused
     data: Any = None
     sampling: SamplingConf = field(default_factory=SamplingConf)
     device: DeviceConf = field(default_factory=DeviceConf)
@@ -45,8 +54,8 @@ class PlanConf:
     batch: int = 1
     prompt_tokens: int = 1024
     context: int = 2048  # tokens of prompt and answer
-    share_draft: bool = True  # among the cores of a target, as serving engines do
-    headroom: float = 0.1  # share of a core's memory that is left to compiler, runtime, collectives
+    share_draft: bool = True  # over the cores of a target, as serving engines do
+    headroom: float = 0.1  # share of a core's memory kept for compiler, runtime, collectives
     output: str | None = None  # a file for the plan as JSON
     output_dir: str = "outputs/infer.plan"
     run_name: str = "plan"
@@ -63,74 +72,79 @@ class PlanConf:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Option:
-    """What decoding comes to, at best, with a target that `tensor` cores hold together."""
+class DecodeOption:
+    """The best-case memory and times of decoding with a target split over `tensor` cores."""
 
     tensor: int
-    bytes: int  # of a core, at its fullest moment
-    parts: dict[str, int]  # of it
+    bytes: int  # peak memory of a core
+    parts: dict[str, int]  # bytes of the peak, by kind
     fits: bool
     prompt_s: float
-    alone_s: float  # a token without a draft
+    alone_s: float  # of a token without a draft
     verify_s: float
     propose_s: float
-    most: int  # tokens of a round that accepts everything
+    most: int  # tokens of a round that accepts its longest path
 
     @property
-    def needed(self) -> float:
-        """Acceptance length at which a round takes as long as the tokens that it emits."""
+    def break_even_length(self) -> float:
+        """Return the acceptance length above which the draft makes decoding faster."""
         return (self.verify_s + self.propose_s) / self.alone_s
 
 
-def options(conf: PlanConf) -> list[Option]:
-    """One for each power of two of cores that can hold the target together."""
-    machine, dtype = conf.machine.known(conf.device), conf.machine.dtype(conf.device)
-    machine.check(dtype)
-    whole, found, tensor = outline(conf.target, dtype), [], 1
-    while tensor <= machine.all_cores:
+def list_options(conf: DecodePlanConf) -> list[DecodeOption]:
+    """Estimate one option for each power of two of cores that can hold the target."""
+    machine, dtype = conf.machine.resolve(conf.device), conf.machine.target_dtype(conf.device)
+    machine.check_dtype(dtype)
+    meta_target, options, tensor = build_meta_target(conf.target, dtype), [], 1
+    while tensor <= machine.total_cores:
         try:
-            cuts(whole.model, tensor)
+            cuts(meta_target.model, tensor)
         except UserError:
             break
-        if whole.parameters * dtype.itemsize / tensor < machine.core_bytes:
-            found.append(_option(conf, machine, dtype, tensor))
+        if meta_target.num_parameters * dtype.itemsize / tensor < machine.core_bytes:
+            options.append(_estimate_option(conf, machine, dtype, tensor))
         tensor *= 2
-    if not found:
+    if not options:
         raise UserError(
-            f"machine: must hold the target, got {machine.name} for {whole.parameters:,} "
+            f"machine: must hold the target, got {machine.name} for {meta_target.num_parameters:,} "
             "parameters; choose a larger one"
         )
-    return found
+    return options
 
 
-def _option(conf: PlanConf, machine: MachineConf, dtype: Any, tensor: int) -> Option:
-    target, tree = outline(conf.target, dtype), conf.tree.build()
-    draft = outlined(conf.draft, target, loss=conf.loss, seed=0).to(dtype).eval()
-    share(target, tensor)
-    sizes = Sizes(batch=conf.batch, prompt=conf.prompt_tokens, context=conf.context)
-    found = passes(target, draft, tree, conf.sampling, sizes)
-    fullest = max(found.values(), key=lambda phase: phase.total).held
-    took = {name: seconds(phase, machine) for name, phase in found.items()}
+def _estimate_option(
+    conf: DecodePlanConf, machine: MachineConf, dtype: Any, tensor: int
+) -> DecodeOption:
+    target, tree = build_meta_target(conf.target, dtype), conf.tree.build()
+    draft = build_meta_draft(conf.draft, target, loss=conf.loss, seed=0).to(dtype).eval()
+    shard_target(target, tensor)
+    sizes = DecodeSizes(batch=conf.batch, prompt=conf.prompt_tokens, context=conf.context)
+    phases = trace_passes(target, draft, tree, conf.sampling, sizes)
+    peak = max(phases.values(), key=lambda phase: phase.total_peak_bytes).peak_bytes
+    seconds = {name: estimate_seconds(phase, machine) for name, phase in phases.items()}
     if conf.share_draft:
-        took[PROPOSE] /= tensor
-        fullest[DRAFT] //= tensor
-    return Option(
-        tensor=tensor, bytes=fullest.total(), parts=dict(fullest), most=tree.deepest + 1,
-        fits=fullest.total() <= (1 - conf.headroom) * machine.core_bytes, prompt_s=took[PROMPT],
-        alone_s=took[ALONE], verify_s=took[VERIFY], propose_s=took[PROPOSE],
+        seconds[PROPOSE] /= tensor
+        peak[DRAFT] //= tensor
+    return DecodeOption(
+        tensor=tensor, bytes=peak.total(), parts=dict(peak), most=tree.max_path_length + 1,
+        fits=peak.total() <= (1 - conf.headroom) * machine.core_bytes, prompt_s=seconds[PROMPT],
+        alone_s=seconds[ONE_TOKEN], verify_s=seconds[VERIFY], propose_s=seconds[PROPOSE],
     )  # fmt: skip
 
 
-def table(found: list[Option]) -> Table:
+def build_plan_table(options: list[DecodeOption]) -> Table:
     rows = [
         [
-            str(option.tensor), f"{option.bytes / GIB:.2f}", "yes" if option.fits else "no",
+            str(option.tensor),
+            f"{option.bytes / GIB:.2f}",
+            "yes" if option.fits else "no",
             *(f"{MS * s:.2f}" for s in (option.prompt_s, option.alone_s)),
-            f"{MS * option.verify_s:.2f} + {MS * option.propose_s:.2f}", f"{option.needed:.2f}",
-            f"{option.most / option.needed:.2f}",
+            f"{MS * option.verify_s:.2f} + {MS * option.propose_s:.2f}",
+            f"{option.break_even_length:.2f}",
+            f"{option.most / option.break_even_length:.2f}",
         ]
-        for option in found
-    ]  # fmt: skip
+        for option in options
+    ]
     return Table(
         title="Cores a target: at best, in ms",
         note="",
@@ -139,37 +153,38 @@ def table(found: list[Option]) -> Table:
             "acceptance length needed", "speed-up if all is accepted",
         ],
         rows=rows,
-        stacked=True,
+        stacked_headers=True,
     )  # fmt: skip
 
 
-def verdict(conf: PlanConf, found: list[Option]) -> str:
-    """The layout of the least latency that fits, or what to change first."""
-    fitting = [option for option in found if option.fits]
+def summarize_options(conf: DecodePlanConf, options: list[DecodeOption]) -> str:
+    """Describe the fitting option of least latency, or what to change so that one fits."""
+    fitting = [option for option in options if option.fits]
     if fitting:
         best = min(fitting, key=lambda option: option.alone_s)
         return (
             f"On {best.tensor} cores: {MS * best.alone_s:.2f} ms a token at best without a draft; "
-            f"this one wins above {best.needed:.2f} tokens a round, of {best.most} at most"
+            f"this draft wins above {best.break_even_length:.2f} tokens a round, of {best.most} at "
+            "most"
         )
-    smallest = min(found, key=lambda option: option.bytes)
+    smallest = min(options, key=lambda option: option.bytes)
     if smallest.parts.get("cache", 0) > smallest.bytes / 2 and conf.batch > 1:
         return f"It does not fit. First change: batch={conf.batch // 2}"
     return "It does not fit: choose a larger machine, or a shorter context"
 
 
-@entry_point("infer_plan", PlanConf)
-def main(conf: PlanConf) -> None:
+@entry_point("infer_plan", DecodePlanConf)
+def main(conf: DecodePlanConf) -> None:
     conf.tree.read()
-    found = options(conf)
-    shown = table(found)
-    where = conf.machine.name
-    CONSOLE.print(f"\n{conf.target.path or conf.target.name} with {conf.draft.method} on {where}")
-    CONSOLE.print(rich_table(shown, ruled=True))
-    CONSOLE.print(verdict(conf, found))
+    options = list_options(conf)
+    table = build_plan_table(options)
+    machine = conf.machine.name
+    CONSOLE.print(f"\n{conf.target.path or conf.target.name} with {conf.draft.method} on {machine}")
+    CONSOLE.print(to_rich_table(table, ruled=True))
+    CONSOLE.print(summarize_options(conf, options))
     if conf.output is not None:
-        with output_file(conf.output) as file:
-            file.write_text(json.dumps([asdict(option) for option in found], indent=2) + "\n")
+        with open_output_file(conf.output) as file:
+            file.write_text(json.dumps([asdict(option) for option in options], indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Write a chain or static tree in another engine's format; what is read is recognised.
+"""Convert a chain or static tree to another engine's format; the input's format is detected.
 
 python -m infer.tree_file tree=medusa-63 format=nxd output=tree.json
 python -m infer.tree_file tree.file=tree.json format=medusa output=choices.json
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from rich.console import Console
 
 from conf.entry import entry_point
-from models.checkpoint import output_file
+from models.checkpoint import open_output_file
 from models.errors import UserError
 from models.speculate.tree import TreeConf, TreeKind
 from models.speculate.tree_formats import TreeFormat, write_paths
@@ -17,12 +17,12 @@ from models.speculate.tree_formats import TreeFormat, write_paths
 
 @dataclass(kw_only=True)
 class TreeFileConf:
-    """`python -m infer.tree_file`: which tree, in which format, where to."""
+    """The configuration of `python -m infer.tree_file`: a tree, a format and an output file."""
 
     tree: TreeConf = field(default_factory=TreeConf)
     format: TreeFormat = TreeFormat.own
     output: str = "tree.json"
-    output_dir: str = "outputs/infer.tree_file"  # of a multirun
+    output_dir: str = "outputs/infer.tree_file"  # of a Hydra multirun
 
     def __post_init__(self) -> None:
         tree = self.tree.read()
@@ -36,8 +36,8 @@ class TreeFileConf:
 @entry_point("tree_file", TreeFileConf)
 def main(conf: TreeFileConf) -> None:
     paths = conf.tree.build().paths
-    with output_file(conf.output) as file:
-        write_paths(paths, file, form=conf.format)
+    with open_output_file(conf.output) as file:
+        write_paths(paths, file, tree_format=conf.format)
     Console(soft_wrap=True, highlight=False).print(f"{len(paths)} nodes: {file}")
 
 

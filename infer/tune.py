@@ -1,12 +1,12 @@
-"""Choose the tree or window that this device, this draft and this traffic want.
+"""Choose the tree or window that is fastest for this device, draft and traffic.
 
 python -m infer.tune checkpoint=DIR
 python -m infer.tune checkpoint=[A,B] batch=[1,8] context=[1024,8192] prompts=mine.jsonl
 
-Tokens a round come from replay (`infer/measure/replay.py`), what a round costs from timing a few
-shapes (`infer/tuning/cost_model.py`). The likeliest best shape is timed itself until no other
-promises more; then it is decoded with, beside its neighbours and the target alone. How far to trust
-it: docs/tuning.md.
+Tokens a round are estimated by replay (`infer/measure/replay.py`), the cost of a round from timings
+of a few candidates (`infer/tuning/cost_model.py`). The candidate predicted best is timed until no
+other is predicted to be better. Then it is measured in decoding, with its neighbors and the target
+alone. Limits of the method: docs/tuning.md.
 """
 
 import json
@@ -21,16 +21,29 @@ from rich.console import Console
 from conf.entry import entry_point
 from data.eval_prompts import prompts as prompt_files
 from data.eval_prompts.prompts import EvalPrompt
-from data.mixture.held_out_rows import SELECTION
-from infer.checkpoints import make_writable, names, opened, own_target
+from data.mixture.held_out_rows import SELECTION_FILE
+from infer.checkpoints import make_writable, open_checkpoints, resolve_target, run_names
 from infer.measure.intervals import Estimate, bootstrap_t
-from infer.measure.prompt_choice import calibration_prompts, own_prompts
-from infer.measure.replay import Replay, Text, all_positions, jumps, on_policy, texts
-from infer.tuning.candidates import GIVEN, Shape, neighbours, shapes, with_copied
+from infer.measure.prompt_choice import find_held_out_file, load_calibration_prompts
+from infer.measure.replay import (
+    Replay,
+    ReplayText,
+    collect_replay_texts,
+    count_all_positions,
+    count_on_policy,
+    decoding_starts,
+)
+from infer.tuning.candidates import (
+    USER_TREE,
+    TreeCandidate,
+    add_copied_tokens,
+    find_neighbors,
+    list_candidates,
+)
 from infer.tuning.config import TuneConf
-from infer.tuning.cost_model import AUTOREGRESSIVE, Bench, choose, probes
-from infer.tuning.output import cell_lines, content, summary, write_trees
-from infer.tuning.results import Cell, Tuned, Worth
+from infer.tuning.cost_model import AUTOREGRESSIVE, CostBench, choose_candidate, select_probes
+from infer.tuning.output import build_tuning_report, format_result, format_summary, write_tree_files
+from infer.tuning.results import DraftTuning, ExpectedTokens, TuningResult
 from models import checkpoint
 from models.drafts import load_draft
 from models.drafts.base import Draft
@@ -39,136 +52,165 @@ from models.errors import UserError
 from models.speculate.tree import TreeConf, TreeKind
 from models.target.target import Target
 
-Accepted = list[ndarray]  # of each text: what a round from each start accepts
+AcceptedLengths = list[ndarray]  # for each text: the accepted length of a round from each start
 
 
-def worth_of(
-    target: Target, draft: Draft, found: list[Shape], read: list[Text], conf: TuneConf
-) -> dict[str, Worth]:
-    """By replay: one chain tells of all windows, and copied tokens are worth the longer of both."""
-    plain = [one for one in found if not one.conf.copied]
-    trees = {one.name: one.tree for one in plain}
-    windows = [one for one in plain if one.conf.kind is TreeKind.chain]
-    longest = max(windows, key=lambda one: one.size)
-    asked = {name: tree for name, tree in trees.items() if tree.kind is not TreeKind.chain}
-    replay = Replay(target, draft, read, sampling=conf.sampling)
-    accepted = replay.accepted(asked | {longest.name: longest.tree})
-    whole = accepted[longest.name]
-    accepted |= {one.name: [np.minimum(part, one.size) for part in whole] for one in windows}
+def estimate_expected_tokens(
+    target: Target, draft: Draft, candidates: list[TreeCandidate], texts: list[ReplayText],
+    conf: TuneConf,
+) -> dict[str, ExpectedTokens]:  # fmt: skip
+    """Estimate the expected tokens of each candidate by replay.
+
+    The longest chain is replayed for all windows. With copied tokens a round accepts the longer of
+    the tree's path and the copied chain's.
+    """
+    without_copies = [candidate for candidate in candidates if not candidate.conf.copied]
+    trees = {candidate.name: candidate.tree for candidate in without_copies}
+    windows = [c for c in without_copies if c.conf.kind is TreeKind.chain]
+    longest = max(windows, key=lambda window: window.size)
+    replayed = {name: tree for name, tree in trees.items() if tree.kind is not TreeKind.chain}
+    replay = Replay(target, draft, texts, sampling=conf.sampling)
+    accepted = replay.accepted_lengths(replayed | {longest.name: longest.tree})
+    chain_lengths = accepted[longest.name]
+    accepted |= {
+        window.name: [np.minimum(lengths, window.size) for lengths in chain_lengths]
+        for window in windows
+    }
     if conf.copied:
         chain = TreeConf(kind=TreeKind.chain, depth=conf.copied).build()
-        lookup = Replay(target, NgramDraft(), read, sampling=conf.sampling)
-        (copies,) = lookup.accepted({"lookup": chain}).values()
+        lookup = Replay(target, NgramDraft(), texts, sampling=conf.sampling)
+        (copied_lengths,) = lookup.accepted_lengths({"lookup": chain}).values()
         accepted |= {
-            with_copied(one, conf.copied).name: list(map(np.maximum, accepted[one.name], copies))
-            for one in plain
+            add_copied_tokens(candidate, conf.copied).name: list(
+                map(np.maximum, accepted[candidate.name], copied_lengths)
+            )
+            for candidate in without_copies
         }
-    return {one.name: _worth(accepted[one.name], read) for one in found}
+    return {c.name: _count_expected_tokens(accepted[c.name], texts) for c in candidates}
 
 
-def _worth(accepted: Accepted, read: list[Text]) -> Worth:
-    rounds = sum(len(jumps(one)) for one in accepted)
-    tau, anywhere = (sums.sum(0) for sums in (on_policy(accepted), all_positions(accepted)))
-    return Worth(
-        kept=sum(text.starts for text in read) / max(rounds, 1),
+def _count_expected_tokens(accepted: AcceptedLengths, texts: list[ReplayText]) -> ExpectedTokens:
+    rounds = sum(len(decoding_starts(lengths)) for lengths in accepted)
+    tau, all_positions = (
+        sums.sum(0) for sums in (count_on_policy(accepted), count_all_positions(accepted))
+    )
+    return ExpectedTokens(
+        kept=sum(text.num_starts for text in texts) / max(rounds, 1),
         tau=tau[0] / max(tau[1], 1),
-        all_positions=anywhere[0] / max(anywhere[1], 1),
+        all_positions=all_positions[0] / max(all_positions[1], 1),
     )  # fmt: skip
 
 
-def settle(bench: Bench, tuned: Tuned, conf: TuneConf) -> Cell:
-    """Choose, then decode with the choice, its neighbours and, for a sweep, many others."""
-    found = tuned.shapes
-    others = swept(found) if conf.sweep else []
-    for one in [None, *dict.fromkeys(probes(found) + others)]:
-        bench.decoder(one)
-    kept = {name: worth.kept for name, worth in tuned.worth.items()}
-    curve, best = choose(bench.steps, found, kept)
-    for one in neighbours(best, found):
-        curve.add(one, bench.steps(one))
-    raced = list(dict.fromkeys([best, *neighbours(best, found), *others]))
-    sums = bench.race(raced, conf.repeats)
-    plain = sums[AUTOREGRESSIVE]
-    for one in neighbours(best, found):
-        ratio = faster(sums[one.name], sums[best.name])
+def choose_tree(bench: CostBench, tuning: DraftTuning, conf: TuneConf) -> TuningResult:
+    """Choose a candidate and measure it, its neighbors and, with `sweep`, many others."""
+    candidates = tuning.candidates
+    swept = select_sweep(candidates) if conf.sweep else []
+    for candidate in [None, *dict.fromkeys(select_probes(candidates) + swept)]:
+        bench.decoder_for(candidate)
+    kept_tokens = {name: tokens.kept for name, tokens in tuning.expected_tokens.items()}
+    curve, best = choose_candidate(bench.measure_steps, candidates, kept_tokens)
+    for candidate in find_neighbors(best, candidates):
+        curve.add(candidate, bench.measure_steps(candidate))
+    measured = list(dict.fromkeys([best, *find_neighbors(best, candidates), *swept]))
+    sums = bench.benchmark_trees(measured, conf.repeats)
+    baseline = sums[AUTOREGRESSIVE]
+    for candidate in find_neighbors(best, candidates):
+        ratio = estimate_speedup(sums[candidate.name], sums[best.name])
         if ratio and ratio.ci95 and ratio.ci95[0] > 1:
-            best = one
-    speedups = {one.name: faster(sums[one.name], plain) for one in raced}
-    measured = speedups[best.name]
-    return Cell(
-        draft=tuned.name, batch=bench.batch, context=bench.context, curve=curve, best=best,
-        token_s=float(plain[:, 1].sum() / plain[:, 0].sum()), speedups=speedups,
-        pick=best if measured and measured.mean > 1 else None,
-        of_best={one.name: faster(sums[best.name], sums[one.name]) for one in raced},
-    )  # fmt: skip
+            best = candidate
+    speedups = {
+        candidate.name: estimate_speedup(sums[candidate.name], baseline) for candidate in measured
+    }
+    best_speedup = speedups[best.name]
+    return TuningResult(
+        draft=tuning.name,
+        batch=bench.batch,
+        context=bench.context,
+        cost_curve=curve,
+        best=best,
+        token_s=float(baseline[:, 1].sum() / baseline[:, 0].sum()),
+        speedups=speedups,
+        pick=best if best_speedup and best_speedup.mean > 1 else None,
+        best_over_each={
+            candidate.name: estimate_speedup(sums[best.name], sums[candidate.name])
+            for candidate in measured
+        },
+    )
 
 
-def faster(ours: ndarray, theirs: ndarray) -> Estimate | None:
-    """Tokens a second over theirs, paired by prompt."""
+def estimate_speedup(ours: ndarray, theirs: ndarray) -> Estimate | None:
+    """Estimate our tokens a second over theirs, paired by prompt; rows are (tokens, seconds)."""
     rows = np.concatenate([ours, theirs], 1)
     return bootstrap_t(rows, lambda m: m[..., 0] / m[..., 1] * m[..., 3] / m[..., 2])
 
 
-def swept(found: list[Shape]) -> list[Shape]:
-    """Every window, the tree that was given, and trees of four budgets in three kinds."""
-    sizes = sorted({one.size for one in found if one.family == "static"})
-    kinds = [f for f in {one.family for one in found} if f.partition("+")[0] == "dynamic"]
-    trees = [one for one in found if one.family in ("static", *kinds)]
-    some = [one for one in trees if one.size in sizes[1:3] + sizes[-2:]]
-    return [one for one in found if one.family in ("chain", GIVEN)] + some
+def select_sweep(candidates: list[TreeCandidate]) -> list[TreeCandidate]:
+    """Select every window, the user's tree, and trees of three kinds and four budgets."""
+    sizes = sorted({c.size for c in candidates if c.family == "static"})
+    kinds = [f for f in {c.family for c in candidates} if f.partition("+")[0] == "dynamic"]
+    trees = [c for c in candidates if c.family in ("static", *kinds)]
+    sampled_trees = [c for c in trees if c.size in sizes[1:3] + sizes[-2:]]
+    return [c for c in candidates if c.family in ("chain", USER_TREE)] + sampled_trees
 
 
-def tune(
+def tune_drafts(
     target: Target, drafts: dict[str, tuple[Path, Draft]], prompts: list[EvalPrompt],
-    conf: TuneConf, say: Callable[[str], None],
-) -> list[Tuned]:  # fmt: skip
-    """One answer for each draft, batch and context."""
-    found = []
+    conf: TuneConf, print_line: Callable[[str], None],
+) -> list[DraftTuning]:  # fmt: skip
+    """Tune each draft for each batch and context."""
+    tunings = []
     for name, (directory, draft) in drafts.items():
-        own = draft.verifier(target) or target
+        draft_target = draft.target_for(target) or target
         depth = min(conf.depth, draft.max_depth)
-        say(f"{name}: the target's answers to {len(prompts)} prompts, replayed")
-        read = texts(
-            own, prompts, sampling=conf.sampling, max_new_tokens=conf.max_new_tokens,
-            layers=draft.needs.layers, ahead=max(depth, conf.copied, conf.tree.build().deepest),
-        )  # fmt: skip
-        if not any(text.starts for text in read):
+        print_line(f"{name}: replaying the target's answers to {len(prompts)} prompts")
+        texts = collect_replay_texts(
+            draft_target,
+            prompts,
+            sampling=conf.sampling,
+            max_new_tokens=conf.max_new_tokens,
+            layers=draft.needs.layers,
+            lookahead=max(depth, conf.copied, conf.tree.build().max_path_length),
+        )
+        if not any(text.num_starts for text in texts):
             raise UserError(
                 "prompts: must have answers of more than one token, got none; choose others"
             )
-        table = Replay(own, draft, read, sampling=conf.sampling).table(depth, conf.ranks)
-        considered = shapes(
-            table.acceptance(), nodes=conf.nodes, copied=conf.copied, given=conf.tree
+        counts = Replay(draft_target, draft, texts, sampling=conf.sampling).count_acceptance(
+            depth, conf.ranks
         )
-        worth = worth_of(own, draft, considered, read, conf)
-        tuned = Tuned(
-            name=name, directory=directory, shapes=considered, worth=worth,
-            acceptance=table.acceptance(),
+        candidates = list_candidates(
+            counts.acceptance(), nodes=conf.nodes, copied=conf.copied, user_tree=conf.tree
+        )
+        expected_tokens = estimate_expected_tokens(draft_target, draft, candidates, texts, conf)
+        tuning = DraftTuning(
+            name=name, directory=directory, candidates=candidates, expected_tokens=expected_tokens,
+            acceptance=counts.acceptance(),
         )  # fmt: skip
-        room = max(len(prompt.ids) for prompt in prompts) + conf.max_new_tokens
+        needed_context = max(len(prompt.ids) for prompt in prompts) + conf.max_new_tokens
         for batch in conf.batch:
-            for context in conf.context or [room]:
-                bench = Bench(
-                    target=own, draft=draft, prompts=prompts, sampling=conf.sampling, batch=batch,
-                    context=context, max_new_tokens=conf.max_new_tokens, say=say,
+            for context in conf.context or [needed_context]:
+                bench = CostBench(
+                    target=draft_target, draft=draft, prompts=prompts, sampling=conf.sampling,
+                    batch=batch, context=context, max_new_tokens=conf.max_new_tokens,
+                    print_line=print_line,
                 )  # fmt: skip
-                tuned.cells.append(settle(bench, tuned, conf))
-                torch.compiler.reset()  # other shapes follow: graphs of these are in their way
-                for line in cell_lines(tuned, tuned.cells[-1]):
-                    say(line)
-        found.append(tuned)
-    return found
+                tuning.results.append(choose_tree(bench, tuning, conf))
+                torch.compiler.reset()  # drops these graphs: the next shapes are different
+                for line in format_result(tuning, tuning.results[-1]):
+                    print_line(line)
+        tunings.append(tuning)
+    return tunings
 
 
-def check(conf: TuneConf) -> None:
-    """Refuse what can be known to be wrong before a model is loaded."""
+def check_tune_config(conf: TuneConf) -> None:
+    """Check the tree and the prompts file before a model is loaded, else raise UserError."""
     conf.tree.build()
     if conf.prompts is not None:
-        prompt_files.read(conf.prompts, key="prompts")
+        prompt_files.read_prompt_rows(conf.prompts, key="prompts")
 
 
-def check_room(conf: TuneConf, prompts: list[EvalPrompt]) -> None:
-    """Refuse a context that an answer does not fit in, before anything is replayed."""
+def check_prompts_fit(conf: TuneConf, prompts: list[EvalPrompt]) -> None:
+    """Check that prompts and answers fit in every context; raise UserError otherwise."""
     longest = max(len(prompt.ids) for prompt in prompts)
     for context in conf.context or []:
         if context < longest + conf.max_new_tokens:
@@ -180,28 +222,32 @@ def check_room(conf: TuneConf, prompts: list[EvalPrompt]) -> None:
 
 @entry_point("tune", TuneConf)
 def main(conf: TuneConf) -> None:
-    say = Console(soft_wrap=True, highlight=False).print
-    directories = opened(conf.checkpoint, say)
+    print_line = Console(soft_wrap=True, highlight=False).print
+    directories = open_checkpoints(conf.checkpoint, print_line)
     run = Path(conf.output_dir) / conf.run_name
-    check(conf)
+    check_tune_config(conf)
     make_writable(run)
-    asked = own_target(conf.target, directories)
-    chosen = conf.prompts or own_prompts(directories, asked, SELECTION, key="prompts")
-    target = asked.build(conf.device.build())
-    prompts = calibration_prompts(target, chosen, conf.num_prompts)
-    check_room(conf, prompts)
-    with target.device.shared_if_worth(target.parameters // target.num_layers):
+    target_conf = resolve_target(conf.target, directories)
+    prompts_path = conf.prompts or find_held_out_file(
+        directories, target_conf, SELECTION_FILE, key="prompts"
+    )
+    target = target_conf.build(conf.device.build())
+    prompts = load_calibration_prompts(target, prompts_path, conf.num_prompts)
+    check_prompts_fit(conf, prompts)
+    with target.device.cpu_threads_for(target.num_parameters // target.num_layers):
         drafts = {
             name: (directory, load_draft(directory, target)[1])
-            for name, directory in zip(names(directories), directories, strict=True)
+            for name, directory in zip(run_names(directories), directories, strict=True)
         }
-        found = tune(target, drafts, prompts, conf, say)
+        tunings = tune_drafts(target, drafts, prompts, conf, print_line)
         device = target.device.describe()
-    with checkpoint.writing(run):
-        (run / "tune.json").write_text(json.dumps(content(found, target, device, prompts)) + "\n")
-        write_trees(found, run, conf)
-    for line in summary(found, run, conf):
-        say(line)
+    with checkpoint.report_disk_errors(run):
+        (run / "tune.json").write_text(
+            json.dumps(build_tuning_report(tunings, target, device, prompts)) + "\n"
+        )
+        write_tree_files(tunings, run, conf)
+    for line in format_summary(tunings, run, conf):
+        print_line(line)
 
 
 if __name__ == "__main__":

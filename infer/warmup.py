@@ -1,9 +1,9 @@
-"""Compile everything that `infer.eval` will need, so that the evaluation itself compiles nothing.
+"""Compile all graphs that `infer.eval` needs, so that the evaluation itself compiles nothing.
 
-python -m infer.warmup checkpoint=DIR tree=NAME ...       what `infer.eval` takes
+python -m infer.warmup checkpoint=DIR tree=NAME ...       with the arguments of `infer.eval`
 
 Each graph is printed with the time that it took. Graphs last as long as the compiler's cache does
-(device.cache_dir): docs/graphs.md. Nothing is written beside it.
+(device.cache_dir): docs/graphs.md. Nothing else is written.
 """
 
 from collections.abc import Callable
@@ -11,58 +11,60 @@ from collections.abc import Callable
 from rich.console import Console
 
 from conf.entry import entry_point
-from infer.candidates import check, load
-from infer.checkpoints import opened
+from infer.candidates import check_eval_config, load_evaluation
+from infer.checkpoints import open_checkpoints
 from infer.config import EvalConf, EvaluationConf
 from infer.measure import batched
-from infer.measure.eval_modes import Candidate, contenders
-from infer.measure.evaluate import asked, choose_few
-from infer.measure.exactness import measure_yardstick
-from infer.measure.timing import FEWEST, warm_unfused
+from infer.measure.eval_modes import DraftUnderTest, build_eval_modes
+from infer.measure.evaluate import choose_warmup_prompts, plan_evaluation
+from infer.measure.exactness import measure_tolerance
+from infer.measure.timing import WARMUP_TOKENS, warm_up_unfused
 from models.speculate.tree import Tree, TreeConf
 from models.target.target import Target
 
 
-def warm(
-    target: Target, candidates: list[Candidate], *, tree: TreeConf, conf: EvaluationConf,
-    say: Callable[[str], None],
+def compile_eval_graphs(
+    target: Target, drafts: list[DraftUnderTest], *, tree: TreeConf, conf: EvaluationConf,
+    print_line: Callable[[str], None],
 ) -> None:  # fmt: skip
     """Call every function of an evaluation once in each of its shapes."""
-    if not target.device.static:
-        say("graphs: nothing is compiled here")
+    if not target.device.has_static_shapes:
+        print_line("graphs: nothing is compiled here")
         return
-    with target.device.shared_if_worth(target.parameters // target.num_layers):
-        _compile(target, candidates, tree.build(), conf, say)
+    with target.device.cpu_threads_for(target.num_parameters // target.num_layers):
+        _compile_modes(target, drafts, tree.build(), conf, print_line)
 
 
-def _compile(
-    target: Target, candidates: list[Candidate], shape: Tree, conf: EvaluationConf,
-    say: Callable[[str], None],
+def _compile_modes(
+    target: Target, drafts: list[DraftUnderTest], tree: Tree, conf: EvaluationConf,
+    print_line: Callable[[str], None],
 ) -> None:  # fmt: skip
-    prompts, needed = asked(target, candidates, shape, conf)
-    with target.device.expecting(needed, say, each=say):
-        modes = contenders(target, candidates, shape, prompts, conf)
-        few = choose_few(prompts)
+    prompts, graphs = plan_evaluation(target, drafts, tree, conf)
+    with target.device.expect_graphs(graphs, print_line, on_graph=print_line):
+        modes = build_eval_modes(target, drafts, tree, prompts, conf)
+        warmup_prompts = choose_warmup_prompts(prompts)
         for name, mode in modes.items():
-            if name == mode.baseline:  # what answers are compared by needs passes of its own
-                measure_yardstick(mode.decoder, few, max_new_tokens=conf.new_tokens)
-            for prompt in few:
-                count = min(FEWEST, conf.new_tokens)
+            if name == mode.baseline:  # the tolerance of comparisons is measured by its own passes
+                measure_tolerance(mode.decoder, warmup_prompts, max_new_tokens=conf.new_tokens)
+            for prompt in warmup_prompts:
+                count = min(WARMUP_TOKENS, conf.new_tokens)
                 mode.decoder.decode([prompt.ids], row_ids=[0], max_new_tokens=count)
         timed = [mode for mode in modes.values() if mode.timed]
-        warm_unfused(timed, few[0], max_new_tokens=conf.new_tokens)
-        for one in candidates:
+        warm_up_unfused(timed, warmup_prompts[0], max_new_tokens=conf.new_tokens)
+        for draft in drafts:
             for batch in conf.batches:
-                batched.warmed(one.target or target, one, shape, prompts, conf, batch)
+                batched.build_warm_decoders(
+                    draft.target or target, draft, tree, prompts, conf, batch
+                )
 
 
 @entry_point("eval_warmup", EvalConf)
 def main(conf: EvalConf) -> None:
-    say = Console(soft_wrap=True, highlight=False).print
-    directories = opened(conf.checkpoint, say)
-    check(conf)
-    target, judged, evaluation = load(conf, directories)
-    warm(target, judged, tree=conf.tree, conf=evaluation, say=say)
+    print_line = Console(soft_wrap=True, highlight=False).print
+    directories = open_checkpoints(conf.checkpoint, print_line)
+    check_eval_config(conf)
+    target, drafts, evaluation = load_evaluation(conf, directories)
+    compile_eval_graphs(target, drafts, tree=conf.tree, conf=evaluation, print_line=print_line)
 
 
 if __name__ == "__main__":

@@ -1,3 +1,3 @@
-"""What learns and what drafts: targets, drafts, trees, losses, checkpoints, and where they live."""
+"""Models: targets, drafts, token trees, losses, checkpoints and the devices they run on."""
 
-import models.device  # noqa: F401  before anything imports torch: it decides what torch may load
+import models.device  # noqa: F401  must precede torch, as it limits what torch autoloads

@@ -1,4 +1,4 @@
-"""What commands say to people: a console for bars and tables, plain lines elsewhere."""
+"""Console output of commands: bars and tables on a terminal, plain lines elsewhere."""
 
 import logging
 import os
@@ -12,47 +12,55 @@ from rich.text import Text
 from transformers.utils.logging import disable_progress_bar
 
 CONSOLE = Console()
-WIDE = 1000  # characters of a line that nobody looks at through a window
+PLAIN_WIDTH = 1000  # characters of a table's line that is not printed on a terminal
 PACKAGES = ("conf", "data", "infer", "models", "train")
 
 
-def aligned(
-    columns: list[str], rows: list[list[str]], *, ruled: bool, labels: int = 1, whole: bool = False
+def build_aligned_table(
+    columns: list[str],
+    rows: list[list[str]],
+    *,
+    ruled: bool,
+    label_columns: int = 1,
+    no_wrap: bool = False,
 ) -> Table:
-    """The first `labels` columns are words, the others figures; `whole` figures are never cut."""
+    """Build a table whose first `label_columns` columns are text and whose others are numbers.
+
+    `no_wrap` keeps each number on one line.
+    """
     table = Table(box=box.SIMPLE_HEAD if ruled else None, pad_edge=False, show_edge=False)
     for index, column in enumerate(columns):
-        figures = index >= labels
-        justify = "right" if figures else "left"
-        table.add_column(column, justify=justify, overflow="fold", no_wrap=whole and figures)
+        is_number = index >= label_columns
+        justify = "right" if is_number else "left"
+        table.add_column(column, justify=justify, overflow="fold", no_wrap=no_wrap and is_number)
     for row in rows:
         table.add_row(*map(Text, row))
     return table
 
 
-def say_table(columns: list[str], rows: list[list[str]]) -> None:
-    """With a rule on a terminal; elsewhere lines that are as long as they must."""
-    table = aligned(columns, rows, ruled=CONSOLE.is_terminal)
-    CONSOLE.print(table, width=None if CONSOLE.is_terminal else WIDE, crop=False)
+def print_table(columns: list[str], rows: list[list[str]]) -> None:
+    """Print a table: ruled on a terminal, elsewhere in lines as long as their content."""
+    table = build_aligned_table(columns, rows, ruled=CONSOLE.is_terminal)
+    CONSOLE.print(table, width=None if CONSOLE.is_terminal else PLAIN_WIDTH, crop=False)
 
 
-def speak() -> None:
-    """Let this project's own loggers reach the reader; libraries keep to their warnings.
+def setup_logging() -> None:
+    """Print this project's log messages, and only the warnings of libraries.
 
-    Called before anything is built, so that a missing compiler is said: before Accelerate knows the
-    processes, but after their launcher numbered them.
+    Call it before anything is built, so that the warning of a missing compiler is shown. Accelerate
+    is not set up by then, so the launcher's RANK tells which process is the main one.
     """
     main_process = os.environ.get("RANK", "0") == "0"
     if CONSOLE.is_terminal:
-        plain: logging.Handler = RichHandler(
+        handler: logging.Handler = RichHandler(
             console=CONSOLE, show_time=False, show_level=False, show_path=False
         )
     else:
-        plain = logging.StreamHandler(sys.stdout)
-        disable_progress_bar()  # of weights being loaded: it would be one long line
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[plain], force=True)
+        handler = logging.StreamHandler(sys.stdout)
+        disable_progress_bar()  # the bar of loading weights would become one long line
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler], force=True)
     for name in list(logging.root.manager.loggerDict):
         if name.partition(".")[0] in PACKAGES:
             logger = logging.getLogger(name)
-            logger.disabled = False  # by Hydra, which switches off every logger it finds
+            logger.disabled = False  # Hydra disables every existing logger
             logger.setLevel(logging.INFO if main_process else logging.ERROR)

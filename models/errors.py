@@ -1,4 +1,4 @@
-"""The one exception that a user can fix: key, rule, value and remedy in a sentence."""
+"""The exception for mistakes that a user can fix: key, rule, value and remedy in a sentence."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,8 +8,8 @@ class UserError(Exception):
     """A user's mistake. `str(error)` reads `<config key>: <rule>, got <value>; <remedy>`."""
 
 
-def together(*checks: Callable[[], Any]) -> list[Any]:
-    """Run all checks and return their results. Raises one UserError with all that is wrong."""
+def run_checks(*checks: Callable[[], Any]) -> list[Any]:
+    """Run all checks and return their results; raise one UserError that lists all problems."""
     results, problems = [], []
     for check in checks:
         try:

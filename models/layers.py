@@ -1,4 +1,4 @@
-"""The parts of a Llama-shaped draft layer: single device, static shapes, fp32 norms.
+"""Parts of a Llama-shaped draft layer: single device, static shapes, fp32 norms.
 
 Axes: B rows, H heads, T queries, S keys, D head size.
 """
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square norm, computed in fp32 whatever the autocast."""
+    """Root-mean-square norm, computed in fp32 under any autocast."""
 
     def __init__(self, size: int, eps: float):
         super().__init__()
@@ -26,7 +26,7 @@ class RMSNorm(nn.Module):
 
 
 class GatedMLP(nn.Module):
-    """SwiGLU: down(silu(gate(x)) * up(x))."""
+    """SwiGLU feed-forward block: down(silu(gate(x)) * up(x))."""
 
     def __init__(self, size: int, inner: int):
         super().__init__()
@@ -38,20 +38,20 @@ class GatedMLP(nn.Module):
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
-def rotate(
+def apply_rope(
     x: Float[Tensor, "b h t d"], cos: Float[Tensor, "b t d"], sin: Float[Tensor, "b t d"]
 ) -> Float[Tensor, "b h t d"]:
-    """Rotary position embedding in the half-split layout of Llama and Qwen."""
+    """Apply rotary position embedding in the half-split layout of Llama and Qwen."""
     left, right = x.chunk(2, -1)
-    turned = torch.cat([-right, left], -1)
-    return (x * cos[:, None] + turned * sin[:, None]).to(x.dtype)
+    rotated = torch.cat([-right, left], -1)
+    return (x * cos[:, None] + rotated * sin[:, None]).to(x.dtype)
 
 
 def attend(
     query: Float[Tensor, "b h t d"], key: Float[Tensor, "b kv s d"],
     value: Float[Tensor, "b kv s d"], mask: Bool[Tensor, "b 1 t s"],
 ) -> Float[Tensor, "b h t d"]:  # fmt: skip
-    """Softmax attention with grouped key-value heads. True in the mask attends."""
+    """Compute softmax attention with grouped key-value heads; True in the mask attends."""
     return F.scaled_dot_product_attention(query, key, value, mask, enable_gqa=True)
 
 
@@ -59,11 +59,11 @@ def attend_unrolled(
     query: Float[Tensor, "b h t d"], keys: list[Float[Tensor, "b kv t d"]],
     values: list[Float[Tensor, "b kv t d"]], mask: Bool[Tensor, "b 1 t t"],
 ) -> Float[Tensor, "b h t d"]:  # fmt: skip
-    """Attention of one step of the training-time test (EAGLE-3, arXiv 2503.01840).
+    """Compute the attention of one step of the training-time test (EAGLE-3, arXiv 2503.01840).
 
-    A row sees the keys of step 0 through `mask`, and of each later step only its own key. So the
-    dense part is an ordinary masked attention, each further key is one number a row, and the two
-    are merged by their log-sum-exp: neither a mask that grows nor a T x (T * steps) product.
+    A row attends to the keys of step 0 through `mask`, and to its own key alone of each later step.
+    So the dense part is an ordinary masked attention, each later key adds one score per row, and
+    log-sum-exp merges the two: this needs neither a growing mask nor a T x (T * steps) product.
     """
     groups = query.shape[1] // keys[0].shape[1]
     keys = [key.repeat_interleave(groups, 1) for key in keys]
@@ -74,39 +74,39 @@ def attend_unrolled(
     out = (scores_BHTS - lse_BHT[..., None]).exp().to(query.dtype) @ values[0]
     if len(keys) == 1:
         return out
-    own_BHTN = torch.stack([(query * key).sum(-1).float() for key in keys[1:]], -1)
-    merged_BHT = torch.cat([lse_BHT[..., None], own_BHTN], -1).logsumexp(-1)
-    share = (own_BHTN - merged_BHT[..., None]).exp().to(query.dtype)
+    later_BHTN = torch.stack([(query * key).sum(-1).float() for key in keys[1:]], -1)
+    merged_BHT = torch.cat([lse_BHT[..., None], later_BHTN], -1).logsumexp(-1)
+    weights = (later_BHTN - merged_BHT[..., None]).exp().to(query.dtype)
     out = out * (lse_BHT - merged_BHT).exp().to(query.dtype)[..., None]
     for n, value in enumerate(values[1:]):
-        out = out + share[..., n : n + 1] * value
+        out = out + weights[..., n : n + 1] * value
     return out
 
 
 class Attention(nn.Module):
-    """Llama attention that reads `width` numbers a token, split around its softmax."""
+    """Projections of Llama attention, from `width` features a token; callers run the softmax."""
 
     def __init__(self, config: Any, width: int):
         super().__init__()
-        self.size = config.head_dim
+        self.head_dim = config.head_dim
         heads, groups = config.num_attention_heads, config.num_key_value_heads
-        self.q_proj = nn.Linear(width, heads * self.size, bias=False)
-        self.k_proj = nn.Linear(width, groups * self.size, bias=False)
-        self.v_proj = nn.Linear(width, groups * self.size, bias=False)
-        self.o_proj = nn.Linear(heads * self.size, config.hidden_size, bias=False)
+        self.q_proj = nn.Linear(width, heads * self.head_dim, bias=False)
+        self.k_proj = nn.Linear(width, groups * self.head_dim, bias=False)
+        self.v_proj = nn.Linear(width, groups * self.head_dim, bias=False)
+        self.o_proj = nn.Linear(heads * self.head_dim, config.hidden_size, bias=False)
 
-    def project(
-        self, x: Float[Tensor, "b t width"], turn: tuple[Tensor, Tensor]
+    def project_qkv(
+        self, x: Float[Tensor, "b t width"], rope: tuple[Tensor, Tensor]
     ) -> tuple[Float[Tensor, "b h t d"], Float[Tensor, "b kv t d"], Float[Tensor, "b kv t d"]]:
-        split = (*x.shape[:2], -1, self.size)
+        split = (*x.shape[:2], -1, self.head_dim)
         query, key, value = (
             part(x).view(split).transpose(1, 2) for part in (self.q_proj, self.k_proj, self.v_proj)
         )
-        return rotate(query, *turn), rotate(key, *turn), value
+        return apply_rope(query, *rope), apply_rope(key, *rope), value
 
 
 class DecoderLayer(nn.Module):
-    """A Llama layer, split around its attention: training and decoding share the rest."""
+    """A Llama layer split around its attention, so that training and decoding share the rest."""
 
     def __init__(self, config: Any, *, width: int | None = None, input_norm: bool = True):
         super().__init__()
@@ -116,10 +116,10 @@ class DecoderLayer(nn.Module):
         self.input_layernorm = RMSNorm(size, eps) if input_norm else nn.Identity()
         self.post_attention_layernorm = RMSNorm(size, eps)
 
-    def project(
-        self, hidden: Float[Tensor, "b t h"], turn: tuple[Tensor, Tensor]
+    def project_qkv(
+        self, hidden: Float[Tensor, "b t h"], rope: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor, Tensor]:
-        return self.self_attn.project(self.input_layernorm(hidden), turn)
+        return self.self_attn.project_qkv(self.input_layernorm(hidden), rope)
 
     def finish(
         self, hidden: Float[Tensor, "b t h"], attended: Float[Tensor, "b heads t d"]
@@ -128,23 +128,23 @@ class DecoderLayer(nn.Module):
         return hidden + self.mlp(self.post_attention_layernorm(hidden))
 
 
-class WideLayer(DecoderLayer):
-    """EAGLE-3's: attention reads the embedding and the feature side by side, each normed."""
+class Eagle3Layer(DecoderLayer):
+    """The layer of EAGLE-3, whose attention reads the normed embedding and feature side by side."""
 
     def __init__(self, config: Any):
         super().__init__(config, width=2 * config.hidden_size)
         self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
-    def project_both(
+    def project_pair(
         self, embedded: Float[Tensor, "b t h"], hidden: Float[Tensor, "b t h"],
-        turn: tuple[Tensor, Tensor],
+        rope: tuple[Tensor, Tensor],
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         wide = torch.cat([self.input_layernorm(embedded), self.hidden_norm(hidden)], -1)
-        return self.self_attn.project(wide, turn)
+        return self.self_attn.project_qkv(wide, rope)
 
 
-def start_small(*parts: nn.Module) -> None:
-    """Linear weights from a normal distribution of deviation 0.02, as in most language models."""
+def init_normal(*parts: nn.Module) -> None:
+    """Draw linear weights from N(0, 0.02^2), as most language models do."""
     for part in parts:
         for module in part.modules():
             if isinstance(module, nn.Linear):

@@ -1,7 +1,7 @@
-"""Locks between processes: a file that one process holds, which says who holds it.
+"""Locks between processes: a file that one process holds and that names its holder.
 
-The operating system releases a lock when its holder ends, however it ends, so that a killed run
-needs no cleaning up. The file itself stays.
+The operating system releases a lock when its holder ends for any reason, so that a killed run needs
+no cleanup. The file itself stays.
 """
 
 import errno
@@ -19,25 +19,25 @@ from typing import IO
 from models.errors import UserError
 
 log = logging.getLogger(__name__)
-NAME = "lock"  # of the file in a run's folder
-# What a network file system that has no locks, or has them switched off, answers.
-UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
-_held: dict[Path, int] = {}  # descriptors: a lock lasts as long as its file is open
+LOCK_FILE = "lock"  # name of the lock file in a run's folder
+# Errors of network file systems that have no locks, or have them switched off.
+UNSUPPORTED_ERRNOS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
+_held_locks: dict[Path, int] = {}  # descriptors: a lock lasts as long as its file is open
 
 
-def hold(folder: Path, name: str = NAME, *, patience_s: float = 0.0) -> None:
-    """Keep other processes out of a run's folder until this one ends or calls `release`.
+def acquire_lock(folder: Path, name: str = LOCK_FILE, *, timeout_s: float = 0.0) -> None:
+    """Keep other processes out of a run's folder until this one ends or calls `release_lock`.
 
-    Another holder is given `patience_s` seconds to end; then UserError says who it is. A process
-    that holds the folder already keeps it.
+    Wait up to `timeout_s` seconds for another holder to end, then raise UserError that names it. A
+    process that already holds the folder keeps it.
     """
     path = (folder / name).resolve()
-    if path in _held:
+    if path in _held_locks:
         return
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        locked = _lock_within(descriptor, patience_s)
-    except OSError as error:  # the file is another user's, for one
+        locked = _lock_within(descriptor, timeout_s)
+    except OSError as error:  # for example, the file belongs to another user
         raise UserError(
             f"output_dir: must be a writable folder, got {path} ({error.strerror}); choose "
             "another output_dir or run_name"
@@ -51,65 +51,66 @@ def hold(folder: Path, name: str = NAME, *, patience_s: float = 0.0) -> None:
         )
     os.truncate(descriptor, 0)
     os.write(descriptor, f"{_describe_holder()}\n".encode())
-    _held[path] = descriptor
+    _held_locks[path] = descriptor
 
 
-def _lock_within(descriptor: int, patience_s: float) -> bool:
-    deadline = time.monotonic() + patience_s
-    if patience_s and not try_lock(descriptor):
-        log.info("another process holds the run's folder: waiting up to %.0f s", patience_s)
+def _lock_within(descriptor: int, timeout_s: float) -> bool:
+    deadline = time.monotonic() + timeout_s
+    if timeout_s and not try_lock(descriptor):
+        log.info("another process holds the run's folder: waiting up to %.0f s", timeout_s)
     while not (locked := try_lock(descriptor)) and time.monotonic() < deadline:
-        time.sleep(min(1.0, patience_s))
+        time.sleep(min(1.0, timeout_s))
     return locked
 
 
-def release(folder: Path, name: str = NAME) -> None:
-    """Let other processes into a folder; harmless where this process does not hold it."""
-    descriptor = _held.pop((folder / name).resolve(), None)
+def release_lock(folder: Path, name: str = LOCK_FILE) -> None:
+    """Release the lock of a folder; do nothing where this process does not hold it."""
+    descriptor = _held_locks.pop((folder / name).resolve(), None)
     if descriptor is not None:
         os.close(descriptor)
 
 
 def try_lock(file: IO | int) -> bool:
-    """Lock an open file, or return False where another process has it.
+    """Lock an open file and return True, or return False where another process holds it.
 
-    Where the file system has no locks the reader is warned, and the file counts as locked.
+    Where the file system has no locks, log a warning and treat the file as locked.
     """
-    import fcntl  # not on Windows, where commands refuse to run before they come here
+    import fcntl  # missing on Windows, where commands stop before they get here
 
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError as error:
-        if error.errno not in UNSUPPORTED:
+        if error.errno not in UNSUPPORTED_ERRNOS:
             raise
         log.warning(
-            "the run's folder cannot be locked on this file system (%s): start no second run there",
+            "the run's folder cannot be locked on this file system (%s): do not start a second run "
+            "there",
             error.strerror,
         )
     return True
 
 
-def wait_for_lock(file: IO, *, alone: bool) -> None:
-    """Lock an open file, for this process alone or shared, as soon as others allow it."""
+def wait_for_lock(file: IO, *, exclusive: bool) -> None:
+    """Lock an open file, exclusively or shared, as soon as other processes allow it."""
     import fcntl
 
-    fcntl.flock(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+    fcntl.flock(file, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
 
 
 def _forget_locks() -> None:
-    """Close what a forked child inherits, or it would hold its parent's locks after the parent."""
-    while _held:
-        os.close(_held.popitem()[1])
+    """Close a forked child's inherited descriptors: it would go on holding its parent's locks."""
+    while _held_locks:
+        os.close(_held_locks.popitem()[1])
 
 
-if hasattr(os, "register_at_fork"):  # not on Windows
+if hasattr(os, "register_at_fork"):  # missing on Windows
     os.register_at_fork(after_in_child=_forget_locks)
 
 
 def _describe_holder() -> str:
-    """Host, process, time and command, in one line."""
+    """Format process, host, time and command of the holder in one line."""
     since = datetime.now().astimezone().isoformat(timespec="seconds")
     command = json.dumps(shlex.join(sys.orig_argv))
     return f"process {os.getpid()} on {socket.gethostname()} since {since} with {command}"

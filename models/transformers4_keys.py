@@ -1,17 +1,18 @@
-"""Keys of config.json by which transformers 4 reads what transformers 5 writes under other names.
+"""The names that transformers 4 reads for what transformers 5 writes to config.json.
 
 transformers 5 keeps the rotary settings in `rope_parameters` and the precision in `dtype`. Readers
-on transformers 4 (NxD Inference) and converters that look for the older names (speculators) find
-nothing there, take theta 10,000 without scaling, and say nothing.
+on transformers 4 (NxD Inference) and converters of the older names (speculators) do not find those
+and silently take theta 10,000 without scaling.
 """
 
 from typing import Any
 
-OUTSIDE = ("rope_theta", "partial_rotary_factor")  # older configs keep them beside `rope_scaling`
+# Older configs keep these keys beside `rope_scaling`, not in it.
+TOP_LEVEL_KEYS = ("rope_theta", "partial_rotary_factor")
 
 
 def add_older_keys(config: dict[str, Any]) -> dict[str, Any]:
-    """Add the older names of a configuration and of those nested in it, with the same meaning.
+    """Add the older names to a configuration and to those nested in it, with the same meaning.
 
     transformers 5 reads the older names too, and `rope_scaling` even before `rope_parameters`:
     both must be written together, by this function alone.
@@ -26,25 +27,25 @@ def add_older_keys(config: dict[str, Any]) -> dict[str, Any]:
         for key, value in config.items()
         if isinstance(value, dict) and "model_type" in value
     }
-    written = config | nested | _older_rope(config.get("rope_parameters") or {})
+    written = config | nested | _older_rope_keys(config.get("rope_parameters") or {})
     if "dtype" in config:
         written["torch_dtype"] = config["dtype"]
     return written
 
 
-def _older_rope(rope: dict[str, Any]) -> dict[str, Any]:
-    """Return the older names of `rope_parameters`, which may hold one entry a kind of layer.
+def _older_rope_keys(rope: dict[str, Any]) -> dict[str, Any]:
+    """Translate `rope_parameters`, which may hold an entry per kind of layer, to the older names.
 
-    Older configurations scale the full attention alone. Its sliding layers, where they differ, have
-    a base of their own (Gemma 3).
+    Older configurations scale full attention alone. Sliding layers with other parameters have a
+    separate base frequency (Gemma 3).
     """
     full = rope.get("full_attention", rope)
     if not full:
         return {}
-    outside = {key: full[key] for key in OUTSIDE if key in full}
-    scaling = {key: value for key, value in full.items() if key not in OUTSIDE}
-    scaled = scaling.get("rope_type", "default") != "default"
-    older = outside | {"rope_scaling": scaling if scaled else None}
+    top_level = {key: full[key] for key in TOP_LEVEL_KEYS if key in full}
+    scaling = {key: value for key, value in full.items() if key not in TOP_LEVEL_KEYS}
+    is_scaled = scaling.get("rope_type", "default") != "default"
+    older = top_level | {"rope_scaling": scaling if is_scaled else None}
     if "sliding_attention" in rope:
         older["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
     return older

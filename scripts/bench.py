@@ -1,11 +1,11 @@
-"""Measure speed and memory beside transformers and beside our own plain forms, in one run.
+"""Compare speed and memory with transformers and with our own plain forms, in one run.
 
     make bench                                        everything, with the newest trained draft
-    python scripts/bench.py --write                   also puts the tables in docs/benchmarks.md
-    python scripts/bench.py --only ar,loss            some parts: ar, lookup, engines, loss, train
+    python scripts/bench.py --write                   also writes the tables to docs/benchmarks.md
+    python scripts/bench.py --only ar,loss            parts: ar, lookup, engines, loss, train
     python scripts/bench.py --target DIR --checkpoint DIR --threads 2
 
-docs/benchmarks.md says what is measured and how to read it.
+docs/benchmarks.md explains what is measured and how to read it.
 """
 
 import argparse
@@ -17,11 +17,11 @@ from pathlib import Path
 import torch
 from transformers.utils import logging
 
-sys.path.insert(0, str(Path(__file__).parent.parent))  # of any directory that it is called from
+sys.path.insert(0, str(Path(__file__).parent.parent))  # so that it runs from any directory
 
-from conf.entry import compose, refuse
-from data.eval_prompts.prompts import held_out
-from infer.checkpoints import newest_run
+from conf.entry import compose, exit_with_error
+from data.eval_prompts.prompts import load_eval_prompts
+from infer.checkpoints import find_newest_run
 from infer.report.tables import Table
 from models.checkpoint import read_config
 from models.drafts import load_draft
@@ -45,11 +45,15 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--checkpoint", type=Path, help="default: the newest finished run")
     parser.add_argument("--draft-model", type=Path, help="default: the newest such run")
     parser.add_argument("--tree", default="mixed", help="an option of conf/tree")
-    parser.add_argument("--threads", type=int, help="default: as PyTorch chooses")
-    parser.add_argument("--limit", type=int, default=3, help="prompts of each category")
+    parser.add_argument("--threads", type=int, help="default: PyTorch's choice")
+    parser.add_argument("--limit", type=int, default=3, help="prompts per category")
     parser.add_argument("--new-tokens", type=int, default=64)
-    parser.add_argument("--steps", type=int, default=4, help="timed training steps of each way")
-    parser.add_argument("--eager", action="store_true", help="compile nothing of ours or of theirs")
+    parser.add_argument(
+        "--steps", type=int, default=4, help="timed training steps per configuration"
+    )
+    parser.add_argument(
+        "--eager", action="store_true", help="compile nothing, neither ours nor theirs"
+    )
     parser.add_argument(
         "--wrapped", action="store_true", help="also dynamic caches under torch.compile (minutes)"
     )
@@ -61,10 +65,10 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 def measure(args: argparse.Namespace) -> Iterator[tuple[str, Table, str]]:
-    """Each part's name, table and setting, as soon as it is there. Refuses before it measures."""
+    """Yield the name, table and setting of each part; raise UserError before anything is timed."""
     parts = chosen(args.only)
     checkpoint = drafts_folder(args.checkpoint) if "lookup" in parts else None
-    beside = others_drafts(args) if "engines" in parts else []
+    draft_folders = others_drafts(args) if "engines" in parts else []
     overrides = [f"target.name={args.target}", f"tree={args.tree}", *args.overrides]
     overrides += [f"device.threads={args.threads}"] if args.threads else []
     overrides += ["device.compile=false"] if args.eager else []
@@ -72,35 +76,35 @@ def measure(args: argparse.Namespace) -> Iterator[tuple[str, Table, str]]:
     device = conf.device.build()
     target = conf.target.build(device)
     draft = load_draft(checkpoint, target)[1] if checkpoint else None
-    place = machine(device)
-    setting = f"target `{args.target}`, {place}"
+    machine_text = machine(device)
+    setting = f"target `{args.target}`, {machine_text}"
 
     if "loss" in parts:
         size = bench_loss.Size(**{n: vars(args)[f"loss_{n}"] for n in asdict(bench_loss.Size())})
-        yield "loss", bench_loss.compare(size, threads=torch.get_num_threads()), place
+        yield "loss", bench_loss.compare(size, threads=torch.get_num_threads()), machine_text
     if "train" in parts:
         yield "train", bench_train.compare(conf, target, steps=args.steps), setting
     if not {"ar", "lookup", "engines"} & set(parts):
         return
-    held = [prompt.ids for prompt in held_out(target.tokenizer, None, limit=args.limit)]
+    prompts = [prompt.ids for prompt in load_eval_prompts(target.tokenizer, None, limit=args.limit)]
     copies, new = bench_decoding.models(target.model.name_or_path, device), args.new_tokens
-    # what transformers compiles has more than 8 variants, PyTorch's limit, over all its settings
-    many = torch._dynamo.config.patch(recompile_limit=64)
-    with many, device.shared_if_worth(target.parameters // target.num_layers):
+    # The settings of transformers compile more than 8 variants, which is PyTorch's limit.
+    raised_limit = torch._dynamo.config.patch(recompile_limit=64)
+    with raised_limit, device.cpu_threads_for(target.num_parameters // target.num_layers):
         setting = f"target `{args.target}`, {machine(device)}"
         if "ar" in parts:
             table = bench_decoding.autoregressive(
-                target, copies, held, new_tokens=new, wrapped=args.wrapped
+                target, copies, prompts, new_tokens=new, wrapped=args.wrapped
             )
             yield "ar", table, setting
         if draft is not None:
             tree = conf.tree.build()
-            table = bench_decoding.drafted(target, draft, tree, copies, held, new_tokens=new)
+            table = bench_decoding.drafted(target, draft, tree, copies, prompts, new_tokens=new)
             yield "lookup", table, setting
         if "engines" in parts:
-            drafts = {folder: load_draft(folder, target)[1] for folder in beside}
+            drafts = {folder: load_draft(folder, target)[1] for folder in draft_folders}
             tree = conf.tree.build()
-            table = bench_engines.compare(target, drafts, tree, copies, held, new_tokens=new)
+            table = bench_engines.compare(target, drafts, tree, copies, prompts, new_tokens=new)
             yield "engines", table, setting
 
 
@@ -111,10 +115,10 @@ def chosen(only: str) -> list[str]:
     return parts
 
 
-def drafts_folder(given: Path | None) -> Path:
-    """Where the trained draft is. Raises UserError before anything is timed if there is none."""
+def drafts_folder(checkpoint: Path | None) -> Path:
+    """Return the folder of the trained draft; raise UserError if there is none."""
     try:
-        return given or newest_run()
+        return checkpoint or find_newest_run()
     except UserError as error:
         raise UserError(
             "--checkpoint: no finished training run under outputs/train, got none; run "
@@ -123,7 +127,7 @@ def drafts_folder(given: Path | None) -> Path:
 
 
 def others_drafts(args: argparse.Namespace) -> list[Path]:
-    """An EAGLE-3 draft and a draft model, those that are given or the newest ones."""
+    """Return the folders of an EAGLE-3 draft and a draft model: the given ones or the newest."""
     return [
         folder
         for folder in (
@@ -135,25 +139,25 @@ def others_drafts(args: argparse.Namespace) -> list[Path]:
 
 
 def newest_of(method: type[DraftConf], remedy: str) -> Path | None:
-    """The newest run of a method; None, and a word, where there is none."""
+    """Return the checkpoint of the method's newest run; without one print a line, return None."""
     runs = sorted(Path("outputs/train").glob("*/report.json"), key=lambda r: r.stat().st_mtime)
     for folder in [run.parent / "checkpoint" for run in reversed(runs)]:
-        if method.reads(read_config(folder)):
+        if method.matches_config(read_config(folder)):
             return folder
-    print(f"engines: no {method.method} draft under outputs/train, so without one; {remedy}")
+    print(f"engines: no {method.method} draft under outputs/train, measuring without it; {remedy}")
     return None
 
 
 def main(argv: list[str] | None = None) -> None:
     args = arguments(argv)
-    logging.disable_progress_bar()  # of weights being loaded
+    logging.disable_progress_bar()  # for loading weights
     try:
         for name, table, setting in measure(args):
             show(table)
             if args.write:
                 write(name, table, setting=setting)
     except UserError as error:
-        refuse(error)
+        exit_with_error(error)
 
 
 if __name__ == "__main__":

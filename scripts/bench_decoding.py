@@ -1,8 +1,9 @@
-"""Decoding speed beside transformers' `generate` on the same target, prompt by prompt.
+"""Decoding speed compared with transformers' `generate` on the same target, prompt by prompt.
 
-Everyone continues every prompt by the same number of tokens, greedily and past any end of text. The
-clock runs from token ids to token ids: prefill, host work and all. The order turns from prompt to
-prompt and every second prompt reverses it, so that a drift of the machine falls on all alike.
+Every contender continues every prompt by the same number of tokens, greedily and past any end of
+text. Times run from token ids to token ids and include prefill and host work. The order rotates
+from prompt to prompt and every second prompt reverses it, so that drift of the machine affects all
+contenders alike.
 """
 
 import sys
@@ -17,16 +18,16 @@ import torch
 from rich.progress import track
 from torch import nn
 
-from infer.engine.decode import Decoder, bucket
+from infer.engine.decode import Decoder, bucket_length
 from infer.measure.intervals import Estimate, bootstrap_t
 from infer.report.tables import Table
-from models.device import Device, graphs
+from models.device import Device, count_graphs
 from models.drafts.base import Draft
 from models.speculate.sampling import SamplingConf
 from models.speculate.tree import NO_TREE, Tree
 from models.target.target import Target
 
-LOOKUPS = (3, 5, 10)  # tokens that prompt lookup proposes at most
+LOOKUPS = (3, 5, 10)  # maximum tokens that prompt lookup proposes
 WARM_UP_TOKENS = 8
 Prompt = list[int]
 Run = Callable[[Prompt, int], list[int]]  # a prompt and how many tokens to add -> those tokens
@@ -34,23 +35,23 @@ Run = Callable[[Prompt, int], list[int]]  # a prompt and how many tokens to add 
 
 @dataclass(kw_only=True)
 class Contender:
-    """One way to continue a prompt, and what it did."""
+    """A way to continue a prompt, with its measured results."""
 
-    settings: list[str]  # the cells that name it in the table
+    settings: list[str]  # the cells of its row that identify it
     run: Run
     seconds: list[float] = field(default_factory=list)
     answers: list[list[int]] = field(default_factory=list)
-    late_graphs: int = 0  # compiled while the clock ran: must be 0 for a fair figure
+    late_graphs: int = 0  # compiled during timing; must be 0 for a fair figure
 
     @property
     def tokens_per_s(self) -> float:
         return sum(map(len, self.answers)) / sum(self.seconds)
 
     def go(self, prompt: Prompt, count: int) -> None:
-        """Continue a prompt by `count` tokens against the clock."""
-        compiled, began = graphs(), time.perf_counter()
+        """Continue a prompt by `count` tokens and record the time."""
+        compiled, began = count_graphs(), time.perf_counter()
         answer = self.run(prompt, count)
-        self.note(answer, seconds=time.perf_counter() - began, graphs=graphs() - compiled)
+        self.note(answer, seconds=time.perf_counter() - began, graphs=count_graphs() - compiled)
 
     def note(self, answer: list[int], *, seconds: float, graphs: int) -> None:
         self.seconds.append(seconds)
@@ -61,19 +62,19 @@ class Contender:
 def race(
     contenders: list[Contender], prompts: list[Prompt], *, new_tokens: int, turns: int = 1
 ) -> None:
-    """Warm everyone up, then let everyone continue each prompt before the next.
+    """Warm up every contender, then time all of them on each prompt before the next.
 
-    Every second turn is taken in reverse: with two turns a prompt, ours and theirs alternate ABBA.
+    Every second turn runs in reverse: with two turns per prompt, two contenders alternate ABBA.
     """
     quiet = not sys.stderr.isatty()
-    few = list({bucket(len(prompt)): prompt for prompt in prompts}.values())
+    prompt_per_bucket = list({bucket_length(len(prompt)): prompt for prompt in prompts}.values())
     for contender in track(contenders, "warming up", disable=quiet):
-        for prompt in few:
+        for prompt in prompt_per_bucket:
             contender.run(prompt, min(WARM_UP_TOKENS, new_tokens))
-    again = [prompt for prompt in prompts for _ in range(turns)]
-    for number, prompt in enumerate(track(again, "prompts", disable=quiet)):
-        first = number // 2 % len(contenders)
-        order = contenders[first:] + contenders[:first]
+    repeated_prompts = [prompt for prompt in prompts for _ in range(turns)]
+    for number, prompt in enumerate(track(repeated_prompts, "prompts", disable=quiet)):
+        offset = number // 2 % len(contenders)
+        order = contenders[offset:] + contenders[:offset]
         for contender in order if number % 2 == 0 else reversed(order):
             contender.go(prompt, new_tokens)
             assert len(contender.answers[-1]) == new_tokens
@@ -83,9 +84,9 @@ def decoding(
     target: Target, draft: Draft | None = None, tree: Tree = NO_TREE, *,
     prompts: list[Prompt], new_tokens: int, settings: list[str],
 ) -> Contender:  # fmt: skip
-    """Our own runtime. What it does without a draft is the baseline of the reports.
+    """Build a contender that runs our decoder; without a draft it is the baseline of the reports.
 
-    So it captures three layers there too, as an evaluation lets every mode do.
+    The baseline captures three layers too, like every mode of an evaluation.
     """
     n = target.num_layers
     decoder = Decoder(
@@ -94,19 +95,19 @@ def decoding(
     )  # fmt: skip
 
     def run(prompt: Prompt, count: int) -> list[int]:
-        (done,) = decoder.decode([prompt], row_ids=[0], max_new_tokens=count)
-        return done.ids
+        (generation,) = decoder.decode([prompt], row_ids=[0], max_new_tokens=count)
+        return generation.ids
 
     return Contender(settings=settings, run=run)
 
 
-def models(place: str | Path, device: Device) -> dict[str, nn.Module]:
-    """Fresh copies of a model in both precisions, without the hooks of our own."""
+def models(path: str | Path, device: Device) -> dict[str, nn.Module]:
+    """Load fresh copies of a model in both precisions, without our hooks."""
     from transformers import AutoModelForCausalLM
 
     return {
         str(dtype).removeprefix("torch."): endless(
-            AutoModelForCausalLM.from_pretrained(place, dtype=dtype, attn_implementation="sdpa").to(
+            AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="sdpa").to(
                 device.torch_device
             )
         )
@@ -115,7 +116,7 @@ def models(place: str | Path, device: Device) -> dict[str, nn.Module]:
 
 
 def endless(model: nn.Module) -> nn.Module:
-    """`model`, which `generate` now lets run past the end of a text."""
+    """Configure `model` so that `generate` continues past the end of a text; return it."""
     model.eval().requires_grad_(False)
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0
@@ -123,20 +124,20 @@ def endless(model: nn.Module) -> nn.Module:
 
 
 def generate(model: nn.Module, *, forward: Callable | None = None, **options: Any) -> Run:
-    """`generate` with these options; `forward` takes the place of the model's own while it runs."""
+    """Return a function that runs `generate`; `forward` replaces the model's own while it runs."""
 
     def run(prompt: Prompt, count: int) -> list[int]:
         ids = torch.tensor([prompt], device=model.device)
         if forward is not None:
             model.forward = forward
         try:
-            done = model.generate(
+            output = model.generate(
                 ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False,
                 **options,
             )  # fmt: skip
         finally:
             model.__dict__.pop("forward", None)
-        return done[0, len(prompt) :].tolist()
+        return output[0, len(prompt) :].tolist()
 
     return run
 
@@ -144,28 +145,32 @@ def generate(model: nn.Module, *, forward: Callable | None = None, **options: An
 def generate_settings(
     copies: dict[str, nn.Module], device: Device, *, slots: int, wrapped: bool
 ) -> list[Contender]:
-    """`generate` in every setting: precision x cache x compiled or not.
+    """Build a contender for every setting of `generate`: precision x cache x compiled or not.
 
-    It compiles nothing with a dynamic cache; `wrapped` does what a user can do instead.
+    `generate` compiles nothing with a dynamic cache; `wrapped` adds torch.compile around the model,
+    as a user can.
     """
-    found = []
+    contenders = []
     for precision, model in copies.items():
         static = {"cache_implementation": "static", "max_cache_len": slots}
-        ways = {
+        runs = {
             ("dynamic", "no"): generate(model),
             ("static", "no"): generate(model, disable_compile=True, **static),
         }
         if device.compiles:
-            ways["static", "yes"] = generate(model, compile_config=_compiles_here(), **static)
+            runs["static", "yes"] = generate(model, compile_config=_compiles_here(), **static)
         if device.compiles and wrapped:
-            grows = torch.compile(model.forward, dynamic=True)
-            ways["dynamic", "wrapped"] = generate(model, forward=grows)
-        found += [Contender(settings=["generate", precision, *way], run=ways[way]) for way in ways]
-    return found
+            compiled_forward = torch.compile(model.forward, dynamic=True)
+            runs["dynamic", "wrapped"] = generate(model, forward=compiled_forward)
+        contenders += [
+            Contender(settings=["generate", precision, *setting], run=runs[setting])
+            for setting in runs
+        ]
+    return contenders
 
 
 def _compiles_here() -> Any:
-    """`generate`'s own compilation, which it leaves out on a CPU unless told."""
+    """Return a config that makes `generate` compile on a CPU too, which it skips by default."""
     from transformers import CompileConfig
 
     conf = CompileConfig(dynamic=False)
@@ -174,7 +179,10 @@ def _compiles_here() -> Any:
 
 
 def lookup_settings(copies: dict[str, nn.Module]) -> list[Contender]:
-    """Prompt lookup with short and long proposals. It takes dynamic caches only, uncompiled."""
+    """Build contenders of prompt lookup with short and long proposals.
+
+    Prompt lookup supports only dynamic caches without compilation.
+    """
     return [
         Contender(
             settings=["prompt lookup", precision, str(count)],
@@ -186,7 +194,7 @@ def lookup_settings(copies: dict[str, nn.Module]) -> list[Contender]:
 
 
 def speedup(ours: Contender, other: Contender, *, turns: int = 1) -> Estimate | None:
-    """Our tokens/s over theirs, as a ratio of sums over prompts, each of so many `turns`."""
+    """Return our tokens/s over theirs, a ratio of sums over prompts with `turns` runs each."""
     seconds = np.column_stack([other.seconds, ours.seconds])
     return bootstrap_t(seconds.reshape(-1, turns, 2).sum(1), support=(0.0, np.inf))
 
@@ -194,14 +202,14 @@ def speedup(ours: Contender, other: Contender, *, turns: int = 1) -> Estimate | 
 def table(
     ours: Contender, others: list[Contender], *, title: str, columns: list[str], new_tokens: int
 ) -> Table:
-    """Everyone's tokens/s, ours over theirs, and whose answers are ours token for token."""
+    """Build the table: tokens/s, our speed over theirs, and the number of answers equal to ours."""
     best = max(others, key=lambda other: other.tokens_per_s)
     rows = []
-    for one in [ours, *others]:
-        same = sum(map(list.__eq__, one.answers, ours.answers))
+    for contender in [ours, *others]:
+        same = sum(map(list.__eq__, contender.answers, ours.answers))
         rows.append([
-            *one.settings, f"{one.tokens_per_s:.1f}", shown(speedup(ours, one)),
-            f"{same} of {len(ours.answers)}", str(one.late_graphs),
+            *contender.settings, f"{contender.tokens_per_s:.1f}", shown(speedup(ours, contender)),
+            f"{same} of {len(ours.answers)}", str(contender.late_graphs),
         ])  # fmt: skip
     return Table(
         title=title,
@@ -210,7 +218,7 @@ def table(
         "from ids to ids; brackets: 95 % interval over prompts; graphs: compiled while measuring.",
         columns=[*columns, "tokens/s", "ours / this", "same answers", "graphs"],
         rows=rows,
-        labels=len(columns),
+        label_columns=len(columns),
     )
 
 
@@ -230,7 +238,7 @@ def autoregressive(
     target: Target, copies: dict[str, nn.Module], prompts: list[Prompt], *, new_tokens: int,
     wrapped: bool = False,
 ) -> Table:  # fmt: skip
-    """Our loop with an empty tree beside `generate`."""
+    """Compare our loop with an empty tree with `generate`."""
     ours = decoding(
         target, prompts=prompts, new_tokens=new_tokens,
         settings=["ours", precision(target), "static", "yes" if target.device.compiles else "no"],
@@ -248,7 +256,7 @@ def drafted(
     target: Target, draft: Draft, tree: Tree, copies: dict[str, nn.Module],
     prompts: list[Prompt], *, new_tokens: int,
 ) -> Table:  # fmt: skip
-    """Tree decoding with a trained draft beside prompt lookup."""
+    """Compare tree decoding with a trained draft with prompt lookup."""
     ours = decoding(
         target, draft, tree, prompts=prompts, new_tokens=new_tokens,
         settings=[f"ours, {tree.kind.name} tree", precision(target), str(tree.size)],

@@ -1,9 +1,9 @@
-"""Decoding speed beside other engines with the same target and the same drafts, all in one race.
+"""Decoding speed compared with other engines on the same target and drafts, interleaved in one run.
 
-Our chain and our tree stand beside assisted generation of transformers and beside vLLM, which runs
-in the engines' own environment, a process for each draft (`scripts/vllm_answers.py`). Between its
-turns a process waits for a line on its stdin, so that one decodes and all others sleep. Without
-that environment the table says how to get it, and compares with the others.
+Our chain and our tree are compared with assisted generation of transformers and with vLLM, which
+runs in the engines' own environment, one process per draft (`scripts/vllm_answers.py`). Between its
+turns a process waits for a line on its stdin, so that only one decodes at a time. Without that
+environment the table names the command that installs it and omits vLLM.
 """
 
 import copy
@@ -40,52 +40,52 @@ from scripts.bench_decoding import (
 )
 
 ROOT = Path(__file__).parent.parent
-DRAFTED = 4  # tokens that every chain proposes
+DRAFTED = 4  # tokens per proposal of every chain
 MISSING = "vLLM: not here, `make test-engines` installs it"
-TURNS = 2  # of everyone on each prompt: forth and back
+TURNS = 2  # of every contender on each prompt: in order and in reverse
 METHODS = {"eagle3": "eagle3", "eagle1": "eagle", "medusa": "medusa", "causal_lm": "draft_model"}
 SETTINGS = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # OMP_NUM_THREADS threads, on whichever core is free
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # OMP_NUM_THREADS threads, not bound to cores
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
-    "KMP_BLOCKTIME": "5",  # ms that its threads spin when they are done: while others decode
+    "KMP_BLOCKTIME": "5",  # ms that idle threads spin, which costs the other contenders CPU time
 }
 
 
 @dataclass(kw_only=True)
 class Group:
-    """Everyone who decodes with one draft. The first of ours is the chain, or has no draft."""
+    """The contenders of a draft; the first of `ours` is the chain, or our loop without a draft."""
 
     draft: str
     ours: list[Contender]
     others: list[Contender]
-    serve: list[str] | None  # how vLLM is told of it; None where it cannot serve it
+    serve: list[str] | None  # vLLM's arguments for the draft; None if it cannot serve it
 
 
 class Engine:
-    """vLLM in a process of its own."""
+    """A vLLM process with a pipe for prompts and answers."""
 
     def __init__(self, arguments: list[str]):
         openmp = environment() / "lib" / "libiomp5.so"  # several times faster than GNU's
-        own = {"LD_PRELOAD": str(openmp), "OMP_NUM_THREADS": str(torch.get_num_threads())}
-        self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as the process
+        threading = {"LD_PRELOAD": str(openmp), "OMP_NUM_THREADS": str(torch.get_num_threads())}
+        self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - open as long as the process
         self.process = subprocess.Popen(
             [environment() / "bin" / "python", ROOT / "scripts" / "vllm_answers.py", *arguments],
-            env=os.environ | SETTINGS | own, text=True,
+            env=os.environ | SETTINGS | threading, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log,
         )  # fmt: skip
 
-    def ask(self, prompt: Prompt, count: int) -> dict:
+    def request(self, prompt: Prompt, count: int) -> dict:
         assert self.process.stdin
         self.process.stdin.write(json.dumps({"ids": prompt, "tokens": count}) + "\n")
         self.process.stdin.flush()
-        return self.hear()
+        return self.read_line()
 
-    def hear(self) -> dict:
-        """The next line. What it said last, as an error, where it is gone."""
+    def read_line(self) -> dict:
+        """Read the next line; raise RuntimeError with the log's end if the process has ended."""
         assert self.process.stdout
         if line := self.process.stdout.readline():
             return json.loads(line)
@@ -100,26 +100,26 @@ class Engine:
 
 @dataclass(kw_only=True)
 class Served(Contender):
-    """A contender whose own process holds the clock, so that no pipe is timed."""
+    """A contender whose process measures its own time, so that the pipe is not timed."""
 
     engine: Engine
 
     def go(self, prompt: Prompt, count: int) -> None:
-        told = self.engine.ask(prompt, count)
-        self.note(told["ids"], seconds=told["seconds"], graphs=told["graphs"])
+        answer = self.engine.request(prompt, count)
+        self.note(answer["ids"], seconds=answer["seconds"], graphs=answer["graphs"])
 
 
 def compare(
     target: Target, drafts: dict[Path, Draft], tree: Tree, copies: dict[str, nn.Module],
     prompts: list[Prompt], *, new_tokens: int,
 ) -> Table:  # fmt: skip
-    """The table: for each draft, by its folder, everyone who can decode with it."""
+    """Build the table of all contenders of each draft; `drafts` maps folders to drafts."""
     model, slots = copies[precision(target)], slots_of(prompts, new_tokens)
     groups = [without_draft(target, model, prompts, new_tokens=new_tokens)]
     for folder, draft in drafts.items():
         ours = _ours(target, draft, tree, prompts, new_tokens=new_tokens)
         others = []
-        if draft.speaker() is not None:  # a language model, which transformers takes too
+        if draft.as_language_model() is not None:  # transformers can assist with it too
             others = assisted(draft.method, model, models(folder, target.device)[precision(target)])
         serve = None
         if method := METHODS.get(draft.method):
@@ -127,15 +127,15 @@ def compare(
             serve = [f"--method={method}", f"--draft={folder}", f"--drafted={drafted}"]
         groups.append(Group(draft=draft.method, ours=ours, others=others, serve=serve))
     with vllm(groups, target, model, slots=slots + 2 * DRAFTED) as version:
-        everyone = [one for group in groups for one in [*group.ours, *group.others]]
-        race(everyone, prompts, new_tokens=new_tokens, turns=TURNS)
+        contenders = [c for group in groups for c in [*group.ours, *group.others]]
+        race(contenders, prompts, new_tokens=new_tokens, turns=TURNS)
     return table(groups, version=version, prompts=len(prompts), new_tokens=new_tokens)
 
 
 def without_draft(
     target: Target, model: nn.Module, prompts: list[Prompt], *, new_tokens: int
 ) -> Group:
-    """One token at a time: our loop, and `generate` in the setting that is compiled."""
+    """Build the group without a draft: our loop and `generate` in its compiled setting."""
     loop = decoding(
         target, prompts=prompts, new_tokens=new_tokens, settings=["none", "ours", "0"]
     )  # fmt: skip
@@ -160,16 +160,16 @@ def _ours(
 
 
 def assisted(draft: str, model: Any, assistant: Any) -> list[Contender]:
-    """Assisted generation: a chain by the draft model, as long as it is told or as it sees fit."""
-    found = []
+    """Build contenders of assisted generation with a constant and with a heuristic chain length."""
+    contenders = []
     for count, schedule in [(DRAFTED, "constant"), (5, "heuristic")]:
-        own = copy.deepcopy(assistant)
-        own.generation_config.num_assistant_tokens = count
-        own.generation_config.num_assistant_tokens_schedule = schedule
-        own.generation_config.assistant_confidence_threshold = 0.0
-        run = generate(model, assistant_model=own)
-        found.append(Contender(settings=[draft, f"assisted, {schedule}", str(count)], run=run))
-    return found
+        draft_model = copy.deepcopy(assistant)
+        draft_model.generation_config.num_assistant_tokens = count
+        draft_model.generation_config.num_assistant_tokens_schedule = schedule
+        draft_model.generation_config.assistant_confidence_threshold = 0.0
+        run = generate(model, assistant_model=draft_model)
+        contenders.append(Contender(settings=[draft, f"assisted, {schedule}", str(count)], run=run))
+    return contenders
 
 
 def environment() -> Path:
@@ -178,9 +178,9 @@ def environment() -> Path:
 
 @contextmanager
 def vllm(groups: list[Group], target: Target, model: Any, *, slots: int) -> Iterator[str | None]:
-    """Adds vLLM to each group that it can serve, until the block ends. Its version, if it is there.
+    """Add vLLM to each group that it can serve while the block runs; yield its version or None.
 
-    All its processes compile at once, before anyone is timed.
+    All vLLM processes compile concurrently, before any contender is timed.
     """
     if not any(environment().glob(".ready-*")):  # of scripts/setup_engines.sh
         yield None
@@ -197,9 +197,9 @@ def vllm(groups: list[Group], target: Target, model: Any, *, slots: int) -> Iter
                 run = _ids(engine)
                 group.others.append(Served(settings=settings, run=run, engine=engine))
         for engine in running:
-            told = engine.hear()
-            assert told["threads"] == torch.get_num_threads()
-            version = told["version"]
+            status = engine.read_line()
+            assert status["threads"] == torch.get_num_threads()
+            version = status["version"]
         yield version
     finally:
         for engine in running:
@@ -207,17 +207,17 @@ def vllm(groups: list[Group], target: Target, model: Any, *, slots: int) -> Iter
 
 
 def _ids(engine: Engine) -> Run:
-    return lambda prompt, count: engine.ask(prompt, count)["ids"]
+    return lambda prompt, count: engine.request(prompt, count)["ids"]
 
 
 def table(groups: list[Group], *, version: str | None, prompts: int, new_tokens: int) -> Table:
-    """Everyone's tokens/s, and ours with the same draft over each of them."""
-    truth = groups[0].ours[0].answers
+    """Build the table: tokens/s of every contender, and our speed with the same draft over it."""
+    reference = groups[0].ours[0].answers
     rows = [
-        [*one.settings, f"{one.tokens_per_s:.1f}", *_ratios(group, one),
-         f"{sum(map(list.__eq__, one.answers, truth))} of {len(truth)}", str(one.late_graphs)]
+        [*c.settings, f"{c.tokens_per_s:.1f}", *_ratios(group, c),
+         f"{sum(map(list.__eq__, c.answers, reference))} of {len(reference)}", str(c.late_graphs)]
         for group in groups
-        for one in [*group.ours, *group.others]
+        for c in [*group.ours, *group.others]
     ]  # fmt: skip
     if version is None:
         rows.append(["all", MISSING, *["-"] * 6])
@@ -230,19 +230,19 @@ def table(groups: list[Group], *, version: str | None, prompts: int, new_tokens:
         columns=["draft", "decoding", "proposed", "tokens/s", "ours / this",
                  "our tree / this", "same answers", "graphs"],
         rows=rows,
-        labels=3,
+        label_columns=3,
     )  # fmt: skip
 
 
-def _ratios(group: Group, one: Contender) -> list[str]:
-    """Our chain over this one, and our tree; without a draft our loop, and no tree."""
-    found = [shown(speedup(own, one, turns=TURNS)) for own in group.ours]
-    return found if len(found) == 2 else [*found, "-"]
+def _ratios(group: Group, contender: Contender) -> list[str]:
+    """Return the speed of our chain (our loop without a draft) and of our tree over a contender."""
+    ratios = [shown(speedup(ours, contender, turns=TURNS)) for ours in group.ours]
+    return ratios if len(ratios) == 2 else [*ratios, "-"]
 
 
 def _words(groups: list[Group]) -> str:
-    """Of each draft, ours over the fastest of the others."""
-    said = ""
+    """Describe for each draft our speed over the fastest other contender."""
+    text = ""
     for group in groups:
         if group.others:
             best = max(group.others, key=lambda other: other.tokens_per_s)
@@ -250,5 +250,5 @@ def _words(groups: list[Group]) -> str:
             ours = (
                 f"our loop is {first}" if tree == "-" else f"our chain is {first}, our tree {tree}"
             )
-            said += f"Draft {group.draft}: {ours} times the fastest other ({best.settings[1]}). "
-    return said
+            text += f"Draft {group.draft}: {ours} times the fastest other ({best.settings[1]}). "
+    return text

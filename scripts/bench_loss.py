@@ -1,9 +1,9 @@
-"""Time and memory of the chunked loss beside the plain one.
+"""Compare time and memory of the chunked loss with the plain one.
 
     python -m scripts.bench_loss chunked --vocab 151936 --tokens 768 --width 512 --chunk 128
 
-As a program it measures one form, alone in a fresh process, so that its peak memory is its own, and
-prints JSON. `compare` runs it for both forms, there and back.
+As a program it measures one form in a fresh process, so that the peak memory is that of this form
+alone, and prints JSON. `compare` runs it for both forms in alternating order.
 """
 
 import argparse
@@ -18,9 +18,9 @@ from pathlib import Path
 import torch
 
 from infer.report.tables import Table
-from models.distill.losses import LossConf, LossName, chunked_distillation, distillation
+from models.distill.losses import LossConf, LossName, chunked_distillation_loss, distillation_loss
 
-FORMS = {"plain": distillation, "chunked": chunked_distillation}
+FORMS = {"plain": distillation_loss, "chunked": chunked_distillation_loss}
 ORDER = ("plain", "chunked", "chunked", "plain")
 ROOT = Path(__file__).parent.parent
 STATUS = Path("/proc/self/status")
@@ -28,7 +28,7 @@ STATUS = Path("/proc/self/status")
 
 @dataclass(kw_only=True)
 class Size:
-    """What the loss is taken of."""
+    """The sizes of the inputs of the loss."""
 
     vocab: int = 151_936
     tokens: int = 768
@@ -38,30 +38,30 @@ class Size:
 
 @dataclass(kw_only=True)
 class Cost:
-    """One form's passes in one process."""
+    """The measurements of one form in one process."""
 
     loss: float
     seconds: float  # the second forward and backward pass
-    peak_mib: float  # above what weights and inputs take
+    peak_mib: float  # above weights and inputs
 
 
 def measure(form: str, size: Size) -> Cost:
-    """Forward and backward, twice; the first pass warms up."""
+    """Measure a forward and a backward pass; the first of two passes warms up."""
     _pass(form, _inputs(Size(vocab=1024, tokens=8, width=size.width, chunk=4)), chunk=4)
     inputs = _inputs(size)
-    before = peak_mib()
+    baseline_mib = peak_mib()
     for _ in range(2):
         began = time.perf_counter()
         loss = _pass(form, inputs, chunk=size.chunk)
         seconds = time.perf_counter() - began
-    return Cost(loss=loss, seconds=seconds, peak_mib=peak_mib() - before)
+    return Cost(loss=loss, seconds=seconds, peak_mib=peak_mib() - baseline_mib)
 
 
 def _inputs(size: Size) -> dict[str, torch.Tensor]:
-    numbers = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
 
     def normal(*shape: int) -> torch.Tensor:
-        return torch.empty(shape).normal_(generator=numbers, std=shape[-1] ** -0.25)
+        return torch.empty(shape).normal_(generator=generator, std=shape[-1] ** -0.25)
 
     return {
         "draft_hidden": normal(size.tokens, size.width).requires_grad_(),
@@ -84,9 +84,9 @@ def _pass(form: str, inputs: dict[str, torch.Tensor], *, chunk: int) -> float:
 
 
 def peak_mib() -> float:
-    """Most memory that this process has held at a time.
+    """Return the peak memory of this process in MiB.
 
-    Linux hands ru_maxrss of a parent on to the program that it starts, so its own count is read.
+    On Linux a child process inherits ru_maxrss of its parent, so VmHWM is read instead.
     """
     if STATUS.exists():
         lines = dict(line.split(":", 1) for line in STATUS.read_text().splitlines())
@@ -95,15 +95,15 @@ def peak_mib() -> float:
 
 
 def compare(size: Size, *, threads: int, order: tuple[str, ...] = ORDER) -> Table:
-    """The table: seconds and peak memory of both forms, and plain over chunked."""
+    """Build the table: seconds and peak memory of both forms, and ratios to the plain form."""
     costs: dict[str, list[Cost]] = {form: [] for form in FORMS}
     options = [f"--{name}={value}" for name, value in (asdict(size) | {"threads": threads}).items()]
     for form in order:
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-m", "scripts.bench_loss", form, *options],
             cwd=ROOT, check=True, capture_output=True, text=True,
         )  # fmt: skip
-        costs[form].append(Cost(**json.loads(done.stdout)))
+        costs[form].append(Cost(**json.loads(process.stdout)))
     seconds = {form: sum(cost.seconds for cost in costs[form]) / len(costs[form]) for form in FORMS}
     peak = {form: max(cost.peak_mib for cost in costs[form]) for form in FORMS}
     rows = [

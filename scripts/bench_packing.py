@@ -1,9 +1,9 @@
-"""Fill, time and memory of packing, beside first fit and beside windows of documents.
+"""Compare fill, time and memory of packing with first fit and with windowed packing.
 
     python -m scripts.bench_packing --documents 100000 --length 2048
 
-The documents are as long as conversations of ShareGPT's kind: lognormal, median 800 tokens, one in
-ten beyond 3,000; cut at a row's length. Seconds are of the processor, on one core.
+Document lengths are distributed like ShareGPT's conversations: lognormal, median 800 tokens, one in
+ten above 3,000; documents are cut at the row length. Seconds are CPU seconds on one core.
 """
 
 import argparse
@@ -15,17 +15,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from data.packing.documents import Documents
-from data.packing.pack import best_fit, pack
-from data.sources.tokenized import from_pair
+from data.packing.pack import best_fit, pack_documents
+from data.sources.tokenized import document_from_pair
 
 MEDIAN, SIGMA, SHORTEST = 800, 1.05, 8
-WINDOW = 2048  # documents that are packed together, in the ways that look at so many
-PROMPT = 4  # tokens of a document that are no answer
+WINDOW = 2048  # documents that are packed together in windowed packing
+PROMPT = 4  # prompt tokens of each document
 
 
 @dataclass(kw_only=True)
 class Way:
-    """One way to pack, measured."""
+    """The measurements of one packing method."""
 
     name: str
     rows: int
@@ -33,45 +33,45 @@ class Way:
 
 
 def sharegpt_like(documents: int, length: int) -> np.ndarray:
-    """Tokens of each conversation, cut at the length of a row."""
+    """Draw the number of tokens of each conversation, cut at the row length."""
     sizes = np.random.default_rng(0).lognormal(np.log(MEDIAN), SIGMA, documents)
     return sizes.astype(int).clip(SHORTEST, length)
 
 
 def first_fit(sizes: np.ndarray, length: int) -> np.ndarray:
-    """The row of each, longest first, in the first with room: looks through all rows."""
+    """Assign each document, longest first, to the first row with room; the search is linear."""
     used: list[int] = []
-    of_document = np.empty(len(sizes), int)
+    row_of_document = np.empty(len(sizes), int)
     for document in np.argsort(-sizes, kind="stable").tolist():
         size = int(sizes[document])
         row = next((row for row, taken in enumerate(used) if taken + size <= length), len(used))
         if row == len(used):
             used.append(0)
         used[row] += size
-        of_document[document] = row
-    return of_document
+        row_of_document[document] = row
+    return row_of_document
 
 
 def windowed(fit: Callable, sizes: np.ndarray, length: int) -> int:
-    """Rows where documents are packed a window at a time."""
+    """Count the rows when documents are packed one window at a time."""
     windows = (sizes[first : first + WINDOW] for first in range(0, len(sizes), WINDOW))
     return sum(int(fit(window, length).max()) + 1 for window in windows)
 
 
 def ways(sizes: np.ndarray, length: int) -> Iterator[Way]:
-    """Each way's rows and seconds. First fit looks through all rows: it only gets windows."""
-    for name, rows in {
+    """Measure each method. First fit searches all rows, so it runs on windows only."""
+    for name, count_rows in {
         f"first fit, {WINDOW} at a time": lambda: windowed(first_fit, sizes, length),
         f"best fit, {WINDOW} at a time": lambda: windowed(best_fit, sizes, length),
         "best fit, all": lambda: int(best_fit(sizes, length).max()) + 1,
     }.items():
         began = time.process_time()
-        found = rows()
-        yield Way(name=name, rows=found, seconds=time.process_time() - began)
+        rows = count_rows()
+        yield Way(name=name, rows=rows, seconds=time.process_time() - began)
 
 
 def peak_bytes() -> int:
-    """Of this process so far, on Linux."""
+    """Return the peak memory of this process so far (Linux)."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
@@ -81,16 +81,18 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=2048)
     args = parser.parse_args()
     sizes = sharegpt_like(args.documents, args.length)
-    tokens, before = int(sizes.sum()), peak_bytes()
-    made = (from_pair([7] * PROMPT, [9] * (size - PROMPT)) for size in sizes.tolist())
-    documents = Documents.of(made)
-    read, began = peak_bytes(), time.process_time()
-    _, report = pack(documents, args.length)
+    tokens, start_peak = int(sizes.sum()), peak_bytes()
+    generated = (document_from_pair([7] * PROMPT, [9] * (size - PROMPT)) for size in sizes.tolist())
+    documents = Documents.from_documents(generated)
+    read_peak, began = peak_bytes(), time.process_time()
+    _, report = pack_documents(documents, args.length)
     print(report)
-    print(f"read: {(read - before) / tokens:.2f} bytes a token at most, of {tokens:,} tokens")
+    print(
+        f"read: {(read_peak - start_peak) / tokens:.2f} bytes a token at most, of {tokens:,} tokens"
+    )
     print(
         f"pack: {time.process_time() - began:.2f} s, "
-        f"{(peak_bytes() - read) / 1e6:.0f} MB more at most"
+        f"{(peak_bytes() - read_peak) / 1e6:.0f} MB more at most"
     )
     for way in ways(sizes, args.length):
         fill = tokens / (way.rows * args.length)

@@ -1,9 +1,9 @@
-"""How fast a feature store is read at the width of a real target. Its features are random numbers.
+"""Measure how fast a feature store with the width of a real target is read; features are random.
 
     python -m scripts.bench_store_read                     the width of an 8B model
-    python -m scripts.bench_store_read --write             also puts the table into docs/features.md
+    python -m scripts.bench_store_read --write             also writes the table to docs/features.md
 
-Read tokens/s have to exceed what a device trains on; a thread reads while the device learns.
+Read tokens/s must exceed the training speed of a device: a thread reads while the device trains.
 """
 
 import argparse
@@ -15,18 +15,18 @@ from pathlib import Path
 import torch
 
 from conf.entry import compose
-from data.capture import put
-from data.features.capture_progress import Book
+from data.capture import write_store_file
+from data.features.capture_progress import CaptureProgress
 from data.features.config import CaptureConf
-from data.features.manifest import DOCUMENTS, Made, shard_name
-from data.features.plan import Plan
+from data.features.manifest import DOCUMENTS_FILE, StoreSpec, shard_name
+from data.features.plan import CapturePlan
 from data.features.quantize import Dtype
-from data.features.reader import Store
-from data.features.schema import Layout, TeacherKind
+from data.features.reader import FeatureStore
+from data.features.schema import FeatureSchema, TeacherKind
 from data.packing.documents import Documents
-from data.packing.pack import pack
-from data.packing.sampler import Order
-from data.sources.row_formats import Tokenised
+from data.packing.pack import pack_documents
+from data.packing.sampler import RowOrder
+from data.sources.row_formats import TokenizedDocument
 from infer.report.tables import Table
 from models.device import DeviceConf, DeviceName
 from models.drafts.base import Needs
@@ -48,68 +48,72 @@ STORES = (
 
 
 def documents() -> Documents:
-    """Lengths as conversations have them: few long ones, the prompt a fifth to three."""
-    draw, found = random.Random(0), []
+    """Build documents like conversations: few are long; the prompt is a fifth to three fifths."""
+    rng, documents = random.Random(0), []
     for _ in range(DOCUMENTS_READ):
-        length = min(LENGTH, max(64, int(draw.lognormvariate(6.2, 0.8))))
-        prompt = int(length * draw.uniform(0.2, 0.6))
-        answer = [place >= prompt for place in range(length)]
-        found.append(Tokenised(ids=[1] * length, answer=answer))
-    return Documents.of(found)
+        length = min(LENGTH, max(64, int(rng.lognormvariate(6.2, 0.8))))
+        prompt = int(length * rng.uniform(0.2, 0.6))
+        answer = [position >= prompt for position in range(length)]
+        documents.append(TokenizedDocument(ids=[1] * length, answer=answer))
+    return Documents.from_documents(documents)
 
 
-def made(needs: Needs, dtype: Dtype, teacher: TeacherKind, hidden: int, folder: Path) -> Book:
-    """A whole store of random features."""
-    layout = Layout(
+def write_random_store(
+    needs: Needs, dtype: Dtype, teacher: TeacherKind, hidden: int, folder: Path
+) -> CaptureProgress:
+    """Write a complete store of random features."""
+    schema = FeatureSchema(
         layers=needs.layers, hidden=needs.hidden, context=needs.context, dtype=dtype,
         teacher=teacher, top_k=TOP_K, hidden_size=hidden, vocab_size=VOCAB,
     )  # fmt: skip
-    plan, _ = Plan.of(documents(), layout, length=LENGTH, overlap=None, batch=8, shard_mb=512.0)
-    tokens, taught = plan.counts.sum(0).tolist()
+    plan, _ = CapturePlan.from_documents(
+        documents(), schema, length=LENGTH, overlap=None, batch=8, shard_mb=512.0
+    )
+    tokens, supervised = plan.shard_token_counts.sum(0).tolist()
     conf = compose("capture", CaptureConf, [f"output_dir={folder}", "run_name=random"])
-    book = Book(conf, Made(
-        target_sha256="", tokenizer_sha256="", computed_in="bfloat16", layout=layout,
+    progress = CaptureProgress(conf, StoreSpec(
+        target_sha256="", tokenizer_sha256="", computed_in="bfloat16", layout=schema,
         length=LENGTH, overlap=None, batch=8, documents=DOCUMENTS_READ, tokens=tokens,
-        supervised=taught, documents_xxh3="", shards=len(plan.counts),
+        supervised=supervised, documents_xxh3="", shards=len(plan.shard_token_counts),
     ), plan.packed.documents, command="")  # fmt: skip
-    book.folder.mkdir()
-    put(book, DOCUMENTS, plan.documents_file(), {})
-    for number, (tokens, taught) in enumerate(plan.counts.tolist()):
-        put(book, shard_name(number), {
-            part.name: torch.randint(
-                100, (tokens if part.every else taught, *part.shape), dtype=torch.uint8
-            ).to(part.dtype)
-            for part in layout.parts
+    progress.folder.mkdir()
+    write_store_file(progress, DOCUMENTS_FILE, plan.document_tensors(), {})
+    for number, (tokens, supervised) in enumerate(plan.shard_token_counts.tolist()):
+        write_store_file(progress, shard_name(number), {
+            spec.name: torch.randint(
+                100, (tokens if spec.per_token else supervised, *spec.shape), dtype=torch.uint8
+            ).to(spec.dtype)
+            for spec in schema.tensor_specs
         }, {})  # fmt: skip
-    return book
+    return progress
 
 
 def measure(
     draft: str, needs: Needs, dtype: Dtype, teacher: TeacherKind, *, hidden: int
 ) -> list[str]:
-    """A line of the table."""
-    with tempfile.TemporaryDirectory() as place:
-        book = made(needs, dtype, teacher, hidden, Path(place))
-        told = book.manifest.made
-        size = sum(file.stat().st_size for file in book.folder.iterdir()) / told.tokens
-        store = Store.open(
-            book.folder, target_hash="", tokenizer_hash="", needs=needs, dtype=torch.bfloat16,
+    """Return one row of the table."""
+    with tempfile.TemporaryDirectory() as temporary:
+        progress = write_random_store(needs, dtype, teacher, hidden, Path(temporary))
+        spec = progress.manifest.made
+        size = sum(file.stat().st_size for file in progress.folder.iterdir()) / spec.tokens
+        store = FeatureStore.open(
+            progress.folder, target_hash="", tokenizer_hash="", needs=needs, dtype=torch.bfloat16,
             checksums=False,
         )  # fmt: skip
-        rows, _ = pack(store.documents, LENGTH, overlap=None)
-        seconds, busy = [], []
+        rows, _ = pack_documents(store.documents, LENGTH, overlap=None)
+        seconds, cpu_seconds = [], []
         for _ in range(EPOCHS):
-            began, used = time.perf_counter(), time.process_time()
-            order = Order(rows=len(rows), batch_size=1, seed=0)
+            began, cpu_began = time.perf_counter(), time.process_time()
+            order = RowOrder(num_rows=len(rows), batch_size=1, seed=0)
             for step in range(len(rows)):
-                store.seen(rows.pieces(order.batch(step)), LENGTH)
+                store.read_target_output(rows.pieces(order.batch_rows(step)), LENGTH)
             seconds.append(time.perf_counter() - began)
-            busy.append(time.process_time() - used)
+            cpu_seconds.append(time.process_time() - cpu_began)
     kind = f"{TOP_K} likeliest" if teacher is TeacherKind.topk else "hidden state"
     return [
         draft, dtype.value, kind, f"{size:,.0f}", f"{size / (8 * hidden):.3f}",
-        f"{told.supervised / told.tokens:.0%}", f"{told.tokens / min(seconds):,.0f}",
-        f"{told.tokens / min(busy):,.0f}",
+        f"{spec.supervised / spec.tokens:.0%}", f"{spec.tokens / min(seconds):,.0f}",
+        f"{spec.tokens / min(cpu_seconds):,.0f}",
     ]  # fmt: skip
 
 
@@ -117,7 +121,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--hidden", type=int, default=4096, help="values of a hidden state")
+    parser.add_argument("--hidden", type=int, default=4096, help="size of a hidden state")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--write", action="store_true", help="update docs/features.md")
     args = parser.parse_args()
@@ -132,7 +136,7 @@ def main() -> None:
             "a CPU-second",
         ],
         rows=[measure(*store, hidden=args.hidden) for store in STORES],
-        labels=3,
+        label_columns=3,
     )  # fmt: skip
     show(table)
     if args.write:

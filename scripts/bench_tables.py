@@ -1,4 +1,4 @@
-"""Benchmark tables on the terminal, and between the markers of docs/benchmarks.md."""
+"""Print benchmark tables and write them between the markers of docs/benchmarks.md."""
 
 import os
 import platform
@@ -19,13 +19,13 @@ PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 
 
 def show(table: Table) -> None:
-    """Print one table; wide enough everywhere, so that a log holds it too."""
+    """Print one table; outside a terminal with a fixed width, for logs."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=110, color_system=None)
     rich = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for index, column in enumerate(table.columns):
-        rich.add_column(column, justify="left" if index < table.labels else "right")
+        rich.add_column(column, justify="left" if index < table.label_columns else "right")
     for row in table.rows:
         rich.add_row(*map(Text, row))
     console.print()
@@ -35,14 +35,14 @@ def show(table: Table) -> None:
 
 
 def markdown(table: Table, *, setting: str) -> str:
-    """The table, what it says in words, and on what it was measured."""
-    rule = ["---"] * table.labels + ["---:"] * (len(table.columns) - table.labels)
+    """Return the table with its note and the setting of the measurement as Markdown."""
+    rule = ["---"] * table.label_columns + ["---:"] * (len(table.columns) - table.label_columns)
     lines = [f"| {' | '.join(cells)} |" for cells in [table.columns, rule, *table.rows]]
     return "\n".join([*lines, "", table.note, "", f"Measured on {setting}."])
 
 
 def replaced(page: str, name: str, content: str) -> str:
-    """`page` with what stands between the markers `name` exchanged, and nothing else.
+    """Return the page with the text between the markers `name` replaced by `content`.
 
     >>> print(replaced("a <!-- loss --> b <!-- /loss --> c", "loss", "new"))
     a <!-- loss -->
@@ -51,25 +51,25 @@ def replaced(page: str, name: str, content: str) -> str:
     """
     begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
     before, _, rest = page.partition(begin)
-    _, found, after = rest.partition(end)
-    if not found:
+    _, end_marker, after = rest.partition(end)
+    if not end_marker:
         raise ValueError(f"{PAGE}: the markers {begin} ... {end} are not there")
     return f"{before}{begin}\n{content}\n{end}{after}"
 
 
 def write(name: str, table: Table, *, setting: str, page: Path = PAGE) -> None:
-    """Put a measured table in its place on the page."""
+    """Write a measured table between its markers on the page."""
     text = replaced(page.read_text(), name, markdown(table, setting=setting))
     page.write_text(text)
 
 
 def machine(device: Device) -> str:
-    """On what was measured: enough to judge the figures, nothing that names one machine."""
-    told = device.describe()
-    numbers = re.match(r"\d+(\.\d+)*", version("torch"))
-    assert numbers
+    """Describe the machine: enough to judge the figures, nothing that identifies it."""
+    info = device.describe()
+    torch_version = re.match(r"\d+(\.\d+)*", version("torch"))
+    assert torch_version
     return (
-        f"{told['name']} ({told['kind']}, {os.cpu_count()} cores, {told['threads']} threads), "
-        f"{platform.system()}, Python {platform.python_version()}, torch {numbers[0]}, "
+        f"{info['name']} ({info['kind']}, {os.cpu_count()} cores, {info['threads']} threads), "
+        f"{platform.system()}, Python {platform.python_version()}, torch {torch_version[0]}, "
         f"transformers {version('transformers')}, {date.today()}"
     )

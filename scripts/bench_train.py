@@ -1,6 +1,6 @@
-"""Training speed: tokens/s of whole steps, compiled or not, with either form of the loss.
+"""Training speed: tokens/s of complete steps, compiled or not, with either form of the loss.
 
-And with features that were kept from an epoch before, as the demo trains.
+A further case reuses the features of an earlier epoch, as the demo does.
 """
 
 import time
@@ -12,24 +12,24 @@ import torch
 from torch import Tensor
 
 from infer.report.tables import Table
-from models.distill.losses import distillation
+from models.distill.losses import distillation_loss
 from models.drafts import feature
 from models.drafts.base import Batch, Draft, Loss
-from models.target.language_model import Seen
+from models.target.language_model import TargetOutput
 from models.target.target import Target
 from train.config import TrainConf
 
-PROMPT = 32  # tokens of each row that are no answer
+PROMPT = 32  # prompt tokens of each row
 
 
 @dataclass(kw_only=True)
 class Learner:
-    """One way to take the steps."""
+    """A configuration of the training step, with its measured times."""
 
     compiled: bool
     plain: bool
     loss: Callable[[Batch, object], Loss]
-    kept: Seen | None = None  # what the target sees, where it does not look again
+    features: TargetOutput | None = None  # the features if the target pass is skipped
     seconds: list[float] = field(default_factory=list)
 
     def tokens_per_s(self, tokens: int) -> float:
@@ -37,55 +37,65 @@ class Learner:
 
 
 def compare(conf: TrainConf, target: Target, *, steps: int) -> Table:
-    """The table: tokens/s of each way, and the first way over it."""
+    """Build the table: tokens/s of each configuration, and the first one's speed over it."""
     draft = conf.draft.build(target, loss=conf.loss, seed=conf.seed)
     batch = rows(target, number=conf.optim.batch_size, length=conf.data.length)
     compile_ = target.device.compile
-    ways = [Learner(compiled=False, plain=False, loss=draft.loss)]
-    ways.append(Learner(compiled=False, plain=True, loss=draft.loss))
-    kept = see(target, batch, draft)
-    ways.append(Learner(compiled=False, plain=False, loss=draft.loss, kept=kept))
+    learners = [Learner(compiled=False, plain=False, loss=draft.loss)]
+    learners.append(Learner(compiled=False, plain=True, loss=draft.loss))
+    features = target_features(target, batch, draft)
+    learners.append(Learner(compiled=False, plain=False, loss=draft.loss, features=features))
     if target.device.compiles:
-        ways.insert(0, Learner(compiled=True, plain=False, loss=compile_(draft.loss)))
-        ways.insert(1, Learner(compiled=True, plain=True, loss=compile_(draft.loss)))
-        ways.append(Learner(compiled=True, plain=False, loss=compile_(draft.loss), kept=kept))
+        learners.insert(0, Learner(compiled=True, plain=False, loss=compile_(draft.loss)))
+        learners.insert(1, Learner(compiled=True, plain=True, loss=compile_(draft.loss)))
+        learners.append(
+            Learner(compiled=True, plain=False, loss=compile_(draft.loss), features=features)
+        )
     optimizers, _ = conf.optim.build(draft)
-    for way in ways:
-        learn(way, draft, target, batch, optimizers)  # compiles; not timed
+    for learner in learners:
+        learn(learner, draft, target, batch, optimizers)  # compiles; not timed
     for turn in range(steps):
-        for way in ways if turn % 2 == 0 else reversed(ways):
+        for learner in learners if turn % 2 == 0 else reversed(learners):
             began = time.perf_counter()
-            learn(way, draft, target, batch, optimizers)
+            learn(learner, draft, target, batch, optimizers)
             target.device.synchronize()
-            way.seconds.append(time.perf_counter() - began)
-    return _table(ways, tokens=batch.ids.numel(), steps=steps, conf=conf)
+            learner.seconds.append(time.perf_counter() - began)
+    return _table(learners, tokens=batch.input_ids.numel(), steps=steps, conf=conf)
 
 
 def rows(target: Target, *, number: int, length: int) -> Batch:
-    """Random tokens, one document a row: a step costs the same whatever they say."""
-    numbers = torch.Generator().manual_seed(0)
-    ids = torch.randint(target.vocab_size, (number, length), generator=numbers)
-    place = torch.arange(length).expand_as(ids)
-    document = torch.zeros_like(ids)
-    batch = Batch(ids=ids, answer=place >= PROMPT, document=document, positions=place)
+    """Build a batch of random tokens, one document per row; the tokens do not affect the cost."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(target.vocab_size, (number, length), generator=generator)
+    positions = torch.arange(length).expand_as(ids)
+    document_ids = torch.zeros_like(ids)
+    batch = Batch(
+        input_ids=ids,
+        answer_mask=positions >= PROMPT,
+        document_ids=document_ids,
+        positions=positions,
+    )
     return batch.to(target.device.torch_device)
 
 
 @torch.no_grad()
-def see(target: Target, batch: Batch, draft: Draft) -> Seen:
-    return target.see(
-        batch.ids, positions=batch.positions, mask=batch.attends(), layers=draft.needs.layers
+def target_features(target: Target, batch: Batch, draft: Draft) -> TargetOutput:
+    return target.forward_hidden(
+        batch.input_ids,
+        positions=batch.positions,
+        mask=batch.attention_mask(),
+        layers=draft.needs.layers,
     )
 
 
 def learn(
-    way: Learner, draft: Draft, target: Target, batch: Batch,
+    learner: Learner, draft: Draft, target: Target, batch: Batch,
     optimizers: list[torch.optim.Optimizer],
 ) -> Tensor:  # fmt: skip
-    """One step as the training loop takes it: target, loss, gradient, optimizer."""
-    seen = way.kept or see(target, batch, draft)
-    with loss_form(plain=way.plain):
-        loss = way.loss(batch, seen)
+    """Take one step like the training loop: target, loss, gradient, optimizer."""
+    target_output = learner.features or target_features(target, batch, draft)
+    with loss_form(plain=learner.plain):
+        loss = learner.loss(batch, target_output)
         mean = loss.total / loss.weight
         mean.backward()
     for optimizer in optimizers:
@@ -96,25 +106,25 @@ def learn(
 
 @contextmanager
 def loss_form(*, plain: bool) -> Iterator[None]:
-    """The draft's chunked loss, or the plain one in its place."""
-    chunked = feature.chunked_distillation
+    """Replace the draft's chunked loss by the plain one while the block runs, if `plain`."""
+    chunked = feature.chunked_distillation_loss
     if plain:
-        feature.chunked_distillation = distillation
+        feature.chunked_distillation_loss = distillation_loss
     try:
         yield
     finally:
-        feature.chunked_distillation = chunked
+        feature.chunked_distillation_loss = chunked
 
 
-def _table(ways: list[Learner], *, tokens: int, steps: int, conf: TrainConf) -> Table:
-    best = ways[0].tokens_per_s(tokens)
+def _table(learners: list[Learner], *, tokens: int, steps: int, conf: TrainConf) -> Table:
+    first_speed = learners[0].tokens_per_s(tokens)
     table_rows = [
         [
-            "yes" if way.compiled else "no", "plain" if way.plain else "chunked",
-            "kept" if way.kept else "live",
-            f"{way.tokens_per_s(tokens):.0f}", f"{best / way.tokens_per_s(tokens):.2f}",
+            "yes" if learner.compiled else "no", "plain" if learner.plain else "chunked",
+            "kept" if learner.features else "live", f"{learner.tokens_per_s(tokens):.0f}",
+            f"{first_speed / learner.tokens_per_s(tokens):.2f}",
         ]
-        for way in ways
+        for learner in learners
     ]  # fmt: skip
     return Table(
         title="Training",
@@ -123,5 +133,5 @@ def _table(ways: list[Learner], *, tokens: int, steps: int, conf: TrainConf) -> 
         f"{conf.loss.chunk} draft rows.",
         columns=["compiled", "loss", "features", "tokens/s", "first row / this"],
         rows=table_rows,
-        labels=3,
+        label_columns=3,
     )

@@ -1,6 +1,6 @@
-"""Print every lower bound of pyproject.toml as a pin, so that pip installs what the bounds promise.
+"""Print every lower bound of pyproject.toml as a pin for pip.
 
-python scripts/lower_bounds.py [PACKAGE...]      all packages, or those named
+python scripts/lower_bounds.py [PACKAGE...]      default: all packages
 """
 
 import re
@@ -13,9 +13,9 @@ BOUND = re.compile(r"(?P<name>[\w.-]+)(?:\[[\w,]+\])?>=(?P<version>[\w.]+)")
 
 def lower_bounds(pyproject: dict) -> dict[str, str]:
     """Map each package that the project and its tests need to its lowest allowed version."""
-    wanted = [*pyproject["project"]["dependencies"], *pyproject["dependency-groups"]["dev"]]
-    bounds = [BOUND.match(requirement) for requirement in wanted]
-    return {bound["name"]: bound["version"] for bound in bounds if bound}
+    requirements = [*pyproject["project"]["dependencies"], *pyproject["dependency-groups"]["dev"]]
+    matches = [BOUND.match(requirement) for requirement in requirements]
+    return {match["name"]: match["version"] for match in matches if match}
 
 
 def main(names: list[str]) -> None:

@@ -1,7 +1,7 @@
 # shellcheck shell=bash
-# What setup_trn1.sh and setup_trn2.sh share: what they ask of a machine before they install anything,
-# how they install, what they ask of the packages. Every refusal is one line, exit code 2. HOST_ROOT
-# is put before the paths of the machine, for the tests.
+# Functions shared by setup_trn1.sh and setup_trn2.sh: checks of the machine before anything is installed,
+# the installation, and checks of the installed packages. Every refusal is one line with exit code 2. HOST_ROOT
+# is a prefix of the machine's paths, for the tests.
 
 neuron_index=https://pip.repos.neuron.amazonaws.com
 cpu_index=https://download.pytorch.org/whl/cpu
@@ -12,7 +12,7 @@ refuse() {
   exit 2
 }
 
-# EC2 writes the type of an instance (trn2.48xlarge) where other machines carry their product name.
+# On EC2 the product name is the instance type (trn2.48xlarge).
 instance_type() {
   cat "$host/sys/devices/virtual/dmi/id/product_name" 2>/dev/null || echo "unknown"
 }
@@ -37,36 +37,36 @@ need_device() {
     refuse "driver: must be loaded, got no kernel module 'neuron';" \
       "start from a Neuron DLAMI, or: sudo apt-get install aws-neuronx-dkms && sudo modprobe neuron"
   [[ -e $host/dev/neuron0 ]] ||
-    refuse "device: must exist, got no /dev/neuron0; reboot, and see what neuron-ls says"
+    refuse "device: must exist, got no /dev/neuron0; reboot, then check the output of neuron-ls"
   [[ -e $host/opt/aws/neuron/lib/libnrt.so.1 ]] ||
     refuse "runtime: must be installed, got no /opt/aws/neuron/lib/libnrt.so.1;" \
       "sudo apt-get install aws-neuronx-runtime-lib aws-neuronx-collectives"
 }
 
-# need_python PYTHON LOWEST HIGHEST: of Python 3
+# need_python PYTHON LOWEST HIGHEST: minor versions of Python 3
 need_python() {
-  local found
-  found=$("$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) || found="nothing"
-  if [[ $found != 3.* ]] || ((${found#3.} < $2 || ${found#3.} > $3)); then
-    refuse "PYTHON: must be Python 3.$2 to 3.$3, got $found ($1); set PYTHON=/path/to/python3.$3"
+  local version
+  version=$("$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) || version="nothing"
+  if [[ $version != 3.* ]] || ((${version#3.} < $2 || ${version#3.} > $3)); then
+    refuse "PYTHON: must be Python 3.$2 to 3.$3, got $version ($1); set PYTHON=/path/to/python3.$3"
   fi
   "$1" -c 'import ensurepip, venv' 2>/dev/null ||
-    refuse "PYTHON: must have the module venv, got $1 without; sudo apt-get install python$found-venv"
+    refuse "PYTHON: must have the module venv, got $1 without it; sudo apt-get install python$version-venv"
 }
 
-# need_index PYTHON: PyPI holds placeholders under Neuron's names, so that without AWS's own index
-# an installation would end with the wrong packages, not with an error.
+# need_index PYTHON: PyPI has placeholders under Neuron's names, so without AWS's index an installation would
+# end with the wrong packages instead of an error.
 need_index() {
   "$1" -c 'import sys, urllib.request as u; u.urlopen(sys.argv[1] + "/", timeout=20)' \
     "$neuron_index" 2>/dev/null ||
-    refuse "index: must be reachable, got no answer of $neuron_index; open port 443 to it"
+    refuse "index: must be reachable, got no answer from $neuron_index; open port 443 to it"
 }
 
-# install PYTHON ARGUMENT... of pip install
+# install PYTHON ARGUMENT...: arguments of pip install
 install() {
   "$1" -m pip -qq --disable-pip-version-check install \
     --extra-index-url "$neuron_index" --extra-index-url "$cpu_index" "${@:2}" ||
-    refuse "pip: must install ${*:2}, got what is said above; mind the index, the disk and the network"
+    refuse "pip: must install ${*:2}, got the error above; check the index, the disk and the network"
 }
 
 version_of() {
@@ -75,18 +75,18 @@ version_of() {
 
 # need_package PYTHON NAME PATTERN REMEDY
 need_package() {
-  local found
-  found=$(version_of "$1" "$2") || found="nothing"
-  # shellcheck disable=SC2053  # a pattern is meant
-  [[ $found == $3 ]] || refuse "$2: must be $3, got $found; $4"
+  local version
+  version=$(version_of "$1" "$2") || version="nothing"
+  # shellcheck disable=SC2053  # $3 is a pattern
+  [[ $version == $3 ]] || refuse "$2: must be $3, got $version; $4"
 }
 
-# say_next DIRECTORY ROUTE [OVERRIDE...]: what to type now
-say_next() {
+# print_next_steps DIRECTORY ROUTE [OVERRIDE...]
+print_next_steps() {
   local machine
   machine=$(instance_type)
   [[ -e conf/machine/$machine.yaml ]] || machine=here
-  echo "setup: $1 is ready. Next, with what docs/trainium.md says:"
+  echo "setup: $1 is ready. Next, as described in docs/trainium.md:"
   cat <<NEXT
     source $1/bin/activate
     python -m train.plan machine=$machine device=$2

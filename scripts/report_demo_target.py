@@ -1,4 +1,4 @@
-"""Measure a target for the demo: held-out bits a byte, loops of its greedy answers, samples.
+"""Measure a target for the demo: held-out bits per byte, loops in greedy answers, samples.
 
 python -m scripts.report_demo_target outputs/demo_final --log outputs/demo_target.csv
 """
@@ -15,22 +15,22 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from data.demo.corpus import held_out_texts
 from data.demo.prompts import CATEGORIES, held_out_prompts
-from data.demo.recipe import encode
+from data.demo.recipe import encode_texts
 from scripts.train_demo_target import make_loss
 
 
 @torch.no_grad()
 def report(folder: Path) -> None:
-    """Print held-out bits a byte, loops of greedy continuations and a sample of each category."""
+    """Print held-out bits per byte, loops in greedy continuations and samples of each category."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     for kind in ("code", "docs"):
         texts = held_out_texts(kind)
-        stream = torch.from_numpy(encode(tokenizer, texts).astype(np.int64))
+        stream = torch.from_numpy(encode_texts(tokenizer, texts).astype(np.int64))
         windows = stream[: len(stream) // 257 * 257].view(-1, 257)
         loss = torch.stack([make_loss(model)(rows) for rows in windows.split(8)[:-1]]).mean()
         bits = float(loss) / math.log(2) * len(stream) / sum(len(text.encode()) for text in texts)
-        print(f"held-out {kind}: {float(loss):.3f} nats a token, {bits:.3f} bits a byte")
+        print(f"held-out {kind}: {float(loss):.3f} nats per token, {bits:.3f} bits per byte")
 
     answers = {category: [] for category in CATEGORIES}
     for prompt in held_out_prompts():
@@ -50,12 +50,12 @@ def loops(ids: list[int], length: int = 8, times: int = 3) -> bool:
 
 
 def plot(log: Path) -> None:
-    """The loss curve beside the log, as an SVG."""
+    """Write the loss curve as an SVG next to the log."""
     rows = np.genfromtxt(log, delimiter=",", names=True)
     figure, axes = plt.subplots(figsize=(6, 3), layout="constrained")
     for name in ("train_loss", "held_out_loss"):
         axes.plot(rows["tokens"] / 1e6, rows[name], label=name.replace("_", " "))
-    axes.set(xlabel="million tokens", ylabel="nats a token", ylim=(1.5, 6))
+    axes.set(xlabel="million tokens", ylabel="nats per token", ylim=(1.5, 6))
     axes.legend()
     figure.savefig(log.with_suffix(".svg"), metadata={"Date": None})
 
@@ -63,7 +63,9 @@ def plot(log: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path, help="the target")
-    parser.add_argument("--log", type=Path, help="of its training: draws the loss curve beside it")
+    parser.add_argument(
+        "--log", type=Path, help="of its training; the loss curve is written next to it"
+    )
     args = parser.parse_args()
     report(args.folder)
     if args.log:

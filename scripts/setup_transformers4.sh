@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# transformers 4, by which NxD Inference reads configurations, in an environment of its own without torch (0.3 GB):
-#     scripts/setup_transformers4.sh [DIRECTORY]   default: .venv-transformers4; done once, a second call does nothing
+# Install transformers 4, which NxD Inference uses to read configurations, in a separate environment without
+# torch (0.3 GB):
+#     scripts/setup_transformers4.sh [DIRECTORY]   default: .venv-transformers4; a second call does nothing
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=scripts/own_environment.sh

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# From a fresh Trn1 or Inf2 instance to `python -m train`: PyTorch/XLA, the last Neuron SDK that has it.
+# Prepare a fresh Trn1 or Inf2 instance for `python -m train`: PyTorch/XLA from the last Neuron SDK that has it.
 #     scripts/setup_trn1.sh [DIRECTORY]         default: .venv-neuron-xla; a second call does nothing
-#     NO_DEVICE=1 scripts/setup_trn1.sh         in an image, where there is no device to look at
-# Start from a DLAMI of SDK 2.31 (later ones carry no torch 2.9), Ubuntu 24.04, 512 GB of disk. SDK 2.32
-# and later have no package for this route, so that everything here is pinned.
+#     NO_DEVICE=1 scripts/setup_trn1.sh         in a container image, without device checks
+# Start from a DLAMI of SDK 2.31 (later ones have no torch 2.9), Ubuntu 24.04, 512 GB of disk. SDK 2.32 and
+# later have no packages for this route, so all versions are pinned.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=scripts/neuron_setup.sh
@@ -22,7 +22,7 @@ pinned=(
 ready=$directory/.ready-sdk-2.31
 
 if [[ -z ${NO_DEVICE:-} ]]; then
-  need_instance "Trn2 and Trn3 take scripts/setup_trn2.sh, other machines make demo" trn1 trn1n inf2
+  need_instance "for Trn2 and Trn3 use scripts/setup_trn2.sh, for other machines make demo" trn1 trn1n inf2
   need_device
 fi
 need_python "$python" 11 13
@@ -40,4 +40,4 @@ if [[ ! -e $ready ]]; then
   touch "$ready"
 fi
 
-say_next "$directory" xla optim=adamw # instead of Muon, which this route refuses
+print_next_steps "$directory" xla optim=adamw # this route rejects Muon

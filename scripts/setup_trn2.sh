@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# From a fresh Trn2 or Trn3 instance to `python -m train`: native PyTorch (TorchNeuron, SDK 2.33 or later).
+# Prepare a fresh Trn2 or Trn3 instance for `python -m train`: native PyTorch (TorchNeuron, SDK 2.33 or later).
 #     scripts/setup_trn2.sh [DIRECTORY]         default: .venv-neuron; a second call does nothing
 #     TORCH=2.13 scripts/setup_trn2.sh          default: 2.14
-#     NO_DEVICE=1 scripts/setup_trn2.sh         in an image, where there is no device to look at
-# AWS's wheels stand alone on Ubuntu 26.04 only. The DLAMI "Neuron torch-neuronx" (Ubuntu 24.04 and 26.04,
-# 512 GB of disk) brings an environment below /opt: where there is one it is used, and DIRECTORY is not made.
+#     NO_DEVICE=1 scripts/setup_trn2.sh         in a container image, without device checks
+# AWS's wheels are self-contained on Ubuntu 26.04 only. The DLAMI "Neuron torch-neuronx" (Ubuntu 24.04 and 26.04,
+# 512 GB of disk) has an environment under /opt; if it exists, it is used and DIRECTORY is not created.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=scripts/neuron_setup.sh
 source scripts/neuron_setup.sh
 
-torch=${TORCH:-2.14} # torch-neuronx has the version of the PyTorch that it belongs to
+torch=${TORCH:-2.14} # torch-neuronx has the version of its PyTorch
 [[ $torch == 2.13 || $torch == 2.14 ]] || refuse "TORCH: must be 2.13 or 2.14, got $torch; leave it out"
 if [[ -z ${NO_DEVICE:-} ]]; then
-  need_instance "Trn1 and Inf2 take scripts/setup_trn1.sh, other machines make demo" \
+  need_instance "for Trn1 and Inf2 use scripts/setup_trn1.sh, for other machines make demo" \
     trn2 trn2u trn3 trn3u
   need_device
 fi
@@ -42,12 +42,12 @@ if [[ ! -e $ready ]]; then
   [[ -n $shipped ]] || create
   need_python "$python" 12 14
   for name in torch-neuronx torch; do
-    need_package "$python" "$name" "$torch.*" "another generation, or PyPI's placeholder; remove $directory"
+    need_package "$python" "$name" "$torch.*" "this is another generation or PyPI's placeholder; remove $directory"
     echo "$name==$(version_of "$python" "$name")"
   done >"$directory/pinned.txt"
-  echo "setup: installing this package into $directory, nothing pinned changes"
+  echo "setup: installing this package into $directory with all pinned versions unchanged"
   install "$python" --constraint "$directory/pinned.txt" --editable .
   touch "$ready"
 fi
 
-say_next "$directory" neuron
+print_next_steps "$directory" neuron

@@ -7,19 +7,19 @@
 #SBATCH --open-mode=append
 #SBATCH --signal=B:USR1@300
 #SBATCH --output=%x-%j.log
-# Multi-node distillation under Slurm (AWS ParallelCluster), the same command on one node or many:
+# Multi-node distillation under Slurm (AWS ParallelCluster); the same command runs on one node or many:
 #     sbatch --nodes=4 scripts/slurm_train.sh device=neuron draft=qwen3-32b-eagle3 \
 #         parallel=sharded parallel.tensor=8 optim.accumulation=4 output_dir=/fsx/outputs/train \
 #         data=jsonl data.path=/fsx/answers.jsonl data.length=256
-# ENVIRONMENT=.venv-neuron   what scripts/setup_trn2.sh or scripts/setup_trn1.sh made, on a shared folder
-# PROCESSES=64               of a node: its logical cores (trn2.48xlarge 64, trn1.32xlarge 32)
-# CACHE=/var/tmp/...         of compiled graphs; local to the node, which both routes may use
+# ENVIRONMENT=.venv-neuron   environment from scripts/setup_trn2.sh or scripts/setup_trn1.sh, in a shared folder
+# PROCESSES=64               per node: its logical cores (trn2.48xlarge 64, trn1.32xlarge 32)
+# CACHE=/var/tmp/...         cache of compiled graphs; local to the node, which works on both routes
 #
-# Three nets: torchrun starts all workers again from the last state when one dies; Slurm requeues the
-# job when a node dies; and five minutes before the time limit the job requeues itself. The run's folder
-# is on a file system that all nodes share and that can rename (FSx for Lustre), not on a mounted bucket.
+# There are three levels of recovery: torchrun restarts all workers from the last state when one dies; Slurm
+# requeues the job when a node dies; five minutes before the time limit the job requeues itself. The run's folder
+# must be on a shared file system that can rename (FSx for Lustre), not on a mounted bucket.
 set -euo pipefail
-cd "${SLURM_SUBMIT_DIR:?error: start me by sbatch}"
+cd "${SLURM_SUBMIT_DIR:?error: run this script with sbatch}"
 
 environment=${ENVIRONMENT:-.venv-neuron}
 processes=${PROCESSES:-64}
@@ -33,17 +33,17 @@ first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
 export FI_PROVIDER=efa          # collectives between nodes go over EFA,
 export FI_EFA_USE_DEVICE_RDMA=1 # from device memory to device memory
 export FI_EFA_FORK_SAFE=1       # data loaders fork; needed on Amazon Linux 2 only
-# Else the nodes look for one another in different places once a worker has died.
+# Otherwise the nodes use different rendezvous stores after a worker has died.
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 
-again() {
+requeue() {
   echo "slurm_train: the time limit is near, requeueing job $SLURM_JOB_ID"
   kill -TERM "$run" 2>/dev/null || true
   wait "$run" || true
   scontrol requeue "$SLURM_JOB_ID"
   exit
 }
-trap again USR1
+trap requeue USR1
 
 srun --kill-on-bad-exit=1 "$environment/bin/torchrun" \
   --nnodes="$SLURM_NNODES" --nproc-per-node="$processes" --max-restarts=3 \

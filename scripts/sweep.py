@@ -1,9 +1,9 @@
-"""Judge the tuner: every window and a dozen trees beside its choice, per draft and batch.
+"""Compare the tuner's choice with every window and a dozen trees, per draft and batch size.
 
     python scripts/sweep.py outputs/train/demo/checkpoint outputs/train/demo-medusa/checkpoint
-    python scripts/sweep.py --table-only --write      puts the table in docs/tuning.md
+    python scripts/sweep.py --table-only --write      writes the table to docs/tuning.md
 
-One process for each draft and batch: they compile side by side and time one at a time.
+Each draft and batch size has its own process: processes compile in parallel and time one at a time.
 """
 
 import argparse
@@ -16,13 +16,13 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent))  # of any directory that it is called from
+sys.path.insert(0, str(Path(__file__).parent.parent))  # so that it runs from any directory
 
-from infer.checkpoints import names
+from infer.checkpoints import run_names
 
 ROOT = Path(__file__).parent.parent
 DOC = ROOT / "docs" / "tuning.md"
-CLOSE = 0.95  # of the best, in tokens a second
+CLOSE = 0.95  # of the best tokens/s
 HEAD = """\
 | draft | batch | choice | predicted | measured | best of {count} | choice over best | within 5 % |
 |---|---|---|---|---|---|---|---|
@@ -38,14 +38,18 @@ def main() -> None:
     parser.add_argument("checkpoints", nargs="*", type=Path)
     parser.add_argument("--batch", nargs="*", type=int, default=[1, 4, 16])
     parser.add_argument("--prompts", type=int, default=16)
-    parser.add_argument("--side-by-side", type=int, default=3, help="processes that compile")
+    parser.add_argument(
+        "--side-by-side", type=int, default=3, help="processes that compile in parallel"
+    )
     parser.add_argument("--output", type=Path, default=Path("outputs/sweep"))
-    parser.add_argument("--table-only", action="store_true", help="of what was swept before")
+    parser.add_argument(
+        "--table-only", action="store_true", help="print the table of an earlier sweep"
+    )
     parser.add_argument("--write", action="store_true", help="update docs/tuning.md")
     args = parser.parse_args()
     if not args.table_only:
-        called = list(zip(names(args.checkpoints), args.checkpoints, strict=True))
-        jobs = [(name, path, batch) for batch, (name, path) in product(args.batch, called)]
+        named = list(zip(run_names(args.checkpoints), args.checkpoints, strict=True))
+        jobs = [(name, path, batch) for batch, (name, path) in product(args.batch, named)]
         with ThreadPoolExecutor(args.side_by_side) as pool:
             codes = list(pool.map(lambda job: tune(*job, args=args), jobs))
         if any(codes):
@@ -58,7 +62,7 @@ def main() -> None:
 
 
 def tune(name: str, checkpoint: Path, batch: int, *, args: argparse.Namespace) -> int:
-    """The exit code of one process; its words go to a log."""
+    """Run one tuning process with its output in a log; return its exit code."""
     run = f"{name.replace('/', '-')}-b{batch:02}"
     args.output.mkdir(parents=True, exist_ok=True)
     command = [
@@ -66,23 +70,25 @@ def tune(name: str, checkpoint: Path, batch: int, *, args: argparse.Namespace) -
         "sweep=true", f"num_prompts={args.prompts}", "device.threads=1",
         f"output_dir={args.output}", f"run_name={run}",
     ]  # fmt: skip
-    paths = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
     with (args.output / f"{run}.log").open("w") as log:
         print(f"{run}: {log.name}", flush=True)
-        return subprocess.run(command, stdout=log, stderr=log, env=paths, check=False).returncode
+        return subprocess.run(
+            command, stdout=log, stderr=log, env=environment, check=False
+        ).returncode
 
 
 def tables(runs: list[dict]) -> str:
-    """The choice against the best of all that was measured, and against two rivals."""
+    """Build tables of the choice against the best measured tree and against two rivals."""
     cells = [(draft["name"], cell) for run in runs for draft in run["drafts"]
              for cell in draft["cells"]]  # fmt: skip
     counts = {sum(1 for s in cell["shapes"] if s["measured_speedup"]) for _, cell in cells}
     rows, rivals = [], []
     for name, cell in cells:
-        raced = {s["name"]: s for s in cell["shapes"] if s["measured_speedup"]}
-        choice = raced[cell["best"]]
-        best = max(raced.values(), key=lambda s: s["measured_speedup"]["mean"])
-        chains = [s for key, s in raced.items() if re.fullmatch(r"chain-\d+", key)]
+        measured = {s["name"]: s for s in cell["shapes"] if s["measured_speedup"]}
+        choice = measured[cell["best"]]
+        best = max(measured.values(), key=lambda s: s["measured_speedup"]["mean"])
+        chains = [s for key, s in measured.items() if re.fullmatch(r"chain-\d+", key)]
         chain = max(chains, key=lambda s: s["measured_speedup"]["mean"])
         over = best["best_over_it"]
         high = (over["ci95"] or [over["mean"]])[-1]
@@ -92,10 +98,10 @@ def tables(runs: list[dict]) -> str:
             f"| {choice['predicted_speedup']:.2f} | {shown(choice['measured_speedup'])} "
             f"| {best['name']} {best['measured_speedup']['mean']:.2f} | {shown(over)} | {verdict} |"
         )
-        given = raced.get("given")
+        user_tree = measured.get("given")
         rivals.append(
             f"| {name} | {cell['batch']} | {shown(chain['best_over_it'])} ({chain['name']}) "
-            f"| {shown(given['best_over_it']) if given else 'too deep for the draft'} |"
+            f"| {shown(user_tree['best_over_it']) if user_tree else 'too deep for the draft'} |"
         )
     head = HEAD.format(count=" or ".join(map(str, sorted(counts))))
     return head + "\n".join(rows) + "\n\n" + RIVALS + "\n".join(rivals) + "\n"

@@ -2,8 +2,8 @@
 
     python -m scripts.train_demo_target --minutes 52 --out outputs/demo_target
 
-The learning rate follows the share of the time budget that is used, so the same command gives the
-best model that a machine can reach in that time. An interrupted run goes on where it was.
+The learning rate follows the used share of the time budget, so the same command gives the best
+model that a machine can reach in that time. `--resume` continues an interrupted run.
 """
 
 import argparse
@@ -30,25 +30,25 @@ from transformers import (
 
 from data.demo.corpus import held_out_texts
 from data.demo.recipe import (
-    MIXTURE,
     NUM_LAYERS,
+    SOURCE_SHARES,
     build_model,
     build_tokenizer,
-    deepen,
-    encode,
+    deepen_model,
+    encode_texts,
     texts_by_source,
 )
 
 MINUTES_BETWEEN_SNAPSHOTS = 5
 WARM_UP_STEPS = 100
 HELD_OUT_BATCHES = 4
-GROWTH = ((0.0, NUM_LAYERS // 4), (0.2, NUM_LAYERS // 2), (0.45, NUM_LAYERS))  # share of the time
+GROWTH = ((0.0, NUM_LAYERS // 4), (0.2, NUM_LAYERS // 2), (0.45, NUM_LAYERS))  # by share of time
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum whose matrix updates are orthogonalised (https://kellerjordan.github.io/posts/muon).
+    """SGD with momentum and orthogonalized updates (https://kellerjordan.github.io/posts/muon).
 
-    Matrices of one shape are orthogonalised together, each worker taking its share of them.
+    Matrices of equal shape are orthogonalized together, a share of them on each worker.
     """
 
     def __init__(self, params: list[nn.Parameter], lr: float, momentum: float, weight_decay: float):
@@ -62,9 +62,9 @@ class Muon(torch.optim.Optimizer):
                 shapes.setdefault(param.shape, []).append(param)
             for shape, params in shapes.items():
                 momenta = [self._momentum(param, group) for param in params]
-                mine = slice(dist.get_rank(), None, dist.get_world_size())
+                local = slice(dist.get_rank(), None, dist.get_world_size())
                 updates = torch.zeros(len(params), *shape, device=params[0].device)
-                updates[mine] = orthogonalise(torch.stack(momenta[mine]))
+                updates[local] = orthogonalize(torch.stack(momenta[local]))
                 sum_over_workers(updates)
                 scale = group["lr"] * math.sqrt(max(1.0, shape[0] / shape[1]))
                 torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
@@ -79,7 +79,7 @@ class Muon(torch.optim.Optimizer):
         return param.grad.lerp(buffer, group["momentum"])
 
 
-def orthogonalise(matrices: Tensor) -> Tensor:
+def orthogonalize(matrices: Tensor) -> Tensor:
     """Push all singular values near 1 by five Newton-Schulz steps."""
     wide = matrices.shape[-2] <= matrices.shape[-1]
     x = matrices if wide else matrices.mT
@@ -91,12 +91,14 @@ def orthogonalise(matrices: Tensor) -> Tensor:
 
 
 def build_optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
-    """Muon for the layers' matrices, AdamW for embeddings and norms."""
+    """Build Muon for the layers' matrices and AdamW for embeddings and norms."""
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
-    others = [p for n, p in model.named_parameters() if p.ndim == 1 or "embed" in n]
+    embeddings_and_norms = [p for n, p in model.named_parameters() if p.ndim == 1 or "embed" in n]
     optimizers = [
         Muon(matrices, lr=0.02, momentum=0.95, weight_decay=0.1),
-        torch.optim.AdamW(others, lr=3e-3, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
+        torch.optim.AdamW(
+            embeddings_and_norms, lr=3e-3, betas=(0.9, 0.95), weight_decay=0.0, fused=True
+        ),
     ]
     for optimizer in optimizers:
         for group in optimizer.param_groups:
@@ -105,22 +107,25 @@ def build_optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
 
 
 def lr_scale(step: int, used_share: float) -> float:
-    """Warm-up by steps, a plateau, then linear decay over the last 30 % of the time."""
+    """Return the factor of the learning rate: warm-up by steps, then constant, then decay.
+
+    The decay is linear over the last 30 % of the time.
+    """
     return min(1.0, (step + 1) / WARM_UP_STEPS, max(0.0, (1 - used_share) / 0.3))
 
 
 def layers_at(used_share: float) -> int:
-    """How deep the model is by then: it is made deeper twice."""
+    """Return the number of layers at this share of the time; it grows twice."""
     return [layers for share, layers in GROWTH if used_share >= share][-1]
 
 
 def batches(
     streams: dict[str, np.ndarray], args: argparse.Namespace, seed: int
 ) -> Iterator[Tensor]:
-    """Random windows of the streams, drawn in the mixture's proportions."""
+    """Yield batches of random windows of the streams, in the proportions of the mixture."""
     rng = np.random.default_rng([seed, dist.get_rank()])
-    names = [name for name in MIXTURE if name in streams]
-    weights = np.array([MIXTURE[name] for name in names])
+    names = [name for name in SOURCE_SHARES if name in streams]
+    weights = np.array([SOURCE_SHARES[name] for name in names])
     while True:
         rows = []
         for name in rng.choice(names, size=args.batch, p=weights / weights.sum()):
@@ -143,17 +148,17 @@ def make_loss(model: Qwen3ForCausalLM) -> Callable[[Tensor], Tensor]:
 
 @torch.no_grad()
 def held_out_loss(loss_of, stream: np.ndarray, args: argparse.Namespace) -> float:
-    """Mean loss over fixed windows of the held-out stream, shared among the workers."""
+    """Return the mean loss over fixed windows of the held-out stream, split among the workers."""
     count = len(stream) // (args.length + 1)
     windows = stream[: count * (args.length + 1)].reshape(count, -1).astype(np.int64)
-    chosen = np.linspace(0, count - 1, dist.get_world_size() * HELD_OUT_BATCHES * args.batch)
-    mine = windows[chosen.astype(int)[dist.get_rank() :: dist.get_world_size()]]
-    losses = [loss_of(torch.from_numpy(part)) for part in np.split(mine, HELD_OUT_BATCHES)]
+    indices = np.linspace(0, count - 1, dist.get_world_size() * HELD_OUT_BATCHES * args.batch)
+    local_windows = windows[indices.astype(int)[dist.get_rank() :: dist.get_world_size()]]
+    losses = [loss_of(torch.from_numpy(part)) for part in np.split(local_windows, HELD_OUT_BATCHES)]
     return float(mean_of_workers(torch.stack(losses).mean()))
 
 
 def sum_over_workers(value: Tensor) -> Tensor:
-    if dist.get_world_size() > 1:  # gloo, so on a CPU
+    if dist.get_world_size() > 1:  # gloo runs on the CPU
         dist.all_reduce(value)
     return value
 
@@ -172,7 +177,7 @@ def average_gradients(model: nn.Module) -> None:
 
 
 def save_snapshot(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
-    """Write a bf16 Hugging Face directory beside `out`, then put it in its place."""
+    """Write a bf16 Hugging Face directory under a temporary name, then rename it to `out`."""
     new, old = out.with_name(out.name + ".new"), out.with_name(out.name + ".old")
     shutil.rmtree(new, ignore_errors=True)
     half = Qwen3ForCausalLM(model.config).to(torch.bfloat16)
@@ -180,9 +185,9 @@ def save_snapshot(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, o
     half.config.dtype = torch.bfloat16
     half.save_pretrained(new)
     tokenizer.save_pretrained(new)
-    settings = new / "tokenizer_config.json"
-    text = settings.read_text().replace("TokenizersBackend", "PreTrainedTokenizerFast")
-    settings.write_text(text)  # the name that transformers 4 knows too
+    tokenizer_config = new / "tokenizer_config.json"
+    text = tokenizer_config.read_text().replace("TokenizersBackend", "PreTrainedTokenizerFast")
+    tokenizer_config.write_text(text)  # a class name that transformers 4 has too
     shutil.rmtree(old, ignore_errors=True)
     if out.exists():
         out.rename(old)
@@ -192,7 +197,7 @@ def save_snapshot(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, o
 
 @dataclass
 class Data:
-    """Streams of ids by source, and one of what is held out."""
+    """The tokenizer, a stream of token ids per source and a held-out stream."""
 
     tokenizer: PreTrainedTokenizerFast
     streams: dict[str, np.ndarray]
@@ -201,13 +206,13 @@ class Data:
 
 
 def prepare(folder: Path, seed: int) -> Data:
-    """Tokenizer and streams of ids, made once: `folder` may be taken to another machine."""
+    """Load the tokenizer and the streams; create them once in `folder`, which can be copied."""
     if not folder.exists():
         texts = texts_by_source(seed)
         tokenizer = build_tokenizer(texts["code"] + texts["docs"])
         held_out = held_out_texts("code") + held_out_texts("docs")
-        streams = {source: encode(tokenizer, part) for source, part in texts.items()}
-        streams["held_out"] = encode(tokenizer, held_out)
+        streams = {source: encode_texts(tokenizer, part) for source, part in texts.items()}
+        streams["held_out"] = encode_texts(tokenizer, held_out)
         num_bytes = sum(len(text.encode()) for text in held_out)
         tokenizer.save_pretrained(folder)
         np.savez(folder / "streams.npz", held_out_bytes=num_bytes, **streams)
@@ -222,7 +227,10 @@ def prepare(folder: Path, seed: int) -> Data:
 
 
 def start_worker(rank: int, args: argparse.Namespace) -> torch.device:
-    """One thread for each of several workers, which no other process can stall; or one GPU."""
+    """Join the process group and return the device: a GPU for a single worker, if there is one.
+
+    Several workers run one thread each, so that no other process can stall them.
+    """
     rendezvous = f"file://{args.out.resolve()}.rendezvous"
     dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=args.workers)
     if args.workers > 1:
@@ -231,13 +239,13 @@ def start_worker(rank: int, args: argparse.Namespace) -> torch.device:
 
 
 def compile_layers(model: Qwen3ForCausalLM) -> None:
-    """One graph for all layers: they differ in nothing but their weights."""
+    """Compile each layer; all layers share one graph because only their weights differ."""
     for layer in model.model.layers:
         layer.compile(dynamic=False)
 
 
 def train(rank: int, args: argparse.Namespace, data: Data) -> None:
-    """One worker of a data-parallel run."""
+    """Run one worker of a data-parallel training run."""
     device = start_worker(rank, args)
     torch.manual_seed(args.seed)
     saved = torch.load(side_file(args, ".state"), map_location=device) if args.resume else None
@@ -252,7 +260,7 @@ def train(rank: int, args: argparse.Namespace, data: Data) -> None:
         save_snapshot(model, data.tokenizer, args.out)
         compile_all(loss_of, next(rows))
     dist.barrier()
-    if rank > 0:  # finds the first worker's kernels in the cache
+    if rank > 0:  # after rank 0, whose kernels are in the cache
         compile_all(loss_of, next(rows))
     model.zero_grad()
 
@@ -261,7 +269,7 @@ def train(rank: int, args: argparse.Namespace, data: Data) -> None:
     next_snapshot = minutes + args.first_snapshot
     while minutes < args.minutes:
         if model.config.num_hidden_layers < layers_at(minutes / args.minutes):
-            model = deepen(model, layers_at(minutes / args.minutes))
+            model = deepen_model(model, layers_at(minutes / args.minutes))
             compile_layers(model)
             optimizers, loss_of = build_optimizers(model), make_loss(model)
         scale = lr_scale(step, minutes / args.minutes)
@@ -282,10 +290,10 @@ def train(rank: int, args: argparse.Namespace, data: Data) -> None:
         done = minutes >= args.minutes
         if step % args.log_every == 0 or done:
             train_loss = float(mean_of_workers(torch.stack(recent).mean()))
-            unseen = held_out_loss(loss_of, data.held_out, args)
+            unseen_loss = held_out_loss(loss_of, data.held_out, args)
             recent = []
             if rank == 0:
-                log(args, step, minutes, train_loss, unseen, data.bytes_per_token)
+                log(args, step, minutes, train_loss, unseen_loss, data.bytes_per_token)
         if minutes >= next_snapshot or done:
             next_snapshot += MINUTES_BETWEEN_SNAPSHOTS
             if rank == 0:
@@ -294,7 +302,7 @@ def train(rank: int, args: argparse.Namespace, data: Data) -> None:
 
 
 def compile_all(loss_of, ids: Tensor) -> None:
-    """Compile forward, backward and evaluation, which is not the budget's business."""
+    """Compile forward, backward and evaluation before the time budget starts."""
     loss_of(ids).backward()
     with torch.no_grad():
         loss_of(ids)
@@ -305,11 +313,11 @@ def log(
     step: int,
     minutes: float,
     train_loss: float,
-    unseen: float,
+    unseen_loss: float,
     bytes_per_token: float,
 ) -> None:
     tokens = step * args.workers * args.batch * args.length
-    bits = unseen / math.log(2) / bytes_per_token
+    bits = unseen_loss / math.log(2) / bytes_per_token
     file = side_file(args, ".csv")
     is_new = step <= args.log_every
     with file.open("w" if is_new else "a", newline="") as out:
@@ -317,10 +325,10 @@ def log(
         if is_new:
             names = ["train_loss", "held_out_loss", "held_out_bits_per_byte"]
             writer.writerow(["minutes", "tokens", *names])
-        row = f"{minutes:.2f} {tokens} {train_loss:.4f} {unseen:.4f} {bits:.4f}"
+        row = f"{minutes:.2f} {tokens} {train_loss:.4f} {unseen_loss:.4f} {bits:.4f}"
         writer.writerow(row.split())
     print(
-        f"{minutes:6.1f} min  step {step}  train {train_loss:.3f}  held-out {unseen:.3f}"
+        f"{minutes:6.1f} min  step {step}  train {train_loss:.3f}  held-out {unseen_loss:.3f}"
         f"  {bits:.3f} bits/byte  {tokens / minutes / 60:.0f} tokens/s",
         flush=True,
     )
@@ -357,7 +365,7 @@ def main() -> None:
         default=3,
         help="processes of one thread each; 1 takes a GPU if there is one",
     )
-    parser.add_argument("--batch", type=int, default=8, help="windows a worker and step")
+    parser.add_argument("--batch", type=int, default=8, help="windows per worker and step")
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--log-every", type=int, default=50, help="steps")
     parser.add_argument("--first-snapshot", type=float, default=1, help="minutes")

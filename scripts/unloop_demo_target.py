@@ -1,10 +1,10 @@
-"""Second stage of the demo's target: unlearn loops, without which greedy decoding repeats itself.
+"""Second stage of the demo's target: train against loops, which greedy decoding produces otherwise.
 
     python -m scripts.unloop_demo_target --source outputs/demo_target --out outputs/demo_unlooped
 
-The model continues training text greedily; a token that ends an n-gram it has already written is
-made unlikely (sequence-level unlikelihood, https://arxiv.org/abs/1908.04319), while ordinary
-training goes on beside it. Text with a rule is left out: there repeating may be right.
+The model continues training text greedily. A token that ends an n-gram of the text generated before
+is penalized (sequence-level unlikelihood, https://arxiv.org/abs/1908.04319), in addition to the
+usual loss. Structured text is excluded, because repetition can be correct there.
 """
 
 import argparse
@@ -34,7 +34,7 @@ PROMPT_TOKENS, NEW_TOKENS = 24, 96
 
 
 def unloop(rank: int, args: argparse.Namespace, streams: dict) -> None:
-    """One worker of a data-parallel run, as in the first stage."""
+    """Run one worker of a data-parallel run, as in the first stage."""
     device = start_worker(rank, args)
     model = AutoModelForCausalLM.from_pretrained(args.source, dtype=torch.float32).to(device)
     likelihood_loss = make_loss(model)
@@ -69,14 +69,14 @@ def unloop(rank: int, args: argparse.Namespace, streams: dict) -> None:
 @torch.no_grad()
 def continue_greedily(model: nn.Module, prompts: Tensor) -> Tensor:
     with torch.autocast(model.device.type, torch.bfloat16):
-        everything = torch.ones_like(prompts)
+        mask = torch.ones_like(prompts)
         return model.generate(
-            prompts, attention_mask=everything, max_new_tokens=NEW_TOKENS, do_sample=False
+            prompts, attention_mask=mask, max_new_tokens=NEW_TOKENS, do_sample=False
         )
 
 
 def unlikelihood_loss(model: nn.Module, written: Tensor) -> tuple[Tensor, float]:
-    """Mean over written tokens of -log(1 - p) where they repeat; and the share that does."""
+    """Return the mean of -log(1 - p) over repeated tokens per generated token, and their share."""
     with torch.autocast(model.device.type, torch.bfloat16):
         logits = model(input_ids=written[:, :-1], use_cache=False).logits
     loss = F.cross_entropy(logits.float().flatten(0, 1), written[:, 1:].flatten(), reduction="none")
@@ -88,16 +88,16 @@ def unlikelihood_loss(model: nn.Module, written: Tensor) -> tuple[Tensor, float]
 
 
 def repeated_grams(written: Tensor) -> Tensor:
-    """Where a token ends an n-gram that was written before, up to the end of the text."""
+    """Mark the tokens that end an n-gram generated earlier, up to the end of the text."""
     repeats = torch.zeros(written.shape, dtype=torch.bool)
     for row, ids in enumerate(written.tolist()):
-        seen = set()
+        previous_grams = set()
         for end in range(PROMPT_TOKENS + GRAM, len(ids) + 1):
             gram = tuple(ids[end - GRAM : end])
             if 0 in gram:  # <|endoftext|>
                 break
-            repeats[row, end - 1] = gram in seen
-            seen.add(gram)
+            repeats[row, end - 1] = gram in previous_grams
+            previous_grams.add(gram)
     return repeats.to(written.device)
 
 
@@ -106,11 +106,16 @@ def main() -> None:
     parser.add_argument("--source", type=Path, default=Path("outputs/demo_target"))
     parser.add_argument("--out", type=Path, default=Path("outputs/demo_unlooped"))
     parser.add_argument("--minutes", type=float, default=8)
-    parser.add_argument("--data", type=Path, help="the folder of ids that the first stage made")
+    parser.add_argument("--data", type=Path, help="the folder of token ids from the first stage")
     parser.add_argument("--workers", type=int, default=3, help="as in the first stage")
-    parser.add_argument("--batch", type=int, default=12, help="texts a worker and step, twice")
+    parser.add_argument(
+        "--batch",
+        type=int,
+        default=12,
+        help="texts per worker and step, for each of the two losses",
+    )
     parser.add_argument("--length", type=int, default=256)
-    parser.add_argument("--weight", type=float, default=1.0, help="of the unlikelihood")
+    parser.add_argument("--weight", type=float, default=1.0, help="of the unlikelihood loss")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     Path(f"{args.out}.rendezvous").unlink(missing_ok=True)

@@ -10,7 +10,7 @@ import torch
 
 from conf.entry import compose
 from models.distill.losses import LossConf
-from models.drafts.causal_lm import CausalLMConf, Start
+from models.drafts.causal_lm import CausalLMConf, InitFrom
 from scripts import bench, bench_decoding, bench_engines, bench_loss, bench_train
 from scripts.bench_tables import PAGE, markdown, replaced
 from tests.support.tiny import batch_of, learn, tree
@@ -51,7 +51,9 @@ def test_prompt_lookup_gives_the_answers_of_the_tree(target, learned, copies):
 def draft_model(target, learned, tmp_path):
     """A distilled one by its folder: a plain Hugging Face directory, which others take as it is."""
     _, texts = learned
-    draft = CausalLMConf(start=Start.pruned, layers=[0, 5]).build(target, loss=LossConf(), seed=0)
+    draft = CausalLMConf(start=InitFrom.pruned, layers=[0, 5]).build(
+        target, loss=LossConf(), seed=0
+    )
     learn(draft, target, batch_of(texts), steps=60)
     draft.save(tmp_path / "draft", target)
     return {tmp_path / "draft": draft.eval()}

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from conf.entry import CONF_DIR, compose, config_yaml, read_config
+from conf.entry import CONF_DIR, compose, config_to_yaml, read_config
 from data.prepare import PrepareConf
 from infer.config import CalibrateConf, EvalConf
 from models.drafts import METHODS
 from train.config import TrainConf
-from train.plan import PlanConf
+from train.plan import TrainPlanConf
 
 GROUPS = (
     "target",
@@ -28,7 +28,7 @@ GROUPS = (
     "answers",
 )
 ELSEWHERE = {  # groups that training does not have
-    "machine": ("train_plan", PlanConf),
+    "machine": ("train_plan", TrainPlanConf),
     "mixture": ("prepare", PrepareConf),
     "answers": ("prepare", PrepareConf),
 }
@@ -47,8 +47,8 @@ def train(*overrides: str) -> TrainConf:
     return compose("train", TrainConf, list(overrides))
 
 
-def plan(*overrides: str) -> PlanConf:
-    return compose("train_plan", PlanConf, list(overrides))
+def plan(*overrides: str) -> TrainPlanConf:
+    return compose("train_plan", TrainPlanConf, list(overrides))
 
 
 @pytest.mark.parametrize("option", sorted(OPTIONS))
@@ -123,7 +123,7 @@ def test_a_run_is_named_after_its_draft():
 def test_what_a_run_keeps_is_read_back_equal(tmp_path):
     conf = train("draft=qwen3-8b-eagle3", "tree=static", "draft.layers=[1,2]", "optim.lr=3e-5")
     kept = tmp_path / "config.yaml"
-    kept.write_text(config_yaml(conf))
+    kept.write_text(config_to_yaml(conf))
     assert dataclasses.asdict(read_config(kept, TrainConf)) == dataclasses.asdict(conf)
     assert type(read_config(kept, TrainConf).draft) is type(conf.draft)
 

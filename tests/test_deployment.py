@@ -12,7 +12,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from conf.entry import USER_ERRORS, one_line
+from conf.entry import USER_ERRORS, error_to_line
 from tests.support.commands import ROOT, Command, assert_suits_its_route, code, commands, refusals
 from train.config import TrainConf
 
@@ -166,7 +166,7 @@ def test_every_command_of_ours_composes(place):
 def assert_spreads(conf: TrainConf, processes: int) -> None:
     """The rules that a launched run checks first, without the target's number of heads."""
     assert processes % conf.parallel.tensor == 0
-    assert conf.optim.rows % (processes // conf.parallel.tensor) == 0
+    assert conf.optim.rows_per_step % (processes // conf.parallel.tensor) == 0
 
 
 def test_refusals_are_shown_as_they_are_printed():
@@ -175,7 +175,7 @@ def test_refusals_are_shown_as_they_are_printed():
     for command, line in shown:
         with pytest.raises(USER_ERRORS) as refused:
             command.configs()
-        assert one_line(refused.value) == line
+        assert error_to_line(refused.value) == line
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

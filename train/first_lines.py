@@ -1,4 +1,4 @@
-"""What a run says first: on what it trains, and how to have the target's own answers instead."""
+"""First log lines of a run: its data, and how to replace the answers by the target's own."""
 
 import logging
 import re
@@ -7,82 +7,97 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from conf.entry import typed
-from data.config import DataConf, Format, Source
+from conf.entry import list_typed_overrides
+from data.config import DataConf, DataSource, RowFormat
 from data.preview import Preview
-from data.sources.training_rows import count
-from infer.tuning.config import overrides
+from data.sources.training_rows import count_training_rows
+from infer.tuning.config import format_overrides
 from models.target.target import TargetConf
 from train.config import TrainConf
-from train.distributed.torchrun import launcher
+from train.distributed.torchrun import launch_command
 
 log = logging.getLogger(__name__)
-SOURCE = "mixture.sources.rows"  # of mixture=one
-OF_OTHERS = re.compile(  # what names the data, and the folder of a run
+SOURCE_KEY = "mixture.sources.rows"  # of mixture=one
+DATA_OVERRIDES = re.compile(  # overrides that name the data or the run folder
     r"[+~]*(data(\.(source|path|subset|split|format|column|turns|limit|for_any_target|template.*))?"
     r"|run_name)(=.*)?"
 )
-SERVED = "answers=endpoint answers.url=http://localhost:8000/v1"
+SERVER_OVERRIDES = "answers=endpoint answers.url=http://localhost:8000/v1"
 
 
-def announce(conf: TrainConf, found: Preview) -> None:
-    """Name the data, and where nothing says that its answers are the target's own, a remedy."""
-    if not log.isEnabledFor(logging.INFO):  # one process speaks for all
+def announce_data(conf: TrainConf, preview: Preview) -> None:
+    """Log what the data is, and a remedy where its answers may not be the target's own."""
+    if not log.isEnabledFor(logging.INFO):  # only the main process logs
         return
-    log.info("training data: %s", described(conf.data, found))
-    if conf.data.source is Source.demo and not conf.target.is_demo:
+    log.info("training data: %s", describe_data(conf.data, preview))
+    if conf.data.source is DataSource.demo and not conf.target.is_demo:
         log.warning(
-            "these are the demo's prompts, answered by %s: what the draft learns of them is no use "
+            "these are the demo's prompts, answered by %s: a draft trained on them is of no use "
             "for other traffic", conf.target.path or conf.target.name,
         )  # fmt: skip
-    if found.of_others:
-        log.info("these answers are not known to be the target's own, which teach a draft best;")
-        log.info("to have the target answer these prompts (or a server of it: %s)", SERVED)
-        log.info("    %s", preparing(conf))
+    if preview.is_author_unknown:
+        log.info("these answers are not known to be the target's own, which train a draft best;")
+        log.info(
+            "to have the target answer these prompts (or a server that runs it: %s)",
+            SERVER_OVERRIDES,
+        )
+        log.info("    %s", prepare_command(conf))
         log.info("and to train on its answers:")
-        log.info("    %s", training(conf))
+        log.info("    %s", train_command(conf))
 
 
-def described(data: DataConf, found: Preview) -> str:
-    """Describe the rows: source, number, contents, and how they are packed."""
-    place = data.path or "the embedded demo"
-    parts = [part for part in (data.subset, data.split) if part and data.source is Source.dataset]
-    named = f"{place} ({', '.join(parts)})" if parts and not Path(place).is_file() else place
-    number = count(data)
-    said = [f"{number:,} rows" if number else "", found.kind, found.turns]
-    said += [f"chat template with {data.template}" if data.template else ""]
-    return "; ".join([named, *filter(None, said), f"packed into rows of {data.length:,} tokens"])
+def describe_data(data: DataConf, preview: Preview) -> str:
+    """Describe the rows: source, number, contents and packing."""
+    location = data.path or "the embedded demo"
+    parts = [
+        part for part in (data.subset, data.split) if part and data.source is DataSource.dataset
+    ]
+    source = (
+        f"{location} ({', '.join(parts)})" if parts and not Path(location).is_file() else location
+    )
+    num_rows = count_training_rows(data)
+    contents = [f"{num_rows:,} rows" if num_rows else "", preview.kind, preview.turns]
+    contents += [f"chat template with {data.template}" if data.template else ""]
+    return "; ".join(
+        [source, *filter(None, contents), f"packed into rows of {data.length:,} tokens"]
+    )
 
 
-def preparing(conf: TrainConf) -> str:
-    """Return the command by which the target answers the prompts of this data."""
-    return f"python -m data.prepare mixture=one {overrides(dict(_prepared(conf)))}"
+def prepare_command(conf: TrainConf) -> str:
+    """Return the command with which the target answers the prompts of this data."""
+    return f"python -m data.prepare mixture=one {format_overrides(dict(_prepare_overrides(conf)))}"
 
 
-def _prepared(conf: TrainConf) -> Iterator[tuple[str, Any]]:
+def _prepare_overrides(conf: TrainConf) -> Iterator[tuple[str, Any]]:
     data = conf.data
-    yield f"{SOURCE}.path", data.path
+    yield f"{SOURCE_KEY}.path", data.path
     for key in ("subset", "split", "limit"):
         if getattr(data, key) != getattr(DataConf(), key):
-            yield f"{SOURCE}.{key}", getattr(data, key)
+            yield f"{SOURCE_KEY}.{key}", getattr(data, key)
     if data.column is not None:
-        ours = data.format.value if data.format in (Format.text, Format.prompt) else "messages"
-        yield f"+{SOURCE}.columns.{ours}", data.column
+        row_key = (
+            data.format.value if data.format in (RowFormat.text, RowFormat.prompt) else "messages"
+        )
+        yield f"+{SOURCE_KEY}.columns.{row_key}", data.column
     for name, value in data.template.items():
-        yield f"+{SOURCE}.template.{name}", value
-    for key, usual in vars(TargetConf(name="")).items():
-        if getattr(conf.target, key) != usual:
+        yield f"+{SOURCE_KEY}.template.{name}", value
+    for key, default in vars(TargetConf(name="")).items():
+        if getattr(conf.target, key) != default:
             yield f"target.{key}", getattr(conf.target, key)
     yield "answers", "target"
     yield "run_name", conf.run_name
 
 
-def training(conf: TrainConf) -> str:
-    """This run's command on the answers that `preparing` leaves, on as many processes."""
-    kept = [word for word in typed() if not OF_OTHERS.fullmatch(word)]
+def train_command(conf: TrainConf) -> str:
+    """Return this run's command for the answers that `prepare_command` writes."""
+    overrides = [
+        override for override in list_typed_overrides() if not DATA_OVERRIDES.fullmatch(override)
+    ]
     answers = {
         "data": "prepared",
         "data.path": f"outputs/prepare/{conf.run_name}",
         "run_name": f"{conf.run_name}-own",
     }
-    return f"{shlex.join([*launcher(), '-m', 'train', *kept])} {overrides(answers)}"
+    return (
+        f"{shlex.join([*launch_command(), '-m', 'train', *overrides])} {format_overrides(answers)}"
+    )

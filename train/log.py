@@ -1,6 +1,6 @@
-"""What a run says: one flat dict a line in metrics.jsonl always, Weights & Biases if asked.
+"""Metrics of a run: a flat dict a line in metrics.jsonl, and Weights & Biases where it is enabled.
 
-To people it shows a progress bar on a terminal and plain lines elsewhere.
+A terminal shows a progress bar; elsewhere the same figures are plain log lines.
 """
 
 import json
@@ -26,16 +26,16 @@ from rich.progress import (
 from infer.report.tables import Table
 from models.console import CONSOLE
 from models.errors import UserError
-from train.state import State
+from train.state import RunState
 
-SHOWN = (  # the others are for the curves
+PROGRESS_METRICS = (  # the others are plotted, not printed
     "rows", "epochs", "tokens", "loss", "tau", "lr", "tokens_per_s", "data_wait",
 )  # fmt: skip
 log = logging.getLogger(__name__)
 
 
 class Wandb(Enum):
-    """Where curves go besides metrics.jsonl. `offline` writes a folder for `wandb sync`."""
+    """Modes of Weights & Biases; `offline` writes a folder for `wandb sync`."""
 
     off = "off"
     offline = "offline"
@@ -44,7 +44,7 @@ class Wandb(Enum):
 
 @dataclass(kw_only=True)
 class LogConf:
-    """How often a run speaks, and to whom."""
+    """Configuration of a run's metrics: how often they are written, and where."""
 
     wandb: Wandb = Wandb.off
     project: str = "drafts"
@@ -56,7 +56,7 @@ class LogConf:
             raise UserError(f"log.every: must be at least 1, got {self.every}")
 
     def trackers(self) -> list[str]:
-        """Names for Accelerate. Raises UserError where the package is missing."""
+        """Return tracker names for Accelerate; raise UserError if the package is missing."""
         if self.wandb is Wandb.off:
             return []
         if find_spec("wandb") is None:
@@ -67,8 +67,8 @@ class LogConf:
         return ["wandb"]
 
 
-class Steps(RichProgress):
-    """How far the training is: a bar on a terminal, else a line for every report."""
+class ProgressBar(RichProgress):
+    """Progress of the training: a bar on a terminal, else a line for every report."""
 
     def __init__(self, *, done: int, steps: int):
         super().__init__(
@@ -79,54 +79,61 @@ class Steps(RichProgress):
         self.steps = steps
         self.bar = self.add_task("", total=steps, completed=done)
 
-    def report(self, done: int, values: dict[str, float], *, seconds_a_step: float) -> None:
-        """Say the newest figures."""
-        words = "  ".join(f"{name} {short(values[name])}" for name in SHOWN if name in values)
-        self.update(self.bar, completed=done, description=words)
+    def report(self, done: int, values: dict[str, float], *, seconds_per_step: float) -> None:
+        """Show the newest values."""
+        figures = "  ".join(
+            f"{name} {format_metric(values[name])}" for name in PROGRESS_METRICS if name in values
+        )
+        self.update(self.bar, completed=done, description=figures)
         if self.disable:
-            left = round((self.steps - done) * seconds_a_step)
-            log.info("step %d/%d  %s  %d:%02d left", done, self.steps, words, left // 60, left % 60)
+            left = round((self.steps - done) * seconds_per_step)
+            log.info(
+                "step %d/%d  %s  %d:%02d left", done, self.steps, figures, left // 60, left % 60
+            )
 
 
-def short(value: float) -> str:
+def format_metric(value: float) -> str:
     """Write a figure of any size in few characters.
 
-    >>> [short(value) for value in (0.00123456, 2.5, 4_915_200.0)]
+    >>> [format_metric(value) for value in (0.00123456, 2.5, 4_915_200.0)]
     ['0.001235', '2.5', '4,915,200']
     """
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
-class Log:
-    """The metrics of one run folder, from where it stands on. Only the main process writes."""
+class MetricLogger:
+    """Writer of a run folder's metrics, appending to those of a continued run.
 
-    def __init__(self, conf: LogConf, state: State, accelerator: Accelerator):
+    Only the main process writes.
+    """
+
+    def __init__(self, conf: LogConf, state: RunState, accelerator: Accelerator):
         self.conf, self.accelerator, self.folder = conf, accelerator, state.folder
         self.file = self.folder / "metrics.jsonl"
         if conf.wandb is not Wandb.off:
             state.progress.tracker = state.progress.tracker or uuid.uuid4().hex[:12]
             self._start_wandb(state.progress.tracker, state.config)
 
-    def forget_after(self, step: int) -> None:
-        """Drop the lines of later steps, which are about to be taken again."""
+    def drop_after(self, step: int) -> None:
+        """Drop the lines of later steps, which the run is about to repeat."""
         if self.accelerator.is_main_process:
-            forget(self.file, after=step)
+            drop_later_lines(self.file, after=step)
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        """One line of metrics."""
+        """Append a line of metrics, and send it to the tracker."""
         line = {"step": step, **values}
         if self.accelerator.is_main_process:
             with self.file.open("a") as file:
                 file.write(json.dumps(line) + "\n")
         self.accelerator.log(line)
 
-    def hand_over(self, summary: Table) -> None:
-        """Give the report and the checkpoint to the tracker."""
+    def upload_report(self, summary: Table) -> None:
+        """Upload the report and the checkpoint to the tracker."""
         if self.conf.wandb is not Wandb.off:
-            self._upload(summary)
+            self._upload_to_wandb(summary)
 
     def _start_wandb(self, run_id: str, config: dict[str, Any]) -> None:
-        place = {
+        options = {
             "mode": self.conf.wandb.value,
             "dir": str(self.folder),
             "entity": self.conf.entity,
@@ -134,18 +141,18 @@ class Log:
             "id": run_id,
             "resume": "allow",
         }
-        self.accelerator.init_trackers(self.conf.project, config, {"wandb": place})
+        self.accelerator.init_trackers(self.conf.project, config, {"wandb": options})
         if self.accelerator.is_main_process:
             # W&B's own step must not fall, which it does when a killed run continues.
-            self._wandb().define_metric("*", "step")
+            self._wandb_run().define_metric("*", "step")
 
-    def _wandb(self) -> Any:  # its run; the package is imported only where it is asked for
+    def _wandb_run(self) -> Any:  # the package is imported only where it is enabled
         return self.accelerator.get_tracker("wandb", unwrap=True)
 
-    def _upload(self, summary: Table) -> None:
+    def _upload_to_wandb(self, summary: Table) -> None:
         import wandb
 
-        run = self._wandb()
+        run = self._wandb_run()
         page = (self.folder / "report.html").read_text()
         run.log({
             "report/table": wandb.Table(columns=[*summary.columns], data=[*summary.rows]),
@@ -158,15 +165,15 @@ class Log:
         run.log_artifact(artifact)
 
 
-def forget(file: Path, *, after: int) -> None:
+def drop_later_lines(file: Path, *, after: int) -> None:
     """Drop lines of later steps, which a continued run will write again, and a torn last line."""
     if not file.exists():
         return
-    kept = []
+    lines = []
     for line in file.read_text().splitlines(keepends=True):
         if not line.endswith("\n") or json.loads(line)["step"] > after:
             break
-        kept.append(line)
-    whole = file.with_suffix(".tmp")
-    whole.write_text("".join(kept))
-    whole.replace(file)
+        lines.append(line)
+    partial = file.with_suffix(".tmp")
+    partial.write_text("".join(lines))
+    partial.replace(file)

@@ -1,7 +1,7 @@
-"""The training loop. It knows steps, rows and weights, and nothing of how a draft learns.
+"""The training loop: steps, rows and weights, the same for every drafting method.
 
-Everything a step does is a function of its number and of the saved state, so that a run which was
-killed and continued ends in the weights of an unbroken one.
+Everything a step does is a function of its number and of the saved state, so a run that was killed
+and continued ends with the weights of an uninterrupted one.
 """
 
 import logging
@@ -19,33 +19,33 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from data.features.reader import Store
+from data.features.reader import FeatureStore
 from data.packing.documents import Packed
-from data.packing.sampler import Order
+from data.packing.sampler import RowOrder
 from models.device import Device
 from models.drafts.base import Batch, Draft, Extras, Loss
 from models.errors import UserError
-from models.parallel.dtensor import whole
-from models.target.language_model import Seen
+from models.parallel.dtensor import full_tensor
+from models.target.language_model import TargetOutput
 from models.target.target import Target
 from train.config import TrainConf
 from train.distributed.parallel import Parallel
-from train.extension import set_goal
-from train.log import Log, Steps
-from train.metric_buffer import Window
+from train.extension import set_total_steps
+from train.log import MetricLogger, ProgressBar
+from train.metric_buffer import MetricBuffer
 from train.optim import start
 from train.planning import graph_plan
-from train.rows.features import Features
+from train.rows.features import TargetFeatures
 from train.rows.on_policy import OnPolicy
-from train.rows.prefetch import Ahead
+from train.rows.prefetch import Prefetcher
 from train.run_dir import refuse_full_disk
-from train.save_times import SaveTimes
-from train.state import Learning, Progress, State
+from train.save_times import SaveSchedule
+from train.state import RunProgress, RunState, TrainingState
 
 log = logging.getLogger(__name__)
 
 
-class Lesson(nn.Module):
+class LossModule(nn.Module):
     """A draft whose forward pass is its loss: the module that Accelerate wraps and casts."""
 
     def __init__(self, draft: Draft, device: Device, *, compiled: bool):
@@ -53,33 +53,33 @@ class Lesson(nn.Module):
         self.draft = draft
         self.loss: Callable[..., Loss] = device.compile(draft.loss) if compiled else draft.loss
 
-    def forward(self, batch: Batch, seen: Seen, extras: Extras) -> Loss:
-        return self.loss(batch, seen, **extras)
+    def forward(self, batch: Batch, target_output: TargetOutput, extras: Extras) -> Loss:
+        return self.loss(batch, target_output, **extras)
 
 
 @dataclass(kw_only=True)
-class Micro:
-    """Rows that a process learns from at a time."""
+class MicroBatch:
+    """Rows of one forward and backward pass of a process."""
 
     batch: Batch
-    seen: Seen | None  # by the target, on the host; None: it is asked in the step
+    target_output: TargetOutput | None  # on the host; None: computed in the step
     extras: Extras
     term_weights: Tensor | None
 
-    def to(self, device: torch.device) -> "Micro":
-        """Move all but `seen`, which is large: the step moves it when its turn comes."""
-        return Micro(
+    def to(self, device: torch.device) -> "MicroBatch":
+        """Move all but `target_output`, which is large: the step moves it when it needs it."""
+        return MicroBatch(
             batch=self.batch.to(device),
-            seen=self.seen,
+            target_output=self.target_output,
             extras={name: extra.to(device) for name, extra in self.extras.items()},
             term_weights=None if self.term_weights is None else self.term_weights.to(device),
         )
 
 
 def expected_length(values: dict[str, float]) -> dict[str, float]:
-    """Acceptance length of a chain, where a method reports `hit_<i>`.
+    """Compute the acceptance length of a chain, where a method reports `hit_<i>`.
 
-    That is the share of its i-th tokens that are right where those before them were.
+    `hit_<i>` is the share of i-th tokens that are right, among those whose predecessors are.
 
     >>> expected_length({"hit_1": 0.5, "hit_2": 0.5})
     {'tau': 1.75}
@@ -88,22 +88,22 @@ def expected_length(values: dict[str, float]) -> dict[str, float]:
     return {"tau": 1 + sum(accumulate(hits, mul))} if hits else {}
 
 
-def share_of_rows(steps: int, rows_a_step: int, rows: int) -> str:
-    """Say how much of the data a run will see.
+def describe_coverage(steps: int, rows_per_step: int, rows: int) -> str:
+    """Describe how much of the data a run will visit.
 
-    >>> share_of_rows(300, 8, 40_000)
+    >>> describe_coverage(300, 8, 40_000)
     '300 steps x 8 rows = 2,400 of 40,000 rows (0.06 epochs)'
     """
-    visits = steps * rows_a_step
+    visits = steps * rows_per_step
     return (
-        f"{steps:,} steps x {rows_a_step:,} rows = {visits:,} of {rows:,} rows "
+        f"{steps:,} steps x {rows_per_step:,} rows = {visits:,} of {rows:,} rows "
         f"({visits / rows:.3g} epochs)"
     )
 
 
 @dataclass(kw_only=True)
-class Loop:
-    """One run over the steps of `conf.optim`, from where its state stands on."""
+class Trainer:
+    """One run over the steps of `conf.optim`, from its saved state on."""
 
     conf: TrainConf
     parallel: Parallel
@@ -111,250 +111,277 @@ class Loop:
     target: Target
     draft: Draft
     rows: Packed
-    state: State
-    log: Log
-    evaluate: Callable[[Draft], dict[str, float]]  # real decoding; has delivered_per_round
-    store: Store | None = None  # of the rows' features; None: the target is asked
+    state: RunState
+    log: MetricLogger
+    evaluate: Callable[[Draft], dict[str, float]]  # decodes; delivered_per_round and more
+    store: FeatureStore | None = None  # of the rows; None: the target computes them
 
     @property
     def accelerator(self) -> Accelerator:
         return self.parallel.accelerator
 
-    def run(self) -> Progress:
-        """Train to the last step; the checkpoint that delivers most a round is in the folder."""
+    def run(self) -> RunProgress:
+        """Train to the last step, and leave the best checkpoint in the run folder."""
         conf = self.conf
-        needed = graph_plan.graphs(conf, lazy=self.device.lazy)
-        with self.device.expecting(needed, log.info) as self.counted:
+        needed = graph_plan.list_graphs(conf, lazy=self.device.lazy)
+        with self.device.expect_graphs(needed, log.info) as self.graph_counter:
             self._prepare()
-            with closing(self.ahead):
+            with closing(self.prefetcher):
                 return self._train()
 
-    def rehearse(self, each: Callable[[str], None]) -> None:
-        """One step on whatever rows there are: all is compiled, and nothing is kept."""
-        needed = graph_plan.graphs(self.conf, lazy=self.device.lazy)
-        with self.device.expecting(needed, log.info, each=each) as self.counted:
+    def warmup(self, on_graph: Callable[[str], None]) -> None:
+        """Take one step, which compiles every graph; nothing of it is saved."""
+        needed = graph_plan.list_graphs(self.conf, lazy=self.device.lazy)
+        with self.device.expect_graphs(needed, log.info, on_graph=on_graph) as self.graph_counter:
             self._prepare()
-            with closing(self.ahead):
-                self._learn(0)
+            with closing(self.prefetcher):
+                self._train_step(0)
 
-    def _train(self) -> Progress:
+    def _train(self) -> RunProgress:
         conf, steps = self.conf, self.rate.steps
-        log.info(share_of_rows(steps, conf.optim.rows, len(self.rows)))
+        log.info(describe_coverage(steps, conf.optim.rows_per_step, len(self.rows)))
         self._restart_clock()
         full_disk = refuse_full_disk(self.state.folder)
-        with full_disk, Steps(done=self.state.progress.step, steps=steps) as self.shown:
+        with (
+            full_disk,
+            ProgressBar(done=self.state.progress.step, steps=steps) as self.progress_bar,
+        ):
             for step in range(self.state.progress.step, steps):
-                self._learn(step)
+                self._train_step(step)
                 done = self.state.progress.step = step + 1
-                measures = done == steps or done % conf.eval_every == 0
-                if measures or self.saves.due(done) or done % conf.log.every == 0:
-                    # Before anything is kept: the losses must have been finite.
-                    values = self._report()
-                    if measures:
-                        values |= self._measure()
+                evaluates = done == steps or done % conf.eval_every == 0
+                if evaluates or self.saves.is_due(done) or done % conf.log.every == 0:
+                    # Read before anything is saved: a loss that is not finite ends the run.
+                    values = self._read_metrics()
+                    if evaluates:
+                        values |= self._evaluate_draft()
                     self.log.write(done, values)
                     self.saves.read_clock()
-                if self.saves.due(done):
+                if self.saves.is_due(done):
                     self._save()
         return self.state.progress
 
     def _save(self) -> None:
-        if self.state.progress.step == self.kept:
-            self.state.progress.kept = self.kept
-        self.state.save(self.learning, self.parallel)
+        if self.state.progress.step == self.extendable_step:
+            self.state.progress.kept = self.extendable_step
+        self.state.save(self.training_state, self.parallel)
         self.saves.restart()
         self._restart_clock()
 
-    def _set_goal(self) -> None:
+    def _set_total_steps(self) -> None:
         """Decide how far the run goes, from which state, and which states it saves."""
-        conf, multiple = self.conf, self.conf.renewal
-        self.rate = set_goal(
+        conf, multiple = self.conf, self.conf.renewal_interval
+        self.rate = set_total_steps(
             self.state, conf.optim, self.parallel, rows=len(self.rows), multiple=multiple
         )
-        self.log.forget_after(self.state.progress.step)
+        self.log.drop_after(self.state.progress.step)
         last = self.rate.extendable_from
-        self.kept = None if last is None else last // multiple * multiple
-        self.saves = SaveTimes(
-            parallel=self.parallel, minutes=conf.save_minutes, every=conf.save_every,
-            multiple=multiple, always={self.rate.steps, self.kept or 0},
+        self.extendable_step = None if last is None else last // multiple * multiple
+        self.saves = SaveSchedule(
+            parallel=self.parallel, minutes=conf.save_minutes, every_steps=conf.save_every,
+            multiple=multiple, required_steps={self.rate.steps, self.extendable_step or 0},
         )  # fmt: skip
 
     def _prepare(self) -> None:
         conf = self.conf
-        self._set_goal()
+        self._set_total_steps()
         compiled = conf.optim.compile and self.parallel.compiles_loss
-        lesson = Lesson(self.draft, self.device, compiled=compiled)
-        self.lesson = self.parallel.prepare(lesson)
-        # of what is left here of the weights
-        optimizers, schedules = conf.optim.build(self.draft, self.parallel.adamw, rate=self.rate)
+        loss_module = LossModule(self.draft, self.device, compiled=compiled)
+        self.loss_module = self.parallel.prepare(loss_module)
+        # Built after sharding, from the weights that this process holds.
+        optimizers, schedules = conf.optim.build(
+            self.draft, self.parallel.adamw_class, rate=self.rate
+        )
         self.optimizers = [self.accelerator.prepare(optimizer) for optimizer in optimizers]
         self.schedules = [self.accelerator.prepare(schedule) for schedule in schedules]
-        self.trained = [p for p in self.lesson.parameters() if p.requires_grad]
-        # The order deals whole steps, so that splitting them changes nothing.
-        self.order = Order(seed=conf.data.seed, rows=len(self.rows), batch_size=conf.optim.rows)
-        self.at_a_time = conf.optim.at_a_time(conf.optim.rows // self.parallel.data)
-        self.features = Features(
+        self.trained = [p for p in self.loss_module.parameters() if p.requires_grad]
+        # The order is that of whole steps, so how a step is split changes nothing.
+        self.order = RowOrder(
+            seed=conf.data.seed, num_rows=len(self.rows), batch_size=conf.optim.rows_per_step
+        )
+        self.micro_batch_size = conf.optim.micro_batch_size(
+            conf.optim.rows_per_step // self.parallel.num_data_ranks
+        )
+        self.features = TargetFeatures(
             self.target, self.rows, self.draft.needs.layers, store=self.store,
-            keep=conf.data.keep_features, batch_size=conf.optim.batch_size,
+            in_memory=conf.data.keep_features, batch_size=conf.optim.batch_size,
             compiled=graph_plan.compiles_features(conf) and not self.device.lazy,
         )  # fmt: skip
-        self.on_policy = self._on_policy()
-        self.ahead = Ahead(
-            self._micros, steps=self.rate.steps, early=self.on_policy is None
-        )  # what a draft writes itself depends on the step before
-        self.learning = Learning(module=self.lesson, optimizers=optimizers, schedules=[*schedules])
-        self.device.glue(start)(optimizers)
-        self.state.load(self.learning, self.parallel)
-        self.parallel.begin(optimizers)
-        self._step = self.device.glue(self.optimizer_step)
-        self.window = Window(steps=conf.log.every)
-        # Layers that are random while they train, such as a language model's dropout, would draw by
-        # process and micro-batch: `Draft.prepare_batch` draws by row.
+        self.on_policy = self._build_on_policy()
+        self.prefetcher = Prefetcher(
+            self._build_micro_batches, steps=self.rate.steps, early=self.on_policy is None
+        )  # on-policy rows depend on the weights after the step before
+        self.training_state = TrainingState(
+            module=self.loss_module, optimizers=optimizers, schedules=[*schedules]
+        )
+        self.device.compile_if_lazy(start)(optimizers)
+        self.state.load(self.training_state, self.parallel)
+        self.parallel.prepare_optimizers(optimizers)
+        self._step = self.device.compile_if_lazy(self.optimizer_step)
+        self.metric_buffer = MetricBuffer(steps=conf.log.every)
+        # In training mode, random layers such as dropout would draw per process and micro-batch:
+        # `Draft.prepare_batch` draws per row instead.
         self.draft.eval()
 
-    def _on_policy(self) -> OnPolicy | None:
-        conf, speaker = self.conf.data.on_policy, self.draft.speaker()
-        if not conf.share or speaker is None:
+    def _build_on_policy(self) -> OnPolicy | None:
+        conf, language_model = self.conf.data.on_policy, self.draft.as_language_model()
+        if not conf.share or language_model is None:
             return None
         return OnPolicy(
-            conf=conf, rows=self.rows, order=self.order, speaker=speaker,
-            rank=self.parallel.rank, world=self.parallel.data,
+            conf=conf, rows=self.rows, order=self.order, language_model=language_model,
+            rank=self.parallel.data_rank, world_size=self.parallel.num_data_ranks,
         )  # fmt: skip
 
-    def _learn(self, step: int) -> None:
-        place = self.accelerator.device
-        self._step({n: micro.to(place) for n, micro in enumerate(self.ahead.take(step))})
+    def _train_step(self, step: int) -> None:
+        device = self.accelerator.device
+        self._step(
+            {n: micro_batch.to(device) for n, micro_batch in enumerate(self.prefetcher.take(step))}
+        )
         for schedule in self.schedules:
             schedule.step()
 
-    def optimizer_step(self, micros: dict[int, Micro]) -> None:
-        """One step: the gradient of the summed loss over all rows / its summed weight."""
+    def optimizer_step(self, micro_batches: dict[int, MicroBatch]) -> None:
+        """Take one step by the gradient of the loss, summed over all rows / its summed weight."""
         accelerator = self.accelerator
-        known = self._step_weights([*micros.values()])
+        step_extras = self._sum_term_weights([*micro_batches.values()])
         sums: dict[str, Tensor] = {}
-        for place, micro in micros.items():
-            batch, seen = micro.batch, micro.seen
-            seen = seen.to(accelerator.device) if seen else self.features.see(batch)
-            last = place == len(micros) - 1
-            with nullcontext() if last else accelerator.no_sync(self.lesson):
-                loss = self.lesson(batch, seen, micro.extras | known)
+        for index, micro_batch in micro_batches.items():
+            batch, target_output = micro_batch.batch, micro_batch.target_output
+            target_output = (
+                target_output.to(accelerator.device) if target_output else self.features.see(batch)
+            )
+            is_last = index == len(micro_batches) - 1
+            with nullcontext() if is_last else accelerator.no_sync(self.loss_module):
+                loss = self.loss_module(batch, target_output, micro_batch.extras | step_extras)
                 accelerator.backward(loss.total)
-            tokens = batch.document >= 0
-            here = loss.metrics | {
+            tokens = batch.document_ids >= 0
+            pairs = loss.metrics | {
                 "loss": torch.stack([loss.total.detach(), loss.weight]).float(),
-                "tokens": torch.stack([tokens.sum(), (tokens & batch.answer).sum()]).float(),
+                "tokens": torch.stack([tokens.sum(), (tokens & batch.answer_mask).sum()]).float(),
             }
-            sums = {name: sums[name] + pair if sums else pair for name, pair in here.items()}
+            sums = {name: sums[name] + pair if sums else pair for name, pair in pairs.items()}
 
-        weight = self.parallel.total(sums["loss"])[1]
-        # Gradients arrive as the mean over processes; a step without any answer moves nothing.
+        weight = self.parallel.all_reduce_sum(sums["loss"])[1]
+        # Gradients are means over the processes; a step without any answer changes nothing.
         scale = accelerator.num_processes / weight.clamp_min(torch.finfo(weight.dtype).tiny)
         for parameter in self.trained:
             if parameter.grad is not None:
                 parameter.grad.mul_(scale)
-        norm = whole(cast(Tensor, accelerator.clip_grad_norm_(self.trained, self.conf.optim.clip)))
-        self.window.add(sums | {"grad_norm": torch.stack([norm, torch.ones_like(norm)])})
+        norm = full_tensor(
+            cast(Tensor, accelerator.clip_grad_norm_(self.trained, self.conf.optim.clip))
+        )
+        self.metric_buffer.add(sums | {"grad_norm": torch.stack([norm, torch.ones_like(norm)])})
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad()
 
-    def _step_weights(self, micros: list[Micro]) -> Extras:
-        """Sum what the terms of the loss weigh over all rows of the step, where they say it."""
-        weights = [m.term_weights for m in micros if m.term_weights is not None]
+    def _sum_term_weights(self, micro_batches: list[MicroBatch]) -> Extras:
+        """Sum the weights of the loss's terms over all rows of the step; {} if it has none."""
+        weights = [m.term_weights for m in micro_batches if m.term_weights is not None]
         if not weights:
             return {}
-        return {"step_weights": self.parallel.total(torch.stack(weights).sum(0))}
+        return {"step_weights": self.parallel.all_reduce_sum(torch.stack(weights).sum(0))}
 
-    def _micros(self, step: int) -> list[Micro]:
-        """This process's share of a step, on the host."""
-        size, micros = self.at_a_time, []
-        rows = self.order.batch(step, self.parallel.rank, self.parallel.data)
-        own = self._own_words(step, len(rows))
-        for first in range(0, len(rows), size):
-            some, mine = rows[first : first + size], own[first : first + size]
-            if self.on_policy is not None and any(mine):
-                batch, seen = self.on_policy.rewrite(some, mine), None
+    def _build_micro_batches(self, step: int) -> list[MicroBatch]:
+        """Build this process's share of a step, on the host."""
+        size, micro_batches = self.micro_batch_size, []
+        step_rows = self.order.batch_rows(
+            step, self.parallel.data_rank, self.parallel.num_data_ranks
+        )
+        step_drafted = self._select_draft_rows(step, len(step_rows))
+        for first in range(0, len(step_rows), size):
+            rows, drafted = step_rows[first : first + size], step_drafted[first : first + size]
+            if self.on_policy is not None and any(drafted):
+                batch, target_output = self.on_policy.build_batch(rows, drafted), None
             else:
-                batch, seen = self.rows.batch(some), self.features.of(some)
-            generators = [np.random.default_rng([self.conf.seed, step, row]) for row in some]
+                batch, target_output = self.rows.batch(rows), self.features.lookup(rows)
+            generators = [np.random.default_rng([self.conf.seed, step, row]) for row in rows]
             extras = self.draft.prepare_batch(batch, step=step, generators=generators)
             weights = self.draft.term_weights(batch)
-            micros.append(Micro(batch=batch, seen=seen, extras=extras, term_weights=weights))
-        return micros
+            micro_batches.append(
+                MicroBatch(
+                    batch=batch, target_output=target_output, extras=extras, term_weights=weights
+                )
+            )
+        return micro_batches
 
-    def _own_words(self, step: int, count: int) -> list[bool]:
-        """Which of this process's rows the draft has written itself."""
+    def _select_draft_rows(self, step: int, count: int) -> list[bool]:
+        """Flag those of this process's rows that the draft writes itself."""
         if self.on_policy is None:
             return [False] * count
         if step % self.on_policy.conf.every == 0:
-            with self.parallel.whole(self.draft):
+            with self.parallel.full_weights(self.draft):
                 self.on_policy.renew(step)
-        return self.on_policy.chosen(step)
+        return self.on_policy.select_rows(step)
 
-    def _report(self) -> dict[str, float]:
-        """Read the window and say what it holds. Raises UserError where the loss is not finite."""
+    def _read_metrics(self) -> dict[str, float]:
+        """Read and average the buffered metrics; raise UserError if a loss is not finite."""
         done = self.state.progress.step
-        read = self.window.read(self.parallel)
-        losses = [total / weight if weight else 0.0 for total, weight in read.pop("loss")]
+        step_sums = self.metric_buffer.read(self.parallel)
+        losses = [total / weight if weight else 0.0 for total, weight in step_sums.pop("loss")]
         for step, loss in enumerate(losses, start=done - len(losses) + 1):
             if not math.isfinite(loss):
                 raise UserError(
                     f"optim.lr: the loss must stay finite, got {loss} at step {step}; lower "
                     "optim.lr or optim.clip under another run_name (the last good state is kept)"
                 )
-        took = time.perf_counter() - self.clock
-        sums = {name: map(sum, zip(*steps, strict=True)) for name, steps in read.items()}
+        seconds = time.perf_counter() - self.clock
+        sums = {name: map(sum, zip(*steps, strict=True)) for name, steps in step_sums.items()}
         # The processes of a tensor group read the same rows.
         tokens, answers = (count / self.conf.parallel.tensor for count in sums.pop("tokens"))
         lr = self.conf.optim.lr * self.rate.factor(done - 1)
         values = {"loss": sum(losses) / len(losses), "lr": lr}
         values |= {name: total / max(count, 1) for name, (total, count) in sums.items()}
-        values |= self._seen_so_far(round(tokens), round(answers))
-        values["tokens_per_s"] = tokens / took
-        values["data_wait"] = self.ahead.waited / took
+        values |= self._update_totals(round(tokens), round(answers))
+        values["tokens_per_s"] = tokens / seconds
+        values["data_wait"] = self.prefetcher.wait_seconds / seconds
         values |= expected_length(values)
-        if self.counted is not None:
-            values["graphs_unannounced"] = self.counted.unannounced
-        self.shown.report(done, values, seconds_a_step=took / (done - self.since))
+        if self.graph_counter is not None:
+            values["graphs_unannounced"] = self.graph_counter.unannounced
+        self.progress_bar.report(done, values, seconds_per_step=seconds / (done - self.since))
         self._restart_clock()
         return {f"train/{name}": value for name, value in values.items()}
 
-    def _seen_so_far(self, tokens: int, answer_tokens: int) -> dict[str, float]:
-        """Add what the last steps have learned from to what the run has since its beginning."""
+    def _update_totals(self, tokens: int, answer_tokens: int) -> dict[str, float]:
+        """Add the tokens of the last steps to the run's totals, and return the totals."""
         progress = self.state.progress
         progress.tokens += tokens
         progress.answer_tokens += answer_tokens
-        visits = progress.step * self.conf.optim.rows
-        seen = {"rows": visits, "tokens": progress.tokens, "answer_tokens": progress.answer_tokens}
-        return {name: float(count) for name, count in seen.items()} | {
+        visits = progress.step * self.conf.optim.rows_per_step
+        totals = {
+            "rows": visits,
+            "tokens": progress.tokens,
+            "answer_tokens": progress.answer_tokens,
+        }
+        return {name: float(count) for name, count in totals.items()} | {
             "epochs": visits / len(self.rows)
         }
 
     def _restart_clock(self) -> None:
-        """Training time only: neither measuring nor saving counts."""
+        """Restart the clock of the training time, which excludes evaluation and saving."""
         self.clock, self.since = time.perf_counter(), self.state.progress.step
-        self.ahead.waited = 0.0
+        self.prefetcher.wait_seconds = 0.0
 
-    def _measure(self) -> dict[str, float]:
-        """Decode held-out prompts; keep this draft if it is the best so far."""
+    def _evaluate_draft(self) -> dict[str, float]:
+        """Decode held-out prompts, and save this draft if it is the best so far."""
         values: dict[str, float] = {}
-        with self.parallel.whole(self.draft):
+        with self.parallel.full_weights(self.draft):
             if self.parallel.runs_target:
                 values = self.evaluate(self.draft)
-                self._keep_if_best(values["delivered_per_round"])
-        self.parallel.wait()
+                self._save_if_best(values["delivered_per_round"])
+        self.parallel.barrier()
         self._restart_clock()
         return {f"eval/{name}": value for name, value in values.items()}
 
-    def _keep_if_best(self, found: float) -> None:
+    def _save_if_best(self, delivered: float) -> None:
         progress = self.state.progress
-        # tokens a round alone would choose an adapted target that repeats itself: there the last
-        adapts = self.draft.verifier(self.target) is not None
-        if progress.best is None or found > progress.best or adapts:
-            progress.best, progress.best_step = found, progress.step
-            if self.parallel.main:
+        # Tokens a round alone would favor a trained target that repeats itself: keep the last one.
+        trains_target = self.draft.target_for(self.target) is not None
+        if progress.best is None or delivered > progress.best or trains_target:
+            progress.best, progress.best_step = delivered, progress.step
+            if self.parallel.is_main:
                 self.draft.save(self.state.folder / "checkpoint", self.target)
         log.info(
             "step %d  delivered tokens a round %.3f, best %.3f at step %s",
-            progress.step, found, progress.best, progress.best_step,
+            progress.step, delivered, progress.best, progress.best_step,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""PyTorch's Muon (https://kellerjordan.github.io/posts/muon/), in a precision of choice.
+"""PyTorch's Muon (https://kellerjordan.github.io/posts/muon/) with a choice of precision.
 
 torch.optim.Muon orthogonalizes in bf16 on every device. A CPU without matrix units for bf16 spends
 most of a training step there.
@@ -16,7 +16,7 @@ from torch import Tensor
 class Muon(torch.optim.Muon):
     """torch.optim.Muon with its defaults, state and updates; only `dtype` is added.
 
-    A saved state does not hold the precision, and one that torch.optim.Muon wrote can be loaded.
+    A saved state does not hold the precision, and states of torch.optim.Muon can be loaded.
     """
 
     def __init__(self, params: Any, *, lr: float, weight_decay: float, dtype: torch.dtype):
@@ -25,15 +25,15 @@ class Muon(torch.optim.Muon):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Move every weight that has a gradient."""
+        """Update every weight that has a gradient."""
         loss = None if closure is None else torch.enable_grad()(closure)()
         for group in self.param_groups:
             for weight in group["params"]:
                 if weight.grad is not None:
-                    self._move(weight, weight.grad, group)
+                    self._update_weight(weight, weight.grad, group)
         return loss
 
-    def _move(
+    def _update_weight(
         self, weight: Float[Tensor, "rows columns"], gradient: Float[Tensor, "rows columns"],
         group: dict[str, Any],
     ) -> None:  # fmt: skip
@@ -41,9 +41,9 @@ class Muon(torch.optim.Muon):
         if not state:
             state["momentum_buffer"] = torch.zeros_like(gradient)
         average = state["momentum_buffer"].lerp_(gradient, 1 - group["momentum"])
-        ahead = gradient.lerp(average, group["momentum"])  # Nesterov's
+        nesterov = gradient.lerp(average, group["momentum"])
         update = orthogonalize(
-            ahead.to(self.dtype), group["ns_coefficients"], steps=group["ns_steps"],
+            nesterov.to(self.dtype), group["ns_coefficients"], steps=group["ns_steps"],
             eps=group["eps"],
         )  # fmt: skip
         rows, columns = weight.shape
@@ -62,8 +62,8 @@ def orthogonalize(
     """
     a, b, c = coefficients
     tall = matrix.shape[0] > matrix.shape[1]
-    flat = matrix.T if tall else matrix  # so that the products below are of the smaller size
-    flat = flat / flat.norm().clamp(min=eps)  # no singular value above 1
+    flat = matrix.T if tall else matrix  # makes the products below as small as they can be
+    flat = flat / flat.norm().clamp(min=eps)  # bounds the singular values by 1
     for _ in range(steps):
         square = flat @ flat.T
         flat = torch.addmm(flat, torch.addmm(square, square, square, beta=b, alpha=c), flat, beta=a)

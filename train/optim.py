@@ -1,6 +1,6 @@
-"""Optimizers and schedules: which parameter is moved by what, and how far at each step.
+"""Optimizers and learning rate schedules.
 
-Muon (https://kellerjordan.github.io/posts/muon/) takes the matrices between embedding and head,
+Muon (https://kellerjordan.github.io/posts/muon/) trains the matrices between embedding and head,
 AdamW the rest. Parameters and moments are fp32 whatever the forward pass runs in.
 """
 
@@ -20,7 +20,7 @@ from train.muon import Muon
 
 
 class OptimName(Enum):
-    """Who moves the hidden matrices."""
+    """Optimizer of the hidden matrices."""
 
     adamw = "adamw"
     muon = "muon"
@@ -68,7 +68,7 @@ class LearningRate:
 
     @property
     def extendable_from(self) -> int | None:
-        """The last step whose state a longer run can continue from; None where there is none.
+        """Return the last step whose state a longer run can continue from, or None.
 
         The rate of the next step must be the longer run's as well, hence one step before the decay.
         """
@@ -79,7 +79,7 @@ class LearningRate:
 
 @dataclass(kw_only=True)
 class OptimConf:
-    """How the draft is moved, for how long, by how many rows a step."""
+    """Configuration of the optimizer, the learning rate, the steps and the rows of a step."""
 
     name: OptimName = OptimName.adamw
     lr: float = 1e-3
@@ -91,12 +91,12 @@ class OptimConf:
     warmup: float = 0.03  # share of the steps; an extended run keeps it as it was in steps
     decay: float = 0.2  # share of the steps, for wsd
     min_lr: float = 0.0  # share of lr at the last step
-    steps: int | None = None  # null: as `epochs` says, else 300
+    steps: int | None = None  # null: from `epochs`, else 300
     epochs: float | None = None  # passes over the packed rows, in place of steps
-    batch_size: int = 8  # rows that a process learns from at a time, at most
+    batch_size: int = 8  # most rows in a micro-batch of a process
     accumulation: int = 1  # batch_size x accumulation rows a step, over all processes
-    clip: float = 1.0  # norm of the whole gradient
-    compile: bool = True  # the loss; takes a minute, which a short run does not earn back
+    clip: float = 1.0  # maximum norm of the whole gradient
+    compile: bool = True  # the loss; takes a minute, more than a short run saves
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "accumulation"):
@@ -132,14 +132,14 @@ class OptimConf:
             )
 
     @property
-    def rows(self) -> int:
-        """Of a step, on however many processes."""
+    def rows_per_step(self) -> int:
+        """Return the rows of a step, over all processes."""
         return self.batch_size * self.accumulation
 
-    def at_a_time(self, share: int) -> int:
-        """Rows of each micro-batch of a process whose share of a step is `share` rows.
+    def micro_batch_size(self, share: int) -> int:
+        """Return the rows of a micro-batch, where a process has `share` rows of a step.
 
-        >>> OptimConf(batch_size=4).at_a_time(6)  # all of one size, so that they share a graph
+        >>> OptimConf(batch_size=4).micro_batch_size(6)  # equal sizes share a graph
         3
         """
         return max(size for size in range(1, self.batch_size + 1) if share % size == 0)
@@ -151,11 +151,11 @@ class OptimConf:
         5
         """
         if self.epochs is not None:
-            return math.ceil(self.epochs * rows / self.rows)
+            return math.ceil(self.epochs * rows / self.rows_per_step)
         return self.steps or DEFAULT_STEPS
 
     def learning_rate(self, steps: int, *, warmup_steps: int | None = None) -> LearningRate:
-        """Return the rate over `steps` steps; an extended run gives the warm-up it began with."""
+        """Return the rate over `steps` steps; an extended run passes the warm-up it began with."""
         if warmup_steps is None:
             warmup_steps = round(self.warmup * steps)
         return LearningRate(
@@ -164,7 +164,7 @@ class OptimConf:
         )  # fmt: skip
 
     def check(self, device: Device) -> None:
-        """Refuse what the device has no operation for, before a model is loaded."""
+        """Check, before a model is loaded, that the device has the optimizer's operations."""
         if device.lazy and self.name is OptimName.muon:
             raise UserError(
                 f"optim.name: must be adamw with device={device.name}, whose graphs cannot hold "
@@ -176,16 +176,21 @@ class OptimConf:
     ) -> tuple[list[Optimizer], list[LambdaLR]]:
         """Build an optimizer and its schedule for each kind of parameter that is trained.
 
-        `rate` is needed where the number of rows decides the steps, or an earlier run the warm-up.
+        `rate` is needed where the steps depend on the number of rows, or the warm-up on an earlier
+        run.
         """
         rate = rate or self.learning_rate(self.steps or DEFAULT_STEPS)
-        matrices, decayed, plain = split(draft)
+        matrices, decayed, plain = split_parameters(draft)
         muon = self.name is OptimName.muon
         kinds = [
             (decayed + ([] if muon else matrices), {"weight_decay": self.weight_decay}),
             (plain, {"weight_decay": 0.0}),
         ]
-        groups = [g for params, own in kinds for g in _by_scale(params, self.lr, **own)]
+        groups = [
+            group
+            for params, options in kinds
+            for group in _group_by_lr_scale(params, self.lr, **options)
+        ]
         optimizers: list[Optimizer] = []
         if groups:
             optimizers.append(adamw(groups, lr=self.lr, betas=(self.betas[0], self.betas[1])))
@@ -193,7 +198,7 @@ class OptimConf:
             lr = 10 * self.lr if self.muon_lr is None else self.muon_lr
             optimizers.append(
                 Muon(
-                    _by_scale(matrices, lr), lr=lr, weight_decay=self.weight_decay,
+                    _group_by_lr_scale(matrices, lr), lr=lr, weight_decay=self.weight_decay,
                     dtype=matmul_dtype(self.muon_precision, matrices[0].device),
                 )
             )  # fmt: skip
@@ -205,7 +210,7 @@ class OptimConf:
 
 
 def start(optimizers: list[Optimizer]) -> None:
-    """Make now what each optimizer would make in its first step, so that all steps are alike."""
+    """Allocate the state that each optimizer would make in its first step: all steps are alike."""
     for optimizer in optimizers:
         adamw = isinstance(optimizer, AdamW)
         averages = ("exp_avg", "exp_avg_sq") if adamw else ("momentum_buffer",)
@@ -216,22 +221,24 @@ def start(optimizers: list[Optimizer]) -> None:
             optimizer.state[parameter] = state
 
 
-def _by_scale(params: list[nn.Parameter], lr: float, **own: float) -> list[dict[str, Any]]:
-    """A group for each `lr_scale`, an attribute by which a method says what learns faster."""
+def _group_by_lr_scale(
+    params: list[nn.Parameter], lr: float, **options: float
+) -> list[dict[str, Any]]:
+    """Build a group for each `lr_scale`, an attribute that methods set on parameters."""
     scales = sorted({getattr(p, "lr_scale", 1.0) for p in params})
     return [
         {"params": [p for p in params if getattr(p, "lr_scale", 1.0) == scale], "lr": lr * scale}
-        | own
+        | options
         for scale in scales
     ]
 
 
-def split(
+def split_parameters(
     draft: nn.Module,
 ) -> tuple[list[nn.Parameter], list[nn.Parameter], list[nn.Parameter]]:
-    """Trained parameters as (hidden matrices, other decayed weights, weights never decayed).
+    """Split trained parameters into (hidden matrices, other decayed weights, undecayed weights).
 
-    Heads are matrices by shape but rows by token, as embeddings are: Muon would mix their tokens.
+    A head is a matrix, but as in an embedding each row is a token's: Muon would mix the tokens.
     """
     embeddings = {
         id(module.weight) for module in draft.modules() if isinstance(module, nn.Embedding)

@@ -1,4 +1,4 @@
-"""`python -m train.plan`: what a run will need, before anything is loaded.
+"""Plan what a training run needs, before anything is loaded: `python -m train.plan`.
 
 python -m train.plan draft=qwen3-1.7b machine=trn2.48xlarge data=ultrachat
 python -m train.plan draft=qwen3-32b-eagle3 machine=trn2.3xlarge tokens=250e6 output=plan.json
@@ -9,34 +9,34 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from conf.entry import entry_point
-from data.config import Source
-from models.checkpoint import output_file
-from train.planning.plan import Options, planned
-from train.planning.remedies import changes
-from train.planning.tables import CONSOLE, as_json, show
+from data.config import DataSource
+from models.checkpoint import open_output_file
+from train.planning.plan import RunPlan, plan_run
+from train.planning.remedies import suggest_overrides
+from train.planning.tables import CONSOLE, plan_to_json, print_plan
 
 
 @dataclass(kw_only=True)
-class PlanConf(Options):
-    """All of a run's configuration, where it is to run, and where the plan goes."""
+class TrainPlanConf(RunPlan):
+    """Configuration of a run, of its machine and of the plan's file."""
 
-    output: str | None = None  # a file for the plan as JSON
+    output: str | None = None  # file for the plan as JSON
 
 
-@entry_point("train_plan", PlanConf)
-def main(conf: PlanConf) -> None:
-    if conf.data.source is Source.captured and not there(conf.data.path):
-        CONSOLE.print("data.path: no feature store there, so the target is planned to see the rows")
-        conf = replace(conf, data=replace(conf.data, source=Source.prepared))
-    plan = planned(conf)
-    fixes = [] if plan.fits(plan.best) else changes(plan)
-    show(plan, CONSOLE, fixes)
+@entry_point("train_plan", TrainPlanConf)
+def main(conf: TrainPlanConf) -> None:
+    if conf.data.source is DataSource.captured and not has_store(conf.data.path):
+        CONSOLE.print("data.path: no feature store there, so the plan includes the target's passes")
+        conf = replace(conf, data=replace(conf.data, source=DataSource.prepared))
+    plan = plan_run(conf)
+    fixes = [] if plan.fits(plan.best) else suggest_overrides(plan)
+    print_plan(plan, CONSOLE, fixes)
     if conf.output is not None:
-        with output_file(conf.output) as file:
-            file.write_text(json.dumps(as_json(plan) | {"changes": fixes}, indent=2) + "\n")
+        with open_output_file(conf.output) as file:
+            file.write_text(json.dumps(plan_to_json(plan) | {"changes": fixes}, indent=2) + "\n")
 
 
-def there(store: str | None) -> bool:
+def has_store(store: str | None) -> bool:
     return store is not None and Path(store).is_dir()
 
 

@@ -1,4 +1,4 @@
-"""How good a draft is on the way: a few prompts decoded with the tree that will be served."""
+"""Evaluation during training: a few prompts, decoded with the tree that will be served."""
 
 from collections.abc import Callable
 
@@ -9,37 +9,38 @@ from models.speculate.tree import Tree
 from models.target.target import Target
 
 
-def measure(
+def build_quick_eval(
     target: Target, prompts: list[list[int]], tree: Tree, conf: EvaluationConf
 ) -> Callable[[Draft], dict[str, float]]:
-    """A function of the draft: tokens a round, and the share of rounds that got so deep.
+    """Build a function that decodes `prompts` with a draft, and returns its metrics.
 
-    Delivered tokens are those that are kept of the rounds: a user gets nothing of what a draft
-    proposes behind the end of an answer. The first token is the prefill's.
+    They are the delivered tokens a round, the acceptance length, and for each depth the share of
+    rounds that accepted so many tokens. Delivered tokens exclude what is proposed behind the end of
+    an answer, which no user gets, and the first token, which the prefill emits.
     """
     slots = max(len(prompt) for prompt in prompts) + conf.quick_tokens
 
-    def measured(draft: Draft) -> dict[str, float]:
-        # eager: compiling would take longer than the few rounds measured here
-        verifier = (draft.verifier(target) or target).eager()
+    def evaluate(draft: Draft) -> dict[str, float]:
+        # Eager: compiling would take longer than the few rounds that are decoded here.
+        draft_target = (draft.target_for(target) or target).eager()
         decoder = Decoder(
-            verifier, draft, tree, sampling=conf.sampling, slots=slots, batch=len(prompts)
+            draft_target, draft, tree, sampling=conf.sampling, slots=slots, batch=len(prompts)
         )
-        done = decoder.decode(
+        generations = decoder.decode(
             prompts, row_ids=list(range(len(prompts))),
             max_new_tokens=conf.quick_tokens, eos_ids=target.eos_ids,
         )  # fmt: skip
-        accepted = [count for row in done for count in row.accepted]
+        accepted = [count for generation in generations for count in generation.accepted]
         rounds = max(1, len(accepted))  # none where the first token ends every answer
         reached = {
             f"accepted_{depth}": sum(count >= depth for count in accepted) / rounds
-            for depth in range(1, tree.deepest + 1)
+            for depth in range(1, tree.max_path_length + 1)
         }
-        delivered = sum(len(row.ids) - 1 for row in done)
+        delivered = sum(len(generation.ids) - 1 for generation in generations)
         return {
             "delivered_per_round": delivered / rounds,
             "acceptance_length": 1 + sum(accepted) / rounds,
             **reached,
         }
 
-    return measured
+    return evaluate

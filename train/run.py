@@ -1,54 +1,55 @@
-"""The start of a run: its folder, and where it stands."""
+"""Start of a run: claim its folder and load its progress."""
 
 import logging
 from pathlib import Path
 
-from conf.entry import config_yaml
+from conf.entry import config_to_yaml
 from models.errors import UserError
-from models.lock import hold
+from models.lock import acquire_lock
 from train.config import TrainConf
 from train.distributed.parallel import Parallel
-from train.distributed.torchrun import restarted
-from train.extension import refuse_early
-from train.run_dir import claim, clear
-from train.state import State, flat
+from train.distributed.torchrun import is_restart
+from train.extension import check_extension
+from train.run_dir import create_run_dir, reset_run_dir
+from train.state import RunState, flatten_config
 
 LEASE_S = 180.0  # longer than NFSv4 keeps the lock of a node that vanished: 90 s, and 90 s of grace
 log = logging.getLogger(__name__)
 
 
-def open_run(conf: TrainConf, parallel: Parallel) -> State:
-    """Claim the run's folder and find out where the run stands, before anything slow is done."""
+def open_run(conf: TrainConf, parallel: Parallel) -> RunState:
+    """Claim the run's folder and load its progress, before anything slow is done."""
     folder = Path(conf.output_dir) / conf.run_name
-    claim(folder)
-    if parallel.main:  # before what another run writes is read or removed
-        hold(folder, patience_s=LEASE_S if restarted() else 0.0)
-    # Each node's launcher counts its own restarts, and starts anew when another's worker dies.
-    if not conf.resume and not parallel.anywhere(restarted()) and parallel.main:
-        clear(folder)
-    parallel.wait()
+    create_run_dir(folder)
+    if parallel.is_main:  # before any file of a run in progress is read or removed
+        acquire_lock(folder, timeout_s=LEASE_S if is_restart() else 0.0)
+    # Each node's launcher counts its own restarts, and restarts when another node's worker dies.
+    if not conf.resume and not parallel.any_rank(is_restart()) and parallel.is_main:
+        reset_run_dir(folder)
+    parallel.barrier()
     route = parallel.accelerator.device.type
-    state = State(folder, flat(conf) | {"device.route": route})
-    state.find()
-    refuse_other_states(state, parallel)
+    state = RunState(folder, flatten_config(conf) | {"device.route": route})
+    state.load_progress()
+    check_same_step(state, parallel)
     if state.progress.step:
-        refuse_early(state, conf.optim, multiple=conf.renewal)
+        check_extension(state, conf.optim, multiple=conf.renewal_interval)
         log.info("%s continues after step %d", folder, state.progress.step)
-    parallel.wait()
-    if parallel.main:
-        state.sweep()
-        (folder / "config.yaml").write_text(config_yaml(conf))
+    parallel.barrier()
+    if parallel.is_main:
+        state.remove_old_states()
+        (folder / "config.yaml").write_text(config_to_yaml(conf))
     return state
 
 
-def refuse_other_states(state: State, parallel: Parallel) -> None:
-    """Raise UserError on every process unless all of them would continue after the same step.
+def check_same_step(state: RunState, parallel: Parallel) -> None:
+    """Check that all processes would continue after the same step; raise UserError on each if not.
 
-    A network file system may show one node what was there a while ago.
+    A network file system may show a node an outdated folder.
     """
     step = state.progress.step
-    if not parallel.agree(step):
+    if not parallel.all_ranks_agree(step):
         raise UserError(
             f"output_dir: must show every process the same states, got step {step} here and "
-            f"another elsewhere in {state.states}; start again, or use a file system that all share"
+            f"another elsewhere in {state.states_dir}; start again, or use a file system that all "
+            "share"
         )

@@ -1,4 +1,4 @@
-"""The run folder as a place to write: claimed before anything slow, refused in one line if full."""
+"""The run folder on disk: checked before anything slow, with a one-line error for a full disk."""
 
 import errno
 import shutil
@@ -11,31 +11,37 @@ from safetensors import SafetensorError
 from torch import nn
 from torch.distributed.checkpoint import CheckpointException
 
-from models.checkpoint import PARTIAL
+from models.checkpoint import PARTIAL_SUFFIX
 from models.drafts.base import Draft
 from models.errors import UserError
 from models.target.target import Target
 
-FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-# torch and safetensors write from C++ and Rust, and carry the reason in words at best: what torch
-# says of a short write is `unexpected pos`.
-FULL_WORDS = ("no space left", "quota exceeded", "file too large", "unexpected pos", "write failed")
-REPORTS = ("report.json", "report.md", "report.html", "rounds.jsonl")
-RESULTS = (
-    "checkpoint", "metrics.jsonl", *REPORTS, "training_prompts.npy", "held_out.jsonl",
+DISK_FULL_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+# torch and safetensors write from C++ and Rust, whose errors have the reason in their text at best:
+# torch reports a short write as `unexpected pos`.
+DISK_FULL_MESSAGES = (
+    "no space left",
+    "quota exceeded",
+    "file too large",
+    "unexpected pos",
+    "write failed",
+)
+REPORT_FILES = ("report.json", "report.md", "report.html", "rounds.jsonl")
+RUN_FILES = (
+    "checkpoint", "metrics.jsonl", *REPORT_FILES, "training_prompts.npy", "held_out.jsonl",
     "selection.jsonl", "vocabulary.md", "config.yaml",
 )  # fmt: skip
 
 
-def claim(folder: Path) -> None:
-    """Make the run folder and write into it. Raises UserError where that cannot be done."""
+def create_run_dir(folder: Path) -> None:
+    """Create the run folder and check that it is writable; raise UserError otherwise."""
     with refuse_full_disk(folder):
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=folder) as file:
                 file.write(bytes(4096))
         except OSError as error:
-            if error.errno in FULL:
+            if error.errno in DISK_FULL_ERRNOS:
                 raise
             raise UserError(
                 f"output_dir: must be writable, got {folder} ({error.strerror}); "
@@ -43,23 +49,28 @@ def claim(folder: Path) -> None:
             ) from error
 
 
-def clear(folder: Path) -> None:
-    """Start over: remove what an earlier run of this name left, its state first and in one move."""
-    state, gone = folder / "state", folder / f"state{PARTIAL}"
-    shutil.rmtree(gone, ignore_errors=True)
+def reset_run_dir(folder: Path) -> None:
+    """Remove what an earlier run of this name left, its state first and by one rename."""
+    state, removed = folder / "state", folder / f"state{PARTIAL_SUFFIX}"
+    shutil.rmtree(removed, ignore_errors=True)
     if state.exists():
-        state.rename(gone)
-        shutil.rmtree(gone)
-    for result in (folder / name for name in RESULTS):
+        state.rename(removed)
+        shutil.rmtree(removed)
+    for result in (folder / name for name in RUN_FILES):
         if result.is_dir():
             shutil.rmtree(result)
         else:
             result.unlink(missing_ok=True)
 
 
-def reserve(folder: Path, draft: Draft, target: Target | None = None, *, states: int = 2) -> None:
-    """Raises UserError unless what a run of this draft writes has room."""
-    needed, free = room(draft, target, states=states), shutil.disk_usage(folder).free
+def check_free_disk(
+    folder: Path, draft: Draft, target: Target | None = None, *, num_states: int = 2
+) -> None:
+    """Check that the disk has room for what a run of this draft writes; raise UserError if not."""
+    needed, free = (
+        disk_bytes_needed(draft, target, num_states=num_states),
+        shutil.disk_usage(folder).free,
+    )
     if free < needed:
         raise UserError(
             f"output_dir: needs {needed / 1e9:.2f} GB of free disk for this draft, "
@@ -67,36 +78,42 @@ def reserve(folder: Path, draft: Draft, target: Target | None = None, *, states:
         )
 
 
-def room(draft: Draft, target: Target | None = None, *, states: int = 2) -> int:
-    """Return the bytes of so many states and of two checkpoints, old and new.
+def disk_bytes_needed(draft: Draft, target: Target | None = None, *, num_states: int = 2) -> int:
+    """Return the bytes of `num_states` states and of two checkpoints, old and new.
 
-    A state has what is trained and its two moments. A draft that adapts its `target` keeps the
-    adapted one in its checkpoint.
+    A state holds the trained weights and their two moments. The checkpoint of a draft that adapts
+    its `target` includes the adapted target.
     """
-    needed = 2 * size(draft.parameters()) + states * 3 * size(learning(draft))
-    if target is not None and (adapted := draft.verifier(target)) is not None:
-        model = adapted.model  # written with its adapters, which alone learn, added to its weights
-        needed += 2 * (size(model.parameters()) - size(learning(model)))
+    needed = 2 * parameter_bytes(draft.parameters()) + num_states * 3 * parameter_bytes(
+        trained_parameters(draft)
+    )
+    if target is not None and (adapted := draft.target_for(target)) is not None:
+        model = adapted.model  # the adapters, its only trained part, are merged when written
+        needed += 2 * (
+            parameter_bytes(model.parameters()) - parameter_bytes(trained_parameters(model))
+        )
     return needed
 
 
-def size(parameters: Iterable[nn.Parameter]) -> int:
-    """Bytes."""
+def parameter_bytes(parameters: Iterable[nn.Parameter]) -> int:
+    """Return the bytes of the parameters."""
     return sum(p.numel() * p.element_size() for p in parameters)
 
 
-def learning(module: nn.Module) -> list[nn.Parameter]:
+def trained_parameters(module: nn.Module) -> list[nn.Parameter]:
     return [p for p in module.parameters() if p.requires_grad]
 
 
 @contextmanager
 def refuse_full_disk(folder: Path) -> Iterator[None]:
-    """Turn a full disk into one line."""
+    """Turn the errors of a full disk into a UserError of one line."""
     try:
         yield
     except (OSError, RuntimeError, SafetensorError, CheckpointException) as error:
-        words = str(error).lower()
-        if getattr(error, "errno", None) not in FULL and not any(w in words for w in FULL_WORDS):
+        message = str(error).lower()
+        if getattr(error, "errno", None) not in DISK_FULL_ERRNOS and not any(
+            part in message for part in DISK_FULL_MESSAGES
+        ):
             raise
         raise UserError(
             f"output_dir: the disk is full, got {folder}; free some space and start the "

@@ -1,7 +1,7 @@
-"""Answers by the target to any number of rows: many at a time, each kept as soon as it is whole.
+"""Concurrent generation of the target's answers to any number of rows, journaled row by row.
 
-A run that was killed goes on where its journal ends. A row is answered exactly once: it is in the
-journal whole, or it is asked again.
+A killed run resumes where its journal ends. Every row is answered exactly once: it is complete in
+the journal, or it is requested again.
 """
 
 import asyncio
@@ -14,89 +14,106 @@ from pathlib import Path
 from typing import Any
 
 from data.answers.config import AnswersConf
-from data.answers.dialogue import Asker, Dialogue, UnansweredError
+from data.answers.dialogue import AnswerBackend, Dialogue, UnansweredError
 from data.answers.journal import Journal
-from data.progress import Progress
-from data.sources.prepared_rows import Row, record, row_of
-from data.sources.row_formats import MisfitError
+from data.progress import RowProgress
+from data.sources.prepared_rows import PreparedRow, row_from_columns, row_to_columns
+from data.sources.row_formats import RowRejectedError
 from models.errors import UserError
 
 log = logging.getLogger(__name__)
-HOPELESS = 8  # failures for good without an answer between them, and no fewer than rows in flight
+# Give up after this many consecutive permanent failures, or as many as there are rows in flight if
+# that is more.
+MIN_FAILURES_TO_ABORT = 8
 
 
 @dataclass(kw_only=True)
 class AnswersReport:
-    """What became of the rows that were asked; counted from the journal, so over all runs."""
+    """Counts of answered and dropped rows, taken from the journal and so over all runs."""
 
-    rows: int = 0  # answered
-    tokens: int = 0  # generated
+    rows: int = 0  # answered rows
+    tokens: int = 0  # generated tokens
     finished: Counter[str] = field(default_factory=Counter)  # answers by finish reason
-    retokenised: int = 0  # answers
+    retokenised: int = 0  # answers whose token ids were made from text
     ended: Counter[str] = field(default_factory=Counter)  # rows with turns left, by reason
     dropped: dict[str, Counter[str]] = field(default_factory=dict)  # rows of a source, by reason
 
     def drop(self, source: str, reason: str) -> None:
+        """Count a dropped row of a source."""
         self.dropped.setdefault(source, Counter())[reason] += 1
 
-    def count(self, kept: dict[str, Any]) -> None:
-        """One line of the journal."""
-        if "dropped" in kept:
-            self.drop(kept["source"], kept["dropped"])
+    def add_record(self, record: dict[str, Any]) -> None:
+        """Count one record of the journal."""
+        if "dropped" in record:
+            self.drop(record["source"], record["dropped"])
             return
         self.rows += 1
-        self.ended.update([kept["ended"]] if kept["ended"] else [])
-        for answer in kept["row"]["answers"]:
+        self.ended.update([record["ended"]] if record["ended"] else [])
+        for answer in record["row"]["answers"]:
             self.tokens += answer["tokens"]
             self.finished[answer["finish_reason"]] += 1
             self.retokenised += answer["retokenised"]
 
-    def told(self) -> dict[str, Any]:
-        """As a file's footer and the report keep it; what was dropped stands with its source."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return the counts for a file's footer and the report.
+
+        `dropped` is missing because the report has it per source.
+        """
         return {name: value for name, value in vars(self).items() if name != "dropped"}
 
-    def add(self, told: dict[str, Any]) -> None:
-        """What another worker counted, as its file tells it."""
-        self.rows += told["rows"]
-        self.tokens += told["tokens"]
-        self.retokenised += told["retokenised"]
-        self.finished.update(told["finished"])
-        self.ended.update(told["ended"])
+    def merge_dict(self, counts: dict[str, Any]) -> None:
+        """Add another worker's `to_dict`, read from the footer of its file."""
+        self.rows += counts["rows"]
+        self.tokens += counts["tokens"]
+        self.retokenised += counts["retokenised"]
+        self.finished.update(counts["finished"])
+        self.ended.update(counts["ended"])
 
-    def lines(self) -> list[str]:
-        """For readers."""
+    def summary_lines(self) -> list[str]:
+        """Return the summary for the log and the report page, line by line."""
         answers = sum(self.finished.values())
-        said = [f"{answers:,} answers of {self.tokens:,} tokens in {self.rows:,} rows"]
-        said += [f"{count:,} answers ended by {why}" for why, count in self.finished.most_common()]
-        said += [f"{self.retokenised:,} answers re-tokenised"] if self.retokenised else []
-        return said + [f"{count:,} rows shortened: {why}" for why, count in self.ended.items()]
+        lines = [f"{answers:,} answers of {self.tokens:,} tokens in {self.rows:,} rows"]
+        lines += [
+            f"{count:,} answers ended by {reason}" for reason, count in self.finished.most_common()
+        ]
+        lines += [f"{self.retokenised:,} answers re-tokenized"] if self.retokenised else []
+        return lines + [
+            f"{count:,} rows shortened: {reason}" for reason, count in self.ended.items()
+        ]
 
 
 def answer_rows(
-    rows: Iterable[Row], asker: Asker, tokenizer: Any, conf: AnswersConf, journal: Path, *,
-    report: AnswersReport, total: int | None = None,
-) -> Iterator[Row]:  # fmt: skip
-    """The rows with the target's answers, in their order; `report` counts what became of them.
+    rows: Iterable[PreparedRow],
+    backend: AnswerBackend,
+    tokenizer: Any,
+    conf: AnswersConf,
+    journal: Path,
+    *,
+    report: AnswersReport,
+    total: int | None = None,
+) -> Iterator[PreparedRow]:
+    """Answer the rows and yield them in their order; `report` is filled with the counts.
 
-    All are asked before the first is given. Raises UserError where some failed for good, unless
-    `conf.skip_failed`; the same call then asks for those alone.
+    Every row is answered before the first one is yielded. Raises UserError if a row failed
+    permanently and `conf.skip_failed` is false; the same call then retries only the failed rows.
     """
-    kept = Journal(journal)
-    run = _Run(asker=asker, tokenizer=tokenizer, conf=conf, kept=kept, total=total)
+    records = Journal(journal)
+    job = _AnswerJob(backend=backend, tokenizer=tokenizer, conf=conf, journal=records, total=total)
     try:
-        with asyncio.Runner() as runner:  # its own `run` keeps Ctrl-C until a batch is decoded
-            runner.get_loop().run_until_complete(run.ask_all(rows))
-        run.say_failures(journal.with_suffix(".failed.jsonl"))
-        for failure in run.failed.values():
+        # Runner.run would delay Ctrl-C until a batch is decoded
+        with asyncio.Runner() as runner:
+            runner.get_loop().run_until_complete(job.answer_all(rows))
+        job.report_failures(journal.with_suffix(".failed.jsonl"))
+        for failure in job.failures.values():
             report.drop(failure.source, f"failed: {failure.reason}")
-        for row_id in run.order:
-            if row_id in kept:
-                line = kept.read(row_id)
-                report.count(line)
-                if "row" in line:
-                    yield row_of(line["row"])
+        for row_id in job.row_ids:
+            if row_id in records:
+                record = records.read(row_id)
+                report.add_record(record)
+                if "row" in record:
+                    yield row_from_columns(record["row"])
     finally:
-        kept.close()
+        records.close()
 
 
 @dataclass(kw_only=True)
@@ -107,74 +124,80 @@ class _Failure:
 
 
 @dataclass(kw_only=True)
-class _Run:
-    """One process's work on its rows."""
+class _AnswerJob:
+    """The answering of one process's rows."""
 
-    asker: Asker
+    backend: AnswerBackend
     tokenizer: Any
     conf: AnswersConf
-    kept: Journal
+    journal: Journal
     total: int | None
-    order: list[str] = field(default_factory=list)
-    failed: dict[str, _Failure] = field(default_factory=dict)
-    in_vain: int = 0  # failures since the last row that was answered
-    hopeless: bool = False  # so many of them that the rest was not asked
+    row_ids: list[str] = field(default_factory=list)
+    failures: dict[str, _Failure] = field(default_factory=dict)
+    failures_in_a_row: int = 0  # permanent failures since the last finished row
+    is_aborted: bool = False  # too many failures in a row: the rest is skipped
 
-    async def ask_all(self, rows: Iterable[Row]) -> None:
-        """Ask for every row that the journal lacks, so many at a time."""
-        room = asyncio.Semaphore(self.conf.rows_at_once)
+    async def answer_all(self, rows: Iterable[PreparedRow]) -> None:
+        """Answer every row that the journal lacks, `conf.rows_in_flight` at a time."""
+        slots = asyncio.Semaphore(self.conf.rows_in_flight)
         try:
-            with Progress("answers", total=self.total, kept=len(self.kept)) as progress:
+            with RowProgress(
+                "answers", total=self.total, already_done=len(self.journal)
+            ) as progress:
                 async with asyncio.TaskGroup() as group:
                     for row in rows:
-                        self.order.append(row.id)
-                        if row.id in self.kept:
+                        self.row_ids.append(row.id)
+                        if row.id in self.journal:
                             continue
-                        await room.acquire()
-                        if self.hopeless:
+                        await slots.acquire()
+                        if self.is_aborted:
                             break
-                        asked = group.create_task(self._ask(row, progress))
-                        asked.add_done_callback(lambda _: room.release())
+                        task = group.create_task(self._answer_row(row, progress))
+                        task.add_done_callback(lambda _: slots.release())
         except* UserError as errors:
             raise errors.exceptions[0] from None
         finally:
-            await self.asker.close()
+            await self.backend.close()
 
-    async def _ask(self, row: Row, progress: Progress) -> None:
-        dialogue = Dialogue(row=row, asker=self.asker, tokenizer=self.tokenizer, conf=self.conf)
+    async def _answer_row(self, row: PreparedRow, progress: RowProgress) -> None:
+        dialogue = Dialogue(row=row, backend=self.backend, tokenizer=self.tokenizer, conf=self.conf)
         try:
-            answered = await dialogue.answered()
-        except MisfitError as reason:
-            self.kept.write(row.id, {"source": row.source, "dropped": str(reason)})
+            answered = await dialogue.answer_turns()
+        except RowRejectedError as reason:
+            self.journal.write(row.id, {"source": row.source, "dropped": str(reason)})
         except UnansweredError as error:
-            self.failed[row.id] = _Failure(
+            self.failures[row.id] = _Failure(
                 source=row.source, reason=str(error), detail=error.detail
             )
-            self.in_vain += 1
-            self.hopeless |= self.in_vain >= max(HOPELESS, self.conf.rows_at_once)
+            self.failures_in_a_row += 1
+            self.is_aborted |= self.failures_in_a_row >= max(
+                MIN_FAILURES_TO_ABORT, self.conf.rows_in_flight
+            )
             progress.count(failed=1)
             return
         else:
-            self.kept.write(row.id, {"ended": dialogue.ended, "row": record(answered)})
-        self.in_vain = 0
+            self.journal.write(
+                row.id, {"ended": dialogue.end_reason, "row": row_to_columns(answered)}
+            )
+        self.failures_in_a_row = 0
         progress.count(done=1, tokens=sum(answer.tokens for answer in dialogue.answers))
 
-    def say_failures(self, place: Path) -> None:
-        """Write down what failed for good. Raises UserError unless it may be left out."""
-        if not self.failed:
-            place.unlink(missing_ok=True)
+    def report_failures(self, file: Path) -> None:
+        """Write the permanent failures to `file`; raise UserError unless they may be left out."""
+        if not self.failures:
+            file.unlink(missing_ok=True)
             return
-        lines = [{"id": row_id, **vars(failure)} for row_id, failure in self.failed.items()]
-        place.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        reasons = Counter(failure.reason for failure in self.failed.values()).most_common()
-        found = (
-            f"{len(self.failed):,} that failed for good "
+        lines = [{"id": row_id, **vars(failure)} for row_id, failure in self.failures.items()]
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        reasons = Counter(failure.reason for failure in self.failures.values()).most_common()
+        summary = (
+            f"{len(self.failures):,} that failed for good "
             f"({', '.join(f'{count:,} {reason}' for reason, count in reasons)}), "
-            f"{len(self.kept):,} done; listed in {place}"
+            f"{len(self.journal):,} done; listed in {file}"
         )
-        if self.hopeless or not self.conf.skip_failed:
+        if self.is_aborted or not self.conf.skip_failed:
             raise UserError(
-                f"answers: every row must be answered, got {found}; the same command asks for "
-                "these alone, answers.skip_failed=true leaves them out"
+                f"answers: every row must be answered, got {summary}; rerun the command to "
+                "retry these alone, or set answers.skip_failed=true to leave them out"
             )
-        log.warning("answers: left out %s", found)
+        log.warning("answers: left out %s", summary)

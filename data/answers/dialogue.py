@@ -1,8 +1,8 @@
-"""One conversation, answered turn by turn: each behind the history as answered so far.
+"""One conversation, answered turn by turn: each prompt is the history as answered so far.
 
-What the target was shown and what it generated is recorded as token ids. Turns share a document
-while a prompt begins with all that is known; where a template rewrites what it has said (it drops
-old thoughts, say), or text comes back as other tokens, a new document begins.
+Prompts and answers are recorded as token ids. Turns share a document as long as a prompt begins
+with all tokens of the document; a new document begins where a template rewrites the history (for
+example by dropping old reasoning) or text is tokenized differently.
 """
 
 import hashlib
@@ -10,21 +10,28 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 from data.answers.config import AnswersConf
-from data.answers.tool_calls import as_called, calls, message_of, same_call
-from data.chat.template import Chat, Message
-from data.sources.prepared_rows import Drawn, Row, Spans
-from data.sources.row_formats import MisfitError
+from data.answers.tool_calls import (
+    is_same_tool_call,
+    merge_tool_call,
+    message_from_text,
+    parse_tool_calls,
+)
+from data.chat.template import ChatTemplate, Message
+from data.sources.prepared_rows import PreparedRow, RecordedDocument, SamplingInfo
+from data.sources.row_formats import RowRejectedError
 
-OTHER_CALL = "the target did not call the tool that the data calls"
-NEW_CALL = "the target called a tool that the data does not call"
-CUT = "the answer was cut at answers.max_new_tokens"
-FULL = "the context was full"
-TOO_LONG = "longer than the context"
-TAIL = 8  # characters of a prompt by which the place of its answer is known: all may be rewritten
+DIFFERENT_TOOL_CALL = "the target did not call the tool that the data calls"
+UNEXPECTED_TOOL_CALL = "the target called a tool that the data does not call"
+ANSWER_CUT = "the answer was cut at answers.max_new_tokens"
+CONTEXT_FULL = "the context was full"
+PROMPT_TOO_LONG = "longer than the context"
+# The last characters of a prompt locate its answer in a rendered conversation: a template may
+# rewrite everything before them.
+PROMPT_TAIL_CHARS = 8
 
 
 class UnansweredError(Exception):
-    """A request failed for good. `str(error)` is the reason under which it is counted."""
+    """Error of a request that failed permanently; failures are counted by `str(error)`."""
 
     def __init__(self, reason: str, detail: str = ""):
         super().__init__(reason)
@@ -33,102 +40,112 @@ class UnansweredError(Exception):
 
 @dataclass(kw_only=True)
 class Answer:
-    """What the target generated, with the token that ended it."""
+    """Token ids that the target generated, with the token that ended them."""
 
     ids: list[int]
     finish_reason: str  # stop | length
-    retokenised: bool = False  # made from text: may differ from what was generated
+    retokenized: bool = False  # ids were made from text and may differ from the generated ones
 
 
 @runtime_checkable
-class Asker(Protocol):
-    """A way to the target."""
+class AnswerBackend(Protocol):
+    """A backend that generates the target's answers."""
 
-    room: int  # tokens that a prompt may have
+    max_prompt_tokens: int
 
-    async def ask(self, ids: list[int], *, key: int) -> Answer:
-        """The answer to a prompt; `key` is of the sampling noise. Raises UnansweredError."""
+    async def generate_answer(self, ids: list[int], *, key: int) -> Answer:
+        """Generate the answer to a prompt; `key` seeds the sampling. Raises UnansweredError."""
         ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Release the backend's resources."""
+        ...
 
 
-def key_of(seed: int, row_id: str, turn: int) -> int:
-    """The seed of one answer: 31 bits, which every server takes."""
+def derive_answer_seed(seed: int, row_id: str, turn: int) -> int:
+    """Derive the seed of one answer, with 31 bits so that every server accepts it."""
     digest = hashlib.sha256(f"{seed}/{turn}/{row_id}".encode(errors="surrogatepass")).digest()
     return int.from_bytes(digest[:4], "big") >> 1
 
 
 @dataclass(kw_only=True)
 class Dialogue:
-    """A row while it is answered."""
+    """A row that is being answered, with the documents and answers recorded so far."""
 
-    row: Row
-    asker: Asker
+    row: PreparedRow
+    backend: AnswerBackend
     tokenizer: Any
     conf: AnswersConf
-    documents: list[Spans] = field(default_factory=list)
-    answers: list[Drawn] = field(default_factory=list)
-    ended: str = ""  # why turns of the data were not answered
+    documents: list[RecordedDocument] = field(default_factory=list)
+    answers: list[SamplingInfo] = field(default_factory=list)
+    end_reason: str = ""  # why later turns of the data were not answered
 
-    async def answered(self) -> Row:
-        """The row with the target's answers. Raises MisfitError where there can be none."""
+    async def answer_turns(self) -> PreparedRow:
+        """Return the row with the target's answers.
+
+        Raises RowRejectedError if the row cannot be answered.
+        """
         if self.row.messages is None:
-            await self._ask(self.tokenizer(self.row.text, verbose=False)["input_ids"])
+            await self._generate_answer(self.tokenizer(self.row.text, verbose=False)["input_ids"])
             return replace(self.row, documents=self.documents, answers=self.answers)
         arguments = {**self.row.template, "tools": self.row.tools}
-        chat = Chat(tokenizer=self.tokenizer, arguments=arguments)
-        chat.text(self.row.messages)  # refused before anything is asked
-        said = await self._converse(chat, self.row.messages)
-        return replace(self.row, messages=said, documents=self.documents, answers=self.answers)
+        chat = ChatTemplate(tokenizer=self.tokenizer, arguments=arguments)
+        chat.render(self.row.messages)  # a template that refuses the row raises before any request
+        messages = await self._answer_messages(chat, self.row.messages)
+        return replace(self.row, messages=messages, documents=self.documents, answers=self.answers)
 
-    async def _converse(self, chat: Chat, messages: list[Message]) -> list[Message]:
-        """The messages with the target's own in place of the assistant's, as far as they go."""
-        said: list[Message] = []
-        asks = messages if messages[-1]["role"] == "assistant" else [*messages, None]
-        for place, message in enumerate(asks):
+    async def _answer_messages(self, chat: ChatTemplate, messages: list[Message]) -> list[Message]:
+        """Replace the assistant's messages by the target's until the dialogue cannot go on."""
+        history: list[Message] = []
+        # None stands for an answer that the data does not have
+        turns = messages if messages[-1]["role"] == "assistant" else [*messages, None]
+        for index, message in enumerate(turns):
             if message is not None and message["role"] != "assistant":
-                said.append(message)
+                history.append(message)
                 continue
-            prompt = chat.text(said, prompt=True)
+            prompt = chat.render(history, add_generation_prompt=True)
             ids = self.tokenizer(prompt, add_special_tokens=False, verbose=False)["input_ids"]
-            if self.answers and len(ids) > self.asker.room:
-                self.ended = FULL
+            if self.answers and len(ids) > self.backend.max_prompt_tokens:
+                self.end_reason = CONTEXT_FULL
                 break
-            answer = await self._ask(ids)
-            text = self._text(answer)
-            called = message is not None and message.get("tool_calls")
-            whole = chat.text([*said, message]) if called else ""
-            why = self._ends(answer, text, prompt, whole)
-            said.append(as_called(message, text) if whole and not why else own(chat, said, text))
-            if why and place + 1 < len(asks):
-                self.ended = why
+            answer = await self._generate_answer(ids)
+            text = self._decode_answer(answer)
+            has_call = message is not None and message.get("tool_calls")
+            rendered = chat.render([*history, message]) if has_call else ""
+            reason = self._find_end_reason(answer, text, prompt, rendered)
+            history.append(
+                merge_tool_call(message, text)
+                if rendered and not reason
+                else build_exact_message(chat, history, text)
+            )
+            if reason and index + 1 < len(turns):
+                self.end_reason = reason
                 break
-        last = max(n for n, message in enumerate(said, 1) if message["role"] == "assistant")
-        return said[:last]
+        last = max(n for n, message in enumerate(history, 1) if message["role"] == "assistant")
+        return history[:last]
 
-    def _ends(self, answer: Answer, text: str, prompt: str, called: str) -> str:
-        """Why nothing of the data can follow this answer; empty where it can.
+    def _find_end_reason(self, answer: Answer, text: str, prompt: str, rendered: str) -> str:
+        """Return the reason why the dialogue ends with this answer; empty if it goes on.
 
-        `called` is the conversation with the data's own call of a tool, if it has one here.
+        `rendered` is the conversation with the data's own tool call; empty if it has none here.
         """
         if answer.finish_reason != "stop":
-            return CUT
-        if called:
-            return "" if same_call(text, prompt, called) else OTHER_CALL
-        return NEW_CALL if self.row.tools and calls(text) else ""
+            return ANSWER_CUT
+        if rendered:
+            return "" if is_same_tool_call(text, prompt, rendered) else DIFFERENT_TOOL_CALL
+        return UNEXPECTED_TOOL_CALL if self.row.tools and parse_tool_calls(text) else ""
 
-    async def _ask(self, prompt: list[int]) -> Answer:
+    async def _generate_answer(self, prompt: list[int]) -> Answer:
         if not prompt:
-            raise MisfitError("without a token")
-        if len(prompt) > self.asker.room:
-            raise MisfitError(TOO_LONG)
+            raise RowRejectedError("without a token")
+        if len(prompt) > self.backend.max_prompt_tokens:
+            raise RowRejectedError(PROMPT_TOO_LONG)
         turn = len(self.answers)
-        key = key_of(self.conf.seed, self.row.id, turn)
-        answer = await self.asker.ask(prompt, key=key)
-        self._record(prompt, answer.ids)
+        key = derive_answer_seed(self.conf.seed, self.row.id, turn)
+        answer = await self.backend.generate_answer(prompt, key=key)
+        self._record_tokens(prompt, answer.ids)
         self.answers.append(
-            Drawn(
+            SamplingInfo(
                 turn=turn,
                 temperature=self.conf.temperature,
                 top_p=self.conf.top_p,
@@ -136,31 +153,39 @@ class Dialogue:
                 seed=key,
                 finish_reason=answer.finish_reason,
                 tokens=len(answer.ids),
-                retokenised=answer.retokenised,
+                retokenised=answer.retokenized,
             )
         )  # fmt: skip
         return answer
 
-    def _record(self, prompt: list[int], answer: list[int]) -> None:
-        known = self.documents[-1].ids if self.documents else None
-        if known is None or prompt[: len(known)] != known:
-            self.documents.append(Spans(ids=[], spans=[]))
+    def _record_tokens(self, prompt: list[int], answer: list[int]) -> None:
+        recorded = self.documents[-1].ids if self.documents else None
+        if recorded is None or prompt[: len(recorded)] != recorded:
+            self.documents.append(RecordedDocument(ids=[], spans=[]))
         document = self.documents[-1]
         document.ids = [*prompt, *answer]
         document.spans.append([len(prompt), len(document.ids)])
 
-    def _text(self, answer: Answer) -> str:
+    def _decode_answer(self, answer: Answer) -> str:
         ids = answer.ids[:-1] if answer.finish_reason == "stop" else answer.ids
         return self.tokenizer.decode(
             ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
 
 
-def own(chat: Chat, said: list[Message], text: str) -> Message:
-    """What was said, as the message that renders to it: templates write or trim spaces."""
-    message = message_of(text)
-    for tried in (message, {**message, "content": message["content"].strip()}):
-        prompt, whole = chat.text(said, prompt=True), chat.text([*said, tried])
-        if text in whole and whole[: whole.rfind(text)].endswith(prompt[-TAIL:]):
-            return tried
+def build_exact_message(chat: ChatTemplate, history: list[Message], text: str) -> Message:
+    """Build the message that the template renders to `text`.
+
+    Templates add or trim spaces, so the content is tried as it is and then stripped.
+    """
+    message = message_from_text(text)
+    for variant in (message, {**message, "content": message["content"].strip()}):
+        prompt, rendered = (
+            chat.render(history, add_generation_prompt=True),
+            chat.render([*history, variant]),
+        )
+        if text in rendered and rendered[: rendered.rfind(text)].endswith(
+            prompt[-PROMPT_TAIL_CHARS:]
+        ):
+            return variant
     return message

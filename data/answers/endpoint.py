@@ -1,11 +1,11 @@
-"""The target behind an HTTP server: any that speaks OpenAI's `/v1/completions`.
+"""The target behind any HTTP server with OpenAI's `/v1/completions`.
 
-Prompts are sent as token ids, rendered here from the target's own chat template, so that neither
-the server's template nor its parsers come between. vLLM and SGLang return ids too
-(`return_token_ids`); the text of other servers is split anew, and the answer marked `retokenised`.
-The client retries what may pass (408, 409, 429, 5xx, timeouts, lost connections), waiting longer
-each time. So do we where a reply holds no answer: servers that stop end what they have at work as
-`abort`, with status 200, and proxies send pages of their own.
+Prompts are sent as token ids rendered here by the target's own chat template, so neither the
+server's template nor its parsers interfere. vLLM and SGLang return ids too (`return_token_ids`);
+the text of other servers is tokenized again, and the answer is marked `retokenised`. The client
+retries transient errors (408, 409, 429, 5xx, timeouts, lost connections) with growing delays. A
+reply without an answer is retried in the same way: a server that shuts down ends its requests as
+`abort` with status 200, and proxies send pages of their own.
 """
 
 import asyncio
@@ -18,58 +18,63 @@ from typing import Any
 
 import openai
 
-from data.answers.config import NO_KEY, AnswersConf
+from data.answers.config import NO_API_KEY, AnswersConf
 from data.answers.dialogue import Answer, UnansweredError
 from models.errors import UserError
 from models.target.target import TargetConf
 
 log = logging.getLogger(__name__)
-CONNECT_S = 10.0  # a host that is gone never answers
-QUICK = {"max_retries": 2, "timeout": CONNECT_S}  # for the first question: is anybody there?
-FIRST_S, LONGEST_S = 0.5, 8.0  # between requests without an answer, as the client has it
+CONNECT_TIMEOUT_S = 10.0  # a host that is down never answers
+PROBE_OPTIONS = {"max_retries": 2, "timeout": CONNECT_TIMEOUT_S}  # of the request for the models
+FIRST_WAIT_S, MAX_WAIT_S = 0.5, 8.0  # between retries of replies without an answer
 
 
 @dataclass(kw_only=True, frozen=True)
-class Served:
-    """What an endpoint says of the model that it serves."""
+class ServedModel:
+    """The name and context length under which an endpoint serves the target."""
 
     model: str
-    context: int | None  # tokens, where it says so
+    context: int | None  # tokens; None if the endpoint does not report it
 
 
 class NoAnswerError(Exception):
-    """A reply with status 200 that holds no answer. `str(error)` says what it holds."""
+    """Error of a reply with status 200 that holds no answer; `str(error)` describes it."""
 
 
-def check(conf: AnswersConf, target: TargetConf) -> Served:
-    """Whether the endpoint is there and serves the target. Raises UserError; loads nothing."""
-    client = openai.OpenAI(base_url=conf.url, api_key=conf.key)
+def check_endpoint(conf: AnswersConf, target: TargetConf) -> ServedModel:
+    """Check that the endpoint is reachable and serves the target; raise UserError otherwise.
+
+    No model and no tokenizer is loaded.
+    """
+    client = openai.OpenAI(base_url=conf.url, api_key=conf.api_key)
     try:
-        cards = _cards(client.with_options(**QUICK).models.with_raw_response.list())
+        cards = _parse_model_cards(
+            client.with_options(**PROBE_OPTIONS).models.with_raw_response.list()
+        )
     except (openai.OpenAIError, NoAnswerError) as error:
         raise UserError(
             f"answers.url: must be an endpoint that can be reached, got {conf.url} "
-            f"({_reason(error)}); start the server, or mend the url (it ends in /v1) or "
-            f"the key in ${conf.key_env}"
+            f"({_classify_error(error)}); start the server, or correct the URL (it ends in /v1) "
+            f"or the key in ${conf.key_env}"
         ) from error
     names = {conf.model} if conf.model else {target.name, target.path or target.name}
     card = next((card for card in cards if {card["id"], card.get("root")} & names), None)
     if card is None:
         raise UserError(
             f"answers.model: must be served by {conf.url}, got "
-            f"{' or '.join(sorted(names))} where it serves "
-            f"{', '.join(card['id'] for card in cards) or 'none'}; start the target there, or name "
-            "it as the server does"
+            f"{' or '.join(sorted(names))}, but it serves "
+            f"{', '.join(card['id'] for card in cards) or 'none'}; start the target there, or "
+            "set the server's name for it"
         )
-    # of an adapter the context is its base's, which alone says it
+    # only the base model of an adapter reports a context length
     base = next((base for base in cards if base["id"] == card.get("parent")), card)
-    served = Served(model=card["id"], context=base.get("max_model_len"))
-    _check_room(conf, served)
-    _check_answer(conf, served, client)
+    served = ServedModel(model=card["id"], context=base.get("max_model_len"))
+    _check_context(conf, served)
+    _check_completion(conf, served, client)
     return served
 
 
-def _check_room(conf: AnswersConf, served: Served) -> None:
+def _check_context(conf: AnswersConf, served: ServedModel) -> None:
     needed = conf.context or conf.max_new_tokens + 1
     if served.context is not None and served.context < needed:
         key = "context" if conf.context else "max_new_tokens"
@@ -79,90 +84,108 @@ def _check_room(conf: AnswersConf, served: Served) -> None:
         )
 
 
-def _check_answer(conf: AnswersConf, served: Served, client: openai.OpenAI) -> None:
-    """One token, asked for as all are: are ids taken, and do ids come back?"""
-    patient = client.with_options(max_retries=conf.retries, timeout=_timeout(conf))
-    asked = _request(conf, served.model, [1], key=0, most=1)
+def _check_completion(conf: AnswersConf, served: ServedModel, client: openai.OpenAI) -> None:
+    """Request one token with all settings to check that the server accepts token ids.
+
+    Raises UserError if it does not; warns if it returns no ids.
+    """
+    retrying_client = client.with_options(max_retries=conf.retries, timeout=_build_timeout(conf))
+    request = _build_request(conf, served.model, [1], seed=0, max_tokens=1)
     try:
-        choice = _choice(patient.completions.with_raw_response.create(**asked))
+        choice = _parse_choice(retrying_client.completions.with_raw_response.create(**request))
     except (openai.OpenAIError, NoAnswerError) as error:
         raise UserError(
-            f"answers.url: must complete token ids, got {shorten(_text(error, conf), 200)} from "
-            f"{conf.url}; see that it serves /v1/completions, and leave out a field that it "
-            "refuses by ~answers.extra.FIELD"
+            f"answers.url: must accept token ids as a prompt, got "
+            f"{shorten(_redact_error(error, conf), 200)} from "
+            f"{conf.url}; check that it serves /v1/completions, and remove a field that it "
+            "rejects by ~answers.extra.FIELD"
         ) from error
     if choice.get("token_ids") is None:
-        log.warning("answers: %s gives no token ids: its text is split into tokens anew", conf.url)
+        log.warning("answers: %s returns no token ids: its text is tokenized again", conf.url)
 
 
-class Endpoint:
-    """An Asker: one request an answer."""
+class EndpointAnswerBackend:
+    """An AnswerBackend that sends one request per answer."""
 
-    def __init__(self, conf: AnswersConf, served: Served, target: TargetConf, tokenizer: Any):
+    def __init__(self, conf: AnswersConf, served: ServedModel, target: TargetConf, tokenizer: Any):
         self.conf, self.model, self.tokenizer = conf, served.model, tokenizer
-        # one less: SGLang refuses what would fill its context
-        self.room = conf.room(served.context, target.source.context()) - 1
+        # one less because SGLang refuses a request that would fill its context
+        self.max_prompt_tokens = (
+            conf.prompt_limit(served.context, target.source.context_length()) - 1
+        )
         self.eos_ids = target.source.eos_ids()
-        self.end = end_of_turn(tokenizer, self.eos_ids)
+        self.end_token_id = find_end_of_turn_id(tokenizer, self.eos_ids)
         self.client = openai.AsyncOpenAI(
-            base_url=conf.url, api_key=conf.key, max_retries=conf.retries, timeout=_timeout(conf)
+            base_url=conf.url,
+            api_key=conf.api_key,
+            max_retries=conf.retries,
+            timeout=_build_timeout(conf),
         )
 
-    async def ask(self, ids: list[int], *, key: int) -> Answer:
-        asked = _request(self.conf, self.model, ids, key=key, most=self.conf.max_new_tokens)
-        waits_s = (min(FIRST_S * 2.0**n, LONGEST_S) for n in range(self.conf.retries))
+    async def generate_answer(self, ids: list[int], *, key: int) -> Answer:
+        """Request the answer to a prompt; retry as `conf` allows. Raises UnansweredError."""
+        request = _build_request(
+            self.conf, self.model, ids, seed=key, max_tokens=self.conf.max_new_tokens
+        )
+        waits_s = (min(FIRST_WAIT_S * 2.0**n, MAX_WAIT_S) for n in range(self.conf.retries))
         while True:
             try:
-                reply = await self.client.completions.with_raw_response.create(**asked)
-                return self._answer(_choice(reply))
+                reply = await self.client.completions.with_raw_response.create(**request)
+                return self._parse_answer(_parse_choice(reply))
             except openai.OpenAIError as error:
-                raise UnansweredError(_reason(error), _text(error, self.conf)) from error
+                raise UnansweredError(
+                    _classify_error(error), _redact_error(error, self.conf)
+                ) from error
             except NoAnswerError as error:
                 if (wait_s := next(waits_s, None)) is None:
                     raise UnansweredError(str(error)) from error
             await asyncio.sleep(wait_s)
 
     async def close(self) -> None:
+        """Close the HTTP client."""
         await self.client.close()
 
-    def _answer(self, choice: dict[str, Any]) -> Answer:
-        given, reason = choice.get("token_ids"), choice["finish_reason"]
-        ids = given
+    def _parse_answer(self, choice: dict[str, Any]) -> Answer:
+        token_ids, reason = choice.get("token_ids"), choice["finish_reason"]
+        ids = token_ids
         if ids is None:
             text = choice["text"]
             ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         if reason == "stop" and (not ids or ids[-1] not in self.eos_ids):
-            ids = [*ids, self.end]
-        return Answer(ids=ids, finish_reason=reason, retokenised=given is None)
+            ids = [*ids, self.end_token_id]
+        return Answer(ids=ids, finish_reason=reason, retokenized=token_ids is None)
 
 
-def end_of_turn(tokenizer: Any, eos_ids: Collection[int]) -> int:
-    """The token that ends an answer: of those that may, the one that the chat template writes."""
+def find_end_of_turn_id(tokenizer: Any, eos_ids: Collection[int]) -> int:
+    """Return the end-of-sequence id that the chat template writes after an answer.
+
+    Falls back to the tokenizer's own.
+    """
     if tokenizer.chat_template is not None:
-        said = [{"role": "user", "content": "."}, {"role": "assistant", "content": "."}]
-        rendered = tokenizer.apply_chat_template(said, return_dict=True)["input_ids"]
-        written = [token for token in rendered if token in eos_ids]
-        if written:
-            return written[-1]
+        messages = [{"role": "user", "content": "."}, {"role": "assistant", "content": "."}]
+        input_ids = tokenizer.apply_chat_template(messages, return_dict=True)["input_ids"]
+        end_ids = [token for token in input_ids if token in eos_ids]
+        if end_ids:
+            return end_ids[-1]
     return tokenizer.eos_token_id
 
 
-def _request(
-    conf: AnswersConf, model: str, ids: list[int], *, key: int, most: int
+def _build_request(
+    conf: AnswersConf, model: str, ids: list[int], *, seed: int, max_tokens: int
 ) -> dict[str, Any]:
     return {
-        "model": model, "prompt": ids, "max_tokens": most, "seed": key,
+        "model": model, "prompt": ids, "max_tokens": max_tokens, "seed": seed,
         "temperature": conf.temperature, "top_p": conf.top_p,
         "extra_body": {"top_k": conf.top_k or -1, **conf.extra},
     }  # fmt: skip
 
 
-def _timeout(conf: AnswersConf) -> openai.Timeout:
-    return openai.Timeout(conf.timeout_s, connect=min(conf.timeout_s, CONNECT_S))
+def _build_timeout(conf: AnswersConf) -> openai.Timeout:
+    return openai.Timeout(conf.timeout_s, connect=min(conf.timeout_s, CONNECT_TIMEOUT_S))
 
 
-def _cards(reply: Any) -> list[dict[str, Any]]:
-    """The models of a reply. Raises NoAnswerError."""
+def _parse_model_cards(reply: Any) -> list[dict[str, Any]]:
+    """Parse the models of a reply. Raises NoAnswerError."""
     try:
         cards = json.loads(reply.content)["data"]
         return [card for card in cards if card["id"]]
@@ -170,8 +193,8 @@ def _cards(reply: Any) -> list[dict[str, Any]]:
         raise NoAnswerError("no list of models") from error
 
 
-def _choice(reply: Any) -> dict[str, Any]:
-    """The answer of a reply. Raises NoAnswerError."""
+def _parse_choice(reply: Any) -> dict[str, Any]:
+    """Parse the answer of a reply. Raises NoAnswerError."""
     try:
         choice = json.loads(reply.content)["choices"][0]
         reason, _ = choice["finish_reason"], choice["text"]
@@ -182,13 +205,13 @@ def _choice(reply: Any) -> dict[str, Any]:
     return choice
 
 
-def _text(error: Exception, conf: AnswersConf) -> str:
-    """Remove the key from a server's message: some servers repeat the key that they refuse."""
-    return str(error).replace(conf.key, "***") if conf.key != NO_KEY else str(error)
+def _redact_error(error: Exception, conf: AnswersConf) -> str:
+    """Remove the API key from a server's message: some servers repeat a key that they refuse."""
+    return str(error).replace(conf.api_key, "***") if conf.api_key != NO_API_KEY else str(error)
 
 
-def _reason(error: Exception) -> str:
-    """A few words that like failures share."""
+def _classify_error(error: Exception) -> str:
+    """Return a short reason under which similar failures are counted."""
     match error:
         case openai.APITimeoutError():
             return "timeout"

@@ -1,7 +1,7 @@
-"""What a target wrote, read as a message of the history: thoughts apart, calls of tools compared.
+"""Parsing of generated text into messages, and comparison of tool calls.
 
-Chat templates keep thoughts of the latest turns and drop older ones, which they can only do where
-the message holds them apart from its content, as a server's reasoning parser does.
+Chat templates keep the reasoning of the latest turns and drop older reasoning. They can only do so
+if a message holds it apart from its content, as a server's reasoning parser does.
 """
 
 import json
@@ -10,91 +10,102 @@ import re
 from typing import Any
 
 from data.chat.template import Message
-from data.sources.row_formats import THOUGHTS
+from data.sources.row_formats import REASONING_KEYS
 
-THOUGHT_END = "</think>"  # Qwen3, DeepSeek and most others; the begin may be the prompt's
-CHANNEL = re.compile(  # Harmony (gpt-oss): a message a channel, each with a recipient or none
+THOUGHT_END = "</think>"  # Qwen3, DeepSeek and most others; the prompt may hold the start tag
+# Harmony (gpt-oss): one message per channel, each with a recipient or none
+HARMONY_CHANNEL = re.compile(
     r"<\|channel\|>(?P<name>\w+)(?P<header>[^<]*(?:<\|constrain\|>[^<]*)?)<\|message\|>"
     r"(?P<text>.*?)(?=<\|end\|>|<\|call\|>|<\|return\|>|<\|start\|>|$)",
     re.DOTALL,
 )
 HARMONY_CALL = re.compile(r"to=functions\.([\w.-]+)[^{]*<\|message\|>(\{.*?\})(?=<\||$)", re.DOTALL)
-CALL = re.compile(r"<tool_call>|\[TOOL_CALLS\]|<\|python_tag\|>|\{")  # where one may begin
-_json = json.JSONDecoder()
+TOOL_CALL_START = re.compile(r"<tool_call>|\[TOOL_CALLS\]|<\|python_tag\|>|\{")
+_json_decoder = json.JSONDecoder()
 
 
-def message_of(said: str) -> Message:
-    """An assistant's message that templates render as they would for serving.
+def message_from_text(text: str) -> Message:
+    r"""Build the assistant's message that templates render as they would in serving.
 
-    >>> message_of("<think>\\nEasy.\\n</think>\\n\\n4")["content"]
+    >>> message_from_text("<think>\nEasy.\n</think>\n\n4")["content"]
     '4'
     """
-    if channels := list(CHANNEL.finditer(said)):
-        return _from_channels(channels)
-    thought, end, content = said.rpartition(THOUGHT_END)
+    if channels := list(HARMONY_CHANNEL.finditer(text)):
+        return _message_from_channels(channels)
+    reasoning, end, content = text.rpartition(THOUGHT_END)
     if not end:
-        return {"role": "assistant", "content": said}
-    thought = thought.strip().removeprefix("<think>").strip("\n")
-    return _thought(thought, content.lstrip("\n"))
+        return {"role": "assistant", "content": text}
+    reasoning = reasoning.strip().removeprefix("<think>").strip("\n")
+    return _build_message(reasoning, content.lstrip("\n"))
 
 
-def _from_channels(channels: list[re.Match]) -> Message:
-    thought = "".join(one["text"] for one in channels if one["name"] == "analysis")
+def _message_from_channels(channels: list[re.Match]) -> Message:
+    reasoning = "".join(match["text"] for match in channels if match["name"] == "analysis")
     content = "".join(
-        one["text"] for one in channels if one["name"] != "analysis" and "to=" not in one["header"]
+        match["text"]
+        for match in channels
+        if match["name"] != "analysis" and "to=" not in match["header"]
     )
-    return _thought(thought, content)
+    return _build_message(reasoning, content)
 
 
-def _thought(thought: str, content: str) -> Message:
-    """Under every name: templates read one of them, and none is the same as an empty one."""
-    thoughts = dict.fromkeys(THOUGHTS, thought) if thought else {}
-    return {"role": "assistant", "content": content, **thoughts}
+def _build_message(reasoning: str, content: str) -> Message:
+    """Build a message with the reasoning under every key, since templates read different ones.
+
+    Empty reasoning is left out, because templates treat both alike.
+    """
+    fields = dict.fromkeys(REASONING_KEYS, reasoning) if reasoning else {}
+    return {"role": "assistant", "content": content, **fields}
 
 
-def as_called(message: Message, said: str) -> Message:
-    """The data's message with a call, which the target made too, with what else it said."""
-    own = message_of(said)
-    return {**message, **own, "content": CALL.split(own["content"])[0].strip()}
+def merge_tool_call(message: Message, text: str) -> Message:
+    """Combine the data's message, whose tool call the target repeated, with the target's text."""
+    generated = message_from_text(text)
+    return {
+        **message,
+        **generated,
+        "content": TOOL_CALL_START.split(generated["content"])[0].strip(),
+    }
 
 
-def calls(said: str) -> list[tuple[str, Any]]:
-    """Calls of tools, whatever their notation: names and arguments.
+def parse_tool_calls(text: str) -> list[tuple[str, Any]]:
+    r"""Parse the names and arguments of tool calls in any known notation.
 
-    >>> calls('<tool_call>\\n{"name": "add", "arguments": {"a": 1}}\\n</tool_call>')
+    >>> parse_tool_calls('<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>')
     [('add', {'a': 1})]
     """
-    said = said.rpartition(THOUGHT_END)[2]
-    found = []
-    for name, arguments in HARMONY_CALL.findall(said):
+    text = text.rpartition(THOUGHT_END)[2]
+    calls = []
+    for name, arguments in HARMONY_CALL.findall(text):
         try:
-            found.append((name, json.loads(arguments)))
+            calls.append((name, json.loads(arguments)))
         except ValueError:
-            found.append((name, arguments))
-    place = said.find("{")
-    while place >= 0:
+            calls.append((name, arguments))
+    start = text.find("{")
+    while start >= 0:
         try:
-            value, place = _json.raw_decode(said, place)
+            value, start = _json_decoder.raw_decode(text, start)
         except ValueError:
-            place += 1
+            start += 1
         else:
             if isinstance(value, dict) and "name" in value:
-                found.append((value["name"], value.get("arguments", value.get("parameters"))))
-        place = said.find("{", place)
-    return found
+                calls.append((value["name"], value.get("arguments", value.get("parameters"))))
+        start = text.find("{", start)
+    return calls
 
 
-def same_call(said: str, prompt: str, rendered: str) -> bool:
-    """Whether what was said is the call that a template renders behind a prompt.
+def is_same_tool_call(text: str, prompt: str, rendered: str) -> bool:
+    """Return whether `text` makes the tool call that a template renders after `prompt`.
 
-    By names and arguments where the notation shows them, else by the text without its spaces.
+    Calls are compared by names and arguments if they can be parsed, else by their text without
+    white space.
     """
-    known = os.path.commonprefix([prompt, rendered])  # noqa: RUF071  # characters are meant
-    expected = rendered[len(known) :]
-    if wanted := calls(expected):
-        return calls(said) == wanted
-    return _compact(said) == _compact(expected)
+    prefix = os.path.commonprefix([prompt, rendered])  # noqa: RUF071  # compares characters
+    expected = rendered[len(prefix) :]
+    if expected_calls := parse_tool_calls(expected):
+        return parse_tool_calls(text) == expected_calls
+    return _strip_whitespace(text) == _strip_whitespace(expected)
 
 
-def _compact(text: str) -> str:
+def _strip_whitespace(text: str) -> str:
     return "".join(text.rpartition(THOUGHT_END)[2].split())

@@ -1,113 +1,124 @@
-"""Which part of a rendered conversation the target itself generated, turn by turn.
+"""Find the parts of a rendered conversation that the target generated, turn by turn.
 
-Each turn is compared with its prompt (data/chat/template.py); within what follows the prompt, a
-template that marks its answers with {% generation %} is believed. In one text for all turns that
-needs a template that never rewrites what it has said, which is checked for every turn.
+Each turn is compared with its prompt (data/chat/template.py). Where a template marks its answers
+with {% generation %}, the marks decide within the text that follows the prompt. A single text for
+all turns needs a template that never rewrites earlier turns, which is checked for every turn.
 """
 
 import re
 from collections import Counter
 
-from data.chat.template import Chat, Message, Span, markers
-from data.sources.row_formats import MisfitError
+from data.chat.template import CharSpan, ChatTemplate, Message, find_added_tokens
+from data.sources.row_formats import RowRejectedError
 from models.errors import UserError
 
 GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
 class RewrittenError(UserError):
-    """The chat template changes an earlier turn once more of the conversation is known."""
+    """The error of a chat template that renders an earlier turn differently in a longer text."""
 
 
-def all_answers(chat: Chat, messages: list[Message]) -> tuple[str, list[Span]]:
-    """The text up to the end of the last answer, and every answer in it.
+def find_all_answers(chat: ChatTemplate, messages: list[Message]) -> tuple[str, list[CharSpan]]:
+    """Return the text up to the end of the last answer, and the spans of all answers in it.
 
     Raises RewrittenError where no single text holds all answers as they were generated.
     """
-    text, spans = chat.text(messages), []
-    for turn in turns(messages):
-        known, answer = last_answer(chat, messages[: turn + 1])
-        if not text.startswith(known):
+    text, spans = chat.render(messages), []
+    for turn in find_assistant_turns(messages):
+        prefix, answer = find_last_answer(chat, messages[: turn + 1])
+        if not text.startswith(prefix):
             raise RewrittenError(
                 "data.turns: the chat template must not rewrite earlier turns, got another text "
-                f"for message {turn} once more of the conversation is known; set data.turns=each"
+                f"for message {turn} once later messages follow it; set data.turns=each"
             )
         spans += answer
     return text[: spans[-1][1]] if spans else text, spans
 
 
-def last_answer(chat: Chat, messages: list[Message]) -> tuple[str, list[Span]]:
-    """The prompt that serving sends for the last turn, and the answer behind it."""
-    marked = _marked(chat, messages) if GENERATION_TAG.search(chat.template) else None
-    text, spans = marked or _compared(chat, messages)
-    text = _turn(text, chat, messages)
+def find_last_answer(chat: ChatTemplate, messages: list[Message]) -> tuple[str, list[CharSpan]]:
+    """Return serving's prompt followed by the last answer, and the answer's spans in that text.
+
+    Raises RowRejectedError where no rendered text shows both, or where it lacks a tool call.
+    """
+    marked = _find_by_marks(chat, messages) if GENERATION_TAG.search(chat.source) else None
+    text, spans = marked or _find_by_prompt(chat, messages)
+    text = _strip_trailing_eos(text, chat, messages)
     spans = [(begin, min(end, len(text))) for begin, end in spans if begin < len(text)]
-    if spans and not _calls(messages[-1], "".join(text[begin:end] for begin, end in spans)):
-        raise MisfitError("a tool call that the chat template does not write")
+    if spans and not _has_all_calls(messages[-1], "".join(text[begin:end] for begin, end in spans)):
+        raise RowRejectedError("a tool call that the chat template does not write")
     return text, spans
 
 
-def _turn(text: str, chat: Chat, messages: list[Message]) -> str:
-    """Without the token that some templates write behind the last turn, whoever's it is."""
-    end = str(chat.tokenizer.eos_token or "")
-    turn = text.removesuffix(end).rstrip()
-    if not turn.endswith(tuple(markers(chat.tokenizer))):
+def _strip_trailing_eos(text: str, chat: ChatTemplate, messages: list[Message]) -> str:
+    """Strip the EOS token that some templates write after the last turn, whatever its role."""
+    eos = str(chat.tokenizer.eos_token or "")
+    turn = text.removesuffix(eos).rstrip()
+    if not turn.endswith(tuple(find_added_tokens(chat.tokenizer))):
         return text
-    going_on = chat.text(messages, prompt=True)
-    return turn if going_on.startswith(turn) and not going_on.startswith(text) else text
+    continued = chat.render(messages, add_generation_prompt=True)
+    return turn if continued.startswith(turn) and not continued.startswith(text) else text
 
 
-def _calls(message: Message, answer: str) -> bool:
-    """Whether the answer has all calls of the message: some templates write one, or none."""
-    called = (call.get("function", call)["name"] for call in message.get("tool_calls", []))
-    return all(answer.count(name) >= count for name, count in Counter(called).items())
+def _has_all_calls(message: Message, answer: str) -> bool:
+    """Return whether the answer has all tool calls of its message; some templates drop calls."""
+    names = (call.get("function", call)["name"] for call in message.get("tool_calls", []))
+    return all(answer.count(name) >= count for name, count in Counter(names).items())
 
 
-def turns(messages: list[Message]) -> list[int]:
-    """Which messages are the assistant's."""
+def find_assistant_turns(messages: list[Message]) -> list[int]:
+    """Return the indices of the assistant's messages."""
     return [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
 
 
-def _compared(chat: Chat, messages: list[Message]) -> tuple[str, list[Span]]:
-    found = chat.answer(messages[:-1], messages[-1])
-    if not found:
-        raise MisfitError("the chat template rewrites what it wrote before an answer")
-    prompt, answer = found
-    text = prompt + _to_end_of_turn(answer, chat)
+def _find_by_prompt(chat: ChatTemplate, messages: list[Message]) -> tuple[str, list[CharSpan]]:
+    parts = chat.split_answer(messages[:-1], messages[-1])
+    if not parts:
+        raise RowRejectedError("the chat template rewrites what it wrote before an answer")
+    prompt, answer = parts
+    text = prompt + _trim_after_end_of_turn(answer, chat)
     return text, [(len(prompt), len(text))]
 
 
-def _marked(chat: Chat, messages: list[Message]) -> tuple[str, list[Span]] | None:
-    """Marks from the end of the prompt to the end of the turn, wherever the author put the tag.
+def _find_by_marks(
+    chat: ChatTemplate, messages: list[Message]
+) -> tuple[str, list[CharSpan]] | None:
+    """Return the text and the marked spans after the prompt, each to the end of its turn.
 
-    None where the text does not begin with the prompt.
+    Return None where the text does not begin with the prompt. Marks are clipped, because authors
+    put the tags before or after headers and end-of-turn tokens.
     """
-    text, marks = chat.marked(messages)
-    prompts = [chat.text(messages[:-1], prompt=True, **one) for one in chat.switches()]
+    text, marks = chat.render_with_marks(messages)
+    prompts = [
+        chat.render(messages[:-1], add_generation_prompt=True, **switches)
+        for switches in chat.prompt_switches()
+    ]
     begin = max((len(prompt) for prompt in prompts if text.startswith(prompt)), default=None)
     if begin is None:
         return None
     spans = [
-        (max(begin, left), left + len(_closed(text, left, right, chat)))
+        (max(begin, left), left + len(_extend_to_end_of_turn(text, left, right, chat)))
         for left, right in marks
         if right > begin
     ]
     return text[: spans[-1][1] if spans else begin], spans
 
 
-def _closed(text: str, begin: int, end: int, chat: Chat) -> str:
-    """A marked answer with its end-of-turn token, inside the mark or just behind it."""
-    end_of_turn = str(chat.tokenizer.eos_token or "")
-    if end_of_turn and text.startswith(end_of_turn, end):
-        return text[begin:end] + end_of_turn
-    inside = _to_end_of_turn(text[begin:end], chat)
-    if inside.endswith(tuple(markers(chat.tokenizer))):
-        return inside
-    behind = [marker for marker in markers(chat.tokenizer) if text.startswith(marker, end)]
-    return inside + max(behind, key=len, default="")
+def _extend_to_end_of_turn(text: str, begin: int, end: int, chat: ChatTemplate) -> str:
+    """Return a marked answer with its end-of-turn token, from inside or just after the mark."""
+    eos = str(chat.tokenizer.eos_token or "")
+    if eos and text.startswith(eos, end):
+        return text[begin:end] + eos
+    answer = _trim_after_end_of_turn(text[begin:end], chat)
+    if answer.endswith(tuple(find_added_tokens(chat.tokenizer))):
+        return answer
+    tokens_after = [
+        token for token in find_added_tokens(chat.tokenizer) if text.startswith(token, end)
+    ]
+    return answer + max(tokens_after, key=len, default="")
 
 
-def _to_end_of_turn(answer: str, chat: Chat) -> str:
-    """Without the line break that many templates write behind the end-of-turn token."""
+def _trim_after_end_of_turn(answer: str, chat: ChatTemplate) -> str:
+    """Trim the line break that many templates write after the end-of-turn token."""
     trimmed = answer.rstrip()
-    return trimmed if trimmed.endswith(tuple(markers(chat.tokenizer))) else answer
+    return trimmed if trimmed.endswith(tuple(find_added_tokens(chat.tokenizer))) else answer

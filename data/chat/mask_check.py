@@ -1,76 +1,82 @@
-"""Masks that would train nothing, or the prompts as well: counted by category, refused early.
+"""Count masks by category and refuse, early, those that supervise nothing or the prompts too.
 
-Both come of a wrong chat template or wrong answer flags, and both would train without a complaint.
+Both result from a wrong chat template or wrong answer flags, and neither raises an error in
+training.
 """
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 
-from data.sources.row_formats import Tokenised
+from data.sources.row_formats import TokenizedDocument
 from models.errors import UserError
 
-EARLY = 1000  # documents of one kind are enough to tell
-LOOK = "look at them with `python -m data.show`; check the chat template or the answer flags"
+EARLY_CHECK_DOCUMENTS = 1000  # documents of a category after which its masks are first checked
+MASK_HINT = "look at them with `python -m data.show`; check the chat template or the answer flags"
 
 
 @dataclass(kw_only=True)
-class Tally:
-    """What one category's masks are like."""
+class MaskStats:
+    """Counts of the documents and masks of one category."""
 
     documents: int = 0
     tokens: int = 0
-    learned: int = 0  # answer tokens
-    silent: int = 0  # documents without any
-    only_answers: int = 0  # documents without a prompt
+    answer_tokens: int = 0
+    without_answers: int = 0  # documents without an answer token
+    without_prompt: int = 0  # documents of answer tokens only
 
-    def add(self, document: Tokenised) -> None:
-        learned = sum(document.answer)
+    def add(self, document: TokenizedDocument) -> None:
+        answer_tokens = sum(document.answer)
         self.documents += 1
         self.tokens += len(document.ids)
-        self.learned += learned
-        self.silent += not learned
-        self.only_answers += bool(learned) and learned == len(document.ids)
+        self.answer_tokens += answer_tokens
+        self.without_answers += not answer_tokens
+        self.without_prompt += bool(answer_tokens) and answer_tokens == len(document.ids)
 
-    def __add__(self, other: "Tally") -> "Tally":
-        return Tally(
-            **{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(Tally)}
+    def __add__(self, other: "MaskStats") -> "MaskStats":
+        return MaskStats(
+            **{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(MaskStats)}
         )
 
-    def refuse(self, category: str) -> None:
-        """Raise UserError where every document is masked wrongly."""
-        where = f" of category {category!r}" if category else ""
-        if self.documents and self.silent == self.documents:
+    def check(self, category: str) -> None:
+        """Check that not every document is masked wrongly; raise UserError otherwise."""
+        of_category = f" of category {category!r}" if category else ""
+        if self.documents and self.without_answers == self.documents:
             raise UserError(
-                f"data: documents{where} must hold answer tokens, got none in "
-                f"{self.documents:,}; {LOOK}"
+                f"data: documents{of_category} must hold answer tokens, got none in "
+                f"{self.documents:,}; {MASK_HINT}"
             )
-        if self.documents and self.only_answers == self.documents:
+        if self.documents and self.without_prompt == self.documents:
             raise UserError(
-                f"data: documents{where} must hold prompts too, got only answer tokens in "
-                f"{self.documents:,}; {LOOK}"
+                f"data: documents{of_category} must hold prompts too, got only answer tokens in "
+                f"{self.documents:,}; {MASK_HINT}"
             )
 
 
-def checked(found: Iterable[Tokenised], skipped: Counter[str]) -> Iterator[Tokenised]:
-    """The documents as they are. Raises UserError where a category's masks are all wrong."""
-    tallies: defaultdict[str, Tally] = defaultdict(Tally)
-    for document in found:
-        tally = tallies[document.category]
-        tally.add(document)
-        if tally.documents == EARLY:
-            tally.refuse(document.category)
+def check_documents(
+    documents: Iterable[TokenizedDocument], skipped: Counter[str]
+) -> Iterator[TokenizedDocument]:
+    """Yield the documents unchanged; raise UserError where a category's masks are all wrong."""
+    stats: defaultdict[str, MaskStats] = defaultdict(MaskStats)
+    for document in documents:
+        category_stats = stats[document.category]
+        category_stats.add(document)
+        if category_stats.documents == EARLY_CHECK_DOCUMENTS:
+            category_stats.check(document.category)
         yield document
-    refuse_bad(tallies, skipped)
+    check_mask_stats(stats, skipped)
 
 
-def refuse_bad(tallies: Mapping[str, Tally], skipped: Counter[str]) -> None:
-    """Raise UserError where there is no document, or a category's masks are all wrong."""
-    if not tallies:
-        reasons = ", ".join(f"{why}: {count}" for why, count in skipped.most_common(3))
+def check_mask_stats(stats: Mapping[str, MaskStats], skipped: Counter[str]) -> None:
+    """Check that there are documents and that no category's masks are all wrong.
+
+    Raises UserError otherwise, with the most frequent reasons in `skipped`.
+    """
+    if not stats:
+        reasons = ", ".join(f"{reason}: {count}" for reason, count in skipped.most_common(3))
         raise UserError(
             f"data: must hold a document, got none ({reasons or 'no rows'}); "
             "check data.path, data.limit and the chat template"
         )
-    for category, tally in tallies.items():
-        tally.refuse(category)
+    for category, category_stats in stats.items():
+        category_stats.check(category)

@@ -1,4 +1,4 @@
-"""Token ids of a document, and exactly which of them the target would have produced."""
+"""Tokenize documents and mark exactly the tokens that the target would have generated."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -10,135 +10,158 @@ from itertools import pairwise
 
 from transformers import PreTrainedTokenizerBase
 
-from data.chat.answer_spans import RewrittenError, all_answers, last_answer, turns
-from data.chat.mask_check import checked
-from data.chat.template import Chat, Message, Span
-from data.config import DataConf, Turns
-from data.sources.row_formats import (
-    THOUGHTS,
-    Conversation,
-    Labelled,
-    MisfitError,
-    Row,
-    Text,
-    Tokenised,
+from data.chat.answer_spans import (
+    RewrittenError,
+    find_all_answers,
+    find_assistant_turns,
+    find_last_answer,
 )
-from data.sources.tokenized import refuse_answers_alone
-from data.sources.training_rows import rows
+from data.chat.mask_check import check_documents
+from data.chat.template import CharSpan, ChatTemplate, Message
+from data.config import DataConf, TurnSelection
+from data.sources.row_formats import (
+    REASONING_KEYS,
+    Conversation,
+    LabeledRow,
+    ParsedRow,
+    PlainText,
+    RowRejectedError,
+    TokenizedDocument,
+)
+from data.sources.tokenized import check_has_prompt
+from data.sources.training_rows import read_training_rows
 
 
-def documents(
+def iter_documents(
     conf: DataConf, tokenizer: PreTrainedTokenizerBase, skipped: Counter[str]
-) -> Iterator[Tokenised]:
-    """Every document of the data; `skipped` counts what was left out, by reason.
+) -> Iterator[TokenizedDocument]:
+    """Yield every document of the data; `skipped` counts the rows left out, by reason.
 
-    Raises UserError where a category's masks are all wrong, before the last document is out.
+    Raises UserError where a category's masks are all wrong: after its first 1,000 documents, or at
+    the end of the data.
     """
-    return checked(unchecked(conf, tokenizer, skipped), skipped)
+    return check_documents(iter_unchecked_documents(conf, tokenizer, skipped), skipped)
 
 
-def unchecked(
+def iter_unchecked_documents(
     conf: DataConf, tokenizer: PreTrainedTokenizerBase, skipped: Counter[str]
-) -> Iterator[Tokenised]:
-    """The documents as they come, for those who look at masks."""
-    for row in rows(conf, skipped):
-        yield from from_row(row, conf, tokenizer, skipped)
+) -> Iterator[TokenizedDocument]:
+    """Yield every document of the data without the mask check, for inspection of the masks."""
+    for row in read_training_rows(conf, skipped):
+        yield from documents_from_row(row, conf, tokenizer, skipped)
 
 
-def from_row(
-    row: Row, conf: DataConf, tokenizer: PreTrainedTokenizerBase, skipped: Counter[str]
-) -> Iterator[Tokenised]:
-    """One document, or one for each assistant turn of a conversation."""
+def documents_from_row(
+    row: ParsedRow, conf: DataConf, tokenizer: PreTrainedTokenizerBase, skipped: Counter[str]
+) -> Iterator[TokenizedDocument]:
+    """Yield the document of a row, or one for each assistant turn of a conversation."""
     match row:
-        case Tokenised():
+        case TokenizedDocument():
             yield row
-        case Text(text=text):
-            yield _labelled(from_text(tokenizer, text), row)
+        case PlainText(text=text):
+            yield _copy_labels(document_from_text(tokenizer, text), row)
         case Conversation(messages=messages):
-            chat = Chat(
+            chat = ChatTemplate(
                 tokenizer=tokenizer, arguments={**conf.template, **row.template, "tools": row.tools}
             )
-            for document in from_conversation(chat, messages, conf.turns, skipped):
-                yield _labelled(document, row)
+            for document in documents_from_conversation(chat, messages, conf.turns, skipped):
+                yield _copy_labels(document, row)
 
 
-def from_conversation(
-    chat: Chat, messages: list[Message], wanted: Turns, skipped: Counter[str]
-) -> Iterator[Tokenised]:
-    """One document, or one for each assistant turn."""
-    ends = [turn + 1 for turn in turns(messages)]
-    left_out: Counter[str] = Counter()
-    automatic = wanted is Turns.auto
-    if automatic:
-        wanted = Turns.each
-        with suppress(MisfitError, RewrittenError):
-            yield from_messages(chat, messages)
+def documents_from_conversation(
+    chat: ChatTemplate, messages: list[Message], turns: TurnSelection, skipped: Counter[str]
+) -> Iterator[TokenizedDocument]:
+    """Yield one document, or one for each assistant turn."""
+    ends = [turn + 1 for turn in find_assistant_turns(messages)]
+    rejected: Counter[str] = Counter()
+    is_auto = turns is TurnSelection.auto
+    if is_auto:
+        turns = TurnSelection.each
+        with suppress(RowRejectedError, RewrittenError):
+            yield document_from_messages(chat, messages)
             return
-    for end in ends if wanted is Turns.each else ends[-1:]:
+    for end in ends if turns is TurnSelection.each else ends[-1:]:
         try:
-            yield from_messages(chat, messages[:end], last_only=wanted is not Turns.all)
-        except MisfitError as reason:
-            left_out[str(reason)] += 1
-    if automatic and left_out.total() == len(ends):  # the conversation as a whole, counted once
-        left_out = Counter([*left_out][:1])
-    skipped.update(left_out)
+            yield document_from_messages(
+                chat, messages[:end], last_only=turns is not TurnSelection.all
+            )
+        except RowRejectedError as error:
+            rejected[str(error)] += 1
+    if is_auto and rejected.total() == len(ends):  # a conversation without documents counts once
+        rejected = Counter([*rejected][:1])
+    skipped.update(rejected)
 
 
-def _labelled(document: Tokenised, row: Labelled) -> Tokenised:
+def _copy_labels(document: TokenizedDocument, row: LabeledRow) -> TokenizedDocument:
     return replace(
         document, category=row.category, language=row.language, conversation=row.conversation
     )
 
 
-def from_text(tokenizer: PreTrainedTokenizerBase, text: str) -> Tokenised:
-    """Plain text: all but the first token, which nothing comes before."""
+def document_from_text(tokenizer: PreTrainedTokenizerBase, text: str) -> TokenizedDocument:
+    """Tokenize a plain text and mark all tokens but the first, which has no context."""
     ids = list(tokenizer(text, verbose=False)["input_ids"])
-    return Tokenised(ids=ids, answer=[position > 0 for position in range(len(ids))])
+    return TokenizedDocument(ids=ids, answer=[position > 0 for position in range(len(ids))])
 
 
-def from_messages(chat: Chat, messages: list[Message], *, last_only: bool = False) -> Tokenised:
-    """One document; its answers are the assistant turns, each with its end-of-turn token.
+def document_from_messages(
+    chat: ChatTemplate, messages: list[Message], *, last_only: bool = False
+) -> TokenizedDocument:
+    """Tokenize a conversation and mark its assistant turns, each with its end-of-turn token.
 
-    Raises MisfitError where the prompt that the target saw cannot be had.
+    Raises RowRejectedError where the prompt that the target read cannot be rendered, and
+    RewrittenError where no single text holds all answers.
     """
-    messages = [_with_thought(message) for message in messages]
-    text, spans = last_answer(chat, messages) if last_only else all_answers(chat, messages)
-    return refuse_answers_alone(_tokenised(chat.tokenizer, text, spans))
+    messages = [_fill_reasoning_keys(message) for message in messages]
+    text, spans = (
+        find_last_answer(chat, messages) if last_only else find_all_answers(chat, messages)
+    )
+    return check_has_prompt(_tokenize_text(chat.tokenizer, text, spans))
 
 
-def _with_thought(message: Message) -> Message:
-    """A thought under every name that templates read; they drop one under another in silence."""
-    thought = next((message[name] for name in THOUGHTS if message.get(name)), None)
-    return message if thought is None else {**dict.fromkeys(THOUGHTS, thought), **message}
+def _fill_reasoning_keys(message: Message) -> Message:
+    """Copy a message's reasoning to every key that templates read; each silently drops others."""
+    reasoning = next((message[key] for key in REASONING_KEYS if message.get(key)), None)
+    return message if reasoning is None else {**dict.fromkeys(REASONING_KEYS, reasoning), **message}
 
 
-def _tokenised(tokenizer: PreTrainedTokenizerBase, text: str, spans: list[Span]) -> Tokenised:
-    """The text's tokens. Serving tokenises a prompt alone, so no token lies across its end."""
-    begins = [begin for begin, _ in spans] if _separable(tokenizer) else []
-    ids, places = [], []
+def _tokenize_text(
+    tokenizer: PreTrainedTokenizerBase, text: str, spans: list[CharSpan]
+) -> TokenizedDocument:
+    """Tokenize a text and mark the tokens of its spans.
+
+    Serving tokenizes a prompt alone, so the text is split where answers begin: no token may lie
+    across the end of a prompt.
+    """
+    begins = [begin for begin, _ in spans] if _can_tokenize_parts(tokenizer) else []
+    ids, offsets = [], []
     for left, right in pairwise([0, *begins, len(text)]):
         part = tokenizer(
             text[left:right], add_special_tokens=False, return_offsets_mapping=True, verbose=False
         )
         ids += part["input_ids"]
-        places += [(left + start, left + end) for start, end in part["offset_mapping"]]
-    return Tokenised(ids=ids, answer=_within(places, text, spans))
+        offsets += [(left + start, left + end) for start, end in part["offset_mapping"]]
+    return TokenizedDocument(ids=ids, answer=_mark_answer_tokens(offsets, text, spans))
 
 
 @lru_cache(maxsize=4)
-def _separable(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether parts of a text can be tokenised one by one: some put a space before each."""
+def _can_tokenize_parts(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Return whether parts of a text can be tokenized separately; some tokenizers add a space."""
     letter = tokenizer("x", add_special_tokens=False)["input_ids"]
     return tokenizer.decode(letter + letter) == "xx"
 
 
-def _within(places: list[Span], text: str, spans: list[Span]) -> list[bool]:
-    """Which tokens lie in an answer. An end-of-turn token may take the line break along."""
-    answer = [False] * len(places)
-    starts = [start for start, _ in places]
-    for begin, finish in spans:
-        first, behind = bisect_left(starts, begin), bisect_left(starts, finish)
-        while behind > first and text[finish : places[behind - 1][1]].strip():
-            behind -= 1
-        answer[first:behind] = [True] * (behind - first)
+def _mark_answer_tokens(offsets: list[CharSpan], text: str, spans: list[CharSpan]) -> list[bool]:
+    """Mark the tokens that lie in an answer.
+
+    The last token may reach beyond the answer by white space, as an end-of-turn token does that
+    includes a line break.
+    """
+    answer = [False] * len(offsets)
+    starts = [start for start, _ in offsets]
+    for begin, end in spans:
+        first_token, end_token = bisect_left(starts, begin), bisect_left(starts, end)
+        while end_token > first_token and text[end : offsets[end_token - 1][1]].strip():
+            end_token -= 1
+        answer[first_token:end_token] = [True] * (end_token - first_token)
     return answer

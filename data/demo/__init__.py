@@ -1,1 +1,1 @@
-"""The embedded demo: a trained target, its text and its prompts, which work offline."""
+"""The embedded demo: a trained target, its training text and its prompts, all usable offline."""

@@ -1,6 +1,6 @@
-"""What the demo's target is made of: its text, its tokenizer and its shape.
+"""Define the demo's target: its training text, its tokenizer and its architecture.
 
-`scripts/train_demo_target.py` trains it; the result lies in `data/demo/target`.
+`scripts/train_demo_target.py` trains it and writes it to `data/demo/target`.
 """
 
 import math
@@ -28,25 +28,25 @@ CHAT_TEMPLATE = (
     "{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}"
 )
-MIXTURE = {"code": 0.47, "docs": 0.2, "tests": 0.28, "structured": 0.05}  # shares of the tokens
-STRUCTURED_TEXTS = 20_000
-CONVERSATIONS = 3_000
+SOURCE_SHARES = {"code": 0.47, "docs": 0.2, "tests": 0.28, "structured": 0.05}  # of the tokens
+NUM_STRUCTURED_TEXTS = 20_000
+NUM_CONVERSATIONS = 3_000
 
 
 def texts_by_source(seed: int) -> dict[str, list[str]]:
-    """All text to train on. A Python without its tests (Debian's) trains without them."""
+    """Return all training texts by source; tests are left out where Python ships none (Debian)."""
     code, docs = list(training_texts("code")), list(training_texts("docs"))
     texts = {
         "code": code,
-        "docs": docs + conversations(code + docs, CONVERSATIONS, seed=seed),
+        "docs": docs + build_conversations(code + docs, NUM_CONVERSATIONS, seed=seed),
         "tests": list(training_texts("tests")),
-        "structured": structured_texts(STRUCTURED_TEXTS, seed=seed),
+        "structured": structured_texts(NUM_STRUCTURED_TEXTS, seed=seed),
     }
-    return {source: part for source, part in texts.items() if part}
+    return {source: source_texts for source, source_texts in texts.items() if source_texts}
 
 
-def conversations(texts: list[str], count: int, *, seed: int) -> list[str]:
-    """Some texts as a user's first lines and an assistant's next ones, for the chat template."""
+def build_conversations(texts: list[str], count: int, *, seed: int) -> list[str]:
+    """Build conversations for the chat template: a text's lines, then the lines that follow."""
     rng = random.Random(seed)
     chats = []
     for text in rng.sample(texts, k=min(count, len(texts))):
@@ -60,7 +60,7 @@ def conversations(texts: list[str], count: int, *, seed: int) -> list[str]:
 
 
 def build_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
-    """Byte-level BPE; digits stay single, so that numbers can be counted."""
+    """Train a byte-level BPE tokenizer with single digits, so that numbers can be counted."""
     digits = pre_tokenizers.Digits(individual_digits=True)
     words = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer = Tokenizer(models.BPE())
@@ -86,7 +86,7 @@ def build_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
 
 
 def build_model(num_layers: int = NUM_LAYERS) -> Qwen3ForCausalLM:
-    """Deep and narrow, so that one layer costs little of the whole."""
+    """Build the untrained model, deep and narrow so that one layer is a small share of its cost."""
     model = Qwen3ForCausalLM(
         Qwen3Config(
             vocab_size=VOCAB_SIZE,
@@ -105,34 +105,36 @@ def build_model(num_layers: int = NUM_LAYERS) -> Qwen3ForCausalLM:
             initializer_range=0.02,
         )
     )
-    with torch.no_grad():  # GPT-2's rule: the residual stream keeps its size with depth
+    with torch.no_grad():  # GPT-2's initialization keeps the scale of the residual stream at depth
         for name, param in model.named_parameters():
             if name.endswith(("o_proj.weight", "down_proj.weight")):
                 param.div_(math.sqrt(2 * NUM_LAYERS))
     return model
 
 
-def deepen(model: Qwen3ForCausalLM, num_layers: int) -> Qwen3ForCausalLM:
-    """A deeper model that starts as copies of the shallow one's layers, in their order.
+def deepen_model(model: Qwen3ForCausalLM, num_layers: int) -> Qwen3ForCausalLM:
+    """Build a deeper model from repeated copies of the model's layers, in their order.
 
-    A shallow model learns most of what it can in a fraction of the time (stacking, Du et al.,
-    arXiv 2405.15319).
+    Training a shallow model first reaches most of its quality in a fraction of the time (stacking,
+    Du et al., arXiv 2405.15319).
     """
     deeper: Any = build_model(num_layers)
     old, new = model.state_dict(), {}
-    count = model.config.num_hidden_layers
+    old_layers = model.config.num_hidden_layers
     for name in deeper.state_dict():
         parts = name.split(".")
         if "layers" in parts:
-            place = parts.index("layers") + 1
-            parts[place] = str(int(parts[place]) % count)
+            index = parts.index("layers") + 1
+            parts[index] = str(int(parts[index]) % old_layers)
         new[name] = old[".".join(parts)]
     deeper.load_state_dict(new)
     return deeper.to(model.device)
 
 
-def encode(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> np.ndarray:
-    """One stream of ids, each text ended by <|endoftext|>."""
-    encoded = tokenizer.backend_tokenizer.encode_batch_fast(list(texts))
-    ids = [np.array([*text.ids, tokenizer.eos_token_id], dtype=np.uint16) for text in encoded]
+def encode_texts(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> np.ndarray:
+    """Encode the texts as one stream of uint16 ids, with <|endoftext|> after each text."""
+    encodings = tokenizer.backend_tokenizer.encode_batch_fast(list(texts))
+    ids = [
+        np.array([*encoding.ids, tokenizer.eos_token_id], dtype=np.uint16) for encoding in encodings
+    ]
     return np.concatenate(ids)

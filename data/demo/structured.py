@@ -1,6 +1,6 @@
-"""Text with a rule: counting, repetition and records with fixed keys, made by a seed.
+"""Generate texts that follow a rule: counting, repetition and records with fixed keys.
 
-The standard library has little of it; a model that has seen none answers such prompts by looping.
+The standard library has little such text, and a model trained without it loops on such prompts.
 """
 
 import json
@@ -25,19 +25,26 @@ KEYS = [
 
 
 def structured_texts(count: int, *, seed: int) -> list[str]:
-    """`count` texts of 12 to 40 lines, each following one rule."""
+    """Generate `count` texts of 8 to 60 items, each following a single rule."""
     rng = random.Random(seed)
-    makers = [_counting, _listing, _records, _cycle, _table, _assignments]
-    return [rng.choice(makers)(rng) for _ in range(count)]
+    generators = [
+        _make_counting,
+        _make_listing,
+        _make_records,
+        _make_cycle,
+        _make_table,
+        _make_assignments,
+    ]
+    return [rng.choice(generators)(rng) for _ in range(count)]
 
 
-def _counting(rng: random.Random) -> str:
+def _make_counting(rng: random.Random) -> str:
     start, step = rng.randrange(200), rng.choice([1, 1, 1, 2, 5, 10])
-    between = rng.choice([", ", " ", "\n", "; "])
-    return between.join(str(start + step * i) for i in range(rng.randint(30, 60))) + "\n"
+    separator = rng.choice([", ", " ", "\n", "; "])
+    return separator.join(str(start + step * i) for i in range(rng.randint(30, 60))) + "\n"
 
 
-def _listing(rng: random.Random) -> str:
+def _make_listing(rng: random.Random) -> str:
     word = rng.choice(WORDS)
     mark = rng.choice(["{w} {i}", "{w}_{i}", "{i}. {w}", "- {w} {i}", "{w}[{i}]"])
     end = rng.choice(["", ": " + rng.choice(WORDS), " = " + rng.choice(WORDS), ","])
@@ -47,7 +54,7 @@ def _listing(rng: random.Random) -> str:
     )
 
 
-def _value(rng: random.Random, key: str, index: int) -> object:
+def _make_value(rng: random.Random, key: str, index: int) -> object:
     if key == "id":
         return index
     if key == "active":
@@ -57,21 +64,23 @@ def _value(rng: random.Random, key: str, index: int) -> object:
     return rng.randrange(100)
 
 
-def _records(rng: random.Random) -> str:
+def _make_records(rng: random.Random) -> str:
     keys = ["id", *rng.sample(KEYS[1:], rng.randint(2, 3))]
     start = rng.randrange(40)
-    rows = [{key: _value(rng, key, start + i) for key in keys} for i in range(rng.randint(8, 16))]
+    rows = [
+        {key: _make_value(rng, key, start + i) for key in keys} for i in range(rng.randint(8, 16))
+    ]
     lines = [json.dumps(row) for row in rows]
     return rng.choice(["[\n  " + ",\n  ".join(lines) + "\n]\n", "\n".join(lines) + "\n"])
 
 
-def _cycle(rng: random.Random) -> str:
+def _make_cycle(rng: random.Random) -> str:
     words = rng.sample(WORDS, rng.randint(2, 5))
-    between = rng.choice([" ", ", ", "\n", " -> "])
-    return between.join(words[i % len(words)] for i in range(rng.randint(20, 50))) + "\n"
+    separator = rng.choice([" ", ", ", "\n", " -> "])
+    return separator.join(words[i % len(words)] for i in range(rng.randint(20, 50))) + "\n"
 
 
-def _table(rng: random.Random) -> str:
+def _make_table(rng: random.Random) -> str:
     words = rng.sample(WORDS, 2)
     start = rng.randrange(50)
     rows = [
@@ -80,7 +89,7 @@ def _table(rng: random.Random) -> str:
     return "\n".join([f"id,{words[0]},{words[1]}", *rows]) + "\n"
 
 
-def _assignments(rng: random.Random) -> str:
+def _make_assignments(rng: random.Random) -> str:
     word, factor = rng.choice(WORDS), rng.randint(1, 9)
     start = rng.randrange(30)
     rows = [f"{word}_{start + i} = {(start + i) * factor}" for i in range(rng.randint(12, 30))]

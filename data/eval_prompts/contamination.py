@@ -1,10 +1,10 @@
-"""Whether a draft was trained on the prompts that it is judged by.
+"""A check that a draft was not trained on the prompts that evaluate it.
 
-A run keeps 8 bytes of a hash of every training prompt and of how every training answer begins. A
-held-out prompt is counted where its whole text is a training prompt, or where it begins as a
-training answer does (a text to continue, cut out of a text learned from). Case, white space and
-the Unicode form of accents do not matter. What this cannot see: the same question reworded, or in
-the middle of a longer text.
+A run stores an 8-byte hash of every training prompt and of the beginning of every training answer.
+A held-out prompt counts as contaminated if its whole text is a training prompt, or if it begins
+like a training answer (a text to continue, cut out of a training text). Case, white space and the
+Unicode form of accents do not matter. The check misses reworded questions, and prompts in the
+middle of a longer text.
 """
 
 import hashlib
@@ -18,13 +18,13 @@ from numpy import ndarray
 
 from data.eval_prompts.prompts import EvalPrompt
 
-FILE = "training_prompts.npy"  # beside report.json and checkpoint/
-START_CHARS = 64  # shorter beginnings say too little to tell a text by
+PROMPT_HASHES_FILE = "training_prompts.npy"  # beside report.json and checkpoint/
+ANSWER_START_CHARS = 64  # shorter beginnings are too common to identify a text
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contamination:
-    """Which held-out prompts were trained on. Not checked: the reason why."""
+    """The held-out prompts that were trained on; `reason` explains a check that did not run."""
 
     checked: bool
     count: int = 0
@@ -32,42 +32,46 @@ class Contamination:
     reason: str = ""
 
 
-def contaminated(prompts: list[EvalPrompt], checkpoint_dir: Path) -> Contamination:
-    """Look the prompts up in what the run of this checkpoint was trained on."""
-    file = checkpoint_dir.resolve().parent / FILE
+def check_contamination(prompts: list[EvalPrompt], checkpoint_dir: Path) -> Contamination:
+    """Look the prompts up in the training hashes of the checkpoint's run."""
+    file = checkpoint_dir.resolve().parent / PROMPT_HASHES_FILE
     try:
-        seen = set(np.load(file, allow_pickle=False).tolist())
+        training_hashes = set(np.load(file, allow_pickle=False).tolist())
     except (OSError, ValueError, EOFError):
-        return Contamination(checked=False, reason=f"the run left no readable {FILE}")
-    ids = [prompt.id for prompt in prompts if seen.intersection(signs(prompt.text, prompt.text))]
+        return Contamination(checked=False, reason=f"the run left no readable {PROMPT_HASHES_FILE}")
+    ids = [
+        prompt.id
+        for prompt in prompts
+        if training_hashes.intersection(prompt_hashes(prompt.text, prompt.text))
+    ]
     return Contamination(checked=True, count=len(ids), ids=ids)
 
 
-def signs(prompt: str, answer: str) -> list[int]:
-    """Hashes of a prompt's whole text, and of how an answer begins where it is long enough.
+def prompt_hashes(prompt: str, answer: str) -> list[int]:
+    """Hash a prompt's whole text, and the beginning of an answer that is long enough.
 
-    >>> signs("Two  words", "") == signs("two words ", "a short answer")
+    >>> prompt_hashes("Two  words", "") == prompt_hashes("two words ", "a short answer")
     True
     """
-    found = [hashed("prompt", normalised(prompt))]
-    start = normalised(answer)[:START_CHARS]
-    return found + ([hashed("answer", start)] if len(start) == START_CHARS else [])
+    hashes = [hash_text("prompt", normalize_text(prompt))]
+    start = normalize_text(answer)[:ANSWER_START_CHARS]
+    return hashes + ([hash_text("answer", start)] if len(start) == ANSWER_START_CHARS else [])
 
 
-def normalised(text: str) -> str:
-    """Without what makes no difference to a reader: case, how white space and accents are written.
+def normalize_text(text: str) -> str:
+    r"""Normalize case, white space and the Unicode form of accents.
 
-    >>> normalised("Caf\u00e9  au lait") == normalised("CAFE\u0301 au\\nlait")
+    >>> normalize_text("Caf\u00e9  au lait") == normalize_text("CAFE\u0301 au\nlait")
     True
     """
     return unicodedata.normalize("NFC", " ".join(text.casefold().split()))
 
 
-def packed(signs: set[int]) -> UInt64[ndarray, " signs"]:
-    """As the file holds them."""
-    return np.array(sorted(signs), dtype=np.uint64)
+def pack_hashes(hashes: set[int]) -> UInt64[ndarray, " prompt_hashes"]:
+    """Return the hashes as the sorted array that the file holds."""
+    return np.array(sorted(hashes), dtype=np.uint64)
 
 
-def hashed(kind: str, text: str) -> int:
-    """64 bits of a text; what the hash is for keeps it apart from others."""
+def hash_text(kind: str, text: str) -> int:
+    """Hash a text to 64 bits; `kind` separates hashes for different purposes."""
     return int.from_bytes(hashlib.blake2b(f"{kind} {text}".encode(), digest_size=8).digest(), "big")

@@ -1,11 +1,11 @@
-"""Choose the conversations that a draft is judged by and never learns from.
+"""Split of the documents into training and held-out conversations.
 
-    documents -> conversations that begin with the same prompt -> final, selection, or learned
+    documents -> groups of conversations with the same first prompt -> final, selection or training
 
-Such a group leaves training as a whole: with data.turns=each a later turn of a held-back
-conversation repeats its first one. A group of more than 1 % of the documents, such as plain texts
-with one header, is never held back. Prompts of `final` make the report, those of `selection` choose
-the checkpoint and tune the tree, and no prompt is among both.
+A group is held back as a whole, because with data.turns=each a later turn of a conversation
+repeats its first one. A group of more than 1 % of the documents, such as plain texts with a common
+header, is never held back. Prompts of `final` are for the report; those of `selection` choose the
+checkpoint and tune the tree. The two are disjoint.
 """
 
 import logging
@@ -17,130 +17,138 @@ import xxhash
 from jaxtyping import Bool, Int
 
 from data.packing.documents import Documents
-from data.packing.pack import answers_in, cut
+from data.packing.pack import count_piece_answers, cut_documents
 
 log = logging.getLogger(__name__)
-FEW = 64  # documents that may be held back for one prompt, however few there are in all
-TEXT_PROMPT = 16  # tokens of a plain text that are its prompt: its answer begins with its second
+MIN_GROUP_LIMIT = 64  # documents that one group may always hold back, even of a small dataset
+# A plain text is answer from its second token on, so its prompt is its first tokens.
+TEXT_PROMPT_TOKENS = 16
 
 
 @dataclass(kw_only=True)
-class HeldBack:
-    """Numbers of the documents to learn from, and of those whose prompts are held back."""
+class HeldOutSplit:
+    """Document numbers: those to train on, and those whose prompts are held back."""
 
-    learned: Int[np.ndarray, " learned"]
+    training: Int[np.ndarray, " training"]
     selection: list[int]
     final: list[int]
-    groups: int  # that have a prompt which can be judged
-    too_long: int  # groups without one
+    num_groups: int  # groups with a usable prompt
+    num_too_long: int  # groups without a usable prompt
 
 
-def hold_back(
-    documents: Documents, *, selection: int, final: int, length: int, longest: int | None = None
-) -> HeldBack:
+def split_held_out(
+    documents: Documents,
+    *,
+    selection: int,
+    final: int,
+    row_length: int,
+    max_prompt_tokens: int | None = None,
+) -> HeldOutSplit:
     """Hold back at most half of the groups, spread over the data and all of its categories.
 
-    `length` is that of a training row, `longest` that of the longest prompt that can be judged.
+    `selection` and `final` are numbers of prompts; `row_length` is the number of tokens of a
+    training row, and `max_prompt_tokens` the longest usable prompt.
     """
     numbers = np.arange(len(documents))
-    sizes = prompt_sizes(documents)
-    usable = answers_in(documents, cut(documents.lengths, numbers, length, None)) > 0
-    if longest is not None:
-        usable &= sizes <= longest
-    group = groups(documents, sizes)
-    common = np.bincount(group) > max(FEW, len(documents) // 100)
-    if common.any():
+    lengths = prompt_lengths(documents)
+    usable = (
+        count_piece_answers(documents, cut_documents(documents.lengths, numbers, row_length, None))
+        > 0
+    )
+    if max_prompt_tokens is not None:
+        usable &= lengths <= max_prompt_tokens
+    group = group_by_prompt(documents, lengths)
+    is_common = np.bincount(group) > max(MIN_GROUP_LIMIT, len(documents) // 100)
+    if is_common.any():
         log.info(
             "data: %d documents that begin like many others are not held back",
-            common[group].sum(),
+            is_common[group].sum(),
         )  # fmt: skip
-    members = _members(group, numbers[usable & ~common[group]])
-    room = len(members) // 2
-    choosing = min(selection, round(room / 3) if final else room)
-    judged = _spread(documents, members, min(final, room - choosing))
-    taken = {docs[0] for docs in judged}
-    others = [docs for docs in members if docs[0] not in taken]
-    chosen = _spread(documents, others, choosing)
-    held = [group[docs[0]] for docs in judged + chosen]
-    if selection and usable.any() and not chosen:
-        log.warning(
-            "data: too little to hold prompts back: checkpoints are chosen on what it learns"
-        )
-        chosen = (others or _members(group, numbers[usable]))[:selection]
-    return HeldBack(
-        learned=numbers[~np.isin(group, held)], selection=_one_each(chosen),
-        final=_one_each(judged), groups=len(members),
-        too_long=len(np.unique(group[~common[group]])) - len(members),
+    members = _list_members(group, numbers[usable & ~is_common[group]])
+    max_held_out = len(members) // 2
+    num_selection = min(selection, round(max_held_out / 3) if final else max_held_out)
+    final_groups = _spread_groups(documents, members, min(final, max_held_out - num_selection))
+    final_documents = {docs[0] for docs in final_groups}
+    remaining = [docs for docs in members if docs[0] not in final_documents]
+    selection_groups = _spread_groups(documents, remaining, num_selection)
+    held_out = [group[docs[0]] for docs in final_groups + selection_groups]
+    if selection and usable.any() and not selection_groups:
+        log.warning("data: too little to hold prompts back: training prompts choose the checkpoint")
+        selection_groups = (remaining or _list_members(group, numbers[usable]))[:selection]
+    return HeldOutSplit(
+        training=numbers[~np.isin(group, held_out)], selection=_pick_turns(selection_groups),
+        final=_pick_turns(final_groups), num_groups=len(members),
+        num_too_long=len(np.unique(group[~is_common[group]])) - len(members),
     )  # fmt: skip
 
 
-def prompt_sizes(documents: Documents) -> Int[np.ndarray, " documents"]:
+def prompt_lengths(documents: Documents) -> Int[np.ndarray, " documents"]:
     """Count the tokens of each document's prompt."""
     spans = zip(documents.starts[:-1].tolist(), documents.starts[1:].tolist(), strict=True)
-    sizes = (prompt_size(documents.answer[begin:end]) for begin, end in spans)
-    return np.fromiter(sizes, np.int64, len(documents))
+    lengths = (prompt_length(documents.answer[begin:end]) for begin, end in spans)
+    return np.fromiter(lengths, np.int64, len(documents))
 
 
-def prompt_size(answer: Bool[np.ndarray, " tokens"]) -> int:
-    """Count the tokens before the first answer token; in a plain text, the first few.
+def prompt_length(answer: Bool[np.ndarray, " tokens"]) -> int:
+    """Count the tokens before the first answer token; of a plain text, its first few tokens.
 
-    >>> prompt_size(np.array([False, False, True, True]))
+    >>> prompt_length(np.array([False, False, True, True]))
     2
-    >>> prompt_size(np.arange(100) > 0)
+    >>> prompt_length(np.arange(100) > 0)
     16
     """
-    begins = int(answer.argmax()) if len(answer) else 0
-    return begins if begins > 1 else min(len(answer), TEXT_PROMPT)
+    answer_start = int(answer.argmax()) if len(answer) else 0
+    return answer_start if answer_start > 1 else min(len(answer), TEXT_PROMPT_TOKENS)
 
 
-def groups(
-    documents: Documents, sizes: Int[np.ndarray, " documents"]
+def group_by_prompt(
+    documents: Documents, lengths: Int[np.ndarray, " documents"]
 ) -> Int[np.ndarray, " documents"]:
-    """Number the documents so that conversations with the same first prompt share a number."""
+    """Assign a group number to each document, shared by conversations with equal first prompts."""
     _, first, conversation = np.unique(
         documents.conversation, return_index=True, return_inverse=True
     )
-    spans = zip(documents.starts[first].tolist(), sizes[first].tolist(), strict=True)
-    signs = [
-        xxhash.xxh3_64_intdigest(np.ascontiguousarray(documents.ids[begin : begin + size]).data)
-        for begin, size in spans
+    spans = zip(documents.starts[first].tolist(), lengths[first].tolist(), strict=True)
+    hashes = [
+        xxhash.xxh3_64_intdigest(np.ascontiguousarray(documents.ids[begin : begin + length]).data)
+        for begin, length in spans
     ]
-    _, same = np.unique(np.array(signs, np.uint64), return_inverse=True)
-    return same[conversation]
+    _, group = np.unique(np.array(hashes, np.uint64), return_inverse=True)
+    return group[conversation]
 
 
-def _members(
+def _list_members(
     group: Int[np.ndarray, " documents"], chosen: Int[np.ndarray, " chosen"]
 ) -> list[list[int]]:
     """List the chosen documents of each group that has any, in the order of the data."""
-    found: dict[int, list[int]] = {}
+    members: dict[int, list[int]] = {}
     for number in chosen.tolist():
-        found.setdefault(int(group[number]), []).append(number)
-    return list(found.values())
+        members.setdefault(int(group[number]), []).append(number)
+    return list(members.values())
 
 
-def _spread(documents: Documents, members: list[list[int]], count: int) -> list[list[int]]:
+def _spread_groups(documents: Documents, members: list[list[int]], count: int) -> list[list[int]]:
     category = np.array([documents.category[docs[0]] for docs in members], np.int64)
-    return [members[place] for place in spread(category, count)]
+    return [members[index] for index in spread_over_categories(category, count)]
 
 
-def spread(category: Int[np.ndarray, " all"], count: int) -> list[int]:
-    """Choose `count` places evenly, then give each category without one a place of the fullest.
+def spread_over_categories(category: Int[np.ndarray, " all"], count: int) -> list[int]:
+    """Choose `count` indices evenly, then give each missing category an index of the largest one.
 
-    >>> spread(np.array([0, 0, 0, 0, 0, 7, 0, 0]), 3)
+    >>> spread_over_categories(np.array([0, 0, 0, 0, 0, 7, 0, 0]), 3)
     [0, 3, 5]
     """
-    places = np.linspace(0, len(category) - 1, count, dtype=int).tolist()
-    for missing in np.setdiff1d(category, category[places]).tolist() if count else ():
-        fullest, number = Counter(category[places].tolist()).most_common(1)[0]
+    indices = np.linspace(0, len(category) - 1, count, dtype=int).tolist()
+    for missing in np.setdiff1d(category, category[indices]).tolist() if count else ():
+        largest, number = Counter(category[indices].tolist()).most_common(1)[0]
         if number == 1:
             log.warning("data: %d held-out prompts are too few for all categories", count)
             break
-        last = max(place for place in places if category[place] == fullest)
-        places[places.index(last)] = int(np.flatnonzero(category == missing)[0])
-    return sorted(places)
+        last = max(index for index in indices if category[index] == largest)
+        indices[indices.index(last)] = int(np.flatnonzero(category == missing)[0])
+    return sorted(indices)
 
 
-def _one_each(chosen: list[list[int]]) -> list[int]:
-    """A document of each group: of one its first turn, of the next its second, and so on."""
-    return [docs[place % len(docs)] for place, docs in enumerate(chosen)]
+def _pick_turns(groups: list[list[int]]) -> list[int]:
+    """Pick a document of each group: the first of group 0, the second of group 1, and so on."""
+    return [docs[index % len(docs)] for index, docs in enumerate(groups)]

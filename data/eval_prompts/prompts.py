@@ -1,7 +1,7 @@
-"""Held-out prompts: where a draft is judged. The demo's own, a file of them, or a dataset.
+"""Held-out prompts that evaluate a draft: the demo's, a prompt file, or a dataset.
 
-A run keeps a file of its own (`data/mixture/held_out_rows.py`), whose rows say what they were held
-out of.
+A run writes its own prompt file (`data/mixture/held_out_rows.py`), whose rows name the data that
+they were held out of.
 """
 
 import hashlib
@@ -12,33 +12,35 @@ from pathlib import Path
 from typing import Any
 
 from data.config import DEMO
-from data.sources.prompt_files import rows_of
-from data.sources.prompt_formats import known, shaped
+from data.sources.prompt_files import read_prompt_file
+from data.sources.prompt_formats import describe_prompt_formats, prompt_from_row
 from models.errors import UserError
 
-KEY = "evaluation.prompts"  # what messages call the setting that named the prompts
-BETWEEN_TURNS = "\n\n"  # where no chat template says what stands there
+PROMPTS_KEY = "evaluation.prompts"  # config key of the prompts in error messages
+TURN_SEPARATOR = "\n\n"  # between turns without a chat template
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvalPrompt:
-    """One prompt as token ids. `row_id` keys its sampling noise: it comes from the id alone.
+    """One prompt as token ids, with the conversation that it belongs to.
 
-    The turns of a conversation share their `question`; intervals are over questions. `said` is
-    the conversation so far where a chat template renders it, `later` what the user says next.
+    The turns of a conversation share their `question`; confidence intervals are over questions.
+    `messages` is the conversation so far if a chat template renders it, and `remaining_turns`
+    holds the user's next turns.
     """
 
     id: str
     category: str
     ids: list[int]
-    question: str = ""  # empty: the id
+    question: str = ""  # id of the conversation; empty: the prompt's own id
     turn: int = 0
-    text: str = ""  # the ids, read back without special tokens
-    said: list[dict[str, Any]] = field(default_factory=list)
-    later: list[str] = field(default_factory=list)
-    rendering: dict[str, Any] = field(default_factory=dict)  # tools and arguments of the template
-    chat_template: bool = False  # whether one rendered it
-    held_out_of: str = ""  # the data of the run that held it back
+    text: str = ""  # the ids, decoded without special tokens
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    remaining_turns: list[str] = field(default_factory=list)
+    # tools and arguments of the chat template
+    template_kwargs: dict[str, Any] = field(default_factory=dict)
+    chat_template: bool = False  # True if a chat template rendered the ids
+    held_out_of: str = ""  # the data that the prompt was held out of
 
     def __post_init__(self) -> None:
         if not self.question:
@@ -46,79 +48,90 @@ class EvalPrompt:
 
     @property
     def row_id(self) -> int:
+        """Return the key of the sampling noise (31 bits), which depends on the id alone."""
         return int.from_bytes(hashlib.sha256(self.id.encode()).digest()[:4], "big") >> 1
 
 
-def held_out(tokenizer, path: str | None, *, limit: int | None, key: str = KEY) -> list[EvalPrompt]:
-    """First turns in file order, at most `limit` of each category; `path` as `read` takes it."""
-    rows = read(path, key=key)
-    kept: dict[str, list[EvalPrompt]] = {}
-    seen = set()
+def load_eval_prompts(
+    tokenizer, path: str | None, *, limit: int | None, key: str = PROMPTS_KEY
+) -> list[EvalPrompt]:
+    """Load first turns in file order, at most `limit` per category.
+
+    `path` is as in `read_prompt_rows`. Raises UserError for a duplicate id.
+    """
+    rows = read_prompt_rows(path, key=key)
+    by_category: dict[str, list[EvalPrompt]] = {}
+    ids = set()
     for row in rows:
-        if row["id"] in seen:
-            raise UserError(f"{key}: every id must be its own, got {row['id']} twice")
-        seen.add(row["id"])
-        same = kept.setdefault(row["category"], [])
-        if limit is None or len(same) < limit:
-            same.append(_first_turn(tokenizer, row, key))
-    return [prompt for same in kept.values() for prompt in same]
+        if row["id"] in ids:
+            raise UserError(f"{key}: every id must be unique, got {row['id']} twice")
+        ids.add(row["id"])
+        prompts = by_category.setdefault(row["category"], [])
+        if limit is None or len(prompts) < limit:
+            prompts.append(_build_first_turn(tokenizer, row, key))
+    return [prompt for prompts in by_category.values() for prompt in prompts]
 
 
-def later_turns(tokenizer, prompts: list[EvalPrompt], answers: list[list[int]]) -> list[EvalPrompt]:
-    """The next turn of each conversation that has one, behind the target's own `answers`."""
+def build_next_turns(
+    tokenizer, prompts: list[EvalPrompt], answers: list[list[int]]
+) -> list[EvalPrompt]:
+    """Build the next turn of each conversation that has one, after the target's `answers`."""
     return [
-        _next_turn(tokenizer, prompt, answer)
+        _build_next_turn(tokenizer, prompt, answer)
         for prompt, answer in zip(prompts, answers, strict=True)
-        if prompt.later
+        if prompt.remaining_turns
     ]
 
 
-def origin(prompts: list[EvalPrompt], path: str | None) -> str:
-    """Say where the prompts are from.
+def describe_origin(prompts: list[EvalPrompt], path: str | None) -> str:
+    """Describe where the prompts come from.
 
     >>> held_back = EvalPrompt(id="1", category="all", ids=[1], held_out_of="chat.jsonl")
-    >>> origin([held_back], "outputs/train/run/held_out.jsonl")
+    >>> describe_origin([held_back], "outputs/train/run/held_out.jsonl")
     'held out of chat.jsonl'
     """
     if path in (None, DEMO):
         return "the demo's"
-    parts = Counter(prompt.held_out_of for prompt in prompts)
-    if "" in parts:
+    counts = Counter(prompt.held_out_of for prompt in prompts)
+    if "" in counts:
         return str(path)
-    if len(parts) == 1:
-        return f"held out of {next(iter(parts))}"
-    return ", ".join(f"{count} held out of {name}" for name, count in parts.items())
+    if len(counts) == 1:
+        return f"held out of {next(iter(counts))}"
+    return ", ".join(f"{count} held out of {name}" for name, count in counts.items())
 
 
-def fingerprint(prompts: list[EvalPrompt]) -> str:
-    """Of the prompts' ids and tokens, so that two reports can be told to be comparable.
+def fingerprint_prompts(prompts: list[EvalPrompt]) -> str:
+    """Hash the ids and tokens of the first turns; reports with equal hashes are comparable.
 
-    Of first turns: what comes later depends on answers.
+    Later turns count by their texts alone, because their token ids depend on answers.
     """
     first = [prompt for prompt in prompts if prompt.turn == 0]
-    content = json.dumps([[p.id, p.ids] + ([p.later] if p.later else []) for p in first])
+    content = json.dumps(
+        [[p.id, p.ids] + ([p.remaining_turns] if p.remaining_turns else []) for p in first]
+    )
     return hashlib.sha256(content.encode()).hexdigest()
 
 
-def read(source: str | Path | None, *, key: str = KEY) -> list[dict]:
-    """The rows of a file, a directory or a dataset, as `shaped` has them.
+def read_prompt_rows(source: str | Path | None, *, key: str = PROMPTS_KEY) -> list[dict]:
+    """Read prompts of a file, a directory or a dataset as rows of `prompt_from_row`.
 
-    None and `demo` are the demo's own. Raises UserError for the line that is none.
+    None and `demo` stand for the demo's prompts. Raises UserError for a line that is no prompt.
     """
     if source in (None, DEMO):
         from data.demo.prompts import held_out_prompts
 
         return [{"id": p.id, "category": p.category, "text": p.text} for p in held_out_prompts()]
     rows = []
-    for number, (place, raw) in enumerate(rows_of(str(source), key), 1):
+    for number, (location, raw) in enumerate(read_prompt_file(str(source), key), 1):
         try:
-            row = shaped(raw, number)
+            row = prompt_from_row(raw, number)
         except ValueError as error:
-            raise UserError(f"{key}: {error} at {place}") from error
+            raise UserError(f"{key}: {error} at {location}") from error
         if row is None:
             raise UserError(
-                f"{key}: every line must have the columns of a layout, got "
-                f"{', '.join(raw) or 'none'} at {place}; known are {known()}"
+                f"{key}: every line must have the columns of a known format, got "
+                f"{', '.join(raw) or 'none'} at {location}; known formats are "
+                f"{describe_prompt_formats()}"
             )
         if "held_out_of" in raw:
             row["held_out_of"] = str(raw["held_out_of"])
@@ -128,68 +141,75 @@ def read(source: str | Path | None, *, key: str = KEY) -> list[dict]:
     return rows
 
 
-def _first_turn(tokenizer, row: dict, key: str) -> EvalPrompt:
-    said, later, text = row.get("messages", []), [], row.get("text", "")
+def _build_first_turn(tokenizer, row: dict, key: str) -> EvalPrompt:
+    messages, remaining_turns, text = row.get("messages", []), [], row.get("text", "")
     if "turns" in row:
-        text, *later = row["turns"] or [""]
+        text, *remaining_turns = row["turns"] or [""]
         if tokenizer.chat_template is not None:
-            said = [{"role": "user", "content": text}]
-    elif said and tokenizer.chat_template is None:
+            messages = [{"role": "user", "content": text}]
+    elif messages and tokenizer.chat_template is None:
         raise UserError(
             f"{key}: `messages` need a chat template, got id {row['id']} and a target "
             "without one; write the prompt under `text`"
         )
-    rendering = row.get("template", {}) | ({"tools": row["tools"]} if "tools" in row else {})
+    template_kwargs = row.get("template", {}) | ({"tools": row["tools"]} if "tools" in row else {})
     if "ids" in row:
-        ids = _own_ids(tokenizer, row, key)
+        ids = _check_token_ids(tokenizer, row, key)
     else:
-        ids = _rendered(tokenizer, said, rendering) if said else tokenizer(text)["input_ids"]
+        ids = (
+            _render_ids(tokenizer, messages, template_kwargs)
+            if messages
+            else tokenizer(text)["input_ids"]
+        )
     if not ids:
         raise UserError(f"{key}: every prompt needs a token, got none for id {row['id']}")
     return EvalPrompt(
-        id=row["id"], category=row["category"], ids=ids, text=_text(tokenizer, ids),
-        said=said, later=later, rendering=rendering,
-        chat_template=bool(said) or row.get("chat_template", False),
+        id=row["id"], category=row["category"], ids=ids, text=_decode_text(tokenizer, ids),
+        messages=messages, remaining_turns=remaining_turns, template_kwargs=template_kwargs,
+        chat_template=bool(messages) or row.get("chat_template", False),
         held_out_of=row.get("held_out_of", ""),
     )  # fmt: skip
 
 
-def _own_ids(tokenizer, row: dict, key: str) -> list[int]:
-    """The ids as they stand, where this tokenizer has them all."""
+def _check_token_ids(tokenizer, row: dict, key: str) -> list[int]:
+    """Return the row's token ids; raise UserError for an id that the tokenizer does not have."""
     if max(row["ids"], default=0) >= len(tokenizer):
         raise UserError(
             f"{key}: token ids must be of the target's own tokenizer, got {max(row['ids'])} of "
-            f"{len(tokenizer)} for id {row['id']}; judge with the target of the run that wrote them"
+            f"{len(tokenizer)} for id {row['id']}; evaluate with the target of the run that wrote "
+            "them"
         )
     return row["ids"]
 
 
-def _next_turn(tokenizer, before: EvalPrompt, answer: list[int]) -> EvalPrompt:
-    spoken, *later = before.later
-    said = []
-    if before.said:
-        said = [
-            *before.said,
-            {"role": "assistant", "content": _text(tokenizer, answer)},
-            {"role": "user", "content": spoken},
+def _build_next_turn(tokenizer, previous: EvalPrompt, answer: list[int]) -> EvalPrompt:
+    text, *remaining_turns = previous.remaining_turns
+    messages = []
+    if previous.messages:
+        messages = [
+            *previous.messages,
+            {"role": "assistant", "content": _decode_text(tokenizer, answer)},
+            {"role": "user", "content": text},
         ]
-        ids = _rendered(tokenizer, said, before.rendering)
+        ids = _render_ids(tokenizer, messages, previous.template_kwargs)
     else:
-        kept = answer[:-1] if answer[-1:] == [tokenizer.eos_token_id] else answer
-        added = tokenizer(BETWEEN_TURNS + spoken, add_special_tokens=False)["input_ids"]
-        ids = [*before.ids, *kept, *added]
-    turn = before.turn + 1
+        answer_ids = answer[:-1] if answer[-1:] == [tokenizer.eos_token_id] else answer
+        turn_ids = tokenizer(TURN_SEPARATOR + text, add_special_tokens=False)["input_ids"]
+        ids = [*previous.ids, *answer_ids, *turn_ids]
+    turn = previous.turn + 1
     return replace(
-        before, id=f"{before.question}#{turn + 1}", ids=ids, turn=turn,
-        text=_text(tokenizer, ids), said=said, later=later,
+        previous, id=f"{previous.question}#{turn + 1}", ids=ids, turn=turn,
+        text=_decode_text(tokenizer, ids), messages=messages, remaining_turns=remaining_turns,
     )  # fmt: skip
 
 
-def _rendered(tokenizer, messages: list[dict[str, Any]], rendering: dict[str, Any]) -> list[int]:
+def _render_ids(
+    tokenizer, messages: list[dict[str, Any]], template_kwargs: dict[str, Any]
+) -> list[int]:
     return tokenizer.apply_chat_template(
-        messages, add_generation_prompt=True, return_dict=True, **rendering
+        messages, add_generation_prompt=True, return_dict=True, **template_kwargs
     )["input_ids"]
 
 
-def _text(tokenizer, ids: list[int]) -> str:
+def _decode_text(tokenizer, ids: list[int]) -> str:
     return tokenizer.decode(ids, skip_special_tokens=True)

@@ -1,14 +1,15 @@
-"""Where in a feature store the features of each token lie.
+"""Index of a feature store: where the features of each token lie.
 
-Documents keep the order that they came in; the target looks at them packed into rows, and a shard
-holds the tokens of so many rows one after another.
+Documents keep their order. The target reads them packed into rows, and a shard holds the tokens of
+a fixed number of rows one after another. A segment is a run of tokens that are contiguous in the
+documents and in their shard.
 
-    documents    0 0 0 0 0 1 1 1 2 2 2 2 2 2      a run: tokens that lie together, in both
+    documents    0 0 0 0 0 1 1 1 2 2 2 2 2 2      three segments
     row 0        2 2 2 2 2 2 1 1 1                shard 0 = rows 0, 1, ...
     row 1        0 0 0 0 0
 
-A document is one run. One that was split is several: a token that two pieces share is stored with
-the earlier one, which has seen more of what comes before.
+A document is one segment. A document that was split has one for each piece: a token that two pieces
+share is stored with the earlier one, where the target read more of its context.
 """
 
 from collections.abc import Iterator
@@ -23,110 +24,113 @@ from data.packing.pack import BEGIN, DOCUMENT, END
 
 
 @dataclass(kw_only=True)
-class Runs:
-    """Stretches of tokens, and where their features begin in their shard."""
+class SegmentIndex:
+    """The segments of a store, and where their features begin in their shard."""
 
-    first: Int[np.ndarray, " runs"]  # int64: place of the first token among those of all documents
-    tokens: Int[np.ndarray, " runs"]  # int32
+    first: Int[np.ndarray, " runs"]  # int64: index of the first token in all documents end to end
+    tokens: Int[np.ndarray, " runs"]  # int32: number of tokens
     shard: Int[np.ndarray, " runs"]  # int32
-    token: Int[np.ndarray, " runs"]  # int64: its row among those that every token has
-    row: Int[np.ndarray, " runs"]  # int64: its row among those of supervised tokens
+    token: Int[np.ndarray, " runs"]  # int64: first row in the tensors that have one per token
+    row: Int[np.ndarray, " runs"]  # int64: first row in the tensors of supervised tokens
 
-    def ordered(self) -> "Runs":
-        """By their tokens' place, so that they can be searched."""
+    def sorted_by_token(self) -> "SegmentIndex":
+        """Sort the segments by their first token, for binary search."""
         order = np.argsort(self.first)
-        return Runs(**{name: values[order] for name, values in vars(self).items()})
+        return SegmentIndex(**{name: values[order] for name, values in vars(self).items()})
 
 
-def supervised(documents: Documents) -> Bool[np.ndarray, " tokens"]:
-    """Tokens of an answer, and those whose next token is: a method learns from no others.
+def find_supervised_tokens(documents: Documents) -> Bool[np.ndarray, " tokens"]:
+    """Mark answer tokens and the tokens right before them, the only ones that losses use.
 
-    >>> from data.conversations import Tokenised
-    >>> one = Tokenised(ids=[1, 2, 3, 4], answer=[False, False, True, False])
-    >>> two = Tokenised(ids=[5, 6], answer=[True, False])
-    >>> supervised(Documents.of([one, two])).astype(int)
+    >>> from data.sources.row_formats import TokenizedDocument
+    >>> first = TokenizedDocument(ids=[1, 2, 3, 4], answer=[False, False, True, False])
+    >>> second = TokenizedDocument(ids=[5, 6], answer=[True, False])
+    >>> find_supervised_tokens(Documents.from_documents([first, second])).astype(int)
     array([0, 1, 1, 0, 1, 0])
     """
-    flags = documents.answer.copy()
-    flags[:-1] |= documents.answer[1:]
+    supervised = documents.answer.copy()
+    supervised[:-1] |= documents.answer[1:]
     last = documents.starts[1:] - 1
-    flags[last] = documents.answer[last]  # what follows is another document's
-    return flags
+    supervised[last] = documents.answer[last]  # the token after it belongs to another document
+    return supervised
 
 
-def shortened(documents: Documents, length: int) -> Documents:
-    """Without what lies beyond `length` tokens of each."""
+def truncate_documents(documents: Documents, length: int) -> Documents:
+    """Cut each document to at most `length` tokens."""
     if documents.lengths.max(initial=0) <= length:
         return documents
-    kept = np.minimum(documents.lengths, length)
-    spans = zip(documents.starts[:-1].tolist(), kept.tolist(), strict=True)
-    places = [slice(start, start + count) for start, count in spans]
+    lengths = np.minimum(documents.lengths, length)
+    spans = zip(documents.starts[:-1].tolist(), lengths.tolist(), strict=True)
+    slices = [slice(start, start + count) for start, count in spans]
     return replace(
         documents,
-        ids=np.concatenate([documents.ids[place] for place in places]),
-        answer=np.concatenate([documents.answer[place] for place in places]),
-        starts=np.concatenate([[0], kept.cumsum()]),
+        ids=np.concatenate([documents.ids[part] for part in slices]),
+        answer=np.concatenate([documents.answer[part] for part in slices]),
+        starts=np.concatenate([[0], lengths.cumsum()]),
     )
 
 
-def runs_of(
-    packed: Packed, flags: Bool[np.ndarray, " tokens"], *, rows_a_shard: int
-) -> tuple[Runs, Int[np.ndarray, "shards 2"]]:
-    """One run for each piece, row after row; tokens and supervised tokens of each shard."""
+def build_segment_index(
+    packed: Packed, supervised_mask: Bool[np.ndarray, " tokens"], *, rows_per_shard: int
+) -> tuple[SegmentIndex, Int[np.ndarray, "shards 2"]]:
+    """Build one segment for each piece, row after row, and count the tokens of each shard.
+
+    The counts are of tokens and of supervised tokens.
+    """
     document, begin, end = packed.table[:, [DOCUMENT, BEGIN, END]].astype(np.int64).T
-    begin = np.maximum(begin, _ends_before(document, begin, end))
+    begin = np.maximum(begin, _previous_piece_ends(document, begin, end))
     first = packed.documents.starts[document] + begin
     spans = zip(first.tolist(), (first + end - begin).tolist(), strict=True)
-    taught = (np.count_nonzero(flags[one:other]) for one, other in spans)
-    sizes = np.stack([end - begin, np.fromiter(taught, np.int64, len(first))], 1)
+    supervised = (np.count_nonzero(supervised_mask[start:stop]) for start, stop in spans)
+    sizes = np.stack([end - begin, np.fromiter(supervised, np.int64, len(first))], 1)
 
     row = np.repeat(np.arange(len(packed)), np.diff(packed.starts))
-    shard = row // rows_a_shard
+    shard = row // rows_per_shard
     totals = np.zeros((int(shard[-1]) + 1, 2), np.int64)
     np.add.at(totals, shard, sizes)
     offsets = sizes.cumsum(0) - sizes - (totals.cumsum(0) - totals)[shard]
-    runs = Runs(
+    index = SegmentIndex(
         first=first, tokens=sizes[:, 0].astype(np.int32), shard=shard.astype(np.int32),
         token=offsets[:, 0], row=offsets[:, 1],
     )  # fmt: skip
-    return runs, totals
+    return index, totals
 
 
-def _ends_before(
+def _previous_piece_ends(
     document: Int[np.ndarray, " pieces"], begin: Int[np.ndarray, " pieces"],
     end: Int[np.ndarray, " pieces"],
 ) -> Int[np.ndarray, " pieces"]:  # fmt: skip
-    """Where the piece before, of the same document, ends; 0 for its first."""
+    """Return the end of the piece before each piece in its document, 0 for the first piece."""
     order = np.lexsort((begin, document))
-    same = document[order][1:] == document[order][:-1]
-    before = np.zeros_like(end)
-    before[order[1:]] = end[order][:-1] * same
-    return before
+    same_document = document[order][1:] == document[order][:-1]
+    previous_ends = np.zeros_like(end)
+    previous_ends[order[1:]] = end[order][:-1] * same_document
+    return previous_ends
 
 
-class Stretch(NamedTuple):
-    """Tokens that lie together, in the documents and in a shard."""
+class Segment(NamedTuple):
+    """Tokens that are contiguous in the documents and in a shard."""
 
-    first: int  # among the tokens of all documents
+    first: int  # index in the tokens of all documents end to end
     shard: int
-    tokens: slice  # of the parts that every token has
-    rows: slice  # of the parts of supervised tokens
-    supervised: Bool[np.ndarray, " tokens"]
+    token_rows: slice  # rows of the tensors that have one per token
+    supervised_rows: slice  # rows of the tensors of supervised tokens
+    supervised_mask: Bool[np.ndarray, " token_rows"]
 
 
-def stretches(
-    runs: Runs, flags: Bool[np.ndarray, " tokens"], begin: int, end: int
-) -> Iterator[Stretch]:
-    """What is stored of tokens [begin, end), from left to right."""
-    left = max(int(runs.first.searchsorted(begin, "right")) - 1, 0)
-    for run in range(left, int(runs.first.searchsorted(end))):
-        first, count = int(runs.first[run]), int(runs.tokens[run])
+def find_segments(
+    index: SegmentIndex, supervised_mask: Bool[np.ndarray, " tokens"], begin: int, end: int
+) -> Iterator[Segment]:
+    """Yield the stored segments of tokens [begin, end) from left to right."""
+    left = max(int(index.first.searchsorted(begin, "right")) - 1, 0)
+    for number in range(left, int(index.first.searchsorted(end))):
+        first, count = int(index.first[number]), int(index.tokens[number])
         low, high = max(begin, first), min(end, first + count)
         if low < high:
-            token = int(runs.token[run]) + low - first
-            row = int(runs.row[run]) + int(np.count_nonzero(flags[first:low]))
-            some = flags[low:high]
-            yield Stretch(
-                low, int(runs.shard[run]), slice(token, token + high - low),
-                slice(row, row + np.count_nonzero(some)), some,
+            token = int(index.token[number]) + low - first
+            row = int(index.row[number]) + int(np.count_nonzero(supervised_mask[first:low]))
+            mask = supervised_mask[low:high]
+            yield Segment(
+                low, int(index.shard[number]), slice(token, token + high - low),
+                slice(row, row + np.count_nonzero(mask)), mask,
             )  # fmt: skip

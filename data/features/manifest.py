@@ -1,9 +1,10 @@
-"""What a feature store was made of, and the checksum of each of its files.
+"""Manifests of a feature store: what it was captured from, and the checksum of each of its files.
 
-    outputs/capture/RUN/manifest.json                       by one process
-    outputs/capture/RUN/manifest-00001-of-00004.json        by each of four: reading merges them
+    outputs/capture/RUN/manifest.json                       of one process
+    outputs/capture/RUN/manifest-00001-of-00004.json        of one of four: reading merges them
 
-A file is believed once a manifest has its checksum: it is written whole and renamed, then recorded.
+A file is valid once a manifest has its checksum: it is written completely and renamed, then
+recorded.
 """
 
 import json
@@ -17,128 +18,134 @@ import numpy as np
 import xxhash
 from rich.progress import track
 
-from data.features.schema import Layout
+from data.features.schema import FeatureSchema
 from models.checkpoint import atomic_path
 from models.console import CONSOLE
 from models.errors import UserError
 
-VERSION = 3
-DOCUMENTS = "documents.safetensors"
-CHUNK = 1 << 24  # bytes of a file that are read at a time
+MANIFEST_VERSION = 3
+DOCUMENTS_FILE = "documents.safetensors"
+READ_BYTES = 1 << 24  # bytes of a file read at a time
 
 
 @dataclass(frozen=True, kw_only=True)
-class Made:
-    """What a store is made of. Captures that are equal in this write the same files."""
+class StoreSpec:
+    """The inputs that determine a store: captures with equal specs write the same files."""
 
     target_sha256: str
     tokenizer_sha256: str
     computed_in: str  # the target's precision
-    layout: Layout
-    length: int  # of the rows that the target looked at, in tokens
-    overlap: int | None  # of a long document's pieces
-    batch: int  # rows at a time
+    layout: FeatureSchema
+    length: int  # tokens of the rows that the target read
+    overlap: int | None  # tokens shared by neighboring pieces of a split document
+    batch: int  # rows in each pass of the target
     documents: int
     tokens: int
     supervised: int
-    documents_xxh3: str  # of token ids, answer flags and lengths
+    documents_xxh3: str  # hash of token ids, answer flags and document starts
     shards: int
 
-    def differs(self, other: "Made") -> list[str]:
-        """Where another is not the same, in words."""
-        ours, theirs = self.flat(), other.flat()
+    def describe_differences(self, other: "StoreSpec") -> list[str]:
+        """List the fields in which `other` differs, with both values."""
+        ours, theirs = self.flatten(), other.flatten()
         return [
             f"{name} {theirs[name]} instead of {ours[name]}"
             for name in ours
             if ours[name] != theirs[name]
         ]
 
-    def flat(self) -> dict[str, Any]:
-        return vars(self) | self.layout.saved() | {"layout": ""}
+    def flatten(self) -> dict[str, Any]:
+        """Return the fields of this spec and of its schema as one dictionary."""
+        return vars(self) | self.layout.to_dict() | {"layout": ""}
 
 
 @dataclass(frozen=True, kw_only=True)
-class File:
-    """A file as it was written."""
+class FileRecord:
+    """The size, checksum and rounding error of a written file."""
 
     bytes: int
     xxh3_128: str
-    # of a shard, by what was rounded: root mean square of |x - kept| / |x| by row, and the share of
+    # of a shard, by layer: root mean square over rows of |x - stored| / |x|, and the share of
     # values that became 0
     rounding: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """Of the files that one process wrote, or of all."""
+    """The manifest of the files that one process wrote, or the merged manifest of a store."""
 
-    made: Made
-    target: str  # its name or path when it was captured
-    method: str  # of the draft that it was captured for
-    command: str  # that goes on with it, or captures a damaged shard again
+    made: StoreSpec
+    target: str  # the target's name or path at the time of the capture
+    method: str  # the draft's method
+    command: str  # resumes the capture, and captures damaged shards again
     categories: list[str]
     languages: list[str]
-    files: dict[str, File] = field(default_factory=dict)
-    commands: dict[str, str] = field(default_factory=dict)  # of each file, of a merged manifest
+    files: dict[str, FileRecord] = field(default_factory=dict)
+    commands: dict[str, str] = field(default_factory=dict)  # by file, in a merged manifest only
 
     def write(self, path: Path) -> None:
+        """Write the manifest atomically, with its version and its own checksum."""
         saved = asdict(self)
         del saved["commands"]
-        saved["made"]["layout"] = self.made.layout.saved()
-        sealed = {"version": VERSION, "xxh3_128": seal(saved)} | saved
+        saved["made"]["layout"] = self.made.layout.to_dict()
+        sealed = {"version": MANIFEST_VERSION, "xxh3_128": hash_manifest(saved)} | saved
         with atomic_path(path) as partial:
             partial.write_text(json.dumps(sealed, indent=1) + "\n")
 
     @property
-    def wanted(self) -> list[str]:
-        """Every file of a finished store."""
-        return [DOCUMENTS, *map(shard_name, range(self.made.shards))]
+    def file_names(self) -> list[str]:
+        """List every file of a finished store."""
+        return [DOCUMENTS_FILE, *map(shard_name, range(self.made.shards))]
 
     @property
-    def bytes(self) -> int:
+    def total_bytes(self) -> int:
         return sum(file.bytes for file in self.files.values())
 
-    def refuse_unfinished(self, folder: Path) -> None:
-        missing = [name for name in self.wanted if name not in self.files]
+    def check_finished(self, folder: Path) -> None:
+        """Check that every file of the store is recorded; raise UserError otherwise."""
+        missing = [name for name in self.file_names if name not in self.files]
         if missing:
-            done = len(self.wanted) - len(missing)
+            done = len(self.file_names) - len(missing)
             raise UserError(
                 f"data.path: must be a finished store, got {folder} with {done} of "
-                f"{len(self.wanted)} files; to go on run `{into(folder, self.command)}`{self._each}"
+                f"{len(self.file_names)} files; to finish it run "
+                f"`{resume_command(folder, self.command)}`{self._worker_hint}"
             )
 
     @property
-    def _each(self) -> str:
-        return ", and so each worker" if "workers=" in self.command else ""
+    def _worker_hint(self) -> str:
+        return ", and likewise for each worker" if "workers=" in self.command else ""
 
-    def refuse_damaged(self, folder: Path, *, checksums: bool) -> None:
-        for name, found in self.damaged(folder, checksums=checksums):
-            raise self.spoilt(folder, name, found)
+    def check_undamaged(self, folder: Path, *, checksums: bool) -> None:
+        """Check every file's size, with `checksums` also its hash; raise UserError for damage."""
+        for name, damage in self.find_damaged(folder, checksums=checksums):
+            raise self.damaged_error(folder, name, damage)
 
-    def spoilt(self, folder: Path, name: str, found: str) -> UserError:
+    def damaged_error(self, folder: Path, name: str, damage: str) -> UserError:
+        """Build the error for a damaged file, with the command that rewrites it."""
         return UserError(
             f"data.path: every file must be as it was written, got {folder / name}, which is "
-            f"{found}; `{into(folder, self.commands[name])}` writes this file alone again"
+            f"{damage}; `{resume_command(folder, self.commands[name])}` rewrites only this file"
         )
 
-    def damaged(self, folder: Path, *, checksums: bool) -> Iterator[tuple[str, str]]:
-        """Files that are not as they were written, and what became of each."""
+    def find_damaged(self, folder: Path, *, checksums: bool) -> Iterator[tuple[str, str]]:
+        """Yield the name of each damaged file and a description of its damage."""
         names = sorted(self.files)
         quiet = not (CONSOLE.is_terminal and checksums)
         for name in track(names, "checksums", console=CONSOLE, disable=quiet):
-            if found := damage(folder / name, self.files[name], checksums=checksums):
-                yield name, found
+            if damage := describe_damage(folder / name, self.files[name], checksums=checksums):
+                yield name, damage
 
 
-def into(folder: Path, command: str) -> str:
-    """The command of a capture that goes on in this folder, wherever its store was moved from.
+def resume_command(folder: Path, command: str) -> str:
+    """Rewrite a capture's command so that it resumes in `folder`, even if the store was moved.
 
-    >>> into(Path("disk/chat"), "python -m data.capture run_name=chat draft=demo")
+    >>> resume_command(Path("disk/chat"), "python -m data.capture run_name=chat draft=demo")
     'python -m data.capture draft=demo output_dir=disk run_name=chat'
     """
-    place = {"output_dir": folder.parent, "run_name": folder.name}
-    words = [word for word in shlex.split(command) if word.partition("=")[0] not in place]
-    return shlex.join([*words, *(f"{key}={value}" for key, value in place.items())])
+    location = {"output_dir": folder.parent, "run_name": folder.name}
+    words = [word for word in shlex.split(command) if word.partition("=")[0] not in location]
+    return shlex.join([*words, *(f"{key}={value}" for key, value in location.items())])
 
 
 def shard_name(number: int) -> str:
@@ -149,78 +156,81 @@ def manifest_name(worker: int, workers: int) -> str:
     return "manifest.json" if workers == 1 else f"manifest-{worker:05}-of-{workers:05}.json"
 
 
-def read(folder: Path) -> Manifest:
-    """All manifests of a store as one. Raises UserError where there is none that can be read."""
+def read_manifest(folder: Path) -> Manifest:
+    """Read all manifests of a store and merge them.
+
+    Raises UserError where there are none, where one is unreadable, or where captures differ.
+    """
     paths = sorted(folder.glob("manifest*.json"))
     if not paths:
         raise UserError(
             f"data.path: must be a feature store, got {folder} without manifest.json; "
             "write one with `python -m data.capture`"
         )
-    first, *others = (read_one(path) for path in paths)
-    for other in (first, *others):
-        if differs := first.made.differs(other.made):
+    merged, *rest = (read_worker_manifest(path) for path in paths)
+    for manifest in (merged, *rest):
+        if differences := merged.made.describe_differences(manifest.made):
             raise UserError(
                 f"data.path: must be a store of one capture, got {folder} of several "
-                f"({'; '.join(differs[:3])}); capture it again under another run_name"
+                f"({'; '.join(differences[:3])}); capture it again under another run_name"
             )
-        first.files.update(other.files)
-        first.commands.update(dict.fromkeys(other.files, other.command))
-    return first
+        merged.files.update(manifest.files)
+        merged.commands.update(dict.fromkeys(manifest.files, manifest.command))
+    return merged
 
 
-def read_one(path: Path) -> Manifest:
-    """Of one process. Raises UserError where it cannot be read, or is of another version."""
+def read_worker_manifest(path: Path) -> Manifest:
+    """Read the manifest of one process; raise UserError where it is damaged or outdated."""
     try:
         saved = json.loads(path.read_text())
-        if (version := saved.pop("version")) != VERSION:
+        if (version := saved.pop("version")) != MANIFEST_VERSION:
             raise UserError(
-                f"data.path: must be a store of version {VERSION}, got version {version} in "
-                f"{path}; capture it again, or read it with the release that wrote it"
+                f"data.path: must be a store of version {MANIFEST_VERSION}, got version {version} "
+                f"in {path}; capture it again, or read it with the release that wrote it"
             )
-        if saved.pop("xxh3_128") != seal(saved):
-            raise ValueError("its checksum is another")
-        layout = Layout.read(saved["made"]["layout"])
-        files = {name: File(**file) for name, file in saved["files"].items()}
+        if saved.pop("xxh3_128") != hash_manifest(saved):
+            raise ValueError("its checksum differs")
+        schema = FeatureSchema.from_dict(saved["made"]["layout"])
+        files = {name: FileRecord(**file) for name, file in saved["files"].items()}
         return Manifest(
-            **saved | {"made": Made(**saved["made"] | {"layout": layout}), "files": files}
+            **saved | {"made": StoreSpec(**saved["made"] | {"layout": schema}), "files": files}
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"data.path: must have a manifest as it was written, got {path} ({error}); remove it "
-            "and capture again, which writes all of its files anew"
+            "and capture again, which rewrites all of its files"
         ) from error
 
 
-def damage(path: Path, file: File, *, checksums: bool) -> str | None:
-    """What is wrong with a file; without `checksums` its size alone is looked at."""
+def describe_damage(path: Path, file: FileRecord, *, checksums: bool) -> str | None:
+    """Describe the damage to a file, None where it is intact; check the hash if `checksums`."""
     if not path.exists():
         return "missing"
     if (size := path.stat().st_size) != file.bytes:
         what = "truncated" if size < file.bytes else "too long"
         return f"{what}: {size:,} of {file.bytes:,} bytes"
-    if checksums and checksum(path) != file.xxh3_128:
-        return "changed: its checksum is another"
+    if checksums and hash_file(path) != file.xxh3_128:
+        return "changed: its checksum differs"
     return None
 
 
-def digest(*values: np.ndarray) -> str:
-    """Of all bytes of these. Not of cryptography: it finds what disks and copies do."""
-    found = xxhash.xxh3_128()
+def hash_arrays(*values: np.ndarray) -> str:
+    """Hash the bytes of arrays with XXH3-128: not cryptographic, detects corruption only."""
+    digest = xxhash.xxh3_128()
     for value in values:
-        found.update(np.ascontiguousarray(value).data)
-    return found.hexdigest()
+        digest.update(np.ascontiguousarray(value).data)
+    return digest.hexdigest()
 
 
-def seal(saved: dict[str, Any]) -> str:
-    """The checksum of a manifest, over what it says."""
+def hash_manifest(saved: dict[str, Any]) -> str:
+    """Hash the content of a manifest."""
     return xxhash.xxh3_128_hexdigest(json.dumps(saved).encode())
 
 
-def checksum(path: Path) -> str:
-    """`digest` of a file, as fast as disks read."""
-    found = xxhash.xxh3_128()
+def hash_file(path: Path) -> str:
+    """Hash a file with XXH3-128, which is as fast as disks read."""
+    digest = xxhash.xxh3_128()
     with path.open("rb", buffering=0) as file:
-        while chunk := file.read(CHUNK):
-            found.update(chunk)
-    return found.hexdigest()
+        while chunk := file.read(READ_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()

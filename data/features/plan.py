@@ -1,4 +1,4 @@
-"""Which rows a capture looks at, in which shard each goes, and how many bytes that will be."""
+"""Plan of a capture: the rows that the target reads, their shards, and the bytes that they take."""
 
 import json
 import math
@@ -11,14 +11,19 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from data.features.index import Runs, runs_of, shortened, supervised
-from data.features.schema import Layout
+from data.features.index import (
+    SegmentIndex,
+    build_segment_index,
+    find_supervised_tokens,
+    truncate_documents,
+)
+from data.features.schema import FeatureSchema
 from data.packing.documents import Documents, Packed
-from data.packing.pack import PackReport, pack
+from data.packing.pack import PackReport, pack_documents
 
-HELD = ("ids", "answer", "starts", "category", "language", "conversation")  # of Documents
+DOCUMENT_FIELDS = ("ids", "answer", "starts", "category", "language", "conversation")
 METADATA = {"format": "pt"}
-NAMES = {
+SAFETENSORS_DTYPES = {
     torch.bool: "BOOL", torch.int8: "I8", torch.float8_e4m3fn: "F8_E4M3", torch.bfloat16: "BF16",
     torch.float16: "F16", torch.float32: "F32", torch.int32: "I32", torch.int64: "I64",
 }  # fmt: skip
@@ -26,97 +31,118 @@ MB = 10**6
 
 
 @dataclass(kw_only=True)
-class Plan:
-    """Rows to look at, and where what is seen in them goes."""
+class CapturePlan:
+    """The packed rows that the target reads, and where their features are stored."""
 
     packed: Packed
-    layout: Layout
-    flags: Bool[np.ndarray, " tokens"]  # supervised tokens of the documents
-    runs: Runs  # one for each piece, row after row
-    counts: Int[np.ndarray, "shards 2"]  # tokens, supervised tokens
-    rows_a_shard: int
+    schema: FeatureSchema
+    supervised_mask: Bool[np.ndarray, " tokens"]  # over the tokens of all documents
+    segment_index: SegmentIndex  # a segment for each piece, row after row
+    shard_token_counts: Int[np.ndarray, "shards 2"]  # tokens, supervised tokens
+    rows_per_shard: int
 
     @classmethod
-    def of(
-        cls, documents: Documents, layout: Layout, *, length: int, overlap: int | None,
+    def from_documents(
+        cls, documents: Documents, schema: FeatureSchema, *, length: int, overlap: int | None,
         batch: int, shard_mb: float,
-    ) -> tuple["Plan", PackReport]:  # fmt: skip
-        """Documents as the target will look at them; rows of a shard are whole batches."""
+    ) -> tuple["CapturePlan", PackReport]:  # fmt: skip
+        """Pack documents into rows and assign them to shards of complete batches."""
         if overlap is None:
-            documents = shortened(documents, length)
-        packed, report = pack(documents, length, overlap=overlap)
-        flags = supervised(documents)
-        fullest = layout.bytes(length, length) * batch
-        rows_a_shard = batch * max(1, int(shard_mb * MB / fullest))
-        runs, counts = runs_of(packed, flags, rows_a_shard=rows_a_shard)
+            documents = truncate_documents(documents, length)
+        packed, report = pack_documents(documents, length, overlap=overlap)
+        supervised_mask = find_supervised_tokens(documents)
+        max_batch_bytes = schema.num_bytes(length, length) * batch
+        rows_per_shard = batch * max(1, int(shard_mb * MB / max_batch_bytes))
+        index, counts = build_segment_index(packed, supervised_mask, rows_per_shard=rows_per_shard)
         plan = cls(
-            packed=packed, layout=layout, flags=flags, runs=runs, counts=counts,
-            rows_a_shard=rows_a_shard,
-        )  # fmt: skip
+            packed=packed,
+            schema=schema,
+            supervised_mask=supervised_mask,
+            segment_index=index,
+            shard_token_counts=counts,
+            rows_per_shard=rows_per_shard,
+        )
         return plan, report
 
-    def rows(self, shard: int) -> list[int]:
-        """Rows of the packed documents that a shard holds."""
-        first = shard * self.rows_a_shard
-        return list(range(first, min(first + self.rows_a_shard, len(self.packed))))
+    def shard_rows(self, shard: int) -> list[int]:
+        """List the packed rows that a shard holds."""
+        first = shard * self.rows_per_shard
+        return list(range(first, min(first + self.rows_per_shard, len(self.packed))))
 
-    def stored(
+    def stored_positions(
         self, rows: list[int]
     ) -> tuple[Int[np.ndarray, " tokens"], Int[np.ndarray, " supervised"]]:
-        """Places in these rows end to end whose features are stored, in the order of the shard."""
-        places, taught = [], []
+        """Return the positions, in `rows` laid end to end, that the shard stores, in its order.
+
+        The first array is of all tokens, the second of supervised ones.
+        """
+        positions, supervised = [], []
         for number, row in enumerate(rows):
             right = number * self.packed.length
             pieces = range(*self.packed.starts[row : row + 2].tolist())
-            for run, (_, begin, end, _) in zip(pieces, self.packed.table[pieces], strict=True):
+            for piece, (_, begin, end, _) in zip(pieces, self.packed.table[pieces], strict=True):
                 right += int(end - begin)
-                count, first = int(self.runs.tokens[run]), int(self.runs.first[run])
-                here = np.arange(right - count, right)  # the first ones may be of the piece before
-                places.append(here)
-                taught.append(here[self.flags[first : first + count]])
-        return np.concatenate(places), np.concatenate(taught)
+                count, first = (
+                    int(self.segment_index.tokens[piece]),
+                    int(self.segment_index.first[piece]),
+                )
+                # an overlap's tokens are stored with the piece before: count from the right
+                stored = np.arange(right - count, right)
+                positions.append(stored)
+                supervised.append(stored[self.supervised_mask[first : first + count]])
+        return np.concatenate(positions), np.concatenate(supervised)
 
-    def documents_file(self) -> dict[str, Tensor]:
-        """What data/features/reader.py reads them from."""
+    def document_tensors(self) -> dict[str, Tensor]:
+        """Return the tensors of the documents file, as data/features/reader.py reads them."""
         documents = self.packed.documents
-        held = {name: getattr(documents, name) for name in HELD}
-        runs = {f"runs.{name}": values for name, values in vars(self.runs.ordered()).items()}
-        arrays = held | runs | {"supervised": self.flags}
+        columns = {name: getattr(documents, name) for name in DOCUMENT_FIELDS}
+        segments = {
+            f"runs.{name}": values
+            for name, values in vars(self.segment_index.sorted_by_token()).items()
+        }
+        arrays = columns | segments | {"supervised": self.supervised_mask}
         return {name: torch.from_numpy(np.ascontiguousarray(a)) for name, a in arrays.items()}
 
     # --- sizes, in bytes ----------------------------------------------------------------------
 
     @property
     def documents_bytes(self) -> int:
-        return file_bytes({n: (t.dtype, t.shape) for n, t in self.documents_file().items()})
-
-    def shard_bytes(self, layout: Layout | None = None) -> Int[np.ndarray, " shards"]:
-        """Of each, in this or another layout."""
-        parts = (layout or self.layout).parts
-        tensors = (
-            {p.name: (p.dtype, (tokens if p.every else taught, *p.shape)) for p in parts}
-            for tokens, taught in self.counts.tolist()
+        """Return the size of the documents file."""
+        return safetensors_bytes(
+            {n: (t.dtype, t.shape) for n, t in self.document_tensors().items()}
         )
-        return np.array([file_bytes(each) for each in tensors])
 
-    def bytes(self, layout: Layout | None = None) -> int:
-        """Of the whole store."""
-        return int(self.shard_bytes(layout).sum()) + self.documents_bytes
+    def shard_bytes(self, schema: FeatureSchema | None = None) -> Int[np.ndarray, " shards"]:
+        """Compute the size of each shard, with this plan's schema or another."""
+        specs = (schema or self.schema).tensor_specs
+        shards = (
+            {s.name: (s.dtype, (tokens if s.per_token else supervised, *s.shape)) for s in specs}
+            for tokens, supervised in self.shard_token_counts.tolist()
+        )
+        return np.array([safetensors_bytes(tensors) for tensors in shards])
+
+    def total_bytes(self, schema: FeatureSchema | None = None) -> int:
+        """Compute the size of the store, with this plan's schema or another."""
+        return int(self.shard_bytes(schema).sum()) + self.documents_bytes
 
 
-def file_bytes(tensors: Mapping[str, tuple[torch.dtype, Sequence[int]]]) -> int:
-    """Of a safetensors file: the length of its header, the header, and the tensors end to end.
+def safetensors_bytes(tensors: Mapping[str, tuple[torch.dtype, Sequence[int]]]) -> int:
+    """Compute the size of a safetensors file: header length, header, and tensors end to end.
 
     >>> import safetensors.torch
     >>> small = {"x": torch.zeros(3, 5, dtype=torch.int8), "y": torch.zeros(70)}
     >>> file = safetensors.torch.save(small, metadata=METADATA)
-    >>> file_bytes({name: (x.dtype, x.shape) for name, x in small.items()}) == len(file)
+    >>> safetensors_bytes({name: (x.dtype, x.shape) for name, x in small.items()}) == len(file)
     True
     """
     header: dict[str, Any] = {"__metadata__": METADATA}
     end = 0
     for name, (dtype, shape) in sorted(tensors.items(), key=lambda t: (-t[1][0].itemsize, t[0])):
         begin, end = end, end + math.prod(shape) * dtype.itemsize
-        header[name] = {"dtype": NAMES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
-    written = len(json.dumps(header, separators=(",", ":")))
-    return 8 + -(-written // 8) * 8 + end
+        header[name] = {
+            "dtype": SAFETENSORS_DTYPES[dtype],
+            "shape": list(shape),
+            "data_offsets": [begin, end],
+        }
+    header_bytes = len(json.dumps(header, separators=(",", ":")))
+    return 8 + -(-header_bytes // 8) * 8 + end  # headers are padded to multiples of 8

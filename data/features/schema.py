@@ -1,11 +1,11 @@
-"""What a feature store holds of each token, and how many bytes that takes.
+"""Schema of a feature store: the tensors that it holds for each token, and their bytes.
 
-A row of features belongs to a token. Inputs of methods that read context have one for every token,
-those of other methods, and every teacher, for supervised tokens alone: those of an answer, and
-those whose next token is.
+A row of features belongs to a token. The inputs of methods that read context have a row for every
+token. The inputs of other methods, and every teacher, have rows for supervised tokens only: the
+tokens of an answer and the token before each of them.
 
-    captured             L x H     inputs     the layers that enter the draft
-    hidden               H         inputs, or supervised: it teaches as well
+    captured             L x H     inputs         the layers that enter the draft
+    hidden               H         inputs, or supervised: teacher=hidden
     teacher.ids          k int32   supervised     teacher=topk: the k likeliest tokens,
     teacher.log_probs    k fp16    supervised     their log-probabilities at temperature 1
     teacher.rest         fp32      supervised     and the mass of all others
@@ -21,33 +21,34 @@ import torch
 from data.features.quantize import Dtype
 from models.drafts.base import Needs
 
-SCALE = ".scale"  # behind the name of what it scales
+SCALE_SUFFIX = ".scale"  # follows the name of the scaled tensor
 
 
 class TeacherKind(Enum):
-    """In which form the target's distribution is kept."""
+    """The form in which the target's distribution is stored."""
 
-    hidden = "hidden"  # the final hidden state, of which the head makes it: exact but for rounding
+    hidden = "hidden"  # the final hidden state, for the target's head: exact but for rounding
     topk = "topk"  # the k likeliest tokens and the mass of the rest
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
-    """One tensor of a shard."""
+class TensorSpec:
+    """The name, shape and type of one tensor of a shard."""
 
     name: str
     shape: tuple[int, ...]  # of a row
     dtype: torch.dtype
-    every: bool  # a row for each token; else for supervised ones alone
+    per_token: bool  # a row for each token; otherwise for supervised tokens only
 
     @property
     def row_bytes(self) -> int:
+        """Return the bytes of a row."""
         return prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
-    """What a method takes from the target, as a store keeps it."""
+class FeatureSchema:
+    """The features that a store holds of each token, and their storage types."""
 
     layers: list[int]
     hidden: bool  # the final hidden state is an input
@@ -59,50 +60,63 @@ class Layout:
     vocab_size: int
 
     @classmethod
-    def read(cls, saved: dict[str, Any]) -> "Layout":
-        kinds = {"dtype": Dtype(saved["dtype"]), "teacher": TeacherKind(saved["teacher"])}
-        return cls(**saved | kinds)
+    def from_dict(cls, saved: dict[str, Any]) -> "FeatureSchema":
+        """Build a schema from its dictionary in a manifest."""
+        enums = {"dtype": Dtype(saved["dtype"]), "teacher": TeacherKind(saved["teacher"])}
+        return cls(**saved | enums)
 
-    def saved(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain values for a manifest."""
         return asdict(self) | {"dtype": self.dtype.value, "teacher": self.teacher.value}
 
     @property
-    def parts(self) -> list[Part]:
-        """Every tensor of a shard."""
-        found = []
+    def tensor_specs(self) -> list[TensorSpec]:
+        """List the tensors of a shard."""
+        specs = []
         if self.layers:
-            found += self._states("captured", (len(self.layers),), every=self.context)
+            specs += self._hidden_state_specs(
+                "captured", (len(self.layers),), per_token=self.context
+            )
         if self.hidden or self.teacher is TeacherKind.hidden:
-            found += self._states("hidden", (), every=self.hidden and self.context)
+            specs += self._hidden_state_specs("hidden", (), per_token=self.hidden and self.context)
         if self.teacher is TeacherKind.topk:
             for name, shape, dtype in (
                 ("ids", (self.top_k,), torch.int32),
                 ("log_probs", (self.top_k,), torch.float16),
                 ("rest", (), torch.float32),
             ):
-                found.append(Part(name=f"teacher.{name}", shape=shape, dtype=dtype, every=False))
-        return found
+                specs.append(
+                    TensorSpec(name=f"teacher.{name}", shape=shape, dtype=dtype, per_token=False)
+                )
+        return specs
 
-    def _states(self, name: str, rows: tuple[int, ...], *, every: bool) -> list[Part]:
-        values = Part(
-            name=name, shape=(*rows, self.hidden_size), dtype=self.dtype.torch, every=every
+    def _hidden_state_specs(
+        self, name: str, rows: tuple[int, ...], *, per_token: bool
+    ) -> list[TensorSpec]:
+        values = TensorSpec(
+            name=name,
+            shape=(*rows, self.hidden_size),
+            dtype=self.dtype.torch_dtype,
+            per_token=per_token,
         )
-        scales = Part(name=name + SCALE, shape=rows, dtype=torch.float32, every=every)
-        return [values] if self.dtype.largest is None else [values, scales]
+        scales = TensorSpec(
+            name=name + SCALE_SUFFIX, shape=rows, dtype=torch.float32, per_token=per_token
+        )
+        return [values] if self.dtype.max_value is None else [values, scales]
 
     @property
     def row_bytes(self) -> tuple[int, int]:
-        """Of every token, and of a supervised one besides."""
-        every = sum(part.row_bytes for part in self.parts if part.every)
-        return every, sum(part.row_bytes for part in self.parts) - every
+        """Return the bytes of every token, and the additional bytes of a supervised token."""
+        per_token = sum(spec.row_bytes for spec in self.tensor_specs if spec.per_token)
+        return per_token, sum(spec.row_bytes for spec in self.tensor_specs) - per_token
 
-    def bytes(self, tokens: int, supervised: int) -> int:
-        """Of features."""
-        every, more = self.row_bytes
-        return every * tokens + more * supervised
+    def num_bytes(self, tokens: int, supervised: int) -> int:
+        """Compute the bytes of the features of `tokens`, of which `supervised` are supervised."""
+        per_token, per_supervised = self.row_bytes
+        return per_token * tokens + per_supervised * supervised
 
-    def lacks(self, needs: Needs) -> str | None:
-        """What a method needs and this has not; None where it has all."""
+    def describe_missing(self, needs: Needs) -> str | None:
+        """Describe what a method needs and this schema lacks; None where it has everything."""
         if needs.layers and needs.layers != self.layers:
             return f"captured layers {needs.layers}, got {self.layers or 'none'}"
         if needs.layers and needs.context and not self.context:

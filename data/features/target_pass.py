@@ -1,21 +1,23 @@
-"""The target's pass over packed rows: one graph, the same for training, for keeping and on disk."""
+"""The target's pass over packed rows, shared by training and capture so that both use one graph."""
 
 from collections.abc import Callable
 
 from models.drafts.base import Batch
-from models.target.language_model import Seen
+from models.target.language_model import TargetOutput
 from models.target.target import Target
 
-SETTLED = ("target.decoder.",)  # weights of the frozen target: see Device.compile
+FROZEN_PREFIXES = ("target.decoder.",)  # weights of the frozen target: see Device.compile
 
-Pass = Callable[[Target, list[int], Batch], Seen]
-
-
-def features(target: Target, layers: list[int], batch: Batch) -> Seen:
-    """What the target computes on a batch of packed rows."""
-    return target.see(batch.ids, positions=batch.positions, mask=batch.attends(), layers=layers)
+TargetPass = Callable[[Target, list[int], Batch], TargetOutput]
 
 
-def target_pass(target: Target, *, compiled: bool) -> Pass:
-    """`features` as one graph, where that is wanted and can be had."""
-    return target.device.compile(features, settled=SETTLED) if compiled else features
+def features(target: Target, layers: list[int], batch: Batch) -> TargetOutput:
+    """Compute the target's captured layers and final hidden states on a batch of packed rows."""
+    return target.forward_hidden(
+        batch.input_ids, positions=batch.positions, mask=batch.attention_mask(), layers=layers
+    )
+
+
+def build_target_pass(target: Target, *, compiled: bool) -> TargetPass:
+    """Return `features`, compiled into one graph if `compiled`."""
+    return target.device.compile(features, frozen_names=FROZEN_PREFIXES) if compiled else features

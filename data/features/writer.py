@@ -1,8 +1,8 @@
-"""What the target sees in packed rows, brought into the form of a shard.
+"""Builder of shards: the target's features of packed rows, quantized and in the order of the plan.
 
-The pass is training's own (data/features/target_pass.py). What it gives is quantised where it was
-computed, so that a fraction of it has to travel to the host. The batches of a shard depend on
-nothing but the plan: captured again, it is the same bytes.
+The target's pass is the one of training (data/features/target_pass.py). Its output is quantized on
+the device, so that only a fraction of it is copied to the host. The batches of a shard depend only
+on the plan, so a shard that is captured again has the same bytes.
 """
 
 from collections.abc import Callable
@@ -13,115 +13,131 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from data.features.plan import Plan
-from data.features.quantize import dequantise, quantise, rounding
-from data.features.schema import SCALE, Layout, TeacherKind
-from data.features.target_pass import target_pass
-from models.distill.topk_logits import TopK
+from data.features.plan import CapturePlan
+from data.features.quantize import dequantize, quantize, rounding_error
+from data.features.schema import SCALE_SUFFIX, FeatureSchema, TeacherKind
+from data.features.target_pass import build_target_pass
+from models.distill.topk_logits import TopKLogits
 from models.drafts.base import Batch
 from models.errors import UserError
 from models.target.target import Target
 
-ROUNDING = ".rounding"  # behind the name of what was rounded; not stored
-AT_ONCE = 256  # positions whose logits are held together
+ROUNDING_SUFFIX = ".rounding"  # follows the name of the rounded tensor; not stored
+LOGITS_CHUNK = 256  # positions whose logits are in memory at a time
 
 
-class Capture:
-    """Takes the features of a plan's rows, shard by shard."""
+class ShardBuilder:
+    """A builder of a plan's shards, which runs the target on their rows."""
 
-    def __init__(self, target: Target, plan: Plan, *, batch: int):
+    def __init__(self, target: Target, plan: CapturePlan, *, batch: int):
         self.target, self.plan, self.batch = target, plan, batch
         device = target.device
-        self._pass = target_pass(target, compiled=not device.lazy)
-        self._look: Callable[[Batch], dict[str, Tensor]] = device.glue(self.look)
+        self._pass = build_target_pass(target, compiled=not device.lazy)
+        self._look: Callable[[Batch], dict[str, Tensor]] = device.compile_if_lazy(self.look)
 
     @torch.no_grad()
     def look(self, batch: Batch) -> dict[str, Tensor]:
-        """Every part of the layout, at every position."""
-        layout = self.plan.layout
-        seen = self._pass(self.target, layout.layers, batch)
-        found: dict[str, Tensor] = {}
-        if layout.layers:
-            states = seen.captured.unflatten(-1, (len(layout.layers), layout.hidden_size))
-            found |= compressed("captured", states, layout)
-        if any(part.name == "hidden" for part in layout.parts):
-            found |= compressed("hidden", seen.hidden, layout)
-        if layout.teacher is TeacherKind.topk:
-            found |= self._likeliest(seen.hidden)
-        return found
+        """Compute every tensor of the schema, and the rounding errors, at every position."""
+        schema = self.plan.schema
+        target_output = self._pass(self.target, schema.layers, batch)
+        tensors: dict[str, Tensor] = {}
+        if schema.layers:
+            states = target_output.captured.unflatten(-1, (len(schema.layers), schema.hidden_size))
+            tensors |= quantize_states("captured", states, schema)
+        if any(spec.name == "hidden" for spec in schema.tensor_specs):
+            tensors |= quantize_states("hidden", target_output.hidden, schema)
+        if schema.teacher is TeacherKind.topk:
+            tensors |= self._topk_tensors(target_output.hidden)
+        return tensors
 
-    def _likeliest(self, hidden: Float[Tensor, "rows length hidden"]) -> dict[str, Tensor]:
-        k = self.plan.layout.top_k
-        chunks = hidden.flatten(0, 1).split(AT_ONCE)
-        found = [TopK.of(self.target.logits(chunk), k) for chunk in chunks]
-        kinds = {"ids": torch.int32, "log_probs": torch.float16, "rest": torch.float32}
+    def _topk_tensors(self, hidden: Float[Tensor, "rows length hidden"]) -> dict[str, Tensor]:
+        k = self.plan.schema.top_k
+        chunks = hidden.flatten(0, 1).split(LOGITS_CHUNK)
+        parts = [TopKLogits.from_logits(self.target.logits(chunk), k) for chunk in chunks]
+        dtypes = {"ids": torch.int32, "log_probs": torch.float16, "rest": torch.float32}
         return {
-            f"teacher.{name}": torch.cat([getattr(one, name) for one in found])
-            .to(kind)
+            f"teacher.{name}": torch.cat([getattr(part, name) for part in parts])
+            .to(dtype)
             .unflatten(0, hidden.shape[:2])
-            for name, kind in kinds.items()
+            for name, dtype in dtypes.items()
         }
 
-    def shard(
-        self, number: int, step: Callable[[int, int], None]
+    def build_shard(
+        self, number: int, report_progress: Callable[[int, int], None]
     ) -> tuple[dict[str, Tensor], dict[str, dict[str, float]]]:
-        """A shard, and how far it is rounded; `step` is told of done rows and tokens."""
-        tokens, taught = self.plan.counts[number].tolist()
-        count = {part.name: tokens if part.every else taught for part in self.plan.layout.parts}
-        room = {
-            part.name: torch.empty((count[part.name], *part.shape), dtype=part.dtype)
-            for part in self.plan.layout.parts
+        """Build a shard and its rounding errors by layer.
+
+        `report_progress` is called after each batch with the numbers of its rows and tokens.
+        """
+        tokens, supervised = self.plan.shard_token_counts[number].tolist()
+        count = {
+            spec.name: tokens if spec.per_token else supervised
+            for spec in self.plan.schema.tensor_specs
         }
-        filled = dict.fromkeys(room, 0)
-        sums = dict.fromkeys(room, torch.zeros(2).double())
-        rows = self.plan.rows(number)
+        shard = {
+            spec.name: torch.empty((count[spec.name], *spec.shape), dtype=spec.dtype)
+            for spec in self.plan.schema.tensor_specs
+        }
+        filled = dict.fromkeys(shard, 0)
+        sums = dict.fromkeys(shard, torch.zeros(2).double())
+        rows = self.plan.shard_rows(number)
         for first in range(0, len(rows), self.batch):
-            some = rows[first : first + self.batch]
-            looked = self._host(some)
-            places, taught_places = map(torch.from_numpy, self.plan.stored(some))
-            for part in self.plan.layout.parts:
-                name, chosen = part.name, places if part.every else taught_places
-                room[name][filled[name] :][: len(chosen)] = _rows(looked[name], chosen)
-                filled[name] += len(chosen)
-                if name + ROUNDING in looked:
-                    sums[name] = sums[name] + looked[name + ROUNDING][chosen].double().sum(0)
-            step(len(some), len(places))
-        return room, self._said({name: sums[name] / count[name] for name in room})
+            batch_rows = rows[first : first + self.batch]
+            features = self._features_on_host(batch_rows)
+            token_positions, supervised_positions = map(
+                torch.from_numpy, self.plan.stored_positions(batch_rows)
+            )
+            for spec in self.plan.schema.tensor_specs:
+                name, index = (
+                    spec.name,
+                    token_positions if spec.per_token else supervised_positions,
+                )
+                shard[name][filled[name] :][: len(index)] = _select_rows(features[name], index)
+                filled[name] += len(index)
+                if name + ROUNDING_SUFFIX in features:
+                    sums[name] = sums[name] + features[name + ROUNDING_SUFFIX][index].double().sum(
+                        0
+                    )
+            report_progress(len(batch_rows), len(token_positions))
+        return shard, self._rounding_by_layer({name: sums[name] / count[name] for name in shard})
 
-    def _host(self, rows: list[int]) -> dict[str, Tensor]:
-        """What is seen in these rows end to end, and in some more: all batches share a graph."""
-        full = [(rows[0] + i) % len(self.plan.packed) for i in range(self.batch)]
-        batch = self.plan.packed.batch(full).to(self.target.device.torch_device)
-        return {name: part.cpu().flatten(0, 1) for name, part in self._look(batch).items()}
+    def _features_on_host(self, rows: list[int]) -> dict[str, Tensor]:
+        """Compute the features of rows and flatten them over positions.
 
-    def _said(self, means: dict[str, Tensor]) -> dict[str, dict[str, float]]:
-        """By layer, in words. Raises UserError where the target's numbers are not finite."""
-        layers = [f"layer {layer}" for layer in self.plan.layout.layers]
-        named: list[tuple[str, Any]] = []
+        The last batch is filled up with other rows: every batch has one size and shares one graph.
+        """
+        full_batch = [(rows[0] + i) % len(self.plan.packed) for i in range(self.batch)]
+        batch = self.plan.packed.batch(full_batch).to(self.target.device.torch_device)
+        return {name: values.cpu().flatten(0, 1) for name, values in self._look(batch).items()}
+
+    def _rounding_by_layer(self, means: dict[str, Tensor]) -> dict[str, dict[str, float]]:
+        """Name the mean rounding errors by layer; raise UserError where one is not finite."""
+        layers = [f"layer {layer}" for layer in self.plan.schema.layers]
+        errors: list[tuple[str, Any]] = []
         if layers:
-            named += zip(layers, means["captured"].tolist(), strict=True)
+            errors += zip(layers, means["captured"].tolist(), strict=True)
         if "hidden" in means:
-            named.append(("final", means["hidden"].tolist()))
-        for name, (squared, _) in named:
+            errors.append(("final", means["hidden"].tolist()))
+        for name, (squared, _) in errors:
             if not np.isfinite(squared):
                 raise UserError(
-                    f"device.precision: features must be finite, got others at {name} of the "
-                    "target; choose another precision"
+                    "device.precision: features must be finite, got NaN or infinity at "
+                    f"{name} of the target; choose another precision"
                 )
-        return {name: {"relative": squared**0.5, "lost": lost} for name, (squared, lost) in named}
+        return {name: {"relative": squared**0.5, "lost": lost} for name, (squared, lost) in errors}
 
 
-def _rows(values: Tensor, chosen: Tensor) -> Tensor:
-    """`values[chosen]`, which PyTorch 2.9 does not have for fp8 on the host."""
+def _select_rows(values: Tensor, index: Tensor) -> Tensor:
+    """Return `values[index]`, which PyTorch 2.9 does not support for fp8 on the host."""
     as_bytes = values.view(torch.int8) if values.itemsize == 1 else values
-    return as_bytes[chosen].view(values.dtype)
+    return as_bytes[index].view(values.dtype)
 
 
-def compressed(
-    name: str, states: Float[Tensor, "*batch width"], layout: Layout
+def quantize_states(
+    name: str, states: Float[Tensor, "*batch width"], schema: FeatureSchema
 ) -> dict[str, Tensor]:
-    """Values, scales and what rounding cost each row."""
-    values, scale = quantise(states, layout.dtype)
-    error = rounding(states, dequantise(values, scale))
-    scales = {} if scale is None else {name + SCALE: scale}
-    return {name: values, name + ROUNDING: error} | scales
+    """Quantize hidden states; return values, scales and the rounding error of each row."""
+    values, scale = quantize(states, schema.dtype)
+    error = rounding_error(states, dequantize(values, scale))
+    scales = {} if scale is None else {name + SCALE_SUFFIX: scale}
+    return {name: values, name + ROUNDING_SUFFIX: error} | scales

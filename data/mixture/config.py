@@ -1,10 +1,10 @@
-"""The manifest of a mixture: its sources, how much each gives, what is left out of all.
+"""The manifest of a mixture: its sources, their shares, and the filters for every source.
 
     sources:    {chat: {path, share: 0.7, licence, ...}, code: {path, share: 0.3, ...}}
     rows: 1000  -> 700 rows of chat, 300 of code        rows: null -> as many as the shares allow
 
-Rows stand in the order of a hash of what they ask, and a share is taken from the front: which rows
-of a source come first does not depend on other sources.
+The rows of a source are ordered by a hash of their questions, and a share is taken from the front.
+The order within a source therefore does not depend on the other sources.
 """
 
 import math
@@ -18,39 +18,40 @@ from jaxtyping import Int, UInt64
 
 from models.errors import UserError
 
-CONTENT = (
+CONTENT_COLUMNS = (
     "messages", "conversations", "data", "ids", "text", "prompt", "instruction", "input",
     "question", "turns", "answer", "output", "response", "completion", "solution",
 )  # fmt: skip
-LABELS = ("id", "category", "language", "licence", "tools", "template", "system")
+LABEL_COLUMNS = ("id", "category", "language", "licence", "tools", "template", "system")
 
 
 @dataclass(kw_only=True)
 class SourceConf:
-    """One source of rows, and what is said of them."""
+    """One source of rows, and the labels of its rows."""
 
     path: str  # hub name, saved directory, file, directory of files, or `demo`
-    subset: str | None = None  # the dataset's configuration
+    subset: str | None = None  # configuration of the dataset
     split: str = "train"
-    revision: str | None = None  # of the hub's repository
-    columns: dict[str, str] = field(default_factory=dict)  # ours: theirs, where not recognised
-    share: float | None = None  # weight among the sources; None for all = everything
-    limit: int | None = None  # rows to read; None = all
-    licence: str = ""  # like the next two: of rows that do not say it themselves
+    revision: str | None = None  # of the Hugging Face repository
+    columns: dict[str, str] = field(default_factory=dict)  # our name: its column, if not recognized
+    share: float | None = None  # weight among the sources; None for all: every row
+    limit: int | None = None  # rows to read; None: all
+    # `licence`, `category` and `language` are defaults for rows without their own
+    licence: str = ""
     category: str = ""
     language: str = ""
-    # arguments of the chat template; of a list, each row takes one value, by its hash
+    # arguments of the chat template; each row picks one value of a list by its hash
     template: dict[str, Any] = field(default_factory=dict)
 
     def check(self, key: str) -> None:
-        """Raises UserError for what cannot work; `key` is where the source stands."""
+        """Check the settings; raise UserError otherwise. `key` is the source's config key."""
         if not self.path:
-            raise UserError(f"{key}.path: must name a file, a directory or a data set, got ''")
-        known = ", ".join((*CONTENT, *LABELS))
-        if unknown := sorted(set(self.columns) - {*CONTENT, *LABELS}):
+            raise UserError(f"{key}.path: must name a file, a directory or a dataset, got ''")
+        known_names = ", ".join((*CONTENT_COLUMNS, *LABEL_COLUMNS))
+        if unknown := sorted(set(self.columns) - {*CONTENT_COLUMNS, *LABEL_COLUMNS}):
             raise UserError(
-                f"{key}.columns: must map names of ours to columns of the data, "
-                f"got {unknown[0]}; ours are {known}"
+                f"{key}.columns: must map known names to columns of the data, "
+                f"got {unknown[0]}; known names are {known_names}"
             )
         if self.share is not None and not 0 < self.share < math.inf:
             raise UserError(
@@ -59,24 +60,26 @@ class SourceConf:
         if self.limit is not None and self.limit < 1:
             raise UserError(f"{key}.limit: must be at least 1 or null, got {self.limit}")
         if empty := [name for name, value in self.template.items() if value == []]:
-            raise UserError(f"{key}.template.{empty[0]}: must list a value at least, got []")
+            raise UserError(f"{key}.template.{empty[0]}: must list at least one value, got []")
 
 
 @dataclass(kw_only=True)
 class MixtureConf:
-    """What goes into a prepared folder."""
+    """The sources of a prepared folder, its size and its filters."""
 
     sources: dict[str, SourceConf] = field(default_factory=dict)
-    rows: int | None = None  # in all, held-out ones too; None: the most that the shares allow
-    exclude: list[str] = field(default_factory=lambda: ["demo"])  # prompt files, held out elsewhere
-    held_out: float = 0.01  # share of the first prompts, by their hash
-    min_chars: int = 1  # of a row
+    rows: int | None = None  # total with held-out rows; None: the most that the shares allow
+    exclude: list[str] = field(default_factory=lambda: ["demo"])  # prompt files held out elsewhere
+    held_out: float = 0.01  # share of the first prompts, chosen by their hash
+    min_chars: int = 1  # characters of a row
     max_chars: int | None = 200_000
-    max_prompt_tokens: int | None = None  # of a first prompt; None: what the target can read
+    max_prompt_tokens: int | None = None  # tokens of a first prompt; None: the target's limit
 
     def __post_init__(self) -> None:
         if not self.sources:
-            raise UserError("mixture.sources: must name a source, got none; see docs/prepare.md")
+            raise UserError(
+                "mixture.sources: must name at least one source, got none; see docs/prepare.md"
+            )
         for name, source in self.sources.items():
             source.check(f"mixture.sources.{name}")
         with_share = [name for name, source in self.sources.items() if source.share is not None]
@@ -87,7 +90,7 @@ class MixtureConf:
             )
         if self.rows is not None and (self.rows < 1 or not with_share):
             raise UserError(
-                f"mixture.rows: must be at least 1 of sources with shares, got {self.rows}; "
+                f"mixture.rows: must be at least 1 and needs sources with shares, got {self.rows}; "
                 "give each source a share, or set rows=null"
             )
         if not 0 <= self.held_out < 1:
@@ -105,64 +108,73 @@ class MixtureConf:
             )
 
 
-def quotas(available: dict[str, int], conf: MixtureConf) -> dict[str, int]:
-    """Rows that each source gives. Raises UserError where one has too few for its share."""
+def compute_quotas(available: dict[str, int], conf: MixtureConf) -> dict[str, int]:
+    """Return the number of rows to take from each source.
+
+    Raises UserError for a source with too few rows for its share.
+    """
     shares = {name: Fraction(str(s.share)) for name, s in conf.sources.items() if s.share}
     if not shares:
         return available
-    if none := [name for name in shares if not available[name]]:
+    if empty := [name for name in shares if not available[name]]:
         raise UserError(
-            f"mixture.sources.{none[0]}: must have rows that no source before it has, got "
-            "duplicates alone; remove the source"
+            f"mixture.sources.{empty[0]}: must have rows that no earlier source has, got "
+            "only duplicates; remove the source"
         )
     total = sum(shares.values())
     shares = {name: share / total for name, share in shares.items()}
-    most = min(int(available[name] / share) for name, share in shares.items())
-    while any(n > available[name] for name, n in _apportioned(shares, most).items()):
-        most -= 1  # a fraction of a row was rounded up
-    if conf.rows is None or conf.rows <= most:
-        return _apportioned(shares, most if conf.rows is None else conf.rows)
-    wanted = _apportioned(shares, conf.rows)
-    name = next(name for name, share in shares.items() if wanted[name] > available[name])
+    max_rows = min(int(available[name] / share) for name, share in shares.items())
+    while any(n > available[name] for name, n in _apportion_rows(shares, max_rows).items()):
+        max_rows -= 1  # rounding up a fraction of a row exceeded what a source has
+    if conf.rows is None or conf.rows <= max_rows:
+        return _apportion_rows(shares, max_rows if conf.rows is None else conf.rows)
+    quotas = _apportion_rows(shares, conf.rows)
+    name = next(name for name, share in shares.items() if quotas[name] > available[name])
     raise UserError(
-        f"mixture.rows: {name} must give {wanted[name]:,} of {conf.rows:,} rows, got "
-        f"{available[name]:,} that can be used; set mixture.rows={most} or null, or change shares"
+        f"mixture.rows: {name} must give {quotas[name]:,} of {conf.rows:,} rows, got "
+        f"{available[name]:,} that can be used; set mixture.rows={max_rows} or null, or change "
+        "shares"
     )
 
 
-def _apportioned(shares: dict[str, Fraction], rows: int) -> dict[str, int]:
-    """Whole rows, as near to the shares as can be (largest remainder)."""
+def _apportion_rows(shares: dict[str, Fraction], rows: int) -> dict[str, int]:
+    """Split `rows` by the shares into whole rows (largest-remainder method)."""
     exact = {name: share * rows for name, share in shares.items()}
-    given = {name: int(share) for name, share in exact.items()}
-    by_rest = sorted(exact, key=lambda name: given[name] - exact[name])
-    for name in by_rest[: rows - sum(given.values())]:
-        given[name] += 1
-    return given
+    quotas = {name: int(share) for name, share in exact.items()}
+    by_remainder = sorted(exact, key=lambda name: quotas[name] - exact[name])
+    for name in by_remainder[: rows - sum(quotas.values())]:
+        quotas[name] += 1
+    return quotas
 
 
 @dataclass(kw_only=True)
-class Chosen:
-    """Which of all gathered rows are taken, in the order in which they are kept."""
+class SelectedRows:
+    """The rows of the mixture, in the order in which they are written, and the drop counts."""
 
-    rows: Int[np.ndarray, " chosen"]
-    dropped: dict[str, Counter[str]]  # by source and reason
+    rows: Int[np.ndarray, " chosen"]  # indices into the candidate rows
+    dropped: dict[str, Counter[str]]  # counts by source and reason
 
 
-def choose(
-    signs: UInt64[np.ndarray, " rows"], source: Int[np.ndarray, " rows"], conf: MixtureConf
-) -> Chosen:
-    """Each sign once, of each source its share. `source` is its place in the manifest."""
+def select_rows(
+    hashes: UInt64[np.ndarray, " rows"], source: Int[np.ndarray, " rows"], conf: MixtureConf
+) -> SelectedRows:
+    """Drop duplicate rows and take each source's share.
+
+    `hashes` are hashes of the rows' questions; `source` is an index into the manifest's sources.
+    """
     names = list(conf.sources)
-    # of equal signs the first, in the order of the signs: they are hashes
-    _, firsts = np.unique(signs, return_index=True)
-    there = np.bincount(source, minlength=len(names)).tolist()
-    new = [firsts[source[firsts] == number] for number in range(len(names))]
-    wanted = quotas({name: len(rows) for name, rows in zip(names, new, strict=True)}, conf)
-    taken = np.zeros(len(signs), bool)
+    # the first row of each hash; sorting by hash shuffles the rows reproducibly
+    _, first_rows = np.unique(hashes, return_index=True)
+    counts = np.bincount(source, minlength=len(names)).tolist()
+    unique_rows = [first_rows[source[first_rows] == number] for number in range(len(names))]
+    quotas = compute_quotas(
+        {name: len(rows) for name, rows in zip(names, unique_rows, strict=True)}, conf
+    )
+    selected = np.zeros(len(hashes), bool)
     dropped = {}
-    for name, rows, count in zip(names, new, there, strict=True):
-        taken[rows[: wanted[name]]] = True
-        dropped[name] = +Counter(  # those that there are
-            {"a duplicate": count - len(rows), "beyond its share": len(rows) - wanted[name]}
+    for name, rows, count in zip(names, unique_rows, counts, strict=True):
+        selected[rows[: quotas[name]]] = True
+        dropped[name] = +Counter(  # the unary plus removes zero counts
+            {"a duplicate": count - len(rows), "beyond its share": len(rows) - quotas[name]}
         )
-    return Chosen(rows=firsts[taken[firsts]], dropped=dropped)
+    return SelectedRows(rows=first_rows[selected[first_rows]], dropped=dropped)

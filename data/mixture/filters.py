@@ -1,9 +1,9 @@
-"""A row of the data as a row that may be taken, or the one reason why it cannot be used.
+"""Filters that turn a raw row into a candidate row, or reject it for exactly one reason.
 
-    raw row -> our column names -> shape -> checks -> columns, sign, held out or not
+    raw row -> our column names -> row format -> checks -> columns, `sign`, `held_out`
 
-The sign is a hash of all that the row asks: rows that ask the same are duplicates. Whether a row is
-held out is told by a hash of its first prompt alone, so that it never moves when data is added.
+`sign` is a hash of everything that the row asks; rows with equal hashes are duplicates. `held_out`
+depends on a hash of the first prompt alone, so a row never changes its split when data is added.
 """
 
 import json
@@ -13,121 +13,145 @@ from typing import Any
 
 import pyarrow as pa
 
-from data.eval_prompts.contamination import hashed, normalised, signs
-from data.mixture.config import CONTENT, SourceConf
-from data.sources.prepared_rows import ASKED, Row, record, row_of
-from data.sources.row_formats import ANSWERS, Conversation, MisfitError, Text, Tokenised, shape
+from data.eval_prompts.contamination import hash_text, normalize_text, prompt_hashes
+from data.mixture.config import CONTENT_COLUMNS, SourceConf
+from data.sources.prepared_rows import INPUT_SCHEMA, PreparedRow, row_from_columns, row_to_columns
+from data.sources.row_formats import (
+    ANSWER_COLUMNS,
+    Conversation,
+    PlainText,
+    RowRejectedError,
+    TokenizedDocument,
+    parse_row,
+)
 
-IDS = ("id", "prompt_id", "conversation_id", "question_id", "task_id", "uuid")
-LICENCES = ("licence", "license")
-COLUMNS = ASKED.append(pa.field("sign", pa.uint64())).append(pa.field("held_out", pa.bool_()))
+ID_COLUMNS = ("id", "prompt_id", "conversation_id", "question_id", "task_id", "uuid")
+LICENSE_COLUMNS = ("licence", "license")
+CANDIDATE_SCHEMA = INPUT_SCHEMA.append(pa.field("sign", pa.uint64())).append(
+    pa.field("held_out", pa.bool_())
+)
 
 
 @dataclass(kw_only=True)
-class Rules:
-    """What a row must be to be taken."""
+class FilterRules:
+    """The limits and checks that a row must pass."""
 
-    answered: bool  # anew: what the data answers is neither measured nor learned
-    excluded: set[int]  # signs of prompts that are held out elsewhere
-    held_out: float  # share
+    replace_answers: bool  # the target answers anew: the data's answers are dropped
+    excluded_hashes: set[int]  # hashes of prompts that are held out elsewhere
+    held_out_share: float
     min_chars: int
     max_chars: int | None
-    fits: Callable[[Row], None] | None = None  # raises MisfitError for what the target cannot read
+    # raises RowRejectedError for a prompt that the target cannot read
+    check_length: Callable[[PreparedRow], None] | None = None
 
 
-def candidate(raw: dict[str, Any], name: str, source: SourceConf, rules: Rules) -> dict[str, Any]:
-    """The row as columns. Raises MisfitError with the reason why it cannot be used."""
-    raw = mapped(raw, source.columns)
-    found = shape(raw)
-    if isinstance(found, Tokenised):
-        raise MisfitError("token ids without their text")
-    turns = _turns(found, rules)
+def filter_row(
+    raw: dict[str, Any], name: str, source: SourceConf, rules: FilterRules
+) -> dict[str, Any]:
+    """Convert a raw row to candidate columns. Raises RowRejectedError with the reason."""
+    raw = map_columns(raw, source.columns)
+    parsed = parse_row(raw)
+    if isinstance(parsed, TokenizedDocument):
+        raise RowRejectedError("token ids without their text")
+    turns = _extract_turns(parsed, rules)
     _check_length(turns, rules)
-    if rules.excluded and not rules.excluded.isdisjoint(
-        _signs(turns, plain=isinstance(found, Text))
+    if rules.excluded_hashes and not rules.excluded_hashes.isdisjoint(
+        _turn_hashes(turns, is_plain_text=isinstance(parsed, PlainText))
     ):
-        raise MisfitError("a prompt that is held out elsewhere")
-    row = _row(raw, found, name, source)
-    asked = "\0".join(normalised(text) for role, text in turns if role != "assistant")
-    sign = hashed("asked", asked + (json.dumps(row.tools, default=str) if row.tools else ""))
-    row.id = f"{row.id}-{sign:016x}" if row.id else f"{sign:016x}"
+        raise RowRejectedError("a prompt that is held out elsewhere")
+    row = _build_row(raw, parsed, name, source)
+    question = "\0".join(normalize_text(text) for role, text in turns if role != "assistant")
+    question_hash = hash_text(
+        "asked", question + (json.dumps(row.tools, default=str) if row.tools else "")
+    )
+    row.id = f"{row.id}-{question_hash:016x}" if row.id else f"{question_hash:016x}"
     if row.messages:
-        picked = {key: _pick(value, sign) for key, value in source.template.items()}
-        row.template = {**picked, **row.template}
+        arguments = {
+            key: _pick_by_hash(value, question_hash) for key, value in source.template.items()
+        }
+        row.template = {**arguments, **row.template}
     try:
-        columns = record(row)
+        columns = row_to_columns(row)
     except ValueError as error:
-        raise MisfitError("a number that JSON does not have", str(error)) from error
+        raise RowRejectedError("a number that JSON does not have", str(error)) from error
     for value in columns.values():
         if isinstance(value, str):
-            value.encode()
-    if rules.fits:
-        rules.fits(row_of(columns))  # as it will be read
-    first = next(text for role, text in turns if role == "user")
-    held_out = hashed("held out", normalised(first)) < rules.held_out * 2**64
-    return {name: columns[name] for name in ASKED.names} | {"sign": sign, "held_out": held_out}
+            value.encode()  # raises UnicodeEncodeError for an unpaired surrogate
+    if rules.check_length:
+        rules.check_length(row_from_columns(columns))  # checks the row that a reader will get
+    first_prompt = next(text for role, text in turns if role == "user")
+    held_out = hash_text("held out", normalize_text(first_prompt)) < rules.held_out_share * 2**64
+    return {name: columns[name] for name in INPUT_SCHEMA.names} | {
+        "sign": question_hash,
+        "held_out": held_out,
+    }
 
 
-def mapped(raw: dict[str, Any], columns: dict[str, str]) -> dict[str, Any]:
-    """The row under our names. Where its content is mapped, it is looked for nowhere else."""
+def map_columns(raw: dict[str, Any], columns: dict[str, str]) -> dict[str, Any]:
+    """Rename the row's columns to our names.
+
+    If `columns` maps any content column, the row's other content columns are dropped.
+    """
     if not columns:
         return raw
-    content = set(columns).intersection(CONTENT)
-    kept = {key: value for key, value in raw.items() if not content or key not in CONTENT}
-    for ours, theirs in columns.items():
-        if ours in content.difference(ANSWERS, ("input",)) and raw.get(theirs) is None:
-            raise MisfitError(f"no column {theirs}", f"among {', '.join(raw)}")
-        kept[ours] = raw.get(theirs)
-    return kept
+    content = set(columns).intersection(CONTENT_COLUMNS)
+    mapped = {key: value for key, value in raw.items() if not content or key not in CONTENT_COLUMNS}
+    for name, column in columns.items():
+        if name in content.difference(ANSWER_COLUMNS, ("input",)) and raw.get(column) is None:
+            raise RowRejectedError(f"no column {column}", f"among {', '.join(raw)}")
+        mapped[name] = raw.get(column)
+    return mapped
 
 
-def _turns(found: Conversation | Text, rules: Rules) -> list[tuple[str, str]]:
-    """Role and text of what is read: answers too, unless they are drawn anew."""
-    if isinstance(found, Text):
-        messages = [{"role": "user", "content": found.text}]
+def _extract_turns(parsed: Conversation | PlainText, rules: FilterRules) -> list[tuple[str, str]]:
+    """Return the role and text of each turn, without answers that will be replaced."""
+    if isinstance(parsed, PlainText):
+        messages = [{"role": "user", "content": parsed.text}]
     else:
-        # an empty system prompt says what none does
-        found.messages = [m for m in found.messages if m["role"] != "system" or m["content"]]
-        again = ("assistant",) if rules.answered else ()
-        messages = [message for message in found.messages if message["role"] not in again]
+        # an empty system prompt means the same as none
+        parsed.messages = [m for m in parsed.messages if m["role"] != "system" or m["content"]]
+        skipped_roles = ("assistant",) if rules.replace_answers else ()
+        messages = [message for message in parsed.messages if message["role"] not in skipped_roles]
     for message in messages:
-        spoken = message["role"] in ("user", "assistant") and "tool_calls" not in message
-        if spoken and not message["content"].strip():
-            raise MisfitError("an empty turn")
+        needs_text = message["role"] in ("user", "assistant") and "tool_calls" not in message
+        if needs_text and not message["content"].strip():
+            raise RowRejectedError("an empty turn")
     return [(message["role"], message["content"]) for message in messages]
 
 
-def _check_length(turns: list[tuple[str, str]], rules: Rules) -> None:
+def _check_length(turns: list[tuple[str, str]], rules: FilterRules) -> None:
     chars = sum(len(text) for _, text in turns)
     if chars < rules.min_chars:
-        raise MisfitError(f"shorter than {rules.min_chars:,} characters")
+        raise RowRejectedError(f"shorter than {rules.min_chars:,} characters")
     if rules.max_chars is not None and chars > rules.max_chars:
-        raise MisfitError(f"longer than {rules.max_chars:,} characters")
+        raise RowRejectedError(f"longer than {rules.max_chars:,} characters")
 
 
-def _signs(turns: list[tuple[str, str]], *, plain: bool) -> Iterator[int]:
-    """Of every question and of how its answer begins; a plain text is both."""
-    for (role, text), (after, answer) in zip(turns, [*turns[1:], ("", "")], strict=True):
+def _turn_hashes(turns: list[tuple[str, str]], *, is_plain_text: bool) -> Iterator[int]:
+    """Hash every question and the beginning of its answer; a plain text serves as both."""
+    for (role, text), (next_role, next_text) in zip(turns, [*turns[1:], ("", "")], strict=True):
         if role == "user":
-            begins = text if plain else answer if after == "assistant" else ""
-            yield from signs(text, begins)
+            answer = text if is_plain_text else next_text if next_role == "assistant" else ""
+            yield from prompt_hashes(text, answer)
 
 
-def _row(raw: dict[str, Any], found: Conversation | Text, name: str, source: SourceConf) -> Row:
-    own_id = next((raw[key] for key in IDS if isinstance(raw.get(key), str | int)), "")
-    own_licence = next((raw[key] for key in LICENCES if isinstance(raw.get(key), str)), "")
-    row = Row(
-        id=str(own_id), source=name, licence=own_licence or source.licence,
-        category=found.category or source.category, language=found.language or source.language,
+def _build_row(
+    raw: dict[str, Any], parsed: Conversation | PlainText, name: str, source: SourceConf
+) -> PreparedRow:
+    row_id = next((raw[key] for key in ID_COLUMNS if isinstance(raw.get(key), str | int)), "")
+    row_license = next((raw[key] for key in LICENSE_COLUMNS if isinstance(raw.get(key), str)), "")
+    row = PreparedRow(
+        id=str(row_id), source=name, licence=row_license or source.licence,
+        category=parsed.category or source.category, language=parsed.language or source.language,
     )  # fmt: skip
-    if isinstance(found, Text):
-        row.text = found.text
+    if isinstance(parsed, PlainText):
+        row.text = parsed.text
     else:
-        row.messages, row.tools = found.messages, found.tools
-        row.template = found.template
+        row.messages, row.tools = parsed.messages, parsed.tools
+        row.template = parsed.template
     return row
 
 
-def _pick(value: Any, sign: int) -> Any:
-    """One of a list of values, by the row's own hash."""
-    return value[(sign >> 32) % len(value)] if isinstance(value, list) else value
+def _pick_by_hash(value: Any, question_hash: int) -> Any:
+    """Pick one value of a list by the row's hash; return any other value as it is."""
+    return value[(question_hash >> 32) % len(value)] if isinstance(value, list) else value

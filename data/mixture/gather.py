@@ -1,4 +1,4 @@
-"""A source read to its end, row by row: each is kept on disk, or counted under one reason."""
+"""Reading a source to its end: each row goes to disk or is counted under one reason."""
 
 import json
 import logging
@@ -13,141 +13,147 @@ import pyarrow as pa
 
 from data.config import DEMO
 from data.mixture.config import SourceConf
-from data.mixture.filters import COLUMNS, Rules, candidate, mapped
-from data.progress import Progress
-from data.sources.files import Raw, open_rows
-from data.sources.prepared_rows import batches
-from data.sources.row_formats import MisfitError, shape
+from data.mixture.filters import CANDIDATE_SCHEMA, FilterRules, filter_row, map_columns
+from data.progress import RowProgress
+from data.sources.files import RawRow, open_rows
+from data.sources.prepared_rows import batch_records
+from data.sources.row_formats import RowRejectedError, parse_row
 from models.checkpoint import atomic_path
 from models.errors import UserError
 
 DEMO_PROMPTS = 1536
-LOOKED_AT = 100  # rows, one of which must have a known shape
-REASONS = 5  # that are said of a source
-UNKNOWN = ("no messages, text or prompt", "no column ")
+CHECKED_ROWS = 100  # first rows of a source, of which at least one must have a known format
+MAX_REASONS = 5  # reasons in the log line of a source
+UNKNOWN_SHAPE_ERRORS = ("no messages, text or prompt", "no column ")
 log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
-class Gathered:
-    """Rows read of a source, and those that cannot be used, by reason."""
+class IngestStats:
+    """Counts of a source's rows: rows read, and rows dropped by reason."""
 
     read: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
-    examples: dict[str, str] = field(default_factory=dict)  # of a reason: the first place
+    examples: dict[str, str] = field(default_factory=dict)  # by reason: the first location
 
-    def drop(self, reason: str, place: str, detail: str) -> None:
+    def drop(self, reason: str, location: str, detail: str) -> None:
+        """Count a dropped row; keep the first location of each reason."""
         self.dropped[reason] += 1
         if reason not in self.examples:
-            said = f" ({in_line(detail, 200)})" if detail else ""
-            self.examples[reason] = in_line(place, 1000) + said
+            suffix = f" ({to_single_line(detail, 200)})" if detail else ""
+            self.examples[reason] = to_single_line(location, 1000) + suffix
 
     def __str__(self) -> str:
-        kept = self.read - self.dropped.total()
-        reasons = "".join(f"; {n:,} {why}" for why, n in self.dropped.most_common(REASONS))
-        return f"{self.read:,} rows read, {kept:,} can be used{reasons}"
+        usable = self.read - self.dropped.total()
+        reasons = "".join(
+            f"; {n:,} {reason}" for reason, n in self.dropped.most_common(MAX_REASONS)
+        )
+        return f"{self.read:,} rows read, {usable:,} can be used{reasons}"
 
-    def refuse_nothing(self, name: str) -> None:
-        """Raises UserError for a source that gives no row."""
+    def check_not_empty(self, name: str) -> None:
+        """Check that the source has a usable row; raise UserError otherwise."""
         if self.read == self.dropped.total():
             raise UserError(
                 f"mixture.sources.{name}: must hold a row that can be used, got {self}; "
-                "remove the source, or say by its columns what holds what"
+                "remove the source, or map its columns by the source's `columns`"
             )
 
 
-def in_line(text: str, most: int) -> str:
-    """What data says of itself, fit for a line of a report: no line ends, nothing but UTF-8."""
+def to_single_line(text: str, max_chars: int) -> str:
+    """Convert text of the data to one line of valid UTF-8 that fits into a report."""
     text = " ".join(text.encode(errors="backslashreplace").decode().split())
-    return text if len(text) <= most else f"{text[:most]} ..."
+    return text if len(text) <= max_chars else f"{text[:max_chars]} ..."
 
 
 def check_source(name: str, source: SourceConf) -> None:
-    """Raises UserError unless one of the first rows can be read and has a shape that is known."""
+    """Check that one of the first rows can be read and has a known format.
+
+    Raises UserError otherwise.
+    """
     columns: dict[str, None] = {}
-    known, saw = False, ""
-    for place, row, fault, detail in islice(raw_rows(name, source), LOOKED_AT):
+    is_known, first_error = False, ""
+    for location, row, reason, detail in islice(open_source_rows(name, source), CHECKED_ROWS):
         if row is not None:
             columns.update(dict.fromkeys(row))
-            known = known or _is_known(row, source)
-        elif not saw:
-            saw = f"{fault} at {place}" + (f" ({detail})" if detail else "")
+            is_known = is_known or _has_known_columns(row, source)
+        elif not first_error:
+            first_error = f"{reason} at {location}" + (f" ({detail})" if detail else "")
     key = f"mixture.sources.{name}"
     if not columns:
         raise UserError(
             f"{key}.path: must hold rows that can be read, got "
-            f"{in_line(saw, 300) or f'none in {source.path}'}; give JSON lines, a JSON array or "
-            "Parquet"
+            f"{to_single_line(first_error, 300) or f'none in {source.path}'}; give JSON lines, "
+            "a JSON array or Parquet"
         )
-    if not known:
+    if not is_known:
         raise UserError(
-            f"{key}.columns: must say which column holds the messages, text or prompt of a data "
-            f"set of unknown shape, got columns {in_line(', '.join(columns), 500)} in "
-            f"{source.path}; write columns: {{messages: THEIRS}}, or "
-            f"+{key}.columns.messages=THEIRS"
+            f"{key}.columns: must name the column of the messages, text or prompt where the format "
+            f"is unknown, got columns {to_single_line(', '.join(columns), 500)} in "
+            f"{source.path}; write columns: {{messages: COLUMN}}, or "
+            f"+{key}.columns.messages=COLUMN"
         )
-    if absent := ", ".join(theirs for theirs in source.columns.values() if theirs not in columns):
+    if absent := ", ".join(column for column in source.columns.values() if column not in columns):
         log.warning("%s.columns: none of the first rows has %s", key, absent)
 
 
-def _is_known(row: dict[str, Any], source: SourceConf) -> bool:
-    """Whether its columns are: what they hold is judged later."""
+def _has_known_columns(row: dict[str, Any], source: SourceConf) -> bool:
+    """Return whether the row has columns of a known format; their values are checked later."""
     try:
-        shape(mapped(row, source.columns))
-    except MisfitError as error:
-        return not str(error).startswith(UNKNOWN)
+        parse_row(map_columns(row, source.columns))
+    except RowRejectedError as error:
+        return not str(error).startswith(UNKNOWN_SHAPE_ERRORS)
     return True
 
 
-def raw_rows(name: str, source: SourceConf) -> Iterator[Raw]:
-    """Open the source now; its rows one by one."""
+def open_source_rows(name: str, source: SourceConf) -> Iterator[RawRow]:
+    """Open the source at once and return an iterator of its rows."""
     if source.path == DEMO:
-        return _demo(source.limit or DEMO_PROMPTS)
-    opened = open_rows(
+        return _iter_demo_rows(source.limit or DEMO_PROMPTS)
+    rows = open_rows(
         source.path, key=f"mixture.sources.{name}.path", subset=source.subset,
         split=source.split, revision=source.revision,
     )  # fmt: skip
-    return islice(opened, source.limit)
+    return islice(rows, source.limit)
 
 
-def _demo(count: int) -> Iterator[Raw]:
+def _iter_demo_rows(count: int) -> Iterator[RawRow]:
     from data.demo.prompts import training_prompts
 
     for prompt in training_prompts(count, seed=0):
-        yield Raw(prompt.id, {"id": prompt.id, "category": prompt.category, "text": prompt.text})
+        yield RawRow(prompt.id, {"id": prompt.id, "category": prompt.category, "text": prompt.text})
 
 
-def gather(name: str, source: SourceConf, rules: Rules, file: Path) -> Gathered:
-    """Read all of the source into `file`, once: a finished file is left as it is."""
-    counts = file.with_suffix(".json")  # written last
-    if counts.exists():
-        found = json.loads(counts.read_text())
-        return Gathered(**{**found, "dropped": Counter(found["dropped"])})
-    gathered = Gathered()
+def ingest_source(name: str, source: SourceConf, rules: FilterRules, file: Path) -> IngestStats:
+    """Write all candidate rows of the source to `file`, unless a finished file exists."""
+    stats_file = file.with_suffix(".json")  # written last: it marks a finished file
+    if stats_file.exists():
+        fields = json.loads(stats_file.read_text())
+        return IngestStats(**{**fields, "dropped": Counter(fields["dropped"])})
+    stats = IngestStats()
     with (
-        Progress(name, total=None) as progress,
+        RowProgress(name, total=None) as progress,
         atomic_path(file) as partial,
-        pa.ipc.new_stream(partial, COLUMNS) as table,
+        pa.ipc.new_stream(partial, CANDIDATE_SCHEMA) as table,
     ):
-        for batch in batches(_candidates(name, source, rules, gathered)):
-            table.write(pa.RecordBatch.from_pylist(batch, COLUMNS))
+        for batch in batch_records(_iter_candidates(name, source, rules, stats)):
+            table.write(pa.RecordBatch.from_pylist(batch, CANDIDATE_SCHEMA))
             progress.count(done=len(batch))
-    with atomic_path(counts) as partial:
-        partial.write_text(json.dumps(vars(gathered)))
-    return gathered
+    with atomic_path(stats_file) as partial:
+        partial.write_text(json.dumps(vars(stats)))
+    return stats
 
 
-def _candidates(
-    name: str, source: SourceConf, rules: Rules, gathered: Gathered
+def _iter_candidates(
+    name: str, source: SourceConf, rules: FilterRules, stats: IngestStats
 ) -> Iterator[dict[str, Any]]:
-    for place, raw, fault, detail in raw_rows(name, source):
-        gathered.read += 1
+    for location, raw, reason, detail in open_source_rows(name, source):
+        stats.read += 1
         if raw is None:
-            gathered.drop(fault, place, detail)
+            stats.drop(reason, location, detail)
             continue
         try:
-            yield candidate(raw, name, source, rules)
-        except MisfitError as error:
-            gathered.drop(str(error), place, error.detail)
-        except UnicodeEncodeError as error:  # JSON can say what no text can
-            gathered.drop("half of a surrogate pair", place, error.reason)
+            yield filter_row(raw, name, source, rules)
+        except RowRejectedError as error:
+            stats.drop(str(error), location, error.detail)
+        except UnicodeEncodeError as error:  # JSON can escape half of a surrogate pair
+            stats.drop("half of a surrogate pair", location, error.reason)

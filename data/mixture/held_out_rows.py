@@ -1,6 +1,6 @@
-"""Held-out prompts as rows of a prompt file: from documents, or from a prepared folder.
+"""Held-out prompts as rows of a prompt file, built from documents or from a prepared folder.
 
-A run keeps them beside its checkpoint, and every command that judges it reads them there.
+A run writes them beside its checkpoint, where every command that evaluates it reads them.
 """
 
 import logging
@@ -11,34 +11,36 @@ from typing import Any
 
 import numpy as np
 
-from data.config import DataConf, Source
-from data.eval_prompts.hold_out import prompt_size, spread
-from data.mixture.limits import fitting
-from data.mixture.report import HELD_OUT, prompt_row
+from data.config import DataConf, DataSource
+from data.eval_prompts.hold_out import prompt_length, spread_over_categories
+from data.mixture.limits import build_length_check
+from data.mixture.report import HELD_OUT, prompt_row_from_prepared
 from data.packing.documents import Documents
-from data.sources.prepared_rows import Row, read
-from data.sources.row_formats import MisfitError
+from data.sources.prepared_rows import PreparedRow, read_prepared_rows
+from data.sources.row_formats import RowRejectedError
 
 log = logging.getLogger(__name__)
-FINAL, SELECTION = "held_out.jsonl", "selection.jsonl"  # beside the checkpoint's folder
-PromptRow = dict[str, Any]
+FINAL_FILE, SELECTION_FILE = "held_out.jsonl", "selection.jsonl"  # beside the checkpoint folder
+PromptFileRow = dict[str, Any]
 
 
 @dataclass(kw_only=True)
-class HeldOut:
-    """Rows of the prompts that choose a checkpoint, and of those that its report is made of."""
+class HeldOutPrompts:
+    """Prompts for choosing a checkpoint (`selection`) and for its report (`final`)."""
 
-    selection: list[PromptRow] = field(default_factory=list)
-    final: list[PromptRow] = field(default_factory=list)
+    selection: list[PromptFileRow] = field(default_factory=list)
+    final: list[PromptFileRow] = field(default_factory=list)
 
 
-def document_rows(documents: Documents, numbers: list[int], origin: str) -> list[PromptRow]:
-    """The prompts of these documents, token by token as the draft would have learned them."""
+def rows_from_documents(
+    documents: Documents, numbers: list[int], origin: str
+) -> list[PromptFileRow]:
+    """Return the documents' prompts as the token ids that the draft would have trained on."""
     return [
         {
             "id": f"document-{number}",
             "category": document.category or "all",
-            "ids": document.ids[: prompt_size(np.array(document.answer, bool))],
+            "ids": document.ids[: prompt_length(np.array(document.answer, bool))],
             "chat_template": document.conversation is not None,
             "held_out_of": origin,
         }
@@ -46,40 +48,42 @@ def document_rows(documents: Documents, numbers: list[int], origin: str) -> list
     ]
 
 
-def prepared_rows(
-    conf: DataConf, tokenizer: Any, count: int, longest: int | None
-) -> list[PromptRow]:
-    """At most `count` prompts that data.prepare held out of this data, in all its categories."""
-    if conf.source is not Source.prepared or conf.split == HELD_OUT or not count:
+def rows_from_prepared(
+    conf: DataConf, tokenizer: Any, count: int, max_tokens: int | None
+) -> list[PromptFileRow]:
+    """Return up to `count` prompts that data.prepare held out, spread over all categories."""
+    if conf.source is not DataSource.prepared or conf.split == HELD_OUT or not count:
         return []
-    folder, found = Path(str(conf.path)).expanduser(), []
+    folder, usable_rows = Path(str(conf.path)).expanduser(), []
     if not any(folder.glob(f"{HELD_OUT}-*.parquet")):
         return []
-    fits, left_out = fitting(tokenizer, longest), Counter[str]()
-    for row in read(folder, HELD_OUT):
+    check_length, rejected = build_length_check(tokenizer, max_tokens), Counter[str]()
+    for row in read_prepared_rows(folder, HELD_OUT):
         row.template = {**conf.template, **row.template}
         try:
-            fits(row)
-        except MisfitError as reason:
-            left_out[str(reason)] += 1
+            check_length(row)
+        except RowRejectedError as reason:
+            rejected[str(reason)] += 1
         else:
-            found.append(row)
-    for reason, number in left_out.items():
+            usable_rows.append(row)
+    for reason, number in rejected.items():
         log.info("data: %d prompts held out of %s are left out: %s", number, folder, reason)
-    return [_prepared_row(row, conf) for row in _spread(found, count)]
+    return [_add_origin(row, conf) for row in _spread_rows(usable_rows, count)]
 
 
-def _spread(rows: list[Row], count: int) -> list[Row]:
+def _spread_rows(rows: list[PreparedRow], count: int) -> list[PreparedRow]:
     _, category = np.unique([row.category for row in rows], return_inverse=True)
-    return [rows[place] for place in spread(category, min(count, len(rows)))]
+    return [rows[index] for index in spread_over_categories(category, min(count, len(rows)))]
 
 
-def _prepared_row(row: Row, conf: DataConf) -> PromptRow:
-    return {**prompt_row(row), "held_out_of": f"{conf.path} by data.prepare"}
+def _add_origin(row: PreparedRow, conf: DataConf) -> PromptFileRow:
+    return {**prompt_row_from_prepared(row), "held_out_of": f"{conf.path} by data.prepare"}
 
 
-def name_of(conf: DataConf) -> str:
-    """Name the data as a report does."""
-    if conf.source is Source.dataset:
+def format_data_name(conf: DataConf) -> str:
+    """Return the name of the data in reports."""
+    if conf.source is DataSource.dataset:
         return ":".join(filter(None, [conf.path, conf.subset, conf.split]))
-    return f"the feature store {conf.path}" if conf.source is Source.captured else str(conf.path)
+    return (
+        f"the feature store {conf.path}" if conf.source is DataSource.captured else str(conf.path)
+    )

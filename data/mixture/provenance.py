@@ -1,4 +1,4 @@
-"""What a prepared folder was made from: the same command goes on with it, another is refused."""
+"""Provenance of a prepared folder: the same command resumes it, and any other is refused."""
 
 import hashlib
 import json
@@ -11,103 +11,113 @@ from typing import Any
 
 import yaml
 
-from conf.entry import config_yaml
+from conf.entry import config_to_yaml
 from data.config import DEMO
 from data.mixture.config import MixtureConf
-from data.sources.files import files, first_line
+from data.sources.files import first_line, list_data_files
 from models import lock
 from models.errors import UserError
 
-FILE = "made_from.json"
-EXCLUDED = "test"  # the split of a directory of prompts that is read, as of prompt_files
-ANYWHERE = re.compile(  # settings that change nothing in the rows
+PROVENANCE_FILE = "made_from.json"
+EXCLUDED_SPLIT = "test"  # split of a prompt directory, as data/sources/prompt_files.py reads it
+IGNORED_SETTINGS = re.compile(  # settings that do not affect the rows
     r"run_name|output_dir|worker|device\..*"
     r"|answers\.(url|key_env|concurrency|retries|timeout_s|skip_failed|batch)"
 )
-EDGE = 2**16  # bytes of a file that are compared, at either end
+EDGE_BYTES = 2**16  # bytes hashed at each end of a file
 
 
-def made_from(conf: Any, mixture: MixtureConf) -> dict[str, Any]:
-    """The settings, and the files that are read, as flat keys.
+def collect_provenance(conf: Any, mixture: MixtureConf) -> dict[str, Any]:
+    """Collect the settings and a fingerprint of every input file under flat keys.
 
     Raises UserError for a file that cannot be read.
     """
-    settings = dict(_flat(yaml.safe_load(config_yaml(conf))))
-    found = {key: value for key, value in settings.items() if not ANYWHERE.fullmatch(key)}
-    read = [(f"mixture.exclude[{n}]", file, EXCLUDED) for n, file in enumerate(mixture.exclude)]
+    settings = dict(_flatten_keys(yaml.safe_load(config_to_yaml(conf))))
+    provenance = {
+        key: value for key, value in settings.items() if not IGNORED_SETTINGS.fullmatch(key)
+    }
+    inputs = [
+        (f"mixture.exclude[{n}]", file, EXCLUDED_SPLIT) for n, file in enumerate(mixture.exclude)
+    ]
     for name, source in mixture.sources.items():
-        read.append((f"mixture.sources.{name}.path", source.path, source.split))
-    for key, path, split in (each for each in read if each[1] != DEMO):
+        inputs.append((f"mixture.sources.{name}.path", source.path, source.split))
+    for key, path, split in (entry for entry in inputs if entry[1] != DEMO):
         try:
-            found |= {f"{key}: {name}": said for name, said in _identities(path, split)}
-        except (OSError, RuntimeError) as error:  # a home that is nobody's, for one
+            provenance |= {
+                f"{key}: {name}": fingerprint
+                for name, fingerprint in _iter_file_hashes(path, split)
+            }
+        except (OSError, RuntimeError) as error:  # RuntimeError: `~user` of an unknown user
             raise UserError(
                 f"{key}: must be readable, got {path} ({first_line(error)}); check the path"
             ) from error
-    return found
+    return provenance
 
 
-def _identities(source: str, split: str) -> Iterator[tuple[str, str]]:
-    """Each file of a local source: those that are read, or all of a data set's."""
+def _iter_file_hashes(source: str, split: str) -> Iterator[tuple[str, str]]:
+    """Yield the name and fingerprint of each file that a local source reads.
+
+    Every file below a saved dataset's directory counts.
+    """
     path = Path(source).expanduser()
-    beneath = (file for file in path.rglob("*") if file.is_file())
-    for file in files(path, split) or ([path] if path.is_file() else sorted(beneath)):
+    all_files = (file for file in path.rglob("*") if file.is_file())
+    for file in list_data_files(path, split) or ([path] if path.is_file() else sorted(all_files)):
         size = file.stat().st_size
-        with file.open("rb") as opened:
-            read = opened.read(EDGE)
-            opened.seek(max(0, size - EDGE))
-            read += opened.read(EDGE)
+        with file.open("rb") as stream:
+            edges = stream.read(EDGE_BYTES)
+            stream.seek(max(0, size - EDGE_BYTES))
+            edges += stream.read(EDGE_BYTES)
         name = str(file.relative_to(path.parent))
-        yield name, f"{size} bytes {hashlib.sha256(read).hexdigest()[:16]}"
+        yield name, f"{size} bytes {hashlib.sha256(edges).hexdigest()[:16]}"
 
 
-def _flat(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
+def _flatten_keys(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
     if not isinstance(value, dict):
         return [(prefix.removesuffix("."), value)]
-    return [pair for key, part in value.items() for pair in _flat(part, f"{prefix}{key}.")]
+    return [pair for key, part in value.items() for pair in _flatten_keys(part, f"{prefix}{key}.")]
 
 
-def claim(folder: Path, made: dict[str, Any], own: Path) -> None:
-    """Begin the folder, or go on with it; `own` is where this process alone writes."""
-    own.mkdir(parents=True, exist_ok=True)
-    lock.hold(own)
-    noted = folder / FILE
-    if not noted.exists():
-        mine = own / FILE
-        mine.write_text(json.dumps(made, indent=1))
-        mine.replace(noted)
-    check_claim(folder, made)  # another process may have been the last to write
+def claim_folder(folder: Path, provenance: dict[str, Any], worker_dir: Path) -> None:
+    """Begin or resume the folder; `worker_dir` is the directory that only this process writes."""
+    worker_dir.mkdir(parents=True, exist_ok=True)
+    lock.acquire_lock(worker_dir)
+    file = folder / PROVENANCE_FILE
+    if not file.exists():
+        partial = worker_dir / PROVENANCE_FILE
+        partial.write_text(json.dumps(provenance, indent=1))
+        partial.replace(file)
+    check_provenance(folder, provenance)  # another process may have been the last to write
 
 
-def check_claim(folder: Path, made: dict[str, Any]) -> None:
-    """Raises UserError where the folder was made from something else."""
-    noted = folder / FILE
-    if not noted.exists():
+def check_provenance(folder: Path, provenance: dict[str, Any]) -> None:
+    """Check that the folder was made from the same inputs; raise UserError otherwise."""
+    file = folder / PROVENANCE_FILE
+    if not file.exists():
         return
-    before = json.loads(noted.read_text())
-    for key in {**before, **made}:
-        if before.get(key) != made.get(key):
+    recorded = json.loads(file.read_text())
+    for key in {**recorded, **provenance}:
+        if recorded.get(key) != provenance.get(key):
             raise UserError(
-                f"{key}: must be {before.get(key)} as in {folder}, got {made.get(key)}; "
+                f"{key}: must be {recorded.get(key)} as in {folder}, got {provenance.get(key)}; "
                 "choose another run_name, or remove the folder"
             )
 
 
-def release(own: Path) -> None:
-    """Remove what this process alone has written."""
-    shutil.rmtree(own, ignore_errors=True)
-    lock.release(own)
-    with suppress(OSError):  # other workers are at work
-        own.parent.rmdir()
+def release_worker_dir(worker_dir: Path) -> None:
+    """Remove this process's working directory and release its lock."""
+    shutil.rmtree(worker_dir, ignore_errors=True)
+    lock.release_lock(worker_dir)
+    with suppress(OSError):  # other workers still use the parent
+        worker_dir.parent.rmdir()
 
 
-def forget(folder: Path, own: Path) -> None:
-    """Leave no trace where nothing was made, so that the name is free for other settings."""
-    if any(folder.glob("*.parquet")) or any(own.glob("answers.*")):
+def discard_empty_folder(folder: Path, worker_dir: Path) -> None:
+    """Remove a folder without results, so that its name is free for other settings."""
+    if any(folder.glob("*.parquet")) or any(worker_dir.glob("answers.*")):
         return
-    release(own)
-    if not own.parent.exists():
-        (folder / FILE).unlink(missing_ok=True)
+    release_worker_dir(worker_dir)
+    if not worker_dir.parent.exists():
+        (folder / PROVENANCE_FILE).unlink(missing_ok=True)
         (folder / "config.yaml").unlink(missing_ok=True)
-        with suppress(OSError):  # something else is in it
+        with suppress(OSError):  # the folder holds other files
             folder.rmdir()

@@ -1,10 +1,10 @@
-"""Documents as they are kept: their tokens end to end in flat arrays, and rows that point at them.
+"""Store documents in flat arrays, their tokens end to end, and rows that refer to them.
 
-    Documents   ids, answer flags, where each document starts      5 bytes a token, 20 a document
-    Piece       tokens [begin, end) of a document
-    Packed      rows of pieces                                     16 bytes a piece, 8 a row
+    Documents       ids, answer flags, start of each document      5 bytes a token, 20 a document
+    DocumentPiece   tokens [begin, end) of a document
+    Packed          rows of pieces                                 16 bytes a piece, 8 a row
 
-Nothing is padded here. Tensors are made when a batch is asked for.
+Nothing is padded in storage; `Packed.batch` builds padded tensors on demand.
 """
 
 from array import array
@@ -21,37 +21,37 @@ from transformers import PreTrainedTokenizerBase
 
 from data.chat import tokenization
 from data.config import DataConf
-from data.sources.row_formats import Tokenised
+from data.sources.row_formats import TokenizedDocument
 from models.drafts.base import Batch
 
 
 @dataclass(kw_only=True)
 class Documents:
-    """Token ids of all documents, and which of them are answer tokens."""
+    """Token ids of all documents, with a flag for each that is True for answer tokens."""
 
     ids: Int[np.ndarray, " tokens"]  # int32
     answer: Bool[np.ndarray, " tokens"]
     starts: Int[np.ndarray, " ends"]  # int64: document i is tokens starts[i] to starts[i + 1]
-    category: Int[np.ndarray, " documents"]  # int32: its place in `categories`
-    language: Int[np.ndarray, " documents"]  # int32: its place in `languages`
-    conversation: Int[np.ndarray, " documents"]  # int32: shared by its documents; < 0: of none
+    category: Int[np.ndarray, " documents"]  # int32: index into `categories`
+    language: Int[np.ndarray, " documents"]  # int32: index into `languages`
+    conversation: Int[np.ndarray, " documents"]  # int32: shared by its documents; < 0 means none
     categories: list[str]
     languages: list[str]
 
     @classmethod
-    def of(cls, pieces: Iterable[Tokenised]) -> "Documents":
-        """All of these, one after another."""
+    def from_documents(cls, documents: Iterable[TokenizedDocument]) -> "Documents":
+        """Concatenate the documents in the order given."""
         ids, answer, starts = array("i"), array("B"), array("q", [0])
         category, language, conversation = array("i"), array("i"), array("i")
         categories: dict[str, int] = {}
         languages: dict[str, int] = {}
-        for number, piece in enumerate(pieces):
-            ids.extend(piece.ids)
-            answer.extend(piece.answer)
+        for number, document in enumerate(documents):
+            ids.extend(document.ids)
+            answer.extend(document.answer)
             starts.append(len(ids))
-            category.append(categories.setdefault(piece.category, len(categories)))
-            language.append(languages.setdefault(piece.language, len(languages)))
-            conversation.append(~number if piece.conversation is None else piece.conversation)
+            category.append(categories.setdefault(document.category, len(categories)))
+            language.append(languages.setdefault(document.language, len(languages)))
+            conversation.append(~number if document.conversation is None else document.conversation)
         return cls(
             ids=np.asarray(ids), answer=np.asarray(answer).view(bool),
             starts=np.asarray(starts).view(np.int64),
@@ -63,12 +63,12 @@ class Documents:
     def __len__(self) -> int:
         return len(self.starts) - 1
 
-    def __getitem__(self, number: int) -> Tokenised:
+    def __getitem__(self, number: int) -> TokenizedDocument:
         if not 0 <= number < len(self):
             raise IndexError(number)
         begin, end = self.starts[number : number + 2]
         conversation = int(self.conversation[number])
-        return Tokenised(
+        return TokenizedDocument(
             ids=self.ids[begin:end].tolist(),
             answer=self.answer[begin:end].tolist(),
             category=self.categories[self.category[number]],
@@ -76,11 +76,11 @@ class Documents:
             conversation=None if conversation < 0 else conversation,
         )
 
-    def __iter__(self) -> Iterator[Tokenised]:
+    def __iter__(self) -> Iterator[TokenizedDocument]:
         return map(self.__getitem__, range(len(self)))
 
     def head(self, count: int | None) -> "Documents":
-        """The first so many; None: all."""
+        """Return the first `count` documents, or all of them for None."""
         starts = self.starts[: None if count is None else count + 1]
         tokens = slice(int(starts[-1]))
         return replace(
@@ -94,48 +94,50 @@ class Documents:
         return np.diff(self.starts)
 
 
-def read(conf: DataConf, tokenizer: PreTrainedTokenizerBase, skipped: Counter[str]) -> Documents:
-    """The data of the conf, tokenised; `skipped` counts the rows left out, by reason."""
-    found = tokenization.documents(conf, tokenizer, skipped)
-    progress = tqdm(found, desc="tokenise", unit=" documents", disable=None)
-    return Documents.of(iter(progress))
+def read_documents(
+    conf: DataConf, tokenizer: PreTrainedTokenizerBase, skipped: Counter[str]
+) -> Documents:
+    """Read and tokenize the configured data; `skipped` counts the rows left out, by reason."""
+    documents = tokenization.iter_documents(conf, tokenizer, skipped)
+    progress = tqdm(documents, desc="tokenize", unit=" documents", disable=None)
+    return Documents.from_documents(iter(progress))
 
 
-class Piece(NamedTuple):
-    """Tokens [begin, end) of a document. Those before `learns` are context that is not learned."""
+class DocumentPiece(NamedTuple):
+    """Tokens [begin, end) of a document; those before `loss_begin` are context without loss."""
 
     document: int
     begin: int
     end: int
-    learns: int
+    loss_begin: int
 
 
 @dataclass(kw_only=True)
 class Packed:
-    """Rows of one fixed length, each of several pieces."""
+    """Rows of one fixed length, each packed with pieces of documents."""
 
     documents: Documents
-    table: Int[np.ndarray, "pieces 4"]  # int32: the fields of each Piece, row after row
+    table: Int[np.ndarray, "pieces 4"]  # int32: the fields of each DocumentPiece, row after row
     starts: Int[np.ndarray, " ends"]  # int64: row i is pieces starts[i] to starts[i + 1]
-    length: int
+    length: int  # tokens
     pad_id: int = 0
-    overlap: int | None = None  # context of a later piece; None: documents are not split
+    overlap: int | None = None  # tokens of context of a later piece; None: documents are not split
 
     def __len__(self) -> int:
         return len(self.starts) - 1
 
     @property
-    def document_numbers(self) -> Int[np.ndarray, " learned"]:
-        """Numbers of the documents that have a piece in a row, ascending."""
+    def document_numbers(self) -> Int[np.ndarray, " packed_documents"]:
+        """Return the numbers of the documents that have a piece in a row, ascending."""
         return np.unique(self.table[:, 0])
 
-    def pieces(self, rows: list[int]) -> list[list[Piece]]:
-        """What lies in these rows, from left to right."""
+    def pieces(self, rows: list[int]) -> list[list[DocumentPiece]]:
+        """Return the pieces of each of these rows, from left to right."""
         tables = [self.table[self.starts[row] : self.starts[row + 1]] for row in rows]
-        return [[Piece(*piece) for piece in table.tolist()] for table in tables]
+        return [[DocumentPiece(*piece) for piece in table.tolist()] for table in tables]
 
     def batch(self, rows: list[int]) -> Batch:
-        """These rows as tensors. Padding has position 0, document -1 and no answer."""
+        """Build the tensors of these rows; padding has position 0, document -1 and no answer."""
         shape = (len(rows), self.length)
         ids, document = np.full(shape, self.pad_id), np.full(shape, -1)
         answer, context, positions = (np.zeros(shape, kind) for kind in (bool, bool, int))
@@ -148,10 +150,10 @@ class Packed:
                 answer[row, left:right] = self.documents.answer[begin:end]
                 document[row, left:right] = number
                 positions[row, left:right] = np.arange(right - left)
-                context[row, left : left + piece.learns - piece.begin] = True
+                context[row, left : left + piece.loss_begin - piece.begin] = True
                 left = right
         return Batch(
-            ids=torch.from_numpy(ids), answer=torch.from_numpy(answer),
-            document=torch.from_numpy(document), positions=torch.from_numpy(positions),
-            context=None if self.overlap is None else torch.from_numpy(context),
+            input_ids=torch.from_numpy(ids), answer_mask=torch.from_numpy(answer),
+            document_ids=torch.from_numpy(document), positions=torch.from_numpy(positions),
+            context_mask=None if self.overlap is None else torch.from_numpy(context),
         )  # fmt: skip

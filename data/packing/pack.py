@@ -1,10 +1,11 @@
-"""Documents packed into rows of one fixed length: best fit, longest first.
+"""Pack documents into rows of one fixed length: best fit, longest first.
 
-Each piece goes into the row whose room it leaves the least of, or into a new one. Rows are counted
-by the room that is left in them, so that n pieces take n looks at a few words of bits.
+Each piece goes into the row where it leaves the least room, or into a new row. Open rows are
+grouped by the room left in them, and a bit set records which rooms occur, so that placing a piece
+takes a few bit operations however many rows there are.
 
-A document longer than a row loses its end; with an overlap it is split instead, and each later
-piece begins with the last tokens of the one before, as context that is not learned again.
+A document longer than a row is truncated; with an overlap it is split instead, and each later
+piece begins with the last tokens of the piece before, as context without loss.
 """
 
 from collections import Counter
@@ -16,56 +17,58 @@ from jaxtyping import Int
 from data.packing.documents import Documents, Packed
 from models.errors import UserError
 
-REASONS = 5  # for skipping rows that a report prints
-DOCUMENT, BEGIN, END, LEARNS = range(4)  # columns of Packed.table
+MAX_SKIP_REASONS = 5  # most frequent reasons that a report prints
+DOCUMENT, BEGIN, END, LOSS_BEGIN = range(4)  # columns of Packed.table
 
 
 @dataclass(kw_only=True)
 class PackReport:
-    """What became of the documents."""
+    """Counts of the packed, cut, split and dropped documents, and how full the rows are."""
 
     documents: int  # packed, whole or in part
     rows: int
-    length: int
-    truncated: int  # cut at the end of a row
-    split: int  # into several pieces
-    dropped: int  # without an answer token, or none left after the cut
+    length: int  # tokens of a row
+    truncated: int  # documents cut at the end of a row
+    split: int  # documents split into several pieces
+    dropped: int  # documents without an answer token, or none left after the cut
     fill: float  # share of the rows' positions that hold a token
     repeated: float  # share of the tokens that are the context of a later piece
-    supervised: float  # share of the tokens that are answer tokens to be learned
+    supervised: float  # share of the tokens that are answer tokens with a loss
     skipped: dict[str, int] = field(default_factory=dict)  # rows of the source left out, by reason
 
     def __str__(self) -> str:
-        reasons = Counter(self.skipped).most_common(REASONS)
-        skipped = "".join(f"; {count:,} rows skipped: {why}" for why, count in reasons)
-        if others := sum(self.skipped.values()) - sum(count for _, count in reasons):
-            skipped += f"; {others:,} for other reasons"
-        long = f"{self.truncated:,} cut"
+        reasons = Counter(self.skipped).most_common(MAX_SKIP_REASONS)
+        skipped = "".join(f"; {count:,} rows skipped: {reason}" for reason, count in reasons)
+        if remaining := sum(self.skipped.values()) - sum(count for _, count in reasons):
+            skipped += f"; {remaining:,} for other reasons"
+        long_documents = f"{self.truncated:,} cut"
         if self.split:
-            long = f"{self.split:,} split ({self.repeated:.1%} of the tokens repeated)"
+            long_documents = f"{self.split:,} split ({self.repeated:.1%} of the tokens repeated)"
         return (
             f"{self.documents:,} documents in {self.rows:,} rows of {self.length} tokens "
             f"({self.fill:.1%} filled, {self.supervised:.1%} of the tokens are answers), "
-            f"{long}, {self.dropped:,} dropped without an answer{skipped}"
+            f"{long_documents}, {self.dropped:,} dropped without an answer{skipped}"
         )
 
 
-def pack(
+def pack_documents(
     documents: Documents, length: int, *, overlap: int | None = None, pad_id: int = 0,
-    among: Int[np.ndarray, " chosen"] | None = None,
+    document_numbers: Int[np.ndarray, " numbers"] | None = None,
 ) -> tuple[Packed, PackReport]:  # fmt: skip
-    """All documents, or those `among` them, as rows: a pure function of them.
+    """Pack all documents, or those in `document_numbers`, into rows of `length` tokens.
 
-    `overlap`: the tokens that a later piece of a long document repeats; None cuts it at the end.
+    The rows depend on nothing else, so every process and every resumed run packs the same. Later
+    pieces of a long document repeat `overlap` tokens as context; None truncates it instead. Raises
+    UserError where no answer token is left.
     """
-    chosen = np.arange(len(documents)) if among is None else among
-    pieces = cut(documents.lengths, chosen, length, overlap)
-    learned = answers_in(documents, pieces)
-    pieces, learned = pieces[learned > 0], learned[learned > 0]
+    numbers = np.arange(len(documents)) if document_numbers is None else document_numbers
+    pieces = cut_documents(documents.lengths, numbers, length, overlap)
+    answer_tokens = count_piece_answers(documents, pieces)
+    pieces, answer_tokens = pieces[answer_tokens > 0], answer_tokens[answer_tokens > 0]
     if not len(pieces):
         raise UserError(
             f"data.length: must reach beyond the prompts, got {length}, which leaves no answer "
-            f"token in {len(chosen)} documents; raise it"
+            f"token in {len(numbers)} documents; raise it"
         )
     sizes = pieces[:, END] - pieces[:, BEGIN]
     row = best_fit(sizes, length)
@@ -74,75 +77,77 @@ def pack(
         starts=np.concatenate([[0], np.bincount(row).cumsum()]), length=length, pad_id=pad_id,
         overlap=overlap,
     )  # fmt: skip
-    kept, parts = np.unique(pieces[:, DOCUMENT], return_counts=True)
-    too_long = int((documents.lengths[kept] > length).sum())
+    packed_documents, num_pieces = np.unique(pieces[:, DOCUMENT], return_counts=True)
+    too_long = int((documents.lengths[packed_documents] > length).sum())
     tokens = int(sizes.sum())
     return packed, PackReport(
-        documents=len(kept),
+        documents=len(packed_documents),
         rows=len(packed),
         length=length,
         truncated=too_long if overlap is None else 0,
-        split=int((parts > 1).sum()),
-        dropped=len(chosen) - len(kept),
+        split=int((num_pieces > 1).sum()),
+        dropped=len(numbers) - len(packed_documents),
         fill=tokens / (len(packed) * length),
-        repeated=int((pieces[:, LEARNS] - pieces[:, BEGIN]).sum()) / tokens,
-        supervised=int(learned.sum()) / tokens,
+        repeated=int((pieces[:, LOSS_BEGIN] - pieces[:, BEGIN]).sum()) / tokens,
+        supervised=int(answer_tokens.sum()) / tokens,
     )
 
 
-def cut(
-    lengths: Int[np.ndarray, " documents"], chosen: Int[np.ndarray, " chosen"], length: int,
+def cut_documents(
+    lengths: Int[np.ndarray, " documents"], numbers: Int[np.ndarray, " numbers"], length: int,
     overlap: int | None,
 ) -> Int[np.ndarray, "pieces 4"]:  # fmt: skip
-    """The documents' pieces, as the rows of Packed.table: what each has of a document.
+    """Cut the numbered documents into pieces of at most `length` tokens.
 
-    >>> cut(np.array([9, 25]), np.array([0, 1]), 10, 4).tolist()
+    Each piece is a row of Packed.table: document, begin, end, loss_begin.
+
+    >>> cut_documents(np.array([9, 25]), np.array([0, 1]), 10, 4).tolist()
     [[0, 0, 9, 0], [1, 0, 10, 0], [1, 6, 16, 10], [1, 12, 22, 16], [1, 18, 25, 22]]
     """
-    ends, again = lengths[chosen], overlap or 0
-    parts = np.ones_like(ends)
-    if overlap is not None:  # whole steps beyond the first row, rounded up
-        parts -= (length - ends).clip(max=0) // (length - overlap)
-    document = np.repeat(np.arange(len(chosen)), parts)
-    place = np.arange(len(document)) - np.repeat(parts.cumsum() - parts, parts)
-    begin = place * (length - again)
+    ends, context = lengths[numbers], overlap or 0
+    num_pieces = np.ones_like(ends)
+    if overlap is not None:  # steps beyond the first row, rounded up
+        num_pieces -= (length - ends).clip(max=0) // (length - overlap)
+    document = np.repeat(np.arange(len(numbers)), num_pieces)
+    index = np.arange(len(document)) - np.repeat(num_pieces.cumsum() - num_pieces, num_pieces)
+    begin = index * (length - context)
     end = np.minimum(begin + length, ends[document])
-    learns = begin + again * (place > 0)
-    return np.stack([chosen[document], begin, end, learns], 1).astype(np.int32)
+    loss_begin = begin + context * (index > 0)
+    return np.stack([numbers[document], begin, end, loss_begin], 1).astype(np.int32)
 
 
-def answers_in(
+def count_piece_answers(
     documents: Documents, pieces: Int[np.ndarray, "pieces 4"]
 ) -> Int[np.ndarray, " pieces"]:
-    """How many answer tokens each piece has to teach."""
+    """Count the answer tokens of each piece that have a loss."""
     starts = documents.starts[pieces[:, DOCUMENT]]
     spans = zip(
-        (starts + pieces[:, LEARNS]).tolist(), (starts + pieces[:, END]).tolist(), strict=True
+        (starts + pieces[:, LOSS_BEGIN]).tolist(), (starts + pieces[:, END]).tolist(), strict=True
     )
     counts = (np.count_nonzero(documents.answer[begin:end]) for begin, end in spans)
     return np.fromiter(counts, np.int64, len(pieces))
 
 
 def best_fit(sizes: Int[np.ndarray, " pieces"], length: int) -> Int[np.ndarray, " pieces"]:
-    """The row that each piece goes to.
+    """Assign each piece to a row and return the row of each piece.
 
     >>> best_fit(np.array([5, 4, 3, 6]), 9).tolist()
     [1, 1, 0, 0]
     """
-    rows_left: list[list[int]] = [[] for _ in range(length + 1)]  # by the room that is left in them
-    rooms = 0  # bit r is set where some row has room for r tokens
-    rows, of_piece = 0, np.empty(len(sizes), np.int64)
+    rows_by_room: list[list[int]] = [[] for _ in range(length + 1)]  # entry r: rows with room r
+    rooms = 0  # bit r is set where a row has room for exactly r tokens
+    num_rows, row_of_piece = 0, np.empty(len(sizes), np.int64)
     order = np.argsort(-sizes, kind="stable")
     for piece, size in zip(order.tolist(), sizes[order].tolist(), strict=True):
         if fitting := rooms >> size:
             room = size + (fitting & -fitting).bit_length() - 1
-            row = rows_left[room].pop()
-            rooms ^= (not rows_left[room]) << room
+            row = rows_by_room[room].pop()
+            rooms ^= (not rows_by_room[room]) << room
         else:
-            room, row = length, rows
-            rows += 1
-        of_piece[piece] = row
-        if left := room - size:
-            rows_left[left].append(row)
-            rooms |= 1 << left
-    return of_piece
+            room, row = length, num_rows
+            num_rows += 1
+        row_of_piece[piece] = row
+        if room_left := room - size:
+            rows_by_room[room_left].append(row)
+            rooms |= 1 << room_left
+    return row_of_piece

@@ -9,19 +9,22 @@ from models.errors import UserError
 
 
 @dataclass(kw_only=True, frozen=True)
-class Order:
-    """Which rows a step trains on: a pure function of the step, so resuming needs nothing else.
+class RowOrder:
+    """The rows that each step trains on, as a pure function of the step.
 
-    Every epoch visits each row once, in an order of its own. Batches are always full: one that
-    meets the end of an epoch goes on with the next.
+    Resuming therefore needs no state but the step. Every epoch visits each row once, in a new
+    order. Batches are always full: at the end of an epoch a batch continues with the next epoch.
     """
 
-    rows: int
+    num_rows: int
     batch_size: int  # rows of an optimizer step, over all ranks and accumulated batches
     seed: int
 
-    def batch(self, step: int, rank: int = 0, world: int = 1) -> list[int]:
-        """Rows of this rank's share of the step."""
+    def batch_rows(self, step: int, rank: int = 0, world: int = 1) -> list[int]:
+        """Return this rank's share of the rows of a step.
+
+        Raises UserError where the rows cannot be divided evenly among the ranks.
+        """
         if self.batch_size % world:
             raise UserError(
                 "optim.batch_size: the rows of a step must be a multiple of the processes, "
@@ -29,12 +32,16 @@ class Order:
             )
         visits = range(step * self.batch_size, (step + 1) * self.batch_size)[rank::world]
         return [
-            int(_shuffled(self.rows, self.seed, visit // self.rows)[visit % self.rows])
+            int(
+                _shuffle_rows(self.num_rows, self.seed, visit // self.num_rows)[
+                    visit % self.num_rows
+                ]
+            )
             for visit in visits
         ]
 
 
 @lru_cache(maxsize=4)
-def _shuffled(rows: int, seed: int, epoch: int) -> np.ndarray:
-    # a pair, not a sum: seed 1 must not repeat the epochs of seed 0
+def _shuffle_rows(rows: int, seed: int, epoch: int) -> np.ndarray:
+    # Seed and epoch are a pair and no sum, because seed 1 must not repeat the epochs of seed 0.
     return np.random.default_rng([seed, epoch]).permutation(rows)

@@ -1,10 +1,10 @@
-"""A prepared row: what was asked, what the target answered, and where it came from.
+"""Read and write prepared rows: a prompt, the target's answers, and where the row came from.
 
-    outputs/prepare/RUN/train-00000-of-00001.parquet      one row a line of the table
+    outputs/prepare/RUN/train-00000-of-00001.parquet
     outputs/prepare/RUN/held_out-00000-of-00001.parquet
 
-Messages, tools and the template's arguments are JSON in their columns: a table would give every
-row the keys of all rows.
+Messages, tools and the template's arguments are stored as JSON: in columns of their own, every row
+would get the keys of all rows.
 """
 
 import json
@@ -16,27 +16,27 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import parquet
 
-from data.config import Turns
-from data.sources.row_formats import Conversation, MisfitError, Text, Tokenised
-from data.sources.tokenized import from_spans
+from data.config import TurnSelection
+from data.sources.row_formats import Conversation, PlainText, RowRejectedError, TokenizedDocument
+from data.sources.tokenized import document_from_spans
 from models.checkpoint import atomic_path
 from models.errors import UserError
 
-BATCH_ROWS, BATCH_CHARS = 256, 2**23  # in memory while a table is written
-NOTES = b"prepared"  # in the footer of a file
+BATCH_ROWS, BATCH_CHARS = 256, 2**23  # most rows or characters in memory while a table is written
+METADATA_KEY = b"prepared"  # in the footer of a file
 
 
 @dataclass(kw_only=True)
-class Spans:
-    """A tokenised document, and the spans [begin, end) of it that the target generated."""
+class RecordedDocument:
+    """A tokenized document, and the spans [begin, end) of it that the target generated."""
 
     ids: list[int]
     spans: list[list[int]]
 
 
 @dataclass(kw_only=True)
-class Drawn:
-    """How an answer was drawn, and how it ended."""
+class SamplingInfo:
+    """The sampling settings of an answer, its finish reason and its size."""
 
     turn: int
     temperature: float
@@ -49,8 +49,8 @@ class Drawn:
 
 
 @dataclass(kw_only=True)
-class Row:
-    """A conversation, or a plain text or prompt; `documents` and `answers` once it is answered."""
+class PreparedRow:
+    """A conversation, a plain text or a prompt; `documents` and `answers` are set once answered."""
 
     id: str
     source: str
@@ -61,35 +61,37 @@ class Row:
     text: str | None = None
     tools: list[dict[str, Any]] | None = None
     template: dict[str, Any] = field(default_factory=dict)  # arguments of the chat template
-    documents: list[Spans] = field(default_factory=list)
-    answers: list[Drawn] = field(default_factory=list)
+    documents: list[RecordedDocument] = field(default_factory=list)
+    answers: list[SamplingInfo] = field(default_factory=list)
 
 
-_JSON = ("messages", "tools", "template")
+_JSON_COLUMNS = ("messages", "tools", "template")
 _TO_JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=str).encode
-ASKED = pa.schema(
+INPUT_SCHEMA = pa.schema(
     [
         *((name, pa.string()) for name in ("id", "source", "licence", "category", "language")),
         *((name, pa.large_string()) for name in ("messages", "text", "tools", "template")),
     ]
 )
-_SPANS = pa.struct([("ids", pa.list_(pa.int32())), ("spans", pa.list_(pa.list_(pa.int32())))])
-_DRAWN = pa.struct(
+_DOCUMENT_TYPE = pa.struct(
+    [("ids", pa.list_(pa.int32())), ("spans", pa.list_(pa.list_(pa.int32())))]
+)
+_SAMPLING_TYPE = pa.struct(
     [
         ("turn", pa.int32()), ("temperature", pa.float64()), ("top_p", pa.float64()),
         ("top_k", pa.int32()), ("seed", pa.int64()), ("finish_reason", pa.string()),
         ("tokens", pa.int32()), ("retokenised", pa.bool_()),
     ]
 )  # fmt: skip
-SCHEMA = ASKED.append(pa.field("documents", pa.list_(_SPANS))).append(
-    pa.field("answers", pa.list_(_DRAWN))
+SCHEMA = INPUT_SCHEMA.append(pa.field("documents", pa.list_(_DOCUMENT_TYPE))).append(
+    pa.field("answers", pa.list_(_SAMPLING_TYPE))
 )
 
 
-def record(row: Row) -> dict[str, Any]:
-    """The row as columns of the table. Raises ValueError for numbers that JSON does not have."""
-    columns = dict(vars(row))  # not asdict, which copies every message
-    for name in _JSON:
+def row_to_columns(row: PreparedRow) -> dict[str, Any]:
+    """Convert a row to columns of the table; raise ValueError for NaN and infinities."""
+    columns = dict(vars(row))  # asdict would copy every message
+    for name in _JSON_COLUMNS:
         if columns[name] is not None:
             columns[name] = _TO_JSON(columns[name])
     columns["documents"] = [vars(document) for document in row.documents]
@@ -97,39 +99,48 @@ def record(row: Row) -> dict[str, Any]:
     return columns
 
 
-def row_of(columns: dict[str, Any]) -> Row:
-    """The row that `record` made these columns of. Other columns are ignored."""
-    known = {name: columns[name] for name in ASKED.names}
-    for name in _JSON:
-        if known[name] is not None:
-            known[name] = json.loads(known[name])
-    documents = [Spans(**each) for each in columns.get("documents") or []]
-    answers = [Drawn(**each) for each in columns.get("answers") or []]
-    return Row(**known, documents=documents, answers=answers)
+def row_from_columns(columns: dict[str, Any]) -> PreparedRow:
+    """Convert columns of the table, as written by `row_to_columns`; ignore other columns."""
+    inputs = {name: columns[name] for name in INPUT_SCHEMA.names}
+    for name in _JSON_COLUMNS:
+        if inputs[name] is not None:
+            inputs[name] = json.loads(inputs[name])
+    documents = [RecordedDocument(**document) for document in columns.get("documents") or []]
+    answers = [SamplingInfo(**answer) for answer in columns.get("answers") or []]
+    return PreparedRow(**inputs, documents=documents, answers=answers)
 
 
-def learned(row: Row, turns: Turns) -> Iterator[Conversation | Text | Tokenised]:
-    """What a draft learns of the row: the recorded documents, else its own text or turns."""
-    told: dict[str, Any] = {"category": row.category, "language": row.language}
+def parse_prepared_row(
+    row: PreparedRow, turns: TurnSelection
+) -> Iterator[Conversation | PlainText | TokenizedDocument]:
+    """Yield the row's recorded documents, or else its own text or conversation, to train on.
+
+    Raises RowRejectedError for a conversation without an answer.
+    """
+    labels: dict[str, Any] = {"category": row.category, "language": row.language}
     if row.documents:
-        kept = row.documents
-        if turns is Turns.last:
-            kept = [Spans(ids=kept[-1].ids, spans=kept[-1].spans[-1:])]
-        yield from (replace(from_spans(each.ids, each.spans), **told) for each in kept)
+        recorded = row.documents
+        if turns is TurnSelection.last:
+            recorded = [RecordedDocument(ids=recorded[-1].ids, spans=recorded[-1].spans[-1:])]
+        yield from (
+            replace(document_from_spans(document.ids, document.spans), **labels)
+            for document in recorded
+        )
     elif row.text is not None:
-        yield Text(text=row.text, **told)
+        yield PlainText(text=row.text, **labels)
     else:
         messages = row.messages or []
         last = max((n for n, m in enumerate(messages, 1) if m["role"] == "assistant"), default=0)
         if not last:
-            raise MisfitError("no assistant turn")
+            raise RowRejectedError("no assistant turn")
+        # Messages after the last answer hold nothing to train on.
         yield Conversation(
-            messages=messages[:last], tools=row.tools, template=row.template, **told
-        )  # nothing is learned from what follows the last answer
+            messages=messages[:last], tools=row.tools, template=row.template, **labels
+        )
 
 
-def batches(records: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """So many rows at a time, or so much text."""
+def batch_records(records: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """Yield batches of rows, limited by their number and by their text."""
     batch, chars = [], 0
     for columns in records:
         batch.append(columns)
@@ -141,26 +152,31 @@ def batches(records: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]
         yield batch
 
 
-def write(path: Path, rows: Iterable[Row], notes: Callable[[], dict[str, Any]]) -> None:
-    """The file appears when it is whole; `notes`, asked for at the end, stand in its footer."""
+def write_prepared_rows(
+    path: Path, rows: Iterable[PreparedRow], build_metadata: Callable[[], dict[str, Any]]
+) -> None:
+    """Write a file of prepared rows atomically.
+
+    `build_metadata` is called after the last row; its result goes into the file's footer.
+    """
     with (
         atomic_path(path) as partial,
         parquet.ParquetWriter(partial, SCHEMA, compression="zstd") as table,
     ):
-        for batch in batches(map(record, rows)):
+        for batch in batch_records(map(row_to_columns, rows)):
             table.write_batch(pa.RecordBatch.from_pylist(batch, SCHEMA))
-        table.add_key_value_metadata({NOTES.decode(): json.dumps(notes())})
+        table.add_key_value_metadata({METADATA_KEY.decode(): json.dumps(build_metadata())})
 
 
-def read_notes(path: Path) -> dict[str, Any]:
-    """What the writer of the file noted."""
-    return json.loads(parquet.read_metadata(path).metadata[NOTES])
+def read_prepared_metadata(path: Path) -> dict[str, Any]:
+    """Read the metadata in the footer of a prepared file."""
+    return json.loads(parquet.read_metadata(path).metadata[METADATA_KEY])
 
 
-def read(folder: Path, split: str = "train") -> Iterator[Row]:
-    """Rows of a prepared folder, streamed file by file; nothing is copied to a cache.
+def read_prepared_rows(folder: Path, split: str = "train") -> Iterator[PreparedRow]:
+    """Yield the rows of a prepared folder, streamed file by file without a copy in a cache.
 
-    Raises UserError where there are none.
+    Raises UserError where the folder has no file of the split.
     """
     from datasets import load_dataset
 
@@ -171,4 +187,4 @@ def read(folder: Path, split: str = "train") -> Iterator[Row]:
             f"{split}-*.parquet; run `python -m data.prepare` first"
         )
     for columns in load_dataset("parquet", data_files=files, split="train", streaming=True):
-        yield row_of(columns)
+        yield row_from_columns(columns)

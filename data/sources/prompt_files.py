@@ -1,74 +1,80 @@
-"""Rows of prompt files: JSONL, JSON, Parquet, a directory of them, or a Hugging Face dataset."""
+"""Read prompt files: JSONL, JSON, Parquet, a directory of them, or a Hugging Face dataset."""
 
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from data.sources.files import (
-    JSON_LINES,
-    PARQUET,
-    SAVED,
-    Raw,
-    ask_hub,
-    file_rows,
-    files,
+    JSON_SUFFIXES,
+    PARQUET_SUFFIXES,
+    SAVED_DATASET_FILES,
+    RawRow,
     first_line,
-    table_rows,
+    list_data_files,
+    query_hub,
+    read_dataset_rows,
+    read_file_rows,
 )
 from models.errors import UserError
 
-SPLITS = ("test", "validation", "train")  # the first that a dataset has is what is held out
+# The first of these splits that a dataset has is read: prompts should be held-out data.
+SPLIT_PREFERENCE = ("test", "validation", "train")
 
 
-def rows_of(source: str, key: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Where a row stands, for messages about it, and the row."""
-    for place, row, fault, detail in _opened(source, key):
+def read_prompt_file(source: str, key: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each row with its location, which error messages about the row cite.
+
+    Raises UserError, headed by the setting `key`, where a row cannot be read.
+    """
+    for location, row, reason, detail in _open_prompt_rows(source, key):
         if row is None:
             raise UserError(
-                f"{key}: every line must be a JSON object, got {place}: {detail or fault}"
+                f"{key}: every line must be a JSON object, got {location}: {detail or reason}"
             )
-        yield place, row
+        yield location, row
 
 
-def _opened(source: str, key: str) -> Iterator[Raw]:
+def _open_prompt_rows(source: str, key: str) -> Iterator[RawRow]:
     path = Path(source).expanduser()
-    if path.is_dir() and any((path / name).exists() for name in SAVED):
-        return _dataset(str(path), key, saved=True)
+    if path.is_dir() and any((path / name).exists() for name in SAVED_DATASET_FILES):
+        return _open_dataset(str(path), key, saved=True)
     if path.exists():
-        found = files(path, "test")
-        if not found:
+        files = list_data_files(path, "test")
+        if not files:
             raise UserError(f"{key}: must hold JSONL, JSON or Parquet files, got none in {path}")
-        return (raw for file in found for raw in file_rows(file, key))
-    if _hub_name(source):
-        return _dataset(source, key)
-    raise UserError(f"{key}: must be a readable JSONL file, got {source}; demo takes the demo's")
+        return (raw for file in files for raw in read_file_rows(file, key))
+    if _is_hub_name(source):
+        return _open_dataset(source, key)
+    raise UserError(f"{key}: must be a readable JSONL file, got {source}; demo reads the demo's")
 
 
-def _hub_name(source: str) -> bool:
+def _is_hub_name(source: str) -> bool:
     name = source.partition(":")[0]
-    local = name.startswith(("/", ".", "~")) or name.endswith(JSON_LINES + PARQUET)
-    return name.count("/") == 1 and not local
+    is_path = name.startswith(("/", ".", "~")) or name.endswith(JSON_SUFFIXES + PARQUET_SUFFIXES)
+    return name.count("/") == 1 and not is_path
 
 
-def _dataset(source: str, key: str, *, saved: bool = False) -> Iterator[Raw]:
+def _open_dataset(source: str, key: str, *, saved: bool = False) -> Iterator[RawRow]:
     from datasets import Dataset, load_dataset, load_from_disk
 
-    name, _, rest = source.partition(":")
-    subset, _, split = rest.partition(":")
+    name, _, suffix = source.partition(":")
+    subset, _, split = suffix.partition(":")
     try:
         if saved:
-            found: Any = load_from_disk(source)
+            dataset: Any = load_from_disk(source)
         else:
-            ask_hub(name)
-            found = load_dataset(name, subset or None)
-    except Exception as error:  # whatever the hub and its client say, in one line
+            query_hub(name)
+            dataset = load_dataset(name, subset or None)
+    except Exception as error:  # the hub and its client raise many types
         raise UserError(
             f"{key}: must be a dataset that can be loaded, got {source!r} "
             f"({first_line(error)}); without a network give a local path"
         ) from error
-    if not isinstance(found, Dataset):
-        chosen = split or next((split for split in SPLITS if split in found), next(iter(found)))
-        if chosen not in found:
-            raise UserError(f"{key}: split must be one of {', '.join(found)}, got {chosen}")
-        found = found[chosen]
-    return table_rows(found, source)
+    if not isinstance(dataset, Dataset):
+        split_name = split or next(
+            (split for split in SPLIT_PREFERENCE if split in dataset), next(iter(dataset))
+        )
+        if split_name not in dataset:
+            raise UserError(f"{key}: split must be one of {', '.join(dataset)}, got {split_name}")
+        dataset = dataset[split_name]
+    return read_dataset_rows(dataset, source)

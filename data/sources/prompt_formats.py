@@ -1,8 +1,8 @@
-"""Prompt files of others: whose file it is shows in its columns.
+"""Convert rows of known prompt files; the columns of a row identify its format.
 
-A row becomes {"id", "category"} and one of `text` (continued as it stands), `messages`, `turns`
-(what a user says, turn by turn: rendered by the chat template where the target has one), or `ids`
-(a prompt that a training run held back: token ids of its own target).
+A row becomes {"id", "category"} and one of `text` (continued without a template), `messages`,
+`turns` (the user's turns, rendered by the chat template where the target has one), or `ids` (a
+prompt held out by a training run, as token ids of the run's target).
 """
 
 from collections.abc import Callable
@@ -10,132 +10,156 @@ from dataclasses import dataclass
 from reprlib import repr as shortened
 from typing import Any
 
-Row = dict[str, Any]
+PromptRow = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
-    """Columns that a row of the layout has, and what a prompt of it is made of."""
+class PromptFormat:
+    """The columns that rows of a format have, and the conversion of a row to a prompt."""
 
     columns: tuple[str, ...]
-    said: Callable[[Row], Row]
-    optional: tuple[str, ...] = ()
-    id: str = "id"
-    category: str = "all"  # of rows that name none
+    to_prompt: Callable[[PromptRow], PromptRow]
+    optional_columns: tuple[str, ...] = ()
+    id_column: str = "id"
+    default_category: str = "all"  # of rows without a category
 
 
-def _turns(*turns: str) -> Row:
+def _prompt_from_turns(*turns: str) -> PromptRow:
     return {"turns": list(turns)}
 
 
-def _instruction(row: Row) -> Row:
-    return _turns("\n\n".join(part for part in (row["instruction"], row.get("input")) if part))
-
-
-def _messages(row: Row) -> Row:
-    """What `prompt` is where it is a list, else nothing."""
-    return {"messages": row["prompt"]} if isinstance(row["prompt"], list) else {}
-
-
-def _texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(one, str) for one in value)
-
-
-def _said(value: Any) -> bool:
-    return isinstance(value, list) and all(
-        isinstance(one, dict) and isinstance(one.get("role"), str) and "content" in one
-        for one in value
+def _prompt_from_instruction(row: PromptRow) -> PromptRow:
+    return _prompt_from_turns(
+        "\n\n".join(part for part in (row["instruction"], row.get("input")) if part)
     )
 
 
-def _ids(value: Any) -> bool:
-    return isinstance(value, list) and all(type(one) is int and one >= 0 for one in value)
+def _prompt_from_messages(row: PromptRow) -> PromptRow:
+    """Return the messages in the `prompt` column, or no fields where it holds no list."""
+    return {"messages": row["prompt"]} if isinstance(row["prompt"], list) else {}
 
 
-def _rendering(row: Row) -> Row:
-    """What a chat template takes beside the messages, as data.prepare writes it."""
+def _is_text_list(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)
+
+
+def _is_message_list(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(message, dict) and isinstance(message.get("role"), str) and "content" in message
+        for message in value
+    )
+
+
+def _is_id_list(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        type(token_id) is int and token_id >= 0 for token_id in value
+    )
+
+
+def _template_inputs(row: PromptRow) -> PromptRow:
+    """Return the columns that data.prepare writes for the chat template beside the messages."""
     kinds = {"tools": list, "template": dict}
     return {name: row[name] for name, kind in kinds.items() if isinstance(row.get(name), kind)}
 
 
-TEXT = (lambda value: isinstance(value, str), "a string")
-MESSAGES = (_said, "a list of messages, each with `role` and `content`")
-# What prompts are made of: whether a value will do, and what does.
-VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "text": TEXT,
-    "question": TEXT,
-    "problem": TEXT,
-    "instruction": TEXT,
-    "input": TEXT,
-    "turns": (_texts, "a list of strings"),
-    "messages": MESSAGES,
-    "ids": (_ids, "a list of token ids"),
-    "prompt": (lambda value: isinstance(value, str) or _said(value), f"a string or {MESSAGES[1]}"),
+TEXT_CHECK = (lambda value: isinstance(value, str), "a string")
+MESSAGES_CHECK = (_is_message_list, "a list of messages, each with `role` and `content`")
+# Each column that prompts are built from has a check of its value, and its rule in words.
+COLUMN_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "text": TEXT_CHECK,
+    "question": TEXT_CHECK,
+    "problem": TEXT_CHECK,
+    "instruction": TEXT_CHECK,
+    "input": TEXT_CHECK,
+    "turns": (_is_text_list, "a list of strings"),
+    "messages": MESSAGES_CHECK,
+    "ids": (_is_id_list, "a list of token ids"),
+    "prompt": (
+        lambda value: isinstance(value, str) or _is_message_list(value),
+        f"a string or {MESSAGES_CHECK[1]}",
+    ),
 }
 
-# The first whose columns are all there: more telling ones stand before those that they contain.
-LAYOUTS = {
-    "messages": Layout(
-        columns=("messages",), said=lambda row: {"messages": row["messages"], **_rendering(row)}
+# The first format whose columns a row has wins, so formats stand before those that are subsets.
+PROMPT_FORMATS = {
+    "messages": PromptFormat(
+        columns=("messages",),
+        to_prompt=lambda row: {"messages": row["messages"], **_template_inputs(row)},
     ),
-    "Spec-Bench, MT-Bench": Layout(
-        columns=("question_id", "turns"), said=lambda row: {"turns": row["turns"]}, id="question_id"
+    "Spec-Bench, MT-Bench": PromptFormat(
+        columns=("question_id", "turns"),
+        to_prompt=lambda row: {"turns": row["turns"]},
+        id_column="question_id",
     ),
-    "HumanEval": Layout(
+    "HumanEval": PromptFormat(
         columns=("task_id", "prompt"),
-        said=lambda row: _messages(row) or _turns(row["prompt"]),
-        id="task_id",
-        category="humaneval",
+        to_prompt=lambda row: _prompt_from_messages(row) or _prompt_from_turns(row["prompt"]),
+        id_column="task_id",
+        default_category="humaneval",
     ),
-    "GSM8K": Layout(
-        columns=("question", "answer"), said=lambda row: _turns(row["question"]), category="gsm8k"
+    "GSM8K": PromptFormat(
+        columns=("question", "answer"),
+        to_prompt=lambda row: _prompt_from_turns(row["question"]),
+        default_category="gsm8k",
     ),
-    "question": Layout(columns=("question",), said=lambda row: _turns(row["question"])),
-    "problem": Layout(columns=("problem",), said=lambda row: _turns(row["problem"])),
-    "Alpaca": Layout(
-        columns=("instruction",), optional=("input",), said=_instruction, category="alpaca"
+    "question": PromptFormat(
+        columns=("question",), to_prompt=lambda row: _prompt_from_turns(row["question"])
     ),
-    "text": Layout(columns=("text",), said=lambda row: {"text": row["text"]}),
-    "prompt": Layout(
-        columns=("prompt",), said=lambda row: _messages(row) or {"text": row["prompt"]}
+    "problem": PromptFormat(
+        columns=("problem",), to_prompt=lambda row: _prompt_from_turns(row["problem"])
     ),
-    # Last, because other data sets name their rows by `ids`.
-    "token ids": Layout(
+    "Alpaca": PromptFormat(
+        columns=("instruction",),
+        optional_columns=("input",),
+        to_prompt=_prompt_from_instruction,
+        default_category="alpaca",
+    ),
+    "text": PromptFormat(columns=("text",), to_prompt=lambda row: {"text": row["text"]}),
+    "prompt": PromptFormat(
+        columns=("prompt",),
+        to_prompt=lambda row: _prompt_from_messages(row) or {"text": row["prompt"]},
+    ),
+    # This is the last format because other datasets use `ids` for the names of their rows.
+    "token ids": PromptFormat(
         columns=("ids",),
-        said=lambda row: {"ids": row["ids"], "chat_template": bool(row.get("chat_template"))},
+        to_prompt=lambda row: {"ids": row["ids"], "chat_template": bool(row.get("chat_template"))},
     ),
 }
 
 
-def shaped(row: Row, number: int) -> Row | None:
-    """The row as a prompt, called `number` where it has no name; None of an unknown layout.
+def prompt_from_row(row: PromptRow, number: int) -> PromptRow | None:
+    """Convert a row to a prompt, or return None where its format is unknown.
 
-    Raises ValueError where a column of the layout holds no text.
+    `number` becomes the id of a row without one. Raises ValueError where a column of the format
+    holds a value of the wrong type.
 
-    >>> shaped({"question_id": 81, "category": "writing", "turns": ["Write.", "Again."]}, 1)
-    {'id': '81', 'category': 'writing', 'turns': ['Write.', 'Again.']}
-    >>> shaped({"instruction": "Add.", "input": "1 2", "output": "3"}, 7)
+    >>> prompt_from_row({"question_id": 81, "category": "writing", "turns": ["Go.", "Again."]}, 1)
+    {'id': '81', 'category': 'writing', 'turns': ['Go.', 'Again.']}
+    >>> prompt_from_row({"instruction": "Add.", "input": "1 2", "output": "3"}, 7)
     {'id': '7', 'category': 'alpaca', 'turns': ['Add.\\n\\n1 2']}
     """
-    for layout in LAYOUTS.values():
-        if all(row.get(column) is not None for column in layout.columns):
-            _check(row, layout.columns + layout.optional)
-            name = row.get(layout.id)
+    for prompt_format in PROMPT_FORMATS.values():
+        if all(row.get(column) is not None for column in prompt_format.columns):
+            _check_columns(row, prompt_format.columns + prompt_format.optional_columns)
+            name = row.get(prompt_format.id_column)
             return {
                 "id": str(number if name is None else name),
-                "category": str(row.get("category") or layout.category),
-                **layout.said(row),
+                "category": str(row.get("category") or prompt_format.default_category),
+                **prompt_format.to_prompt(row),
             }
     return None
 
 
-def _check(row: Row, columns: tuple[str, ...]) -> None:
+def _check_columns(row: PromptRow, columns: tuple[str, ...]) -> None:
     for column in columns:
-        fits, kind = VALUES.get(column, (None, ""))
-        if fits and row.get(column) is not None and not fits(row[column]):
-            raise ValueError(f"`{column}` must be {kind}, got {shortened(row[column])}")
+        is_valid, rule = COLUMN_CHECKS.get(column, (None, ""))
+        if is_valid and row.get(column) is not None and not is_valid(row[column]):
+            raise ValueError(f"`{column}` must be {rule}, got {shortened(row[column])}")
 
 
-def known() -> str:
-    """The layouts in words, for those who have another."""
-    return "; ".join(f"{name} ({', '.join(one.columns)})" for name, one in LAYOUTS.items())
+def describe_prompt_formats() -> str:
+    """List the known formats with their columns, for an error message."""
+    return "; ".join(
+        f"{name} ({', '.join(prompt_format.columns)})"
+        for name, prompt_format in PROMPT_FORMATS.items()
+    )

@@ -1,6 +1,7 @@
-"""A document as people look at it: its text token by token, and what stands out in it.
+"""Readable views of documents: their text token by token, with answers and special tokens marked.
 
-What cannot be printed is written out: text of a data set must not steer a terminal, nor hide.
+Characters that cannot be printed are escaped: the text of a data set must neither control the
+terminal nor hide in it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,22 +11,26 @@ from typing import NamedTuple
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
-from data.chat.mask_check import Tally
-from data.chat.template import markers
-from data.sources.row_formats import Tokenised
+from data.chat.mask_check import MaskStats
+from data.chat.template import find_added_tokens
+from data.sources.row_formats import TokenizedDocument
 
-NEWLINE = "\u21b5"  # in front of every line break, which an answer may begin or end with
-OPEN, CLOSE = "\u00ab", "\u00bb"  # around answers, where there is no colour
-UNFINISHED = "\N{REPLACEMENT CHARACTER}"
-MOST_BYTES = 8  # tokens that one character may take
-LEAST = 16  # tokens of a run that are shown, however many runs there are
-SHARE = "supervised"
-COLUMNS = ["category", "documents", "tokens", SHARE, "no answer", "no prompt"]
-ANSWER, SPECIAL, LEFT_OUT = "bold green", "magenta", "dim italic"  # underlined, _ would be lost
+NEWLINE_MARK = "\u21b5"  # in front of every line break, which an answer may begin or end with
+ANSWER_OPEN, ANSWER_CLOSE = "\u00ab", "\u00bb"  # around answers where there is no color
+INCOMPLETE_CHARACTER = "\N{REPLACEMENT CHARACTER}"
+MAX_CHARACTER_TOKENS = 8  # tokens of one character
+MIN_RUN_TOKENS = 16  # tokens of a run that are always shown
+SHARE_COLUMN = "supervised"
+COLUMNS = ["category", "documents", "tokens", SHARE_COLUMN, "no answer", "no prompt"]
+ANSWER_STYLE, SPECIAL_STYLE, LEFT_OUT_STYLE = (
+    "bold green",  # not underlined: underscores would be invisible
+    "magenta",
+    "dim italic",
+)
 
 
-class Shown(NamedTuple):
-    """One token, or the few that make a character, or what is left out of a long run."""
+class TokenSpan(NamedTuple):
+    """One token, the tokens of one character, or a placeholder for omitted tokens."""
 
     text: str
     ids: tuple[int, ...]
@@ -34,114 +39,130 @@ class Shown(NamedTuple):
     left_out: bool = False
 
 
-class Look(NamedTuple):
-    """A document to be looked at."""
+class DocumentView(NamedTuple):
+    """A document with its heading, ready to be rendered."""
 
     name: str
-    about: str
-    pieces: list[Shown]
+    description: str
+    spans: list[TokenSpan]
 
 
-def shown(tokenizer: PreTrainedTokenizerBase, document: Tokenised) -> Iterator[Shown]:
-    """The document's text in pieces that none of its characters is torn by."""
-    special = set(markers(tokenizer).values())
-    before: list[int] = []
+def split_into_spans(
+    tokenizer: PreTrainedTokenizerBase, document: TokenizedDocument
+) -> Iterator[TokenSpan]:
+    """Split the document's text by tokens, keeping the tokens of a character together."""
+    special = set(find_added_tokens(tokenizer).values())
+    previous: list[int] = []
     group: list[int] = []
-    for place, (token, answer) in enumerate(zip(document.ids, document.answer, strict=True), 1):
+    for end, (token, answer) in enumerate(zip(document.ids, document.answer, strict=True), 1):
         group.append(token)
-        known, text = (str(tokenizer.decode(ids)) for ids in (before, before + group))
-        text = text[len(known) :]
-        ends = place == len(document.ids) or document.answer[place] != answer
-        if text.endswith(UNFINISHED) and len(group) < MOST_BYTES and not ends:
+        # decoded after the group before it: some tokenizers drop a space at the start of a text
+        prefix, text = (str(tokenizer.decode(ids)) for ids in (previous, previous + group))
+        text = text[len(prefix) :]
+        is_last = end == len(document.ids) or document.answer[end] != answer
+        if (
+            text.endswith(INCOMPLETE_CHARACTER)
+            and len(group) < MAX_CHARACTER_TOKENS
+            and not is_last
+        ):
             continue
-        yield Shown(visible(text), tuple(group), answer, special=token in special)
-        before, group = group, []
+        yield TokenSpan(escape_unprintable(text), tuple(group), answer, special=token in special)
+        previous, group = group, []
 
 
-def visible(text: str) -> str:
-    """Line breaks stay, with a sign in front of them; what cannot be printed is escaped."""
+def escape_unprintable(text: str) -> str:
+    """Escape characters that cannot be printed and put a mark in front of each line break."""
     return "".join(
-        NEWLINE + "\n" if c == "\n" else c if c.isprintable() or c == "\t" else escape(c)
+        NEWLINE_MARK + "\n"
+        if c == "\n"
+        else c
+        if c.isprintable() or c == "\t"
+        else escape_character(c)
         for c in text
     )
 
 
-def escape(character: str) -> str:
+def escape_character(character: str) -> str:
     return character.encode("unicode_escape").decode()
 
 
-def shortened(pieces: list[Shown], most: int) -> list[Shown]:
-    """About `most` pieces: of long runs of prompt or answer the middle is left out."""
-    runs = [(answer, list(run)) for answer, run in groupby(pieces, key=lambda piece: piece.answer)]
-    half = max(LEAST, most // max(len(runs), 1)) // 2
-    kept = []
+def shorten_spans(spans: list[TokenSpan], limit: int) -> list[TokenSpan]:
+    """Shorten to about `limit` spans by omitting the middle of long prompts and answers."""
+    runs = [(answer, list(run)) for answer, run in groupby(spans, key=lambda span: span.answer)]
+    half = max(MIN_RUN_TOKENS, limit // max(len(runs), 1)) // 2
+    shortened = []
     for answer, run in runs:
         middle = run[half:-half]
-        if len(pieces) > most and len(middle) > 1:
-            count = sum(len(piece.ids) for piece in middle)
-            gap = Shown(f"[... {count:,} tokens ...]", (), answer, left_out=True)
+        if len(spans) > limit and len(middle) > 1:
+            count = sum(len(span.ids) for span in middle)
+            gap = TokenSpan(f"[... {count:,} tokens ...]", (), answer, left_out=True)
             run = [*run[:half], gap, *run[-half:]]
-        kept += run
-    return kept
+        shortened += run
+    return shortened
 
 
-def in_colour(pieces: list[Shown], *, boundaries: bool) -> Text:
-    """For a terminal: answers bold and green, special tokens magenta, line breaks faint."""
+def render_color(spans: list[TokenSpan], *, boundaries: bool) -> Text:
+    """Render spans for a terminal: answers bold green, special tokens magenta, line breaks dim."""
     text = Text()
-    for place, piece in enumerate(pieces):
-        if boundaries and place:
+    for number, span in enumerate(spans):
+        if boundaries and number:
             text.append("|", style="dim")
-        text.append(piece.text, style=style(piece))
-    text.highlight_regex(NEWLINE, style="dim")
+        text.append(span.text, style=span_style(span))
+    text.highlight_regex(NEWLINE_MARK, style="dim")
     return text
 
 
-def legend() -> Text:
-    """What the colours say."""
+def render_legend() -> Text:
+    """Render the legend of the colors."""
     return Text.assemble(
-        ("what the target said", ANSWER), ", learned; what it was shown; ",
-        ("special tokens", SPECIAL), f"; {NEWLINE} a line break",
+        ("answers", ANSWER_STYLE), ", trained on; prompts; ",
+        ("special tokens", SPECIAL_STYLE), f"; {NEWLINE_MARK} line breaks",
     )  # fmt: skip
 
 
-def style(piece: Shown) -> str:
-    if piece.left_out:
-        return LEFT_OUT
-    styles = [ANSWER] * piece.answer + [SPECIAL] * piece.special
+def span_style(span: TokenSpan) -> str:
+    """Return the style of a span in the terminal."""
+    if span.left_out:
+        return LEFT_OUT_STYLE
+    styles = [ANSWER_STYLE] * span.answer + [SPECIAL_STYLE] * span.special
     return " ".join(styles) or "none"
 
 
-def in_plain(pieces: list[Shown], *, boundaries: bool) -> str:
-    """For a file: answers stand between quotes."""
-    runs = groupby(pieces, key=lambda piece: piece.answer)
-    between = "|" if boundaries else ""
-    texts = [(answer, between.join(piece.text for piece in run)) for answer, run in runs]
-    return "".join(f"{OPEN}{text}{CLOSE}" if answer else text for answer, text in texts)
+def render_plain(spans: list[TokenSpan], *, boundaries: bool) -> str:
+    """Render spans without color: answers stand between quotation marks."""
+    runs = groupby(spans, key=lambda span: span.answer)
+    separator = "|" if boundaries else ""
+    texts = [(answer, separator.join(span.text for span in run)) for answer, run in runs]
+    return "".join(
+        f"{ANSWER_OPEN}{text}{ANSWER_CLOSE}" if answer else text for answer, text in texts
+    )
 
 
-def about(document: Tokenised) -> str:
-    """What a document is, in a line."""
-    learned = sum(document.answer)
-    runs = sum(answer for answer, _ in groupby(document.answer))
-    labels = [visible(label) for label in (document.category, document.language) if label]
+def describe_document(document: TokenizedDocument) -> str:
+    """Summarize a document in one line: labels, tokens, supervised share and answers."""
+    supervised = sum(document.answer)
+    answers = sum(answer for answer, _ in groupby(document.answer))
+    labels = [
+        escape_unprintable(label) for label in (document.category, document.language) if label
+    ]
     tokens = f"{len(document.ids):,} tokens"
-    share = f"{learned:,} supervised ({learned / max(len(document.ids), 1):.1%})"
-    return ", ".join([*labels, tokens, share, f"{runs} answer{'s' * (runs != 1)}"])
+    share = f"{supervised:,} supervised ({supervised / max(len(document.ids), 1):.1%})"
+    return ", ".join([*labels, tokens, share, f"{answers} answer{'s' * (answers != 1)}"])
 
 
-def table(tallies: Mapping[str, Tally]) -> list[list[str]]:
-    """What the masks of each category are like, with a heading; all together where several."""
-    rows = dict(sorted(tallies.items()))
+def build_mask_table(stats_by_category: Mapping[str, MaskStats]) -> list[list[str]]:
+    """Build a table of mask statistics by category, with a header and a total of several."""
+    rows = dict(sorted(stats_by_category.items()))
     if len(rows) > 1:
-        rows["all"] = sum(tallies.values(), start=Tally())
+        rows["all"] = sum(stats_by_category.values(), start=MaskStats())
     return [COLUMNS] + [
         [
-            visible(name) or "-",
-            f"{tally.documents:,}",
-            f"{tally.tokens:,}",
-            f"{tally.learned / max(tally.tokens, 1):.1%}",
-            f"{tally.silent:,}",
-            f"{tally.only_answers:,}",
+            escape_unprintable(name) or "-",
+            f"{stats.documents:,}",
+            f"{stats.tokens:,}",
+            f"{stats.answer_tokens / max(stats.tokens, 1):.1%}",
+            f"{stats.without_answers:,}",
+            f"{stats.without_prompt:,}",
         ]
-        for name, tally in rows.items()
+        for name, stats in rows.items()
     ]

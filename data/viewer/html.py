@@ -1,7 +1,7 @@
-"""sample.html: documents with their answers marked, as one page that needs nothing else.
+"""sample.html: documents with their answers marked, as one self-contained page.
 
-No network, no script, no font, and a policy that forbids them. Colour alone says nothing: answers
-are underlined as well.
+The page uses no network, script or font, and its content policy forbids them. Answers are
+underlined as well as colored, for readers who do not see the colors.
 """
 
 from collections import Counter
@@ -9,10 +9,18 @@ from collections.abc import Mapping
 from html import escape
 from itertools import groupby
 
-from data.chat.mask_check import Tally
-from data.viewer.documents import NEWLINE, SHARE, Look, Shown, shortened, table, visible
+from data.chat.mask_check import MaskStats
+from data.viewer.documents import (
+    NEWLINE_MARK,
+    SHARE_COLUMN,
+    DocumentView,
+    TokenSpan,
+    build_mask_table,
+    escape_unprintable,
+    shorten_spans,
+)
 
-MOST = 4000  # tokens of a document
+MAX_TOKENS = 4000  # tokens shown of a document
 STYLE = """
 :root { color-scheme: light dark; --a: #00785a; --a-back: #009e7326; --s: #a1387d; --p: #5c5f66;
   --line: #8885; --card: #8881; --bad: #c1121f; }
@@ -51,42 +59,48 @@ body:has(#edges:checked) pre b { outline: 1px solid var(--line); outline-offset:
 body:not(:has(#prompts:checked)) pre .p { display: none; }
 @media (max-width: 40rem) { th, td { padding: .3rem .4rem; font-size: .75rem; } }
 """
-POLICY = "default-src 'none'; style-src 'unsafe-inline'"  # even if something were not escaped
-KEY = (
-    '<nav><span><b class="a">what the target said</b>, learned</span><span>what it was shown</span>'
+# a second line of defense in case some text is not escaped
+CONTENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+LEGEND_HTML = (
+    '<nav><span><b class="a">answers</b>, trained on</span><span>prompts</span>'
     '<span><b class="s">special tokens</b></span>'
     '<label><input type="checkbox" id="edges"> token boundaries</label>'
     '<label><input type="checkbox" id="prompts" checked> prompts</label></nav>'
 )
 
 
-def page(
-    source: str, target: str, looks: list[Look], tallies: Mapping[str, Tally], skipped: Counter[str]
+def render_page(
+    source: str,
+    target: str,
+    views: list[DocumentView],
+    stats_by_category: Mapping[str, MaskStats],
+    skipped: Counter[str],
 ) -> str:
-    """The whole page."""
+    """Render the page."""
     left_out = "".join(
-        f"<li>{count:,} left out: {_safe(reason)}</li>" for reason, count in skipped.most_common()
+        f"<li>{count:,} left out: {_escape_html(reason)}</li>"
+        for reason, count in skipped.most_common()
     )
-    heading = f"What a draft learns of {source}"
-    articles = "\n".join(_article(look) for look in looks)
+    heading = f"Training data of a draft: {source}"
+    articles = "\n".join(_render_article(view) for view in views)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-        f"<title>{_safe(heading)}</title><style>{STYLE}</style></head><body>\n"
-        f"<h1>What a draft learns</h1>\n<p>of {_safe(source)}, in tokens of {_safe(target)}; "
-        "a token under the pointer tells its id</p>\n"
-        f"{_table(tallies)}<ul>{left_out}</ul>\n{KEY}\n{articles}\n</body></html>\n"
+        f'<meta http-equiv="Content-Security-Policy" content="{CONTENT_POLICY}">'
+        f"<title>{_escape_html(heading)}</title><style>{STYLE}</style></head><body>\n"
+        f"<h1>Training data of a draft</h1>\n<p>{_escape_html(source)}, tokenized for "
+        f"{_escape_html(target)}; hover over a token to see its id</p>\n"
+        f"{_render_table(stats_by_category)}<ul>{left_out}</ul>\n{LEGEND_HTML}\n{articles}\n</body></html>\n"
     )
 
 
-def _table(tallies: Mapping[str, Tally]) -> str:
-    head, *rows = table(tallies)
-    cells = "".join(f"<th>{_safe(cell)}</th>" for cell in head)
+def _render_table(stats_by_category: Mapping[str, MaskStats]) -> str:
+    head, *rows = build_mask_table(stats_by_category)
+    cells = "".join(f"<th>{_escape_html(cell)}</th>" for cell in head)
     lines = "".join(
         f'<tr class="{"bad" if row[-2:] != ["0", "0"] else "good"}">'
         + "".join(
-            f"<td{_part(name, cell)}>{_safe(cell)}</td>"
+            f"<td{_share_attributes(name, cell)}>{_escape_html(cell)}</td>"
             for name, cell in zip(head, row, strict=True)
         )
         + "</tr>"
@@ -98,33 +112,34 @@ def _table(tallies: Mapping[str, Tally]) -> str:
     )
 
 
-def _part(column: str, cell: str) -> str:
-    """A share is drawn behind its figure."""
-    return f' class="share" style="--part:{cell}"' if column == SHARE else ""
+def _share_attributes(column: str, cell: str) -> str:
+    """Return the attributes that draw a share as a bar behind its number."""
+    return f' class="share" style="--part:{cell}"' if column == SHARE_COLUMN else ""
 
 
-def _article(look: Look) -> str:
-    """A document: where its answers lie, and its text."""
+def _render_article(view: DocumentView) -> str:
+    """Render a document: a bar that shows where its answers are, and its text."""
     runs = [
-        (answer, sum(len(piece.ids) for piece in run))
-        for answer, run in groupby(look.pieces, key=lambda piece: piece.answer)
+        (answer, sum(len(span.ids) for span in run))
+        for answer, run in groupby(view.spans, key=lambda span: span.answer)
     ]
-    lengths = "".join(
+    bar = "".join(
         f'<i class="{"a" if answer else "p"}" style="flex:{count}"></i>' for answer, count in runs
     )
-    text = "".join(map(_token, shortened(look.pieces, MOST)))
+    text = "".join(map(_render_span, shorten_spans(view.spans, MAX_TOKENS)))
     return (
-        f"<article><header><h2>{_safe(look.name)}</h2><p>{_safe(look.about)}</p></header>"
-        f'<div class="map">{lengths}</div><pre>{text}</pre></article>'
+        f"<article><header><h2>{_escape_html(view.name)}</h2>"
+        f"<p>{_escape_html(view.description)}</p></header>"
+        f'<div class="map">{bar}</div><pre>{text}</pre></article>'
     )
 
 
-def _token(piece: Shown) -> str:
-    kinds = ["a" if piece.answer else "p"] + ["s"] * piece.special + ["gap"] * piece.left_out
-    ids = " ".join(map(str, piece.ids))
-    text = escape(piece.text).replace(NEWLINE, f"<i>{NEWLINE}</i>")
-    return f'<b class="{" ".join(kinds)}" title="{ids}">{text}</b>'
+def _render_span(span: TokenSpan) -> str:
+    classes = ["a" if span.answer else "p"] + ["s"] * span.special + ["gap"] * span.left_out
+    ids = " ".join(map(str, span.ids))
+    text = escape(span.text).replace(NEWLINE_MARK, f"<i>{NEWLINE_MARK}</i>")
+    return f'<b class="{" ".join(classes)}" title="{ids}">{text}</b>'
 
 
-def _safe(text: str) -> str:
-    return escape(visible(text))
+def _escape_html(text: str) -> str:
+    return escape(escape_unprintable(text))

@@ -1,4 +1,4 @@
-"""Which documents of the data are shown, or which of the rows that training makes of them."""
+"""Random samples for `python -m data.show`: documents, or the packed rows of training."""
 
 import random
 from collections import defaultdict
@@ -9,55 +9,71 @@ from transformers import PreTrainedTokenizerBase
 
 from data.config import DataConf
 from data.packing.documents import Documents
-from data.packing.pack import pack
-from data.sources.row_formats import Tokenised
-from data.viewer.documents import Look, Shown, about, shown
+from data.packing.pack import pack_documents
+from data.sources.row_formats import TokenizedDocument
+from data.viewer.documents import DocumentView, TokenSpan, describe_document, split_into_spans
 
-Numbered = tuple[int, Tokenised]
+NumberedDocument = tuple[int, TokenizedDocument]
 
 
-def some_documents(
-    found: Iterable[Tokenised], count: int, tokenizer: PreTrainedTokenizerBase, *, seed: int
-) -> list[Look]:
-    """Of all categories in turn; of one category each document is as likely as another."""
+def sample_documents(
+    documents: Iterable[TokenizedDocument], count: int, tokenizer: PreTrainedTokenizerBase, *,
+    seed: int,
+) -> list[DocumentView]:  # fmt: skip
+    """Sample documents from the categories in turn, uniformly within each category."""
     rng = random.Random(seed)
-    kept: defaultdict[str, list[Numbered]] = defaultdict(list)
-    seen: defaultdict[str, int] = defaultdict(int)
-    for number, document in enumerate(found):
-        some = kept[document.category]
-        seen[document.category] += 1
-        if len(some) < count:
-            some.append((number, document))
-        elif (place := rng.randrange(seen[document.category])) < count:
-            some[place] = (number, document)
-    in_turn = [one for turn in zip_longest(*kept.values()) for one in turn if one is not None]
-    chosen = sorted(in_turn[:count], key=lambda one: one[0])
+    reservoirs: defaultdict[str, list[NumberedDocument]] = defaultdict(list)
+    sizes: defaultdict[str, int] = defaultdict(int)
+    for number, document in enumerate(documents):
+        reservoir = reservoirs[document.category]
+        sizes[document.category] += 1
+        if len(reservoir) < count:
+            reservoir.append((number, document))
+        elif (index := rng.randrange(sizes[document.category])) < count:
+            reservoir[index] = (number, document)
+    in_turn = [
+        numbered
+        for turn in zip_longest(*reservoirs.values())
+        for numbered in turn
+        if numbered is not None
+    ]
+    sample = sorted(in_turn[:count], key=lambda numbered: numbered[0])
     return [
-        Look(f"document {number:,}", about(document), list(shown(tokenizer, document)))
-        for number, document in chosen
+        DocumentView(
+            f"document {number:,}",
+            describe_document(document),
+            list(split_into_spans(tokenizer, document)),
+        )
+        for number, document in sample
     ]
 
 
-def some_rows(
-    found: Documents, conf: DataConf, count: int, tokenizer: PreTrainedTokenizerBase, *, seed: int
-) -> Iterator[Look]:
-    """Rows as training packs the documents."""
-    packed, _ = pack(found, conf.length, overlap=conf.overlap)
+def sample_rows(
+    documents: Documents, conf: DataConf, count: int, tokenizer: PreTrainedTokenizerBase, *,
+    seed: int,
+) -> Iterator[DocumentView]:  # fmt: skip
+    """Sample rows as training packs the documents."""
+    packed, _ = pack_documents(documents, conf.length, overlap=conf.overlap)
     rows = random.Random(seed).sample(range(len(packed)), min(count, len(packed)))
     for row in sorted(rows):
-        [parts] = packed.pieces([row])
-        pieces, whole = [], Tokenised(ids=[], answer=[])
-        for part in parts:
-            document = found[part.document]
-            context = [False] * (part.learns - part.begin)
-            some = Tokenised(
-                ids=document.ids[part.begin : part.end],
-                answer=context + document.answer[part.learns : part.end],
+        [pieces] = packed.pieces([row])
+        spans, row_tokens = [], TokenizedDocument(ids=[], answer=[])
+        for piece in pieces:
+            document = documents[piece.document]
+            context = [False] * (piece.loss_begin - piece.begin)
+            piece_tokens = TokenizedDocument(
+                ids=document.ids[piece.begin : piece.end],
+                answer=context + document.answer[piece.loss_begin : piece.end],
             )
-            whole.ids += some.ids
-            whole.answer += some.answer
-            heading = f"--- document {part.document:,} ---\n"
-            pieces += [Shown(heading, (), False, left_out=True), *shown(tokenizer, some)]
-            pieces += [Shown("\n", (), False, left_out=True)]
-        held = f"{len(parts)} documents in {conf.length:,} positions, {about(whole)}"
-        yield Look(f"row {row:,} of {len(packed):,}", held, pieces)
+            row_tokens.ids += piece_tokens.ids
+            row_tokens.answer += piece_tokens.answer
+            heading = f"--- document {piece.document:,} ---\n"
+            spans += [
+                TokenSpan(heading, (), False, left_out=True),
+                *split_into_spans(tokenizer, piece_tokens),
+            ]
+            spans += [TokenSpan("\n", (), False, left_out=True)]
+        description = (
+            f"{len(pieces)} documents in {conf.length:,} positions, {describe_document(row_tokens)}"
+        )
+        yield DocumentView(f"row {row:,} of {len(packed):,}", description, spans)

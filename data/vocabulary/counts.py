@@ -1,9 +1,9 @@
-"""Which tokens the answers use, by category and by language, and what a draft vocabulary covers.
+"""Token counts of the answers by category and language, and coverage by draft vocabularies.
 
     documents -> counts of answer tokens -> the N most frequent -> shares of each group's tokens
                                             (models/speculate/draft_vocab.py)
 
-Token ids are all that this takes: the target need not read the documents.
+Counting needs token ids only: no forward pass of the target.
 """
 
 import json
@@ -19,167 +19,187 @@ from jaxtyping import Int
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from data.config import DataConf, Turns
+from data.config import DataConf, TurnSelection
 from data.packing.documents import Documents
-from data.sources.row_formats import Tokenised
-from data.vocabulary.languages import UNKNOWN, language_of
-from models.checkpoint import TOKENIZER_HASH, atomic_path
+from data.sources.row_formats import TokenizedDocument
+from data.vocabulary.languages import UNKNOWN_LANGUAGE, detect_language
+from models.checkpoint import TOKENIZER_HASH_KEY, atomic_path
 from models.errors import UserError
-from models.speculate.draft_vocab import choose, coverage
+from models.speculate.draft_vocab import choose_kept_ids, token_coverage
 
-FILE = "token_counts.safetensors"  # of a prepared folder
-UNNAMED = "unnamed"  # category of documents that do not say one
-READ = 128  # tokens of a document's answers that its language is told by
-SHOWN = 12  # groups of a kind that a table has
+TOKEN_COUNTS_FILE = "token_counts.safetensors"  # in a prepared folder
+UNNAMED_CATEGORY = "unnamed"  # category of documents without a category
+LANGUAGE_SAMPLE_TOKENS = 128  # first tokens of a document's answers, to detect its language
+MAX_TABLE_GROUPS = 12  # largest groups of a kind that a table lists
 
 
 @dataclass(kw_only=True)
 class TokenCounts:
-    """Of answer tokens. Each counts once, in its document's category and in its language."""
+    """Counts of answer tokens; each token counts once in a category and once in a language."""
 
     categories: dict[str, Int[np.ndarray, " vocab"]]
     languages: dict[str, Int[np.ndarray, " vocab"]]
 
     @property
     def total(self) -> Int[Tensor, " vocab"]:
+        """Return the counts over all documents."""
         return torch.from_numpy(np.sum(list(self.categories.values()), axis=0))
 
     @property
     def groups(self) -> dict[str, Int[Tensor, " vocab"]]:
-        """All, then each category and each language, the largest first."""
+        """Return the total counts, then those of each category and language, largest first."""
         groups = {"all": self.total}
         for kind, counts in (("category", self.categories), ("language", self.languages)):
             largest = sorted(counts.items(), key=lambda group: -group[1].sum())
-            for name, found in largest[:SHOWN]:
-                groups[f"{kind} {name}"] = torch.from_numpy(found)
-            if rest := [found for _, found in largest[SHOWN:]]:
+            for name, tokens in largest[:MAX_TABLE_GROUPS]:
+                groups[f"{kind} {name}"] = torch.from_numpy(tokens)
+            if rest := [tokens for _, tokens in largest[MAX_TABLE_GROUPS:]]:
                 groups[f"{kind}: {len(rest)} others"] = torch.from_numpy(np.sum(rest, axis=0))
         return groups
 
-    def without(self, others: "TokenCounts") -> "TokenCounts":
-        """Subtract the counts of some of these documents."""
+    def subtract(self, part: "TokenCounts") -> "TokenCounts":
+        """Subtract the counts of a part of these documents."""
         return TokenCounts(
-            categories=_difference(self.categories, others.categories),
-            languages=_difference(self.languages, others.languages),
+            categories=_subtract_counts(self.categories, part.categories),
+            languages=_subtract_counts(self.languages, part.languages),
         )
 
 
-def _difference(
-    counts: dict[str, np.ndarray], others: dict[str, np.ndarray]
+def _subtract_counts(
+    counts: dict[str, np.ndarray], part: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    left = ((name, tokens - others.get(name, 0)) for name, tokens in counts.items())
-    return {name: tokens for name, tokens in left if tokens.any()}
+    remaining = ((name, tokens - part.get(name, 0)) for name, tokens in counts.items())
+    return {name: tokens for name, tokens in remaining if tokens.any()}
 
 
-def count(
-    pieces: Iterable[Tokenised], vocab_size: int, tokenizer: PreTrainedTokenizerBase | None
+def count_answer_tokens(
+    documents: Iterable[TokenizedDocument],
+    vocab_size: int,
+    tokenizer: PreTrainedTokenizerBase | None,
 ) -> TokenCounts:
-    """Count them all. Where a document does not say its language, its answer is looked at.
+    """Count the answer tokens of the documents.
 
-    Without a tokenizer that language stays undetermined.
+    The language of a document without one is detected from its answers; without a tokenizer it is
+    undetermined. Raises UserError for token ids beyond the vocabulary.
     """
     categories: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(vocab_size, np.int64))
     languages: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(vocab_size, np.int64))
-    for piece in pieces:
-        if not any(piece.answer):
+    for document in documents:
+        if not any(document.answer):
             continue
-        ids = np.asarray(piece.ids)
+        ids = np.asarray(document.ids)
         if (largest := ids.max()) >= vocab_size:
             raise UserError(
                 f"data: token ids must be below the target's vocabulary of {vocab_size}, "
-                f"got {largest}; tokenise with the target's own tokenizer"
+                f"got {largest}; tokenize with the target's own tokenizer"
             )
-        answer = ids[np.asarray(piece.answer)]
-        np.add.at(categories[piece.category or UNNAMED], answer, 1)
-        np.add.at(languages[piece.language or _language(answer, tokenizer)], answer, 1)
+        answer = ids[np.asarray(document.answer)]
+        np.add.at(categories[document.category or UNNAMED_CATEGORY], answer, 1)
+        np.add.at(
+            languages[document.language or _detect_answer_language(answer, tokenizer)], answer, 1
+        )
     return TokenCounts(categories=dict(categories), languages=dict(languages))
 
 
-def _language(ids: Int[np.ndarray, " answer"], tokenizer: PreTrainedTokenizerBase | None) -> str:
+def _detect_answer_language(
+    ids: Int[np.ndarray, " answer"], tokenizer: PreTrainedTokenizerBase | None
+) -> str:
     if tokenizer is None:
-        return UNKNOWN
-    return language_of(str(tokenizer.decode(ids[:READ], skip_special_tokens=True)))
+        return UNKNOWN_LANGUAGE
+    return detect_language(
+        str(tokenizer.decode(ids[:LANGUAGE_SAMPLE_TOKENS], skip_special_tokens=True))
+    )
 
 
-def counts_of(
-    conf: DataConf, documents: Documents, learned: Int[np.ndarray, " learned"], vocab_size: int,
+def count_training_tokens(
+    conf: DataConf, documents: Documents, training: Int[np.ndarray, " training"], vocab_size: int,
     tokenizer: PreTrainedTokenizerBase | None, tokenizer_hash: str,
 ) -> TokenCounts:  # fmt: skip
-    """Count the answer tokens of the learned documents, which are given by their numbers.
+    """Count the answer tokens of the training documents; `training` holds their numbers.
 
-    Counts that were kept with the data are taken where they are of all these documents; those of
-    documents that are held back are subtracted from them.
+    Counts stored with the data are used where they cover all documents; the counts of held-back
+    documents are then subtracted.
     """
-    if conf.path is not None and conf.limit is None and conf.turns is not Turns.last:
-        kept = load(Path(conf.path) / FILE, vocab_size, tokenizer_hash)
-        if kept is not None:
-            others = np.setdiff1d(np.arange(len(documents)), learned).tolist()
-            held_back = (documents[number] for number in others)
-            return kept.without(count(held_back, vocab_size, tokenizer))
-    return count((documents[number] for number in learned.tolist()), vocab_size, tokenizer)
+    if conf.path is not None and conf.limit is None and conf.turns is not TurnSelection.last:
+        stored = load_token_counts(Path(conf.path) / TOKEN_COUNTS_FILE, vocab_size, tokenizer_hash)
+        if stored is not None:
+            numbers = np.setdiff1d(np.arange(len(documents)), training).tolist()
+            held_back = (documents[number] for number in numbers)
+            return stored.subtract(count_answer_tokens(held_back, vocab_size, tokenizer))
+    return count_answer_tokens(
+        (documents[number] for number in training.tolist()), vocab_size, tokenizer
+    )
 
 
-def save(counts: TokenCounts, file: Path, tokenizer_hash: str) -> None:
-    """One row of counts a category and a language; their names stand in the metadata."""
+def save_token_counts(counts: TokenCounts, file: Path, tokenizer_hash: str) -> None:
+    """Write one row of counts per category and per language; the metadata holds their names."""
     kinds = {"categories": counts.categories, "languages": counts.languages}
     metadata = {kind: json.dumps(list(groups)) for kind, groups in kinds.items()}
     tensors = {kind: np.stack(list(groups.values())) for kind, groups in kinds.items()}
-    metadata[TOKENIZER_HASH] = tokenizer_hash
+    metadata[TOKENIZER_HASH_KEY] = tokenizer_hash
     with atomic_path(file) as partial:
         partial.write_bytes(safetensors.numpy.save(tensors, metadata=metadata))
 
 
-def load(file: Path, vocab_size: int, tokenizer_hash: str) -> TokenCounts | None:
-    """What `save` wrote; None where there is nothing, or nothing of this tokenizer."""
+def load_token_counts(file: Path, vocab_size: int, tokenizer_hash: str) -> TokenCounts | None:
+    """Load the counts of a file; None if it is missing or of another tokenizer."""
     if not file.exists():
         return None
     with safetensors.safe_open(file, "numpy") as tensors:
         metadata = tensors.metadata()
         names = {kind: json.loads(metadata[kind]) for kind in ("categories", "languages")}
         counts = {kind: tensors.get_tensor(kind) for kind in names}
-    if metadata[TOKENIZER_HASH] != tokenizer_hash:
+    if metadata[TOKENIZER_HASH_KEY] != tokenizer_hash:
         return None
-    wider = max(0, vocab_size - counts["categories"].shape[1])  # heads have rows to spare
-    fitted = {
-        kind: np.pad(rows[:, :vocab_size], ((0, 0), (0, wider))) for kind, rows in counts.items()
+    # a target's head may have more rows than its tokenizer has tokens
+    padding = max(0, vocab_size - counts["categories"].shape[1])
+    padded = {
+        kind: np.pad(rows[:, :vocab_size], ((0, 0), (0, padding))) for kind, rows in counts.items()
     }
     return TokenCounts(
-        **{kind: dict(zip(names[kind], rows, strict=True)) for kind, rows in fitted.items()}
+        **{kind: dict(zip(names[kind], rows, strict=True)) for kind, rows in padded.items()}
     )
 
 
-def sizes_around(size: int, least: int, most: int) -> list[int]:
-    """Half of it, itself and its double, as far as they can be."""
-    return [one for one in (size // 2, size, 2 * size) if least <= one <= most]
+def sizes_around(size: int, min_size: int, max_size: int) -> list[int]:
+    """Return half the size, the size and its double, as far as they lie within the bounds."""
+    return [n for n in (size // 2, size, 2 * size) if min_size <= n <= max_size]
 
 
-def sizes_below(least: int, most: int) -> list[int]:
-    """Powers of two to choose from, five at the most.
+def sizes_below(min_size: int, max_size: int) -> list[int]:
+    """Return the five largest powers of two from `min_size` to below `max_size`.
 
     >>> sizes_below(300, 4096)
     [512, 1024, 2048]
     """
-    return [2**power for power in range(63) if least <= 2**power < most][-5:]
+    return [2**power for power in range(63) if min_size <= 2**power < max_size][-5:]
 
 
-def covered(counts: TokenCounts, sizes: list[int], always: list[int]) -> dict[str, list[float]]:
-    """By group: the share of its answer tokens that a draft vocabulary of each size has."""
+def compute_coverage(
+    counts: TokenCounts, sizes: list[int], required_ids: list[int]
+) -> dict[str, list[float]]:
+    """Return each group's share of answer tokens that a draft vocabulary of each size covers."""
     total = counts.total
-    kept = [choose(total, size, always) for size in sizes]
-    return {name: [coverage(group, ids) for ids in kept] for name, group in counts.groups.items()}
+    vocabularies = [choose_kept_ids(total, size, required_ids) for size in sizes]
+    return {
+        name: [token_coverage(group, ids) for ids in vocabularies]
+        for name, group in counts.groups.items()
+    }
 
 
-def table(counts: TokenCounts, sizes: list[int], always: list[int]) -> list[list[str]]:
-    """The same in cells, with a heading."""
+def build_coverage_table(
+    counts: TokenCounts, sizes: list[int], required_ids: list[int]
+) -> list[list[str]]:
+    """Build the table of `compute_coverage`; its first row is the heading."""
     groups = counts.groups
     return [["answer tokens", "count", *(f"{size:,} kept" for size in sizes)]] + [
         [name, f"{int(groups[name].sum()):,}", *(f"{share:.2%}" for share in shares)]
-        for name, shares in covered(counts, sizes, always).items()
+        for name, shares in compute_coverage(counts, sizes, required_ids).items()
     ]
 
 
-def markdown(rows: list[list[str]]) -> str:
-    """The first column is words, the others are figures."""
-    rule = ["---", *["---:"] * (len(rows[0]) - 1)]
-    cells = [[cell.replace("|", "\\|") for cell in row] for row in (rows[0], rule, *rows[1:])]
+def render_markdown_table(rows: list[list[str]]) -> str:
+    """Render a Markdown table; columns after the first are numbers, aligned right."""
+    separator = ["---", *["---:"] * (len(rows[0]) - 1)]
+    cells = [[cell.replace("|", "\\|") for cell in row] for row in (rows[0], separator, *rows[1:])]
     return "".join(f"| {' | '.join(row)} |\n" for row in cells)

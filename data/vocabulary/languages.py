@@ -1,25 +1,27 @@
-"""In which language a text is written."""
+"""Detection of the language of a text."""
 
 from functools import cache
 from typing import Any
 
-UNKNOWN = "und"  # ISO 639-3: undetermined, as code, numbers and a word or two are
-LEAST = 0.5  # probability of a language that is believed
-CHARS = 400  # of a text that are looked at
+UNKNOWN_LANGUAGE = "und"  # ISO 639-3 for undetermined: code, numbers, a word or two
+MIN_PROBABILITY = 0.5  # a less probable language counts as undetermined
+MAX_CHARS = 400  # leading characters of a text that are classified
 
 
-def language_of(text: str) -> str:
-    """ISO 639-1 code of the likeliest language; `und` where none is likely.
+def detect_language(text: str) -> str:
+    """Return the ISO 639-1 code of the likeliest language; `und` where none is likely.
 
-    >>> language_of("Wer zuletzt lacht, lacht am besten, sagt man."), language_of("x = [1, 2]")
+    >>> detect_language("Wer zuletzt lacht, lacht am besten."), detect_language("x = [1, 2]")
     ('de', 'und')
     """
-    found, _ = _identifier().classify(text[:CHARS])
-    return UNKNOWN if found == "zxx" else found  # zxx: no language at all
+    language, _ = _load_identifier().classify(text[:MAX_CHARS])
+    return UNKNOWN_LANGUAGE if language == "zxx" else language  # zxx: no linguistic content
 
 
 @cache
-def _identifier() -> Any:
-    from py3langid.langid import MODEL_FILE, LanguageIdentifier  # reads its model: half a second
+def _load_identifier() -> Any:
+    from py3langid.langid import MODEL_FILE, LanguageIdentifier  # loads a model: 0.5 s
 
-    return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True, min_confidence=LEAST)
+    return LanguageIdentifier.from_model_file(
+        MODEL_FILE, norm_probs=True, min_confidence=MIN_PROBABILITY
+    )

@@ -1,47 +1,58 @@
-"""How often a prepared folder's answers use each token: counted once, for every draft of it."""
+"""Token counts of a prepared folder's answers, taken once for all drafts trained on it."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from data.config import Turns
-from data.progress import Progress
-from data.sources.prepared_rows import learned, read
-from data.sources.row_formats import Tokenised
-from data.vocabulary.counts import FILE, TokenCounts, count, markdown, save, sizes_below, table
+from data.config import TurnSelection
+from data.progress import RowProgress
+from data.sources.prepared_rows import parse_prepared_row, read_prepared_rows
+from data.sources.row_formats import TokenizedDocument
+from data.vocabulary.counts import (
+    TOKEN_COUNTS_FILE,
+    TokenCounts,
+    build_coverage_table,
+    count_answer_tokens,
+    render_markdown_table,
+    save_token_counts,
+    sizes_below,
+)
 from models.checkpoint import tokenizer_fingerprint
-from models.speculate.draft_vocab import always_kept
+from models.speculate.draft_vocab import required_token_ids
 
 
-def keep_counts(folder: Path, tokenizer: PreTrainedTokenizerBase, own: Path) -> str:
-    """Leave them in the folder; a section of its report. Empty where the target gave no answer.
+def write_token_counts(folder: Path, tokenizer: PreTrainedTokenizerBase, worker_dir: Path) -> str:
+    """Write the counts to the folder and return the coverage section of its report.
 
-    Written in `own` first, as another worker may be about to do the same.
+    The section is empty, and no file is written, if the target gave no answers. The file is
+    written in `worker_dir` first because another worker may write the same file concurrently.
     """
-    most = max(tokenizer.get_vocab().values()) + 1
-    counts = count(_answered(folder), most, tokenizer)
+    vocab_size = max(tokenizer.get_vocab().values()) + 1
+    counts = count_answer_tokens(_iter_answered_documents(folder), vocab_size, tokenizer)
     if not counts.categories:
         return ""
-    save(counts, own / FILE, tokenizer_fingerprint(tokenizer))
-    (own / FILE).replace(folder / FILE)
-    return section(counts, most, tokenizer)
+    save_token_counts(counts, worker_dir / TOKEN_COUNTS_FILE, tokenizer_fingerprint(tokenizer))
+    (worker_dir / TOKEN_COUNTS_FILE).replace(folder / TOKEN_COUNTS_FILE)
+    return render_coverage_section(counts, vocab_size, tokenizer)
 
 
-def section(counts: TokenCounts, most: int, tokenizer: PreTrainedTokenizerBase) -> str:
-    """What draft vocabularies of some sizes would have of the answers."""
-    always = always_kept(tokenizer)
-    sizes = sizes_below(len(always), most)
-    covered = markdown(table(counts, sizes, always))
-    return f"\nOf {most:,} tokens, the most frequent cover:\n\n{covered}"
+def render_coverage_section(
+    counts: TokenCounts, vocab_size: int, tokenizer: PreTrainedTokenizerBase
+) -> str:
+    """Render the shares of the answers that draft vocabularies of several sizes cover."""
+    required_ids = required_token_ids(tokenizer)
+    sizes = sizes_below(len(required_ids), vocab_size)
+    table = render_markdown_table(build_coverage_table(counts, sizes, required_ids))
+    return f"\nOf {vocab_size:,} tokens, the most frequent cover:\n\n{table}"
 
 
-def _answered(folder: Path) -> Iterator[Tokenised]:
-    """Documents that the target answered, token by token."""
-    with Progress("tokens", total=None) as progress:
-        for row in read(folder):
+def _iter_answered_documents(folder: Path) -> Iterator[TokenizedDocument]:
+    """Yield the recorded documents of the rows that the target answered."""
+    with RowProgress("tokens", total=None) as progress:
+        for row in read_prepared_rows(folder):
             if row.documents:
-                for piece in learned(row, Turns.all):
-                    assert isinstance(piece, Tokenised)
-                    yield piece
+                for document in parse_prepared_row(row, TurnSelection.all):
+                    assert isinstance(document, TokenizedDocument)
+                    yield document
             progress.count(done=1)

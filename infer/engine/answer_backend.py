@@ -1,65 +1,70 @@
-"""The target in this process as an Asker: rows that end make room for what waits."""
+"""The answer backend that decodes with the target in this process, with continuous batching."""
 
 import asyncio
 from collections.abc import Iterator
 
 from data.answers.config import AnswersConf
 from data.answers.dialogue import Answer
-from infer.engine.decode import Decoder, Request, bucket
+from infer.engine.decode import Decoder, Request, bucket_length
 from models.target.target import Target
 
-MOMENT_S = 0.002  # in which the first rows ask
-TOGETHER = 4  # rows are read by a quarter of the batch: one alone leaves a pass half empty
+BATCH_WAIT_S = 0.002  # in which the first requests arrive
+MIN_BATCH_DIVISOR = 4  # prompts wait until 1/4 of the rows are free: prefilling one wastes a pass
 
 
-class TargetAsker:
-    """Answers do not depend on what is decoded together: noise is keyed by the request."""
+class TargetAnswerBackend:
+    """An AnswerBackend over a Target.
+
+    Noise is keyed by the request, so an answer does not depend on what else is in the batch.
+    """
 
     def __init__(self, target: Target, conf: AnswersConf):
         self.target, self.conf = target, conf
-        self.room = conf.room(getattr(target.config, "max_position_embeddings", None))
+        self.max_prompt_tokens = conf.prompt_limit(
+            getattr(target.config, "max_position_embeddings", None)
+        )
         self.waiting: list[Request] = []
-        self.answers: dict[Request, asyncio.Future[Answer]] = {}
-        self.serving: asyncio.Task[None] | None = None
+        self.answer_futures: dict[Request, asyncio.Future[Answer]] = {}
+        self.serve_task: asyncio.Task[None] | None = None
 
-    async def ask(self, ids: list[int], *, key: int) -> Answer:
-        request = Request(ids=ids, row_id=key, limit=self.conf.max_new_tokens)
-        answer = self.answers[request] = asyncio.get_running_loop().create_future()
+    async def generate_answer(self, ids: list[int], *, key: int) -> Answer:
+        request = Request(ids=ids, row_id=key, max_new_tokens=self.conf.max_new_tokens)
+        answer = self.answer_futures[request] = asyncio.get_running_loop().create_future()
         self.waiting.append(request)
-        if self.serving is None or self.serving.done():
-            self.serving = asyncio.create_task(self._serve())
-        serving = self.serving
-        await asyncio.wait((answer, serving), return_when=asyncio.FIRST_COMPLETED)
+        if self.serve_task is None or self.serve_task.done():
+            self.serve_task = asyncio.create_task(self._serve())
+        serve_task = self.serve_task
+        await asyncio.wait((answer, serve_task), return_when=asyncio.FIRST_COMPLETED)
         if not answer.done():
-            serving.result()  # raises what went wrong
+            serve_task.result()  # raises the error that ended it
         return answer.result()
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is no connection to close."""
 
     async def _serve(self) -> None:
-        await asyncio.sleep(MOMENT_S)
+        await asyncio.sleep(BATCH_WAIT_S)
         while self.waiting:
-            for request in self._answered():
-                ids = request.answer.ids
+            for request in self._decode_waiting():
+                ids = request.generation.ids
                 reason = "stop" if ids[-1] in self.target.eos_ids else "length"
-                self.answers.pop(request).set_result(Answer(ids=ids, finish_reason=reason))
-                await asyncio.sleep(0)  # its row goes on, and may ask again meanwhile
+                self.answer_futures.pop(request).set_result(Answer(ids=ids, finish_reason=reason))
+                await asyncio.sleep(0)  # lets the caller go on, and perhaps add a request
 
-    def _answered(self) -> Iterator[Request]:
-        """What waits, and what comes to wait, but for prompts longer than all that do now."""
-        static, most = self.target.device.static, self.conf.max_new_tokens
+    def _decode_waiting(self) -> Iterator[Request]:
+        """Decode waiting requests, and new ones whose prompts are no longer than the longest."""
+        static, max_new_tokens = self.target.device.has_static_shapes, self.conf.max_new_tokens
         longest = max(len(request.ids) for request in self.waiting)
-        longest = bucket(longest) if static else longest
+        longest = bucket_length(longest) if static else longest
         batch = self.conf.batch if static else min(self.conf.batch, len(self.waiting))
 
         def take(count: int) -> list[Request]:
-            some = [request for request in self.waiting if len(request.ids) <= longest][:count]
-            self.waiting = [request for request in self.waiting if request not in some]
-            return some
+            requests = [request for request in self.waiting if len(request.ids) <= longest][:count]
+            self.waiting = [request for request in self.waiting if request not in requests]
+            return requests
 
         decoder = Decoder(
-            self.target, sampling=self.conf.sampling, slots=longest + most, batch=batch
+            self.target, sampling=self.conf.sampling, slots=longest + max_new_tokens, batch=batch
         )
-        least = max(1, batch // TOGETHER)
-        return decoder.stream(take, least=least, eos_ids=self.target.eos_ids)
+        min_free_rows = max(1, batch // MIN_BATCH_DIVISOR)
+        return decoder.stream(take, min_free_rows=min_free_rows, eos_ids=self.target.eos_ids)

@@ -1,21 +1,24 @@
-"""Which graphs an evaluation will need, from its configuration and the lengths of its prompts.
+"""List the graphs that an evaluation needs, from its configuration and the prompt lengths.
 
-    prefill  one a padded prompt length       begin  the same, for each draft and tree
-    fused    a round, one a decoder           score, accept, move, go_on  its parts, to be timed
-    room, opened, blank, put    what lies between them, where operations are recorded (Device.glue)
+    prefill    one for each padded prompt length
+    begin      one for each padded prompt length, draft and tree
+    fused      one round; one for each decoder
+    score, accept, move, draft_next                        the parts of a round, which are timed
+    allocate_slots, open_slots, empty_like, scatter_rows   the code between them, on lazy devices
+                                                           (Device.compile_if_lazy)
 
 Decoders whose functions take arguments of equal shapes share graphs, so the graphs of a run are a
-set. No model is looked at, only what is known of it: a plan can be made before anything is loaded.
+set. The plan reads specs, not models, so it can be made before anything is loaded.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from infer.config import EvaluationConf
-from infer.engine.decode import ALONE, bucket, held_slots
-from infer.engine.rounds import Plan
-from infer.verify import Verification, Verifier, build
-from models.device.graph_budget import KIND, Graph, key_of
+from infer.engine.decode import NO_DRAFT, bucket_length, count_cache_slots
+from infer.engine.rounds import DecodePolicy
+from infer.verify import AcceptanceRule, Verification, build_acceptance_rule
+from models.device.graph_budget import KIND_SEPARATOR, Graph, graph_key_of
 from models.drafts.base import Draft
 from models.drafts.mixed import MixedDraft
 from models.drafts.ngram import NgramDraft
@@ -25,119 +28,131 @@ from models.target.target import Target
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drafting:
-    """A draft, as far as graphs depend on it."""
+class DraftSpec:
+    """The properties of a draft that graphs depend on."""
 
-    kind: str  # Draft.kind
-    layers: tuple[int, ...]  # that it captures of the target
-    sizes: str = ""  # equal for drafts of one kind whose tensors are of equal shapes
-    target: str = ""  # equal for those that the same weights verify; "" are the original's
+    kind: str  # Draft.graph_kind
+    layers: tuple[int, ...]  # captured layers of the target
+    shape_key: str = ""  # equal for drafts of the same kind and tensor shapes
+    target_key: str = ""  # fingerprint of the draft's own target; "": the original target
 
     @classmethod
-    def of(cls, draft: Draft, own: Target | None) -> "Drafting":
-        """Of a draft that is there, and the target that its method adapted."""
+    def from_draft(cls, draft: Draft, target: Target | None) -> "DraftSpec":
+        """Describe a loaded draft; `target` is the target that its method trained, if any."""
         return cls(
-            kind=draft.kind, layers=tuple(draft.needs.layers), sizes=key_of(draft),
-            target=own.fingerprint if own else "",
+            kind=draft.graph_kind, layers=tuple(draft.needs.layers), shape_key=graph_key_of(draft),
+            target_key=target.fingerprint if target else "",
         )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decoding:
-    """A decoder, as far as graphs depend on it."""
+class DecoderSpec:
+    """The properties of a decoder that graphs depend on."""
 
-    drafting: Drafting
+    draft: DraftSpec
     tree: Tree
     slots: int
     sampling: SamplingConf = field(default_factory=SamplingConf)
-    verifier: Verifier | None = None
+    acceptance_rule: AcceptanceRule | None = None
     batch: int = 1
 
     @property
-    def plan(self) -> Plan:
-        verifier = self.verifier or build(Verification.auto, self.sampling)
-        return Plan(rule=self.sampling.build(), verifier=verifier, tree=self.tree, vocab=0)
+    def policy(self) -> DecodePolicy:
+        rule = self.acceptance_rule or build_acceptance_rule(Verification.auto, self.sampling)
+        return DecodePolicy(
+            sampling_rule=self.sampling.build(), acceptance_rule=rule, tree=self.tree, vocab_size=0
+        )
 
     @property
     def kind(self) -> str:
-        one = self.drafting.kind
-        return f"{MixedDraft.method}_{one}" if self.tree.copied and one != ALONE else one
+        kind = self.draft.kind
+        return f"{MixedDraft.method}_{kind}" if self.tree.copied and kind != NO_DRAFT else kind
 
-    def graphs(
-        self, prompts: Iterable[int], *, fused: bool = True, unfused: bool = False,
+    def list_graphs(
+        self, prompt_lengths: Iterable[int], *, fused: bool = True, unfused: bool = False,
         lazy: bool = False,
     ) -> Iterator[Graph]:  # fmt: skip
-        """Of prompts of these lengths, in fused rounds, in unfused ones, or in both.
+        """List the graphs of decoding prompts of these lengths, in fused or unfused rounds or both.
 
         `lazy`: Device.lazy.
         """
-        one, plan, held = self.drafting, self.plan, held_slots(self.tree, self.slots)
-        target = (one.target, one.layers, held)
-        draft = (one.sizes, one.layers, held, plan.graph_key)
-        drafts = one.kind != ALONE
-        for places in sorted({min(bucket(length), self.slots) for length in prompts}):
-            yield Graph("prefill", (*target, plan.rule.graph_key, places))
-            if drafts:
-                yield Graph(f"begin{KIND}{self.kind}", (*draft, places))
+        draft, policy, slots = self.draft, self.policy, count_cache_slots(self.tree, self.slots)
+        target_key = (draft.target_key, draft.layers, slots)
+        draft_key = (draft.shape_key, draft.layers, slots, policy.graph_key)
+        has_draft = draft.kind != NO_DRAFT
+        for padded in sorted({min(bucket_length(n), self.slots) for n in prompt_lengths}):
+            yield Graph("prefill", (*target_key, policy.sampling_rule.graph_key, padded))
+            if has_draft:
+                yield Graph(f"begin{KIND_SEPARATOR}{self.kind}", (*draft_key, padded))
         if fused:
-            yield Graph(f"fused{KIND}{self.kind}", (target, draft, self.batch))
+            yield Graph(f"fused{KIND_SEPARATOR}{self.kind}", (target_key, draft_key, self.batch))
         if unfused:
-            rows = (self.batch, held, plan.ahead, plan.moved, plan.rule.penalises)
-            proposal = (self.tree.size, plan.verifier.draws(self.tree))
-            yield Graph("score", (*target, *rows, *proposal))
-            yield Graph("accept", (one.layers, *rows, *proposal, plan.graph_key))
-            if plan.moved:
-                yield Graph("move", rows)
-            if drafts:
-                yield Graph(f"go_on{KIND}{self.kind}", (*draft, self.batch))
+            rows_key = (
+                self.batch, slots, policy.lookahead, policy.max_moves,
+                policy.sampling_rule.has_penalties,
+            )  # fmt: skip
+            proposal_key = (self.tree.size, policy.acceptance_rule.needs_drawn_tokens(self.tree))
+            yield Graph("score", (*target_key, *rows_key, *proposal_key))
+            yield Graph("accept", (draft.layers, *rows_key, *proposal_key, policy.graph_key))
+            if policy.max_moves:
+                yield Graph("move", rows_key)
+            if has_draft:
+                yield Graph(f"draft_next{KIND_SEPARATOR}{self.kind}", (*draft_key, self.batch))
         if lazy:
-            yield from self._glue(held)
+            yield from self._list_lazy_graphs(slots)
 
-    def _glue(self, held: int) -> Iterator[Graph]:
-        one, plan = self.drafting, self.plan
-        kept = (one.target, self.kind, one.sizes, held)
-        rows = (plan.ahead, plan.moved, plan.rule.graph_key, held)
+    def _list_lazy_graphs(self, slots: int) -> Iterator[Graph]:
+        draft, policy = self.draft, self.policy
+        slots_key = (draft.target_key, self.kind, draft.shape_key, slots)
+        rows_key = (policy.lookahead, policy.max_moves, policy.sampling_rule.graph_key, slots)
         for batch in {1, self.batch}:
-            yield Graph("room", (*kept, batch))
-        yield Graph("opened", rows)
+            yield Graph("allocate_slots", (*slots_key, batch))
+        yield Graph("open_slots", rows_key)
         if self.batch > 1:
-            proposal = (self.tree.size, plan.verifier.draws(self.tree), self.batch)
-            yield Graph("blank", (*rows, *proposal))
-            yield Graph("put", (*kept, *rows, *proposal))
+            proposal_key = (
+                self.tree.size, policy.acceptance_rule.needs_drawn_tokens(self.tree), self.batch
+            )  # fmt: skip
+            yield Graph("empty_like", (*rows_key, *proposal_key))
+            yield Graph("scatter_rows", (*slots_key, *rows_key, *proposal_key))
 
 
-def evaluation(
-    drafts: Sequence[Drafting], *, tree: Tree, prompts: Sequence[int], conf: EvaluationConf,
+def plan_eval_graphs(
+    drafts: Sequence[DraftSpec], *, tree: Tree, prompt_lengths: Sequence[int], conf: EvaluationConf,
     fused: bool = True, lazy: bool = False,
 ) -> set[Graph]:  # fmt: skip
     """Collect the graphs of infer/measure/evaluate.py for prompts of these lengths."""
-    found: set[Graph] = set()
-    for one, timed in _modes(drafts, tree, max(prompts) + conf.new_tokens, conf):
-        found.update(one.graphs(prompts, fused=fused, unfused=timed or not fused, lazy=lazy))
-    return found
+    graphs: set[Graph] = set()
+    for spec, timed in _list_decoders(drafts, tree, max(prompt_lengths) + conf.new_tokens, conf):
+        graphs.update(
+            spec.list_graphs(prompt_lengths, fused=fused, unfused=timed or not fused, lazy=lazy)
+        )
+    return graphs
 
 
-def _modes(
-    drafts: Sequence[Drafting], tree: Tree, slots: int, conf: EvaluationConf
-) -> Iterator[tuple[Decoding, bool]]:
-    """Every decoder, and whether its rounds are taken apart: contenders.py, then batched.py.
+def _list_decoders(
+    drafts: Sequence[DraftSpec], tree: Tree, slots: int, conf: EvaluationConf
+) -> Iterator[tuple[DecoderSpec, bool]]:
+    """Yield the decoders of infer/measure/: first those of eval_modes.py, then of batched.py.
 
-    The untrained draft is not there: it shares the graphs of the trained one.
+    The flag says whether a decoder's rounds are also run unfused. The untrained draft is left out:
+    it shares the graphs of the trained draft.
     """
     chain = TreeConf(kind=TreeKind.chain, depth=tree.depth).build()
-    least = min((one.layers for one in drafts if not one.target), key=len, default=())
-    plain = Decoding(
-        drafting=Drafting(kind=ALONE, layers=least), tree=NO_TREE, slots=slots,
+    layers = min((draft.layers for draft in drafts if not draft.target_key), key=len, default=())
+    autoregressive = DecoderSpec(
+        draft=DraftSpec(kind=NO_DRAFT, layers=layers), tree=NO_TREE, slots=slots,
         sampling=conf.sampling,
     )  # fmt: skip
-    yield plain, True
-    lookup = Drafting(kind=NgramDraft.method, layers=least)
-    yield replace(plain, drafting=lookup, tree=chain), True
-    for one in drafts:
-        alone = replace(plain, drafting=replace(one, kind=ALONE, sizes=""))
-        drawn = replace(plain, drafting=one, tree=tree, verifier=conf.verifier)
-        if one.target:
+    yield autoregressive, True
+    lookup = DraftSpec(kind=NgramDraft.method, layers=layers)
+    yield replace(autoregressive, draft=lookup, tree=chain), True
+    for draft in drafts:
+        alone = replace(autoregressive, draft=replace(draft, kind=NO_DRAFT, shape_key=""))
+        speculative = replace(
+            autoregressive, draft=draft, tree=tree, acceptance_rule=conf.acceptance_rule
+        )
+        if draft.target_key:
             yield alone, True
-        yield from ((drawn, True), (replace(drawn, tree=chain), True))
+        yield from ((speculative, True), (replace(speculative, tree=chain), True))
         for batch in conf.batches:
-            yield from ((replace(mode, batch=batch), False) for mode in (alone, drawn))
+            yield from ((replace(mode, batch=batch), False) for mode in (alone, speculative))

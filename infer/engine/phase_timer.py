@@ -1,36 +1,36 @@
-"""Where a round's time goes: laps between the parts of the unfused round, and its wall time."""
+"""The time of each phase of the unfused round, and of the round as a whole."""
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-PARTS = ("verify", "accept", "cache_move", "draft", "host")
+PHASES = ("verify", "accept", "cache_move", "draft", "host")
 
 
 @dataclass(kw_only=True)
-class Laps:
-    """Seconds by part, summed over rounds.
+class PhaseTimer:
+    """Seconds by phase, summed over rounds.
 
-    Each lap waits for the device, so that it is charged with its own work. `wall_s` is taken around
-    whole rounds, by itself.
+    Each phase ends by waiting for the device, so that it is charged with its own work. `wall_s` is
+    measured separately, around whole rounds.
     """
 
     synchronize: Callable[[], None]
-    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     wall_s: float = 0.0
     rounds: int = 0
-    _last: float = 0.0
+    _phase_start: float = 0.0
 
-    def start(self) -> None:
-        self._last = time.perf_counter()
+    def start_round(self) -> None:
+        self._phase_start = time.perf_counter()
 
-    def lap(self, part: str) -> None:
-        """What was done since the lap before belongs to `part`."""
+    def end_phase(self, phase: str) -> None:
+        """Charge the time since the last phase ended to `phase`."""
         self.synchronize()
         now = time.perf_counter()
-        self.seconds[part] += now - self._last
-        self._last = now
+        self.seconds[phase] += now - self._phase_start
+        self._phase_start = now
 
-    def finish(self, wall_s: float) -> None:
-        """A round is over, and took so long."""
+    def finish_round(self, wall_s: float) -> None:
+        """Count a round that took `wall_s` seconds."""
         self.wall_s, self.rounds = self.wall_s + wall_s, self.rounds + 1

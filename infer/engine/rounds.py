@@ -1,12 +1,13 @@
-"""What one round computes, as functions of tensors with fixed shapes: each is one compiled graph.
+"""The steps of a decoding round, as functions of tensors of fixed shapes, each one compiled graph.
 
-    fused      one graph:  score the tree, accept a path, tell the draft, take its next proposal
-    unfused    four:       score | accept | move | draft: the plain reference, and what can be timed
+    fused      one graph:    score the tree, accept a path, advance the draft, take its proposal
+    unfused    four graphs:  score | accept | move | draft_next; the reference, with timed parts
 
-The fused round leaves what it accepted where the tree stood; the next pass moves it, layer by layer
-(models/target/cache.py). The unfused round moves it at once. Both emit the same tokens.
+The fused round leaves the keys of the accepted tokens in the tree's slots; the next pass moves them
+layer by layer (models/target/cache.py). The unfused round moves them at once. Both emit the same
+tokens.
 
-Functions take everything that they touch as arguments, so decoders of one shape share their graphs.
+Functions take all that they read or write as arguments, so decoders of equal shapes share graphs.
 
 Axes: B rows, P padded prompt, N nodes, D deepest node, S slots, V vocabulary.
 """
@@ -17,276 +18,324 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from infer.verify import Scored, Verifier
-from models.drafts.base import Draft, State
-from models.speculate.sampling import History, Sampler, SamplingRule, gumbel, uniform
-from models.speculate.tree import Proposal, Tree, ancestors, depths
-from models.target.cache import StaticCache, Write, prompt_mask, tree_mask
-from models.target.language_model import Seen, Transformer
+from infer.verify import AcceptanceRule, ScoredTree
+from models.drafts.base import Draft, DraftState
+from models.speculate.sampling import History, Sampler, SamplingRule, gumbel_noise, uniform_noise
+from models.speculate.tree import Proposal, Tree, ancestor_mask, node_depths
+from models.target.cache import CacheWrite, StaticCache, prompt_mask, tree_mask
+from models.target.language_model import LanguageModel, TargetOutput
 
-# What chance is for; each has a seed of its own. Ratio tests are exact only where draft, coins and
-# residual share no noise (docs/exactness.md).
-TARGET, DRAFT, COINS, RESIDUAL = range(4)
+# The uses of random numbers; each derives its own seed. Ratio tests are exact only where draft,
+# coins and residual share no noise (docs/exactness.md).
+TARGET_NOISE, DRAFT_NOISE, COIN_NOISE, RESIDUAL_NOISE = range(4)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What is the same in all rounds of a decoder."""
+class DecodePolicy:
+    """The settings that all rounds of a decoder share."""
 
-    rule: SamplingRule
-    verifier: Verifier
+    sampling_rule: SamplingRule
+    acceptance_rule: AcceptanceRule
     tree: Tree
-    vocab: int  # tokens that the target knows
+    vocab_size: int  # of the target
 
     @property
     def graph_key(self) -> str:
-        """What graphs depend on: models/device/graph_budget.py."""
-        return f"{self.rule.graph_key} {self.verifier} {self.tree}"
+        """Return a string that is equal for equal graphs: models/device/graph_budget.py."""
+        return f"{self.sampling_rule.graph_key} {self.acceptance_rule} {self.tree}"
 
     @property
-    def coupled(self) -> bool:
-        """Whether target and draft share the noise of each position."""
-        return not self.rule.greedy and not self.verifier.ratio
+    def is_coupled(self) -> bool:
+        """Return True if target and draft share the noise of each position."""
+        return not self.sampling_rule.is_greedy and not self.acceptance_rule.is_ratio_test
 
     @property
-    def ahead(self) -> int:
-        """Positions behind the root that shared noise is made for."""
-        return self.tree.deepest + 1 if self.coupled else 0
+    def lookahead(self) -> int:
+        """Return the number of positions after the root that need shared noise."""
+        return self.tree.max_path_length + 1 if self.is_coupled else 0
 
-    def tokens(self, like: Tensor) -> Int[Tensor, " vocab"]:
-        """All token ids, on the device of another tensor."""
-        return torch.arange(self.vocab, device=like.device)
+    def token_ids(self, like: Tensor) -> Int[Tensor, " vocab_size"]:
+        """Return all token ids, on the device of `like`."""
+        return torch.arange(self.vocab_size, device=like.device)
 
     @property
-    def moved(self) -> int:
-        """Tokens that a round may have to move: none of a chain, which is in place."""
+    def max_moves(self) -> int:
+        """Return how many tokens a round may have to move: 0 for a chain, which is in place."""
         is_chain = all(len(level) == 1 for level in self.tree.levels) and self.tree.levels
         return (
-            0 if not self.tree.copied and (is_chain or not self.tree.depth) else self.tree.deepest
+            0
+            if not self.tree.copied and (is_chain or not self.tree.depth)
+            else self.tree.max_path_length
         )
 
 
 @dataclass(kw_only=True)
-class Rows:
-    """Where each row stands. The root is the last known token; its key is not in the cache yet."""
+class SlotState:
+    """The decoding state of each row.
+
+    The root is the last known token; its key is not in the cache yet.
+    """
 
     row_ids: Int[Tensor, " batch"]  # from the data, never the batch slot: they key the noise
-    lengths: Int[Tensor, " batch"]  # committed tokens, the root not counted
+    lengths: Int[Tensor, " batch"]  # committed tokens, without the root
     root: Int[Tensor, " batch"]
     active: Bool[Tensor, " batch"]
-    noise: Float[Tensor, "batch ahead vocab"] | None  # of the positions behind the root
-    history: History | None  # up to the root, without it; None where nothing is penalised
-    source: Int[Tensor, "batch moved"]  # slots of the last round's path, which the next pass moves
-    goal: Int[Tensor, "batch moved"]  # to these
+    noise: Float[Tensor, "batch lookahead vocab"] | None  # of the positions after the root
+    history: History | None  # of the tokens before the root; None without penalties
+    source: Int[Tensor, "batch moves"]  # slots of the last round's path, for the next pass to move
+    destination: Int[Tensor, "batch moves"]  # slots that it moves them to
 
 
 @dataclass(kw_only=True)
-class Round:
-    """What a round emitted."""
+class RoundOutput:
+    """The tokens that a round emitted, and the target's output for them."""
 
-    ids: Int[Tensor, "batch path"]  # accepted draft tokens and the target's own one
-    count: Int[Tensor, " batch"]  # how many of `ids`; 0 of rows without work
-    along: Seen  # what the target computed along the path
-    logits: Float[Tensor, "batch path vocab"]  # behind each node of the path
-    scores: Float[Tensor, "batch path vocab"]  # what the target's token is the largest of
-    told: Int[Tensor, "batch told"]  # all that the host reads: `ids` and `count` in one tensor
+    ids: Int[Tensor, "batch path"]  # accepted draft tokens, then the target's own token
+    count: Int[Tensor, " batch"]  # valid entries of `ids`; 0 in inactive rows
+    target_output: TargetOutput  # of the path's nodes
+    logits: Float[Tensor, "batch path vocab"]  # after each node of the path
+    scores: Float[Tensor, "batch path vocab"]  # the target's token is their argmax
+    host_copy: Int[Tensor, "batch path_and_count"]  # `ids` and `count` in one tensor, for the host
 
 
-def seed_of(rule: SamplingRule, use: int) -> int:
-    """A seed for each use of chance; the target's own is the user's."""
+def derive_seed(rule: SamplingRule, use: int) -> int:
+    """Return the seed of one use of random numbers; TARGET_NOISE has the user's seed."""
     return rule.seed + (use << 48)
 
 
-def ahead_of(
-    rule: SamplingRule, ahead: int, vocab: int, row_ids: Int[Tensor, " batch"],
+def lookahead_noise(
+    rule: SamplingRule, lookahead: int, vocab_size: int, row_ids: Int[Tensor, " batch"],
     lengths: Int[Tensor, " batch"],
-) -> Float[Tensor, "batch ahead vocab"] | None:  # fmt: skip
-    """The target's noise of the positions from `lengths` on, where the draft is to share it."""
-    if not ahead:
+) -> Float[Tensor, "batch lookahead vocab"] | None:  # fmt: skip
+    """Return the target's noise of the positions from `lengths` on; None if it is not shared."""
+    if not lookahead:
         return None
-    positions = lengths[:, None] + torch.arange(ahead, device=lengths.device)
-    tokens = torch.arange(vocab, device=lengths.device)
-    return gumbel(seed_of(rule, TARGET), row_ids, 0, positions, tokens)
+    positions = lengths[:, None] + torch.arange(lookahead, device=lengths.device)
+    tokens = torch.arange(vocab_size, device=lengths.device)
+    return gumbel_noise(derive_seed(rule, TARGET_NOISE), row_ids, 0, positions, tokens)
 
 
 def prefill(
-    target: Transformer, cache: StaticCache, layers: list[int], rule: SamplingRule,
-    ids: Int[Tensor, "batch prompt"], lengths: Int[Tensor, " batch"],
+    target: LanguageModel, cache: StaticCache, layers: list[int], rule: SamplingRule,
+    input_ids: Int[Tensor, "batch prompt"], lengths: Int[Tensor, " batch"],
     row_ids: Int[Tensor, " batch"],
 ) -> tuple[
-    Seen, Float[Tensor, "batch vocab"], Float[Tensor, "batch vocab"], History | None
+    TargetOutput, Float[Tensor, "batch vocab"], Float[Tensor, "batch vocab"], History | None
 ]:  # fmt: skip
-    """Read the padded prompts: what the target saw, and logits and scores of each first token.
+    """Read the padded prompts; return the target's output, first tokens' logits, scores, history.
 
-    It knows nothing of trees, so that all decoders share its graphs, one a padded length.
+    Nothing here depends on the tree, so all decoders share these graphs, one a padded length.
     """
-    count, slots = ids.shape[1], cache.garbage + 1
-    places = torch.arange(count, device=ids.device).expand_as(ids)
-    seen = target.see(
-        ids, positions=places, mask=prompt_mask(lengths, count, slots),
-        layers=layers, cache=cache, write=Write.at(places),
+    num_positions, num_slots = input_ids.shape[1], cache.garbage_slot + 1
+    positions = torch.arange(num_positions, device=input_ids.device).expand_as(input_ids)
+    target_output = target.forward_hidden(
+        input_ids, positions=positions, mask=prompt_mask(lengths, num_positions, num_slots),
+        layers=layers, cache=cache, write=CacheWrite.at(positions),
     )  # fmt: skip
-    last = (lengths - 1).clamp_min(0)[:, None, None].expand(-1, 1, seen.hidden.shape[-1])
-    logits = target.logits(seen.hidden.gather(1, last))[:, 0]
+    last = (lengths - 1).clamp_min(0)[:, None, None].expand(-1, 1, target_output.hidden.shape[-1])
+    logits = target.logits(target_output.hidden.gather(1, last))[:, 0]
     history = None
-    if rule.penalises:
-        history = History.of(ids, lengths, logits.shape[-1])
+    if rule.has_penalties:
+        history = History.from_prompts(input_ids, lengths, logits.shape[-1])
     scores = rule.warp(logits, history)
-    if not rule.greedy:
-        tokens = torch.arange(logits.shape[-1], device=ids.device)
-        noise = gumbel(seed_of(rule, TARGET), row_ids, 0, lengths[:, None], tokens)
+    if not rule.is_greedy:
+        tokens = torch.arange(logits.shape[-1], device=input_ids.device)
+        noise = gumbel_noise(derive_seed(rule, TARGET_NOISE), row_ids, 0, lengths[:, None], tokens)
         scores = scores + noise[:, 0]
-    return seen, logits, scores, history
+    return target_output, logits, scores, history
 
 
-def opened(
-    rule: SamplingRule, ahead: int, moved: int, garbage: int, row_ids: Int[Tensor, " batch"],
-    lengths: Int[Tensor, " batch"], scores: Float[Tensor, "batch vocab"], history: History | None,
-) -> tuple[Rows, Rows, Proposal]:  # fmt: skip
-    """Rows behind their prompts, and an empty tree: the likeliest token of each row is its root.
+def open_slots(
+    rule: SamplingRule, lookahead: int, max_moves: int, garbage_slot: int,
+    row_ids: Int[Tensor, " batch"], lengths: Int[Tensor, " batch"],
+    scores: Float[Tensor, "batch vocab"], history: History | None,
+) -> tuple[SlotState, SlotState, Proposal]:  # fmt: skip
+    """Return the rows after their prompts, a copy for the draft, and an empty tree.
 
-    The rows come twice. A draft may keep tensors of those that it is told, and rounds of a row that
-    share a tensor with the draft's state would have a graph of their own.
+    The root of each row is the argmax of its scores. The draft needs a copy because it may keep
+    tensors of its rows: if the rows of a round shared a tensor with the draft's state, that round
+    would need another graph.
     """
-    source, goal = (
-        torch.full((len(lengths), moved), garbage, device=lengths.device) for _ in range(2)
+    source, destination = (
+        torch.full((len(lengths), max_moves), garbage_slot, device=lengths.device) for _ in range(2)
     )
-    rows = Rows(
+    rows = SlotState(
         row_ids=row_ids, lengths=lengths, root=scores.argmax(-1), active=lengths > 0,
-        noise=ahead_of(rule, ahead, scores.shape[-1], row_ids, lengths + 1),
-        history=history, source=source, goal=goal,
+        noise=lookahead_noise(rule, lookahead, scores.shape[-1], row_ids, lengths + 1),
+        history=history, source=source, destination=destination,
     )  # fmt: skip
-    told = replace(rows, lengths=lengths.clone(), root=rows.root.clone())
-    none = lengths.new_zeros(len(lengths), 0)
-    return rows, told, Proposal(ids=none, parents=none.clone())
+    draft_rows = replace(rows, lengths=lengths.clone(), root=rows.root.clone())
+    empty = lengths.new_zeros(len(lengths), 0)
+    return rows, draft_rows, Proposal(ids=empty, parents=empty.clone())
 
 
 def score(
-    target: Transformer, cache: StaticCache, layers: list[int], rows: Rows, proposal: Proposal
-) -> tuple[Seen, Float[Tensor, "batch verified vocab"]]:
-    """One target pass over root and nodes, and the logits behind each of them."""
-    ids = torch.cat([rows.root[:, None], proposal.ids], 1)
-    nodes, slots = ids.shape[1], cache.garbage + 1
-    sees = ancestors(proposal.parents)
-    place = rows.lengths[:, None] + torch.arange(nodes, device=ids.device)
-    seen = target.see(
-        ids, positions=rows.lengths[:, None] + depths(sees),
-        mask=tree_mask(rows.lengths, sees, slots), layers=layers, cache=cache,
-        write=Write(
-            slots=torch.where(rows.active[:, None], place, cache.garbage),
-            source=rows.source, goal=rows.goal,
+    target: LanguageModel,
+    cache: StaticCache,
+    layers: list[int],
+    rows: SlotState,
+    proposal: Proposal,
+) -> tuple[TargetOutput, Float[Tensor, "batch verified vocab"]]:
+    """Run the target once over root and nodes; return its output and the logits after each."""
+    input_ids = torch.cat([rows.root[:, None], proposal.ids], 1)
+    num_nodes, num_slots = input_ids.shape[1], cache.garbage_slot + 1
+    ancestors = ancestor_mask(proposal.parents)
+    slots = rows.lengths[:, None] + torch.arange(num_nodes, device=input_ids.device)
+    target_output = target.forward_hidden(
+        input_ids, positions=rows.lengths[:, None] + node_depths(ancestors),
+        mask=tree_mask(rows.lengths, ancestors, num_slots), layers=layers, cache=cache,
+        write=CacheWrite(
+            slots=torch.where(rows.active[:, None], slots, cache.garbage_slot),
+            move_from=rows.source, move_to=rows.destination,
         ),
     )  # fmt: skip
-    return seen, target.logits(seen.hidden)
+    return target_output, target.logits(target_output.hidden)
 
 
 def accept(
-    plan: Plan, garbage: int, rows: Rows, proposal: Proposal, seen: Seen,
-    logits: Float[Tensor, "batch verified vocab"],
-) -> tuple[Rows, Round]:  # fmt: skip
-    """Keep one path of the tree: the rows after the round, and what it emitted."""
-    scored = _scored(plan, rows, proposal, logits)
-    kept = plan.verifier.accept(scored, plan.tree.deepest)
-    count = torch.where(rows.active, kept.count, 0)
+    policy: DecodePolicy, garbage_slot: int, rows: SlotState, proposal: Proposal,
+    target_output: TargetOutput, logits: Float[Tensor, "batch verified vocab"],
+) -> tuple[SlotState, RoundOutput]:  # fmt: skip
+    """Accept one path of the tree; return the rows after the round, and the emitted tokens."""
+    scored = _score_nodes(policy, rows, proposal, logits)
+    path = policy.acceptance_rule.accept(scored, policy.tree.max_path_length)
+    count = torch.where(rows.active, path.count, 0)
     step = torch.arange(1, rows.source.shape[1] + 1, device=count.device)
     moves = step < count[:, None]
     lengths = rows.lengths + count
-    last = kept.ids.gather(1, (count - 1).clamp_min(0)[:, None])[:, 0]
-    after = Rows(
-        row_ids=rows.row_ids, lengths=lengths, active=rows.active,
+    last = path.ids.gather(1, (count - 1).clamp_min(0)[:, None])[:, 0]
+    next_rows = SlotState(
+        row_ids=rows.row_ids,
+        lengths=lengths,
+        active=rows.active,
         root=torch.where(rows.active, last, rows.root),
-        noise=ahead_of(plan.rule, plan.ahead, plan.vocab, rows.row_ids, lengths + 1),
+        noise=lookahead_noise(
+            policy.sampling_rule, policy.lookahead, policy.vocab_size, rows.row_ids, lengths + 1
+        ),
         history=rows.history
-        and rows.history.add(torch.cat([rows.root[:, None], kept.ids[:, :-1]], 1), count),
+        and rows.history.add(torch.cat([rows.root[:, None], path.ids[:, :-1]], 1), count),
         source=torch.where(
-            moves, rows.lengths[:, None] + kept.nodes[:, 1 : 1 + len(step)], garbage
+            moves, rows.lengths[:, None] + path.nodes[:, 1 : 1 + len(step)], garbage_slot
         ),
-        goal=torch.where(moves, rows.lengths[:, None] + step, garbage),
-    )  # fmt: skip
-    return after, Round(
-        ids=kept.ids, count=count,
-        along=Seen(
-            hidden=_along(seen.hidden, kept.nodes), captured=_along(seen.captured, kept.nodes)
+        destination=torch.where(moves, rows.lengths[:, None] + step, garbage_slot),
+    )
+    return next_rows, RoundOutput(
+        ids=path.ids, count=count,
+        target_output=TargetOutput(
+            hidden=_on_path(target_output.hidden, path.nodes),
+            captured=_on_path(target_output.captured, path.nodes),
         ),
-        logits=_along(logits, kept.nodes), scores=_along(scored.scores, kept.nodes),
-        told=torch.cat([kept.ids, count[:, None]], 1),
+        logits=_on_path(logits, path.nodes), scores=_on_path(scored.scores, path.nodes),
+        host_copy=torch.cat([path.ids, count[:, None]], 1),
     )  # fmt: skip
 
 
-def _along(
+def _on_path(
     values: Float[Tensor, "batch verified width"], path: Int[Tensor, "batch path"]
 ) -> Float[Tensor, "batch path width"]:
-    """Those of the nodes of a path."""
-    if not values.shape[-1]:  # of what is not captured, which XLA cannot gather
+    """Select the values of the nodes of a path."""
+    if not values.shape[-1]:  # no layer is captured, and XLA cannot gather from width 0
         return values[:, : path.shape[1]]
     return values.gather(1, path[:, :, None].expand(-1, -1, values.shape[-1]))
 
 
-def _scored(plan: Plan, rows: Rows, proposal: Proposal, logits: Tensor) -> Scored:
-    """The target's distributions, and the chance that its verifier asks for."""
-    sees = ancestors(proposal.parents)
+def _score_nodes(
+    policy: DecodePolicy, rows: SlotState, proposal: Proposal, logits: Tensor
+) -> ScoredTree:
+    """Return the target's distributions and the random numbers that the acceptance rule needs."""
+    ancestors = ancestor_mask(proposal.parents)
     history = rows.history
     if history is not None:
-        history = history.along(torch.cat([rows.root[:, None], proposal.ids], 1), sees)
-    warped = plan.rule.warp(logits, history)
-    if plan.rule.greedy:
-        return Scored(proposal=proposal, warped=warped)
+        history = history.on_path(torch.cat([rows.root[:, None], proposal.ids], 1), ancestors)
+    warped = policy.sampling_rule.warp(logits, history)
+    if policy.sampling_rule.is_greedy:
+        return ScoredTree(proposal=proposal, warped_logits=warped)
     if rows.noise is not None:
-        depth = depths(sees)[:, :, None].expand(-1, -1, warped.shape[-1])
-        return Scored(proposal=proposal, warped=warped, noise=rows.noise.gather(1, depth))
+        depth = node_depths(ancestors)[:, :, None].expand(-1, -1, warped.shape[-1])
+        return ScoredTree(
+            proposal=proposal, warped_logits=warped, noise=rows.noise.gather(1, depth)
+        )
     node = torch.arange(warped.shape[1], device=warped.device).expand(len(warped), -1)
-    # a round is told by its length: no two rounds of a row have the same
+    # no two rounds of a row have the same length, so the length identifies the round
     row_ids, turn = rows.row_ids, rows.lengths
-    return Scored(
-        proposal=proposal, warped=warped,
-        noise=gumbel(seed_of(plan.rule, RESIDUAL), row_ids, turn, node, plan.tokens(node)),
-        coins=uniform(seed_of(plan.rule, COINS), row_ids, turn, node[:, 1:]),
-    )  # fmt: skip
+    return ScoredTree(
+        proposal=proposal,
+        warped_logits=warped,
+        noise=gumbel_noise(
+            derive_seed(policy.sampling_rule, RESIDUAL_NOISE),
+            row_ids,
+            turn,
+            node,
+            policy.token_ids(node),
+        ),
+        uniforms=uniform_noise(
+            derive_seed(policy.sampling_rule, COIN_NOISE), row_ids, turn, node[:, 1:]
+        ),
+    )
 
 
-def move(cache: StaticCache, rows: Rows) -> Rows:
-    """Put the accepted path where it belongs now, and leave nothing to the next pass."""
-    cache.move(rows.source, rows.goal)
-    nowhere = torch.full_like(rows.source, cache.garbage)
-    return replace(rows, source=nowhere, goal=nowhere.clone())
+def move(cache: StaticCache, rows: SlotState) -> SlotState:
+    """Move the accepted path to its final slots; return rows with no pending move."""
+    cache.move(rows.source, rows.destination)
+    nowhere = torch.full_like(rows.source, cache.garbage_slot)
+    return replace(rows, source=nowhere, destination=nowhere.clone())
 
 
 def begin(
-    draft: Draft, state: State, plan: Plan, ids: Int[Tensor, "batch prompt"], rows: Rows,
-    seen: Seen,
-) -> tuple[State, Proposal]:  # fmt: skip
-    """Show the draft the prompt and its first token, and take its first proposal."""
-    state = draft.start(state, ids, lengths=rows.lengths, first=rows.root, seen=seen)
-    return state, draft.propose(state, tree=plan.tree, sampler=_sampler(plan, rows))
+    draft: Draft,
+    state: DraftState,
+    policy: DecodePolicy,
+    input_ids: Int[Tensor, "batch prompt"],
+    rows: SlotState,
+    target_output: TargetOutput,
+) -> tuple[DraftState, Proposal]:
+    """Start the draft after the prompt and its first token; return its state and a proposal."""
+    state = draft.start(
+        state, input_ids, lengths=rows.lengths, first_token=rows.root, target_output=target_output
+    )
+    return state, draft.propose(state, tree=policy.tree, sampler=_make_sampler(policy, rows))
 
 
-def go_on(
-    draft: Draft, state: State, plan: Plan, rows: Rows, emitted: Round
-) -> tuple[State, Proposal]:
-    """Show the draft what was emitted, and take its next proposal."""
-    state = draft.advance(state, emitted.ids, count=emitted.count, seen=emitted.along)
-    return state, draft.propose(state, tree=plan.tree, sampler=_sampler(plan, rows))
+def draft_next(
+    draft: Draft,
+    state: DraftState,
+    policy: DecodePolicy,
+    rows: SlotState,
+    round_output: RoundOutput,
+) -> tuple[DraftState, Proposal]:
+    """Advance the draft by the emitted tokens; return its state and its next proposal."""
+    state = draft.advance(
+        state, round_output.ids, count=round_output.count, target_output=round_output.target_output
+    )
+    return state, draft.propose(state, tree=policy.tree, sampler=_make_sampler(policy, rows))
 
 
 def fused(
-    target: Transformer, cache: StaticCache, layers: list[int], plan: Plan, draft: Draft | None,
-    state: State, rows: Rows, proposal: Proposal,
-) -> tuple[Rows, Round, State, Proposal]:  # fmt: skip
-    """A whole round in one graph."""
-    seen, logits = score(target, cache, layers, rows, proposal)
-    rows, emitted = accept(plan, cache.garbage, rows, proposal, seen, logits)
+    target: LanguageModel,
+    cache: StaticCache,
+    layers: list[int],
+    policy: DecodePolicy,
+    draft: Draft | None,
+    state: DraftState,
+    rows: SlotState,
+    proposal: Proposal,
+) -> tuple[SlotState, RoundOutput, DraftState, Proposal]:
+    """Run a whole round in one graph."""
+    target_output, logits = score(target, cache, layers, rows, proposal)
+    rows, round_output = accept(policy, cache.garbage_slot, rows, proposal, target_output, logits)
     if draft is not None:
-        state, proposal = go_on(draft, state, plan, rows, emitted)
-    return rows, emitted, state, proposal
+        state, proposal = draft_next(draft, state, policy, rows, round_output)
+    return rows, round_output, state, proposal
 
 
-def _sampler(plan: Plan, rows: Rows) -> Sampler:
+def _make_sampler(policy: DecodePolicy, rows: SlotState) -> Sampler:
     history = rows.history
     if history is not None:
         history = history.add(rows.root[:, None], torch.ones_like(rows.root))
-    if not plan.verifier.draws(plan.tree):  # in ratio tests `rows.noise` is None
-        return Sampler(rule=plan.rule, noise=rows.noise, history=history)
-    positions = torch.arange(plan.tree.depth, device=rows.root.device).expand(len(rows.root), -1)
-    seed, tokens = seed_of(plan.rule, DRAFT), plan.tokens(positions)
-    noise = gumbel(seed, rows.row_ids, rows.lengths, positions, tokens)
-    return Sampler(rule=plan.rule, noise=noise, history=history, draws=True)
+    if not policy.acceptance_rule.needs_drawn_tokens(policy.tree):
+        # the noise of coupled sampling; None in a ratio test, whose dynamic tree grows without
+        return Sampler(rule=policy.sampling_rule, noise=rows.noise, history=history)
+    positions = torch.arange(policy.tree.depth, device=rows.root.device).expand(len(rows.root), -1)
+    seed, tokens = derive_seed(policy.sampling_rule, DRAFT_NOISE), policy.token_ids(positions)
+    noise = gumbel_noise(seed, rows.row_ids, rows.lengths, positions, tokens)
+    return Sampler(rule=policy.sampling_rule, noise=noise, history=history, draws=True)

@@ -1,6 +1,6 @@
-"""Where an answer ends: at a token that ends it, behind a stop string, or at its longest length.
+"""The end of an answer: at an end token, after a stop string, or at its token limit.
 
-A round emits several tokens; what one token at a time would not have come to is cut off.
+A round emits several tokens; tokens that one-by-one decoding would not have reached are cut off.
 """
 
 from collections.abc import Callable
@@ -8,36 +8,43 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stopping:
-    """When decoding one token at a time would have stopped.
+class StopCriteria:
+    """The conditions that end an answer, with the result of decoding one token at a time.
 
-    A stop string counts where the answer's text holds it, the prompt's does not; the token that
-    completes it is kept whole, as transformers does.
+    Stop strings are matched in the answer's text, not in the prompt's; the token that completes one
+    is kept in full, as in transformers.
     """
 
     eos_ids: frozenset[int] = frozenset()
-    strings: tuple[str, ...] = ()
-    text: Callable[[list[int]], str] | None = field(default=None, repr=False)  # of token ids
+    stop_strings: tuple[str, ...] = ()
+    detokenize: Callable[[list[int]], str] | None = field(default=None, repr=False)  # of token ids
 
-    def end(self, ids: list[int], *, known: int, limit: int) -> int | None:
-        """How many of `ids` the answer has, the first `known` of which did not end it; None: more.
+    def find_end(self, ids: list[int], *, num_checked: int, max_new_tokens: int) -> int | None:
+        """Return the length at which `ids` end the answer, or None if it goes on.
 
-        >>> Stopping(eos_ids=frozenset([2])).end([5, 2, 7], known=0, limit=9)
+        The first `num_checked` of `ids` are known not to end it.
+
+        >>> criteria = StopCriteria(eos_ids=frozenset([2]))
+        >>> criteria.find_end([5, 2, 7], num_checked=0, max_new_tokens=9)
         2
         """
-        new = range(known, min(len(ids), limit))
+        new = range(num_checked, min(len(ids), max_new_tokens))
         for i in new:
             if ids[i] in self.eos_ids:
-                return self._string(ids[: i + 1], known) or i + 1
-        return self._string(ids[:limit], known) or (limit if len(ids) >= limit else None)
+                return self._find_stop_string_end(ids[: i + 1], num_checked) or i + 1
+        return self._find_stop_string_end(ids[:max_new_tokens], num_checked) or (
+            max_new_tokens if len(ids) >= max_new_tokens else None
+        )
 
-    def _string(self, ids: list[int], known: int) -> int | None:
-        """Tokens up to the one that completes a stop string."""
-        if not self.strings or self.text is None or not self._stops(ids):
+    def _find_stop_string_end(self, ids: list[int], num_checked: int) -> int | None:
+        """Return the number of tokens up to the first that completes a stop string, or None."""
+        if not self.stop_strings or self.detokenize is None or not self._has_stop_string(ids):
             return None
-        return next(i for i in range(known + 1, len(ids) + 1) if self._stops(ids[:i]))
+        return next(
+            i for i in range(num_checked + 1, len(ids) + 1) if self._has_stop_string(ids[:i])
+        )
 
-    def _stops(self, ids: list[int]) -> bool:
-        assert self.text is not None
-        text = self.text(ids)
-        return any(string in text for string in self.strings)
+    def _has_stop_string(self, ids: list[int]) -> bool:
+        assert self.detokenize is not None
+        text = self.detokenize(ids)
+        return any(string in text for string in self.stop_strings)

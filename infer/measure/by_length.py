@@ -1,39 +1,40 @@
-"""Acceptance length by the length of the prompt, beside the longest row that a draft learned from.
+"""Report the acceptance length by prompt length, beside each draft's longest training row.
 
-A draft is rarely as good behind more tokens than it ever saw: a mean over all prompts hides it.
+Drafts are rarely as good after more tokens than they were trained on, which a mean over all prompts
+hides.
 """
 
 from dataclasses import asdict
 from typing import Any
 
-from infer.measure.metrics import estimate
-from infer.measure.records import Trace
-from infer.measure.results import DraftRun, Measured, Mode
+from infer.measure.metrics import estimate_metric
+from infer.measure.records import PromptResult
+from infer.measure.results import DraftResult, ModeOutcome, ModeResult
 
-SHORTEST = 256  # tokens that the first bucket reaches to; each other one to twice as many
-MODES = ("chain", "tree")
+MIN_LENGTH_BUCKET = 256  # upper bound of the first bucket in tokens; each next bound is twice that
+REPORTED_MODES = ("chain", "tree")
 
 
-def up_to(tokens: int) -> int:
-    """The bucket of a prompt: the most tokens that its prompts have.
+def prompt_length_bucket(tokens: int) -> int:
+    """Return the bucket of a prompt of so many tokens, named by its upper bound.
 
-    >>> [up_to(tokens) for tokens in (1, 256, 257, 3000)]
+    >>> [prompt_length_bucket(tokens) for tokens in (1, 256, 257, 3000)]
     [256, 256, 512, 4096]
     """
-    return max(SHORTEST, 1 << (tokens - 1).bit_length())
+    return max(MIN_LENGTH_BUCKET, 1 << (tokens - 1).bit_length())
 
 
-def lengths(traces: list[Trace]) -> dict[str, int]:
-    """Measure the lengths of the prompts in tokens."""
-    tokens = sorted(trace.prompt_tokens for trace in traces)
+def summarize_lengths(results: list[PromptResult]) -> dict[str, int]:
+    """Summarize the lengths of the prompts in tokens."""
+    tokens = sorted(result.prompt_tokens for result in results)
     return {"shortest": tokens[0], "median": tokens[len(tokens) // 2], "longest": tokens[-1]}
 
 
-def by_prompt_length(traces: list[Trace], drafts: list[DraftRun]) -> dict[str, Any]:
-    """Each bucket that has prompts; `traces` are those of any mode, for their prompts."""
+def summarize_by_length(results: list[PromptResult], drafts: list[DraftResult]) -> dict[str, Any]:
+    """Summarize each bucket that has prompts; `results` may be those of any mode."""
     counts: dict[int, int] = {}
-    for trace in traces:
-        bucket = up_to(trace.prompt_tokens)
+    for result in results:
+        bucket = prompt_length_bucket(result.prompt_tokens)
         counts[bucket] = counts.get(bucket, 0) + 1
     return {
         "longest_row": {draft.name: draft.longest_row for draft in drafts},
@@ -42,7 +43,9 @@ def by_prompt_length(traces: list[Trace], drafts: list[DraftRun]) -> dict[str, A
                 "up_to": bucket,
                 "prompts": count,
                 "drafts": {
-                    draft.name: {name: _tau(draft.modes[name], bucket) for name in MODES}
+                    draft.name: {
+                        name: _estimate_tau(draft.modes[name], bucket) for name in REPORTED_MODES
+                    }
                     for draft in drafts
                 },
             }
@@ -51,9 +54,13 @@ def by_prompt_length(traces: list[Trace], drafts: list[DraftRun]) -> dict[str, A
     }
 
 
-def _tau(mode: Mode, bucket: int) -> dict[str, Any] | None:
-    if not isinstance(mode, Measured):
+def _estimate_tau(mode: ModeOutcome, bucket: int) -> dict[str, Any] | None:
+    if not isinstance(mode, ModeResult):
         return None
-    traces = [trace for trace in mode.traces if up_to(trace.prompt_tokens) == bucket]
-    found = estimate("acceptance_length", traces, traces)
-    return found and asdict(found)
+    results = [
+        result
+        for result in mode.prompt_results
+        if prompt_length_bucket(result.prompt_tokens) == bucket
+    ]
+    estimate = estimate_metric("acceptance_length", results, results)
+    return estimate and asdict(estimate)

@@ -1,4 +1,4 @@
-"""What competes in an evaluation: the target alone, n-gram lookup, and each draft in its modes."""
+"""Build the modes of an evaluation: the target alone, n-gram lookup, and those of each draft."""
 
 import logging
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from data.eval_prompts.prompts import EvalPrompt
 from infer.config import EvaluationConf
 from infer.context import check_context
 from infer.engine.decode import Decoder
-from infer.verify import Verification, build
+from infer.verify import Verification, build_acceptance_rule
 from models.drafts.base import Draft
 from models.drafts.ngram import NgramDraft
 from models.errors import UserError
@@ -17,40 +17,44 @@ from models.speculate.tree import Tree, TreeConf, TreeKind
 from models.target.target import Target
 
 log = logging.getLogger(__name__)
-PLAIN = "autoregressive"
+AUTOREGRESSIVE_MODE = "autoregressive"
 
 
 @dataclass(kw_only=True)
-class Candidate:
-    """A draft to judge, and itself before distillation (or why that cannot be had).
+class DraftUnderTest:
+    """A draft to evaluate, with its version before distillation, or why there is none.
 
-    `target` is its own, where its method adapted one: that verifies it, and is compared with.
+    `target` is the adapted target, where the draft's method trains one: it verifies the draft and
+    is its baseline.
     """
 
     name: str
     draft: Draft
     untrained: Draft | str
     target: Target | None = None
-    directory: Path | None = None  # of its checkpoint
+    directory: Path | None = None  # directory of its checkpoint
 
     @property
     def baseline(self) -> str:
-        """The autoregressive mode that its speed and its answers are compared with."""
-        return f"{self.name}/{PLAIN}" if self.target else PLAIN
+        """Return the name of the autoregressive mode that speed and answers are compared with."""
+        return f"{self.name}/{AUTOREGRESSIVE_MODE}" if self.target else AUTOREGRESSIVE_MODE
 
 
 @dataclass(kw_only=True)
-class Contender:
-    """A mode: how it decodes, and the autoregressive mode of the same target."""
+class EvalMode:
+    """A mode: its decoder, and the name of the autoregressive mode of the same target."""
 
     decoder: Decoder
     baseline: str
-    timed: bool = True  # its rounds are taken apart
+    timed: bool = True  # whether the phases of its rounds are timed
 
     @property
-    def compares(self) -> bool:
-        """Whether its answers and its baseline's come of the same chance, token for token."""
-        return not self.decoder.plan.verifier.ratio
+    def is_comparable(self) -> bool:
+        """Return whether its answers must equal its baseline's token for token.
+
+        Ratio tests keep the distribution, but draw other tokens from it.
+        """
+        return not self.decoder.policy.acceptance_rule.is_ratio_test
 
     @property
     def draft_passes(self) -> int | None:
@@ -58,61 +62,75 @@ class Contender:
         return draft and draft.passes(self.decoder.tree.depth)
 
 
-def contenders(
-    target: Target, candidates: list[Candidate], tree: Tree, prompts: list[EvalPrompt],
+def build_eval_modes(
+    target: Target, candidates: list[DraftUnderTest], tree: Tree, prompts: list[EvalPrompt],
     conf: EvaluationConf,
-) -> dict[str, Contender]:  # fmt: skip
-    """All modes by name. What is not a draft's keeps the target's own answers."""
+) -> dict[str, EvalMode]:  # fmt: skip
+    """Build all modes by name.
+
+    The autoregressive and n-gram modes always keep the target's own answers.
+    """
     chain = TreeConf(kind=TreeKind.chain, depth=tree.depth).build()
     slots = max(len(prompt.ids) for prompt in prompts) + conf.new_tokens
     check_context(target, slots)
-    decoder = partial(Decoder, sampling=conf.sampling, slots=slots)
-    exact = build(Verification.auto, conf.sampling)
-    sharing = [c.draft.needs.layers for c in candidates if c.target is None]
-    # what is not trained captures the least that some draft does: it shares that draft's graphs
-    least = min(sharing, key=len, default=[])
-    lookup = decoder(target, NgramDraft(), chain, layers=least, verification=exact)
+    build_decoder = partial(Decoder, sampling=conf.sampling, slots=slots)
+    exact_rule = build_acceptance_rule(Verification.auto, conf.sampling)
+    layer_lists = [c.draft.needs.layers for c in candidates if c.target is None]
+    # Modes without a draft capture the fewest layers that any draft needs, so that they share the
+    # graphs of that draft.
+    fewest_layers = min(layer_lists, key=len, default=[])
+    ngram_decoder = build_decoder(
+        target, NgramDraft(), chain, layers=fewest_layers, acceptance_rule=exact_rule
+    )
     modes = {
-        PLAIN: Contender(decoder=decoder(target, layers=least), baseline=PLAIN),
-        "ngram": Contender(decoder=lookup, baseline=PLAIN),
+        AUTOREGRESSIVE_MODE: EvalMode(
+            decoder=build_decoder(target, layers=fewest_layers), baseline=AUTOREGRESSIVE_MODE
+        ),
+        "ngram": EvalMode(decoder=ngram_decoder, baseline=AUTOREGRESSIVE_MODE),
     }
-    for c in candidates:
-        own = c.target or target
-        if c.target:
-            alone = decoder(own, layers=c.draft.needs.layers)
-            modes[c.baseline] = Contender(decoder=alone, baseline=c.baseline)
-        tried = {
-            "untrained": (c.untrained, tree),
-            "chain": (c.draft, chain),
-            "tree": (c.draft, tree),
+    for candidate in candidates:
+        verifier = candidate.target or target
+        if candidate.target:
+            target_alone = build_decoder(verifier, layers=candidate.draft.needs.layers)
+            modes[candidate.baseline] = EvalMode(decoder=target_alone, baseline=candidate.baseline)
+        drafts_and_trees = {
+            "untrained": (candidate.untrained, tree),
+            "chain": (candidate.draft, chain),
+            "tree": (candidate.draft, tree),
         }
-        for name, (draft, shape) in tried.items():
+        for name, (draft, draft_tree) in drafts_and_trees.items():
             if isinstance(draft, Draft):
-                modes[f"{c.name}/{name}"] = Contender(
-                    decoder=decoder(own, draft, shape, verification=conf.verifier),
-                    baseline=c.baseline,
-                    timed=name != "untrained",  # it costs what the trained tree does
+                modes[f"{candidate.name}/{name}"] = EvalMode(
+                    decoder=build_decoder(
+                        verifier, draft, draft_tree, acceptance_rule=conf.acceptance_rule
+                    ),
+                    baseline=candidate.baseline,
+                    timed=name != "untrained",  # its rounds cost as much as the trained tree's
                 )
     return modes
 
 
-def check_depth(candidates: list[Candidate], tree: Tree) -> None:
-    """Of several drafts, say which of them the tree is too deep for."""
-    for c in candidates:
-        if len(candidates) > 1 and tree.depth > c.draft.max_depth:
+def check_tree_depth(candidates: list[DraftUnderTest], tree: Tree) -> None:
+    """Raise UserError with the name of the draft where the tree is too deep for one of several.
+
+    For a single draft, the decoder's own check suffices.
+    """
+    for candidate in candidates:
+        if len(candidates) > 1 and tree.depth > candidate.draft.max_depth:
             raise UserError(
-                f"tree.depth: must be at most the {c.draft.max_depth} tokens that {c.name} can "
-                f"propose, got {tree.depth}; lower tree.depth or leave {c.name} out"
+                f"tree.depth: must be at most the {candidate.draft.max_depth} tokens that "
+                f"{candidate.name} can propose, got {tree.depth}; lower tree.depth or leave "
+                f"{candidate.name} out"
             )
 
 
-def warn_depth(name: str, decoder: Decoder) -> None:
-    """Of trees deeper than the draft was trained for."""
+def warn_tree_depth(name: str, decoder: Decoder) -> None:
+    """Log a warning where the tree is deeper than the draft was trained for."""
     depth = decoder.tree.depth
-    trained = decoder.draft.trained_depth if decoder.draft else depth
-    if depth > trained and name.endswith("/tree"):
+    trained_depth = decoder.draft.trained_depth if decoder.draft else depth
+    if depth > trained_depth and name.endswith("/tree"):
         log.warning(
             "tree.depth: %d is deeper than the %d steps that %s was trained for; "
             "deep nodes are rarely accepted",
-            depth, trained, name.removesuffix("/tree"),
+            depth, trained_depth, name.removesuffix("/tree"),
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Every mode on every held-out prompt, prompt by prompt, in one process: what a report holds."""
+"""Evaluate drafts: decode every held-out prompt in every mode, and build the report."""
 
 import logging
 import sys
@@ -10,41 +10,47 @@ from typing import Any
 import torch
 from rich.progress import track
 
-from data.eval_prompts.contamination import Contamination, contaminated
-from data.eval_prompts.prompts import EvalPrompt, fingerprint, held_out, later_turns, origin
+from data.eval_prompts.contamination import Contamination, check_contamination
+from data.eval_prompts.prompts import (
+    EvalPrompt,
+    build_next_turns,
+    describe_origin,
+    fingerprint_prompts,
+    load_eval_prompts,
+)
 from infer.config import EvaluationConf
 from infer.engine import graph_plan
-from infer.engine.decode import Decoder, bucket
-from infer.engine.generate import answers
-from infer.measure.batched import Baseline, at_batches
+from infer.engine.decode import Decoder, bucket_length
+from infer.engine.generate import generate_answers
+from infer.measure.batched import Baseline, measure_batch_sizes
 from infer.measure.eval_modes import (
-    PLAIN,
-    Candidate,
-    Contender,
-    check_depth,
-    contenders,
-    warn_depth,
+    AUTOREGRESSIVE_MODE,
+    DraftUnderTest,
+    EvalMode,
+    build_eval_modes,
+    check_tree_depth,
+    warn_tree_depth,
 )
-from infer.measure.exactness import compare, measure_yardstick
+from infer.measure.exactness import compare_answers, measure_tolerance
 from infer.measure.intervals import bootstrap_t
-from infer.measure.metrics import estimate
-from infer.measure.prompt_choice import longest_row
-from infer.measure.records import Costs, Exactness, Trace, Yardstick
-from infer.measure.replay import Replay, all_positions, on_policy, texts
-from infer.measure.report import Report, build
+from infer.measure.metrics import estimate_metric
+from infer.measure.prompt_choice import read_longest_row
+from infer.measure.records import Exactness, LogitTolerance, PromptResult, RoundCosts
+from infer.measure.replay import Replay, collect_replay_texts, count_all_positions, count_on_policy
+from infer.measure.report import EvalReport, build_report
 from infer.measure.results import (
     AdaptedTarget,
-    DraftRun,
-    Measured,
-    Memory,
+    DraftMemory,
+    DraftResult,
+    EvalSetup,
+    ModeResult,
     NotMeasured,
-    Replayed,
-    Setting,
-    Split,
+    ReplayResult,
+    RoundSplit,
 )
-from infer.measure.samples import samples
-from infer.measure.timing import bottleneck, costs, in_turns, splits
-from models.device.graph_budget import Graph, Run
+from infer.measure.samples import collect_samples
+from infer.measure.timing import alternate_order, derive_costs, describe_bottleneck, measure_splits
+from models.device.graph_budget import Graph, GraphBudget
 from models.drafts.base import Draft
 from models.speculate.tree import Tree, TreeConf
 from models.target.cache import StaticCache
@@ -53,224 +59,261 @@ from models.target.target import Target
 log = logging.getLogger(__name__)
 
 
-def evaluate(
-    target: Target, candidates: list[Candidate], *, tree: TreeConf, conf: EvaluationConf,
-    say: Callable[[str], None] = log.info,
-) -> Report:  # fmt: skip
-    """The report of all modes. Raises UserError before decoding where something does not fit."""
-    with target.device.shared_if_worth(target.parameters // target.num_layers):
-        return _judge(target, candidates, tree.build(), conf, say)
+def evaluate_drafts(
+    target: Target, candidates: list[DraftUnderTest], *, tree: TreeConf, conf: EvaluationConf,
+    print_line: Callable[[str], None] = log.info,
+) -> EvalReport:  # fmt: skip
+    """Evaluate the drafts in all modes; raise UserError before decoding where settings conflict."""
+    with target.device.cpu_threads_for(target.num_parameters // target.num_layers):
+        return _run_evaluation(target, candidates, tree.build(), conf, print_line)
 
 
-def _judge(
-    target: Target, candidates: list[Candidate], shape: Tree, conf: EvaluationConf,
-    say: Callable[[str], None],
-) -> Report:  # fmt: skip
-    prompts, needed = asked(target, candidates, shape, conf)
-    with target.device.expecting(needed, say) as counted:
+def _run_evaluation(
+    target: Target, candidates: list[DraftUnderTest], tree: Tree, conf: EvaluationConf,
+    print_line: Callable[[str], None],
+) -> EvalReport:  # fmt: skip
+    prompts, needed_graphs = plan_evaluation(target, candidates, tree, conf)
+    with target.device.expect_graphs(needed_graphs, print_line) as graph_budget:
         with target.device.ledger.warming():
-            modes = contenders(target, candidates, shape, prompts, conf)
+            modes = build_eval_modes(target, candidates, tree, prompts, conf)
             for name, mode in modes.items():
-                warn_depth(name, mode.decoder)
-            by = _warm_up(modes, prompts, conf)
-        traces = _decode_all(modes, prompts, conf)
-        parts = splits(modes, prompts, max_new_tokens=conf.new_tokens)
-        known = costs(modes, parts)
-        measured = {
-            name: _measured(name, modes, prompts, traces, by, parts, known) for name in modes
+                warn_tree_depth(name, mode.decoder)
+            tolerances = _warm_up_modes(modes, prompts, conf)
+        results = _decode_all_modes(modes, prompts, conf)
+        splits = measure_splits(modes, prompts, max_new_tokens=conf.new_tokens)
+        costs = derive_costs(modes, splits)
+        mode_results = {
+            name: _build_mode_result(name, modes, prompts, results, tolerances, splits, costs)
+            for name in modes
         }
-        drafts = [_run(c, target, modes, measured, prompts, shape, by, conf) for c in candidates]
-    for mode in measured.values():
-        mode.graphs_after_warmup = counted and counted.late
-    return build(
-        _setting(target, prompts, shape, conf, counted), autoregressive=measured[PLAIN],
-        ngram=measured["ngram"], drafts=drafts,
-    )  # fmt: skip
+        drafts = [
+            _measure_draft(candidate, target, modes, mode_results, prompts, tree, tolerances, conf)
+            for candidate in candidates
+        ]
+    for mode in mode_results.values():
+        mode.graphs_after_warmup = graph_budget and graph_budget.compiled_late
+    return build_report(
+        _describe_setup(target, prompts, tree, conf, graph_budget),
+        autoregressive=mode_results[AUTOREGRESSIVE_MODE],
+        ngram=mode_results["ngram"],
+        drafts=drafts,
+    )
 
 
-def asked(
-    target: Target, candidates: list[Candidate], shape: Tree, conf: EvaluationConf
+def plan_evaluation(
+    target: Target, candidates: list[DraftUnderTest], tree: Tree, conf: EvaluationConf
 ) -> tuple[list[EvalPrompt], set[Graph]]:
-    """The prompts of an evaluation, and the graphs that it will need."""
-    check_depth(candidates, shape)
-    conf.verifier.check(conf.sampling, shape)
-    prompts = _all_turns(target, conf)
-    needed = graph_plan.evaluation(
-        [graph_plan.Drafting.of(c.draft, c.target) for c in candidates], tree=shape,
-        prompts=[len(prompt.ids) for prompt in prompts], conf=conf, fused=target.device.fuses,
+    """Load the prompts of an evaluation, and list the graphs that it will need."""
+    check_tree_depth(candidates, tree)
+    conf.acceptance_rule.check(conf.sampling, tree)
+    prompts = _load_all_turns(target, conf)
+    needed_graphs = graph_plan.plan_eval_graphs(
+        [graph_plan.DraftSpec.from_draft(c.draft, c.target) for c in candidates],
+        tree=tree,
+        prompt_lengths=[len(prompt.ids) for prompt in prompts],
+        conf=conf,
+        fused=target.device.fuses_rounds,
         lazy=target.device.lazy,
-    )  # fmt: skip
-    return prompts, needed
+    )
+    return prompts, needed_graphs
 
 
-def _all_turns(target: Target, conf: EvaluationConf) -> list[EvalPrompt]:
-    """The prompts, and behind them later turns, each after the target's own answers."""
-    turn = found = held_out(target.tokenizer, conf.prompts, limit=conf.limit)
+def _load_all_turns(target: Target, conf: EvaluationConf) -> list[EvalPrompt]:
+    """Load the prompts, followed by later turns, which continue the target's own answers."""
+    turn = prompts = load_eval_prompts(target.tokenizer, conf.prompts, limit=conf.limit)
     for _ in range(1, conf.turns):
-        asked = [prompt for prompt in turn if prompt.later]
-        said = answers(
-            target.eager(),  # what comes of it is not known when graphs are announced
-            [prompt.ids for prompt in asked], max_new_tokens=conf.new_tokens,
-            sampling=conf.sampling, row_ids=[prompt.row_id for prompt in asked],
+        unfinished = [prompt for prompt in turn if prompt.remaining_turns]
+        answers = generate_answers(
+            target.eager(),  # graphs are announced only once the prompts are known
+            [prompt.ids for prompt in unfinished], max_new_tokens=conf.new_tokens,
+            sampling=conf.sampling, row_ids=[prompt.row_id for prompt in unfinished],
         )  # fmt: skip
-        turn = later_turns(target.tokenizer, asked, [ids for _, ids in sorted(said)])
-        found = found + turn
-    return found
+        turn = build_next_turns(target.tokenizer, unfinished, [ids for _, ids in sorted(answers)])
+        prompts = prompts + turn
+    return prompts
 
 
-def _measured(
-    name: str, modes: dict[str, Contender], prompts: list[EvalPrompt],
-    traces: dict[str, list[Trace]], by: dict[str, Yardstick], parts: dict[str, Split],
-    known: dict[str, Costs],
-) -> Measured:  # fmt: skip
+def _build_mode_result(
+    name: str,
+    modes: dict[str, EvalMode],
+    prompts: list[EvalPrompt],
+    results: dict[str, list[PromptResult]],
+    tolerances: dict[str, LogitTolerance],
+    splits: dict[str, RoundSplit],
+    costs: dict[str, RoundCosts],
+) -> ModeResult:
     mode = modes[name]
-    exactness = Exactness()  # nothing to compare where answers need not be the same
-    if mode.compares:
-        exactness = compare(
-            modes[mode.baseline].decoder, prompts, traces[mode.baseline], traces[name],
-            by[mode.baseline],
+    exactness = Exactness()  # ratio tests draw other answers: there is nothing to compare
+    if mode.is_comparable:
+        exactness = compare_answers(
+            modes[mode.baseline].decoder, prompts, results[mode.baseline], results[name],
+            tolerances[mode.baseline],
         )  # fmt: skip
-    why = None
-    tau = estimate("acceptance_length", traces[name], traces[mode.baseline])
-    if name in known and tau is not None:
-        why = bottleneck(parts[name], parts[mode.baseline], tau.mean)
-    return Measured(
-        traces=traces[name],
+    bottleneck = None
+    tau = estimate_metric("acceptance_length", results[name], results[mode.baseline])
+    if name in costs and tau is not None:
+        bottleneck = describe_bottleneck(splits[name], splits[mode.baseline], tau.mean)
+    return ModeResult(
+        prompt_results=results[name],
         exactness=exactness,
-        verification=mode.decoder.plan.verifier.name,
-        costs=known.get(name),
+        verification=mode.decoder.policy.acceptance_rule.name,
+        costs=costs.get(name),
         draft_passes=mode.draft_passes,
-        split=parts.get(name),
-        bottleneck=why,
+        split=splits.get(name),
+        bottleneck=bottleneck,
     )
 
 
-def _run(
-    one: Candidate, target: Target, modes: dict[str, Contender], measured: dict[str, Measured],
-    prompts: list[EvalPrompt], shape: Tree, by: dict[str, Yardstick], conf: EvaluationConf,
-) -> DraftRun:  # fmt: skip
-    own = one.target or target
+def _measure_draft(
+    candidate: DraftUnderTest,
+    target: Target,
+    modes: dict[str, EvalMode],
+    mode_results: dict[str, ModeResult],
+    prompts: list[EvalPrompt],
+    tree: Tree,
+    tolerances: dict[str, LogitTolerance],
+    conf: EvaluationConf,
+) -> DraftResult:
+    verifier = candidate.target or target
     baseline = Baseline(
-        decoder=modes[one.baseline].decoder, traces=measured[one.baseline].traces,
-        yardstick=by[one.baseline],
+        decoder=modes[candidate.baseline].decoder,
+        prompt_results=mode_results[candidate.baseline].prompt_results,
+        tolerance=tolerances[candidate.baseline],
     )  # fmt: skip
-    return DraftRun(
-        name=one.name,
-        method=one.draft.method,
-        parameters=sum(p.numel() for p in one.draft.parameters()),
-        memory=_memory(one.draft, modes[f"{one.name}/tree"].decoder),
-        untrained=measured.get(f"{one.name}/untrained") or NotMeasured(reason=str(one.untrained)),
-        chain=measured[f"{one.name}/chain"],
-        tree=measured[f"{one.name}/tree"],
-        target=_adapted(one, target, measured),
-        contamination=_contamination(one, prompts),
-        batches=at_batches(own, one, shape, prompts, conf, baseline),
-        replayed=_replayed(own, one, prompts, shape, conf),
-        longest_row=one.directory and longest_row(one.directory),
-        samples=samples(own, prompts, measured[f"{one.name}/tree"].traces, mode="tree"),
+    return DraftResult(
+        name=candidate.name,
+        method=candidate.draft.method,
+        num_parameters=sum(p.numel() for p in candidate.draft.parameters()),
+        memory=_measure_memory(candidate.draft, modes[f"{candidate.name}/tree"].decoder),
+        untrained=mode_results.get(f"{candidate.name}/untrained")
+        or NotMeasured(reason=str(candidate.untrained)),
+        chain=mode_results[f"{candidate.name}/chain"],
+        tree=mode_results[f"{candidate.name}/tree"],
+        target=_build_adapted_target(candidate, target, mode_results),
+        contamination=_find_contamination(candidate, prompts),
+        batch_results=measure_batch_sizes(verifier, candidate, tree, prompts, conf, baseline),
+        replay_result=_replay_draft(verifier, candidate, prompts, tree, conf),
+        longest_row=candidate.directory and read_longest_row(candidate.directory),
+        samples=collect_samples(
+            verifier, prompts, mode_results[f"{candidate.name}/tree"].prompt_results, mode="tree"
+        ),
     )
 
 
-def _contamination(one: Candidate, prompts: list[EvalPrompt]) -> Contamination | None:
-    return one.directory and contaminated(prompts, one.directory)
+def _find_contamination(
+    candidate: DraftUnderTest, prompts: list[EvalPrompt]
+) -> Contamination | None:
+    return candidate.directory and check_contamination(prompts, candidate.directory)
 
 
-def _replayed(
-    target: Target, one: Candidate, prompts: list[EvalPrompt], shape: Tree, conf: EvaluationConf
-) -> Replayed | None:
+def _replay_draft(
+    target: Target,
+    candidate: DraftUnderTest,
+    prompts: list[EvalPrompt],
+    tree: Tree,
+    conf: EvaluationConf,
+) -> ReplayResult | None:
     if not conf.replay:
         return None
-    read = texts(
+    texts = collect_replay_texts(
         target, prompts, sampling=conf.sampling, max_new_tokens=conf.new_tokens,
-        layers=one.draft.needs.layers, ahead=shape.deepest,
+        layers=candidate.draft.needs.layers, lookahead=tree.max_path_length,
     )  # fmt: skip
-    replay = Replay(target, one.draft, read, sampling=conf.sampling, verification=conf.verification)
-    accepted = replay.accepted({"tree": shape})["tree"]
-    tau, anywhere = (bootstrap_t(rows(accepted)) for rows in (on_policy, all_positions))
-    if tau is None or anywhere is None:
+    replay = Replay(
+        target, candidate.draft, texts, sampling=conf.sampling, verification=conf.verification
+    )
+    accepted = replay.accepted_lengths({"tree": tree})["tree"]
+    tau, all_positions = (
+        bootstrap_t(count(accepted)) for count in (count_on_policy, count_all_positions)
+    )
+    if tau is None or all_positions is None:
         return None
-    return Replayed(tau=tau, all_positions=anywhere)
+    return ReplayResult(tau=tau, all_positions=all_positions)
 
 
-def choose_few(prompts: list[EvalPrompt]) -> list[EvalPrompt]:
-    """Choose a prompt of each padded length and of each category, to warm up with."""
-    few = list({bucket(len(p.ids)): p for p in prompts}.values())
-    return few + list({p.category: p for p in prompts}.values())
+def choose_warmup_prompts(prompts: list[EvalPrompt]) -> list[EvalPrompt]:
+    """Choose a prompt of each padded length and one of each category to warm up with."""
+    warmup_prompts = list({bucket_length(len(p.ids)): p for p in prompts}.values())
+    return warmup_prompts + list({p.category: p for p in prompts}.values())
 
 
-def _warm_up(
-    modes: dict[str, Contender], prompts: list[EvalPrompt], conf: EvaluationConf
-) -> dict[str, Yardstick]:
-    """Compile every graph; return what each autoregressive mode's answers are compared by."""
-    few = choose_few(prompts)
-    found: dict[str, Yardstick] = {}
+def _warm_up_modes(
+    modes: dict[str, EvalMode], prompts: list[EvalPrompt], conf: EvaluationConf
+) -> dict[str, LogitTolerance]:
+    """Compile every graph; return the tolerance of each autoregressive mode."""
+    warmup_prompts = choose_warmup_prompts(prompts)
+    tolerances: dict[str, LogitTolerance] = {}
     for name, mode in track(modes.items(), "warming up", disable=not sys.stderr.isatty()):
         if name == mode.baseline:
-            found[name] = measure_yardstick(mode.decoder, few, max_new_tokens=conf.new_tokens)
+            tolerances[name] = measure_tolerance(
+                mode.decoder, warmup_prompts, max_new_tokens=conf.new_tokens
+            )
             continue
-        for prompt in few:
+        for prompt in warmup_prompts:
             mode.decoder.decode(
                 [prompt.ids], row_ids=[prompt.row_id], max_new_tokens=conf.new_tokens
             )
-    return found
+    return tolerances
 
 
-def _decode_all(
-    modes: dict[str, Contender], prompts: list[EvalPrompt], conf: EvaluationConf
-) -> dict[str, list[Trace]]:
-    """Every mode on a prompt before the next prompt, in turns."""
-    traces: dict[str, list[Trace]] = {name: [] for name in modes}
+def _decode_all_modes(
+    modes: dict[str, EvalMode], prompts: list[EvalPrompt], conf: EvaluationConf
+) -> dict[str, list[PromptResult]]:
+    """Decode each prompt in every mode, in alternating order, before the next prompt."""
+    results: dict[str, list[PromptResult]] = {name: [] for name in modes}
     quiet = not sys.stderr.isatty()
     for number, prompt in enumerate(track(prompts, "held-out prompts", disable=quiet)):
-        for name in in_turns(list(modes), number):
+        for name in alternate_order(list(modes), number):
             decoder = modes[name].decoder
-            (done,) = decoder.decode(
+            (generation,) = decoder.decode(
                 [prompt.ids], row_ids=[prompt.row_id],
                 max_new_tokens=conf.new_tokens, eos_ids=decoder.target.eos_ids,
             )  # fmt: skip
-            traces[name].append(Trace.of(prompt, done, depth=decoder.depth))
-    return traces
+            results[name].append(
+                PromptResult.from_generation(prompt, generation, depth=decoder.depth)
+            )
+    return results
 
 
-def _memory(draft: Draft, decoder: Decoder) -> Memory:
-    return Memory(weights=_bytes_of(draft), state=held_bytes(decoder.state))
+def _measure_memory(draft: Draft, decoder: Decoder) -> DraftMemory:
+    return DraftMemory(weights=_model_bytes(draft), state=tensor_bytes(decoder.state))
 
 
-def _bytes_of(model: torch.nn.Module) -> int:
-    return held_bytes([*model.parameters(), *model.buffers()])
+def _model_bytes(model: torch.nn.Module) -> int:
+    return tensor_bytes([*model.parameters(), *model.buffers()])
 
 
-def held_bytes(held: Any) -> int:
-    """Of the tensors that are held, however deep, in what a method calls its state.
+def tensor_bytes(state: Any) -> int:
+    """Return the bytes of all tensors in nested dictionaries, lists and caches.
 
-    >>> held_bytes({"lengths": torch.zeros(2, dtype=torch.int64), "keys": [torch.zeros(3)]})
+    >>> tensor_bytes({"lengths": torch.zeros(2, dtype=torch.int64), "keys": [torch.zeros(3)]})
     28
     """
-    if isinstance(held, torch.Tensor):
-        return held.numel() * held.element_size()
-    if isinstance(held, StaticCache):
-        held = held.keys + held.values
-    inner = held.values() if isinstance(held, dict) else held if isinstance(held, list) else ()
-    return sum(map(held_bytes, inner))
+    if isinstance(state, torch.Tensor):
+        return state.numel() * state.element_size()
+    if isinstance(state, StaticCache):
+        state = state.keys + state.values
+    items = state.values() if isinstance(state, dict) else state if isinstance(state, list) else ()
+    return sum(map(tensor_bytes, items))
 
 
-def _adapted(
-    one: Candidate, original: Target, measured: dict[str, Measured]
+def _build_adapted_target(
+    candidate: DraftUnderTest, original: Target, mode_results: dict[str, ModeResult]
 ) -> AdaptedTarget | None:
-    return one.target and AdaptedTarget(
-        name=one.target.name,
-        parameters=one.target.parameters,
+    return candidate.target and AdaptedTarget(
+        name=candidate.target.name,
+        num_parameters=candidate.target.num_parameters,
         adapted_from=original.name,
-        autoregressive=measured[one.baseline],
-        weight_bytes=_bytes_of(one.target.model),
+        autoregressive=mode_results[candidate.baseline],
+        weight_bytes=_model_bytes(candidate.target.model),
     )
 
 
-def _setting(
+def _describe_setup(
     target: Target, prompts: list[EvalPrompt], tree: Tree, conf: EvaluationConf,
-    counted: Run | None,
-) -> Setting:  # fmt: skip
-    return Setting(
+    graph_budget: GraphBudget | None,
+) -> EvalSetup:  # fmt: skip
+    return EvalSetup(
         command=" ".join(["python", "-m", *sys.orig_argv[2:]][:20]),
         versions={
             "python": sys.version.split()[0],
@@ -278,13 +321,13 @@ def _setting(
         },
         device=target.device.describe(),
         target=target.name,
-        target_parameters=target.parameters,
-        prompts_sha256=fingerprint(prompts),
-        prompts_source=origin(prompts, conf.prompts),
-        prompts_rendered=sum(prompt.chat_template for prompt in prompts),
+        target_parameters=target.num_parameters,
+        prompts_sha256=fingerprint_prompts(prompts),
+        prompts_source=describe_origin(prompts, conf.prompts),
+        num_templated_prompts=sum(prompt.chat_template for prompt in prompts),
         max_new_tokens=conf.new_tokens,
         sampling=asdict(conf.sampling),
         tree=tree.describe(),
-        target_weight_bytes=_bytes_of(target.model),
-        graphs=counted and counted.counts(),
+        target_weight_bytes=_model_bytes(target.model),
+        graphs=graph_budget and graph_budget.counts(),
     )

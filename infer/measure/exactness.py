@@ -1,9 +1,10 @@
-"""Is the output the target's own? Every emitted token is held against the one-token-at-a-time pass.
+"""Check that the output is the target's own: compare each token with one-token-at-a-time decoding.
 
 In fp32 the answers must be equal. In a lower precision a pass over many tokens rounds differently
-from a pass over one, so near-ties may fall the other way. How near is measured without trees and
-without the runtime's masks, positions and cache: one-token passes against the model's own forward
-pass over the same tokens (`Yardstick`). What the precision cannot explain is no yardstick.
+from a pass over one, so near-ties may fall the other way. How near they must be is measured without
+trees and without the runtime's masks, positions and cache: one-token passes against the model's own
+forward pass over the same tokens (`LogitTolerance`). A gap that the precision cannot explain is not
+used as a tolerance.
 """
 
 from collections.abc import Iterable
@@ -13,151 +14,181 @@ from jaxtyping import Float
 from torch import Tensor
 
 from data.eval_prompts.prompts import EvalPrompt
-from infer.engine.decode import Decoder, bucket
-from infer.engine.rounds import TARGET, seed_of
-from infer.measure.records import Divergence, Exactness, Trace, Yardstick
-from models.speculate.sampling import History, SamplingRule, gumbel
-from models.target.language_model import Transformer
+from infer.engine.decode import Decoder, bucket_length
+from infer.engine.rounds import TARGET_NOISE, derive_seed
+from infer.measure.records import Exactness, LogitTolerance, Mismatch, PromptResult
+from models.speculate.sampling import History, SamplingRule, gumbel_noise
+from models.target.language_model import LanguageModel
 
-FARTHEST = torch.finfo(torch.float32).max  # a gap that no rounding explains; JSON has no infinity
-MARGIN = 2.0  # a divergence lies between two logits, and rounding may move each of them
-QUANTILE = 0.999
-SUBLAYERS = 2  # of a layer: attention and MLP each round the residual stream once
-MOST_TOKENS = 64  # of an answer that the gap is measured on: as many rows of logits are kept
+# The gap of a mismatch that no rounding explains: a finite number, because JSON has no infinity.
+UNEXPLAINED_GAP = torch.finfo(torch.float32).max
+ROUNDING_MARGIN = 2.0  # a mismatch involves two logits, and rounding may move each of them
+GAP_QUANTILE = 0.999
+SUBLAYERS_PER_LAYER = 2  # attention and MLP each round the residual stream once
+MAX_MEASURED_TOKENS = 64  # per answer; bounds the rows of logits that are held in memory
 
 
-def measure_yardstick(
+def measure_tolerance(
     decoder: Decoder, prompts: Iterable[EvalPrompt], *, max_new_tokens: int
-) -> Yardstick:
-    """Decode some prompts one token at a time, and read the same tokens again plainly.
+) -> LogitTolerance:
+    """Measure the tolerance by decoding token by token and rereading the tokens in one plain pass.
 
-    `decoder` is the autoregressive one. Neither side knows trees, so that a wrong mask, position or
-    cache move of theirs cannot widen the gap that they are judged by.
+    `decoder` must be autoregressive. Neither side uses trees, so that a wrong mask, position or
+    cache move of a tree cannot widen the gap that trees are judged by.
     """
     target = decoder.target
-    moved, largest = [], 0.0
+    differences, largest_logit = [], 0.0
     for prompt in prompts:
-        record: list[Tensor] = []
-        (done,) = decoder.decode(
+        logits: list[Tensor] = []
+        (generation,) = decoder.decode(
             [prompt.ids], row_ids=[prompt.row_id],
-            max_new_tokens=min(MOST_TOKENS, max_new_tokens), record=record,
+            max_new_tokens=min(MAX_MEASURED_TOKENS, max_new_tokens), logits_out=logits,
         )  # fmt: skip
-        again = read_plainly(target, prompt.ids, done.ids, slots=decoder.slots)
-        moved.append((torch.cat(record).float() - again).abs().flatten())
-        largest = max(largest, float(again.abs().max()))
-    return derive_yardstick(
-        torch.cat(moved), largest=largest,
-        layers=target.num_layers, width=target.hidden_size, dtype=target.head.weight.dtype,
-    )  # fmt: skip
+        reference = compute_reference_logits(
+            target, prompt.ids, generation.ids, slots=decoder.slots
+        )
+        differences.append((torch.cat(logits).float() - reference).abs().flatten())
+        largest_logit = max(largest_logit, float(reference.abs().max()))
+    return derive_tolerance(
+        torch.cat(differences),
+        largest_logit=largest_logit,
+        num_layers=target.num_layers,
+        hidden_size=target.hidden_size,
+        dtype=target.head.weight.dtype,
+    )
 
 
 @torch.no_grad()
-def read_plainly(
-    target: Transformer, prompt: list[int], answer: list[int], *, slots: int
+def compute_reference_logits(
+    target: LanguageModel, prompt: list[int], answer: list[int], *, slots: int
 ) -> Float[Tensor, "rows vocab"]:
-    """Logits behind each token of the answer but the last, by one pass over prompt and answer.
+    """Compute the logits after each token of the answer but the last, in a single pass.
 
-    The answer has at most MOST_TOKENS tokens.
+    The answer must have at most MAX_MEASURED_TOKENS tokens.
 
-    It is transformers' own forward pass, with its own causal mask and positions and without a
-    cache. Padding stands behind the text, where a causal mask hides it, and as many logits are read
-    whatever the answer's length, so that texts of different lengths have few shapes.
+    The pass is transformers' own forward, with its own causal mask and positions and without a
+    cache. Padding follows the text, where the causal mask hides it, and the number of logits does
+    not depend on the answer's length, so that texts of different lengths share few shapes.
     """
     text = [*prompt, *answer[:-1]]
-    padded = torch.zeros(1, min(bucket(len(text)), slots), dtype=torch.int64)
-    padded[0, : len(text)] = torch.tensor(text)
-    rows = (len(prompt) + torch.arange(MOST_TOKENS)).clamp(max=padded.shape[1] - 1)
-    place = target.device.torch_device
-    hidden = target.decoder(input_ids=padded.to(place), use_cache=False).last_hidden_state
-    logits = target.logits(hidden[0].index_select(0, rows.to(place)))
+    input_ids = torch.zeros(1, min(bucket_length(len(text)), slots), dtype=torch.int64)
+    input_ids[0, : len(text)] = torch.tensor(text)
+    rows = (len(prompt) + torch.arange(MAX_MEASURED_TOKENS)).clamp(max=input_ids.shape[1] - 1)
+    device = target.device.torch_device
+    hidden = target.decoder(input_ids=input_ids.to(device), use_cache=False).last_hidden_state
+    logits = target.logits(hidden[0].index_select(0, rows.to(device)))
     return logits.cpu().float()[: len(answer) - 1]
 
 
-def derive_yardstick(
-    moved: Float[Tensor, " count"], *, largest: float, layers: int, width: int, dtype: torch.dtype
-) -> Yardstick:
-    """The gap that rounding may close, and the widest one that it explains.
+def derive_tolerance(
+    differences: Float[Tensor, " count"],
+    *,
+    largest_logit: float,
+    num_layers: int,
+    hidden_size: int,
+    dtype: torch.dtype,
+) -> LogitTolerance:
+    """Derive the gap that rounding may close, and the widest gap that the precision explains.
 
-    `moved` is by how much logits differ between the two ways of reading, `largest` the largest
-    absolute logit. With eps the spacing of numbers behind 1 (2^-7 in bf16):
+    `differences` are the absolute differences of logits between the two passes, `largest_logit` is
+    the largest absolute logit. With eps the spacing of numbers just above 1 (2^-7 in bf16):
 
-    * A logit is a rounded number, so two passes may differ by one step, eps * largest at most,
-      even where nothing before it differed. The gap is never taken to be less.
-    * A residual stream is rounded behind each of its 2 * layers sublayers. Each may fall one step
-      apart, independently of the others, so the steps add up like a random walk, to
-      sqrt(2 * layers) of them. Sums are accumulated in fp32: those of `width` terms in another
-      order differ by sqrt(width) of its steps, which counts in fp32 alone.
+    * A logit is a rounded number, so two passes may differ by one step, eps * largest_logit at
+      most, even where nothing before it differed. The gap is never smaller than that.
+    * A residual stream is rounded after each of its 2 * num_layers sublayers. Each may differ by
+      one step, independently of the others, so the steps add up like a random walk, to
+      sqrt(2 * num_layers) of them. Sums are accumulated in fp32: those of hidden_size terms in
+      another order differ by sqrt(hidden_size) fp32 steps, which matters in fp32 alone.
 
-    A router between experts is not covered: where it falls the other way, logits move by any
-    amount. Such targets show a gap wider than explained.
+    A router of experts is not covered: where it chooses other experts, logits move by any amount.
+    Such targets show a wider gap than the precision explains.
     """
-    step = torch.finfo(dtype).eps + torch.finfo(torch.float32).eps * width**0.5
-    one = MARGIN * step * largest
-    seen = moved.kthvalue(1 + int(QUANTILE * (len(moved) - 1))).values
-    return Yardstick(
-        near_tie_gap=max(MARGIN * float(seen), one),
-        explained_gap=one * (SUBLAYERS * layers) ** 0.5,
+    step = torch.finfo(dtype).eps + torch.finfo(torch.float32).eps * hidden_size**0.5
+    one_step_gap = ROUNDING_MARGIN * step * largest_logit
+    measured = differences.kthvalue(1 + int(GAP_QUANTILE * (len(differences) - 1))).values
+    return LogitTolerance(
+        near_tie_gap=max(ROUNDING_MARGIN * float(measured), one_step_gap),
+        explained_gap=one_step_gap * (SUBLAYERS_PER_LAYER * num_layers) ** 0.5,
         exact_arithmetic=dtype == torch.float32,
     )
 
 
-def compare(
-    decoder: Decoder, prompts: list[EvalPrompt], plain: list[Trace], traces: list[Trace],
-    by: Yardstick,
-) -> Exactness:  # fmt: skip
-    """Every divergence of `traces` from the target, judged by `decoder`, the autoregressive one."""
-    wanted = {trace.prompt_id: trace.ids for trace in plain}
-    by_id = {prompt.id: prompt for prompt in prompts}
-    answers = {(trace.prompt_id, tuple(trace.ids)) for trace in traces}  # a prompt may have passes
-    found = []
+def compare_answers(
+    decoder: Decoder,
+    prompts: list[EvalPrompt],
+    baseline: list[PromptResult],
+    results: list[PromptResult],
+    tolerance: LogitTolerance,
+) -> Exactness:
+    """Find every mismatch of `results` with the target, as scored by an autoregressive `decoder`.
+
+    Answers that equal those of `baseline` need no scoring.
+    """
+    expected = {result.prompt_id: result.ids for result in baseline}
+    prompts_by_id = {prompt.id: prompt for prompt in prompts}
+    # A set, because several passes over a prompt mostly repeat one answer.
+    answers = {(result.prompt_id, tuple(result.ids)) for result in results}
+    mismatches = []
     for prompt_id, ids in sorted(answers):
-        if list(ids) != wanted[prompt_id]:
-            found += [
-                Divergence(prompt_id=prompt_id, position=position, logit_gap=short)
-                for position, short in _divergences(
-                    decoder, by_id[prompt_id], list(ids), wanted[prompt_id]
+        if list(ids) != expected[prompt_id]:
+            mismatches += [
+                Mismatch(prompt_id=prompt_id, position=position, logit_gap=gap)
+                for position, gap in _find_mismatches(
+                    decoder, prompts_by_id[prompt_id], list(ids), expected[prompt_id]
                 )
             ]
-    return Exactness(divergences=found, yardstick=by)
+    return Exactness(mismatches=mismatches, tolerance=tolerance)
 
 
-def _divergences(
-    decoder: Decoder, prompt: EvalPrompt, ids: list[int], wanted: list[int]
+def _find_mismatches(
+    decoder: Decoder, prompt: EvalPrompt, ids: list[int], expected: list[int]
 ) -> list[tuple[int, float]]:  # fmt: skip
-    """(position, how many logits the target preferred its own token by), read one at a time.
+    """Return (position, logit gap) of each token that the target, token by token, does not choose.
 
-    An answer of the target's own tokens alone that differs from the `wanted` one has ended in the
-    wrong place, or the target has answered differently twice: some devices add in any order.
+    Where the target chooses every token and `ids` still differs from `expected`, the answer ended
+    at the wrong position, or the target answered differently twice: some devices add in any order.
+    The former gets a gap that nothing explains, the latter a gap of 0.
     """
-    found = []
-    for position, (logits, scores) in enumerate(decoder.forced(prompt.ids, prompt.row_id, ids)):
+    mismatches = []
+    for position, (logits, scores) in enumerate(
+        decoder.score_tokens(prompt.ids, prompt.row_id, ids)
+    ):
         if int(scores.argmax()) != ids[position]:
-            short = shortfall(decoder.plan.rule, logits, prompt, ids, position)
-            found.append((position, min(short, FARTHEST)))
-    if found:
-        return found
-    pairs = zip(ids, wanted, strict=False)
-    otherwise = next((place for place, (a, b) in enumerate(pairs) if a != b), None)
-    return [(len(ids), FARTHEST)] if otherwise is None else [(otherwise, 0.0)]
+            gap = logit_shortfall(decoder.policy.sampling_rule, logits, prompt, ids, position)
+            mismatches.append((position, min(gap, UNEXPLAINED_GAP)))
+    if mismatches:
+        return mismatches
+    pairs = zip(ids, expected, strict=False)
+    first_difference = next((index for index, (a, b) in enumerate(pairs) if a != b), None)
+    return [(len(ids), UNEXPLAINED_GAP)] if first_difference is None else [(first_difference, 0.0)]
 
 
-def shortfall(
+def logit_shortfall(
     rule: SamplingRule, logits: Float[Tensor, " vocab"], prompt: EvalPrompt, ids: list[int],
     position: int,
 ) -> float:  # fmt: skip
-    """By how much two logits must come nearer for the rule to take `ids[position]`.
+    """Return by how much two logits must come closer for the rule to choose `ids[position]`.
 
-    Tokens with a higher score must fall behind it or be dropped by top-k, top-p or min-p, and it
-    must be kept: a near-tie at the border of what is kept is one as any other.
+    Every token with a higher score must fall below it or be dropped by top-k, top-p or min-p, and
+    the token itself must not be dropped: a near-tie at such a cutoff counts like any other.
     """
-    unit = rule.conf.temperature or 1.0  # of the scores, in logits
-    token, tokens = ids[position], torch.arange(len(logits))
-    said = torch.isin(tokens, torch.tensor(ids[:position], dtype=torch.int64))
-    known = said | torch.isin(tokens, torch.tensor(prompt.ids))
-    scores = rule.penalised(logits.cpu().float(), History(known=known, said=said)) / unit
-    margins, noisy = rule.margins(scores), scores
-    if not rule.greedy:
-        row, place = torch.tensor([prompt.row_id]), torch.tensor([[len(prompt.ids) + position]])
-        noisy = scores + gumbel(seed_of(rule, TARGET), row, 0, place, tokens)[0, 0]
-    in_the_way = (noisy - noisy[token]).minimum(margins).max()
-    return unit * max(float(in_the_way), -float(margins[token]))
+    temperature = rule.conf.temperature or 1.0  # scores are logits over the temperature
+    token, vocab_ids = ids[position], torch.arange(len(logits))
+    in_answer = torch.isin(vocab_ids, torch.tensor(ids[:position], dtype=torch.int64))
+    in_text = in_answer | torch.isin(vocab_ids, torch.tensor(prompt.ids))
+    scores = (
+        rule.apply_penalties(logits.cpu().float(), History(in_text=in_text, in_answer=in_answer))
+        / temperature
+    )
+    margins, noisy_scores = rule.drop_margins(scores), scores
+    if not rule.is_greedy:
+        row_ids, positions = (
+            torch.tensor([prompt.row_id]),
+            torch.tensor([[len(prompt.ids) + position]]),
+        )
+        noisy_scores = (
+            scores
+            + gumbel_noise(derive_seed(rule, TARGET_NOISE), row_ids, 0, positions, vocab_ids)[0, 0]
+        )
+    shortfall = (noisy_scores - noisy_scores[token]).minimum(margins).max()
+    return temperature * max(float(shortfall), -float(margins[token]))

@@ -1,8 +1,8 @@
-"""Figures of a mode with their intervals, and gains of one mode over another.
+"""Compute the metrics of a mode with their intervals, and the gains of one mode over another.
 
-But for the mean over prompts, every figure is a ratio of sums over prompts: a long answer weighs
-more than a short one, as it does on a server. Intervals are over questions: the turns of one
-conversation resemble each other. `docs/report.md` defines each figure.
+Except for the mean over prompts, every metric is a ratio of sums over prompts: a long answer weighs
+more than a short one, as it does on a server. Intervals are over questions, because the turns of
+one conversation resemble each other. `docs/report.md` defines each metric.
 """
 
 from collections.abc import Callable
@@ -12,96 +12,121 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
-from infer.measure.intervals import Estimate, bootstrap_t, ratio
-from infer.measure.records import Trace, drafts_trees
+from infer.measure.intervals import Estimate, bootstrap_t, ratio_of_means
+from infer.measure.records import PromptResult, has_tree_rounds
 
 
 @dataclass(kw_only=True)
-class Figure:
-    """Columns of a prompt, beside its autoregressive trace; their function; its range."""
+class Metric:
+    """The definition of a metric.
 
-    columns: Callable[[Trace, Trace], tuple[float, ...]]
+    `columns` computes a row from a prompt's result and its autoregressive result, `statistic` the
+    metric from the means of the columns; `support` is the range of its values.
+    """
+
+    columns: Callable[[PromptResult, PromptResult], tuple[float, ...]]
     statistic: Callable[[ndarray], ndarray]
     support: tuple[float, float] = (0.0, np.inf)
 
 
 def ratio_of_ratios(means: Float[ndarray, "... 4"]) -> Float[ndarray, "..."]:
-    """Of two rates, each a ratio of sums."""
-    return ratio(means[..., :2]) / ratio(means[..., 2:])
+    """Divide the ratio of the first two columns by the ratio of the last two."""
+    return ratio_of_means(means[..., :2]) / ratio_of_means(means[..., 2:])
 
 
-def _own_length(trace: Trace) -> tuple[float, float]:
-    """The prompt's own tau, and that it has one."""
-    return (sum(trace.accepted) / trace.rounds + 1, 1.0) if trace.rounds else (0.0, 0.0)
+def _prompt_acceptance(result: PromptResult) -> tuple[float, float]:
+    """Return the acceptance length of one prompt and its weight: 0 where it has no rounds."""
+    return (sum(result.accepted) / result.rounds + 1, 1.0) if result.rounds else (0.0, 0.0)
 
 
-FIGURES = {
-    "tokens_per_s": Figure(columns=lambda t, _: (t.decoded, t.decode_s), statistic=ratio),
-    "speedup": Figure(
-        columns=lambda t, plain: (t.decoded, t.decode_s, plain.decoded, plain.decode_s),
+EVAL_METRICS = {
+    "tokens_per_s": Metric(
+        columns=lambda r, _: (r.decoded_tokens, r.decode_s), statistic=ratio_of_means
+    ),
+    "speedup": Metric(
+        columns=lambda r, base: (
+            r.decoded_tokens,
+            r.decode_s,
+            base.decoded_tokens,
+            base.decode_s,
+        ),
         statistic=ratio_of_ratios,
     ),
-    "speedup_e2e": Figure(
-        columns=lambda t, plain: (len(t.ids), t.e2e_s, len(plain.ids), plain.e2e_s),
+    "speedup_e2e": Metric(
+        columns=lambda r, base: (len(r.ids), r.e2e_s, len(base.ids), base.e2e_s),
         statistic=ratio_of_ratios,
     ),
-    "acceptance_length": Figure(
-        columns=lambda t, _: (sum(t.accepted) + t.rounds, t.rounds),
-        statistic=ratio,
+    "acceptance_length": Metric(
+        columns=lambda r, _: (sum(r.accepted) + r.rounds, r.rounds),
+        statistic=ratio_of_means,
         support=(1.0, np.inf),
     ),
-    "delivered_per_round": Figure(columns=lambda t, _: (t.decoded, t.rounds), statistic=ratio),
-    "acceptance_length_per_prompt": Figure(
-        columns=lambda t, _: _own_length(t), statistic=ratio, support=(1.0, np.inf)
+    "delivered_per_round": Metric(
+        columns=lambda r, _: (r.decoded_tokens, r.rounds), statistic=ratio_of_means
     ),
-    "acceptance_rate": Figure(
-        columns=lambda t, _: (sum(t.accepted), sum(t.drafted)), statistic=ratio, support=(0.0, 1.0)
+    "acceptance_length_per_prompt": Metric(
+        columns=lambda r, _: _prompt_acceptance(r), statistic=ratio_of_means, support=(1.0, np.inf)
+    ),
+    "acceptance_rate": Metric(
+        columns=lambda r, _: (sum(r.accepted), sum(r.drafted)),
+        statistic=ratio_of_means,
+        support=(0.0, 1.0),
     ),
 }
-GAINS = ("acceptance_length", "acceptance_rate", "speedup")
+GAIN_METRICS = ("acceptance_length", "acceptance_rate", "speedup")
 
 
-def estimate(name: str, traces: list[Trace], autoregressive: list[Trace]) -> Estimate | None:
-    """A figure of `FIGURES` with its interval; `autoregressive` holds the same prompts."""
-    figure = FIGURES[name]
-    rows = by_question(_rows(figure, traces, autoregressive), [t.question for t in traces])
-    return bootstrap_t(rows, figure.statistic, support=figure.support)
+def estimate_metric(
+    name: str, results: list[PromptResult], autoregressive: list[PromptResult]
+) -> Estimate | None:
+    """Estimate a metric of EVAL_METRICS with its interval.
 
-
-def gain(
-    name: str, traces: list[Trace], other: list[Trace], autoregressive: list[Trace],
-    others_autoregressive: list[Trace] | None = None,
-) -> Estimate | None:  # fmt: skip
-    """The figure of `traces` minus that of `other`, paired by prompt.
-
-    `others_autoregressive` is what `other` is compared with, where that is not the same target.
-    None for the acceptance rate of a tree beside a chain: siblings exclude each other, so a tree's
-    is lower by construction.
+    `autoregressive` must hold the same prompts. Return None where the metric is undefined.
     """
-    if name == "acceptance_rate" and drafts_trees(traces) != drafts_trees(other):
+    metric = EVAL_METRICS[name]
+    rows = sum_by_question(
+        _collect_rows(metric, results, autoregressive), [result.question for result in results]
+    )
+    return bootstrap_t(rows, metric.statistic, support=metric.support)
+
+
+def estimate_gain(
+    name: str,
+    results: list[PromptResult],
+    other: list[PromptResult],
+    autoregressive: list[PromptResult],
+    others_autoregressive: list[PromptResult] | None = None,
+) -> Estimate | None:
+    """Estimate the metric of `results` minus that of `other`, paired by prompt.
+
+    `others_autoregressive` is the baseline of `other` where that has another target. Return None
+    for the acceptance rate of a tree minus that of a chain: siblings exclude each other, so a
+    tree's rate is lower by construction.
+    """
+    if name == "acceptance_rate" and has_tree_rounds(results) != has_tree_rounds(other):
         return None
-    figure = FIGURES[name]
-    ours = _rows(figure, traces, autoregressive)
-    theirs = _rows(figure, other, others_autoregressive or autoregressive)
-    order = {trace.prompt_id: row for row, trace in enumerate(other)}
-    paired = theirs[[order[trace.prompt_id] for trace in traces]]
-    rows = by_question(np.hstack([ours, paired]), [trace.question for trace in traces])
-    return bootstrap_t(rows, difference(figure.statistic, ours.shape[1]))
+    metric = EVAL_METRICS[name]
+    columns = _collect_rows(metric, results, autoregressive)
+    other_columns = _collect_rows(metric, other, others_autoregressive or autoregressive)
+    order = {result.prompt_id: row for row, result in enumerate(other)}
+    paired = other_columns[[order[result.prompt_id] for result in results]]
+    rows = sum_by_question(np.hstack([columns, paired]), [result.question for result in results])
+    return bootstrap_t(rows, subtract_statistics(metric.statistic, columns.shape[1]))
 
 
-def difference(
+def subtract_statistics(
     statistic: Callable[[ndarray], ndarray], columns: int
 ) -> Callable[[ndarray], ndarray]:
-    """The statistic of the first columns minus that of the others."""
+    """Return the statistic of the first `columns` columns minus that of the remaining ones."""
     return lambda means: statistic(means[..., :columns]) - statistic(means[..., columns:])
 
 
-def by_question(
+def sum_by_question(
     rows: Float[ndarray, "prompts columns"], questions: list[str]
 ) -> Float[ndarray, "questions columns"]:
-    """Sums over the turns of each question.
+    """Sum the rows of each question over its turns.
 
-    >>> by_question(np.array([[1.0, 2.0], [5.0, 0.0], [3.0, 4.0]]), ["a", "b", "a"])
+    >>> sum_by_question(np.array([[1.0, 2.0], [5.0, 0.0], [3.0, 4.0]]), ["a", "b", "a"])
     array([[4., 6.],
            [5., 0.]])
     """
@@ -111,10 +136,14 @@ def by_question(
     return sums
 
 
-def mbsu(acceptance_length: Estimate, *, draft_passes: int, bytes_ratio: float) -> Estimate:
-    """Memory-bound speed-up: tau / (1 + c L), where a pass costs the bytes that it reads.
+def memory_bound_speedup(
+    acceptance_length: Estimate, *, draft_passes: int, bytes_ratio: float
+) -> Estimate:
+    """Return the memory-bound speed-up tau / (1 + c L), if a pass costs the bytes that it reads.
 
-    >>> mbsu(Estimate(mean=3.0, ci95=[2.4, 3.6]), draft_passes=4, bytes_ratio=0.05)
+    c is `bytes_ratio`, the draft's weights over the target's; L is `draft_passes`.
+
+    >>> memory_bound_speedup(Estimate(mean=3.0, ci95=[2.4, 3.6]), draft_passes=4, bytes_ratio=0.05)
     Estimate(mean=2.5, ci95=[2.0, 3.0])
     """
     cost = 1 + bytes_ratio * draft_passes
@@ -124,8 +153,11 @@ def mbsu(acceptance_length: Estimate, *, draft_passes: int, bytes_ratio: float) 
     )
 
 
-def _rows(
-    figure: Figure, traces: list[Trace], autoregressive: list[Trace]
+def _collect_rows(
+    metric: Metric, results: list[PromptResult], autoregressive: list[PromptResult]
 ) -> Float[ndarray, "prompts columns"]:
-    plain = {trace.prompt_id: trace for trace in autoregressive}
-    return np.array([figure.columns(t, plain[t.prompt_id]) for t in traces], dtype=np.float64)
+    baselines = {result.prompt_id: result for result in autoregressive}
+    return np.array(
+        [metric.columns(result, baselines[result.prompt_id]) for result in results],
+        dtype=np.float64,
+    )

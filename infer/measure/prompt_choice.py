@@ -1,7 +1,8 @@
-"""Decide on which prompts drafts are judged or tuned, where the user names none.
+"""Choose the prompts that drafts are evaluated or tuned on where the user names none.
 
-A training run leaves the prompts that it held out of its data beside its checkpoint
-(`data/mixture/held_out_rows.py`); the demo has its own. Nothing else is taken in silence.
+A training run stores the prompts that it held out of its data beside its checkpoint
+(`data/mixture/held_out_rows.py`); the demo has its own. There is no other default: without either
+of them the user must name a file.
 """
 
 from collections.abc import Sequence
@@ -11,88 +12,102 @@ from typing import Any
 
 import yaml
 
-from data.config import DEMO, Source
+from data.config import DEMO, DataSource
 from data.demo.prompts import training_prompts
-from data.eval_prompts.prompts import EvalPrompt, held_out
-from data.mixture.held_out_rows import FINAL
-from infer.config import DEMO_TOKENS, OWN_TOKENS, EvaluationConf
+from data.eval_prompts.prompts import EvalPrompt, load_eval_prompts
+from data.mixture.held_out_rows import FINAL_FILE
+from infer.config import DEFAULT_NEW_TOKENS, DEMO_NEW_TOKENS, EvaluationConf
 from models.errors import UserError
 from models.target.target import Target, TargetConf
 
-SEED = 24  # of the demo's calibration prompts; data.seed, 0, picks those that drafts learn from
-RUN_CONFIG = "config.yaml"  # of a training run, beside its checkpoint
+# The seed of the demo's calibration prompts. It differs from the default of data.seed (0), which
+# selects the prompts that drafts are trained on.
+CALIBRATION_SEED = 24
+RUN_CONFIG = "config.yaml"  # file name of a training run's config, beside its checkpoint
 
 
-def settled(
+def resolve_prompts(
     conf: EvaluationConf, directories: Sequence[Path], target: TargetConf
 ) -> EvaluationConf:
-    """Name the prompts, and how many tokens an answer has at most. Loads no model."""
-    prompts = conf.prompts or own_prompts(directories, target, FINAL, key="evaluation.prompts")
-    tokens = answer_tokens(conf, target.source.context(), demo=prompts == DEMO)
-    return replace(conf, prompts=prompts, max_new_tokens=tokens)
+    """Return `conf` with its prompts and its limit of new tokens filled in; load no model.
+
+    Raise UserError where no prompts can be chosen.
+    """
+    prompts = conf.prompts or find_held_out_file(
+        directories, target, FINAL_FILE, key="evaluation.prompts"
+    )
+    max_new_tokens = max_answer_tokens(conf, target.source.context_length(), demo=prompts == DEMO)
+    return replace(conf, prompts=prompts, max_new_tokens=max_new_tokens)
 
 
-def answer_tokens(conf: EvaluationConf, context: int | None, *, demo: bool) -> int:
-    """Tokens of an answer at most: as asked for, else at most half of what the target can read."""
+def max_answer_tokens(conf: EvaluationConf, context: int | None, *, demo: bool) -> int:
+    """Return the limit of an answer in tokens.
+
+    This is the configured limit, else the default or half of the target's `context`, whichever is
+    less.
+    """
     if conf.max_new_tokens is not None:
         return conf.max_new_tokens
-    usual = DEMO_TOKENS if demo else OWN_TOKENS
-    return usual if context is None else min(usual, context // 2)
+    default = DEMO_NEW_TOKENS if demo else DEFAULT_NEW_TOKENS
+    return default if context is None else min(default, context // 2)
 
 
-def own_prompts(directories: Sequence[Path], target: TargetConf, file: str, *, key: str) -> str:
-    """The file that the runs of these checkpoints left, the same for all; `demo` for the demo's.
+def find_held_out_file(
+    directories: Sequence[Path], target: TargetConf, file: str, *, key: str
+) -> str:
+    """Return the path of the prompts that the runs of these checkpoints held out.
 
-    Raises UserError where there is none, or where they differ.
+    It is `demo` where they are the demo's. Raise UserError where a run left no such file, or where
+    the files of several runs differ.
     """
-    found = {directory: _beside(directory) / file for directory in directories}
-    kept = {directory: path for directory, path in found.items() if path.exists()}
-    without = [directory for directory in directories if directory not in kept]
-    for directory in without:
-        if not _is_the_demos(target, directory):
+    paths = {directory: _run_directory(directory) / file for directory in directories}
+    held_out = {directory: path for directory, path in paths.items() if path.exists()}
+    missing = [directory for directory in directories if directory not in held_out]
+    for directory in missing:
+        if not _is_demo_draft(target, directory):
             raise UserError(
                 f"{key}: must be named for a draft whose run kept no prompts of its own, got null "
-                f"and no {found[directory]}; give {key}=FILE"
+                f"and no {paths[directory]}; give {key}=FILE"
             )
-    if len({path.read_bytes() for path in kept.values()}) + bool(without) > 1:
-        each = ", ".join(str(kept.get(directory, "the demo's")) for directory in directories)
+    if len({path.read_bytes() for path in held_out.values()}) + bool(missing) > 1:
+        listed = ", ".join(str(held_out.get(directory, "the demo's")) for directory in directories)
         raise UserError(
-            f"{key}: must be named for drafts that were held out different prompts, got null and "
-            f"{each}; give {key}=FILE"
+            f"{key}: must be named for drafts whose runs held out different prompts, got null and "
+            f"{listed}; give {key}=FILE"
         )
-    return str(next(iter(kept.values()), DEMO))
+    return str(next(iter(held_out.values()), DEMO))
 
 
-def calibration_prompts(target: Target, path: str, count: int) -> list[EvalPrompt]:
-    """Those of the file, or `count` of the demo's training prompts: never the held-out ones."""
+def load_calibration_prompts(target: Target, path: str, count: int) -> list[EvalPrompt]:
+    """Load the prompts of a file, or `count` of the demo's training prompts for `demo`."""
     if path != DEMO:
-        return held_out(target.tokenizer, path, limit=None, key="prompts")
+        return load_eval_prompts(target.tokenizer, path, limit=None, key="prompts")
     return [
         EvalPrompt(id=p.id, category=p.category, ids=target.tokenizer(p.text)["input_ids"])
-        for p in training_prompts(count, seed=SEED)
+        for p in training_prompts(count, seed=CALIBRATION_SEED)
     ]
 
 
-def longest_row(directory: Path) -> int | None:
+def read_longest_row(directory: Path) -> int | None:
     """Return the length of the draft's longest training row, where its run records it."""
-    length = _data_of(directory).get("length")
+    length = _read_data_conf(directory).get("length")
     return length if isinstance(length, int) else None
 
 
-def _is_the_demos(target: TargetConf, directory: Path) -> bool:
-    itself = target.name == DEMO and target.path is None
-    return itself or _data_of(directory).get("source") == Source.demo.name
+def _is_demo_draft(target: TargetConf, directory: Path) -> bool:
+    is_demo_target = target.name == DEMO and target.path is None
+    return is_demo_target or _read_data_conf(directory).get("source") == DataSource.demo.name
 
 
-def _data_of(directory: Path) -> dict[str, Any]:
-    """What the run of a checkpoint says of its data; nothing of one that came without its run."""
+def _read_data_conf(directory: Path) -> dict[str, Any]:
+    """Return the data section of the run's config; empty where the config cannot be read."""
     try:
-        conf = yaml.safe_load((_beside(directory) / RUN_CONFIG).read_text(encoding="utf-8"))
+        conf = yaml.safe_load((_run_directory(directory) / RUN_CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
         return {}
     data = conf.get("data") if isinstance(conf, dict) else None
     return data if isinstance(data, dict) else {}
 
 
-def _beside(directory: Path) -> Path:
+def _run_directory(directory: Path) -> Path:
     return directory.resolve().parent

@@ -1,6 +1,6 @@
-"""What was recorded of decoding, and what can be read off it by counting.
+"""Records of decoding, and the metrics that follow from them by counting.
 
-Figures with intervals are in `infer.measure.metrics`. `docs/report.md` defines all of them.
+Metrics with intervals are in `infer/measure/metrics.py`. `docs/report.md` defines all of them.
 """
 
 from collections import Counter
@@ -12,16 +12,17 @@ from itertools import pairwise
 import numpy as np
 
 from data.eval_prompts.prompts import EvalPrompt
-from infer.engine.decode import Decoded
+from infer.engine.decode import Generation
 
 
 @dataclass(kw_only=True)
-class Trace:
-    """One prompt decoded in one mode.
+class PromptResult:
+    """The result of decoding one prompt in one mode.
 
-    The first new token comes from the prefill; round r emits `accepted[r]` draft tokens and one of
-    the target's own. `ids` is cut at the end of the answer, `accepted` is not: it says what the
-    verifier accepted, also past the cut. The turns of a conversation share their `question`.
+    The first new token comes from the prefill; round r emits `accepted[r]` draft tokens and one
+    token of the target. `ids` is truncated at the end of the answer. `accepted` is not: it counts
+    everything that verification accepted, also past the end. The turns of a conversation share
+    their `question`.
     """
 
     prompt_id: str
@@ -32,7 +33,7 @@ class Trace:
     depth: int
     prefill_s: float
     round_s: list[float]
-    question: str = ""  # empty: the prompt's id
+    question: str = ""  # the prompt's id where empty
     turn: int = 0
     prompt_tokens: int = 0
 
@@ -40,8 +41,10 @@ class Trace:
         self.question = self.question or self.prompt_id
 
     @classmethod
-    def of(cls, prompt: EvalPrompt, answer: Decoded, *, depth: int) -> "Trace":
-        """Of a prompt that was decoded alone."""
+    def from_generation(
+        cls, prompt: EvalPrompt, answer: Generation, *, depth: int
+    ) -> "PromptResult":
+        """Build the result of a prompt that was decoded alone: its round times are whole rounds."""
         return cls(
             prompt_id=prompt.id,
             category=prompt.category,
@@ -61,8 +64,8 @@ class Trace:
         return len(self.accepted)
 
     @property
-    def decoded(self) -> int:
-        """Tokens kept of the rounds."""
+    def decoded_tokens(self) -> int:
+        """Return the number of tokens that rounds added to the answer."""
         return len(self.ids) - 1
 
     @property
@@ -75,29 +78,32 @@ class Trace:
 
 
 @dataclass(kw_only=True)
-class Divergence:
-    """A token that the target would not have emitted, and by how much it preferred its own."""
+class Mismatch:
+    """A token that the target would not have emitted.
+
+    `logit_gap` is how much higher the target rated its own choice.
+    """
 
     prompt_id: str
     position: int
     logit_gap: float
 
 
-class Verdict(StrEnum):
-    """Whether answers are the target's own."""
+class LosslessVerdict(StrEnum):
+    """The verdict on whether a mode's answers equal the target's own."""
 
     yes = auto()
     no = auto()
-    undecided = auto()  # rounding moves logits by more than the precision explains
+    undecided = auto()  # logits move by more than the precision explains
 
 
 @dataclass(frozen=True, kw_only=True)
-class Yardstick:
-    """What the divergences of one target are held against, in logits.
+class LogitTolerance:
+    """The tolerance, in logits, for mismatches with one target.
 
-    `near_tie_gap` is what rounding may close between two logits, as measured on some prompts;
-    `explained_gap` is the widest that the precision explains. `exact_arithmetic` (fp32) allows no
-    divergence at all.
+    `near_tie_gap` is the widest gap between two logits that rounding may close, as measured on a
+    few prompts; `explained_gap` is the widest gap that the precision explains. With
+    `exact_arithmetic` (fp32) no mismatch is allowed at all.
     """
 
     near_tie_gap: float = 0.0
@@ -105,56 +111,60 @@ class Yardstick:
     exact_arithmetic: bool = True
 
     @property
-    def explained(self) -> bool:
+    def is_explained(self) -> bool:
         return self.near_tie_gap <= self.explained_gap
 
 
 @dataclass(kw_only=True)
 class Exactness:
-    """Where a mode emitted what the target would not have, reading its answers token by token."""
+    """The mismatches of a mode's answers with the target, which rereads them token by token."""
 
-    divergences: list[Divergence] = field(default_factory=list)
-    yardstick: Yardstick = field(default_factory=Yardstick)
+    mismatches: list[Mismatch] = field(default_factory=list)
+    tolerance: LogitTolerance = field(default_factory=LogitTolerance)
 
     @property
     def mismatched_prompts(self) -> int:
-        return len({divergence.prompt_id for divergence in self.divergences})
+        return len({mismatch.prompt_id for mismatch in self.mismatches})
 
     @property
-    def divergences_beyond_gap(self) -> int:
-        gap = self.yardstick.near_tie_gap
-        return sum(divergence.logit_gap > gap for divergence in self.divergences)
+    def mismatches_beyond_gap(self) -> int:
+        gap = self.tolerance.near_tie_gap
+        return sum(mismatch.logit_gap > gap for mismatch in self.mismatches)
 
     @property
-    def verdict(self) -> Verdict:
-        """A gap that the precision does not explain decides nothing, for or against."""
-        if self.yardstick.exact_arithmetic and self.divergences:
-            return Verdict.no
-        if not self.yardstick.explained:
-            return Verdict.undecided
-        return Verdict.no if self.divergences_beyond_gap else Verdict.yes
+    def verdict(self) -> LosslessVerdict:
+        """Return the verdict; a gap that the precision does not explain leaves it undecided."""
+        if self.tolerance.exact_arithmetic and self.mismatches:
+            return LosslessVerdict.no
+        if not self.tolerance.is_explained:
+            return LosslessVerdict.undecided
+        return LosslessVerdict.no if self.mismatches_beyond_gap else LosslessVerdict.yes
 
-    def among(self, prompt_ids: Collection[str]) -> "Exactness":
-        """The same, of these prompts alone."""
-        return replace(self, divergences=[d for d in self.divergences if d.prompt_id in prompt_ids])
+    def select_prompts(self, prompt_ids: Collection[str]) -> "Exactness":
+        """Return a copy that holds the mismatches of these prompts alone."""
+        return replace(self, mismatches=[m for m in self.mismatches if m.prompt_id in prompt_ids])
 
 
 @dataclass(kw_only=True)
-class Costs:
-    """Seconds of one round's drafting, of its verification, and of one autoregressive step."""
+class RoundCosts:
+    """Seconds that a round drafts and verifies, and seconds of an autoregressive step."""
 
     draft_s: float
     verify_s: float
     step_s: float
 
     def predicted_speedup(self, acceptance_length: float) -> float:
-        """The speed-up of a loop that does nothing but draft and verify."""
+        """Return the speed-up of a loop that does nothing but draft and verify."""
         return acceptance_length * self.step_s / (self.draft_s + self.verify_s)
 
 
 @dataclass(kw_only=True)
-class Positions:
-    """Acceptance at position 1, 2, ...: of all rounds, of those that accepted the one before."""
+class PositionAcceptance:
+    """Acceptance at position 1, 2, ....
+
+    `marginal` is the share of all rounds, `conditional` the share of the rounds that accepted the
+    position before (None where there is no such round).
+    """
 
     marginal: list[float]
     conditional: list[float | None]
@@ -167,52 +177,57 @@ class Percentiles:
     p99: float
 
 
-def drafts_trees(traces: list[Trace]) -> bool:
-    """Whether some round proposed more nodes than the mode is deep."""
-    return any(max(trace.drafted, default=0) > trace.depth for trace in traces)
+def has_tree_rounds(results: list[PromptResult]) -> bool:
+    """Return whether a round proposed more nodes than the mode is deep."""
+    return any(max(result.drafted, default=0) > result.depth for result in results)
 
 
-def by_position(traces: list[Trace]) -> Positions:
-    """How often rounds accept at least 1, 2, ... draft tokens.
+def acceptance_by_position(results: list[PromptResult]) -> PositionAcceptance:
+    """Compute the shares of rounds that accept at least 1, 2, ... draft tokens.
 
-    >>> two_rounds = Trace(prompt_id="a", category="code", ids=[0] * 5, accepted=[2, 0],
-    ...                    drafted=[2, 2], depth=2, prefill_s=0.1, round_s=[0.1, 0.1])
-    >>> by_position([two_rounds])
-    Positions(marginal=[0.5, 0.5], conditional=[0.5, 1.0])
+    >>> two_rounds = PromptResult(
+    ...     prompt_id="a", category="code", ids=[0] * 5, accepted=[2, 0], drafted=[2, 2], depth=2,
+    ...     prefill_s=0.1, round_s=[0.1, 0.1],
+    ... )
+    >>> acceptance_by_position([two_rounds])
+    PositionAcceptance(marginal=[0.5, 0.5], conditional=[0.5, 1.0])
     """
-    accepted = np.array([count for trace in traces for count in trace.accepted])
-    depth = max((trace.depth for trace in traces), default=0)
+    accepted = np.array([count for result in results for count in result.accepted])
+    depth = max((result.depth for result in results), default=0)
     reached = [int((accepted >= position).sum()) for position in range(depth + 1)]
-    return Positions(
+    return PositionAcceptance(
         marginal=[count / max(1, reached[0]) for count in reached[1:]],
         conditional=[after / before if before else None for before, after in pairwise(reached)],
     )
 
 
-def itl_s(trace: Trace) -> float | None:
-    """Inter-token latency, (E2E - TTFT) / (tokens - 1): a mean, as rounds arrive whole."""
-    return trace.decode_s / trace.decoded if trace.decoded else None
+def inter_token_latency(result: PromptResult) -> float | None:
+    """Return the inter-token latency in seconds, (E2E - TTFT) / (tokens - 1).
+
+    It is a mean, because all tokens of a round arrive at once. None for an answer of one token.
+    """
+    return result.decode_s / result.decoded_tokens if result.decoded_tokens else None
 
 
-def percentiles_ms(seconds: list[float | None]) -> Percentiles | None:
-    """Percentiles over prompts, in milliseconds."""
-    known = [1000 * value for value in seconds if value is not None]
-    if not known:
+def percentiles_in_ms(seconds: list[float | None]) -> Percentiles | None:
+    """Return percentiles over prompts, in milliseconds; None where no prompt has a value."""
+    milliseconds = [1000 * value for value in seconds if value is not None]
+    if not milliseconds:
         return None
-    p50, p90, p99 = (float(value) for value in np.percentile(known, [50, 90, 99]))
+    p50, p90, p99 = (float(value) for value in np.percentile(milliseconds, [50, 90, 99]))
     return Percentiles(p50=p50, p90=p90, p99=p99)
 
 
-def loops(ids: list[int], *, width: int = 8, times: int = 3) -> bool:
-    """Whether some run of `width` tokens occurs `times` times: such text is easy to draft.
+def is_looping(ids: list[int], *, width: int = 8, times: int = 3) -> bool:
+    """Return whether a window of `width` tokens occurs `times` times: such text is easy to draft.
 
-    >>> loops([1, 2] * 10), loops(list(range(20)))
+    >>> is_looping([1, 2] * 10), is_looping(list(range(20)))
     (True, False)
     """
-    runs = Counter(tuple(ids[start : start + width]) for start in range(len(ids) - width + 1))
-    return max(runs.values(), default=0) >= times
+    windows = Counter(tuple(ids[start : start + width]) for start in range(len(ids) - width + 1))
+    return max(windows.values(), default=0) >= times
 
 
-def loop_share(traces: list[Trace]) -> float:
-    """The share of answers that loop."""
-    return sum(loops(trace.ids) for trace in traces) / len(traces)
+def loop_share(results: list[PromptResult]) -> float:
+    """Return the share of answers that loop."""
+    return sum(is_looping(result.ids) for result in results) / len(results)

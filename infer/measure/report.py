@@ -1,133 +1,141 @@
-"""What a report holds: a dictionary as `docs/report.schema.json` says."""
+"""Build the content of a report: a dictionary that follows `docs/report.schema.json`."""
 
 import datetime
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from infer.measure.by_length import by_prompt_length, lengths
-from infer.measure.records import Trace, itl_s
-from infer.measure.results import DraftRun, Measured, Mode, NotMeasured, Setting
-from infer.measure.summary import describe_batch, section
+from infer.measure.by_length import summarize_by_length, summarize_lengths
+from infer.measure.records import PromptResult, inter_token_latency
+from infer.measure.results import DraftResult, EvalSetup, ModeOutcome, ModeResult, NotMeasured
+from infer.measure.summary import build_section, describe_batch
 
 SCHEMA_VERSION = 3
-DECIMALS = 6  # of seconds in rounds.jsonl
+SECONDS_DECIMALS = 6  # decimal places of seconds in rounds.jsonl
 
 
-class Report(dict[str, Any]):
-    """What report.json holds; `rounds` stands beside it, a line of rounds.jsonl each."""
+class EvalReport(dict[str, Any]):
+    """The content of report.json; each item of `rounds` is a line of rounds.jsonl beside it."""
 
     def __init__(self, content: dict[str, Any], rounds: list[dict[str, Any]]):
         super().__init__(content)
         self.rounds = rounds
 
 
-def build(
-    setting: Setting, *, autoregressive: Measured, ngram: Mode, drafts: list[DraftRun]
-) -> Report:
-    """The whole report; modes must hold the same prompts."""
-    traces = autoregressive.traces
+def build_report(
+    setup: EvalSetup, *, autoregressive: ModeResult, ngram: ModeOutcome, drafts: list[DraftResult]
+) -> EvalReport:
+    """Build the report; all modes must hold the same prompts."""
+    results = autoregressive.prompt_results
     categories: dict[str, set[str]] = {}
-    for trace in traces:
-        categories.setdefault(trace.category, set()).add(trace.prompt_id)
-    labelled = {"autoregressive": autoregressive, "ngram": ngram} | {
+    for result in results:
+        categories.setdefault(result.category, set()).add(result.prompt_id)
+    modes_by_label = {"autoregressive": autoregressive, "ngram": ngram} | {
         f"{draft.name}/{name}": mode for draft in drafts for name, mode in draft.modes.items()
     }
     content = {
         "schema_version": SCHEMA_VERSION,
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": setting.command,
-        "versions": setting.versions,
-        "device": setting.device,
-        "graphs": setting.graphs,
-        "target": {"name": setting.target, "parameters": setting.target_parameters},
-        "sampling": setting.sampling,
-        "tree": setting.tree,
+        "command": setup.command,
+        "versions": setup.versions,
+        "device": setup.device,
+        "graphs": setup.graphs,
+        "target": {"name": setup.target, "parameters": setup.target_parameters},
+        "sampling": setup.sampling,
+        "tree": setup.tree,
         "prompts": {
-            "count": len(traces),
-            "questions": len({trace.question for trace in traces}),
-            "sha256": setting.prompts_sha256,
-            "source": setting.prompts_source,
-            "chat_template": setting.prompts_rendered,
-            "lengths": lengths(traces),
-            "max_new_tokens": setting.max_new_tokens,
+            "count": len(results),
+            "questions": len({result.question for result in results}),
+            "sha256": setup.prompts_sha256,
+            "source": setup.prompts_source,
+            "chat_template": setup.num_templated_prompts,
+            "lengths": summarize_lengths(results),
+            "max_new_tokens": setup.max_new_tokens,
             "by_category": {name: len(ids) for name, ids in categories.items()},
             "contamination": {
                 draft.name: asdict(draft.contamination) for draft in drafts if draft.contamination
             },
         },
-        **section(autoregressive, ngram, drafts, setting.target_weight_bytes),
+        **build_section(autoregressive, ngram, drafts, setup.target_weight_bytes),
         "categories": {
-            name: section(
-                autoregressive.among(ids),
-                ngram.among(ids),
-                [draft.among(ids) for draft in drafts],
-                setting.target_weight_bytes,
+            name: build_section(
+                autoregressive.select_prompts(ids),
+                ngram.select_prompts(ids),
+                [draft.select_prompts(ids) for draft in drafts],
+                setup.target_weight_bytes,
             )
             for name, ids in categories.items()
         },
-        **_beside(drafts),
-        "by_prompt_length": by_prompt_length(traces, drafts),
-        "per_prompt": _per_prompt(traces, labelled),
+        **_describe_extras(drafts),
+        "by_prompt_length": summarize_by_length(results, drafts),
+        "per_prompt": _per_prompt_rows(results, modes_by_label),
     }
-    return Report(content, list(_rounds(labelled)))
+    return EvalReport(content, list(_round_records(modes_by_label)))
 
 
-def _beside(drafts: list[DraftRun]) -> dict[str, Any]:
-    """What was measured of drafts apart from the modes."""
+def _describe_extras(drafts: list[DraftResult]) -> dict[str, Any]:
+    """Describe what was measured of the drafts apart from their modes."""
     return {
         "batches": [
-            {"draft": draft.name} | describe_batch(at) for draft in drafts for at in draft.batches
+            {"draft": draft.name} | describe_batch(batch_result)
+            for draft in drafts
+            for batch_result in draft.batch_results
         ],
-        "replay": {draft.name: asdict(draft.replayed) for draft in drafts if draft.replayed},
-        "samples": [{"draft": draft.name} | asdict(s) for draft in drafts for s in draft.samples],
+        "replay": {
+            draft.name: asdict(draft.replay_result) for draft in drafts if draft.replay_result
+        },
+        "samples": [
+            {"draft": draft.name} | asdict(sample) for draft in drafts for sample in draft.samples
+        ],
     }
 
 
-def _per_prompt(order: list[Trace], labelled: dict[str, Mode]) -> list[dict[str, Any]]:
-    """What each prompt took in each mode, so that a reader can compute other figures."""
+def _per_prompt_rows(
+    results: list[PromptResult], modes_by_label: dict[str, ModeOutcome]
+) -> list[dict[str, Any]]:
+    """List the raw numbers of each prompt and mode, from which a reader can compute metrics."""
     rows = {
-        trace.prompt_id: {
-            "prompt_id": trace.prompt_id,
-            "category": trace.category,
-            "question": trace.question,
-            "turn": trace.turn,
-            "prompt_tokens": trace.prompt_tokens,
+        result.prompt_id: {
+            "prompt_id": result.prompt_id,
+            "category": result.category,
+            "question": result.question,
+            "turn": result.turn,
+            "prompt_tokens": result.prompt_tokens,
             "modes": {},
         }
-        for trace in order
+        for result in results
     }
-    for label, trace in _traces(labelled):
-        itl = itl_s(trace)
-        rows[trace.prompt_id]["modes"][label] = {
-            "tokens": len(trace.ids),
-            "rounds": trace.rounds,
-            "accepted": sum(trace.accepted),
-            "drafted": sum(trace.drafted),
-            "ttft_ms": 1000 * trace.prefill_s,
+    for label, result in _iterate_results(modes_by_label):
+        itl = inter_token_latency(result)
+        rows[result.prompt_id]["modes"][label] = {
+            "tokens": len(result.ids),
+            "rounds": result.rounds,
+            "accepted": sum(result.accepted),
+            "drafted": sum(result.drafted),
+            "ttft_ms": 1000 * result.prefill_s,
             "itl_ms": None if itl is None else 1000 * itl,
-            "e2e_ms": 1000 * trace.e2e_s,
+            "e2e_ms": 1000 * result.e2e_s,
         }
     return list(rows.values())
 
 
-def _rounds(labelled: dict[str, Mode]) -> Iterator[dict[str, Any]]:
-    """Everything that was recorded: one line a prompt and mode."""
-    for label, trace in _traces(labelled):
+def _round_records(modes_by_label: dict[str, ModeOutcome]) -> Iterator[dict[str, Any]]:
+    """Yield all that was recorded, one record for each prompt and mode."""
+    for label, result in _iterate_results(modes_by_label):
         yield {
-            "prompt_id": trace.prompt_id,
-            "category": trace.category,
-            "turn": trace.turn,
+            "prompt_id": result.prompt_id,
+            "category": result.category,
+            "turn": result.turn,
             "mode": label,
-            "ids": trace.ids,
-            "accepted": trace.accepted,
-            "drafted": trace.drafted,
-            "round_s": [round(seconds, DECIMALS) for seconds in trace.round_s],
-            "prefill_s": round(trace.prefill_s, DECIMALS),
+            "ids": result.ids,
+            "accepted": result.accepted,
+            "drafted": result.drafted,
+            "round_s": [round(seconds, SECONDS_DECIMALS) for seconds in result.round_s],
+            "prefill_s": round(result.prefill_s, SECONDS_DECIMALS),
         }
 
 
-def _traces(labelled: dict[str, Mode]) -> Iterator[tuple[str, Trace]]:
-    for label, mode in labelled.items():
+def _iterate_results(modes_by_label: dict[str, ModeOutcome]) -> Iterator[tuple[str, PromptResult]]:
+    for label, mode in modes_by_label.items():
         if not isinstance(mode, NotMeasured):
-            yield from ((label, trace) for trace in mode.traces)
+            yield from ((label, result) for result in mode.prompt_results)

@@ -1,19 +1,19 @@
-"""What was measured: every mode over the same prompts, the drafts that they belong to, on what."""
+"""Results of an evaluation: every mode over the same prompts, by draft, and the setup."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from data.eval_prompts.contamination import Contamination
 from infer.measure.intervals import Estimate
-from infer.measure.records import Costs, Exactness, Trace, Verdict
-from infer.verify import Typical
+from infer.measure.records import Exactness, LosslessVerdict, PromptResult, RoundCosts
+from infer.verify import TypicalRule
 
-LOSSY = (Typical.name,)
+LOSSY_RULES = (TypicalRule.name,)
 
 
 @dataclass(kw_only=True)
-class Split:
-    """Seconds of the parts of an unfused round, of all of it, and of a fused round."""
+class RoundSplit:
+    """Mean seconds of the phases of an unfused round, of the whole round, and of a fused round."""
 
     draft_s: float
     verify_s: float
@@ -21,69 +21,69 @@ class Split:
     cache_move_s: float
     host_s: float
     round_s: float
-    fused_round_s: float | None = None  # where rounds are not fused
+    fused_round_s: float | None = None  # None where rounds are not fused
 
 
 @dataclass(kw_only=True)
-class Judged:
-    """By which rule draft tokens were accepted, and how the answers compare with the target's."""
+class VerifiedResult:
+    """The rule that accepted draft tokens, and the comparison of the answers with the target's."""
 
-    verification: str = "exact"  # a rule without a name, which keeps the target's own answers
+    verification: str = "exact"  # stands for any rule that keeps the target's own answers
     exactness: Exactness = field(default_factory=Exactness)
 
     @property
-    def lossy(self) -> bool:
-        """Whether the rule of verification keeps the target's distribution only roughly."""
-        return self.verification in LOSSY
+    def is_lossy(self) -> bool:
+        """Return whether verification keeps the target's distribution only approximately."""
+        return self.verification in LOSSY_RULES
 
     @property
-    def lossless(self) -> Verdict:
-        """Never yes of a lossy rule, also where it happened to say what the target says."""
-        return Verdict.no if self.lossy else self.exactness.verdict
+    def lossless(self) -> LosslessVerdict:
+        """Return the verdict: `no` for a lossy rule, even where its answers happen to agree."""
+        return LosslessVerdict.no if self.is_lossy else self.exactness.verdict
 
 
 @dataclass(kw_only=True)
-class Measured(Judged):
-    """One mode over all prompts.
+class ModeResult(VerifiedResult):
+    """The result of one mode over all prompts.
 
-    `draft_passes` are the draft's forward passes in a row a round (L of `mbsu`), 0 of n-grams;
-    `bottleneck` says in one sentence what holds the speed-up back.
+    `draft_passes` is the number of consecutive forward passes of the draft in a round (L in
+    `mbsu`), 0 for n-gram lookup; `bottleneck` is a sentence on what limits the speed-up.
     """
 
-    traces: list[Trace]
-    costs: Costs | None = None
+    prompt_results: list[PromptResult]
+    costs: RoundCosts | None = None
     graphs_after_warmup: int | None = None
     batch: int = 1
     draft_passes: int | None = None
-    split: Split | None = None
+    split: RoundSplit | None = None
     bottleneck: str | None = None
 
-    def among(self, prompt_ids: set[str]) -> "Measured":
-        """The same, of these prompts alone; what was said of all is not of them."""
+    def select_prompts(self, prompt_ids: set[str]) -> "ModeResult":
+        """Return a copy for these prompts alone; the bottleneck, of all prompts, is dropped."""
         return replace(
             self,
-            traces=[trace for trace in self.traces if trace.prompt_id in prompt_ids],
-            exactness=self.exactness.among(prompt_ids),
+            prompt_results=[r for r in self.prompt_results if r.prompt_id in prompt_ids],
+            exactness=self.exactness.select_prompts(prompt_ids),
             bottleneck=None,
         )
 
 
 @dataclass(kw_only=True)
 class NotMeasured:
-    """A mode that could not be run, and why: the report holds null and the reason."""
+    """A mode that could not be run, with the reason; the report holds null and the reason."""
 
     reason: str
 
-    def among(self, prompt_ids: set[str]) -> "NotMeasured":  # noqa: ARG002
+    def select_prompts(self, prompt_ids: set[str]) -> "NotMeasured":  # noqa: ARG002
         return self
 
 
-Mode = Measured | NotMeasured
+ModeOutcome = ModeResult | NotMeasured
 
 
 @dataclass(kw_only=True)
-class Memory:
-    """Bytes that a draft takes beside its target: weights, and its state of one row."""
+class DraftMemory:
+    """Bytes that a draft needs besides its target: its weights, and its state for one row."""
 
     weights: int
     state: int
@@ -91,26 +91,31 @@ class Memory:
 
 @dataclass(kw_only=True)
 class AdaptedTarget:
-    """A target that a draft's method changed: it verifies that draft, and is its baseline."""
+    """A target that a draft's method adapted; it verifies the draft and is its baseline."""
 
     name: str
-    parameters: int
+    num_parameters: int
     adapted_from: str
-    autoregressive: Measured
+    autoregressive: ModeResult
     weight_bytes: int | None = None
 
-    def among(self, prompt_ids: set[str]) -> "AdaptedTarget":
-        return replace(self, autoregressive=self.autoregressive.among(prompt_ids))
+    def select_prompts(self, prompt_ids: set[str]) -> "AdaptedTarget":
+        return replace(self, autoregressive=self.autoregressive.select_prompts(prompt_ids))
 
-    def changed_answers(self, original: Measured) -> int:
-        """Prompts that it answers otherwise than the original target does."""
-        answers = {trace.prompt_id: trace.ids for trace in original.traces}
-        return sum(trace.ids != answers[trace.prompt_id] for trace in self.autoregressive.traces)
+    def count_changed_answers(self, original: ModeResult) -> int:
+        """Count the prompts whose answers differ from those of the original target."""
+        answers = {result.prompt_id: result.ids for result in original.prompt_results}
+        return sum(
+            result.ids != answers[result.prompt_id] for result in self.autoregressive.prompt_results
+        )
 
 
 @dataclass(kw_only=True)
-class AtBatch(Judged):
-    """One mode of a draft with so many rows decoded at a time, beside decoding them alone."""
+class BatchResult(VerifiedResult):
+    """The result of one mode of a draft with `batch` rows decoded together.
+
+    The speed-up is over autoregressive decoding with as many rows.
+    """
 
     batch: int
     mode: str
@@ -121,70 +126,73 @@ class AtBatch(Judged):
 
 
 @dataclass(kw_only=True)
-class Replayed:
-    """Acceptance on the target's own text: of the rounds decoding has, and from every position."""
+class ReplayResult:
+    """Acceptance lengths on the target's own text.
+
+    `tau` is over the rounds that decoding would have, `all_positions` over rounds from every token.
+    """
 
     tau: Estimate
     all_positions: Estimate
 
 
 @dataclass(kw_only=True)
-class Piece:
-    """Text of one origin."""
+class TextSpan:
+    """A span of text of one origin."""
 
     text: str
-    kind: str  # prompt, accepted (drafted) or target (its own)
+    kind: str  # prompt, accepted (a draft token) or target (the target's own)
 
 
 @dataclass(kw_only=True)
-class Sample:
-    """An answer in pieces, to look at."""
+class SampleAnswer:
+    """An answer of the report, as spans of text."""
 
     prompt_id: str
     mode: str
-    pieces: list[Piece]
+    pieces: list[TextSpan]
 
 
 @dataclass(kw_only=True)
-class DraftRun:
-    """One draft in its modes: before distillation, and distilled as a chain and as a tree."""
+class DraftResult:
+    """The results of one draft: before distillation, and after it as a chain and as a tree."""
 
     name: str
     method: str
-    parameters: int
-    memory: Memory
-    untrained: Mode
-    chain: Mode
-    tree: Mode
+    num_parameters: int
+    memory: DraftMemory
+    untrained: ModeOutcome
+    chain: ModeOutcome
+    tree: ModeOutcome
     target: AdaptedTarget | None = None
     contamination: Contamination | None = None
-    replayed: Replayed | None = None
-    batches: list[AtBatch] = field(default_factory=list)
-    samples: list[Sample] = field(default_factory=list)
-    longest_row: int | None = None  # tokens of the longest row that it learned from
+    replay_result: ReplayResult | None = None
+    batch_results: list[BatchResult] = field(default_factory=list)
+    samples: list[SampleAnswer] = field(default_factory=list)
+    longest_row: int | None = None  # tokens of the longest row that it was trained on
 
     @property
-    def modes(self) -> dict[str, Mode]:
-        own = {"autoregressive": self.target.autoregressive} if self.target else {}
-        return own | {"untrained": self.untrained, "chain": self.chain, "tree": self.tree}
+    def modes(self) -> dict[str, ModeOutcome]:
+        adapted = {"autoregressive": self.target.autoregressive} if self.target else {}
+        return adapted | {"untrained": self.untrained, "chain": self.chain, "tree": self.tree}
 
-    def among(self, prompt_ids: set[str]) -> "DraftRun":
-        """The same, of these prompts alone."""
+    def select_prompts(self, prompt_ids: set[str]) -> "DraftResult":
+        """Return a copy whose modes hold these prompts alone."""
         return replace(
             self,
-            untrained=self.untrained.among(prompt_ids),
-            chain=self.chain.among(prompt_ids),
-            tree=self.tree.among(prompt_ids),
-            target=self.target and self.target.among(prompt_ids),
+            untrained=self.untrained.select_prompts(prompt_ids),
+            chain=self.chain.select_prompts(prompt_ids),
+            tree=self.tree.select_prompts(prompt_ids),
+            target=self.target and self.target.select_prompts(prompt_ids),
         )
 
 
 @dataclass(kw_only=True)
-class Setting:
-    """What was measured, on what: everything a reader needs to measure it again.
+class EvalSetup:
+    """The setup of an evaluation: everything that a reader needs to repeat it.
 
-    `device` is what `Device.describe` says: name, kind, dtype, threads, compiled; `tree` what
-    `Tree.describe` does: kind, depth, nodes, copied.
+    `device` comes from `Device.describe` (name, kind, dtype, threads, compiled), `tree` from
+    `Tree.describe` (kind, depth, nodes, copied).
     """
 
     command: str
@@ -198,5 +206,5 @@ class Setting:
     tree: dict[str, Any]
     target_weight_bytes: int | None = None
     prompts_source: str = "the demo's"
-    prompts_rendered: int = 0  # by a chat template
-    graphs: dict[str, dict[str, int]] | None = None  # by function; None: nothing is compiled
+    num_templated_prompts: int = 0  # prompts rendered by a chat template
+    graphs: dict[str, dict[str, int]] | None = None  # by function; None where nothing is compiled

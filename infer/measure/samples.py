@@ -1,47 +1,51 @@
-"""A few answers in pieces, to see which tokens were drafted and which are the target's own."""
+"""Split a few answers into spans that show which tokens were drafted, for the report."""
 
 from collections.abc import Iterator
 from itertools import groupby
 
 from data.eval_prompts.prompts import EvalPrompt
-from infer.measure.records import Trace
-from infer.measure.results import Piece, Sample
+from infer.measure.records import PromptResult
+from infer.measure.results import SampleAnswer, TextSpan
 from models.target.target import Target
 
-MOST = 4  # samples of a draft
+MAX_SAMPLES = 4  # answers shown for each draft
 
 
-def samples(
-    target: Target, prompts: list[EvalPrompt], traces: list[Trace], *, mode: str
-) -> list[Sample]:
-    """Answers to the first prompt of each category."""
+def collect_samples(
+    target: Target, prompts: list[EvalPrompt], results: list[PromptResult], *, mode: str
+) -> list[SampleAnswer]:
+    """Split the answers to the first prompt of each category into spans, MAX_SAMPLES at most."""
     first = {prompt.category: prompt for prompt in reversed(prompts)}
-    shown = [prompt for prompt in prompts if first[prompt.category] is prompt][:MOST]
-    by_id = {trace.prompt_id: trace for trace in traces}
+    chosen = [prompt for prompt in prompts if first[prompt.category] is prompt][:MAX_SAMPLES]
+    by_id = {result.prompt_id: result for result in results}
     return [
-        Sample(prompt_id=p.id, mode=mode, pieces=_pieces(target, p, by_id[p.id])) for p in shown
+        SampleAnswer(prompt_id=p.id, mode=mode, pieces=_split_spans(target, p, by_id[p.id]))
+        for p in chosen
     ]
 
 
-def _pieces(target: Target, prompt: EvalPrompt, trace: Trace) -> list[Piece]:
-    """Text in runs of one origin. A character of several tokens belongs to the one that ends it."""
-    text = target.tokenizer.decode
-    done = text(prompt.ids)
-    found = [("prompt", done)]
-    for i, kind in enumerate(origins(trace), 1):
-        now = text(prompt.ids + trace.ids[:i])
-        if not now.endswith("\N{REPLACEMENT CHARACTER}"):
-            found.append((kind, now[len(done) :]))
-            done = now
+def _split_spans(target: Target, prompt: EvalPrompt, result: PromptResult) -> list[TextSpan]:
+    """Split prompt and answer into spans of text of one origin.
+
+    A character of several tokens belongs to the token that completes it.
+    """
+    decode = target.tokenizer.decode
+    text = decode(prompt.ids)
+    pieces = [("prompt", text)]
+    for i, kind in enumerate(token_origins(result), 1):
+        longer = decode(prompt.ids + result.ids[:i])
+        if not longer.endswith("\N{REPLACEMENT CHARACTER}"):
+            pieces.append((kind, longer[len(text) :]))
+            text = longer
     return [
-        Piece(text="".join(part for _, part in run), kind=kind)
-        for kind, run in groupby(found, key=lambda piece: piece[0])
+        TextSpan(text="".join(piece for _, piece in group), kind=kind)
+        for kind, group in groupby(pieces, key=lambda piece: piece[0])
     ]
 
 
-def origins(trace: Trace) -> Iterator[str]:
-    """Of each token kept: `target` its own, `accepted` from the draft."""
-    kinds = ["target"]
-    for accepted in trace.accepted:
-        kinds += ["accepted"] * accepted + ["target"]
-    yield from kinds[: len(trace.ids)]
+def token_origins(result: PromptResult) -> Iterator[str]:
+    """Yield the origin of each token of the answer: `target`, or `accepted` for a draft token."""
+    origins = ["target"]
+    for accepted in result.accepted:
+        origins += ["accepted"] * accepted + ["target"]
+    yield from origins[: len(result.ids)]

@@ -1,4 +1,4 @@
-"""Where the time of a round goes, what that predicts, and what holds the speed-up back."""
+"""Measure the phases of a round, and derive costs and the bottleneck of a mode from them."""
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -7,122 +7,136 @@ from dataclasses import dataclass
 from rich.progress import track
 
 from data.eval_prompts.prompts import EvalPrompt
-from infer.engine.phase_timer import Laps
-from infer.measure.eval_modes import Contender
-from infer.measure.records import Costs
-from infer.measure.results import Split
+from infer.engine.phase_timer import PhaseTimer
+from infer.measure.eval_modes import EvalMode
+from infer.measure.records import RoundCosts
+from infer.measure.results import RoundSplit
 
-PASSES = 2  # over the prompts that are timed
-FEWEST = 4  # tokens that warm an unfused round up
+PASSES_PER_PROMPT = 2
+WARMUP_TOKENS = 4  # tokens decoded to warm up unfused rounds
 
 
 @dataclass(kw_only=True)
-class _Clocks:
-    """Of one mode: its unfused rounds in parts, its fused rounds whole."""
+class _ModeClock:
+    """The clock of one mode: phases of unfused rounds, and the total of fused rounds."""
 
-    laps: Laps
+    phase_timer: PhaseTimer
     fused_s: float = 0.0
     rounds: int = 0
 
 
-def in_turns(names: Sequence[str], number: int) -> list[str]:
-    """There and back, then from another first: slow drift cancels (ABBA).
+def alternate_order(names: Sequence[str], number: int) -> list[str]:
+    """Order the modes for repetition `number`, so that slow drift cancels.
 
-    >>> [in_turns("abc", number) for number in range(3)]
+    The order is reversed every other time (ABBA), and each pair begins with the next mode.
+
+    >>> [alternate_order("abc", number) for number in range(3)]
     [['a', 'b', 'c'], ['c', 'b', 'a'], ['b', 'c', 'a']]
     """
-    turn = number // 2 % len(names)
-    turned = [*names[turn:], *names[:turn]]
-    return turned[:: -1 if number % 2 else 1]
+    offset = number // 2 % len(names)
+    rotated = [*names[offset:], *names[:offset]]
+    return rotated[:: -1 if number % 2 else 1]
 
 
-def splits(
-    modes: dict[str, Contender], prompts: list[EvalPrompt], *, max_new_tokens: int
-) -> dict[str, Split]:
-    """The parts of each timed mode's rounds, on some prompts decoded again, in turns.
+def measure_splits(
+    modes: dict[str, EvalMode], prompts: list[EvalPrompt], *, max_new_tokens: int
+) -> dict[str, RoundSplit]:
+    """Measure the phases of each timed mode's rounds, on one prompt of each category.
 
-    The unfused round is taken apart. Where rounds are fused, one of each kind is decoded after the
-    other, and the whole fused round stands beside the parts.
+    The phases are those of unfused rounds. Where rounds are fused, each prompt is decoded with both
+    kinds of rounds in succession, and the result also holds the time of the whole fused round.
     """
-    timed = {name: mode for name, mode in modes.items() if mode.timed}
-    some = list({prompt.category: prompt for prompt in prompts}.values())
+    timed_modes = {name: mode for name, mode in modes.items() if mode.timed}
+    timed_prompts = list({prompt.category: prompt for prompt in prompts}.values())
     clocks = {
-        name: _Clocks(laps=Laps(synchronize=mode.decoder.synchronize))
-        for name, mode in timed.items()
+        name: _ModeClock(phase_timer=PhaseTimer(synchronize=mode.decoder.synchronize))
+        for name, mode in timed_modes.items()
     }
-    warm_unfused(timed.values(), some[0], max_new_tokens=max_new_tokens)
-    for number in _progress(range(PASSES * len(some)), "timing rounds"):
-        prompt = some[number // PASSES]
-        for name in in_turns(list(timed), number):
-            clock, mode = clocks[name], timed[name]
-            kinds = [clock.laps, None] if mode.decoder.fused else [clock.laps]
-            for laps in kinds[:: -1 if number % 2 else 1]:
-                count = _decode(mode, prompt, max_new_tokens, laps)
-                if laps is None:
-                    clock.rounds += count
-                    clock.fused_s += mode.decoder.spent.round_s
-    return {name: _split(clock) for name, clock in clocks.items()}
+    warm_up_unfused(timed_modes.values(), timed_prompts[0], max_new_tokens=max_new_tokens)
+    for number in _track_progress(range(PASSES_PER_PROMPT * len(timed_prompts)), "timing rounds"):
+        prompt = timed_prompts[number // PASSES_PER_PROMPT]
+        for name in alternate_order(list(timed_modes), number):
+            clock, mode = clocks[name], timed_modes[name]
+            # None times the fused rounds.
+            timers = [clock.phase_timer, None] if mode.decoder.fused else [clock.phase_timer]
+            for phase_timer in timers[:: -1 if number % 2 else 1]:
+                num_rounds = _count_rounds(mode, prompt, max_new_tokens, phase_timer)
+                if phase_timer is None:
+                    clock.rounds += num_rounds
+                    clock.fused_s += mode.decoder.round_timer.total_s
+    return {name: _build_split(clock) for name, clock in clocks.items()}
 
 
-def warm_unfused(modes: Iterable[Contender], prompt: EvalPrompt, *, max_new_tokens: int) -> None:
-    """Compile the parts of their rounds."""
-    for mode in _progress(list(modes), "warming up unfused rounds"):
-        laps = Laps(synchronize=mode.decoder.synchronize)
+def warm_up_unfused(modes: Iterable[EvalMode], prompt: EvalPrompt, *, max_new_tokens: int) -> None:
+    """Compile the phases of the modes' unfused rounds."""
+    for mode in _track_progress(list(modes), "warming up unfused rounds"):
+        phase_timer = PhaseTimer(synchronize=mode.decoder.synchronize)
         with mode.decoder.target.device.ledger.warming():
-            _decode(mode, prompt, min(FEWEST, max_new_tokens), laps)
+            _count_rounds(mode, prompt, min(WARMUP_TOKENS, max_new_tokens), phase_timer)
 
 
-def costs(modes: dict[str, Contender], parts: dict[str, Split]) -> dict[str, Costs]:
-    """Seconds of a draft and a verify pass of each mode with a draft, and of a plain step."""
+def derive_costs(
+    modes: dict[str, EvalMode], splits: dict[str, RoundSplit]
+) -> dict[str, RoundCosts]:
+    """Derive the costs of each mode with a draft: a draft and a verify pass, and a plain step."""
     return {
-        name: Costs(
+        name: RoundCosts(
             draft_s=split.draft_s,
             verify_s=split.verify_s + split.accept_s + split.cache_move_s,
-            step_s=parts[modes[name].baseline].verify_s + parts[modes[name].baseline].accept_s,
+            step_s=splits[modes[name].baseline].verify_s + splits[modes[name].baseline].accept_s,
         )
-        for name, split in parts.items()
+        for name, split in splits.items()
         if modes[name].decoder.draft is not None
     }
 
 
-def bottleneck(split: Split, plain: Split, acceptance_length: float) -> str:
-    """What holds the speed-up back, in one sentence: the parts in autoregressive steps.
+def describe_bottleneck(split: RoundSplit, baseline: RoundSplit, acceptance_length: float) -> str:
+    """Describe what limits the speed-up most, with the phases in autoregressive steps.
 
-    With a step for verifying and nothing else the speed-up would be the acceptance length.
+    A round that cost just one such step would make the speed-up equal to the acceptance length.
     """
-    step = plain.verify_s + plain.accept_s
-    beyond = {
-        "verifying more than a token": split.verify_s / step - plain.verify_s / step,
+    step = baseline.verify_s + baseline.accept_s
+    extra_steps = {
+        "verifying more than one token": split.verify_s / step - baseline.verify_s / step,
         "drafting": split.draft_s / step,
-        "accepting": (split.accept_s - plain.accept_s) / step,
+        "accepting": (split.accept_s - baseline.accept_s) / step,
         "moving the cache": split.cache_move_s / step,
         "the host": split.host_s / step,
     }
-    dear, *others = sorted(beyond.items(), key=lambda part: -part[1])
+    largest, *others = sorted(extra_steps.items(), key=lambda phase: -phase[1])
     listed = ", ".join(f"{name} {steps:.2f}" for name, steps in others)
     return (
-        f"{dear[0].capitalize()} holds it back most: a round gives {acceptance_length:.2f} tokens "
-        f"and takes one autoregressive step and {dear[1]:.2f} of another for that; {listed}."
+        f"{largest[0].capitalize()} limits the speed-up most: a round yields "
+        f"{acceptance_length:.2f} tokens and costs one autoregressive step, plus {largest[1]:.2f} "
+        f"of a step for this; other extra costs: {listed}."
     )
 
 
-def _decode(mode: Contender, prompt: EvalPrompt, count: int, laps: Laps | None) -> int:
-    """Rounds that were needed. No answer ends early, so that every mode has some."""
-    (done,) = mode.decoder.decode(
-        [prompt.ids], row_ids=[prompt.row_id], max_new_tokens=count, laps=laps
+def _count_rounds(
+    mode: EvalMode, prompt: EvalPrompt, max_new_tokens: int, phase_timer: PhaseTimer | None
+) -> int:
+    """Decode a prompt and return its number of rounds.
+
+    End tokens are ignored, so that every mode has rounds to time.
+    """
+    (generation,) = mode.decoder.decode(
+        [prompt.ids],
+        row_ids=[prompt.row_id],
+        max_new_tokens=max_new_tokens,
+        phase_timer=phase_timer,
     )
-    return len(done.round_s)
+    return len(generation.round_s)
 
 
-def _split(clock: _Clocks) -> Split:
-    laps = clock.laps
-    rounds = max(1, laps.rounds)
-    return Split(
-        **{f"{part}_s": seconds / rounds for part, seconds in laps.seconds.items()},
-        round_s=laps.wall_s / rounds,
+def _build_split(clock: _ModeClock) -> RoundSplit:
+    phase_timer = clock.phase_timer
+    rounds = max(1, phase_timer.rounds)
+    return RoundSplit(
+        **{f"{phase}_s": seconds / rounds for phase, seconds in phase_timer.seconds.items()},
+        round_s=phase_timer.wall_s / rounds,
         fused_round_s=clock.fused_s / clock.rounds if clock.rounds else None,
     )
 
 
-def _progress(items: Sequence, what: str) -> Iterator:
-    return iter(track(items, what, disable=not sys.stderr.isatty()))
+def _track_progress(items: Sequence, description: str) -> Iterator:
+    return iter(track(items, description, disable=not sys.stderr.isatty()))

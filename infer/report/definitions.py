@@ -1,11 +1,11 @@
-"""What each figure of the tables means: said on hover, under the tables and in docs/report.md."""
+"""The definitions of all figures in the tables: on hover, under the tables, in docs/report.md."""
 
 from collections.abc import Iterable
 
-POSITION = "at position"  # of the columns that are numbers
+POSITION_COLUMN = "at position"  # defines all columns whose names are numbers
 DEFINITIONS = {
     "tau": "tokens a round, the target's own included, over all rounds (acceptance length)",
-    "delivered": "tokens a round that the user gets: tau without what is cut off behind the end",
+    "delivered": "tokens a round that the user gets: tau without what is cut off after the end",
     "tau per prompt": "mean of each prompt's own tau, so that every prompt weighs the same",
     "acceptance rate": "accepted / drafted tokens; of a tree, all its nodes count as drafted",
     "speed-up": "tokens/s over those of autoregressive decoding, same prompts and run",
@@ -20,10 +20,11 @@ DEFINITIONS = {
     "step ms": "milliseconds of an autoregressive step: verifying and accepting an empty tree",
     "chain tau": "tau with one candidate a position",
     "tree tau": "tau with several candidates a position",
-    POSITION: "marginal: share of rounds that accept at least so many draft tokens; conditional: "
-    "the same among rounds that accepted the one before",
+    POSITION_COLUMN: "marginal: share of rounds that accept at least that many draft tokens; "
+    "conditional: the same among rounds that accepted the one before",
     "mismatched": "prompts whose answer is not the autoregressive one, token for token",
-    "near-tie gap": "how near two logits must be for rounding to swap them, measured without trees",
+    "near-tie gap": "how close two logits must be for rounding to swap them, measured without "
+    "trees",
     "explained": "the widest such gap that precision and depth of the target explain",
     "beyond it": "divergences where the target preferred its own token by more than that",
     "widest divergence": "the largest such preference, its prompt and its position in the answer",
@@ -33,42 +34,43 @@ DEFINITIONS = {
     "predicted": "speed-up of a loop that only drafts and verifies: tau x step / (draft + verify)",
     "efficiency": "measured speed-up / predicted speed-up",
     "MBSU": "memory-bound speed-up: tau / (1 + c L), c the draft's bytes over the target's, L its "
-    "passes a round; of no device",
+    "passes a round; independent of the device",
     "new graphs": "graphs compiled after the warm-up, in all modes together; - where nothing is "
     "compiled",
     "verify": "the target's pass over the tree",
     "accept": "the choice of a path by the rule of verification",
     "cache move": "keys and values of the accepted path moved to their places",
     "draft": "the draft reads what was emitted and proposes the next tree",
-    "host": "the read of what was emitted, and everything done with it outside the device",
+    "host": "reading the emitted tokens, and everything done with them outside the device",
     "sum": "these parts together",
     "round": "the whole unfused round, timed by itself",
     "fused round": "the same round as one graph, decoded in turns with the unfused one",
-    "autoregressive tokens/s": "of autoregressive decoding with as many rows at a time",
-    "on-policy tau": "tau of the rounds that decoding comes to, read off the target's own text",
-    "all-positions tau": "tokens a round if a round began behind every token of that text",
+    "autoregressive tokens/s": "tokens/s of autoregressive decoding with as many rows at a time",
+    "on-policy tau": "tau of the rounds that decoding would take, computed from the target's own "
+    "text",
+    "all-positions tau": "tokens a round if a round began after every token of that text",
 }
 
 
-def defined(words: Iterable[str]) -> dict[str, str]:
-    """Those of the words that have a definition, in the order of this page.
+def select_definitions(words: Iterable[str]) -> dict[str, str]:
+    """Select the definitions of `words`, in the order of this file; skip words without any.
 
-    >>> list(defined(["mode", "3", "MB", "tau"]))
+    >>> list(select_definitions(["mode", "3", "MB", "tau"]))
     ['tau', 'MB', 'at position']
     """
-    asked = {POSITION if word.isdigit() else word for word in words}
-    return {word: meaning for word, meaning in DEFINITIONS.items() if word in asked}
+    selected = {POSITION_COLUMN if word.isdigit() else word for word in words}
+    return {word: meaning for word, meaning in DEFINITIONS.items() if word in selected}
 
 
-def definition(word: str) -> str:
-    """Of one column, or nothing."""
-    return next(iter(defined([word]).values()), "")
+def get_definition(word: str) -> str:
+    """Return the definition of a column, or an empty string."""
+    return next(iter(select_definitions([word]).values()), "")
 
 
-def sentences(*words: str) -> str:
-    """Definitions of what needs one on the spot, as text under a table.
+def format_definitions(*words: str) -> str:
+    """Format the definitions of `words` as text under a table.
 
-    >>> sentences("sum", "MB")
+    >>> format_definitions("sum", "MB")
     "MB: megabytes of the draft's weights and its state of one row. sum: these parts together."
     """
-    return " ".join(f"{word}: {meaning}." for word, meaning in defined(words).items())
+    return " ".join(f"{word}: {meaning}." for word, meaning in select_definitions(words).items())

@@ -1,16 +1,16 @@
-"""report.html: the report as one page that needs nothing else, no network, no script, no font."""
+"""report.html: the report as one page without scripts, fonts or anything else from a network."""
 
 from html import escape
 from typing import Any
 
 from infer.report import sample_answers
-from infer.report.definitions import POSITION, definition
+from infer.report.definitions import POSITION_COLUMN, get_definition
 from infer.report.number_format import Table
-from infer.report.plots import plots
-from infer.report.prose import absences, headline
-from infer.report.tables import tables, used
+from infer.report.plots import render_plots
+from infer.report.prose import build_headline, list_absences
+from infer.report.tables import build_tables, collect_definitions
 
-STYLE = """
+PAGE_STYLE = """
 :root { color-scheme: light dark; }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 68rem; margin: 2rem auto; padding: 0 1rem;
   overflow-wrap: anywhere; }
@@ -30,78 +30,82 @@ dt { font-weight: 600; } dd { margin: 0 0 .4rem 1.5rem; }
 """
 
 
-def page(report: dict[str, Any]) -> str:
-    """The whole page."""
-    absent = "".join(f"<li>{escape(line)}</li>" for line in absences(report))
+def render_page(report: dict[str, Any]) -> str:
+    """Render the whole page."""
+    absences = "".join(f"<li>{escape(line)}</li>" for line in list_absences(report))
     figures = "".join(
         f'<figure><figcaption>{escape(title)}</figcaption><div class="wide">{svg}</div></figure>'
-        for title, svg in plots(report).items()
+        for title, svg in render_plots(report).items()
     )
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
     sha256 = f"prompts sha256 {report['prompts']['sha256']}"
     footer = " | ".join([report["command"], report["created"], versions, sha256])
     title = f"{report['target']['name']}: speculative decoding"
-    shown = tables(report)
-    first, *rest = [_table(table) for table in shown]
-    others = "\n".join(rest)
+    tables = build_tables(report)
+    first_table, *rest = [_render_table(table) for table in tables]
+    other_tables = "\n".join(rest)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{STYLE}{sample_answers.STYLE}</style></head><body>\n"
-        f"<h1>Speculative decoding report</h1>\n<p>{escape(headline(report))}</p>\n"
-        f"<ul>{absent}</ul>{first}\n{figures}\n{others}\n{sample_answers.answers_shown(report)}\n"
-        f"{_definitions(shown)}\n<footer><p>{escape(footer)}</p></footer>\n</body></html>\n"
+        f"<title>{escape(title)}</title><style>{PAGE_STYLE}{sample_answers.ANSWER_STYLE}</style>"
+        "</head><body>\n"
+        f"<h1>Speculative decoding report</h1>\n<p>{escape(build_headline(report))}</p>\n"
+        f"<ul>{absences}</ul>{first_table}\n{figures}\n{other_tables}\n{sample_answers.render_samples(report)}\n"
+        f"{_render_definitions(tables)}\n<footer><p>{escape(footer)}</p></footer>\n</body></html>\n"
     )
 
 
-def _table(table: Table) -> str:
+def _render_table(table: Table) -> str:
     head = "".join(
-        _cell(escape(column), "th", label=True)
-        if index < table.labels
-        else _cell(_word(column), "th", label=False)
+        _render_cell(escape(column), "th", is_label=True)
+        if index < table.label_columns
+        else _render_cell(_render_column_name(column), "th", is_label=False)
         for index, column in enumerate(table.columns)
     )
     groups = [""] + [row[0] for row in table.rows]
     grouped = len(set(groups)) < len(groups)
     body = "".join(
-        _row(row, labels=table.labels, starts=grouped and row[0] != before)
-        for row, before in zip(table.rows, groups, strict=False)
+        _render_row(
+            row, label_columns=table.label_columns, starts_group=grouped and row[0] != previous
+        )
+        for row, previous in zip(table.rows, groups, strict=False)
     )
-    below = "".join(f"<li>{escape(line)}</li>" for line in table.below)
+    footnotes = "".join(f"<li>{escape(line)}</li>" for line in table.footnotes)
     return (
         f'<h2>{escape(table.title)}</h2><p class="note">{escape(table.note)}</p>'
         f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
-        f"</div><ul>{below}</ul>"
+        f"</div><ul>{footnotes}</ul>"
     )
 
 
-def _row(cells: list[str], *, labels: int, starts: bool) -> str:
-    marked = "".join(
-        _cell(escape(cell), "td", label=index < labels) for index, cell in enumerate(cells)
+def _render_row(cells: list[str], *, label_columns: int, starts_group: bool) -> str:
+    columns = "".join(
+        _render_cell(escape(cell), "td", is_label=index < label_columns)
+        for index, cell in enumerate(cells)
     )
-    return f'<tr class="{"group" if starts else "row"}">{marked}</tr>'
+    return f'<tr class="{"group" if starts_group else "row"}">{columns}</tr>'
 
 
-def _cell(html: str, tag: str, *, label: bool) -> str:
-    return f'<{tag} class="{"label" if label else "figure"}">{html}</{tag}>'
+def _render_cell(html: str, tag: str, *, is_label: bool) -> str:
+    return f'<{tag} class="{"label" if is_label else "figure"}">{html}</{tag}>'
 
 
-def _word(column: str) -> str:
-    """A column's name; on hover its definition, which a click finds at the end of the page."""
-    meaning = definition(column)
+def _render_column_name(column: str) -> str:
+    """Render a column's name, with its definition on hover and a link to it below the tables."""
+    meaning = get_definition(column)
     if not meaning:
         return escape(column)
-    goal = _anchor(POSITION if column.isdigit() else column)
-    return f'<a href="#{goal}"><abbr title="{escape(meaning)}">{escape(column)}</abbr></a>'
+    anchor = _anchor_id(POSITION_COLUMN if column.isdigit() else column)
+    return f'<a href="#{anchor}"><abbr title="{escape(meaning)}">{escape(column)}</abbr></a>'
 
 
-def _definitions(shown: list[Table]) -> str:
-    listed = "".join(
-        f'<dt id="{_anchor(word)}">{escape(word)}</dt><dd>{escape(meaning)}.</dd>'
-        for word, meaning in used(shown).items()
+def _render_definitions(tables: list[Table]) -> str:
+    entries = "".join(
+        f'<dt id="{_anchor_id(word)}">{escape(word)}</dt><dd>{escape(meaning)}.</dd>'
+        for word, meaning in collect_definitions(tables).items()
     )
-    return f"<h2>Definitions</h2><dl>{listed}</dl>"
+    return f"<h2>Definitions</h2><dl>{entries}</dl>"
 
 
-def _anchor(word: str) -> str:
+def _anchor_id(word: str) -> str:
     return "is-" + word.replace(" ", "-").replace("/", "-a-")

@@ -1,43 +1,46 @@
-"""A table of text, and how figures are written in its cells."""
+"""The table type of all reports, and the formats of figures in its cells."""
 
 from dataclasses import dataclass, field
 from typing import Any
 
 from rich.table import Table as RichTable
 
-from infer.report.views import Mode
-from models.console import aligned
+from infer.report.views import ModeDict
+from models.console import build_aligned_table
 
 ABSENT = "-"
-IN_DISTRIBUTION = ("rejection", "block")  # proven, and not to be seen in single answers
+# Rules that are proven lossless in distribution, which no single answer can show.
+UNCOMPARED_RULES = ("rejection", "block")
 
 
 @dataclass(kw_only=True)
 class Table:
-    """A titled table; the first `labels` columns name the row, the others hold figures."""
+    """A titled table; the first `label_columns` columns name the row, the others hold figures."""
 
     title: str
     note: str
     columns: list[str]
     rows: list[list[str]]
-    labels: int = 1
-    stacked: bool = False  # on a terminal the columns' names take a line for each word
-    below: list[str] = field(default_factory=list)  # what the figures come to, in sentences
+    label_columns: int = 1
+    stacked_headers: bool = False  # on a terminal, each word of a column's name takes a line
+    footnotes: list[str] = field(default_factory=list)  # conclusions from the figures, in sentences
 
 
-def rich_table(table: Table, *, ruled: bool) -> RichTable:
-    """For a terminal: with rules, or plain aligned lines."""
-    columns = [name.replace(" ", "\n") if table.stacked else name for name in table.columns]
+def to_rich_table(table: Table, *, ruled: bool) -> RichTable:
+    """Convert a table for a terminal: with rules, or as plain aligned lines."""
+    columns = [name.replace(" ", "\n") if table.stacked_headers else name for name in table.columns]
     rows = []
-    for row, before in zip(table.rows, [None, *table.rows], strict=False):
-        # A group is named once, as in a printed table.
-        repeated = table.labels > 1 and before is not None and before[0] == row[0]
+    for row, previous in zip(table.rows, [None, *table.rows], strict=False):
+        # A group is named in its first row only.
+        repeated = table.label_columns > 1 and previous is not None and previous[0] == row[0]
         rows.append(([""] if repeated else row[:1]) + row[1:])
-    return aligned(columns, rows, ruled=ruled, labels=table.labels, whole=table.stacked)
+    return build_aligned_table(
+        columns, rows, ruled=ruled, label_columns=table.label_columns, no_wrap=table.stacked_headers
+    )
 
 
-def estimate(value: dict[str, Any] | None, *, signed: bool = False) -> str:
-    """A mean and its interval: `2.31 [2.10, 2.52]`."""
+def format_estimate(value: dict[str, Any] | None, *, signed: bool = False) -> str:
+    """Format a mean and its interval: `2.31 [2.10, 2.52]`."""
     if value is None:
         return ABSENT
     mean = f"{value['mean']:+.2f}" if signed else f"{value['mean']:.2f}"
@@ -47,34 +50,34 @@ def estimate(value: dict[str, Any] | None, *, signed: bool = False) -> str:
     return f"{mean} [{low:.2f}, {high:.2f}]"
 
 
-def number(value: float | None) -> str:
-    """Two decimals, or a dash."""
+def format_number(value: float | None) -> str:
+    """Format a number with two decimals, or as a dash if there is none."""
     return ABSENT if value is None else f"{value:.2f}"
 
 
-def millions(count: int) -> str:
-    """Parameters, or bytes as MB.
+def format_millions(count: int) -> str:
+    """Format a count in millions, such as parameters, or bytes in MB.
 
-    >>> millions(456_789), millions(1_720_574_976)
+    >>> format_millions(456_789), format_millions(1_720_574_976)
     ('0.46', '1,721')
     """
     return f"{count / 1e6:.2f}" if count < 100e6 else f"{count / 1e6:,.0f}"
 
 
-def lossless(mode: Mode) -> str:
-    """Whether the answers are the target's; lossy verification is named."""
+def format_lossless(mode: ModeDict) -> str:
+    """Format the verdict on losslessness; name the rule where it is lossy."""
     if mode["lossy"]:
         return f"no ({mode['verification']})"
-    if not compared(mode):
+    if not is_compared(mode):
         return "in distribution"
     return mode["lossless"]
 
 
-def compared(mode: Mode) -> bool:
-    """Whether its answers were held against autoregressive decoding."""
-    return mode["verification"] not in IN_DISTRIBUTION
+def is_compared(mode: ModeDict) -> bool:
+    """Return whether the answers were compared with those of autoregressive decoding."""
+    return mode["verification"] not in UNCOMPARED_RULES
 
 
-def percentiles(value: dict[str, float] | None) -> str:
-    """`p50 / p90 / p99`."""
+def format_percentiles(value: dict[str, float] | None) -> str:
+    """Format percentiles as `p50 / p90 / p99`."""
     return " / ".join(f"{value[key]:.1f}" for key in ("p50", "p90", "p99")) if value else ABSENT

@@ -1,26 +1,33 @@
-"""Which colour a mode has: the same in every plot, readable on a light and on a dark page."""
+"""The colors of modes and drafts: the same in every plot, readable on light and dark pages."""
 
 from itertools import cycle, islice
 
-from infer.report.views import Named, Report, modes_of, several
+from infer.report.views import ModeView, ReportDict, has_several_drafts, list_modes
 
-INK = "#010203"  # drawn in this colour, shown in the page's text colour
-PAPER = "#fdfcfb"  # shown in the colour of the page itself
-GREY = "#999999"
-# Middle tones that stand out on white and on black, and for colour-blind readers (Okabe and Ito).
-OF_MODES = [GREY, "#e69f00", "#56b4e9", "#d55e00", "#009e73", "#cc79a7", "#0072b2", "#b8a500"]
-OF_DRAFTS = [
+INK = "#010203"  # a placeholder, replaced by the page's text color
+PAPER = "#fdfcfb"  # a placeholder, replaced by the page's background color
+GRAY = "#999999"
+# Middle tones that stand out on white and on black and for color-blind readers (Okabe and Ito).
+MODE_COLORS = [GRAY, "#e69f00", "#56b4e9", "#d55e00", "#009e73", "#cc79a7", "#0072b2", "#b8a500"]
+DRAFT_COLORS = [
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a6fd1", "#b8a500",
 ]  # fmt: skip
 
 
-def of_drafts(section: Report) -> list[str]:
-    """A colour for each draft; they repeat after the eighth."""
-    return list(islice(cycle(OF_DRAFTS), len(section["drafts"])))
+def assign_draft_colors(section: ReportDict) -> list[str]:
+    """Assign a color to each draft; they repeat after the eighth."""
+    return list(islice(cycle(DRAFT_COLORS), len(section["drafts"])))
 
 
-def coloured(section: Report) -> list[tuple[str, Named]]:
-    """The modes that plots show, measured or not: of one draft all, of several the trees."""
-    shown = modes_of(section, main=True)
-    colours = [GREY, INK, *of_drafts(section)] if several(section) else cycle(OF_MODES)
-    return list(zip(colours, shown, strict=False))
+def assign_mode_colors(section: ReportDict) -> list[tuple[str, ModeView]]:
+    """Assign colors to the modes that plots show, measured or not.
+
+    These are all modes of a single draft, or the trees of several.
+    """
+    views = list_modes(section, main=True)
+    colors = (
+        [GRAY, INK, *assign_draft_colors(section)]
+        if has_several_drafts(section)
+        else cycle(MODE_COLORS)
+    )
+    return list(zip(colors, views, strict=False))

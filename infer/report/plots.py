@@ -1,4 +1,4 @@
-"""The report's plots, as inline SVG that follows the light or dark colours of its page."""
+"""The report's plots, as inline SVG that follows the light or dark colors of its page."""
 
 import io
 import re
@@ -12,13 +12,19 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from infer.report.cost_plots import drafts, in_parts, parts, round_in_parts, speedup_by_batch
-from infer.report.cost_tables import batches
-from infer.report.palette import INK, PAPER, coloured
-from infer.report.tradeoff_plot import shapes, speedup_against_length
-from infer.report.views import Mode, Report, sections, several
+from infer.report.cost_plots import (
+    build_draft_legend,
+    build_split_legend,
+    list_split_modes,
+    plot_round_split,
+    plot_speedup_by_batch,
+)
+from infer.report.cost_tables import collect_batch_rows
+from infer.report.palette import INK, PAPER, assign_mode_colors
+from infer.report.tradeoff_plot import build_marker_legend, plot_speedup_against_length
+from infer.report.views import ModeDict, ReportDict, collect_sections, has_several_drafts
 
-STYLE: Any = {  # matplotlib types its keys as a closed set
+PLOT_STYLE: Any = {  # matplotlib types its keys as a closed set
     "svg.fonttype": "none",
     "font.size": 10,
     "text.color": INK,
@@ -32,40 +38,44 @@ STYLE: Any = {  # matplotlib types its keys as a closed set
 }
 
 
-def plots(report: Report) -> dict[str, str]:
-    """Every plot by its title, the one to choose a draft by first."""
-    modes = [
-        Line2D([], [], color=colour, marker="o", ms=4, label=one.label)
-        for colour, one in coloured(report)
-        if one.mode
+def render_plots(report: ReportDict) -> dict[str, str]:
+    """Render all plots, by title; with several drafts the plot to choose one by comes first."""
+    mode_lines = [
+        Line2D([], [], color=color, marker="o", ms=4, label=view.label)
+        for color, view in assign_mode_colors(report)
+        if view.mode
     ]
-    beside = {"handles": modes, "loc": "outside right upper"}
-    below = {"handles": shapes(), "loc": "outside lower center", "ncols": 2}
-    found = {}
-    if several(report):
+    mode_legend = {"handles": mode_lines, "loc": "outside right upper"}
+    marker_legend = {"handles": build_marker_legend(), "loc": "outside lower center", "ncols": 2}
+    plots = {}
+    if has_several_drafts(report):
         title = "Speed-up against acceptance length"
-        found[title] = draw(report, speedup_against_length, below, size=(8.4, 4.6))
-    if shown := in_parts(report):
+        plots[title] = render_svg(
+            report, plot_speedup_against_length, marker_legend, size=(8.4, 4.6)
+        )
+    if split_modes := list_split_modes(report):
         title = "Where a round's time goes"
-        listed = {"handles": parts(), "loc": "outside lower center", "ncols": 4}
-        found[title] = draw(report, round_in_parts, listed, size=(7.2, 1.5 + 0.4 * len(shown)))
-    if batches(report):
-        listed = {"handles": drafts(report), "loc": "outside right upper"}
-        found["Speed-up against batch size"] = draw(report, speedup_by_batch, listed)
-    return found | {
-        "Acceptance by position": draw(report, by_position, beside),
-        "Acceptance length by category": draw(report, length_by_category, beside),
-        "Speed-up by category": draw(report, speedup_by_category, beside),
-        "Inter-token latency": draw(report, latency, beside),
+        legend = {"handles": build_split_legend(), "loc": "outside lower center", "ncols": 4}
+        plots[title] = render_svg(
+            report, plot_round_split, legend, size=(7.2, 1.5 + 0.4 * len(split_modes))
+        )
+    if collect_batch_rows(report):
+        legend = {"handles": build_draft_legend(report), "loc": "outside right upper"}
+        plots["Speed-up against batch size"] = render_svg(report, plot_speedup_by_batch, legend)
+    return plots | {
+        "Acceptance by position": render_svg(report, plot_acceptance_by_position, mode_legend),
+        "Acceptance length by category": render_svg(report, plot_length_by_category, mode_legend),
+        "Speed-up by category": render_svg(report, plot_speedup_by_category, mode_legend),
+        "Inter-token latency": render_svg(report, plot_latency, mode_legend),
     }
 
 
-def draw(
-    report: Report, plot: Callable[[Axes, Report], None], legend: dict[str, Any], *,
+def render_svg(
+    report: ReportDict, plot: Callable[[Axes, ReportDict], None], legend: dict[str, Any], *,
     size: tuple[float, float] = (7.2, 3.6),
 ) -> str:  # fmt: skip
-    """One plot as an <svg> element without references to anything outside the page."""
-    with mpl.rc_context({**STYLE, "svg.hashsalt": plot.__name__}):
+    """Render one plot as an <svg> element without references to anything outside the page."""
+    with mpl.rc_context({**PLOT_STYLE, "svg.hashsalt": plot.__name__}):
         figure = Figure(figsize=size, layout="constrained")
         axes = figure.add_subplot()
         plot(axes, report)
@@ -74,68 +84,68 @@ def draw(
         figure.savefig(file, format="svg", transparent=True)
     svg = file.getvalue()
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
-    # HTML parsers know the namespaces; the declarations would read as outside addresses.
+    # HTML needs no namespace declarations, and their URLs look like outside addresses.
     svg = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", svg)
     return svg.replace(INK, "currentColor").replace(PAPER, "Canvas")
 
 
-def by_position(axes: Axes, report: Report) -> None:
-    """Marginal acceptance as lines; conditional, dotted, shows where the draft loses the thread."""
-    for colour, mode in _measured(report):
+def plot_acceptance_by_position(axes: Axes, report: ReportDict) -> None:
+    """Plot marginal acceptance by draft position; with one draft, conditional acceptance too."""
+    for color, mode in _list_colored_modes(report):
         positions = np.arange(1, mode["depth"] + 1)
         shares = mode["acceptance_by_position"]
-        axes.plot(positions, shares["marginal"], color=colour, marker="o", ms=4)
-        if not several(report):
+        axes.plot(positions, shares["marginal"], color=color, marker="o", ms=4)
+        if not has_several_drafts(report):
             conditional = [np.nan if share is None else share for share in shares["conditional"]]
-            axes.plot(positions, conditional, color=colour, ls=":", marker=".", ms=4)
+            axes.plot(positions, conditional, color=color, ls=":", marker=".", ms=4)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    dotted = "" if several(report) else " (dotted: conditional)"
+    dotted = "" if has_several_drafts(report) else " (dotted: conditional)"
     axes.set(ylim=(0, 1.02), xlabel="draft position", ylabel=f"share of rounds{dotted}")
 
 
-def length_by_category(axes: Axes, report: Report) -> None:
-    """Tokens a round, with intervals."""
-    _by_category(axes, report, "acceptance_length")
+def plot_length_by_category(axes: Axes, report: ReportDict) -> None:
+    """Plot tokens a round, with intervals."""
+    _plot_by_category(axes, report, "acceptance_length")
     axes.set_ylabel("acceptance length (tau)")
 
 
-def speedup_by_category(axes: Axes, report: Report) -> None:
-    """Speed over autoregressive decoding, with intervals."""
-    _by_category(axes, report, "speedup")
+def plot_speedup_by_category(axes: Axes, report: ReportDict) -> None:
+    """Plot the speed-up over autoregressive decoding, with intervals."""
+    _plot_by_category(axes, report, "speedup")
     axes.set_ylabel("speed-up over autoregressive")
 
 
-def latency(axes: Axes, report: Report) -> None:
-    """The share of prompts answered at most so slowly."""
-    for colour, one in coloured(report):
-        rows = [row["modes"].get(one.key, {}).get("itl_ms") for row in report["per_prompt"]]
-        if known := [value for value in rows if value is not None]:
-            axes.ecdf(known, color=colour)
+def plot_latency(axes: Axes, report: ReportDict) -> None:
+    """Plot the cumulative distribution of inter-token latency over prompts."""
+    for color, view in assign_mode_colors(report):
+        latencies = [row["modes"].get(view.key, {}).get("itl_ms") for row in report["per_prompt"]]
+        if known := [value for value in latencies if value is not None]:
+            axes.ecdf(known, color=color)
     axes.set(
         xlabel="inter-token latency of a prompt, ms", ylabel="share of prompts", ylim=(0, 1.02)
     )
     axes.set_xlim(left=0)
 
 
-def _by_category(axes: Axes, report: Report, figure: str) -> None:
-    groups = sections(report)
-    num_modes = len(_measured(report))
-    for place, section in enumerate(groups.values()):
-        for index, (colour, mode) in enumerate(_measured(section)):
-            x = place + (index - (num_modes - 1) / 2) * 0.8 / num_modes
-            _dot(axes, x, mode[figure], colour)
+def _plot_by_category(axes: Axes, report: ReportDict, metric: str) -> None:
+    sections = collect_sections(report)
+    num_modes = len(_list_colored_modes(report))
+    for group, section in enumerate(sections.values()):
+        for index, (color, mode) in enumerate(_list_colored_modes(section)):
+            x = group + (index - (num_modes - 1) / 2) * 0.8 / num_modes
+            _plot_interval(axes, x, mode[metric], color)
     axes.axhline(1, color=INK, lw=0.8, ls="--")
-    axes.set_xticks(range(len(groups)), list(groups))
+    axes.set_xticks(range(len(sections)), list(sections))
     axes.set_ylim(bottom=0)
 
 
-def _dot(axes: Axes, x: float, value: dict[str, Any] | None, colour: str) -> None:
+def _plot_interval(axes: Axes, x: float, value: dict[str, Any] | None, color: str) -> None:
     if value is None:
         return
     low, high = value["ci95"] or [value["mean"]] * 2
-    axes.plot([x, x], [low, high], color=colour, lw=2)
-    axes.plot(x, value["mean"], color=colour, marker="o", ms=5)
+    axes.plot([x, x], [low, high], color=color, lw=2)
+    axes.plot(x, value["mean"], color=color, marker="o", ms=5)
 
 
-def _measured(section: Report) -> list[tuple[str, Mode]]:
-    return [(colour, one.mode) for colour, one in coloured(section) if one.mode]
+def _list_colored_modes(section: ReportDict) -> list[tuple[str, ModeDict]]:
+    return [(color, view.mode) for color, view in assign_mode_colors(section) if view.mode]

@@ -1,20 +1,20 @@
-"""A few answers on the page, each token marked by where it came from.
+"""A few answers on the page, each token marked as drafted or as the target's own.
 
-Colour alone says nothing: what the draft wrote is underlined, the prompt is in italics.
+Nothing depends on color alone: accepted draft tokens are underlined, the prompt is in italics.
 """
 
 from html import escape
 from typing import Any
 
-from infer.report.views import Report, several
+from infer.report.views import ReportDict, has_several_drafts
 
-MOST_OF_A_PROMPT = 400  # characters, its last ones
-LEGEND = {
+MAX_PROMPT_CHARS = 400  # the last characters of a prompt that are shown
+KIND_LEGEND = {
     "prompt": "the prompt",
     "accepted": "written by the draft, accepted",
     "target": "the target's own: what the draft proposed was rejected, or its proposal ended",
 }
-STYLE = """
+ANSWER_STYLE = """
 .answer { white-space: pre-wrap; overflow-wrap: anywhere; font: .85rem/1.6 ui-monospace, monospace;
   border-left: 3px solid #8888; padding-left: .8rem; }
 .prompt { font-style: italic; opacity: .65; }
@@ -28,40 +28,41 @@ summary { cursor: pointer; font-weight: 600; }
 """
 
 
-def answers_shown(report: Report) -> str:
-    """A section with the samples of each draft, the first draft's open; empty without samples."""
+def render_samples(report: ReportDict) -> str:
+    """Render a section with each draft's samples, the first draft's open; empty without samples."""
     samples = report.get("samples", [])
     if not samples:
         return ""
-    legend = "; ".join(_marked(text, kind) for kind, text in LEGEND.items())
+    legend = "; ".join(_mark_text(text, kind) for kind, text in KIND_LEGEND.items())
     drafts = dict.fromkeys(sample["draft"] for sample in samples)
     parts = [
-        _of_draft(
-            f"{name} tree" if several(report) else "tree",
+        _render_draft(
+            f"{name} tree" if has_several_drafts(report) else "tree",
             [sample for sample in samples if sample["draft"] == name],
-            opened=place == 0,
+            is_open=index == 0,
         )
-        for place, name in enumerate(drafts)
+        for index, name in enumerate(drafts)
     ]
     return f'<h2>Sample answers</h2><p class="note">{legend}.</p>' + "".join(parts)
 
 
-def _of_draft(label: str, samples: list[dict[str, Any]], *, opened: bool) -> str:
+def _render_draft(label: str, samples: list[dict[str, Any]], *, is_open: bool) -> str:
     texts = "".join(
         f'<p class="note">{escape(sample["prompt_id"])}</p><p class="answer">'
-        f"{''.join(_marked(_short(piece), piece['kind']) for piece in sample['pieces'])}</p>"
+        f"{''.join(_mark_text(_shorten_prompt(part), part['kind']) for part in sample['pieces'])}"
+        "</p>"
         for sample in samples
     )
-    attribute = " open" if opened else ""
+    attribute = " open" if is_open else ""
     return f"<details{attribute}><summary>{escape(label)}</summary>{texts}</details>\n"
 
 
-def _marked(text: str, kind: str) -> str:
+def _mark_text(text: str, kind: str) -> str:
     return f'<span class="{kind}">{escape(text)}</span>'
 
 
-def _short(piece: dict[str, Any]) -> str:
+def _shorten_prompt(piece: dict[str, Any]) -> str:
     text = piece["text"]
-    if piece["kind"] == "prompt" and len(text) > MOST_OF_A_PROMPT:
-        return f"... {text[-MOST_OF_A_PROMPT:]}"
+    if piece["kind"] == "prompt" and len(text) > MAX_PROMPT_CHARS:
+        return f"... {text[-MAX_PROMPT_CHARS:]}"
     return text

@@ -1,4 +1,4 @@
-"""The report as text: one set of tables, on the terminal, in report.md and in report.html."""
+"""The report as text: tables for report.md, report.html and the terminal."""
 
 from rich.console import Console
 from rich.text import Text
@@ -10,8 +10,8 @@ from infer.report.cost_tables import (
     replay_table,
     split_table,
 )
-from infer.report.definitions import defined
-from infer.report.length_table import by_length_table
+from infer.report.definitions import select_definitions
+from infer.report.length_table import prompt_length_table
 from infer.report.mode_tables import (
     acceptance_table,
     exactness_table,
@@ -19,93 +19,99 @@ from infer.report.mode_tables import (
     position_table,
     summary_table,
 )
-from infer.report.number_format import Table, rich_table
-from infer.report.prose import absences, headline
+from infer.report.number_format import Table, to_rich_table
+from infer.report.prose import build_headline, list_absences
 from infer.report.side_by_side import side_by_side_table
-from infer.report.views import Report, sections, several
+from infer.report.views import ReportDict, collect_sections, has_several_drafts
 
 
-def tables(report: Report) -> list[Table]:
-    """All tables that have something to say, the important ones first."""
-    return _filled(
-        *([side_by_side_table(report)] if several(report) else []),
-        summary_table(sections(report)),
-        gain_table(sections(report)),
+def build_tables(report: ReportDict) -> list[Table]:
+    """Build all tables that have rows, the important ones first."""
+    return _drop_empty(
+        *([side_by_side_table(report)] if has_several_drafts(report) else []),
+        summary_table(collect_sections(report)),
+        gain_table(collect_sections(report)),
         split_table(report),
         efficiency_table(report),
         batch_table(report),
         acceptance_table(report),
         position_table(report),
         replay_table(report),
-        by_length_table(report),
+        prompt_length_table(report),
         exactness_table(report),
         latency_table(report),
     )
 
 
-def _terminal_tables(report: Report) -> list[Table]:
-    """What matters; of several drafts their trees, which is what fits."""
-    many = several(report)
-    return _filled(
-        *([side_by_side_table(report)] if many else []),
-        summary_table(sections(report), main=many),
-        gain_table({"all": report}, main=many),
+def _build_terminal_tables(report: ReportDict) -> list[Table]:
+    """Build the tables for a terminal; with several drafts they show only the trees, to fit."""
+    several = has_several_drafts(report)
+    return _drop_empty(
+        *([side_by_side_table(report)] if several else []),
+        summary_table(collect_sections(report), main=several),
+        gain_table({"all": report}, main=several),
         split_table(report, main=True),
         batch_table(report),
         acceptance_table(report, main=True),
-        *([] if many else [position_table(report)]),
+        *([] if several else [position_table(report)]),
         replay_table(report),
-        exactness_table(report, main=many),
+        exactness_table(report, main=several),
     )
 
 
-def _filled(*found: Table) -> list[Table]:
-    return [table for table in found if table.rows]
+def _drop_empty(*tables: Table) -> list[Table]:
+    return [table for table in tables if table.rows]
 
 
-def used(found: list[Table]) -> dict[str, str]:
-    """The definitions of every figure that the tables hold."""
-    return defined(column for table in found for column in table.columns[table.labels :])
+def collect_definitions(tables: list[Table]) -> dict[str, str]:
+    """Collect the definitions of all figures in the tables."""
+    return select_definitions(
+        column for table in tables for column in table.columns[table.label_columns :]
+    )
 
 
-def markdown(report: Report) -> str:
-    """The whole report for people who read text."""
+def render_markdown(report: ReportDict) -> str:
+    """Render the whole report as Markdown."""
     parts = [
         "# Speculative decoding report",
-        headline(report),
-        *(f"- {line}" for line in absences(report)),
+        build_headline(report),
+        *(f"- {line}" for line in list_absences(report)),
     ]
-    shown = tables(report)
-    for table in shown:
+    tables = build_tables(report)
+    for table in tables:
         lines = [
             table.columns,
-            ["---"] * table.labels + ["---:"] * (len(table.columns) - table.labels),
+            ["---"] * table.label_columns + ["---:"] * (len(table.columns) - table.label_columns),
         ]
         parts += [
             f"## {table.title}",
             table.note,
             "\n".join(f"| {' | '.join(cells)} |" for cells in lines + table.rows),
-            *(f"- {line}" for line in table.below),
+            *(f"- {line}" for line in table.footnotes),
         ]
     parts.append("## Definitions")
-    parts.append("\n".join(f"- **{word}**: {meaning}." for word, meaning in used(shown).items()))
+    parts.append(
+        "\n".join(
+            f"- **{word}**: {meaning}." for word, meaning in collect_definitions(tables).items()
+        )
+    )
     origin = f"`{report['command']}`, {report['created']}"
     sha256 = f"prompts sha256 {report['prompts']['sha256'][:12]}"
     return "\n\n".join([*parts, f"{origin}, {sha256}"]) + "\n"
 
 
-def terminal_table(report: Report, console: Console | None = None) -> None:
-    """Print what matters: ruled on a terminal, plain aligned lines of 100 columns elsewhere."""
-    given = console or Console()
-    plain = Console(file=given.file, width=100, color_system=None)
-    console = given if given.is_terminal else plain
-    console.print(Text(headline(report)))
-    for line in absences(report):
+def print_report(report: ReportDict, console: Console | None = None) -> None:
+    """Print the main tables: ruled on a terminal, plain lines of 100 columns elsewhere."""
+    output = console or Console()
+    plain = Console(file=output.file, width=100, color_system=None)
+    console = output if output.is_terminal else plain
+    console.print(Text(build_headline(report)))
+    for line in list_absences(report):
         console.print(Text(line))
-    for table in _terminal_tables(report):
+    for table in _build_terminal_tables(report):
         console.print()
         console.print(Text(table.title, style="bold"))
-        console.print(rich_table(table, ruled=console.is_terminal))
-        for line in table.below:
+        console.print(to_rich_table(table, ruled=console.is_terminal))
+        for line in table.footnotes:
             console.print(Text(line))
         console.print(Text(table.note, style="dim"))

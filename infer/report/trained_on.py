@@ -1,21 +1,24 @@
-"""Whether drafts learned the prompts that they are judged by, in one line."""
+"""Sentences about evaluation prompts that are in the training data of drafts."""
 
-from infer.report.views import Report
+from infer.report.views import ReportDict
 
 
-def trained_on(report: Report) -> list[str]:
-    """A line for each answer that some draft was given; none where nobody asked."""
+def describe_contamination(report: ReportDict) -> list[str]:
+    """Return a line for each distinct result of the check, with the drafts that it holds for.
+
+    The list is empty if the check was not requested for any draft.
+    """
     prompts = report["prompts"]
     drafts: dict[str, list[str]] = {}
-    for name, found in prompts["contamination"].items():
-        drafts.setdefault(_said(found, prompts["count"]), []).append(name)
-    return [f"{', '.join(names)}: {said}" for said, names in drafts.items()]
+    for name, check in prompts["contamination"].items():
+        drafts.setdefault(_describe_check(check, prompts["count"]), []).append(name)
+    return [f"{', '.join(names)}: {sentence}" for sentence, names in drafts.items()]
 
 
-def _said(found: dict, count: int) -> str:
-    if not found["checked"]:
-        return f"not checked for held-out prompts in the training data: {found['reason']}."
-    if not found["count"]:
+def _describe_check(check: dict, count: int) -> str:
+    if not check["checked"]:
+        return f"not checked for held-out prompts in the training data: {check['reason']}."
+    if not check["count"]:
         return f"none of the {count} held-out prompts is in the training data."
-    few = ", ".join(found["ids"][:3]) + (", ..." if found["count"] > 3 else "")
-    return f"{found['count']} of the {count} held-out prompts are in the training data ({few})."
+    ids = ", ".join(check["ids"][:3]) + (", ..." if check["count"] > 3 else "")
+    return f"{check['count']} of the {count} held-out prompts are in the training data ({ids})."

@@ -1,37 +1,37 @@
-"""Where a report keeps its modes, what they are called, and which of them matter most."""
+"""A view of a report's modes: their labels, their keys, and which of them matter most."""
 
 from dataclasses import dataclass
 from typing import Any
 
-Report = dict[str, Any]  # or one of its categories, which hold modes in the same places
-Mode = dict[str, Any]
+ReportDict = dict[str, Any]  # or one of its categories, which holds modes under the same keys
+ModeDict = dict[str, Any]
 
 
 @dataclass(kw_only=True)
-class Named:
-    """A mode of a report, or why there is none."""
+class ModeView:
+    """A mode of a report, or the reason why it was not measured."""
 
     label: str  # in tables and plots
     key: str  # in `per_prompt`
-    mode: Mode | None
+    mode: ModeDict | None
     reason: str
-    main: bool  # shown where there is no room for all
+    main: bool  # also shown where there is no room for all modes
 
 
-def sections(report: Report) -> dict[str, Report]:
-    """The categories by name, then all prompts together."""
+def collect_sections(report: ReportDict) -> dict[str, ReportDict]:
+    """Return the categories by name, then all prompts together."""
     return {**report["categories"], "all": report}
 
 
-def several(section: Report) -> bool:
-    """Whether drafts are compared with each other."""
+def has_several_drafts(section: ReportDict) -> bool:
+    """Return whether the section compares several drafts."""
     return len(section["drafts"]) > 1
 
 
-def modes_of(section: Report, *, main: bool = False) -> list[Named]:
-    """The modes of the target, then those of each draft; if `main`, of several drafts the trees."""
-    found = [
-        Named(
+def list_modes(section: ReportDict, *, main: bool = False) -> list[ModeView]:
+    """List the modes of the target, then of each draft; `main` reduces several drafts to trees."""
+    views = [
+        ModeView(
             label=name,
             key=name,
             mode=section[name],
@@ -41,21 +41,21 @@ def modes_of(section: Report, *, main: bool = False) -> list[Named]:
         for name in ("autoregressive", "ngram")
     ]
     for draft in section["drafts"]:
-        found += [
-            Named(
-                label=label_of(section, draft, name),
+        views += [
+            ModeView(
+                label=mode_label(section, draft, name),
                 key=f"{draft['name']}/{name}",
                 mode=mode,
                 reason=draft["not_measured"].get(name, ""),
-                main=name == "tree" or not several(section),
+                main=name == "tree" or not has_several_drafts(section),
             )
             for name, mode in draft["modes"].items()
         ]
-    return [one for one in found if one.main or not main]
+    return [view for view in views if view.main or not main]
 
 
-def label_of(section: Report, draft: dict[str, Any], name: str) -> str:
-    """What a draft's mode is called among the others of the section."""
-    if several(section):
+def mode_label(section: ReportDict, draft: dict[str, Any], name: str) -> str:
+    """Return the label of a draft's mode; it names the draft where there are several."""
+    if has_several_drafts(section):
         return f"{draft['name']} {name}"
     return "adapted autoregressive" if name == "autoregressive" else name

@@ -1,28 +1,30 @@
-"""The report of an evaluation as files."""
+"""Files of an evaluation's report."""
 
 import json
 import os
 from pathlib import Path
 from typing import Any
 
-from infer.measure.report import Report
-from infer.report.html import page
-from infer.report.tables import markdown
+from infer.measure.report import EvalReport
+from infer.report.html import render_page
+from infer.report.tables import render_markdown
 
 
-def write(report: dict[str, Any], directory: Path) -> None:
-    """report.json, report.md, report.html and rounds.jsonl, each complete or absent."""
+def write_report_files(report: dict[str, Any], directory: Path) -> None:
+    """Write report.json, report.md, report.html and rounds.jsonl, each complete or absent."""
     directory.mkdir(parents=True, exist_ok=True)
-    write_text(directory / "report.json", json.dumps(report, indent=1, allow_nan=False) + "\n")
-    write_text(directory / "report.md", markdown(report))
-    write_text(directory / "report.html", page(report))
-    if isinstance(report, Report):
+    write_file_atomically(
+        directory / "report.json", json.dumps(report, indent=1, allow_nan=False) + "\n"
+    )
+    write_file_atomically(directory / "report.md", render_markdown(report))
+    write_file_atomically(directory / "report.html", render_page(report))
+    if isinstance(report, EvalReport):
         lines = "".join(json.dumps(row, allow_nan=False) + "\n" for row in report.rounds)
-        write_text(directory / "rounds.jsonl", lines)
+        write_file_atomically(directory / "rounds.jsonl", lines)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write under a temporary name and rename, so that a killed run leaves no half file."""
+def write_file_atomically(path: Path, text: str) -> None:
+    """Write under a temporary name and rename, so that a killed run leaves no partial file."""
     temporary = path.with_name(f".{path.name}.tmp")
     with temporary.open("w", encoding="utf-8") as file:
         file.write(text)

@@ -1,6 +1,6 @@
-"""The trees and windows that a draft could decode with: what the tuner chooses from.
+"""Candidates of the tuner: the trees and windows that a draft could decode with.
 
-A family is one kind of shape in growing sizes; sizes beside each other are neighbours.
+A family is one kind of tree in increasing sizes; adjacent sizes are neighbors.
 """
 
 from collections.abc import Iterator
@@ -11,18 +11,26 @@ from pathlib import Path
 from jaxtyping import Float
 from numpy import ndarray
 
-from infer.tuning.config import overrides
-from models.speculate.tree import Tree, TreeConf, TreeKind, best_first, most_nodes, static_tree
+from infer.tuning.config import format_overrides
+from models.speculate.tree import (
+    Tree,
+    TreeConf,
+    TreeKind,
+    best_first_paths,
+    count_candidates,
+    tree_from_paths,
+)
 
-NARROW, WIDE = 4, 8  # nodes expanded a level, children considered, of small and large trees
-SMALL = 12  # nodes of a small tree
-SHALLOW = (2, 4)  # depths of trees for drafts whose every step is dear
-GIVEN = "given"  # the tree that the user asks to compare with
+# nodes expanded a level, and children considered of each, of small and of large trees
+NARROW_WIDTH, WIDE_WIDTH = 4, 8
+MAX_NARROW_NODES = 12  # nodes of a small tree
+SHALLOW_DEPTHS = (2, 4)  # depths of trees for drafts with expensive passes
+USER_TREE = "given"  # name of the user's own tree, from the `tree` config
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Shape:
-    """One shape; `name` tells it from the others."""
+class TreeCandidate:
+    """A tree or window that the tuner considers, identified by its name."""
 
     name: str
     family: str
@@ -34,12 +42,12 @@ class Shape:
 
     @property
     def size(self) -> int:
-        """Nodes that the draft grows: what orders a family."""
+        """Return the number of nodes that the draft proposes; it orders a family."""
         return self.tree.nodes
 
     @property
-    def fields(self) -> dict[str, int | str | None]:
-        """What models/speculate/tree_formats.py keeps of it beside the paths of a static one."""
+    def tree_fields(self) -> dict[str, int | str | None]:
+        """Return the fields of models/speculate/tree_formats.py, without a static tree's paths."""
         conf, kind = self.conf, self.conf.kind
         numbers: dict[TreeKind, dict[str, int | None]] = {
             TreeKind.chain: {"depth": conf.depth},
@@ -51,68 +59,82 @@ class Shape:
         }  # fmt: skip
         return {"kind": kind.value, **numbers[kind], "copied": conf.copied}
 
-    def overrides(self, file: Path) -> str:
-        """What makes `infer.eval` decode with it; `file` holds a static tree's paths."""
-        keys = {f"tree.{key}": value for key, value in self.fields.items() if key != "kind"}
+    def tree_overrides(self, file: Path) -> str:
+        """Return the overrides that select the tree in `infer.eval`; `file` has static paths."""
+        keys = {f"tree.{key}": value for key, value in self.tree_fields.items() if key != "kind"}
         if self.conf.kind is TreeKind.static:
             keys = {"tree.file": file} | keys
-        return overrides({"tree": self.conf.kind, **keys})
+        return format_overrides({"tree": self.conf.kind, **keys})
 
 
-def shapes(
-    acceptance: Float[ndarray, "depth ranks"], *, nodes: list[int], copied: int, given: TreeConf
-) -> list[Shape]:
-    """Chains to the table's depth; best-first, dynamic and product trees of each budget; `given`.
+def list_candidates(
+    acceptance: Float[ndarray, "depth ranks"], *, nodes: list[int], copied: int, user_tree: TreeConf
+) -> list[TreeCandidate]:
+    """List chains up to the table's depth, trees of each node budget, and the user's tree.
 
-    With `copied`, each of them a second time with so many tokens of n-gram lookup beside it.
+    Trees are best-first, dynamic and product trees. If `copied`, each candidate is repeated with
+    that many tokens of n-gram lookup beside it.
     """
     depth, ranks = acceptance.shape
-    found = [
-        _named("chain", TreeConf(kind=TreeKind.chain, depth=window), size=window)
+    candidates = [
+        _build_candidate("chain", TreeConf(kind=TreeKind.chain, depth=window), size=window)
         for window in range(1, depth + 1)
     ]
-    for limit in [*(d for d in SHALLOW if d < depth), depth]:
+    for limit in [*(d for d in SHALLOW_DEPTHS if d < depth), depth]:
         suffix = f"-d{limit}" if limit < depth else ""
         for budget in sorted(set(nodes)):
             if budget <= sum(min(ranks**d, budget) for d in range(1, limit + 1)):
-                found += _trees(acceptance[:limit], budget, suffix)
-    if given.build().depth <= depth:
-        found.append(Shape(name=GIVEN, family=GIVEN, conf=replace(given.read(), copied=0)))
+                candidates += _tree_candidates(acceptance[:limit], budget, suffix)
+    if user_tree.build().depth <= depth:
+        candidates.append(
+            TreeCandidate(
+                name=USER_TREE, family=USER_TREE, conf=replace(user_tree.read(), copied=0)
+            )
+        )
     if copied:
-        found += [with_copied(one, copied) for one in found]
-    return found
+        candidates += [add_copied_tokens(candidate, copied) for candidate in candidates]
+    return candidates
 
 
-def _trees(acceptance: Float[ndarray, "depth ranks"], budget: int, suffix: str) -> Iterator[Shape]:
-    """Of that budget, as deep as the best-first one; all of them at full depth only."""
-    paths, ranks = best_first(acceptance, budget), acceptance.shape[1]
-    depth = static_tree(paths).depth
+def _tree_candidates(
+    acceptance: Float[ndarray, "depth ranks"], budget: int, suffix: str
+) -> Iterator[TreeCandidate]:
+    """Yield the trees of a node budget, as deep as the best-first tree of that budget.
+
+    Product trees come at full depth only, that is without a `suffix`.
+    """
+    paths, ranks = best_first_paths(acceptance, budget), acceptance.shape[1]
+    depth = tree_from_paths(paths).depth
     if suffix and depth < len(acceptance):
-        return  # the same as without the limit
-    yield _named(f"static{suffix}", TreeConf(kind=TreeKind.static, paths=paths), size=budget)
-    across = NARROW if budget <= SMALL else WIDE
-    for family, width in (("dynamic", across), ("product", None)):
-        branch = min(ranks, across)
-        fits = depth <= budget <= most_nodes(depth, width or budget, branch)
+        return  # the depth limit makes no difference
+    yield _build_candidate(
+        f"static{suffix}", TreeConf(kind=TreeKind.static, paths=paths), size=budget
+    )
+    max_width = NARROW_WIDTH if budget <= MAX_NARROW_NODES else WIDE_WIDTH
+    for family, width in (("dynamic", max_width), ("product", None)):
+        branch = min(ranks, max_width)
+        fits = depth <= budget <= count_candidates(depth, width or budget, branch)
         if fits and not (suffix and family == "product"):
             conf = TreeConf(depth=depth, nodes=budget, width=width, branch=branch)
-            yield _named(f"{family}{suffix}", conf, size=budget)
+            yield _build_candidate(f"{family}{suffix}", conf, size=budget)
 
 
-def _named(family: str, conf: TreeConf, *, size: int) -> Shape:
-    return Shape(name=f"{family}-{size}", family=family, conf=conf)
+def _build_candidate(family: str, conf: TreeConf, *, size: int) -> TreeCandidate:
+    return TreeCandidate(name=f"{family}-{size}", family=family, conf=conf)
 
 
-def with_copied(one: Shape, copied: int) -> Shape:
-    """The same beside a chain of copied tokens."""
-    return Shape(
-        name=f"{one.name}+{copied}", family=f"{one.family}+{copied}",
-        conf=replace(one.conf, copied=copied),
+def add_copied_tokens(candidate: TreeCandidate, copied: int) -> TreeCandidate:
+    """Build the same candidate with a chain of `copied` tokens beside it."""
+    return TreeCandidate(
+        name=f"{candidate.name}+{copied}", family=f"{candidate.family}+{copied}",
+        conf=replace(candidate.conf, copied=copied),
     )  # fmt: skip
 
 
-def neighbours(one: Shape, others: list[Shape]) -> list[Shape]:
-    """The next smaller and the next larger of its family."""
-    family = sorted((o for o in others if o.family == one.family), key=lambda o: o.size)
-    here = family.index(one)
-    return family[max(here - 1, 0) : here] + family[here + 1 : here + 2]
+def find_neighbors(
+    candidate: TreeCandidate, candidates: list[TreeCandidate]
+) -> list[TreeCandidate]:
+    """Find the next smaller and the next larger candidate of the same family."""
+    family = sorted((c for c in candidates if c.family == candidate.family), key=lambda c: c.size)
+    position = family.index(candidate)
+    return family[max(position - 1, 0) : position] + family[position + 1 : position + 2]

@@ -1,4 +1,4 @@
-"""What `python -m infer.tune` takes."""
+"""Configuration of `python -m infer.tune`, and its translation into overrides of `infer.eval`."""
 
 import re
 import shlex
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any
 
-from infer.config import DEMO_TOKENS, MOST_RANKS, OWN, listed_checkpoints
+from infer.config import DEMO_NEW_TOKENS, MAX_RANKS, OWN_TARGET, parse_checkpoints
 from models.device import DeviceConf
 from models.errors import UserError
 from models.speculate.sampling import SamplingConf
@@ -16,83 +16,85 @@ from models.target.target import TargetConf
 
 @dataclass(kw_only=True)
 class TuneConf:
-    """For which batches and contexts, and which trees and windows are considered."""
+    """Settings of a tuning: batches and contexts, and the trees and windows to consider."""
 
-    checkpoint: Any = None  # a directory, or a list of them; null = the newest finished run
-    batch: list[int] = field(default_factory=lambda: [1, 4, 16])
-    context: list[int] | None = None  # room for prompt and answer; null = as the prompts need
+    checkpoint: Any = None  # a directory or a list of them; null = the newest finished run
+    batch: list[int] = field(default_factory=lambda: [1, 4, 16])  # batch sizes
+    context: list[int] | None = None  # tokens of prompt and answer; null = what the prompts need
     depth: int = 10  # longest window, deepest node
-    nodes: list[int] = field(default_factory=lambda: [4, 8, 16, 24, 32, 63])  # budgets of trees
-    ranks: int = 10  # candidates measured at each depth
-    copied: int = 8  # tokens of n-gram lookup that may hang beside each
-    sweep: bool = False  # measure every window and a dozen trees too, to judge the choice by
-    # as evaluation.prompts; null = those that chose the checkpoint, or some that the demo trains on
+    nodes: list[int] = field(default_factory=lambda: [4, 8, 16, 24, 32, 63])  # node budgets
+    ranks: int = 10  # draft candidates whose acceptance is measured at each depth
+    copied: int = 8  # tokens of n-gram lookup beside the tree; 0 = none
+    sweep: bool = False  # also measure every window and a dozen trees, to check the choice
+    # as evaluation.prompts; null = those that selected the checkpoint, or the demo's training data
     prompts: str | None = None
-    num_prompts: int = 32  # of the demo's
-    max_new_tokens: int = DEMO_TOKENS
-    repeats: int = 2  # times that every prompt is decoded in each mode, there and back
-    tree: TreeConf = field(default_factory=TreeConf)  # one more to compare with
+    num_prompts: int = 32  # of the demo's prompts
+    max_new_tokens: int = DEMO_NEW_TOKENS
+    repeats: int = 2  # decodings of every prompt in each mode, in alternating order
+    tree: TreeConf = field(default_factory=TreeConf)  # an additional tree to compare with
     sampling: SamplingConf = field(default_factory=SamplingConf)
-    target: TargetConf = field(default_factory=lambda: TargetConf(name=OWN))
+    target: TargetConf = field(default_factory=lambda: TargetConf(name=OWN_TARGET))
     device: DeviceConf = field(default_factory=DeviceConf)
     output_dir: str = "outputs/infer.tune"
     run_name: str = "tune"
 
     def __post_init__(self) -> None:
-        self.checkpoint = listed_checkpoints(self.checkpoint)
+        self.checkpoint = parse_checkpoints(self.checkpoint)
         for key in ("depth", "ranks", "num_prompts", "repeats"):
             if getattr(self, key) < 1:
                 raise UserError(f"{key}: must be at least 1, got {getattr(self, key)}")
         if self.max_new_tokens < 2:
             raise UserError(f"max_new_tokens: must be at least 2, got {self.max_new_tokens}")
-        if self.ranks > MOST_RANKS:
-            raise UserError(f"ranks: must be at most {MOST_RANKS}, got {self.ranks}")
+        if self.ranks > MAX_RANKS:
+            raise UserError(f"ranks: must be at most {MAX_RANKS}, got {self.ranks}")
         if self.copied < 0:
             raise UserError(f"copied: must not be negative, got {self.copied}; 0 copies none")
         for key in ("batch", "nodes", "context"):
-            given = getattr(self, key)
-            if given is not None and (not given or min(given) < 1):
-                raise UserError(f"{key}: must list numbers of at least 1, got {given}")
-        most = sum(self.ranks**depth for depth in range(1, self.depth + 1))
-        if min(self.nodes) > most:
+            values = getattr(self, key)
+            if values is not None and (not values or min(values) < 1):
+                raise UserError(f"{key}: must list numbers of at least 1, got {values}")
+        max_nodes = sum(self.ranks**depth for depth in range(1, self.depth + 1))
+        if min(self.nodes) > max_nodes:
             raise UserError(
-                f"nodes: must list one of at most the {most} paths that depth and ranks give, "
-                f"got {self.nodes}; raise depth or ranks"
+                f"nodes: must list a budget of at most the {max_nodes} paths that depth and ranks "
+                f"give, got {self.nodes}; raise depth or ranks"
             )
 
-    def carried(self, batch: int) -> str:
-        """What `infer.eval` is told beside checkpoint and tree, to decode as was tuned for."""
-        asked = {
-            "target": (self.target, TargetConf(name=OWN)),
+    def eval_overrides(self, batch: int) -> str:
+        """Return the overrides, besides checkpoint and tree, that reproduce the tuning setup."""
+        sections = {
+            "target": (self.target, TargetConf(name=OWN_TARGET)),
             "device": (self.device, DeviceConf()),
             "evaluation.sampling": (self.sampling, SamplingConf()),
         }
-        said = {
-            f"{key}.{one.name}": getattr(ours, one.name)
-            for key, (ours, default) in asked.items()
-            for one in fields(ours)
-            if getattr(ours, one.name) != getattr(default, one.name)
+        overrides = {
+            f"{key}.{option.name}": getattr(section, option.name)
+            for key, (section, default) in sections.items()
+            for option in fields(section)
+            if getattr(section, option.name) != getattr(default, option.name)
         }
         if self.prompts is not None:
-            said["evaluation.prompts"] = self.prompts
-        if self.max_new_tokens != DEMO_TOKENS:
-            said["evaluation.max_new_tokens"] = self.max_new_tokens
+            overrides["evaluation.prompts"] = self.prompts
+        if self.max_new_tokens != DEMO_NEW_TOKENS:
+            overrides["evaluation.max_new_tokens"] = self.max_new_tokens
         if batch > 1:
-            said["evaluation.batches"] = f"[{batch}]"
-        return overrides(said)
+            overrides["evaluation.batches"] = f"[{batch}]"
+        return format_overrides(overrides)
 
 
-def overrides(said: dict[str, Any]) -> str:
-    r"""As words of a shell.
+def format_overrides(overrides: dict[str, Any]) -> str:
+    r"""Format overrides as shell words.
 
-    >>> overrides({"tree.width": None, "device.compile": False, "prompts": "my file.jsonl"})
+    >>> format_overrides({"tree.width": None, "device.compile": False, "prompts": "my file.jsonl"})
     'tree.width=null device.compile=false \'prompts="my file.jsonl"\''
     """
-    return " ".join(shlex.quote(f"{key}={_spelled(value)}") for key, value in said.items())
+    return " ".join(
+        shlex.quote(f"{key}={_format_value(value)}") for key, value in overrides.items()
+    )
 
 
-def _spelled(value: Any) -> str:
-    """As Hydra reads it."""
+def _format_value(value: Any) -> str:
+    """Format a value as Hydra parses it."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     text = str(value.value if isinstance(value, Enum) else value)

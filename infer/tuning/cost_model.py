@@ -1,8 +1,9 @@
-"""What a round costs on this device, in steps of autoregressive decoding.
+"""Cost of a round on this device, in steps of autoregressive decoding.
 
-Decoders are timed as they run, compiled and with the host's part, in turn with the autoregressive
-one: a clock that drifts or a neighbour on the machine moves both, and their ratio less. Shapes that
-were not timed are interpolated within their family; a larger one never costs less.
+Decoders are timed as they run in use, compiled and including host time, and alternate with the
+autoregressive decoder: a drifting clock or another process slows both, which largely cancels in
+their ratio. Candidates that were not timed are interpolated within their family, monotonically in
+size.
 """
 
 import os
@@ -18,36 +19,36 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from data.eval_prompts.prompts import EvalPrompt
-from infer.engine.decode import Decoded, Decoder
-from infer.tuning.candidates import Shape
+from infer.engine.decode import Decoder, Generation
+from infer.tuning.candidates import TreeCandidate
 from models.drafts.base import Draft
 from models.lock import wait_for_lock
 from models.speculate.sampling import SamplingConf
 from models.target.target import Target
 
-TURNS = 4  # times that a shape and the baseline are timed in turn
+TIMED_TURNS = 4  # alternating timings of a candidate and the baseline
 AUTOREGRESSIVE = "autoregressive"
-MOST_TIMED = 12  # timings beyond the first ones, while another shape promises more
+MAX_EXTRA_TIMINGS = 12  # timings after the probes, until the predicted best was timed twice
 
 
 @contextmanager
-def turn(*, alone: bool) -> Iterator[None]:
-    """A user's tuners may compile side by side; who times something waits for the others.
+def hold_timing_lock(*, exclusive: bool) -> Iterator[None]:
+    """Hold a lock among a user's tuners: shared to compile, exclusive to time.
 
-    Who waits stands in the gate, so that nobody who comes later starts to compile before them. Not
-    to be nested: the inner one would wait for the outer.
+    Waiters hold the gate lock so that later compiles cannot starve them. Must not be nested: the
+    inner lock would wait for the outer one.
     """
-    place = Path(tempfile.gettempdir())
-    with (place / f"infer.tune-{os.getuid()}.lock").open("a") as file:
-        with (place / f"infer.tune-{os.getuid()}.gate").open("a") as gate:  # opens as it is closed
-            wait_for_lock(gate, alone=True)
-            wait_for_lock(file, alone=alone)
+    folder = Path(tempfile.gettempdir())
+    with (folder / f"infer.tune-{os.getuid()}.lock").open("a") as file:
+        with (folder / f"infer.tune-{os.getuid()}.gate").open("a") as gate:  # closing unlocks it
+            wait_for_lock(gate, exclusive=True)
+            wait_for_lock(file, exclusive=exclusive)
         yield
 
 
 @dataclass(kw_only=True)
-class Bench:
-    """Decoders of one draft for one batch and context, each built and compiled when asked for."""
+class CostBench:
+    """Decoders of one draft for one batch size and context, built and compiled on first use."""
 
     target: Target
     draft: Draft
@@ -56,195 +57,227 @@ class Bench:
     batch: int
     context: int
     max_new_tokens: int
-    say: Callable[[str], None]
+    print_line: Callable[[str], None]
     decoders: dict[str, Decoder] = field(default_factory=dict)
 
-    def decoder(self, one: Shape | None) -> Decoder:
-        """That of a candidate, or the autoregressive one."""
-        name = one.name if one else AUTOREGRESSIVE
+    def decoder_for(self, candidate: TreeCandidate | None) -> Decoder:
+        """Return the compiled decoder of a candidate, or the autoregressive one for None."""
+        name = candidate.name if candidate else AUTOREGRESSIVE
         if name not in self.decoders:
-            self.say(f"batch {self.batch}, context {self.context}: compiling {name}")
-            shape = {"draft": self.draft, "tree": one.tree} if one else {}
-            with turn(alone=False):
-                made = Decoder(
+            self.print_line(f"batch {self.batch}, context {self.context}: compiling {name}")
+            options = {"draft": self.draft, "tree": candidate.tree} if candidate else {}
+            with hold_timing_lock(exclusive=False):
+                decoder = Decoder(
                     self.target, sampling=self.sampling, slots=self.context, batch=self.batch,
-                    layers=self.draft.needs.layers, **shape,
+                    layers=self.draft.needs.layers, **options,
                 )  # fmt: skip
-                # one prompt more than rows: a refill compiles too
-                self.decode(made, (self.prompts * (self.batch + 1))[: self.batch + 1], ends=False)
-            self.decoders[name] = made
+                # one prompt more than rows, so that the refill of a slot is compiled too
+                self.decode(
+                    decoder, (self.prompts * (self.batch + 1))[: self.batch + 1], stop_at_eos=False
+                )
+            self.decoders[name] = decoder
         return self.decoders[name]
 
-    def decode(self, decoder: Decoder, some: list[EvalPrompt], *, ends: bool) -> list[Decoded]:
-        """Answers, up to where they end or all of one length."""
+    def decode(
+        self, decoder: Decoder, prompts: list[EvalPrompt], *, stop_at_eos: bool
+    ) -> list[Generation]:
+        """Decode prompts to the end of their answers, or all to `max_new_tokens`."""
         return decoder.decode(
-            [p.ids for p in some], row_ids=[p.row_id for p in some],
-            max_new_tokens=self.max_new_tokens, eos_ids=self.target.eos_ids if ends else None,
-        )  # fmt: skip
+            [p.ids for p in prompts],
+            row_ids=[p.row_id for p in prompts],
+            max_new_tokens=self.max_new_tokens,
+            eos_ids=self.target.eos_ids if stop_at_eos else None,
+        )
 
-    def steps(self, one: Shape) -> float:
-        """Autoregressive steps that a round takes: the median of turns, each of medians."""
-        plain, own = self.decoder(None), self.decoder(one)
+    def measure_steps(self, candidate: TreeCandidate) -> float:
+        """Measure the autoregressive steps that a round takes: the median of several turns."""
+        baseline, speculative = self.decoder_for(None), self.decoder_for(candidate)
         turns = []
-        with turn(alone=True):
-            for _ in range(TURNS):
-                step, ours, again = map(self._round_s, (plain, own, plain))
-                turns.append(2 * ours / (step + again))
+        with hold_timing_lock(exclusive=True):
+            for _ in range(TIMED_TURNS):
+                step_before, round_s, step_after = map(
+                    self._median_round_s, (baseline, speculative, baseline)
+                )
+                turns.append(2 * round_s / (step_before + step_after))
         return statistics.median(turns)
 
-    def _round_s(self, decoder: Decoder) -> float:
-        """Of the rounds of some prompts: shapes are static, so which and past what end is one."""
-        rows = self.decode(decoder, self.prompts[: self.batch], ends=False)
-        return statistics.median(max((row.round_s for row in rows), key=len))
+    def _median_round_s(self, decoder: Decoder) -> float:
+        """Return the median round time in seconds.
 
-    def race(
-        self, some: list[Shape], repeats: int
-    ) -> dict[str, Float[ndarray, "prompts tokens_seconds"]]:
-        """Tokens and seconds of every prompt in every mode, decoded there and back (ABBA).
-
-        Seconds are what a slot's part of each round took: a round costs what it has slots for, so
-        that is the speed of a busy machine, also where the last prompts leave slots empty. One row
-        alone takes turns prompt by prompt. A batch takes all prompts at once, long turns: there the
-        target alone goes before each mode, and its seconds say how fast the machine was just then.
+        Shapes are static, so the choice of prompts and the ends of answers do not matter.
         """
-        modes = {one.name if one else AUTOREGRESSIVE: self.decoder(one) for one in [None, *some]}
-        with turn(alone=True):  # all compiled before the first is timed
-            if self.batch == 1:
-                parts = [self._there_and_back(modes, [one], repeats) for one in self.prompts]
-                return {name: np.concatenate([part[name] for part in parts]) for name in modes}
-            return self._beside_the_target(modes, repeats)
+        generations = self.decode(decoder, self.prompts[: self.batch], stop_at_eos=False)
+        return statistics.median(max((row.round_s for row in generations), key=len))
 
-    def _there_and_back(
-        self, modes: dict[str, Decoder], some: list[EvalPrompt], repeats: int
+    def benchmark_trees(
+        self, candidates: list[TreeCandidate], repeats: int
+    ) -> dict[str, Float[ndarray, "prompts tokens_seconds"]]:
+        """Measure tokens and seconds of every prompt in every mode, in alternating order (ABBA).
+
+        The seconds of a prompt are its slot's share of each round. A round takes the same time with
+        empty slots, so this is the speed of a busy machine even while the last prompts leave slots
+        empty. At batch size 1 the modes alternate prompt by prompt. A larger batch decodes all
+        prompts in one long turn: there the target alone is decoded before each mode, and its time
+        corrects for changes in the machine's speed.
+        """
+        modes = {
+            candidate.name if candidate else AUTOREGRESSIVE: self.decoder_for(candidate)
+            for candidate in [None, *candidates]
+        }
+        with hold_timing_lock(exclusive=True):  # all are compiled before the first is timed
+            if self.batch == 1:
+                parts = [
+                    self._benchmark_alternating(modes, [prompt], repeats) for prompt in self.prompts
+                ]
+                return {name: np.concatenate([part[name] for part in parts]) for name in modes}
+            return self._benchmark_interleaved(modes, repeats)
+
+    def _benchmark_alternating(
+        self, modes: dict[str, Decoder], prompts: list[EvalPrompt], repeats: int
     ) -> dict[str, ndarray]:
-        sums = {name: np.zeros((len(some), 2)) for name in modes}
+        sums = {name: np.zeros((len(prompts), 2)) for name in modes}
         for number in range(repeats):
             for name in list(modes)[:: 1 - 2 * (number % 2)]:
-                sums[name] += self._tokens_and_seconds(modes[name], some)
+                sums[name] += self._time_prompts(modes[name], prompts)
         return sums
 
-    def _beside_the_target(self, modes: dict[str, Decoder], repeats: int) -> dict[str, ndarray]:
-        plain, runs = modes[AUTOREGRESSIVE], []
+    def _benchmark_interleaved(self, modes: dict[str, Decoder], repeats: int) -> dict[str, ndarray]:
+        baseline, baseline_runs = modes[AUTOREGRESSIVE], []
         sums = {name: np.zeros((len(self.prompts), 2)) for name in modes}
-        others = [name for name in modes if name != AUTOREGRESSIVE]
+        speculative = [name for name in modes if name != AUTOREGRESSIVE]
         for number in range(repeats):
-            for name in others[:: 1 - 2 * (number % 2)]:
-                runs.append(self._tokens_and_seconds(plain, self.prompts))
-                own = self._tokens_and_seconds(modes[name], self.prompts)
-                took = runs[-1][:, 1].sum() or 1.0  # nothing where all end at their first token
-                sums[name] += own / [1.0, took]
-        mean = np.mean(runs, 0)
-        for name in others:
+            for name in speculative[:: 1 - 2 * (number % 2)]:
+                baseline_runs.append(self._time_prompts(baseline, self.prompts))
+                timed = self._time_prompts(modes[name], self.prompts)
+                # the time is 0 where all answers end at their first token
+                baseline_s = baseline_runs[-1][:, 1].sum() or 1.0
+                sums[name] += timed / [1.0, baseline_s]
+        mean = np.mean(baseline_runs, 0)
+        for name in speculative:
             sums[name][:, 1] *= mean[:, 1].sum()
         return sums | {AUTOREGRESSIVE: repeats * mean}
 
-    def _tokens_and_seconds(
-        self, decoder: Decoder, some: list[EvalPrompt]
+    def _time_prompts(
+        self, decoder: Decoder, prompts: list[EvalPrompt]
     ) -> Float[ndarray, "prompts tokens_seconds"]:
-        rows = self.decode(decoder, some, ends=True)
-        return np.array([[len(row.ids) - 1, sum(row.round_s) / self.batch] for row in rows], float)
+        generations = self.decode(decoder, prompts, stop_at_eos=True)
+        return np.array(
+            [[len(row.ids) - 1, sum(row.round_s) / self.batch] for row in generations], float
+        )
 
 
 class CostCurve:
-    """Steps a round by candidate: measured where it was, else by its nodes and its depth.
+    """The cost of a round by candidate, in steps: measured, or interpolated by nodes and depth.
 
-    Chains lie between measured chains. Trees lie between measured trees of other sizes, less or
-    more by what chains tell of a draft pass, and as far above or below as those of their family.
+    Chains are interpolated between measured chains. Trees are interpolated between measured trees
+    of other sizes, adjusted for their depth by the cost of a draft pass, which is estimated from
+    chains, and shifted by the mean residual of their family.
     """
 
     def __init__(self) -> None:
         self._timings: dict[str, list[float]] = {}
-        self._timed: dict[str, dict[int, Shape]] = {}  # by family and size
+        self._timed: dict[str, dict[int, TreeCandidate]] = {}  # by family and size
 
-    def add(self, one: Shape, steps: float) -> None:
-        """A shape may be timed several times."""
-        self._timings.setdefault(one.name, []).append(steps)
-        self._timed.setdefault(one.family, {})[one.size] = one
+    def add(self, candidate: TreeCandidate, steps: float) -> None:
+        """Add a timing of a candidate; several timings are averaged."""
+        self._timings.setdefault(candidate.name, []).append(steps)
+        self._timed.setdefault(candidate.family, {})[candidate.size] = candidate
 
-    def times(self, one: Shape) -> int:
-        """How often it was timed."""
-        return len(self._timings.get(one.name, []))
+    def num_timings(self, candidate: TreeCandidate) -> int:
+        """Return the number of timings of a candidate."""
+        return len(self._timings.get(candidate.name, []))
 
-    def steps(self, one: Shape) -> float:
-        if self.times(one):
-            return statistics.fmean(self._timings[one.name])
-        return self._base(one) + self._offset(one.family)
+    def steps(self, candidate: TreeCandidate) -> float:
+        """Return the steps of a round with a candidate, measured or interpolated."""
+        if self.num_timings(candidate):
+            return statistics.fmean(self._timings[candidate.name])
+        return self._interpolate(candidate) + self._family_offset(candidate.family)
 
-    def _ladder(self, family: str) -> list[Shape]:
-        return [one for _, one in sorted(self._timed[family].items())]
+    def _timed_candidates(self, family: str) -> list[TreeCandidate]:
+        return [candidate for _, candidate in sorted(self._timed[family].items())]
 
-    def _base(self, one: Shape) -> float:
-        chain = one.family.startswith("chain")
-        ladder = self._ladder("chain" if chain else _laddered(self._timed))
-        draft_pass = 0.0 if chain else self._draft_pass()
-        steps = [self.steps(other) - draft_pass * other.tree.depth for other in ladder]
-        sizes = [other.size for other in ladder]
-        flat = np.interp(one.size, sizes, np.maximum.accumulate(steps))
-        return float(flat) + draft_pass * one.tree.depth
+    def _interpolate(self, candidate: TreeCandidate) -> float:
+        is_chain = candidate.family.startswith("chain")
+        timed = self._timed_candidates("chain" if is_chain else _probed_family(self._timed))
+        draft_pass = 0.0 if is_chain else self._draft_pass_steps()
+        steps = [self.steps(other) - draft_pass * other.tree.depth for other in timed]
+        sizes = [other.size for other in timed]
+        without_passes = np.interp(candidate.size, sizes, np.maximum.accumulate(steps))
+        return float(without_passes) + draft_pass * candidate.tree.depth
 
-    def _draft_pass(self) -> float:
-        """Solved from two slopes: a longer chain has a pass more for each node, a tree fewer."""
-        chains, trees = self._ladder("chain"), self._ladder(_laddered(self._timed))
+    def _draft_pass_steps(self) -> float:
+        """Estimate the cost of a draft pass from the slopes of chains and trees.
+
+        A chain needs one more pass for each node, a tree fewer.
+        """
+        chains, trees = (
+            self._timed_candidates("chain"),
+            self._timed_candidates(_probed_family(self._timed)),
+        )
         rise, nodes, passes = (
-            [of(ladder[-1]) - of(ladder[0]) for ladder in (chains, trees)]
-            for of in (self.steps, lambda one: one.size, lambda one: one.tree.depth)
+            [measure(timed[-1]) - measure(timed[0]) for timed in (chains, trees)]
+            for measure in (self.steps, lambda c: c.size, lambda c: c.tree.depth)
         )
         if nodes[0] == 0 or nodes[1] == passes[1]:
             return 0.0
-        both = rise[0] / nodes[0]  # a node and a pass
-        return max(0.0, (nodes[1] * both - rise[1]) / (nodes[1] - passes[1]))
+        node_and_pass = rise[0] / nodes[0]
+        return max(0.0, (nodes[1] * node_and_pass - rise[1]) / (nodes[1] - passes[1]))
 
-    def _offset(self, family: str) -> float:
-        """Of this family; of none measured, what copied tokens add to the others."""
-        if family in ("chain", _laddered(self._timed)):
+    def _family_offset(self, family: str) -> float:
+        """Return the mean residual of a family.
+
+        A family with copied tokens that was not timed has that of all timed ones with copies.
+        """
+        if family in ("chain", _probed_family(self._timed)):
             return 0.0
-        like = [family] if family in self._timed or "+" not in family else self._timed
-        above = [
-            self.steps(one) - self._base(one)
-            for other in like
-            if "+" in other or other == family
-            for one in self._timed.get(other, {}).values()
+        similar = [family] if family in self._timed or "+" not in family else self._timed
+        residuals = [
+            self.steps(candidate) - self._interpolate(candidate)
+            for name in similar
+            if "+" in name or name == family
+            for candidate in self._timed.get(name, {}).values()
         ]
-        return statistics.fmean(above) if above else 0.0
+        return statistics.fmean(residuals) if residuals else 0.0
 
 
-def choose(
-    steps: Callable[[Shape], float], found: list[Shape], tokens: dict[str, float]
-) -> tuple[CostCurve, Shape]:
-    """The shape of the most `tokens` a round over `steps` a round, timing as few as will do.
+def choose_candidate(
+    measure_steps: Callable[[TreeCandidate], float], candidates: list[TreeCandidate],
+    tokens: dict[str, float],
+) -> tuple[CostCurve, TreeCandidate]:  # fmt: skip
+    """Choose the candidate of the most `tokens` over steps a round, with as few timings as needed.
 
-    It must have been timed twice: what seems best of many is often what was timed too well.
+    The choice is timed twice: the best of many timings is often one that was too fast by chance.
     """
     curve = CostCurve()
-    for one in probes(found):
-        curve.add(one, steps(one))
+    for candidate in select_probes(candidates):
+        curve.add(candidate, measure_steps(candidate))
 
-    def promise(one: Shape) -> float:
-        return tokens[one.name] / curve.steps(one)
+    def predicted_speedup(candidate: TreeCandidate) -> float:
+        return tokens[candidate.name] / curve.steps(candidate)
 
-    for _ in range(MOST_TIMED):
-        best = max(found, key=promise)
-        if curve.times(best) > 1:
+    for _ in range(MAX_EXTRA_TIMINGS):
+        best = max(candidates, key=predicted_speedup)
+        if curve.num_timings(best) > 1:
             break
-        curve.add(best, steps(best))
-    return curve, max((one for one in found if curve.times(one)), key=promise)
+        curve.add(best, measure_steps(best))
+    return curve, max((c for c in candidates if curve.num_timings(c)), key=predicted_speedup)
 
 
-def probes(found: list[Shape]) -> list[Shape]:
-    """What is timed first: some windows, some budgets of one kind of tree, one with copies."""
-    families: dict[str, list[Shape]] = {}
-    for one in sorted(found, key=lambda one: one.size):
-        families.setdefault(one.family, []).append(one)
-    copied = [one for name, family in families.items() if "+" in name for one in family]
-    chosen = [
+def select_probes(candidates: list[TreeCandidate]) -> list[TreeCandidate]:
+    """Select the candidates timed first: a few windows, trees of one kind, and one with copies."""
+    families: dict[str, list[TreeCandidate]] = {}
+    for candidate in sorted(candidates, key=lambda candidate: candidate.size):
+        families.setdefault(candidate.family, []).append(candidate)
+    copied = [candidate for name, family in families.items() if "+" in name for candidate in family]
+    probes = [
         family[i]
-        for family in (families["chain"], families[_laddered(families)])
+        for family in (families["chain"], families[_probed_family(families)])
         for i in sorted({0, len(family) // 2, len(family) - 1})
     ]
-    copied = sorted(copied, key=lambda one: abs(one.size - 16))[:1]
-    return list(dict.fromkeys(chosen + copied))
+    copied = sorted(copied, key=lambda candidate: abs(candidate.size - 16))[:1]
+    return list(dict.fromkeys(probes + copied))
 
 
-def _laddered(families: Iterable[str]) -> str:
-    """The kind that is timed at several sizes: a tree, unless no budget fits the draft's depth."""
+def _probed_family(families: Iterable[str]) -> str:
+    """Return the family timed at several sizes: trees, or chains where no budget fits the depth."""
     return next(kind for kind in ("dynamic", "static", "chain") if kind in families)

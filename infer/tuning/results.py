@@ -1,4 +1,4 @@
-"""What tuning finds: what each shape is worth, what a round of it costs, which one to take."""
+"""Results of tuning: expected tokens, measured speed-ups and the choice for each setting."""
 
 from dataclasses import dataclass, field
 from enum import Enum
@@ -9,21 +9,21 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from infer.measure.intervals import Estimate
-from infer.tuning.candidates import Shape
+from infer.tuning.candidates import TreeCandidate
 from infer.tuning.cost_model import CostCurve
 
 
 @dataclass(kw_only=True)
-class Worth:
-    """What replay says of a shape; `kept` leaves out what is accepted behind the answer's end."""
+class ExpectedTokens:
+    """The tokens a round of a candidate, estimated by replay."""
 
-    kept: float  # tokens of the answer a round: what a speed-up is made of
+    kept: float  # delivered tokens a round, without those after the answer's end
     tau: float  # acceptance length
-    all_positions: float  # the same if rounds began at every token equally often
+    all_positions: float  # acceptance length if rounds began at every token equally often
 
 
-class Verdict(Enum):
-    """Whether the best shape beats not speculating, by the interval of its measured speed-up."""
+class TuningVerdict(Enum):
+    """The comparison of the best candidate with no speculation, by its speed-up's interval."""
 
     pays = "pays"
     open = "not told apart from not speculating"
@@ -31,7 +31,8 @@ class Verdict(Enum):
     unmeasured = "was not measured: no answer took a round"
 
     @classmethod
-    def of(cls, speedup: Estimate | None) -> "Verdict":
+    def from_speedup(cls, speedup: Estimate | None) -> "TuningVerdict":
+        """Return the verdict on a measured speed-up."""
         if speedup is None:
             return cls.unmeasured
         low, high = speedup.ci95 or (-np.inf, np.inf)
@@ -39,38 +40,43 @@ class Verdict(Enum):
 
 
 @dataclass(kw_only=True)
-class Cell:
-    """The answer for one draft, batch and context.
+class TuningResult:
+    """The result for one draft, batch size and context.
 
-    `pick` is what is likelier the faster, however sure: `best`, or None for not speculating.
+    `pick` is the faster point estimate, regardless of its interval: `best`, or None for no
+    speculation.
     """
 
     draft: str
     batch: int
     context: int
-    token_s: float  # of the target alone, whatever rows share its steps
-    curve: CostCurve
-    pick: Shape | None
-    best: Shape  # of those that speculate
-    speedups: dict[str, Estimate | None]  # measured, of those that were decoded with
-    of_best: dict[str, Estimate | None]  # speed of `best` over theirs, prompt by prompt
+    token_s: float  # seconds a token of the target alone; rows in a batch share a step's time
+    cost_curve: CostCurve
+    pick: TreeCandidate | None
+    best: TreeCandidate  # the best candidate, even if it is slower than no speculation
+    speedups: dict[str, Estimate | None]  # of the measured candidates, over no speculation
+    best_over_each: dict[str, Estimate | None]  # speed of `best` over theirs, paired by prompt
 
     @property
-    def verdict(self) -> Verdict:
-        return Verdict.of(self.speedups[self.best.name])
+    def verdict(self) -> TuningVerdict:
+        """Return the verdict on the best candidate's measured speed-up."""
+        return TuningVerdict.from_speedup(self.speedups[self.best.name])
 
 
 @dataclass(kw_only=True)
-class Tuned:
-    """One draft: what its shapes are worth anywhere, and the choice for each batch and context."""
+class DraftTuning:
+    """One draft's candidates with their expected tokens, and a result for each batch and context.
+
+    Expected tokens do not depend on batch and context.
+    """
 
     name: str
     directory: Path
-    shapes: list[Shape]
-    worth: dict[str, Worth]
+    candidates: list[TreeCandidate]
+    expected_tokens: dict[str, ExpectedTokens]
     acceptance: Float[ndarray, "depth ranks"]
-    cells: list[Cell] = field(default_factory=list)
+    results: list[TuningResult] = field(default_factory=list)
 
-    def predicted(self, cell: Cell, one: Shape) -> float:
-        """Speed-up."""
-        return self.worth[one.name].kept / cell.curve.steps(one)
+    def predicted_speedup(self, result: TuningResult, candidate: TreeCandidate) -> float:
+        """Predict a candidate's speed-up: its expected tokens over the cost of its round."""
+        return self.expected_tokens[candidate.name].kept / result.cost_curve.steps(candidate)

@@ -1,7 +1,8 @@
-"""One round of speculative decoding, traced on tensors without memory: what its passes cost.
+"""Roofline estimate of a round of speculative decoding, traced on tensors without memory.
 
-The functions are those of a decoder (infer/engine/rounds.py), of any draft and tree. A pass takes
-at best the time to read its weights and the cache once, or the time to compute its matrix products.
+The trace runs a decoder's own functions (infer/engine/rounds.py) with any draft and tree. A pass
+takes at least the time to read its weights and the cache once, and at least the time to compute its
+matrix products.
 """
 
 from dataclasses import dataclass
@@ -9,66 +10,79 @@ from dataclasses import dataclass
 import torch
 
 from infer.engine import rounds
-from infer.engine.decode import Decoder, bucket
+from infer.engine.decode import Decoder, bucket_length
 from models.device.machine_specs import MachineConf
-from models.device.memory_trace import Phase, imagined
+from models.device.memory_trace import TracedPhase, fake_model
 from models.drafts.base import Draft
-from models.meta_model import Outline, models_of
+from models.meta_model import MetaTarget, collect_models
 from models.speculate.sampling import SamplingConf
 from models.speculate.tree import Tree
 
 TARGET, DRAFT, CACHE = "target", "draft", "cache"
-PROMPT, ALONE, VERIFY, PROPOSE = "prompt", "one token", "verification", "proposal"
+PROMPT, ONE_TOKEN, VERIFY, PROPOSE = "prompt", "one token", "verification", "proposal"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sizes:
-    """Of what is decoded."""
+class DecodeSizes:
+    """The sizes of a decoding: rows, and tokens of each."""
 
-    batch: int
+    batch: int  # rows
     prompt: int  # tokens
     context: int  # tokens of prompt and answer
 
 
 @torch.no_grad()
-def passes(
-    target: Outline, draft: Draft, tree: Tree, sampling: SamplingConf, sizes: Sizes
-) -> dict[str, Phase]:
-    """A prompt read, a token without a draft, a tree verified, and the next one proposed."""
+def trace_passes(
+    target: MetaTarget, draft: Draft, tree: Tree, sampling: SamplingConf, sizes: DecodeSizes
+) -> dict[str, TracedPhase]:
+    """Trace four phases: prompt, one token without a draft, verification and proposal of a tree."""
     vocab = {target.vocab_size} | ({len(draft.kept_ids)} if draft.kept_ids is not None else set())
-    with imagined([target.model, *models_of(draft)], vocab=vocab) as tally:
-        tally.hold(DRAFT, [*draft.parameters(), *draft.buffers()])
-        tally.hold(TARGET, [*target.model.parameters(), *target.model.buffers()])
+    with fake_model([target.model, *collect_models(draft)], vocab=vocab) as tracer:
+        tracer.label_tensors(DRAFT, [*draft.parameters(), *draft.buffers()])
+        tracer.label_tensors(TARGET, [*target.model.parameters(), *target.model.buffers()])
         decoder = Decoder(
             target, draft, tree, sampling=sampling, slots=sizes.context, batch=sizes.batch
         )
-        tally.hold(CACHE, [*decoder.cache.keys, *decoder.cache.values])
+        tracer.label_tensors(CACHE, [*decoder.cache.keys, *decoder.cache.values])
         assert decoder.draft is not None
-        with tally.phase(PROMPT) as prompt:
-            ids = torch.zeros(sizes.batch, bucket(sizes.prompt), dtype=torch.int64)
+        with tracer.trace_phase(PROMPT) as prompt:
+            input_ids = torch.zeros(sizes.batch, bucket_length(sizes.prompt), dtype=torch.int64)
             lengths = torch.full((sizes.batch,), sizes.prompt)
-            plan, cache, layers = decoder.plan, decoder.cache, decoder.layers
-            seen, _, scores, history = rounds.prefill(
-                target, cache, layers, plan.rule, ids, lengths, lengths
+            policy, cache, layers = decoder.policy, decoder.cache, decoder.layers
+            target_output, _, scores, history = rounds.prefill(
+                target, cache, layers, policy.sampling_rule, input_ids, lengths, lengths
             )
-            rows, told, empty = rounds.opened(
-                plan.rule, plan.ahead, plan.moved, cache.garbage, lengths, lengths, scores, history
+            slots, draft_slots, empty = rounds.open_slots(
+                policy.sampling_rule,
+                policy.lookahead,
+                policy.max_moves,
+                cache.garbage_slot,
+                lengths,
+                lengths,
+                scores,
+                history,
             )
-            state, proposal = rounds.begin(decoder.draft, decoder.state, plan, ids, told, seen)
-        with tally.phase(ALONE) as alone:
-            rounds.score(target, cache, layers, rows, empty)
-        with tally.phase(VERIFY) as verify:
-            seen, logits = rounds.score(target, cache, layers, rows, proposal)
-        rows, emitted = rounds.accept(plan, cache.garbage, rows, proposal, seen, logits)
-        with tally.phase(PROPOSE) as propose:
-            rounds.go_on(decoder.draft, state, plan, rows, emitted)
-    return {phase.name: phase for phase in (prompt, alone, verify, propose)}
+            state, proposal = rounds.begin(
+                decoder.draft, decoder.state, policy, input_ids, draft_slots, target_output
+            )
+        with tracer.trace_phase(ONE_TOKEN) as one_token:
+            rounds.score(target, cache, layers, slots, empty)
+        with tracer.trace_phase(VERIFY) as verify:
+            target_output, logits = rounds.score(target, cache, layers, slots, proposal)
+        slots, emitted = rounds.accept(
+            policy, cache.garbage_slot, slots, proposal, target_output, logits
+        )
+        with tracer.trace_phase(PROPOSE) as propose:
+            rounds.draft_next(decoder.draft, state, policy, slots, emitted)
+    return {phase.name: phase for phase in (prompt, one_token, verify, propose)}
 
 
-def seconds(phase: Phase, machine: MachineConf) -> float:
-    """At best: weights are read once a pass, the cache once a round, and nothing waits."""
-    reads = phase.read[TARGET] + phase.read[DRAFT]
-    if phase.name in (ALONE, VERIFY):
-        reads += phase.held[CACHE]
-    computes = sum(count / machine.core_flops(dtype) for dtype, count in phase.operations.items())
-    return max(reads / machine.core_bytes_s, computes)
+def estimate_seconds(phase: TracedPhase, machine: MachineConf) -> float:
+    """Estimate the least seconds of a phase: weights and cache are read once, nothing waits."""
+    reads = phase.bytes_read[TARGET] + phase.bytes_read[DRAFT]
+    if phase.name in (ONE_TOKEN, VERIFY):
+        reads += phase.peak_bytes[CACHE]
+    computes = sum(
+        count / machine.core_flops(dtype) for dtype, count in phase.flops_by_dtype.items()
+    )
+    return max(reads / machine.core_bandwidth, computes)

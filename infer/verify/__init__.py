@@ -1,32 +1,42 @@
-"""Accept one path of a token tree: rules with one interface, each with its proof, one without.
+"""Acceptance rules: each accepts one path of a token tree; all but `typical` are lossless.
 
-`docs/exactness.md` says which rule is proven for which tree.
+`docs/exactness.md` has the proofs and the trees that each rule supports.
 """
 
-from infer.verify.base import Accepted, Scored, Verification, Verifier
-from infer.verify.block import Block
-from infer.verify.rejection import Rejection
-from infer.verify.typical import Typical, walk_typical
-from infer.verify.walk import Coupled, Greedy, walk
+from infer.verify.base import AcceptanceRule, AcceptedPath, ScoredTree, Verification
+from infer.verify.block import BlockRule
+from infer.verify.rejection import RejectionRule
+from infer.verify.typical import TypicalRule, walk_typical
+from infer.verify.walk import CoupledRule, GreedyRule, walk_choices
 from models.speculate.sampling import SamplingConf
 
 __all__ = [
-    "Accepted", "Block", "Coupled", "Greedy", "Rejection", "Scored", "Typical", "Verification",
-    "Verifier", "build", "walk", "walk_typical",
+    "AcceptanceRule",
+    "AcceptedPath",
+    "BlockRule",
+    "CoupledRule",
+    "GreedyRule",
+    "RejectionRule",
+    "ScoredTree",
+    "TypicalRule",
+    "Verification",
+    "build_acceptance_rule",
+    "walk_choices",
+    "walk_typical",
 ]  # fmt: skip
 
 
-def build(
-    verification: Verification, sampling: SamplingConf, *, typical: Typical | None = None
-) -> Verifier:
-    """The rule of that name; `typical` says how likely is likely enough, where that is asked for.
+def build_acceptance_rule(
+    verification: Verification, sampling: SamplingConf, *, typical: TypicalRule | None = None
+) -> AcceptanceRule:
+    """Build the rule of that name, with the thresholds of `typical` for the typical rule.
 
-    >>> build(Verification.auto, SamplingConf(temperature=0.7)).name
+    >>> build_acceptance_rule(Verification.auto, SamplingConf(temperature=0.7)).name
     'coupled'
     """
     if verification is Verification.auto:
         verification = Verification.coupled if sampling.temperature > 0 else Verification.greedy
-    rules = (Greedy(), Coupled(), Rejection(), Block(), typical or Typical())
+    rules = (GreedyRule(), CoupledRule(), RejectionRule(), BlockRule(), typical or TypicalRule())
     (rule,) = [rule for rule in rules if rule.name == verification.value]
     rule.check(sampling)
     return rule

@@ -1,4 +1,4 @@
-"""What a verifier is told of a round, what it answers, and which rounds it may be asked about.
+"""Interface of the acceptance rules: a scored tree in, an accepted path out.
 
 Axes: B rows, N nodes (root not counted), D deepest node, V vocabulary. [B, N+1]: the root first.
 """
@@ -14,99 +14,105 @@ from torch.nn.functional import pad
 
 from models.errors import UserError
 from models.speculate.sampling import SamplingConf
-from models.speculate.tree import Proposal, Tree, TreeKind, ancestors, depths
+from models.speculate.tree import Proposal, Tree, TreeKind, ancestor_mask, node_depths
 
 
 class Verification(Enum):
-    """Which draft tokens are accepted; see docs/exactness.md."""
+    """The name of an acceptance rule; see docs/exactness.md."""
 
     auto = "auto"  # greedy at temperature 0, else coupled
     greedy = "greedy"
     coupled = "coupled"
     rejection = "rejection"
     block = "block"
-    typical = "typical"  # lossy: marked wherever a figure of it is printed
+    typical = "typical"  # lossy: marked wherever its results are printed
 
 
 @dataclass(kw_only=True)
-class Scored:
-    """What one target pass says of a tree, and the chance that goes into judging it."""
+class ScoredTree:
+    """A proposed tree with the target's logits at its nodes, and the random numbers of the round.
+
+    The `verified` axis is of the root and all nodes; logits of a node are of the token after it.
+    """
 
     proposal: Proposal
-    warped: Float[Tensor, "batch verified vocab"]  # target logits as sampling sees them
+    warped_logits: Float[Tensor, "batch verified vocab"]  # the target's, after temperature etc.
     noise: Float[Tensor, "batch verified vocab"] | None = None  # Gumbel; None: greedy
-    coins: Float[Tensor, "batch nodes"] | None = None  # uniform in (0, 1), one a node
+    uniforms: Float[Tensor, "batch nodes"] | None = None  # uniform in (0, 1), one for each node
 
     @property
     def scores(self) -> Float[Tensor, "batch verified vocab"]:
-        """Of all tokens behind each node; the target takes the largest."""
-        return self.warped if self.noise is None else self.warped + self.noise
+        """Return the score of every token after each node; the target chooses the largest."""
+        return self.warped_logits if self.noise is None else self.warped_logits + self.noise
 
     @property
     def choice(self) -> Int[Tensor, "batch verified"]:
-        """The token that the target takes behind each node, the lowest id among equals."""
+        """Return the token that the target chooses after each node, the lowest id among equals."""
         return self.scores.argmax(-1)
 
-    def pick(
+    def sample_token(
         self, weights: Float[Tensor, "batch vocab"], node: Int[Tensor, " batch"]
     ) -> Int[Tensor, " batch"]:
-        """A token drawn from `weights`, of any sum, with the noise behind `node`."""
+        """Sample a token from unnormalized `weights` with the noise after `node`."""
         scores = weights.log()
         if self.noise is not None:
-            place = node[:, None, None].expand(-1, 1, weights.shape[-1])
-            scores = scores + self.noise.gather(1, place)[:, 0]
+            index = node[:, None, None].expand(-1, 1, weights.shape[-1])
+            scores = scores + self.noise.gather(1, index)[:, 0]
         return scores.argmax(-1)
 
 
 @dataclass(kw_only=True)
-class Accepted:
-    """What one round emits, padded to the deepest possible path."""
+class AcceptedPath:
+    """The path and tokens that one round emits, padded to the deepest possible path."""
 
-    ids: Int[Tensor, "batch path"]  # emitted: accepted draft tokens and the target's own one
-    nodes: Int[Tensor, "batch path"]  # the path: node 0 is the root; repeats where it ended
-    count: Int[Tensor, " batch"]  # how many of `ids` are emitted: 1 .. depth + 1
+    ids: Int[Tensor, "batch path"]  # accepted draft tokens, then the target's token
+    nodes: Int[Tensor, "batch path"]  # the path from the root, node 0; its last node repeats
+    count: Int[Tensor, " batch"]  # number of emitted `ids`: 1 .. depth + 1
 
 
-def ending_at(
-    proposal: Proposal, end: Int[Tensor, " batch"], own: Int[Tensor, " batch"], depth: int
-) -> Accepted:
-    """The path from the root to node `end`, and the target's `own` token behind it.
+def build_accepted_path(
+    proposal: Proposal, end: Int[Tensor, " batch"], next_token: Int[Tensor, " batch"], depth: int
+) -> AcceptedPath:
+    """Build the path from the root to node `end`, followed by the target's `next_token`.
 
     >>> tree = Proposal(ids=torch.tensor([[7, 8, 9]]), parents=torch.tensor([[-1, -1, 1]]))
-    >>> ending_at(tree, torch.tensor([3]), torch.tensor([5]), depth=3)
-    Accepted(ids=tensor([[8, 9, 5, 5]]), nodes=tensor([[0, 2, 3, 3]]), count=tensor([3]))
+    >>> build_accepted_path(tree, torch.tensor([3]), torch.tensor([5]), depth=3)
+    AcceptedPath(ids=tensor([[8, 9, 5, 5]]), nodes=tensor([[0, 2, 3, 3]]), count=tensor([3]))
     """
-    sees_BNN = ancestors(proposal.parents)
-    depth_BN = depths(sees_BNN)
+    ancestors_BNN = ancestor_mask(proposal.parents)
+    depth_BN = node_depths(ancestors_BNN)
     end_B1 = end[:, None]
     length_B1 = depth_BN.gather(1, end_B1)
     step_D = torch.arange(depth + 1, device=end.device)
-    path_BN = sees_BNN.gather(1, end_B1[:, :, None].expand_as(sees_BNN[:, :1]))[:, 0]
-    here_BDN = path_BN[:, None] & (depth_BN[:, None] == step_D[:, None])
-    nodes_BD = torch.where(step_D <= length_B1, here_BDN.int().argmax(-1), end_B1)
-    token_BD = pad(proposal.ids, (1, 0)).gather(1, nodes_BD.roll(-1, 1))  # of the node after
-    ids_BD = torch.where(step_D < length_B1, token_BD, own[:, None])
-    return Accepted(ids=ids_BD, nodes=nodes_BD, count=length_B1[:, 0] + 1)
+    path_BN = ancestors_BNN.gather(1, end_B1[:, :, None].expand_as(ancestors_BNN[:, :1]))[:, 0]
+    at_step_BDN = path_BN[:, None] & (depth_BN[:, None] == step_D[:, None])
+    nodes_BD = torch.where(step_D <= length_B1, at_step_BDN.int().argmax(-1), end_B1)
+    token_BD = pad(proposal.ids, (1, 0)).gather(1, nodes_BD.roll(-1, 1))  # of the path's next node
+    ids_BD = torch.where(step_D < length_B1, token_BD, next_token[:, None])
+    return AcceptedPath(ids=ids_BD, nodes=nodes_BD, count=length_B1[:, 0] + 1)
 
 
-class Verifier:
-    """One rule of acceptance: a function of tensors, of fixed shape and without control flow."""
+class AcceptanceRule:
+    """A rule of acceptance: a function of tensors of fixed shapes without control flow."""
 
     name: ClassVar[str]
-    lossless: ClassVar[bool] = True  # what is emitted has the target's distribution
-    ratio: ClassVar[bool] = False  # compares with the draft's probabilities, by coins
+    lossless: ClassVar[bool] = True  # emitted tokens have the target's distribution
+    is_ratio_test: ClassVar[bool] = False  # accepts with a probability of target / draft
     greedy: ClassVar[bool] = False
 
-    def draws(self, tree: Tree) -> bool:
-        """Whether the tree's tokens must be drawn, with noise of their own, and say from what.
+    def needs_drawn_tokens(self, tree: Tree) -> bool:
+        """Return True if the proof needs the tree's tokens sampled and their probabilities known.
 
-        A dynamic tree keeps its likeliest nodes, which is no draw: it grows without noise, and is
-        verified as the deterministic tree that it is.
+        A dynamic tree keeps its likeliest nodes, which is not sampling: it is built without noise
+        and verified as a deterministic tree.
         """
-        return self.ratio and tree.kind is not TreeKind.dynamic
+        return self.is_ratio_test and tree.kind is not TreeKind.dynamic
 
     def check(self, sampling: SamplingConf, tree: Tree | None = None) -> None:
-        """Raises UserError for what has no proof; without a tree, for what no tree would help."""
+        """Check that the rule is proven for this sampling and tree; raise UserError otherwise.
+
+        Without a tree only the sampling is checked.
+        """
         if self.greedy and sampling.temperature > 0:
             raise UserError(
                 f"evaluation.verification: {self.name} needs evaluation.sampling.temperature 0, "
@@ -117,12 +123,12 @@ class Verifier:
                 f"evaluation.verification: {self.name} needs evaluation.sampling.temperature "
                 f"above 0, got {sampling.temperature}; raise it or take greedy"
             )
-        if tree is not None and self.draws(tree) and tree.copied:
+        if tree is not None and self.needs_drawn_tokens(tree) and tree.copied:
             raise UserError(
                 f"evaluation.verification: {self.name} needs tokens drawn from the draft, got "
                 f"tree.copied={tree.copied}; set it to 0 or take coupled"
             )
 
-    def accept(self, scored: Scored, depth: int) -> Accepted:
-        """Keep one path of the tree, and one token behind it."""
+    def accept(self, scored: ScoredTree, depth: int) -> AcceptedPath:
+        """Accept one path of the tree and emit one token after it."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""`typical`: accept what the target might well have said. Longer paths; not its distribution.
+"""`typical`: accept tokens that are likely enough under the target; lossy, with longer paths.
 
 Axes: B rows, N nodes, V vocabulary.
 """
@@ -10,16 +10,16 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from infer.verify.base import Accepted, Scored, Verifier, ending_at
-from models.speculate.tree import Proposal, ancestors, depths
+from infer.verify.base import AcceptanceRule, AcceptedPath, ScoredTree, build_accepted_path
+from models.speculate.tree import Proposal, ancestor_mask, node_depths
 
 
 @dataclass(frozen=True, kw_only=True)
-class Typical(Verifier):
-    """How likely a token must be to pass for the target's, where that has entropy H.
+class TypicalRule(AcceptanceRule):
+    """Typical acceptance: a token of probability p passes if p >= min(epsilon, delta * exp(-H)).
 
-    p >= min(epsilon, delta * exp(-H)): where the target is sure little else passes, where it
-    hesitates most does. What is emitted no longer has the target's distribution.
+    H is the entropy of the target's distribution: the threshold is high where the target is
+    certain. The emitted tokens do not have the target's distribution.
     Medusa, arXiv 2401.10774, section 3.3.1.
     """
 
@@ -29,33 +29,36 @@ class Typical(Verifier):
     epsilon: float = 0.09
     delta: float = 0.3
 
-    def allows(
+    def typical_nodes(
         self, proposal: Proposal, warped: Float[Tensor, "batch verified vocab"]
     ) -> Bool[Tensor, "batch nodes"]:
-        """Which nodes are typical of the target's distribution behind their parent."""
+        """Return the mask of nodes that pass under the target's distribution after their parent."""
         probs = warped.softmax(-1)
         entropy = -torch.xlogy(probs, probs).sum(-1)
-        least = (self.delta * (-entropy).exp()).clamp_max(self.epsilon)
+        threshold = (self.delta * (-entropy).exp()).clamp_max(self.epsilon)
         parent = proposal.parents + 1
-        place = parent * warped.shape[-1] + proposal.ids
-        return probs.flatten(1).gather(1, place) >= least.gather(1, parent)
+        index = parent * warped.shape[-1] + proposal.ids
+        return probs.flatten(1).gather(1, index) >= threshold.gather(1, parent)
 
-    def accept(self, scored: Scored, depth: int) -> Accepted:
-        return walk_typical(scored.proposal, scored.choice, scored.warped, depth, typical=self)
+    def accept(self, scored: ScoredTree, depth: int) -> AcceptedPath:
+        return walk_typical(
+            scored.proposal, scored.choice, scored.warped_logits, depth, typical=self
+        )
 
 
 def walk_typical(
     proposal: Proposal, choice: Int[Tensor, "batch verified"],
-    warped: Float[Tensor, "batch verified vocab"], depth: int, *, typical: Typical,
-) -> Accepted:  # fmt: skip
-    """The longest path of typical nodes, and behind it the target's own choice.
+    warped: Float[Tensor, "batch verified vocab"], depth: int, *, typical: TypicalRule,
+) -> AcceptedPath:  # fmt: skip
+    """Accept the longest path of typical nodes, followed by the target's choice.
 
-    Of equally long paths the one whose end is proposed first: the draft's likeliest, for it lists
-    its nodes so. `warped` are the target's logits behind each node as sampling sees them.
+    Among equally long paths the first proposed end is taken, which is the draft's likeliest because
+    nodes are sorted. `warped` are the target's logits after each node, warped as for sampling.
     """
-    sees_BNN = ancestors(proposal.parents)
-    allowed_BN = pad(typical.allows(proposal, warped), (1, 0), value=True)  # the root is emitted
-    reached_BN = (allowed_BN[:, None] | ~sees_BNN).all(-1)
-    end_B = torch.where(reached_BN, depths(sees_BNN), -1).argmax(1)
-    own_B = choice.gather(1, end_B[:, None])[:, 0]
-    return ending_at(proposal, end_B, own_B, depth)
+    ancestors_BNN = ancestor_mask(proposal.parents)
+    # the root was emitted before
+    allowed_BN = pad(typical.typical_nodes(proposal, warped), (1, 0), value=True)
+    reached_BN = (allowed_BN[:, None] | ~ancestors_BNN).all(-1)
+    end_B = torch.where(reached_BN, node_depths(ancestors_BNN), -1).argmax(1)
+    next_token_B = choice.gather(1, end_B[:, None])[:, 0]
+    return build_accepted_path(proposal, end_B, next_token_B, depth)

@@ -1,17 +1,17 @@
-"""Where tensors live and how functions are compiled: the only package that names hardware."""
+"""Devices: where tensors live, how functions are compiled. Only this package names hardware."""
 
-from models.device.neuron_packages import let_torch_load
+from models.device.neuron_packages import guard_torch_autoload
 
-let_torch_load()  # before the first import of torch, which is in what follows
+guard_torch_autoload()  # must precede the first import of torch, which follows
 
 from models.device.config import DeviceConf, DeviceName, Precision, matmul_dtype  # noqa: E402
-from models.device.hardware import Device, graphs  # noqa: E402
+from models.device.hardware import Device, count_graphs  # noqa: E402
 
 __all__ = [
     "Device",
     "DeviceConf",
     "DeviceName",
     "Precision",
-    "graphs",
+    "count_graphs",
     "matmul_dtype",
 ]

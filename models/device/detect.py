@@ -1,4 +1,4 @@
-"""Which hardware is here, why it is taken, and why what was asked for cannot be had."""
+"""Detection of hardware: the choice of a device, its reason, and errors for a missing one."""
 
 import functools
 import logging
@@ -8,53 +8,60 @@ from dataclasses import dataclass
 
 import torch
 
-from models.device.host import Machine
-from models.device.neuron_packages import check_native, check_xla, installed, refuse_mixtures
+from models.device.host import Host
+from models.device.neuron_packages import (
+    check_native,
+    check_package_mix,
+    check_xla,
+    installed_version,
+)
 from models.errors import UserError
 
 log = logging.getLogger(__name__)
-ACCELERATORS = ("cuda", "neuron")  # that PyTorch names and `auto` takes; no other one is tested
+SUPPORTED_ACCELERATORS = ("cuda", "neuron")  # PyTorch's names; `auto` takes no untested ones
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
-    """A route, and the reason in words."""
+class RouteChoice:
+    """A route, and the reason for it in words."""
 
     name: str
     reason: str
 
 
-def choose(name: str, machine: Machine) -> Choice:
-    """The route for what was asked. Raises UserError where it cannot be had, and says why.
+def choose_route(name: str, host: Host) -> RouteChoice:
+    """Choose the route for a device name; raise UserError with the reason if it is unavailable.
 
-    `auto` refuses broken Neuron packages too: who installed them did not mean the CPU.
+    `auto` refuses broken Neuron packages too: a user who installed them does not expect the CPU.
     """
     if name == "cpu":
-        return Choice(name=name, reason="as asked")
+        return RouteChoice(name=name, reason="as configured")
     if name in ("auto", "neuron", "xla"):
-        refuse_mixtures()
-    choice = _automatic(machine) if name == "auto" else Choice(name=name, reason="as asked")
+        check_package_mix()
+    choice = (
+        _detect_route(host) if name == "auto" else RouteChoice(name=name, reason="as configured")
+    )
     if choice.name == "neuron":
-        _refuse_older_cores(machine)
+        _check_core_generation(host)
         check_native()
     elif choice.name == "xla":
-        _refuse_a_missing_device(machine)
-        check_xla(on_neuron=drives_neuron(choice.name))
-    _refuse_what_is_not_there(choice, machine)
+        _check_neuron_device(host)
+        check_xla(on_neuron=is_neuron_route(choice.name))
+    _check_available(choice, host)
     return choice
 
 
-def drives_neuron(name: str) -> bool:
-    """Whether a route ends on Neuron cores: the native one, or XLA with Neuron's library."""
-    return name == "neuron" or (name == "xla" and installed("libneuronxla") is not None)
+def is_neuron_route(name: str) -> bool:
+    """Return whether a route runs on Neuron cores: natively, or by XLA with Neuron's library."""
+    return name == "neuron" or (name == "xla" and installed_version("libneuronxla") is not None)
 
 
-def place_of(name: str) -> torch.device:
-    """The device as PyTorch names it."""
+def torch_device_of(name: str) -> torch.device:
+    """Return the PyTorch device of a route."""
     if name == "xla":
         import torch_xla  # pyright: ignore[reportMissingImports]
 
-        # else a module that moves there gets new parameters, and tied ones are tied no more
+        # else a module moved there gets new parameters, which unties tied ones
         torch.__future__.set_swap_module_params_on_conversion(True)
         return torch_xla.device()
     return torch.device(name)
@@ -62,47 +69,51 @@ def place_of(name: str) -> torch.device:
 
 @functools.cache
 def can_compile(name: str) -> bool:
-    """Inductor needs a C++ compiler on a CPU; without one everything runs eagerly, said once."""
+    """Return whether Inductor has the C++ compiler that it needs on a CPU; warn once if not."""
     if name != "cpu" or any(shutil.which(tool) for tool in ("g++", "clang++", "c++")):
         return True
     log.warning("no C++ compiler found: compiled parts run eagerly (install g++ for full speed)")
     return False
 
 
-def _automatic(machine: Machine) -> Choice:
+def _detect_route(host: Host) -> RouteChoice:
     if pjrt := os.environ.get("PJRT_DEVICE"):
-        return Choice(name="xla", reason=f"PJRT_DEVICE={pjrt} is set")
-    seen = _seen()
-    if seen in ACCELERATORS:
-        return Choice(name=seen, reason=f"PyTorch sees {torch.accelerator.device_count()} of them")
-    if installed("libneuronxla"):
-        return Choice(name="xla", reason="libneuronxla is installed")
-    if machine.has_neuron:
+        return RouteChoice(name="xla", reason=f"PJRT_DEVICE={pjrt} is set")
+    accelerator = _find_accelerator()
+    if accelerator in SUPPORTED_ACCELERATORS:
+        return RouteChoice(
+            name=accelerator, reason=f"PyTorch sees {torch.accelerator.device_count()} of them"
+        )
+    if installed_version("libneuronxla"):
+        return RouteChoice(name="xla", reason="libneuronxla is installed")
+    if host.has_neuron:
         log.warning(
             "this machine has Neuron cores, but no package that drives them is installed: "
             "running on the CPU (see docs/trainium.md)"
         )
-    if seen is None:
-        return Choice(name="cpu", reason="PyTorch sees no accelerator")
-    log.warning("device=auto takes CUDA, Neuron or the CPU, not %s: running on the CPU", seen)
-    return Choice(name="cpu", reason=f"{seen} is not supported")
+    if accelerator is None:
+        return RouteChoice(name="cpu", reason="PyTorch sees no accelerator")
+    log.warning(
+        "device=auto takes CUDA, Neuron or the CPU, not %s: running on the CPU", accelerator
+    )
+    return RouteChoice(name="cpu", reason=f"{accelerator} is not supported")
 
 
-def _seen() -> str | None:
-    found = torch.accelerator.current_accelerator(check_available=True)
-    return None if found is None else found.type
+def _find_accelerator() -> str | None:
+    device = torch.accelerator.current_accelerator(check_available=True)
+    return None if device is None else device.type
 
 
-def _refuse_older_cores(machine: Machine) -> None:
-    if machine.instance and machine.instance.startswith(("trn1", "inf2")):
+def _check_core_generation(host: Host) -> None:
+    if host.instance_type and host.instance_type.startswith(("trn1", "inf2")):
         raise UserError(
             f"device.name: the native route needs Trainium 2 or 3, got neuron on "
-            f"{machine.instance}; use device=xla with torch 2.9"
+            f"{host.instance_type}; use device=xla with torch 2.9"
         )
 
 
-def _refuse_a_missing_device(machine: Machine) -> None:
-    if installed("libneuronxla") and not machine.has_neuron:
+def _check_neuron_device(host: Host) -> None:
+    if installed_version("libneuronxla") and not host.has_neuron:
         raise UserError(
             "device.name: libneuronxla needs a Neuron device, got none at /dev/neuron*; use a "
             "Trainium instance (in a container: --device=/dev/neuron0), or pip uninstall "
@@ -110,12 +121,12 @@ def _refuse_a_missing_device(machine: Machine) -> None:
         )
 
 
-def _refuse_what_is_not_there(choice: Choice, machine: Machine) -> None:
-    seen = _seen()
-    if choice.name in ("cpu", "xla", seen):
+def _check_available(choice: RouteChoice, host: Host) -> None:
+    accelerator = _find_accelerator()
+    if choice.name in ("cpu", "xla", accelerator):
         return
-    there = "cpu" if seen is None else f"cpu and {seen}"
-    why = "use device=auto"
-    if choice.name == "neuron" and not machine.has_neuron:
-        why = "there is no /dev/neuron*: use a Trainium 2 or 3 instance, or device=auto"
-    raise UserError(f"device.name: PyTorch sees {there} here, got {choice.name}; {why}")
+    devices = "cpu" if accelerator is None else f"cpu and {accelerator}"
+    remedy = "use device=auto"
+    if choice.name == "neuron" and not host.has_neuron:
+        remedy = "there is no /dev/neuron*: use a Trainium 2 or 3 instance, or device=auto"
+    raise UserError(f"device.name: PyTorch sees {devices} here, got {choice.name}; {remedy}")

@@ -1,9 +1,9 @@
-"""Which graphs a run compiles: announced before it starts, held against every call while it runs.
+"""The graphs that a run compiles: announced before it starts, checked on every call while it runs.
 
-A graph is made for a function and a shape: the sizes and types of the tensors that it is given, and
-everything else that is no number in a tensor, such as a tree or the layers to capture. A run is
-strict where a graph can take an hour to compile: one that nobody announced is refused before it is
-compiled. Elsewhere it is warned of, compiled and counted.
+A graph belongs to a function and a shape: the sizes and types of its tensors, and every argument
+that is not a tensor, such as a tree or the layers to capture. Where a graph can take an hour to
+compile, a run is strict: an unannounced graph is refused before it is compiled. Elsewhere it is
+compiled and counted, with a warning.
 """
 
 import functools
@@ -22,185 +22,199 @@ from torch import Tensor, nn
 
 log = logging.getLogger(__name__)
 
-KIND = ":"  # between a function and the kind of draft in it
-Shape = tuple[tuple[Any, ...], ...]  # of each part of the arguments its name and what it is
+KIND_SEPARATOR = ":"  # between a function and the kind of draft that it runs
+CallShape = tuple[tuple[Any, ...], ...]  # name and description of each argument's parts
 
 
 class Graph(NamedTuple):
-    """One that a run will need. Two that are equal are one graph."""
+    """A graph that a run will need. Equal ones are the same graph."""
 
     function: str
-    shape: tuple[Any, ...] = ()  # all that tells it from the other graphs of the function
+    shape: tuple[Any, ...] = ()  # distinguishes it from the function's other graphs
 
 
-class UnannouncedError(RuntimeError):
-    """A function was called in one shape more than the run had announced."""
+class UnannouncedGraphError(RuntimeError):
+    """A call that needs a graph beyond those that the run announced for its function."""
 
 
 @dataclass(kw_only=True)
-class Run:
-    """Graphs by function: how many were announced, which shapes were called, how many compiled."""
+class GraphBudget:
+    """Graphs by function: the number announced, the shapes called, the number compiled."""
 
     announced: Counter[str]
-    strict: bool  # whether a graph that was not announced ends the run
-    called: dict[str, dict[Shape, None]] = field(default_factory=dict)
+    strict: bool  # whether an unannounced graph ends the run
+    called_shapes: dict[str, dict[CallShape, None]] = field(default_factory=dict)
     compiled: Counter[str] = field(default_factory=Counter)
-    each: Callable[[str], None] | None = None  # told of every graph and its time
-    late: int = 0  # of those compiled, but not while `warming`
+    on_graph: Callable[[str], None] | None = None  # called with a line for each compiled graph
+    compiled_late: int = 0  # number compiled outside of `warming`
     warming: bool = False
-    warned: set[str] = field(default_factory=set)  # functions that had one graph more
+    warned: set[str] = field(default_factory=set)  # functions with unannounced graphs
 
     @property
     def unannounced(self) -> int:
-        """Count the graphs beyond those announced, also where the process had announced ones."""
-        needed = {name: max(len(s), self.compiled[name]) for name, s in self.called.items()}
+        """Count the graphs beyond those announced.
+
+        Shapes that were called count too: their graphs may stem from an earlier run in this
+        process.
+        """
+        needed = {name: max(len(s), self.compiled[name]) for name, s in self.called_shapes.items()}
         return (Counter(needed) - self.announced).total()
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """By function, for a report."""
+        """Return the announced and the compiled number by function, for a report."""
         return {
             name: {"announced": self.announced[name], "compiled": self.compiled[name]}
             for name in sorted(self.announced | self.compiled)
         }
 
-    def expect(self, function: str, shape: Shape) -> bool:
-        """Whether the shape is new. If it is one more than announced, see `_one_more`."""
-        known = self.called.setdefault(function, {})
+    def record_call(self, function: str, shape: CallShape) -> bool:
+        """Record a call, report a shape beyond those announced, and return whether it is new."""
+        known = self.called_shapes.setdefault(function, {})
         if shape in known:
             return False
         if len(known) >= self.announced[function]:
-            self._one_more(function, described(shape, list(known)))
+            self._report_unannounced(function, describe_shape(shape, list(known)))
         known[shape] = None
         return True
 
-    def made(self, function: str, count: int, shape: Shape, *, seconds: float) -> None:
-        """So many were compiled for a call: more than announced is a shape compiled again."""
-        if self.each is not None:
-            others = [one for one in self.called[function] if one != shape]
-            what = shorten(described(shape, others), 120, placeholder=" ...")
-            self.each(f"graph: {seconds:6.1f} s  {function}  {what}")
+    def record_compiled(
+        self, function: str, count: int, shape: CallShape, *, seconds: float
+    ) -> None:
+        """Record the graphs that a call compiled; more than announced are recompilations."""
+        if self.on_graph is not None:
+            known = [other for other in self.called_shapes[function] if other != shape]
+            description = shorten(describe_shape(shape, known), 120, placeholder=" ...")
+            self.on_graph(f"graph: {seconds:6.1f} s  {function}  {description}")
         self.compiled[function] += count
-        self.late += 0 if self.warming else count
+        self.compiled_late += 0 if self.warming else count
         if self.compiled[function] > self.announced[function]:
-            again = "the same shape again, because something else has changed that it reads"
-            self._one_more(function, f"{again} (TORCH_LOGS=recompiles): {described(shape)}")
+            reason = "the same shape again, because something else that it reads has changed"
+            self._report_unannounced(
+                function, f"{reason} (TORCH_LOGS=recompiles): {describe_shape(shape)}"
+            )
 
-    def _one_more(self, function: str, why: str) -> None:
-        """Raise UnannouncedError in a strict run; in others warn, once a function."""
+    def _report_unannounced(self, function: str, reason: str) -> None:
+        """Raise UnannouncedGraphError in a strict run; else warn once per function."""
         count = self.announced[function]
-        what = f"graphs: {function} has {count} announced, got one more: {why}"
+        message = f"graphs: {function} has {count} announced, got one more: {reason}"
         if self.strict:
-            raise UnannouncedError(what)
+            raise UnannouncedGraphError(message)
         if function not in self.warned:
-            log.warning("%s; further ones of it are counted alone", what)
+            log.warning("%s; further ones are only counted", message)
         self.warned.add(function)
 
 
-class Ledger:
-    """Of one device. Calls are held against a run inside `expecting`, and free elsewhere."""
+class GraphLedger:
+    """The graph budget of a device. Calls are checked inside `expect_graphs` and free elsewhere."""
 
     def __init__(self) -> None:
-        self.run: Run | None = None
+        self.budget: GraphBudget | None = None
 
     @contextmanager
-    def expecting(self, graphs: Iterable[Graph], *, strict: bool) -> Iterator[Run]:
-        """A run that needs these graphs and no others; `strict` ends it at the first other one."""
+    def expect_graphs(self, graphs: Iterable[Graph], *, strict: bool) -> Iterator[GraphBudget]:
+        """Check calls in the block against these graphs; `strict` raises at the first other one."""
         announced = Counter(g.function for g in set(graphs))
-        before, self.run = self.run, Run(announced=announced, strict=strict)
+        before, self.budget = self.budget, GraphBudget(announced=announced, strict=strict)
         try:
-            yield self.run
+            yield self.budget
         finally:
-            self.run = before
+            self.budget = before
 
     @contextmanager
     def warming(self) -> Iterator[None]:
-        """What is compiled meanwhile is not late."""
-        run = self.run or Run(announced=Counter(), strict=False)
-        before, run.warming = run.warming, True
+        """Exclude the graphs that the block compiles from `compiled_late`."""
+        budget = self.budget or GraphBudget(announced=Counter(), strict=False)
+        before, budget.warming = budget.warming, True
         try:
             yield
         finally:
-            run.warming = before
+            budget.warming = before
 
-    def counted(
-        self, function: Callable, *, of: Callable, name: str, made: Callable[[], int] | None
+    def count_calls(
+        self,
+        function: Callable,
+        *,
+        original: Callable,
+        name: str,
+        count_compiled: Callable[[], int] | None,
     ) -> Callable:
-        """`function`, made `of` another, each call of which is held against the run.
+        """Wrap `function`, compiled from `original`, so that the budget checks each of its calls.
 
-        `made` says how many graphs its backend has compiled so far; None: one for each shape.
+        `count_compiled` returns how many graphs its backend has compiled so far. With None, each
+        shape counts as one.
         """
-        names = list(inspect.signature(of).parameters)
-        fixed: dict[int, tuple[Any, str]] = {}
+        names = list(inspect.signature(original).parameters)
+        constants: dict[int, tuple[Any, str]] = {}
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            run = self.run
-            if run is None:
+            budget = self.budget
+            if budget is None:
                 return function(*args, **kwargs)
-            shape = shape_of(dict(zip(names, args, strict=False)) | kwargs, fixed)
-            new = run.expect(name, shape)
-            before, began = made() if made else 0, time.perf_counter()
+            shape = call_shape(dict(zip(names, args, strict=False)) | kwargs, constants)
+            is_new = budget.record_call(name, shape)
+            before, start = count_compiled() if count_compiled else 0, time.perf_counter()
             result = function(*args, **kwargs)
-            if count := made() - before if made else int(new):
-                run.made(name, count, shape, seconds=time.perf_counter() - began)
+            if count := count_compiled() - before if count_compiled else int(is_new):
+                budget.record_compiled(name, count, shape, seconds=time.perf_counter() - start)
             return result
 
         return call
 
 
-def shape_of(args: dict[str, Any], fixed: dict[int, tuple[Any, str]]) -> Shape:
-    """Everything about a call's arguments that graphs are made for, with its name.
+def call_shape(args: dict[str, Any], constants: dict[int, tuple[Any, str]]) -> CallShape:
+    """Describe everything in a call's arguments that graphs depend on, by name.
 
-    What is neither a tensor, nor made of parts that may change, is looked at once, and then held in
-    `fixed`: a model, a cache, a plan.
+    Arguments whose parts cannot change, such as a model, a cache or a plan, are described once and
+    then kept in `constants`.
 
     >>> import torch
-    >>> shape_of({"ids": torch.zeros(1, 4), "layers": [1, 3]}, {})
+    >>> call_shape({"ids": torch.zeros(1, 4), "layers": [1, 3]}, {})
     (('ids', torch.Size([1, 4]), torch.float32), ('layers', (1, 3)))
     """
-    found: list[tuple[Any, ...]] = []
+    shapes: list[tuple[Any, ...]] = []
     for name, value in args.items():
-        _walk(name, value, found, fixed)
-    return tuple(found)
+        _append_shapes(name, value, shapes, constants)
+    return tuple(shapes)
 
 
-def _walk(
-    path: str, value: Any, found: list[tuple[Any, ...]], fixed: dict[int, tuple[Any, str]]
+def _append_shapes(
+    path: str, value: Any, shapes: list[tuple[Any, ...]], constants: dict[int, tuple[Any, str]]
 ) -> None:
     kind = type(value)
     if isinstance(value, Tensor):
-        found.append((path, value.shape, value.dtype))
+        shapes.append((path, value.shape, value.dtype))
     elif kind is dict:
         for name, part in value.items():
-            _walk(f"{path}.{name}", part, found, fixed)
+            _append_shapes(f"{path}.{name}", part, shapes, constants)
     elif kind is tuple:
-        for place, part in enumerate(value):
-            _walk(f"{path}.{place}", part, found, fixed)
+        for index, part in enumerate(value):
+            _append_shapes(f"{path}.{index}", part, shapes, constants)
     elif kind is list:  # of numbers
-        found.append((path, tuple(value)))
+        shapes.append((path, tuple(value)))
     elif value is None or kind in (bool, int, float, str):
-        found.append((path, value))
-    elif id(value) in fixed:
-        found.append((path, fixed[id(value)][1]))
-    elif parts := _changing(kind):
+        shapes.append((path, value))
+    elif id(value) in constants:
+        shapes.append((path, constants[id(value)][1]))
+    elif parts := _tensor_fields(kind):
         for name in parts:
-            _walk(f"{path}.{name}", getattr(value, name), found, fixed)
+            _append_shapes(f"{path}.{name}", getattr(value, name), shapes, constants)
     else:
-        fixed[id(value)] = value, key_of(value)
-        found.append((path, fixed[id(value)][1]))
+        constants[id(value)] = value, graph_key_of(value)
+        shapes.append((path, constants[id(value)][1]))
 
 
 @functools.cache
-def _changing(kind: type) -> tuple[str, ...]:
-    """Names of the parts of a dataclass of tensors."""
+def _tensor_fields(kind: type) -> tuple[str, ...]:
+    """Return the field names of a dataclass of tensors; none where a class has a `graph_key`."""
     if not is_dataclass(kind) or hasattr(kind, "graph_key"):
         return ()
     return tuple(f.name for f in fields(kind))
 
 
-def key_of(value: Any) -> str:
-    """What graphs depend on of something that cannot change, in some words.
+def graph_key_of(value: Any) -> str:
+    """Describe what graphs depend on in a value that cannot change.
 
-    A class says it by a property `graph_key`; of modules it is their class and their tensors.
+    Modules are described by their class and their tensors, other values by their `graph_key`.
     """
     if not isinstance(value, nn.Module):
         return value.graph_key
@@ -210,30 +224,30 @@ def key_of(value: Any) -> str:
     return f"{type(value).__name__} {digest}"
 
 
-def described(shape: Shape, known: Sequence[Shape] = ()) -> str:
-    """In words; beside known ones what is new in it.
+def describe_shape(shape: CallShape, known: Sequence[CallShape] = ()) -> str:
+    """Format a shape; with `known` ones, only how it differs from the nearest of them.
 
     >>> from torch import Size, int64
     >>> known = [(("ids", Size([1, 64]), int64), ("layers", (1, 3)))]
-    >>> described((("ids", Size([1, 96]), int64), ("layers", (1, 3))), known)
+    >>> describe_shape((("ids", Size([1, 96]), int64), ("layers", (1, 3))), known)
     'ids [1, 96] int64'
     """
-    least = min((set(shape) - set(one) for one in known), key=len, default=set(shape))
-    return ", ".join(" ".join(map(_word, part)) for part in shape if part in least)
+    new = min((set(shape) - set(other) for other in known), key=len, default=set(shape))
+    return ", ".join(" ".join(map(_format_part, part)) for part in shape if part in new)
 
 
-def _word(part: Any) -> str:
+def _format_part(part: Any) -> str:
     return str(list(part) if isinstance(part, tuple) else part).removeprefix("torch.")
 
 
-def listed(counts: Mapping[str, int]) -> str:
-    """Graphs by function, kinds of one function together.
+def format_counts(counts: Mapping[str, int]) -> str:
+    """Format graph counts by function, with the kinds of a function added up.
 
-    >>> listed({"fused:eagle3": 2, "fused:alone": 1, "prefill": 2})
+    >>> format_counts({"fused:eagle3": 2, "fused:alone": 1, "prefill": 2})
     '5 (fused 3, prefill 2)'
     """
-    together: Counter[str] = Counter()
+    totals: Counter[str] = Counter()
     for name, count in counts.items():
-        together[name.partition(KIND)[0]] += count
-    parts = ", ".join(f"{name} {count}" for name, count in sorted(together.items()))
-    return f"{together.total()} ({parts})" if parts else "none"
+        totals[name.partition(KIND_SEPARATOR)[0]] += count
+    parts = ", ".join(f"{name} {count}" for name, count in sorted(totals.items()))
+    return f"{totals.total()} ({parts})" if parts else "none"

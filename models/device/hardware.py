@@ -1,4 +1,4 @@
-"""A place to compute: where tensors live, how functions are compiled, how a clock waits."""
+"""A device: where tensors live, how functions are compiled, how clocks wait for results."""
 
 import functools
 import platform
@@ -12,142 +12,159 @@ import torch
 import torch._dynamo  # counters live here; importing it compiles nothing
 
 from models.device import lazy
-from models.device.graph_budget import KIND, Graph, Ledger, Run, listed
+from models.device.graph_budget import (
+    KIND_SEPARATOR,
+    Graph,
+    GraphBudget,
+    GraphLedger,
+    format_counts,
+)
 
-SMALL_LAYER = 1_000_000  # weights; one core reads so many in a fraction of a millisecond
-GRAPHS_A_FUNCTION = 64  # prompt buckets x tree shapes; torch's own limit is 8, then it refuses
+SMALL_LAYER_WEIGHTS = 1_000_000  # one core reads as many in a fraction of a millisecond
+# Prompt buckets x tree shapes. torch fails above its limit, which is 8 by default.
+MAX_GRAPHS_PER_FUNCTION = 64
 
 
 @dataclass(kw_only=True)
 class Device:
-    """A place to compute, and the few operations that differ between kinds of hardware."""
+    """A device to compute on, and the few operations that differ between kinds of hardware."""
 
     name: str
     torch_device: torch.device
     dtype: torch.dtype
     compiles: bool
     backend: str = "inductor"
-    threads: int | None = None  # of the CPU, where the user chose
-    instance: str | None = None  # EC2's type of a Trainium or Inferentia machine
-    environment: dict[str, str] = field(default_factory=dict)  # what compiler and runtime read
-    counts: bool = False  # shapes of calls also where nothing is compiled
-    ledger: Ledger = field(default_factory=Ledger, compare=False, repr=False)
+    threads: int | None = None  # of the CPU, if the user chose it
+    instance_type: str | None = None  # EC2's type of a Trainium or Inferentia machine
+    environment: dict[str, str] = field(default_factory=dict)  # variables for compiler and runtime
+    counts_shapes: bool = False  # counts shapes even where nothing is compiled
+    ledger: GraphLedger = field(default_factory=GraphLedger, compare=False, repr=False)
 
     @property
-    def static(self) -> bool:
-        """Whether calls are to be of few shapes."""
-        return self.compiles or self.counts
+    def has_static_shapes(self) -> bool:
+        """Return whether calls must have few shapes."""
+        return self.compiles or self.counts_shapes
 
     def compile(
-        self, function: Callable, *, settled: tuple[str, ...] = (), kind: str = ""
+        self, function: Callable, *, frozen_names: tuple[str, ...] = (), kind: str = ""
     ) -> Callable:
-        """One static graph without breaks where compiling is on, else the function itself.
+        """Compile a function to one static graph without breaks; return it if compiling is off.
 
-        Inside `expecting` a call that needs a graph more than announced is refused where a graph
-        takes long, and counted elsewhere.
+        Inside `expect_graphs`, a call that needs an unannounced graph is refused where compiling is
+        slow, and counted elsewhere.
 
-        Graphs of another `kind` are kept apart: PyTorch holds each call against all graphs of a
-        function, and fails where a module of another class has not what a graph had read.
+        Each `kind` has graphs of its own: PyTorch checks a call against all graphs of a function,
+        and fails where a module of another class lacks an attribute that a graph has read.
 
-        Before each call PyTorch makes sure that all the function has read is as it was. What lies
-        below the `settled` names cannot change and is left out: for the 530 weights of a deep
-        target the check takes as long as a quarter of a step.
+        Before each call PyTorch checks that everything the function has read is unchanged. Values
+        below `frozen_names` cannot change and are not checked: for the 530 weights of a deep target
+        the check would take as long as a quarter of a step.
         """
-        name = f"{function.__name__}{KIND}{kind}" if kind else function.__name__
+        name = f"{function.__name__}{KIND_SEPARATOR}{kind}" if kind else function.__name__
         if self.compiles:
-            compiled = self._compiled(function, settled, kind)
-            return self.ledger.counted(compiled, of=function, name=name, made=graphs)
-        if self.counts:
-            return self.ledger.counted(function, of=function, name=name, made=None)
+            compiled = self._compile_function(function, frozen_names, kind)
+            return self.ledger.count_calls(
+                compiled, original=function, name=name, count_compiled=count_graphs
+            )
+        if self.counts_shapes:
+            return self.ledger.count_calls(
+                function, original=function, name=name, count_compiled=None
+            )
         return function
 
     @contextmanager
-    def expecting(
+    def expect_graphs(
         self,
         needed: Iterable[Graph],
-        say: Callable[[str], None],
+        print_line: Callable[[str], None],
         *,
-        each: Callable[[str], None] | None = None,
-    ) -> Iterator[Run | None]:
-        """A run that needs these graphs and no others; None where none are made.
+        on_graph: Callable[[str], None] | None = None,
+    ) -> Iterator[GraphBudget | None]:
+        """Check calls in the block against the `needed` graphs; yield None if nothing is compiled.
 
-        It says how many they are, and in the end how many were compiled: fewer where this process
-        had some of them already. `each` is told of every graph and its time.
+        Print how many graphs are announced, and in the end how many were compiled, which is fewer
+        where this process already had some. `on_graph` gets a line for each graph with its time.
         """
-        if not self.static:
+        if not self.has_static_shapes:
             yield None
             return
-        with self.ledger.expecting(needed, strict=self.compiles_slowly) as run:
-            run.each = each
-            say(f"graphs: {listed(run.announced)} announced")
-            yield run
-        say(f"graphs: {listed(run.compiled)} compiled")
+        with self.ledger.expect_graphs(needed, strict=self.compiles_slowly) as budget:
+            budget.on_graph = on_graph
+            print_line(f"graphs: {format_counts(budget.announced)} announced")
+            yield budget
+        print_line(f"graphs: {format_counts(budget.compiled)} compiled")
 
-    def _compiled(self, function: Callable, settled: tuple[str, ...], kind: str) -> Callable:
+    def _compile_function(
+        self, function: Callable, frozen_names: tuple[str, ...], kind: str
+    ) -> Callable:
         if self.lazy:
-            return lazy.traced(function)
+            return lazy.trace_function(function)
 
-        def checked(guards: Sequence[Any]) -> list[bool]:
-            return [not guard.name.startswith(settled) for guard in guards]
+        def keep_guards(guards: Sequence[Any]) -> list[bool]:
+            return [not guard.name.startswith(frozen_names) for guard in guards]
 
-        torch._dynamo.config.recompile_limit = GRAPHS_A_FUNCTION
+        torch._dynamo.config.recompile_limit = MAX_GRAPHS_PER_FUNCTION
         if kind:
-            function = _named(function, f"{function.__name__}_{kind}")
-        options: dict[str, Any] = {"guard_filter_fn": checked} if settled else {}
+            function = _copy_with_name(function, f"{function.__name__}_{kind}")
+        options: dict[str, Any] = {"guard_filter_fn": keep_guards} if frozen_names else {}
         if self.name == "cpu" and self.backend == "inductor":
-            options["cpp.simdlen"] = _vector_width()
+            options["cpp.simdlen"] = _cpu_vector_width()
         return torch.compile(
             function, fullgraph=True, dynamic=False, backend=self.backend, options=options or None
         )
 
     @property
     def length_multiple(self) -> int:
-        """What the length of a training row is a multiple of, as in conf/machine."""
-        return 128 if self.instance and self.name in ("neuron", "xla") else 1
+        """Return what the length of training rows must be a multiple of, as in conf/machine."""
+        return 128 if self.instance_type and self.name in ("neuron", "xla") else 1
 
     @property
     def compiles_slowly(self) -> bool:
-        """Whether one graph can take an hour: shapes are then fixed, and others are refused."""
+        """Return whether one graph can take an hour: then unannounced shapes are refused."""
         return self.name in ("neuron", "xla")
 
     @property
     def lazy(self) -> bool:
-        """Whether operations are recorded, and computed as one graph at the next sync."""
+        """Return whether operations are recorded, and computed as one graph at the next sync."""
         return self.name == "xla"
 
     def eager(self) -> "Device":
-        """The same for little work, which compiling would only delay.
+        """Return a device for little work, which compiling would only delay.
 
-        Where operations are recorded there is no other way; its graphs are held against no run.
+        A lazy device always compiles, so it returns a copy whose graphs count in no run's budget.
         """
         if self.lazy:
-            return replace(self, ledger=Ledger())
-        return replace(self, compiles=False, counts=False)
+            return replace(self, ledger=GraphLedger())
+        return replace(self, compiles=False, counts_shapes=False)
 
-    def glue(self, function: Callable) -> Callable:
-        """Small operations between graphs: a graph too where all is recorded, else one by one."""
+    def compile_if_lazy(self, function: Callable) -> Callable:
+        """Compile small operations between graphs on a lazy device; leave them eager elsewhere."""
         return self.compile(function) if self.lazy else function
 
-    def region(self, function: Callable) -> Callable:
-        """A part that occurs many times in a graph and is compiled once, where that can be had."""
+    def compile_region(self, function: Callable) -> Callable:
+        """Mark a part that occurs many times in a graph, to be compiled once where possible."""
         if self.lazy or self.backend == "neuron":
             return function
         return torch.compiler.nested_compile_region(function)
 
     @property
-    def fuses(self) -> bool:
-        """Whether a whole round is one graph, where nobody says."""
+    def fuses_rounds(self) -> bool:
+        """Return whether a complete round is one graph unless configured."""
         return True
 
     @contextmanager
-    def shared_if_worth(self, weights: int) -> Iterator[None]:
-        """One CPU thread while passes read few tokens and so few `weights` a layer.
+    def cpu_threads_for(self, weights: int) -> Iterator[None]:
+        """Use one CPU thread while passes read few tokens, if layers have few `weights`.
 
-        Waking a second thread takes as long as such a layer does, and much longer where the machine
-        gives its core to someone else at that moment. Where the user chose, nothing is changed.
+        Waking a second thread takes as long as such a layer does, and much longer if the machine
+        has given its core to another process. A number of threads that the user chose stays.
         """
         before = torch.get_num_threads()
-        if self.torch_device.type == "cpu" and self.threads is None and weights < SMALL_LAYER:
+        if (
+            self.torch_device.type == "cpu"
+            and self.threads is None
+            and weights < SMALL_LAYER_WEIGHTS
+        ):
             torch.set_num_threads(1)
         try:
             yield
@@ -155,15 +172,15 @@ class Device:
             torch.set_num_threads(before)
 
     def synchronize(self) -> None:
-        """Wait until the device has finished, so that a clock reads the truth."""
+        """Wait until the device has finished, so that clocks measure completed work."""
         if self.lazy:
-            lazy.sync(wait=True)
+            lazy.sync_graph(wait=True)
         elif self.torch_device.type != "cpu":
             torch.accelerator.synchronize()
 
     def describe(self) -> dict[str, Any]:
-        """For the report: what ran the measurement, and with which settings."""
-        kind = self.instance or platform.processor() or platform.machine()
+        """Describe for the report what ran the measurement, and with which settings."""
+        kind = self.instance_type or platform.processor() or platform.machine()
         if self.name == "cuda":
             kind = torch.cuda.get_device_name()
         return {
@@ -177,29 +194,29 @@ class Device:
 
 
 @functools.cache
-def _vector_width() -> int:
-    """Return the bits of the vectors that Inductor computes with.
+def _cpu_vector_width() -> int:
+    """Return the width in bits of the vectors that Inductor computes with.
 
-    Named among its options, they are part of the key by which it caches graphs. PyTorch 2.13 leaves
-    them out, so that one cache used with two values of ATEN_CPU_CAPABILITY hands out code of the
-    other width: it does not compile, or computes something else.
+    As one of its options, the width is part of the key by which Inductor caches graphs. PyTorch
+    2.13 leaves it out: a cache used with two values of ATEN_CPU_CAPABILITY then returns code of the
+    other width, which does not compile or computes something else.
     """
-    from torch._inductor import cpu_vec_isa  # slow to import
+    from torch._inductor import cpu_vec_isa  # deferred: slow to import
 
     return cpu_vec_isa.pick_vec_isa().bit_width()
 
 
 @functools.cache
-def _named(function: Any, name: str) -> Callable:
-    """The same function with code of its own, which is what PyTorch keeps graphs by."""
+def _copy_with_name(function: Any, name: str) -> Callable:
+    """Copy a function with its own code object, which PyTorch keeps graphs by."""
     code = function.__code__.replace(co_name=name)
-    named = types.FunctionType(
+    copy = types.FunctionType(
         code, function.__globals__, name, function.__defaults__, function.__closure__
     )
-    named.__kwdefaults__ = function.__kwdefaults__
-    return named
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
 
 
-def graphs() -> int:
-    """Graphs compiled so far in this process. It must not grow after warm-up."""
-    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"]) + lazy.compiled()
+def count_graphs() -> int:
+    """Count the graphs compiled so far in this process; none may be added after warm-up."""
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"]) + lazy.count_lazy_graphs()

@@ -1,8 +1,8 @@
-"""The route that records: PyTorch/XLA notes what is computed, and computes it when told to.
+"""The lazy route: PyTorch/XLA records operations and computes them at the next sync.
 
-A graph is all that was recorded between two syncs, and whatever is alive then is its result. So a
-function is made one graph by a sync before it and one behind it. What would compute in its midst,
-such as reading a value or an operation that XLA does not have, is an error that says where.
+A graph is everything recorded between two syncs, and the tensors alive at its end are its results.
+A sync before a function and one after it therefore make it one graph. An operation that would force
+a sync in between, such as reading a value or one that XLA lacks, raises an error with its location.
 """
 
 import functools
@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 
-def traced(function: Callable) -> Callable:
-    """The function as one graph, whose results are still being computed when it returns."""
+def trace_function(function: Callable) -> Callable:
+    """Make a function one graph, whose results are still being computed when it returns."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -24,21 +24,21 @@ def traced(function: Callable) -> Callable:
     return call
 
 
-def sync(*, wait: bool = False) -> None:
-    """Compute what has been recorded."""
+def sync_graph(*, wait: bool = False) -> None:
+    """Compute all recorded operations."""
     import torch_xla  # pyright: ignore[reportMissingImports]
 
     torch_xla.sync(wait=wait)
 
 
-def compiled() -> int:
-    """Graphs compiled so far in this process, whoever asked for them.
+def count_lazy_graphs() -> int:
+    """Count all graphs compiled so far in this process.
 
-    What has been recorded until now is one of them, and not of whoever syncs next.
+    Pending operations are computed first, so that their graph counts here and not at the next sync.
     """
     if "torch_xla" not in sys.modules:
         return 0
     from torch_xla.debug import metrics  # pyright: ignore[reportMissingImports]
 
-    sync()
+    sync_graph()
     return metrics.counter_value("UncachedCompile") or 0

@@ -1,7 +1,7 @@
-"""What a machine offers a run: from conf/machine/<name>.yaml, or of this one by short measurements.
+"""Memory and speed of a machine: from conf/machine/<name>.yaml, or measured briefly on this one.
 
-A core is what one process has: a logical NeuronCore, a GPU, or all of a CPU. Published figures are
-per chip and are shared evenly by its cores.
+A core is what one process uses: a logical NeuronCore, a GPU, or all of a CPU. Published figures are
+per chip and are divided evenly among its cores.
 """
 
 import math
@@ -16,26 +16,26 @@ import torch
 from models.device import Device, DeviceConf, Precision
 from models.errors import UserError
 
-HERE = "here"
-MEASURED_S = 0.5  # of each measurement
-SIDE = 2048  # of the matrices that are multiplied
-MOVED = 1 << 28  # bytes that are copied: more than caches hold
+LOCAL_MACHINE = "here"
+MEASURE_SECONDS = 0.5  # of each measurement
+MATRIX_SIZE = 2048  # rows and columns of the matrices that are multiplied
+COPY_BYTES = 1 << 28  # more than caches hold
 
 
 @dataclass(kw_only=True)
 class MachineConf:
-    """A machine by its published figures; `here` has none, and is measured."""
+    """The published figures of a machine; `here` has none and is measured."""
 
-    name: str = HERE
+    name: str = LOCAL_MACHINE
     chips: int = 1
-    cores: int = 1  # of a chip, as processes see them
-    memory_gib: float = 0.0  # of a chip, as all that follows
+    cores: int = 1  # per chip, as processes see them
+    memory_gib: float = 0.0  # per chip, as are bandwidth, tflops and link
     bandwidth_gb_s: float = 0.0
-    tflops: dict[str, float] = field(default_factory=dict)  # by type of number
+    tflops: dict[str, float] = field(default_factory=dict)  # by number type
     link_gb_s: float = 0.0  # to other chips
     vcpus: int = 0
     host_memory_gib: float = 0.0
-    length_multiple: int = 1  # of a row, for the route that the machine takes
+    length_multiple: int = 1  # of a row, on the machine's route
     repeats_heads: bool = False  # whether more cores than key-value heads may share a target
 
     def __post_init__(self) -> None:
@@ -44,31 +44,31 @@ class MachineConf:
                 raise UserError(f"machine.{key}: must be at least 1, got {getattr(self, key)}")
 
     @property
-    def all_cores(self) -> int:
+    def total_cores(self) -> int:
         return self.chips * self.cores
 
     @property
     def core_bytes(self) -> float:
-        """Memory of a core."""
+        """Return the memory of a core in bytes."""
         return self.memory_gib * 2**30 / self.cores
 
     @property
-    def core_bytes_s(self) -> float:
-        """Memory that a core reads or writes in a second."""
+    def core_bandwidth(self) -> float:
+        """Return the bytes that a core reads or writes per second."""
         return self.bandwidth_gb_s * 1e9 / self.cores
 
     @property
-    def core_link_bytes_s(self) -> float:
-        """That a core sends to other chips in a second; there may be none."""
+    def core_link_bandwidth(self) -> float:
+        """Return the bytes that a core sends to other chips per second; inf without a link."""
         return self.link_gb_s * 1e9 / self.cores or math.inf
 
     def core_flops(self, dtype: torch.dtype) -> float:
-        """Operations of a core in a second. Types that are not listed are computed in fp32."""
+        """Return the operations of a core per second; unlisted types are computed in fp32."""
         name = str(dtype).removeprefix("torch.")
         return self.tflops.get(name, self.tflops["float32"]) * 1e12 / self.cores
 
-    def check(self, dtype: torch.dtype) -> None:
-        """Raises UserError for a precision that the machine lacks."""
+    def check_dtype(self, dtype: torch.dtype) -> None:
+        """Raise UserError for a precision that the machine lacks."""
         name = str(dtype).removeprefix("torch.")
         if name not in self.tflops:
             raise UserError(
@@ -77,38 +77,38 @@ class MachineConf:
             )
 
     def check_length(self, length: int) -> None:
-        """Raises UserError for rows that the machine's route would have to fill up."""
+        """Raise UserError for a row length that the machine's route would have to pad."""
         if length % self.length_multiple:
             raise UserError(
                 f"data.length: must be a multiple of {self.length_multiple} on {self.name}, got "
                 f"{length}; take {-(-length // self.length_multiple) * self.length_multiple}"
             )
 
-    def dtype(self, device: DeviceConf) -> torch.dtype:
-        """What the target is computed in: what `device` builds here, or would build there."""
-        if self.name == HERE:
+    def target_dtype(self, device: DeviceConf) -> torch.dtype:
+        """Return the target's number type: what `device` builds here, or would build there."""
+        if self.name == LOCAL_MACHINE:
             return device.build().dtype
         return torch.float32 if device.precision is Precision.float32 else torch.bfloat16
 
-    def known(self, device: DeviceConf) -> "MachineConf":
-        """Itself; `here` with what was measured on the device."""
-        return measured(device.build()) if self.name == HERE else self
+    def resolve(self, device: DeviceConf) -> "MachineConf":
+        """Return this config, or for `here` one that is measured on the device."""
+        return measure_machine(device.build()) if self.name == LOCAL_MACHINE else self
 
 
-def measured(device: Device) -> MachineConf:
-    """This machine, in about two seconds."""
+def measure_machine(device: Device) -> MachineConf:
+    """Measure this machine in about two seconds."""
     memory = psutil.virtual_memory()
-    place, size, chips = device.torch_device, float(memory.total), 1
-    if place.type != "cpu":
-        size = float(torch.get_device_module(place.type).mem_get_info()[1])
+    torch_device, size, chips = device.torch_device, float(memory.total), 1
+    if torch_device.type != "cpu":
+        size = float(torch.get_device_module(torch_device.type).mem_get_info()[1])
         chips = torch.accelerator.device_count()
     return MachineConf(
-        name=HERE,
+        name=LOCAL_MACHINE,
         chips=chips,
         memory_gib=round(size / 2**30, 1),
-        bandwidth_gb_s=_rounded(_bandwidth(device) / 1e9),
+        bandwidth_gb_s=_round_figure(_measure_bandwidth(device) / 1e9),
         tflops={
-            str(dtype).removeprefix("torch."): _rounded(_products(device, dtype) / 1e12)
+            str(dtype).removeprefix("torch."): _round_figure(_measure_flops(device, dtype) / 1e12)
             for dtype in {torch.float32, device.dtype}
         },
         vcpus=os.cpu_count() or 1,
@@ -116,36 +116,36 @@ def measured(device: Device) -> MachineConf:
     )
 
 
-def _rounded(figure: float) -> float:
-    """Keep three digits: a slow machine's figure must not become 0, which is divided by.
+def _round_figure(figure: float) -> float:
+    """Round to three digits: a slow machine's figure is a divisor and must not become 0.
 
-    >>> _rounded(0.031415), _rounded(212.34)
+    >>> _round_figure(0.031415), _round_figure(212.34)
     (0.0314, 212.0)
     """
     return float(f"{figure:.3g}")
 
 
-def _bandwidth(device: Device) -> float:
-    """Bytes a second: a copy reads each byte and writes it."""
-    source = torch.ones(MOVED // 8, device=device.torch_device)
-    goal = torch.empty_like(source)
-    return 2 * source.nbytes / _fastest(lambda: goal.copy_(source), device)
+def _measure_bandwidth(device: Device) -> float:
+    """Measure bytes per second; a copy reads each byte and writes it."""
+    source = torch.ones(COPY_BYTES // 8, device=device.torch_device)
+    destination = torch.empty_like(source)
+    return 2 * source.nbytes / _time_fastest(lambda: destination.copy_(source), device)
 
 
-def _products(device: Device, dtype: torch.dtype) -> float:
-    """Operations a second of a matrix product."""
-    left = torch.ones(SIDE, SIDE, dtype=dtype, device=device.torch_device)
-    return 2 * SIDE**3 / _fastest(lambda: left @ left, device)
+def _measure_flops(device: Device, dtype: torch.dtype) -> float:
+    """Measure the operations per second of a matrix product."""
+    left = torch.ones(MATRIX_SIZE, MATRIX_SIZE, dtype=dtype, device=device.torch_device)
+    return 2 * MATRIX_SIZE**3 / _time_fastest(lambda: left @ left, device)
 
 
-def _fastest(work: Callable[[], object], device: Device) -> float:
-    """Seconds of the quickest try: others waited for something else."""
-    best, until = math.inf, time.perf_counter() + MEASURED_S
+def _time_fastest(work: Callable[[], object], device: Device) -> float:
+    """Return the seconds of the fastest try: slower ones waited for something else."""
+    best, until = math.inf, time.perf_counter() + MEASURE_SECONDS
     work()
     while time.perf_counter() < until:
         device.synchronize()
-        began = time.perf_counter()
+        start = time.perf_counter()
         work()
         device.synchronize()
-        best = min(best, time.perf_counter() - began)
+        best = min(best, time.perf_counter() - start)
     return best

@@ -1,8 +1,8 @@
-"""What a computation holds, computes and moves, counted without doing it.
+"""Memory, operations and memory traffic of a computation, counted without computing it.
 
-The very functions of a run are called with PyTorch's fake tensors, which have shapes, types and
-lifetimes but no memory: each operator's result is booked when it is made and again when it is
-freed. What depends on data is taken at its largest.
+The functions of a run are called with PyTorch's fake tensors, which have shapes, types and
+lifetimes but no memory: the tracer counts each operator's result when it is created and when it is
+freed. Sizes that depend on data are taken at their largest.
 """
 
 import weakref
@@ -20,8 +20,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 aten = torch.ops.aten
-LOGITS, REST = "logits", "activations"
-PRODUCTS = flop_registry | {  # PyTorch counts attention on accelerators alone
+LOGITS, ACTIVATIONS = "logits", "activations"
+MATMUL_FLOPS = flop_registry | {  # PyTorch counts attention only on accelerators
     aten._scaled_dot_product_flash_attention_for_cpu:
         flop_registry[aten._scaled_dot_product_flash_attention],
     aten._scaled_dot_product_flash_attention_for_cpu_backward:
@@ -30,47 +30,47 @@ PRODUCTS = flop_registry | {  # PyTorch counts attention on accelerators alone
 
 
 @dataclass(kw_only=True)
-class Phase:
-    """A part of a run: what is held at its fullest moment, and what it costs."""
+class TracedPhase:
+    """A phase of a run: its peak memory and what it computes and moves."""
 
     name: str
-    held: Counter[str] = field(default_factory=Counter)  # bytes by part
-    operations: Counter[torch.dtype] = field(default_factory=Counter)  # of matrix products
-    moved: int = 0  # bytes that matrix products read and write; what lies between is fused
-    read: Counter[str] = field(default_factory=Counter)  # of these by the part that is read
+    peak_bytes: Counter[str] = field(default_factory=Counter)  # by part, at the peak of the total
+    flops_by_dtype: Counter[torch.dtype] = field(default_factory=Counter)  # of matrix products
+    bytes_moved: int = 0  # read and written by matrix products; the rest is fused
+    bytes_read: Counter[str] = field(default_factory=Counter)  # of these, by part
 
     @property
-    def total(self) -> int:
-        """Bytes at the fullest moment."""
-        return sum(self.held.values())
+    def total_peak_bytes(self) -> int:
+        """Return the bytes at the peak."""
+        return sum(self.peak_bytes.values())
 
     @property
     def flops(self) -> int:
-        return sum(self.operations.values())
+        return sum(self.flops_by_dtype.values())
 
 
-class Tally(TorchDispatchMode):
-    """Books every tensor that is made while it is entered. `vocab`: widths that mean logits."""
+class MemoryTracer(TorchDispatchMode):
+    """A counter of the tensors that exist inside its block; `vocab` lists the widths of logits."""
 
     def __init__(self, vocab: Iterable[int]):
         super().__init__()
         self.vocab = set(vocab)
-        self.live: Counter[str] = Counter()
-        self._books: dict[int, tuple[str, int]] = {}  # a storage's part and bytes
-        self._phase = Phase(name="")
+        self.live_bytes: Counter[str] = Counter()
+        self._storages: dict[int, tuple[str, int]] = {}  # part and bytes by storage
+        self._phase = TracedPhase(name="")
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[Phase]:
-        """What happens inside, from what is held already."""
-        self._phase = found = Phase(name=name, held=self.live.copy())
-        yield found
-        self._phase = Phase(name="")
+    def trace_phase(self, name: str) -> Iterator[TracedPhase]:
+        """Trace the block as a phase that starts with the tensors alive now."""
+        self._phase = phase = TracedPhase(name=name, peak_bytes=self.live_bytes.copy())
+        yield phase
+        self._phase = TracedPhase(name="")
 
-    def hold(self, part: str, tensors: Iterable[Tensor | None]) -> None:
-        """Say what tensors are; others are logits, or else activations."""
+    def label_tensors(self, part: str, tensors: Iterable[Tensor | None]) -> None:
+        """Assign tensors to a part; unlabeled ones are logits or activations."""
         for tensor in tensors:
             if tensor is not None:
-                self._book(tensor, part)
+                self._record_tensor(tensor, part)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
@@ -80,63 +80,65 @@ class Tally(TorchDispatchMode):
         if func is aten.nonzero.default:
             return torch.arange(args[0].numel())[:, None].expand(-1, args[0].ndim)
         result = func(*args, **(kwargs or {}))
-        made = [tensor for tensor in tree_leaves(result) if isinstance(tensor, Tensor)]
-        if count := PRODUCTS.get(func._overloadpacket):
-            # the first result: attention has others, for its backward pass
-            self._phase.operations[made[0].dtype] += count(*args, **(kwargs or {}), out_val=result)
-            read = [tensor for tensor in tree_leaves(args) if isinstance(tensor, Tensor)]
-            self._phase.moved += sum(tensor.nbytes for tensor in read + made)
-            for tensor in read:
-                self._phase.read[self._part(tensor)] += tensor.nbytes
-        for tensor in made:
-            self._book(tensor, None)
+        outputs = [tensor for tensor in tree_leaves(result) if isinstance(tensor, Tensor)]
+        if count := MATMUL_FLOPS.get(func._overloadpacket):
+            # the type of the first output: attention has others for its backward pass
+            self._phase.flops_by_dtype[outputs[0].dtype] += count(
+                *args, **(kwargs or {}), out_val=result
+            )
+            inputs = [tensor for tensor in tree_leaves(args) if isinstance(tensor, Tensor)]
+            self._phase.bytes_moved += sum(tensor.nbytes for tensor in inputs + outputs)
+            for tensor in inputs:
+                self._phase.bytes_read[self._part_of(tensor)] += tensor.nbytes
+        for tensor in outputs:
+            self._record_tensor(tensor, None)
         return result
 
-    def _part(self, tensor: Tensor) -> str:
-        part, _ = self._books.get(tensor.untyped_storage()._cdata, (REST, 0))
+    def _part_of(self, tensor: Tensor) -> str:
+        part, _ = self._storages.get(tensor.untyped_storage()._cdata, (ACTIVATIONS, 0))
         return part
 
-    def _book(self, tensor: Tensor, part: str | None) -> None:
+    def _record_tensor(self, tensor: Tensor, part: str | None) -> None:
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
-        if key in self._books:
+        if key in self._storages:
             if part is None:
                 return
-            before, size = self._books[key]
-            self.live[before] -= size
+            before, size = self._storages[key]
+            self.live_bytes[before] -= size
         else:
-            weakref.finalize(storage, self._free, key).atexit = False
-        part = part or (LOGITS if tensor.shape[-1:].numel() in self.vocab else REST)
-        self._books[key] = part, size
-        self.live[part] += size
-        if self.live.total() > self._phase.held.total():
-            self._phase.held = self.live.copy()
+            weakref.finalize(storage, self._record_free, key).atexit = False
+        part = part or (LOGITS if tensor.shape[-1:].numel() in self.vocab else ACTIVATIONS)
+        self._storages[key] = part, size
+        self.live_bytes[part] += size
+        if self.live_bytes.total() > self._phase.peak_bytes.total():
+            self._phase.peak_bytes = self.live_bytes.copy()
 
-    def _free(self, key: int) -> None:
-        part, size = self._books.pop(key)
-        self.live[part] -= size
+    def _record_free(self, key: int) -> None:
+        part, size = self._storages.pop(key)
+        self.live_bytes[part] -= size
 
 
 @contextmanager
-def imagined(modules: Iterable[nn.Module], *, vocab: Iterable[int]) -> Iterator[Tally]:
-    """Inside, modules that were built on `meta` compute as on a CPU, on tensors without memory."""
-    with FakeTensorMode(), Tally(vocab) as tally:
-        stand_ins: dict[int, tuple[Tensor, Tensor]] = {}  # the first keeps the id from being reused
+def fake_model(modules: Iterable[nn.Module], *, vocab: Iterable[int]) -> Iterator[MemoryTracer]:
+    """Let modules built on `meta` compute in the block, as on a CPU but without memory."""
+    with FakeTensorMode(), MemoryTracer(vocab) as tracer:
+        fakes: dict[int, tuple[Tensor, Tensor]] = {}  # the first keeps the id from being reused
         for module in modules:
             for part in module.modules():
                 for tensors in (part._parameters, part._buffers):
                     for name, tensor in tensors.items():
                         if tensor is not None:
-                            tensors[name] = _stand_in(tensor, stand_ins)
-        yield tally
+                            tensors[name] = _fake_tensor(tensor, fakes)
+        yield tracer
 
 
-def _stand_in(tensor: Tensor, known: dict[int, tuple[Tensor, Tensor]]) -> Any:
-    """The same one for parameters that are tied."""
-    if id(tensor) not in known:
-        made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+def _fake_tensor(tensor: Tensor, fakes: dict[int, tuple[Tensor, Tensor]]) -> Any:
+    """Return the fake tensor of a parameter or buffer; tied ones share it."""
+    if id(tensor) not in fakes:
+        fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
         if isinstance(tensor, nn.Parameter):
-            made = nn.Parameter(made, requires_grad=tensor.requires_grad)
-        known[id(tensor)] = tensor, made
-        known[id(made)] = made, made
-    return known[id(tensor)][1]
+            fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)
+        fakes[id(tensor)] = tensor, fake
+        fakes[id(fake)] = fake, fake
+    return fakes[id(tensor)][1]

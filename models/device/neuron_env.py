@@ -1,7 +1,7 @@
-"""What a run tells compiler and runtime through the environment, and what it records of it.
+"""Environment variables of Neuron's compiler and runtime: set from the config, and recorded.
 
-Set before the device is first used, as runtime and compiler read it then. What the environment says
-already stays; where it contradicts the config the run is refused, as one of the two is a mistake.
+They are set before the device is first used, when runtime and compiler read them. Variables that
+are already set stay. One that contradicts the config is refused, as one of the two is a mistake.
 """
 
 import os
@@ -11,31 +11,31 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from models.device.host import Machine
+from models.device.host import Host
 from models.errors import UserError
 
-FLAGS = "NEURON_CC_FLAGS"
-GROUPING = "NEURON_LOGICAL_NC_CONFIG"
-ROUNDING = "NEURON_RT_STOCHASTIC_ROUNDING_EN"
-VISIBLE = "NEURON_RT_VISIBLE_CORES"
-COUNT = "NEURON_RT_NUM_CORES"
+CC_FLAGS = "NEURON_CC_FLAGS"
+LOGICAL_CORES = "NEURON_LOGICAL_NC_CONFIG"
+STOCHASTIC_ROUNDING = "NEURON_RT_STOCHASTIC_ROUNDING_EN"
+VISIBLE_CORES = "NEURON_RT_VISIBLE_CORES"
+NUM_CORES = "NEURON_RT_NUM_CORES"
 INDUCTOR_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 XLA_CACHE = "NEURON_COMPILE_CACHE_URL"
 NATIVE_CACHE = "TORCH_NEURONX_NEFF_CACHE_DIR"  # written by renaming, so that hosts may share it
-CACHE = {"neuron": NATIVE_CACHE, "xla": XLA_CACHE}
-OWN_XLA_CACHE = "/var/tmp/neuron-compile-cache"  # where the XLA route keeps graphs by itself
-CORES = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
+CACHE_VARIABLES = {"neuron": NATIVE_CACHE, "xla": XLA_CACHE}
+DEFAULT_XLA_CACHE = "/var/tmp/neuron-compile-cache"  # where the XLA route stores graphs by default
+CORE_LIST = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
 
 
 @dataclass(kw_only=True)
-class Settings:
+class NeuronEnv:
     """The fields of `device` that become environment variables; null leaves each as it is."""
 
     cache_dir: str | None = None  # of compiled graphs
-    stochastic_rounding: bool = False  # of bfloat16; a run can then not be repeated bit by bit
-    logical_cores: int | None = None  # physical cores in a logical one (LNC); the hardware's own: 2
-    visible_cores: str | None = None  # such as 0-3 or 0,2: this process takes them and no others
-    num_cores: int | None = None  # how many this process takes, whichever are free
+    stochastic_rounding: bool = False  # to bfloat16; runs are then not bitwise repeatable
+    logical_cores: int | None = None  # physical cores in a logical one (LNC); 2 by default
+    visible_cores: str | None = None  # such as 0-3 or 0,2: the only cores of this process
+    num_cores: int | None = None  # how many free cores this process takes
 
     def __post_init__(self) -> None:
         if self.logical_cores not in (None, 1, 2):
@@ -43,10 +43,10 @@ class Settings:
                 f"device.logical_cores: must be 1 or 2, got {self.logical_cores}; "
                 "null leaves it to the hardware"
             )
-        if self.visible_cores is not None and not CORES.fullmatch(self.visible_cores):
+        if self.visible_cores is not None and not CORE_LIST.fullmatch(self.visible_cores):
             raise UserError(
                 f"device.visible_cores: must be core numbers such as 0-3 or 0,2, got "
-                f"{self.visible_cores}; device.num_cores says how many"
+                f"{self.visible_cores}; device.num_cores sets only their number"
             )
         if self.num_cores is not None and self.num_cores < 1:
             raise UserError(f"device.num_cores: must be at least 1, got {self.num_cores}")
@@ -56,37 +56,37 @@ class Settings:
                 f"which would win, got {self.num_cores}"
             )
 
-    def apply(self, route: str, *, drives_neuron: bool, machine: Machine) -> dict[str, str]:
-        """Set the environment. Returns what it says now of everything that matters to the route."""
-        if not drives_neuron:
-            self._refuse_what_only_neuron_has(route)
-        if route not in CACHE:
-            return self._inductor()
-        wanted = {CACHE[route]: ("cache_dir", self.cache_dir)}
-        if drives_neuron:
-            wanted |= {
-                ROUNDING: ("stochastic_rounding", str(int(self.stochastic_rounding))),
-                GROUPING: ("logical_cores", self.logical_cores),
-                VISIBLE: ("visible_cores", self.visible_cores),
-                COUNT: ("num_cores", self.num_cores),
+    def set_environment(self, route: str, *, on_neuron: bool, host: Host) -> dict[str, str]:
+        """Set the environment; return the resulting values of all variables of the route."""
+        if not on_neuron:
+            self._check_no_neuron_settings(route)
+        if route not in CACHE_VARIABLES:
+            return self._set_inductor_cache()
+        variables = {CACHE_VARIABLES[route]: ("cache_dir", self.cache_dir)}
+        if on_neuron:
+            variables |= {
+                STOCHASTIC_ROUNDING: ("stochastic_rounding", str(int(self.stochastic_rounding))),
+                LOGICAL_CORES: ("logical_cores", self.logical_cores),
+                VISIBLE_CORES: ("visible_cores", self.visible_cores),
+                NUM_CORES: ("num_cores", self.num_cores),
             }
-        for name, (key, value) in wanted.items():
+        for name, (key, value) in variables.items():
             if value is not None:
-                _put(name, str(value), key)
-        if drives_neuron:
+                _set_variable(name, str(value), key)
+        if on_neuron:
             self._set_flags(route)
-            _refuse_two_groupings()
+            _check_core_grouping()
         if route == "xla":
-            _refuse_shared_cache(machine)
-        return {name: os.environ[name] for name in (*wanted, FLAGS) if name in os.environ}
+            _check_cache_location(host)
+        return {name: os.environ[name] for name in (*variables, CC_FLAGS) if name in os.environ}
 
-    def _inductor(self) -> dict[str, str]:
-        """PyTorch's own compiler, which fills in the variable itself where nobody did."""
-        found = {} if self.cache_dir is None else {INDUCTOR_CACHE: self.cache_dir}
-        os.environ.update(found)
-        return found
+    def _set_inductor_cache(self) -> dict[str, str]:
+        """Set the cache of PyTorch's own compiler, which has a default for the variable."""
+        variables = {} if self.cache_dir is None else {INDUCTOR_CACHE: self.cache_dir}
+        os.environ.update(variables)
+        return variables
 
-    def _refuse_what_only_neuron_has(self, route: str) -> None:
+    def _check_no_neuron_settings(self, route: str) -> None:
         for key in ("stochastic_rounding", "logical_cores", "visible_cores", "num_cores"):
             if (value := getattr(self, key)) not in (None, False):
                 raise UserError(
@@ -95,21 +95,21 @@ class Settings:
                 )
 
     def _set_flags(self, route: str) -> None:
-        """Compiler flags: the grouping of cores, and fp32 that stays fp32.
+        """Set compiler flags for the grouping of cores and for fp32 products.
 
-        By itself the XLA route's compiler multiplies fp32 matrices in bfloat16.
+        By default the XLA route's compiler multiplies fp32 matrices in bfloat16.
         """
-        wanted = {}
+        flags = {}
         if self.logical_cores is not None:
-            wanted["--logical-nc-config"] = str(self.logical_cores)
+            flags["--logical-nc-config"] = str(self.logical_cores)
         if route == "xla":
-            wanted["--auto-cast"] = "none"
-        missing = [f"{flag}={value}" for flag, value in wanted.items() if _flag(flag) is None]
+            flags["--auto-cast"] = "none"
+        missing = [f"{flag}={value}" for flag, value in flags.items() if _read_flag(flag) is None]
         if missing:
-            os.environ[FLAGS] = " ".join([*os.environ.get(FLAGS, "").split(), *missing])
+            os.environ[CC_FLAGS] = " ".join([*os.environ.get(CC_FLAGS, "").split(), *missing])
 
 
-def _put(name: str, value: str, key: str) -> None:
+def _set_variable(name: str, value: str, key: str) -> None:
     before = os.environ.get(name)
     if before not in (None, value):
         raise UserError(
@@ -119,31 +119,33 @@ def _put(name: str, value: str, key: str) -> None:
     os.environ[name] = value
 
 
-def _flag(name: str) -> str | None:
-    """Value of a compiler flag, written `--flag=value` or `--flag value`."""
-    same = {name, "-lnc", "--lnc"} if name == "--logical-nc-config" else {name}
-    words = shlex.split(os.environ.get(FLAGS, "").replace("=", " "))
+def _read_flag(name: str) -> str | None:
+    """Read the value of a compiler flag, written `--flag=value` or `--flag value`."""
+    aliases = {name, "-lnc", "--lnc"} if name == "--logical-nc-config" else {name}
+    words = shlex.split(os.environ.get(CC_FLAGS, "").replace("=", " "))
     for word, value in pairwise(words):
-        if word in same:
+        if word in aliases:
             return value
     return None
 
 
-def _refuse_two_groupings() -> None:
-    """Runtime and compiler must group physical cores alike; both take 2 where nothing is said."""
-    runtime, compiler = os.environ.get(GROUPING), _flag("--logical-nc-config")
+def _check_core_grouping() -> None:
+    """Check that runtime and compiler group physical cores alike; both default to 2."""
+    runtime, compiler = os.environ.get(LOGICAL_CORES), _read_flag("--logical-nc-config")
     if (runtime or "2") != (compiler or "2"):
         raise UserError(
-            f"device.logical_cores: runtime and compiler must agree, got {GROUPING}={runtime} and "
-            f"--logical-nc-config={compiler} in {FLAGS}; unset both and set device.logical_cores"
+            f"device.logical_cores: runtime and compiler must agree, got {LOGICAL_CORES}={runtime} "
+            f"and --logical-nc-config={compiler} in {CC_FLAGS}; unset both and set "
+            "device.logical_cores"
         )
 
 
-def _refuse_shared_cache(machine: Machine) -> None:
-    where = _flag("--cache_dir") or os.environ.get(XLA_CACHE, OWN_XLA_CACHE)
-    kind = None if "://" in where else machine.shared(Path(where))
-    if kind:
+def _check_cache_location(host: Host) -> None:
+    cache = _read_flag("--cache_dir") or os.environ.get(XLA_CACHE, DEFAULT_XLA_CACHE)
+    filesystem = None if "://" in cache else host.network_filesystem(Path(cache))
+    if filesystem:
         raise UserError(
             f"device.cache_dir: the XLA route's cache must be this host's own or on S3, as hosts "
-            f"that share a folder corrupt it, got {where} on {kind}; use {OWN_XLA_CACHE} or s3://"
+            f"that share a folder corrupt it, got {cache} on {filesystem}; use "
+            f"{DEFAULT_XLA_CACHE} or s3://"
         )

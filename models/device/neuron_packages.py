@@ -1,8 +1,8 @@
-"""Neuron's packages: which are installed, and whether they belong together.
+"""Neuron's packages: which are installed, and whether their versions fit together.
 
 Two generations share names. The native one (`torch-neuronx` 2.13 and 2.14) fills PyTorch's open
-device slot; the older one (2.9 and below) stands on `torch_xla`. Of some names PyPI holds
-placeholders, which import and do nothing.
+device slot; the older one (2.9 and below) builds on `torch_xla`. Under some of the names PyPI has
+placeholders, which can be imported but do nothing.
 """
 
 import os
@@ -11,10 +11,10 @@ from importlib.metadata import PackageNotFoundError, version
 
 from models.errors import UserError
 
-INDEX = "--extra-index-url https://pip.repos.neuron.amazonaws.com"
+PIP_INDEX = "--extra-index-url https://pip.repos.neuron.amazonaws.com"
 PLACEHOLDERS = {"torch-neuronx": "1.0", "neuronx-distributed": "0.1", "vllm-neuron": "0.1"}
-NATIVE = ("2.13", "2.14")
-XLA = "2.9"
+NATIVE_VERSIONS = ("2.13", "2.14")
+XLA_VERSION = "2.9"
 PACKAGES = (
     "torch",
     "torch-neuronx",
@@ -23,104 +23,106 @@ PACKAGES = (
     "libneuronxla",
     "neuronx-distributed",
 )
-XLA_ONLY = ("torch_xla", "libneuronxla", "neuronx-distributed")
+XLA_PACKAGES = ("torch_xla", "libneuronxla", "neuronx-distributed")
 
 
-def installed(name: str) -> str | None:
-    """Version of a package, without what marks its build."""
+def installed_version(name: str) -> str | None:
+    """Return the version of a package without its build tag; None if it is not installed."""
     try:
         return version(name).partition("+")[0]
     except PackageNotFoundError:
         return None
 
 
-def minor(name: str) -> str | None:
-    """The first two numbers of a package's version."""
-    found = installed(name)
-    return found and ".".join(found.split(".")[:2])
+def minor_version(name: str) -> str | None:
+    """Return the first two numbers of a package's version; None if it is not installed."""
+    version = installed_version(name)
+    return version and ".".join(version.split(".")[:2])
 
 
-def native() -> bool:
-    """Whether the installed `torch-neuronx` is of the generation that needs no torch_xla."""
-    found = minor("torch-neuronx")
-    return found is not None and _numbers(found) > _numbers(XLA)
+def is_native() -> bool:
+    """Return whether the installed `torch-neuronx` is of the generation without torch_xla."""
+    version = minor_version("torch-neuronx")
+    return version is not None and _version_numbers(version) > _version_numbers(XLA_VERSION)
 
 
-def let_torch_load() -> None:
-    """Keep PyTorch from loading a native package that is not of its version, before it is imported.
+def guard_torch_autoload() -> None:
+    """Keep PyTorch, before it is imported, from loading a native package for another version.
 
-    It would do so by itself and end in a traceback; `check_native` says the same in a line.
+    PyTorch would load it automatically and raise a traceback; `check_native` raises a UserError.
     """
-    if native() and minor("torch-neuronx") != minor("torch"):
+    if is_native() and minor_version("torch-neuronx") != minor_version("torch"):
         os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
 
 
-def refuse_mixtures() -> None:
-    """Raises UserError for what no route can run with: placeholders, and both generations."""
+def check_package_mix() -> None:
+    """Raise UserError for placeholders, and for packages of both generations."""
     for name, placeholder in PLACEHOLDERS.items():
-        if minor(name) == placeholder:
+        if minor_version(name) == placeholder:
             raise UserError(
                 f"device.name: {name} must come from Neuron's own index, got PyPI's placeholder "
-                f"{installed(name)}; pip uninstall {name}, then pip install {name} {INDEX}"
+                f"{installed_version(name)}; pip uninstall {name}, then pip install {name} "
+                f"{PIP_INDEX}"
             )
-    beside = [name for name in XLA_ONLY if installed(name)]
-    if native() and beside:
+    xla_packages = [name for name in XLA_PACKAGES if installed_version(name)]
+    if is_native() and xla_packages:
         raise UserError(
-            f"device.name: native torch-neuronx {installed('torch-neuronx')} must stand alone, got "
-            f"{', '.join(beside)} of the XLA generation beside it; pip uninstall {' '.join(beside)}"
+            f"device.name: native torch-neuronx {installed_version('torch-neuronx')} must stand "
+            f"alone, got {', '.join(xla_packages)} of the XLA generation beside it; "
+            f"pip uninstall {' '.join(xla_packages)}"
         )
 
 
 def check_native() -> None:
-    """Raises UserError where the native packages are missing or do not match."""
-    found, torch = minor("torch-neuronx"), installed("torch")
-    if found is None:
+    """Raise UserError where the native packages are missing or do not match."""
+    version, torch = minor_version("torch-neuronx"), installed_version("torch")
+    if version is None:
         raise UserError(
             "device.name: neuron needs torch-neuronx, which is not installed, got neuron; "
-            f"pip install 'torch-neuronx==2.14.*' 'neuronx-cc==2.*' {INDEX}, or device=auto"
+            f"pip install 'torch-neuronx==2.14.*' 'neuronx-cc==2.*' {PIP_INDEX}, or device=auto"
         )
-    if found not in NATIVE:
+    if version not in NATIVE_VERSIONS:
         remedy = (
-            f"pip install 'torch-neuronx==2.14.*' {INDEX}"
-            if native()
+            f"pip install 'torch-neuronx==2.14.*' {PIP_INDEX}"
+            if is_native()
             else "it is of the XLA generation: use device=xla"
         )
         raise UserError(
-            f"device.name: neuron needs torch-neuronx {' or '.join(NATIVE)}, "
-            f"got {installed('torch-neuronx')}; {remedy}"
+            f"device.name: neuron needs torch-neuronx {' or '.join(NATIVE_VERSIONS)}, "
+            f"got {installed_version('torch-neuronx')}; {remedy}"
         )
-    if minor("torch") != found:
+    if minor_version("torch") != version:
         raise UserError(
-            f"device.name: torch-neuronx {installed('torch-neuronx')} needs torch {found}, got "
-            f"torch {torch}; pip install 'torch=={found}.*'"
+            f"device.name: torch-neuronx {installed_version('torch-neuronx')} needs torch "
+            f"{version}, got torch {torch}; pip install 'torch=={version}.*'"
         )
     _check_compiler()
 
 
 def check_xla(*, on_neuron: bool) -> None:
-    """Raises UserError where the packages of the XLA route are missing or do not match.
+    """Raise UserError where the packages of the XLA route are missing or do not match.
 
-    `on_neuron`: libneuronxla will drive Neuron cores; else XLA's own CPU device is meant.
+    With `on_neuron`, libneuronxla runs on Neuron cores; else the device is XLA's own CPU device.
     """
-    torch, xla = installed("torch"), installed("torch_xla")
+    torch, xla = installed_version("torch"), installed_version("torch_xla")
     if xla is None:
         raise UserError("device.name: torch_xla is not installed, got xla; install the `xla` extra")
-    if not (minor("torch") == minor("torch_xla") == XLA):
+    if not (minor_version("torch") == minor_version("torch_xla") == XLA_VERSION):
         raise UserError(
-            f"device.name: xla needs torch and torch_xla {XLA}, got torch {torch} and torch_xla "
-            f"{xla}; pip install 'torch=={XLA}.*' 'torch_xla=={XLA}.*'"
+            f"device.name: xla needs torch and torch_xla {XLA_VERSION}, got torch {torch} and "
+            f"torch_xla {xla}; pip install 'torch=={XLA_VERSION}.*' 'torch_xla=={XLA_VERSION}.*'"
         )
     if on_neuron:
         _check_compiler()
 
 
 def _check_compiler() -> None:
-    if installed("neuronx-cc") is None and shutil.which("neuronx-cc") is None:
+    if installed_version("neuronx-cc") is None and shutil.which("neuronx-cc") is None:
         raise UserError(
             "device.name: Neuron's compiler neuronx-cc must be installed, got none; "
-            f"pip install 'neuronx-cc==2.*' {INDEX}"
+            f"pip install 'neuronx-cc==2.*' {PIP_INDEX}"
         )
 
 
-def _numbers(version: str) -> list[int]:
+def _version_numbers(version: str) -> list[int]:
     return [int(number) for number in version.split(".")]

@@ -1,20 +1,21 @@
-"""What each loss is: its value for a row of logits, and its slope over the vocabulary.
+"""The losses: the value of each for a row of logits, and its slope over the vocabulary.
 
 With draft = softmax(logits), a loss of that distribution has the gradient
 
     d loss / d logits = slope - draft * sum(slope),    slope_v = draft_v * (d loss / d draft_v)
 
-so that value and slope are all there is to say of a loss: below, a few lines each. What is added to
-the slope in proportion to the draft itself cancels, and is left out. Everything is in fp32.
+so value and slope define a loss, in a few lines each. Terms of the slope that are proportional to
+the draft cancel and are left out. All computations are in fp32.
 
-`soft` is the target's distribution over the draft's vocabulary, renormalised. `probs` is not: it
-gives the true chance that the target accepts, and sums to less than 1 where tokens are left out.
+`soft` is the target's distribution renormalized over the draft's vocabulary. `probs` is not
+renormalized: it yields the true acceptance probability, and sums to less than 1 where the draft's
+vocabulary lacks tokens.
 
-Of a target known by its k likeliest tokens (`TopK`) both distributions are made coarse: a column
-for each of the k, and a last one, the bucket, for all other tokens together. The logit of the
-bucket is the logsumexp of the others, so that columns are logits like any, every loss is the exact
-divergence of the coarse distributions, and its gradient spreads from the bucket over the others in
-proportion to the draft. What a bucket hides: docs/losses.md.
+With only the target's k likeliest tokens (`TopKLogits`) both distributions are made coarse: a
+column for each of the k, and a last one, the bucket, for all other tokens together. The logit of
+the bucket is the logsumexp of the other tokens' logits, so columns can be used like logits, every
+loss is the exact divergence of the coarse distributions, and its gradient is spread from the bucket
+over the other tokens in proportion to the draft. docs/losses.md explains what a bucket hides.
 """
 
 from dataclasses import dataclass
@@ -24,259 +25,291 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from models.distill.topk_logits import TopK
+from models.distill.topk_logits import TopKLogits
 
-LEAST = -1e30  # the logarithm of nothing, which may be multiplied by weights and by 0
+LOG_ZERO = -1e30  # stands for log(0), but stays finite when multiplied by weights or by 0
 TINY = torch.finfo(torch.float32).tiny
 
 
 @dataclass(kw_only=True)
-class Teacher:
-    """The target's distribution as a draft vocabulary sees it, a column a token or coarse."""
+class TargetDistribution:
+    """The target's distribution over a draft vocabulary: one column a token, or coarse."""
 
-    probs: Float[Tensor, "tokens columns"]  # of the target: sums to less than 1 if reduced
-    soft: Float[Tensor, "tokens columns"]  # renormalised over the draft's vocabulary
+    probs: Float[Tensor, "tokens columns"]  # sums to less than 1 if the vocabulary is reduced
+    soft: Float[Tensor, "tokens columns"]  # renormalized over the draft's vocabulary
     log_soft: Float[Tensor, "tokens columns"]
-    best: Int[Tensor, " tokens"]  # likeliest token of the whole vocabulary, a target id
-    label: Int[Tensor, " tokens"] | None  # the text's own token, a draft id; 0 if not covered
-    covered: Bool[Tensor, " tokens"]  # the draft's vocabulary has what the loss teaches
-    columns: Int[Tensor, "tokens k"] | None = None  # draft ids if coarse; draft_vocab: it has none
+    # The likeliest token of the target's vocabulary, a target id.
+    top_token: Int[Tensor, " num_token_columns"]
+    # The text's token, a draft id; 0 if not covered.
+    label: Int[Tensor, " num_token_columns"] | None
+    # Whether the draft's vocabulary has the token that the loss supervises.
+    covered: Bool[Tensor, " num_token_columns"]
+    # If coarse, the draft ids of the columns; draft_vocab where the draft lacks the token.
+    column_ids: Int[Tensor, "tokens k"] | None = None
 
     @property
-    def tokens(self) -> int:
-        """Columns that are one token each."""
-        return (self.soft if self.columns is None else self.columns).shape[-1]
+    def num_token_columns(self) -> int:
+        """Return the number of columns that are one token each."""
+        return (self.soft if self.column_ids is None else self.column_ids).shape[-1]
 
 
-def teach(
+def target_distribution(
     logits: Float[Tensor, "tokens vocab"], *, labels: Int[Tensor, " tokens"] | None,
     kept_ids: Int[Tensor, " draft_vocab"] | None, temperature: float,
-) -> Teacher:  # fmt: skip
-    """The target's rows. With `labels` (target ids) it is those that must be covered."""
+) -> TargetDistribution:  # fmt: skip
+    """Build the target's rows; `labels` (target ids) replace its top tokens for `covered`."""
     logits = logits.float()
-    best = logits.argmax(-1)
+    top_token = logits.argmax(-1)
     if temperature != 1:
         logits = logits / temperature
     if kept_ids is None:
         log_probs = logits.log_softmax(-1)
         probs = log_probs.exp()
-        return Teacher(
-            probs=probs, soft=probs, log_soft=log_probs, best=best, label=labels,
-            covered=torch.ones_like(best).bool(),
+        return TargetDistribution(
+            probs=probs, soft=probs, log_soft=log_probs, top_token=top_token, label=labels,
+            covered=torch.ones_like(top_token).bool(),
         )  # fmt: skip
-    taught = _draft_ids(kept_ids, logits.shape[-1])[best if labels is None else labels]
-    kept = logits.index_select(-1, kept_ids)
-    log_soft = kept.log_softmax(-1)
-    return Teacher(
-        probs=(kept - logits.logsumexp(-1, keepdim=True)).exp(),
+    supervised_id = _draft_id_lookup(kept_ids, logits.shape[-1])[
+        top_token if labels is None else labels
+    ]
+    kept_logits = logits.index_select(-1, kept_ids)
+    log_soft = kept_logits.log_softmax(-1)
+    return TargetDistribution(
+        probs=(kept_logits - logits.logsumexp(-1, keepdim=True)).exp(),
         soft=log_soft.exp(),
         log_soft=log_soft,
-        best=best,
-        label=None if labels is None else taught.clamp_min(0),
-        covered=taught >= 0,
+        top_token=top_token,
+        label=None if labels is None else supervised_id.clamp_min(0),
+        covered=supervised_id >= 0,
     )
 
 
-def _draft_ids(kept_ids: Int[Tensor, " draft_vocab"], vocab: int) -> Int[Tensor, " vocab"]:
-    """Draft id of each target id, -1 where there is none."""
-    places = torch.arange(len(kept_ids), device=kept_ids.device)
-    return kept_ids.new_full((vocab,), -1).scatter(0, kept_ids, places)
+def _draft_id_lookup(kept_ids: Int[Tensor, " draft_vocab"], vocab: int) -> Int[Tensor, " vocab"]:
+    """Return the draft id of each target id, or -1 where there is none."""
+    draft_ids = torch.arange(len(kept_ids), device=kept_ids.device)
+    return kept_ids.new_full((vocab,), -1).scatter(0, kept_ids, draft_ids)
 
 
-def teach_top(
-    top: TopK, *, labels: Int[Tensor, " tokens"] | None,
+def target_distribution_from_topk(
+    top: TopKLogits, *, labels: Int[Tensor, " tokens"] | None,
     kept_ids: Int[Tensor, " draft_vocab"] | None,
-) -> Teacher:  # fmt: skip
-    """The target's rows, coarse. A reduced vocabulary is taken to hold all of the bucket."""
+) -> TargetDistribution:  # fmt: skip
+    """Build coarse rows; a reduced vocabulary is assumed to hold all tokens of the bucket."""
     ids = top.ids.long()
-    best = ids[:, 0]
+    top_token = ids[:, 0]
     if kept_ids is None:
-        columns, taught = ids, best if labels is None else labels
+        columns, supervised_id = ids, top_token if labels is None else labels
     else:
-        draft_ids = _draft_ids(kept_ids, top.vocab)
-        columns, taught = draft_ids[ids], draft_ids[best if labels is None else labels]
+        draft_ids = _draft_id_lookup(kept_ids, top.vocab_size)
+        columns, supervised_id = draft_ids[ids], draft_ids[top_token if labels is None else labels]
         columns = torch.where(columns < 0, len(kept_ids), columns)
-    kept = columns < (top.vocab if kept_ids is None else len(kept_ids))
-    known = torch.where(kept, top.log_probs.float().exp(), 0.0)
-    probs = torch.cat([known, top.rest.float()[:, None]], -1)
+    is_kept = columns < (top.vocab_size if kept_ids is None else len(kept_ids))
+    top_probs = torch.where(is_kept, top.log_probs.float().exp(), 0.0)
+    probs = torch.cat([top_probs, top.rest.float()[:, None]], -1)
     soft = probs / probs.sum(-1, keepdim=True).clamp_min(TINY)
-    return Teacher(
-        probs=probs, soft=soft, log_soft=soft.clamp_min(TINY).log(), best=best,
-        label=None if labels is None else taught.clamp_min(0), covered=taught >= 0,
-        columns=columns,
+    return TargetDistribution(
+        probs=probs, soft=soft, log_soft=soft.clamp_min(TINY).log(), top_token=top_token,
+        label=None if labels is None else supervised_id.clamp_min(0), covered=supervised_id >= 0,
+        column_ids=columns,
     )  # fmt: skip
 
 
 @dataclass(kw_only=True)
-class Rows:
-    """The draft's rows, beside the teacher that all steps share: in the teacher's columns."""
+class DraftDistribution:
+    """The draft's distribution, in the columns of the target distribution that all steps share."""
 
     log_probs: Float[Tensor, "*steps tokens columns"]
     probs: Float[Tensor, "*steps tokens columns"]
-    alpha: Float[Tensor, "*steps tokens"]  # chance that the target accepts what the draft samples
-    best: Int[Tensor, "*steps tokens"]  # likeliest token, a draft id
-    said: Float[Tensor, "*steps tokens"] | None  # log of the label's probability
-    others: Float[Tensor, "*steps tokens _"] | None  # logits of the bucket's tokens, else -inf
-    teacher: Teacher
+    alpha: Float[Tensor, "*steps tokens"]  # probability that a sampled draft token is accepted
+    top_token: Int[Tensor, "*steps tokens"]  # likeliest token, a draft id
+    label_log_prob: Float[Tensor, "*steps tokens"] | None
+    # If coarse, the logits of the bucket's tokens and -inf for the others.
+    bucket_logits: Float[Tensor, "*steps tokens _"] | None
+    target_dist: TargetDistribution
 
-    def rising(self) -> Float[Tensor, "*steps tokens columns"]:
-        """The draft's probabilities where alpha rises with them: below the target's."""
-        return torch.where(self.probs < self.teacher.probs, self.probs, 0.0)
+    def probs_below_target(self) -> Float[Tensor, "*steps tokens columns"]:
+        """Return the draft's probabilities where they are below the target's, and 0 elsewhere.
 
-    def spread(
+        These are the probabilities that alpha rises with.
+        """
+        return torch.where(self.probs < self.target_dist.probs, self.probs, 0.0)
+
+    def expand_grad(
         self, grad: Float[Tensor, "*steps tokens columns"]
     ) -> Float[Tensor, "*steps tokens draft_vocab"]:
-        """The gradient of the draft's logits from that of its columns."""
-        if self.others is None or self.teacher.columns is None:
+        """Return the gradient of the draft's logits from that of its columns."""
+        if self.bucket_logits is None or self.target_dist.column_ids is None:
             return grad
-        columns = self.teacher.columns.expand(*grad.shape[:-1], -1)
-        share = (self.others - _merged(self.others)).exp()
+        columns = self.target_dist.column_ids.expand(*grad.shape[:-1], -1)
+        share = (self.bucket_logits - _bucket_logit(self.bucket_logits)).exp()
         return (share * grad[..., -1:]).scatter_(-1, columns, grad[..., :-1])[..., :-1]
 
 
-def _merged(others: Tensor) -> Tensor:
-    """The bucket's logit; `LEAST` where nothing is in it."""
-    return others.logsumexp(-1, keepdim=True).clamp_min(LEAST)
+def _bucket_logit(bucket_logits: Tensor) -> Tensor:
+    """Return the logit of the bucket, or `LOG_ZERO` if it is empty."""
+    return bucket_logits.logsumexp(-1, keepdim=True).clamp_min(LOG_ZERO)
 
 
-def compare(
-    logits: Float[Tensor, "*steps tokens draft_vocab"], teacher: Teacher, *, temperature: float
-) -> Rows:
-    """The draft's rows from its logits."""
+def draft_distribution(
+    logits: Float[Tensor, "*steps tokens draft_vocab"],
+    target_dist: TargetDistribution,
+    *,
+    temperature: float,
+) -> DraftDistribution:
+    """Build the draft's rows from its logits."""
     logits = logits.float()
-    best = logits.argmax(-1)
+    top_token = logits.argmax(-1)
     if temperature != 1:
         logits = logits / temperature
-    others, seen = None, logits
-    if teacher.columns is not None:
-        columns = teacher.columns.expand(*logits.shape[:-1], -1)
-        others = pad(logits, (0, 1), value=-torch.inf)  # a place for tokens that it does not have
-        top, others = others.gather(-1, columns), others.scatter(-1, columns, -torch.inf)
-        seen = torch.cat([top.clamp_min(LEAST), _merged(others)], -1)
-    log_probs = seen.log_softmax(-1)
+    bucket_logits, column_logits = None, logits
+    if target_dist.column_ids is not None:
+        columns = target_dist.column_ids.expand(*logits.shape[:-1], -1)
+        bucket_logits = pad(logits, (0, 1), value=-torch.inf)  # a column for tokens that it lacks
+        top_logits, bucket_logits = (
+            bucket_logits.gather(-1, columns),
+            bucket_logits.scatter(-1, columns, -torch.inf),
+        )
+        column_logits = torch.cat(
+            [top_logits.clamp_min(LOG_ZERO), _bucket_logit(bucket_logits)], -1
+        )
+    log_probs = column_logits.log_softmax(-1)
     probs = log_probs.exp()
-    # where, not minimum: its gradient at a tie is the one of `rising`
-    alpha = torch.where(probs < teacher.probs, probs, teacher.probs).sum(-1)
-    said = None
-    if teacher.label is not None:
-        label = teacher.label.expand(best.shape)[..., None]
-        said = logits.gather(-1, label)[..., 0] - seen.logsumexp(-1)
-    return Rows(
-        log_probs=log_probs, probs=probs, alpha=alpha, best=best, said=said, others=others,
-        teacher=teacher,
-    )  # fmt: skip
+    # At a tie, the gradient of `where` matches `probs_below_target`; that of `minimum` does not.
+    alpha = torch.where(probs < target_dist.probs, probs, target_dist.probs).sum(-1)
+    label_log_prob = None
+    if target_dist.label is not None:
+        label = target_dist.label.expand(top_token.shape)[..., None]
+        label_log_prob = logits.gather(-1, label)[..., 0] - column_logits.logsumexp(-1)
+    return DraftDistribution(
+        log_probs=log_probs,
+        probs=probs,
+        alpha=alpha,
+        top_token=top_token,
+        label_log_prob=label_log_prob,
+        bucket_logits=bucket_logits,
+        target_dist=target_dist,
+    )
 
 
 @dataclass(kw_only=True)
-class Divergence:
-    """A loss of each row, and its slope as a sum of parts: factor of the row * part.
+class LossTerm:
+    """The loss of each row, and its slope as a sum of terms: factor of the row * term.
 
-    Kept apart, for each operation over the vocabulary is a pass over memory: the factors are
-    multiplied by the row's weight before they meet it.
+    Every operation over the vocabulary is a pass over memory. Separate factors can be multiplied by
+    the row's weight before they are applied to the vocabulary.
     """
 
     value: Float[Tensor, "*steps tokens"]
-    parts: list[tuple[Tensor | float, Tensor]]  # ([*steps, tokens] or a number, [..., draft_vocab])
-    total: Float[Tensor, "*steps tokens"] | float  # sum of the slope
-    label: Int[Tensor, "*steps tokens"] | None = None  # a token whose slope is -1 besides, counted
+    # ([*steps, tokens] or a number, [..., draft_vocab])
+    slope_terms: list[tuple[Tensor | float, Tensor]]
+    slope_sum: Float[Tensor, "*steps tokens"] | float  # over the vocabulary, `label` included
+    label: Int[Tensor, "*steps tokens"] | None = None  # a token whose slope has another -1
 
     def gradient(
-        self, rows: Rows, scale: Float[Tensor, "*steps tokens"]
+        self, draft: DraftDistribution, scale: Float[Tensor, "*steps tokens"]
     ) -> Float[Tensor, "*steps tokens draft_vocab"]:
-        """Of scale * value with respect to the draft's logits."""
-        grad = rows.probs * (-scale * self.total)[..., None]
-        for factor, part in self.parts:
+        """Return the gradient of scale * value with respect to the draft's logits."""
+        grad = draft.probs * (-scale * self.slope_sum)[..., None]
+        for factor, part in self.slope_terms:
             grad.addcmul_(part, (scale * factor)[..., None])
-        grad = rows.spread(grad)
+        grad = draft.expand_grad(grad)
         if self.label is not None:
             grad.scatter_add_(-1, self.label[..., None], -scale[..., None])
         return grad
 
 
-def soft_ce(rows: Rows) -> Divergence:
-    """Cross entropy with the target's distribution."""
-    value = -(rows.teacher.soft * rows.log_probs).sum(-1)
-    return Divergence(value=value, parts=[(-1.0, rows.teacher.soft)], total=-1.0)
+def soft_cross_entropy(draft: DraftDistribution) -> LossTerm:
+    """Compute the cross entropy with the target's distribution."""
+    value = -(draft.target_dist.soft * draft.log_probs).sum(-1)
+    return LossTerm(value=value, slope_terms=[(-1.0, draft.target_dist.soft)], slope_sum=-1.0)
 
 
-def forward_kl(rows: Rows) -> Divergence:
-    """KL(target || draft)."""
-    teacher = rows.teacher
-    value = (teacher.soft * (teacher.log_soft - rows.log_probs)).sum(-1)
-    return Divergence(value=value, parts=[(-1.0, teacher.soft)], total=-1.0)
+def forward_kl(draft: DraftDistribution) -> LossTerm:
+    """Compute KL(target || draft)."""
+    target_dist = draft.target_dist
+    value = (target_dist.soft * (target_dist.log_soft - draft.log_probs)).sum(-1)
+    return LossTerm(value=value, slope_terms=[(-1.0, target_dist.soft)], slope_sum=-1.0)
 
 
-def reverse_kl(rows: Rows) -> Divergence:
-    """KL(draft || target)."""
-    slope = rows.probs * (rows.log_probs - rows.teacher.log_soft)
+def reverse_kl(draft: DraftDistribution) -> LossTerm:
+    """Compute KL(draft || target)."""
+    slope = draft.probs * (draft.log_probs - draft.target_dist.log_soft)
     value = slope.sum(-1)
-    return Divergence(value=value, parts=[(1.0, slope)], total=value)
+    return LossTerm(value=value, slope_terms=[(1.0, slope)], slope_sum=value)
 
 
-def jsd(rows: Rows, *, beta: float) -> Divergence:
-    """Jensen-Shannon, generalised: beta KL(target || mixed) + (1 - beta) KL(draft || mixed).
+def jensen_shannon(draft: DraftDistribution, *, beta: float) -> LossTerm:
+    """Compute the generalized Jensen-Shannon divergence (https://arxiv.org/abs/2306.13649).
 
-    mixed = beta target + (1 - beta) draft, as in https://arxiv.org/abs/2306.13649 and TRL. It
-    vanishes towards both ends: divided by beta it tends to the forward KL at 0, divided by 1 - beta
-    to the reverse KL at 1. At 0 and 1 themselves it is those, undivided, as in TRL.
+    It is beta KL(target || mixed) + (1 - beta) KL(draft || mixed), where mixed = beta target +
+    (1 - beta) draft. It vanishes towards both ends: divided by beta it tends to the forward KL at
+    0, divided by 1 - beta to the reverse KL at 1. At exactly 0 and 1 it is these, undivided, as in
+    TRL.
     """
     if beta == 0:
-        return forward_kl(rows)
+        return forward_kl(draft)
     if beta == 1:
-        return reverse_kl(rows)
-    teacher = rows.teacher
-    log_mixed = torch.lerp(rows.probs, teacher.soft, beta).clamp_min(TINY).log()
-    slope = rows.probs * (rows.log_probs - log_mixed)
+        return reverse_kl(draft)
+    target_dist = draft.target_dist
+    log_mixed = torch.lerp(draft.probs, target_dist.soft, beta).clamp_min(TINY).log()
+    slope = draft.probs * (draft.log_probs - log_mixed)
     to_draft = slope.sum(-1)
-    to_target = (teacher.soft * (teacher.log_soft - log_mixed)).sum(-1)
-    return Divergence(
+    to_target = (target_dist.soft * (target_dist.log_soft - log_mixed)).sum(-1)
+    return LossTerm(
         value=beta * to_target + (1 - beta) * to_draft,
-        parts=[(1 - beta, slope)],
-        total=(1 - beta) * to_draft,
+        slope_terms=[(1 - beta, slope)],
+        slope_sum=(1 - beta) * to_draft,
     )
 
 
-def tv(rows: Rows) -> Divergence:
-    """1 - alpha: the total variation distance, and the chance that a drafted token is rejected."""
-    rising = rows.rising()
-    return Divergence(value=1 - rows.alpha, parts=[(-1.0, rising)], total=-rising.sum(-1))
+def total_variation(draft: DraftDistribution) -> LossTerm:
+    """Compute 1 - alpha: the total variation distance, and the rejection probability."""
+    below = draft.probs_below_target()
+    return LossTerm(value=1 - draft.alpha, slope_terms=[(-1.0, below)], slope_sum=-below.sum(-1))
 
 
-def ce(rows: Rows) -> Divergence:
-    """Cross entropy with the text's own token."""
-    label = rows.teacher.label
+def cross_entropy(draft: DraftDistribution) -> LossTerm:
+    """Compute the cross entropy with the text's token."""
+    label = draft.target_dist.label
     assert label is not None, "loss.name=ce: needs labels"
-    assert rows.said is not None
-    return Divergence(value=-rows.said, parts=[], total=-1.0, label=label.expand(rows.alpha.shape))
-
-
-def lk_hybrid(rows: Rows, *, eta: float) -> Divergence:
-    """From the forward KL to `tv`, as the draft gets better: https://arxiv.org/abs/2602.23881.
-
-    trust * KL + (1 - trust) * (1 - alpha), where trust = exp(-eta * alpha) is a constant for the
-    gradient.
-    """
-    kl, soft, rising = forward_kl(rows), rows.teacher.soft, rows.rising()
-    trust = torch.exp(-eta * rows.alpha.detach())
-    return Divergence(
-        value=trust * kl.value + (1 - trust) * (1 - rows.alpha),
-        parts=[(-trust, soft), (trust - 1, rising)],
-        total=-trust - (1 - trust) * rising.sum(-1),
+    assert draft.label_log_prob is not None
+    return LossTerm(
+        value=-draft.label_log_prob,
+        slope_terms=[],
+        slope_sum=-1.0,
+        label=label.expand(draft.alpha.shape),
     )
 
 
-def topk_kl(rows: Rows, *, k: int) -> Divergence:
-    """Forward KL over the target's k likeliest tokens and one bucket that holds all the others."""
-    soft = rows.teacher.soft
-    tokens = rows.teacher.tokens  # a bucket is none
-    top, ids = soft[..., :tokens].topk(min(k, tokens), -1)
-    other = soft.scatter(-1, ids, 0.0).sum(-1)
-    ids = ids.expand(*rows.alpha.shape, -1)
-    others = rows.log_probs.scatter(-1, ids, -torch.inf)
-    # the bucket's share by its logarithm: a sharp draft's would underflow; -inf if nothing is left
-    log_other = others.logsumexp(-1).clamp_min(LEAST)
-    entropy = torch.special.entr(top).sum(-1) + torch.special.entr(other)
-    cross = (top * rows.log_probs.gather(-1, ids)).sum(-1) + other * log_other
-    pulled = (others + (other.clamp_min(TINY).log() - log_other)[..., None]).exp()
-    pulled = pulled.scatter(-1, ids, top.expand(ids.shape))
-    return Divergence(value=-entropy - cross, parts=[(-1.0, pulled)], total=-1.0)
+def lk_hybrid(draft: DraftDistribution, *, eta: float) -> LossTerm:
+    """Compute the LK hybrid loss (https://arxiv.org/abs/2602.23881).
+
+    It moves from the forward KL to `tv` as the draft gets better: it is trust * KL + (1 - trust) *
+    (1 - alpha), where trust = exp(-eta * alpha) is a constant in the gradient.
+    """
+    kl, soft, below = forward_kl(draft), draft.target_dist.soft, draft.probs_below_target()
+    trust = torch.exp(-eta * draft.alpha.detach())
+    return LossTerm(
+        value=trust * kl.value + (1 - trust) * (1 - draft.alpha),
+        slope_terms=[(-trust, soft), (trust - 1, below)],
+        slope_sum=-trust - (1 - trust) * below.sum(-1),
+    )
+
+
+def topk_kl(draft: DraftDistribution, *, k: int) -> LossTerm:
+    """Compute the forward KL over the target's k likeliest tokens and one bucket of all others."""
+    soft = draft.target_dist.soft
+    num_tokens = draft.target_dist.num_token_columns  # without the bucket of a coarse target
+    top_probs, ids = soft[..., :num_tokens].topk(min(k, num_tokens), -1)
+    target_rest = soft.scatter(-1, ids, 0.0).sum(-1)
+    ids = ids.expand(*draft.alpha.shape, -1)
+    rest_log_probs = draft.log_probs.scatter(-1, ids, -torch.inf)
+    # A sharp draft's probability of the bucket would underflow, so only its logarithm is used.
+    log_rest = rest_log_probs.logsumexp(-1).clamp_min(LOG_ZERO)
+    entropy = torch.special.entr(top_probs).sum(-1) + torch.special.entr(target_rest)
+    cross = (top_probs * draft.log_probs.gather(-1, ids)).sum(-1) + target_rest * log_rest
+    target_probs = (
+        rest_log_probs + (target_rest.clamp_min(TINY).log() - log_rest)[..., None]
+    ).exp()
+    target_probs = target_probs.scatter(-1, ids, top_probs.expand(ids.shape))
+    return LossTerm(value=-entropy - cross, slope_terms=[(-1.0, target_probs)], slope_sum=-1.0)

@@ -1,9 +1,9 @@
-"""Which rows a draft learns from, and how much each weighs.
+"""The rows that count in a draft's loss, and their weights.
 
-A token of an answer weighs 1 or, with `loss.half_life`, half as much every so many tokens into its
-answer: what is drafted early decides more of what follows. A row weighs what the token weighs that
-it drafts. A token in the context of a split document's later piece weighs nothing: it is learned
-with the piece before, whose end it is.
+An answer token weighs 1. With `loss.half_life` the weight halves every so many tokens into the
+answer, because early draft tokens decide more of what follows. A row has the weight of the token
+that it drafts. A token in the context of a split document's later piece weighs 0: it is trained
+with the piece before, where it is at the end.
 """
 
 import torch
@@ -14,80 +14,87 @@ from models.distill.losses import LossConf, Reduction
 
 
 def row_weights(
-    answer: Bool[Tensor, "rows length"], document: Int[Tensor, "rows length"], *, steps: int,
-    conf: LossConf, context: Bool[Tensor, "rows length"] | None = None,
+    answer_mask: Bool[Tensor, "rows length"], document_ids: Int[Tensor, "rows length"], *,
+    steps: int, conf: LossConf, context_mask: Bool[Tensor, "rows length"] | None = None,
 ) -> tuple[Float[Tensor, "steps rows length"], Float[Tensor, ""]]:  # fmt: skip
-    """Of a draft that reads the target's features: weight of row t at each step, and the sum.
+    """Return the weight of row t at each step, and their sum, for drafts that read features.
 
-    Row t drafts token t+2+i at step i. It counts when tokens t+1 .. t+2+i are all answer tokens of
-    its own document: the rollouts that decoding performs (it drafts behind an answer token), and no
-    others. The sum, which divides the loss, is that of step 0.
+    Row t drafts token t+2+i at step i. It counts if tokens t+1 .. t+2+i are all answer tokens of
+    its document: these are exactly the rollouts of decoding, which drafts behind an answer token.
+    The sum, which divides the loss, is that of step 0.
     """
-    own = answer & (document >= 0)
-    worth, counts = _worth(own, document, context, conf), sooner(own, 1)
+    is_answer = answer_mask & (document_ids >= 0)
+    position_weight, is_counted = (
+        _position_weight(is_answer, document_ids, context_mask, conf),
+        shift_left(is_answer, 1),
+    )
     weights = []
     for i in range(steps):
-        same = sooner(document, 2 + i, fill=-1) == document
-        counts = counts & sooner(own, 2 + i) & same
-        weights.append(counts * sooner(worth, 2 + i) * conf.step_decay**i)
-    return _reduced(torch.stack(weights), document, conf)
+        same_document = shift_left(document_ids, 2 + i, fill=-1) == document_ids
+        is_counted = is_counted & shift_left(is_answer, 2 + i) & same_document
+        weights.append(is_counted * shift_left(position_weight, 2 + i) * conf.step_decay**i)
+    return _apply_reduction(torch.stack(weights), document_ids, conf)
 
 
 def token_weights(
-    answer: Bool[Tensor, "rows length"], document: Int[Tensor, "rows length"], *, conf: LossConf,
-    context: Bool[Tensor, "rows length"] | None = None,
+    answer_mask: Bool[Tensor, "rows length"], document_ids: Int[Tensor, "rows length"], *,
+    conf: LossConf, context_mask: Bool[Tensor, "rows length"] | None = None,
 ) -> tuple[Float[Tensor, "rows length"], Float[Tensor, ""]]:  # fmt: skip
-    """Of a draft that is a language model: weight of row t, which predicts token t+1, and the sum.
+    """Return the weight of row t and the sum over rows, for drafts that are language models.
 
-    Row t counts when token t+1 is an answer token of its own document. Decoding never drafts an
-    answer's first token (the target's prefill gives it), but it is learned all the same: its row
-    shares every weight with the others, and answers of one token would teach nothing without it.
+    Row t predicts token t+1; it counts if that is an answer token of its document. Decoding never
+    drafts an answer's first token (the target's prefill returns it), but it is trained too: its row
+    uses the same parameters as the others, and answers of one token would otherwise count nowhere.
     """
-    own = answer & (document >= 0)
-    counts = sooner(own, 1) & (sooner(document, 1, fill=-1) == document)
-    weight = counts * sooner(_worth(own, document, context, conf), 1)
-    (weight,), total = _reduced(weight[None], document, conf)
+    is_answer = answer_mask & (document_ids >= 0)
+    is_counted = shift_left(is_answer, 1) & (shift_left(document_ids, 1, fill=-1) == document_ids)
+    weight = is_counted * shift_left(
+        _position_weight(is_answer, document_ids, context_mask, conf), 1
+    )
+    (weight,), total = _apply_reduction(weight[None], document_ids, conf)
     return weight, total
 
 
-def _worth(
-    own: Bool[Tensor, "rows length"], document: Int[Tensor, "rows length"],
-    context: Bool[Tensor, "rows length"] | None, conf: LossConf,
+def _position_weight(
+    is_answer: Bool[Tensor, "rows length"], document_ids: Int[Tensor, "rows length"],
+    context_mask: Bool[Tensor, "rows length"] | None, conf: LossConf,
 ) -> Float[Tensor, "rows length"]:  # fmt: skip
-    """What an answer token weighs by its place in its answer; of others it means nothing."""
-    learned = torch.ones_like(own) if context is None else ~context
+    """Return each answer token's weight by its position in the answer; ignore other entries."""
+    is_trained = torch.ones_like(is_answer) if context_mask is None else ~context_mask
     if conf.half_life is None:
-        return learned.float()
-    starts = own & ~(later(own, 1) & (later(document, 1) == document))
-    place = torch.arange(own.shape[1], device=own.device)
-    age = place - _sum_by(starts.cumsum(1), (starts * place).float())
-    return learned * 0.5 ** (age / conf.half_life)
+        return is_trained.float()
+    starts = is_answer & ~(
+        shift_right(is_answer, 1) & (shift_right(document_ids, 1) == document_ids)
+    )
+    position = torch.arange(is_answer.shape[1], device=is_answer.device)
+    age = position - _sum_by_group(starts.cumsum(1), (starts * position).float())
+    return is_trained * 0.5 ** (age / conf.half_life)
 
 
-def _reduced(
-    weight: Float[Tensor, "steps rows length"], document: Int[Tensor, "rows length"],
+def _apply_reduction(
+    weight: Float[Tensor, "steps rows length"], document_ids: Int[Tensor, "rows length"],
     conf: LossConf,
 ) -> tuple[Float[Tensor, "steps rows length"], Float[Tensor, ""]]:  # fmt: skip
     if conf.reduction is Reduction.sequence:
-        # a document never spans rows, so its share is counted within one
-        whole = _sum_by(document, weight[0])
-        weight = weight / whole.clamp_min(torch.finfo(torch.float32).tiny)
+        # A document never spans rows, so its total is a sum within its row.
+        document_weight = _sum_by_group(document_ids, weight[0])
+        weight = weight / document_weight.clamp_min(torch.finfo(torch.float32).tiny)
     return weight, weight[0].sum()
 
 
-def _sum_by(
+def _sum_by_group(
     group: Int[Tensor, "rows length"], x: Float[Tensor, "rows length"]
 ) -> Float[Tensor, "rows length"]:
-    """At each place, the sum of x over the places of its row that are of the same group."""
+    """Return at each position the sum of x over the positions of its row in the same group."""
     same = group[:, :, None] == group[:, None, :]
     return (same * x[:, None, :]).sum(-1)
 
 
-def sooner(x: Tensor, by: int, fill: int = 0) -> Tensor:
-    """x[:, t + by] at t; what lies beyond the end is `fill`."""
+def shift_left(x: Tensor, by: int, fill: int = 0) -> Tensor:
+    """Return x[:, t + by] at t, and `fill` beyond the end."""
     return torch.cat([x[:, by:], torch.full_like(x[:, :by], fill)], 1)
 
 
-def later(x: Tensor, by: int) -> Tensor:
-    """x[:, t - by] at t; what lies before the start is 0."""
+def shift_right(x: Tensor, by: int) -> Tensor:
+    """Return x[:, t - by] at t, and 0 before the start."""
     return torch.cat([torch.zeros_like(x[:, :by]), x[:, : x.shape[1] - by]], 1)

@@ -1,14 +1,14 @@
-"""Distillation losses: how far a draft is from its target, token by token, and what that teaches.
+"""Distillation losses: the distance of a draft from its target, token by token.
 
-`models.distill.divergences` says what each loss is; here are their settings, the heads and the
-chunks.
+`models.distill.divergences` defines the losses; this file has their options, the output heads and
+the computation in chunks.
 
-A row whose likeliest target token (for `ce`: whose own token) is outside the draft's vocabulary is
-not `covered`: its loss is 0 (as in EAGLE-3) though its weight stays in the denominator, and in the
-metrics it counts as a miss.
+A row whose likeliest target token (for `ce`: whose text token) is outside the draft's vocabulary is
+not `covered`: its loss is 0 (as in EAGLE-3), its weight stays in the denominator, and the metrics
+count it as a miss.
 
-`chunked_distillation` applies the output heads too and never holds [tokens, vocab] for more than a
-chunk; it equals `distillation`, the plain form, in value and gradient.
+`chunked_distillation_loss` also applies the output heads and never holds [tokens, vocab] for more
+than one chunk; its value and gradient equal those of `distillation_loss`, the plain form.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,17 +20,17 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from models.distill import divergences
-from models.distill.divergences import Divergence, Rows, Teacher
-from models.distill.topk_logits import TopK
+from models.distill.divergences import DraftDistribution, LossTerm, TargetDistribution
+from models.distill.topk_logits import TopKLogits
 from models.errors import UserError
 
-Head = Float[Tensor, "vocab width"] | Callable[[Tensor], Tensor]
+TargetHead = Float[Tensor, "vocab width"] | Callable[[Tensor], Tensor]
 Metrics = dict[str, Float[Tensor, "*steps 2"]]  # name -> (sum, count) of each step
-METRICS = ("loss", "alpha", "hit", "covered")
+METRIC_NAMES = ("loss", "alpha", "hit", "covered")
 
 
 class LossName(Enum):
-    """What is minimised."""
+    """The loss function."""
 
     soft_ce = "soft_ce"
     forward_kl = "forward_kl"
@@ -43,7 +43,7 @@ class LossName(Enum):
 
 
 class Reduction(Enum):
-    """Whether every sequence or every token has the same weight."""
+    """The unit of equal weight: every sequence or every token."""
 
     sequence = "sequence"
     token = "token"
@@ -51,15 +51,15 @@ class Reduction(Enum):
 
 @dataclass(kw_only=True)
 class LossConf:
-    """What a draft minimises."""
+    """The loss function, its parameters, and the weights of steps and tokens."""
 
     name: LossName = LossName.soft_ce
-    beta: float = 0.5  # jsd: from the forward KL at 0 to the reverse KL at 1
-    lk_eta: float = 3.0  # lk_hybrid
-    top_k: int = 10  # topk_kl
-    temperature: float = 1.0  # of both models, in the metric alpha too
-    step_decay: float = 0.8  # weight of each further drafted position
-    half_life: int | None = None  # answer tokens after which a token weighs half; None = all alike
+    beta: float = 0.5  # of jsd: 0 is the forward KL, 1 the reverse KL
+    lk_eta: float = 3.0  # of lk_hybrid
+    top_k: int = 10  # of topk_kl
+    temperature: float = 1.0  # of both models, also in the metric alpha
+    step_decay: float = 0.8  # weight of a drafted position / weight of the one before
+    half_life: int | None = None  # answer tokens after which the weight halves; None = never
     reduction: Reduction = Reduction.sequence
     chunk: int = 1024  # tokens whose logits are held at a time
 
@@ -80,139 +80,160 @@ class LossConf:
                 raise UserError(f"loss.{key}: {rule}, got {getattr(self, key)}; {remedy}")
 
 
-LOSSES: dict[LossName, Callable[[Rows, LossConf], Divergence]] = {
-    LossName.soft_ce: lambda rows, _: divergences.soft_ce(rows),
-    LossName.forward_kl: lambda rows, _: divergences.forward_kl(rows),
-    LossName.reverse_kl: lambda rows, _: divergences.reverse_kl(rows),
-    LossName.jsd: lambda rows, conf: divergences.jsd(rows, beta=conf.beta),
-    LossName.tv: lambda rows, _: divergences.tv(rows),
-    LossName.ce: lambda rows, _: divergences.ce(rows),
-    LossName.lk_hybrid: lambda rows, conf: divergences.lk_hybrid(rows, eta=conf.lk_eta),
-    LossName.topk_kl: lambda rows, conf: divergences.topk_kl(rows, k=conf.top_k),
+LOSS_FUNCTIONS: dict[LossName, Callable[[DraftDistribution, LossConf], LossTerm]] = {
+    LossName.soft_ce: lambda draft, _: divergences.soft_cross_entropy(draft),
+    LossName.forward_kl: lambda draft, _: divergences.forward_kl(draft),
+    LossName.reverse_kl: lambda draft, _: divergences.reverse_kl(draft),
+    LossName.jsd: lambda draft, conf: divergences.jensen_shannon(draft, beta=conf.beta),
+    LossName.tv: lambda draft, _: divergences.total_variation(draft),
+    LossName.ce: lambda draft, _: divergences.cross_entropy(draft),
+    LossName.lk_hybrid: lambda draft, conf: divergences.lk_hybrid(draft, eta=conf.lk_eta),
+    LossName.topk_kl: lambda draft, conf: divergences.topk_kl(draft, k=conf.top_k),
 }
 
 
 @dataclass(kw_only=True)
 class TokenLosses:
-    """What each draft row is worth."""
+    """The loss and the metrics of each draft row."""
 
     loss: Float[Tensor, "*steps tokens"]
     alpha: Float[Tensor, "*steps tokens"]  # 1 - total variation distance
-    hit: Bool[Tensor, "*steps tokens"]  # the draft's likeliest token is the target's
-    covered: Bool[Tensor, "*steps tokens"]  # the draft's vocabulary has what the loss teaches
+    hit: Bool[Tensor, "*steps tokens"]  # whether both models have the same likeliest token
+    covered: Bool[Tensor, "*steps tokens"]  # whether the draft's vocabulary has the token
 
-    def sums(self, counted: Bool[Tensor, "*steps tokens"]) -> Metrics:
-        """Each metric's (sum, count) over the counted rows, by step. The loss is unweighted."""
-        count = counted.sum(-1).float()
+    def metric_sums(self, is_counted: Bool[Tensor, "*steps tokens"]) -> Metrics:
+        """Return each metric's (sum, count) by step over the counted rows, without weights."""
+        count = is_counted.sum(-1).float()
         return {
-            name: torch.stack([getattr(self, name).float().mul(counted).sum(-1), count], -1)
-            for name in METRICS
+            name: torch.stack([getattr(self, name).float().mul(is_counted).sum(-1), count], -1)
+            for name in METRIC_NAMES
         }
 
 
-def _teach(
-    said: Tensor | TopK, labels: Tensor | None, kept_ids: Tensor | None, conf: LossConf
-) -> Teacher:
-    """From the target's logits, or from its likeliest tokens."""
+def _target_distribution(
+    target_rows: Tensor | TopKLogits, labels: Tensor | None, kept_ids: Tensor | None, conf: LossConf
+) -> TargetDistribution:
+    """Build the distribution from the target's logits, or from its likeliest tokens."""
     labels = labels if conf.name is LossName.ce else None
-    if isinstance(said, TopK):
-        assert conf.temperature == 1, "loss.temperature: of the bucket it is known at 1 alone"
-        return divergences.teach_top(said, labels=labels, kept_ids=kept_ids)
-    return divergences.teach(said, labels=labels, kept_ids=kept_ids, temperature=conf.temperature)
-
-
-def _judge(rows: Rows, kept_ids: Tensor | None, conf: LossConf) -> tuple[TokenLosses, Divergence]:
-    teacher, found = rows.teacher, LOSSES[conf.name](rows, conf)
-    best = rows.best if kept_ids is None else kept_ids[rows.best]
-    covered = teacher.covered.expand(best.shape)
-    losses = TokenLosses(
-        loss=found.value * covered, alpha=rows.alpha, hit=best == teacher.best, covered=covered
+    if isinstance(target_rows, TopKLogits):
+        assert conf.temperature == 1, "loss.temperature: must be 1 for top-k logits"
+        return divergences.target_distribution_from_topk(
+            target_rows, labels=labels, kept_ids=kept_ids
+        )
+    return divergences.target_distribution(
+        target_rows, labels=labels, kept_ids=kept_ids, temperature=conf.temperature
     )
-    return losses, found
+
+
+def _evaluate_loss(
+    draft_dist: DraftDistribution, kept_ids: Tensor | None, conf: LossConf
+) -> tuple[TokenLosses, LossTerm]:
+    """Return losses and metrics, and the loss term that yields their gradient."""
+    target_dist, term = draft_dist.target_dist, LOSS_FUNCTIONS[conf.name](draft_dist, conf)
+    top_token = draft_dist.top_token if kept_ids is None else kept_ids[draft_dist.top_token]
+    covered = target_dist.covered.expand(top_token.shape)
+    losses = TokenLosses(
+        loss=term.value * covered,
+        alpha=draft_dist.alpha,
+        hit=top_token == target_dist.top_token,
+        covered=covered,
+    )
+    return losses, term
 
 
 def token_losses(
     draft_logits: Float[Tensor, "*steps tokens draft_vocab"],
-    target_logits: Float[Tensor, "tokens vocab"] | TopK,
+    target_logits: Float[Tensor, "tokens vocab"] | TopKLogits,
     *,
     labels: Int[Tensor, " tokens"] | None,
     kept_ids: Int[Tensor, " draft_vocab"] | None,
     conf: LossConf,
 ) -> TokenLosses:
-    """Loss and metrics of each draft row. `kept_ids` are the draft vocabulary's target ids."""
-    teacher = _teach(target_logits, labels, kept_ids, conf)
-    rows = divergences.compare(draft_logits, teacher, temperature=conf.temperature)
-    return _judge(rows, kept_ids, conf)[0]
+    """Compute the loss and the metrics of each draft row.
+
+    `kept_ids` are the target ids of the draft's vocabulary.
+    """
+    target_dist = _target_distribution(target_logits, labels, kept_ids, conf)
+    draft_dist = divergences.draft_distribution(
+        draft_logits, target_dist, temperature=conf.temperature
+    )
+    return _evaluate_loss(draft_dist, kept_ids, conf)[0]
 
 
-def _says(head: Head, rows: Tensor | TopK) -> Tensor | TopK:
-    """The target's logits, or what is known of them."""
-    if isinstance(rows, TopK):
-        return rows
-    logits = nn.functional.linear(rows, head) if isinstance(head, Tensor) else head(rows)
+def _target_logits(head: TargetHead, target_rows: Tensor | TopKLogits) -> Tensor | TopKLogits:
+    """Return the target's logits, or its likeliest tokens if only these are stored."""
+    if isinstance(target_rows, TopKLogits):
+        return target_rows
+    logits = (
+        nn.functional.linear(target_rows, head) if isinstance(head, Tensor) else head(target_rows)
+    )
     return logits.detach()
 
 
-def _through(heads: list[Tensor], rows: Float[Tensor, "*steps tokens _"]) -> Tensor:
-    """Rows times the one head, or each step's rows times its own."""
+def _apply_heads(heads: list[Tensor], rows: Float[Tensor, "*steps tokens _"]) -> Tensor:
+    """Multiply all rows by a shared head, or the rows of each step by the head of the step."""
     if len(heads) == 1:
         return nn.functional.linear(rows, heads[0])
     pairs = zip(rows, heads, strict=True)
-    return torch.stack([nn.functional.linear(step, head) for step, head in pairs])
+    return torch.stack([nn.functional.linear(step_rows, head) for step_rows, head in pairs])
 
 
-def distillation(
+def distillation_loss(
     draft_hidden: Float[Tensor, "*steps tokens draft_width"],
-    target_rows: Float[Tensor, "tokens target_width"] | TopK,
+    target_rows: Float[Tensor, "tokens target_width"] | TopKLogits,
     *,
     draft_heads: list[Tensor],
-    target_head: Head,
+    target_head: TargetHead,
     weight: Float[Tensor, "*steps tokens"],
     labels: Int[Tensor, " tokens"] | None,
     kept_ids: Int[Tensor, " draft_vocab"] | None,
     conf: LossConf,
 ) -> tuple[Float[Tensor, ""], Metrics]:
-    """Sum of the weighted losses, and the metrics of the rows whose weight is not 0.
+    """Return the sum of the weighted losses, and the metrics of the rows whose weight is not 0.
 
-    Row t of every step is taught by row t of the target: by what its head makes of a hidden state,
-    or by its likeliest tokens. Steps are optional, and share them.
+    Row t of every step is compared with row t of the target, which is a hidden state for the
+    target's head or the likeliest tokens. The step axis is optional; all steps share the target's
+    rows.
     `draft_heads` [draft_vocab, draft_width]: one for all steps, or one for each of them.
-    `labels`: the token of the text where row t of the target predicts, a target id.
+    `labels`: the text's token at the position that row t of the target predicts, a target id.
     """
-    teacher = _teach(_says(target_head, target_rows), labels, kept_ids, conf)
-    logits = _through(draft_heads, draft_hidden)
-    rows = divergences.compare(logits, teacher, temperature=conf.temperature)
-    losses, _ = _judge(rows, kept_ids, conf)
+    target_dist = _target_distribution(
+        _target_logits(target_head, target_rows), labels, kept_ids, conf
+    )
+    logits = _apply_heads(draft_heads, draft_hidden)
+    draft_dist = divergences.draft_distribution(logits, target_dist, temperature=conf.temperature)
+    losses, _ = _evaluate_loss(draft_dist, kept_ids, conf)
     with torch.no_grad():
-        metrics = losses.sums(weight != 0)
+        metrics = losses.metric_sums(weight != 0)
     return (losses.loss * weight).sum(), metrics
 
 
-def chunked_distillation(
+def chunked_distillation_loss(
     draft_hidden: Float[Tensor, "*steps tokens draft_width"],
-    target_rows: Float[Tensor, "tokens target_width"] | TopK,
+    target_rows: Float[Tensor, "tokens target_width"] | TopKLogits,
     *,
     draft_heads: list[Tensor],
-    target_head: Head,
+    target_head: TargetHead,
     weight: Float[Tensor, "*steps tokens"],
     labels: Int[Tensor, " tokens"] | None,
     kept_ids: Int[Tensor, " draft_vocab"] | None,
     conf: LossConf,
 ) -> tuple[Float[Tensor, ""], Metrics]:
-    """`distillation`, holding the logits of `conf.chunk` draft rows at a time.
+    """Compute `distillation_loss` with the logits of at most `conf.chunk` draft rows at a time.
 
-    Gradients are taken while a chunk's logits are there, so that nothing is computed twice.
+    The gradients of a chunk are computed along with its logits, so that nothing is computed twice.
     """
     if weight.device.type == "cpu" and not torch.compiler.is_compiling():
-        # Prompts and padding weigh nothing. Elsewhere leaving them out would make the device wait
-        # for the host, and every batch a graph of its own.
-        some = weight.reshape(-1, weight.shape[-1]).any(0).nonzero()[:, 0]
-        draft_hidden = draft_hidden.index_select(-2, some)
-        target_rows = _each(target_rows, lambda t: t[some])
-        weight = weight.index_select(-1, some)
-        labels = None if labels is None else labels[some]
+        # Rows of prompts and padding weigh 0. On other devices dropping them would make the device
+        # wait for the host, and give every batch its own graph.
+        counted = weight.reshape(-1, weight.shape[-1]).any(0).nonzero()[:, 0]
+        draft_hidden = draft_hidden.index_select(-2, counted)
+        target_rows = _map_rows(target_rows, lambda t: t[counted])
+        weight = weight.index_select(-1, counted)
+        labels = None if labels is None else labels[counted]
     steps = draft_hidden.shape[:-2].numel()
-    rows = max(1, conf.chunk // steps)  # of the target: a chunk counts the rows of all steps
+    # `conf.chunk` counts draft rows of all steps; a chunk has this many rows of the target.
+    chunk_rows = max(1, conf.chunk // steps)
     total = weight.new_zeros(())
     head_grads = [
         torch.zeros_like(head, dtype=torch.float32) if head.requires_grad else None
@@ -222,65 +243,77 @@ def chunked_distillation(
     hidden_grads: list[Tensor] = []
 
     with torch.no_grad():
-        chunks = _chunks(draft_hidden.detach(), target_rows, weight, labels, rows=rows)
-        for hidden, seen, share, said in chunks:
-            teacher = _teach(_says(target_head, seen), said, kept_ids, conf)
-            losses, grad = _learn(_through(draft_heads, hidden), teacher, share, kept_ids, conf)
-            total = total + (losses.loss * share).sum()
-            chunk_sums.append(losses.sums(share != 0))
+        chunks = _split_chunks(draft_hidden.detach(), target_rows, weight, labels, rows=chunk_rows)
+        for hidden, target_chunk, chunk_weight, chunk_labels in chunks:
+            target_dist = _target_distribution(
+                _target_logits(target_head, target_chunk), chunk_labels, kept_ids, conf
+            )
+            losses, grad = _loss_and_grad(
+                _apply_heads(draft_heads, hidden), target_dist, chunk_weight, kept_ids, conf
+            )
+            total = total + (losses.loss * chunk_weight).sum()
+            chunk_sums.append(losses.metric_sums(chunk_weight != 0))
             grad = grad.to(hidden.dtype)
-            hidden_grads.append(_through([head.T for head in draft_heads], grad))
+            hidden_grads.append(_apply_heads([head.T for head in draft_heads], grad))
             _add_head_grads(head_grads, grad, hidden)
         hidden_grad = torch.cat(hidden_grads, -2).narrow(-2, 0, weight.shape[-1])
         metrics = {
-            name: torch.stack([sums[name] for sums in chunk_sums]).sum(0) for name in METRICS
+            name: torch.stack([sums[name] for sums in chunk_sums]).sum(0) for name in METRIC_NAMES
         }
 
-    total = _carry(total, draft_hidden, hidden_grad)
+    total = _attach_grad(total, draft_hidden, hidden_grad)
     for head, head_grad in zip(draft_heads, head_grads, strict=True):
-        total = _carry(total, head, head_grad)
+        total = _attach_grad(total, head, head_grad)
     return total, metrics
 
 
-def _each(rows: Tensor | TopK, change: Callable[[Tensor], Tensor]) -> Tensor | TopK:
-    return rows.each(change) if isinstance(rows, TopK) else change(rows)
+def _map_rows(rows: Tensor | TopKLogits, change: Callable[[Tensor], Tensor]) -> Tensor | TopKLogits:
+    return rows.map_tensors(change) if isinstance(rows, TopKLogits) else change(rows)
 
 
-def _chunks(
-    draft_hidden: Tensor, target_rows: Tensor | TopK, weight: Tensor, labels: Tensor | None, *,
+def _split_chunks(
+    draft_hidden: Tensor,
+    target_rows: Tensor | TopKLogits,
+    weight: Tensor,
+    labels: Tensor | None,
+    *,
     rows: int,
-) -> Iterator[tuple[Tensor, Tensor | TopK, Tensor, Tensor | None]]:  # fmt: skip
-    """`rows` of the target at a time, and what belongs to them. The last ones are filled with 0."""
-    short, pad = -weight.shape[-1] % rows, nn.functional.pad
-    weights = pad(weight, (0, short)).split(rows, -1)
+) -> Iterator[tuple[Tensor, Tensor | TopKLogits, Tensor, Tensor | None]]:
+    """Yield chunks of `rows` target rows with all that belongs to them; pad the last with 0."""
+    padding, pad = -weight.shape[-1] % rows, nn.functional.pad
+    weights = pad(weight, (0, padding)).split(rows, -1)
     yield from zip(
-        pad(draft_hidden, (0, 0, 0, short)).split(rows, -2),
-        _each(target_rows, lambda t: pad(t, (0, 0) * (t.ndim - 1) + (0, short))).split(rows),
+        pad(draft_hidden, (0, 0, 0, padding)).split(rows, -2),
+        _map_rows(target_rows, lambda t: pad(t, (0, 0) * (t.ndim - 1) + (0, padding))).split(rows),
         weights,
-        [None] * len(weights) if labels is None else pad(labels, (0, short)).split(rows),
+        [None] * len(weights) if labels is None else pad(labels, (0, padding)).split(rows),
         strict=True,
     )
 
 
-def _learn(
-    logits: Tensor, teacher: Teacher, weight: Tensor, kept_ids: Tensor | None, conf: LossConf
+def _loss_and_grad(
+    logits: Tensor,
+    target_dist: TargetDistribution,
+    weight: Tensor,
+    kept_ids: Tensor | None,
+    conf: LossConf,
 ) -> tuple[TokenLosses, Tensor]:
-    """Losses of a chunk, and the gradient of their weighted sum with respect to the logits."""
-    rows = divergences.compare(logits, teacher, temperature=conf.temperature)
-    losses, found = _judge(rows, kept_ids, conf)
-    return losses, found.gradient(rows, weight * losses.covered / conf.temperature)
+    """Return the losses of a chunk, and the gradient of the logits of their weighted sum."""
+    draft_dist = divergences.draft_distribution(logits, target_dist, temperature=conf.temperature)
+    losses, term = _evaluate_loss(draft_dist, kept_ids, conf)
+    return losses, term.gradient(draft_dist, weight * losses.covered / conf.temperature)
 
 
 def _add_head_grads(head_grads: list[Tensor | None], grad: Tensor, hidden: Tensor) -> None:
-    """Add what a chunk teaches the heads: each its own step, or the one all of them."""
-    of_head = [(grad, hidden)] if len(head_grads) == 1 else zip(grad, hidden, strict=True)
-    for head_grad, (g, h) in zip(head_grads, of_head, strict=True):
+    """Add a chunk's gradients of the heads: of one head per step, or of one for all steps."""
+    pairs = [(grad, hidden)] if len(head_grads) == 1 else zip(grad, hidden, strict=True)
+    for head_grad, (g, h) in zip(head_grads, pairs, strict=True):
         if head_grad is not None:
             head_grad += g.flatten(0, -2).T @ h.flatten(0, -2)
 
 
-def _carry(value: Tensor, source: Tensor, grad: Tensor | None) -> Tensor:
-    """`value`, whose backward gives `source` this gradient: it adds a zero that has it."""
+def _attach_grad(value: Tensor, source: Tensor, grad: Tensor | None) -> Tensor:
+    """Return `value` with `grad` as its gradient in `source`, by adding a zero that has it."""
     if grad is None or not source.requires_grad:
         return value
     carrier = (source * grad).sum()

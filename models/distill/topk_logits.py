@@ -1,4 +1,4 @@
-"""The target's distribution by its k likeliest tokens: a small teacher that can be stored."""
+"""The target's distribution as its k likeliest tokens: small enough for a feature store."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -8,29 +8,29 @@ from torch import Tensor
 
 
 @dataclass(kw_only=True)
-class TopK:
-    """The likeliest tokens, likeliest first, and the probability of all others together."""
+class TopKLogits:
+    """The k likeliest tokens in descending order, and the total probability of all others."""
 
     ids: Int[Tensor, "*batch k"]
     log_probs: Float[Tensor, "*batch k"]  # at temperature 1
-    rest: Float[Tensor, "*batch"]
-    vocab: int  # tokens of the target
+    rest: Float[Tensor, "*batch"]  # probability of all other tokens
+    vocab_size: int  # of the target
 
     @classmethod
-    def of(cls, logits: Float[Tensor, "*batch vocab"], k: int) -> "TopK":
-        """Of the target's logits. `rest` is summed, not 1 - top: it may be tiny."""
+    def from_logits(cls, logits: Float[Tensor, "*batch vocab"], k: int) -> "TopKLogits":
+        """Build it from the target's logits; sum `rest`, as 1 - top would lose tiny values."""
         log_probs = logits.float().log_softmax(-1)
         top, ids = log_probs.topk(min(k, logits.shape[-1]), -1)
         rest = log_probs.exp().scatter(-1, ids, 0.0).sum(-1)
-        return cls(ids=ids, log_probs=top, rest=rest, vocab=logits.shape[-1])
+        return cls(ids=ids, log_probs=top, rest=rest, vocab_size=logits.shape[-1])
 
-    def each(self, change: Callable[[Tensor], Tensor]) -> "TopK":
-        """The same change made to all that is known of a position."""
+    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> "TopKLogits":
+        """Apply `change` to every tensor."""
         ids, log_probs, rest = map(change, (self.ids, self.log_probs, self.rest))
-        return TopK(ids=ids, log_probs=log_probs, rest=rest, vocab=self.vocab)
+        return TopKLogits(ids=ids, log_probs=log_probs, rest=rest, vocab_size=self.vocab_size)
 
-    def split(self, rows: int) -> Iterator["TopK"]:
-        """`rows` positions at a time."""
+    def split(self, rows: int) -> Iterator["TopKLogits"]:
+        """Yield parts of `rows` positions."""
         parts = (t.split(rows) for t in (self.ids, self.log_probs, self.rest))
         for ids, log_probs, rest in zip(*parts, strict=True):
-            yield TopK(ids=ids, log_probs=log_probs, rest=rest, vocab=self.vocab)
+            yield TopKLogits(ids=ids, log_probs=log_probs, rest=rest, vocab_size=self.vocab_size)

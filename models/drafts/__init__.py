@@ -1,4 +1,4 @@
-"""Every drafting method, by name. A new file in this folder is a new method."""
+"""The drafting methods by name; every file in this folder that defines one is found here."""
 
 import importlib
 import pkgutil
@@ -14,22 +14,24 @@ for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
 
 
-def _methods(conf: type[DraftConf]) -> Iterator[type[DraftConf]]:
-    """Every class below `conf` that names a method."""
-    for below in conf.__subclasses__():
-        if "method" in vars(below):
-            yield below
-        yield from _methods(below)
+def _iter_methods(conf: type[DraftConf]) -> Iterator[type[DraftConf]]:
+    """Yield all subclasses of `conf` that name a method."""
+    for subclass in conf.__subclasses__():
+        if "method" in vars(subclass):
+            yield subclass
+        yield from _iter_methods(subclass)
 
 
-METHODS = {conf.method: conf for conf in _methods(DraftConf)}
+METHODS = {conf.method: conf for conf in _iter_methods(DraftConf)}
 
 
 def load_draft(directory: Path, target: Target) -> tuple[DraftConf, Draft]:
-    """Read a checkpoint of any method. Raises UserError where it does not fit the target."""
+    """Load a checkpoint of any method; raise UserError if it does not fit the target."""
     config = read_config(directory)
-    if reading := [conf for conf in METHODS.values() if conf.reads(config)]:
-        return reading[-1].load(directory, target)  # where one is a case of another: that one
+    if matching := [conf for conf in METHODS.values() if conf.matches_config(config)]:
+        return matching[-1].load(directory, target)  # the last match is the most specific
     known = ", ".join(conf.architecture for conf in METHODS.values())
-    names = config.get("architectures", [])
-    raise UserError(f"checkpoint: architecture must be one of {known}, got {names} in {directory}")
+    architectures = config.get("architectures", [])
+    raise UserError(
+        f"checkpoint: architecture must be one of {known}, got {architectures} in {directory}"
+    )

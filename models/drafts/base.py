@@ -1,4 +1,4 @@
-"""What a drafting method must provide: all that the loops in train/ and infer/ know of it."""
+"""The interface of a drafting method: everything that the loops in train/ and infer/ rely on."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,38 +12,43 @@ from torch import Tensor, nn
 from models.distill.losses import LossConf
 from models.speculate.sampling import Sampler
 from models.speculate.tree import Proposal, Tree
-from models.target.language_model import Seen, Transformer
+from models.target.language_model import LanguageModel, TargetOutput
 from models.target.target import Target
 
-State = dict[str, Any]  # tensors of one method, opaque to the loops; fixed shapes
-Extras = dict[str, Tensor]  # further arguments of `Draft.loss`, by their names; fixed shapes
+DraftState = dict[str, Any]  # tensors of fixed shapes; only the method interprets them
+Extras = dict[str, Tensor]  # further arguments of `Draft.loss` by name; tensors of fixed shapes
 
 
 @dataclass(kw_only=True)
 class Batch:
-    """Packed training rows: several documents a row, or pieces of documents."""
+    """Packed training rows: each holds several documents or pieces of documents."""
 
-    ids: Int[Tensor, "rows length"]
-    answer: Bool[Tensor, "rows length"]  # ids[t] is a token of an answer
-    document: Int[Tensor, "rows length"]  # number of the document within its row, -1 = padding
+    input_ids: Int[Tensor, "rows length"]
+    answer_mask: Bool[Tensor, "rows length"]  # ids[t] is a token of an answer
+    document_ids: Int[Tensor, "rows length"]  # number of the document within its row, -1 = padding
     positions: Int[Tensor, "rows length"]  # restart at 0 in each document
-    context: Bool[Tensor, "rows length"] | None = None  # a piece's beginning, learned elsewhere
+    # The context at the start of a later piece: its tokens are trained with the piece before.
+    context_mask: Bool[Tensor, "rows length"] | None = None
 
     def to(self, device: torch.device) -> "Batch":
-        there = {name: x.to(device) for name, x in vars(self).items() if x is not None}
-        return Batch(**there)
+        """Return a copy whose tensors are on `device`."""
+        tensors = {name: x.to(device) for name, x in vars(self).items() if x is not None}
+        return Batch(**tensors)
 
-    def attends(self) -> Bool[Tensor, "rows 1 length length"]:
-        """Causal within a document. Padding sees itself, so that no softmax row is empty."""
-        same = self.document[:, :, None] == self.document[:, None, :]
-        length = self.ids.shape[1]
-        causal = torch.ones(length, length, dtype=torch.bool, device=self.ids.device).tril()
-        return (same & causal)[:, None]
+    def attention_mask(self) -> Bool[Tensor, "rows 1 length length"]:
+        """Return a causal mask within documents.
+
+        Padding attends to itself, so that no softmax row is empty.
+        """
+        same_document = self.document_ids[:, :, None] == self.document_ids[:, None, :]
+        length = self.input_ids.shape[1]
+        causal = torch.ones(length, length, dtype=torch.bool, device=self.input_ids.device).tril()
+        return (same_document & causal)[:, None]
 
 
 @dataclass(kw_only=True)
 class Loss:
-    """Sums, not means: the loop divides by the weight of the whole step, over all ranks."""
+    """Sums over a batch: the loop divides them by the weight of the step over all ranks."""
 
     total: Float[Tensor, ""]
     weight: Float[Tensor, ""]
@@ -52,37 +57,37 @@ class Loss:
 
 @dataclass(kw_only=True)
 class Needs:
-    """What a method takes from the target: all that a pass must give, or a store must hold.
+    """The target outputs that a method reads: a forward pass or a feature store provides them.
 
-    Every method is taught besides: by the target's distribution at the supervised rows.
+    The target's distributions at the supervised rows, which every loss uses, come on top.
     """
 
     layers: list[int]  # captured layers: hidden_states[i], the tensor that enters layer i
-    hidden: bool  # the final hidden state is an input; else it does no more than teach
-    context: bool  # inputs of all rows are read; False: of supervised rows alone
-    storable: bool = True  # False: what it needs changes while it learns
+    hidden: bool  # the draft reads the final hidden state; otherwise only the loss does
+    context: bool  # outputs at all rows are needed; False: at supervised rows only
+    storable: bool = True  # False: the outputs change during training
 
 
 class Draft(nn.Module):
-    """One method: how it learns (`loss`), how it drafts (`start`, `propose`, `advance`)."""
+    """A drafting method: its training (`loss`) and its decoding (`start`, `propose`, `advance`)."""
 
     method: ClassVar[str]
     needs: Needs
-    max_depth: int  # deepest proposal it can make
-    trained_depth: int  # deepest it was trained for
+    max_depth: int  # depth of the deepest proposal it can make
+    trained_depth: int  # depth that it was trained for
 
     @property
     def kept_ids(self) -> Int[Tensor, " draft_vocab"] | None:
-        """Target ids of a reduced draft vocabulary; None where it is the target's own."""
+        """Return the target ids of a reduced draft vocabulary, or None if it is the target's."""
         return None
 
     @property
-    def kind(self) -> str:
-        """What it computes, as far as that is no number: drafts of a kind may share graphs."""
+    def graph_kind(self) -> str:
+        """Return the kind of computation, sizes aside: drafts of one kind may share graphs."""
         return self.method
 
     def passes(self, depth: int) -> int:
-        """Forward passes that wait for each other in a proposal of this depth."""
+        """Return the number of dependent forward passes in a proposal of this depth."""
         return depth
 
     def prepare(
@@ -90,11 +95,11 @@ class Draft(nn.Module):
         counts: Int[Tensor, " vocab"],  # noqa: ARG002
         *,
         target: Target,  # noqa: ARG002
-        always: list[int],  # noqa: ARG002
+        required_ids: list[int],  # noqa: ARG002
     ) -> dict[str, float]:
-        """Last choices before training, from the token counts of the training answers.
+        """Make the last choices before training from the token counts of the training answers.
 
-        `always` are token ids that a reduced vocabulary keeps. Returns figures worth printing.
+        A reduced vocabulary keeps `required_ids`. Returns figures to print, by name.
         """
         return {}
 
@@ -105,102 +110,114 @@ class Draft(nn.Module):
         step: int,  # noqa: ARG002
         generators: list[np.random.Generator],  # noqa: ARG002
     ) -> Extras:
-        """Return what `loss` takes besides: what is random, and what changes with the step.
+        """Return further arguments of `loss`: random numbers and values that change with the step.
 
-        There is a generator for each row, keyed by (seed, step, row), so that a row meets the same
-        numbers in whatever micro-batch and process it is read. They are drawn on the host, as not
-        every accelerator draws in a graph, by a thread that runs ahead of the step: neither weights
-        nor the mode of the module may be read here.
+        Each row has its own generator, keyed by (seed, step, row), so that it gets the same numbers
+        in any micro-batch and process. Numbers are drawn on the host, because not every accelerator
+        can draw inside a graph, and by a thread that runs ahead of the step: an implementation must
+        not read weights or the mode of the module.
         """
         return {}
 
     def term_weights(self, batch: Batch) -> Float[Tensor, " terms"] | None:  # noqa: ARG002
-        """Weigh the terms of a loss whose terms count rows differently, by the masks alone.
+        """Return the weights of loss terms that count different rows, computed from masks alone.
 
-        `loss` is then given `step_weights`, their sums over all rows of the optimizer step, and
-        scales its terms by them. None: `Loss.weight` is the weight of the whole loss.
+        `loss` then receives `step_weights`, the sums of these weights over all rows of the
+        optimizer step, and scales its terms by them. With None, `Loss.weight` is the weight of the
+        whole loss.
         """
         return None
 
-    def loss(self, batch: Batch, seen: Seen) -> Loss:
-        """Compute the training loss of one batch, given what the target computed on it.
+    def loss(self, batch: Batch, target_output: TargetOutput) -> Loss:
+        """Compute the training loss of one batch from the target's output on it.
 
-        What `prepare_batch` returns, and `step_weights`, are passed as further named arguments.
+        The results of `prepare_batch` and `step_weights` are passed as further named arguments.
         """
         raise NotImplementedError
 
-    def new_state(self, batch: int, slots: int) -> State:
-        """Empty state for `batch` rows of at most `slots` tokens, tree nodes included."""
+    def new_state(self, batch: int, slots: int) -> DraftState:
+        """Return an empty state for `batch` rows of at most `slots` tokens, tree nodes included."""
         raise NotImplementedError
 
     def start(
-        self, state: State, ids: Int[Tensor, "batch prompt"], *,
-        lengths: Int[Tensor, " batch"], first: Int[Tensor, " batch"], seen: Seen,
-    ) -> State:  # fmt: skip
-        """After the prompt (`lengths` tokens of each row) and its first new token."""
+        self,
+        state: DraftState,
+        input_ids: Int[Tensor, "batch prompt"],
+        *,
+        lengths: Int[Tensor, " batch"],
+        first_token: Int[Tensor, " batch"],
+        target_output: TargetOutput,
+    ) -> DraftState:
+        """Return the state after the prompts (`lengths` tokens a row) and their first new token."""
         raise NotImplementedError
 
-    def propose(self, state: State, *, tree: Tree, sampler: Sampler) -> Proposal:
-        """A token tree that hangs on the last known token. The state is unchanged."""
+    def propose(self, state: DraftState, *, tree: Tree, sampler: Sampler) -> Proposal:
+        """Propose a token tree below the last known token; leave the state unchanged."""
         raise NotImplementedError
 
     def advance(
-        self, state: State, ids: Int[Tensor, "batch path"], *,
-        count: Int[Tensor, " batch"], seen: Seen,
-    ) -> State:  # fmt: skip
-        """After the target emitted `count` of `ids`; `seen` holds the positions before them."""
+        self, state: DraftState, input_ids: Int[Tensor, "batch path"], *,
+        count: Int[Tensor, " batch"], target_output: TargetOutput,
+    ) -> DraftState:  # fmt: skip
+        """Return the state after the target emitted the first `count` of `input_ids`.
+
+        `target_output` holds the positions before the emitted tokens.
+        """
         raise NotImplementedError
 
     def save(self, directory: Path, target: Target) -> None:
-        """Write the checkpoint that serving engines load."""
+        """Write a checkpoint in the layout that serving engines load."""
         raise NotImplementedError
 
-    def verifier(self, target: Target) -> Target | None:  # noqa: ARG002
-        """The target that checks this draft, where a method adapts its own; None: `target`."""
+    def target_for(self, target: Target) -> Target | None:  # noqa: ARG002
+        """Return the adapted target that verifies this draft, or None if `target` itself does."""
         return None
 
-    def speaker(self) -> Transformer | None:
-        """The draft as a language model that can write texts itself; None where it is none."""
+    def as_language_model(self) -> LanguageModel | None:
+        """Return the draft as a language model that can generate text, or None if it is not one."""
         return None
 
 
 @dataclass(kw_only=True)
 class DraftConf:
-    """Configures one method and builds it. A subclass names its method in `method`."""
+    """The configuration of a method, and the builder of its drafts; subclasses set `method`."""
 
     method: ClassVar[str]
-    architecture: ClassVar[str]  # in config.json, and how a checkpoint is recognised
-    depth_key: ClassVar[str] = "max_depth"  # the field that limits how deep it can propose
-    adapts: ClassVar[bool] = False  # whether it learns weights of the target's too
-    speaks: ClassVar[bool] = False  # whether `Draft.speaker` gives a language model
+    architecture: ClassVar[str]  # the name in config.json that identifies a checkpoint
+    depth_key: ClassVar[str] = "max_depth"  # name of the field that limits the proposal depth
+    trains_target: ClassVar[bool] = False  # whether weights of the target are trained too
+    is_language_model: ClassVar[bool] = False  # whether `Draft.as_language_model` returns one
 
     @property
-    def deepest(self) -> int:
-        """Tokens of the deepest proposal."""
+    def max_proposal_depth(self) -> int:
+        """Return the number of tokens of the deepest proposal."""
         return getattr(self, self.depth_key)
 
     @property
-    def reads_context(self) -> bool:
-        """`Needs.context` of what it builds: such a method cannot learn from a split document."""
+    def needs_context(self) -> bool:
+        """Return `Needs.context` of the drafts it builds.
+
+        A method that needs context cannot be trained on split documents.
+        """
         return True
 
     def check(self) -> None:
-        """Refuse what can be known to be wrong before a model is loaded, by a UserError."""
+        """Check everything that needs no model; raise UserError where it is wrong."""
 
     def build(self, target: Target, *, loss: LossConf, seed: int) -> Draft:
-        """A new draft for this target. Raises UserError where the two do not fit."""
+        """Build a new draft for this target; raise UserError if the two do not fit."""
         raise NotImplementedError
 
     @classmethod
-    def reads(cls, config: dict[str, Any]) -> bool:
-        """Whether a checkpoint with this config.json is one of this method."""
+    def matches_config(cls, config: dict[str, Any]) -> bool:
+        """Return whether a checkpoint with this config.json belongs to this method."""
         return cls.architecture in config.get("architectures", [])
 
     @classmethod
     def load(cls, directory: Path, target: Target) -> tuple["DraftConf", Draft]:
-        """Read a checkpoint back. Raises UserError for another target, tokenizer or layout."""
+        """Load a checkpoint; raise UserError for another target, tokenizer or layout."""
         raise NotImplementedError
 
-    def untrained(self, draft: Draft, target: Target) -> Draft | str:
-        """The draft as it was before distillation, or why it cannot be rebuilt."""
+    def rebuild_untrained(self, draft: Draft, target: Target) -> Draft | str:
+        """Return the draft as it was before distillation, or why it cannot be rebuilt."""
         raise NotImplementedError

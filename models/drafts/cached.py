@@ -1,9 +1,9 @@
-"""A draft with keys and values of its own: reads what was emitted, then grows a tree behind it.
+"""The base of drafts with their own key-value cache.
 
-    slots:  [ read 0 .. length-1 | nodes expanded while growing ... | garbage ]
+    slots:  [ known tokens 0 .. length-1 | nodes expanded while growing ... | garbage ]
 
-Nodes are written behind the known tokens and forgotten with the round: the next `advance` writes
-over them.
+`advance` reads the emitted tokens and `propose` grows a tree behind them. The nodes are written
+behind the known tokens and last for one round: the next `advance` overwrites them.
 
 Axes: B rows, T tokens, W tree nodes expanded at once, H hidden, S slots.
 """
@@ -12,89 +12,116 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from models.drafts.base import Draft, State
+from models.drafts.base import Draft, DraftState
 from models.speculate.sampling import Sampler
 from models.speculate.tree import Proposal, Tree, grow
 from models.target.cache import tree_mask
-from models.target.language_model import Seen
+from models.target.language_model import TargetOutput
 
 
 class CachedDraft(Draft):
-    """A method says what one pass over new tokens is; the state holds `lengths` and `hidden`."""
+    """A draft with a cache; a method adds one pass over new tokens and the tensors it needs.
 
-    target_vocab: int  # tokens that the target knows
+    The state holds at least `lengths` [B] and `hidden` [B, H], the last output of each row.
+    """
 
-    def step(
-        self, state: State, tokens: Int[Tensor, "b t"], hidden: Tensor, *,
+    target_vocab: int  # size of the target's vocabulary
+
+    def forward_step(
+        self, state: DraftState, tokens: Int[Tensor, "b t"], hidden: Tensor, *,
         positions: Int[Tensor, "b t"], slots: Int[Tensor, "b t"], mask: Bool[Tensor, "b 1 t s"],
     ) -> Float[Tensor, "b t h"]:  # fmt: skip
-        """One pass: writes at `slots`, reads through `mask`.
+        """Run one pass: write at `slots`, attend through `mask`.
 
-        `hidden` is the target's feature before each token, or the output of the node above it.
+        `hidden` is the target's feature before each token, or the output of its parent node.
         """
         raise NotImplementedError
 
-    def slots(self, state: State) -> int:
-        """Of the cache, the garbage slot included."""
+    def num_slots(self, state: DraftState) -> int:
+        """Return the slots of the cache, the garbage slot included."""
         raise NotImplementedError
 
-    def features(self, seen: Seen) -> Float[Tensor, "b t h"]:
-        """What a pass over emitted tokens takes from the target."""
+    def target_features(self, target_output: TargetOutput) -> Float[Tensor, "b t h"]:
+        """Return the target's features that a pass over emitted tokens reads."""
         raise NotImplementedError
 
     def logits(self, hidden: Float[Tensor, "b t h"]) -> Float[Tensor, "b t draft_vocab"]:
+        """Return the raw logits of the layer's outputs."""
         raise NotImplementedError
 
     def advance(
-        self, state: State, ids: Int[Tensor, "b path"], *, count: Int[Tensor, " b"], seen: Seen
-    ) -> State:
+        self,
+        state: DraftState,
+        input_ids: Int[Tensor, "b path"],
+        *,
+        count: Int[Tensor, " b"],
+        target_output: TargetOutput,
+    ) -> DraftState:
+        """Run a pass over the emitted tokens; it overwrites the nodes of the last round."""
         lengths = state["lengths"]
-        new = torch.arange(ids.shape[1], device=ids.device)
-        causal = (new <= new[:, None]).expand(len(ids), -1, -1)
-        rows = lengths[:, None] + new
-        mask = tree_mask(lengths, causal, self.slots(state))
-        return self.read(state, ids, seen, rows=rows, mask=mask, count=count)
+        new = torch.arange(input_ids.shape[1], device=input_ids.device)
+        causal = (new <= new[:, None]).expand(len(input_ids), -1, -1)
+        positions = lengths[:, None] + new
+        mask = tree_mask(lengths, causal, self.num_slots(state))
+        return self.extend_state(
+            state, input_ids, target_output, positions=positions, mask=mask, count=count
+        )
 
-    def read(
-        self, state: State, tokens: Int[Tensor, "b t"], seen: Seen, *, rows: Int[Tensor, "b t"],
-        mask: Bool[Tensor, "b 1 t s"], count: Int[Tensor, " b"],
-    ) -> State:  # fmt: skip
-        """Rows with true features; `count` of them are kept, the rest is written over later."""
-        # a row that has ended may stand at the last slots: what does not fit goes to garbage
-        slots = rows.clamp_max(mask.shape[-1] - 1)
-        hidden = self.step(
-            state, tokens, self.features(seen), positions=rows, slots=slots, mask=mask
+    def extend_state(
+        self,
+        state: DraftState,
+        tokens: Int[Tensor, "b t"],
+        target_output: TargetOutput,
+        *,
+        positions: Int[Tensor, "b t"],
+        mask: Bool[Tensor, "b 1 t s"],
+        count: Int[Tensor, " b"],
+    ) -> DraftState:
+        """Run a pass over tokens that have features of the target, and keep the first `count`.
+
+        Later passes overwrite the rest.
+        """
+        # A row that has ended may be at the last slots: positions beyond them go to garbage.
+        slots = positions.clamp_max(mask.shape[-1] - 1)
+        hidden = self.forward_step(
+            state,
+            tokens,
+            self.target_features(target_output),
+            positions=positions,
+            slots=slots,
+            mask=mask,
         )
         last = (count - 1).clamp_min(0)[:, None, None].expand(-1, 1, hidden.shape[-1])
-        kept = (count > 0)[:, None]  # rows without work keep what they had
+        has_tokens = (count > 0)[:, None]  # other rows keep their last output
         return state | {
             "lengths": state["lengths"] + count,
-            "hidden": torch.where(kept, hidden.gather(1, last)[:, 0], state["hidden"]),
+            "hidden": torch.where(has_tokens, hidden.gather(1, last)[:, 0], state["hidden"]),
         }
 
-    def propose(self, state: State, *, tree: Tree, sampler: Sampler) -> Proposal:
-        lengths, slots = state["lengths"], self.slots(state)
+    def propose(self, state: DraftState, *, tree: Tree, sampler: Sampler) -> Proposal:
+        """Grow a tree; its expanded nodes use the slots behind the known tokens."""
+        lengths, slots = state["lengths"], self.num_slots(state)
         hidden = state["hidden"][:, None]
-        sees = lengths.new_zeros((len(lengths), 1, max(tree.scratch, 1)), dtype=torch.bool)
+        visible = lengths.new_zeros((len(lengths), 1, max(tree.scratch_slots, 1)), dtype=torch.bool)
         used = level = 0
 
-        def expand(tokens: Tensor, above: Tensor) -> Tensor:
-            nonlocal hidden, sees, used, level
-            own = torch.arange(sees.shape[-1], device=tokens.device)
-            new = used + torch.arange(tokens.shape[1], device=tokens.device)
-            sees = sees.gather(1, above[:, :, None].expand(-1, -1, sees.shape[-1]))
-            sees = sees | (own == new[:, None])
-            hidden = hidden.gather(1, above[:, :, None].expand(-1, -1, hidden.shape[-1]))
-            hidden = self.step(
+        def expand(tokens: Tensor, parent_index: Tensor) -> Tensor:
+            nonlocal hidden, visible, used, level
+            scratch = torch.arange(visible.shape[-1], device=tokens.device)
+            new_nodes = used + torch.arange(tokens.shape[1], device=tokens.device)
+            visible = visible.gather(1, parent_index[:, :, None].expand(-1, -1, visible.shape[-1]))
+            visible = visible | (scratch == new_nodes[:, None])
+            hidden = hidden.gather(1, parent_index[:, :, None].expand(-1, -1, hidden.shape[-1]))
+            hidden = self.forward_step(
                 state, tokens, hidden,
                 positions=(lengths + level)[:, None].expand_as(tokens),
-                slots=(lengths[:, None] + new).clamp_max(slots - 1),
-                mask=tree_mask(lengths, sees, slots),
+                slots=(lengths[:, None] + new_nodes).clamp_max(slots - 1),
+                mask=tree_mask(lengths, visible, slots),
             )  # fmt: skip
             used, level = used + tokens.shape[1], level + 1
             return self.logits(hidden)
 
         return grow(
             tree, sampler, self.logits(hidden)[:, 0], expand,
-            kept_ids=self.kept_ids, vocab=self.target_vocab,
+            kept_ids=self.kept_ids, vocab_size=self.target_vocab,
         )  # fmt: skip

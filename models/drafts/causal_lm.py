@@ -1,10 +1,11 @@
 """A draft model: any small causal LM with the target's tokenizer, distilled to agree with it.
 
-    row t:   tokens up to t   ->   token t+1, taught by the target's own distribution there
+    row t:   tokens up to t   ->   token t+1, compared with the target's distribution at row t
 
-It begins as a checkpoint, as some of the target's own layers, or at random; it is trained whole or
-by adapters (LoRA); and it is saved as a plain Hugging Face directory. DistillSpec
-(https://arxiv.org/abs/2310.08461): the losses, and training on what the draft itself writes.
+It starts as a checkpoint, as some of the target's layers, or at random. All weights or only
+adapters (LoRA) are trained, and it is saved as a plain Hugging Face directory. The losses, and
+training on text that the draft generates, are those of DistillSpec
+(https://arxiv.org/abs/2310.08461).
 
 Axes: B rows, T tokens, H hidden, S slots.
 """
@@ -24,54 +25,54 @@ from torch import Tensor, nn
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from models import checkpoint
-from models.distill.loss_weights import sooner, token_weights
-from models.distill.losses import LossConf, chunked_distillation
-from models.drafts.base import Batch, Draft, DraftConf, Loss, Needs, State
+from models.distill.loss_weights import shift_left, token_weights
+from models.distill.losses import LossConf, chunked_distillation_loss
+from models.drafts.base import Batch, Draft, DraftConf, DraftState, Loss, Needs
 from models.drafts.cached import CachedDraft
 from models.errors import UserError
-from models.lora import LoraConf, merged
-from models.parallel.dtensor import whole
+from models.lora import LoraConf, merge_adapters
+from models.parallel.dtensor import full_tensor
 from models.target import architectures
-from models.target.cache import Write, prompt_mask
-from models.target.language_model import Seen, Source, Transformer
+from models.target.cache import CacheWrite, prompt_mask
+from models.target.language_model import LanguageModel, ModelSource, TargetOutput
 from models.target.target import Target
 
-# what a checkpoint keeps of its config, so that the draft before distillation can be had again
-BEGUN = ("start", "name", "path", "revision", "layers", "max_depth")
+# Fields that a checkpoint records, so that the draft before distillation can be rebuilt.
+INITIAL_CONF_KEYS = ("start", "name", "path", "revision", "layers", "max_depth")
 
 
-class Start(Enum):
-    """What the draft is before distillation."""
+class InitFrom(Enum):
+    """The origin of the draft's weights before distillation."""
 
     checkpoint = "checkpoint"  # a pretrained model
-    pruned = "pruned"  # `layers` of the target, between its embeddings and its head
-    random = "random"  # of the shape of `pruned`, its weights drawn anew
+    pruned = "pruned"  # embeddings, head and `layers` of the target
+    random = "random"  # the shape of `pruned` with random weights
 
 
 @dataclass(kw_only=True)
 class CausalLMConf(DraftConf):
-    """Which model, what it starts from, and what of it is trained."""
+    """The model, its initial weights, and the part of it that is trained."""
 
     method: ClassVar[str] = "causal_lm"
     architecture: ClassVar[str] = "a Hugging Face causal LM"
-    speaks: ClassVar[bool] = True
+    is_language_model: ClassVar[bool] = True
 
-    start: Start = Start.checkpoint
-    name: str = ""  # of a pretrained model: a hub name
-    path: str | None = None  # of a local copy of it
+    start: InitFrom = InitFrom.checkpoint
+    name: str = ""  # hub name of the pretrained model
+    path: str | None = None  # of a local copy
     revision: str | None = None
     trust_remote_code: bool = False
-    layers: list[int] | None = None  # of the target, for pruned and random; None = every fourth
+    layers: list[int] | None = None  # of the target, if pruned or random; None = every fourth
     lora: LoraConf = field(default_factory=LoraConf)
     max_depth: int = 16  # tokens of the deepest proposal
 
     def __post_init__(self) -> None:
-        if self.start is Start.checkpoint and not (self.name or self.path):
+        if self.start is InitFrom.checkpoint and not (self.name or self.path):
             raise UserError(
                 "draft.name: must be set for draft.start=checkpoint, got nothing; "
                 "give a hub name, or a local copy by draft.path=DIR"
             )
-        if self.start is Start.random and self.lora.rank:
+        if self.start is InitFrom.random and self.lora.rank:
             raise UserError(
                 f"draft.lora.rank: must be 0 for draft.start=random, got {self.lora.rank}; "
                 "random weights must all be trained"
@@ -80,130 +81,145 @@ class CausalLMConf(DraftConf):
             raise UserError(f"draft.max_depth: must be at least 1, got {self.max_depth}")
 
     @property
-    def source(self) -> Source:
-        return Source(
-            key="draft", name=self.name, path=self.path, revision=self.revision,
+    def source(self) -> ModelSource:
+        """Return the location of the pretrained model."""
+        return ModelSource(
+            config_key="draft", name=self.name, path=self.path, revision=self.revision,
             trust_remote_code=self.trust_remote_code,
         )  # fmt: skip
 
     @property
-    def reads_context(self) -> bool:
+    def needs_context(self) -> bool:
+        """Return False: the draft reads tokens and nothing of the target."""
         return False
 
     def check(self) -> None:
-        if self.start is Start.checkpoint:
-            self.source.config()
+        """Check that the pretrained model can be read; raise UserError otherwise."""
+        if self.start is InitFrom.checkpoint:
+            self.source.read_config()
 
     def build(self, target: Target, *, loss: LossConf, seed: int) -> "CausalLMDraft":
-        """The draft before distillation, in fp32. Raises UserError for another tokenizer."""
+        """Build the draft before distillation, in fp32; raise UserError for another tokenizer."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model = self._model(target).float()
+            model = self._build_model(target).float()
             if self.lora.rank:
-                self.lora.adapt(model)
+                self.lora.add_adapters(model)
         draft = CausalLMDraft(self, model, target)
         draft.loss_conf, draft.seed = loss, seed
         return draft.to(target.head.weight.device)
 
-    def _model(self, target: Target) -> Any:
-        if self.start is Start.checkpoint:
-            same_tokens(target, self.source)
-            if target.head.weight.is_meta:  # an outline of it is asked for
-                return self.source.outline(torch.float32)
-            return self.source.model(torch.float32)
+    def _build_model(self, target: Target) -> Any:
+        if self.start is InitFrom.checkpoint:
+            check_same_tokenizer(target, self.source)
+            if target.head.weight.is_meta:  # planning needs shapes only
+                return self.source.build_planning_model(torch.float32)
+            return self.source.load_model(torch.float32)
         default = list(range(0, target.num_layers, 4))
         layers = self.layers or default
         target.check_layers(layers, default=default)
-        return prune(target, layers, weights=self.start is Start.pruned)
+        return prune_layers(target, layers, copy_weights=self.start is InitFrom.pruned)
 
     @classmethod
-    def reads(cls, config: dict[str, Any]) -> bool:
+    def matches_config(cls, config: dict[str, Any]) -> bool:
+        """Return whether the checkpoint is a causal LM of transformers."""
         known = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
         return bool(known.intersection(config.get("architectures") or []))
 
     @classmethod
     def load(cls, directory: Path, target: Target) -> tuple["CausalLMConf", "CausalLMDraft"]:
+        """Load a checkpoint; raise UserError for another target, tokenizer or layout."""
         metadata = checkpoint.read_metadata(directory)
-        checkpoint.check_fits(
+        checkpoint.check_metadata(
             metadata,
             target_hash=target.fingerprint,
             tokenizer_hash=target.tokenizer_fingerprint,
         )
-        here = cls(path=str(directory))
-        here.source.config()
-        same_tokens(target, here.source)
-        conf = begun(json.loads(metadata["start"])) if "start" in metadata else here
-        draft = CausalLMDraft(conf, read_whole(directory, target.device.dtype), target)
+        loaded_conf = cls(path=str(directory))
+        loaded_conf.source.read_config()
+        check_same_tokenizer(target, loaded_conf.source)
+        conf = initial_conf(json.loads(metadata["start"])) if "start" in metadata else loaded_conf
+        draft = CausalLMDraft(conf, load_full_model(directory, target.device.dtype), target)
         draft.seed = int(metadata["seed"]) if "seed" in metadata else None
         return conf, draft.to(target.head.weight.device)
 
-    def untrained(self, draft: Draft, target: Target) -> Draft | str:
+    def rebuild_untrained(self, draft: Draft, target: Target) -> Draft | str:
+        """Rebuild the draft from its origin and seed, or return why that is impossible."""
         assert isinstance(draft, CausalLMDraft)
         if draft.seed is None:
-            return "the checkpoint does not say what it was started from"
+            return "the checkpoint does not record what it was started from"
         try:
-            before = self.build(target, loss=draft.loss_conf, seed=draft.seed)
+            untrained = self.build(target, loss=draft.loss_conf, seed=draft.seed)
         except UserError as error:
-            return f"what the draft was started from is not there ({error})"
-        return before.to(target.device.dtype).eval()
+            return f"the model that the draft was started from cannot be loaded ({error})"
+        return untrained.to(target.device.dtype).eval()
 
 
 class CausalLMDraft(CachedDraft):
-    """A causal LM. It takes nothing from the target but what the target teaches."""
+    """A causal LM with a cache; it reads no features of the target."""
 
     method = "causal_lm"
 
-    def __init__(self, conf: CausalLMConf, model: Any, target: Transformer):
+    def __init__(self, conf: CausalLMConf, model: Any, target: LanguageModel):
         super().__init__()
         self.conf, self.loss_conf = conf, LossConf()
         self.seed: int | None = None
         self.needs = Needs(layers=[], hidden=False, context=False)
         self.max_depth = self.trained_depth = conf.max_depth
         self.model = model
-        self.lm = Transformer(model, device=target.device)
-        # either side may pad its embeddings and head beyond the tokens of the tokenizer
+        self.lm = LanguageModel(model, device=target.device)
+        # Either model may pad its embeddings and head beyond the tokens of the tokenizer.
         self.vocab_size = min(self.lm.vocab_size, target.vocab_size)
-        self._frozen: tuple[nn.Module] = (target.head,)  # a tuple, so that it is not a submodule
+        self._frozen: tuple[nn.Module] = (target.head,)  # inside a tuple it is not a submodule
         self.target_vocab = target.vocab_size
 
     @property
     def kept_ids(self) -> Int[Tensor, " draft_vocab"] | None:
+        """Return the ids that both models have, or None if that is all of the target's."""
         if self.vocab_size == self.target_vocab:
             return None
         return torch.arange(self.vocab_size, device=self.lm.head.weight.device)
 
-    def loss(self, batch: Batch, seen: Seen) -> Loss:
-        """Every token of an answer, from all before it."""
-        hidden = self.lm.see(
-            self._known(batch.ids), positions=batch.positions, mask=batch.attends(), layers=[]
+    def loss(self, batch: Batch, target_output: TargetOutput) -> Loss:
+        """Compute the loss of every answer token, given all tokens before it."""
+        hidden = self.lm.forward_hidden(
+            self._clamp_ids(batch.input_ids),
+            positions=batch.positions,
+            mask=batch.attention_mask(),
+            layers=[],
         ).hidden
-        weight, whole = token_weights(
-            batch.answer, batch.document, conf=self.loss_conf, context=batch.context
+        weight, total_weight = token_weights(
+            batch.answer_mask,
+            batch.document_ids,
+            conf=self.loss_conf,
+            context_mask=batch.context_mask,
         )
-        total, metrics = chunked_distillation(
+        total, metrics = chunked_distillation_loss(
             hidden.flatten(0, 1),
-            seen.teaches(),
+            target_output.loss_inputs(),
             draft_heads=[self.lm.head.weight[: self.vocab_size]],
             target_head=self._frozen[0],
             weight=weight.flatten(),
             kept_ids=self.kept_ids,
-            labels=sooner(batch.ids, 1).flatten(),
+            labels=shift_left(batch.input_ids, 1).flatten(),
             conf=self.loss_conf,
         )
-        return Loss(total=total, weight=whole, metrics=metrics)
+        return Loss(total=total, weight=total_weight, metrics=metrics)
 
-    def _known(self, ids: Int[Tensor, "b t"]) -> Int[Tensor, "b t"]:
-        """A target may emit one of its padding rows, for which the draft may have no embedding."""
-        return ids.clamp_max(self.lm.vocab_size - 1)
+    def _clamp_ids(self, input_ids: Int[Tensor, "b t"]) -> Int[Tensor, "b t"]:
+        """Clamp ids to the draft's embeddings: a target may emit an id of its padding rows."""
+        return input_ids.clamp_max(self.lm.vocab_size - 1)
 
-    def speaker(self) -> Transformer:
+    def as_language_model(self) -> LanguageModel:
+        """Return the model without compilation."""
         lm = copy.copy(self.lm)
         lm.device = lm.device.eager()
         return lm
 
     # --- decoding ---------------------------------------------------------------------------
 
-    def new_state(self, batch: int, slots: int) -> State:
+    def new_state(self, batch: int, slots: int) -> DraftState:
+        """Return an empty cache, and the last hidden state of each row."""
         weight = self.lm.head.weight
         return {
             "cache": self.lm.new_cache(batch, slots),
@@ -211,32 +227,39 @@ class CausalLMDraft(CachedDraft):
             "hidden": weight.new_zeros(batch, self.lm.hidden_size),
         }
 
-    def slots(self, state: State) -> int:
-        return state["cache"].garbage + 1
+    def num_slots(self, state: DraftState) -> int:
+        return state["cache"].garbage_slot + 1
 
-    def features(self, seen: Seen) -> Float[Tensor, "b t h"]:
-        return seen.hidden  # which no pass of a language model reads
+    def target_features(self, target_output: TargetOutput) -> Float[Tensor, "b t h"]:
+        return target_output.hidden  # `forward_step` ignores it
 
     def start(
-        self, state: State, ids: Int[Tensor, "b prompt"], *, lengths: Int[Tensor, " b"],
-        first: Int[Tensor, " b"], seen: Seen,
-    ) -> State:  # fmt: skip
-        tokens = torch.cat([ids, torch.zeros_like(ids[:, :1])], 1)
-        tokens = tokens.scatter(1, lengths[:, None], first[:, None])
-        rows = torch.arange(tokens.shape[1], device=ids.device).expand_as(tokens)
-        mask = prompt_mask(lengths, tokens.shape[1], self.slots(state))
-        none = state | {"lengths": torch.zeros_like(lengths)}
-        return self.read(none, tokens, seen, rows=rows, mask=mask, count=lengths + 1)
+        self, state: DraftState, input_ids: Int[Tensor, "b prompt"], *,
+        lengths: Int[Tensor, " b"], first_token: Int[Tensor, " b"], target_output: TargetOutput,
+    ) -> DraftState:  # fmt: skip
+        """Run a pass over the prompts and their first new tokens."""
+        tokens = torch.cat([input_ids, torch.zeros_like(input_ids[:, :1])], 1)
+        tokens = tokens.scatter(1, lengths[:, None], first_token[:, None])
+        positions = torch.arange(tokens.shape[1], device=input_ids.device).expand_as(tokens)
+        mask = prompt_mask(lengths, tokens.shape[1], self.num_slots(state))
+        empty_state = state | {"lengths": torch.zeros_like(lengths)}
+        return self.extend_state(
+            empty_state, tokens, target_output, positions=positions, mask=mask, count=lengths + 1
+        )
 
-    def step(
-        self, state: State, tokens: Int[Tensor, "b t"], hidden: Tensor, *,  # noqa: ARG002
+    def forward_step(
+        self, state: DraftState, tokens: Int[Tensor, "b t"], hidden: Tensor, *,  # noqa: ARG002
         positions: Int[Tensor, "b t"], slots: Int[Tensor, "b t"], mask: Bool[Tensor, "b 1 t s"],
     ) -> Float[Tensor, "b t h"]:  # fmt: skip
-        """The whole model over its cache."""
-        return self.lm.see(
-            self._known(tokens), positions=positions, mask=mask, layers=[], cache=state["cache"],
-            write=Write.at(slots),
-        ).hidden  # fmt: skip
+        """Run the model over its cache."""
+        return self.lm.forward_hidden(
+            self._clamp_ids(tokens),
+            positions=positions,
+            mask=mask,
+            layers=[],
+            cache=state["cache"],
+            write=CacheWrite.at(slots),
+        ).hidden
 
     def logits(self, hidden: Float[Tensor, "b t h"]) -> Float[Tensor, "b t draft_vocab"]:
         return self.lm.logits(hidden)[..., : self.vocab_size]
@@ -244,101 +267,111 @@ class CausalLMDraft(CachedDraft):
     # --- checkpoint -------------------------------------------------------------------------
 
     def save(self, directory: Path, target: Target) -> None:
-        """A plain Hugging Face directory, adapters merged, with the target's tokenizer."""
+        """Write a Hugging Face directory with merged adapters and the target's tokenizer."""
         dtype = target.head.weight.dtype
-        tensors = {name: tensor.to(dtype) for name, tensor in merged(self.model).items()}
+        tensors = {name: tensor.to(dtype) for name, tensor in merge_adapters(self.model).items()}
         if self.model.config.tie_word_embeddings:
             tensors.pop("lm_head.weight", None)
         config = self.model.config.to_dict() | {
             "architectures": [type(self.model).__name__],
             "dtype": str(dtype).removeprefix("torch."),
         }
-        start = {key: getattr(self.conf, key) for key in BEGUN} | {"start": self.conf.start.name}
-        own = {"seed": str(self.seed), "start": json.dumps(start)}
-        metadata = checkpoint.metadata(target) | own
+        start = {key: getattr(self.conf, key) for key in INITIAL_CONF_KEYS} | {
+            "start": self.conf.start.name
+        }
+        start_metadata = {"seed": str(self.seed), "start": json.dumps(start)}
+        metadata = checkpoint.build_metadata(target) | start_metadata
 
-        def beside(folder: Path) -> None:
+        def write_extra_files(folder: Path) -> None:
             self.model.generation_config.save_pretrained(folder)
             if target.tokenizer is not None:
                 target.tokenizer.save_pretrained(folder)
 
-        checkpoint.save(directory, tensors, config=config, metadata=metadata, beside=beside)
+        checkpoint.save_checkpoint(
+            directory,
+            tensors,
+            config=config,
+            metadata=metadata,
+            write_extra_files=write_extra_files,
+        )
 
 
-def begun(start: dict[str, Any]) -> CausalLMConf:
-    """What a checkpoint says it was started from."""
-    given: dict[str, Any] = start | {"start": Start(start["start"])}
-    return CausalLMConf(**given)
+def initial_conf(start: dict[str, Any]) -> CausalLMConf:
+    """Build the configuration of the start that a checkpoint records."""
+    fields: dict[str, Any] = start | {"start": InitFrom(start["start"])}
+    return CausalLMConf(**fields)
 
 
-def prune(target: Target, layers: list[int], *, weights: bool) -> Any:
-    """The target with these of its layers alone: its weights copied, or drawn anew."""
+def prune_layers(target: Target, layers: list[int], *, copy_weights: bool) -> Any:
+    """Build the target with only these of its layers; copy their weights or draw random ones."""
     config = copy.deepcopy(target.model.config)
-    text = config.get_text_config()
-    text.num_hidden_layers = len(layers)
-    if kinds := getattr(text, "layer_types", None):
-        text.layer_types = [kinds[i] for i in layers]
+    text_config = config.get_text_config()
+    text_config.num_hidden_layers = len(layers)
+    if layer_types := getattr(text_config, "layer_types", None):
+        text_config.layer_types = [layer_types[i] for i in layers]
     model = type(target.model)._from_config(
-        config, dtype=torch.float32, attn_implementation=architectures.implementation(config)
+        config, dtype=torch.float32, attn_implementation=architectures.choose_attention(config)
     )
     model.generation_config = copy.deepcopy(target.model.generation_config)
-    if not weights:
+    if not copy_weights:
         return model
-    named = target.model.named_modules()
-    above = next(name for name, module in named if module is target.decoder.layers)
-    place = {str(old): str(new) for new, old in enumerate(layers)}
-    number = re.compile(rf"{re.escape(above)}\.(\d+)\.(.*)")
+    modules = target.model.named_modules()
+    prefix = next(name for name, module in modules if module is target.decoder.layers)
+    new_index = {str(old): str(new) for new, old in enumerate(layers)}
+    layer_name = re.compile(rf"{re.escape(prefix)}\.(\d+)\.(.*)")
     tensors = {}
     for name, tensor in target.model.state_dict().items():
-        if not (found := number.fullmatch(name)):
-            tensors[name] = whole(tensor)
-        elif found[1] in place:
-            tensors[f"{above}.{place[found[1]]}.{found[2]}"] = whole(tensor)
+        if not (match := layer_name.fullmatch(name)):
+            tensors[name] = full_tensor(tensor)
+        elif match[1] in new_index:
+            tensors[f"{prefix}.{new_index[match[1]]}.{match[2]}"] = full_tensor(tensor)
     model.load_state_dict(tensors)
     return model
 
 
-def read_whole(directory: Path, dtype: torch.dtype) -> Any:
-    """A saved model. Raises UserError where a tensor is missing, unknown or not to be read."""
+def load_full_model(directory: Path, dtype: torch.dtype) -> Any:
+    """Load a saved model; raise UserError if a tensor is missing, unknown or unreadable."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
-        attention = architectures.implementation(AutoConfig.from_pretrained(directory))
+        attention = architectures.choose_attention(AutoConfig.from_pretrained(directory))
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             directory, dtype=dtype, attn_implementation=attention, output_loading_info=True
         )
         model, info = loaded
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UserError(
-            f"checkpoint: must be a whole model, got {directory} ({str(error).splitlines()[0]}); "
-            "copy it again or repeat the run"
+            f"checkpoint: must be a complete model, got {directory} "
+            f"({str(error).splitlines()[0]}); copy it again or repeat the run"
         ) from error
-    for what in ("missing", "unexpected"):
-        if names := sorted(info[f"{what}_keys"]):
+    for problem in ("missing", "unexpected"):
+        if names := sorted(info[f"{problem}_keys"]):
             raise UserError(
-                f"checkpoint: must have the tensors of its config, got {directory} with {what} "
+                f"checkpoint: must have the tensors of its config, got {directory} with {problem} "
                 f"{names[0]}; give the checkpoint folder of another run"
             )
     return model
 
 
-def same_tokens(target: Target, source: Source) -> None:
-    """Raises UserError with the first token that differs: ids must mean the same to both."""
+def check_same_tokenizer(target: Target, source: ModelSource) -> None:
+    """Raise UserError with the first token that differs: ids must mean the same to both models."""
     if target.tokenizer is None:
         return
-    sides = (target.tokenizer, source.tokenizer())
-    wanted, found = ({i: t for t, i in side.get_vocab().items()} for side in sides)
+    tokenizers = (target.tokenizer, source.load_tokenizer())
+    target_tokens, draft_tokens = (
+        {i: token for token, i in tokenizer.get_vocab().items()} for tokenizer in tokenizers
+    )
     rule = f"draft.{'path' if source.path else 'name'}: must have the target's tokenizer"
     remedy = "choose a draft of the target's family"
-    for i in range(max([*wanted, *found]) + 1):
-        if wanted.get(i) != found.get(i):
+    for i in range(max([*target_tokens, *draft_tokens]) + 1):
+        if target_tokens.get(i) != draft_tokens.get(i):
             raise UserError(
-                f"{rule}, got {source.place!r}, where token {i} is {found.get(i)!r} instead of "
-                f"{wanted.get(i)!r}; {remedy}"
+                f"{rule}, got {source.location!r}, where token {i} is {draft_tokens.get(i)!r} "
+                f"instead of {target_tokens.get(i)!r}; {remedy}"
             )
-    rows = source.config().get_text_config().vocab_size
-    if rows <= max(wanted):
+    num_embeddings = source.read_config().get_text_config().vocab_size
+    if num_embeddings <= max(target_tokens):
         raise UserError(
-            f"{rule}, got {source.place!r}, whose embeddings end before token {max(wanted)}; "
-            f"{remedy}"
+            f"{rule}, got {source.location!r}, whose embeddings end before token "
+            f"{max(target_tokens)}; {remedy}"
         )

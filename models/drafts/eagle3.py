@@ -1,11 +1,11 @@
 """EAGLE-3 (https://arxiv.org/abs/2503.01840): one layer that drafts from the target's features.
 
     row t:   fc(low, mid, high captured at t), embedding of token t+1   ->   token t+2
-    step i:  the same row, fed its own output and the embedding of token t+1+i -> token t+2+i
+    step i:  the same row, with its own output and the embedding of token t+1+i -> token t+2+i
 
-Training unrolls the steps that decoding performs (training-time test), so that the layer learns to
-live on its own output. The recurrence carries the layer's output before the final norm, and the
-concatenation puts the embedding first: as vLLM and vLLM Neuron read `Eagle3LlamaForCausalLM`.
+Training unrolls the steps that decoding performs (training-time test), so that the layer is trained
+on its own output. The recurrence carries the layer's output before the final norm, and the
+concatenation puts the embedding first, as vLLM and vLLM Neuron expect of `Eagle3LlamaForCausalLM`.
 
 Axes: B rows, T tokens, H hidden.
 """
@@ -25,22 +25,22 @@ from models.distill.losses import LossConf
 from models.drafts.base import Batch, Draft, Loss, Needs
 from models.drafts.one_layer import OneLayerConf, OneLayerDraft
 from models.errors import UserError
-from models.layers import RMSNorm, WideLayer, start_small
-from models.parallel.dtensor import whole
+from models.layers import Eagle3Layer, RMSNorm, init_normal
+from models.parallel.dtensor import full_tensor
 from models.speculate import draft_vocab
-from models.target.language_model import Seen
+from models.target.language_model import TargetOutput
 from models.target.target import Target
 
 
 @dataclass(kw_only=True)
 class Eagle3Conf(OneLayerConf):
-    """What is left to choose; the rest follows from the target."""
+    """The options of EAGLE-3; everything else follows from the target."""
 
     method: ClassVar[str] = "eagle3"
     architecture: ClassVar[str] = "Eagle3LlamaForCausalLM"
 
-    layers: list[int] | None = None  # captured; None = those of default_layers
-    vocab_size: int | None = None  # of a reduced draft vocabulary; None = the target's, the most
+    layers: list[int] | None = None  # captured layers; None = those of `default_layers`
+    vocab_size: int | None = None  # of a reduced draft vocabulary; None = the target's
     train_embeddings: bool = False
 
     def __post_init__(self) -> None:
@@ -52,20 +52,20 @@ class Eagle3Conf(OneLayerConf):
             )
 
     def build(self, target: Target, *, loss: LossConf, seed: int) -> "Eagle3Draft":
-        """A new draft: random layer, the target's own embeddings and head rows."""
+        """Build a new draft: a random layer, and the target's embeddings and head rows."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            draft = Eagle3Draft(self.describe(target), target)
+            draft = Eagle3Draft(self.engine_config(target), target)
         draft.loss_conf, draft.seed = loss, seed
         draft.embed_tokens.requires_grad_(self.train_embeddings)
-        draft.adopt(target, torch.arange(draft.config.draft_vocab_size))
+        draft.copy_target_weights(target, torch.arange(draft.config.draft_vocab_size))
         return draft.to(target.head.weight.device)
 
-    def describe(self, target: Target) -> LlamaConfig:
-        """The draft as engines read it: a flat Llama config with EAGLE-3's own keys."""
+    def engine_config(self, target: Target) -> LlamaConfig:
+        """Build the config that engines read: a flat Llama config with EAGLE-3's keys."""
         layers = self.layers or default_layers(target)
         target.check_layers(layers, default=default_layers(target))
-        return self.layer(
+        return self.build_layer_config(
             target,
             draft_vocab_size=min(self.vocab_size or target.vocab_size, target.vocab_size),
             eagle_aux_hidden_state_layer_ids=layers,
@@ -79,47 +79,53 @@ class Eagle3Conf(OneLayerConf):
 
     @classmethod
     def load(cls, directory: Path, target: Target) -> tuple["Eagle3Conf", "Eagle3Draft"]:
-        config = cls.read_layer(
+        """Load a checkpoint; raise UserError for another target, tokenizer or layout."""
+        config = cls.read_layer_config(
             directory,
             draft_vocab_size=target.vocab_size,
             eagle_aux_hidden_state_layer_ids=default_layers(target),
         )
         draft = Eagle3Draft(config, target)
         draft.restore(directory, target)
-        kept = draft_vocab.kept_ids(draft.d2t.cpu())
-        draft.t2d.copy_(draft_vocab.membership(kept, config.vocab_size))
+        kept_ids = draft_vocab.kept_ids_from_offsets(draft.d2t.cpu())
+        draft.t2d.copy_(draft_vocab.membership_mask(kept_ids, config.vocab_size))
         draft.embed_tokens.requires_grad_(False)
         conf = cls(
-            **cls.choices(draft),
+            **cls.fields_from_draft(draft),
             layers=draft.needs.layers,
             vocab_size=draft.config.draft_vocab_size,
         )
         return conf, draft
 
-    def untrained(self, draft: Draft, target: Target) -> Draft | str:
-        before = super().untrained(draft, target)
+    def rebuild_untrained(self, draft: Draft, target: Target) -> Draft | str:
+        """Rebuild the draft from its seed and vocabulary, or return why that is impossible."""
+        untrained = super().rebuild_untrained(draft, target)
         assert isinstance(draft, Eagle3Draft)
-        if isinstance(before, Eagle3Draft) and draft.kept_ids is not None:
-            before.adopt(target, draft.kept_ids)
-        return before
+        if isinstance(untrained, Eagle3Draft) and draft.kept_ids is not None:
+            untrained.copy_target_weights(target, draft.kept_ids)
+        return untrained
 
 
 def default_layers(target: Target) -> list[int]:
-    """Return a low, a middle and a high layer: those that engines assume where they exist.
+    """Return a low, a middle and a high layer: those that engines assume, where they exist.
 
-    Engines assume [2, n // 2, n - 3], which are three layers from 7 layers up. Smaller targets have
-    fewer to choose from, and their checkpoints name what was chosen.
+    Engines assume [2, n // 2, n - 3], which are distinct and in order from 7 layers up. For smaller
+    targets other layers are taken, and the checkpoint names them.
     """
-    n = target.num_layers
-    return [2, n // 2, n - 3] if n >= 7 else sorted({(n - 1) // 3, n // 2, n - 1})
+    num_layers = target.num_layers
+    return (
+        [2, num_layers // 2, num_layers - 3]
+        if num_layers >= 7
+        else sorted({(num_layers - 1) // 3, num_layers // 2, num_layers - 1})
+    )
 
 
 class Eagle3Draft(OneLayerDraft):
-    """The layer, its embeddings and head, and how it learns and drafts."""
+    """A decoder layer with its embeddings, its head and its draft vocabulary."""
 
     method = "eagle3"
 
-    d2t: Int[Tensor, " draft_vocab"]  # target id - draft id
+    d2t: Int[Tensor, " draft_vocab"]  # target id minus draft id
     t2d: Bool[Tensor, " vocab"]  # whether a target id has a draft id
 
     def __init__(self, config: LlamaConfig, target: Target):
@@ -128,71 +134,74 @@ class Eagle3Draft(OneLayerDraft):
         self.needs = Needs(layers=layers, hidden=False, context=True)
         self.trained_depth = self.config.training_unroll
         self.max_depth = self.config.training_max_depth
-        size, kept = self.config.hidden_size, self.config.draft_vocab_size
+        size, draft_vocab_size = self.config.hidden_size, self.config.draft_vocab_size
         self.embed_tokens = nn.Embedding(self.config.vocab_size, size)
         self.fc = nn.Linear(len(self.needs.layers) * size, size, bias=False)
-        self.midlayer = WideLayer(config)
+        self.midlayer = Eagle3Layer(config)
         self.norm = RMSNorm(size, self.config.rms_norm_eps)
-        self.lm_head = nn.Linear(size, kept, bias=False)
+        self.lm_head = nn.Linear(size, draft_vocab_size, bias=False)
         self.rotary = LlamaRotaryEmbedding(config)
-        self.register_buffer("d2t", torch.zeros(kept, dtype=torch.int64))
+        self.register_buffer("d2t", torch.zeros(draft_vocab_size, dtype=torch.int64))
         self.register_buffer("t2d", torch.ones(self.config.vocab_size, dtype=torch.bool))
-        start_small(self.fc, self.midlayer)
+        init_normal(self.fc, self.midlayer)
 
     # --- before training --------------------------------------------------------------------
 
     def prepare(
-        self, counts: Int[Tensor, " vocab"], *, target: Target, always: list[int]
+        self, counts: Int[Tensor, " vocab"], *, target: Target, required_ids: list[int]
     ) -> dict[str, float]:
-        """Choose the reduced vocabulary by how often the answers use each token."""
-        kept = draft_vocab.choose(counts, self.config.draft_vocab_size, always)
-        self.adopt(target, kept)
-        return {"coverage": draft_vocab.coverage(counts, kept)}
+        """Choose the reduced vocabulary by the token counts of the answers."""
+        kept_ids = draft_vocab.choose_kept_ids(counts, self.config.draft_vocab_size, required_ids)
+        self.copy_target_weights(target, kept_ids)
+        return {"coverage": draft_vocab.token_coverage(counts, kept_ids)}
 
     @torch.no_grad()
-    def adopt(self, target: Target, kept: Int[Tensor, " draft_vocab"]) -> None:
-        """Take the target's embeddings, and its head rows for the kept token ids."""
+    def copy_target_weights(self, target: Target, kept_ids: Int[Tensor, " draft_vocab"]) -> None:
+        """Copy the target's embeddings and the head rows of the kept token ids."""
         if target.head.weight.is_meta:
-            return  # an outline has shapes alone
-        kept = kept.cpu()  # no graphs are made for what is done once
-        self.embed_tokens.weight.copy_(whole(target.model.get_input_embeddings().weight))
-        self.lm_head.weight.copy_(whole(target.head.weight).cpu()[kept])
-        self.d2t.copy_(draft_vocab.offsets(kept))
-        self.t2d.copy_(draft_vocab.membership(kept, self.config.vocab_size))
+            return  # a meta tensor has a shape but no values
+        kept_ids = kept_ids.cpu()  # on the host, as a one-time operation is not worth a graph
+        self.embed_tokens.weight.copy_(full_tensor(target.model.get_input_embeddings().weight))
+        self.lm_head.weight.copy_(full_tensor(target.head.weight).cpu()[kept_ids])
+        self.d2t.copy_(draft_vocab.offsets_from_kept_ids(kept_ids))
+        self.t2d.copy_(draft_vocab.membership_mask(kept_ids, self.config.vocab_size))
 
     @property
     def kept_ids(self) -> Int[Tensor, " draft_vocab"] | None:
-        """Target ids of a reduced draft vocabulary; None where it is the target's own."""
+        """Return the target ids of a reduced draft vocabulary, or None if it is the target's."""
         if self.config.draft_vocab_size == self.config.vocab_size:
             return None
-        return draft_vocab.kept_ids(self.d2t)
+        return draft_vocab.kept_ids_from_offsets(self.d2t)
 
     # --- the layer ---------------------------------------------------------------------------
 
-    def features(self, seen: Seen) -> Float[Tensor, "b t h"]:
-        return self.fc(seen.captured.to(self.fc.weight.dtype))
+    def target_features(self, target_output: TargetOutput) -> Float[Tensor, "b t h"]:
+        """Project the captured layers to one feature."""
+        return self.fc(target_output.captured.to(self.fc.weight.dtype))
 
-    def enter(
+    def project_inputs(
         self, embedded: Float[Tensor, "b t h"], hidden: Float[Tensor, "b t h"],
-        turn: tuple[Tensor, Tensor],
+        rope: tuple[Tensor, Tensor],
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-        return hidden, *self.midlayer.project_both(embedded, hidden, turn)
+        """Return the feature as residual stream; attention reads it beside the embedding."""
+        return hidden, *self.midlayer.project_pair(embedded, hidden, rope)
 
-    def finish(
+    def finish_layer(
         self, stream: Float[Tensor, "b t h"], attended: Float[Tensor, "b heads t d"]
     ) -> Float[Tensor, "b t h"]:
         return self.midlayer.finish(stream, attended)
 
     def logits(self, hidden: Float[Tensor, "b t h"]) -> Float[Tensor, "b t draft_vocab"]:
+        """Apply the final norm and the head."""
         return self.lm_head(self.norm(hidden))
 
-    def loss(self, batch: Batch, seen: Seen) -> Loss:
-        """Distil `trained_depth` steps of drafting at every supervised row."""
-        outputs = self.unroll(batch, self.features(seen), carries=True)
+    def loss(self, batch: Batch, target_output: TargetOutput) -> Loss:
+        """Compute the loss of `trained_depth` drafting steps at every supervised row."""
+        outputs = self.unroll_steps(batch, self.target_features(target_output), carries_grad=True)
         outputs = [self.norm(output) for output in outputs]
-        return self.distil(outputs, batch, seen, heads=[self.lm_head.weight])
+        return self.distill(outputs, batch, target_output, heads=[self.lm_head.weight])
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Without the vocabulary maps where it is full: vLLM refuses them there."""
-        maps = ("d2t", "t2d") if self.kept_ids is None else ()
-        return {name: tensor for name, tensor in self.state_dict().items() if name not in maps}
+    def checkpoint_tensors(self) -> dict[str, Tensor]:
+        """Return all tensors; without the maps of a full vocabulary, which vLLM refuses."""
+        omitted = ("d2t", "t2d") if self.kept_ids is None else ()
+        return {name: tensor for name, tensor in self.state_dict().items() if name not in omitted}

@@ -1,13 +1,14 @@
-"""Medusa-2 (https://arxiv.org/abs/2401.10774): heads and target learn together.
+"""Medusa-2 (https://arxiv.org/abs/2401.10774): heads and target are trained together.
 
-The target gets low-rank adapters, so that its hidden states serve the heads better, and
-self-distillation keeps its outputs: its distributions are held to those it had before.
+The target gets low-rank adapters, so that its hidden states suit the heads better, and
+self-distillation preserves its outputs: the loss ties its distributions to the original ones.
 
-    loss = keep * KL(target before || adapted) + heads * ramp * loss of the Medusa heads
+    loss = keep_weight * KL(original target || adapted target)
+           + heads_weight * ramp * loss of the Medusa heads
 
-The terms count different rows, so each is a mean over the rows of its own in the whole step.
-What verifies the draft is then the adapted target, another model than the one it was made from: it
-is saved beside the heads, and reports compare with it and say so.
+The terms count different rows, so each is a mean over its own rows of the whole step. The adapted
+target, which is not the model that it was made from, then verifies the draft: it is saved beside
+the heads, and reports compare with it and mention it.
 """
 
 import copy
@@ -23,61 +24,68 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from models import checkpoint
-from models.distill.loss_weights import row_weights, sooner, token_weights
-from models.distill.losses import LossConf, LossName, chunked_distillation
+from models.distill.loss_weights import row_weights, shift_left, token_weights
+from models.distill.losses import LossConf, LossName, chunked_distillation_loss
 from models.drafts.base import Batch, Draft, Extras, Loss
 from models.drafts.medusa import MedusaConf, MedusaConfig, MedusaDraft
-from models.lora import LoraConf, merged
-from models.target.language_model import Seen, Transformer
+from models.lora import LoraConf, merge_adapters
+from models.target.language_model import LanguageModel, TargetOutput
 from models.target.target import Target, TargetConf
 
-OWN = "adapted_target"  # key of config.json: the folder of the adapted target
-FASTER = "lr_scale"  # attribute of a parameter that learns faster than the others
+TARGET_FOLDER_KEY = "adapted_target"  # key of config.json
+LR_SCALE_ATTRIBUTE = "lr_scale"  # a parameter's factor on the learning rate
 
 
 @dataclass(kw_only=True)
 class Medusa2Conf(MedusaConf):
-    """Medusa-1's choices, the adapters', and how the two losses are weighed."""
+    """The options of Medusa-1, of the adapters, and of the two loss terms."""
 
     method: ClassVar[str] = "medusa2"
-    adapts: ClassVar[bool] = True
+    trains_target: ClassVar[bool] = True
 
     lora: LoraConf = field(default_factory=lambda: LoraConf(rank=32, alpha=16.0))
-    keep_weight: float = 1.0  # of the distance to the target before
+    keep_weight: float = 1.0  # of the distance to the original target
     heads_weight: float = 0.2  # of the loss of the heads
-    heads_warmup: int = 40  # optimizer steps over which `heads_weight` rises; 0 = at once
-    heads_lr_scale: float = 4.0  # the heads' learning rate / the adapters'
+    heads_warmup: int = 40  # optimizer steps over which `heads_weight` rises; 0 = no ramp
+    heads_lr_scale: float = 4.0  # learning rate of the heads / learning rate of the adapters
 
     def build(self, target: Target, *, loss: LossConf, seed: int) -> "Medusa2Draft":
-        """A new draft: heads that repeat the target's own guess, adapters that change nothing."""
-        draft = self.new(target)
+        """Build a new draft.
+
+        Its heads predict what the target's head predicts, and its adapters change nothing yet.
+        """
+        draft = self.build_heads(target)
         for parameter in draft.parameters():
-            setattr(parameter, FASTER, self.heads_lr_scale)
+            setattr(parameter, LR_SCALE_ATTRIBUTE, self.heads_lr_scale)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            draft.adapt(target, self.lora)
+            draft.add_adapters(target, self.lora)
         draft.conf, draft.loss_conf, draft.seed = self, loss, seed
         return draft.to(target.head.weight.device)
 
-    def new(self, target: Target) -> "Medusa2Draft":
-        """The heads alone."""
-        draft = Medusa2Draft(MedusaConfig(**self.describe(target)), target)
+    def build_heads(self, target: Target) -> "Medusa2Draft":
+        """Build the heads without adapters."""
+        draft = Medusa2Draft(MedusaConfig(**self.engine_config(target)), target)
         for head in draft.heads:
             head.load_state_dict({"weight": target.head.weight})
         return draft.to(target.head.weight.device)
 
     @classmethod
-    def reads(cls, config: dict[str, Any]) -> bool:
-        return super().reads(config) and OWN in config
+    def matches_config(cls, config: dict[str, Any]) -> bool:
+        """Return whether it is a Medusa checkpoint that names an adapted target."""
+        return super().matches_config(config) and TARGET_FOLDER_KEY in config
 
     @classmethod
     def load(cls, directory: Path, target: Target) -> tuple["Medusa2Conf", "Medusa2Draft"]:
+        """Load heads and adapted target; raise UserError where they do not fit `target`."""
         config = MedusaConfig(**checkpoint.read_config(directory))
         draft = Medusa2Draft(config, target)
         draft.restore(directory, target)
-        own = TargetConf(path=str(directory / getattr(config, OWN))).build(target.device)
-        own.name = f"{target.name} adapted by {directory}"
-        draft.own_target = own
+        adapted = TargetConf(path=str(directory / getattr(config, TARGET_FOLDER_KEY))).build(
+            target.device
+        )
+        adapted.name = f"{target.name} adapted by {directory}"
+        draft.adapted_target = adapted
         draft.conf = cls(
             heads=draft.max_depth,
             blocks=draft.config.num_hidden_layers,
@@ -85,30 +93,30 @@ class Medusa2Conf(MedusaConf):
         )
         return draft.conf, draft
 
-    def untrained(self, draft: Draft, target: Target) -> Draft | str:  # noqa: ARG002
-        """Heads that repeat the guess of whichever target verifies them."""
-        return self.new(target)
+    def rebuild_untrained(self, draft: Draft, target: Target) -> Draft | str:  # noqa: ARG002
+        """Return heads that predict what the head of the verifying target predicts."""
+        return self.build_heads(target)
 
 
 class Medusa2Draft(MedusaDraft):
-    """Medusa's heads, and the adapters of the target while it learns."""
+    """Medusa heads and, during training, the adapters of the target."""
 
     method = "medusa2"
 
     def __init__(self, config: MedusaConfig, target: Target):
         super().__init__(config, target)
-        self.needs = replace(self.needs, storable=False)  # the adapted target sees anew
+        self.needs = replace(self.needs, storable=False)  # training changes the outputs
         self.conf = Medusa2Conf()
-        self.own_target: Target | None = None  # the adapted one, of a checkpoint
-        self.lm: Transformer | None = None  # the adapted one, while it learns
+        self.adapted_target: Target | None = None  # loaded from a checkpoint
+        self.lm: LanguageModel | None = None  # the adapted target during training
 
-    def adapt(self, target: Target, lora: LoraConf) -> None:
-        """Adapters around the target's own weights: shared, so that they take no memory twice."""
+    def add_adapters(self, target: Target, lora: LoraConf) -> None:
+        """Copy the target with adapters; the copy shares the frozen weights to save memory."""
         shared = {id(t): t for t in [*target.model.parameters(), *target.model.buffers()]}
         model = copy.deepcopy(target.model, shared)
-        lora.adapt(model)
-        # not a submodule: the frozen weights are neither the draft's nor its saved state's
-        self.lm = Transformer(model, device=target.device)
+        lora.add_adapters(model)
+        # A LanguageModel is not a submodule, so the frozen weights stay out of the draft's state.
+        self.lm = LanguageModel(model, device=target.device)
         adapters = [p for p in model.parameters() if p.requires_grad]
         for parameter in adapters:
             parameter.data = parameter.data.float()
@@ -117,77 +125,94 @@ class Medusa2Draft(MedusaDraft):
     def prepare_batch(
         self, batch: Batch, *, step: int, generators: list[np.random.Generator]  # noqa: ARG002
     ) -> Extras:  # fmt: skip
-        """Raise the heads' share as a sine: at first their gradients would tear at the target."""
-        done = min((step + 1) / max(self.conf.heads_warmup, 1), 1.0)
-        return {"ramp": torch.tensor(math.sin(done * math.pi / 2))}
+        """Return the ramp of the heads' loss: a quarter of a sine.
+
+        The gradients of untrained heads would distort the target.
+        """
+        progress = min((step + 1) / max(self.conf.heads_warmup, 1), 1.0)
+        return {"ramp": torch.tensor(math.sin(progress * math.pi / 2))}
 
     def term_weights(self, batch: Batch) -> Float[Tensor, " terms"]:
-        """Weigh the distance to the target before, and the heads."""
-        masks = {"conf": self.loss_conf, "context": batch.context}
-        _, kept = token_weights(batch.answer, batch.document, **masks)
-        _, heads = row_weights(batch.answer, batch.document, steps=1, **masks)
-        return torch.stack([kept, heads])
+        """Return the weights of the distance to the original target and of the heads' loss."""
+        masks = {"conf": self.loss_conf, "context_mask": batch.context_mask}
+        _, keep_sum = token_weights(batch.answer_mask, batch.document_ids, **masks)
+        _, heads_sum = row_weights(batch.answer_mask, batch.document_ids, steps=1, **masks)
+        return torch.stack([keep_sum, heads_sum])
 
     def loss(
-        self, batch: Batch, seen: Seen, ramp: Tensor | float = 1.0,
+        self, batch: Batch, target_output: TargetOutput, ramp: Tensor | float = 1.0,
         step_weights: Float[Tensor, " terms"] | None = None,
     ) -> Loss:  # fmt: skip
-        """Without `step_weights` the batch is the whole step."""
+        """Compute both terms; without `step_weights` the batch is the whole step."""
         assert self.lm is not None
-        adapted = self.lm.see(batch.ids, positions=batch.positions, mask=batch.attends(), layers=[])
-        weight, whole = token_weights(
-            batch.answer, batch.document, conf=self.loss_conf, context=batch.context
+        adapted = self.lm.forward_hidden(
+            batch.input_ids, positions=batch.positions, mask=batch.attention_mask(), layers=[]
         )
-        kept, metrics = chunked_distillation(
+        weight, total_weight = token_weights(
+            batch.answer_mask,
+            batch.document_ids,
+            conf=self.loss_conf,
+            context_mask=batch.context_mask,
+        )
+        keep_loss, metrics = chunked_distillation_loss(
             adapted.hidden.flatten(0, 1),
-            seen.hidden.flatten(0, 1),
+            target_output.hidden.flatten(0, 1),
             draft_heads=[self.head.weight],
             target_head=self.head,
             weight=weight.flatten(),
             kept_ids=None,
-            labels=sooner(batch.ids, 1).flatten(),
+            labels=shift_left(batch.input_ids, 1).flatten(),
             conf=replace(self.loss_conf, name=LossName.forward_kl),
         )
-        verifier = Seen(hidden=adapted.hidden.detach(), captured=adapted.captured)
+        adapted_output = TargetOutput(hidden=adapted.hidden.detach(), captured=adapted.captured)
         outputs = [block(adapted.hidden.to(self.heads[0].weight.dtype)) for block in self.blocks]
-        heads = self.distil(outputs, batch, verifier, heads=[h.weight for h in self.heads])
-        # The loop divides by the first term's weight. Rows that teach a head are among those that
-        # are kept, so this weight is not 0 where the other is not.
-        first, second = self.term_weights(batch) if step_weights is None else step_weights
-        ratio = torch.where(second > 0, first / second, 0.0)
+        heads_loss = self.distill(
+            outputs, batch, adapted_output, heads=[h.weight for h in self.heads]
+        )
+        # The loop divides by the first term's weight. Rows that count for a head count for the
+        # first term too, so its weight is 0 only if both are.
+        keep_sum, heads_sum = self.term_weights(batch) if step_weights is None else step_weights
+        ratio = torch.where(heads_sum > 0, keep_sum / heads_sum, 0.0)
         return Loss(
-            total=self.conf.keep_weight * kept
-            + self.conf.heads_weight * ramp * ratio * heads.total,
-            weight=whole,
-            metrics=heads.metrics | {f"kept_{name}": pair for name, pair in metrics.items()},
+            total=self.conf.keep_weight * keep_loss
+            + self.conf.heads_weight * ramp * ratio * heads_loss.total,
+            weight=total_weight,
+            metrics=heads_loss.metrics | {f"kept_{name}": pair for name, pair in metrics.items()},
         )
 
-    def verifier(self, target: Target) -> Target | None:
-        """The adapted target: of the checkpoint, or as it is at this moment."""
+    def target_for(self, target: Target) -> Target | None:
+        """Return the adapted target: that of the checkpoint, or the current one in training."""
         if self.lm is None:  # read from a checkpoint; None before distillation
-            return self.own_target
+            return self.adapted_target
         return target.with_weights(self.lm, name=f"{target.name} adapted")
 
-    def tensors(self) -> dict[str, Tensor]:
-        """The heads, as of Medusa-1."""
-        return {n: t for n, t in super().tensors().items() if not n.startswith("adapters.")}
+    def checkpoint_tensors(self) -> dict[str, Tensor]:
+        """Return the heads, which is the checkpoint of Medusa-1."""
+        return {
+            name: tensor
+            for name, tensor in super().checkpoint_tensors().items()
+            if not name.startswith("adapters.")
+        }
 
     def save(self, directory: Path, target: Target) -> None:
-        """The heads, and in a folder of its own the adapted target as any Hugging Face model."""
+        """Write the heads and, in a subfolder, the adapted target as a Hugging Face model."""
         assert self.lm is not None
         dtype = target.head.weight.dtype
-        tensors = {name: tensor.to(dtype) for name, tensor in merged(self.lm.model).items()}
-        place = directory / f"target-{checkpoint.digest(tensors)[:12]}"
-        if not place.exists():
-            with checkpoint.writing(directory), checkpoint.atomic_directory(place) as partial:
+        tensors = {name: tensor.to(dtype) for name, tensor in merge_adapters(self.lm.model).items()}
+        target_folder = directory / f"target-{checkpoint.hash_tensors(tensors)[:12]}"
+        if not target_folder.exists():
+            with (
+                checkpoint.report_disk_errors(directory),
+                checkpoint.atomic_directory(target_folder) as partial,
+            ):
                 target.model.save_pretrained(partial, state_dict=tensors)
                 checkpoint.write_config(
-                    partial / checkpoint.CONFIG, checkpoint.read_config(partial)
+                    partial / checkpoint.CONFIG_FILE, checkpoint.read_config(partial)
                 )
                 if target.tokenizer is not None:
                     target.tokenizer.save_pretrained(partial)
-        setattr(self.config, OWN, place.name)
+        setattr(self.config, TARGET_FOLDER_KEY, target_folder.name)
         super().save(directory, target)
-        for other in directory.glob("target-*"):
-            if other != place:  # of an earlier step; the heads no longer name it
-                shutil.rmtree(other)
+        for old_folder in directory.glob("target-*"):
+            if old_folder != target_folder:  # of an earlier step: the config no longer refers to it
+                shutil.rmtree(old_folder)

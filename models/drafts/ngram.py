@@ -1,7 +1,8 @@
-"""N-gram lookup: copy what followed the last tokens where they stood before. Nothing is trained.
+"""N-gram lookup: copy the tokens that followed an earlier occurrence of the last tokens.
 
-The floor that every trained draft must beat (prompt lookup decoding). As a Draft of fixed shapes:
-all earlier places are compared at once, the longest match wins, the latest among equals.
+Nothing is trained: this is the baseline that every trained draft must beat (prompt lookup
+decoding). Shapes are fixed, so all earlier positions are compared at once; the longest match wins,
+and the latest among equals.
 
 Axes: B rows, S slots.
 """
@@ -10,83 +11,93 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from models.drafts.base import Draft, Needs, State
+from models.drafts.base import Draft, DraftState, Needs
 from models.speculate.sampling import Sampler
 from models.speculate.tree import Proposal, Tree
-from models.target.language_model import Seen
+from models.target.language_model import TargetOutput
 
 
 class NgramDraft(Draft):
-    """Proposes a chain. `longest` is how many tokens of context are compared."""
+    """A draft that copies chains; it compares at most `max_match_length` tokens of context."""
 
     method = "ngram"
 
-    def __init__(self, *, longest: int = 3, max_depth: int = 64):
+    def __init__(self, *, max_match_length: int = 3, max_depth: int = 64):
         super().__init__()
-        self.longest = longest
+        self.max_match_length = max_match_length
         self.needs = Needs(layers=[], hidden=False, context=False)
         self.max_depth = self.trained_depth = max_depth
 
     def passes(self, depth: int) -> int:  # noqa: ARG002
-        """It has no weights to read."""
+        """Return 0: there are no weights to read."""
         return 0
 
-    def new_state(self, batch: int, slots: int) -> State:
+    def new_state(self, batch: int, slots: int) -> DraftState:
+        """Return empty texts."""
         return {
             "ids": torch.full((batch, slots), -1, dtype=torch.int64),
             "lengths": torch.zeros(batch, dtype=torch.int64),  # known tokens, the root included
         }
 
     def start(
-        self, state: State, ids: Int[Tensor, "batch prompt"], *, lengths: Int[Tensor, " batch"],
-        first: Int[Tensor, " batch"], seen: Seen | None,  # noqa: ARG002
-    ) -> State:  # fmt: skip
-        slot = torch.arange(state["ids"].shape[1], device=ids.device)
-        slots = len(slot) - ids.shape[1]
-        known = torch.nn.functional.pad(ids, (0, slots), value=-1)
-        known = torch.where(slot < lengths[:, None], known, -1)
-        known = torch.where(slot == lengths[:, None], first[:, None], known)
-        return {"ids": known, "lengths": lengths + 1}
+        self,
+        state: DraftState,
+        input_ids: Int[Tensor, "batch prompt"],
+        *,
+        lengths: Int[Tensor, " batch"],
+        first_token: Int[Tensor, " batch"],
+        target_output: TargetOutput | None,  # noqa: ARG002
+    ) -> DraftState:
+        """Store the prompts and their first new tokens; free slots hold -1."""
+        slot = torch.arange(state["ids"].shape[1], device=input_ids.device)
+        slots = len(slot) - input_ids.shape[1]
+        token_ids = torch.nn.functional.pad(input_ids, (0, slots), value=-1)
+        token_ids = torch.where(slot < lengths[:, None], token_ids, -1)
+        token_ids = torch.where(slot == lengths[:, None], first_token[:, None], token_ids)
+        return {"ids": token_ids, "lengths": lengths + 1}
 
     def advance(
-        self, state: State, ids: Int[Tensor, "batch path"], *, count: Int[Tensor, " batch"],
-        seen: Seen | None,  # noqa: ARG002
-    ) -> State:  # fmt: skip
-        known, lengths = state["ids"], state["lengths"]
-        new = torch.arange(ids.shape[1], device=ids.device)
-        # what is not emitted lands behind `lengths`, is never compared and is written over
-        slots = (lengths[:, None] + new).clamp_max(known.shape[1] - 1)
-        return {"ids": known.scatter(1, slots, ids), "lengths": lengths + count}
+        self, state: DraftState, input_ids: Int[Tensor, "batch path"], *,
+        count: Int[Tensor, " batch"], target_output: TargetOutput | None,  # noqa: ARG002
+    ) -> DraftState:  # fmt: skip
+        """Append the emitted tokens."""
+        token_ids, lengths = state["ids"], state["lengths"]
+        new = torch.arange(input_ids.shape[1], device=input_ids.device)
+        # Tokens that are not emitted land behind `lengths`, where nothing compares them and the
+        # next round overwrites them.
+        slots = (lengths[:, None] + new).clamp_max(token_ids.shape[1] - 1)
+        return {"ids": token_ids.scatter(1, slots, input_ids), "lengths": lengths + count}
 
     def propose(
         self,
-        state: State,
+        state: DraftState,
         *,
         tree: Tree,
         sampler: Sampler,  # noqa: ARG002
     ) -> Proposal:
-        known, lengths = state["ids"], state["lengths"]
-        start = self._match(known, lengths)
-        step = torch.arange(tree.depth, device=known.device)
-        # behind the last known token the copy goes round: a period repeats
+        """Copy a chain of `tree.depth` tokens from behind the best match."""
+        token_ids, lengths = state["ids"], state["lengths"]
+        start = self._find_match(token_ids, lengths)
+        step = torch.arange(tree.depth, device=token_ids.device)
+        # A copy that reaches the last known token starts over, so that a period repeats.
         period = (lengths - start).clamp_min(1)[:, None]
-        ids = known.gather(1, start[:, None] + step % period)
+        ids = token_ids.gather(1, start[:, None] + step % period)
         return Proposal(ids=ids, parents=(step - 1).expand_as(ids))
 
-    def _match(
-        self, known: Int[Tensor, "batch slots"], lengths: Int[Tensor, " batch"]
+    def _find_match(
+        self, token_ids: Int[Tensor, "batch slots"], lengths: Int[Tensor, " batch"]
     ) -> Int[Tensor, " batch"]:
-        """Slot of the token to copy: the one behind the best earlier match (else the root)."""
-        slot = torch.arange(known.shape[1], device=known.device)
-        matched = torch.zeros_like(known)
-        same = torch.ones_like(known, dtype=torch.bool)
-        for back in range(self.longest):
-            theirs = known.roll(1 + back, 1)  # at slot s: the token at s - 1 - back
-            ours = known.gather(1, (lengths - 1 - back).clamp_min(0)[:, None])
-            same = same & (theirs == ours) & (slot > back)
-            matched = matched + same
-        earlier = (slot[None] < lengths[:, None]) & (matched > 0)
-        score = torch.where(earlier, matched * known.shape[1] + slot, -1)
+        """Return the slot of the first token to copy: behind the best match, else the root."""
+        slot = torch.arange(token_ids.shape[1], device=token_ids.device)
+        match_length = torch.zeros_like(token_ids)
+        is_match = torch.ones_like(token_ids, dtype=torch.bool)
+        for offset in range(self.max_match_length):
+            earlier_token = token_ids.roll(1 + offset, 1)  # at slot s: the token at s - 1 - offset
+            last_token = token_ids.gather(1, (lengths - 1 - offset).clamp_min(0)[:, None])
+            is_match = is_match & (earlier_token == last_token) & (slot > offset)
+            match_length = match_length + is_match
+        has_match = (slot[None] < lengths[:, None]) & (match_length > 0)
+        score = torch.where(has_match, match_length * token_ids.shape[1] + slot, -1)
         best = score.argmax(1)
-        # a row without work knows no token: any slot will do, but it must be one
-        return torch.where(earlier.any(1), best, (lengths - 1).clamp_min(0))
+        # A row without tokens may get any slot, but it must be a valid one.
+        return torch.where(has_match.any(1), best, (lengths - 1).clamp_min(0))

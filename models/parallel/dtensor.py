@@ -1,4 +1,4 @@
-"""Weights of which each process holds a part, seen whole."""
+"""Full values of weights that are sharded over processes."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,31 +7,31 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor. Every process that holds a part of it must ask for it."""
+def full_tensor(tensor: Tensor) -> Tensor:
+    """Return the full tensor. Collective: call it on every rank that holds a shard."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 @contextmanager
-def gathered(module: nn.Module) -> Iterator[None]:
-    """The module's parameters are whole, and plain ones, while the block runs.
+def full_params(module: nn.Module) -> Iterator[None]:
+    """Replace the module's sharded parameters by full, plain ones while the block runs.
 
-    Its forward hooks are left alone: parts of the module may be called, the module itself may not.
+    Its forward hooks stay as they are: call submodules only, not the module itself.
     """
-    parts = [
+    sharded = [
         (owner, name, parameter)
         for owner in module.modules()
         for name, parameter in owner.named_parameters(recurse=False)
         if isinstance(parameter, DTensor)
     ]
     full = {
-        id(parameter): nn.Parameter(whole(parameter.detach()), parameter.requires_grad)
-        for _, _, parameter in parts
+        id(parameter): nn.Parameter(full_tensor(parameter.detach()), parameter.requires_grad)
+        for _, _, parameter in sharded
     }
     try:
-        for owner, name, parameter in parts:
+        for owner, name, parameter in sharded:
             setattr(owner, name, full[id(parameter)])
         yield
     finally:
-        for owner, name, parameter in parts:
+        for owner, name, parameter in sharded:
             setattr(owner, name, parameter)

@@ -1,26 +1,26 @@
-"""Tensor parallelism of a frozen model: its own `tp_plan`, carried out by layer classes passed in.
+"""Tensor parallelism of a frozen model: its own `tp_plan`, applied with the caller's layer classes.
 
-The plan gives some layers a style. It says along which axis their weight is cut into ranks, and
-whether features enter and leave the layer whole or, between two cut layers, in parts:
+The plan gives some layers a style, which sets the axis along which ranks shard their weight, and
+whether their input and output features are full or, between two sharded layers, in parts:
 
-    style                                 cut axis          enters    leaves
-    colwise                               output            whole     a part
-    colwise_gather_output (colwise_rep)   output            whole     whole
-    rowwise                               input             a part    whole, summed over ranks
-    rowwise_split_input (rowwise_rep)     input             whole     whole, summed over ranks
-    embedding_rowwise                     vocabulary        whole     whole, summed over ranks
-    embedding_colwise                     features          whole     whole
+    style                                 sharded axis      input     output
+    colwise                               output            full      a part
+    colwise_gather_output (colwise_rep)   output            full      full
+    rowwise                               input             a part    full, summed over ranks
+    rowwise_split_input (rowwise_rep)     input             full      full, summed over ranks
+    embedding_rowwise                     vocabulary        full      full, summed over ranks
+    embedding_colwise                     features          full      full
 
-Attention works on the heads that its rank has. With more ranks than key-value heads, neighbours
-hold the same one: `k_proj` and `v_proj` are repeated head by head before they are cut, so that
-each rank has the head which its queries ask. 4 query heads, 2 key-value heads, 4 ranks:
+Attention computes the heads of its rank. With more ranks than key-value heads, neighbors hold the
+same head: `k_proj` and `v_proj` are repeated head by head before they are sharded, so that each
+rank has the key-value head of its queries. For 4 query heads, 2 key-value heads and 4 ranks:
 
     rank      0    1    2    3
     queries   q0   q1   q2   q3
     keys      k0   k0   k1   k1
 
-The classes have the signatures of Neuron's NxD. Nothing here is differentiated through: a
-cut target is frozen and runs without gradients.
+The classes have the signatures of Neuron's NxD. No gradients are computed: a sharded target is
+frozen.
 """
 
 import re
@@ -34,35 +34,35 @@ from torch import Tensor, nn
 
 from models.errors import UserError
 
-UNCUT = ("replicate", "replicated_with_grad_allreduce")
+REPLICATED_STYLES = ("replicate", "replicated_with_grad_allreduce")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Style:
-    """How a layer is cut, and whether what enters and leaves it is whole."""
+class ShardStyle:
+    """The sharded axis of a layer, and whether its input and output features are full."""
 
-    axis: int  # of its weight
-    whole: bool
+    axis: int  # of the weight
+    full_features: bool
 
 
-OUT, IN = 0, 1
-LINEAR = {
-    "colwise": Style(axis=OUT, whole=False),
-    "colwise_gather_output": Style(axis=OUT, whole=True),
-    "colwise_rep": Style(axis=OUT, whole=True),
-    "rowwise": Style(axis=IN, whole=False),
-    "rowwise_split_input": Style(axis=IN, whole=True),
-    "rowwise_rep": Style(axis=IN, whole=True),
+OUTPUT_AXIS, INPUT_AXIS = 0, 1
+LINEAR_STYLES = {
+    "colwise": ShardStyle(axis=OUTPUT_AXIS, full_features=False),
+    "colwise_gather_output": ShardStyle(axis=OUTPUT_AXIS, full_features=True),
+    "colwise_rep": ShardStyle(axis=OUTPUT_AXIS, full_features=True),
+    "rowwise": ShardStyle(axis=INPUT_AXIS, full_features=False),
+    "rowwise_split_input": ShardStyle(axis=INPUT_AXIS, full_features=True),
+    "rowwise_rep": ShardStyle(axis=INPUT_AXIS, full_features=True),
 }
-EMBEDDING = {
-    "embedding_rowwise": Style(axis=0, whole=True),
-    "embedding_colwise": Style(axis=1, whole=True),
+EMBEDDING_STYLES = {
+    "embedding_rowwise": ShardStyle(axis=0, full_features=True),
+    "embedding_colwise": ShardStyle(axis=1, full_features=True),
 }
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layers:
-    """The classes that compute a cut layer, and which part of it this process has."""
+class ParallelLayers:
+    """The classes of sharded layers, and the rank of this process."""
 
     ranks: int
     rank: int
@@ -70,112 +70,120 @@ class Layers:
     row: Callable[..., nn.Module]  # RowParallelLinear
     embedding: Callable[..., nn.Module]  # ParallelEmbedding
 
-    def like(self, layer: Any, part: "Part") -> nn.Module:
-        """The cut form of a layer, without weights."""
-        style, weight = part.style, layer.weight
-        place: dict[str, Any] = {"dtype": weight.dtype, "device": torch.device("meta")}
-        with torch.device("meta"):  # some classes look at it alone, and others at the argument
+    def build_sharded(self, layer: Any, shard: "LayerShard") -> nn.Module:
+        """Build the sharded form of a layer, without weights."""
+        style, weight = shard.style, layer.weight
+        options: dict[str, Any] = {"dtype": weight.dtype, "device": torch.device("meta")}
+        with torch.device("meta"):  # some classes read this, and others the argument
             if isinstance(layer, nn.Embedding):
-                across = style.axis == 1
-                return self.embedding(*weight.shape, shard_across_embedding=across, **place)
+                by_feature = style.axis == 1
+                return self.embedding(*weight.shape, shard_across_embedding=by_feature, **options)
             size_out, size_in = weight.shape
             bias = layer.bias is not None
-            if style.axis == OUT:
-                size_out *= part.repeats
-                return self.column(size_in, size_out, bias=bias, gather_output=style.whole, **place)
+            if style.axis == OUTPUT_AXIS:
+                size_out *= shard.repeats
+                return self.column(
+                    size_in, size_out, bias=bias, gather_output=style.full_features, **options
+                )
             return self.row(
-                size_in, size_out, bias=bias, input_is_parallel=not style.whole, **place
+                size_in, size_out, bias=bias, input_is_parallel=not style.full_features, **options
             )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
-    """How the ranks share one layer."""
+class LayerShard:
+    """The division of one layer among the ranks."""
 
-    style: Style
+    style: ShardStyle
     repeats: int = 1  # ranks that hold the same key-value head
 
-    def axis(self, parameter: str) -> int | None:
-        """Along which a parameter is cut. Biases of whole features are added after all is whole."""
+    def axis_of(self, parameter: str) -> int | None:
+        """Return the sharded axis of a parameter; biases of full features are not sharded."""
         if parameter == "weight":
             return self.style.axis
-        return OUT if self.style == LINEAR["colwise"] else None
+        return OUTPUT_AXIS if self.style == LINEAR_STYLES["colwise"] else None
 
-    def cut(self, parameter: str, full: Tensor, *, ranks: int, rank: int) -> Tensor:
-        """This rank's share, in memory of its own."""
-        axis = self.axis(parameter)
+    def shard(self, parameter: str, full: Tensor, *, ranks: int, rank: int) -> Tensor:
+        """Copy this rank's share of a full parameter."""
+        axis = self.axis_of(parameter)
         if axis is None:
             return full.clone()
-        size = full.shape[axis] * self.repeats // ranks  # with repeats, that is one head
+        size = full.shape[axis] * self.repeats // ranks  # with repeats, one head
         return full.narrow(axis, rank // self.repeats * size, size).clone()
 
-    def join(self, parameter: str, shares: Sequence[Tensor]) -> Tensor:
-        """The full parameter. Inverse of `cut`."""
-        axis = self.axis(parameter)
+    def unshard(self, parameter: str, shares: Sequence[Tensor]) -> Tensor:
+        """Join the shares of all ranks to the full parameter; the inverse of `shard`."""
+        axis = self.axis_of(parameter)
         return shares[0] if axis is None else torch.cat([*shares[:: self.repeats]], axis)
 
 
-def plan(model: Any, ranks: int, *, whole: Collection[str] = ()) -> dict[str, Part]:
-    """Which layers of a model are cut, and how. Reads no weight: a model on `meta` will do.
+def plan_shards(
+    model: Any, ranks: int, *, replicated: Collection[str] = ()
+) -> dict[str, LayerShard]:
+    """Plan which layers of a model are sharded, and how. The model may be on `meta`.
 
-    Layers named `whole` stay so, and so do embedding and head where the vocabulary does not divide.
+    Layers named in `replicated` stay full, as do embedding and head where ranks do not divide them.
     """
     styles = model._tp_plan
     if not model.config.get_text_config().base_model_tp_plan:
-        raise _refusal(model, ranks, "a plan that says how its layers are cut", "none")
-    parts = {}
+        raise _unsupported_error(model, ranks, "a tensor-parallel plan for its layers", "none")
+    shards = {}
     for name, layer in model.named_modules():
         style = styles.get(re.sub(r"\.\d+(?=\.|$)", ".*", name))
-        if style is None or style in UNCUT or name in whole:
+        if style is None or style in REPLICATED_STYLES or name in replicated:
             continue
-        known = {nn.Linear: LINEAR, nn.Embedding: EMBEDDING}.get(type(layer), {})
-        if style not in known:
-            if isinstance(layer, nn.Embedding):  # one that does more than look up
+        allowed = {nn.Linear: LINEAR_STYLES, nn.Embedding: EMBEDDING_STYLES}.get(type(layer), {})
+        if style not in allowed:
+            if isinstance(layer, nn.Embedding):  # a subclass that does more than look up rows
                 continue
             kind = f"{name} ({type(layer).__name__}, {style})"
-            raise _refusal(model, ranks, "layers that are linear or an embedding", kind)
-        parts[name] = Part(style=known[style])
+            raise _unsupported_error(model, ranks, "layers that are linear or an embedding", kind)
+        shards[name] = LayerShard(style=allowed[style])
     for name, attention in model.named_modules():
         if hasattr(attention, "num_key_value_groups"):
-            parts |= _of_heads(model, name, attention, parts, ranks)
-    return _dividing(model, parts, ranks)
+            shards |= _plan_kv_heads(model, name, attention, shards, ranks)
+    return _drop_indivisible(model, shards, ranks)
 
 
-def _of_heads(
-    model: Any, name: str, attention: Any, parts: Mapping[str, Part], ranks: int
-) -> dict[str, Part]:
-    """The projections to keys and values, where each rank has heads of its own."""
+def _plan_kv_heads(
+    model: Any, name: str, attention: Any, shards: Mapping[str, LayerShard], ranks: int
+) -> dict[str, LayerShard]:
+    """Plan the projections to keys and values, where ranks divide or repeat the heads."""
     keys, values = f"{name}.k_proj", f"{name}.v_proj"
-    if keys not in parts or parts[keys].style.whole:
+    if keys not in shards or shards[keys].style.full_features:
         return {}
     config, size = model.config.get_text_config(), attention.head_dim
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     if heads % ranks:
-        raise _refusal(model, ranks, f"a divisor of its {heads} attention heads")
+        raise _unsupported_error(model, ranks, f"a divisor of its {heads} attention heads")
     if kv_heads % ranks and ranks % kv_heads:
-        raise _refusal(model, ranks, f"a divisor or a multiple of its {kv_heads} key-value heads")
+        raise _unsupported_error(
+            model, ranks, f"a divisor or a multiple of its {kv_heads} key-value heads"
+        )
     for inner, parameter in attention.named_parameters():
         owner = f"{name}.{inner.rpartition('.')[0]}"
-        if owner not in parts and parameter.numel() != size:
-            raise _refusal(model, ranks, "weights that are of one head", f"{name}.{inner}")
-    part = Part(style=LINEAR["colwise"], repeats=max(1, ranks // kv_heads))
-    return {keys: part, values: part}
+        if owner not in shards and parameter.numel() != size:
+            raise _unsupported_error(model, ranks, "weights of a single head", f"{name}.{inner}")
+    shard = LayerShard(style=LINEAR_STYLES["colwise"], repeats=max(1, ranks // kv_heads))
+    return {keys: shard, values: shard}
 
 
-def _dividing(model: Any, parts: Mapping[str, Part], ranks: int) -> dict[str, Part]:
-    """Without embedding or head where they do not divide. Raises UserError for what else."""
-    tables, kept = (model.get_input_embeddings(), model.get_output_embeddings()), {}
-    for name, part in parts.items():
+def _drop_indivisible(
+    model: Any, shards: Mapping[str, LayerShard], ranks: int
+) -> dict[str, LayerShard]:
+    """Drop embedding and head if indivisible by `ranks`; raise UserError for other layers."""
+    tables, divisible = (model.get_input_embeddings(), model.get_output_embeddings()), {}
+    for name, shard in shards.items():
         layer = model.get_submodule(name)
-        size = layer.weight.shape[part.style.axis] * part.repeats
+        size = layer.weight.shape[shard.style.axis] * shard.repeats
         if size % ranks == 0:
-            kept[name] = part
+            divisible[name] = shard
         elif layer not in tables:
-            raise _refusal(model, ranks, f"a divisor of the {size} features of {name}")
-    return kept
+            raise _unsupported_error(model, ranks, f"a divisor of the {size} features of {name}")
+    return divisible
 
 
-def _refusal(model: Any, ranks: int, rule: str, got: str = "") -> UserError:
+def _unsupported_error(model: Any, ranks: int, rule: str, got: str = "") -> UserError:
     kind = model.config.get_text_config().model_type
     return UserError(
         f"parallel.tensor: a target of {kind} needs {rule}, got {got or ranks}; "
@@ -183,59 +191,67 @@ def _refusal(model: Any, ranks: int, rule: str, got: str = "") -> UserError:
     )
 
 
-def parallelise(model: Any, layers: Layers, *, whole: Collection[str] = ()) -> dict[str, Part]:
-    """Replace layers in place by cut ones that hold this rank's share. Returns how they are cut."""
-    parts = plan(model, layers.ranks, whole=whole)
-    for name, part in parts.items():
+def parallelize_model(
+    model: Any, layers: ParallelLayers, *, replicated: Collection[str] = ()
+) -> dict[str, LayerShard]:
+    """Replace layers in place by sharded ones with this rank's share; return their plan."""
+    shards = plan_shards(model, layers.ranks, replicated=replicated)
+    for name, shard in shards.items():
         layer = model.get_submodule(name)
         share = {
-            key: part.cut(key, full, ranks=layers.ranks, rank=layers.rank)
+            key: shard.shard(key, full, ranks=layers.ranks, rank=layers.rank)
             for key, full in layer.state_dict().items()
         }
-        cut = layers.like(layer, part)
-        cut.load_state_dict(share, assign=True)
-        model.set_submodule(name, cut.train(layer.training).requires_grad_(False))
-    _share_heads(model, parts, layers.ranks)
-    return parts
+        sharded = layers.build_sharded(layer, shard)
+        sharded.load_state_dict(share, assign=True)
+        model.set_submodule(name, sharded.train(layer.training).requires_grad_(False))
+    _set_local_heads(model, shards, layers.ranks)
+    return shards
 
 
-def _share_heads(model: Any, parts: Mapping[str, Part], ranks: int) -> None:
-    """Tell attention, and who makes a cache for it, how many heads are here."""
+def _set_local_heads(model: Any, shards: Mapping[str, LayerShard], ranks: int) -> None:
+    """Set the number of this rank's heads in attention layers, and in the model for its cache."""
     config = model.config.get_text_config()
     for name, attention in model.named_modules():
-        keys = parts.get(f"{name}.k_proj")
-        if keys is not None and not keys.style.whole:
+        keys = shards.get(f"{name}.k_proj")
+        if keys is not None and not keys.style.full_features:
             model.key_value_heads = max(1, config.num_key_value_heads // ranks)
             heads = config.num_attention_heads // ranks
             attention.num_key_value_groups = heads // model.key_value_heads
 
 
-def key_value_heads(model: Any) -> int:
-    """How many this process has keys and values of."""
+def count_kv_heads(model: Any) -> int:
+    """Return the number of key-value heads on this rank."""
     return getattr(model, "key_value_heads", model.config.get_text_config().num_key_value_heads)
 
 
-def cut(
-    full: Mapping[str, Shaped[Tensor, "..."]], parts: Mapping[str, Part], *, ranks: int, rank: int
+def shard_state_dict(
+    full: Mapping[str, Shaped[Tensor, "..."]],
+    shards: Mapping[str, LayerShard],
+    *,
+    ranks: int,
+    rank: int,
 ) -> dict[str, Shaped[Tensor, "..."]]:
-    """One rank's share of a state dict."""
+    """Return the share of a state dict that one rank holds."""
     share = {}
     for name, tensor in full.items():
         layer, _, parameter = name.rpartition(".")
-        part = parts.get(layer)
+        shard = shards.get(layer)
         share[name] = (
-            part.cut(parameter, tensor, ranks=ranks, rank=rank) if part else tensor.clone()
+            shard.shard(parameter, tensor, ranks=ranks, rank=rank) if shard else tensor.clone()
         )
     return share
 
 
-def join(
-    shares: Sequence[Mapping[str, Shaped[Tensor, "..."]]], parts: Mapping[str, Part]
+def unshard_state_dict(
+    shares: Sequence[Mapping[str, Shaped[Tensor, "..."]]], shards: Mapping[str, LayerShard]
 ) -> dict[str, Shaped[Tensor, "..."]]:
-    """The full state dict of the shares of all ranks, in their order. Inverse of `cut`."""
+    """Join the shares of all ranks, in order; the inverse of `shard_state_dict`."""
     full = {}
     for name, tensor in shares[0].items():
         layer, _, parameter = name.rpartition(".")
-        part = parts.get(layer)
-        full[name] = part.join(parameter, [share[name] for share in shares]) if part else tensor
+        shard = shards.get(layer)
+        full[name] = (
+            shard.unshard(parameter, [share[name] for share in shares]) if shard else tensor
+        )
     return full

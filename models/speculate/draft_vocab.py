@@ -1,8 +1,8 @@
-"""A reduced draft vocabulary: the tokens the answers use, so that the draft's head is small.
+"""A reduced draft vocabulary: the most frequent tokens of the answers, for a small head.
 
-Draft id i stands for target id i + d2t[i]; t2d says which target ids the draft has. Both are in the
-checkpoint, as serving engines read them. Bytes and special tokens are always kept: without them a
-draft could not end an answer, or spell what it has no word for.
+Draft id i stands for target id i + d2t[i]; t2d is the mask of target ids that the draft has. Both
+are in the checkpoint in the form that serving engines read. Bytes and special tokens are always
+kept: without them a draft could not end an answer or spell a word that it has no token for.
 """
 
 import torch
@@ -13,23 +13,24 @@ from torch import Tensor
 from models.errors import UserError
 
 
-def always_kept(tokenizer) -> list[int]:
-    """Ids of the byte tokens and of all special and added tokens, ascending."""
+def required_token_ids(tokenizer) -> list[int]:
+    """Return the ids of the byte tokens and of all special and added tokens, ascending."""
     vocab = tokenizer.get_vocab()
-    fallback = [f"<0x{byte:02X}>" for byte in range(256)]  # SentencePiece
-    of_bytes = fallback if fallback[0] in vocab else ByteLevel.alphabet()
-    kept = {vocab[token] for token in of_bytes if token in vocab}
-    return sorted(kept | set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder))
+    byte_fallback = [f"<0x{byte:02X}>" for byte in range(256)]  # SentencePiece
+    byte_tokens = byte_fallback if byte_fallback[0] in vocab else ByteLevel.alphabet()
+    byte_ids = {vocab[token] for token in byte_tokens if token in vocab}
+    return sorted(byte_ids | set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder))
 
 
-def choose(
-    counts: Int[Tensor, " vocab"], size: int | None, always: list[int]
+def choose_kept_ids(
+    counts: Int[Tensor, " vocab"], size: int | None, required_ids: list[int]
 ) -> Int[Tensor, " draft_vocab"]:
-    """Target ids of the draft vocabulary, ascending: `always`, then the most frequent.
+    """Return the target ids of the draft vocabulary, in ascending order.
 
-    Equally frequent tokens are taken by ascending id. None takes the whole vocabulary.
+    `required_ids` are chosen first, then the most frequent tokens; ties are broken by ascending id.
+    A `size` of None keeps the full vocabulary. Raises UserError for a size out of range.
 
-    >>> choose(torch.tensor([0, 5, 1, 9, 5]), 3, always=[0])
+    >>> choose_kept_ids(torch.tensor([0, 5, 1, 9, 5]), 3, required_ids=[0])
     tensor([0, 1, 3])
     """
     vocab_size = len(counts)
@@ -39,41 +40,44 @@ def choose(
             f"draft.vocab_size: must be at most the target's {vocab_size} tokens, got {size}; "
             "null keeps them all"
         )
-    always = [token for token in always if token < vocab_size]  # Gemma 3's head lacks one
-    if size < len(always):
+    # Gemma 3's head lacks one of its tokenizer's special tokens.
+    required_ids = [token for token in required_ids if token < vocab_size]
+    if size < len(required_ids):
         raise UserError(
-            f"draft.vocab_size: must hold the {len(always)} byte and special tokens, got {size}; "
-            f"give at least {len(always)}, or null for all {vocab_size} tokens"
+            f"draft.vocab_size: must hold the {len(required_ids)} byte and special tokens, "
+            f"got {size}; give at least {len(required_ids)}, or null for all {vocab_size} tokens"
         )
     rank = counts.clone()
-    rank[always] = counts.max() + 1
+    rank[required_ids] = counts.max() + 1
     return rank.argsort(descending=True, stable=True)[:size].sort().values
 
 
-def offsets(kept_ids: Int[Tensor, " draft_vocab"]) -> Int[Tensor, " draft_vocab"]:
-    """d2t: what to add to a draft id to get its target id.
+def offsets_from_kept_ids(kept_ids: Int[Tensor, " draft_vocab"]) -> Int[Tensor, " draft_vocab"]:
+    """Return d2t, the target id minus the draft id.
 
-    >>> offsets(torch.tensor([0, 2, 5]))
+    >>> offsets_from_kept_ids(torch.tensor([0, 2, 5]))
     tensor([0, 1, 3])
     """
     return kept_ids - torch.arange(len(kept_ids), device=kept_ids.device)
 
 
-def kept_ids(d2t: Int[Tensor, " draft_vocab"]) -> Int[Tensor, " draft_vocab"]:
-    """Target ids of the draft vocabulary: `offsets` undone."""
+def kept_ids_from_offsets(d2t: Int[Tensor, " draft_vocab"]) -> Int[Tensor, " draft_vocab"]:
+    """Return the target ids of the draft vocabulary: the inverse of `offsets_from_kept_ids`."""
     return d2t + torch.arange(len(d2t), device=d2t.device)
 
 
-def membership(kept_ids: Int[Tensor, " draft_vocab"], vocab_size: int) -> Bool[Tensor, " vocab"]:
-    """t2d: which target ids the draft has.
+def membership_mask(
+    kept_ids: Int[Tensor, " draft_vocab"], vocab_size: int
+) -> Bool[Tensor, " vocab"]:
+    """Return t2d, the mask of target ids that the draft has.
 
-    >>> membership(torch.tensor([0, 2]), 4)
+    >>> membership_mask(torch.tensor([0, 2]), 4)
     tensor([ True, False,  True, False])
     """
     t2d = torch.zeros(vocab_size, dtype=torch.bool, device=kept_ids.device)
     return t2d.index_fill(0, kept_ids, True)
 
 
-def coverage(counts: Int[Tensor, " vocab"], kept_ids: Int[Tensor, " draft_vocab"]) -> float:
-    """Share of the answer tokens that the draft vocabulary has."""
+def token_coverage(counts: Int[Tensor, " vocab"], kept_ids: Int[Tensor, " draft_vocab"]) -> float:
+    """Return the share of the answer tokens that the draft vocabulary has."""
     return (counts[kept_ids].sum() / counts.sum()).item()

@@ -1,9 +1,9 @@
-"""How tokens are sampled: one rule, and one source of noise, for target and draft alike.
+"""Sampling of tokens: target and draft share one rule and one source of noise.
 
 A token is the argmax of the warped logits plus Gumbel noise, which samples their softmax exactly.
-The noise is a function of (seed, row id, turn, position, token) alone. Target and draft add the
-same noise, so that they tend to choose the same token, and the output depends on the target and the
-key but not on what was drafted: https://arxiv.org/abs/2408.07978.
+The noise is a function of (seed, row id, turn, position, token) only. Target and draft add the same
+noise, so they tend to choose the same token, and the output depends on the target and the key but
+not on the proposals: https://arxiv.org/abs/2408.07978.
 """
 
 import math
@@ -16,19 +16,19 @@ from torch.nn.functional import one_hot
 
 from models.errors import UserError
 
-MASK = 0xFFFFFFFF
+UINT32_MASK = 0xFFFFFFFF
 
 
 @dataclass(kw_only=True)
 class SamplingConf:
-    """Temperature 0 takes the likeliest token; the other defaults change nothing."""
+    """The sampling options; temperature 0 takes the likeliest token, other defaults do nothing."""
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0  # least share of the likeliest token's probability
-    repetition_penalty: float = 1.0  # divides the logits of what prompt and answer hold
-    presence_penalty: float = 0.0  # is taken from the logits of what the answer holds
+    repetition_penalty: float = 1.0  # divides the logits of tokens in prompt or answer
+    presence_penalty: float = 0.0  # subtracted from the logits of tokens in the answer
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -52,7 +52,7 @@ class SamplingConf:
         if self.repetition_penalty <= 0:
             raise UserError(
                 "sampling.repetition_penalty: must be above 0, "
-                f"got {self.repetition_penalty}; 1 penalises nothing"
+                f"got {self.repetition_penalty}; 1 penalizes nothing"
             )
 
     def build(self) -> "SamplingRule":
@@ -61,66 +61,71 @@ class SamplingConf:
 
 @dataclass(kw_only=True)
 class History:
-    """Which tokens stand in a text: what the penalties look at."""
+    """The sets of tokens in the texts so far, which the penalties depend on."""
 
-    known: Bool[Tensor, "*rows vocab"]  # in prompt or answer
-    said: Bool[Tensor, "*rows vocab"]  # in the answer
+    in_text: Bool[Tensor, "*rows vocab"]  # in prompt or answer
+    in_answer: Bool[Tensor, "*rows vocab"]  # in the answer
 
     @classmethod
-    def of(
-        cls, ids: Int[Tensor, "batch prompt"], lengths: Int[Tensor, " batch"], vocab: int
+    def from_prompts(
+        cls, input_ids: Int[Tensor, "batch prompt"], lengths: Int[Tensor, " batch"], vocab: int
     ) -> "History":
-        """Of prompts alone, each of `lengths` tokens."""
-        inside = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
-        counts = torch.zeros(len(ids), vocab, dtype=torch.int64, device=ids.device)
-        known = counts.scatter_add(1, ids, inside.long()) > 0
-        return cls(known=known, said=torch.zeros_like(known))
+        """Build the history of prompts without answers; `lengths` are their tokens."""
+        is_prompt = torch.arange(input_ids.shape[1], device=input_ids.device) < lengths[:, None]
+        counts = torch.zeros(len(input_ids), vocab, dtype=torch.int64, device=input_ids.device)
+        in_prompt = counts.scatter_add(1, input_ids, is_prompt.long()) > 0
+        return cls(in_text=in_prompt, in_answer=torch.zeros_like(in_prompt))
 
-    def along(
-        self, ids: Int[Tensor, "batch nodes"], sees: Bool[Tensor, "batch nodes nodes"]
+    def on_path(
+        self, node_ids: Int[Tensor, "batch nodes"], ancestors: Bool[Tensor, "batch nodes nodes"]
     ) -> "History":
-        """Of a text a row, the texts that end in each node of its tree: [batch, nodes, vocab]."""
-        here = one_hot(ids, self.known.shape[-1]).float()
-        path = sees.float() @ here > 0
-        return History(known=self.known[:, None] | path, said=self.said[:, None] | path)
+        """Return the histories of the texts that end in each tree node: [batch, nodes, vocab].
 
-    def add(self, ids: Int[Tensor, "batch path"], count: Int[Tensor, " batch"]) -> "History":
-        """With the first `count` of `ids`."""
-        said = torch.arange(ids.shape[1], device=ids.device) < count[:, None]
-        new = (one_hot(ids, self.known.shape[-1]).bool() & said[:, :, None]).any(1)
-        return History(known=self.known | new, said=self.said | new)
+        `ancestors` is the mask of each node's ancestors and itself.
+        """
+        is_token = one_hot(node_ids, self.in_text.shape[-1]).float()
+        on_path = ancestors.float() @ is_token > 0
+        return History(
+            in_text=self.in_text[:, None] | on_path, in_answer=self.in_answer[:, None] | on_path
+        )
+
+    def add(self, input_ids: Int[Tensor, "batch path"], count: Int[Tensor, " batch"]) -> "History":
+        """Return the history extended by the first `count` of `input_ids`."""
+        is_emitted = torch.arange(input_ids.shape[1], device=input_ids.device) < count[:, None]
+        is_new = (one_hot(input_ids, self.in_text.shape[-1]).bool() & is_emitted[:, :, None]).any(1)
+        return History(in_text=self.in_text | is_new, in_answer=self.in_answer | is_new)
 
 
 class SamplingRule:
-    """What is done to logits before a token is chosen."""
+    """The transformation of logits before a token is chosen."""
 
     def __init__(self, conf: SamplingConf):
         self.conf = conf
         self.seed = conf.seed
-        self.greedy = conf.temperature == 0
-        self.penalises = conf.repetition_penalty != 1 or conf.presence_penalty != 0
+        self.is_greedy = conf.temperature == 0
+        self.has_penalties = conf.repetition_penalty != 1 or conf.presence_penalty != 0
 
     @property
     def graph_key(self) -> str:
-        """What graphs depend on: models/device/graph_budget.py."""
+        """Return the key that compiled graphs depend on; see models/device/graph_budget.py."""
         return str(self.conf)
 
     def warp(
         self, logits: Float[Tensor, "*rows vocab"], history: History | None = None
     ) -> Float[Tensor, "*rows vocab"]:
-        """Penalties, temperature, top-k, top-p, min-p, as in transformers; -inf is never sampled.
+        """Apply penalties, temperature, top-k, top-p and min-p, in the order of transformers.
 
-        transformers has no presence penalty; ours is OpenAI's, and stands where vLLM has it, behind
-        the repetition penalty. A greedy rule stops there: no warping changes which token is
-        likeliest.
+        A token of logit -inf is never sampled. transformers has no presence penalty; this one is
+        OpenAI's and follows the repetition penalty as in vLLM. A greedy rule applies only the
+        penalties, because no other step changes which token is likeliest.
         """
-        scores = self.penalised(logits.float(), history)
-        if self.greedy:
+        scores = self.apply_penalties(logits.float(), history)
+        if self.is_greedy:
             return scores
         scores = scores / self.conf.temperature
         if self.conf.top_k:
-            least = scores.topk(min(self.conf.top_k, scores.shape[-1])).values[..., -1:]
-            scores = scores.masked_fill(scores < least, -math.inf)
+            threshold = scores.topk(min(self.conf.top_k, scores.shape[-1])).values[..., -1:]
+            scores = scores.masked_fill(scores < threshold, -math.inf)
         if self.conf.top_p < 1:
             ordered, order = scores.sort(dim=-1)
             unlikely = ordered.softmax(-1).cumsum(-1) <= 1 - self.conf.top_p
@@ -132,65 +137,73 @@ class SamplingRule:
             scores = scores.masked_fill(unlikely, -math.inf)
         return scores
 
-    def margins(self, scores: Float[Tensor, " vocab"]) -> Float[Tensor, " vocab"]:
-        """How much nearer two scores must come for a token to be dropped; below 0, to be kept.
+    def drop_margins(self, scores: Float[Tensor, " vocab"]) -> Float[Tensor, " vocab"]:
+        """Return by how much two scores must approach each other for a token to be dropped.
 
-        `scores` are penalized logits over the temperature. Where rounding may move scores by so
-        much, top-k, top-p and min-p may keep another set of tokens.
+        Negative values are those of dropped tokens, for the token to be kept. `scores` are
+        penalized logits over the temperature. If rounding may move scores by that much, top-k,
+        top-p and min-p may keep another set of tokens.
 
         >>> rule = SamplingConf(temperature=1.0, top_k=2).build()
-        >>> rule.margins(torch.tensor([4.0, 1.0, 2.5]))
+        >>> rule.drop_margins(torch.tensor([4.0, 1.0, 2.5]))
         tensor([ 3.0000, -1.5000,  1.5000])
         """
         conf = self.conf
         margin = torch.full_like(scores, math.inf)
-        if self.greedy:
+        if self.is_greedy:
             return margin
         ordered, order = scores.sort(descending=True)
-        most = min(conf.top_k or len(scores), len(scores))
-        by_rank = _distances(ordered, most)
+        num_top_k = min(conf.top_k or len(scores), len(scores))
+        by_rank = _cutoff_distances(ordered, num_top_k)
         if conf.top_p < 1:
-            probs = ordered[:most].double().softmax(-1)
-            before = torch.cat([probs.new_zeros(1), probs.cumsum(0)[:-1]])  # of likelier tokens
-            before = before.clamp_max(1.0)
-            kept = int((before < conf.top_p).sum())
-            # Either the odds of what is likelier change, or the token changes places with others.
-            odds = (math.log(conf.top_p / (1 - conf.top_p)) - before.logit()).to(scores.dtype)
-            odds = torch.cat([odds, odds[-1:].expand(len(scores) - most)])
-            places = _distances(ordered, kept)
-            nearer = [odds[:kept].minimum(places[:kept]), odds[kept:].maximum(places[kept:])]
-            by_rank = by_rank.minimum(torch.cat(nearer))
+            probs = ordered[:num_top_k].double().softmax(-1)
+            mass = torch.cat([probs.new_zeros(1), probs.cumsum(0)[:-1]])  # of likelier tokens
+            mass = mass.clamp_max(1.0)
+            num_top_p = int((mass < conf.top_p).sum())
+            # Either the odds of the likelier tokens change, or the token changes ranks with others.
+            odds = (math.log(conf.top_p / (1 - conf.top_p)) - mass.logit()).to(scores.dtype)
+            odds = torch.cat([odds, odds[-1:].expand(len(scores) - num_top_k)])
+            ranks = _cutoff_distances(ordered, num_top_p)
+            closer = [
+                odds[:num_top_p].minimum(ranks[:num_top_p]),
+                odds[num_top_p:].maximum(ranks[num_top_p:]),
+            ]
+            by_rank = by_rank.minimum(torch.cat(closer))
         margin[order] = by_rank
         if conf.min_p:
             margin = margin.minimum(scores - scores.max() - math.log(conf.min_p))
         return margin
 
-    def penalised(
+    def apply_penalties(
         self, scores: Float[Tensor, "*rows vocab"], history: History | None
     ) -> Float[Tensor, "*rows vocab"]:
-        if not self.penalises or history is None:
+        """Apply the repetition penalty and the presence penalty."""
+        if not self.has_penalties or history is None:
             return scores
         penalty = self.conf.repetition_penalty
-        less = torch.where(scores < 0, scores * penalty, scores / penalty)
-        return torch.where(history.known, less, scores) - (
-            self.conf.presence_penalty * history.said
+        penalized = torch.where(scores < 0, scores * penalty, scores / penalty)
+        return torch.where(history.in_text, penalized, scores) - (
+            self.conf.presence_penalty * history.in_answer
         )
 
 
-def _distances(ordered: Float[Tensor, " vocab"], kept: int) -> Float[Tensor, " vocab"]:
-    """How far the first `kept` stand above the first of the others, and these below the last."""
+def _cutoff_distances(ordered: Float[Tensor, " vocab"], num_kept: int) -> Float[Tensor, " vocab"]:
+    """Return the distance of each score from the first on the other side of the cutoff.
+
+    It is positive for the first `num_kept` scores and negative for the others.
+    """
     ends = torch.cat([ordered, ordered.new_tensor([-math.inf])])
-    return torch.cat([ordered[:kept] - ends[kept], ordered[kept:] - ends[kept - 1]])
+    return torch.cat([ordered[:num_kept] - ends[num_kept], ordered[num_kept:] - ends[num_kept - 1]])
 
 
 @dataclass(kw_only=True)
 class Sampler:
-    """How a draft ranks its candidates in one round: by the target's rule, and by whose noise.
+    """The ranking of a draft's candidates in one round, by the target's rule and a source of noise.
 
-    With the target's own noise both tend to choose the same token (coupled). `draws`: the noise is
-    the draft's own, so that children are drawn without replacement (the largest of perturbed
-    log-probabilities: Kool et al., arXiv 1903.06059), and what they were drawn from is kept. None:
-    by probability alone.
+    With the target's noise both models tend to choose the same token (coupled). With `draws` the
+    noise is the draft's, so children are drawn without replacement (the largest perturbed
+    log-probabilities: Kool et al., arXiv 1903.06059) and the distributions that they were drawn
+    from are recorded. Without noise candidates are ranked by probability.
     """
 
     rule: SamplingRule
@@ -202,79 +215,83 @@ class Sampler:
         self, logits: Float[Tensor, "batch nodes draft_vocab"],
         kept_ids: Int[Tensor, " draft_vocab"] | None,
     ) -> Float[Tensor, "batch nodes draft_vocab"]:  # fmt: skip
-        """Raw logits as sampling sees them."""
+        """Apply the rule to raw logits, with the history of each row's root."""
         if self.history is None:
             return self.rule.warp(logits)
-        known, said = (
-            part if kept_ids is None else part[:, kept_ids]
-            for part in (self.history.known, self.history.said)
+        in_text, in_answer = (
+            mask if kept_ids is None else mask[:, kept_ids]
+            for mask in (self.history.in_text, self.history.in_answer)
         )
-        return self.rule.warp(logits, History(known=known[:, None], said=said[:, None]))
+        return self.rule.warp(
+            logits, History(in_text=in_text[:, None], in_answer=in_answer[:, None])
+        )
 
     def perturb(
         self, warped: Float[Tensor, "batch nodes draft_vocab"], level: int,
         kept_ids: Int[Tensor, " draft_vocab"] | None,
     ) -> Float[Tensor, "batch nodes draft_vocab"]:  # fmt: skip
-        """Scores of the tokens `level + 1` positions behind the root."""
+        """Add the noise of the position `level + 1` behind the root."""
         if self.noise is None:
             return warped
-        here = self.noise[:, level]
-        return warped + (here if kept_ids is None else here[:, kept_ids])[:, None]
+        noise = self.noise[:, level]
+        return warped + (noise if kept_ids is None else noise[:, kept_ids])[:, None]
 
 
-def gumbel(
+def gumbel_noise(
     seed: int,
     row_ids: Int[Tensor, " batch"],
     turn: int | Int[Tensor, " batch"],
     positions: Int[Tensor, "batch positions"],
     vocab_ids: Int[Tensor, " vocab"],
 ) -> Float[Tensor, "batch positions vocab"]:
-    """Standard Gumbel noise of these tokens at these positions: a hash, without any state.
+    """Return standard Gumbel noise of tokens at positions, from a hash without state.
 
-    `vocab_ids` are target ids, so that a reduced draft vocabulary gets the target's own noise.
+    `vocab_ids` are target ids, so that a reduced draft vocabulary gets the target's noise.
     """
-    # The upper tail decides what is sampled. It is where `rest` is small, which fp32 resolves.
-    rest = _uniform(seed, row_ids, turn, positions, vocab_ids)
-    return -torch.log(-torch.log1p(-rest))
+    # The largest values decide the sample. There `upper_tail` is small, where fp32 is precise.
+    upper_tail = _hash_uniform(seed, row_ids, turn, positions, vocab_ids)
+    return -torch.log(-torch.log1p(-upper_tail))
 
 
-def uniform(
+def uniform_noise(
     seed: int,
     row_ids: Int[Tensor, " batch"],
     turn: int | Int[Tensor, " batch"],
     positions: Int[Tensor, "batch positions"],
 ) -> Float[Tensor, "batch positions"]:
-    """Numbers in (0, 1), keyed as the noise is."""
-    return _uniform(seed, row_ids, turn, positions, torch.zeros_like(positions[0, :1]))[..., 0]
+    """Return numbers in (0, 1) with the key of the noise."""
+    return _hash_uniform(seed, row_ids, turn, positions, torch.zeros_like(positions[0, :1]))[..., 0]
 
 
-def _uniform(
+def _hash_uniform(
     seed: int, row_ids: Tensor, turn: int | Tensor, positions: Tensor, vocab_ids: Tensor
 ) -> Float[Tensor, "batch positions vocab"]:
     outer, inner = (
-        _key(start, seed, row_ids, turn, positions)[..., None] for start in (0x9E3779B9, 0x85EBCA6B)
+        _hash_key(start, seed, row_ids, turn, positions)[..., None]
+        for start in (0x9E3779B9, 0x85EBCA6B)
     )
-    bits = _mix(outer ^ _mix(inner ^ (vocab_ids & MASK)))  # two keys of 32 bits: no collisions
+    # Two keys of 32 bits avoid collisions.
+    bits = _mix_bits(outer ^ _mix_bits(inner ^ (vocab_ids & UINT32_MASK)))
     return ((bits.float() + 0.5) * 2.0**-32).clamp_max(1 - 2.0**-24)
 
 
-def _key(
+def _hash_key(
     start: int, seed: int, row_ids: Tensor, turn: int | Tensor, positions: Tensor
 ) -> Int[Tensor, "batch positions"]:
-    key = torch.full_like(row_ids, start ^ (seed & MASK))
+    key = torch.full_like(row_ids, start ^ (seed & UINT32_MASK))
     for word in (seed >> 32, row_ids, row_ids >> 32, turn):
-        key = _mix(key) + word & MASK
-    return _mix(_mix(key)[:, None] + positions & MASK)
+        key = _mix_bits(key) + word & UINT32_MASK
+    return _mix_bits(_mix_bits(key)[:, None] + positions & UINT32_MASK)
 
 
-def _mix(bits: Tensor) -> Tensor:
-    """An integer hash of 32 bits, bijective and without visible bias.
+def _mix_bits(bits: Tensor) -> Tensor:
+    """Hash integers of 32 bits; the hash is bijective and has no visible bias.
 
-    Constants from https://github.com/skeeto/hash-prospector. Both are below 2^31, so that no
-    product overflows int64: overflow is undefined in compiled code.
+    The constants are from https://github.com/skeeto/hash-prospector. Both are below 2^31, so that
+    no product overflows int64: overflow is undefined in compiled code.
     """
     bits = bits ^ (bits >> 16)
-    bits = bits * 0x21F0AAAD & MASK
+    bits = bits * 0x21F0AAAD & UINT32_MASK
     bits = bits ^ (bits >> 15)
-    bits = bits * 0x735A2D97 & MASK
+    bits = bits * 0x735A2D97 & UINT32_MASK
     return bits ^ (bits >> 15)

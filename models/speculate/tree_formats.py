@@ -1,12 +1,12 @@
 """Trees on disk: our own JSON, Medusa's path lists, NxD Inference's adjacency.
 
-    own      {"paths": [[0], [1], [0, 0]], ...what was measured of it}
+    own      {"paths": [[0], [1], [0, 0]], ...measurements}
              {"tree": {"kind": "dynamic", "depth": 4, "nodes": 12, ...}, ...} of any kind
     medusa   [[0], [1], [0, 0]]
     nxd      {"0": ["1", "2"], "1": ["3"]}    node 0 is the root, leaves have no entry
 
 A path lists ranks: [0, 1] is the second likeliest child of the likeliest first token. Adjacency
-numbers nodes level by level and lists children by rank, so it has no tree that skips a rank.
+numbers nodes level by level and lists children by rank, so it cannot express a skipped rank.
 """
 
 import json
@@ -16,13 +16,13 @@ from typing import Any
 
 from models.errors import UserError
 
-Paths = list[list[int]]
-KINDS = ("chain", "static", "dynamic")
-NUMBERS = {"depth", "nodes", "width", "branch", "copied"}  # fields of a TreeConf
+RankPaths = list[list[int]]
+TREE_KINDS = ("chain", "static", "dynamic")
+INTEGER_FIELDS = {"depth", "nodes", "width", "branch", "copied"}  # fields of a TreeConf
 
 
 class TreeFormat(Enum):
-    """Recognised on reading, chosen on writing."""
+    """The format to write; reading detects it."""
 
     own = "own"
     medusa = "medusa"
@@ -30,26 +30,26 @@ class TreeFormat(Enum):
 
 
 def read_fields(file: Path) -> dict[str, Any]:
-    """The fields of a TreeConf that a tree file of any format means; `kind` is a string."""
-    content = _content(file)
-    said = content.get("tree") if isinstance(content, dict) else None
-    if not isinstance(said, dict):
+    """Parse a tree file of any format into TreeConf fields; `kind` is a string."""
+    content = _load_json(file)
+    fields = content.get("tree") if isinstance(content, dict) else None
+    if not isinstance(fields, dict):
         return {"kind": "static", "paths": read_paths(file)}
-    kind, numbers = said.get("kind"), {k: v for k, v in said.items() if k != "kind"}
-    whole = all(type(v) is int for k, v in numbers.items() if (k, v) != ("width", None))
-    if kind not in KINDS or not numbers.keys() <= NUMBERS or not whole:
+    kind, numbers = fields.get("kind"), {k: v for k, v in fields.items() if k != "kind"}
+    are_integers = all(type(v) is int for k, v in numbers.items() if (k, v) != ("width", None))
+    if kind not in TREE_KINDS or not numbers.keys() <= INTEGER_FIELDS or not are_integers:
         raise UserError(
-            f"tree.file: `tree` must hold a kind of {', '.join(KINDS)} and whole numbers for "
-            f"{', '.join(sorted(NUMBERS))}, got {said} in {file}"
+            f"tree.file: `tree` must hold a kind of {', '.join(TREE_KINDS)} and whole numbers for "
+            f"{', '.join(sorted(INTEGER_FIELDS))}, got {fields} in {file}"
         )
-    return said | ({"paths": read_paths(file)} if kind == "static" else {})
+    return fields | ({"paths": read_paths(file)} if kind == "static" else {})
 
 
-def read_paths(file: Path) -> Paths:
-    """The rank paths of a tree file of any format."""
-    content = _content(file)
+def read_paths(file: Path) -> RankPaths:
+    """Read the rank paths of a tree file of any format."""
+    content = _load_json(file)
     if isinstance(content, dict) and "0" in content:
-        return _from_adjacency(content, file)
+        return _paths_from_adjacency(content, file)
     paths = content.get("paths") if isinstance(content, dict) else content
     if not isinstance(paths, list) or not all(map(_is_path, paths)):
         raise UserError(
@@ -58,7 +58,7 @@ def read_paths(file: Path) -> Paths:
     return paths
 
 
-def _content(file: Path) -> Any:
+def _load_json(file: Path) -> Any:
     try:
         return json.loads(file.read_text())
     except (OSError, ValueError) as error:
@@ -70,48 +70,48 @@ def _is_path(path: object) -> bool:
 
 
 def write_paths(
-    paths: Paths, file: Path, *, form: TreeFormat = TreeFormat.own,
-    about: dict[str, Any] | None = None,
+    paths: RankPaths, file: Path, *, tree_format: TreeFormat = TreeFormat.own,
+    metadata: dict[str, Any] | None = None,
 ) -> None:  # fmt: skip
-    """A tree file; `about` is what our own format says of the tree beside its paths."""
+    """Write a tree file; only our own format also holds `metadata`."""
     contents = {
-        TreeFormat.own: lambda: {"paths": paths} | (about or {}),
+        TreeFormat.own: lambda: {"paths": paths} | (metadata or {}),
         TreeFormat.medusa: lambda: paths,
-        TreeFormat.nxd: lambda: to_adjacency(paths),
+        TreeFormat.nxd: lambda: paths_to_adjacency(paths),
     }
-    file.write_text(json.dumps(contents[form]()) + "\n")
+    file.write_text(json.dumps(contents[tree_format]()) + "\n")
 
 
-def to_adjacency(paths: Paths) -> dict[str, list[str]]:
-    """Children of each inner node. Raises UserError for a tree that skips a rank.
+def paths_to_adjacency(paths: RankPaths) -> dict[str, list[str]]:
+    """Return the children of each inner node; raise UserError for a tree that skips a rank.
 
-    >>> to_adjacency([[0], [1], [0, 0]])
+    >>> paths_to_adjacency([[0], [1], [0, 0]])
     {'0': ['1', '2'], '1': ['3']}
     """
     ordered = sorted(map(tuple, paths), key=lambda path: (len(path), path))
     number = {(): 0} | {path: i for i, path in enumerate(ordered, 1)}
     children: dict[str, list[str]] = {}
     for path in ordered:
-        elder = children.setdefault(str(number[path[:-1]]), [])
-        if path[-1] != len(elder):
+        siblings = children.setdefault(str(number[path[:-1]]), [])
+        if path[-1] != len(siblings):
             raise UserError(
                 f"format: nxd needs every rank below the last of a node, got {list(path)} without "
-                f"{[*path[:-1], len(elder)]}; write medusa or own"
+                f"{[*path[:-1], len(siblings)]}; write medusa or own"
             )
-        elder.append(str(number[path]))
+        siblings.append(str(number[path]))
     return children
 
 
-def _from_adjacency(children: dict[str, Any], file: Path) -> Paths:
-    """Level by level from the root: ids that come in any other order are refused."""
+def _paths_from_adjacency(children: dict[str, Any], file: Path) -> RankPaths:
+    """Return the paths level by level from the root; raise UserError for ids in another order."""
     rule = f"tree.file: must number nodes level by level from root 0, got {file}"
     paths: list[list[int]] = [[]]
-    for number, path in enumerate(paths):  # grows as it goes
-        below = children.get(str(number), [])
-        expected = [str(len(paths) + rank) for rank in range(len(below))]
-        if below != expected:
-            raise UserError(f"{rule} with {below} below node {number}; expected {expected}")
-        paths += [[*path, rank] for rank in range(len(below))]
-    if lost := [key for key in children if not key.isdecimal() or int(key) >= len(paths)]:
-        raise UserError(f"{rule} with children of {lost[0]}, which is no node; take them out")
+    for number, path in enumerate(paths):  # the loop also visits the paths that it appends
+        child_ids = children.get(str(number), [])
+        expected = [str(len(paths) + rank) for rank in range(len(child_ids))]
+        if child_ids != expected:
+            raise UserError(f"{rule} with {child_ids} below node {number}; expected {expected}")
+        paths += [[*path, rank] for rank in range(len(child_ids))]
+    if unknown := [key for key in children if not key.isdecimal() or int(key) >= len(paths)]:
+        raise UserError(f"{rule} with children of {unknown[0]}, which is not a node; remove them")
     return paths[1:]

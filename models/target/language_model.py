@@ -1,7 +1,7 @@
 """Any Hugging Face causal LM with softmax attention, run with our masks, positions and cache.
 
-The target is one, and so is a draft that is a language model of its own. Captured layer i is the
-tensor that enters layer i, which is Hugging Face's `hidden_states[i]` and vLLM's
+The target is one, and so is a draft that is itself a language model. Captured layer i is the tensor
+that enters layer i, which is Hugging Face's `hidden_states[i]` and vLLM's
 `eagle_aux_hidden_state_layer_ids`.
 """
 
@@ -17,60 +17,60 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from models.device import Device
-from models.device.graph_budget import key_of
-from models.distill.topk_logits import TopK
+from models.device.graph_budget import graph_key_of
+from models.distill.topk_logits import TopKLogits
 from models.errors import UserError
 from models.parallel import nxd_checkpoint, tensor_parallel
 from models.target import architectures
-from models.target.cache import LayerCache, StaticCache, Write
+from models.target.cache import CacheWrite, LayerCache, StaticCache
 
-SHAPES = Path(__file__).parent / "shapes"
+SHIPPED_CONFIGS = Path(__file__).parent / "shapes"
 
 
 @dataclass(kw_only=True)
-class Seen:
-    """What a model computed at each position.
+class TargetOutput:
+    """The outputs of a model at each position.
 
-    With `teacher`, `hidden` does not teach: it is an input, or has no width.
+    If `topk` is set, losses use it instead of `hidden`, which is then an input or has width 0.
     """
 
-    hidden: Float[Tensor, "batch seq hidden"]  # after the final norm: what the head reads
-    captured: Float[Tensor, "batch seq captured"]  # the captured layers side by side, low to high
-    teacher: TopK | None = None  # None: the distributions that the head makes of `hidden`
+    hidden: Float[Tensor, "batch seq hidden"]  # after the final norm: the head's input
+    captured: Float[Tensor, "batch seq captured"]  # captured layers concatenated, low to high
+    topk: TopKLogits | None = None  # None: the head computes the logits from `hidden`
 
-    def to(self, device: torch.device) -> "Seen":
-        return Seen(
+    def to(self, device: torch.device) -> "TargetOutput":
+        return TargetOutput(
             hidden=self.hidden.to(device),
             captured=self.captured.to(device),
-            teacher=self.teacher and self.teacher.each(lambda t: t.to(device)),
+            topk=self.topk and self.topk.map_tensors(lambda t: t.to(device)),
         )
 
-    def teaches(self) -> Float[Tensor, "rows hidden"] | TopK:
-        """What a draft learns from, a row a position: hidden states or likeliest tokens."""
-        if self.teacher is None:
+    def loss_inputs(self) -> Float[Tensor, "rows hidden"] | TopKLogits:
+        """Return what drafts are trained on, a row per position: hidden states or top-k logits."""
+        if self.topk is None:
             return self.hidden.flatten(0, 1)
-        return self.teacher.each(lambda t: t.flatten(0, 1))
+        return self.topk.map_tensors(lambda t: t.flatten(0, 1))
 
 
 @dataclass(kw_only=True)
-class _Pass:
-    """What the layers take and leave on a pass. Copies of a target share it, with the layers."""
+class _ForwardState:
+    """The state of one forward pass, which copies of a target share, as they share the layers."""
 
-    entering: dict[int, Tensor] = field(default_factory=dict)
-    writing: tuple[StaticCache, Write] | None = None
+    layer_inputs: dict[int, Tensor] = field(default_factory=dict)
+    cache_write: tuple[StaticCache, CacheWrite] | None = None
 
 
 @dataclass(kw_only=True)
-class _Place:
-    """Where a layer stands: an attribute of the layer, so that a copy of a model has its own."""
+class _LayerHook:
+    """A layer's index and state, kept as its attribute so that a copied model has its own."""
 
     index: int
-    shared: _Pass
+    forward_state: _ForwardState
     region: Callable
 
 
-class Transformer:
-    """A causal LM seen through four verbs: embed, see (hidden states), logits, new_cache."""
+class LanguageModel:
+    """A causal LM with four operations: embed, forward_hidden, logits, new_cache."""
 
     def __init__(self, model: Any, *, device: Device):
         self.model, self.device = model, device
@@ -78,39 +78,39 @@ class Transformer:
         self.decoder = model.get_decoder()
         self.head = model.get_output_embeddings()
         self.num_layers: int = self.config.num_hidden_layers
-        self.kv_heads: int = tensor_parallel.key_value_heads(model)  # of this process
+        self.kv_heads: int = tensor_parallel.count_kv_heads(model)  # on this rank
         self.hidden_size: int = self.config.hidden_size
         self.vocab_size: int = self.head.weight.shape[0]
         self.head_size: int = (
             getattr(self.config, "head_dim", None)
             or self.hidden_size // self.config.num_attention_heads
         )
-        self.window = architectures.window(self.config)
-        self._pass = _Pass()
-        region = device.region(_layer_pass)
+        self.sliding_window = architectures.get_sliding_window(self.config)
+        self._forward_state = _ForwardState()
+        region = device.compile_region(_run_layer)
         for i, layer in enumerate(self.decoder.layers):
-            layer.place = _Place(index=i, shared=self._pass, region=region)
-            # bound, so that a copy of the model runs its own layers
-            layer.forward = MethodType(_watched, layer)
+            layer.place = _LayerHook(index=i, forward_state=self._forward_state, region=region)
+            # a method bound to the layer, so that a copy of the model runs its own layers
+            layer.forward = MethodType(_hooked_forward, layer)
 
     @property
     def graph_key(self) -> str:
-        """What graphs depend on: models/device/graph_budget.py."""
-        return key_of(self.model)
+        """Describe what graphs depend on (see models/device/graph_budget.py)."""
+        return graph_key_of(self.model)
 
     @property
     def eos_ids(self) -> list[int]:
-        """Ids that end an answer."""
+        """Return the ids that end an answer."""
         return _as_list(self.model.generation_config.eos_token_id)
 
-    def embed(self, ids: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch hidden"]:
-        return self.model.get_input_embeddings()(ids)
+    def embed(self, input_ids: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch hidden"]:
+        return self.model.get_input_embeddings()(input_ids)
 
     def logits(self, hidden: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "*batch vocab"]:
         return self.head(hidden)
 
     def new_cache(self, batch: int, slots: int) -> StaticCache:
-        """Room for `slots` tokens a row, tree nodes included."""
+        """Allocate a cache of `slots` tokens per row, tree nodes included."""
         return StaticCache(
             layers=self.num_layers,
             batch=batch,
@@ -121,182 +121,187 @@ class Transformer:
             device=self.head.weight.device,
         )
 
-    def see(
+    def forward_hidden(
         self,
-        ids: Int[Tensor, "batch seq"],
+        input_ids: Int[Tensor, "batch seq"],
         *,
         positions: Int[Tensor, "batch seq"],
         mask: Bool[Tensor, "batch 1 seq keys"],
         layers: list[int],
         cache: StaticCache | None = None,
-        write: Write | None = None,
-    ) -> Seen:
-        """One forward pass. With a cache, keys and values go where `write` says."""
-        # always a new dict: a graph must not depend on what other callers of the layers left in it
-        self._pass.entering = {}
+        write: CacheWrite | None = None,
+    ) -> TargetOutput:
+        """Run one forward pass; with a cache, keys and values go to the slots of `write`."""
+        # a new dict, so that graphs do not depend on what other callers of the layers left in it
+        self._forward_state.layer_inputs = {}
         if cache is not None:
             assert write is not None
-            self._pass.writing = cache, write
+            self._forward_state.cache_write = cache, write
         hidden = self.decoder(
-            input_ids=ids,
+            input_ids=input_ids,
             position_ids=positions,
-            attention_mask=self._masks(mask, positions, cache, write),
+            attention_mask=self._layer_masks(mask, positions, cache, write),
             past_key_values=cache,
             use_cache=cache is not None,
         ).last_hidden_state
-        captured = [self._pass.entering[i] for i in layers]
-        self._pass.entering = {}  # else a compiled graph would return every layer's input
-        self._pass.writing = None
-        return Seen(
+        captured = [self._forward_state.layer_inputs[i] for i in layers]
+        # else a compiled graph would return every layer's input
+        self._forward_state.layer_inputs = {}
+        self._forward_state.cache_write = None
+        return TargetOutput(
             hidden=hidden, captured=torch.cat(captured, -1) if captured else hidden[..., :0]
         )
 
-    def _masks(
+    def _layer_masks(
         self, mask: Bool[Tensor, "b 1 t s"], positions: Int[Tensor, "b t"],
-        cache: StaticCache | None, write: Write | None,
+        cache: StaticCache | None, write: CacheWrite | None,
     ) -> Any:  # fmt: skip
-        """What the layers attend to.
+        """Build the attention masks of all layers.
 
-        A window is of positions, not of slots: nodes of a tree lie behind one another, and siblings
+        A window counts positions, not slots: tree nodes are stored behind one another, and siblings
         share a position.
         """
         near = None
-        if self.window is not None:
+        if self.sliding_window is not None:
             keys = positions
             if cache is not None and write is not None:
-                keys = cache.place(positions, write)
-            near = (positions[:, :, None] - keys[:, None] < self.window)[:, None]
-        return architectures.masks(self.config, mask, near, self.head.weight.dtype)
+                keys = cache.record_positions(positions, write)
+            near = (positions[:, :, None] - keys[:, None] < self.sliding_window)[:, None]
+        return architectures.build_layer_masks(self.config, mask, near, self.head.weight.dtype)
 
 
-def _watched(layer: Any, hidden_states: Tensor, **kwargs: Any) -> Any:
-    """A layer, which keeps the tensor that enters it, and is given its part of the cache.
+def _hooked_forward(layer: Any, hidden_states: Tensor, **kwargs: Any) -> Any:
+    """Run a layer: record the tensor that enters it, and pass it its part of the cache.
 
-    transformers' own recorder cannot be traced: it holds its results in a context variable.
+    The recorder of transformers cannot be traced: it keeps its results in a context variable.
     """
-    place: _Place = layer.place
-    place.shared.entering[place.index] = hidden_states
-    part = ()
-    if place.shared.writing is not None:
-        cache, write = place.shared.writing
+    hook: _LayerHook = layer.place
+    hook.forward_state.layer_inputs[hook.index] = hidden_states
+    cache_args = ()
+    if hook.forward_state.cache_write is not None:
+        cache, write = hook.forward_state.cache_write
         kwargs = kwargs | {"past_key_values": None}
-        part = cache.layer(place.index, write)
-    return place.region(layer, hidden_states, part, kwargs)
+        cache_args = cache.layer_args(hook.index, write)
+    return hook.region(layer, hidden_states, cache_args, kwargs)
 
 
-def _layer_pass(
-    layer: nn.Module, hidden: Tensor, part: tuple[Tensor, ...], kwargs: dict[str, Any]
+def _run_layer(
+    layer: nn.Module, hidden_states: Tensor, cache_args: tuple[Tensor, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """One layer. Given nothing but tensors and constants, it is traced once for all layers."""
-    if part:
-        kwargs = kwargs | {"past_key_values": LayerCache(*part)}
-    return type(layer).forward(layer, hidden, **kwargs)
+    """Run one layer. With tensors and constants alone as inputs, it is traced once for all."""
+    if cache_args:
+        kwargs = kwargs | {"past_key_values": LayerCache(*cache_args)}
+    return type(layer).forward(layer, hidden_states, **kwargs)
 
 
 @dataclass(kw_only=True)
-class Source:
-    """Where a pretrained model is: a hub name, or `path`, a local copy of it."""
+class ModelSource:
+    """The location of a pretrained model: a hub name, or `path` of a local copy."""
 
-    key: str  # of the config: `target` or `draft`
+    config_key: str  # `target` or `draft`
     name: str
     path: str | None = None
     revision: str | None = None
     trust_remote_code: bool = False
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         return self.path or self.name
 
-    def config(self) -> Any:
-        """Read config.json alone. Raises UserError for what cannot be had or served exactly."""
+    def read_config(self) -> Any:
+        """Read config.json; raise UserError for a model that is missing or not served exactly."""
         from transformers import AutoConfig
 
-        config = self._read(AutoConfig)
-        _refuse(config, self)
+        config = self._from_pretrained(AutoConfig)
+        _check_supported(config, self)
         return config
 
-    def shape(self) -> Any:
-        """The model without weights."""
+    def build_meta_model(self) -> Any:
+        """Build the model without weights, on `meta`."""
         from transformers import AutoModelForCausalLM
 
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(
-                self.config(), trust_remote_code=self.trust_remote_code
+                self.read_config(), trust_remote_code=self.trust_remote_code
             )
 
-    def model(self, dtype: torch.dtype, **layout: Any) -> Any:
-        """Read the weights; `layout` is of transformers, where a process reads a part of them."""
+    def load_model(self, dtype: torch.dtype, **layout: Any) -> Any:
+        """Load the weights; `layout` makes transformers load a part of them on each process."""
         from transformers import AutoModelForCausalLM
 
-        config = self.config()
-        how = {"dtype": dtype, "attn_implementation": architectures.implementation(config)}
-        if self.path and (shares := nxd_checkpoint.files(Path(self.path))):
-            return nxd_checkpoint.load(shares, self.shape(), **how, **layout)
-        return self._read(AutoModelForCausalLM, **how, **architectures.stored_as(config), **layout)
+        config = self.read_config()
+        options = {"dtype": dtype, "attn_implementation": architectures.choose_attention(config)}
+        if self.path and (rank_files := nxd_checkpoint.find_rank_files(Path(self.path))):
+            return nxd_checkpoint.load_model(
+                rank_files, self.build_meta_model(), **options, **layout
+            )
+        return self._from_pretrained(
+            AutoModelForCausalLM, **options, **architectures.dequantize_kwargs(config), **layout
+        )
 
-    def outline(self, dtype: torch.dtype) -> Any:
-        """The model without its weights, on `meta`.
+    def build_planning_model(self, dtype: torch.dtype) -> Any:
+        """Build the model for planning, without weights, on `meta`.
 
-        Reads config.json alone; of the models that conf/ names it is here, as published.
+        It needs config.json alone, which this package has for the models that conf/ names.
         """
         from transformers import AutoConfig, AutoModelForCausalLM
 
-        shipped = SHAPES / f"{self.name}.json"
+        shipped = SHIPPED_CONFIGS / f"{self.name}.json"
         if self.path is None and shipped.exists():
             config = AutoConfig.for_model(**json.loads(shipped.read_text()))
         else:
-            config = self.config()
+            config = self.read_config()
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(
-                config, dtype=dtype, attn_implementation=architectures.implementation(config)
+                config, dtype=dtype, attn_implementation=architectures.choose_attention(config)
             )
 
-    def tokenizer(self) -> Any:
+    def load_tokenizer(self) -> Any:
         from transformers import AutoTokenizer
 
-        return self._read(AutoTokenizer)
+        return self._from_pretrained(AutoTokenizer)
 
-    def context(self) -> int | None:
-        """Tokens of a text that the model has positions for, where it says so."""
-        return getattr(self.config().get_text_config(), "max_position_embeddings", None)
+    def context_length(self) -> int | None:
+        """Return how many tokens the model has positions for, if its config states it."""
+        return getattr(self.read_config().get_text_config(), "max_position_embeddings", None)
 
     def eos_ids(self) -> list[int]:
-        """Ids that end an answer, without the weights: as `Transformer.eos_ids`."""
+        """Return `LanguageModel.eos_ids` without loading the weights."""
         from transformers import GenerationConfig
 
-        place = {"revision": self.revision, "trust_remote_code": self.trust_remote_code}
+        hub_args = {"revision": self.revision, "trust_remote_code": self.trust_remote_code}
         try:
-            generation = GenerationConfig.from_pretrained(self.place, **place)
-        except OSError:  # of a model without generation_config.json
-            generation = GenerationConfig.from_model_config(self.config())
+            generation = GenerationConfig.from_pretrained(self.location, **hub_args)
+        except OSError:  # the model has no generation_config.json
+            generation = GenerationConfig.from_model_config(self.read_config())
         return _as_list(generation.eos_token_id)
 
-    def _ask_hub(self) -> None:
-        """Ask one quick question: reading would retry for half a minute before it gives up."""
+    def _check_hub(self) -> None:
+        """Check that the hub answers: from_pretrained would retry for half a minute and fail."""
         from huggingface_hub import HfApi, constants, try_to_load_from_cache
 
         if self.path is not None:
             raise OSError("no such directory")
-        cached = try_to_load_from_cache(self.place, "config.json", revision=self.revision)
+        cached = try_to_load_from_cache(self.location, "config.json", revision=self.revision)
         if not (constants.HF_HUB_OFFLINE or isinstance(cached, str)):
-            HfApi().model_info(self.place, revision=self.revision, timeout=10)
+            HfApi().model_info(self.location, revision=self.revision, timeout=10)
 
-    def _read(self, kind: Any, **kwargs: Any) -> Any:
+    def _from_pretrained(self, auto_class: Any, **kwargs: Any) -> Any:
         from huggingface_hub.errors import HTTPError
 
         try:
-            if not Path(self.place).is_dir():
-                self._ask_hub()
-            return kind.from_pretrained(
-                self.place, revision=self.revision, trust_remote_code=self.trust_remote_code,
+            if not Path(self.location).is_dir():
+                self._check_hub()
+            return auto_class.from_pretrained(
+                self.location, revision=self.revision, trust_remote_code=self.trust_remote_code,
                 **kwargs,
             )  # fmt: skip
         except (OSError, ValueError, HTTPError) as error:
             reason = str(error).strip().splitlines()[0].rstrip(".")
             raise UserError(
-                f"{self.key}.{'path' if self.path else 'name'}: must be a reachable model, "
-                f"got {self.place!r} ({reason}); "
-                f"without a network give a local copy by {self.key}.path=DIR"
+                f"{self.config_key}.{'path' if self.path else 'name'}: must be a reachable model, "
+                f"got {self.location!r} ({reason}); "
+                f"without a network give a local copy by {self.config_key}.path=DIR"
             ) from error
 
 
@@ -304,11 +309,11 @@ def _as_list(ids: int | list[int] | None) -> list[int]:
     return [] if ids is None else [ids] if isinstance(ids, int) else list(ids)
 
 
-def _refuse(config: Any, source: Source) -> None:
-    """Name what the runtime cannot serve exactly, before any weight is read."""
-    if found := architectures.unserved(config):
+def _check_supported(config: Any, source: ModelSource) -> None:
+    """Raise UserError for what the runtime cannot serve exactly, before any weight is read."""
+    if unsupported := architectures.find_unsupported(config):
         raise UserError(
-            f"{source.key}.name: only softmax attention, full or over a sliding window, is served "
-            f"exactly, got {source.place!r} ({config.get_text_config().model_type}: "
-            f"{', '.join(found)}); choose another {source.key}"
+            f"{source.config_key}.name: only softmax attention, full or over a sliding window, is "
+            f"served exactly, got {source.location!r} ({config.get_text_config().model_type}: "
+            f"{', '.join(unsupported)}); choose another {source.config_key}"
         )

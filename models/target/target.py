@@ -12,87 +12,89 @@ import torch
 from models.checkpoint import target_fingerprint, tokenizer_fingerprint
 from models.device import Device
 from models.errors import UserError
-from models.target.language_model import Seen, Source, Transformer
+from models.target.language_model import LanguageModel, ModelSource, TargetOutput
 
-DEMO = Path(__file__).parents[2] / "data" / "demo" / "target"
+DEMO_TARGET = Path(__file__).parents[2] / "data" / "demo" / "target"
 
 
 @dataclass(kw_only=True)
 class TargetConf:
-    """Which model must not change: a hub name, a local path, or `demo`."""
+    """The model whose outputs must not change: a hub name, a local path, or `demo`."""
 
     name: str = "demo"
-    path: str | None = None  # of a local copy of it
+    path: str | None = None  # of a local copy
     revision: str | None = None
     trust_remote_code: bool = False
 
     @property
     def is_demo(self) -> bool:
-        """Whether it is the target that ships in data/demo."""
-        return Path(self.source.place).resolve() == DEMO.resolve()
+        """Return whether it is the target that ships in data/demo."""
+        return Path(self.source.location).resolve() == DEMO_TARGET.resolve()
 
     @property
-    def source(self) -> Source:
-        return Source(
-            key="target",
+    def source(self) -> ModelSource:
+        return ModelSource(
+            config_key="target",
             name=self.name,
-            path=str(DEMO) if self.name == "demo" and self.path is None else self.path,
+            path=str(DEMO_TARGET) if self.name == "demo" and self.path is None else self.path,
             revision=self.revision,
             trust_remote_code=self.trust_remote_code,
         )
 
-    def build(self, device: Device, *, read: Callable[[Source], Any] | None = None) -> "Target":
-        """Load and freeze. Raises UserError for what cannot be had or served exactly.
+    def build(
+        self, device: Device, *, load_model: Callable[[ModelSource], Any] | None = None
+    ) -> "Target":
+        """Load and freeze; raise UserError for a model that is missing or cannot be served exactly.
 
-        `read` loads a model that does not lie on this device alone.
+        `load_model` loads a model that is divided among several devices.
         """
         source = self.source
-        source.config()
-        model = read(source) if read else source.model(device.dtype)
-        target = Target(model, source.tokenizer(), name=self.path or self.name, device=device)
-        if not read:  # after the checks: they would be graphs where operations are recorded
+        source.read_config()
+        model = load_model(source) if load_model else source.load_model(device.dtype)
+        target = Target(model, source.load_tokenizer(), name=self.path or self.name, device=device)
+        if not load_model:  # after the checks, which a lazy device would compile
             model.to(device.torch_device)
         return target
 
 
-class Target(Transformer):
-    """A frozen causal LM. `tokenizer` is None only in tests that deal in ids."""
+class Target(LanguageModel):
+    """A frozen causal LM. `tokenizer` is None only in tests that use ids alone."""
 
     def __init__(self, model: Any, tokenizer: Any, *, name: str, device: Device):
         super().__init__(model.eval().requires_grad_(False), device=device)
         self.tokenizer, self.name = tokenizer, name
-        self.parameters = sum(p.numel() for p in model.parameters())
+        self.num_parameters = sum(p.numel() for p in model.parameters())
         self.fingerprint = target_fingerprint(model)
         self.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer) if tokenizer else ""
-        self._check_head()
+        self._check_logits()
 
     @property
     def graph_key(self) -> str:
-        """Graphs read the fingerprint, so that two targets of one architecture have their own."""
+        """Add the fingerprint, so that targets of one architecture have graphs of their own."""
         return f"{super().graph_key} {self.fingerprint[:8]}"
 
     def eager(self) -> "Target":
-        """The same target for few rounds, which compiling would only delay."""
-        eager = copy.copy(self)
-        eager.device = self.device.eager()
-        return eager
+        """Return a copy that runs eagerly, for a few rounds that compiling would only delay."""
+        target = copy.copy(self)
+        target.device = self.device.eager()
+        return target
 
-    def with_weights(self, lm: Transformer, *, name: str) -> "Target":
-        """A target of the same architecture and tokenizer that computes as `lm` does."""
-        other = copy.copy(self)
+    def with_weights(self, lm: LanguageModel, *, name: str) -> "Target":
+        """Return a target of the same architecture and tokenizer with the weights of `lm`."""
+        target = copy.copy(self)
         for key, value in vars(lm).items():
-            setattr(other, key, value)
-        other.device, other.name = self.device, name
-        other.fingerprint = target_fingerprint(lm.model)
-        return other
+            setattr(target, key, value)
+        target.device, target.name = self.device, name
+        target.fingerprint = target_fingerprint(lm.model)
+        return target
 
-    def see(self, *args: Any, **kwargs: Any) -> Seen:
-        """One forward pass of `Transformer.see`."""
-        assert self.fingerprint  # read, so that a compiled graph knows whose it is
-        return super().see(*args, **kwargs)
+    def forward_hidden(self, *args: Any, **kwargs: Any) -> TargetOutput:
+        """Run one forward pass; see `LanguageModel.forward_hidden`."""
+        assert self.fingerprint  # reading it makes dynamo guard on the target's identity
+        return super().forward_hidden(*args, **kwargs)
 
     def check_layers(self, layers: list[int], *, default: list[int]) -> None:
-        """Raise UserError unless each is the input of a layer, in increasing order."""
+        """Raise UserError unless `layers` are inputs of existing layers, in increasing order."""
         valid = f"null takes {default}"
         if any(b <= a for a, b in pairwise(layers)):
             raise UserError(f"draft.layers: must be strictly increasing, got {layers}; {valid}")
@@ -103,12 +105,12 @@ class Target(Transformer):
             )
 
     @torch.no_grad()
-    def _check_head(self) -> None:
-        """Some families scale or cap their logits after the head; those are not served exactly."""
-        ids = torch.arange(2, device=self.head.weight.device)[None]
-        whole = self.model(input_ids=ids).logits
-        ours = self.logits(self.decoder(input_ids=ids).last_hidden_state)
-        if not torch.allclose(whole.float(), ours.float(), atol=1e-3, rtol=1e-2):
+    def _check_logits(self) -> None:
+        """Refuse families that scale or cap logits after the head: they are not served exactly."""
+        input_ids = torch.arange(2, device=self.head.weight.device)[None]
+        expected = self.model(input_ids=input_ids).logits
+        logits = self.logits(self.decoder(input_ids=input_ids).last_hidden_state)
+        if not torch.allclose(expected.float(), logits.float(), atol=1e-3, rtol=1e-2):
             raise UserError(
                 f"target.name: {type(self.model).__name__} changes its logits after the head and "
                 f"cannot be served exactly, got {self.name!r}; choose another target"

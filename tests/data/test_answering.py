@@ -5,10 +5,16 @@ import json
 import pytest
 
 from data.answers.answering import AnswersReport, answer_rows
-from data.answers.dialogue import CUT, TOO_LONG, Answer, UnansweredError, key_of
-from data.sources.prepared_rows import Row
-from infer.engine.answer_backend import TargetAsker
-from infer.engine.generate import answers
+from data.answers.dialogue import (
+    ANSWER_CUT,
+    PROMPT_TOO_LONG,
+    Answer,
+    UnansweredError,
+    derive_answer_seed,
+)
+from data.sources.prepared_rows import PreparedRow
+from infer.engine.answer_backend import TargetAnswerBackend
+from infer.engine.generate import generate_answers
 from models.errors import UserError
 from tests.support.chat import ASSISTANT, asked, chat_target, conf
 
@@ -23,7 +29,7 @@ def target():
 def answered(target, journal, rows, asker=None, **changes):
     """The rows answered, and the report."""
     how, report = conf(**changes), AnswersReport()
-    asker = asker or TargetAsker(target, how)
+    asker = asker or TargetAnswerBackend(target, how)
     made = answer_rows(rows, asker, target.tokenizer, how, journal, report=report)
     return list(made), report
 
@@ -42,10 +48,15 @@ def test_answers_do_not_depend_on_the_batch(target, made, tmp_path):
 
 
 def test_every_answer_has_a_seed_of_its_own():
-    keys = {key_of(seed, row, turn) for seed in (0, 1) for row in ("1", "11") for turn in (0, 1)}
+    keys = {
+        derive_answer_seed(seed, row, turn)
+        for seed in (0, 1)
+        for row in ("1", "11")
+        for turn in (0, 1)
+    }
     assert len(keys) == 8
     assert max(keys) < 2**31
-    assert key_of(0, "1", 0) == 898252347
+    assert derive_answer_seed(0, "1", 0) == 898252347
 
 
 def test_each_turn_is_the_targets_own_behind_its_own_history(target, made):
@@ -57,9 +68,9 @@ def test_each_turn_is_the_targets_own_behind_its_own_history(target, made):
         (document,) = row.documents  # this template rewrites nothing
         several += len(document.spans) > 1
         for drawn, (begin, end) in zip(row.answers, document.spans, strict=True):
-            ((_, own),) = answers(
+            ((_, own),) = generate_answers(
                 target, [document.ids[:begin]], max_new_tokens=16, sampling=conf().sampling,
-                row_ids=[key_of(0, row.id, drawn.turn)],
+                row_ids=[derive_answer_seed(0, row.id, drawn.turn)],
             )  # fmt: skip
             assert document.ids[begin:end] == own
             assert (drawn.finish_reason == "stop") == (own[-1] == 0)
@@ -69,7 +80,7 @@ def test_each_turn_is_the_targets_own_behind_its_own_history(target, made):
         rendered = target.tokenizer.apply_chat_template(row.messages, return_dict=True)["input_ids"]
         assert rendered[: len(document.ids)] == document.ids
     assert several > 2
-    assert report.ended[CUT] == sum(
+    assert report.ended[ANSWER_CUT] == sum(
         row.answers[-1].finish_reason == "length" and len(row.messages) < len(wanted.messages)
         for row, wanted in zip(rows, asked(ROWS), strict=True)
     )
@@ -79,12 +90,12 @@ def test_each_turn_is_the_targets_own_behind_its_own_history(target, made):
 
 def test_prompts_are_continued_and_rows_that_cannot_be_asked_are_counted(target, tmp_path):
     rows = [
-        Row(id="text", source="made", text="3 4 5"),
-        Row(id="prompt", source="made", messages=[{"role": "user", "content": "3 4 5"}]),
-        Row(id="long", source="made", text="7 " * 241),
-        Row(id="fits", source="made", text="7 " * 240),
-        Row(id="role", source="made", messages=[{"role": "poet", "content": "3"}]),
-        Row(id="empty", source="made", text=""),
+        PreparedRow(id="text", source="made", text="3 4 5"),
+        PreparedRow(id="prompt", source="made", messages=[{"role": "user", "content": "3 4 5"}]),
+        PreparedRow(id="long", source="made", text="7 " * 241),
+        PreparedRow(id="fits", source="made", text="7 " * 240),
+        PreparedRow(id="role", source="made", messages=[{"role": "poet", "content": "3"}]),
+        PreparedRow(id="empty", source="made", text=""),
     ]
     made, report = answered(target, tmp_path / "j", rows)
     assert [row.id for row in made] == ["text", "prompt", "fits"]
@@ -93,7 +104,7 @@ def test_prompts_are_continued_and_rows_that_cannot_be_asked_are_counted(target,
     assert [message["role"] for message in made[1].messages] == ["user", "assistant"]
     assert report.dropped == {
         "made": {
-            TOO_LONG: 1,
+            PROMPT_TOO_LONG: 1,
             "refused by the chat template: no such role": 1,
             "without a token": 1,
         }
@@ -104,12 +115,12 @@ def test_prompts_are_continued_and_rows_that_cannot_be_asked_are_counted(target,
 class Unwilling:
     """Answers with one token, and refuses some prompts."""
 
-    room = 240
+    max_prompt_tokens = 240
 
     def __init__(self, refused=()):
         self.refused, self.asked = set(refused), []
 
-    async def ask(self, ids, *, key):
+    async def generate_answer(self, ids, *, key):
         self.asked.append(key)
         if key in self.refused:
             raise UnansweredError("status 500", "out of order")
@@ -120,8 +131,8 @@ class Unwilling:
 
 
 def test_what_failed_is_named_and_asked_again_alone(target, tmp_path):
-    rows = [Row(id=str(i), source="made", text="3 4") for i in range(20)]
-    bad = Unwilling(refused=[key_of(0, "3", 0), key_of(0, "7", 0)])
+    rows = [PreparedRow(id=str(i), source="made", text="3 4") for i in range(20)]
+    bad = Unwilling(refused=[derive_answer_seed(0, "3", 0), derive_answer_seed(0, "7", 0)])
     with pytest.raises(UserError, match=r"got 2 that failed for good \(2 status 500\), 18 done"):
         answered(target, tmp_path / "j.jsonl", rows, bad)
     listed = (tmp_path / "j.failed.jsonl").read_text().splitlines()
@@ -138,8 +149,8 @@ def test_what_failed_is_named_and_asked_again_alone(target, tmp_path):
 
 
 def test_a_dead_endpoint_is_not_asked_for_every_row(target, tmp_path):
-    rows = [Row(id=str(i), source="made", text="3 4") for i in range(500)]
-    dead = Unwilling(refused=[key_of(0, row.id, 0) for row in rows])
+    rows = [PreparedRow(id=str(i), source="made", text="3 4") for i in range(500)]
+    dead = Unwilling(refused=[derive_answer_seed(0, row.id, 0) for row in rows])
     with pytest.raises(UserError, match="failed for good"):
         answered(target, tmp_path / "j", rows, dead, skip_failed=True, batch=2)
     assert len(dead.asked) < 50
@@ -147,7 +158,7 @@ def test_a_dead_endpoint_is_not_asked_for_every_row(target, tmp_path):
 
 def test_a_torn_line_is_asked_again_and_whole_ones_are_not(target, tmp_path):
     journal = tmp_path / "j"
-    rows = [Row(id=str(i), source="made", text="3 4") for i in range(6)]
+    rows = [PreparedRow(id=str(i), source="made", text="3 4") for i in range(6)]
     whole, _ = answered(target, journal, rows, Unwilling())
     text = journal.read_bytes()
     for cut in (len(text) - 1, len(text) - 40, text.index(b"\n") - 1, 0):
@@ -161,7 +172,7 @@ def test_a_torn_line_is_asked_again_and_whole_ones_are_not(target, tmp_path):
 
 def test_a_damaged_line_is_named_and_its_row_asked_again_without_it(target, tmp_path):
     journal = tmp_path / "j"
-    rows = [Row(id=str(i), source="made", text="3 4") for i in range(3)]
+    rows = [PreparedRow(id=str(i), source="made", text="3 4") for i in range(3)]
     whole, _ = answered(target, journal, rows, Unwilling())
     first, second, third = journal.read_bytes().splitlines(keepends=True)
     journal.write_bytes(first + b"\0" * 9 + second[9:] + third)
@@ -175,7 +186,7 @@ def test_a_damaged_line_is_named_and_its_row_asked_again_without_it(target, tmp_
 
 
 def test_one_process_a_journal(target, tmp_path):
-    rows = [Row(id=str(i), source="made", text="3 4") for i in range(2)]
+    rows = [PreparedRow(id=str(i), source="made", text="3 4") for i in range(2)]
     first = answer_rows(
         rows, Unwilling(), target.tokenizer, conf(), tmp_path / "j", report=AnswersReport()
     )

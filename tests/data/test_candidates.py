@@ -6,13 +6,15 @@ from datetime import datetime
 
 import pytest
 
-from data.eval_prompts.contamination import signs
+from data.eval_prompts.contamination import prompt_hashes
 from data.mixture.config import SourceConf
-from data.mixture.filters import Rules, candidate
-from data.sources.prepared_rows import Row, row_of
-from data.sources.row_formats import MisfitError
+from data.mixture.filters import FilterRules, filter_row
+from data.sources.prepared_rows import PreparedRow, row_from_columns
+from data.sources.row_formats import RowRejectedError
 
-RULES = Rules(answered=False, excluded=set(), held_out=0.0, min_chars=1, max_chars=200)
+RULES = FilterRules(
+    replace_answers=False, excluded_hashes=set(), held_out_share=0.0, min_chars=1, max_chars=200
+)
 CHAT = [("user", "Hi"), ("assistant", "Hello")]
 CALL = {"id": "1", "type": "function", "function": {"name": "tide", "arguments": '{"hour": 3}'}}
 TOOLS = [{"type": "function", "function": {"name": "tide"}}]
@@ -22,8 +24,8 @@ def messages(*turns: tuple[str, str]) -> list[dict]:
     return [{"role": role, "content": text} for role, text in turns]
 
 
-def made(raw: dict, rules: Rules = RULES, **source) -> Row:
-    return row_of(candidate(raw, "s", SourceConf(path="x", **source), rules))
+def made(raw: dict, rules: FilterRules = RULES, **source) -> PreparedRow:
+    return row_from_columns(filter_row(raw, "s", SourceConf(path="x", **source), rules))
 
 
 WHEN = {"timestamp": datetime(2026, 1, 1), "hashed_ip": "0f"}
@@ -58,9 +60,9 @@ def test_prompts_without_answers_are_questions():
     assert made({"prompt": "Hi"}).messages == messages(CHAT[0])
     assert made({"prompt": messages(CHAT[0])}).messages == messages(CHAT[0])
     turns = {"question_id": 81, "turns": ["Hi", "Bye"]}
-    anew = Rules(**{**vars(RULES), "answered": True})
+    anew = FilterRules(**{**vars(RULES), "replace_answers": True})
     assert made(turns, anew).messages == messages(CHAT[0], ("assistant", ""), ("user", "Bye"))
-    with pytest.raises(MisfitError, match="an empty turn"):  # nobody would fill it
+    with pytest.raises(RowRejectedError, match="an empty turn"):  # nobody would fill it
         made(turns)
 
 
@@ -123,7 +125,7 @@ def test_a_list_tells_the_shape_and_a_text_of_the_same_column_does_not():
     spaced = json.dumps(messages(*CHAT), indent=1)
     assert made({"messages": spaced}).messages == messages(*CHAT)
     for broken in (spaced[:-2], str(messages(*CHAT))):
-        with pytest.raises(MisfitError, match="column messages holds a list that is not JSON"):
+        with pytest.raises(RowRejectedError, match="column messages holds a list that is not JSON"):
             made({"messages": broken})
 
 
@@ -133,7 +135,7 @@ def test_columns_of_any_name_are_mapped():
     row = made(raw, columns=names)
     assert row.messages == messages(*CHAT)
     assert (row.id[:2], row.category, row.licence) == ("7-", "tides", "MIT")
-    with pytest.raises(MisfitError, match="no column chat"):
+    with pytest.raises(RowRejectedError, match="no column chat"):
         made({"text": "noise"}, columns=names)
 
 
@@ -188,26 +190,28 @@ FAULTS = {
 
 @pytest.mark.parametrize("reason", FAULTS)
 def test_what_cannot_be_used_has_its_reason(reason):
-    with pytest.raises(MisfitError) as misfit:
+    with pytest.raises(RowRejectedError) as misfit:
         made(FAULTS[reason])
     assert str(misfit.value) == reason
 
 
 def test_prompts_held_out_elsewhere_are_found_in_any_turn_and_spelling():
     held_out = "Why does the tide turn twice a day and not once, as the moon does?"
-    rules = Rules(**{**vars(RULES), "excluded": set(signs(held_out, held_out))})
+    rules = FilterRules(
+        **{**vars(RULES), "excluded_hashes": set(prompt_hashes(held_out, held_out))}
+    )
     first = {"prompt": f" {held_out.upper()}\n"}
     later = {"messages": messages(*CHAT, ("user", held_out))}
     begun = {"messages": messages(CHAT[0], ("assistant", held_out + " Because.")), "id": 1}
     for raw in (first, later, begun, {"text": held_out + " It is so."}):
-        with pytest.raises(MisfitError, match="a prompt that is held out elsewhere"):
+        with pytest.raises(RowRejectedError, match="a prompt that is held out elsewhere"):
             made(raw, rules)
     made({"prompt": held_out + " Tell me."}, rules)
 
 
 def test_rows_are_duplicates_by_what_they_ask():
     def sign(raw: dict) -> int:
-        return candidate(raw, "s", SourceConf(path="x"), RULES)["sign"]
+        return filter_row(raw, "s", SourceConf(path="x"), RULES)["sign"]
 
     asked = sign({"messages": messages(*CHAT)})
     assert sign({"messages": messages(("user", " hI\n"))}) == asked
@@ -249,6 +253,6 @@ def test_no_garbage_stops_the_run():
         try:
             made(raw, template={"mode": ["a", "b"]})
             used += 1
-        except (MisfitError, UnicodeEncodeError):
+        except (RowRejectedError, UnicodeEncodeError):
             pass
     assert 50 < used < 2950

@@ -11,15 +11,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from data.capture import capture
-from data.config import DataConf, Source
+from data.capture import capture_features
+from data.config import DataConf, DataSource
 from data.features import manifest as store_manifest
 from data.features.config import CaptureConf
-from data.features.manifest import DOCUMENTS, shard_name
+from data.features.manifest import DOCUMENTS_FILE, shard_name
 from data.features.quantize import Dtype
-from data.features.reader import refuse_others
+from data.features.reader import check_manifest
 from data.features.schema import TeacherKind
-from models.checkpoint import PARTIAL
+from models.checkpoint import PARTIAL_SUFFIX
 from models.drafts.base import Needs
 from models.drafts.eagle3 import Eagle3Conf
 from models.drafts.medusa2 import Medusa2Conf
@@ -59,7 +59,7 @@ def flip(path, place: int) -> None:
 
 
 def test_the_store_has_several_shards(folder):
-    assert store_manifest.read(folder / "capture" / "small").made.shards >= 4
+    assert store_manifest.read_manifest(folder / "capture" / "small").made.shards >= 4
 
 
 @pytest.mark.parametrize("place", [3, 20, 2000, -1])
@@ -69,7 +69,7 @@ def test_a_flipped_bit_is_named_and_its_shard_alone_is_captured_again(copy, targ
     whole, name = files(store), shard_name(1)
     flip(store / name, place)
     said = refused(f"{name}, which is changed", lambda: opened(store, target))
-    assert f"`python -m data.capture output_dir={store.parent} run_name=small` writes" in said
+    assert f"`python -m data.capture output_dir={store.parent} run_name=small` rewrites" in said
     captured(conf(copy))
     assert files(store) == whole
     after = {name: (store / name).stat().st_mtime_ns for name in whole}
@@ -77,7 +77,7 @@ def test_a_flipped_bit_is_named_and_its_shard_alone_is_captured_again(copy, targ
     opened(store, target)
 
 
-@pytest.mark.parametrize("name", [shard_name(0), DOCUMENTS])
+@pytest.mark.parametrize("name", [shard_name(0), DOCUMENTS_FILE])
 def test_truncated_and_missing_files_are_named(copy, target, name):
     store = copy / "capture" / "small"
     whole = files(store)
@@ -115,12 +115,12 @@ def test_others_stores_are_refused(folder, target):
     every = Needs(layers=[], hidden=True, context=True)
     refused("of every token, got that of supervised", lambda: opened(store, target, every))
     refused("must be a feature store", lambda: opened(folder, target))
-    manifest = store_manifest.read(store)
+    manifest = store_manifest.read_manifest(store)
     early = {"tokenizer_hash": target.tokenizer_fingerprint, "needs": EAGLE3}
-    refuse_others(manifest, store, hidden_size=32, **early)
+    check_manifest(manifest, store, hidden_size=32, **early)
     refused(
         "of another .hidden size 32, captured from",
-        lambda: refuse_others(manifest, store, hidden_size=64, **early),
+        lambda: check_manifest(manifest, store, hidden_size=64, **early),
     )
 
 
@@ -142,7 +142,7 @@ def test_other_versions_and_broken_manifests_are_refused(copy, target):
     opened(store, target)
 
 
-@pytest.mark.parametrize("name", [shard_name(1), DOCUMENTS])
+@pytest.mark.parametrize("name", [shard_name(1), DOCUMENTS_FILE])
 @pytest.mark.parametrize("place", [3, 20, 90])
 def test_a_spoilt_header_is_named_without_checksums(copy, target, name, place):
     store = copy / "capture" / "small"
@@ -169,15 +169,15 @@ def test_a_full_disk_leaves_whole_files_to_go_on_from(folder, tmp_path):
     wanted = replace(conf(folder), output_dir=str(tmp_path))
     whole = files(folder / "capture" / "small")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole[DOCUMENTS]), hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole[DOCUMENTS_FILE]), hard))
     try:
         refused("File too large.; make room and repeat the command", lambda: captured(wanted))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     left = files(tmp_path / "small")
-    assert DOCUMENTS in left
+    assert DOCUMENTS_FILE in left
     assert left.items() <= whole.items()
-    assert not list((tmp_path / "small").glob(f"*{PARTIAL}"))
+    assert not list((tmp_path / "small").glob(f"*{PARTIAL_SUFFIX}"))
     captured(wanted)
     assert files(tmp_path / "small") == whole
 
@@ -203,7 +203,7 @@ def test_the_size_is_known_before_anything_is_written(folder, tmp_path):
 def test_another_capture_of_the_same_name_is_refused(folder):
     refused("dtype int8 instead of fp8", lambda: captured(conf(folder, dtype=Dtype.fp8)))
     refused("documents 40 instead of 7", lambda: captured(conf(folder, limit=7)))
-    refused("workers: must be as the store was begun", lambda: captured(conf(folder, workers=2)))
+    refused("workers: must be the number that the store", lambda: captured(conf(folder, workers=2)))
 
 
 def test_another_target_of_the_same_name_is_refused(copy):
@@ -218,13 +218,13 @@ def test_workers_share_a_capture(folder, target, tmp_path, caplog):
     wanted = conf(folder, workers=2)
     wanted.output_dir = str(tmp_path)
     store = captured(replace(wanted, worker=1))
-    assert "the others are other workers'" in caplog.text
-    assert "to be trained from" not in caplog.text
+    assert "other workers write the rest" in caplog.text
+    assert "train from it" not in caplog.text
     refused("must be a finished store", lambda: opened(store, target))
-    shards = store_manifest.read(store).made.shards
+    shards = store_manifest.read_manifest(store).made.shards
     assert set(files(store)) == {shard_name(number) for number in range(1, shards, 2)}
     captured(replace(wanted, worker=0))
-    assert "to be trained from" in caplog.text
+    assert "train from it" in caplog.text
     assert files(store) == files(folder / "capture" / "small")
     opened(store, target)
     flip(store / shard_name(1), -1)
@@ -253,12 +253,12 @@ def test_a_killed_capture_goes_on(folder, tmp_path):
     run.wait()
     manifest = json.loads((store / "manifest.json").read_text())
     done = {name: (store / name).stat().st_mtime_ns for name in manifest["files"]}
-    assert DOCUMENTS in done
+    assert DOCUMENTS_FILE in done
     assert len(done) <= manifest["made"]["shards"]
     captured(wanted)
     assert files(store) == files(folder / "capture" / "small")
     assert all((store / name).stat().st_mtime_ns == when for name, when in done.items())
-    assert not list(store.glob(f"*{PARTIAL}"))
+    assert not list(store.glob(f"*{PARTIAL_SUFFIX}"))
 
 
 def test_what_cannot_be_kept_is_refused(folder):
@@ -270,14 +270,14 @@ def test_what_cannot_be_kept_is_refused(folder):
         "data.overlap: must be null for eagle3",
         lambda: captured(conf(folder, overlap=8, run_name="split")),
     )
-    again = DataConf(source=Source.captured, path=str(folder / "capture" / "small"))
+    again = DataConf(source=DataSource.captured, path=str(folder / "capture" / "small"))
     refused("features already", lambda: captured(replace(conf(folder), data=again)))
 
 
 def test_the_demo_must_be_prepared_before_it_is_captured(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # where outputs/ is empty
-    demo = CaptureConf(draft=Eagle3Conf(), data=DataConf(source=Source.demo), run_name="demo")
-    refused("run `python -m data.prepare`", lambda: capture(demo, command=COMMAND))
+    demo = CaptureConf(draft=Eagle3Conf(), data=DataConf(source=DataSource.demo), run_name="demo")
+    refused("run `python -m data.prepare`", lambda: capture_features(demo, command=COMMAND))
 
 
 def test_numbers_that_are_not_finite_are_refused(tmp_path, target):
@@ -293,10 +293,12 @@ def test_a_shard_is_as_large_as_asked(folder, tmp_path):
     """Rows of whole batches; a small setting has a batch a shard."""
     small = conf(folder, shard_mb=1e-6, run_name="small")
     small.output_dir = str(tmp_path)
-    made = store_manifest.read(captured(small)).made
-    large = store_manifest.read(captured(conf(folder, shard_mb=100.0, run_name="large"))).made
+    made = store_manifest.read_manifest(captured(small)).made
+    large = store_manifest.read_manifest(
+        captured(conf(folder, shard_mb=100.0, run_name="large"))
+    ).made
     assert (large.shards, made.tokens) == (1, large.tokens)
-    assert made.shards > store_manifest.read(folder / "capture" / "small").made.shards
+    assert made.shards > store_manifest.read_manifest(folder / "capture" / "small").made.shards
 
 
 def test_what_nobody_recorded_is_not_believed(copy):
@@ -304,11 +306,11 @@ def test_what_nobody_recorded_is_not_believed(copy):
     store = copy / "capture" / "small"
     whole = files(store)
     path = store / "manifest.json"
-    manifest = store_manifest.read_one(path)
+    manifest = store_manifest.read_worker_manifest(path)
     del manifest.files[shard_name(1)]
     manifest.write(path)
     (store / shard_name(1)).write_bytes(whole[shard_name(2)])
-    (store / f"{shard_name(1)}{PARTIAL}").write_bytes(whole[shard_name(1)][:1000])
+    (store / f"{shard_name(1)}{PARTIAL_SUFFIX}").write_bytes(whole[shard_name(1)][:1000])
     captured(conf(copy))
     assert files(store) == whole
-    assert not list(store.glob(f"*{PARTIAL}"))
+    assert not list(store.glob(f"*{PARTIAL_SUFFIX}"))

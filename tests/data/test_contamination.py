@@ -3,16 +3,22 @@
 import numpy as np
 import pytest
 
-from data.chat.tokenization import from_text
-from data.eval_prompts.contamination import FILE, START_CHARS, contaminated, packed, signs
+from data.chat.tokenization import document_from_text
+from data.eval_prompts.contamination import (
+    ANSWER_START_CHARS,
+    PROMPT_HASHES_FILE,
+    check_contamination,
+    pack_hashes,
+    prompt_hashes,
+)
 from data.eval_prompts.prompts import EvalPrompt
 from data.packing.documents import Documents
-from data.packing.pack import pack
-from data.sources.tokenized import from_pair
-from train.rows.prompt_hashes import keep_hashes
+from data.packing.pack import pack_documents
+from data.sources.tokenized import document_from_pair
+from train.rows.prompt_hashes import write_prompt_hashes
 
 LONG = " ".join(str(1 + i % 50) for i in range(40))
-assert len(LONG) > START_CHARS
+assert len(LONG) > ANSWER_START_CHARS
 
 
 def held_out(**texts):
@@ -23,9 +29,12 @@ def held_out(**texts):
 def run(target, tmp_path):
     """A run that learned one question with its answer, and one plain text."""
     ids = target.tokenizer([f"1 2 3 {LONG}", LONG])["input_ids"]
-    texts = [from_pair(ids[0][:3], ids[0][3:]), from_text(target.tokenizer, f"7 {LONG}")]
-    rows, _ = pack(Documents.of(texts), 128)
-    keep_hashes(rows, target.tokenizer, tmp_path)
+    texts = [
+        document_from_pair(ids[0][:3], ids[0][3:]),
+        document_from_text(target.tokenizer, f"7 {LONG}"),
+    ]
+    rows, _ = pack_documents(Documents.from_documents(texts), 128)
+    write_prompt_hashes(rows, target.tokenizer, tmp_path)
     return tmp_path
 
 
@@ -33,27 +42,27 @@ def test_trained_prompts_are_found_whatever_their_spaces(run):
     prompts = held_out(
         question=" 1 2\n3 ", longer="1 2 3 4", answer=f"{LONG} 9 9", text=f"7 {LONG} 9", other="4 5"
     )
-    found = contaminated(prompts, run / "checkpoint")
+    found = check_contamination(prompts, run / "checkpoint")
     assert (found.checked, found.count) == (True, 3)
     assert found.ids == ["question", "answer", "text"]
 
 
 def test_the_hashes_are_eight_bytes_each_sorted_and_whole(run):
-    hashes = np.load(run / FILE)
+    hashes = np.load(run / PROMPT_HASHES_FILE)
     assert (hashes.dtype, len(hashes)) == (np.uint64, 4)
     assert (np.diff(hashes.astype(object)) > 0).all()
-    assert [path.name for path in run.iterdir()] == [FILE]
+    assert [path.name for path in run.iterdir()] == [PROMPT_HASHES_FILE]
 
 
 def test_without_the_runs_hashes_nothing_is_claimed(tmp_path):
     for content in (None, b"", b"cut"):
         if content is not None:
-            (tmp_path / FILE).write_bytes(content)
-        found = contaminated(held_out(a="1"), tmp_path / "checkpoint")
+            (tmp_path / PROMPT_HASHES_FILE).write_bytes(content)
+        found = check_contamination(held_out(a="1"), tmp_path / "checkpoint")
         assert (found.checked, found.count, found.ids) == (False, 0, [])
-        assert found.reason == f"the run left no readable {FILE}"
+        assert found.reason == f"the run left no readable {PROMPT_HASHES_FILE}"
 
 
 def test_case_makes_no_difference(tmp_path):
-    np.save(tmp_path / FILE, packed(set(signs("Say YES", ""))))
-    assert contaminated(held_out(a="say yes"), tmp_path / "checkpoint").ids == ["a"]
+    np.save(tmp_path / PROMPT_HASHES_FILE, pack_hashes(set(prompt_hashes("Say YES", ""))))
+    assert check_contamination(held_out(a="say yes"), tmp_path / "checkpoint").ids == ["a"]

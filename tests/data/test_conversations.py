@@ -7,9 +7,9 @@ from dataclasses import replace
 import huggingface_hub.constants
 import pytest
 
-from data.config import DataConf, DemoAnswersConf, Format, Source
-from data.sources.row_formats import Conversation, Text, Tokenised
-from data.sources.training_rows import check, rows
+from data.config import DataConf, DataSource, DemoAnswersConf, RowFormat
+from data.sources.row_formats import Conversation, PlainText, TokenizedDocument
+from data.sources.training_rows import check_data, read_training_rows
 from models.errors import UserError
 
 MESSAGES = [
@@ -26,13 +26,13 @@ SHAREGPT = [{"from": SPEAKERS[m["role"]], "value": m["content"]} for m in MESSAG
 def jsonl(tmp_path, *lines, **changes) -> DataConf:
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join(x if isinstance(x, str) else json.dumps(x) for x in lines))
-    return DataConf(source=Source.jsonl, path=str(path), **changes)
+    return DataConf(source=DataSource.jsonl, path=str(path), **changes)
 
 
 def read(conf: DataConf) -> tuple[list, Counter[str]]:
     """Rows without their numbers, which tests/data/test_held_out.py is about."""
     skipped: Counter[str] = Counter()
-    return [replace(row, conversation=None) for row in rows(conf, skipped)], skipped
+    return [replace(row, conversation=None) for row in read_training_rows(conf, skipped)], skipped
 
 
 def test_an_answer_beside_its_prompt_is_text_or_messages(tmp_path):
@@ -45,7 +45,7 @@ def test_an_answer_beside_its_prompt_is_text_or_messages(tmp_path):
         {"prompt": MESSAGES, "completion": []},
         {"prompt": "Bye", "completion": completion},
         {"prompt": "Bye", "completion": "So long"},
-        format=Format.prompt,
+        format=RowFormat.prompt,
     )
     found = [row.messages for row in read(conf)[0]]
     assert found == [MESSAGES] * 4 + [MESSAGES[3:]] * 2
@@ -61,15 +61,17 @@ def test_every_shape_is_told_from_the_row(tmp_path):
         {"ids": [1, 2, 3], "answer": [0, 1, 1]},
     )
     whole = Conversation(messages=MESSAGES)
-    tokens = Tokenised(ids=[1, 2, 3], answer=[False, True, True])
-    assert read(conf) == ([whole, whole, Text(text="once"), tokens], Counter())
+    tokens = TokenizedDocument(ids=[1, 2, 3], answer=[False, True, True])
+    assert read(conf) == ([whole, whole, PlainText(text="once"), tokens], Counter())
 
 
 def test_a_set_shape_and_column_are_kept_to(tmp_path):
-    conf = jsonl(tmp_path, {"chat": MESSAGES}, {"chat": "x"}, format=Format.messages, column="chat")
+    conf = jsonl(
+        tmp_path, {"chat": MESSAGES}, {"chat": "x"}, format=RowFormat.messages, column="chat"
+    )
     assert read(conf) == (
         [Conversation(messages=MESSAGES)],
-        Counter({"column chat has the shape text": 1}),
+        Counter({"column chat has the format text": 1}),
     )
 
 
@@ -129,16 +131,16 @@ def test_tools_and_arguments_of_the_template_come_with_the_row(tmp_path):
         "category": "tools",
         "language": "en",
     }
-    plain, labelled = read(jsonl(tmp_path, row, texts))[0]
+    plain, labeled = read(jsonl(tmp_path, row, texts))[0]
     assert plain == Conversation(messages=[user, called], tools=tools, template=row["template"])
-    assert labelled == replace(plain, category="tools", language="en")
+    assert labeled == replace(plain, category="tools", language="en")
     bad = [{**row, "tools": "{"}, {**row, "tools": {"a": 1}}, {**row, "template": [1]}]
     assert read(jsonl(tmp_path, row, *bad))[1].total() == 3
 
 
 def test_the_limit_counts_rows(tmp_path):
     conf = jsonl(tmp_path, {"text": "a"}, {"text": "b"}, {"text": "c"}, limit=2)
-    assert read(conf)[0] == [Text(text="a"), Text(text="b")]
+    assert read(conf)[0] == [PlainText(text="a"), PlainText(text="b")]
 
 
 @pytest.mark.parametrize(
@@ -148,8 +150,8 @@ def test_the_limit_counts_rows(tmp_path):
             ['{"text": "a"}', '{"text": '],
             r"every line must be a JSON object, .* at .*rows.jsonl:2;",
         ),
-        (["[1, 2]"], r"got a list at .*rows.jsonl:1; mend or remove"),
-        (['{"query": "a"}'], r"data.format: some row must have the shape auto, got none .*query"),
+        (["[1, 2]"], r"got a list at .*rows.jsonl:1; fix or remove"),
+        (['{"query": "a"}'], r"data.format: some row must have the format auto, got none .*query"),
         ([], r"got none in .*\(no rows\)"),
     ],
 )
@@ -159,12 +161,12 @@ def test_unreadable_jsonl_is_refused(tmp_path, lines, message):
 
 
 def test_a_check_needs_no_model_and_finds_a_missing_file(tmp_path):
-    check(DataConf())
+    check_data(DataConf())
     with pytest.raises(UserError, match=r"data.path: must be set for data.source=jsonl, got null"):
-        check(DataConf(source=Source.jsonl))
-    check(jsonl(tmp_path, {"text": "a"}))
+        check_data(DataConf(source=DataSource.jsonl))
+    check_data(jsonl(tmp_path, {"text": "a"}))
     with pytest.raises(UserError, match=r"data.path: must be a JSONL file, got .*none.jsonl"):
-        check(DataConf(source=Source.jsonl, path=str(tmp_path / "none.jsonl")))
+        check_data(DataConf(source=DataSource.jsonl, path=str(tmp_path / "none.jsonl")))
 
 
 @pytest.fixture
@@ -176,7 +178,7 @@ def table(tmp_path, monkeypatch):
 
 
 def dataset(path, **changes) -> DataConf:
-    return DataConf(source=Source.dataset, path=str(path), **changes)
+    return DataConf(source=DataSource.dataset, path=str(path), **changes)
 
 
 def test_data_files_and_saved_datasets_are_read(tmp_path, table):
@@ -197,15 +199,15 @@ def test_data_files_and_saved_datasets_are_read(tmp_path, table):
     assert read(dataset(tmp_path / "rows.parquet", split="train[1:]"))[0] == expected[1:]
     datasets.DatasetDict({"small": table, "large": table}).save_to_disk(tmp_path / "two")
     with pytest.raises(UserError, match=r"data.split: must be one of small, large, got 'train'"):
-        check(dataset(tmp_path / "two"))
+        check_data(dataset(tmp_path / "two"))
 
 
 def test_broken_and_missing_data_files_are_refused(tmp_path, table):
     (tmp_path / "broken.parquet").write_bytes(b"PAR1 no more")
     with pytest.raises(UserError, match=r"data.path: must be a readable file, got .*broken"):
-        check(dataset(tmp_path / "broken.parquet"))
+        check_data(dataset(tmp_path / "broken.parquet"))
     with pytest.raises(UserError, match=r"data.path: must exist, got .*none.parquet"):
-        check(dataset(tmp_path / "none.parquet"))
+        check_data(dataset(tmp_path / "none.parquet"))
 
 
 @pytest.mark.parametrize("offline", [True, False])
@@ -216,7 +218,7 @@ def test_an_unreachable_hub_name_says_how_to_use_a_local_path(table, monkeypatch
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", offline)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", offline)
     with pytest.raises(UserError, match=r"nobody/nothing.*without a network give a local path"):
-        check(dataset("nobody/nothing"))
+        check_data(dataset("nobody/nothing"))
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,12 @@ from transformers import AutoConfig, AutoTokenizer
 
 from data.demo import corpus
 from data.demo.prompts import CATEGORIES, held_out_prompts, training_prompts
-from data.demo.recipe import build_model, build_tokenizer, conversations, encode
+from data.demo.recipe import build_conversations, build_model, build_tokenizer, encode_texts
 
 
 def test_a_documented_definition_is_one_text():
     source = 'class A:\n    def run(self, x=1):\n        """Run."""\n\ndef bare():\n    pass\n'
-    assert list(corpus.docstrings(source)) == ["A.run(self, x=1)\n\nRun.\n"]
+    assert list(corpus.extract_docstrings(source)) == ["A.run(self, x=1)\n\nRun.\n"]
 
 
 def test_held_out_files_are_never_trained_on():
@@ -98,11 +98,11 @@ def test_the_tokenizer_keeps_digits_single_and_writes_conversations():
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     chat = tokenizer.apply_chat_template(messages, tokenize=False)
     assert chat == "<|user|>\na\n<|assistant|>\nb<|endoftext|>"
-    assert encode(tokenizer, ["a", "b"]).tolist().count(tokenizer.eos_token_id) == 2
+    assert encode_texts(tokenizer, ["a", "b"]).tolist().count(tokenizer.eos_token_id) == 2
 
 
 def test_a_conversation_is_cut_from_one_text():
     text = "".join(f"line {i}\n" for i in range(40))
-    chats = conversations([text], 1, seed=0)
+    chats = build_conversations([text], 1, seed=0)
     question, answer = chats[0].removeprefix("<|user|>\n").split("\n<|assistant|>\n")
     assert f"{question}\n{answer}" in text

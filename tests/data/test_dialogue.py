@@ -5,8 +5,14 @@ import copy
 
 import pytest
 
-from data.answers.dialogue import FULL, NEW_CALL, OTHER_CALL, Answer, Dialogue
-from data.sources.prepared_rows import Row
+from data.answers.dialogue import (
+    CONTEXT_FULL,
+    DIFFERENT_TOOL_CALL,
+    UNEXPECTED_TOOL_CALL,
+    Answer,
+    Dialogue,
+)
+from data.sources.prepared_rows import PreparedRow
 from tests.support.chat import conf
 from tests.support.families import ANSWER, CALLING, CASES, FAMILIES, QUESTION, RESULT, THANKS, TOOLS
 
@@ -18,9 +24,9 @@ class Saying:
 
     def __init__(self, tokenizer, says, room=4096):
         self.says = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in says]
-        self.room, self.prompts = room, []
+        self.max_prompt_tokens, self.prompts = room, []
 
-    async def ask(self, ids, *, key):
+    async def generate_answer(self, ids, *, key):
         self.prompts.append(ids)
         return Answer(ids=self.says[len(self.prompts) - 1], finish_reason="stop")
 
@@ -31,9 +37,9 @@ class Saying:
 def answered(tokenizer, says, messages, tools=None, template=None, **asker):
     """The dialogue, its row as answered, and the prompts that were asked."""
     saying = Saying(tokenizer, says, **asker)
-    row = Row(id="0", source="", messages=messages, tools=tools, template=template or {})
-    dialogue = Dialogue(row=row, asker=saying, tokenizer=tokenizer, conf=conf())
-    return dialogue, asyncio.run(dialogue.answered()), saying.prompts
+    row = PreparedRow(id="0", source="", messages=messages, tools=tools, template=template or {})
+    dialogue = Dialogue(row=row, backend=saying, tokenizer=tokenizer, conf=conf())
+    return dialogue, asyncio.run(dialogue.answer_turns()), saying.prompts
 
 
 def in_other_words(messages):
@@ -56,7 +62,7 @@ def test_each_turn_is_asked_behind_what_the_target_said(family, case):
     dialogue, row, prompts = answered(
         tokenizer, case.says, in_other_words(case.messages), case.tools, case.template
     )
-    assert not dialogue.ended
+    assert not dialogue.end_reason
     assert heard(row.messages, ("role", "content", "tool_calls")) == heard(
         case.messages, ("role", "content", "tool_calls")
     )
@@ -105,13 +111,13 @@ def test_a_conversation_ends_where_the_target_leaves_it():
     messages = [QUESTION, CALLING, RESULT, ANSWER]
     for text in (call.replace("Troms", "Os"), call.replace("weather", "news"), said):
         dialogue, row, _ = answered(tokenizer, [text], messages, TOOLS)
-        assert (dialogue.ended, len(row.messages)) == (OTHER_CALL, 2)
+        assert (dialogue.end_reason, len(row.messages)) == (DIFFERENT_TOOL_CALL, 2)
     dialogue, row, _ = answered(tokenizer, [call], [QUESTION, ANSWER, THANKS, ANSWER], TOOLS)
-    assert (dialogue.ended, len(row.messages)) == (NEW_CALL, 2)
+    assert (dialogue.end_reason, len(row.messages)) == (UNEXPECTED_TOOL_CALL, 2)
     dialogue, row, prompts = answered(
         tokenizer, [said, said], [QUESTION, ANSWER, THANKS, ANSWER], room=74
     )
-    assert (dialogue.ended, len(row.messages), len(prompts)) == (FULL, 2, 1)
+    assert (dialogue.end_reason, len(row.messages), len(prompts)) == (CONTEXT_FULL, 2, 1)
 
 
 def test_the_same_call_in_other_spaces_is_the_same_call():
@@ -121,7 +127,7 @@ def test_the_same_call_in_other_spaces_is_the_same_call():
     dialogue, row, _ = answered(
         family.tokenizer("qwen3"), [loose, said], [QUESTION, CALLING, RESULT, ANSWER], TOOLS
     )
-    assert not dialogue.ended
+    assert not dialogue.end_reason
     assert len(row.documents) == 2  # shown again as the template writes it
 
 

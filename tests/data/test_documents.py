@@ -6,60 +6,65 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from data.config import DataConf, Source
-from data.packing.documents import Documents, Packed, Piece, read
-from data.packing.pack import pack
-from data.sources.row_formats import Tokenised
-from data.sources.tokenized import from_pair
+from data.config import DataConf, DataSource
+from data.packing.documents import DocumentPiece, Documents, Packed, read_documents
+from data.packing.pack import pack_documents
+from data.sources.row_formats import TokenizedDocument
+from data.sources.tokenized import document_from_pair
 from tests.data.test_tokens import CHAT, PLAIN, chat_tokenizer
 
 PIECES = [
-    Tokenised(ids=[1, 2, 3], answer=[False, False, True], category="code", language="en"),
-    Tokenised(ids=[], answer=[]),
-    Tokenised(ids=[4, 5, 6], answer=[False, True, True], category="code", language="zh"),
+    TokenizedDocument(ids=[1, 2, 3], answer=[False, False, True], category="code", language="en"),
+    TokenizedDocument(ids=[], answer=[]),
+    TokenizedDocument(ids=[4, 5, 6], answer=[False, True, True], category="code", language="zh"),
 ]
 
 
 def test_documents_come_back_as_they_were():
-    documents = Documents.of(iter(PIECES))
+    documents = Documents.from_documents(iter(PIECES))
     assert list(documents) == PIECES
     assert documents.lengths.tolist() == [3, 0, 3]
     assert documents.categories == ["code", ""]
-    assert len(Documents.of([])) == 0
+    assert len(Documents.from_documents([])) == 0
     with pytest.raises(IndexError):
         documents[3]
 
 
 def test_a_token_takes_five_bytes_and_a_document_twenty():
-    documents = Documents.of(from_pair([1] * 100, [2] * 900) for _ in range(20))
+    documents = Documents.from_documents(
+        document_from_pair([1] * 100, [2] * 900) for _ in range(20)
+    )
     arrays = [value for value in vars(documents).values() if isinstance(value, np.ndarray)]
     assert sum(array.nbytes for array in arrays) == 20 * 1000 * 5 + 20 * 20 + 8
 
 
 def test_a_row_shows_its_pieces_side_by_side():
     rows = Packed(
-        documents=Documents.of(PIECES), table=np.array([[2, 0, 3, 0], [0, 1, 3, 1]], np.int32),
-        starts=np.array([0, 0, 2]), length=6, pad_id=9,
-    )  # fmt: skip
-    assert rows.pieces([1]) == [[Piece(2, 0, 3, 0), Piece(0, 1, 3, 1)]]
+        documents=Documents.from_documents(PIECES),
+        table=np.array([[2, 0, 3, 0], [0, 1, 3, 1]], np.int32),
+        starts=np.array([0, 0, 2]),
+        length=6,
+        pad_id=9,
+    )
+    assert rows.pieces([1]) == [[DocumentPiece(2, 0, 3, 0), DocumentPiece(0, 1, 3, 1)]]
     batch = rows.batch([1, 0])
-    assert batch.ids.tolist() == [[4, 5, 6, 2, 3, 9], [9] * 6]
-    assert batch.answer.int().tolist() == [[0, 1, 1, 0, 1, 0], [0] * 6]
-    assert batch.document.tolist() == [[0, 0, 0, 1, 1, -1], [-1] * 6]
+    assert batch.input_ids.tolist() == [[4, 5, 6, 2, 3, 9], [9] * 6]
+    assert batch.answer_mask.int().tolist() == [[0, 1, 1, 0, 1, 0], [0] * 6]
+    assert batch.document_ids.tolist() == [[0, 0, 0, 1, 1, -1], [-1] * 6]
     assert batch.positions.tolist() == [[0, 1, 2, 0, 1, 0], [0] * 6]
 
 
 def written(path, *rows) -> DataConf:
     file = path / "rows.jsonl"
     file.write_text("\n".join(json.dumps(row) for row in rows))
-    return DataConf(source=Source.jsonl, path=str(file))
+    return DataConf(source=DataSource.jsonl, path=str(file))
 
 
 def test_conversations_are_read_and_what_is_none_is_counted(tmp_path):
     conf, skipped = written(tmp_path, {"messages": CHAT}, {"nothing": 1}), Counter()
-    documents = read(conf, chat_tokenizer(PLAIN), skipped)
+    documents = read_documents(conf, chat_tokenizer(PLAIN), skipped)
     assert (len(documents), sum(skipped.values())) == (1, 1)
-    _, report = pack(documents, conf.length)
+    _, report = pack_documents(documents, conf.length)
     report.skipped = dict(skipped)
     assert f"1 rows skipped: {next(iter(skipped))}" in str(report)
 
@@ -67,13 +72,13 @@ def test_conversations_are_read_and_what_is_none_is_counted(tmp_path):
 def test_a_conversation_that_the_template_refuses_is_counted(tmp_path):
     conf, skipped = written(tmp_path, {"messages": CHAT}, {"messages": CHAT[1:]}), Counter()
     strict = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
-    assert len(read(conf, chat_tokenizer(strict + PLAIN), skipped)) == 1
+    assert len(read_documents(conf, chat_tokenizer(strict + PLAIN), skipped)) == 1
     assert skipped == {"refused by the chat template: no system": 1}
 
 
 def test_texts_and_ids_are_read(tmp_path):
     rows = {"text": "Hello there"}, {"ids": [7, 8, 9], "answer": [False, True, True]}
     skipped = Counter()
-    documents = read(written(tmp_path, *rows), chat_tokenizer(None), skipped)
+    documents = read_documents(written(tmp_path, *rows), chat_tokenizer(None), skipped)
     assert (len(documents), skipped) == (2, {})
-    assert documents[1] == Tokenised(ids=[7, 8, 9], answer=[False, True, True])
+    assert documents[1] == TokenizedDocument(ids=[7, 8, 9], answer=[False, True, True])

@@ -10,11 +10,11 @@ import uvicorn
 from fastapi import Response
 
 from data.answers.answering import AnswersReport, answer_rows
-from data.answers.config import AnswersConf, By
-from data.answers.dialogue import TOO_LONG, key_of
-from data.answers.endpoint import Endpoint, check, end_of_turn
-from data.sources.prepared_rows import Row
-from infer.engine.answer_backend import TargetAsker
+from data.answers.config import AnswersConf, AnswerSource
+from data.answers.dialogue import PROMPT_TOO_LONG, derive_answer_seed
+from data.answers.endpoint import EndpointAnswerBackend, check_endpoint, find_end_of_turn_id
+from data.sources.prepared_rows import PreparedRow
+from infer.engine.answer_backend import TargetAnswerBackend
 from models.errors import UserError
 from models.target.target import TargetConf
 from tests.support.chat import asked, chat_target, conf, save
@@ -38,7 +38,7 @@ def folder(target, tmp_path_factory):
 @pytest.fixture(scope="module")
 def own(target, tmp_path_factory):
     """The rows as the target answers them in this process."""
-    asker, report = TargetAsker(target, conf()), AnswersReport()
+    asker, report = TargetAnswerBackend(target, conf()), AnswersReport()
     journal = tmp_path_factory.mktemp("own") / "journal"
     made = answer_rows(asked(ROWS), asker, target.tokenizer, conf(), journal, report=report)
     return list(made), report
@@ -61,11 +61,13 @@ def serving(folder, **options):
         thread.join()
 
 
-def reach(url, folder, **changes) -> tuple[AnswersConf, Endpoint]:
-    how = conf(**{"by": By.endpoint, "url": url, "extra": IDS, "concurrency": 8} | changes)
+def reach(url, folder, **changes) -> tuple[AnswersConf, EndpointAnswerBackend]:
+    how = conf(
+        **{"by": AnswerSource.endpoint, "url": url, "extra": IDS, "concurrency": 8} | changes
+    )
     where = TargetConf(name="tiny", path=str(folder))
-    served = check(how, where)
-    return how, Endpoint(how, served, where, where.source.tokenizer())
+    served = check_endpoint(how, where)
+    return how, EndpointAnswerBackend(how, served, where, where.source.load_tokenizer())
 
 
 def answered(rows, reached, journal):
@@ -81,7 +83,7 @@ def test_an_endpoint_answers_as_the_target_does(folder, own, tmp_path):
     probe, *rest = requests
     assert probe["max_tokens"] == 1
     assert {request["seed"] for request in rest} == {
-        key_of(0, row.id, drawn.turn) for row in made[0] for drawn in row.answers
+        derive_answer_seed(0, row.id, drawn.turn) for row in made[0] for drawn in row.answers
     }
     for request in rest:
         sent = {k: v for k, v in request.items() if k not in ("prompt", "seed")}
@@ -98,7 +100,7 @@ def test_text_is_split_anew_where_no_ids_are_given_and_says_so(folder, own, tmp_
     assert [row.documents for row in made] == [row.documents for row in rows]  # one token a word
     assert all(drawn.retokenised for row in made for drawn in row.answers)
     assert report.retokenised == report.finished.total()
-    assert f"{report.retokenised} answers re-tokenised" in report.lines()
+    assert f"{report.retokenised} answers re-tokenized" in report.summary_lines()
 
 
 def test_a_fifth_of_the_requests_may_fail(folder, own, tmp_path):
@@ -111,10 +113,10 @@ def test_a_fifth_of_the_requests_may_fail(folder, own, tmp_path):
 
 
 def test_what_is_refused_is_not_asked_again(folder, tmp_path):
-    rows = [Row(id=str(i), source="made", text="3 4") for i in range(3)]
+    rows = [PreparedRow(id=str(i), source="made", text="3 4") for i in range(3)]
     with serving(folder, context=17) as (url, requests):
         how, endpoint = reach(url, folder)
-        endpoint.room = 256  # as of a server that does not say its own
+        endpoint.max_prompt_tokens = 256  # as of a server that does not say its own
         with pytest.raises(UserError, match=r"got 3 that failed for good \(3 status 400\)"):
             answered(rows, (how, endpoint), tmp_path / "j")
         assert len(requests) == 1 + 3
@@ -135,22 +137,22 @@ def test_a_reply_without_an_answer_is_asked_for_again(folder, own, tmp_path):
 
 def test_aborted_for_good_is_counted_so(folder, tmp_path):
     with serving(folder, odd=itertools.repeat(ABORTED)) as (url, requests):
-        rows = [Row(id="0", source="made", text="3 4")]
+        rows = [PreparedRow(id="0", source="made", text="3 4")]
         with pytest.raises(UserError, match=r"\(1 finish_reason abort\)"):
             answered(rows, reach(url, folder, retries=1), tmp_path / "j")
         assert len(requests) == 1 + 2
 
 
 def test_a_prompt_has_the_room_that_the_server_gives_it(folder, tmp_path):
-    rows = [Row(id=str(n), source="made", text="7 " * n) for n in (7, 8)]
+    rows = [PreparedRow(id=str(n), source="made", text="7 " * n) for n in (7, 8)]
     with serving(folder, context=24) as (url, _):
         made, report = answered(rows, reach(url, folder), tmp_path / "j")
     assert [row.id for row in made] == ["7"]
-    assert report.dropped == {"made": {TOO_LONG: 1}}
+    assert report.dropped == {"made": {PROMPT_TOO_LONG: 1}}
 
 
 def test_a_field_that_the_server_refuses_is_named_before_a_row_is_asked(folder):
-    says = r"got Error code: 400 .*not permitted: top_k.*leave out .*~answers.extra.FIELD"
+    says = r"got Error code: 400 .*not permitted: top_k.*remove a field .*~answers.extra.FIELD"
     with serving(folder, refused="top_k") as (url, _), pytest.raises(UserError, match=says):
         reach(url, folder)
 
@@ -161,29 +163,31 @@ def test_an_endpoint_that_is_not_there_or_of_another_model_is_one_line(folder):
     with serving(folder, context=64) as (url, requests):
         with pytest.raises(UserError, match=r"\(status 404\).*ends in /v1"):
             reach(url.removesuffix("/v1"), folder)
-        with pytest.raises(UserError, match=r"got another where it serves tiny, adapter; start"):
+        with pytest.raises(UserError, match=r"got another, but it serves tiny, adapter; start"):
             reach(url, folder, model="another")
         for path, names in (("9b", "9b or other"), (None, "other")):
-            with pytest.raises(UserError, match=f"got {names} where it serves tiny, adapter; "):
-                check(conf(by=By.endpoint, url=url), TargetConf(name="other", path=path))
+            with pytest.raises(UserError, match=f"got {names}, but it serves tiny, adapter; "):
+                check_endpoint(
+                    conf(by=AnswerSource.endpoint, url=url), TargetConf(name="other", path=path)
+                )
         with pytest.raises(UserError, match=r"max_new_tokens: must fit into the 64 .*, got 64"):
             reach(url, folder, max_new_tokens=64)
         with pytest.raises(UserError, match=r"context: must fit into the 64 tokens .*, got 128"):
             reach(url, folder, context=128)
         assert not requests  # all this before anything is asked
-        assert reach(url, folder)[1].room == 47
+        assert reach(url, folder)[1].max_prompt_tokens == 47
         assert reach(url, folder, model="tiny")[1].model == "tiny"
         adapter = reach(url, folder, model="adapter")[1]
-        assert (adapter.model, adapter.room) == ("adapter", 47)
+        assert (adapter.model, adapter.max_prompt_tokens) == ("adapter", 47)
     for wrong in (None, "localhost:8000/v1", "http://[::1/v1", "http://host:99999/v1"):
         with pytest.raises(UserError, match=r"answers.url: must be an address .*got "):
-            conf(by=By.endpoint, url=wrong)
+            conf(by=AnswerSource.endpoint, url=wrong)
 
 
 def test_a_key_is_one_that_a_header_can_carry(monkeypatch):
     monkeypatch.setenv("THEIRS", "sk-1\n")  # as `cat` of a file gives it
-    asked = {"by": By.endpoint, "url": "http://localhost:8000/v1", "key_env": "THEIRS"}
-    assert conf(**asked).key == "sk-1"
+    asked = {"by": AnswerSource.endpoint, "url": "http://localhost:8000/v1", "key_env": "THEIRS"}
+    assert conf(**asked).api_key == "sk-1"
     for wrong in ("sk-\u00e9", "sk-1\nsk-2"):
         monkeypatch.setenv("THEIRS", wrong)
         with pytest.raises(UserError, match=r"answers.key_env: must name .* THEIRS beyond printab"):
@@ -191,5 +195,5 @@ def test_a_key_is_one_that_a_header_can_carry(monkeypatch):
 
 
 def test_the_end_of_a_turn_is_the_one_that_the_template_writes(target, folder):
-    assert end_of_turn(target.tokenizer, [0, 3]) == 0
+    assert find_end_of_turn_id(target.tokenizer, [0, 3]) == 0
     assert TargetConf(path=str(folder)).source.eos_ids() == target.eos_ids == [0]

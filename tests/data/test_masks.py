@@ -8,12 +8,12 @@ import pytest
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
-from data.chat.mask_check import EARLY, checked
-from data.chat.template import Chat
-from data.chat.tokenization import from_messages, from_row
-from data.config import DataConf, Source, Turns
-from data.sources.row_formats import Conversation, MisfitError, Tokenised
-from data.sources.tokenized import from_spans
+from data.chat.mask_check import EARLY_CHECK_DOCUMENTS, check_documents
+from data.chat.template import ChatTemplate
+from data.chat.tokenization import document_from_messages, documents_from_row
+from data.config import DataConf, DataSource, TurnSelection
+from data.sources.row_formats import Conversation, RowRejectedError, TokenizedDocument
+from data.sources.tokenized import document_from_spans
 from models.errors import UserError
 from tests.data.test_tokens import CHAT, EXACT, HEAD, PLAIN, PROMPT, TAGGED, answers, chat_tokenizer
 from tests.support.families import (
@@ -53,27 +53,29 @@ COUNTING = (
 ONLY_ANSWERS = "{% for m in messages if m.role == 'assistant' %}{{ m.content }}{% endfor %}"
 
 
-def chat(template: str, **arguments) -> Chat:
-    return Chat(tokenizer=chat_tokenizer(template), arguments=arguments)
+def chat(template: str, **arguments) -> ChatTemplate:
+    return ChatTemplate(tokenizer=chat_tokenizer(template), arguments=arguments)
 
 
-def read(tokenizer, messages, turns=Turns.each, **row) -> tuple[list[Tokenised], Counter[str]]:
+def read(
+    tokenizer, messages, turns=TurnSelection.each, **row
+) -> tuple[list[TokenizedDocument], Counter[str]]:
     skipped: Counter[str] = Counter()
-    conf = DataConf(source=Source.jsonl, path="rows.jsonl", turns=turns)
+    conf = DataConf(source=DataSource.jsonl, path="rows.jsonl", turns=turns)
     row = Conversation(messages=messages, **row)
-    return list(from_row(row, conf, tokenizer, skipped)), skipped
+    return list(documents_from_row(row, conf, tokenizer, skipped)), skipped
 
 
 @pytest.mark.parametrize("last_only", [False, True])
 def test_a_mark_reaches_from_the_prompt_to_the_end_of_the_turn(last_only):
     wide = chat(WIDE if last_only else WIDE.replace("loop.last", "true"))
-    document = from_messages(wide, CHAT, last_only=last_only)
+    document = document_from_messages(wide, CHAT, last_only=last_only)
     assert answers(wide.tokenizer, document) == EXACT[1 if last_only else 0 :]
 
 
 def test_marks_do_not_hide_that_a_template_rewrites_earlier_turns():
     with pytest.raises(UserError, match=r"^data.turns: .*for message 2 once .*data.turns=each"):
-        from_messages(chat(WIDE), CHAT)
+        document_from_messages(chat(WIDE), CHAT)
 
 
 @pytest.mark.parametrize("case", FAMILIES["harmony"].cases)
@@ -89,23 +91,23 @@ def test_marks_around_whole_turns_change_nothing(case):
         for part in (calls, final)
     ) + results  # fmt: skip
     case = FAMILIES["harmony"].cases[case]
-    for turns in Turns:
+    for turns in TurnSelection:
         row = {"turns": turns, "tools": case.tools}
-        if turns is Turns.all and case.rewritten:
+        if turns is TurnSelection.all and case.rewritten:
             continue
         assert read(marked, case.messages, **row) == read(plain, case.messages, **row)
 
 
 def test_an_empty_thought_is_the_answers_where_the_reader_says_so():
     wide = chat(WIDE, enable_thinking=True)
-    document = from_messages(wide, CHAT, last_only=True)
+    document = document_from_messages(wide, CHAT, last_only=True)
     assert answers(wide.tokenizer, document) == [THOUGHT + EXACT[1]]
 
 
 def test_a_turn_may_have_several_marks_and_thoughts_any_name():
     thoughtful = [message | {"thinking": "Hm."} for message in CHAT]
     tokenizer = chat_tokenizer(TWO_MARKS)
-    document = from_messages(Chat(tokenizer=tokenizer), thoughtful, last_only=True)
+    document = document_from_messages(ChatTemplate(tokenizer=tokenizer), thoughtful, last_only=True)
     assert answers(tokenizer, document) == ["(Hm.)", EXACT[1]]
 
 
@@ -116,14 +118,16 @@ def test_a_token_behind_the_whole_text_is_not_said(tagged):
     tokenizer = chat_tokenizer((TAGGED if tagged else PLAIN).replace(PROMPT, behind))
     tokenizer.eos_token = "</s>"
     for last_only in (False, True):
-        document = from_messages(Chat(tokenizer=tokenizer), CHAT, last_only=last_only)
+        document = document_from_messages(
+            ChatTemplate(tokenizer=tokenizer), CHAT, last_only=last_only
+        )
         assert answers(tokenizer, document) == EXACT[last_only:]
 
 
 def test_a_mark_takes_an_end_of_turn_token_that_is_not_eos():
     tokenizer = chat_tokenizer(TWO_MARKS)
     tokenizer.eos_token = "</s>"
-    document = from_messages(Chat(tokenizer=tokenizer), CHAT)
+    document = document_from_messages(ChatTemplate(tokenizer=tokenizer), CHAT)
     assert answers(tokenizer, document)[1::2] == EXACT
 
 
@@ -131,7 +135,7 @@ def test_a_prompt_is_tokenised_alone_whatever_the_answer_begins_with():
     tokenizer = chat_tokenizer(PLAIN)
     for content in ["\n\nHello", " Hello", "\n think", "\u00e9\U0001f976"]:
         messages = [CHAT[1], {"role": "assistant", "content": content}]
-        document = from_messages(Chat(tokenizer=tokenizer), messages)
+        document = document_from_messages(ChatTemplate(tokenizer=tokenizer), messages)
         prompt = tokenizer.apply_chat_template(messages[:1], add_generation_prompt=True)
         assert document.ids[: len(prompt["input_ids"])] == prompt["input_ids"]
         assert answers(tokenizer, document) == [f"{content}<|end|>"]
@@ -140,7 +144,7 @@ def test_a_prompt_is_tokenised_alone_whatever_the_answer_begins_with():
 def test_an_end_of_turn_token_that_swallows_the_line_break_is_learned():
     tokenizer = chat_tokenizer(PLAIN)
     tokenizer.add_tokens([AddedToken("<|end|>", rstrip=True, special=True)], special_tokens=True)
-    document = from_messages(Chat(tokenizer=tokenizer), CHAT)
+    document = document_from_messages(ChatTemplate(tokenizer=tokenizer), CHAT)
     assert answers(tokenizer, document) == EXACT
 
 
@@ -157,7 +161,7 @@ def test_an_answer_that_reads_otherwise_behind_its_own_history_is_left_out():
 def test_a_line_break_behind_a_mark_is_not_the_end_of_a_turn():
     tokenizer = chat_tokenizer(TWO_MARKS.replace("<|end|>", "{{ '\\n' }}"))
     tokenizer.add_tokens(["\n"])
-    document = from_messages(Chat(tokenizer=tokenizer), CHAT)
+    document = document_from_messages(ChatTemplate(tokenizer=tokenizer), CHAT)
     assert answers(tokenizer, document)[1::2] == ["I am well.", "  Why?\n"]
 
 
@@ -165,7 +169,7 @@ def test_a_token_that_reaches_into_the_next_turn_is_not_learned():
     tokenizer = chat_tokenizer("{% for m in messages %}{{ m.content }}{% endfor %}")
     said = [("user", "I am well"), ("assistant", "It is col"), ("user", "d?"), ("assistant", "I")]
     messages = [{"role": role, "content": content} for role, content in said]
-    document = from_messages(Chat(tokenizer=tokenizer), messages)
+    document = document_from_messages(ChatTemplate(tokenizer=tokenizer), messages)
     assert len(tokenizer(" cold")["input_ids"]) == 1
     assert answers(tokenizer, document) == ["It is", "I"]
 
@@ -212,10 +216,10 @@ def test_what_a_template_does_not_take_is_counted():
 
 def test_arguments_of_the_row_win_over_those_of_the_data():
     tokenizer = FAMILIES["qwen3"].tokenizer("qwen3")
-    conf = DataConf(source=Source.jsonl, path="x", template={"enable_thinking": True})
+    conf = DataConf(source=DataSource.jsonl, path="x", template={"enable_thinking": True})
     row = Conversation(messages=SINGLE)
-    [thinking] = from_row(row, conf, tokenizer, Counter())
-    [plain] = from_row(
+    [thinking] = documents_from_row(row, conf, tokenizer, Counter())
+    [plain] = documents_from_row(
         replace(row, template={"enable_thinking": False}), conf, tokenizer, Counter()
     )
     assert answers(tokenizer, thinking) == [THOUGHT + answers(tokenizer, plain)[0]]
@@ -223,21 +227,21 @@ def test_arguments_of_the_row_win_over_those_of_the_data():
 
 def test_a_conversation_without_a_prompt_stops_the_run():
     with pytest.raises(UserError, match="must hold a prompt too, got answer tokens only"):
-        from_messages(chat(ONLY_ANSWERS), CHAT[1:3])
+        document_from_messages(chat(ONLY_ANSWERS), CHAT[1:3])
     with pytest.raises(UserError, match="must hold a prompt too"):
-        from_spans([1, 2, 3], [(0, 2), (2, 3)])
+        document_from_spans([1, 2, 3], [(0, 2), (2, 3)])
 
 
 def test_recorded_spans_are_answers_as_they_stand():
-    document = from_spans([5, 6, 7, 8, 9], [(1, 3), (4, 5)])
+    document = document_from_spans([5, 6, 7, 8, 9], [(1, 3), (4, 5)])
     assert document.answer == [False, True, True, False, True]
-    with pytest.raises(MisfitError, match="do not lie in the ids"):
-        from_spans([5, 6], [(1, 3)])
+    with pytest.raises(RowRejectedError, match="do not lie in the ids"):
+        document_from_spans([5, 6], [(1, 3)])
 
 
-GOOD = Tokenised(ids=[1, 2], answer=[False, True])
-SILENT = Tokenised(ids=[1, 2], answer=[False, False], category="code")
-ALL_ONE = Tokenised(ids=[1, 2], answer=[True, True], category="code")
+GOOD = TokenizedDocument(ids=[1, 2], answer=[False, True])
+SILENT = TokenizedDocument(ids=[1, 2], answer=[False, False], category="code")
+ALL_ONE = TokenizedDocument(ids=[1, 2], answer=[True, True], category="code")
 
 
 @pytest.mark.parametrize(
@@ -249,16 +253,16 @@ ALL_ONE = Tokenised(ids=[1, 2], answer=[True, True], category="code")
 )
 def test_a_category_whose_masks_are_all_wrong_stops_the_run(bad, message):
     with pytest.raises(UserError, match=message):
-        list(checked([GOOD, bad, GOOD, bad, bad], Counter()))
+        list(check_documents([GOOD, bad, GOOD, bad, bad], Counter()))
     good = replace(GOOD, category="code")
-    assert list(checked([bad, good], Counter())) == [bad, good]
-    with pytest.raises(UserError, match=f"{EARLY:,}"):  # before the data ends
-        list(checked([bad] * EARLY + [good], Counter()))
+    assert list(check_documents([bad, good], Counter())) == [bad, good]
+    with pytest.raises(UserError, match=f"{EARLY_CHECK_DOCUMENTS:,}"):  # before the data ends
+        list(check_documents([bad] * EARLY_CHECK_DOCUMENTS + [good], Counter()))
 
 
 def test_no_document_at_all_is_refused_with_the_reasons():
     with pytest.raises(UserError, match=r"got none \(too odd: 2\)"):
-        list(checked([], Counter({"too odd": 2})))
+        list(check_documents([], Counter({"too odd": 2})))
 
 
 def test_consecutive_answers_are_each_behind_what_was_said():

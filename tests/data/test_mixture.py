@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from conf.entry import compose
-from data.mixture.config import MixtureConf, SourceConf, choose, quotas
+from data.mixture.config import MixtureConf, SourceConf, compute_quotas, select_rows
 from data.prepare import PrepareConf
 from models.errors import UserError
 
@@ -31,7 +31,7 @@ def mixture(rows=None, **shares) -> MixtureConf:
     ],
 )
 def test_each_source_gives_its_share_in_whole_rows(conf, available, expected):
-    assert quotas(available, conf) == expected
+    assert compute_quotas(available, conf) == expected
 
 
 def test_rounding_never_asks_for_more_than_there_is():
@@ -39,7 +39,7 @@ def test_rounding_never_asks_for_more_than_there_is():
     for _ in range(300):
         shares = dict(zip("abc", rng.integers(1, 20, 3).tolist(), strict=True))
         available = dict(zip("abc", rng.integers(1, 60, 3).tolist(), strict=True))
-        given = quotas(available, mixture(**shares))
+        given = compute_quotas(available, mixture(**shares))
         total = sum(given.values())
         assert all(given[name] <= available[name] for name in shares)
         assert all(abs(given[n] - total * shares[n] / sum(shares.values())) < 1 for n in shares)
@@ -49,15 +49,15 @@ def test_more_rows_than_there_are_is_refused_with_the_most_that_there_are():
     available = {"a": 60, "b": 500}
     with pytest.raises(UserError, match=r"mixture.rows: a must give 700 of 1,000 rows, got 60 that "
                        r"can be used; set mixture.rows=85 or null"):  # fmt: skip
-        quotas(available, mixture(1000, a=0.7, b=0.3))
-    assert sum(quotas(available, mixture(85, a=0.7, b=0.3)).values()) == 85
-    assert sum(quotas(available, mixture(a=0.7, b=0.3)).values()) == 85
+        compute_quotas(available, mixture(1000, a=0.7, b=0.3))
+    assert sum(compute_quotas(available, mixture(85, a=0.7, b=0.3)).values()) == 85
+    assert sum(compute_quotas(available, mixture(a=0.7, b=0.3)).values()) == 85
 
 
 def test_of_equal_rows_the_first_is_taken_and_the_others_are_counted():
     signs = np.array([5, 3, 5, 9, 3, 1], dtype=np.uint64)
     source = np.array([0, 0, 0, 1, 1, 1])
-    chosen = choose(signs, source, mixture(a=None, b=None))
+    chosen = select_rows(signs, source, mixture(a=None, b=None))
     assert chosen.rows.tolist() == [5, 1, 0, 3]  # in the order of their signs
     assert chosen.dropped == {"a": Counter({"a duplicate": 1}), "b": Counter({"a duplicate": 1})}
 
@@ -65,8 +65,8 @@ def test_of_equal_rows_the_first_is_taken_and_the_others_are_counted():
 def test_a_share_of_nothing_is_refused():
     """Taken as it stands, it would leave nothing of the other sources either."""
     signs = np.array([5, 3, 5, 3], dtype=np.uint64)
-    with pytest.raises(UserError, match=r"mixture.sources.b: must have rows that no source before"):
-        choose(signs, np.array([0, 0, 1, 1]), mixture(a=0.9, b=0.1))
+    with pytest.raises(UserError, match=r"mixture.sources.b: must have rows that no earlier"):
+        select_rows(signs, np.array([0, 0, 1, 1]), mixture(a=0.9, b=0.1))
 
 
 def test_a_share_is_taken_from_the_front_whatever_the_other_sources_hold():
@@ -76,7 +76,7 @@ def test_a_share_is_taken_from_the_front_whatever_the_other_sources_hold():
     for others in (50, 400):
         theirs = rng.integers(0, 2**63, others).astype(np.uint64)
         source = np.repeat([0, 1], [100, others])
-        chosen = choose(np.concatenate([ours, theirs]), source, mixture(40, a=0.5, b=0.5))
+        chosen = select_rows(np.concatenate([ours, theirs]), source, mixture(40, a=0.5, b=0.5))
         assert chosen.dropped["a"] == {"beyond its share": 80}
         taken.append({row for row in chosen.rows.tolist() if row < 100})
     assert taken[0] == taken[1] == set(np.argsort(ours)[:20].tolist())
@@ -94,15 +94,15 @@ def test_the_shipped_mixture_says_licences_and_has_both_modes():
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: MixtureConf(), "mixture.sources: must name a source, got none"),
+        (lambda: MixtureConf(), "mixture.sources: must name at least one source, got none"),
         (lambda: mixture(a=1, b=None), "mixture.sources.b.share: must be set for all sources"),
         (lambda: mixture(a=0.0), "mixture.sources.a.share: must be a number above 0, got 0"),
         (lambda: mixture(a="inf"), "mixture.sources.a.share: must be a number above 0, got inf"),
         (lambda: mixture(a="nan"), "mixture.sources.a.share: must be a number above 0, got nan"),
-        (lambda: mixture(5, a=None), "mixture.rows: must be at least 1 of sources with shares"),
+        (lambda: mixture(5, a=None), "mixture.rows: must be at least 1 and needs sources with"),
         (
             lambda: MixtureConf(sources={"a": SourceConf(path="a", columns={"chat": "x"})}),
-            "mixture.sources.a.columns: must map names of ours to columns of the data, got chat",
+            "mixture.sources.a.columns: must map known names to columns of the data, got chat",
         ),
         (
             lambda: MixtureConf(sources={"a": SourceConf(path="a", limit=0)}),
@@ -122,11 +122,11 @@ def test_the_shipped_mixture_says_licences_and_has_both_modes():
         ),
         (
             lambda: MixtureConf(sources={"a": SourceConf(path="")}),
-            "mixture.sources.a.path: must name a file, a directory or a data set, got ''",
+            "mixture.sources.a.path: must name a file, a directory or a dataset, got ''",
         ),
         (
             lambda: MixtureConf(sources={"a": SourceConf(path="a", template={"mode": []})}),
-            r"mixture.sources.a.template.mode: must list a value at least, got \[\]",
+            r"mixture.sources.a.template.mode: must list at least one value, got \[\]",
         ),
     ],
 )

@@ -4,14 +4,14 @@ from itertools import chain
 
 import pytest
 
-from data.packing.sampler import Order
+from data.packing.sampler import RowOrder
 from models.errors import UserError
 
 
 @pytest.mark.parametrize(("rows", "batch_size"), [(12, 4), (10, 4), (3, 8)])
 def test_every_epoch_visits_each_row_once(rows, batch_size):
-    order = Order(rows=rows, batch_size=batch_size, seed=3)
-    batches = [order.batch(step) for step in range(3 * rows)]
+    order = RowOrder(num_rows=rows, batch_size=batch_size, seed=3)
+    batches = [order.batch_rows(step) for step in range(3 * rows)]
     assert all(len(batch) == batch_size for batch in batches)
     visits = list(chain(*batches))
     epochs = [visits[start : start + rows] for start in range(0, len(visits), rows)]
@@ -20,18 +20,20 @@ def test_every_epoch_visits_each_row_once(rows, batch_size):
 
 
 def test_an_order_resumes_from_the_step_alone():
-    whole = [Order(rows=11, batch_size=4, seed=5).batch(step) for step in range(9)]
-    assert Order(rows=11, batch_size=4, seed=5).batch(8) == whole[8]
-    assert [Order(rows=11, batch_size=4, seed=6).batch(step) for step in range(9)] != whole
+    whole = [RowOrder(num_rows=11, batch_size=4, seed=5).batch_rows(step) for step in range(9)]
+    assert RowOrder(num_rows=11, batch_size=4, seed=5).batch_rows(8) == whole[8]
+    assert [
+        RowOrder(num_rows=11, batch_size=4, seed=6).batch_rows(step) for step in range(9)
+    ] != whole
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_ranks_together_take_the_batch_of_one(world):
-    order = Order(rows=40, batch_size=12, seed=0)
+    order = RowOrder(num_rows=40, batch_size=12, seed=0)
     for step in range(5):
-        shares = [order.batch(step, rank, world) for rank in range(world)]
+        shares = [order.batch_rows(step, rank, world) for rank in range(world)]
         assert [len(share) for share in shares] == [12 // world] * world
         # dealt one by one, in turn
-        assert list(chain(*zip(*shares, strict=True))) == order.batch(step)
+        assert list(chain(*zip(*shares, strict=True))) == order.batch_rows(step)
     with pytest.raises(UserError, match=r"optim.batch_size: .* got 12 for 5"):
-        order.batch(0, 0, 5)
+        order.batch_rows(0, 0, 5)

@@ -6,8 +6,8 @@ import torch
 
 from data.features.target_pass import features
 from data.packing.documents import Documents, Packed
-from data.packing.pack import cut, pack
-from data.sources.tokenized import from_pair
+from data.packing.pack import cut_documents, pack_documents
+from data.sources.tokenized import document_from_pair
 from models.distill.losses import LossConf, LossName, Reduction
 from models.drafts.base import Draft
 from models.target.target import Target
@@ -24,17 +24,17 @@ def texts() -> Documents:
     found = []
     for size in numbers.integers(6, 41, 12):
         ids = numbers.integers(1, VOCAB, size).tolist()
-        text = from_pair(ids[:3], ids[3:])
+        text = document_from_pair(ids[:3], ids[3:])
         if size > 20:
             text.answer[10:14] = [False] * 4
         found.append(text)
-    return Documents.of(found)
+    return Documents.from_documents(found)
 
 
 def alone(documents: Documents) -> Packed:
     """Each document in a row of its own."""
     numbers = np.arange(len(documents))
-    table = cut(documents.lengths, numbers, LENGTH, None)
+    table = cut_documents(documents.lengths, numbers, LENGTH, None)
     starts = np.arange(len(documents) + 1)
     return Packed(documents=documents, table=table, starts=starts, length=LENGTH)
 
@@ -57,7 +57,7 @@ def test_packed_rows_teach_what_documents_alone_do(method, reduction):
     target, documents = tiny_target(seed=0), texts()
     conf = LossConf(name=LossName.soft_ce, reduction=reduction, half_life=8)
     draft = CASES[method].conf.build(target, loss=conf, seed=0)
-    packed, report = pack(documents, LENGTH)
+    packed, report = pack_documents(documents, LENGTH)
     assert report.rows < len(documents) == report.documents
     apart, together = learned(draft, target, alone(documents)), learned(draft, target, packed)
     assert apart.keys() == together.keys()

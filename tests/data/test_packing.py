@@ -7,24 +7,24 @@ import pytest
 import torch
 
 from conf.entry import compose
-from data.config import DataConf, Source
+from data.config import DataConf, DataSource
 from data.packing.documents import Documents
-from data.packing.pack import best_fit, pack
-from data.sources.row_formats import Tokenised
-from data.sources.tokenized import from_pair
+from data.packing.pack import best_fit, pack_documents
+from data.sources.row_formats import TokenizedDocument
+from data.sources.tokenized import document_from_pair
 from models.errors import UserError
 from scripts.bench_packing import sharegpt_like
 from tests.support.packed import documents_of
 from train.config import TrainConf
 
 
-def piece(prompt: int, answer: int, start: int = 100) -> Tokenised:
+def piece(prompt: int, answer: int, start: int = 100) -> TokenizedDocument:
     ids = list(range(start, start + prompt + answer))
-    return from_pair(ids[:prompt], ids[prompt:])
+    return document_from_pair(ids[:prompt], ids[prompt:])
 
 
-def made(*pieces: Tokenised) -> Documents:
-    return Documents.of(pieces)
+def made(*pieces: TokenizedDocument) -> Documents:
+    return Documents.from_documents(pieces)
 
 
 # tokens of the demo's 1536 prompts with the target's answers: every twentieth part of them
@@ -39,16 +39,16 @@ def demo_like(documents: int) -> np.ndarray:
 
 def test_rows_are_drawn_as_documents_side_by_side():
     documents = made(piece(2, 3), piece(1, 2, 200), piece(4, 4, 300))
-    packed, report = pack(documents, 10, pad_id=9)
+    packed, report = pack_documents(documents, 10, pad_id=9)
     batch = packed.batch([0, 1])
-    assert batch.ids.tolist() == [
+    assert batch.input_ids.tolist() == [
         [300, 301, 302, 303, 304, 305, 306, 307, 9, 9],
         [100, 101, 102, 103, 104, 200, 201, 202, 9, 9],
     ]
-    assert batch.document.tolist() == [[0] * 8 + [-1] * 2, [0] * 5 + [1] * 3 + [-1] * 2]
+    assert batch.document_ids.tolist() == [[0] * 8 + [-1] * 2, [0] * 5 + [1] * 3 + [-1] * 2]
     assert batch.positions[1].tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 0, 0]
-    assert batch.answer[1].int().tolist() == [0, 0, 1, 1, 1, 0, 1, 1, 0, 0]
-    assert batch.context is None
+    assert batch.answer_mask[1].int().tolist() == [0, 0, 1, 1, 1, 0, 1, 1, 0, 0]
+    assert batch.context_mask is None
     assert (report.documents, report.rows, report.fill) == (3, 2, 0.8)
     assert report.supervised == 9 / 16
 
@@ -56,10 +56,10 @@ def test_rows_are_drawn_as_documents_side_by_side():
 def test_no_document_is_split_or_lost():
     sizes = torch.randint(1, 30, (500, 2), generator=torch.Generator().manual_seed(0)).tolist()
     pieces = [piece(p, a, 100 * i) for i, (p, a) in enumerate(sizes)]
-    packed, report = pack(made(*pieces), 64)
+    packed, report = pack_documents(made(*pieces), 64)
     assert sorted(documents_of(packed), key=lambda d: d.ids[0]) == pieces
     assert (report.documents, report.truncated, report.split, report.dropped) == (500, 0, 0, 0)
-    again, _ = pack(made(*pieces), 64)
+    again, _ = pack_documents(made(*pieces), 64)
     assert np.array_equal(again.table, packed.table)
 
 
@@ -101,15 +101,15 @@ def test_each_piece_goes_where_it_leaves_least_room():
 
 
 def test_no_document_sees_another():
-    packed, _ = pack(made(piece(2, 3), piece(1, 2, 200)), 10)
-    sees = packed.batch([0]).attends()[0, 0]
+    packed, _ = pack_documents(made(piece(2, 3), piece(1, 2, 200)), 10)
+    sees = packed.batch([0]).attention_mask()[0, 0]
     assert not sees[5:8, :5].any()
     assert not sees[:5, 5:].any()
     assert sees[7, 5:8].all()
 
 
 def test_what_does_not_fit_is_cut_and_counted():
-    packed, report = pack(made(piece(6, 12), piece(20, 5, 200), piece(3, 0, 300)), 16)
+    packed, report = pack_documents(made(piece(6, 12), piece(20, 5, 200), piece(3, 0, 300)), 16)
     assert documents_of(packed) == [piece(6, 10)]
     assert (report.documents, report.truncated, report.dropped) == (1, 1, 2)
     assert "1 documents in 1 rows of 16 tokens" in str(report)
@@ -117,17 +117,19 @@ def test_what_does_not_fit_is_cut_and_counted():
 
 
 def test_only_those_asked_for_are_packed():
-    packed, report = pack(made(*[piece(2, 3, 100 * i) for i in range(4)]), 16, among=np.array([3]))
+    packed, report = pack_documents(
+        made(*[piece(2, 3, 100 * i) for i in range(4)]), 16, document_numbers=np.array([3])
+    )
     assert documents_of(packed) == [piece(2, 3, 300)]
     assert (report.documents, report.dropped) == (1, 0)
 
 
 def test_rows_too_short_for_any_prompt_are_refused():
     with pytest.raises(UserError, match=r"data.length: must reach beyond the prompts, got 16"):
-        pack(made(piece(20, 5)), 16)
+        pack_documents(made(piece(20, 5)), 16)
 
 
 @pytest.mark.parametrize("overlap", [0, 9])
 def test_an_overlap_of_nothing_or_most_is_refused(overlap):
     with pytest.raises(UserError, match=r"data.overlap: must be 1 to half of data.length=16, got"):
-        DataConf(source=Source.jsonl, path="x", length=16, overlap=overlap)
+        DataConf(source=DataSource.jsonl, path="x", length=16, overlap=overlap)

@@ -5,12 +5,19 @@ from collections import Counter
 
 import pytest
 
-from data.config import DataConf, Source
-from data.eval_prompts.prompts import read as read_prompts
+from data.config import DataConf, DataSource
+from data.eval_prompts.prompts import read_prompt_rows as read_prompts
 from data.mixture.config import SourceConf
-from data.sources.prepared_rows import Drawn, Row, Spans, batches, read, write
-from data.sources.row_formats import Conversation, Text, Tokenised
-from data.sources.training_rows import rows
+from data.sources.prepared_rows import (
+    PreparedRow,
+    RecordedDocument,
+    SamplingInfo,
+    batch_records,
+    read_prepared_rows,
+    write_prepared_rows,
+)
+from data.sources.row_formats import Conversation, PlainText, TokenizedDocument
+from data.sources.training_rows import read_training_rows
 from models.errors import UserError
 from tests.support.preparing import asked, lines, prepare, report
 
@@ -40,7 +47,7 @@ def test_conversations_that_begin_alike_are_on_one_side(tmp_path):
             opened.write(json.dumps(row) + "\n")
     out = prepare(tmp_path, held_out=0.5, a="a.jsonl")
     sides = [
-        {(row.messages or [])[1]["content"] for row in read(out, split)}
+        {(row.messages or [])[1]["content"] for row in read_prepared_rows(out, split)}
         for split in ("train", "held_out")
     ]
     assert min(map(len, sides)) > 2
@@ -79,8 +86,8 @@ def test_workers_without_a_row_write_empty_files(tmp_path):
 
 def test_memory_holds_so_many_rows_or_so_much_text():
     small, large = ({"id": "1", "text": "a" * n, "documents": []} for n in (1, 2**22))
-    assert [len(batch) for batch in batches([small] * 600)] == [256, 256, 88]
-    assert [len(batch) for batch in batches([large] * 5)] == [2, 2, 1]
+    assert [len(batch) for batch in batch_records([small] * 600)] == [256, 256, 88]
+    assert [len(batch) for batch in batch_records([large] * 5)] == [2, 2, 1]
 
 
 def test_shares_are_exact_and_summed_up(tmp_path):
@@ -109,28 +116,41 @@ def test_prompts_that_the_target_cannot_read_are_dropped(tmp_path):
 
 def test_training_learns_recorded_spans_else_the_rows_own_answers(tmp_path):
     chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
-    drawn = Drawn(turn=1, temperature=0.7, top_p=1.0, top_k=0, seed=1, finish_reason="stop",
+    drawn = SamplingInfo(turn=1, temperature=0.7, top_p=1.0, top_k=0, seed=1, finish_reason="stop",
                   tokens=2, retokenised=False)  # fmt: skip
     told = {"source": "s", "category": "c", "language": "en"}
     kept = [
-        Row(id="1", messages=chat, documents=[Spans(ids=[5, 6, 7, 8], spans=[[1, 2], [3, 4]])],
-            answers=[drawn], **told),
-        Row(id="2", messages=[*chat, chat[0]], tools=[{"a": 1}], template={"b": [2]}, **told),
-        Row(id="3", text="Once", **told),
-        Row(id="4", messages=chat[:1], **told),
-    ]  # fmt: skip
-    write(tmp_path / "train-00000-of-00001.parquet", kept, dict)
-    assert list(read(tmp_path)) == kept
-    conf = DataConf(source=Source.prepared, path=str(tmp_path))
+        PreparedRow(
+            id="1",
+            messages=chat,
+            documents=[RecordedDocument(ids=[5, 6, 7, 8], spans=[[1, 2], [3, 4]])],
+            answers=[drawn],
+            **told,
+        ),
+        PreparedRow(
+            id="2", messages=[*chat, chat[0]], tools=[{"a": 1}], template={"b": [2]}, **told
+        ),
+        PreparedRow(id="3", text="Once", **told),
+        PreparedRow(id="4", messages=chat[:1], **told),
+    ]
+    write_prepared_rows(tmp_path / "train-00000-of-00001.parquet", kept, dict)
+    assert list(read_prepared_rows(tmp_path)) == kept
+    conf = DataConf(source=DataSource.prepared, path=str(tmp_path))
     labels = {"category": "c", "language": "en"}
     skipped = Counter()
-    assert list(rows(conf, skipped)) == [
-        Tokenised(ids=[5, 6, 7, 8], answer=[False, True, False, True], conversation=0, **labels),
+    assert list(read_training_rows(conf, skipped)) == [
+        TokenizedDocument(
+            ids=[5, 6, 7, 8], answer=[False, True, False, True], conversation=0, **labels
+        ),
         Conversation(
             messages=chat, tools=[{"a": 1}], template={"b": [2]}, conversation=1, **labels
         ),
-        Text(text="Once", **labels),
+        PlainText(text="Once", **labels),
     ]
     assert skipped == {"no assistant turn": 1}
     with pytest.raises(UserError, match=r"data.path: must be a folder written by data.prepare"):
-        list(rows(DataConf(source=Source.prepared, path=str(tmp_path / "none")), skipped))
+        list(
+            read_training_rows(
+                DataConf(source=DataSource.prepared, path=str(tmp_path / "none")), skipped
+            )
+        )

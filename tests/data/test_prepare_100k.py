@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data.config import Turns
-from data.sources.prepared_rows import learned, read
+from data.config import TurnSelection
+from data.sources.prepared_rows import parse_prepared_row, read_prepared_rows
 from tests.support.messy_data import HELD_OUT, ROWS, build
 
 ROOT = Path(__file__).parents[2]
@@ -116,8 +116,8 @@ def test_the_files_hold_what_the_report_says(prepared):
     modes = Counter(rows["template"])  # of chat alone, half of the rows each
     assert abs(modes[THINKING] - modes[THINKING.replace("true", "false")]) < 1000
     assert modes[THINKING] > 10_000
-    some = islice(read(out), 500)
-    assert all(list(learned(row, Turns.all)) for row in some)
+    some = islice(read_prepared_rows(out), 500)
+    assert all(list(parse_prepared_row(row, TurnSelection.all)) for row in some)
     prompts = [json.loads(line) for line in (out / "held_out.jsonl").read_text().splitlines()]
     assert {prompt["id"] for prompt in prompts} == set(tables["held_out"]["id"].to_pylist())
 

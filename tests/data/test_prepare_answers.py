@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from conf.entry import compose
-from data.chat.tokenization import documents
-from data.config import DataConf, Source
+from data.chat.tokenization import iter_documents
+from data.config import DataConf, DataSource
 from data.prepare import PrepareConf, main
-from data.sources.prepared_rows import read
+from data.sources.prepared_rows import read_prepared_rows
 from models.errors import UserError
 from tests.support.chat import asked, chat_target, save
 
@@ -48,7 +48,7 @@ def made(folder):
 
 def test_every_row_is_answered_or_counted(made):
     report = json.loads((made / "report.json").read_text())
-    train, held_out = list(read(made)), list(read(made, "held_out"))
+    train, held_out = list(read_prepared_rows(made)), list(read_prepared_rows(made, "held_out"))
     assert report["read"] == ROWS + 2 == len(train) + len(held_out) + report["dropped"]
     assert report["dropped_by_reason"] == {
         "a prompt of more than 248 tokens": 1, "refused by the chat template: no such role": 1
@@ -63,10 +63,10 @@ def test_every_row_is_answered_or_counted(made):
 
 def test_what_is_learned_is_what_was_generated(made, folder):
     """Masks come from the recorded spans, token by token."""
-    conf = DataConf(source=Source.prepared, path=str(made))
+    conf = DataConf(source=DataSource.prepared, path=str(made))
     tokenizer = chat_target().tokenizer
-    learned = list(documents(conf, tokenizer, Counter()))
-    recorded = [document for row in read(made) for document in row.documents]
+    learned = list(iter_documents(conf, tokenizer, Counter()))
+    recorded = [document for row in read_prepared_rows(made) for document in row.documents]
     assert [document.ids for document in learned] == [document.ids for document in recorded]
     for document, kept in zip(learned, recorded, strict=True):
         inside = {t for begin, end in kept.spans for t in range(begin, end)}
@@ -76,7 +76,9 @@ def test_what_is_learned_is_what_was_generated(made, folder):
 def test_workers_answer_what_one_would(made, folder):
     for worker in (1, 0):
         several = prepare(folder, "several", "workers=2", f"worker={worker}", "answers.batch=3")
-    assert {row.id: row for row in read(several)} == {row.id: row for row in read(made)}
+    assert {row.id: row for row in read_prepared_rows(several)} == {
+        row.id: row for row in read_prepared_rows(made)
+    }
     one, two = (json.loads((run / "report.json").read_text()) for run in (made, several))
     assert one["answers"] == two["answers"]
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from datasets import Dataset
 
-from conf.entry import USER_ERRORS, compose, one_line
+from conf.entry import USER_ERRORS, compose, error_to_line
 from data.mixture.config import SourceConf
-from data.mixture.provenance import forget
+from data.mixture.provenance import discard_empty_folder
 from data.prepare import PrepareConf
 from models.errors import UserError
 from tests.support.preparing import lines, prepare, report
@@ -68,10 +68,10 @@ def test_a_refusal_keeps_what_was_made(tmp_path, made):
     own = tmp_path / "work" / "0"
     own.mkdir(parents=True)
     (tmp_path / made).write_text("one")
-    forget(tmp_path, own)
+    discard_empty_folder(tmp_path, own)
     assert (tmp_path / made).read_text() == "one"
     (tmp_path / made).unlink()
-    forget(tmp_path, own)
+    discard_empty_folder(tmp_path, own)
     assert not tmp_path.exists()
 
 
@@ -158,10 +158,10 @@ def test_a_shard_that_is_not_there_is_not_left_out_in_silence(tmp_path):
         (["mixture=one", "mixture.sources.rows=a.jsonl"],
          "mixture.sources.rows: must be keys with values, got a.jsonl"),
         (["mixture.sources=[a]"],
-         "config: keys must stand where a list does; write NAME: VALUE in place of - VALUE"),
+         "config: must have keys, got a list; write NAME: VALUE in place of - VALUE"),
     ],
 )  # fmt: skip
 def test_a_manifest_that_is_none_is_answered_with_its_key(changes, said):
     with pytest.raises(USER_ERRORS) as refused:
         compose("prepare", PrepareConf, changes)
-    assert one_line(refused.value) == said
+    assert error_to_line(refused.value) == said

@@ -2,13 +2,13 @@
 
 import time
 
-from data.progress import Progress
+from data.progress import RowProgress
 
 
 def test_rows_that_come_many_at_once_leave_as_much_time_as_others(monkeypatch):
     now = 0.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    with Progress("answers", total=100, kept=20) as progress:
+    with RowProgress("answers", total=100, already_done=20) as progress:
         now = 60.0
         for _ in range(4):
             progress.count(done=1, tokens=30)

@@ -6,7 +6,12 @@ import json
 
 import pytest
 
-from data.eval_prompts.prompts import fingerprint, held_out, later_turns, read
+from data.eval_prompts.prompts import (
+    build_next_turns,
+    fingerprint_prompts,
+    load_eval_prompts,
+    read_prompt_rows,
+)
 from models.errors import UserError
 
 TEMPLATE = (
@@ -47,7 +52,9 @@ def chatty(target):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_known_layout_is_read(target, tmp_path, layout):
     row, expected = LAYOUTS[layout]
-    (prompt,) = held_out(target.tokenizer, write_lines(tmp_path / "p.jsonl", [row]), limit=None)
+    (prompt,) = load_eval_prompts(
+        target.tokenizer, write_lines(tmp_path / "p.jsonl", [row]), limit=None
+    )
     assert (prompt.id, prompt.category, prompt.ids) == expected
     assert (prompt.question, prompt.turn, prompt.text) == (prompt.id, 0, "1 2")
 
@@ -58,7 +65,7 @@ def test_a_chat_template_renders_questions_and_leaves_texts(chatty, tmp_path):
         {"text": "1 2"},
         {"messages": [{"role": "user", "content": "1 2"}]},
     ]
-    prompts = held_out(chatty, write_lines(tmp_path / "p.jsonl", rows), limit=None)
+    prompts = load_eval_prompts(chatty, write_lines(tmp_path / "p.jsonl", rows), limit=None)
     assert sorted(p.ids for p in prompts) == [[1, 2], [58, 1, 2, 59], [58, 1, 2, 59]]
 
 
@@ -72,7 +79,7 @@ def test_a_prompt_is_rendered_with_its_own_tools_and_arguments(chatty, tmp_path)
          "tools": [{"a": 1}, {"b": 2}]},
         {"messages": [{"role": "user", "content": "1"}], "tools": "not known"},
     ]  # fmt: skip
-    prompts = held_out(chatty, write_lines(tmp_path / "p.jsonl", rows), limit=None)
+    prompts = load_eval_prompts(chatty, write_lines(tmp_path / "p.jsonl", rows), limit=None)
     assert [prompt.ids for prompt in prompts] == [[2, 7, 1], [0, 1]]
 
 
@@ -89,9 +96,9 @@ def test_every_kind_of_file_holds_the_same_prompts(target, tmp_path):
     folder.mkdir()
     write_lines(folder / "test.jsonl", rows)
     write_lines(folder / "train.jsonl", [{"text": "3"}])
-    first = held_out(target.tokenizer, lines, limit=None)
+    first = load_eval_prompts(target.tokenizer, lines, limit=None)
     for other in ("p.json", "p.jsonl.gz", "p.parquet", "folder"):
-        assert held_out(target.tokenizer, str(tmp_path / other), limit=None) == first
+        assert load_eval_prompts(target.tokenizer, str(tmp_path / other), limit=None) == first
 
 
 def test_a_dataset_written_to_disk_is_read_by_its_held_out_split(target, tmp_path, monkeypatch):
@@ -101,16 +108,16 @@ def test_a_dataset_written_to_disk_is_read_by_its_held_out_split(target, tmp_pat
         name: Dataset.from_dict({"text": [text]}) for name, text in [("train", "1"), ("test", "2")]
     }
     DatasetDict(splits).save_to_disk(tmp_path / "saved")
-    (prompt,) = held_out(target.tokenizer, str(tmp_path / "saved"), limit=None)
+    (prompt,) = load_eval_prompts(target.tokenizer, str(tmp_path / "saved"), limit=None)
     assert prompt.ids == [2]
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert held_out(target.tokenizer, "~/saved", limit=None) == [prompt]
+    assert load_eval_prompts(target.tokenizer, "~/saved", limit=None) == [prompt]
 
 
 def test_of_a_folder_the_files_called_test_are_read(tmp_path):
     for name, word in [("latest", "a"), ("test2-of-3", "b"), ("gsm8k_test", "c"), ("tests", "d")]:
         write_lines(tmp_path / f"{name}.jsonl", [{"text": word}])
-    assert [row["text"] for row in read(tmp_path)] == ["c", "b"]
+    assert [row["text"] for row in read_prompt_rows(tmp_path)] == ["c", "b"]
 
 
 def test_later_turns_follow_the_targets_own_answers(target, chatty, tmp_path):
@@ -124,20 +131,20 @@ def test_later_turns_follow_the_targets_own_answers(target, chatty, tmp_path):
         chatty: [[58, 1, 59, 7, 8, 58, 2, 59], [58, 1, 59, 7, 8, 58, 2, 59, 9, 58, 3, 59]],
     }
     for tokenizer, ids in expected.items():
-        first = held_out(tokenizer, file, limit=None)
-        second = later_turns(tokenizer, first, [[7, 8, 0], [7]])  # 0 ends an answer
-        third = later_turns(tokenizer, second, [[9]])
+        first = load_eval_prompts(tokenizer, file, limit=None)
+        second = build_next_turns(tokenizer, first, [[7, 8, 0], [7]])  # 0 ends an answer
+        third = build_next_turns(tokenizer, second, [[9]])
         assert [(p.id, p.question, p.turn) for p in second + third] == [
             ("81#2", "81", 1),
             ("81#3", "81", 2),
         ]
         assert [p.ids for p in second + third] == ids
-        assert later_turns(tokenizer, third, [[9]]) == []
+        assert build_next_turns(tokenizer, third, [[9]]) == []
 
 
 def test_the_fingerprint_knows_later_turns(target, tmp_path):
     first, second = (
-        held_out(
+        load_eval_prompts(
             target.tokenizer,
             write_lines(tmp_path / "p.jsonl", [{"question_id": 1, "turns": ["1", later]}]),
             limit=None,
@@ -145,23 +152,23 @@ def test_the_fingerprint_knows_later_turns(target, tmp_path):
         for later in ("2", "3")
     )
     assert first[0].ids == second[0].ids
-    assert fingerprint(first) != fingerprint(second)
+    assert fingerprint_prompts(first) != fingerprint_prompts(second)
 
 
 def test_the_fingerprint_is_of_first_turns_whatever_was_answered(target, tmp_path):
     rows = [{"question_id": 1, "turns": ["1", "2"]}]
-    first = held_out(target.tokenizer, write_lines(tmp_path / "p.jsonl", rows), limit=None)
+    first = load_eval_prompts(target.tokenizer, write_lines(tmp_path / "p.jsonl", rows), limit=None)
     for answer in ([7, 8], [9]):
-        asked = first + later_turns(target.tokenizer, first, [answer])
+        asked = first + build_next_turns(target.tokenizer, first, [answer])
         assert len(asked) == 2
-        assert fingerprint(asked) == fingerprint(first)
+        assert fingerprint_prompts(asked) == fingerprint_prompts(first)
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
         ('{"text": "1 2"', "every line must be a JSON object, got {file}:2"),
-        ('{"id": "x"}', "every line must have the columns of a layout, got id at {file}:2; known"),
+        ('{"id": "x"}', "every line must have the columns of a known format, got id at {file}:2; "),
         ("[1, 2]", "every line must be a JSON object, got {file}:2"),
         ('{"text": 5}', "`text` must be a string, got 5 at {file}:2"),
         ('{"prompt": 5}', "`prompt` must be a string or a list of messages, each with"),
@@ -186,7 +193,7 @@ def test_a_bad_line_of_prompts_is_named(target, tmp_path, line, message):
     file.write_text('{"text": "1 2"}\n' + line + "\n")
     for key in ("evaluation.prompts", "prompts"):
         with pytest.raises(UserError) as refused:
-            held_out(target.tokenizer, str(file), limit=None, key=key)
+            load_eval_prompts(target.tokenizer, str(file), limit=None, key=key)
         assert str(refused.value).startswith(f"{key}: {message.format(file=file)}")
         assert f"{file}:2" in str(refused.value)
         assert "\n" not in str(refused.value)
@@ -199,13 +206,13 @@ def test_a_bad_row_of_a_table_is_named(tmp_path):
     file = tmp_path / "p.parquet"
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"text": 5}]), file)
     with pytest.raises(UserError) as refused:
-        read(file)
+        read_prompt_rows(file)
     assert str(refused.value).endswith(f"`text` must be a string, got 5 at {file}:[0]")
 
 
 def test_a_null_id_is_a_missing_one(tmp_path):
     rows = [{"id": None, "text": "1"}, {"id": None, "text": "2"}, {"id": 0, "text": "3"}]
-    found = read(write_lines(tmp_path / "p.jsonl", rows))
+    found = read_prompt_rows(write_lines(tmp_path / "p.jsonl", rows))
     assert [row["id"] for row in found] == ["1", "2", "0"]
 
 
@@ -214,24 +221,24 @@ def test_prompts_that_cannot_be_judged_are_refused(target, tmp_path):
     for rows, message in [
         ([], "must hold at least one prompt"),
         ([{"text": "1"}, {"text": ""}], "every prompt needs a token, got none for id 2"),
-        ([{"id": "a", "text": "1"}, {"id": "a", "text": "2"}], "every id must be its own, got a"),
+        ([{"id": "a", "text": "1"}, {"id": "a", "text": "2"}], "every id must be unique, got a"),
         ([{"messages": [{"role": "user", "content": "1"}]}], "`messages` need a chat template"),
     ]:
         write_lines(file, rows)
         with pytest.raises(UserError, match=rf"evaluation\.prompts: {message}"):
-            held_out(target.tokenizer, str(file), limit=None)
+            load_eval_prompts(target.tokenizer, str(file), limit=None)
 
 
 def test_what_cannot_be_found_is_refused_without_a_network(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     for name in ("nowhere", "./no/where", "a/b.jsonl"):
-        with pytest.raises(UserError, match=r"must be a readable JSONL file, got .*; demo takes"):
-            read(name)
+        with pytest.raises(UserError, match=r"must be a readable JSONL file, got .*; demo reads"):
+            read_prompt_rows(name)
     with pytest.raises(UserError, match="must be a dataset that can be loaded, got 'no/where:a'"):
-        read("no/where:a")
+        read_prompt_rows("no/where:a")
     with pytest.raises(UserError, match="must hold JSONL, JSON or Parquet files, got none in"):
-        read(tmp_path)
+        read_prompt_rows(tmp_path)
 
 
 def test_prompts_are_read_as_they_are(target, tmp_path):
@@ -240,7 +247,7 @@ def test_prompts_are_read_as_they_are(target, tmp_path):
         {"text": "3 4"},
         {"category": "a", "text": "5"},
     ]
-    prompts = held_out(target.tokenizer, write_lines(tmp_path / "p.jsonl", rows), limit=1)
+    prompts = load_eval_prompts(target.tokenizer, write_lines(tmp_path / "p.jsonl", rows), limit=1)
     assert [(p.id, p.category, p.ids) for p in prompts] == [
         ("7", "a", [1, 2]),
         ("2", "all", [3, 4]),

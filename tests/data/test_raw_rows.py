@@ -6,13 +6,13 @@ import json
 import pytest
 
 from data.sources import files
-from data.sources.files import Raw, open_rows
+from data.sources.files import RawRow, open_rows
 from models.errors import UserError
 
 ROWS = [{"text": "a"}, {"text": "b"}, {"text": "c"}]
 
 
-def read(path, **changes) -> list[Raw]:
+def read(path, **changes) -> list[RawRow]:
     return list(open_rows(str(path), key="mixture.sources.s.path", **changes))
 
 
@@ -63,7 +63,7 @@ def test_every_kind_of_source_holds_the_same_rows(tmp_path, table):
 
 
 def test_broken_lines_are_named_by_place_and_reason(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "LINE_BYTES", 64)
+    monkeypatch.setattr(files, "MAX_LINE_BYTES", 64)
     file = tmp_path / "p.jsonl"
     file.write_bytes(
         b'{"text": "a"}\n\n{"text": \n{"text": "\xff"}\n[1]\n' + b'{"text": "' + b"x" * 200
@@ -71,7 +71,7 @@ def test_broken_lines_are_named_by_place_and_reason(tmp_path, monkeypatch):
     )  # fmt: skip
     found = read(file)
     assert [raw.row for raw in found] == [{"text": "a"}, *[None] * 5, {"text": "b"}]
-    assert [(raw.place, raw.fault) for raw in found if raw.row is None] == [
+    assert [(raw.location, raw.reason) for raw in found if raw.row is None] == [
         (f"{file}:3", "a line that is not JSON"),
         (f"{file}:4", "a line that is not UTF-8"),
         (f"{file}:5", "a line that is not a JSON object"),
@@ -95,7 +95,7 @@ def test_of_a_table_only_the_row_with_an_impossible_date_is_lost(tmp_path):
                                 tmp_path / "p.parquet")  # fmt: skip
     found = read(tmp_path / "p.parquet")
     assert [raw.row and raw.row["text"] for raw in found] == ["a", None, "c"]
-    assert found[1].fault == "a value that is out of range"
+    assert found[1].reason == "a value that is out of range"
 
 
 def test_of_a_table_only_the_row_that_is_not_utf8_is_lost(tmp_path):
@@ -106,7 +106,7 @@ def test_of_a_table_only_the_row_that_is_not_utf8_is_lost(tmp_path):
     pyarrow.parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "p.parquet")
     found = read(tmp_path / "p.parquet")
     assert [raw.row for raw in found] == [{"text": "a"}, None, {"text": "c"}]
-    assert found[1].fault == "text that is not UTF-8"
+    assert found[1].reason == "text that is not UTF-8"
 
 
 def test_keys_that_tables_fill_with_null_are_gone(tmp_path):

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from data.answers.answering import AnswersReport, answer_rows
 from data.prepare import main
-from data.sources.prepared_rows import Row, read
-from infer.engine.answer_backend import TargetAsker
-from models.target.target import DEMO, TargetConf
+from data.sources.prepared_rows import PreparedRow, read_prepared_rows
+from infer.engine.answer_backend import TargetAnswerBackend
+from models.target.target import DEMO_TARGET, TargetConf
 from tests.support.chat import asked, conf
 from tests.support.killing import FORKS, TIMEOUT_S
 from tests.support.openai_server import free_port, restart, serving
@@ -74,7 +74,7 @@ def test_each_row_is_answered_once_whatever_is_killed(tmp_path):
         return journal.read_bytes().count(b"\n") if journal.exists() else 0
 
     port = free_port()
-    with serving(DEMO, port=port, name="demo", faulty=True) as watcher:
+    with serving(DEMO_TARGET, port=port, name="demo", faulty=True) as watcher:
         for number in range(KILLS + 1):
             before, end = done(), signal.SIGKILL if number < KILLS else signal.SIGINT
             with command(tmp_path, port) as run:
@@ -94,10 +94,10 @@ def test_each_row_is_answered_once_whatever_is_killed(tmp_path):
             run.join(TIMEOUT_S)
     said = (tmp_path / "said").read_text()
     assert run.exitcode == 0, said
-    assert "rows are there already" in said
+    assert "rows are already done" in said
 
-    answered = {row.id: row for row in read(tmp_path / "run")}
-    held_out = {row.id for row in read(tmp_path / "run", "held_out")}
+    answered = {row.id: row for row in read_prepared_rows(tmp_path / "run")}
+    held_out = {row.id for row in read_prepared_rows(tmp_path / "run", "held_out")}
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     assert len(answered) == report["train"] == report["answers"]["rows"]
     assert report["read"] == ROWS == report["train"] + report["held_out"] + report["dropped"]
@@ -112,16 +112,18 @@ def finished(journal: Path) -> set[str]:
     return {json.loads(line)["id"] for line in lines if line.endswith(b"\n")}
 
 
-def as_in_one_process(rows: list[Row], ids: set[str], folder: Path) -> dict[str, Row]:
+def as_in_one_process(
+    rows: list[PreparedRow], ids: set[str], folder: Path
+) -> dict[str, PreparedRow]:
     """The same rows, answered by the target without a server and without a kill."""
     target = TargetConf().build(CPU)
     own = {}
     for row in rows:
         (given,) = [each for each in ids if each.startswith(f"{row.id}-")] or [None]
         if given is not None:
-            own[given] = Row(id=given, source="rows", messages=row.messages)
+            own[given] = PreparedRow(id=given, source="rows", messages=row.messages)
     made = answer_rows(
-        own.values(), TargetAsker(target, HOW), target.tokenizer, HOW, folder / "own",
+        own.values(), TargetAnswerBackend(target, HOW), target.tokenizer, HOW, folder / "own",
         report=AnswersReport(),
     )  # fmt: skip
     return {row.id: row for row in made}

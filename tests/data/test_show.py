@@ -9,15 +9,22 @@ import pytest
 from rich.console import Console
 
 from conf.entry import compose
-from data.chat.mask_check import Tally
-from data.config import DataConf, Source, Turns
+from data.chat.mask_check import MaskStats
+from data.config import DataConf, DataSource, TurnSelection
 from data.packing.documents import Documents
 from data.show import ShowConf, main
-from data.sources.row_formats import Tokenised
-from data.sources.tokenized import from_pair
-from data.viewer.documents import Look, in_colour, in_plain, shortened, shown, visible
-from data.viewer.html import page
-from data.viewer.sample import some_rows
+from data.sources.row_formats import TokenizedDocument
+from data.sources.tokenized import document_from_pair
+from data.viewer.documents import (
+    DocumentView,
+    escape_unprintable,
+    render_color,
+    render_plain,
+    shorten_spans,
+    split_into_spans,
+)
+from data.viewer.html import render_page
+from data.viewer.sample import sample_rows
 from models.errors import UserError
 from models.target.target import TargetConf
 from tests.support.families import AGAIN, FAMILIES, QUESTION, SINGLE, TOOL, TOOLS
@@ -47,7 +54,7 @@ def rows(tmp_path, tokenizer, monkeypatch):
 
 
 def conf(**changes) -> ShowConf:
-    data = DataConf(source=Source.jsonl, path="rows.jsonl", turns=Turns.last)
+    data = DataConf(source=DataSource.jsonl, path="rows.jsonl", turns=TurnSelection.last)
     return ShowConf(data=data, target=TargetConf(name="target"), **changes)
 
 
@@ -86,7 +93,7 @@ def test_the_command_prints_and_writes_what_is_learned(rows, capsys):
     assert not found.tags & {"script", "link", "img", "iframe", "think"}
     assert ("<think>", False) in found.tokens
     answers = "".join(text for text, answer in found.tokens if answer)
-    assert visible(EVIL) in answers
+    assert escape_unprintable(EVIL) in answers
     assert "It is 7 degrees.\u21b5\n\u21b5\nThat is cold.<|im_end|>" in answers
     assert "Oslo" not in answers
     assert {"chat", "tools"} <= set(printed.split())
@@ -101,11 +108,11 @@ def test_rows_are_shown_as_training_packs_them(rows, capsys):
 
 
 def test_what_a_later_piece_repeats_is_shown_as_context(tokenizer):
-    documents = Documents.of([from_pair([7] * 4, [8] * 20)])
-    split = DataConf(source=Source.jsonl, path="x", length=16, overlap=5)
-    first, second = some_rows(documents, split, 2, tokenizer, seed=0)
-    assert "16 tokens, 12 supervised (75.0%)" in first.about
-    assert "13 tokens, 8 supervised (61.5%)" in second.about
+    documents = Documents.from_documents([document_from_pair([7] * 4, [8] * 20)])
+    split = DataConf(source=DataSource.jsonl, path="x", length=16, overlap=5)
+    first, second = sample_rows(documents, split, 2, tokenizer, seed=0)
+    assert "16 tokens, 12 supervised (75.0%)" in first.description
+    assert "13 tokens, 8 supervised (61.5%)" in second.description
 
 
 def test_a_terminal_without_colours_gets_marks(rows, monkeypatch, capsys):
@@ -150,50 +157,50 @@ def test_mistakes_are_one_line(rows, monkeypatch, capfd, words, message):
 
 def test_bare_it_shows_the_demo_without_generating():
     bare = compose("show", ShowConf, [])
-    assert (bare.data.source, bare.data.answers.by.value) == (Source.demo, "corpus")
+    assert (bare.data.source, bare.data.answers.by.value) == (DataSource.demo, "corpus")
     assert bare.target.name == "demo"
 
 
 def test_every_token_is_shown_once_and_no_character_is_torn(tokenizer):
     text = AGAIN["content"] + "\n" + EVIL
     ids = tokenizer(text)["input_ids"]
-    pieces = list(shown(tokenizer, from_pair(ids[:5], ids[5:])))
+    pieces = list(split_into_spans(tokenizer, document_from_pair(ids[:5], ids[5:])))
     assert [token for piece in pieces for token in piece.ids] == ids
-    assert "".join(piece.text for piece in pieces) == visible(text)
+    assert "".join(piece.text for piece in pieces) == escape_unprintable(text)
     assert max(len(piece.ids) for piece in pieces) == 4  # the face
-    torn = Tokenised(ids=ids, answer=[place % 2 == 0 for place in range(len(ids))])
-    parts = list(shown(tokenizer, torn))
+    torn = TokenizedDocument(ids=ids, answer=[place % 2 == 0 for place in range(len(ids))])
+    parts = list(split_into_spans(tokenizer, torn))
     assert [piece.answer for piece in parts for _ in piece.ids] == torn.answer
 
 
 def test_long_runs_lose_their_middle_and_keep_their_edges(tokenizer):
     ids = tokenizer("user " * 200 + "system " * 200)["input_ids"]
     half = len(ids) // 2
-    pieces = list(shown(tokenizer, from_pair(ids[:half], ids[half:])))
-    some = shortened(pieces, 100)
+    pieces = list(split_into_spans(tokenizer, document_from_pair(ids[:half], ids[half:])))
+    some = shorten_spans(pieces, 100)
     assert 100 <= len(some) <= 104
     assert [piece.left_out for piece in some].count(True) == 2
     edge = next(place for place, piece in enumerate(some) if piece.answer)
     assert some[edge - 1 : edge + 1] == pieces[half - 1 : half + 1]
-    assert shortened(pieces[:90], 100) == pieces[:90]
+    assert shorten_spans(pieces[:90], 100) == pieces[:90]
 
 
 def test_colours_mark_answers_and_special_tokens(tokenizer):
     start, hello, end, newline = (
         tokenizer(text)["input_ids"] for text in ("<|im_start|>", "a", "<|im_end|>", "\n")
     )
-    pieces = list(shown(tokenizer, from_pair(start + hello, hello + end)))
-    styles = [str(span.style) for span in in_colour(pieces, boundaries=False).spans]
+    pieces = list(split_into_spans(tokenizer, document_from_pair(start + hello, hello + end)))
+    styles = [str(span.style) for span in render_color(pieces, boundaries=False).spans]
     assert styles == ["magenta", "none", "bold green", "bold green magenta"]
-    [prompt, answer] = shown(tokenizer, from_pair([*newline], [*newline]))
-    assert str(in_colour([prompt, answer], boundaries=False).spans[-1].style) == "dim"
-    assert in_plain(pieces, boundaries=True) == "<|im_start|>|a\u00aba|<|im_end|>\u00bb"
+    [prompt, answer] = split_into_spans(tokenizer, document_from_pair([*newline], [*newline]))
+    assert str(render_color([prompt, answer], boundaries=False).spans[-1].style) == "dim"
+    assert render_plain(pieces, boundaries=True) == "<|im_start|>|a\u00aba|<|im_end|>\u00bb"
 
 
 def test_a_page_escapes_whatever_it_is_given(tokenizer):
     ids = tokenizer(EVIL + "<think>")["input_ids"]
-    look = Look(EVIL, EVIL, list(shown(tokenizer, from_pair(ids, ids))))
-    written = page(EVIL, EVIL, [look], {EVIL: Tally(documents=1)}, Counter({EVIL: 1}))
+    look = DocumentView(EVIL, EVIL, list(split_into_spans(tokenizer, document_from_pair(ids, ids))))
+    written = render_page(EVIL, EVIL, [look], {EVIL: MaskStats(documents=1)}, Counter({EVIL: 1}))
     assert "<script" not in written
     assert "<think" not in written
     assert "\x1b" not in written

@@ -6,17 +6,17 @@ import psutil
 import pytest
 import torch
 
-from data.features.index import supervised
-from data.features.manifest import read
+from data.features.index import find_supervised_tokens
+from data.features.manifest import read_manifest
 from data.features.quantize import Dtype
-from data.features.reader import Store
-from data.features.schema import Layout, TeacherKind
+from data.features.reader import FeatureStore
+from data.features.schema import FeatureSchema, TeacherKind
 from data.features.target_pass import features
-from data.packing.pack import pack
-from models.distill.loss_weights import sooner
-from models.distill.topk_logits import TopK
+from data.packing.pack import pack_documents
+from models.distill.loss_weights import shift_left
+from models.distill.topk_logits import TopKLogits
 from models.drafts.base import Needs
-from models.drafts.causal_lm import CausalLMConf, Start
+from models.drafts.causal_lm import CausalLMConf, InitFrom
 from models.drafts.eagle1 import Eagle1Conf
 from models.drafts.hydra import HydraConf
 from models.drafts.medusa import MedusaConf
@@ -42,19 +42,21 @@ def folder(tmp_path_factory, target):
 
 def taught(batch):
     """Tokens of an answer, and those before one."""
-    same = sooner(batch.document, 1, fill=-1) == batch.document
-    return (batch.answer | (sooner(batch.answer, 1).bool() & same)) & (batch.document >= 0)
+    same = shift_left(batch.document_ids, 1, fill=-1) == batch.document_ids
+    return (batch.answer_mask | (shift_left(batch.answer_mask, 1).bool() & same)) & (
+        batch.document_ids >= 0
+    )
 
 
 def live_and_stored(target, store, layers, *, length=LENGTH, overlap=None, rows_at_a_time=2):
     """Batches, and what the target and the store say of them."""
-    packed, _ = pack(store.documents, length, overlap=overlap)
+    packed, _ = pack_documents(store.documents, length, overlap=overlap)
     for first in range(0, len(packed), rows_at_a_time):
         rows = [(first + i) % len(packed) for i in range(rows_at_a_time)]
         batch = packed.batch(rows)
         with torch.no_grad():
             live = features(target, layers, batch)
-        yield batch, live, store.seen(packed.pieces(rows), length)
+        yield batch, live, store.read_target_output(packed.pieces(rows), length)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
@@ -64,7 +66,7 @@ def test_a_bf16_store_is_the_live_pass(folder, precision):
     target = wanted.target.build(wanted.device.build())
     store = opened(captured(wanted), target, dtype=target.device.dtype)
     for batch, live, stored in live_and_stored(target, store, LAYERS):
-        some, every = taught(batch), batch.document >= 0
+        some, every = taught(batch), batch.document_ids >= 0
         assert stored.captured.dtype == live.captured.dtype == target.device.dtype
         assert torch.equal(
             stored.captured[every], live.captured[every].bfloat16().to(live.captured)
@@ -78,7 +80,7 @@ def test_a_bf16_store_is_the_live_pass(folder, precision):
 def test_smaller_stores_are_within_their_rounding(folder, target, dtype):
     store = opened(captured(conf(folder, dtype=dtype, run_name=dtype.value)), target)
     for batch, live, stored in live_and_stored(target, store, LAYERS):
-        every = batch.document >= 0
+        every = batch.document_ids >= 0
         ours, theirs = (x.captured[every].unflatten(-1, (3, 32)) for x in (stored, live))
         largest = theirs.abs().amax(-1, keepdim=True)
         step = (
@@ -96,7 +98,7 @@ METHODS = {
     "hydra": (HydraConf(heads=2, prefix=False), Needs(layers=[], hidden=True, context=False)),
     "hydra++": (HydraConf(heads=2, prefix=True), Needs(layers=[], hidden=True, context=True)),
     "draft model": (
-        CausalLMConf(start=Start.pruned, layers=[0, 3]),
+        CausalLMConf(start=InitFrom.pruned, layers=[0, 3]),
         Needs(layers=[], hidden=False, context=False),
     ),
 }
@@ -109,7 +111,7 @@ def test_each_method_finds_what_it_needs(folder, target, name):
         captured(conf(folder, draft=draft, dtype=Dtype.bf16, run_name=name)), target, needs
     )
     for batch, live, stored in live_and_stored(target, store, []):
-        some = batch.document >= 0 if needs.hidden and needs.context else taught(batch)
+        some = batch.document_ids >= 0 if needs.hidden and needs.context else taught(batch)
         assert torch.equal(stored.hidden[some], live.hidden[some].bfloat16().float())
         assert not stored.hidden[~some].any()
         assert stored.captured.shape[-1] == 0
@@ -120,8 +122,8 @@ def test_the_teacher_may_be_its_likeliest_tokens(folder, target):
     wanted = conf(folder, teacher=TeacherKind.topk, top_k=5, run_name="topk")
     store = opened(captured(wanted), target)
     for batch, live, stored in live_and_stored(target, store, LAYERS):
-        some, found = taught(batch), stored.teacher
-        exact = TopK.of(target.logits(live.hidden), 5)
+        some, found = taught(batch), stored.topk
+        exact = TopKLogits.from_logits(target.logits(live.hidden), 5)
         assert stored.hidden.shape[-1] == 0
         assert torch.equal(found.ids[some], exact.ids[some])
         assert torch.allclose(found.log_probs[some], exact.log_probs[some], rtol=2**-11, atol=1e-7)
@@ -149,10 +151,10 @@ def test_split_documents_are_stored_once(tmp_path, target):
     wanted = conf(folder, draft=MedusaConf(heads=2), overlap=8, dtype=Dtype.bf16)
     store = opened(captured(wanted), target, needs)
     assert store.documents.lengths.max() > LENGTH
-    assert len(store.runs.first) > len(store.documents)
-    assert store.runs.tokens.sum() <= len(store.documents.ids)
+    assert len(store.segment_index.first) > len(store.documents)
+    assert store.segment_index.tokens.sum() <= len(store.documents.ids)
     for batch, live, stored in live_and_stored(target, store, [], overlap=8):
-        some = taught(batch) & ~batch.context
+        some = taught(batch) & ~batch.context_mask
         assert torch.allclose(stored.hidden[some], live.hidden[some], atol=0.02, rtol=0.02)
 
 
@@ -163,7 +165,9 @@ def test_the_index_knows_supervised_tokens(folder, target):
         for document in (store.documents[i] for i in range(len(store.documents)))
         for t, answer in enumerate(document.answer)
     ]
-    assert store.supervised.tolist() == supervised(store.documents).tolist() == flags
+    assert (
+        store.supervised_mask.tolist() == find_supervised_tokens(store.documents).tolist() == flags
+    )
 
 
 @pytest.mark.parametrize(
@@ -173,13 +177,13 @@ def test_the_index_knows_supervised_tokens(folder, target):
 )  # fmt: skip
 def test_int8_keeps_the_promised_size_of_the_demo(needs, most):
     """Even with every token supervised, and index and flags counted; H = 64."""
-    size = TargetConf().source.config().hidden_size
-    layout = Layout(
+    size = TargetConf().source.read_config().hidden_size
+    layout = FeatureSchema(
         layers=needs.layers, hidden=needs.hidden, context=needs.context, dtype=Dtype.int8,
         teacher=TeacherKind.hidden, top_k=64, hidden_size=size, vocab_size=4096,
     )  # fmt: skip
     document = 100  # tokens: with 52 bytes of index
-    assert layout.bytes(document, document) + 6 * document + 52 <= most * 8 * size * document
+    assert layout.num_bytes(document, document) + 6 * document + 52 <= most * 8 * size * document
 
 
 @pytest.mark.parametrize("dtype", Dtype)
@@ -188,7 +192,7 @@ def test_a_store_has_the_bytes_that_the_page_says(folder, dtype, teacher):
     """docs/features.md, "Bytes a token", of EAGLE-3."""
     name = f"bytes {dtype.value} {teacher.value}"
     place = captured(conf(folder, dtype=dtype, teacher=teacher, top_k=7, run_name=name))
-    made = read(place).made
+    made = read_manifest(place).made
     width, layers, k = made.layout.hidden_size, len(made.layout.layers), 7
     row = 2 * width if dtype is Dtype.bf16 else width + 4
     taught = row if teacher is TeacherKind.hidden else 6 * k + 4
@@ -200,17 +204,19 @@ def test_a_store_has_the_bytes_that_the_page_says(folder, dtype, teacher):
 
 def test_a_store_is_read_from_where_it_lies(tmp_path):
     """Opened, none of it is in memory; read, it takes memory that the system can take back."""
-    book = bench_store_read.made(EAGLE3, Dtype.int8, TeacherKind.hidden, 1024, tmp_path)
-    size = book.manifest.bytes
+    book = bench_store_read.write_random_store(
+        EAGLE3, Dtype.int8, TeacherKind.hidden, 1024, tmp_path
+    )
+    size = book.manifest.total_bytes
     before = psutil.Process().memory_info()
-    store = Store.open(
+    store = FeatureStore.open(
         book.folder, target_hash="", tokenizer_hash="", needs=EAGLE3, dtype=torch.bfloat16,
         checksums=False,
     )  # fmt: skip
     assert psutil.Process().memory_info().rss - before.rss < size / 10
-    rows, _ = pack(store.documents, 2048)
+    rows, _ = pack_documents(store.documents, 2048)
     for row in range(len(rows)):
-        assert store.seen(rows.pieces([row]), 2048).captured.any()
+        assert store.read_target_output(rows.pieces([row]), 2048).captured.any()
     after = psutil.Process().memory_info()
     assert (after.rss - after.shared) - (before.rss - before.shared) < size / 2
 
@@ -226,7 +232,9 @@ def test_outliers_cost_int8_what_fp8_keeps(tmp_path, target, caplog):
         path = captured(conf(folder, dtype=dtype, run_name=dtype.value))
 
         lost[dtype] = max(
-            layer["lost"] for file in read(path).files.values() for layer in file.rounding.values()
+            layer["lost"]
+            for file in read_manifest(path).files.values()
+            for layer in file.rounding.values()
         )
     assert lost[Dtype.int8] > 0.9
     assert lost[Dtype.fp8] < 0.05

@@ -5,9 +5,9 @@ from itertools import groupby
 
 import pytest
 
-from data.chat.tokenization import from_row
-from data.config import DataConf, Source, Turns
-from data.sources.row_formats import Conversation, Tokenised
+from data.chat.tokenization import documents_from_row
+from data.config import DataConf, DataSource, TurnSelection
+from data.sources.row_formats import Conversation, TokenizedDocument
 from models.errors import UserError
 from tests.support.families import CASES, FAMILIES, Case
 
@@ -17,17 +17,17 @@ def tokenizers():
     return {name: family.tokenizer(name) for name, family in FAMILIES.items()}
 
 
-def documents(tokenizer, case: Case, turns: Turns) -> list[Tokenised]:
+def documents(tokenizer, case: Case, turns: TurnSelection) -> list[TokenizedDocument]:
     """Those of the case, none of them left out."""
     skipped: Counter[str] = Counter()
-    conf = DataConf(source=Source.jsonl, path="rows.jsonl", turns=turns)
+    conf = DataConf(source=DataSource.jsonl, path="rows.jsonl", turns=turns)
     row = Conversation(messages=case.messages, tools=case.tools, template=case.template)
-    found = list(from_row(row, conf, tokenizer, skipped))
+    found = list(documents_from_row(row, conf, tokenizer, skipped))
     assert not skipped
     return found
 
 
-def runs(tokenizer, document: Tokenised) -> list[tuple[bool, str]]:
+def runs(tokenizer, document: TokenizedDocument) -> list[tuple[bool, str]]:
     """Whether answer or not, and the text of each run of tokens."""
     pairs = groupby(zip(document.ids, document.answer, strict=True), key=lambda pair: pair[1])
     return [(answer, tokenizer.decode([token for token, _ in run])) for answer, run in pairs]
@@ -49,7 +49,7 @@ def served(tokenizer, case: Case, turn: int) -> list[int]:
 def test_each_turn_is_its_prompt_and_what_the_target_says(tokenizers, family, case):
     tokenizer, case = tokenizers[family], FAMILIES[family].cases[case]
     turns = [turn for turn, m in enumerate(case.messages) if m["role"] == "assistant"]
-    found = documents(tokenizer, case, Turns.each)
+    found = documents(tokenizer, case, TurnSelection.each)
     assert len(found) == len(turns)
     for document, turn, says in zip(found, turns, case.says, strict=True):
         assert runs(tokenizer, document)[1:] == [(True, says)]
@@ -63,10 +63,10 @@ def test_all_turns_in_one_document_or_a_refusal(tokenizers, family, case):
     tokenizer, case = tokenizers[family], FAMILIES[family].cases[case]
     if case.rewritten:
         with pytest.raises(UserError, match=r"^data.turns: .*set data.turns=each") as error:
-            documents(tokenizer, case, Turns.all)
+            documents(tokenizer, case, TurnSelection.all)
         assert "\n" not in str(error.value)
     else:
-        [document] = documents(tokenizer, case, Turns.all)
+        [document] = documents(tokenizer, case, TurnSelection.all)
         assert [text for answer, text in runs(tokenizer, document) if answer] == case.says
-        [last] = documents(tokenizer, case, Turns.last)
+        [last] = documents(tokenizer, case, TurnSelection.last)
         assert tokenizer.decode(document.ids) == tokenizer.decode(last.ids)

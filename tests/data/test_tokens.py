@@ -6,11 +6,11 @@ from itertools import groupby
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from data.chat.template import Chat
-from data.chat.tokenization import from_messages, from_row, from_text
-from data.config import DataConf, Source, Turns
-from data.sources.row_formats import Conversation, MisfitError
-from data.sources.tokenized import from_pair
+from data.chat.template import ChatTemplate
+from data.chat.tokenization import document_from_messages, document_from_text, documents_from_row
+from data.config import DataConf, DataSource, TurnSelection
+from data.sources.row_formats import Conversation, RowRejectedError
+from data.sources.tokenized import document_from_pair
 from models.errors import UserError
 from tests.support.tiny import byte_tokenizer
 
@@ -59,12 +59,12 @@ def answers(tokenizer, document) -> list[str]:
     return [tokenizer.decode([token for token, _ in run]) for answer, run in pairs if answer]
 
 
-def turned(tokenizer, turns: Turns, template: dict | None = None) -> list:
+def turned(tokenizer, turns: TurnSelection, template: dict | None = None) -> list:
     """The documents of CHAT; none is left out."""
     skipped: Counter[str] = Counter()
-    conf = DataConf(source=Source.jsonl, path="rows.jsonl", turns=turns)
+    conf = DataConf(source=DataSource.jsonl, path="rows.jsonl", turns=turns)
     row = Conversation(messages=CHAT, template=template or {})
-    found = list(from_row(row, conf, tokenizer, skipped))
+    found = list(documents_from_row(row, conf, tokenizer, skipped))
     assert not skipped
     return found
 
@@ -75,7 +75,7 @@ EXACT = ["I am well.<|end|>", "  Why?\n<|end|>"]
 @pytest.mark.parametrize("template", [PLAIN, TAGGED, TAGGED_SHORT], ids=["plain", "tag", "short"])
 def test_answers_are_the_assistant_turns_with_their_end(template):
     tokenizer = chat_tokenizer(template)
-    document = from_messages(Chat(tokenizer=tokenizer), CHAT)
+    document = document_from_messages(ChatTemplate(tokenizer=tokenizer), CHAT)
     assert answers(tokenizer, document) == EXACT
     rendered = tokenizer.apply_chat_template(CHAT)["input_ids"]
     assert document.ids == rendered[: len(document.ids)]
@@ -87,64 +87,66 @@ def test_marks_agree_with_the_tokenizers_own_mask():
     expected = tokenizer.apply_chat_template(
         CHAT, return_assistant_tokens_mask=True, return_dict=True
     )
-    answer = from_messages(Chat(tokenizer=tokenizer), CHAT).answer
+    answer = document_from_messages(ChatTemplate(tokenizer=tokenizer), CHAT).answer
     assert answer == [bool(mark) for mark in expected["assistant_masks"]][: len(answer)]
 
 
 @pytest.mark.parametrize("template", [PLAIN, TAGGED])
 def test_only_the_last_turn_counts_if_asked(template):
     tokenizer = chat_tokenizer(template)
-    [document] = turned(tokenizer, Turns.last)
+    [document] = turned(tokenizer, TurnSelection.last)
     assert answers(tokenizer, document) == EXACT[1:]
-    assert document.ids == from_messages(Chat(tokenizer=tokenizer), CHAT).ids
+    assert document.ids == document_from_messages(ChatTemplate(tokenizer=tokenizer), CHAT).ids
 
 
 def test_each_turn_is_a_document_with_the_history_that_it_saw():
     tokenizer = chat_tokenizer(PLAIN)
-    documents = turned(tokenizer, Turns.each)
+    documents = turned(tokenizer, TurnSelection.each)
     assert [answers(tokenizer, document) for document in documents] == [EXACT[:1], EXACT[1:]]
-    assert documents[0].ids == from_messages(Chat(tokenizer=tokenizer), CHAT[:3]).ids
+    assert (
+        documents[0].ids == document_from_messages(ChatTemplate(tokenizer=tokenizer), CHAT[:3]).ids
+    )
 
 
 def test_a_template_that_rewrites_history_is_refused():
     tokenizer = chat_tokenizer(THINKING)
     with pytest.raises(UserError, match=r"must not rewrite earlier turns.*set data.turns=each"):
-        from_messages(Chat(tokenizer=tokenizer), CHAT)
-    documents = turned(tokenizer, Turns.each, {"enable_thinking": False})
+        document_from_messages(ChatTemplate(tokenizer=tokenizer), CHAT)
+    documents = turned(tokenizer, TurnSelection.each, {"enable_thinking": False})
     assert [answers(tokenizer, document) for document in documents] == [EXACT[:1], EXACT[1:]]
 
 
 def test_a_template_that_changes_the_prompt_itself_is_refused():
     tokenizer = chat_tokenizer("{{ messages | length }}" + PLAIN)
-    with pytest.raises(MisfitError, match="rewrites what it wrote before an answer"):
-        from_messages(Chat(tokenizer=tokenizer), CHAT, last_only=True)
+    with pytest.raises(RowRejectedError, match="rewrites what it wrote before an answer"):
+        document_from_messages(ChatTemplate(tokenizer=tokenizer), CHAT, last_only=True)
 
 
 def test_a_template_without_a_header_needs_no_generation_prompt():
     tokenizer = chat_tokenizer(INST)
-    document = from_messages(Chat(tokenizer=tokenizer), CHAT[1:3])
+    document = document_from_messages(ChatTemplate(tokenizer=tokenizer), CHAT[1:3])
     assert answers(tokenizer, document) == [" I am well.</s>"]
 
 
 def test_a_header_is_never_taken_for_the_answer():
-    with pytest.raises(UserError, match="must know add_generation_prompt"):
-        from_messages(Chat(tokenizer=chat_tokenizer(NO_PROMPT)), CHAT)
+    with pytest.raises(UserError, match="must support add_generation_prompt"):
+        document_from_messages(ChatTemplate(tokenizer=chat_tokenizer(NO_PROMPT)), CHAT)
 
 
 def test_a_tokenizer_without_a_template_is_refused():
     with pytest.raises(UserError, match=r"without one; use plain text \(data.format=text\)"):
-        from_messages(Chat(tokenizer=chat_tokenizer(None)), CHAT)
+        document_from_messages(ChatTemplate(tokenizer=chat_tokenizer(None)), CHAT)
 
 
 def test_every_token_of_a_text_but_the_first_counts():
     tokenizer = chat_tokenizer(None)
-    document = from_text(tokenizer, "Hello there")
+    document = document_from_text(tokenizer, "Hello there")
     assert tokenizer.decode(document.ids) == "Hello there"
     assert document.answer == [False] + [True] * (len(document.ids) - 1)
 
 
 def test_a_pair_counts_its_answer_ids():
-    document = from_pair([5, 6], [7, 8, 9])
+    document = document_from_pair([5, 6], [7, 8, 9])
     assert document.ids == [5, 6, 7, 8, 9]
     assert document.answer == [False, False, True, True, True]
 
@@ -155,4 +157,4 @@ def test_a_tokenizer_without_offsets_is_refused():
     slow = PythonBackend.__new__(PythonBackend)
     slow.chat_template = PLAIN
     with pytest.raises(UserError, match=r"reports character offsets, got PythonBackend; give ids"):
-        from_messages(Chat(tokenizer=slow), CHAT)
+        document_from_messages(ChatTemplate(tokenizer=slow), CHAT)

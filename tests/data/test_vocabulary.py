@@ -10,31 +10,31 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from tokenizers.decoders import ByteLevel as ByteDecoder
 from transformers import PreTrainedTokenizerFast
 
-from data.chat.tokenization import documents as tokens_of
-from data.config import DataConf, Source, Turns
+from data.chat.tokenization import iter_documents as tokens_of
+from data.config import DataConf, DataSource, TurnSelection
 from data.packing.documents import Documents
-from data.packing.pack import pack
-from data.sources.prepared_rows import Row, Spans, write
-from data.sources.row_formats import Tokenised
-from data.sources.tokenized import from_pair
+from data.packing.pack import pack_documents
+from data.sources.prepared_rows import PreparedRow, RecordedDocument, write_prepared_rows
+from data.sources.row_formats import TokenizedDocument
+from data.sources.tokenized import document_from_pair
 from data.vocabulary.counts import (
-    FILE,
-    SHOWN,
-    count,
-    counts_of,
-    covered,
-    load,
-    markdown,
-    save,
+    MAX_TABLE_GROUPS,
+    TOKEN_COUNTS_FILE,
+    build_coverage_table,
+    compute_coverage,
+    count_answer_tokens,
+    count_training_tokens,
+    load_token_counts,
+    render_markdown_table,
+    save_token_counts,
     sizes_around,
     sizes_below,
-    table,
 )
-from data.vocabulary.languages import language_of
-from data.vocabulary.prepared_counts import keep_counts
+from data.vocabulary.languages import detect_language
+from data.vocabulary.prepared_counts import write_token_counts
 from models.checkpoint import tokenizer_fingerprint
 from models.errors import UserError
-from models.speculate.draft_vocab import always_kept, choose
+from models.speculate.draft_vocab import choose_kept_ids, required_token_ids
 from tests.support.tiny import new_draft
 from train.rows.draft_vocabulary import choose_vocabulary
 
@@ -63,14 +63,14 @@ def tokenizer():
 
 def document(tokenizer, text, *, prompt="Say it!", **labels):
     asked, answer = tokenizer([prompt, text])["input_ids"]
-    piece = from_pair(asked, [*answer, tokenizer.eos_token_id])
-    return Tokenised(ids=piece.ids, answer=piece.answer, **labels)
+    piece = document_from_pair(asked, [*answer, tokenizer.eos_token_id])
+    return TokenizedDocument(ids=piece.ids, answer=piece.answer, **labels)
 
 
 @pytest.fixture(scope="module")
 def documents(tokenizer):
     """Each language twice, of another category each time."""
-    return Documents.of(
+    return Documents.from_documents(
         document(tokenizer, text, category=category)
         for text in TEXTS.values()
         for category in ("chat", "mail")
@@ -78,7 +78,7 @@ def documents(tokenizer):
 
 
 def test_answers_alone_are_counted_and_every_token_once_a_kind(documents, tokenizer):
-    counts = count(documents, len(tokenizer), tokenizer)
+    counts = count_answer_tokens(documents, len(tokenizer), tokenizer)
     answers = documents.ids[documents.answer]
     assert counts.total.tolist() == np.bincount(answers, minlength=len(tokenizer)).tolist()
     by_language = np.sum(list(counts.languages.values()), axis=0)
@@ -87,7 +87,7 @@ def test_answers_alone_are_counted_and_every_token_once_a_kind(documents, tokeni
 
 
 def test_each_language_is_told_from_its_text(documents, tokenizer):
-    counts = count(documents, len(tokenizer), tokenizer)
+    counts = count_answer_tokens(documents, len(tokenizer), tokenizer)
     assert set(counts.languages) == set(TEXTS)
     for language, text in TEXTS.items():
         answer = [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]
@@ -97,18 +97,18 @@ def test_each_language_is_told_from_its_text(documents, tokenizer):
 
 def test_what_the_row_says_of_its_language_is_believed(tokenizer):
     told = document(tokenizer, TEXTS["de"], language="nds")
-    assert set(count([told], len(tokenizer), tokenizer).languages) == {"nds"}
+    assert set(count_answer_tokens([told], len(tokenizer), tokenizer).languages) == {"nds"}
 
 
 @pytest.mark.parametrize("text", ["", "1 2 3 4", "x[0] += {}", "OK."])
 def test_what_speaks_for_no_language_is_of_none(text):
-    assert language_of(text) == "und"
+    assert detect_language(text) == "und"
 
 
 def test_coverage_of_the_groups_adds_up_to_that_of_all(documents, tokenizer):
-    counts = count(documents, len(tokenizer), tokenizer)
-    always = always_kept(tokenizer)
-    shares = covered(counts, [len(always), 270, len(tokenizer)], always)
+    counts = count_answer_tokens(documents, len(tokenizer), tokenizer)
+    always = required_token_ids(tokenizer)
+    shares = compute_coverage(counts, [len(always), 270, len(tokenizer)], always)
     sizes = {name: group.sum() for name, group in counts.groups.items()}
     for kind in ("category", "language"):
         parts = [name for name in shares if name.startswith(kind)]
@@ -121,10 +121,10 @@ def test_coverage_of_the_groups_adds_up_to_that_of_all(documents, tokenizer):
 
 
 def test_a_share_is_that_of_the_languages_own_tokens(documents, tokenizer):
-    counts = count(documents, len(tokenizer), tokenizer)
-    always = always_kept(tokenizer)
-    kept = set(choose(counts.total, 262, always).tolist())
-    found = covered(counts, [262], always)
+    counts = count_answer_tokens(documents, len(tokenizer), tokenizer)
+    always = required_token_ids(tokenizer)
+    kept = set(choose_kept_ids(counts.total, 262, always).tolist())
+    found = compute_coverage(counts, [262], always)
     for language, text in TEXTS.items():
         answer = [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]
         share = sum(token in kept for token in answer) / len(answer)
@@ -134,9 +134,9 @@ def test_a_share_is_that_of_the_languages_own_tokens(documents, tokenizer):
 
 def test_what_is_kept_spells_texts_that_no_answer_has(tokenizer):
     """Of English answers; other scripts and accents are bytes."""
-    counts = count([document(tokenizer, TEXTS["en"])], len(tokenizer), tokenizer)
-    always = always_kept(tokenizer)
-    kept = set(choose(counts.total, len(always) + 8, always).tolist())
+    counts = count_answer_tokens([document(tokenizer, TEXTS["en"])], len(tokenizer), tokenizer)
+    always = required_token_ids(tokenizer)
+    kept = set(choose_kept_ids(counts.total, len(always) + 8, always).tolist())
     for text in (
         "na\u00efve fa\u00e7ade, \u00c6r\u00f8, \u017di\u017eek",
         "\u59d4\u5458\u4f1a\u51b3\u5b9a",
@@ -160,45 +160,58 @@ class ByteLevelText:
 
 
 def test_fewer_distinct_tokens_than_the_vocabulary_holds_fill_it_by_id(tokenizer):
-    counts = count([document(tokenizer, "the the")], len(tokenizer), tokenizer)
-    kept = choose(counts.total, 350, always_kept(tokenizer))
+    counts = count_answer_tokens([document(tokenizer, "the the")], len(tokenizer), tokenizer)
+    kept = choose_kept_ids(counts.total, 350, required_token_ids(tokenizer))
     assert len(kept.unique()) == 350
     unused = [token for token in range(len(tokenizer)) if not counts.total[token]]
     filled = [token for token in unused if token in kept.tolist()]
     assert (
         filled
-        == sorted({*unused[: len(filled)], *always_kept(tokenizer)} & set(unused))[: len(filled)]
+        == sorted({*unused[: len(filled)], *required_token_ids(tokenizer)} & set(unused))[
+            : len(filled)
+        ]
     )
-    assert covered(counts, [350], always_kept(tokenizer))["all"] == [1.0]
+    assert compute_coverage(counts, [350], required_token_ids(tokenizer))["all"] == [1.0]
 
 
 def test_the_map_of_the_file_is_that_of_counting(documents, tokenizer, tmp_path):
-    counts = count(documents, len(tokenizer), tokenizer)
-    save(counts, tmp_path / FILE, "its hash")
-    kept = load(tmp_path / FILE, len(tokenizer), "its hash")
+    counts = count_answer_tokens(documents, len(tokenizer), tokenizer)
+    save_token_counts(counts, tmp_path / TOKEN_COUNTS_FILE, "its hash")
+    kept = load_token_counts(tmp_path / TOKEN_COUNTS_FILE, len(tokenizer), "its hash")
     assert kept is not None
-    always = always_kept(tokenizer)
-    assert torch.equal(choose(kept.total, 300, always), choose(counts.total, 300, always))
-    assert table(kept, [300], always) == table(counts, [300], always)
-    assert load(tmp_path / FILE, len(tokenizer), "of another tokenizer") is None
-    wider = load(tmp_path / FILE, len(tokenizer) + 64, "its hash")  # a head has rows to spare
+    always = required_token_ids(tokenizer)
+    assert torch.equal(
+        choose_kept_ids(kept.total, 300, always), choose_kept_ids(counts.total, 300, always)
+    )
+    assert build_coverage_table(kept, [300], always) == build_coverage_table(counts, [300], always)
+    assert (
+        load_token_counts(tmp_path / TOKEN_COUNTS_FILE, len(tokenizer), "of another tokenizer")
+        is None
+    )
+    wider = load_token_counts(
+        tmp_path / TOKEN_COUNTS_FILE, len(tokenizer) + 64, "its hash"
+    )  # a head has rows to spare
     assert wider is not None
-    assert torch.equal(choose(wider.total, 300, always), choose(counts.total, 300, always))
+    assert torch.equal(
+        choose_kept_ids(wider.total, 300, always), choose_kept_ids(counts.total, 300, always)
+    )
 
 
 def test_kept_counts_are_taken_for_the_same_documents_alone(documents, tokenizer, tmp_path):
-    file = tmp_path / FILE
-    save(count(documents, len(tokenizer), tokenizer), file, "its hash")
+    file = tmp_path / TOKEN_COUNTS_FILE
+    save_token_counts(count_answer_tokens(documents, len(tokenizer), tokenizer), file, "its hash")
     few = documents.head(1)
 
     def taken(**conf):
-        data = DataConf(source=Source.dataset, path=str(tmp_path), **conf)
-        counts = counts_of(data, few, np.arange(1), len(tokenizer), tokenizer, "its hash")
+        data = DataConf(source=DataSource.dataset, path=str(tmp_path), **conf)
+        counts = count_training_tokens(
+            data, few, np.arange(1), len(tokenizer), tokenizer, "its hash"
+        )
         return int(counts.total.sum())
 
     kept, counted = documents.answer.sum(), few.answer.sum()
     assert taken() == kept
-    assert taken(limit=1) == taken(turns=Turns.last) == counted
+    assert taken(limit=1) == taken(turns=TurnSelection.last) == counted
     file.unlink()
     assert taken() == counted
 
@@ -206,67 +219,87 @@ def test_kept_counts_are_taken_for_the_same_documents_alone(documents, tokenizer
 @pytest.mark.parametrize("keeps", [True, False], ids=["kept counts", "counted anew"])
 def test_held_back_documents_do_not_count(documents, tokenizer, tmp_path, keeps):
     if keeps:
-        save(count(documents, len(tokenizer), tokenizer), tmp_path / FILE, "its hash")
+        save_token_counts(
+            count_answer_tokens(documents, len(tokenizer), tokenizer),
+            tmp_path / TOKEN_COUNTS_FILE,
+            "its hash",
+        )
     learned = np.arange(1, len(documents) - 1)
-    conf = DataConf(source=Source.dataset, path=str(tmp_path))
-    counts = counts_of(conf, documents, learned, len(tokenizer), tokenizer, "its hash")
-    wanted = count((documents[number] for number in learned.tolist()), len(tokenizer), tokenizer)
-    assert table(counts, [300], []) == table(wanted, [300], [])
+    conf = DataConf(source=DataSource.dataset, path=str(tmp_path))
+    counts = count_training_tokens(conf, documents, learned, len(tokenizer), tokenizer, "its hash")
+    wanted = count_answer_tokens(
+        (documents[number] for number in learned.tolist()), len(tokenizer), tokenizer
+    )
+    assert build_coverage_table(counts, [300], []) == build_coverage_table(wanted, [300], [])
 
 
 def test_a_prepared_folder_is_counted_as_training_on_it_would(documents, tokenizer, tmp_path):
     rows = [
-        Row(
-            id=str(place), source="made", category=piece.category, language="en" if place else "",
-            documents=[Spans(ids=piece.ids, spans=[[piece.answer.index(True), len(piece.ids)]])],
+        PreparedRow(
+            id=str(place),
+            source="made",
+            category=piece.category,
+            language="en" if place else "",
+            documents=[
+                RecordedDocument(ids=piece.ids, spans=[[piece.answer.index(True), len(piece.ids)]])
+            ],
         )
         for place, piece in enumerate(documents)
-    ]  # fmt: skip
-    write(tmp_path / "train-00000-of-00001.parquet", rows, dict)
+    ]
+    write_prepared_rows(tmp_path / "train-00000-of-00001.parquet", rows, dict)
     (own := tmp_path / "work").mkdir()
-    section = keep_counts(tmp_path, tokenizer, own)
-    conf = DataConf(source=Source.prepared, path=str(tmp_path))
-    pieces = Documents.of(tokens_of(conf, tokenizer, Counter()))
+    section = write_token_counts(tmp_path, tokenizer, own)
+    conf = DataConf(source=DataSource.prepared, path=str(tmp_path))
+    pieces = Documents.from_documents(tokens_of(conf, tokenizer, Counter()))
     hash = tokenizer_fingerprint(tokenizer)
     everything = np.arange(len(pieces))
-    kept = counts_of(conf, pieces, everything, len(tokenizer), tokenizer, hash)
-    counted = count(pieces, len(tokenizer), tokenizer)
-    assert table(kept, [300], []) == table(counted, [300], [])
+    kept = count_training_tokens(conf, pieces, everything, len(tokenizer), tokenizer, hash)
+    counted = count_answer_tokens(pieces, len(tokenizer), tokenizer)
+    assert build_coverage_table(kept, [300], []) == build_coverage_table(counted, [300], [])
     assert set(kept.languages) == {"en"}
     assert f"| all | {documents.answer.sum()} |" in section
     assert f"Of {len(tokenizer)} tokens" in section
-    (tmp_path / FILE).unlink()
+    (tmp_path / TOKEN_COUNTS_FILE).unlink()
     said = [{"role": role, "content": "Hello?"} for role in ("user", "assistant")]
-    unanswered = [Row(id="0", source="made", messages=said)]
-    write(tmp_path / "train-00000-of-00001.parquet", unanswered, dict)
-    assert keep_counts(tmp_path, tokenizer, own) == ""
-    assert not (tmp_path / FILE).exists()
+    unanswered = [PreparedRow(id="0", source="made", messages=said)]
+    write_prepared_rows(tmp_path / "train-00000-of-00001.parquet", unanswered, dict)
+    assert write_token_counts(tmp_path, tokenizer, own) == ""
+    assert not (tmp_path / TOKEN_COUNTS_FILE).exists()
 
 
 def test_a_document_without_an_answer_makes_no_group(tokenizer):
-    silent = [Tokenised(ids=ids, answer=[False] * len(ids), category="none") for ids in ([], [1])]
-    counts = count([*silent, document(tokenizer, TEXTS["en"])], len(tokenizer), tokenizer)
+    silent = [
+        TokenizedDocument(ids=ids, answer=[False] * len(ids), category="none") for ids in ([], [1])
+    ]
+    counts = count_answer_tokens(
+        [*silent, document(tokenizer, TEXTS["en"])], len(tokenizer), tokenizer
+    )
     assert set(counts.groups) == {"all", "category unnamed", "language en"}
 
 
 def test_a_token_that_the_target_has_not_is_refused(documents):
     with pytest.raises(UserError, match=r"must be below the target's vocabulary of 300, got \d+"):
-        count(documents, 300, None)
+        count_answer_tokens(documents, 300, None)
 
 
 def test_a_table_has_the_largest_groups_and_the_others_together(tokenizer):
     pieces = [
         document(tokenizer, TEXTS["en"] * (40 - place), category=f"c{place:02d}", language="en")
-        for place in range(SHOWN + 3)
+        for place in range(MAX_TABLE_GROUPS + 3)
     ]
-    rows = table(count(pieces, len(tokenizer), tokenizer), [300], always_kept(tokenizer))
+    rows = build_coverage_table(
+        count_answer_tokens(pieces, len(tokenizer), tokenizer), [300], required_token_ids(tokenizer)
+    )
     names = [row[0] for row in rows[1:]]
-    assert names[: SHOWN + 1] == ["all", *(f"category c{place:02d}" for place in range(SHOWN))]
-    assert names[SHOWN + 1 :] == ["category: 3 others", "language en"]
+    assert names[: MAX_TABLE_GROUPS + 1] == [
+        "all",
+        *(f"category c{place:02d}" for place in range(MAX_TABLE_GROUPS)),
+    ]
+    assert names[MAX_TABLE_GROUPS + 1 :] == ["category: 3 others", "language en"]
 
 
 def test_a_name_does_not_break_the_page():
-    written = markdown([["of", "count"], ["a|b", "1"]])
+    written = render_markdown_table([["of", "count"], ["a|b", "1"]])
     assert written == "| of | count |\n| --- | ---: |\n| a\\|b | 1 |\n"
 
 
@@ -281,11 +314,13 @@ def test_a_run_says_what_its_map_covers_and_keeps_it_in_the_checkpoint_alone(
 ):
     draft = new_draft(target, vocab_size=20)
     texts = [[1, 2, 3, 4, *range(10, 30)], [1, 2, *range(10, 20)]]
-    documents = Documents.of(
-        Tokenised(ids=ids, answer=[place > 1 for place in range(len(ids))], category=category)
+    documents = Documents.from_documents(
+        TokenizedDocument(
+            ids=ids, answer=[place > 1 for place in range(len(ids))], category=category
+        )
         for ids, category in zip(texts, ("long", "short"), strict=True)
     )
-    choose_vocabulary(draft, target, pack(documents, 24)[0], DataConf(), tmp_path)
+    choose_vocabulary(draft, target, pack_documents(documents, 24)[0], DataConf(), tmp_path)
     printed = capsys.readouterr().out.splitlines()
     page = (tmp_path / "vocabulary.md").read_text().splitlines()
     assert page[0] == "| answer tokens | count | 10 kept | 20 kept | 40 kept |"
@@ -298,6 +333,6 @@ def test_a_run_says_what_its_map_covers_and_keeps_it_in_the_checkpoint_alone(
     saved = load_file(tmp_path / "checkpoint" / "model.safetensors")
     answers = documents.ids[documents.answer]
     counted = torch.from_numpy(np.bincount(answers, minlength=target.vocab_size))
-    wanted = choose(counted, 20, always_kept(target.tokenizer))
+    wanted = choose_kept_ids(counted, 20, required_token_ids(target.tokenizer))
     assert torch.equal(saved["d2t"] + torch.arange(20), wanted)
     assert saved["t2d"].nonzero()[:, 0].tolist() == wanted.tolist()

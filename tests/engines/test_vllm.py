@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from data.eval_prompts.prompts import EvalPrompt, held_out
-from infer.engine.decode import Decoded, Decoder
+from data.eval_prompts.prompts import EvalPrompt, load_eval_prompts
+from infer.engine.decode import Decoder, Generation
 from models.distill.losses import LossConf
 from models.drafts import load_draft
 from models.speculate.sampling import SamplingConf
 from models.speculate.tree import TreeConf, TreeKind
-from models.target.target import DEMO, Target
+from models.target.target import DEMO_TARGET, Target
 from tests.support.tiny import demo_target
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
@@ -63,7 +63,7 @@ def target() -> Target:
 @pytest.fixture(scope="module")
 def prompts(target) -> list[EvalPrompt]:
     """Ten held-out ones of all categories."""
-    return held_out(target.tokenizer, None, limit=3)[:10]
+    return load_eval_prompts(target.tokenizer, None, limit=3)[:10]
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +105,7 @@ def reduced(target: Target, checkpoint: Path, folder: Path) -> Path:
     conf, whole = load_draft(checkpoint, target)
     kept = torch.tensor([i for i in range(target.vocab_size) if i % 8])
     small = replace(conf, vocab_size=len(kept)).build(target, loss=LossConf(), seed=0)
-    small.adopt(target, kept)
+    small.copy_target_weights(target, kept)
     weights = whole.state_dict()
     shared = {name: weights[name] for name in weights.keys() - {"d2t", "t2d"}}
     small.load_state_dict(shared | {"lm_head.weight": shared["lm_head.weight"][kept]}, strict=False)
@@ -123,7 +123,7 @@ def decode(target: Target, prompts: list[EvalPrompt], checkpoint: Path) -> list[
     return [counted(answer) for answer in answers]
 
 
-def counted(answer: Decoded) -> dict:
+def counted(answer: Generation) -> dict:
     return {
         "ids": answer.ids,
         "rounds": len(answer.accepted),
@@ -141,7 +141,7 @@ def serve(prompts: list[EvalPrompt], checkpoint: Path, method: str, folder: Path
     numbers = [f"--drafted={DRAFTED}", f"--tokens={TOKENS}", f"--slots={SLOTS}"]
     numbers.append(f"--method={method}")
     python = ENGINES / "bin" / "python"
-    run([python, HERE / "serve_vllm.py", DEMO, checkpoint, asked, answered, *numbers])
+    run([python, HERE / "serve_vllm.py", DEMO_TARGET, checkpoint, asked, answered, *numbers])
     return json.loads(answered.read_text())
 
 

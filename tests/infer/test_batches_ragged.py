@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from infer.engine.decode import Decoder, Request
-from infer.engine.phase_timer import Laps
-from infer.verify import Verification, build
+from infer.engine.phase_timer import PhaseTimer
+from infer.verify import Verification, build_acceptance_rule
 from models.speculate.sampling import SamplingConf
 from tests.support.agreeing import METHODS, SHAPES, WORDS
 
@@ -28,7 +28,7 @@ RAGGED = [("greedy", "chain"), ("greedy", "dynamic, copied"), ("coupled", "stati
 RAGGED += [("coupled", "product"), ("rejection", "static"), ("rejection", "dynamic, copied")]
 RAGGED += [("block", "chain"), ("typical", "dynamic")]
 LEAST = [1, 3, BATCH]  # free rows for which prompts are read
-PENALISED = SamplingConf(
+PENALIZED = SamplingConf(
     temperature=1.3, repetition_penalty=1.3, presence_penalty=0.4, min_p=0.02, top_p=0.95, seed=4
 )
 
@@ -46,7 +46,7 @@ def decoder(target, draft, rule, shape, batch, sampling=None, **more):
     sampling = sampling or MODES[rule]
     return Decoder(
         target, draft, SHAPES[shape], sampling=sampling, slots=SLOTS, batch=batch,
-        verification=build(Verification(rule), sampling), **more,
+        acceptance_rule=build_acceptance_rule(Verification(rule), sampling), **more,
     )  # fmt: skip
 
 
@@ -87,7 +87,7 @@ def one_by_one(small, requests):
     """Answers of one-token-at-a-time decoding, with and without penalties."""
     return [
         [ids for ids, _ in alone(Decoder(small, sampling=sampling, slots=SLOTS), requests)]
-        for sampling in (MODES["coupled"], PENALISED)
+        for sampling in (MODES["coupled"], PENALIZED)
     ]
 
 
@@ -106,7 +106,7 @@ def test_sampled_answers_are_those_of_the_same_key(
 
 @pytest.mark.parametrize("shape", ["chain", "static", "dynamic, copied"])
 def test_penalties_follow_each_rows_own_path(small, drafts, requests, one_by_one, shape):
-    together = decoder(small, drafts["eagle3, reduced"], "coupled", shape, BATCH, PENALISED)
+    together = decoder(small, drafts["eagle3, reduced"], "coupled", shape, BATCH, PENALIZED)
     found = decode(together, requests)
     assert [ids for ids, _ in found] == one_by_one[1] != one_by_one[0]
     assert sum(sum(accepted) for _, accepted in found) > 0
@@ -114,7 +114,7 @@ def test_penalties_follow_each_rows_own_path(small, drafts, requests, one_by_one
 
 @pytest.mark.parametrize("rule", ["greedy", "rejection"])
 def test_the_order_of_requests_changes_no_answer(small, drafts, requests, rule):
-    """Other neighbours, other slots, others that end before."""
+    """Other neighbors, other slots, others that end before."""
     together = decoder(small, drafts["medusa"], rule, "dynamic", BATCH)
     wanted = decode(together, requests)
     order = torch.randperm(COUNT, generator=torch.Generator().manual_seed(3)).tolist()
@@ -124,7 +124,7 @@ def test_the_order_of_requests_changes_no_answer(small, drafts, requests, rule):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("shape", ["chain", "dynamic, copied"])
 def test_a_finished_row_never_changes_another(small, drafts, method, shape):
-    """One ends at once, at the last slot of its cache, while its neighbour goes on for long."""
+    """One ends at once, at the last slot of its cache, while its neighbor goes on for long."""
     ends = [5] * (SLOTS - 1)
     together = decoder(small, drafts[method], "greedy", shape, 3)
     goes_on = ([[3, 4, 5], ends, [7]], [40, 1, 30])
@@ -156,10 +156,10 @@ def test_a_round_in_one_piece_is_that_in_parts(small, drafts, requests, rule, sh
 def test_the_parts_of_a_round_add_up(small, drafts, requests, rule, shape, batch):
     """To its wall time, within three percent, and every part is something."""
     timed = decoder(small, drafts["eagle3"], rule, shape, batch)
-    laps = Laps(synchronize=timed.synchronize)
+    laps = PhaseTimer(synchronize=timed.synchronize)
     prompts, limits = (part[:5] for part in requests)
-    timed.decode(prompts, row_ids=list(range(5)), max_new_tokens=limits, laps=laps)
-    assert laps.rounds == timed.spent.rounds > 0
+    timed.decode(prompts, row_ids=list(range(5)), max_new_tokens=limits, phase_timer=laps)
+    assert laps.rounds == timed.round_timer.rounds > 0
     assert sum(laps.seconds.values()) == pytest.approx(laps.wall_s, rel=0.03)
     assert min(laps.seconds.values()) > 0
     assert laps.seconds["verify"] > 0.1 * laps.wall_s
@@ -170,7 +170,7 @@ def test_what_comes_while_others_are_at_work_is_answered_as_alone(small, drafts,
     """And each is handed over as it ends: whatever ends may bring the next."""
     prompts, limits = requests
     asked = [
-        Request(ids=ids, row_id=100 + i, limit=limit)
+        Request(ids=ids, row_id=100 + i, max_new_tokens=limit)
         for i, (ids, limit) in enumerate(zip(prompts, limits, strict=True))
     ]
     busy = decoder(small, drafts["eagle3"], "coupled", "static", BATCH)
@@ -181,7 +181,7 @@ def test_what_comes_while_others_are_at_work_is_answered_as_alone(small, drafts,
         reads.extend([len(some)] * bool(some))
         return some
 
-    for request in busy.stream(take, least=least):
+    for request in busy.stream(take, min_free_rows=least):
         if not done:
             assert reads == [BATCH]
         done.append(request)
@@ -189,7 +189,7 @@ def test_what_comes_while_others_are_at_work_is_answered_as_alone(small, drafts,
     assert reads[1] >= least
     assert sum(reads) == len(done) == len(set(done)) == COUNT
     own = alone(decoder(small, drafts["eagle3"], "coupled", "static", 1), requests)
-    assert [(each.answer.ids, each.answer.accepted) for each in asked] == own
+    assert [(each.generation.ids, each.generation.accepted) for each in asked] == own
 
 
 def test_answers_of_uneven_length_take_a_third_of_the_rounds(small):
@@ -197,10 +197,10 @@ def test_answers_of_uneven_length_take_a_third_of_the_rounds(small):
     numbers = torch.Generator().manual_seed(0)
     drawn = torch.empty(512).exponential_(1 / 40, generator=numbers)
     limits = drawn.clamp(1, 200).long().tolist()
-    asked = iter([Request(ids=[1, 2, 3], row_id=i, limit=n) for i, n in enumerate(limits)])
+    asked = iter([Request(ids=[1, 2, 3], row_id=i, max_new_tokens=n) for i, n in enumerate(limits)])
     together = Decoder(small, sampling=SamplingConf(), slots=220, batch=32)
-    done = list(together.stream(lambda most: list(islice(asked, most)), least=8))
+    done = list(together.stream(lambda most: list(islice(asked, most)), min_free_rows=8))
     assert len(done) == 512
     in_batches = sum(max(limits[first : first + 32]) - 1 for first in range(0, 512, 32))
     full = sum(limits) // 32
-    assert (together.spent.rounds, in_batches, full) == (821, 2485, 637)
+    assert (together.round_timer.rounds, in_batches, full) == (821, 2485, 637)

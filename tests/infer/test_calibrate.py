@@ -12,14 +12,14 @@ import pytest
 from conf.entry import compose
 from data.demo.prompts import held_out_prompts
 from data.eval_prompts.prompts import EvalPrompt
-from infer.calibrate import acceptance_length, calibrate, main
+from infer.calibrate import calibrate_tree, main, measure_acceptance_length
 from infer.config import CalibrateConf, EvalConf
 from infer.engine.decode import Decoder
-from infer.measure.acceptance import Tally, comb, expected_length
-from infer.measure.prompt_choice import calibration_prompts
+from infer.measure.acceptance import AcceptanceCounter, build_comb, expected_length
+from infer.measure.prompt_choice import load_calibration_prompts
 from models.errors import UserError
 from models.speculate.sampling import SamplingConf
-from models.speculate.tree import TreeConf, TreeKind, best_first, static_tree
+from models.speculate.tree import TreeConf, TreeKind, best_first_paths, tree_from_paths
 from models.speculate.tree_formats import read_paths
 from tests.support.tiny import chain, demo_target, mixed, new_draft, tree
 
@@ -69,18 +69,18 @@ def promised(table, paths) -> float:
 def test_no_tree_of_so_many_nodes_promises_more_than_the_one_found(nodes):
     trees = all_trees(3, 3, nodes)
     for table in tables():
-        paths = best_first(table, nodes)
+        paths = best_first_paths(table, nodes)
         assert len({tuple(path) for path in paths}) == nodes
         assert promised(table, paths) == pytest.approx(max(promised(table, t) for t in trees))
 
 
 def test_the_whole_tree_can_be_asked_for_and_is_a_tree():
     for table in tables():
-        paths = best_first(table, 3 + 9 + 27)
-        shape = static_tree(paths)
+        paths = best_first_paths(table, 3 + 9 + 27)
+        shape = tree_from_paths(paths)
         assert (shape.nodes, shape.depth) == (39, 3)
         assert expected_length(table, shape) == pytest.approx(
-            promised(table, best_first(table, 39))
+            promised(table, best_first_paths(table, 39))
         )
 
 
@@ -89,7 +89,7 @@ def test_only_covered_trees_are_promised_anything():
     assert expected_length(table, chain(3)) == pytest.approx(
         promised(table, [[0], [0, 0], [0] * 3])
     )
-    for shape in (chain(4), static_tree([[0], [3]]), tree(), mixed()):
+    for shape in (chain(4), tree_from_paths([[0], [3]]), tree(), mixed()):
         assert expected_length(table, shape) is None
 
 
@@ -111,7 +111,7 @@ def by_hand(rounds, depth):
 def test_the_table_counts_along_the_likeliest_path_of_each_row(target, learned):
     """Two rows at a time, of different lengths: one goes on when the other has ended."""
     draft, texts = learned
-    tally, rounds = Tally(3, 3), []
+    tally, rounds = AcceptanceCounter(3, 3), []
 
     def watch(proposal, emitted, count):
         tally(proposal, emitted, count)
@@ -121,11 +121,11 @@ def test_the_table_counts_along_the_likeliest_path_of_each_row(target, learned):
                 rounds.append(([ids[0:3], ids[3:6], ids[6:9]], emitted[row].tolist()))
 
     decoder = Decoder(
-        target, draft, static_tree(comb(3, 3)), sampling=SamplingConf(), slots=64, batch=2
+        target, draft, tree_from_paths(build_comb(3, 3)), sampling=SamplingConf(), slots=64, batch=2
     )
     for first in range(0, 8, 2):
         some = [texts[first][:4], texts[first + 1][:9]]
-        decoder.decode(some, row_ids=[0, 1], max_new_tokens=NEW, watch=watch)
+        decoder.decode(some, row_ids=[0, 1], max_new_tokens=NEW, on_round=watch)
     visits, hits = by_hand(rounds, 3)
     assert tally.rounds.tolist() == visits
     assert tally.hits.tolist() == hits
@@ -136,9 +136,9 @@ def test_the_table_counts_along_the_likeliest_path_of_each_row(target, learned):
 def test_of_the_comb_itself_the_promise_is_the_measurement(target, learned):
     """Shares of its own rounds, multiplied along the path: nothing is assumed of it."""
     draft, texts = learned
-    tally, shape = Tally(4, 5), static_tree(comb(4, 5))
+    tally, shape = AcceptanceCounter(4, 5), tree_from_paths(build_comb(4, 5))
     decoder = Decoder(target, draft, shape, sampling=SamplingConf(), slots=64)
-    measured = acceptance_length("comb", decoder, prompts_of(texts), NEW, tally)
+    measured = measure_acceptance_length("comb", decoder, prompts_of(texts), NEW, tally)
     assert expected_length(tally.acceptance(), shape) == pytest.approx(measured.mean)
 
 
@@ -153,10 +153,10 @@ def test_the_tree_found_beats_the_chain_and_keeps_its_promise(target, learned):
     prompts = prompts_of(texts)[:8] + [
         EvalPrompt(id=str(i), category="all", ids=ids) for i, ids in enumerate(unknown)
     ]
-    found = calibrate(target, draft, prompts, conf)
+    found = calibrate_tree(target, draft, prompts, conf)
     tried = found.trees["found"]
-    assert tried.shape == static_tree(found.paths)
-    assert tried.shape.nodes == 12
+    assert tried.tree == tree_from_paths(found.paths)
+    assert tried.tree.nodes == 12
     assert tried.measured.mean >= found.trees["chain"].measured.mean
     assert tried.expected > found.trees["chain"].expected > 1.2
     for name, one in found.trees.items():
@@ -167,16 +167,16 @@ def test_a_tree_deeper_than_the_draft_is_not_tried(target, learned):
     draft = new_draft(target, max_depth=2)
     conf = CalibrateConf(nodes=3, depth=2, ranks=2, max_new_tokens=4,
                          tree=TreeConf(kind=TreeKind.chain, depth=3))  # fmt: skip
-    found = calibrate(target, draft, prompts_of(learned[1])[:2], conf)
+    found = calibrate_tree(target, draft, prompts_of(learned[1])[:2], conf)
     assert found.trees["tree=chain"].measured is None
     assert found.trees["found"].measured is not None
     conf.depth = 3
     with pytest.raises(UserError, match=r"^depth: must be at most the 2 tokens .* got 3; lower"):
-        calibrate(target, draft, prompts_of(learned[1])[:2], conf)
+        calibrate_tree(target, draft, prompts_of(learned[1])[:2], conf)
 
 
 def test_the_demos_calibration_prompts_are_not_held_out():
-    prompts = calibration_prompts(demo_target(), "demo", 12)
+    prompts = load_calibration_prompts(demo_target(), "demo", 12)
     assert len(prompts) == 12
     target = demo_target()
     held_out = [target.tokenizer(p.text)["input_ids"] for p in held_out_prompts()]
@@ -216,12 +216,12 @@ def test_a_bare_call_calibrates_the_newest_run_and_leaves_a_tree_file(command):
     file = Path("outputs/infer.calibrate/calibrate/tree.json")
     assert f"tree=static tree.file={file}" in out
     conf = compose("eval", EvalConf, ["tree=static", f"tree.file={file}"])
-    assert conf.tree.build() == static_tree(read_paths(file))
+    assert conf.tree.build() == tree_from_paths(read_paths(file))
     assert len(read_paths(file)) == 6
     saved = json.loads(file.read_text())
     table = np.array(saved["acceptance"])
     assert table.shape == (3, 3)
-    assert read_paths(file) == best_first(table, 6)
+    assert read_paths(file) == best_first_paths(table, 6)
     assert set(saved["measured"]) == {"found", "chain", "tree=static"}
     assert saved["expected"]["found"] == pytest.approx(promised(table, read_paths(file)))
     assert saved["prompts"]["count"] == 8
@@ -236,7 +236,7 @@ REFUSED = {
     "depth=17": "depth: must be at most the 16 tokens that the draft can propose, got 17; "
     "lower depth",
     "prompts=none.jsonl": "prompts: must be a readable JSONL file, got none.jsonl; "
-    "demo takes the demo's",
+    "demo reads the demo's",
     "output=target/config.json/tree.json": "output: must be a writable file, "
     "got target/config.json/tree.json (File exists); choose another",
 }

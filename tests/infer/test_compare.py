@@ -6,9 +6,9 @@ import json
 import numpy as np
 import pytest
 
-from infer.compare import compare, main
-from infer.report.diff import moves
-from infer.report.write import write
+from infer.compare import compare_reports, main
+from infer.report.diff import compare_metrics
+from infer.report.write import write_report_files
 from tests.support.made_report import one_draft, three_drafts
 
 
@@ -51,13 +51,13 @@ def slower(mode):
 
 def found(before, after):
     return {
-        (move.mode, move.figure): move.beyond_noise and np.sign(move.after - move.before)
-        for move in moves(before, after)
+        (move.mode, move.metric): move.is_beyond_noise and np.sign(move.after - move.before)
+        for move in compare_metrics(before, after)
     }
 
 
 def test_a_report_beside_itself_has_not_moved(report):
-    settings, table, regressions = compare(report, report)
+    settings, table, regressions = compare_reports(report, report)
     assert settings == regressions == []
     assert not any(found(report, report).values())
     assert {row[0] for row in table.rows} == {
@@ -67,36 +67,38 @@ def test_a_report_beside_itself_has_not_moved(report):
 
 def test_a_worse_draft_is_a_regression_of_its_mode_alone(report):
     after = changed(report, tree=fewer_accepted)
-    assert compare(report, after)[2] == ["draft/tree tau"]
+    assert compare_reports(report, after)[2] == ["draft/tree tau"]
     said = found(report, after)
     assert (said["draft/tree", "tau"], said["draft/tree", "acceptance rate"]) == (-1, -1)
     assert not said["draft/chain", "tau"]
     assert found(after, report)["draft/tree", "tau"] == 1
-    assert compare(after, report)[2] == []
+    assert compare_reports(after, report)[2] == []
 
 
 def test_a_slower_mode_loses_speedup_and_a_slower_machine_does_not(report):
-    assert compare(report, changed(report, chain=slower))[2] == ["draft/chain speed-up"]
+    assert compare_reports(report, changed(report, chain=slower))[2] == ["draft/chain speed-up"]
     machine = changed(report, every=slower)
-    assert compare(report, machine)[2] == []
+    assert compare_reports(report, machine)[2] == []
     assert found(report, machine)["draft/chain", "tokens/s"] == -1
 
 
 def test_noise_alone_is_rarely_called_a_regression(report):
     rng = np.random.default_rng(0)
-    alarms = [bool(compare(shaken(report, rng), shaken(report, rng))[2]) for _ in range(30)]
+    alarms = [bool(compare_reports(shaken(report, rng), shaken(report, rng))[2]) for _ in range(30)]
     assert sum(alarms) <= 3
 
 
 def test_reports_of_other_prompts_are_compared_unpaired(report):
     after = changed(report, tree=fewer_accepted)
     after["prompts"] = {**after["prompts"], "sha256": "1" * 64}
-    settings, table, regressions = compare(report, after)
+    settings, table, regressions = compare_reports(report, after)
     assert any(line.startswith("prompts.sha256: 0000") for line in settings)
     assert "unpaired" in table.note
     wide, narrow = (
         next(
-            m.interval for m in moves(report, other) if (m.mode, m.figure) == ("draft/tree", "tau")
+            m.interval
+            for m in compare_metrics(report, other)
+            if (m.mode, m.metric) == ("draft/tree", "tau")
         )
         for other in (after, {**after, "prompts": report["prompts"]})
     )
@@ -108,7 +110,7 @@ def test_what_was_measured_is_compared_key_by_key(report):
     after = copy.deepcopy(dict(report))
     after["versions"] = {"torch": "2.14.0"}
     after["device"] = {**after["device"], "threads": 4}
-    assert compare(report, after)[0] == [
+    assert compare_reports(report, after)[0] == [
         "device.threads: 2 -> 4",
         "versions.torch: 2.13.0 -> 2.14.0",
         "versions.transformers: 5.23.0 -> absent",
@@ -127,7 +129,7 @@ def test_a_mode_that_is_no_longer_measured_is_a_regression(report):
     draft = after["drafts"][0]
     draft["modes"]["untrained"] = after["ngram"] = None
     draft["not_measured"]["untrained"] = "the checkpoint holds no config"
-    _, table, regressions = compare(report, after)
+    _, table, regressions = compare_reports(report, after)
     assert regressions == [
         "ngram is no longer measured",
         "draft/untrained is no longer measured (the checkpoint holds no config)",
@@ -135,9 +137,9 @@ def test_a_mode_that_is_no_longer_measured_is_a_regression(report):
     rows = [row for row in table.rows if row[0] in ("ngram", "draft/untrained")]
     assert [row[1:4] for row in rows] == [["measured", "yes", "NO"]] * 2
     for known in (after, report):  # what was not measured before is no loss
-        assert compare(after, known)[2] == []
+        assert compare_reports(after, known)[2] == []
     del draft["modes"]["tree"]
-    assert "draft/tree is no longer measured" in compare(report, after)[2]
+    assert "draft/tree is no longer measured" in compare_reports(report, after)[2]
 
 
 def test_a_draft_that_is_gone_or_renamed_among_others_is_a_regression(report):
@@ -147,10 +149,10 @@ def test_a_draft_that_is_gone_or_renamed_among_others_is_a_regression(report):
     for row in after["per_prompt"]:
         for mode in ("untrained", "chain", "tree"):
             row["modes"][f"new/{mode}"] = row["modes"].pop(f"usual/{mode}")
-    assert compare(before, after)[2] == [
+    assert compare_reports(before, after)[2] == [
         f"usual/{mode} is no longer measured" for mode in ("untrained", "chain", "tree")
     ]
-    assert compare(report, {**report, "drafts": []})[2] == [
+    assert compare_reports(report, {**report, "drafts": []})[2] == [
         f"{report['drafts'][0]['name']}/{mode} is no longer measured"
         for mode in ("untrained", "chain", "tree")
     ]
@@ -161,7 +163,7 @@ def test_a_draft_called_like_a_mode_is_not_taken_for_it(report):
     name, after["drafts"][0]["name"] = after["drafts"][0]["name"], "n"
     for row in after["per_prompt"]:
         row["modes"] = {key.replace(f"{name}/", "n/"): mode for key, mode in row["modes"].items()}
-    assert compare(report, after)[2] == []
+    assert compare_reports(report, after)[2] == []
     assert ("ngram", "tau") in found(report, after)
 
 
@@ -169,7 +171,7 @@ def test_the_command_prints_and_exits_for_a_ci(report, tmp_path, capsys):
     after = changed(report, tree=fewer_accepted)
     after["drafts"][0]["modes"]["chain"]["lossless"] = "no"
     for name, one in (("a", report), ("b", after)):
-        write(one, tmp_path / name)
+        write_report_files(one, tmp_path / name)
     assert main([str(tmp_path / "a"), str(tmp_path / "a/report.json")]) == 0
     shown = capsys.readouterr().out
     assert "settings: all the same" in shown
@@ -186,9 +188,9 @@ def test_only_yes_passes_in_modes_and_batches_whatever_it_was_before(report, ver
     after["drafts"][0]["modes"]["chain"]["lossless"] = verdict
     after["batches"][1]["lossless"] = verdict
     said = [f"draft/chain lossless: {verdict}", f"draft/tree, batch 4 lossless: {verdict}"]
-    assert compare(report, after)[2] == said
-    assert compare(after, after)[2] == said
-    assert compare(after, report)[2] == []
+    assert compare_reports(report, after)[2] == said
+    assert compare_reports(after, after)[2] == said
+    assert compare_reports(after, report)[2] == []
 
 
 def test_a_lossy_rule_passes_only_beside_a_lossy_one(comparison):
@@ -196,8 +198,8 @@ def test_a_lossy_rule_passes_only_beside_a_lossy_one(comparison):
     lossy = comparison["drafts"][2]["name"]
     for mode in exact["drafts"][2]["modes"].values():
         mode.update(verification="exact", lossy=False, lossless="yes")
-    assert compare(comparison, comparison)[2] == []
-    assert compare(exact, comparison)[2] == [
+    assert compare_reports(comparison, comparison)[2] == []
+    assert compare_reports(exact, comparison)[2] == [
         f"{lossy}/{mode} lossless: no" for mode in ("untrained", "chain", "tree")
     ]
 
@@ -232,9 +234,9 @@ def test_what_is_no_report_is_refused_in_one_line(report, tmp_path, capsys):
         (("per_prompt", 5, "question"), None, "no 'question' in"),
         (("per_prompt", 5, "modes", "ngram"), None, "no 'ngram' in"),
         (("per_prompt", 5, "modes", "ngram", "rounds"), None, "no 'rounds' in"),
-        (("per_prompt",), [], "other values ("),
-        (("drafts",), 5, "other values ("),
-        (("device",), "cpu", "other values ("),
+        (("per_prompt",), [], "invalid values ("),
+        (("drafts",), 5, "invalid values ("),
+        (("device",), "cpu", "invalid values ("),
     ],
 )
 def test_a_report_that_lacks_something_is_refused_in_one_line(
@@ -255,6 +257,6 @@ def test_a_report_that_lacks_something_is_refused_in_one_line(
         main([str(good), str(bad)])
     assert stop.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
-    start = "error: report: must hold what docs/report.schema.json says, got "
+    start = "error: report: must match docs/report.schema.json, got "
     assert line.startswith(start + message)
     assert f"in {bad}; measure again" in line

@@ -4,13 +4,13 @@ from html import unescape
 
 import pytest
 
-from infer.measure.records import Verdict
-from infer.measure.results import Measured
-from infer.report.palette import of_drafts
-from infer.report.plots import plots
-from infer.report.prose import headline
-from infer.report.tables import tables
-from infer.report.write import write
+from infer.measure.records import LosslessVerdict
+from infer.measure.results import ModeResult
+from infer.report.palette import assign_draft_colors
+from infer.report.plots import render_plots
+from infer.report.prose import build_headline
+from infer.report.tables import build_tables
+from infer.report.write import write_report_files
 from tests.support.made_report import COMPARED, printed
 
 ADAPTED = (
@@ -51,25 +51,25 @@ def test_lossy_verification_is_never_called_lossless(comparison):
 
 
 def test_what_forbids_comparing_is_said_in_words(report, comparison, tmp_path):
-    write(comparison, tmp_path)
+    write_report_files(comparison, tmp_path)
     html = unescape((tmp_path / "report.html").read_text())
-    for said in (headline(comparison), (tmp_path / "report.md").read_text(), html):
+    for said in (build_headline(comparison), (tmp_path / "report.md").read_text(), html):
         assert ADAPTED in said
         assert LOSSY in said
     shown = " ".join(printed(comparison).split())
     assert shown.count(ADAPTED) > 1  # in the headline and under tables
     assert LOSSY in shown
     assert "no (typical)" in shown
-    assert "rule" not in headline(report)
-    assert "adapted" not in headline(report)
+    assert "rule" not in build_headline(report)
+    assert "adapted" not in build_headline(report)
 
 
 def test_drafts_are_shown_side_by_side_first(report, comparison, tmp_path):
-    write(comparison, tmp_path)
+    write_report_files(comparison, tmp_path)
     html, text = ((tmp_path / f"report.{kind}").read_text() for kind in ("html", "md"))
     for said in (html, text, printed(comparison)):
         assert said.index("Drafts side by side") < said.index("Modes by category")
-    table = tables(comparison)[0]
+    table = build_tables(comparison)[0]
     assert [row[0] for row in table.rows] == ["autoregressive", "n-gram lookup", *COMPARED]
     row = dict(zip(table.columns, table.rows[2], strict=True))
     assert (row["M params"], row["MB"]) == ("0.46", "1.89")  # weights and state together
@@ -79,34 +79,34 @@ def test_drafts_are_shown_side_by_side_first(report, comparison, tmp_path):
         assert row[column] == f"{mode['acceptance_length']['mean']:.2f}"
     assert row["speed-up"].startswith(f"{modes['tree']['speedup']['mean']:.2f} [")
     assert [row[-1] for row in table.rows[2:]] == ["yes", "yes (own)", "no (typical)"]
-    assert tables(report)[0].title == "Modes by category"  # one draft has nobody beside it
+    assert build_tables(report)[0].title == "Modes by category"  # one draft has nobody beside it
 
 
 def test_the_first_picture_is_the_one_to_choose_by_and_names_every_draft(report, comparison):
-    title, svg = next(iter(plots(comparison).items()))
+    title, svg = next(iter(render_plots(comparison).items()))
     assert title == "Speed-up against acceptance length"
     for name in ("usual", "runs/adapted (own target)", "a-run-with-a-long-name", "n-gram lookup"):
         assert f">{name}</text>" in svg
-    assert title not in plots(report)
+    assert title not in render_plots(report)
 
 
 def test_plots_of_several_drafts_show_their_trees(report, comparison):
-    for title, svg in list(plots(comparison).items())[1:]:
+    for title, svg in list(render_plots(comparison).items())[1:]:
         for name in COMPARED:
             assert f">{name} tree</text>" in svg, title
             assert f">{name} chain</text>" not in svg, title
-    alone = plots(report)
+    alone = render_plots(report)
     del alone["Speed-up against batch size"]  # of trees in any case
     assert all(">chain</text>" in svg for svg in alone.values())
 
 
 def test_eight_drafts_have_a_colour_each():
-    assert len(set(of_drafts({"drafts": [None] * 8}))) == 8
-    assert len(of_drafts({"drafts": [None] * 9})) == 9
+    assert len(set(assign_draft_colors({"drafts": [None] * 8}))) == 8
+    assert len(assign_draft_colors({"drafts": [None] * 9})) == 9
 
 
 def test_a_rule_is_lossy_by_its_proof_not_by_its_name():
     lossy = {name for name in ("exact", "greedy", "coupled", "rejection", "block", "typical")
-             if Measured(traces=[], verification=name).lossy}  # fmt: skip
+             if ModeResult(prompt_results=[], verification=name).is_lossy}  # fmt: skip
     assert lossy == {"typical"}
-    assert Measured(traces=[], verification="block").lossless == Verdict.yes
+    assert ModeResult(prompt_results=[], verification="block").lossless == LosslessVerdict.yes

@@ -10,8 +10,14 @@ from threading import Thread
 import numpy as np
 import pytest
 
-from infer.tuning.candidates import GIVEN, shapes
-from infer.tuning.cost_model import Bench, CostCurve, choose, probes, turn
+from infer.tuning.candidates import USER_TREE, list_candidates
+from infer.tuning.cost_model import (
+    CostBench,
+    CostCurve,
+    choose_candidate,
+    hold_timing_lock,
+    select_probes,
+)
 from models.speculate.sampling import SamplingConf
 from tests.support.tuning import GIVEN_TREE, considered, prompts_of
 
@@ -39,7 +45,7 @@ class Machine:
 
 def worth(one):
     """Concave in size, a little more for what adapts and for copies."""
-    kinds = {"chain": 0.8, "static": 1.1, "dynamic": 1.2, "product": 1.25, GIVEN: 1.0}
+    kinds = {"chain": 0.8, "static": 1.1, "dynamic": 1.2, "product": 1.25, USER_TREE: 1.0}
     reach = min(one.tree.depth, np.log1p(one.size))
     return 1 + kinds[kind(one)] * reach / 2 + 0.3 * bool(one.conf.copied)
 
@@ -49,7 +55,7 @@ def worth(one):
 def test_few_timings_find_the_best_shape(node, draft_pass):
     found, machine = considered(nodes=(4, 8, 16, 24, 32, 63)), Machine(node, draft_pass)
     tokens = {one.name: float(worth(one)) for one in found}
-    curve, best = choose(machine.steps, found, tokens)
+    curve, best = choose_candidate(machine.steps, found, tokens)
     speeds = {one.name: tokens[one.name] / machine.cost(one) for one in found}
     assert speeds[best.name] >= 0.97 * max(speeds.values())
     assert curve.steps(best) == pytest.approx(machine.cost(best))
@@ -57,11 +63,11 @@ def test_few_timings_find_the_best_shape(node, draft_pass):
 
 
 def test_where_no_budget_fits_the_draft_windows_and_the_given_tree_are_chosen_from():
-    found = shapes(np.full((4, 1), 0.6), nodes=[8], copied=0, given=GIVEN_TREE)
+    found = list_candidates(np.full((4, 1), 0.6), nodes=[8], copied=0, user_tree=GIVEN_TREE)
     machine = Machine()
     tokens = {one.name: float(worth(one)) for one in found}
-    curve, best = choose(machine.steps, found, tokens)
-    assert {one.family for one in found} == {"chain", GIVEN}
+    curve, best = choose_candidate(machine.steps, found, tokens)
+    assert {one.family for one in found} == {"chain", USER_TREE}
     assert all(curve.steps(one) > 0 for one in found)
     assert tokens[best.name] / machine.cost(best) == pytest.approx(
         max(tokens[one.name] / machine.cost(one) for one in found)
@@ -71,15 +77,17 @@ def test_where_no_budget_fits_the_draft_windows_and_the_given_tree_are_chosen_fr
 def test_the_choice_was_timed_twice():
     found, machine = considered(), Machine(noise=0.1)
     tokens = {one.name: float(worth(one)) for one in found}
-    curve, best = choose(machine.steps, found, tokens)
-    assert machine.timed.count(best.name) == curve.times(best) >= 2
+    curve, best = choose_candidate(machine.steps, found, tokens)
+    assert machine.timed.count(best.name) == curve.num_timings(best) >= 2
 
 
 def test_a_larger_shape_never_costs_less():
     found, curve = considered(copied=0), CostCurve()
-    for one, steps in zip(probes(found), (1.5, 1.4, 2.0, 2.2, 2.1, 3.0), strict=True):
+    for one, steps in zip(select_probes(found), (1.5, 1.4, 2.0, 2.2, 2.1, 3.0), strict=True):
         curve.add(one, steps)
-    windows = [curve.steps(one) for one in found if one.family == "chain" and not curve.times(one)]
+    windows = [
+        curve.steps(one) for one in found if one.family == "chain" and not curve.num_timings(one)
+    ]
     assert windows == sorted(windows)
     assert windows[0] == pytest.approx(1.5)
 
@@ -94,33 +102,33 @@ def no_other_tuner(tmp_path, monkeypatch):
 def bench(target, learned):
     draft, written = learned
     prompts = prompts_of(written)[:6]
-    return Bench(
+    return CostBench(
         target=target, draft=draft, prompts=prompts, sampling=SamplingConf(), batch=2,
-        context=64, max_new_tokens=12, say=lambda line: None,
+        context=64, max_new_tokens=12, print_line=lambda line: None,
     )  # fmt: skip
 
 
 def test_a_row_pays_for_its_slot_whoever_sits_in_the_others(bench):
     one = next(one for one in considered() if one.name == "chain-2")
     bench.prompts = bench.prompts[:1]
-    for name, rows in bench.race([one], repeats=1).items():
+    for name, rows in bench.benchmark_trees([one], repeats=1).items():
         assert rows.shape == (1, 2)
-        assert rows[0, 1] == pytest.approx(bench.decoders[name].spent.round_s / bench.batch)
+        assert rows[0, 1] == pytest.approx(bench.decoders[name].round_timer.total_s / bench.batch)
 
 
 def test_a_batch_is_held_to_what_the_target_alone_took_just_before(bench, monkeypatch):
     """A machine that is three times as slow for a while does not change who is how fast."""
     chains = [one for one in considered() if one.name in ("chain-1", "chain-2")]
     for one in chains:
-        bench.decoder(one)
+        bench.decoder_for(one)
     slow, calls = [1.0, 1.0, 3.0, 3.0, 3.0, 3.0, 1.0, 1.0], iter(range(8))
 
     def timed(decoder, some):
         took = slow[next(calls)] * (2.0 if decoder.draft is None else 1.0)
         return np.array([[5.0, took]] * len(some))
 
-    monkeypatch.setattr(bench, "_tokens_and_seconds", timed)
-    sums = bench.race(chains, repeats=2)
+    monkeypatch.setattr(bench, "_time_prompts", timed)
+    sums = bench.benchmark_trees(chains, repeats=2)
     speeds = {name: rows.sum(0)[0] / rows.sum(0)[1] for name, rows in sums.items()}
     assert speeds["chain-1"] == pytest.approx(2 * speeds["autoregressive"])
     assert speeds["chain-2"] == pytest.approx(2 * speeds["autoregressive"])
@@ -129,8 +137,8 @@ def test_a_batch_is_held_to_what_the_target_alone_took_just_before(bench, monkey
 def test_a_prompt_that_ends_at_its_first_token_can_be_timed(bench, target, monkeypatch):
     monkeypatch.setattr(target.model.generation_config, "eos_token_id", list(range(61)))
     one = next(one for one in considered() if one.name == "chain-2")
-    assert bench.steps(one) > 0
-    assert bench.race([one], repeats=1)["chain-2"][:, 0].sum() == 0
+    assert bench.measure_steps(one) > 0
+    assert bench.benchmark_trees([one], repeats=1)["chain-2"][:, 0].sum() == 0
 
 
 def test_the_machine_is_kept_only_while_something_is_timed(bench):
@@ -141,9 +149,9 @@ def test_the_machine_is_kept_only_while_something_is_timed(bench):
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             compiled.append(line)  # beside a tuner that would do the same
 
-    bench.say = probe
+    bench.print_line = probe
     one = next(one for one in considered() if one.name == "chain-2")
-    bench.steps(one)
+    bench.measure_steps(one)
     assert len(compiled) == 2
 
 
@@ -152,14 +160,14 @@ def test_who_times_does_not_wait_for_those_that_come_later():
 
     def take(name: str, *, alone: bool) -> Thread:
         def run() -> None:
-            with turn(alone=alone):
+            with hold_timing_lock(exclusive=alone):
                 order.append(name)
 
         thread = Thread(target=run)
         thread.start()
         return thread
 
-    with turn(alone=False):
+    with hold_timing_lock(exclusive=False):
         timing = take("timing", alone=True)
         while not _kept("gate"):
             time.sleep(0.001)

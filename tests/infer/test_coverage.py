@@ -8,7 +8,7 @@ exact expectations.
 import numpy as np
 import pytest
 
-from infer.measure.intervals import bootstrap_t, ratio
+from infer.measure.intervals import bootstrap_t, ratio_of_means
 
 pytestmark = pytest.mark.usefixtures("many_calls")
 
@@ -51,7 +51,7 @@ def coverage(samples, truth, **kwargs):
 def test_intervals_of_tau_hold_the_truth(num_prompts):
     rng = np.random.default_rng(num_prompts)
     samples = drawn(rng, rng.beta(*EASE, (REPETITIONS, num_prompts)))
-    assert ratio(samples.mean((0, 1))[None]) == pytest.approx(true_tau(EASE), abs=0.01)
+    assert ratio_of_means(samples.mean((0, 1))[None]) == pytest.approx(true_tau(EASE), abs=0.01)
     assert 0.93 <= coverage(samples, true_tau(EASE), support=(1.0, np.inf)) <= 0.97
 
 
@@ -63,7 +63,7 @@ def test_intervals_of_a_paired_gain_hold_the_truth(num_prompts):
     samples = np.concatenate([drawn(rng, better), drawn(rng, worse)], axis=-1)
 
     def difference(means):
-        return ratio(means[..., :2]) - ratio(means[..., 2:])
+        return ratio_of_means(means[..., :2]) - ratio_of_means(means[..., 2:])
 
     truth = true_tau(EASE) - true_tau(EASE, KEPT)
     assert difference(samples.mean((0, 1))[None]) == pytest.approx(truth, abs=0.01)

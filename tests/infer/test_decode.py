@@ -7,9 +7,9 @@ import torch
 from scipy.stats import chisquare
 
 from infer.engine.decode import Decoder
-from infer.engine.generate import answers
-from infer.verify import walk
-from models.drafts.mixed import graft
+from infer.engine.generate import generate_answers
+from infer.verify import walk_choices
+from models.drafts.mixed import graft_chain
 from models.drafts.ngram import NgramDraft
 from models.speculate.sampling import Sampler, SamplingConf
 from models.speculate.tree import Proposal
@@ -131,7 +131,7 @@ def test_training_answers_are_those_of_each_prompt_alone(target, learned):
     prompts = prompts_of(learned[1])
     sampling = SamplingConf(temperature=1.0, seed=1)
     alone = decode(Decoder(target, sampling=sampling, slots=64), prompts, eos_ids=target.eos_ids)
-    made = answers(target, prompts, max_new_tokens=NEW, sampling=sampling, batch=3)
+    made = generate_answers(target, prompts, max_new_tokens=NEW, sampling=sampling, batch=3)
     assert dict(made) == {place: row.ids for place, row in enumerate(alone)}
 
 
@@ -173,12 +173,12 @@ def test_a_mixed_tree_accepts_what_either_half_alone_would(target, learned):
 
 def test_a_copied_chain_goes_on_where_the_grown_tree_ends():
     grown = Proposal(ids=torch.tensor([[7, 8, 9]]), parents=torch.tensor([[-1, -1, 1]]))
-    both = graft(grown, torch.tensor([[8, 9, 5, 6]]))
+    both = graft_chain(grown, torch.tensor([[8, 9, 5, 6]]))
     assert both.ids.tolist() == [[7, 8, 9, 8, 9, 5, 6]]
     assert both.parents.tolist() == [[-1, -1, 1, -1, 1, 2, 5]]
     # the target wants 8, 9, 5, 6, 4: all but the last are in the tree, partly in each half
     choice = torch.tensor([[8, 0, 9, 5, 0, 0, 6, 4]])
-    accepted = walk(both, choice, depth=4)
+    accepted = walk_choices(both, choice, depth=4)
     assert accepted.ids.tolist() == [[8, 9, 5, 6, 4]]
     assert accepted.nodes.tolist() == [[0, 2, 3, 6, 7]]
 
@@ -187,7 +187,7 @@ def test_ngram_lookup_proposes_the_continuation():
     state = NgramDraft().new_state(1, 12)
     ids = torch.tensor([[5, 6, 7, 8, 5, 6]])
     state = NgramDraft().start(
-        state, ids, lengths=torch.tensor([6]), first=torch.tensor([7]), seen=None
+        state, ids, lengths=torch.tensor([6]), first_token=torch.tensor([7]), target_output=None
     )
     proposal = NgramDraft().propose(state, tree=chain(3), sampler=Sampler(rule=GREEDY.build()))
     assert proposal.ids.tolist() == [[8, 5, 6]]

@@ -5,7 +5,7 @@ All held-out prompts, with a distilled draft and every shape of tree: tests/long
 
 import torch
 
-from data.eval_prompts.prompts import held_out
+from data.eval_prompts.prompts import load_eval_prompts
 from infer.engine.decode import Decoder
 from models.speculate.sampling import SamplingConf
 from tests.support.tiny import demo_target, mixed, new_draft
@@ -17,7 +17,7 @@ CATEGORIES = ("code", "structured")
 def test_two_prompts_are_answered_as_by_transformers():
     """With a draft that knows nothing, and tokens copied from the text: some rounds accept."""
     target = demo_target()
-    found = {p.category: p for p in held_out(target.tokenizer, None, limit=None)}
+    found = {p.category: p for p in load_eval_prompts(target.tokenizer, None, limit=None)}
     prompts = [found[category] for category in CATEGORIES]
     slots = max(len(prompt.ids) for prompt in prompts) + NEW
     draft = new_draft(target)

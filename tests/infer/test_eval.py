@@ -9,15 +9,15 @@ import pytest
 import safetensors.torch
 import torch
 
-from data.eval_prompts.prompts import held_out
-from infer.candidates import candidate
-from infer.checkpoints import let_warnings_through, names, newest_run, opened
+from data.eval_prompts.prompts import load_eval_prompts
+from infer.candidates import load_draft_under_test
+from infer.checkpoints import enable_loggers, find_newest_run, open_checkpoints, run_names
 from infer.config import EvaluationConf, Verification
 from infer.engine import rounds
 from infer.engine.decode import Decoder
 from infer.eval import main
-from infer.measure.eval_modes import Candidate
-from infer.measure.evaluate import evaluate
+from infer.measure.eval_modes import DraftUnderTest
+from infer.measure.evaluate import evaluate_drafts
 from models import checkpoint
 from models.device import DeviceConf, DeviceName
 from models.distill.losses import LossConf
@@ -56,8 +56,10 @@ def conf(folder, **more):
 
 def test_five_modes_are_judged_and_the_untrained_draft_is_rebuilt(target, folder):
     runs = folder / "outputs" / "train"
-    drafts = [candidate(runs / name / "checkpoint", target) for name in ("older", "newer")]
-    report = evaluate(target, drafts, tree=TREE, conf=conf(folder, limit=None))
+    drafts = [
+        load_draft_under_test(runs / name / "checkpoint", target) for name in ("older", "newer")
+    ]
+    report = evaluate_drafts(target, drafts, tree=TREE, conf=conf(folder, limit=None))
     assert [draft["name"] for draft in report["drafts"]] == ["older", "newer"]
     modes = [report["autoregressive"], report["ngram"]]
     for draft in report["drafts"]:
@@ -84,21 +86,21 @@ def test_a_draft_of_unknown_seed_has_no_untrained_mode_and_says_why(target, fold
     del metadata["seed"]
     draft = new_draft(target)
     config = checkpoint.read_config(saved)
-    checkpoint.save(saved, draft.tensors(), config=config, metadata=metadata)
-    report = evaluate(target, [candidate(saved, target)], tree=TREE, conf=conf(folder))
+    checkpoint.save_checkpoint(saved, draft.checkpoint_tensors(), config=config, metadata=metadata)
+    report = evaluate_drafts(
+        target, [load_draft_under_test(saved, target)], tree=TREE, conf=conf(folder)
+    )
     (draft,) = report["drafts"]
     assert draft["name"] == "published"
     assert draft["modes"]["untrained"] is None
-    assert draft["not_measured"] == {
-        "untrained": "the checkpoint does not say with which seed it was started"
-    }
+    assert draft["not_measured"] == {"untrained": "the checkpoint does not record its seed"}
     assert draft["gain"]["tree"]["over_untrained"] is None
 
 
 def test_a_deep_tree_is_warned_of(target, folder, caplog):
     deep = TreeConf(depth=6, nodes=8, width=2, branch=3)
-    draft = candidate(folder / "outputs" / "train" / "newer" / "checkpoint", target)
-    evaluate(target, [draft], tree=deep, conf=conf(folder, max_new_tokens=2))
+    draft = load_draft_under_test(folder / "outputs" / "train" / "newer" / "checkpoint", target)
+    evaluate_drafts(target, [draft], tree=deep, conf=conf(folder, max_new_tokens=2))
     assert "tree.depth: 6 is deeper than the 4 steps that newer was trained for" in caplog.text
 
 
@@ -146,7 +148,7 @@ def test_runs_of_one_name_are_told_apart_by_where_they_lie(folder, command):
 
 def test_names_are_as_short_as_they_can_be_and_no_two_alike(tmp_path):
     def called(*paths: str) -> list[str]:
-        return names([tmp_path / path for path in paths])
+        return run_names([tmp_path / path for path in paths])
 
     assert called("a/demo", "b/demo", "b/other/checkpoint") == ["a/demo", "b/demo", "other"]
     assert called("a/x/demo", "a/y/demo", "b/y/demo") == ["a/x/demo", "a/y/demo", "b/y/demo"]
@@ -158,32 +160,34 @@ def test_names_are_as_short_as_they_can_be_and_no_two_alike(tmp_path):
 def test_one_run_twice_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="checkpoint: no run may be given twice, got demo/ch"):
-        names([Path("demo/checkpoint"), tmp_path / "other", tmp_path / "demo"])
+        run_names([Path("demo/checkpoint"), tmp_path / "other", tmp_path / "demo"])
 
 
 def test_drafts_of_two_targets_are_refused_before_either_is_loaded(folder, tmp_path):
     ours = folder / "outputs" / "train" / "newer" / "checkpoint"
     shutil.copytree(ours, theirs := tmp_path / "theirs")
-    metadata = checkpoint.read_metadata(ours) | {checkpoint.TARGET_HASH: "f" * 64}
-    tensors = safetensors.torch.load_file(ours / checkpoint.WEIGHTS)
-    checkpoint.save(theirs, tensors, config=checkpoint.read_config(ours), metadata=metadata)
+    metadata = checkpoint.read_metadata(ours) | {checkpoint.TARGET_HASH_KEY: "f" * 64}
+    tensors = safetensors.torch.load_file(ours / checkpoint.WEIGHTS_FILE)
+    checkpoint.save_checkpoint(
+        theirs, tensors, config=checkpoint.read_config(ours), metadata=metadata
+    )
     with pytest.raises(
         UserError, match=r"must be of one target, got .*newer.* of \w+, .*theirs of"
     ):
-        opened([str(ours), str(theirs)], print)
+        open_checkpoints([str(ours), str(theirs)], print)
 
 
 def test_each_draft_is_shown_its_own_layers(target, folder, learned):
     """Beside others a draft proposes what it proposes alone, and one that needs none can do so."""
     other = new_draft(target, layers=[0, 1, 2])
     candidates = [
-        Candidate(name="other layers", draft=other, untrained="not asked for"),
-        Candidate(name="learned", draft=learned[0], untrained="not asked for"),
-        Candidate(name="no layers", draft=NgramDraft(), untrained="there is none"),
+        DraftUnderTest(name="other layers", draft=other, untrained="not asked for"),
+        DraftUnderTest(name="learned", draft=learned[0], untrained="not asked for"),
+        DraftUnderTest(name="no layers", draft=NgramDraft(), untrained="there is none"),
     ]
     few = conf(folder, max_new_tokens=8)
-    together = accepted(evaluate(target, candidates, tree=TREE, conf=few))
-    by_itself = accepted(evaluate(target, [candidates[1]], tree=TREE, conf=few))
+    together = accepted(evaluate_drafts(target, candidates, tree=TREE, conf=few))
+    by_itself = accepted(evaluate_drafts(target, [candidates[1]], tree=TREE, conf=few))
     assert by_itself.items() <= together.items()
     assert sum(together["learned/tree"]) > sum(together["other layers/tree"])
     assert together["no layers/chain"] == together["ngram"]
@@ -191,20 +195,22 @@ def test_each_draft_is_shown_its_own_layers(target, folder, learned):
 
 def test_a_tree_too_deep_for_one_of_several_drafts_names_it(target, folder):
     candidates = [
-        Candidate(name=f"up to {depth}", draft=new_draft(target, max_depth=depth), untrained="no")
+        DraftUnderTest(
+            name=f"up to {depth}", draft=new_draft(target, max_depth=depth), untrained="no"
+        )
         for depth in (4, 2)
     ]
     with pytest.raises(UserError, match=r"tree\.depth: .* at most the 2 tokens that up to 2 can"):
-        evaluate(target, candidates, tree=TREE, conf=conf(folder))
+        evaluate_drafts(target, candidates, tree=TREE, conf=conf(folder))
 
 
 def test_memory_is_what_a_draft_holds_beside_its_target(target, folder):
     directory = folder / "outputs" / "train" / "newer" / "checkpoint"
-    copying = Candidate(name="copy", draft=NgramDraft(), untrained="there is none")
-    candidates = [candidate(directory, target), copying]
-    report = evaluate(target, candidates, tree=TREE, conf=conf(folder, max_new_tokens=2))
+    copying = DraftUnderTest(name="copy", draft=NgramDraft(), untrained="there is none")
+    candidates = [load_draft_under_test(directory, target), copying]
+    report = evaluate_drafts(target, candidates, tree=TREE, conf=conf(folder, max_new_tokens=2))
     trained, copied = (draft["memory_bytes"] for draft in report["drafts"])
-    stored = safetensors.torch.load_file(directory / checkpoint.WEIGHTS).values()
+    stored = safetensors.torch.load_file(directory / checkpoint.WEIGHTS_FILE).values()
     # beside what is stored, maps between vocabularies and rotation angles
     assert 0 <= trained["weights"] - sum(t.nbytes for t in stored) < 1000
     slots = 64  # a prompt of 5, an answer of 2 and a round of at least 32, rounded up
@@ -222,17 +228,17 @@ def adapted(target):
 
 
 def test_a_draft_with_a_target_of_its_own_is_judged_by_that(target, adapted, folder, learned):
-    usual = Candidate(name="usual", draft=learned[0], untrained="not asked for")
-    own = Candidate(name="own", draft=learned[0], untrained="not asked for", target=adapted)
+    usual = DraftUnderTest(name="usual", draft=learned[0], untrained="not asked for")
+    own = DraftUnderTest(name="own", draft=learned[0], untrained="not asked for", target=adapted)
     whole = conf(folder, limit=None)
-    report = evaluate(target, [usual, own], tree=TREE, conf=whole)
+    report = evaluate_drafts(target, [usual, own], tree=TREE, conf=whole)
     answers = [alone(one, folder) for one in (target, adapted)]
     changed = sum(ours != theirs for ours, theirs in zip(*answers, strict=True))
     assert changed > 0
     first, second = report["drafts"]
     assert first["target"] is None
     assert second["target"] == {
-        "name": "tiny adapted", "parameters": target.parameters, "adapted_from": "tiny",
+        "name": "tiny adapted", "parameters": target.num_parameters, "adapted_from": "tiny",
         "changed_answers": changed,
     }  # fmt: skip
     for mode in (*first["modes"].values(), *second["modes"].values()):
@@ -247,11 +253,11 @@ def test_a_draft_with_a_target_of_its_own_is_judged_by_that(target, adapted, fol
 def test_batches_are_judged_by_the_answers_of_one_row(target, folder, learned, monkeypatch):
     """A fault that only rows beside others have: each is read through the tree of the first."""
     honest = rounds.tree_mask
-    draft = Candidate(name="learned", draft=learned[0], untrained="not asked for")
+    draft = DraftUnderTest(name="learned", draft=learned[0], untrained="not asked for")
     many = conf(folder, limit=None, batches=[4], max_new_tokens=24)
 
     def verdicts():
-        report = evaluate(target, [draft], tree=TREE, conf=many)
+        report = evaluate_drafts(target, [draft], tree=TREE, conf=many)
         (batch,) = report["batches"]
         return report["drafts"][0]["modes"]["tree"]["lossless"], batch["lossless"]
 
@@ -265,7 +271,7 @@ def test_batches_are_judged_by_the_answers_of_one_row(target, folder, learned, m
 
 def alone(target, folder):
     """The target's own answers to the prompts."""
-    prompts = held_out(target.tokenizer, str(folder / "prompts.jsonl"), limit=None)
+    prompts = load_eval_prompts(target.tokenizer, str(folder / "prompts.jsonl"), limit=None)
     decoder = Decoder(target, sampling=SamplingConf(), slots=32)
     return [
         decoder.decode([p.ids], row_ids=[p.row_id], max_new_tokens=8, eos_ids=target.eos_ids)[0].ids
@@ -276,18 +282,18 @@ def alone(target, folder):
 def test_a_checkpoint_brings_its_target(target, tmp_path):
     draft = Medusa2Conf(heads=2).build(target, loss=LossConf(), seed=0)
     draft.save(tmp_path / "run" / "checkpoint", target)
-    brought = candidate(tmp_path / "run" / "checkpoint", target).target
+    brought = load_draft_under_test(tmp_path / "run" / "checkpoint", target).target
     assert brought is not None
     assert brought is not target
 
 
 def test_typical_verification_marks_the_drafts_alone(target, folder, learned):
-    draft = Candidate(name="learned", draft=learned[0], untrained="not asked for")
+    draft = DraftUnderTest(name="learned", draft=learned[0], untrained="not asked for")
     lossy = conf(
         folder, limit=None, verification=Verification.typical, typical_epsilon=0.001,
         typical_delta=0.001, sampling=SamplingConf(temperature=1.0),
     )  # fmt: skip
-    report = evaluate(target, [draft], tree=TREE, conf=lossy)
+    report = evaluate_drafts(target, [draft], tree=TREE, conf=lossy)
     modes = report["drafts"][0]["modes"]
     for mode in (modes["chain"], modes["tree"]):
         assert (mode["verification"], mode["lossless"]) == ("typical", "no")
@@ -307,11 +313,11 @@ def accepted(report):
 
 def test_without_a_run_the_way_to_one_is_said(tmp_path):
     with pytest.raises(UserError, match=r"checkpoint: no finished run under .*; run `python -m"):
-        newest_run(tmp_path)
+        find_newest_run(tmp_path)
 
 
 def test_the_device_that_is_taken_is_said(caplog):
-    let_warnings_through()
+    enable_loggers()
     DeviceConf(name=DeviceName.cpu, compile=False).build()
     (said,) = caplog.messages
-    assert said.startswith("device: cpu, as asked (torch ")
+    assert said.startswith("device: cpu, as configured (torch ")

@@ -12,15 +12,15 @@ from data.eval_prompts.prompts import EvalPrompt
 from infer.engine import rounds
 from infer.engine.decode import Decoder
 from infer.measure.exactness import (
-    compare,
-    derive_yardstick,
-    measure_yardstick,
-    read_plainly,
-    shortfall,
+    compare_answers,
+    compute_reference_logits,
+    derive_tolerance,
+    logit_shortfall,
+    measure_tolerance,
 )
-from infer.measure.records import Trace, Verdict
+from infer.measure.records import LosslessVerdict, PromptResult
 from models.drafts.ngram import NgramDraft
-from models.speculate.sampling import SamplingConf, gumbel
+from models.speculate.sampling import SamplingConf, gumbel_noise
 from models.speculate.tree import NO_TREE
 from tests.support.tiny import CPU, LAYERS, chain, new_draft, tiny_target, tree
 
@@ -46,7 +46,7 @@ class Judged:
         self.measure()
 
     def measured(self):
-        return measure_yardstick(self.plain, self.prompts[:2], max_new_tokens=NEW)
+        return measure_tolerance(self.plain, self.prompts[:2], max_new_tokens=NEW)
 
     def measure(self):
         self.wanted = self.decode(self.plain)
@@ -65,15 +65,15 @@ class Judged:
         )  # fmt: skip
         return [trace_of(*pair) for pair in zip(self.prompts, done, strict=True)]
 
-    def trees(self, *, batch=1) -> list[Trace]:
+    def trees(self, *, batch=1) -> list[PromptResult]:
         return self.decode(self.decoder(self.draft, tree(), batch=batch))
 
     def compare(self, traces):
-        return compare(self.plain, self.prompts, self.wanted, traces, self.by)
+        return compare_answers(self.plain, self.prompts, self.wanted, traces, self.by)
 
 
-def trace_of(prompt, done) -> Trace:
-    return Trace(
+def trace_of(prompt, done) -> PromptResult:
+    return PromptResult(
         prompt_id=prompt.id, category="all", depth=4, ids=done.ids, accepted=done.accepted,
         drafted=done.drafted, prefill_s=done.prefill_s, round_s=done.round_s,
     )  # fmt: skip
@@ -88,7 +88,7 @@ def judged(request, learned):
 def one_percent_wrong(monkeypatch):
     """A runtime that takes the draft's token for the target's at one node in a hundred."""
     rule = importlib.import_module("infer.verify.walk")  # a function has that name too
-    honest, seen, wrong = rule.walk, [0], []
+    honest, seen, wrong = rule.walk_choices, [0], []
 
     def walk(proposal, choice, depth):
         choice = choice.clone()
@@ -99,7 +99,7 @@ def one_percent_wrong(monkeypatch):
                 wrong.append(node)
         return honest(proposal, choice, depth)
 
-    monkeypatch.setattr(rule, "walk", walk)
+    monkeypatch.setattr(rule, "walk_choices", walk)
     return seen, wrong
 
 
@@ -108,7 +108,7 @@ def one_percent_wrong(monkeypatch):
 
 def moved_positions(honest):
     """Nodes read a position too far; the root, which one-token passes have too, does not."""
-    return "depths", lambda sees: honest.depths(sees) + (honest.depths(sees) > 0)
+    return "node_depths", lambda sees: honest.node_depths(sees) + (honest.node_depths(sees) > 0)
 
 
 def visible_siblings(honest):
@@ -122,8 +122,8 @@ def path_left_behind(honest):
     """What a round accepts stays where the tree stood."""
 
     def score(target, cache, layers, rows, proposal):
-        nowhere = torch.full_like(rows.source, cache.garbage)
-        rows = replace(rows, source=nowhere, goal=nowhere)
+        nowhere = torch.full_like(rows.source, cache.garbage_slot)
+        rows = replace(rows, source=nowhere, destination=nowhere)
         return honest.score(target, cache, layers, rows, proposal)
 
     return "score", score
@@ -151,28 +151,28 @@ def test_a_faulty_tree_pass_is_never_lossless(judged, fault, batch, monkeypatch)
     plant(fault, monkeypatch)
     assert judged.measured() == judged.by  # no tree has a part in it
     exactness = judged.compare(judged.trees(batch=batch))
-    assert exactness.verdict == Verdict.no
+    assert exactness.verdict == LosslessVerdict.no
     assert exactness.mismatched_prompts > COUNT / 2
 
 
 def test_a_fault_of_batches_alone_is_seen_there_alone(judged, monkeypatch):
     plant(tree_of_another_row, monkeypatch)
-    assert judged.compare(judged.trees()).verdict == Verdict.yes
-    assert judged.compare(judged.trees(batch=4)).verdict == Verdict.no
+    assert judged.compare(judged.trees()).verdict == LosslessVerdict.yes
+    assert judged.compare(judged.trees(batch=4)).verdict == LosslessVerdict.no
 
 
 def test_a_faulty_one_token_pass_leaves_the_verdict_undecided(judged, monkeypatch):
     """Trees that repeat the fault of their baseline agree with it, and with the target not."""
 
     def moved(honest):
-        return "depths", lambda sees: honest.depths(sees) + 1
+        return "node_depths", lambda sees: honest.node_depths(sees) + 1
 
     plant(moved, monkeypatch)
     faulty = copy(judged)
     faulty.measure()
     assert faulty.by.near_tie_gap > 5 * faulty.by.explained_gap
-    assert faulty.compare(faulty.wanted).verdict == Verdict.undecided
-    assert faulty.compare(faulty.trees()).verdict in (Verdict.undecided, Verdict.no)
+    assert faulty.compare(faulty.wanted).verdict == LosslessVerdict.undecided
+    assert faulty.compare(faulty.trees()).verdict in (LosslessVerdict.undecided, LosslessVerdict.no)
 
 
 @pytest.mark.parametrize("batch", [1, 4])
@@ -180,8 +180,8 @@ def test_an_honest_runtime_is_lossless(judged, batch):
     traces = judged.trees(batch=batch)
     assert sum(sum(trace.accepted) for trace in traces) > 0
     exactness = judged.compare(traces)
-    assert exactness.verdict == Verdict.yes
-    assert exactness.divergences_beyond_gap == 0
+    assert exactness.verdict == LosslessVerdict.yes
+    assert exactness.mismatches_beyond_gap == 0
     if judged.by.exact_arithmetic:
         assert exactness.mismatched_prompts == 0
 
@@ -191,8 +191,8 @@ def test_a_draft_token_in_a_hundred_accepted_wrongly_is_seen(judged, one_percent
     seen, wrong = one_percent_wrong
     assert 0 < len(wrong) <= seen[0] / 100 + 1
     exactness = judged.compare(traces)
-    assert exactness.verdict == Verdict.no
-    assert 0 < exactness.divergences_beyond_gap <= len(wrong)
+    assert exactness.verdict == LosslessVerdict.no
+    assert 0 < exactness.mismatches_beyond_gap <= len(wrong)
     assert 0 < exactness.mismatched_prompts < COUNT  # the others are exact matches, and counted so
 
 
@@ -209,7 +209,7 @@ def test_the_place_of_a_divergence_and_the_gap_there_are_the_targets(judged):
     assert first == wanted.ids[place]
     changed = replace(wanted, ids=[*wanted.ids[:place], second])
     exactness = judged.compare([*judged.wanted[:2], changed])
-    (divergence,) = exactness.divergences
+    (divergence,) = exactness.mismatches
     assert (divergence.prompt_id, divergence.position) == ("p2", place)
     assert divergence.logit_gap == pytest.approx(
         float(logits[first] - logits[second]), abs=judged.by.explained_gap
@@ -220,16 +220,16 @@ def test_a_wrong_first_token_is_seen(judged):
     wanted = judged.wanted[0]
     ids = [1 + wanted.ids[0] % 60, *wanted.ids[1:]]
     exactness = judged.compare([replace(wanted, ids=ids)])
-    assert exactness.divergences[0].position == 0
-    assert exactness.verdict == Verdict.no
+    assert exactness.mismatches[0].position == 0
+    assert exactness.verdict == LosslessVerdict.no
 
 
 @pytest.mark.parametrize("kept", [5, 31])
 def test_an_answer_that_ends_too_early_is_seen(judged, kept):
     wanted = judged.wanted[0]
     exactness = judged.compare([replace(wanted, ids=wanted.ids[:kept])])
-    assert [d.position for d in exactness.divergences] == [kept]
-    assert exactness.verdict == Verdict.no
+    assert [d.position for d in exactness.mismatches] == [kept]
+    assert exactness.verdict == LosslessVerdict.no
 
 
 def test_a_target_that_answers_differently_twice_is_not_held_against_the_draft(judged):
@@ -237,16 +237,16 @@ def test_a_target_that_answers_differently_twice_is_not_held_against_the_draft(j
     first, *others = judged.wanted
     ids = [*first.ids[:3], first.ids[3] + 1, *first.ids[4:]]
     plain = [replace(first, ids=ids), *others]
-    found = compare(judged.plain, judged.prompts, plain, judged.wanted, judged.by)
-    assert (found.divergences[0].position, found.divergences[0].logit_gap) == (3, 0.0)
+    found = compare_answers(judged.plain, judged.prompts, plain, judged.wanted, judged.by)
+    assert (found.mismatches[0].position, found.mismatches[0].logit_gap) == (3, 0.0)
     exact = judged.by.exact_arithmetic
-    assert found.verdict == (Verdict.no if exact else Verdict.yes)
+    assert found.verdict == (LosslessVerdict.no if exact else LosslessVerdict.yes)
 
 
 def test_equal_answers_have_no_divergence(judged):
     exactness = judged.compare(judged.wanted)
-    assert exactness.divergences == []
-    assert exactness.verdict == Verdict.yes
+    assert exactness.mismatches == []
+    assert exactness.verdict == LosslessVerdict.yes
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0])
@@ -254,10 +254,10 @@ def test_sampled_answers_are_judged_by_the_noise_that_made_them(judged, temperat
     plain = judged.decoder(None, temperature=temperature)
     wanted = judged.decode(plain)
     traces = judged.decode(judged.decoder(NgramDraft(), chain(4), temperature=temperature))
-    exactness = compare(plain, judged.prompts, wanted, traces, judged.by)
-    assert exactness.divergences_beyond_gap == 0
+    exactness = compare_answers(plain, judged.prompts, wanted, traces, judged.by)
+    assert exactness.mismatches_beyond_gap == 0
     changed = replace(wanted[0], ids=[*wanted[0].ids[:3], 1 + wanted[0].ids[3] % 60])
-    (divergence,) = compare(plain, judged.prompts, wanted, [changed], judged.by).divergences
+    (divergence,) = compare_answers(plain, judged.prompts, wanted, [changed], judged.by).mismatches
     assert divergence.position == 3
     assert divergence.logit_gap > 0
 
@@ -275,30 +275,30 @@ def test_a_near_tie_at_the_border_of_what_is_sampled_is_one_as_any_other(warped)
         other = logits + moved * (2 * torch.rand(40, generator=draws) - 1)
         prompt = EvalPrompt(id=str(number), category="all", ids=[1, 2, 3])
         row, place, tokens = torch.tensor([prompt.row_id]), torch.tensor([[5]]), torch.arange(40)
-        noise = gumbel(0, row, 0, place, tokens)[0, 0]
+        noise = gumbel_noise(0, row, 0, place, tokens)[0, 0]
         own, said = (int((rule.warp(each) + noise).argmax()) for each in (logits, other))
-        short = shortfall(rule, logits, prompt, [7, 8, said], 2)
+        short = logit_shortfall(rule, logits, prompt, [7, 8, said], 2)
         assert 0 <= short <= 2 * moved + 1e-4
         differ += own != said
-        unlikely = shortfall(rule, logits, prompt, [7, 8, int(logits.argmin())], 2)
+        unlikely = logit_shortfall(rule, logits, prompt, [7, 8, int(logits.argmin())], 2)
         assert unlikely > 2 * moved
     assert differ > 0
 
 
-SHAPE = {"largest": 8.0, "layers": 18, "width": 64}  # a walk of six steps
+SHAPE = {"largest_logit": 8.0, "num_layers": 18, "hidden_size": 64}  # a walk of six steps
 
 
 def test_the_near_tie_gap_is_twice_the_99_9th_percentile_and_at_least_a_rounding_step():
     moved = torch.zeros(2001)
     moved[:3] = torch.tensor([9.0, 0.5, 0.25])  # two are beyond: an outlier does not set the gap
-    by = derive_yardstick(moved, **SHAPE, dtype=torch.bfloat16)
+    by = derive_tolerance(moved, **SHAPE, dtype=torch.bfloat16)
     assert by.near_tie_gap == 2 * 0.25
     step = 2**-7 * 8.0
     assert by.explained_gap == pytest.approx(2 * step * 6, rel=1e-3)  # fp32's sums are in it
     assert not by.exact_arithmetic
-    still = derive_yardstick(torch.zeros(2001), **SHAPE, dtype=torch.bfloat16)
+    still = derive_tolerance(torch.zeros(2001), **SHAPE, dtype=torch.bfloat16)
     assert still.near_tie_gap == pytest.approx(2 * step, rel=1e-3)
-    assert derive_yardstick(moved, **SHAPE, dtype=torch.float32).exact_arithmetic
+    assert derive_tolerance(moved, **SHAPE, dtype=torch.float32).exact_arithmetic
 
 
 def test_rounding_alone_stays_within_what_the_precision_explains(judged):
@@ -309,7 +309,7 @@ def test_rounding_alone_stays_within_what_the_precision_explains(judged):
 @torch.no_grad()
 def test_a_plain_reading_is_that_of_the_whole_model(judged):
     prompt, answer = judged.prompts[0].ids, judged.wanted[0].ids
-    ours = read_plainly(judged.target, prompt, answer, slots=64)
+    ours = compute_reference_logits(judged.target, prompt, answer, slots=64)
     ids = torch.tensor([[*prompt, *answer]])
     theirs = judged.target.model(ids).logits[0, len(prompt) : -1].float()
     assert ours.shape == (len(answer) - 1, theirs.shape[1])

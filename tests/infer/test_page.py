@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from infer.report.cost_tables import PARTS, batch_table, replay_table, split_table
-from infer.report.definitions import DEFINITIONS, definition
-from infer.report.html import page
+from infer.report.cost_tables import ROUND_PARTS, batch_table, replay_table, split_table
+from infer.report.definitions import DEFINITIONS, get_definition
+from infer.report.html import render_page
 from infer.report.mode_tables import acceptance_table, exactness_table, summary_table
 from infer.report.number_format import ABSENT
-from infer.report.plots import plots
-from infer.report.sample_answers import LEGEND
-from infer.report.tables import markdown, tables, used
-from infer.report.views import modes_of, sections
+from infer.report.plots import render_plots
+from infer.report.sample_answers import KIND_LEGEND
+from infer.report.tables import build_tables, collect_definitions, render_markdown
+from infer.report.views import collect_sections, list_modes
 from tests.support.made_report import COMPARED, PIECES, printed
 
 DOCS = (Path(__file__).parents[2] / "docs/report.md").read_text()
@@ -26,8 +26,8 @@ def old(report):
     """Of the same version, from before some things were measured."""
     made = json.loads(json.dumps(report))
     del made["batches"], made["replay"], made["samples"]
-    for section in sections(made).values():
-        for one in modes_of(section):
+    for section in collect_sections(made).values():
+        for one in list_modes(section):
             del one.mode["split_ms"], one.mode["bottleneck"]
     return made
 
@@ -38,24 +38,24 @@ def column(table, name):
 
 def test_every_mode_is_in_the_page_and_in_the_text(report, comparison):
     for made in (report, comparison):
-        html, text = page(made), markdown(made)
-        for one in modes_of(made):
+        html, text = render_page(made), render_markdown(made)
+        for one in list_modes(made):
             assert f'<td class="label">{escape(one.label)}</td>' in html
             assert f"| {one.label} |" in text
 
 
 def test_the_page_needs_nothing_from_outside(report, comparison, old):
     for made, pictures in ((report, 6), (comparison, 7), (old, 4)):
-        html = page(made)
+        html = render_page(made)
         assert "http" not in html
         assert not re.search(r"<(script|link|img|iframe)\b|@import|url\((?!#)", html)
-        assert html.count("<svg") == html.count("</svg>") == pictures == len(plots(made))
+        assert html.count("<svg") == html.count("</svg>") == pictures == len(render_plots(made))
         assert "color-scheme: light dark" in html
 
 
 def test_text_from_outside_is_escaped_in_the_page(report):
     strange = "a <script> & b"
-    html = page({**report, "command": strange, "samples": [
+    html = render_page({**report, "command": strange, "samples": [
         {"draft": strange, "prompt_id": strange, "mode": "tree",
          "pieces": [{"text": strange, "kind": "accepted"}]}
     ]})  # fmt: skip
@@ -64,15 +64,17 @@ def test_text_from_outside_is_escaped_in_the_page(report):
 
 
 def test_every_figure_of_every_table_is_defined_and_nothing_else(report, comparison):
-    shown = tables(report) + tables(comparison)
+    shown = build_tables(report) + build_tables(comparison)
     for table in shown:
-        assert all(definition(name) for name in table.columns[table.labels :]), table.title
-    assert used(shown) == DEFINITIONS
+        assert all(get_definition(name) for name in table.columns[table.label_columns :]), (
+            table.title
+        )
+    assert collect_definitions(shown) == DEFINITIONS
 
 
 def test_definitions_are_on_hover_under_the_tables_and_in_the_docs(report):
-    html, text = page(report), markdown(report)
-    for word, meaning in used(tables(report)).items():
+    html, text = render_page(report), render_markdown(report)
+    for word, meaning in collect_definitions(build_tables(report)).items():
         assert f'title="{escape(meaning)}"' in html
         assert f">{escape(word)}</dt><dd>{escape(meaning)}.</dd>" in html
         assert f"- **{word}**: {meaning}." in text
@@ -86,14 +88,14 @@ def test_definitions_are_on_hover_under_the_tables_and_in_the_docs(report):
 def test_a_round_is_taken_apart_and_its_bottleneck_stands_below(report, comparison):
     table = split_table(report)
     assert column(table, "mode") == ["autoregressive", "ngram", "untrained", "chain", "tree"]
-    names = [part.replace("_", " ") for part in PARTS]
+    names = [part.replace("_", " ") for part in ROUND_PARTS]
     assert [column(table, name)[-1] for name in names] == ["12.10", "0.40", "0.30", "2.00", "0.20"]
     for name, value in (("sum", "15.00"), ("round", "15.00"), ("fused round", "14.00")):
         assert column(table, name)[-1] == value
     sentence = "Of 3.15 tokens a round, verifying takes 1.21 autoregressive steps."
-    assert table.below == [f"tree: {sentence}"]
-    assert sentence in page(report)
-    assert f"- tree: {sentence}" in markdown(report)
+    assert table.footnotes == [f"tree: {sentence}"]
+    assert sentence in render_page(report)
+    assert f"- tree: {sentence}" in render_markdown(report)
     shown = printed(comparison)
     assert f"usual tree: {sentence}" in shown
     assert "usual chain" not in shown  # on a terminal, main modes alone
@@ -124,15 +126,15 @@ def test_verdicts_of_modes_and_batches_are_shown_and_an_open_one_says_what_decid
         "undecided: a near-tie gap of 3 logits is wider than the 0.5 that bfloat16 explains in "
         "this target; decode with device.precision=float32."
     )
-    for text in (page(made), markdown(made), " ".join(printed(made).split())):
+    for text in (render_page(made), render_markdown(made), " ".join(printed(made).split())):
         assert said in text
-        assert said not in page(report)
+        assert said not in render_page(report)
 
 
 def test_what_was_not_measured_is_left_out(report, old):
     for made in ({**report, "batches": []}, old):
-        assert "batch size" not in page(made) + markdown(made) + printed(made)
-    for said in (page(old), markdown(old), printed(old)):
+        assert "batch size" not in render_page(made) + render_markdown(made) + printed(made)
+    for said in (render_page(old), render_markdown(old), printed(old)):
         assert "Where a round's time goes" not in unescape(said)
         assert "Sample answers" not in said
         assert "Replay" not in said
@@ -153,19 +155,19 @@ def test_ratio_rules_are_exact_in_distribution_and_not_compared(report):
     assert column(summary_table({"all": made}), "lossless")[-2:] == ["in distribution"] * 2
     for row in exactness_table(made).rows[-2:]:
         assert row[1:] == ["in distribution", *[ABSENT] * 5]
-    assert "verification: exact, block and rejection" in page(made)
+    assert "verification: exact, block and rejection" in render_page(made)
 
 
 def test_answers_show_who_wrote_what_and_keep_their_white_space(report, comparison):
-    html = page(report)
+    html = render_page(report)
     for kind, text in PIECES.items():
         assert f'<span class="{kind}">{escape(text)}</span>' in html
-        assert f'<span class="{kind}">{escape(LEGEND[kind])}</span>' in html
+        assert f'<span class="{kind}">{escape(KIND_LEGEND[kind])}</span>' in html
         assert f".{kind} {{" in html
     assert "white-space: pre-wrap" in html
     accepted = html[html.index(".accepted {") :]
-    assert "underline" in accepted[: accepted.index("}")]  # not by colour alone
-    assert page(comparison).count("<details") == len(COMPARED)
+    assert "underline" in accepted[: accepted.index("}")]  # not by color alone
+    assert render_page(comparison).count("<details") == len(COMPARED)
     long = {"kind": "prompt", "text": "x" * 9999}
     samples = [{**report["samples"][0], "pieces": [long]}]
-    assert "x" * 401 not in page({**report, "samples": samples})
+    assert "x" * 401 not in render_page({**report, "samples": samples})

@@ -8,13 +8,19 @@ import torch
 
 from data.eval_prompts.prompts import EvalPrompt
 from infer.engine.decode import Decoder
-from infer.measure.acceptance import Tally, comb
-from infer.measure.replay import Replay, all_positions, jumps, on_policy, texts
+from infer.measure.acceptance import AcceptanceCounter, build_comb
+from infer.measure.replay import (
+    Replay,
+    collect_replay_texts,
+    count_all_positions,
+    count_on_policy,
+    decoding_starts,
+)
 from infer.verify import Verification
 from models.drafts.ngram import NgramDraft
 from models.errors import UserError
 from models.speculate.sampling import SamplingConf
-from models.speculate.tree import TreeConf, static_tree
+from models.speculate.tree import TreeConf, tree_from_paths
 from tests.support.methods import CASES
 from tests.support.tiny import batch_of, chain, learn, mixed, sampled_texts, static, tree
 
@@ -58,11 +64,11 @@ def decoded(target, draft, shape, prompts, sampling):
 
 
 def replayed(target, draft, shapes, prompts, sampling, **more):
-    found = texts(
+    found = collect_replay_texts(
         target, prompts, sampling=sampling, max_new_tokens=NEW, layers=draft.needs.layers,
-        ahead=max(shape.deepest for shape in shapes.values()),
+        lookahead=max(shape.max_path_length for shape in shapes.values()),
     )  # fmt: skip
-    return Replay(target, draft, found, sampling=sampling, **more).accepted(shapes)
+    return Replay(target, draft, found, sampling=sampling, **more).accepted_lengths(shapes)
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, COUPLED], ids=["greedy", "coupled"])
@@ -74,9 +80,9 @@ def test_the_rounds_of_decoding_are_those_of_jumping(target, drafts, prompts, na
     total = 0
     for shape in shapes:
         accepted = decoded(target, draft, shapes[shape], prompts, sampling)
-        assert [one[jumps(one)].tolist() for one in found[shape]] == accepted
+        assert [one[decoding_starts(one)].tolist() for one in found[shape]] == accepted
         total += sum(map(sum, accepted))
-        length = on_policy(found[shape]).sum(0)
+        length = count_on_policy(found[shape]).sum(0)
         assert length[1] == sum(map(len, accepted))
         assert length[0] == sum(map(sum, accepted)) + length[1]
     assert total > 0
@@ -90,7 +96,7 @@ def test_penalties_look_at_the_same_history(target, drafts, prompts, temperature
     shapes, draft = {"dynamic": tree()}, drafts["draft model"]
     found = replayed(target, draft, shapes, prompts, sampling)["dynamic"]
     accepted = decoded(target, draft, tree(), prompts, sampling)
-    assert [one[jumps(one)].tolist() for one in found] == accepted
+    assert [one[decoding_starts(one)].tolist() for one in found] == accepted
     assert sum(map(sum, accepted)) > 0
 
 
@@ -100,7 +106,7 @@ def test_a_chain_tells_of_every_shorter_window(target, drafts, prompts):
     for window in (1, 2, 4):
         short = [np.minimum(one, window) for one in found]
         accepted = decoded(target, draft, chain(window), prompts, GREEDY)
-        assert [one[jumps(one)].tolist() for one in short] == accepted
+        assert [one[decoding_starts(one)].tolist() for one in short] == accepted
 
 
 def test_copied_tokens_are_worth_the_longer_of_both(target, drafts, prompts):
@@ -115,51 +121,61 @@ def test_copied_tokens_are_worth_the_longer_of_both(target, drafts, prompts):
 
 def test_an_answer_ends_where_decoding_ends(target, drafts, prompts, monkeypatch):
     draft = drafts["eagle3"]
-    (text,) = texts(
-        target, prompts[:1], sampling=GREEDY, max_new_tokens=NEW, layers=draft.needs.layers, ahead=0
+    (text,) = collect_replay_texts(
+        target,
+        prompts[:1],
+        sampling=GREEDY,
+        max_new_tokens=NEW,
+        layers=draft.needs.layers,
+        lookahead=0,
     )
-    end = int(text.ids[text.prompt + 12])
+    end = int(text.ids[text.prompt_length + 12])
     monkeypatch.setattr(target.model.generation_config, "eos_token_id", end)
     found = replayed(target, draft, {"tree": tree()}, prompts, GREEDY)["tree"]
     assert len(found[0]) <= 12 < NEW - 1
-    assert [one[jumps(one)].tolist() for one in found] == decoded(
+    assert [one[decoding_starts(one)].tolist() for one in found] == decoded(
         target, draft, tree(), prompts, GREEDY
     )
 
 
 def test_an_answer_of_one_token_takes_no_round(target, drafts, prompts):
     draft = drafts["eagle3"]
-    whole = texts(
-        target, prompts[:2], sampling=GREEDY, max_new_tokens=NEW, layers=draft.needs.layers, ahead=3
+    whole = collect_replay_texts(
+        target,
+        prompts[:2],
+        sampling=GREEDY,
+        max_new_tokens=NEW,
+        layers=draft.needs.layers,
+        lookahead=3,
     )
-    replay = Replay(target, draft, [replace(whole[0], answer=1), whole[1]], sampling=GREEDY)
+    replay = Replay(target, draft, [replace(whole[0], answer_length=1), whole[1]], sampling=GREEDY)
     alone = Replay(target, draft, whole[1:], sampling=GREEDY)
-    none, some = replay.accepted({"tree": tree()})["tree"]
+    none, some = replay.accepted_lengths({"tree": tree()})["tree"]
     assert none.tolist() == []
-    assert some.tolist() == alone.accepted({"tree": tree()})["tree"][0].tolist()
-    assert torch.equal(replay.table(3, 4).hits, alone.table(3, 4).hits)
+    assert some.tolist() == alone.accepted_lengths({"tree": tree()})["tree"][0].tolist()
+    assert torch.equal(replay.count_acceptance(3, 4).hits, alone.count_acceptance(3, 4).hits)
 
 
 def test_every_start_counts_once_in_the_other_figure(target, drafts, prompts):
     found = replayed(target, drafts["eagle3"], {"chain": chain(3)}, prompts, GREEDY)["chain"]
-    sums = all_positions(found)
+    sums = count_all_positions(found)
     assert sums[:, 1].tolist() == [len(one) for one in found]
     assert (sums[:, 0] - sums[:, 1]).tolist() == [one.sum() for one in found]
-    assert (on_policy(found)[:, 1] < sums[:, 1]).any()
+    assert (count_on_policy(found)[:, 1] < sums[:, 1]).any()
 
 
 def test_the_table_is_that_of_decoding_with_the_comb(target, drafts, prompts):
-    draft, watched = drafts["eagle3"], Tally(3, 4)
-    decoder = Decoder(target, draft, static_tree(comb(3, 4)), sampling=GREEDY, slots=64)
+    draft, watched = drafts["eagle3"], AcceptanceCounter(3, 4)
+    decoder = Decoder(target, draft, tree_from_paths(build_comb(3, 4)), sampling=GREEDY, slots=64)
     for prompt in prompts:
         decoder.decode(
             [prompt.ids], row_ids=[prompt.row_id], max_new_tokens=NEW, eos_ids=target.eos_ids,
-            watch=watched,
+            on_round=watched,
         )  # fmt: skip
-    found = texts(
-        target, prompts, sampling=GREEDY, max_new_tokens=NEW, layers=draft.needs.layers, ahead=3
+    found = collect_replay_texts(
+        target, prompts, sampling=GREEDY, max_new_tokens=NEW, layers=draft.needs.layers, lookahead=3
     )
-    table = Replay(target, draft, found, sampling=GREEDY).table(3, 4)
+    table = Replay(target, draft, found, sampling=GREEDY).count_acceptance(3, 4)
     assert torch.equal(table.rounds, watched.rounds)
     assert torch.equal(table.hits, watched.hits)
     assert 0 < table.hits[:, 1:].sum() < table.rounds[0]

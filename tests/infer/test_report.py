@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from infer.measure.report import build
-from infer.measure.results import DraftRun, Memory, NotMeasured
+from infer.measure.report import build_report
+from infer.measure.results import DraftMemory, DraftResult, NotMeasured
 from infer.report.cost_tables import efficiency_table
-from infer.report.length_table import by_length_table
-from infer.report.prose import headline
-from infer.report.trained_on import trained_on
-from infer.report.write import write
+from infer.report.length_table import prompt_length_table
+from infer.report.prose import build_headline
+from infer.report.trained_on import describe_contamination
+from infer.report.write import write_report_files
 from tests.support.made_report import (
     CATEGORIES,
     COMPARED,
@@ -31,16 +31,16 @@ SCHEMA = json.loads((ROOT / "docs/report.schema.json").read_text())
 def report_without():
     """A report of two drafts with nothing to compare with, on one prompt a category."""
     one = {"per_category": 1}
-    lone = DraftRun(
+    lone = DraftResult(
         name="other",
         method="medusa",
-        parameters=10,
-        memory=Memory(weights=40, state=0),
+        num_parameters=10,
+        memory=DraftMemory(weights=40, state=0),
         untrained=NotMeasured(reason="the checkpoint holds no config"),
         chain=measured(share=0.5, depth=3, nodes=3, round_s=0.012, seed=1, **one),
         tree=measured(share=0.5, depth=3, nodes=9, round_s=0.012, seed=2, **one),
     )
-    return build(
+    return build_report(
         SETTING,
         autoregressive=measured(share=0.0, depth=0, nodes=0, round_s=0.01, seed=1, **one),
         ngram=NotMeasured(reason="switched off"),
@@ -149,7 +149,7 @@ def test_where_nothing_is_compiled_no_graphs_are_counted():
     one = {"per_category": 1, "depth": 0, "nodes": 0, "round_s": 0.01, "seed": 1}
     plain = measured(share=0.0, **one)
     plain.graphs_after_warmup = None
-    made = build(SETTING, autoregressive=plain, ngram=NotMeasured(reason="off"), drafts=[])
+    made = build_report(SETTING, autoregressive=plain, ngram=NotMeasured(reason="off"), drafts=[])
     assert faults(json.loads(json.dumps(made)), SCHEMA) == []
     costs = efficiency_table(made)
     assert [row[costs.columns.index("new graphs")] for row in costs.rows] == ["-"]
@@ -186,14 +186,14 @@ def test_memory_bound_speedup_counts_the_drafts_bytes_a_pass(report):
 
 
 def test_what_the_training_data_holds_is_said_in_one_line_a_finding(report, comparison):
-    (line,) = trained_on(report)
+    (line,) = describe_contamination(report)
     assert line == ("eagle3-demo: 1 of the 48 held-out prompts are in the training data (docs-2).")
-    first, second = trained_on(comparison)
+    first, second = describe_contamination(comparison)
     assert first.startswith("usual, runs/adapted: 1 of the 48")
     assert second.startswith("a-run-with-a-long-name: not checked for held-out prompts in the")
     clean = {"checked": True, "count": 0, "ids": [], "reason": ""}
     prompts = {**report["prompts"], "contamination": {"a": clean}}
-    assert trained_on({**report, "prompts": prompts}) == [
+    assert describe_contamination({**report, "prompts": prompts}) == [
         "a: none of the 48 held-out prompts is in the training data."
     ]
 
@@ -210,12 +210,12 @@ def test_tau_is_told_by_prompt_length_beside_the_longest_row_that_was_learned(re
     told = found["buckets"][1]["drafts"]["eagle3-demo"]["tree"]
     assert told["mean"] == pytest.approx(tau)
     assert told["ci95"][0] < tau < told["ci95"][1]
-    table = by_length_table(report)
+    table = prompt_length_table(report)
     assert table.rows[1][:3] == ["up to 512", "eagle3-demo", "12"]
-    assert table.below == [
-        "eagle3-demo: learned from rows of at most 512 tokens; no longer text is known to it."
+    assert table.footnotes == [
+        "eagle3-demo: trained on rows of at most 512 tokens; it has seen no longer text."
     ]
-    assert len(by_length_table(comparison).rows) == 4 * 3
+    assert len(prompt_length_table(comparison).rows) == 4 * 3
     assert report["prompts"]["lengths"] == {"shortest": 100, "median": 700, "longest": 1200}
 
 
@@ -228,16 +228,18 @@ def test_tau_is_told_by_prompt_length_beside_the_longest_row_that_was_learned(re
     ],
 )
 def test_the_first_lines_say_which_prompts_from_where(rendered, how):
-    setting = replace(SETTING, prompts_source="held out of chat.jsonl", prompts_rendered=rendered)
+    setting = replace(
+        SETTING, prompts_source="held out of chat.jsonl", num_templated_prompts=rendered
+    )
     plain = measured(share=0.0, depth=0, nodes=0, round_s=0.01, seed=1)
-    made = build(setting, autoregressive=plain, ngram=plain, drafts=[])
+    made = build_report(setting, autoregressive=plain, ngram=plain, drafts=[])
     said = f"48 held-out prompts in 4 categories (held out of chat.jsonl; {how}) were continued"
-    assert said in headline(made)
+    assert said in build_headline(made)
     assert made["prompts"]["source"] == "held out of chat.jsonl"
 
 
 def test_every_round_of_every_mode_is_kept(report, tmp_path):
-    write(report, tmp_path)
+    write_report_files(report, tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "rounds.jsonl").read_text().splitlines()]
     assert len(lines) == 48 * 5
     assert set(lines[0]) == {
@@ -310,22 +312,22 @@ def test_a_mode_that_was_not_measured_is_null_with_its_reason(report_without):
 
 def test_answers_of_one_token_have_no_rounds_and_no_figures(tmp_path):
     mode = measured(share=0.5, depth=3, nodes=3, round_s=0.012, seed=1, per_category=1)
-    for trace in mode.traces:
+    for trace in mode.prompt_results:
         trace.ids, trace.accepted, trace.drafted, trace.round_s = [7], [], [], []
-    memory = Memory(weights=0, state=0)
-    draft = DraftRun(
-        name="a", method="m", parameters=0, memory=memory, untrained=mode, chain=mode, tree=mode
+    memory = DraftMemory(weights=0, state=0)
+    draft = DraftResult(
+        name="a", method="m", num_parameters=0, memory=memory, untrained=mode, chain=mode, tree=mode
     )
     drafts = [draft, replace(draft, name="b")]
-    made = build(SETTING, autoregressive=mode, ngram=mode, drafts=drafts)
-    write(made, tmp_path)
+    made = build_report(SETTING, autoregressive=mode, ngram=mode, drafts=drafts)
+    write_report_files(made, tmp_path)
     assert faults(json.loads((tmp_path / "report.json").read_text()), SCHEMA) == []
     assert made["ngram"]["acceptance_length"] is made["ngram"]["itl_ms"] is None
     assert made["ngram"]["ttft_ms"]["p50"] > 0
 
 
 def test_json_text_page_and_terminal_say_the_same(report, tmp_path):
-    write(report, tmp_path / "run")
+    write_report_files(report, tmp_path / "run")
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
         "report.html",
         "report.json",
@@ -347,7 +349,9 @@ def test_drafts_that_gain_nothing_make_a_picture_too(tmp_path):
     plain = measured(share=0.0, depth=0, nodes=0, round_s=0.01, seed=1)
     draft = replace(draft_run("a", 3), untrained=plain, chain=plain, tree=plain)
     drafts = [draft, replace(draft, name="b")]
-    write(build(SETTING, autoregressive=plain, ngram=plain, drafts=drafts), tmp_path)
+    write_report_files(
+        build_report(SETTING, autoregressive=plain, ngram=plain, drafts=drafts), tmp_path
+    )
     assert ">speed-up</text>" in (tmp_path / "report.html").read_text()
 
 

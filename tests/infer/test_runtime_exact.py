@@ -10,7 +10,7 @@ from scipy.stats import chisquare
 
 from infer.engine import rounds
 from infer.engine.decode import Decoder
-from infer.verify import Verification, build
+from infer.verify import Verification, build_acceptance_rule
 from models.errors import UserError
 from models.speculate.sampling import SamplingConf
 from tests.support.agreeing import METHODS, SHAPES, WORDS, noised
@@ -56,7 +56,7 @@ def sample(target, draft, rule, shape, sampling, rows=ROWS):
     """Emitted tokens, and the share of rounds that accepted something."""
     decoder = Decoder(
         target, draft, SHAPES[shape], sampling=sampling, slots=len(PROMPT) + NEW, batch=rows,
-        verification=build(Verification(rule), sampling),
+        acceptance_rule=build_acceptance_rule(Verification(rule), sampling),
     )  # fmt: skip
     done = decoder.decode([PROMPT] * rows, row_ids=list(range(rows)), max_new_tokens=NEW)
     accepted = torch.tensor([min(count, 1) for row in done for count in row.accepted])
@@ -122,7 +122,7 @@ def test_cut_distributions_are_sampled_too(small, drafts, behind, rule, shape):
     assert min(found) > LEAST, found
 
 
-@pytest.mark.parametrize("use", [rounds.DRAFT, rounds.COINS, rounds.RESIDUAL])
+@pytest.mark.parametrize("use", [rounds.DRAFT_NOISE, rounds.COIN_NOISE, rounds.RESIDUAL_NOISE])
 def test_chance_that_comes_back_in_a_later_round_is_caught(small, behind, monkeypatch, use):
     """The same draws, coins or residual noise in every round; of a draft that is often wrong."""
     draft, sampling = noised(small, noise=WRONG), SamplingConf(temperature=1.0, seed=11)
@@ -136,7 +136,7 @@ def test_chance_that_comes_back_in_a_later_round_is_caught(small, behind, monkey
 
         return keyed
 
-    for name in ("gumbel", "uniform"):
+    for name in ("gumbel_noise", "uniform_noise"):
         monkeypatch.setattr(rounds, name, forgetful(getattr(rounds, name)))
     ids, _ = sample(small, draft, "rejection", "chain", sampling, MANY)
     found = p_values(ids, joint)

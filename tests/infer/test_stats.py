@@ -5,25 +5,25 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from infer.measure.intervals import Estimate, bootstrap_t, ratio
-from infer.measure.metrics import estimate, gain, mbsu
+from infer.measure.intervals import Estimate, bootstrap_t, ratio_of_means
+from infer.measure.metrics import estimate_gain, estimate_metric, memory_bound_speedup
 from infer.measure.records import (
-    Costs,
-    Divergence,
     Exactness,
-    Trace,
-    Verdict,
-    Yardstick,
-    by_position,
-    drafts_trees,
-    itl_s,
-    loops,
-    percentiles_ms,
+    LogitTolerance,
+    LosslessVerdict,
+    Mismatch,
+    PromptResult,
+    RoundCosts,
+    acceptance_by_position,
+    has_tree_rounds,
+    inter_token_latency,
+    is_looping,
+    percentiles_in_ms,
 )
 
 
 def trace(prompt_id, accepted, *, drafted=None, depth=3, round_s=0.5, tokens=None):
-    return Trace(
+    return PromptResult(
         prompt_id=prompt_id,
         category="code",
         ids=list(range(tokens or 1 + sum(accepted) + len(accepted))),
@@ -45,15 +45,15 @@ PLAIN = [plain("a", 8), plain("b", 5)]
 
 
 def test_acceptance_length_is_a_ratio_of_sums_that_counts_the_targets_token():
-    assert estimate("acceptance_length", CHAIN, PLAIN).mean == pytest.approx(11 / 5)
-    assert estimate("acceptance_length", PLAIN, PLAIN).mean == 1
+    assert estimate_metric("acceptance_length", CHAIN, PLAIN).mean == pytest.approx(11 / 5)
+    assert estimate_metric("acceptance_length", PLAIN, PLAIN).mean == 1
 
 
 def test_acceptance_length_per_prompt_is_the_mean_of_the_prompts_own():
-    own = estimate("acceptance_length_per_prompt", CHAIN, PLAIN)
+    own = estimate_metric("acceptance_length_per_prompt", CHAIN, PLAIN)
     assert own.mean == pytest.approx((7 / 3 + 4 / 2) / 2)
     silent = [*CHAIN, trace("c", [], tokens=1)]  # its only token came with the prefill
-    with_it = estimate("acceptance_length_per_prompt", silent, [*PLAIN, plain("c", 1)])
+    with_it = estimate_metric("acceptance_length_per_prompt", silent, [*PLAIN, plain("c", 1)])
     assert with_it.mean == pytest.approx(own.mean)
 
 
@@ -64,7 +64,7 @@ def test_intervals_are_over_questions_not_over_their_turns():
     apart = [replace(t, question=t.prompt_id) for t in again]
     base = [plain(t.prompt_id, 5) for t in first + again]
     one, two, as_others = (
-        estimate("acceptance_length", traces, base)
+        estimate_metric("acceptance_length", traces, base)
         for traces in (first, first + again, first + apart)
     )
     assert two.mean == pytest.approx(one.mean)
@@ -72,105 +72,105 @@ def test_intervals_are_over_questions_not_over_their_turns():
     assert as_others.ci95[1] - as_others.ci95[0] < 0.8 * (one.ci95[1] - one.ci95[0])
     worse = [trace(t.prompt_id, [0] * 6) for t in first + again]
     worse = [replace(t, question=t.prompt_id.partition("#")[0]) for t in worse]
-    ours = gain("acceptance_length", first + again, worse, base)
+    ours = estimate_gain("acceptance_length", first + again, worse, base)
     assert ours.ci95 == pytest.approx([bound - 1 for bound in one.ci95])
 
 
 def test_memory_bound_speedup_by_hand():
     tau = Estimate(mean=3.0, ci95=[2.5, 3.5])
-    chain = mbsu(tau, draft_passes=4, bytes_ratio=0.125)
+    chain = memory_bound_speedup(tau, draft_passes=4, bytes_ratio=0.125)
     assert (chain.mean, chain.ci95) == (2.0, pytest.approx([2.5 / 1.5, 3.5 / 1.5]))
-    assert mbsu(tau, draft_passes=0, bytes_ratio=0.0) == tau
+    assert memory_bound_speedup(tau, draft_passes=0, bytes_ratio=0.0) == tau
 
 
 def test_acceptance_rate_counts_drafted_tokens():
-    assert estimate("acceptance_rate", CHAIN, PLAIN).mean == pytest.approx(6 / 15)
-    assert estimate("acceptance_rate", PLAIN, PLAIN) is None
+    assert estimate_metric("acceptance_rate", CHAIN, PLAIN).mean == pytest.approx(6 / 15)
+    assert estimate_metric("acceptance_rate", PLAIN, PLAIN) is None
 
 
 def test_acceptance_by_position():
-    shares = by_position(CHAIN)
+    shares = acceptance_by_position(CHAIN)
     assert shares.marginal == pytest.approx([3 / 5, 2 / 5, 1 / 5])
     assert shares.conditional == pytest.approx([3 / 5, 2 / 3, 1 / 2])
-    assert by_position([trace("a", [0, 0])]).conditional == [0.0, None, None]
+    assert acceptance_by_position([trace("a", [0, 0])]).conditional == [0.0, None, None]
 
 
 def test_speed_counts_kept_tokens_and_acceptance_counts_what_the_verifier_accepted():
     cut = trace("a", [3, 3], tokens=6)
-    assert estimate("tokens_per_s", [cut], [plain("a", 6)]).mean == pytest.approx(5 / 1.0)
-    assert estimate("acceptance_length", [cut], [plain("a", 6)]).mean == 4
+    assert estimate_metric("tokens_per_s", [cut], [plain("a", 6)]).mean == pytest.approx(5 / 1.0)
+    assert estimate_metric("acceptance_length", [cut], [plain("a", 6)]).mean == 4
 
 
 def test_speedup_is_the_ratio_of_two_rates():
     # 11 tokens in 5 rounds of 0.5 s, against one token in 0.4 s.
-    assert estimate("speedup", CHAIN, PLAIN).mean == pytest.approx((11 / 2.5) / (1 / 0.4))
+    assert estimate_metric("speedup", CHAIN, PLAIN).mean == pytest.approx((11 / 2.5) / (1 / 0.4))
     whole = (13 / (0.5 + 2.5)) / (13 / (0.5 + 11 * 0.4))
-    assert estimate("speedup_e2e", CHAIN, PLAIN).mean == pytest.approx(whole)
-    assert estimate("speedup", PLAIN, PLAIN).ci95 == pytest.approx([1, 1])
+    assert estimate_metric("speedup_e2e", CHAIN, PLAIN).mean == pytest.approx(whole)
+    assert estimate_metric("speedup", PLAIN, PLAIN).ci95 == pytest.approx([1, 1])
 
 
 def test_gain_is_paired_by_prompt_whatever_the_order():
     worse = [trace("b", [1, 0, 0]), trace("a", [2, 0, 0, 1])]
-    length = gain("acceptance_length", CHAIN, worse, PLAIN)
+    length = estimate_gain("acceptance_length", CHAIN, worse, PLAIN)
     assert length.mean == pytest.approx(11 / 5 - 11 / 7)
-    assert gain("acceptance_length", CHAIN, worse[::-1], PLAIN) == length
-    assert gain("speedup", CHAIN, CHAIN, PLAIN).ci95 == pytest.approx([0, 0])
+    assert estimate_gain("acceptance_length", CHAIN, worse[::-1], PLAIN) == length
+    assert estimate_gain("speedup", CHAIN, CHAIN, PLAIN).ci95 == pytest.approx([0, 0])
 
 
 def test_acceptance_rates_of_tree_and_chain_are_not_subtracted():
     tree = [trace("a", [3, 0, 1], drafted=[8] * 3), trace("b", [2, 0], drafted=[8] * 2)]
-    assert drafts_trees(tree)
-    assert not drafts_trees(CHAIN)
-    assert gain("acceptance_rate", tree, CHAIN, PLAIN) is None
-    assert gain("acceptance_rate", tree, tree, PLAIN).mean == 0
+    assert has_tree_rounds(tree)
+    assert not has_tree_rounds(CHAIN)
+    assert estimate_gain("acceptance_rate", tree, CHAIN, PLAIN) is None
+    assert estimate_gain("acceptance_rate", tree, tree, PLAIN).mean == 0
 
 
 def test_latency_by_hand():
-    assert itl_s(trace("a", [3, 3], tokens=6)) == pytest.approx(1.0 / 5)
-    assert itl_s(trace("a", [], tokens=1)) is None
-    assert percentiles_ms([None]) is None
-    assert percentiles_ms([0.001, None, 0.003]).p50 == pytest.approx(2)
+    assert inter_token_latency(trace("a", [3, 3], tokens=6)) == pytest.approx(1.0 / 5)
+    assert inter_token_latency(trace("a", [], tokens=1)) is None
+    assert percentiles_in_ms([None]) is None
+    assert percentiles_in_ms([0.001, None, 0.003]).p50 == pytest.approx(2)
 
 
 def test_efficiency_predicts_from_tau_and_costs():
-    costs = Costs(draft_s=0.1, verify_s=0.4, step_s=0.25)
+    costs = RoundCosts(draft_s=0.1, verify_s=0.4, step_s=0.25)
     assert costs.predicted_speedup(3.0) == pytest.approx(1.5)
 
 
 def test_divergences_within_the_gap_are_lossless_except_in_exact_arithmetic():
-    near = Divergence(prompt_id="a", position=7, logit_gap=0.01)
-    far = Divergence(prompt_id="b", position=2, logit_gap=0.5)
-    half = Yardstick(near_tie_gap=0.1, explained_gap=0.2, exact_arithmetic=False)
+    near = Mismatch(prompt_id="a", position=7, logit_gap=0.01)
+    far = Mismatch(prompt_id="b", position=2, logit_gap=0.5)
+    half = LogitTolerance(near_tie_gap=0.1, explained_gap=0.2, exact_arithmetic=False)
     whole = replace(half, exact_arithmetic=True)
-    assert Exactness(divergences=[near], yardstick=half).verdict == Verdict.yes
-    assert Exactness(divergences=[near], yardstick=whole).verdict == Verdict.no
-    both = Exactness(divergences=[near, far], yardstick=half)
-    assert (both.mismatched_prompts, both.divergences_beyond_gap) == (2, 1)
-    assert both.verdict == Verdict.no
-    assert both.among({"a"}).verdict == Verdict.yes
+    assert Exactness(mismatches=[near], tolerance=half).verdict == LosslessVerdict.yes
+    assert Exactness(mismatches=[near], tolerance=whole).verdict == LosslessVerdict.no
+    both = Exactness(mismatches=[near, far], tolerance=half)
+    assert (both.mismatched_prompts, both.mismatches_beyond_gap) == (2, 1)
+    assert both.verdict == LosslessVerdict.no
+    assert both.select_prompts({"a"}).verdict == LosslessVerdict.yes
 
 
 def test_a_gap_wider_than_explained_decides_nothing_but_in_fp32_a_divergence_does():
-    wide = Yardstick(near_tie_gap=0.3, explained_gap=0.2, exact_arithmetic=False)
-    apart = [Divergence(prompt_id="a", position=1, logit_gap=gap) for gap in (0.01, 5.0)]
+    wide = LogitTolerance(near_tie_gap=0.3, explained_gap=0.2, exact_arithmetic=False)
+    apart = [Mismatch(prompt_id="a", position=1, logit_gap=gap) for gap in (0.01, 5.0)]
     for found in ([], apart[:1], apart):
-        assert Exactness(divergences=found, yardstick=wide).verdict == Verdict.undecided
+        assert Exactness(mismatches=found, tolerance=wide).verdict == LosslessVerdict.undecided
     fp32 = replace(wide, exact_arithmetic=True)
-    assert Exactness(divergences=apart[:1], yardstick=fp32).verdict == Verdict.no
-    assert Exactness(yardstick=fp32).verdict == Verdict.undecided
+    assert Exactness(mismatches=apart[:1], tolerance=fp32).verdict == LosslessVerdict.no
+    assert Exactness(tolerance=fp32).verdict == LosslessVerdict.undecided
 
 
 def test_delivered_tokens_leave_out_what_is_cut_off_behind_the_end():
     cut = trace("a", [3, 3], tokens=6)
-    assert estimate("acceptance_length", [cut], [plain("a", 6)]).mean == 4
-    assert estimate("delivered_per_round", [cut], [plain("a", 6)]).mean == 5 / 2
-    assert estimate("delivered_per_round", CHAIN, PLAIN).mean == pytest.approx(11 / 5)
-    assert estimate("delivered_per_round", [plain("a", 1)], [plain("a", 1)]) is None
+    assert estimate_metric("acceptance_length", [cut], [plain("a", 6)]).mean == 4
+    assert estimate_metric("delivered_per_round", [cut], [plain("a", 6)]).mean == 5 / 2
+    assert estimate_metric("delivered_per_round", CHAIN, PLAIN).mean == pytest.approx(11 / 5)
+    assert estimate_metric("delivered_per_round", [plain("a", 1)], [plain("a", 1)]) is None
 
 
 def test_loops_are_an_eight_gram_three_times():
-    assert loops([0, *range(8), *range(8), 9, *range(8)])
-    assert not loops([*range(8), *range(8), 9])
+    assert is_looping([0, *range(8), *range(8), 9, *range(8)])
+    assert not is_looping([*range(8), *range(8), 9])
 
 
 def simulate(rng, num_prompts):
@@ -185,7 +185,7 @@ def simulate(rng, num_prompts):
 
 def test_bootstrap_t_covers_a_ratio_at_sixteen_prompts():
     rng = np.random.default_rng(1)
-    truth = ratio(simulate(rng, 20_000).mean(0, keepdims=True))[0]
+    truth = ratio_of_means(simulate(rng, 20_000).mean(0, keepdims=True))[0]
     intervals = [bootstrap_t(simulate(rng, 16)).ci95 for _ in range(200)]
     assert np.mean([low <= truth <= high for low, high in intervals]) >= 0.9
 
@@ -198,7 +198,7 @@ def test_bootstrap_t_covers_a_paired_difference():
         return np.hstack([first * 1.5, first + second])
 
     def difference(means):
-        return ratio(means[..., :2]) - ratio(means[..., 2:])
+        return ratio_of_means(means[..., :2]) - ratio_of_means(means[..., 2:])
 
     truth = difference(pairs(20_000).mean(0, keepdims=True))[0]
     intervals = [bootstrap_t(pairs(16), difference).ci95 for _ in range(200)]

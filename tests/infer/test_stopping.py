@@ -56,7 +56,7 @@ class Runs:
 
     def __init__(self, target, learned):
         self.draft, texts = learned
-        # those that loop last: an end is told from its neighbours where tokens differ
+        # those that loop last: an end is told from its neighbors where tokens differ
         texts = sorted(texts, key=lambda text: -len(set(text[4:28])))[:ROWS]
         self.prompts = [text[:4] for text in texts]
         self.target = copy.copy(target)

@@ -13,11 +13,11 @@ from conf.entry import compose
 from infer.config import EvalConf
 from infer.engine.decode import Decoder
 from infer.measure.intervals import Estimate
-from infer.measure.replay import texts
-from infer.tune import main, swept, worth_of
-from infer.tuning.candidates import GIVEN, neighbours
+from infer.measure.replay import collect_replay_texts
+from infer.tune import estimate_expected_tokens, main, select_sweep
+from infer.tuning.candidates import USER_TREE, find_neighbors
 from infer.tuning.config import TuneConf
-from infer.tuning.results import Verdict
+from infer.tuning.results import TuningVerdict
 from models.errors import UserError
 from models.speculate.sampling import SamplingConf
 from models.speculate.tree import TreeConf, TreeKind
@@ -41,7 +41,7 @@ def test_every_window_and_every_budget_is_there_with_and_without_copies():
     for name, one in found.items():
         if not one.conf.copied:
             assert found[f"{name}+4"].tree.size == one.tree.size + 4
-    assert found[GIVEN].tree.nodes == 4
+    assert found[USER_TREE].tree.nodes == 4
 
 
 def test_a_draft_of_one_token_has_windows_and_trees_of_one_token():
@@ -54,14 +54,14 @@ def test_the_overrides_decode_with_the_shape_that_was_measured(tmp_path):
         file = tmp_path / "tree.json"
         if one.conf.kind is TreeKind.static:
             file.write_text(json.dumps(one.tree.paths))
-        conf = compose("eval", EvalConf, shlex.split(one.overrides(file)))
+        conf = compose("eval", EvalConf, shlex.split(one.tree_overrides(file)))
         assert conf.tree.build() == one.tree, one.name
 
 
 def test_the_file_of_every_shape_says_what_it_is(tmp_path):
     file = tmp_path / "tree.json"
     for one in considered():
-        file.write_text(json.dumps({"tree": one.fields, "paths": one.tree.paths}))
+        file.write_text(json.dumps({"tree": one.tree_fields, "paths": one.tree.paths}))
         said = read_fields(file)
         conf = TreeConf(**{**said, "kind": TreeKind(said["kind"])})
         assert conf.build() == one.tree, one.name
@@ -82,21 +82,23 @@ def test_what_was_tuned_under_goes_into_the_command():
         "prompts='it\\'s mine.jsonl'", "device.threads=1", "max_new_tokens=32",
     ]  # fmt: skip
     conf = compose("tune", TuneConf, asked)
-    told = compose("eval", EvalConf, shlex.split(conf.carried(4)))
+    told = compose("eval", EvalConf, shlex.split(conf.eval_overrides(4)))
     assert (told.target, told.device) == (conf.target, conf.device)
     assert told.evaluation.sampling == conf.sampling
     assert told.evaluation.prompts == conf.prompts == "it's mine.jsonl"
     assert (told.evaluation.max_new_tokens, told.evaluation.batches) == (32, [4])
-    assert compose("tune", TuneConf, []).carried(1) == ""
+    assert compose("tune", TuneConf, []).eval_overrides(1) == ""
 
 
 def test_only_an_interval_above_one_pays():
     for ci95, wanted in {
-        (1.01, 1.3): Verdict.pays, (0.9, 1.3): Verdict.open, (0.5, 0.9): Verdict.loses,
-    }.items():  # fmt: skip
-        assert Verdict.of(Estimate(mean=1.0, ci95=list(ci95))) is wanted
-    assert Verdict.of(Estimate(mean=3.0, ci95=None)) is Verdict.open
-    assert Verdict.of(None) is Verdict.unmeasured
+        (1.01, 1.3): TuningVerdict.pays,
+        (0.9, 1.3): TuningVerdict.open,
+        (0.5, 0.9): TuningVerdict.loses,
+    }.items():
+        assert TuningVerdict.from_speedup(Estimate(mean=1.0, ci95=list(ci95))) is wanted
+    assert TuningVerdict.from_speedup(Estimate(mean=3.0, ci95=None)) is TuningVerdict.open
+    assert TuningVerdict.from_speedup(None) is TuningVerdict.unmeasured
 
 
 def test_neighbours_are_the_next_sizes_of_the_family():
@@ -105,29 +107,31 @@ def test_neighbours_are_the_next_sizes_of_the_family():
         "chain-1": ["chain-2"], "chain-3": ["chain-2", "chain-4"], "static-32": ["static-16"],
         "dynamic-8+4": ["dynamic-4+4", "dynamic-16+4"],
     }.items():  # fmt: skip
-        assert [one.name for one in neighbours(found[name], list(found.values()))] == wanted
+        assert [one.name for one in find_neighbors(found[name], list(found.values()))] == wanted
 
 
 def test_a_sweep_has_every_window_and_a_dozen_trees():
     trees = [
-        one for one in swept(considered(nodes=(4, 8, 16, 24, 32, 63))) if one.family != "chain"
+        one
+        for one in select_sweep(considered(nodes=(4, 8, 16, 24, 32, 63)))
+        if one.family != "chain"
     ]
     assert len(trees) == 13  # one of them given
-    assert {one.size for one in trees if one.name != GIVEN} == {8, 16, 32, 63}
+    assert {one.size for one in trees if one.name != USER_TREE} == {8, 16, 32, 63}
 
 
 def test_what_a_shape_is_worth_is_what_decoding_with_it_yields(target, learned):
     draft, written = learned
     conf = TuneConf(depth=4, ranks=4, copied=3, max_new_tokens=20)
     prompts = prompts_of(written)[:6]
-    read = texts(
+    read = collect_replay_texts(
         target, prompts, sampling=conf.sampling, max_new_tokens=20, layers=draft.needs.layers,
-        ahead=4,
+        lookahead=4,
     )  # fmt: skip
     found = considered(nodes=(4, 8), copied=3, table=TABLE[:4])
-    tokens = worth_of(target, draft, found, read, conf)
+    tokens = estimate_expected_tokens(target, draft, found, read, conf)
     assert set(tokens) == {one.name for one in found}
-    for name in ("chain-2", "chain-4+3", "static-8", "dynamic-8+3", GIVEN):
+    for name in ("chain-2", "chain-4+3", "static-8", "dynamic-8+3", USER_TREE):
         (one,) = [one for one in found if one.name == name]
         decoder = Decoder(
             target, draft, one.tree, sampling=SamplingConf(), slots=64, batch=len(prompts)
@@ -208,8 +212,8 @@ REFUSED = {
     "depth=0": "depth: must be at least 1, got 0",
     "copied=-1": "copied: must not be negative, got -1; 0 copies none",
     "max_new_tokens=1": "max_new_tokens: must be at least 2, got 1",
-    "ranks=1 depth=4 nodes=[8,16]": "nodes: must list one of at most the 4 paths that depth and "
-    "ranks give, got [8, 16]; raise depth or ranks",
+    "ranks=1 depth=4 nodes=[8,16]": "nodes: must list a budget of at most the 4 paths that "
+    "depth and ranks give, got [8, 16]; raise depth or ranks",
 }
 
 
@@ -242,4 +246,4 @@ def test_a_context_that_no_answer_fits_in_is_refused_before_replay(command, caps
         "error: context: must hold prompt and answer, 5 + 8 tokens, got 12; "
         "raise it or shorten max_new_tokens"
     )
-    assert "replayed" not in captured.out
+    assert "replaying" not in captured.out

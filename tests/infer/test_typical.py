@@ -7,7 +7,7 @@ import torch
 
 from infer.config import EvaluationConf, Verification
 from infer.engine.decode import Decoder
-from infer.verify import Typical, walk, walk_typical
+from infer.verify import TypicalRule, walk_choices, walk_typical
 from models.errors import UserError
 from models.speculate.sampling import SamplingConf
 from models.speculate.tree import NO_TREE, Proposal
@@ -16,8 +16,8 @@ from tests.support.tiny import chain, new_draft, tree
 
 pytestmark = pytest.mark.usefixtures("many_calls")
 
-MEDUSA = Typical()  # epsilon 0.09, delta 0.3
-EVERYTHING = Typical(epsilon=1e-30, delta=1e-30)
+MEDUSA = TypicalRule()  # epsilon 0.09, delta 0.3
+EVERYTHING = TypicalRule(epsilon=1e-30, delta=1e-30)
 WARM = SamplingConf(temperature=1.0, seed=2)
 
 
@@ -43,11 +43,11 @@ def test_by_hand():
     assert accepted.nodes.tolist() == [[0, 2, 5, 5]]
     assert accepted.ids.tolist() == [[2, 1, 3, 3]]
     assert accepted.count.tolist() == [3]
-    strict = Typical(epsilon=0.3, delta=0.4)  # least 0.16 at the root
+    strict = TypicalRule(epsilon=0.3, delta=0.4)  # least 0.16 at the root
     assert walk_typical(proposal, choice, warped, 3, typical=strict).nodes[0, :3].tolist() == [
         0, 2, 5,
     ]  # fmt: skip
-    none = Typical(epsilon=1.0, delta=9.0)  # nothing is so likely
+    none = TypicalRule(epsilon=1.0, delta=9.0)  # nothing is so likely
     accepted = walk_typical(proposal, choice, warped, 3, typical=none)
     assert (accepted.count.tolist(), accepted.nodes.tolist()) == ([1], [[0, 0, 0, 0]])
     assert accepted.ids[0, 0] == 2
@@ -99,7 +99,7 @@ def test_random_trees_agree_with_loops_over_their_paths():
     lengths = []
     for number in range(300):
         proposal, warped, choice = random_case(number)
-        typical = [MEDUSA, Typical(epsilon=0.3, delta=0.9), EVERYTHING][number % 3]
+        typical = [MEDUSA, TypicalRule(epsilon=0.3, delta=0.9), EVERYTHING][number % 3]
         accepted = walk_typical(proposal, choice, warped, 9, typical=typical)
         count = int(accepted.count)
         ids, nodes = longest_path(proposal, warped, choice, typical)
@@ -130,7 +130,7 @@ def test_where_one_token_alone_is_left_both_rules_are_one():
     for number in range(50):
         proposal, _, choice = random_case(number)
         warped = torch.full((1, 10, 8), -math.inf).scatter(2, choice[:, :, None], 0.0)
-        exact = walk(proposal, choice, 9)
+        exact = walk_choices(proposal, choice, 9)
         typical = walk_typical(proposal, choice, warped, 9, typical=MEDUSA)
         count = int(exact.count)
         assert torch.equal(typical.count, exact.count)
@@ -146,7 +146,7 @@ def test_of_one_candidate_each_both_rules_decode_alike(target, learned, shape):
     exact, typical = (
         decode(
             Decoder(target, draft if shape.nodes else None, shape, sampling=sampling, slots=64,
-                    verification=verification),
+                    acceptance_rule=verification),
             prompts_of(texts),
         )
         for verification in (None, MEDUSA)
@@ -159,9 +159,9 @@ def test_in_the_limit_of_certainty_it_emits_what_exact_verification_does(target,
     draft, texts = learned
     prompts = prompts_of(texts)[::2]
     cold = SamplingConf(temperature=0.5, top_p=0.7, seed=2)  # often one token is left
-    certain = Typical(epsilon=1.0, delta=1e9)
+    certain = TypicalRule(epsilon=1.0, delta=1e9)
     plain = decode(Decoder(target, sampling=cold, slots=64), prompts)
-    decoder = Decoder(target, draft, tree(), sampling=cold, slots=64, verification=certain)
+    decoder = Decoder(target, draft, tree(), sampling=cold, slots=64, acceptance_rule=certain)
     done = decode(decoder, prompts)
     assert [row.ids for row in done] == [row.ids for row in plain]
     assert sum(sum(row.accepted) for row in done) > 0
@@ -169,7 +169,7 @@ def test_in_the_limit_of_certainty_it_emits_what_exact_verification_does(target,
 
 def tau(target, draft, shape, prompts, verification):
     hot = SamplingConf(temperature=3.0, seed=2)
-    decoder = Decoder(target, draft, shape, sampling=hot, slots=64, verification=verification)
+    decoder = Decoder(target, draft, shape, sampling=hot, slots=64, acceptance_rule=verification)
     accepted = [count for row in decode(decoder, prompts) for count in row.accepted]
     return 1 + sum(accepted) / len(accepted)
 
@@ -190,13 +190,13 @@ def test_every_emitted_token_is_typical_or_the_targets_own(target, learned):
     plain = Decoder(target, sampling=sampling, slots=64)
     for shape in SHAPES.values():
         decoder = Decoder(
-            target, learned[0], shape, sampling=sampling, slots=64, verification=MEDUSA
+            target, learned[0], shape, sampling=sampling, slots=64, acceptance_rule=MEDUSA
         )
         not_own = 0
         for row, done in enumerate(decode(decoder, prompts)):
             logits = target.model(torch.tensor([prompts[row] + done.ids])).logits[0]
             warped = rule.warp(logits[len(prompts[row]) - 1 :])
-            for place, (_, scores) in enumerate(plain.forced(prompts[row], row, done.ids)):
+            for place, (_, scores) in enumerate(plain.score_tokens(prompts[row], row, done.ids)):
                 if int(scores.argmax()) != done.ids[place]:
                     assert passes(warped[place].tolist(), done.ids[place], MEDUSA)
                     not_own += 1
@@ -206,7 +206,7 @@ def test_every_emitted_token_is_typical_or_the_targets_own(target, learned):
 def test_rows_of_a_batch_do_not_touch_each_other(target, learned):
     draft, texts = learned
     prompts = prompts_of(texts)[:5]
-    kept = {"sampling": WARM, "slots": 64, "verification": MEDUSA}
+    kept = {"sampling": WARM, "slots": 64, "acceptance_rule": MEDUSA}
     alone = decode(Decoder(target, draft, tree(), **kept), prompts)
     together = Decoder(target, draft, tree(), batch=6, **kept)
     done = together.decode(prompts, row_ids=[0, 1, 2, 3, 4], max_new_tokens=NEW)
@@ -221,15 +221,15 @@ def test_greedy_decoding_knows_nothing_typical(target):
     with pytest.raises(UserError, match=message):
         EvaluationConf(verification=Verification.typical)
     with pytest.raises(UserError, match=message):
-        Decoder(target, sampling=SamplingConf(), slots=8, verification=MEDUSA)
+        Decoder(target, sampling=SamplingConf(), slots=8, acceptance_rule=MEDUSA)
 
 
 def test_the_configuration_says_which_and_how():
-    assert EvaluationConf(sampling=WARM).verifier.name == "coupled"
+    assert EvaluationConf(sampling=WARM).acceptance_rule.name == "coupled"
     conf = EvaluationConf(
         sampling=WARM, verification=Verification.typical, typical_epsilon=0.2, typical_delta=0.5
     )
-    assert conf.verifier == Typical(epsilon=0.2, delta=0.5)
+    assert conf.acceptance_rule == TypicalRule(epsilon=0.2, delta=0.5)
     for key in ("typical_epsilon", "typical_delta"):
         with pytest.raises(UserError, match=rf"evaluation\.{key}: must be above 0, got 0\.0"):
             EvaluationConf(**{key: 0.0})

@@ -11,10 +11,18 @@ import pytest
 import torch
 
 import infer.verify
-from infer.verify import Block, Coupled, Greedy, Rejection, Scored, Typical, Verification
+from infer.verify import (
+    BlockRule,
+    CoupledRule,
+    GreedyRule,
+    RejectionRule,
+    ScoredTree,
+    TypicalRule,
+    Verification,
+)
 from models.errors import UserError
 from models.speculate.sampling import SamplingConf
-from models.speculate.tree import Proposal, Tree, TreeConf, TreeKind, static_tree
+from models.speculate.tree import Proposal, Tree, TreeConf, TreeKind, tree_from_paths
 from tests.support.enumeration import (
     WORDS,
     Tables,
@@ -35,7 +43,7 @@ CHAINS = {str(shape): paths_of(shape) for shape in ([1], [1, 1], [1, 1, 1])}
 TREES = CHAINS | {str(shape): paths_of(shape) for shape in ([2], [2, 1], [1, 2], [2, 2], [3, 2])}
 TREES["ragged"] = [[0], [1], [2], [1, 0], [1, 1], [2, 0], [1, 1, 0]]
 TREES["lopsided"] = [[0], [1], [0, 0], [0, 0, 0], [0, 0, 1]]
-RATIO = [(Rejection(), name) for name in TREES] + [(Block(), name) for name in CHAINS]
+RATIO = [(RejectionRule(), name) for name in TREES] + [(BlockRule(), name) for name in CHAINS]
 ratio = pytest.mark.parametrize(
     ("rule", "shape"), RATIO, ids=[f"{rule.name}-{shape}" for rule, shape in RATIO]
 )
@@ -99,8 +107,8 @@ def test_a_draft_that_is_the_target_is_accepted_whole(rule, shape):
 
 @pytest.mark.parametrize(
     ("rule", "shape"),
-    [*((Rejection(), name) for name in ("[2]", "[2, 1]", "[1, 2]", "lopsided")),
-     *((rule, name) for rule in (Rejection(), Block()) for name in CHAINS)],
+    [*((RejectionRule(), name) for name in ("[2]", "[2, 1]", "[1, 2]", "lopsided")),
+     *((rule, name) for rule in (RejectionRule(), BlockRule()) for name in CHAINS)],
 )  # fmt: skip
 def test_each_deterministic_tree_alone_is_lossless(rule, shape):
     """Nothing is averaged over trees: any choice of the tree, by the prefix, will do."""
@@ -112,7 +120,7 @@ def test_each_deterministic_tree_alone_is_lossless(rule, shape):
 def test_of_deterministic_trees_rejection_accepts_all_that_can_be(shape):
     """A child is accepted as often as the target says it: nothing could do better."""
     trees = grow(tables(), TREES[shape], likeliest).deterministic()
-    done = outcome(Rejection(), tables(), trees)
+    done = outcome(RejectionRule(), tables(), trees)
     best = sum(said_by(tables(), context, 0) for context in trees.contexts[0])
     assert done.error < EXACT
     assert done.tau == pytest.approx(best)
@@ -122,13 +130,13 @@ def test_a_copied_chain_that_repeats_a_node_changes_nothing():
     """As `graft` hangs it: node 3 says again what node 1 says, and node 4 goes on from node 1."""
     parents, ids = [-1, -1, 0, -1, 1, 4], [0, 2, 1, 2, 0, 0]
     trees = trees_of(tables(), parents, [ids], [1.0]).deterministic()
-    assert outcome(Rejection(), tables(), trees).error < EXACT
+    assert outcome(RejectionRule(), tables(), trees).error < EXACT
 
 
 def test_a_child_that_the_draft_could_not_draw_is_passed_over():
     target, draft = torch.tensor([[0.5, 0.5, 0.0]]), torch.tensor([[0.0, 0.2, 0.8]])
-    weighed = infer.verify.rejection.weigh(target, draft, torch.tensor([0]))
-    assert weighed.odds.tolist() == [0.0]
+    weighed = infer.verify.rejection.compute_residual(target, draft, torch.tensor([0]))
+    assert weighed.accept_prob.tolist() == [0.0]
     assert torch.equal(weighed.target, target)
 
 
@@ -140,8 +148,8 @@ def test_a_block_is_worth_no_less_than_its_tokens_one_by_one(shape, drawn):
         trees = grow(tables(seed), TREES[shape])
         if not drawn:
             trees = trees.deterministic()
-        gain = outcome(Block(), tables(seed), trees).tau
-        gain -= outcome(Rejection(), tables(seed), trees).tau
+        gain = outcome(BlockRule(), tables(seed), trees).tau
+        gain -= outcome(RejectionRule(), tables(seed), trees).tau
         gains.append(gain)
     assert min(gains) > -EXACT
     # one token is no block, and of a certain draft nothing more can be accepted
@@ -152,12 +160,12 @@ def test_block_by_hand():
     """Row by row as in the paper, 2403.10444: p = 1, 0.4, 0.8; s_1 = 0.1; h_1 = 0.1 / 0.7."""
     target = torch.tensor([[[0.2, 0.8], [0.6, 0.4], [0.5, 0.5]]]).double()
     draft = torch.tensor([[[0.5, 0.5], [0.3, 0.7]]]).double()
-    odds, left = infer.verify.block.weigh(target, draft, torch.tensor([[0, 0]]))
+    odds, left = infer.verify.block.compute_block_residual(target, draft, torch.tensor([[0, 0]]))
     # behind token 1: 0.4 * 0.6 - 0.3 < 0 and 0.4 * 0.4 - 0.7 < 0: nothing is left there
     assert odds.tolist() == [[0.0, pytest.approx(0.8)]]
     assert left[0, 0].tolist() == [0.0, pytest.approx(0.3)]
     draft[0, 1] = torch.tensor([0.14, 0.86])
-    odds, left = infer.verify.block.weigh(target, draft, torch.tensor([[0, 0]]))
+    odds, left = infer.verify.block.compute_block_residual(target, draft, torch.tensor([[0, 0]]))
     assert odds.tolist() == [[pytest.approx(0.1 / 0.7), 1.0]]
     assert left[0, 1].tolist() == [pytest.approx(0.1), 0.0]
 
@@ -182,13 +190,13 @@ def test_walks_emit_the_targets_choice_whatever_tree_there_is(shape):
                 if text[: len(context)] == context:
                     picked[row, node] = text[len(context)]
         noise = 1e6 * torch.nn.functional.one_hot(picked, WORDS).double()
-        scored = Scored(proposal=trees.proposal, warped=trees.target.log(), noise=noise)
-        done = Coupled().accept(scored, trees.depth)
+        scored = ScoredTree(proposal=trees.proposal, warped_logits=trees.target.log(), noise=noise)
+        done = CoupledRule().accept(scored, trees.depth)
         longest = [max(len(c) for c in row if text[: len(c)] == c) for row in trees.contexts]
         assert done.count.tolist() == [length + 1 for length in longest]
         for row, length in enumerate(longest):
             assert tuple(done.ids[row, : length + 1].tolist()) == text[: length + 1]
-        alone = Greedy().accept(replace(scored, warped=noise, noise=None), trees.depth)
+        alone = GreedyRule().accept(replace(scored, warped_logits=noise, noise=None), trees.depth)
         assert torch.equal(alone.ids, done.ids)
         total += chance
     assert total == pytest.approx(1.0)
@@ -196,11 +204,11 @@ def test_walks_emit_the_targets_choice_whatever_tree_there_is(shape):
 
 def test_of_equals_the_lowest_id_is_chosen():
     tree = Proposal(ids=torch.tensor([[1, 0]]), parents=torch.tensor([[-1, -1]]))
-    done = Greedy().accept(Scored(proposal=tree, warped=torch.zeros(1, 3, 4)), 1)
+    done = GreedyRule().accept(ScoredTree(proposal=tree, warped_logits=torch.zeros(1, 3, 4)), 1)
     assert done.nodes.tolist() == [[0, 2]]
 
 
-def single(rows: int = 4000, words: int = 50, *, drawn: bool = True) -> Scored:
+def single(rows: int = 4000, words: int = 50, *, drawn: bool = True) -> ScoredTree:
     """Random trees in fp32 with peaked distributions, whose rounding must not make NaN."""
     paths = [[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0]]
     parents = torch.tensor(parents_of(paths)).expand(rows, -1)
@@ -213,42 +221,42 @@ def single(rows: int = 4000, words: int = 50, *, drawn: bool = True) -> Scored:
         [(behind + torch.randn_like(behind)).argmax(-1)[:, p + 1] for p in parents[0]]
     )
     behind = behind.log_softmax(-1) if drawn else None
-    return Scored(
-        proposal=Proposal(ids=ids.T.contiguous(), parents=parents, behind=behind),
-        warped=logits, noise=-torch.empty_like(logits).exponential_().log(),
-        coins=torch.rand(rows, len(paths)),
+    return ScoredTree(
+        proposal=Proposal(ids=ids.T.contiguous(), parents=parents, child_log_probs=behind),
+        warped_logits=logits, noise=-torch.empty_like(logits).exponential_().log(),
+        uniforms=torch.rand(rows, len(paths)),
     )  # fmt: skip
 
 
-def chain_of(scored: Scored) -> Scored:
+def chain_of(scored: ScoredTree) -> ScoredTree:
     parents = torch.arange(-1, scored.proposal.ids.shape[1] - 1).expand_as(scored.proposal.ids)
     return replace(scored, proposal=replace(scored.proposal, parents=parents))
 
 
 @pytest.mark.parametrize("drawn", [True, False], ids=["drawn", "deterministic"])
-@pytest.mark.parametrize("rule", [Rejection(), Block()], ids=["rejection", "block"])
+@pytest.mark.parametrize("rule", [RejectionRule(), BlockRule()], ids=["rejection", "block"])
 def test_only_what_the_target_may_say_is_emitted_in_fp32_too(rule, drawn):
     scored = single(drawn=drawn)
-    if isinstance(rule, Block):
+    if isinstance(rule, BlockRule):
         scored = chain_of(scored)
-    depth = 7 if isinstance(rule, Block) else 3
+    depth = 7 if isinstance(rule, BlockRule) else 3
     done = rule.accept(scored, depth)
-    logp = scored.warped.gather(1, done.nodes[..., None].expand(-1, -1, 50))
+    logp = scored.warped_logits.gather(1, done.nodes[..., None].expand(-1, -1, 50))
     said = logp.gather(2, done.ids[..., None])[..., 0]
     emitted = torch.arange(depth + 1) < done.count[:, None]
     assert (said[emitted] > -math.inf).all()
     assert set(done.count.tolist()) >= {1, 2, 3}
 
 
-RULES = [Greedy(), Coupled(), Rejection(), Block(), Typical()]
+RULES = [GreedyRule(), CoupledRule(), RejectionRule(), BlockRule(), TypicalRule()]
 every_rule = pytest.mark.parametrize("rule", RULES, ids=[rule.name for rule in RULES])
 
 
-def scored_for(rule, *, drawn: bool = True) -> Scored:
+def scored_for(rule, *, drawn: bool = True) -> ScoredTree:
     scored = single(64, drawn=drawn)
-    if isinstance(rule, Greedy):
+    if isinstance(rule, GreedyRule):
         scored.noise = None
-    return chain_of(scored) if isinstance(rule, Block) else scored
+    return chain_of(scored) if isinstance(rule, BlockRule) else scored
 
 
 @every_rule
@@ -258,13 +266,15 @@ def test_rows_of_a_batch_do_not_touch_each_other(rule):
     for row in range(0, 64, 9):
         one = slice(row, row + 1)
         alone = rule.accept(
-            Scored(
+            ScoredTree(
                 proposal=Proposal(
-                    ids=tree.ids[one], parents=tree.parents[one], behind=tree.behind[one]
+                    ids=tree.ids[one],
+                    parents=tree.parents[one],
+                    child_log_probs=tree.child_log_probs[one],
                 ),
-                warped=scored.warped[one],
+                warped_logits=scored.warped_logits[one],
                 noise=None if scored.noise is None else scored.noise[one],
-                coins=scored.coins[one],
+                uniforms=scored.uniforms[one],
             ),
             7,
         )
@@ -284,7 +294,7 @@ def trace_all() -> None:
 
 def test_every_rule_is_one_graph():
     command = [sys.executable, "-W", "ignore", "-c"]
-    command += ["from tests.test_verification import trace_all; trace_all()"]
+    command += ["from tests.infer.test_verification import trace_all; trace_all()"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
 
@@ -293,10 +303,10 @@ def test_every_rule_is_one_graph():
 def test_without_a_tree_every_rule_takes_the_targets_own_token(rule):
     none = torch.zeros(2, 0, dtype=torch.int64)
     warped = torch.randn(2, 1, 5)
-    noise = None if isinstance(rule, Greedy) else torch.randn(2, 1, 5)
-    scored = Scored(
-        proposal=Proposal(ids=none, parents=none), warped=warped, noise=noise,
-        coins=torch.rand(2, 0),
+    noise = None if isinstance(rule, GreedyRule) else torch.randn(2, 1, 5)
+    scored = ScoredTree(
+        proposal=Proposal(ids=none, parents=none), warped_logits=warped, noise=noise,
+        uniforms=torch.rand(2, 0),
     )  # fmt: skip
     done = rule.accept(scored, 0)
     assert done.count.tolist() == [1, 1]
@@ -311,17 +321,17 @@ def shape(kind: str, **conf) -> Tree:
 ALL = {f"{kind}{copied or ''}": shape(kind, copied=copied)
        for kind in ("chain", "static", "dynamic") for copied in (0, 3)}  # fmt: skip
 PROVEN = {
-    Greedy(): set(ALL),
-    Coupled(): set(ALL),
-    Rejection(): {"chain", "static", "dynamic", "dynamic3"},
-    Block(): {"chain"},
-    Typical(): set(ALL),  # refused nowhere: it has no proof to lose
+    GreedyRule(): set(ALL),
+    CoupledRule(): set(ALL),
+    RejectionRule(): {"chain", "static", "dynamic", "dynamic3"},
+    BlockRule(): {"chain"},
+    TypicalRule(): set(ALL),  # refused nowhere: it has no proof to lose
 }
 
 
 @pytest.mark.parametrize("rule", PROVEN, ids=lambda rule: rule.name)
 def test_a_tree_without_a_proof_is_refused_by_name(rule):
-    fits, other = (COLD, WARM) if isinstance(rule, Greedy) else (WARM, COLD)
+    fits, other = (COLD, WARM) if isinstance(rule, GreedyRule) else (WARM, COLD)
     for name, tree in ALL.items():
         if name in PROVEN[rule]:
             rule.check(fits, tree)
@@ -333,25 +343,33 @@ def test_a_tree_without_a_proof_is_refused_by_name(rule):
 
 
 def test_what_is_drawn_says_so():
-    drawn = {name for name, tree in ALL.items() if Rejection().draws(tree)}
+    drawn = {name for name, tree in ALL.items() if RejectionRule().needs_drawn_tokens(tree)}
     assert drawn == {"chain", "chain3", "static", "static3"}
-    assert not any(rule.draws(ALL["chain"]) for rule in (Greedy(), Coupled(), Typical()))
+    assert not any(
+        rule.needs_drawn_tokens(ALL["chain"])
+        for rule in (GreedyRule(), CoupledRule(), TypicalRule())
+    )
     assert [rule.lossless for rule in PROVEN] == [True, True, True, True, False]
 
 
 def test_rejection_needs_every_draw_of_a_node():
-    gap = static_tree([[0], [1], [1, 0], [1, 2]])
+    gap = tree_from_paths([[0], [1], [1, 0], [1, 2]])
     with pytest.raises(UserError, match=r"siblings of ranks \[0, 2\]; add the missing ones"):
-        Rejection().check(WARM, gap)
-    Coupled().check(WARM, gap)
+        RejectionRule().check(WARM, gap)
+    CoupledRule().check(WARM, gap)
 
 
 def test_auto_is_greedy_or_coupled():
-    assert infer.verify.build(Verification.auto, COLD) == Greedy()
-    assert infer.verify.build(Verification.auto, WARM) == Coupled()
+    assert infer.verify.build_acceptance_rule(Verification.auto, COLD) == GreedyRule()
+    assert infer.verify.build_acceptance_rule(Verification.auto, WARM) == CoupledRule()
     for verification in list(Verification)[2:]:
-        rule = infer.verify.build(verification, WARM)
+        rule = infer.verify.build_acceptance_rule(verification, WARM)
         assert rule.name == verification.value
-    assert infer.verify.build(Verification.typical, WARM, typical=Typical(delta=0.5)).delta == 0.5
+    assert (
+        infer.verify.build_acceptance_rule(
+            Verification.typical, WARM, typical=TypicalRule(delta=0.5)
+        ).delta
+        == 0.5
+    )
     with pytest.raises(UserError, match=r"rejection needs evaluation\.sampling\.temperature above"):
-        infer.verify.build(Verification.rejection, COLD)
+        infer.verify.build_acceptance_rule(Verification.rejection, COLD)

@@ -10,7 +10,7 @@ import torch
 from scipy.stats import chisquare
 from torch import Tensor
 
-from infer.verify import Block, Coupled, Rejection, Scored
+from infer.verify import BlockRule, CoupledRule, RejectionRule, ScoredTree
 from models.speculate.tree import Proposal
 from tests.support.enumeration import Context, Tables, grow, likeliest, outcome, paths_of
 from tests.support.enumeration import without_replacement as drawn
@@ -49,7 +49,7 @@ def first_kept(probs: Tensor, count: int) -> list[tuple[Context, float]]:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("draw", [likeliest, resorted, pruned])
 def test_trees_that_were_not_drawn_as_believed_are_caught(draw, shape):
-    wrong = outcome(Rejection(), tables(), grow(tables(), paths_of(shape), draw))
+    wrong = outcome(RejectionRule(), tables(), grow(tables(), paths_of(shape), draw))
     assert wrong.distance > 0.02
 
 
@@ -63,10 +63,10 @@ def test_the_correct_forms_pass(shape):
         *(grow(tables(), paths, draw).deterministic() for draw in (likeliest, resorted, pruned)),
     ]
     for trees in right:
-        assert outcome(Rejection(), tables(), trees).error < EXACT
+        assert outcome(RejectionRule(), tables(), trees).error < EXACT
 
 
-@pytest.mark.parametrize("rule", [Rejection(), Block()], ids=["rejection", "block"])
+@pytest.mark.parametrize("rule", [RejectionRule(), BlockRule()], ids=["rejection", "block"])
 def test_a_chain_of_likeliest_tokens_is_no_draw(rule):
     trees = grow(tables(), paths_of([1, 1]), likeliest)
     assert outcome(rule, tables(), trees).distance > 0.02
@@ -87,18 +87,18 @@ def sampled(rule, *, shared: bool, children: int) -> Tensor:
     parents = torch.full((SAMPLES, children), -1)
     behind = draft.log().expand(SAMPLES, children + 1, -1)
     proposal = Proposal(
-        ids=(draft.log() + noise).topk(children).indices, parents=parents, behind=behind
+        ids=(draft.log() + noise).topk(children).indices, parents=parents, child_log_probs=behind
     )
-    scored = Scored(
-        proposal=proposal, warped=target.log().expand_as(behind),
+    scored = ScoredTree(
+        proposal=proposal, warped_logits=target.log().expand_as(behind),
         noise=(noise if shared else other)[:, None].expand_as(behind),
-        coins=torch.rand(SAMPLES, children, generator=numbers, dtype=torch.float64),
+        uniforms=torch.rand(SAMPLES, children, generator=numbers, dtype=torch.float64),
     )  # fmt: skip
     return rule.accept(scored, 1).ids[:, 0].bincount(minlength=len(target))
 
 
 @pytest.mark.parametrize(
-    ("rule", "children"), [(Rejection(), 1), (Rejection(), 2), (Block(), 1)],
+    ("rule", "children"), [(RejectionRule(), 1), (RejectionRule(), 2), (BlockRule(), 1)],
     ids=["chain", "tree", "block"],
 )  # fmt: skip
 def test_noise_shared_by_draft_and_residual_is_caught(rule, children):
@@ -114,7 +114,7 @@ def test_noise_shared_by_draft_and_residual_is_caught(rule, children):
 def test_a_walk_may_share_its_noise_with_the_draft():
     """It compares no odds: what is emitted is the target's choice, whatever the draft knew."""
     expected = many().target[()] * SAMPLES
-    shared = sampled(Coupled(), shared=True, children=2)
+    shared = sampled(CoupledRule(), shared=True, children=2)
     assert chisquare(shared, expected).pvalue > 1e-3
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from data.eval_prompts.prompts import EvalPrompt, held_out
+from data.eval_prompts.prompts import EvalPrompt, load_eval_prompts
 from infer.engine.decode import Decoder
 from models.drafts import load_draft
 from models.speculate.sampling import SamplingConf
@@ -31,7 +31,7 @@ def target() -> Target:
 
 @pytest.fixture(scope="module")
 def prompts(target) -> list[EvalPrompt]:
-    return held_out(target.tokenizer, None, limit=None)
+    return load_eval_prompts(target.tokenizer, None, limit=None)
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ import torch
 
 from data.eval_prompts.prompts import EvalPrompt
 from infer.engine.decode import Decoder
-from infer.measure.exactness import compare, measure_yardstick
-from infer.measure.records import Trace, Verdict
+from infer.measure.exactness import compare_answers, measure_tolerance
+from infer.measure.records import LosslessVerdict, PromptResult
 from models.speculate.sampling import SamplingConf
 from models.target.target import Target
 from tests.support.family_models import family_model, family_target, partly_agreeing
@@ -29,12 +29,12 @@ def prompts() -> list[EvalPrompt]:
     ]  # fmt: skip
 
 
-def decoded(decoder: Decoder, prompts: list[EvalPrompt]) -> list[Trace]:
+def decoded(decoder: Decoder, prompts: list[EvalPrompt]) -> list[PromptResult]:
     rows = decoder.decode(
         [p.ids for p in prompts], row_ids=[p.row_id for p in prompts], max_new_tokens=NEW
     )
     pairs = zip(prompts, rows, strict=True)
-    return [Trace.of(prompt, row, depth=decoder.depth) for prompt, row in pairs]
+    return [PromptResult.from_generation(prompt, row, depth=decoder.depth) for prompt, row in pairs]
 
 
 @pytest.mark.parametrize("family", ["llama3", "qwen3", "gemma3"])
@@ -45,11 +45,11 @@ def test_two_hundred_prompts_in_bf16_are_answered_losslessly(family, prompts):
     draft = partly_agreeing(family, family_target(family)).to(torch.bfloat16)
     with unchecked():
         alone = Decoder(target, sampling=SamplingConf(), slots=SLOTS)
-        by = measure_yardstick(alone, prompts[:8], max_new_tokens=NEW)
+        by = measure_tolerance(alone, prompts[:8], max_new_tokens=NEW)
         plain = decoded(alone, prompts)
         for batch in (1, 4):
             shared = {"sampling": SamplingConf(), "slots": SLOTS, "batch": batch}
             traces = decoded(Decoder(target, draft, tree(), **shared), prompts)
-            found = compare(alone, prompts, plain, traces, by)
+            found = compare_answers(alone, prompts, plain, traces, by)
             assert sum(sum(trace.accepted) for trace in traces) > COUNT
-            assert found.verdict == Verdict.yes, (batch, by, found.divergences)
+            assert found.verdict == LosslessVerdict.yes, (batch, by, found.mismatches)

@@ -1,7 +1,7 @@
-"""README's commands for a target of one's own, one after another, in a folder with nothing else.
+"""The documented commands for a user's own target, one after another, in an empty folder.
 
-What names models and files is theirs; the rest is as README has it, made short: few steps, short
-rows, few prompts. Left out is what is not of one's own target or needs the hub and a server.
+Names of models and files are the user's; the rest is as documented, made short: few steps, short
+rows, few prompts. Commands for the demo's target, the hub or a server are left out.
 """
 
 import json
@@ -18,7 +18,6 @@ from tests.support.own_target import save_conversations, save_target
 
 pytestmark = pytest.mark.slow
 
-SECTION = re.compile(r"## Use it on your own target\n(.*?)`--help` lists", re.DOTALL)
 ELSEWHERE = {"-m", "mixture=chat"}  # a sweep of the demo; sources on the hub, answered by a server
 SHORT = {
     "train": [
@@ -34,6 +33,12 @@ SHORT = {
 MODELS = {"train", "data.prepare", "data.show", "data.capture"}  # others know it from a checkpoint
 # Drafts side by side are judged by the same prompts: these learn from one file.
 SAME_DATA = ("qwen3-8b-eagle3", "qwen3-1.7b", "qwen3-8b-eagle3-ultrachat")
+PAGES = {  # page: its section with commands, and the runs that these train
+    "README.md": (r"## Use it on your own target\n(.*?)\n`target.path=DIR` takes", {"chat"}),
+    "docs/index.md": (
+        r"## Commands\n(.*?)\nOn Trainium", {*SAME_DATA, "answers", "chat", "stored"}
+    ),
+}  # fmt: skip
 A, B, C = (f"outputs/train/{name}/checkpoint" for name in SAME_DATA)
 PLACES = {
     "outputs/train/demo/checkpoint": A, "=A": f"={A}", "[A,B,C]": f"[{A},{B},{C}]",
@@ -66,14 +71,16 @@ def named(word: str) -> str:
     return word
 
 
-def test_readmes_commands_for_ones_own_target_run_to_their_end(tmp_path):
+@pytest.mark.parametrize("page", PAGES)
+def test_the_commands_for_ones_own_target_run_to_their_end(tmp_path, page):
+    pattern, runs = PAGES[page]
     save_target(tmp_path / "target")
     save_target(tmp_path / "draft", num_hidden_layers=2)
     for name in ("answers.jsonl", "prompts.jsonl"):
         save_conversations(tmp_path / name, count=48)
     question = {"question_id": 1, "category": "writing", "turns": ["Tell me about tea.", "More."]}
     (tmp_path / "question.jsonl").write_text(json.dumps(question) + "\n")
-    (section,) = SECTION.findall((ROOT / "README.md").read_text())
+    (section,) = re.findall(pattern, (ROOT / page).read_text(), re.DOTALL)
     ours = [one for one in commands(code(section)) if not ELSEWHERE.intersection(one.words)]
     # what is judged and compared is trained further down
     ours.sort(key=lambda one: one.module.startswith("infer"))
@@ -85,7 +92,9 @@ def test_readmes_commands_for_ones_own_target_run_to_their_end(tmp_path):
         )  # fmt: skip
         least = {0, 1} if command.module == "infer.compare" else {0}  # 1: a regression
         assert done.returncode in least, f"{line[2:]}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
-        if command.module == "data.prepare":  # in the place of what needs the hub and a server
+        if (
+            command.module == "data.prepare" and page != "README.md"
+        ):  # in the place of what needs the hub and a server
             shutil.copytree(tmp_path / "outputs/prepare/mine", tmp_path / "outputs/prepare/chat")
     trained = {path.parent.name for path in tmp_path.glob("outputs/train/*/report.json")}
-    assert trained >= {*SAME_DATA, "answers", "chat", "stored"}
+    assert trained >= runs

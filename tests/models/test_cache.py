@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from models.target.cache import LayerCache, Write
+from models.target.cache import CacheWrite, LayerCache
 from tests.support.cached import read_prompts, read_tree
 
 SLOTS = 40
@@ -97,11 +97,11 @@ def test_rows_without_work_write_to_the_garbage_slot(target):
 def test_a_pass_moves_before_it_writes_and_reads_before_it_moves(target):
     cache = target.new_cache(2, 6)
     cache.keys[0][:] = torch.arange(7.0)[:, None]
-    write = Write(
+    write = CacheWrite(
         slots=torch.tensor([[3], [6]]),
-        source=torch.tensor([[2, 3], [6, 6]]), goal=torch.tensor([[1, 2], [6, 6]]),
+        move_from=torch.tensor([[2, 3], [6, 6]]), move_to=torch.tensor([[1, 2], [6, 6]]),
     )  # fmt: skip
     new = torch.full_like(cache.keys[0][:, :, :1], 9)
-    keys, _ = LayerCache(*cache.layer(0, write)).update(new, new)
+    keys, _ = LayerCache(*cache.layer_args(0, write)).update(new, new)
     assert keys[0, 0, :, 0].tolist() == [0, 2, 3, 9, 4, 5, 6]
     assert keys[1, 0, :, 0].tolist() == [0, 1, 2, 3, 4, 5, 9]

@@ -17,12 +17,12 @@ from models.errors import UserError
 
 TENSORS = {"fc.weight": torch.arange(6.0).view(2, 3), "d2t": torch.tensor([0, 2])}
 CONFIG = {"model_type": "llama", "draft_vocab_size": 2}
-HASHES = {checkpoint.TARGET_HASH: "a" * 64, checkpoint.TOKENIZER_HASH: "b" * 64}
+HASHES = {checkpoint.TARGET_HASH_KEY: "a" * 64, checkpoint.TOKENIZER_HASH_KEY: "b" * 64}
 
 
 @pytest.fixture
 def saved(tmp_path):
-    checkpoint.save(tmp_path / "run", TENSORS, config=CONFIG, metadata=HASHES)
+    checkpoint.save_checkpoint(tmp_path / "run", TENSORS, config=CONFIG, metadata=HASHES)
     return tmp_path / "run"
 
 
@@ -43,7 +43,7 @@ def tiny_tokenizer(words, eos="c"):
 
 
 def test_a_checkpoint_round_trips(saved):
-    loaded = checkpoint.load(saved, TENSORS)
+    loaded = checkpoint.load_tensors(saved, TENSORS)
     assert loaded.keys() == TENSORS.keys()
     assert all(torch.equal(loaded[name], TENSORS[name]) for name in TENSORS)
     assert checkpoint.read_config(saved) == CONFIG
@@ -53,7 +53,7 @@ def test_a_checkpoint_round_trips(saved):
 
 def test_saving_again_replaces_both_files(saved):
     new = {"fc.weight": torch.ones(2, 3).T}
-    checkpoint.save(saved, new, config={}, metadata={})
+    checkpoint.save_checkpoint(saved, new, config={}, metadata={})
     assert torch.equal(load_file(saved / "model.safetensors")["fc.weight"], new["fc.weight"])
     assert checkpoint.read_config(saved) == {}
 
@@ -61,8 +61,8 @@ def test_saving_again_replaces_both_files(saved):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"norm.weight": torch.ones(1)}, "misses norm.weight"),
-        ({"d2t": None}, "has the unknown d2t"),
+        ({"norm.weight": torch.ones(1)}, "lacks norm.weight"),
+        ({"d2t": None}, "has the unknown tensor d2t"),
         ({"fc.weight": torch.ones(3, 2)}, r"has fc.weight of shape \[2, 3\] instead of \[3, 2\]"),
         ({"d2t": torch.ones(2)}, "has d2t as torch.int64 instead of torch.float32"),
     ],
@@ -70,12 +70,12 @@ def test_saving_again_replaces_both_files(saved):
 def test_any_difference_is_refused_by_name(saved, change, message):
     expected = {name: value for name, value in (TENSORS | change).items() if value is not None}
     with pytest.raises(UserError, match=f"checkpoint: .*{message}"):
-        checkpoint.load(saved, expected)
+        checkpoint.load_tensors(saved, expected)
 
 
 def test_expected_tensors_may_be_on_the_meta_device(saved):
     expected = {name: tensor.to("meta") for name, tensor in TENSORS.items()}
-    assert torch.equal(checkpoint.load(saved, expected)["d2t"], TENSORS["d2t"])
+    assert torch.equal(checkpoint.load_tensors(saved, expected)["d2t"], TENSORS["d2t"])
 
 
 @pytest.mark.parametrize("kept_bytes", [0, 5, 60, -4])
@@ -83,7 +83,7 @@ def test_a_truncated_file_is_refused(saved, kept_bytes):
     path = saved / "model.safetensors"
     path.write_bytes(path.read_bytes()[:kept_bytes])
     with pytest.raises(UserError, match=r"checkpoint: .*model\.safetensors, which is truncated"):
-        checkpoint.load(saved, TENSORS)
+        checkpoint.load_tensors(saved, TENSORS)
     with pytest.raises(UserError, match="truncated"):
         checkpoint.read_metadata(saved)
 
@@ -96,7 +96,7 @@ def test_a_broken_config_is_refused(saved):
 
 def test_a_folder_without_a_checkpoint_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"must be a folder with model\.safetensors"):
-        checkpoint.load(tmp_path, TENSORS)
+        checkpoint.load_tensors(tmp_path, TENSORS)
     with pytest.raises(UserError, match=r"must be a folder with config\.json"):
         checkpoint.read_config(tmp_path / "nowhere")
 
@@ -105,9 +105,11 @@ def test_a_folder_without_a_checkpoint_is_refused(tmp_path):
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
 def test_a_full_disk_leaves_the_old_checkpoint_and_nothing_else(saved, name):
     before = contents(saved)
-    (saved / (name + checkpoint.PARTIAL)).symlink_to("/dev/full")
+    (saved / (name + checkpoint.PARTIAL_SUFFIX)).symlink_to("/dev/full")
     with pytest.raises(UserError, match=r"output_dir: .*No space left on device"):
-        checkpoint.save(saved, {"other": torch.zeros(9999)}, config={"new": 1}, metadata={})
+        checkpoint.save_checkpoint(
+            saved, {"other": torch.zeros(9999)}, config={"new": 1}, metadata={}
+        )
     assert {path.name for path in saved.iterdir()} == before.keys()
     assert contents(saved) == before
 
@@ -115,7 +117,7 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_nothing_else(saved, name):
 def test_an_unwritable_folder_is_refused(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="output_dir: must be a writable folder"):
-        checkpoint.save(tmp_path / "file" / "run", TENSORS, config=CONFIG, metadata={})
+        checkpoint.save_checkpoint(tmp_path / "file" / "run", TENSORS, config=CONFIG, metadata={})
 
 
 def test_a_kill_while_writing_leaves_the_old_checkpoint(saved):
@@ -130,16 +132,16 @@ def test_a_kill_while_writing_leaves_the_old_checkpoint(saved):
     killed = subprocess.run([sys.executable, "-c", script, path], env=os.environ, check=False)
     assert killed.returncode == -9
     left = contents(saved)
-    assert left.pop(path.name + checkpoint.PARTIAL) == b"half"
+    assert left.pop(path.name + checkpoint.PARTIAL_SUFFIX) == b"half"
     assert left == before
 
-    checkpoint.save(saved, TENSORS, config=CONFIG, metadata=HASHES)
+    checkpoint.save_checkpoint(saved, TENSORS, config=CONFIG, metadata=HASHES)
     assert contents(saved).keys() == before.keys()
-    checkpoint.load(saved, TENSORS)
+    checkpoint.load_tensors(saved, TENSORS)
 
 
 def test_an_atomic_directory_appears_whole(tmp_path):
-    left_by_a_kill = tmp_path / ("step-1" + checkpoint.PARTIAL)
+    left_by_a_kill = tmp_path / ("step-1" + checkpoint.PARTIAL_SUFFIX)
     left_by_a_kill.mkdir()
     (left_by_a_kill / "old").touch()
     with checkpoint.atomic_directory(tmp_path / "step-1") as partial:
@@ -161,12 +163,12 @@ def test_an_atomic_directory_vanishes_on_an_error(tmp_path):
 
 def test_another_target_or_tokenizer_is_refused():
     fits = {"target_hash": "a" * 64, "tokenizer_hash": "b" * 64}
-    checkpoint.check_fits(HASHES, **fits)
-    checkpoint.check_fits({}, **fits)  # a published draft without hashes
+    checkpoint.check_metadata(HASHES, **fits)
+    checkpoint.check_metadata({}, **fits)  # a published draft without hashes
     with pytest.raises(UserError, match="checkpoint: must be distilled for this target"):
-        checkpoint.check_fits(HASHES, **fits | {"target_hash": "c" * 64})
+        checkpoint.check_metadata(HASHES, **fits | {"target_hash": "c" * 64})
     with pytest.raises(UserError, match="checkpoint: must be distilled for this tokenizer"):
-        checkpoint.check_fits(HASHES, **fits | {"tokenizer_hash": "c" * 64})
+        checkpoint.check_metadata(HASHES, **fits | {"tokenizer_hash": "c" * 64})
 
 
 def test_a_target_has_one_fingerprint_in_every_precision():

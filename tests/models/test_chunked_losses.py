@@ -12,7 +12,13 @@ from torch.utils._pytree import tree_leaves
 
 from models.distill import divergences, losses, topk_logits
 from models.distill.loss_weights import token_weights
-from models.distill.losses import LossConf, LossName, Reduction, chunked_distillation, distillation
+from models.distill.losses import (
+    LossConf,
+    LossName,
+    Reduction,
+    chunked_distillation_loss,
+    distillation_loss,
+)
 from tests.support.loss_cases import (
     FORMS,
     KEPT,
@@ -56,7 +62,7 @@ def test_each_step_may_have_a_head_of_its_own(chunk):
     whole = torch.randn(15, 6).requires_grad_()
     args["draft_heads"] += [whole[:11], torch.randn(11, 6)]
     results = []
-    for form in (distillation, chunked_distillation):
+    for form in (distillation_loss, chunked_distillation_loss):
         total, _ = form(**args, conf=LossConf(chunk=chunk))
         learns = [args["draft_hidden"], args["draft_heads"][0], whole]
         results.append([total, *torch.autograd.grad(total, learns)])
@@ -77,7 +83,7 @@ def test_the_targets_logits_are_computed_once_for_all_steps():
     head.register_forward_hook(lambda _, seen, __: rows.append(len(seen[0])))
     args = inputs(steps=(3,), own_heads=True) | {"target_head": head}
     args["weight"] = args["weight"] + 0.1
-    chunked_distillation(**args, conf=LossConf(chunk=12))
+    chunked_distillation_loss(**args, conf=LossConf(chunk=12))
     assert rows == [4] * 6  # 23 tokens
 
 
@@ -86,7 +92,7 @@ def test_uncovered_rows_teach_nothing_and_count_as_misses():
     args = inputs(kept=kept)
     args["target_head"] = torch.zeros(11, 5)
     args["target_head"][4, 0], args["target_rows"][:, 0] = 1.0, 9.0  # token 4, always
-    total, metrics = chunked_distillation(**args, conf=LossConf(chunk=4))
+    total, metrics = chunked_distillation_loss(**args, conf=LossConf(chunk=4))
     (grad,) = torch.autograd.grad(total, args["draft_hidden"])
     assert total == 0
     assert not grad.any()
@@ -104,9 +110,9 @@ def test_a_head_may_be_a_module_with_bias():
 @each_loss
 def test_bf16_autocast_keeps_the_softmax_in_fp32(name):
     args = inputs(steps=(2,))
-    plain = learned(distillation, args, conf_of(name))
+    plain = learned(distillation_loss, args, conf_of(name))
     with torch.autocast("cpu", torch.bfloat16):
-        chunked = learned(chunked_distillation, args, conf_of(name))
+        chunked = learned(chunked_distillation_loss, args, conf_of(name))
     assert all(tensor.dtype == torch.float32 for tensor in chunked)
     all_close(chunked[:3], plain[:3], atol=0.02, rtol=0.02)
 
@@ -120,9 +126,9 @@ def test_compiles_into_one_graph(name, bias, monkeypatch):
     conf = plain.LossConf(name=plain.LossName[name.value], chunk=16, temperature=0.7, top_k=2)
     if bias:
         args["target_head"] = nn.Linear(5, 11).requires_grad_(False)
-    compiled = torch.compile(plain.chunked_distillation, backend="aot_eager", fullgraph=True)
+    compiled = torch.compile(plain.chunked_distillation_loss, backend="aot_eager", fullgraph=True)
     results = []
-    for form in (plain.chunked_distillation, compiled):
+    for form in (plain.chunked_distillation_loss, compiled):
         total, _ = form(**args, conf=conf)
         results.append([total, *torch.autograd.grad(total, [args["draft_hidden"]])])
     all_close(*results)
@@ -134,7 +140,8 @@ def unchecked_losses(monkeypatch):
         spec = importlib.util.spec_from_file_location(checked.__name__, checked.__file__)
         module = importlib.util.module_from_spec(spec)
         monkeypatch.setitem(sys.modules, checked.__name__, module)
-        monkeypatch.setattr(sys.modules["models"], checked.__name__.removeprefix("models."), module)
+        package, _, name = checked.__name__.rpartition(".")
+        monkeypatch.setattr(sys.modules[package], name, module)
         spec.loader.exec_module(module)
     return module
 
@@ -157,12 +164,12 @@ def test_chunks_never_hold_tokens_by_vocabulary(name, steps):
     tokens, vocab, chunk = 256, 500, 32
     args = inputs(tokens=tokens, vocab=vocab, steps=steps)
     numel = {}
-    for form in (distillation, chunked_distillation):
+    for form in (distillation_loss, chunked_distillation_loss):
         with Largest() as largest:
             form(**args, conf=conf_of(name, chunk=chunk))[0].backward()
         numel[form] = largest.numel
-    assert numel[distillation] >= tokens * vocab
-    assert numel[chunked_distillation] <= chunk * vocab
+    assert numel[distillation_loss] >= tokens * vocab
+    assert numel[chunked_distillation_loss] <= chunk * vocab
 
 
 # --- several processes ------------------------------------------------------------------------
@@ -179,7 +186,7 @@ def summed(rows, conf):
     for key in ("target_rows", "labels"):
         args[key] = args[key][mine]
     hidden, (head,) = args["draft_hidden"], args["draft_heads"]
-    total, _ = chunked_distillation(
+    total, _ = chunked_distillation_loss(
         **args | {"draft_hidden": hidden[mine], "weight": weight.flatten()}, conf=conf
     )
     return [total.detach(), denominator, *torch.autograd.grad(total, [hidden, head])]

@@ -5,7 +5,7 @@ import logging
 import pytest
 import torch
 
-from models.device import Device, DeviceConf, DeviceName, Precision, detect, graphs
+from models.device import Device, DeviceConf, DeviceName, Precision, count_graphs, detect
 from models.errors import UserError
 
 
@@ -92,12 +92,12 @@ def test_a_function_may_have_many_shapes():
         backend="eager",
     )  # fmt: skip
     double = device.compile(lambda x: x * 2)
-    before = graphs()
+    before = count_graphs()
     for size in range(2, 14):
         assert torch.equal(double(torch.ones(size)), torch.full((size,), 2.0))
-    assert graphs() - before == 12
+    assert count_graphs() - before == 12
     double(torch.ones(5))
-    assert graphs() - before == 12
+    assert count_graphs() - before == 12
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_tiny_layers_are_not_shared_among_threads_unless_the_user_says_so(chosen
         torch.set_num_threads(3)
         device = DeviceConf(name=DeviceName.cpu, threads=chosen).build()
         outside = torch.get_num_threads()
-        with device.shared_if_worth(weights):
+        with device.cpu_threads_for(weights):
             assert torch.get_num_threads() == during
         assert torch.get_num_threads() == outside
     finally:

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from models.device import DeviceConf, DeviceName
-from models.device.detect import choose
-from models.device.host import Machine
+from models.device.detect import choose_route
+from models.device.host import Host
 from models.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -41,14 +41,14 @@ def install(tmp_path, monkeypatch):
     return install
 
 
-def machine(root: Path, *, neuron: bool = False, instance: str = "") -> Machine:
+def machine(root: Path, *, neuron: bool = False, instance: str = "") -> Host:
     (root / "dev").mkdir(parents=True)
     if neuron:
         (root / "dev/neuron5").touch()  # a container may have any of them
     product = root / "sys/devices/virtual/dmi/id/product_name"
     product.parent.mkdir(parents=True)
     product.write_text(f"{instance}\n")
-    return Machine(root=root)
+    return Host(root=root)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def machine(root: Path, *, neuron: bool = False, instance: str = "") -> Machine:
 def test_what_cannot_run_is_named_with_the_remedy(install, tmp_path, name, packages, says):
     install(packages)
     with pytest.raises(UserError, match=r"^device\.name: ") as refused:
-        choose(name, machine(tmp_path / "laptop"))
+        choose_route(name, machine(tmp_path / "laptop"))
     assert says in str(refused.value)
     assert ";" in str(refused.value)
     assert "\n" not in str(refused.value)
@@ -89,41 +89,43 @@ def test_what_cannot_run_is_named_with_the_remedy(install, tmp_path, name, packa
 @pytest.mark.parametrize("packages", [{"torch-neuronx": "1.0"}, NATIVE | XLA, ON_NEURON])
 def test_the_cpu_can_be_had_whatever_is_installed(install, tmp_path, packages):
     install(packages)
-    assert choose("cpu", machine(tmp_path / "laptop")).name == "cpu"
+    assert choose_route("cpu", machine(tmp_path / "laptop")).name == "cpu"
 
 
 def test_a_compiler_on_the_path_is_enough(install, tmp_path):
     install(ON_NEURON)
     trainium = machine(tmp_path / "trn1", neuron=True)
     with pytest.raises(UserError, match="compiler neuronx-cc must be installed, got none"):
-        choose("xla", trainium)
+        choose_route("xla", trainium)
     compiler = tmp_path / "neuronx-cc"
     compiler.touch(mode=0o755)
-    assert choose("xla", trainium).name == "xla"
+    assert choose_route("xla", trainium).name == "xla"
 
 
 def test_the_older_cores_have_the_older_route_alone(install, tmp_path):
     install(NATIVE)
     with pytest.raises(UserError, match=r"needs Trainium 2 or 3, got neuron on trn1\.32xlarge"):
-        choose("neuron", machine(tmp_path / "trn1", neuron=True, instance="trn1.32xlarge"))
+        choose_route("neuron", machine(tmp_path / "trn1", neuron=True, instance="trn1.32xlarge"))
 
 
 def test_auto_takes_the_cores_of_the_older_route(install, tmp_path):
     install(ON_NEURON | COMPILER)
-    choice = choose("auto", machine(tmp_path / "trn1", neuron=True, instance="trn1.2xlarge"))
+    choice = choose_route("auto", machine(tmp_path / "trn1", neuron=True, instance="trn1.2xlarge"))
     assert (choice.name, choice.reason) == ("xla", "libneuronxla is installed")
 
 
 def test_auto_takes_what_the_environment_names(install, tmp_path, monkeypatch):
     install(XLA)
     monkeypatch.setenv("PJRT_DEVICE", "CPU")
-    choice = choose("auto", machine(tmp_path / "laptop"))
+    choice = choose_route("auto", machine(tmp_path / "laptop"))
     assert (choice.name, choice.reason) == ("xla", "PJRT_DEVICE=CPU is set")
 
 
 def test_idle_cores_are_not_passed_over_in_silence(install, tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
-        choice = choose("auto", machine(tmp_path / "trn2", neuron=True, instance="trn2.3xlarge"))
+        choice = choose_route(
+            "auto", machine(tmp_path / "trn2", neuron=True, instance="trn2.3xlarge")
+        )
     assert (choice.name, choice.reason) == ("cpu", "PyTorch sees no accelerator")
     assert [r.getMessage() for r in caplog.records] == [
         "this machine has Neuron cores, but no package that drives them is installed: "

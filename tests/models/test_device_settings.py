@@ -6,8 +6,8 @@ from unittest.mock import patch
 import pytest
 
 from models.device import DeviceConf, Precision
-from models.device.host import Machine
-from models.device.neuron_env import Settings
+from models.device.host import Host
+from models.device.neuron_env import NeuronEnv
 from models.errors import UserError
 
 OWN = "/var/tmp/neuron-compile-cache"
@@ -32,21 +32,21 @@ def machine(tmp_path):
         "10.0.0.1@tcp:/fsx /fsx lustre rw 0 0\n"
         "/dev/nvme1n1 /fsx/scratch xfs rw 0 0\n"
     )
-    return Machine(root=tmp_path)
+    return Host(root=tmp_path)
 
 
 def test_nothing_is_set_where_nothing_is_asked_for(machine):
     before = dict(os.environ)
     for route in ("cpu", "cuda"):
-        assert Settings().apply(route, drives_neuron=False, machine=machine) == {}
+        assert NeuronEnv().set_environment(route, on_neuron=False, host=machine) == {}
     assert os.environ == before
 
 
 def test_every_setting_reaches_the_native_route_and_is_recorded(machine):
-    settings = Settings(
+    settings = NeuronEnv(
         cache_dir="/mnt/efs/neff", stochastic_rounding=True, logical_cores=1, visible_cores="0-3"
     )
-    recorded = settings.apply("neuron", drives_neuron=True, machine=machine)
+    recorded = settings.set_environment("neuron", on_neuron=True, host=machine)
     assert recorded == {
         "TORCH_NEURONX_NEFF_CACHE_DIR": "/mnt/efs/neff",  # hosts may share this one
         "NEURON_RT_STOCHASTIC_ROUNDING_EN": "1",
@@ -55,12 +55,12 @@ def test_every_setting_reaches_the_native_route_and_is_recorded(machine):
         "NEURON_CC_FLAGS": "--logical-nc-config=1",
     }
     assert recorded.items() <= os.environ.items()
-    assert settings.apply("neuron", drives_neuron=True, machine=machine) == recorded
+    assert settings.set_environment("neuron", on_neuron=True, host=machine) == recorded
 
 
 def test_safe_defaults_of_the_older_route(machine):
     os.environ["NEURON_CC_FLAGS"] = "--model-type=transformer"
-    assert Settings().apply("xla", drives_neuron=True, machine=machine) == {
+    assert NeuronEnv().set_environment("xla", on_neuron=True, host=machine) == {
         "NEURON_RT_STOCHASTIC_ROUNDING_EN": "0",
         "NEURON_CC_FLAGS": "--model-type=transformer --auto-cast=none",
     }
@@ -68,12 +68,12 @@ def test_safe_defaults_of_the_older_route(machine):
 
 def test_the_users_own_casts_stay(machine):
     os.environ["NEURON_CC_FLAGS"] = "--auto-cast matmult"
-    recorded = Settings().apply("xla", drives_neuron=True, machine=machine)
+    recorded = NeuronEnv().set_environment("xla", on_neuron=True, host=machine)
     assert recorded["NEURON_CC_FLAGS"] == "--auto-cast matmult"
 
 
 def test_pytorchs_own_compiler_takes_the_folder_too(machine):
-    found = Settings(cache_dir="/fsx/graphs").apply("cpu", drives_neuron=False, machine=machine)
+    found = NeuronEnv(cache_dir="/fsx/graphs").set_environment("cpu", on_neuron=False, host=machine)
     assert found == {"TORCHINDUCTOR_CACHE_DIR": "/fsx/graphs"}
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/fsx/graphs"
 
@@ -81,7 +81,7 @@ def test_pytorchs_own_compiler_takes_the_folder_too(machine):
 def test_what_the_environment_contradicts_is_refused(machine):
     os.environ["NEURON_RT_STOCHASTIC_ROUNDING_EN"] = "1"
     with pytest.raises(UserError) as refused:
-        Settings().apply("neuron", drives_neuron=True, machine=machine)
+        NeuronEnv().set_environment("neuron", on_neuron=True, host=machine)
     assert str(refused.value) == (
         "device.stochastic_rounding: must agree with the environment, which has "
         "NEURON_RT_STOCHASTIC_ROUNDING_EN=1, got 0; unset NEURON_RT_STOCHASTIC_ROUNDING_EN or "
@@ -101,30 +101,30 @@ def test_what_the_environment_contradicts_is_refused(machine):
 def test_runtime_and_compiler_group_cores_alike(machine, environment):
     os.environ |= environment
     with pytest.raises(UserError, match=r"^device\.logical_cores: runtime and compiler must agree"):
-        Settings().apply("neuron", drives_neuron=True, machine=machine)
+        NeuronEnv().set_environment("neuron", on_neuron=True, host=machine)
     os.environ["NEURON_LOGICAL_NC_CONFIG"] = "1"
     os.environ["NEURON_CC_FLAGS"] = "-lnc=1"
-    Settings(logical_cores=1).apply("neuron", drives_neuron=True, machine=machine)
+    NeuronEnv(logical_cores=1).set_environment("neuron", on_neuron=True, host=machine)
     assert os.environ["NEURON_CC_FLAGS"] == "-lnc=1"
 
 
 @pytest.mark.parametrize(("folder", "kind"), [("/mnt/efs/cache", "nfs4"), ("/fsx/cache", "lustre")])
 @pytest.mark.parametrize("said", ["config", "variable", "flag"])
 def test_the_older_routes_cache_is_not_shared_between_hosts(machine, folder, kind, said):
-    settings = Settings(cache_dir=folder if said == "config" else None)
+    settings = NeuronEnv(cache_dir=folder if said == "config" else None)
     if said == "variable":
         os.environ["NEURON_COMPILE_CACHE_URL"] = folder
     if said == "flag":
         os.environ["NEURON_CC_FLAGS"] = f"--cache_dir={folder}"
     for drives_neuron in (True, False):
         with pytest.raises(UserError) as refused:
-            settings.apply("xla", drives_neuron=drives_neuron, machine=machine)
+            settings.set_environment("xla", on_neuron=drives_neuron, host=machine)
         assert f"got {folder} on {kind}; use {OWN} or s3://" in str(refused.value)
 
 
 @pytest.mark.parametrize("folder", [OWN, "/fsx/scratch/cache", "s3://bucket/cache", None])
 def test_a_cache_of_this_host_alone_is_taken(machine, folder):
-    found = Settings(cache_dir=folder).apply("xla", drives_neuron=True, machine=machine)
+    found = NeuronEnv(cache_dir=folder).set_environment("xla", on_neuron=True, host=machine)
     assert found.get("NEURON_COMPILE_CACHE_URL") == folder
 
 
@@ -134,7 +134,7 @@ def test_a_cache_of_this_host_alone_is_taken(machine, folder):
 )
 def test_settings_of_neuron_cores_need_neuron_cores(machine, setting, value):
     with pytest.raises(UserError, match=rf"^device\.{setting}: is a setting of Neuron cores, got"):
-        Settings(**{setting: value}).apply("cpu", drives_neuron=False, machine=machine)
+        NeuronEnv(**{setting: value}).set_environment("cpu", on_neuron=False, host=machine)
 
 
 @pytest.mark.parametrize(

@@ -17,16 +17,16 @@ from transformers import (
 
 from conf.entry import compose
 from data.config import OnPolicyConf
-from data.packing.sampler import Order
+from data.packing.sampler import RowOrder
 from infer.engine.decode import Decoder
 from models.distill.losses import LossConf
 from models.drafts import load_draft
-from models.drafts.causal_lm import CausalLMConf, CausalLMDraft, Start
+from models.drafts.causal_lm import CausalLMConf, CausalLMDraft, InitFrom
 from models.errors import UserError
 from models.lora import LoraConf
 from models.speculate.sampling import SamplingConf
 from models.speculate.tree import NO_TREE
-from models.target.language_model import Transformer
+from models.target.language_model import LanguageModel
 from models.target.target import Target
 from tests.support.methods import eventful_text, share_of_maximum
 from tests.support.tiny import (
@@ -42,7 +42,7 @@ from tests.support.tiny import (
 from tests.support.toy_run import toy_rows, toy_target
 from train.__main__ import main
 from train.config import TrainConf
-from train.rows.on_policy import OnPolicy, first_answers
+from train.rows.on_policy import OnPolicy, first_answer_spans
 
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'assistant' %}"
@@ -237,7 +237,7 @@ def test_the_real_shapes_fit_together():
         )  # fmt: skip
     assert sum(p.numel() for p in small.parameters()) == 1_720_574_976
     assert sum(p.numel() for p in large.parameters()) == 32_762_123_264
-    target = Transformer(large, device=CPU)
+    target = LanguageModel(large, device=CPU)
     draft = CausalLMDraft(CausalLMConf(name="Qwen/Qwen3-1.7B"), small, target)
     assert draft.vocab_size == target.vocab_size == 151_936
     assert draft.kept_ids is None
@@ -256,7 +256,7 @@ def test_a_pruned_target_is_the_target_without_the_other_layers(target, family):
         )  # fmt: skip
         target = Target(LlamaForCausalLM(config), tiny_tokenizer(), name="llama", device=CPU)
     kept = [0, 2, 5]
-    conf = CausalLMConf(start=Start.pruned, layers=kept)
+    conf = CausalLMConf(start=InitFrom.pruned, layers=kept)
     draft = conf.build(target, loss=LossConf(), seed=0)
     wanted = copy.deepcopy(target.model)
     for i, layer in enumerate(wanted.get_decoder().layers):
@@ -268,7 +268,7 @@ def test_a_pruned_target_is_the_target_without_the_other_layers(target, family):
 
 
 def test_a_random_start_is_drawn_from_the_seed(target):
-    conf = CausalLMConf(start=Start.random, layers=[0, 5])
+    conf = CausalLMConf(start=InitFrom.random, layers=[0, 5])
     first, same, other = (conf.build(target, loss=LossConf(), seed=s) for s in (0, 0, 1))
     weights = [d.model.model.layers[0].mlp.up_proj.weight for d in (first, same, other)]
     assert torch.equal(weights[0], weights[1])
@@ -278,7 +278,7 @@ def test_a_random_start_is_drawn_from_the_seed(target):
 def test_a_plain_checkpoint_is_judged_without_having_been_distilled(target, tmp_path):
     """The model before distillation, as its publisher ships it."""
     conf, draft = load_draft(saved(qwen3(), tmp_path / "plain", shards="10KB"), target)
-    assert isinstance(conf.untrained(draft, target), str)
+    assert isinstance(conf.rebuild_untrained(draft, target), str)
     assert draft.method == "causal_lm"
 
 
@@ -288,9 +288,13 @@ def test_a_plain_checkpoint_is_judged_without_having_been_distilled(target, tmp_
 def on_policy(target, *, share: float = 0.5, rank: int = 0, world: int = 1) -> OnPolicy:
     rows = toy_rows()
     return OnPolicy(
-        conf=OnPolicyConf(share=share, every=4, temperature=1.0), rows=rows,
-        order=Order(seed=1, rows=len(rows), batch_size=8), speaker=target, rank=rank, world=world,
-    )  # fmt: skip
+        conf=OnPolicyConf(share=share, every=4, temperature=1.0),
+        rows=rows,
+        order=RowOrder(seed=1, num_rows=len(rows), batch_size=8),
+        language_model=target,
+        rank=rank,
+        world_size=world,
+    )
 
 
 def test_own_words_stand_where_the_answers_stood():
@@ -301,14 +305,14 @@ def test_own_words_stand_where_the_answers_stood():
     changed = 0
     for number, row in policy.written.items():
         before = policy.rows.batch([number])
-        for begin, end in first_answers(before):
-            document = before.document[0, begin]
-            inside = (before.document[0] == document) & (row.document[0] == document)
-            prompt = inside & ~before.answer[0]
-            assert torch.equal(row.ids[0, prompt], before.ids[0, prompt])
-            assert row.answer[0, begin : begin + 1].all()
-            changed += int((row.ids[0, begin:end] != before.ids[0, begin:end]).sum())
-        assert not row.answer[0, row.document[0] < 0].any()
+        for begin, end in first_answer_spans(before):
+            document = before.document_ids[0, begin]
+            inside = (before.document_ids[0] == document) & (row.document_ids[0] == document)
+            prompt = inside & ~before.answer_mask[0]
+            assert torch.equal(row.input_ids[0, prompt], before.input_ids[0, prompt])
+            assert row.answer_mask[0, begin : begin + 1].all()
+            changed += int((row.input_ids[0, begin:end] != before.input_ids[0, begin:end]).sum())
+        assert not row.answer_mask[0, row.document_ids[0] < 0].any()
     assert changed > 0
 
 
@@ -319,25 +323,25 @@ def test_own_words_are_what_the_draft_writes():
     policy.conf.temperature = 0.0
     policy.renew(0)
     number, row = next(iter(policy.written.items()))
-    for begin, end in first_answers(policy.rows.batch([number])):
-        start = int((row.document[0] == row.document[0, begin]).int().argmax())
-        prompt = row.ids[0, start:begin][None]
+    for begin, end in first_answer_spans(policy.rows.batch([number])):
+        start = int((row.document_ids[0] == row.document_ids[0, begin]).int().argmax())
+        prompt = row.input_ids[0, start:begin][None]
         wanted = target.model.generate(prompt, max_new_tokens=end - begin, do_sample=False)
-        assert row.ids[0, begin:end].tolist() == wanted[0, begin - start :].tolist()
+        assert row.input_ids[0, begin:end].tolist() == wanted[0, begin - start :].tolist()
 
 
 def test_the_share_of_own_words_is_the_one_asked_for():
     policy = on_policy(toy_target(), share=0.25)
-    met = [own for step in range(400) for own in policy.chosen(step)]
+    met = [own for step in range(400) for own in policy.select_rows(step)]
     assert abs(sum(met) / len(met) - 0.25) < 0.03
     assert not any(
-        own for step in range(50) for own in on_policy(toy_target(), share=0.0).chosen(step)
+        own for step in range(50) for own in on_policy(toy_target(), share=0.0).select_rows(step)
     )
 
 
 def test_processes_share_the_visits_of_one():
-    whole = on_policy(toy_target()).chosen(3)
-    parts = [on_policy(toy_target(), rank=rank, world=2).chosen(3) for rank in (0, 1)]
+    whole = on_policy(toy_target()).select_rows(3)
+    parts = [on_policy(toy_target(), rank=rank, world=2).select_rows(3) for rank in (0, 1)]
     assert whole == [own for pair in zip(*parts, strict=True) for own in pair]
 
 
@@ -360,6 +364,8 @@ def test_other_targets_are_not_touched_by_a_draft_of_their_layers():
     """A pruned draft copies: training it leaves the target's weights alone."""
     target = tiny_target(seed=2)
     before = [p.clone() for p in target.model.parameters()]
-    draft = CausalLMConf(start=Start.pruned, layers=[0, 5]).build(target, loss=LossConf(), seed=0)
+    draft = CausalLMConf(start=InitFrom.pruned, layers=[0, 5]).build(
+        target, loss=LossConf(), seed=0
+    )
     learn(draft, target, batch_of(sampled_texts(target, count=2, length=16)), steps=3)
     assert all(map(torch.equal, before, target.model.parameters()))

@@ -9,10 +9,10 @@ from infer.engine.decode import Decoder
 from models.distill.loss_weights import row_weights
 from models.distill.losses import LossConf, Reduction
 from models.drafts import load_draft
-from models.drafts.causal_lm import CausalLMConf, Start
+from models.drafts.causal_lm import CausalLMConf, InitFrom
 from models.errors import UserError
 from models.speculate.sampling import SamplingConf
-from models.target.language_model import Seen
+from models.target.language_model import TargetOutput
 from tests.support.methods import eventful_text, share_of_maximum
 from tests.support.tiny import VOCAB, batch_of, chain, learn, new_draft, tiny_target, tree
 
@@ -40,7 +40,7 @@ def overfit(trained):
 def test_a_learned_text_is_accepted_with_a_reduced_vocabulary(target, sample):
     draft = new_draft(target, vocab_size=VOCAB - 8)
     counts = torch.bincount(torch.tensor(sample), minlength=VOCAB)
-    assert draft.prepare(counts, target=target, always=[0])["coverage"] == 1.0
+    assert draft.prepare(counts, target=target, required_ids=[0])["coverage"] == 1.0
     learn(draft, target, batch_of([sample]), steps=500)
     assert share_of_maximum(target, draft, sample) >= 0.9
     draft.d2t += 1  # a map that is off by one is seen
@@ -55,13 +55,13 @@ def test_a_captured_layer_off_by_one_is_seen(target, overfit, sample):
 
 def test_rotary_positions_off_by_one_are_seen(target, overfit, sample, monkeypatch):
     """Drafted rows one position too far; a shift of all rows alike would change nothing."""
-    layer = overfit.step
+    layer = overfit.forward_step
 
     def shifted(state, tokens, hidden, *, positions, **rest):
         drafted = tokens.shape[1] == 1
         return layer(state, tokens, hidden, positions=positions + drafted, **rest)
 
-    monkeypatch.setattr(overfit, "step", shifted)
+    monkeypatch.setattr(overfit, "forward_step", shifted)
     assert share_of_maximum(target, overfit, sample) < 0.9
 
 
@@ -69,26 +69,36 @@ def test_training_unroll_is_what_decoding_computes(target, learned):
     """Teacher-forced step outputs of the training graph equal those of the cached decoder layer."""
     draft, texts = learned
     batch = batch_of(texts[:1])
-    seen = target.see(
-        batch.ids, positions=batch.positions, mask=batch.attends(), layers=draft.needs.layers
+    seen = target.forward_hidden(
+        batch.input_ids,
+        positions=batch.positions,
+        mask=batch.attention_mask(),
+        layers=draft.needs.layers,
     )
     with torch.no_grad():
-        outputs = draft.unroll(batch, draft.features(seen), carries=True)
+        outputs = draft.unroll_steps(batch, draft.target_features(seen), carries_grad=True)
         row = 11
-        prompt = Seen(hidden=seen.hidden[:, : row + 1], captured=seen.captured[:, : row + 1])
+        prompt = TargetOutput(
+            hidden=seen.hidden[:, : row + 1], captured=seen.captured[:, : row + 1]
+        )
         state = draft.start(
-            draft.new_state(1, 32), batch.ids[:, : row + 1],
-            lengths=torch.tensor([row + 1]), first=batch.ids[:, row + 1], seen=prompt,
+            draft.new_state(1, 32), batch.input_ids[:, : row + 1],
+            lengths=torch.tensor([row + 1]), first_token=batch.input_ids[:, row + 1],
+            target_output=prompt,
         )  # fmt: skip
         torch.testing.assert_close(state["hidden"], outputs[0][:, row], atol=1e-5, rtol=1e-4)
         hidden = state["hidden"][:, None]
         for step in range(1, draft.trained_depth):
             # `row` is the last kept row: the drafted ones stand behind it
             place = torch.tensor([[row + step]])
-            hidden = draft.step(
-                state, batch.ids[:, row + 1 + step][:, None], hidden, positions=place, slots=place,
+            hidden = draft.forward_step(
+                state,
+                batch.input_ids[:, row + 1 + step][:, None],
+                hidden,
+                positions=place,
+                slots=place,
                 mask=torch.arange(33)[None, None, None] <= row + step,
-            )  # fmt: skip
+            )
             torch.testing.assert_close(hidden[:, 0], outputs[step][:, row], atol=1e-5, rtol=1e-4)
 
 
@@ -116,7 +126,7 @@ def test_the_untrained_draft_is_rebuilt_from_the_checkpoint(target, learned, tmp
     draft, _ = learned
     draft.save(tmp_path, target)
     conf, again = load_draft(tmp_path, target)
-    before = conf.untrained(again, target)
+    before = conf.rebuild_untrained(again, target)
     assert torch.equal(before.fc.weight, new_draft(target).fc.weight)
 
 
@@ -160,4 +170,4 @@ def test_layers_that_a_small_target_lacks_are_refused_with_those_it_has():
     with pytest.raises(UserError, match=rule + r"; null takes \[1, 2, 3\]$"):
         new_draft(target, layers=[2, 18, 33])
     with pytest.raises(UserError, match=r"got \[4\]; null takes \[0\]$"):
-        CausalLMConf(start=Start.pruned, layers=[4]).build(target, loss=LossConf(), seed=0)
+        CausalLMConf(start=InitFrom.pruned, layers=[4]).build(target, loss=LossConf(), seed=0)

@@ -110,11 +110,13 @@ def test_packed_rows_are_seen_as_each_document_alone(family, targets):
     ids = torch.tensor([[t for document in documents for t in document]])
     sizes = torch.tensor([len(document) for document in documents])
     batch = Batch(
-        ids=ids, answer=torch.ones_like(ids, dtype=torch.bool),
-        document=torch.arange(3).repeat_interleave(sizes)[None],
+        input_ids=ids, answer_mask=torch.ones_like(ids, dtype=torch.bool),
+        document_ids=torch.arange(3).repeat_interleave(sizes)[None],
         positions=torch.cat([torch.arange(size) for size in sizes])[None],
     )  # fmt: skip
-    seen = target.see(ids, positions=batch.positions, mask=batch.attends(), layers=[])
+    seen = target.forward_hidden(
+        ids, positions=batch.positions, mask=batch.attention_mask(), layers=[]
+    )
     ours = target.logits(seen.hidden)[0].split(sizes.tolist())
     for logits, document in zip(ours, documents, strict=True):
         assert_same(logits, plain(target, document))
@@ -185,8 +187,11 @@ def test_drafts_of_one_layer_and_of_heads_learn_from_every_family(family, target
     for draft in drafts:
         needed = draft.needs.layers
         with torch.no_grad():
-            seen = target.see(
-                batch.ids, positions=batch.positions, mask=batch.attends(), layers=needed
+            seen = target.forward_hidden(
+                batch.input_ids,
+                positions=batch.positions,
+                mask=batch.attention_mask(),
+                layers=needed,
             )
             before = draft.loss(batch, seen).total
         learn(draft, target, batch, steps=8, lr=1e-2)

@@ -19,10 +19,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from data.config import DataConf, OnPolicyConf
 from data.features.target_pass import features
 from infer.config import EvaluationConf
-from infer.measure.eval_modes import Candidate
-from infer.measure.evaluate import evaluate
+from infer.measure.eval_modes import DraftUnderTest
+from infer.measure.evaluate import evaluate_drafts
 from infer.verify import Verification
-from models.device.graph_budget import Graph, Ledger, UnannouncedError
+from models.device.graph_budget import Graph, GraphLedger, UnannouncedGraphError
 from models.distill.losses import LossConf
 from models.drafts.eagle1 import Eagle1Conf
 from models.drafts.medusa import MedusaConfig, MedusaDraft
@@ -52,7 +52,9 @@ def tripled(ids):
 
 def counting(backend: str = ""):
     """A device that compiles with a backend that lowers to nothing, or looks at shapes alone."""
-    return replace(CPU, compiles=bool(backend), counts=True, backend=backend, ledger=Ledger())
+    return replace(
+        CPU, compiles=bool(backend), counts_shapes=True, backend=backend, ledger=GraphLedger()
+    )
 
 
 @pytest.mark.parametrize("backend", ["", "eager"])
@@ -63,12 +65,12 @@ def test_a_shape_more_than_announced_is_refused_before_it_is_compiled(backend):
         return ids.add_(len(layers))
 
     ours = device.compile(raised, kind="demo")
-    with device.ledger.expecting([Graph("raised:demo")], strict=True) as run:
+    with device.ledger.expect_graphs([Graph("raised:demo")], strict=True) as run:
         ours(torch.ones(4), [1, 3])
         ours(torch.zeros(4), [1, 3])
-        with pytest.raises(UnannouncedError) as refused:
+        with pytest.raises(UnannouncedGraphError) as refused:
             ours(five, [1, 3])
-        with pytest.raises(UnannouncedError, match=r"one more: layers \[1, 2\]"):
+        with pytest.raises(UnannouncedGraphError, match=r"one more: layers \[1, 2\]"):
             ours(torch.ones(4), [1, 2])
         assert run.compiled == {"raised:demo": 1}
     assert not five.any()
@@ -81,8 +83,8 @@ def test_a_function_that_nobody_announced_is_refused():
     device = counting()
     ours = device.compile(tripled)
     with (
-        device.ledger.expecting([], strict=True),
-        pytest.raises(UnannouncedError, match="graphs: tripled has 0 announced, got one more"),
+        device.ledger.expect_graphs([], strict=True),
+        pytest.raises(UnannouncedGraphError, match="graphs: tripled has 0 announced, got one more"),
     ):
         ours(torch.ones(2))
 
@@ -90,10 +92,10 @@ def test_a_function_that_nobody_announced_is_refused():
 def test_a_shape_that_is_compiled_again_is_one_more_and_said_to_be_so(monkeypatch):
     device = counting("eager")
     ours = device.compile(tripled)
-    with device.ledger.expecting([Graph("tripled")], strict=True) as run:
+    with device.ledger.expect_graphs([Graph("tripled")], strict=True) as run:
         ours(torch.ones(7))
         monkeypatch.setitem(NUMBERS, "factor", 4.0)
-        with pytest.raises(UnannouncedError, match=r"same shape again.*: ids \[7\] float32"):
+        with pytest.raises(UnannouncedGraphError, match=r"same shape again.*: ids \[7\] float32"):
             ours(torch.ones(7))
     assert run.compiled == {"tripled": 2}
 
@@ -107,17 +109,17 @@ def test_a_graph_too_many_is_warned_of_once_and_counted_where_compiling_is_quick
 
     device = counting(backend)
     ours = device.compile(scaled)
-    with device.expecting([Graph("scaled")], str) as run:
+    with device.expect_graphs([Graph("scaled")], str) as run:
         with device.ledger.warming():
             assert ours(torch.ones(7)).sum() == 21
-        assert (run.unannounced, run.late) == (0, 0)
+        assert (run.unannounced, run.compiled_late) == (0, 0)
         for size in (8, 9):
             assert ours(torch.ones(size)).sum() == 3 * size
         if backend:
             monkeypatch.setitem(NUMBERS, "factor", 4.0)
             assert ours(torch.ones(7)).sum() == 28  # the same shape again
     more = 3 if backend else 2
-    assert (run.unannounced, run.late) == (more, more)
+    assert (run.unannounced, run.compiled_late) == (more, more)
     assert run.counts() == {"scaled": {"announced": 1, "compiled": 1 + more}}
     (told,) = [r.getMessage() for r in caplog.records if r.name == "models.device.graph_budget"]
     assert told.startswith("graphs: scaled has 1 announced, got one more: ids [8] float32; ")
@@ -126,15 +128,15 @@ def test_a_graph_too_many_is_warned_of_once_and_counted_where_compiling_is_quick
 def test_a_function_that_nobody_announced_stands_in_the_counts():
     device = counting()
     ours = device.compile(tripled)
-    with device.expecting([], str) as run:
+    with device.expect_graphs([], str) as run:
         ours(torch.ones(2))
     assert run.counts() == {"tripled": {"announced": 0, "compiled": 1}}
 
 
 @pytest.mark.parametrize("name", ["neuron", "xla", "cuda", "cpu"])
 def test_accelerators_that_compile_for_minutes_refuse_a_graph_too_many(name):
-    device = replace(CPU, name=name, counts=True, ledger=Ledger())
-    with device.expecting([], str) as run:
+    device = replace(CPU, name=name, counts_shapes=True, ledger=GraphLedger())
+    with device.expect_graphs([], str) as run:
         assert run.strict == (name in ("neuron", "xla"))
 
 
@@ -142,13 +144,13 @@ def test_what_is_compiled_outside_of_the_warm_up_is_late():
     device = counting()
     ours = device.compile(tripled)
     graphs = [Graph("tripled", (size,)) for size in (4, 5)]
-    with device.ledger.expecting(graphs, strict=True) as run:
+    with device.ledger.expect_graphs(graphs, strict=True) as run:
         with device.ledger.warming():
             ours(torch.ones(4))
-        assert run.late == 0
+        assert run.compiled_late == 0
         ours(torch.ones(4))
         ours(torch.ones(5))
-    assert (run.late, run.compiled.total()) == (1, 2)
+    assert (run.compiled_late, run.compiled.total()) == (1, 2)
 
 
 # --- runs -------------------------------------------------------------------------------------
@@ -173,10 +175,10 @@ def judged(folder, names, *, tree, **conf):
     few = {"prompts": str(prompt_file(folder)), "max_new_tokens": 4, "batches": [2]}
     drafts = [CASES[name].build(target) for name in names]
     some = [
-        Candidate(name=name, draft=draft, untrained=draft, target=draft.verifier(target))
+        DraftUnderTest(name=name, draft=draft, untrained=draft, target=draft.target_for(target))
         for name, draft in zip(names, drafts, strict=True)
     ]
-    report = evaluate(target, some, tree=tree, conf=EvaluationConf(**few | conf))
+    report = evaluate_drafts(target, some, tree=tree, conf=EvaluationConf(**few | conf))
     assert report["autoregressive"]["graphs_after_warmup"] == 0
     return report["graphs"]
 
@@ -220,14 +222,14 @@ def test_graphs_that_training_did_not_announce_stand_in_its_metrics(tmp_path):
         def prepare_batch(self, batch, *, step, generators):
             return {"grown": torch.ones(1 if step < 2 else 2)}
 
-        def loss(self, batch, seen, grown):
-            return super().loss(batch, seen)
+        def loss(self, batch, target_output, grown):
+            return super().loss(batch, target_output)
 
     device = counting()
     target = tiny_target(seed=0, device=device)
     conf = toy_conf(draft=CASES["medusa"].conf, optim={"steps": 4})
     conf.data, conf.log.every = DataConf(length=LENGTH), 1
-    draft = Growing(MedusaConfig(**conf.draft.describe(target)), target)
+    draft = Growing(MedusaConfig(**conf.draft.engine_config(target)), target)
     counted = loop_in(tmp_path, conf, draft, target, device)
     assert counted.counts()["loss"] == {"announced": 1, "compiled": 2}
     assert [line["train/graphs_unannounced"] for line in metrics(tmp_path)] == [0, 0, 1, 1]
@@ -235,11 +237,11 @@ def test_graphs_that_training_did_not_announce_stand_in_its_metrics(tmp_path):
 
 def test_the_plan_of_a_training_run_counts_its_shapes():
     conf = toy_conf(optim={"batch_size": 4, "accumulation": 2})
-    assert graph_plan.graphs(conf) == {
+    assert graph_plan.list_graphs(conf) == {
         Graph("loss", (4, conf.data.length)), Graph("features", (4, conf.data.length))
     }  # fmt: skip
     conf.optim.compile = False
-    assert graph_plan.graphs(conf) == set()
+    assert graph_plan.list_graphs(conf) == set()
 
 
 def test_a_warm_up_calls_every_shape_of_training_and_evaluation(tmp_path, caplog):

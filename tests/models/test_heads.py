@@ -61,9 +61,13 @@ def test_an_untrained_medusa_repeats_the_targets_own_guess(target):
     decoder = Decoder(target, draft, chain(3), sampling=SamplingConf(), slots=64)
     rounds = []
     (row,) = decoder.decode(
-        [text[:9]], row_ids=[0], max_new_tokens=8,
-        watch=lambda tree, ids, count: rounds.append((tree.ids[0].tolist(), ids[0, count[0] - 1])),
-    )  # fmt: skip
+        [text[:9]],
+        row_ids=[0],
+        max_new_tokens=8,
+        on_round=lambda tree, ids, count: rounds.append(
+            (tree.ids[0].tolist(), ids[0, count[0] - 1])
+        ),
+    )
     root = row.ids[0]
     for proposed, last in rounds:
         assert proposed == [root] * 3
@@ -109,7 +113,7 @@ def test_hydras_heads_see_the_tokens_before_them_and_medusas_do_not(target):
         trees = []
         decoder.decode(
             [text[:9]], row_ids=[0], max_new_tokens=8,
-            watch=lambda tree, *_: trees.append(tree.ids[0].tolist()),  # noqa: B023
+            on_round=lambda tree, *_: trees.append(tree.ids[0].tolist()),  # noqa: B023
         )  # fmt: skip
         assert any(ids[2:4] != ids[4:6] for ids in trees) == differs
 
@@ -127,7 +131,7 @@ def moved(draft, target) -> float:
     with torch.no_grad():
         before, after = (
             model(ids).logits.log_softmax(-1)
-            for model in (target.model, draft.verifier(target).model)
+            for model in (target.model, draft.target_for(target).model)
         )
     return float((before.exp() * (before - after)).sum(-1).mean())
 
@@ -184,7 +188,7 @@ def test_the_adapted_target_is_a_model_of_its_own(target, tmp_path):
     (other,) = tmp_path.glob("target-*")  # that of the step before is gone
     assert other != folder
     _, again = load_draft(tmp_path, target)
-    own = again.verifier(target)
+    own = again.target_for(target)
     assert own.fingerprint != target.fingerprint
     decoder = Decoder(own, again, tree(3), sampling=SamplingConf(), slots=64)
     (row,) = decoder.decode([[5, 6, 7]], row_ids=[0], max_new_tokens=20)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from data.mixture.provenance import claim, release
+from data.mixture.provenance import claim_folder, release_worker_dir
 from infer.checkpoints import make_writable
 from models import lock
 from models.errors import UserError
@@ -41,7 +41,7 @@ def held_elsewhere(folder):
 
 
 def hold_and_wait(folder, there):
-    lock.hold(folder)
+    lock.acquire_lock(folder)
     there.send("held")
     signal.pause()
 
@@ -77,7 +77,7 @@ def test_every_command_that_keeps_results_is_kept_out_until_the_holder_is_killed
     commands = {
         "train": lambda: open_run(conf, ParallelConf().build(CPU, trackers=[])),
         "infer": lambda: make_writable(run),
-        "data.prepare": lambda: claim(tmp_path, {}, run),
+        "data.prepare": lambda: claim_folder(tmp_path, {}, run),
     }
     with held_elsewhere(run) as holder:
         (run / "metrics.jsonl").write_text("of the holder")
@@ -89,34 +89,34 @@ def test_every_command_that_keeps_results_is_kept_out_until_the_holder_is_killed
         holder.join()
         for start in commands.values():
             start()
-            lock.release(run)
+            lock.release_lock(run)
 
 
 def test_a_run_that_is_started_again_waits_for_a_vanished_holder(tmp_path):
     """As on a network file system, which keeps the lock of a dead node for a while."""
     with held_elsewhere(tmp_path) as holder:
         with pytest.raises(UserError, match=r"^run_name: .* held by process"):
-            lock.hold(tmp_path, patience_s=0.2)
+            lock.acquire_lock(tmp_path, timeout_s=0.2)
         timer = threading.Timer(0.5, holder.kill)
         timer.start()
-        lock.hold(tmp_path, patience_s=60.0)
-    lock.release(tmp_path)
+        lock.acquire_lock(tmp_path, timeout_s=60.0)
+    lock.release_lock(tmp_path)
 
 
 def test_a_process_may_come_back_to_its_own_folder_and_leave_it_to_others(tmp_path):
-    lock.hold(tmp_path)
-    lock.hold(tmp_path)
-    lock.release(tmp_path)
+    lock.acquire_lock(tmp_path)
+    lock.acquire_lock(tmp_path)
+    lock.release_lock(tmp_path)
     with held_elsewhere(tmp_path), pytest.raises(UserError, match="held by"):
-        lock.hold(tmp_path)
+        lock.acquire_lock(tmp_path)
 
 
 def test_what_was_prepared_leaves_its_worker_folder_free(tmp_path):
     own = tmp_path / "work" / "0"
-    claim(tmp_path, {}, own)
-    release(own)
+    claim_folder(tmp_path, {}, own)
+    release_worker_dir(own)
     with held_elsewhere(own), pytest.raises(UserError, match="held by"):
-        claim(tmp_path, {}, own)
+        claim_folder(tmp_path, {}, own)
 
 
 def test_a_file_system_without_locks_is_said_and_the_run_goes_on(tmp_path, monkeypatch, caplog):
@@ -124,13 +124,13 @@ def test_a_file_system_without_locks_is_said_and_the_run_goes_on(tmp_path, monke
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", unsupported)
-    lock.hold(tmp_path)
-    lock.release(tmp_path)
+    lock.acquire_lock(tmp_path)
+    lock.release_lock(tmp_path)
     assert "cannot be locked on this file system (No locks available)" in caplog.text
 
 
 def test_a_lock_that_cannot_be_opened_is_refused_in_one_line(tmp_path):
-    (tmp_path / lock.NAME).mkdir()  # as a file of another user, which root may write
+    (tmp_path / lock.LOCK_FILE).mkdir()  # as a file of another user, which root may write
     with pytest.raises(UserError, match=r"^output_dir: must be a writable folder, got .*/lock \("):
         open_run(
             toy_conf(output_dir=str(tmp_path.parent), run_name=tmp_path.name),
@@ -139,10 +139,10 @@ def test_a_lock_that_cannot_be_opened_is_refused_in_one_line(tmp_path):
 
 
 def test_a_child_that_outlives_its_parent_does_not_keep_the_folder(tmp_path):
-    lock.hold(tmp_path)
+    lock.acquire_lock(tmp_path)
     child = FORK.Process(target=signal.pause)
     child.start()
-    lock.release(tmp_path)
+    lock.release_lock(tmp_path)
     try:
         with held_elsewhere(tmp_path):
             assert child.is_alive()

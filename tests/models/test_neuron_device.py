@@ -133,7 +133,9 @@ def test_a_run_needs_the_name_alone_and_does_not_go_on_elsewhere(
     environment, small_run, monkeypatch  # noqa: F811
 ):  # fmt: skip
     said = run(["-m", "train", "device=neuron", *SMALL], environment, small_run)
-    assert any(line.startswith("device: neuron, as asked (torch 2.") for line in said.splitlines())
+    assert any(
+        line.startswith("device: neuron, as configured (torch 2.") for line in said.splitlines()
+    )
     report = json.loads((small_run / "out/there/report.json").read_text())
     assert (report["device"]["name"], report["device"]["dtype"]) == ("neuron", "bfloat16")
 

@@ -23,7 +23,7 @@ from transformers import LlamaConfig
 from models import checkpoint
 from models.drafts.base import Needs
 from models.drafts.feature import FeatureConf, FeatureDraft, layer_config
-from models.distill.loss_weights import sooner
+from models.distill.loss_weights import shift_left
 from models.speculate.tree import grow
 
 
@@ -55,18 +55,18 @@ class BigramDraft(FeatureDraft):
         self.trained_depth, self.max_depth = 1, config.depth
         self.guess = nn.Embedding(config.vocab_size, config.hidden_size)
 
-    def loss(self, batch, seen):
-        guessed = self.guess(sooner(batch.ids, 1))
-        return self.distil([guessed], batch, seen, heads=[self.head.weight])
+    def loss(self, batch, target_output):
+        guessed = self.guess(shift_left(batch.input_ids, 1))
+        return self.distill([guessed], batch, target_output, heads=[self.head.weight])
 
     def new_state(self, batch, slots):
         return {"token": torch.zeros(batch, dtype=torch.int64)}
 
-    def start(self, state, ids, *, lengths, first, seen):
-        return {"token": first}
+    def start(self, state, input_ids, *, lengths, first_token, target_output):
+        return {"token": first_token}
 
-    def advance(self, state, ids, *, count, seen):
-        last = ids.gather(1, (count - 1).clamp_min(0)[:, None])[:, 0]
+    def advance(self, state, input_ids, *, count, target_output):
+        last = input_ids.gather(1, (count - 1).clamp_min(0)[:, None])[:, 0]
         return {"token": torch.where(count > 0, last, state["token"])}
 
     def propose(self, state, *, tree, sampler):

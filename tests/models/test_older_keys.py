@@ -56,7 +56,9 @@ def test_nested_configurations_have_older_names_of_their_own():
     assert {key: inner[key] for key in OLDER["gemma3"]} == OLDER["gemma3"]
     assert whole == before
     again = Gemma3Config(**add_older_keys(whole))
-    assert architectures.ropes(again.text_config) == architectures.ropes(text)
+    assert architectures.get_rope_parameters(
+        again.text_config
+    ) == architectures.get_rope_parameters(text)
 
 
 def test_what_has_no_rope_gets_no_keys_of_it():

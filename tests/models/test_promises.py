@@ -9,12 +9,12 @@ import torch
 from scipy import stats
 
 from infer.engine.decode import Decoder
-from models.checkpoint import WEIGHTS
+from models.checkpoint import WEIGHTS_FILE
 from models.distill.losses import LossName
 from models.drafts import METHODS, load_draft
 from models.drafts.base import Draft
 from models.errors import UserError
-from models.lora import merged
+from models.lora import merge_adapters
 from models.speculate.sampling import SamplingConf
 from models.target.target import Target
 from tests.support.methods import CASES, DEPTH, eventful_text, share_of_maximum
@@ -55,7 +55,7 @@ def learned(request, target, tmp_path_factory):
     folder = tmp_path_factory.mktemp("learned") / "checkpoint"
     draft.save(folder, target)
     draft.eval()
-    verifier = draft.verifier(target) or target
+    verifier = draft.target_for(target) or target
     start = Decoder(verifier, sampling=SamplingConf(), slots=64)
     (row,) = start.decode([text[:5]], row_ids=[0], max_new_tokens=37)
     return Learned(draft=draft, verifier=verifier, text=text[:5] + row.ids, folder=folder)
@@ -74,7 +74,7 @@ def test_the_checkpoint_round_trips(learned, target):
     """Every tensor, of an adapted target too, and what is accepted of a known and a new text."""
     conf, again = load_draft(learned.folder, target)
     assert type(conf) is METHODS[learned.draft.method]
-    verifier = again.verifier(target) or target
+    verifier = again.target_for(target) or target
     assert (verifier is target) == (learned.verifier is target)
     for one, other in [(learned.draft, again), (learned.verifier.model, verifier.model)]:
         before, after = kept(one), kept(other)
@@ -88,14 +88,16 @@ def test_the_checkpoint_round_trips(learned, target):
             for lm, draft in [(learned.verifier, learned.draft), (verifier, again)]
         )
         assert (first.ids, first.accepted) == (second.ids, second.accepted)
-    untrained = conf.untrained(again, target)
+    untrained = conf.rebuild_untrained(again, target)
     assert isinstance(untrained, Draft)
     assert share_of_maximum(verifier, untrained, learned.text) < 0.6
 
 
 def kept(module):
     """Its tensors, low-rank adapters added to what they adapt, but those of learning alone."""
-    return {name: t for name, t in merged(module).items() if not name.startswith("adapters.")}
+    return {
+        name: t for name, t in merge_adapters(module).items() if not name.startswith("adapters.")
+    }
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -173,7 +175,7 @@ def test_a_truncated_checkpoint_is_refused(learned, target, tmp_path):
     for file in learned.folder.iterdir():
         if file.is_file():
             (tmp_path / file.name).write_bytes(file.read_bytes())
-    weights_file = tmp_path / WEIGHTS
+    weights_file = tmp_path / WEIGHTS_FILE
     weights_file.write_bytes(weights_file.read_bytes()[:-100])
     with pytest.raises(UserError, match="truncated or corrupt"):
         load_draft(tmp_path, target)
@@ -187,8 +189,11 @@ def test_the_loss_falls(target, name):
     draft = case.build(target, loss=LossName.forward_kl)
     losses = []
     for _ in range(2):
-        seen = target.see(
-            batch.ids, positions=batch.positions, mask=batch.attends(), layers=draft.needs.layers
+        seen = target.forward_hidden(
+            batch.input_ids,
+            positions=batch.positions,
+            mask=batch.attention_mask(),
+            layers=draft.needs.layers,
         )
         loss = draft.loss(batch, seen)
         losses.append(float(loss.total.detach() / loss.weight))

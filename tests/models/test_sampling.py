@@ -19,8 +19,8 @@ from transformers import (
 
 from models.errors import UserError
 from models.speculate import sampling
-from models.speculate.sampling import History, SamplingConf, gumbel
-from models.speculate.tree import ancestors
+from models.speculate.sampling import History, SamplingConf, gumbel_noise
+from models.speculate.tree import ancestor_mask
 from tests.support.tiny import VOCAB, tiny_target
 
 ROWS = 20_000
@@ -30,7 +30,7 @@ PROMPT = 7  # tokens of a text that are its prompt
 def draw(rows=ROWS, *, vocab=12, count=2, seed=0, turn=0):
     """Noise of `count` positions of many rows."""
     positions = torch.arange(7, 7 + count).expand(rows, -1)
-    return gumbel(seed, torch.arange(rows), turn, positions, torch.arange(vocab))
+    return gumbel_noise(seed, torch.arange(rows), turn, positions, torch.arange(vocab))
 
 
 def texts_and_logits(case):
@@ -50,7 +50,7 @@ def texts_and_logits(case):
 def history_of(ids, prompt=PROMPT):
     known, said = (torch.nn.functional.one_hot(part, VOCAB).bool().any(1)
                    for part in (ids, ids[:, prompt:]))  # fmt: skip
-    return History(known=known, said=said)
+    return History(in_text=known, in_answer=said)
 
 
 def as_transformers(ids, logits, conf):
@@ -140,7 +140,7 @@ def test_the_history_of_a_tree_is_that_of_each_path():
             for _ in ids
         ])  # fmt: skip
         drawn = torch.randint(0, VOCAB, (len(ids), nodes + 1), generator=numbers)
-        found = history_of(ids).along(drawn, ancestors(parents))
+        found = history_of(ids).on_path(drawn, ancestor_mask(parents))
         for row in range(len(ids)):
             for node in range(nodes + 1):
                 path, here = [int(drawn[row, node])], node
@@ -149,8 +149,8 @@ def test_the_history_of_a_tree_is_that_of_each_path():
                     path.append(int(drawn[row, here]))
                 text = torch.cat([ids[row], torch.tensor(path)])[None]
                 wanted = history_of(text)
-                assert torch.equal(found.known[row, node], wanted.known[0])
-                assert torch.equal(found.said[row, node], wanted.said[0])
+                assert torch.equal(found.in_text[row, node], wanted.in_text[0])
+                assert torch.equal(found.in_answer[row, node], wanted.in_answer[0])
 
 
 def test_a_history_grows_by_what_was_emitted_alone():
@@ -160,14 +160,14 @@ def test_a_history_grows_by_what_was_emitted_alone():
     found = history_of(ids).add(new, count)
     for row in range(8):
         wanted = history_of(torch.cat([ids[row], new[row, : count[row]]])[None])
-        assert torch.equal(found.known[row], wanted.known[0])
-        assert torch.equal(found.said[row], wanted.said[0])
+        assert torch.equal(found.in_text[row], wanted.in_text[0])
+        assert torch.equal(found.in_answer[row], wanted.in_answer[0])
 
 
 def test_temperature_zero_chooses_the_likeliest_token_without_noise():
     rule = SamplingConf(temperature=0.0, top_k=3, top_p=0.5).build()
     logits = torch.tensor([[[1.0, 4.0, 4.0, 2.0]]], dtype=torch.bfloat16)
-    assert rule.greedy
+    assert rule.is_greedy
     assert torch.equal(rule.warp(logits), logits.float())
     assert rule.warp(logits).argmax(-1).tolist() == [[1]]  # lowest id among equals
 
@@ -201,7 +201,7 @@ def test_noise_of_neighbouring_keys_is_independent(what):
         pair = draw(ROWS + 1, count=1)[:, 0].unfold(0, 2, 1).unbind(-1)
     elif what == "high bits of the row":
         pair = [
-            gumbel(
+            gumbel_noise(
                 0, torch.arange(ROWS) + (i << 32), 0, torch.ones(ROWS, 1).long(), torch.arange(12)
             )[:, 0]
             for i in (0, 1)
@@ -225,14 +225,14 @@ def test_noise_depends_on_the_key_and_not_on_the_batch():
     everything = draw(6, count=4, vocab=30)
     rows, kept = torch.tensor([4, 1]), torch.tensor([3, 29, 0])
     positions = torch.tensor([[9, 7], [10, 8]])
-    part = gumbel(0, rows, 0, positions, kept)
+    part = gumbel_noise(0, rows, 0, positions, kept)
     wanted = everything[rows[:, None], positions - 7][..., kept]
     torch.testing.assert_close(part, wanted, atol=1e-6, rtol=1e-6)
 
 
 def test_a_turn_may_differ_by_row():
     positions = torch.tensor([[7], [7]])
-    both = gumbel(0, torch.tensor([0, 0]), torch.tensor([0, 3]), positions, torch.arange(12))
+    both = gumbel_noise(0, torch.tensor([0, 0]), torch.tensor([0, 3]), positions, torch.arange(12))
     torch.testing.assert_close(both[0], draw(1, count=1)[0])
     torch.testing.assert_close(both[1], draw(1, count=1, turn=3)[0])
 
@@ -247,7 +247,7 @@ def test_noise_and_warping_compile_into_one_graph(backend, monkeypatch):
     rule = plain.SamplingConf(temperature=0.8, top_k=9, top_p=0.9, seed=3).build()
 
     def sample(logits, row_ids, positions):
-        noise = plain.gumbel(rule.seed, row_ids, 0, positions, torch.arange(12))
+        noise = plain.gumbel_noise(rule.seed, row_ids, 0, positions, torch.arange(12))
         return noise, (rule.warp(logits) + noise).argmax(-1)
 
     args = (torch.randn(4, 2, 12), torch.tensor([5, 6, 7, 1 << 40]), torch.arange(8).view(4, 2))

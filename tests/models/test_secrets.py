@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from conf.entry import compose, config_yaml, entry_point, refuse_windows
-from data.answers.config import AnswersConf, By
-from data.answers.endpoint import check
+from conf.entry import compose, config_to_yaml, entry_point, refuse_windows
+from data.answers.config import AnswersConf, AnswerSource
+from data.answers.endpoint import check_endpoint
 from data.prepare import PrepareConf
 from models.errors import UserError
 from models.secrets import find_secrets, redact
@@ -39,7 +39,7 @@ URL = "answers.url=http://localhost:8000/v1"
 )
 def test_an_address_with_credentials_is_refused_without_saying_them(url):
     with pytest.raises(UserError, match=r"^answers\.url: must be an address ") as refused:
-        AnswersConf(by=By.endpoint, url=url)
+        AnswersConf(by=AnswerSource.endpoint, url=url)
     assert "hunter2" not in str(refused.value)
 
 
@@ -71,8 +71,8 @@ def test_fields_that_servers_know_are_no_secrets(monkeypatch):
     )  # fmt: skip
     extra = [f"++answers.extra.{field}" for field in fields]
     conf = compose("prepare", PrepareConf, [*ENDPOINT, URL, *extra])
-    assert conf.answers.key == "hunter2"
-    assert "hunter2" not in config_yaml(conf)
+    assert conf.answers.api_key == "hunter2"
+    assert "hunter2" not in config_to_yaml(conf)
 
 
 def test_an_address_in_a_mistyped_override_is_shown_without_its_password(
@@ -99,9 +99,9 @@ def test_a_proxy_of_the_environment_is_not_shown_where_it_does_not_answer(monkey
         monkeypatch.setenv(name, f"http://me:hunter2@127.0.0.1:{free_port()}")
     for name in ("NO_PROXY", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
-    conf = AnswersConf(by=By.endpoint, url="http://server.invalid/v1")
+    conf = AnswersConf(by=AnswerSource.endpoint, url="http://server.invalid/v1")
     with pytest.raises(UserError, match=r"answers\.url: must be an endpoint") as refused:
-        check(conf, TargetConf())
+        check_endpoint(conf, TargetConf())
     assert "hunter2" not in str(refused.value)
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from models.errors import UserError
-from models.parallel.nxd_checkpoint import files, merge, read
-from models.parallel.tensor_parallel import cut, plan
+from models.parallel.nxd_checkpoint import find_rank_files, merge_shares, read_share
+from models.parallel.tensor_parallel import plan_shards, shard_state_dict
 from models.target.target import TargetConf
 from tests.support.sharded import CUT, RANKS, model_of
 from tests.support.tiny import CPU, tiny_tokenizer
@@ -22,7 +22,10 @@ def same(found, model):
 
 def shares_of(model, ranks):
     full = model.state_dict()
-    return [cut(full, plan(model, ranks), ranks=ranks, rank=rank) for rank in range(ranks)]
+    return [
+        shard_state_dict(full, plan_shards(model, ranks), ranks=ranks, rank=rank)
+        for rank in range(ranks)
+    ]
 
 
 def saved(folder, shares, *, tag="step_10"):
@@ -38,7 +41,7 @@ def saved(folder, shares, *, tag="step_10"):
 @pytest.mark.parametrize("name", CUT)
 def test_what_a_plan_cuts_is_merged(name, ranks):
     model = model_of(CUT[name]())
-    same(merge(shares_of(model, ranks), model), model)
+    same(merge_shares(shares_of(model, ranks), model), model)
 
 
 def test_a_target_is_built_from_the_newest_finished_checkpoint(tmp_path):
@@ -85,7 +88,7 @@ def test_heads_in_rows_and_fused_layers_are_put_in_order():
         axis = 1 if name.endswith("o_proj.weight") else 0
         for share, part in zip(shares, full.chunk(ranks, axis), strict=True):
             share[name] = part
-    same(merge([fused(share, heads) for share in shares], model), model)
+    same(merge_shares([fused(share, heads) for share in shares], model), model)
 
 
 def test_tensors_in_files_of_their_own_are_read(tmp_path, monkeypatch):
@@ -101,8 +104,8 @@ def test_tensors_in_files_of_their_own_are_read(tmp_path, monkeypatch):
     own.mkdir()
     for number in range(2):
         torch.save(torch.full((2,), number), own / f"tensor_{number}.pt")
-    (file,) = files(tmp_path)
-    assert {name: tensor.tolist() for name, tensor in read(file).items()} == {
+    (file,) = find_rank_files(tmp_path)
+    assert {name: tensor.tolist() for name, tensor in read_share(file).items()} == {
         "a.weight": [0, 0], "b.weight": [1, 1],
     }  # fmt: skip
 
@@ -112,11 +115,11 @@ def test_the_older_layout_is_found(tmp_path):
         folder = tmp_path / f"tp_rank_{rank:02d}_pp_rank_00"
         folder.mkdir()
         torch.save({"model": {"rank": torch.tensor(rank)}}, folder / "checkpoint.pt")
-    assert [int(read(file)["rank"]) for file in files(tmp_path)] == [0, 1]
+    assert [int(read_share(file)["rank"]) for file in find_rank_files(tmp_path)] == [0, 1]
 
 
 def test_what_is_no_such_checkpoint_has_no_files(tmp_path):
-    assert files(tmp_path) == []
+    assert find_rank_files(tmp_path) == []
 
 
 def test_incomplete_and_foreign_checkpoints_are_refused(tmp_path):
@@ -124,18 +127,18 @@ def test_incomplete_and_foreign_checkpoints_are_refused(tmp_path):
     shares = shares_of(model, 4)
     place = saved(tmp_path, shares)
     (place / FILE.format(2)).unlink()
-    with pytest.raises(UserError, match=r"all tensor ranks must be there, got \[0, 1, 3\]"):
-        files(tmp_path)
+    with pytest.raises(UserError, match=r"all tensor ranks must be present, got \[0, 1, 3\]"):
+        find_rank_files(tmp_path)
     (place / "dp_rank_00_tp_rank_02_pp_rank_01.pt").write_text("")
     with pytest.raises(UserError, match=r"one pipeline stage and no expert ranks.*converter"):
-        files(tmp_path)
+        find_rank_files(tmp_path)
     with pytest.raises(
         UserError, match=r"embed_tokens.weight must be \[64, 64\] when merged, got \[48"
     ):
-        merge(shares[:3], model)
+        merge_shares(shares[:3], model)
     other = [share | {"model.layers.0.self_attn.k_norm.weight": torch.ones(16)} for share in shares]
-    with pytest.raises(UserError, match=r"the unknown model.layers.0.self_attn.k_norm.weight"):
-        merge(other, model)
+    with pytest.raises(UserError, match=r"unknown tensor model.layers.0.self_attn.k_norm.weight"):
+        merge_shares(other, model)
     del shares[0]["model.norm.weight"]
     with pytest.raises(UserError, match=r"got no model.norm.weight"):
-        merge(shares, model)
+        merge_shares(shares, model)

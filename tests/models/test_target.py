@@ -40,7 +40,9 @@ def seen(target):
     mask = torch.ones(5, 5, dtype=torch.bool).tril()[None, None]
     with torch.no_grad():
         theirs = target.model(ids, output_hidden_states=True)
-        ours = target.see(ids, positions=torch.arange(5)[None], mask=mask, layers=list(range(6)))
+        ours = target.forward_hidden(
+            ids, positions=torch.arange(5)[None], mask=mask, layers=list(range(6))
+        )
     return ours, theirs
 
 
@@ -63,9 +65,9 @@ def test_the_target_is_frozen_and_capturing_nothing_keeps_nothing(target):
     assert not target.model.training
     ids = torch.tensor([[5, 9]])
     mask = torch.ones(1, 1, 2, 2, dtype=torch.bool).tril()
-    seen = target.see(ids, positions=torch.arange(2)[None], mask=mask, layers=[])
+    seen = target.forward_hidden(ids, positions=torch.arange(2)[None], mask=mask, layers=[])
     assert seen.captured.shape == (1, 2, 0)
-    assert target._pass.entering == {}
+    assert target._forward_state.layer_inputs == {}
 
 
 @pytest.mark.parametrize(("eos", "ids"), [(None, []), (3, [3]), ([3, 4], [3, 4])])

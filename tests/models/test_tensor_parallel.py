@@ -10,7 +10,7 @@ import torch.multiprocessing
 
 from models.device import DeviceName
 from models.errors import UserError
-from models.parallel.tensor_parallel import cut, join, plan
+from models.parallel.tensor_parallel import plan_shards, shard_state_dict, unshard_state_dict
 from models.target.target import TargetConf
 from tests.support import nxd, sharded
 from tests.support.sharded import CUT, RANKS, UNCUT, model_of
@@ -89,7 +89,7 @@ def test_without_the_engine_the_xla_route_says_so_before_anything_is_loaded():
 def test_what_the_xla_route_cannot_split_is_refused_by_the_config_alone(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "24")
     CUT["qwen3"]().save_pretrained(tmp_path)
-    given = {"rows": 24, "adapts": False, "device": DeviceName.xla}
+    given = {"rows": 24, "trains_target": False, "device": DeviceName.xla}
     target = TargetConf(path=str(tmp_path))
     for tensor in (3, 8):
         ParallelConf(tensor=tensor).check(**given)
@@ -107,9 +107,9 @@ def test_what_the_xla_route_cannot_split_is_refused_by_the_config_alone(tmp_path
 def test_shares_of_all_ranks_are_the_whole(ranks):
     for name in CUT:
         model = model_of(CUT[name]())
-        parts, full = plan(model, ranks), model.state_dict()
-        shares = [cut(full, parts, ranks=ranks, rank=rank) for rank in range(ranks)]
-        torch.testing.assert_close(join(shares, parts), dict(full), atol=0, rtol=0)
+        parts, full = plan_shards(model, ranks), model.state_dict()
+        shares = [shard_state_dict(full, parts, ranks=ranks, rank=rank) for rank in range(ranks)]
+        torch.testing.assert_close(unshard_state_dict(shares, parts), dict(full), atol=0, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -119,8 +119,8 @@ def test_shares_of_all_ranks_are_the_whole(ranks):
         ("qwen3", 16, "a divisor of its 8 attention heads, got 16"),
         ("phi3", 5, "a divisor"),
         ("qwen3_moe", 2, r"got model.layers.0.mlp.experts \(Qwen3MoeExperts, moe_tp_experts\)"),
-        ("gpt_oss", 2, "a plan that says how its layers are cut, got none"),
-        ("cohere", 2, "weights that are of one head, got model.layers.0.self_attn.q_norm.weight"),
+        ("gpt_oss", 2, "a tensor-parallel plan for its layers, got none"),
+        ("cohere", 2, "weights of a single head, got model.layers.0.self_attn.q_norm.weight"),
     ],
 )
 def test_what_cannot_be_cut_is_refused_by_name(name, ranks, rule):
@@ -128,4 +128,4 @@ def test_what_cannot_be_cut_is_refused_by_name(name, ranks, rule):
     with torch.device("meta"):
         model = model_of((CUT | UNCUT)[name]())
     with pytest.raises(UserError, match=f"parallel.tensor: a target of {name} needs .*{rule}"):
-        plan(model, ranks)
+        plan_shards(model, ranks)

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from models.distill.losses import LossName, chunked_distillation
-from models.distill.topk_logits import TopK
-from models.target.language_model import Seen
+from models.distill.losses import LossName, chunked_distillation_loss
+from models.distill.topk_logits import TopKLogits
+from models.target.language_model import TargetOutput
 from tests.models.test_chunked_losses import Largest, unchecked_losses
 from tests.support.loss_cases import (
     FORMS,
@@ -25,7 +25,9 @@ K = 4
 
 def with_top(args, k=K):
     """The same rows, of whose target no more is known than k tokens and the rest."""
-    return args | {"target_rows": TopK.of(args["target_rows"] @ args["target_head"].T, k)}
+    return args | {
+        "target_rows": TopKLogits.from_logits(args["target_rows"] @ args["target_head"].T, k)
+    }
 
 
 def by_hand(args, conf, k=K):
@@ -118,17 +120,17 @@ def test_sharp_distributions_and_rows_without_any_stay_finite(name, spread, monk
     """A store gives zeros where nothing is stored; a bucket may underflow."""
     args = with_top(inputs(steps=(2,), kept=KEPT, spread=spread))
     empty = torch.arange(23) % 3 == 0
-    args["target_rows"] = args["target_rows"].each(
+    args["target_rows"] = args["target_rows"].map_tensors(
         lambda t: t.masked_fill(empty.reshape(-1, *[1] * (t.ndim - 1)), 0)
     )
     args["weight"] = args["weight"] * ~empty
     for found in both(args, conf_of(name)):
         assert all(tensor.isfinite().all() for tensor in found)
         assert found[-1].any()
-    rows = learned(chunked_distillation, args, conf_of(name))
+    rows = learned(chunked_distillation_loss, args, conf_of(name))
     # as an accelerator takes them: those that weigh nothing too
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    all_close(learned(chunked_distillation, args, conf_of(name)), rows)
+    all_close(learned(chunked_distillation_loss, args, conf_of(name)), rows)
 
 
 @each_vocabulary
@@ -137,9 +139,9 @@ def test_the_bucket_flatters_alpha_by_no_more_than_it_holds(kept):
     args, conf = inputs(kept=kept, spread=0.5), conf_of(LossName.tv)
     args["draft_hidden"] = args["draft_hidden"].detach().expand(23, 23, 6)
     args["weight"] = torch.eye(23)  # a step for every row
-    _, exact = chunked_distillation(**args, conf=conf)
+    _, exact = chunked_distillation_loss(**args, conf=conf)
     known = with_top(args)
-    _, found = chunked_distillation(**known, conf=conf)
+    _, found = chunked_distillation_loss(**known, conf=conf)
     for name in ("hit", "covered"):
         assert torch.equal(found[name], exact[name])
     over = found["alpha"][:, 0] - exact["alpha"][:, 0]
@@ -150,15 +152,15 @@ def test_the_bucket_flatters_alpha_by_no_more_than_it_holds(kept):
 
 def test_a_tiny_rest_is_not_lost():
     """1 - (sum of the top) would be 0 in fp32."""
-    top = TopK.of(torch.tensor([[30.0, 0.0, 0.0]]), 1)
+    top = TopKLogits.from_logits(torch.tensor([[30.0, 0.0, 0.0]]), 1)
     torch.testing.assert_close(top.rest, torch.tensor([2 * torch.tensor(-30.0).exp()]))
 
 
 def test_what_teaches_is_flat():
-    hidden, top = torch.randn(2, 3, 5), TopK.of(torch.randn(2, 3, 7), 2)
-    seen = Seen(hidden=hidden, captured=hidden[..., :0])
-    assert torch.equal(seen.teaches(), hidden.flatten(0, 1))
-    flat = Seen(hidden=hidden, captured=hidden[..., :0], teacher=top).teaches()
+    hidden, top = torch.randn(2, 3, 5), TopKLogits.from_logits(torch.randn(2, 3, 7), 2)
+    seen = TargetOutput(hidden=hidden, captured=hidden[..., :0])
+    assert torch.equal(seen.loss_inputs(), hidden.flatten(0, 1))
+    flat = TargetOutput(hidden=hidden, captured=hidden[..., :0], topk=top).loss_inputs()
     assert flat.ids.shape == (6, 2)
     assert flat.rest.shape == (6,)
 
@@ -168,19 +170,19 @@ def test_the_targets_head_is_not_applied_and_chunks_stay_small(name):
     tokens, vocab, chunk = 256, 500, 32
     args = with_top(inputs(tokens=tokens, vocab=vocab)) | {"target_head": torch.empty(0, 0)}
     with Largest() as largest:
-        chunked_distillation(**args, conf=conf_of(name, chunk=chunk))[0].backward()
+        chunked_distillation_loss(**args, conf=conf_of(name, chunk=chunk))[0].backward()
     assert largest.numel <= chunk * (vocab + 1)
 
 
 def test_compiles_into_one_graph(monkeypatch):
     plain = unchecked_losses(monkeypatch)
     args = with_top(inputs(kept=KEPT, steps=(2,)))
-    args["target_rows"] = plain.TopK(**vars(args["target_rows"]))
-    compiled = torch.compile(plain.chunked_distillation, backend="aot_eager", fullgraph=True)
+    args["target_rows"] = plain.TopKLogits(**vars(args["target_rows"]))
+    compiled = torch.compile(plain.chunked_distillation_loss, backend="aot_eager", fullgraph=True)
     for name in ("lk_hybrid", "ce"):
         conf = plain.LossConf(name=plain.LossName[name], chunk=16, top_k=2)
         results = []
-        for form in (plain.chunked_distillation, compiled):
+        for form in (plain.chunked_distillation_loss, compiled):
             total, _ = form(**args, conf=conf)
             results.append([total, *torch.autograd.grad(total, [args["draft_hidden"]])])
         all_close(*results)

@@ -18,11 +18,11 @@ from models.speculate.sampling import Sampler, SamplingConf
 from models.speculate.tree import (
     TreeConf,
     TreeKind,
-    ancestors,
-    best_first,
-    depths,
+    ancestor_mask,
+    best_first_paths,
     grow,
-    static_tree,
+    node_depths,
+    tree_from_paths,
 )
 
 VOCAB = 5
@@ -87,7 +87,7 @@ def test_equal_scores_everywhere_still_give_a_tree():
         dynamic(), GREEDY, flat, lambda tokens, above: flat[:, None].expand(-1, tokens.shape[1], -1)
     )
     assert (proposal.parents < torch.arange(9)).all()
-    assert (depths(ancestors(proposal.parents))[:, 1:] > 0).all()
+    assert (node_depths(ancestor_mask(proposal.parents))[:, 1:] > 0).all()
 
 
 def likeliest(root, nodes, depth):
@@ -120,7 +120,7 @@ def test_a_width_of_all_nodes_prunes_nothing(nodes):
         depth = iter(range(1, 4))
         proposal = grow(tree, GREEDY, logits[0], lambda *_: logits[next(depth)][None])  # noqa: B023
         tokens = np.argsort(-table, axis=1)  # of each rank
-        ranks = best_first(np.take_along_axis(table, tokens, 1), nodes)
+        ranks = best_first_paths(np.take_along_axis(table, tokens, 1), nodes)
         wanted = [tuple(tokens[d, rank] for d, rank in enumerate(path)) for path in ranks]
         assert paths_of(proposal, 0) == wanted
 
@@ -147,7 +147,7 @@ def test_medusas_product_tree_is_the_best_of_all_products(target):
 
 
 def most_accepted(table, nodes):
-    """Sequoia's dynamic programme: the best sum over every way to split a budget (2402.12374)."""
+    """Sequoia's dynamic program: the best sum over every way to split a budget (2402.12374)."""
     depth, ranks = table.shape
 
     @cache
@@ -168,10 +168,10 @@ def most_accepted(table, nodes):
 def test_no_split_of_the_budget_accepts_more_than_best_first(nodes):
     for seed in range(6):
         table = np.random.default_rng(seed).dirichlet(np.ones(6), size=5)[:, :4]
-        paths = best_first(table, nodes)
+        paths = best_first_paths(table, nodes)
         found = sum(np.prod([table[d, r] for d, r in enumerate(path)]) for path in paths)
         assert found == pytest.approx(most_accepted(table, nodes))
-        assert static_tree(paths).nodes == nodes
+        assert tree_from_paths(paths).nodes == nodes
 
 
 def test_a_chain_takes_the_likeliest_token_each_time():
@@ -193,7 +193,7 @@ def test_a_static_tree_takes_the_ranks_that_it_names():
             path = (*path, order[rank])
         wanted.append(path)
     assert grown(tree, root=(3,)) == wanted
-    assert (tree.nodes, tree.depth, tree.scratch) == (5, 3, 3)
+    assert (tree.nodes, tree.depth, tree.scratch_slots) == (5, 3, 3)
     assert sorted(tree.paths) == sorted(paths)
 
 
@@ -203,7 +203,7 @@ def test_ancestors_are_those_of_a_plain_loop():
         [torch.randint(-1, max(i, 1), (6,), generator=numbers).clamp(max=i - 1) for i in range(20)],
         dim=1,
     )
-    above = ancestors(parents)
+    above = ancestor_mask(parents)
     for row in range(6):
         for node in range(21):
             seen, at = {0}, node
@@ -211,7 +211,7 @@ def test_ancestors_are_those_of_a_plain_loop():
                 seen.add(at)
                 at = int(parents[row, at - 1]) + 1
             assert set(above[row, node].nonzero()[:, 0].tolist()) == seen
-            assert depths(above)[row, node] == len(seen) - 1
+            assert node_depths(above)[row, node] == len(seen) - 1
 
 
 REFUSED = {

@@ -1,4 +1,4 @@
-"""Tree files: three formats that hold the same tree, recognised on reading."""
+"""Tree files: three formats that hold the same tree, recognized on reading."""
 
 import json
 import sys
@@ -8,7 +8,7 @@ import pytest
 
 from infer.tree_file import main
 from models.errors import UserError
-from models.speculate.tree import TreeConf, TreeKind, best_first, static_tree
+from models.speculate.tree import TreeConf, TreeKind, best_first_paths, tree_from_paths
 from models.speculate.tree_formats import TreeFormat, read_paths, write_paths
 
 
@@ -16,28 +16,28 @@ def trees():
     """Trees of many shapes; acceptance falls with the rank, so none of them skips one."""
     for seed in range(8):
         shares = np.random.default_rng(seed).dirichlet(np.ones(6), size=4)
-        yield best_first(-np.sort(-shares), nodes=3 + 7 * seed)
+        yield best_first_paths(-np.sort(-shares), nodes=3 + 7 * seed)
 
 
 @pytest.mark.parametrize("form", TreeFormat)
 def test_a_tree_survives_every_format(tmp_path, form):
     file = tmp_path / "tree.json"
     for paths in trees():
-        write_paths(paths, file, form=form, about={"found": "by hand"})
-        assert static_tree(read_paths(file)) == static_tree(paths)
+        write_paths(paths, file, tree_format=form, metadata={"found": "by hand"})
+        assert tree_from_paths(read_paths(file)) == tree_from_paths(paths)
         conf = TreeConf(kind=TreeKind.static, file=str(file), paths=[[0], [0, 0]])
         assert conf.build().nodes == len(paths)  # a file is instead of the shipped paths
 
 
 def test_our_own_format_says_what_was_measured(tmp_path):
     file = tmp_path / "tree.json"
-    write_paths([[0], [1], [0, 0]], file, about={"found": "by hand"})
+    write_paths([[0], [1], [0, 0]], file, metadata={"found": "by hand"})
     assert json.loads(file.read_text()) == {"paths": [[0], [1], [0, 0]], "found": "by hand"}
 
 
 def test_adjacency_is_numbered_level_by_level(tmp_path):
     file = tmp_path / "tree.json"
-    write_paths([[0], [1, 0], [1], [0, 0], [0, 1], [1, 0, 0]], file, form=TreeFormat.nxd)
+    write_paths([[0], [1, 0], [1], [0, 0], [0, 1], [1, 0, 0]], file, tree_format=TreeFormat.nxd)
     assert json.loads(file.read_text()) == {
         "0": ["1", "2"], "1": ["3", "4"], "2": ["5"], "5": ["6"],
     }  # fmt: skip
@@ -45,7 +45,7 @@ def test_adjacency_is_numbered_level_by_level(tmp_path):
 
 def test_adjacency_cannot_skip_a_rank(tmp_path):
     with pytest.raises(UserError, match=r"^format: nxd needs every rank .* got \[1, 2\] without"):
-        write_paths([[0], [1], [1, 2]], tmp_path / "tree.json", form=TreeFormat.nxd)
+        write_paths([[0], [1], [1, 2]], tmp_path / "tree.json", tree_format=TreeFormat.nxd)
 
 
 REFUSED = {
@@ -56,7 +56,7 @@ REFUSED = {
     '{"0": ["2", "1"]}': "must number nodes level by level from root 0, got {} with ['2', '1'] "
     "below node 0; expected ['1', '2']",
     '{"0": ["1"], "4": ["5"]}': "must number nodes level by level from root 0, got {} with "
-    "children of 4, which is no node; take them out",
+    "children of 4, which is not a node; remove them",
     '{"0": ["1"], "1": ["1"]}': "must number nodes level by level from root 0, got {} with ['1'] "
     "below node 1; expected ['2']",
 }  # fmt: skip

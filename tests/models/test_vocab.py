@@ -12,45 +12,48 @@ COUNTS = torch.tensor([0, 50, 3, 0, 40, 0, 7, 0])
 
 
 def test_the_most_frequent_are_kept_beside_the_always_kept_in_ascending_order():
-    assert draft_vocab.choose(COUNTS, 4, always=[7, 0]).tolist() == [0, 1, 4, 7]
+    assert draft_vocab.choose_kept_ids(COUNTS, 4, required_ids=[7, 0]).tolist() == [0, 1, 4, 7]
 
 
 def test_an_always_kept_token_takes_one_place_however_frequent():
-    assert draft_vocab.choose(COUNTS, 3, always=[1]).tolist() == [1, 4, 6]
+    assert draft_vocab.choose_kept_ids(COUNTS, 3, required_ids=[1]).tolist() == [1, 4, 6]
 
 
 def test_unused_tokens_fill_up_by_ascending_id():
-    assert draft_vocab.choose(COUNTS, 6, always=[7]).tolist() == [0, 1, 2, 4, 6, 7]
+    assert draft_vocab.choose_kept_ids(COUNTS, 6, required_ids=[7]).tolist() == [0, 1, 2, 4, 6, 7]
 
 
 def test_a_token_without_a_row_in_the_head_is_left_out():
-    assert draft_vocab.choose(COUNTS, 2, always=[7, 8]).tolist() == [1, 7]
+    assert draft_vocab.choose_kept_ids(COUNTS, 2, required_ids=[7, 8]).tolist() == [1, 7]
 
 
 def test_no_size_and_full_size_keep_everything():
     for size in (None, len(COUNTS)):
-        kept = draft_vocab.choose(COUNTS, size, always=[3])
+        kept = draft_vocab.choose_kept_ids(COUNTS, size, required_ids=[3])
         assert kept.tolist() == list(range(len(COUNTS)))
-        assert draft_vocab.offsets(kept).tolist() == [0] * len(COUNTS)
-        assert draft_vocab.coverage(COUNTS, kept) == 1.0
+        assert draft_vocab.offsets_from_kept_ids(kept).tolist() == [0] * len(COUNTS)
+        assert draft_vocab.token_coverage(COUNTS, kept) == 1.0
 
 
 @pytest.mark.parametrize("size", [2, 9])
 def test_an_impossible_size_is_refused(size):
     with pytest.raises(UserError, match=rf"draft\.vocab_size: must .* got {size}"):
-        draft_vocab.choose(COUNTS, size, always=[0, 1, 2])
+        draft_vocab.choose_kept_ids(COUNTS, size, required_ids=[0, 1, 2])
 
 
 def test_both_maps_name_the_same_tokens():
-    kept = draft_vocab.choose(COUNTS, 4, always=[7])
-    d2t, t2d = draft_vocab.offsets(kept), draft_vocab.membership(kept, len(COUNTS))
+    kept = draft_vocab.choose_kept_ids(COUNTS, 4, required_ids=[7])
+    d2t, t2d = (
+        draft_vocab.offsets_from_kept_ids(kept),
+        draft_vocab.membership_mask(kept, len(COUNTS)),
+    )
     assert d2t.dtype == torch.int64
-    assert torch.equal(draft_vocab.kept_ids(d2t), kept)
+    assert torch.equal(draft_vocab.kept_ids_from_offsets(d2t), kept)
     assert torch.equal(t2d.nonzero()[:, 0], kept)
 
 
 def test_coverage_is_the_share_of_answer_tokens():
-    assert draft_vocab.coverage(COUNTS, torch.tensor([1, 4])) == pytest.approx(0.9)
+    assert draft_vocab.token_coverage(COUNTS, torch.tensor([1, 4])) == pytest.approx(0.9)
 
 
 def test_every_byte_and_special_token_of_a_byte_level_tokenizer_is_kept():
@@ -63,7 +66,7 @@ def test_every_byte_and_special_token_of_a_byte_level_tokenizer_is_kept():
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>")
     tokenizer.add_tokens(["<call>"])
 
-    kept = draft_vocab.always_kept(tokenizer)
+    kept = draft_vocab.required_token_ids(tokenizer)
     assert len(kept) == 256 + 2
     spelled = tokenizer("\x00 \x7f \u00ff \U0001f600<call><end>").input_ids
     assert set(spelled) <= set(kept)
@@ -79,4 +82,4 @@ def test_every_byte_fallback_token_is_kept():
         )
     )  # fmt: skip
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>")
-    assert draft_vocab.always_kept(tokenizer) == [*range(1, 258)]
+    assert draft_vocab.required_token_ids(tokenizer) == [*range(1, 258)]

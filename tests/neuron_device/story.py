@@ -17,10 +17,10 @@ from accelerate.utils import is_neuron_available
 
 from conf.entry import compose
 from infer.engine.decode import Decoder
-from infer.engine.graph_plan import Decoding, Drafting
-from models.device import DeviceConf, DeviceName, graphs
+from infer.engine.graph_plan import DecoderSpec, DraftSpec
+from models.device import DeviceConf, DeviceName, count_graphs
 from models.drafts.base import DraftConf
-from models.drafts.causal_lm import CausalLMConf, Start
+from models.drafts.causal_lm import CausalLMConf, InitFrom
 from models.drafts.eagle1 import Eagle1Conf
 from models.drafts.eagle3 import Eagle3Conf
 from models.drafts.medusa import MedusaConf
@@ -28,13 +28,13 @@ from models.speculate.sampling import SamplingConf
 from tests.support.tiny import LAYERS, tiny_target, tree
 from tests.support.toy_run import metrics, toy_conf, toy_run
 from train.config import TrainConf
-from train.distributed.parallel import accelerator_for
+from train.distributed.parallel import build_accelerator
 
 DRAFTS: dict[str, DraftConf] = {
     "eagle3": Eagle3Conf(layers=LAYERS, unroll=2),
     "eagle1": Eagle1Conf(token=1.0, noise=0.2),  # what it reads is disturbed at random
     "medusa": MedusaConf(heads=4),
-    "draft model": CausalLMConf(start=Start.pruned, layers=[0, 5]),
+    "draft model": CausalLMConf(start=InitFrom.pruned, layers=[0, 5]),
 }
 PROMPTS = [[5, 9, 2, 7, 11, 3], [8, 1, 4]]
 GREEDY, SAMPLED = SamplingConf(), SamplingConf(temperature=0.8, seed=3)
@@ -48,7 +48,7 @@ def conf_of(name: str, *, compiles: bool = False) -> DeviceConf:
 
 def placement() -> dict[str, Any]:
     device = DeviceConf(name=DeviceName.auto, compile=False).build()
-    accelerator = accelerator_for(device, trackers=[])
+    accelerator = build_accelerator(device, trackers=[])
     linear = accelerator.prepare(torch.nn.Linear(4, 4, bias=False))
     weight, ones = linear.weight, torch.ones(2, 4, device=device.torch_device)
     with accelerator.autocast():
@@ -116,20 +116,20 @@ def compiled(folder: Path) -> dict[str, Any]:
     target = tiny_target(seed=0, device=device)
     draft = DRAFTS["eagle3"].build(target, loss=toy_conf().loss, seed=0).eval()
     decoder = Decoder(target, draft, tree(), sampling=GREEDY, slots=64)
-    planned = Decoding(drafting=Drafting.of(draft, None), tree=tree(), slots=64)
-    before, ids = graphs(), []
-    with device.ledger.expecting(planned.graphs(map(len, PROMPTS)), strict=True) as run:
+    planned = DecoderSpec(draft=DraftSpec.from_draft(draft, None), tree=tree(), slots=64)
+    before, ids = count_graphs(), []
+    with device.ledger.expect_graphs(planned.list_graphs(map(len, PROMPTS)), strict=True) as run:
         for prompt in 2 * PROMPTS:
             (row,) = decoder.decode([prompt], row_ids=[0], max_new_tokens=8)
             ids.append(row.ids)
-    after = graphs()
+    after = count_graphs()
     conf = toy_conf(draft=DRAFTS["medusa"], device=setting, optim=FEW)
     toy_run(folder / "compiled", conf, target=target)
     return {
         "backend": device.backend,
         "announced": run.announced,
         "compiled": run.compiled,
-        "graphs": [after - before, graphs() - after],
+        "graphs": [after - before, count_graphs() - after],
         "ids": ids,
         "losses": losses_in(folder / "compiled"),
     }

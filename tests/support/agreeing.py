@@ -50,7 +50,9 @@ def small_drafts(target: Target) -> dict[str, Draft]:
     eagle = Eagle3Conf(layers=LAYERS, unroll=2).build(target, loss=loss, seed=0)
     reduced = Eagle3Conf(layers=LAYERS, unroll=2, vocab_size=10)
     reduced = reduced.build(target, loss=loss, seed=0)
-    reduced.prepare(batch.ids.flatten().bincount(minlength=WORDS), target=target, always=[0])
+    reduced.prepare(
+        batch.input_ids.flatten().bincount(minlength=WORDS), target=target, required_ids=[0]
+    )
     heads = MedusaConf(heads=DEPTH).build(target, loss=loss, seed=0)
     for draft, rate in ((eagle, 1e-2), (reduced, 1e-2), (heads, 2e-2)):
         learn(draft, target, batch, steps=80, lr=rate)  # pyright: ignore[reportArgumentType]

@@ -2,8 +2,8 @@
 
 import torch
 
-from models.speculate.tree import ancestors, depths
-from models.target.cache import Write, prompt_mask, tree_mask
+from models.speculate.tree import ancestor_mask, node_depths
+from models.target.cache import CacheWrite, prompt_mask, tree_mask
 from tests.support.tiny import LAYERS
 
 
@@ -13,22 +13,31 @@ def read_prompts(target, cache, prompts, padded, layers=LAYERS):
         row[: len(prompt)] = torch.tensor(prompt)
     lengths = torch.tensor([len(prompt) for prompt in prompts])
     place = torch.arange(padded).expand_as(ids)
-    seen = target.see(
-        ids, positions=place, mask=prompt_mask(lengths, padded, cache.garbage + 1), layers=layers,
-        cache=cache, write=Write.at(place),
-    )  # fmt: skip
+    seen = target.forward_hidden(
+        ids,
+        positions=place,
+        mask=prompt_mask(lengths, padded, cache.garbage_slot + 1),
+        layers=layers,
+        cache=cache,
+        write=CacheWrite.at(place),
+    )
     return lengths, seen
 
 
 def read_tree(
     target, cache, lengths, ids, parents, *, active=True, source=None, goal=None, layers=LAYERS
 ):
-    sees = ancestors(parents)
+    sees = ancestor_mask(parents)
     place = lengths[:, None] + torch.arange(ids.shape[1])
-    slots = place if active else torch.full_like(place, cache.garbage)
+    slots = place if active else torch.full_like(place, cache.garbage_slot)
     moves = source is not None
-    return target.see(
-        ids, positions=lengths[:, None] + depths(sees),
-        mask=tree_mask(lengths, sees, cache.garbage + 1), layers=layers, cache=cache,
-        write=Write(slots=slots, source=source, goal=goal) if moves else Write.at(slots),
-    ).hidden  # fmt: skip
+    return target.forward_hidden(
+        ids,
+        positions=lengths[:, None] + node_depths(sees),
+        mask=tree_mask(lengths, sees, cache.garbage_slot + 1),
+        layers=layers,
+        cache=cache,
+        write=CacheWrite(slots=slots, move_from=source, move_to=goal)
+        if moves
+        else CacheWrite.at(slots),
+    ).hidden

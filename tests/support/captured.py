@@ -4,10 +4,10 @@ import json
 import random
 from pathlib import Path
 
-from data.capture import capture
-from data.config import DataConf, Source
+from data.capture import capture_features
+from data.config import DataConf, DataSource
 from data.features.config import CaptureConf
-from data.features.reader import Store
+from data.features.reader import FeatureStore
 from models.device import DeviceConf
 from models.device.config import DeviceName, Precision
 from models.drafts.base import DraftConf, Needs
@@ -43,7 +43,7 @@ def conf(folder: Path, *, draft: DraftConf | None = None, precision: str = "floa
     """A capture of a handful of shards."""
     settings = {"batch": 2, "shard_mb": 0.02, "run_name": "small"} | changes
     data = DataConf(
-        source=Source.jsonl, path=str(folder / "documents.jsonl"), length=LENGTH,
+        source=DataSource.jsonl, path=str(folder / "documents.jsonl"), length=LENGTH,
         overlap=settings.pop("overlap", None), limit=settings.pop("limit", None),
     )  # fmt: skip
     return CaptureConf(
@@ -55,11 +55,11 @@ def conf(folder: Path, *, draft: DraftConf | None = None, precision: str = "floa
 
 
 def captured(wanted: CaptureConf) -> Path:
-    return capture(wanted, command=COMMAND)
+    return capture_features(wanted, command=COMMAND)
 
 
-def opened(path: Path, target: Target, needs: Needs = EAGLE3, **how) -> Store:
-    return Store.open(
+def opened(path: Path, target: Target, needs: Needs = EAGLE3, **how) -> FeatureStore:
+    return FeatureStore.open(
         path, target_hash=target.fingerprint, tokenizer_hash=target.tokenizer_fingerprint,
         needs=needs, **how,
     )  # fmt: skip

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from data.answers.config import AnswersConf
-from data.sources.prepared_rows import Row
+from data.sources.prepared_rows import PreparedRow
 from models.target.target import Target
 from tests.support.tiny import VOCAB, tiny_target
 
@@ -37,7 +37,7 @@ def save(target: Target, folder: Path) -> Path:
     return folder
 
 
-def asked(count: int) -> list[Row]:
+def asked(count: int) -> list[PreparedRow]:
     """Conversations of one to three user turns, with an assistant's of the data between them."""
     rows = []
     for number in range(count):
@@ -49,7 +49,7 @@ def asked(count: int) -> list[Row]:
                 {"role": "user", "content": words},
                 {"role": "assistant", "content": "1 2 3"},
             ]
-        rows.append(Row(id=f"row-{number}", source="made", messages=messages))
+        rows.append(PreparedRow(id=f"row-{number}", source="made", messages=messages))
     return rows
 
 

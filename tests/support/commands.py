@@ -61,7 +61,7 @@ def assert_suits_its_route(conf: Any) -> None:
         return
     device = Device(
         name=name.value, torch_device=torch.device("cpu"), dtype=torch.bfloat16, compiles=True,
-        instance=INSTANCES[name],
+        instance_type=INSTANCES[name],
     )  # fmt: skip
     conf.check_device(device)
 

@@ -18,8 +18,8 @@ from accelerate.utils import DistributedDataParallelKwargs
 from torch._dynamo.backends.debugging import aot_eager
 
 from data.config import DataConf
-from models.device.graph_budget import Ledger
-from models.drafts.causal_lm import CausalLMConf, Start
+from models.device.graph_budget import GraphLedger
+from models.drafts.causal_lm import CausalLMConf, InitFrom
 from models.drafts.eagle3 import Eagle3Conf
 from tests.support.layout_run import layout_target
 from tests.support.tiny import CPU
@@ -28,7 +28,7 @@ from train.distributed import parallel
 
 DRAFTS = {
     "eagle3": Eagle3Conf(layers=[0, 1, 2], unroll=2),
-    "draft model": CausalLMConf(start=Start.pruned, layers=[0]),
+    "draft model": CausalLMConf(start=InitFrom.pruned, layers=[0]),
 }
 SMALL_BUCKET_MB = 0.004  # about one weight of the draft
 parts: Counter[str] = Counter()
@@ -44,7 +44,7 @@ def run(folder: Path, name: str, *, compiled: bool, bucket_mb: float = 25) -> No
 
     backend = f"counted_{len(parts)}"
     parts[folder.name] = 0
-    device = replace(CPU, compiles=compiled, backend=backend, ledger=Ledger())
+    device = replace(CPU, compiles=compiled, backend=backend, ledger=GraphLedger())
     parallel.DistributedDataParallelKwargs = partial(
         DistributedDataParallelKwargs, bucket_cap_mb=bucket_mb
     )

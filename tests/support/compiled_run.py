@@ -16,9 +16,9 @@ from pathlib import Path
 import torch
 from torch._dynamo.utils import counters
 
-from infer.engine.decode import Decoder, bucket
-from infer.verify import Typical
-from models.device import graphs
+from infer.engine.decode import Decoder, bucket_length
+from infer.verify import TypicalRule
+from models.device import count_graphs
 from models.drafts import load_draft
 from models.drafts.base import Draft
 from models.drafts.ngram import NgramDraft
@@ -111,17 +111,20 @@ def method_drafts(name: str, target: Target) -> tuple[Target, list[Draft]]:
     with tempfile.TemporaryDirectory() as folder:
         draft.save(Path(folder), target)
         conf, again = load_draft(Path(folder), target)
-    untrained = conf.untrained(again, target)
+    untrained = conf.rebuild_untrained(again, target)
     assert isinstance(untrained, Draft)
-    return again.verifier(target) or target, [untrained, again]
+    return again.target_for(target) or target, [untrained, again]
 
 
 def compiled_loss_apart(name: str, target: Target) -> float:
     """How far gradients of the loss as one traced graph are from those of the eager one."""
     draft = CASES[name].build(target).eval()  # without noise
     batch = batch_of(sampled_texts(target, count=4, length=24))
-    seen = target.see(
-        batch.ids, positions=batch.positions, mask=batch.attends(), layers=draft.needs.layers
+    seen = target.forward_hidden(
+        batch.input_ids,
+        positions=batch.positions,
+        mask=batch.attention_mask(),
+        layers=draft.needs.layers,
     )
     trained = [p for p in draft.parameters() if p.requires_grad]
     # not "eager", which does not trace the backward pass
@@ -140,7 +143,7 @@ def decoders(name: str, target: Target, drafts: list[Draft]) -> list[Decoder]:
             target, draft, SHAPES.get(name, SHAPES["mixed"]),
             sampling=SamplingConf(temperature=float(typical)),
             slots=max(LENGTHS) + NEW, layers=drafts[0].needs.layers,
-            verification=Typical() if typical else None,
+            acceptance_rule=TypicalRule() if typical else None,
         )
         for draft in some
     ]  # fmt: skip
@@ -151,12 +154,12 @@ def measure(
 ) -> dict[str, object]:
     target.device = replace(CPU, compiles=True, backend=backend)
     first, *others = decoders(name, target, drafts)
-    decode(first, list({bucket(len(text)): text for text in texts}.values()))  # the warm-up
-    warm = graphs()
+    decode(first, list({bucket_length(len(text)): text for text in texts}.values()))  # the warm-up
+    warm = count_graphs()
     target.model(torch.tensor(texts[:1]))  # another user of the layers, as `generate` is
     with counted_reads() as reads:
         done = [row for decoder in (first, *others) for row in decode(decoder, texts)]
-    added = graphs() - warm
+    added = count_graphs() - warm
     target.device = CPU
     eager = [row for decoder in decoders(name, target, drafts) for row in decode(decoder, texts)]
     rounds = sum(len(row.round_s) for row in done)
@@ -185,18 +188,18 @@ def mixed_requests(backend: str, target: Target, draft: Draft) -> dict[str, obje
         decoder = Decoder(
             target, draft, SHAPES["dynamic"], sampling=SamplingConf(), slots=136, batch=4
         )
-        before = graphs()
+        before = count_graphs()
         for length in (9, 90):
             first = [texts[0][:1] * length] * 6
             decoder.decode(first, row_ids=range(6), max_new_tokens=[5, 2, 5, 5, 2, 3])
-        warm = max(warm, graphs() - before)
-        before = graphs()
+        warm = max(warm, count_graphs() - before)
+        before = count_graphs()
         done = decoder.decode(texts, row_ids=range(200), max_new_tokens=limits, **stop)
-        added = max(added, graphs() - before)
+        added = max(added, count_graphs() - before)
         found.append([(row.ids, row.accepted) for row in done])
     return {
         "graphs": warm, "added": added, "equal": found[0] == found[1],
-        "buckets": sorted({bucket(n) for n in lengths}),
+        "buckets": sorted({bucket_length(n) for n in lengths}),
         "accepted": sum(sum(counts) for _, counts in found[0]),
         "early": sum(len(ids) < n for (ids, _), n in zip(found[0], limits, strict=True)),
     }  # fmt: skip

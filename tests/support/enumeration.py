@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from infer.verify import Block, Rejection, Scored, block, rejection
-from models.speculate.tree import Proposal, ancestors, static_tree
+from infer.verify import BlockRule, RejectionRule, ScoredTree, block, rejection
+from models.speculate.tree import Proposal, ancestor_mask, tree_from_paths
 
 WORDS = 3
 HAIR = 1e-9
@@ -34,7 +34,7 @@ def paths_of(branching: list[int]) -> list[list[int]]:
 
 def parents_of(paths: list[list[int]]) -> list[int]:
     parents, offset = [], -1
-    for depth, level in enumerate(static_tree(paths).levels):
+    for depth, level in enumerate(tree_from_paths(paths).levels):
         parents += [above + offset if depth else -1 for above, _ in level]
         offset = len(parents) - len(level)
     return parents
@@ -95,7 +95,7 @@ class Trees:
     target: Tensor  # [rows, nodes + 1, words]
 
     def deterministic(self) -> "Trees":
-        return replace(self, proposal=replace(self.proposal, behind=None))
+        return replace(self, proposal=replace(self.proposal, child_log_probs=None))
 
     @property
     def depth(self) -> int:
@@ -133,7 +133,7 @@ def trees_of(
     )
     proposal = Proposal(
         ids=torch.tensor(ids), parents=torch.tensor(parents).expand(len(ids), -1),
-        behind=draft.log(),
+        child_log_probs=draft.log(),
     )  # fmt: skip
     return Trees(
         proposal=proposal, contexts=contexts, target=target,
@@ -150,35 +150,39 @@ class Judged:
     left: Tensor  # [rows, nodes + 1, words], sums to 1
 
 
-def judge(rule: Rejection | Block, trees: Trees) -> Judged:
-    return judge_chain(trees) if isinstance(rule, Block) else judge_tree(trees)
+def judge(rule: RejectionRule | BlockRule, trees: Trees) -> Judged:
+    return judge_chain(trees) if isinstance(rule, BlockRule) else judge_tree(trees)
 
 
 def judge_tree(trees: Trees) -> Judged:
     """Odds of a node: given that its parent was accepted and its elder siblings were not."""
     proposal, rows = trees.proposal, len(trees.chance)
     left = list(trees.target.unbind(1))
-    draft = list((proposal.behind if proposal.behind is not None else trees.target).exp().unbind(1))
+    draft = list(
+        (proposal.child_log_probs if proposal.child_log_probs is not None else trees.target)
+        .exp()
+        .unbind(1)
+    )
     ends = [torch.ones(rows, dtype=torch.float64)]
     odds = []
     for node, parent in enumerate(proposal.parents[0].tolist()):
         token = proposal.ids[:, node]
-        if proposal.behind is None:
+        if proposal.child_log_probs is None:
             draft[parent + 1] = one_hot(token, left[0].shape[1]).double()
-        weighed = rejection.weigh(left[parent + 1], draft[parent + 1], token)
+        weighed = rejection.compute_residual(left[parent + 1], draft[parent + 1], token)
         left[parent + 1], draft[parent + 1] = weighed.target, weighed.draft
-        odds.append(weighed.odds)
-        ends.append(ends[parent + 1] * weighed.odds)
-        ends[parent + 1] = ends[parent + 1] * (1 - weighed.odds)
+        odds.append(weighed.accept_prob)
+        ends.append(ends[parent + 1] * weighed.accept_prob)
+        ends[parent + 1] = ends[parent + 1] * (1 - weighed.accept_prob)
     return Judged(odds=torch.stack(odds, 1), ends=torch.stack(ends, 1), left=torch.stack(left, 1))
 
 
 def judge_chain(trees: Trees) -> Judged:
     """Odds of a node: given that no later one ends the path."""
-    ids, behind = trees.proposal.ids, trees.proposal.behind
+    ids, behind = trees.proposal.ids, trees.proposal.child_log_probs
     drawn = one_hot(ids, trees.target.shape[-1]).double()
     draft = drawn if behind is None else behind[:, :-1].exp()
-    odds, left = block.weigh(trees.target, draft, ids)
+    odds, left = block.compute_block_residual(trees.target, draft, ids)
     ends, open_ = [], torch.ones(len(ids), dtype=torch.float64)
     for chance in reversed(odds.unbind(1)):
         ends.insert(0, open_ * chance)
@@ -188,15 +192,15 @@ def judge_chain(trees: Trees) -> Judged:
     )
 
 
-def played_as_judged(rule: Rejection | Block, trees: Trees, judged: Judged) -> bool:
+def played_as_judged(rule: RejectionRule | BlockRule, trees: Trees, judged: Judged) -> bool:
     """Whether `accept` does, a hair beside each threshold, what the odds and residuals say."""
     rows, nodes = judged.odds.shape
-    above = ancestors(trees.proposal.parents)[0]
+    above = ancestor_mask(trees.proposal.parents)[0]
     yes = judged.odds * (1 - HAIR)
     no = judged.odds + (1 - judged.odds) * HAIR
     for end, word in itertools.product(range(nodes + 1), range(trees.target.shape[-1])):
         accepts = [above[end, 1:]]
-        if isinstance(rule, Block):  # what is short of the end does not matter
+        if isinstance(rule, BlockRule):  # what is short of the end does not matter
             accepts.append(torch.arange(1, nodes + 1) == end)
         # noise that makes all tokens of the residual equal, and this one a hair better
         level = torch.where(judged.left[:, end] > 0, -judged.left[:, end].log(), 0.0)
@@ -206,8 +210,11 @@ def played_as_judged(rule: Rejection | Block, trees: Trees, judged: Judged) -> b
         possible = torch.minimum(judged.ends[:, end], judged.left[:, end, word]) > HAIR
         for taken in accepts:
             coins = torch.where(taken, yes, no)
-            scored = Scored(
-                proposal=trees.proposal, warped=trees.target.log(), noise=noise, coins=coins
+            scored = ScoredTree(
+                proposal=trees.proposal,
+                warped_logits=trees.target.log(),
+                noise=noise,
+                uniforms=coins,
             )
             done = rule.accept(scored, trees.depth)
             right = (done.count == text.shape[1]) & (done.nodes[:, -1] == end)
@@ -224,13 +231,13 @@ class Outcome:
     tau: float  # mean tokens a round
 
 
-def outcome(rule: Rejection | Block, tables: Tables, trees: Trees) -> Outcome:
+def outcome(rule: RejectionRule | BlockRule, tables: Tables, trees: Trees) -> Outcome:
     """What is emitted, completed by the target to equal lengths, against the target alone."""
     likely = _likely(rule, trees) * trees.chance[:, None, None]
     return _compare(tables, trees.contexts, likely)
 
 
-def outcome_of_each(rule: Rejection | Block, tables: Tables, trees: Trees) -> list[Outcome]:
+def outcome_of_each(rule: RejectionRule | BlockRule, tables: Tables, trees: Trees) -> list[Outcome]:
     """The same of each tree for itself, as if no other could have been proposed."""
     return [
         _compare(tables, [contexts], likely[None])
@@ -238,7 +245,7 @@ def outcome_of_each(rule: Rejection | Block, tables: Tables, trees: Trees) -> li
     ]
 
 
-def _likely(rule: Rejection | Block, trees: Trees) -> Tensor:
+def _likely(rule: RejectionRule | BlockRule, trees: Trees) -> Tensor:
     """How likely each tree ends where, with which word: [rows, nodes + 1, words]."""
     judged = judge(rule, trees)
     assert played_as_judged(rule, trees, judged)

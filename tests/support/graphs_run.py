@@ -12,8 +12,8 @@ import torch
 
 from data.packing.documents import Packed
 from infer.config import EvaluationConf
-from infer.measure.eval_modes import Candidate
-from infer.measure.evaluate import evaluate
+from infer.measure.eval_modes import DraftUnderTest
+from infer.measure.evaluate import evaluate_drafts
 from models.device import Device
 from models.drafts.base import Draft
 from models.speculate.tree import TreeConf
@@ -23,9 +23,9 @@ from tests.support.packed import packed_of
 from tests.support.tiny import CPU, VOCAB, batch_of, new_draft, tiny_target
 from tests.support.toy_run import toy_conf
 from train.config import TrainConf
-from train.log import Log
-from train.loop import Loop
-from train.state import State, flat
+from train.log import MetricLogger
+from train.loop import Trainer
+from train.state import RunState, flatten_config
 
 LENGTHS = (5, 70)  # two padded lengths
 ROWS, LENGTH = 10, 24
@@ -58,14 +58,14 @@ def loop_over(conf: TrainConf, draft: Draft, target: Target, device: Device):
 
 def loop_in(folder: Path, conf: TrainConf, draft: Draft, target: Target, device: Device):
     parallel = conf.parallel.build(device, trackers=[])
-    state = State(folder, flat(conf))
-    loop = Loop(
+    state = RunState(folder, flatten_config(conf))
+    loop = Trainer(
         conf=conf, parallel=parallel, device=device, target=target, draft=draft, rows=rows(),
-        state=state, log=Log(conf.log, state, parallel.accelerator),
+        state=state, log=MetricLogger(conf.log, state, parallel.accelerator),
         evaluate=lambda _: {"delivered_per_round": 1.0},
     )  # fmt: skip
     loop.run()
-    return loop.counted
+    return loop.graph_counter
 
 
 def prompt_file(folder: Path) -> Path:
@@ -83,8 +83,8 @@ def judged(target: Target) -> dict:
         file = prompt_file(Path(folder))
         conf = EvaluationConf(prompts=str(file), max_new_tokens=4, batches=[2])
         drafts = [new_draft(target), new_draft(target)]
-        one = Candidate(name="one", draft=drafts[0], untrained=drafts[1])
-        return evaluate(target, [one], tree=TREE, conf=conf)
+        one = DraftUnderTest(name="one", draft=drafts[0], untrained=drafts[1])
+        return evaluate_drafts(target, [one], tree=TREE, conf=conf)
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from models.checkpoint import PARTIAL
+from models.checkpoint import PARTIAL_SUFFIX
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 300
@@ -35,11 +35,11 @@ def toy_process(
 
 def partials(folder: Path) -> list[Path]:
     """What is being written, of the state or of the checkpoint."""
-    return [*folder.glob(f"state/*{PARTIAL}"), *folder.glob(f"checkpoint/*{PARTIAL}")]
+    return [*folder.glob(f"state/*{PARTIAL_SUFFIX}"), *folder.glob(f"checkpoint/*{PARTIAL_SUFFIX}")]
 
 
 def newest_step(folder: Path) -> int:
-    steps = [int(p.name) for p in folder.glob("state/*") if p.suffix != PARTIAL]
+    steps = [int(p.name) for p in folder.glob("state/*") if p.suffix != PARTIAL_SUFFIX]
     return max(steps, default=0)
 
 

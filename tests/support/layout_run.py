@@ -15,7 +15,7 @@ from data.config import DataConf, OnPolicyConf
 from models.device import Device
 from models.distill.losses import LossConf, Reduction
 from models.drafts.base import DraftConf
-from models.drafts.causal_lm import CausalLMConf, Start
+from models.drafts.causal_lm import CausalLMConf, InitFrom
 from models.drafts.eagle1 import Eagle1Conf
 from models.drafts.eagle3 import Eagle3Conf
 from models.drafts.hydra import HydraConf
@@ -49,7 +49,7 @@ LEARNERS = {
     ),
     "hydra": Learner(draft=HydraConf(heads=2)),
     "draft model, own words": Learner(
-        draft=CausalLMConf(start=Start.pruned, layers=[0, 2]),
+        draft=CausalLMConf(start=InitFrom.pruned, layers=[0, 2]),
         loss=BY_TOKEN,
         data={"on_policy": OnPolicyConf(share=0.5, every=5)},
     ),

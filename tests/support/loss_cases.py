@@ -6,13 +6,13 @@ import torch
 from models.distill.losses import (
     LossConf,
     LossName,
-    chunked_distillation,
-    distillation,
+    chunked_distillation_loss,
+    distillation_loss,
     token_losses,
 )
 
 KEPT = torch.tensor([0, 2, 3, 7, 8])
-FORMS = {"plain": distillation, "chunked": chunked_distillation}
+FORMS = {"plain": distillation_loss, "chunked": chunked_distillation_loss}
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
 
 each_loss = pytest.mark.parametrize("name", LossName, ids=lambda name: name.value)
@@ -61,7 +61,7 @@ def learned(form, args, conf):
 
 
 def both(args, conf):
-    return learned(distillation, args, conf), learned(chunked_distillation, args, conf)
+    return learned(distillation_loss, args, conf), learned(chunked_distillation_loss, args, conf)
 
 
 def all_close(found, expected, **tolerance):

@@ -10,7 +10,7 @@ import yaml
 
 MAX_CHARS = 100_000
 HELD_OUT = [f"Held-out question {n}: why does the tide turn?" for n in range(40)]
-FILLER = "It is said that the sea remembers every ship, and that few ships return the favour. " * 4
+FILLER = "It is said that the sea remembers every ship, and that few ships return the favor. " * 4
 ROWS = {"sharegpt": 50_000, "chat": 25_000, "plain": 15_000, "tools": 10_000}
 TOOLS = [{"type": "function", "function": {"name": "tide", "parameters": {"type": "object"}}}]
 NOTHING = "no messages, text or prompt"

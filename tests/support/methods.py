@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from infer.engine.decode import Decoder
 from models.distill.losses import LossConf, LossName
 from models.drafts.base import Draft, DraftConf
-from models.drafts.causal_lm import CausalLMConf, Start
+from models.drafts.causal_lm import CausalLMConf, InitFrom
 from models.drafts.eagle1 import Eagle1Conf
 from models.drafts.eagle3 import Eagle3Conf
 from models.drafts.hydra import HydraConf
@@ -29,7 +29,7 @@ class Case:
 
 
 DEPTH = 4  # of the chains that are measured
-PRUNED = {"start": Start.pruned, "layers": [0, 5]}
+PRUNED = {"start": InitFrom.pruned, "layers": [0, 5]}
 CASES = {
     "eagle3": Case(conf=Eagle3Conf(layers=LAYERS, unroll=4)),
     "eagle1": Case(conf=Eagle1Conf(token=1.0, noise=0.0)),
@@ -42,7 +42,7 @@ CASES = {
     "hydra": Case(conf=HydraConf(prefix=False)),
     "hydra++": Case(conf=HydraConf(blocks=2)),
     "draft model": Case(conf=CausalLMConf(**PRUNED)),
-    "draft model, random": Case(conf=CausalLMConf(**PRUNED | {"start": Start.random})),
+    "draft model, random": Case(conf=CausalLMConf(**PRUNED | {"start": InitFrom.random})),
     "draft model, LoRA": Case(conf=CausalLMConf(**PRUNED, lora=LoraConf(rank=8))),
 }
 

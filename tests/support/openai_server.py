@@ -23,7 +23,7 @@ import uvicorn
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse
 
-from infer.engine.generate import answers
+from infer.engine.generate import generate_answers
 from models.speculate.sampling import SamplingConf
 from models.target.target import TargetConf
 from tests.support.killing import FORKS
@@ -71,7 +71,7 @@ def app(
             temperature=request.get("temperature", 1.0), top_p=request.get("top_p", 1.0),
             top_k=max(request.get("top_k", -1), 0),
         )  # fmt: skip
-        ((_, answer),) = answers(
+        ((_, answer),) = generate_answers(
             target, [prompt], max_new_tokens=request["max_tokens"], sampling=sampling,
             row_ids=[request.get("seed", 0)],
         )  # fmt: skip

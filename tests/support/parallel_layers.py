@@ -13,13 +13,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup, get_rank, get_world_size
 
-from models.parallel.tensor_parallel import Layers
+from models.parallel.tensor_parallel import ParallelLayers
 
 
-def reference(group: ProcessGroup) -> Layers:
+def reference(group: ProcessGroup) -> ParallelLayers:
     """Layers that are shared by the processes of `group`."""
     ours = {"tensor_model_parallel_group": group}
-    return Layers(
+    return ParallelLayers(
         ranks=get_world_size(group),
         rank=get_rank(group),
         column=partial(ColumnParallelLinear, **ours),

@@ -18,29 +18,29 @@ from torch.distributed.tensor import DTensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from infer.config import EvaluationConf
-from models.checkpoint import digest
-from models.drafts.causal_lm import CausalLMConf, Start
+from models.checkpoint import hash_tensors
+from models.drafts.causal_lm import CausalLMConf, InitFrom
 from models.drafts.eagle1 import Eagle1Conf
 from models.drafts.eagle3 import Eagle3Conf
 from models.drafts.hydra import HydraConf
 from models.drafts.medusa import MedusaConf
-from models.parallel.dtensor import gathered, whole
+from models.parallel.dtensor import full_params, full_tensor
 from models.target.target import TargetConf
 from tests.support.tiny import chain, tiny_tokenizer
 from tests.support.toy_run import VOCAB, toy_conf, toy_rows
 from train.distributed.parallel import ParallelConf, Weights
-from train.log import Log
-from train.loop import Loop
+from train.log import MetricLogger
+from train.loop import Trainer
 from train.optim import OptimName
-from train.quick_eval import measure
-from train.state import State, flat
+from train.quick_eval import build_quick_eval
+from train.state import RunState, flatten_config
 
 DRAFTS = {
     "eagle3": Eagle3Conf(layers=[0, 1, 2], unroll=2),
     "eagle1": Eagle1Conf(noise=0.0),
     "medusa": MedusaConf(heads=2),
     "hydra": HydraConf(heads=2),
-    "pruned": CausalLMConf(start=Start.pruned, layers=[0, 3]),
+    "pruned": CausalLMConf(start=InitFrom.pruned, layers=[0, 3]),
 }
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6]]
 
@@ -80,18 +80,18 @@ def run(
     device = conf.device.build()
     spread = conf.parallel.build(device, trackers=[])
     place = Path(folder)
-    if spread.main and after is not None:
+    if spread.is_main and after is not None:
         shutil.copytree(after, place, dirs_exist_ok=True)
     place.mkdir(parents=True, exist_ok=True)
-    spread.wait()
-    state = State(place, flat(conf))
-    state.find()
-    own = spread.target(conf.target)
+    spread.barrier()
+    state = RunState(place, flatten_config(conf))
+    state.load_progress()
+    own = spread.build_target(conf.target)
     learner = conf.draft.build(own, loss=conf.loss, seed=conf.seed)
-    loop = Loop(
+    loop = Trainer(
         conf=conf, parallel=spread, device=device, target=own, draft=learner, rows=toy_rows(),
-        state=state, log=Log(conf.log, state, spread.accelerator),
-        evaluate=measure(own, PROMPTS, chain(2), EvaluationConf(max_new_tokens=6)),
+        state=state, log=MetricLogger(conf.log, state, spread.accelerator),
+        evaluate=build_quick_eval(own, PROMPTS, chain(2), EvaluationConf(max_new_tokens=6)),
     )  # fmt: skip
     save = state.save
 
@@ -105,15 +105,17 @@ def run(
         loop.run()
     ids = torch.tensor(PROMPTS[:1])
     logits = own.model(input_ids=ids).logits
-    with gathered(learner):
-        weights = digest({name: p for name, p in learner.named_parameters() if p.requires_grad})
+    with full_params(learner):
+        weights = hash_tensors(
+            {name: p for name, p in learner.named_parameters() if p.requires_grad}
+        )
     left = {
-        "heard": spread.anywhere(spread.accelerator.process_index == 1),
+        "heard": spread.any_rank(spread.accelerator.process_index == 1),
         "fingerprint": own.fingerprint,
         "draft": weights,
         "draft_held": held(learner),
         "target_held": held(own.model),
-        "logits": whole(logits).flatten().tolist(),
+        "logits": full_tensor(logits).flatten().tolist(),
         "progress": asdict(state.progress),
     }
     (place / f"rank-{spread.accelerator.process_index}.json").write_text(json.dumps(left))

@@ -7,7 +7,7 @@ from pathlib import Path
 from conf.entry import compose
 from data.mixture.config import SourceConf
 from data.prepare import PrepareConf, main
-from data.sources.prepared_rows import read
+from data.sources.prepared_rows import read_prepared_rows
 
 
 def lines(file: Path, numbers: range, word: str = "question") -> None:
@@ -40,7 +40,10 @@ def prepare(
 
 
 def asked(folder: Path, split: str = "train") -> list[str]:
-    return [(row.messages or [{"content": row.text}])[0]["content"] for row in read(folder, split)]
+    return [
+        (row.messages or [{"content": row.text}])[0]["content"]
+        for row in read_prepared_rows(folder, split)
+    ]
 
 
 def report(folder: Path) -> dict:

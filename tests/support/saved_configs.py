@@ -9,7 +9,7 @@ import transformers
 
 from models.distill.losses import LossConf
 from models.drafts.base import DraftConf
-from models.drafts.causal_lm import CausalLMConf, Start
+from models.drafts.causal_lm import CausalLMConf, InitFrom
 from models.drafts.eagle1 import Eagle1Conf
 from models.drafts.eagle3 import Eagle3Conf
 from models.drafts.hydra import HydraConf
@@ -59,7 +59,7 @@ DRAFTS: dict[str, DraftConf] = {
     "eagle1": Eagle1Conf(),
     "hydra": HydraConf(blocks=2),
     "medusa2": Medusa2Conf(),  # its heads turn nothing, its adapted target does
-    "draft model": CausalLMConf(start=Start.pruned, layers=[1, 2]),  # one of each kind of layer
+    "draft model": CausalLMConf(start=InitFrom.pruned, layers=[1, 2]),  # one of each kind of layer
 }
 SAVED = [(family, draft) for family in ("qwen3", "llama3") for draft in DRAFTS]
 SAVED += [("gemma3", "draft model"), ("gpt_oss", "draft model")]

@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from infer.engine.decode import Decoder
 from models.drafts.causal_lm import CausalLMConf, CausalLMDraft
-from models.parallel.tensor_parallel import parallelise
+from models.parallel.tensor_parallel import parallelize_model
 from models.speculate.sampling import SamplingConf
 from models.target.target import Target, TargetConf
 from tests.support import nxd
@@ -103,7 +103,7 @@ def difference(name: str, group: dist.ProcessGroup) -> list[float]:
     model = model_of(CUT[name]())
     ids = torch.randint(1, 61, (2, 9), generator=torch.Generator().manual_seed(2))
     whole, weights = model(ids).logits, sum(p.numel() for p in model.parameters())
-    parallelise(model, reference(group))
+    parallelize_model(model, reference(group))
     held = sum(p.numel() for p in model.parameters())
     return [(model(ids).logits - whole).abs().max().item(), held / weights]
 
@@ -115,17 +115,17 @@ def by_engine(folder: Path, rank: int, group: dist.ProcessGroup) -> dict[str, An
     place: Any = SimpleNamespace(process_index=rank, num_processes=4)
     parallel = Parallel(conf=ParallelConf(tensor=2), device=device, accelerator=place)
     conf = TargetConf(path=str(folder))
-    whole, cut = conf.build(CPU), parallel.target(conf)
+    whole, cut = conf.build(CPU), parallel.build_target(conf)
     ids = torch.randint(1, 64, (2, 9), generator=torch.Generator().manual_seed(rank // 2))
     return {
         "difference": (cut.model(ids).logits - whole.model(ids).logits).abs().max().item(),
         "same": [
             getattr(cut, name) == getattr(whole, name)
-            for name in ("fingerprint", "parameters", "vocab_size", "num_layers")
+            for name in ("fingerprint", "num_parameters", "vocab_size", "num_layers")
         ],
         "tables": [cut.head.weight.shape == whole.head.weight.shape, cut.embed(ids).shape[-1]],
         "kv_heads": cut.kv_heads,
-        "held": sum(p.numel() for p in cut.model.parameters()) / whole.parameters,
+        "held": sum(p.numel() for p in cut.model.parameters()) / whole.num_parameters,
     }
 
 
@@ -163,9 +163,9 @@ def moments(rank: int, group: dist.ProcessGroup) -> dict[str, Any]:
     conf = ParallelConf(draft=Weights.sharded)
     parallel = Parallel(conf=conf, device=replace(CPU, name="xla"), accelerator=place)
     rows = torch.arange(12.0).view(4, 3) / 10
-    alone, first = Steps(AdamW), Steps(parallel.adamw)
+    alone, first = Steps(AdamW), Steps(parallel.adamw_class)
     alone.learn(rows, steps=4)
-    parallel.begin([first.optimizer])
+    parallel.prepare_optimizers([first.optimizer])
     first.learn(rows[2 * rank :][:2], steps=2)
     held = sum(
         value.numel()
@@ -173,11 +173,11 @@ def moments(rank: int, group: dist.ProcessGroup) -> dict[str, Any]:
         for value in state.values()
         if value.ndim
     )
-    with parallel.whole_moments([first.optimizer]):
+    with parallel.full_moments([first.optimizer]):
         saved = first.saved()
     assert not first.optimizer.state
-    again, plain = Steps(parallel.adamw).resume(saved), Steps(AdamW).resume(saved)
-    parallel.begin([again.optimizer])
+    again, plain = Steps(parallel.adamw_class).resume(saved), Steps(AdamW).resume(saved)
+    parallel.prepare_optimizers([again.optimizer])
     again.learn(rows[2 * rank :][:2], steps=2)
     plain.learn(rows, steps=2)  # on one process
     differences = [
@@ -203,7 +203,7 @@ def texts(group: dist.ProcessGroup) -> list[list[int]]:
     for cut in (False, True):
         model = model_of(CUT["qwen3"]())
         if cut:
-            parallelise(model, reference(group), whole=("lm_head",))
+            parallelize_model(model, reference(group), replicated=("lm_head",))
         target = Target(model, tiny_tokenizer(64), name="tiny", device=CPU)
         draft = CausalLMDraft(CausalLMConf(name="noised"), noised(), target)
         decoder = Decoder(target, draft, tree(3), sampling=SamplingConf(), slots=64, batch=2)

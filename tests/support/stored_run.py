@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from data.config import DataConf, Source
+from data.config import DataConf, DataSource
 from models.device import DeviceConf
 from models.device.config import DeviceName, Precision
 from models.distill.losses import LossConf
@@ -22,12 +22,12 @@ from tests.support.captured import LENGTH
 from tests.support.tiny import LAYERS, VOCAB
 from tests.support.toy_run import metrics, toy_length
 from train.config import TrainConf
-from train.log import Log, LogConf
-from train.loop import Loop
+from train.log import LogConf, MetricLogger
+from train.loop import Trainer
 from train.optim import OptimConf
 from train.rows import feature_store
 from train.rows.draft_vocabulary import choose_vocabulary
-from train.rows.packed_rows import training_rows
+from train.rows.packed_rows import load_training_rows
 from train.run import open_run
 
 BF16, ROOT = "bfloat16", Path(__file__).parents[2]
@@ -50,7 +50,7 @@ def training(
     loss: LossConf | None = None,
 ) -> TrainConf:  # fmt: skip
     """A run of six steps over the documents, or over a store of them."""
-    source = Source.jsonl if store is None else Source.captured
+    source = DataSource.jsonl if store is None else DataSource.captured
     path = folder / "documents.jsonl" if store is None else store
     return TrainConf(
         target=TargetConf(name="tiny", path=str(folder / "target")), draft=draft,
@@ -66,17 +66,17 @@ def training(
 def learned(conf: TrainConf, *, evaluate: Callable = toy_length) -> None:
     """What `python -m train` does before its evaluation."""
     torch.set_num_threads(1)
-    parallel = conf.processes(trackers=[])
+    parallel = conf.build_parallel(trackers=[])
     state = open_run(conf, parallel)
-    target = parallel.target(conf.target)
+    target = parallel.build_target(conf.target)
     draft = conf.draft.build(target, loss=conf.loss, seed=conf.seed)
-    store = feature_store.opened(conf.data, target, draft, parallel)
-    rows, _ = training_rows(conf, target, parallel, store)
+    store = feature_store.open_store(conf.data, target, draft, parallel)
+    rows, _ = load_training_rows(conf, target, parallel, store)
     choose_vocabulary(draft, target, rows, conf.data, state.folder)
-    Loop(
+    Trainer(
         conf=conf, parallel=parallel, device=parallel.device, target=target, draft=draft,
         rows=rows, store=store, state=state,
-        log=Log(conf.log, state, parallel.accelerator), evaluate=evaluate,
+        log=MetricLogger(conf.log, state, parallel.accelerator), evaluate=evaluate,
     ).run()  # fmt: skip
 
 

@@ -102,7 +102,9 @@ def batch_of(texts: list[list[int]]) -> Batch:
     """One text a row; what follows its first four tokens is the answer."""
     ids = torch.tensor(texts)
     place = torch.arange(ids.shape[1]).expand_as(ids)
-    return Batch(ids=ids, answer=place >= 4, document=torch.zeros_like(ids), positions=place)
+    return Batch(
+        input_ids=ids, answer_mask=place >= 4, document_ids=torch.zeros_like(ids), positions=place
+    )
 
 
 def learn(
@@ -110,14 +112,19 @@ def learn(
 ) -> None:
     """The plainest training loop there is."""
     with torch.no_grad():
-        seen = target.see(
-            batch.ids, positions=batch.positions, mask=batch.attends(), layers=draft.needs.layers
+        seen = target.forward_hidden(
+            batch.input_ids,
+            positions=batch.positions,
+            mask=batch.attention_mask(),
+            layers=draft.needs.layers,
         )
     optimizer = torch.optim.Adam([p for p in draft.parameters() if p.requires_grad], lr=lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
 
     def step(number: int) -> None:
-        generators = [np.random.default_rng([0, number, row]) for row in range(len(batch.ids))]
+        generators = [
+            np.random.default_rng([0, number, row]) for row in range(len(batch.input_ids))
+        ]
         extras = draft.prepare_batch(batch, step=number, generators=generators)
         loss = draft.loss(batch, seen, **extras)
         optimizer.zero_grad()

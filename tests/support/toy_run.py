@@ -13,23 +13,23 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from conf.entry import refuse
+from conf.entry import exit_with_error
 from data.config import DataConf
 from data.packing.documents import Packed
 from models.device import Device, DeviceConf, DeviceName, Precision
 from models.distill.losses import LossConf
 from models.drafts.base import Batch, Draft, DraftConf, Extras, Loss, Needs
 from models.errors import UserError
-from models.lock import hold
-from models.target.language_model import Seen
+from models.lock import acquire_lock
+from models.target.language_model import TargetOutput
 from models.target.target import Target
 from tests.support.packed import packed_of
 from train.config import TrainConf
-from train.log import Log, LogConf
-from train.loop import Loop
+from train.log import LogConf, MetricLogger
+from train.loop import Trainer
 from train.optim import OptimConf
-from train.run import refuse_other_states
-from train.state import Progress, State, flat, saved_tensors
+from train.run import check_same_step
+from train.state import RunProgress, RunState, flatten_config, load_saved_tensors
 
 VOCAB, WIDTH, LENGTH, ROWS = 32, 16, 12, 24
 
@@ -63,17 +63,19 @@ class ToyDraft(Draft):
     def prepare_batch(
         self, batch: Batch, *, step: int, generators: list[np.random.Generator]
     ) -> Extras:  # fmt: skip
-        shape = (batch.ids.shape[1], WIDTH)
+        shape = (batch.input_ids.shape[1], WIDTH)
         drawn = np.stack([numbers.random(shape, dtype=np.float32) for numbers in generators])
         return {"kept": torch.from_numpy(drawn >= self.dropout) / (1 - self.dropout)}
 
-    def loss(self, batch: Batch, seen: Seen, kept: Tensor) -> Loss:
-        both = torch.cat([self.embed(batch.ids), seen.captured.float()], -1)
+    def loss(self, batch: Batch, target_output: TargetOutput, kept: Tensor) -> Loss:
+        both = torch.cat([self.embed(batch.input_ids), target_output.captured.float()], -1)
         mixed = self.norm((self.mix(both).tanh() * kept).float())
         logits = self.lm_head(mixed)[:, :-1]
-        each = F.cross_entropy(logits.float().mT, batch.ids[:, 1:], reduction="none")
-        counted = batch.answer[:, 1:] & (batch.document[:, 1:] == batch.document[:, :-1])
-        hits = (logits.argmax(-1) == batch.ids[:, 1:]) & counted
+        each = F.cross_entropy(logits.float().mT, batch.input_ids[:, 1:], reduction="none")
+        counted = batch.answer_mask[:, 1:] & (
+            batch.document_ids[:, 1:] == batch.document_ids[:, :-1]
+        )
+        hits = (logits.argmax(-1) == batch.input_ids[:, 1:]) & counted
         weight = counted.sum().float()
         return Loss(
             total=(each * counted).sum(),
@@ -102,7 +104,9 @@ def toy_rows() -> Packed:
     ids = (start + torch.arange(LENGTH)) % VOCAB
     answer = torch.arange(LENGTH) >= 1 + torch.arange(ROWS)[:, None] % 9
     place = torch.arange(LENGTH).expand(ROWS, -1)
-    return packed_of(Batch(ids=ids, answer=answer, document=place // 6, positions=place % 6))
+    return packed_of(
+        Batch(input_ids=ids, answer_mask=answer, document_ids=place // 6, positions=place % 6)
+    )
 
 
 def toy_conf(**changes) -> TrainConf:
@@ -123,34 +127,34 @@ def toy_conf(**changes) -> TrainConf:
 def toy_run(
     folder: Path, conf: TrainConf, *, target: Target | None = None, interrupt_at: int | None = None,
     device: Device | None = None,
-) -> tuple[Draft, Progress]:  # fmt: skip
+) -> tuple[Draft, RunProgress]:  # fmt: skip
     """The part of a training run that the tests are about."""
     torch.set_num_threads(1)
     device = device or conf.device.build()
     parallel = conf.parallel.build(device, trackers=conf.log.trackers())
     folder.mkdir(parents=True, exist_ok=True)
     target = target or toy_target()
-    state = State(folder, flat(conf))
-    state.find()
-    refuse_other_states(state, parallel)
-    if parallel.main:
-        hold(folder)
-        state.sweep()
+    state = RunState(folder, flatten_config(conf))
+    state.load_progress()
+    check_same_step(state, parallel)
+    if parallel.is_main:
+        acquire_lock(folder)
+        state.remove_old_states()
     draft = conf.draft.build(target, loss=conf.loss, seed=conf.seed)
-    log = Log(conf.log, state, parallel.accelerator)
-    loop = Loop(
+    log = MetricLogger(conf.log, state, parallel.accelerator)
+    loop = Trainer(
         conf=conf, parallel=parallel, device=device, target=target, draft=draft,
         rows=toy_rows(), state=state, log=log, evaluate=toy_length,
     )  # fmt: skip
     if interrupt_at is not None:
-        learn = loop._learn
+        learn = loop._train_step
 
         def interrupted(step: int) -> None:
             if step == interrupt_at:
                 raise KeyboardInterrupt
             learn(step)
 
-        loop._learn = interrupted
+        loop._train_step = interrupted
     return draft, loop.run()
 
 
@@ -167,13 +171,13 @@ def metrics(folder: Path) -> list[dict[str, float]]:
 
 def weights(folder: Path) -> dict[str, Tensor]:
     """Of the newest state."""
-    newest = State(folder, {}).newest()
+    newest = RunState(folder, {}).newest_state()
     assert newest is not None
-    return saved_tensors(newest)
+    return load_saved_tensors(newest)
 
 
 if __name__ == "__main__":
     try:
         toy_run(Path(sys.argv[1]), toy_conf(**json.loads(sys.argv[2])))
     except UserError as error:
-        refuse(error)
+        exit_with_error(error)

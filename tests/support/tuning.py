@@ -3,7 +3,7 @@
 import numpy as np
 
 from data.eval_prompts.prompts import EvalPrompt
-from infer.tuning.candidates import shapes
+from infer.tuning.candidates import list_candidates
 from models.speculate.tree import TreeConf, TreeKind
 
 TABLE = np.array([[0.6, 0.2, 0.1, 0.05]] * 6)
@@ -11,7 +11,7 @@ GIVEN_TREE = TreeConf(kind=TreeKind.static, paths=[[0], [1], [2], [0, 0]])
 
 
 def considered(*, nodes=(4, 8, 16, 32), copied=4, table=TABLE):
-    return shapes(table, nodes=list(nodes), copied=copied, given=GIVEN_TREE)
+    return list_candidates(table, nodes=list(nodes), copied=copied, user_tree=GIVEN_TREE)
 
 
 def prompts_of(written):

@@ -12,9 +12,9 @@ import torch
 from torch._dynamo.utils import counters
 
 from infer.config import EvaluationConf
-from infer.measure.eval_modes import Candidate
-from infer.measure.evaluate import evaluate
-from infer.warmup import warm
+from infer.measure.eval_modes import DraftUnderTest
+from infer.measure.evaluate import evaluate_drafts
+from infer.warmup import compile_eval_graphs
 from models.speculate.tree import TreeConf, TreeKind
 from tests.support.graphs_run import prompt_file
 from tests.support.tiny import CPU, new_draft, tiny_target
@@ -27,9 +27,9 @@ def main(what: str, folder: str) -> None:
     target = tiny_target(seed=0, device=replace(CPU, compiles=True))
     conf = EvaluationConf(prompts=str(prompt_file(Path(folder))), max_new_tokens=4, batches=[])
     draft = new_draft(target)
-    one = Candidate(name="one", draft=draft, untrained=draft)
-    run = {"warm": warm, "judge": evaluate}[what]
-    run(target, [one], tree=CHAIN, conf=conf, say=lambda _: None)
+    one = DraftUnderTest(name="one", draft=draft, untrained=draft)
+    run = {"warm": compile_eval_graphs, "judge": evaluate_drafts}[what]
+    run(target, [one], tree=CHAIN, conf=conf, print_line=lambda _: None)
     found = counters["inductor"]
     told = {name: found[f"fxgraph_cache_{name}"] for name in ("hit", "miss", "bypass")}
     print(json.dumps(told | {"graphs": counters["stats"]["unique_graphs"]}))  # noqa: T201

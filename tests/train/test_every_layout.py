@@ -26,7 +26,8 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("layouts")
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2",
-        ROOT / "tests/support/layout_run.py", folder / "two processes", str(SPLITS["two processes"]),
+        ROOT / "tests/support/layout_run.py", folder / "two processes",
+        str(SPLITS["two processes"]),
     ]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     two = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)

@@ -10,18 +10,18 @@ import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions
 
 from data.config import DataConf, OnPolicyConf
-from data.packing.sampler import Order
+from data.packing.sampler import RowOrder
 from models.errors import UserError
 from tests.support.tiny import CPU
 from tests.support.toy_run import ROWS, metrics, toy_conf, toy_rows, toy_run, weights
 from train import state as states
 from train.config import TrainConf
 from train.distributed.parallel import ParallelConf
-from train.extension import refuse_early
+from train.extension import check_extension
 from train.optim import OptimConf, Schedule
-from train.run_dir import learning, room, size
-from train.save_times import SaveTimes
-from train.state import State, flat, saved_tensors
+from train.run_dir import disk_bytes_needed, parameter_bytes, trained_parameters
+from train.save_times import SaveSchedule
+from train.state import RunState, flatten_config, load_saved_tensors
 
 PARALLEL = ParallelConf().build(CPU, trackers=[])
 WSD = {"schedule": Schedule.wsd, "decay": 0.25}  # of 12 steps the last 3, of 20 the last 5
@@ -40,7 +40,9 @@ def kept_states(folder: Path) -> list[str]:
 def assert_same_end(one: Path, two: Path):
     """Weights and moments, bit for bit."""
     for part in ("weights", "moments"):
-        a, b = (saved_tensors(State(folder, {}).newest(), part) for folder in (one, two))
+        a, b = (
+            load_saved_tensors(RunState(folder, {}).newest_state(), part) for folder in (one, two)
+        )
         assert a.keys() == b.keys()
         assert all(torch.equal(a[name], b[name]) for name in a), part
 
@@ -88,7 +90,7 @@ def test_a_run_that_stopped_in_its_decay_is_extended_from_before_it(tmp_path):
 def test_a_kill_while_replaced_states_are_removed_leaves_a_run_that_goes_on(tmp_path, monkeypatch):
     def killed(path, **_):
         if path.exists():
-            (path / states.PROGRESS).unlink()
+            (path / states.PROGRESS_FILE).unlink()
             raise KeyboardInterrupt
 
     toy_run(tmp_path, conf(12, WSD))
@@ -172,10 +174,10 @@ ELSE = "use another run_name or resume=false"
 def test_what_cannot_be_extended_is_refused_before_a_model_is_loaded(tmp_path, started, now, line):
     toy_run(tmp_path / "toy", toy_conf(optim={"steps": None} | started))
     changed = toy_conf(optim={"steps": None} | now, output_dir=str(tmp_path))
-    state = State(tmp_path / "toy", flat(changed))
-    state.find()
+    state = RunState(tmp_path / "toy", flatten_config(changed))
+    state.load_progress()
     with pytest.raises(UserError) as refused:
-        refuse_early(state, changed.optim, multiple=1)
+        check_extension(state, changed.optim, multiple=1)
     assert str(refused.value) == line
 
 
@@ -211,13 +213,13 @@ def test_rows_and_tokens_seen_are_counted_on_after_a_kill(tmp_path, caplog):
         toy_run(tmp_path, toy_conf(), interrupt_at=7)
     toy_run(tmp_path, toy_conf())
     rows = toy_rows()
-    order = Order(seed=1, rows=ROWS, batch_size=4)
+    order = RowOrder(seed=1, num_rows=ROWS, batch_size=4)
     tokens, answers = 0, 0
     found = {int(line["step"]): line for line in metrics(tmp_path)}
     for step in range(12):
-        batch = rows.batch(order.batch(step))
-        tokens += int((batch.document >= 0).sum())
-        answers += int((batch.answer & (batch.document >= 0)).sum())
+        batch = rows.batch(order.batch_rows(step))
+        tokens += int((batch.document_ids >= 0).sum())
+        answers += int((batch.answer_mask & (batch.document_ids >= 0)).sum())
         if line := found.get(step + 1):
             assert (line["train/rows"], line["train/epochs"]) == (4 * (step + 1), (step + 1) / 6)
             assert (line["train/tokens"], line["train/answer_tokens"]) == (tokens, answers)
@@ -230,15 +232,17 @@ def test_a_state_holds_what_is_trained_alone(tmp_path):
     trained = {f"draft.{name}" for name, p in draft.named_parameters() if p.requires_grad}
     assert set(weights(tmp_path)) == trained
     assert "draft.frozen.weight" not in trained
-    more = room(draft, states=3) - room(draft, states=2)
-    assert more == 3 * size(learning(draft))
-    assert room(draft) == 2 * size(draft.parameters()) + 2 * more
+    more = disk_bytes_needed(draft, num_states=3) - disk_bytes_needed(draft, num_states=2)
+    assert more == 3 * parameter_bytes(trained_parameters(draft))
+    assert disk_bytes_needed(draft) == 2 * parameter_bytes(draft.parameters()) + 2 * more
 
 
 def test_a_state_with_frozen_tables_and_without_counts_is_continued(tmp_path, monkeypatch):
     """As versions before have written them."""
     with monkeypatch.context() as older:
-        older.setattr(states, "FLAT", StateDictOptions(flatten_optimizer_state_dict=True))
+        older.setattr(
+            states, "STATE_DICT_OPTIONS", StateDictOptions(flatten_optimizer_state_dict=True)
+        )
         with pytest.raises(KeyboardInterrupt):
             toy_run(tmp_path / "run", toy_conf(), interrupt_at=7)
     assert "draft.frozen.weight" in weights(tmp_path / "run")
@@ -258,18 +262,18 @@ def test_a_setting_that_the_run_of_an_older_version_lacks_is_named(tmp_path):
     del saved["config"]["held_out_prompts"]
     file.write_text(json.dumps(saved))
     with pytest.raises(UserError, match=r"^held_out_prompts: .* started without it, got 64; use"):
-        State(tmp_path, flat(toy_conf())).find()
+        RunState(tmp_path, flatten_config(toy_conf())).load_progress()
 
 
 def saved_steps(folder: Path, conf: TrainConf) -> list[int]:
     saved = []
 
-    def noting(self, learning, parallel, save=State.save):
+    def noting(self, learning, parallel, save=RunState.save):
         saved.append(self.progress.step)
         save(self, learning, parallel)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(State, "save", noting)
+        patch.setattr(RunState, "save", noting)
         toy_run(folder, conf)
     return saved
 
@@ -286,16 +290,22 @@ def test_states_are_saved_by_time_at_log_lines_and_always_where_they_are_needed(
 
 
 def test_the_clock_starts_anew_at_every_state():
-    saves = SaveTimes(parallel=PARALLEL, minutes=1.0, every=None, multiple=1, always={9})
+    saves = SaveSchedule(
+        parallel=PARALLEL, minutes=1.0, every_steps=None, multiple=1, required_steps={9}
+    )
     saves.read_clock()
-    assert not saves.due(3)
+    assert not saves.is_due(3)
     saves.saved_at -= 61
     saves.read_clock()
-    assert saves.due(4)
+    assert saves.is_due(4)
     saves.restart()
     saves.read_clock()
-    assert (saves.due(5), saves.due(9)) == (False, True)
+    assert (saves.is_due(5), saves.is_due(9)) == (False, True)
 
 
 def test_room_is_asked_for_one_more_state_where_one_is_kept():
-    assert (toy_conf().states, conf(12, WSD).states, conf(12, CONSTANT).states) == (2, 3, 2)
+    assert (toy_conf().num_states, conf(12, WSD).num_states, conf(12, CONSTANT).num_states) == (
+        2,
+        3,
+        2,
+    )

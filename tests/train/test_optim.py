@@ -10,7 +10,7 @@ from torch.optim import AdamW, Muon
 
 from models.errors import UserError
 from tests.support.tiny import CPU
-from train.optim import OptimConf, OptimName, Schedule, split
+from train.optim import OptimConf, OptimName, Schedule, split_parameters
 
 
 class Small(nn.Module):
@@ -55,7 +55,9 @@ def test_norms_biases_and_embeddings_do_not_decay():
 
 def test_frozen_parameters_are_left_alone():
     small = Small()
-    assert "frozen.weight" not in names(small, [p for part in split(small) for p in part])
+    assert "frozen.weight" not in names(
+        small, [p for part in split_parameters(small) for p in part]
+    )
 
 
 @pytest.mark.parametrize("schedule", Schedule)

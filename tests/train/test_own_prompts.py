@@ -18,16 +18,16 @@ import infer.calibrate
 import infer.eval
 import infer.tune
 from conf.entry import compose
-from data.config import DataConf, Source, Turns
-from data.eval_prompts.contamination import signs
-from data.eval_prompts.prompts import fingerprint, held_out
-from data.mixture.held_out_rows import FINAL, SELECTION, name_of
-from data.packing.documents import read
-from data.sources.prepared_rows import write
+from data.config import DataConf, DataSource, TurnSelection
+from data.eval_prompts.contamination import prompt_hashes
+from data.eval_prompts.prompts import fingerprint_prompts, load_eval_prompts
+from data.mixture.held_out_rows import FINAL_FILE, SELECTION_FILE, format_data_name
+from data.packing.documents import read_documents
+from data.sources.prepared_rows import write_prepared_rows
 from data.sources.row_formats import Conversation
-from data.sources.training_rows import rows as rows_of
+from data.sources.training_rows import read_training_rows as rows_of
 from infer.config import EvaluationConf
-from infer.measure.prompt_choice import answer_tokens, longest_row, own_prompts
+from infer.measure.prompt_choice import find_held_out_file, max_answer_tokens, read_longest_row
 from models.errors import UserError
 from models.target.target import TargetConf
 from tests.support import captured
@@ -36,7 +36,7 @@ from tests.support.families import FAMILIES
 from tests.support.tiny import CPU
 from train.__main__ import main
 from train.config import TrainConf
-from train.rows.held_out import hold_out, keep, refuse_others
+from train.rows.held_out import check_held_out_unchanged, hold_out, write_held_out
 
 FAMILY = FAMILIES["qwen3"]
 FEW = ["device.compile=false", "device.threads=1"]
@@ -134,12 +134,12 @@ def report_of(folder: Path) -> dict:
 
 
 def test_the_report_is_of_prompts_held_out_of_the_runs_own_data(folder, run, tokenizer):
-    prompts = held_out(tokenizer, str(run / FINAL), limit=None)
+    prompts = load_eval_prompts(tokenizer, str(run / FINAL_FILE), limit=None)
     found = report_of(run)["prompts"]
     assert (found["count"], found["chat_template"]) == (6, 6)
     assert set(found["by_category"]) == {"chat", "code"}
     assert found["source"] == f"held out of {folder / 'rows.jsonl'}"
-    assert found["sha256"] == fingerprint(prompts)
+    assert found["sha256"] == fingerprint_prompts(prompts)
     first = (run / "report.md").read_text().split("\n\n")[1]
     assert f"held out of {folder / 'rows.jsonl'}; through the chat template" in first
 
@@ -156,7 +156,7 @@ def test_held_out_prompts_are_what_serving_would_send(folder, run, tokenizer):
         for row in lines(folder / "rows.jsonl")
         for turn in range(0, len(row["messages"]), 2)
     }  # fmt: skip
-    held = [tuple(row["ids"]) for name in (FINAL, SELECTION) for row in lines(run / name)]
+    held = [tuple(row["ids"]) for name in (FINAL_FILE, SELECTION_FILE) for row in lines(run / name)]
     assert len(held) == 9
     assert set(held) <= rendered
 
@@ -167,12 +167,14 @@ def test_no_held_back_conversation_is_learned_in_any_turn(folder, run, tokenizer
     kept, gone = 0, 0
     held = {
         tokenizer.decode(row["ids"]).partition("<|im_end|>")[0]
-        for name in (FINAL, SELECTION)
+        for name in (FINAL_FILE, SELECTION_FILE)
         for row in lines(run / name)
     }
-    for document in read(conf(folder).data, tokenizer, Counter()):
+    for document in read_documents(conf(folder).data, tokenizer, Counter()):
         ids = document.ids[: document.answer.index(True)]
-        known = bool(learned & set(signs(tokenizer.decode(ids, skip_special_tokens=True), "")))
+        known = bool(
+            learned & set(prompt_hashes(tokenizer.decode(ids, skip_special_tokens=True), ""))
+        )
         first = tokenizer.decode(ids).partition("<|im_end|>")[0]
         assert known == (first not in held)
         kept, gone = kept + known, gone + (not known)
@@ -180,7 +182,9 @@ def test_no_held_back_conversation_is_learned_in_any_turn(folder, run, tokenizer
     assert kept
     checked = report_of(run)["prompts"]["contamination"]["run"]
     assert (checked["checked"], checked["count"]) == (True, 0)
-    judged, choosing = ({tuple(r["ids"]) for r in lines(run / name)} for name in (FINAL, SELECTION))
+    judged, choosing = (
+        {tuple(r["ids"]) for r in lines(run / name)} for name in (FINAL_FILE, SELECTION_FILE)
+    )
     assert not judged & choosing
 
 
@@ -195,10 +199,10 @@ def test_a_run_that_is_trained_already_is_judged_on_the_same(folder, run, capsys
 def test_a_run_is_not_continued_on_data_that_holds_back_others(folder, tmp_path):
     """More lines move what is held back: the run would be judged on what it has learned."""
     held = [hold_out_of(folder, tmp_path, count) for count in (40, 40, 80)]
-    keep(held[0], tmp_path)
-    refuse_others(held[1], tmp_path)
-    with pytest.raises(UserError, match="data: must hold back the conversations that the run was"):
-        refuse_others(held[2], tmp_path)
+    write_held_out(held[0], tmp_path)
+    check_held_out_unchanged(held[1], tmp_path)
+    with pytest.raises(UserError, match="data: must hold out the conversations that the run was"):
+        check_held_out_unchanged(held[2], tmp_path)
 
 
 def hold_out_of(folder, place, count):
@@ -207,7 +211,7 @@ def hold_out_of(folder, place, count):
     given.data.path = str(place / "rows.jsonl")
     write_lines(place / "rows.jsonl", conversations(count))
     target = given.target.build(CPU)
-    return hold_out(given, target, read(given.data, target.tokenizer, Counter()))[1]
+    return hold_out(given, target, read_documents(given.data, target.tokenizer, Counter()))[1]
 
 
 def test_eval_takes_the_prompts_of_the_run(run, command, folder):
@@ -219,7 +223,9 @@ def test_eval_takes_the_prompts_of_the_run(run, command, folder):
 
 
 def test_trees_are_tuned_on_what_chose_the_checkpoint(run, command, folder, tokenizer):
-    selection = fingerprint(held_out(tokenizer, str(run / SELECTION), limit=None))
+    selection = fingerprint_prompts(
+        load_eval_prompts(tokenizer, str(run / SELECTION_FILE), limit=None)
+    )
     few = ["depth=1", "max_new_tokens=2", "ranks=2"]
     command(infer.calibrate.main, *few, "nodes=2")
     told = json.loads((folder / "outputs/infer.calibrate/calibrate/tree.json").read_text())
@@ -249,36 +255,36 @@ def test_drafts_side_by_side_must_share_their_prompts(tmp_path):
     runs = [tmp_path / name / "checkpoint" for name in "ab"]
     for one in runs:
         one.mkdir(parents=True)
-        write_lines(one.parent / FINAL, [{"ids": [1, 2]}])
-    assert own_prompts(runs, target, FINAL, key="k") == str(tmp_path / "a" / FINAL)
-    write_lines(tmp_path / "b" / FINAL, [{"ids": [1, 3]}])
+        write_lines(one.parent / FINAL_FILE, [{"ids": [1, 2]}])
+    assert find_held_out_file(runs, target, FINAL_FILE, key="k") == str(tmp_path / "a" / FINAL_FILE)
+    write_lines(tmp_path / "b" / FINAL_FILE, [{"ids": [1, 3]}])
     with pytest.raises(UserError, match=r"^k: must be named for drafts .* different prompts"):
-        own_prompts(runs, target, FINAL, key="k")
-    (tmp_path / "b" / FINAL).unlink()
+        find_held_out_file(runs, target, FINAL_FILE, key="k")
+    (tmp_path / "b" / FINAL_FILE).unlink()
     with pytest.raises(UserError, match="must be named for a draft whose run kept no prompts"):
-        own_prompts(runs, target, FINAL, key="k")
+        find_held_out_file(runs, target, FINAL_FILE, key="k")
 
 
 def test_the_demo_keeps_its_own_prompts(tmp_path):
     checkpoint = tmp_path / "run" / "checkpoint"
-    assert own_prompts([checkpoint], TargetConf(), FINAL, key="k") == "demo"
+    assert find_held_out_file([checkpoint], TargetConf(), FINAL_FILE, key="k") == "demo"
     copy = TargetConf(
         path=str(tmp_path)
     )  # of another model, under the name that a bare command has
     with pytest.raises(UserError, match="must be named"):
-        own_prompts([checkpoint], copy, FINAL, key="k")
+        find_held_out_file([checkpoint], copy, FINAL_FILE, key="k")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").write_text("data: {source: demo, length: 128}")
-    assert own_prompts([checkpoint], copy, FINAL, key="k") == "demo"
-    assert longest_row(checkpoint) == 128
+    assert find_held_out_file([checkpoint], copy, FINAL_FILE, key="k") == "demo"
+    assert read_longest_row(checkpoint) == 128
 
 
 @pytest.mark.parametrize(
     ("context", "demo", "tokens"), [(None, True, 64), (4096, False, 256), (100, False, 50)]
 )
 def test_answers_are_long_where_the_target_is_real_and_has_room(context, demo, tokens):
-    assert answer_tokens(EvaluationConf(), context, demo=demo) == tokens
-    assert answer_tokens(EvaluationConf(max_new_tokens=9), context, demo=demo) == 9
+    assert max_answer_tokens(EvaluationConf(), context, demo=demo) == tokens
+    assert max_answer_tokens(EvaluationConf(max_new_tokens=9), context, demo=demo) == 9
 
 
 # --- what data.prepare held out, and stores ----------------------------------------------------
@@ -289,14 +295,16 @@ def prepared(folder: Path, *, held: int) -> Path:
     rows = [replace(row, template={"enable_thinking": False}) for row in asked(30)]
     for split, some in (("held_out", rows[:held]), ("train", rows[held:])):
         folder.mkdir(exist_ok=True)
-        write(folder / f"{split}-00000-of-00001.parquet", iter(some), dict)
+        write_prepared_rows(folder / f"{split}-00000-of-00001.parquet", iter(some), dict)
     return folder
 
 
 def held_of(folder: Path, data: Path, *overrides: str):
     wanted = conf(folder, "data=prepared", f"data.path={data}", "data.length=256", *overrides)
     target = wanted.target.build(CPU)
-    learned, held = hold_out(wanted, target, read(wanted.data, target.tokenizer, Counter()))
+    learned, held = hold_out(
+        wanted, target, read_documents(wanted.data, target.tokenizer, Counter())
+    )
     return learned, held, target.tokenizer
 
 
@@ -307,12 +315,17 @@ def test_what_data_prepare_held_out_is_what_the_draft_is_judged_by(folder, tmp_p
     assert {row["id"] for row in held.final} <= {f"row-{number}" for number in range(10)}
     assert len(held.final) == 6
     assert held.final[0]["template"] == {"enable_thinking": False}
-    write_lines(tmp_path / FINAL, held.final)
-    (first, *_) = held_out(tokenizer, str(tmp_path / FINAL), limit=1)
+    write_lines(tmp_path / FINAL_FILE, held.final)
+    (first, *_) = load_eval_prompts(tokenizer, str(tmp_path / FINAL_FILE), limit=1)
     assert first.chat_template
     assert tokenizer.decode(first.ids).endswith("<think>\n\n</think>\n\n")
-    assert len(learned) < len(read(DataConf(source=Source.prepared, path=str(data),
-                                            turns=Turns.each), tokenizer, Counter()))  # fmt: skip
+    assert len(learned) < len(
+        read_documents(
+            DataConf(source=DataSource.prepared, path=str(data), turns=TurnSelection.each),
+            tokenizer,
+            Counter(),
+        )
+    )
 
 
 def test_too_few_of_them_are_added_to_from_the_data(folder, tmp_path):
@@ -348,24 +361,24 @@ def test_data_with_nothing_to_hold_back_is_refused_in_one_line(folder, tmp_path)
 def test_a_store_tells_which_documents_are_of_one_conversation(folder, tmp_path):
     shutil.copytree(folder / "target", tmp_path / "target")
     wanted = captured.conf(tmp_path, draft=conf(folder).draft)
-    wanted = replace(wanted, data=replace(conf(folder).data, turns=Turns.each))
+    wanted = replace(wanted, data=replace(conf(folder).data, turns=TurnSelection.each))
     target = TargetConf(name="tiny", path=str(tmp_path / "target")).build(CPU)
     needs = replace(captured.EAGLE3, layers=[0, 1, 2])
     store = captured.opened(captured.captured(wanted), target, needs)
-    live = read(wanted.data, target.tokenizer, Counter())
+    live = read_documents(wanted.data, target.tokenizer, Counter())
     assert store.documents.conversation.tolist() == live.conversation.tolist()
     assert len(set(live.conversation.tolist())) == 27 < len(live)
 
 
 def test_names_say_where_prompts_are_from():
-    assert name_of(DataConf(source=Source.dataset, path="org/chat", split="train_sft")) == (
-        "org/chat:train_sft"
-    )
-    assert name_of(DataConf(source=Source.captured, path="a")) == "the feature store a"
+    assert format_data_name(
+        DataConf(source=DataSource.dataset, path="org/chat", split="train_sft")
+    ) == ("org/chat:train_sft")
+    assert format_data_name(DataConf(source=DataSource.captured, path="a")) == "the feature store a"
 
 
 def test_only_conversations_have_a_number(tmp_path):
     write_lines(tmp_path / "rows.jsonl", [*conversations(2), {"text": "plain"}])
-    data = DataConf(source=Source.jsonl, path=str(tmp_path / "rows.jsonl"))
+    data = DataConf(source=DataSource.jsonl, path=str(tmp_path / "rows.jsonl"))
     found = [(isinstance(r, Conversation), r.conversation) for r in rows_of(data, Counter())]
     assert found == [(True, 0), (True, 1), (False, None)]

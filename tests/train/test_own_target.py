@@ -18,18 +18,18 @@ import train.__main__
 import train.first_lines
 import train.plan
 from conf.entry import CONF_DIR, compose
-from data.config import Source, Turns
-from data.packing.documents import read
+from data.config import DataSource, TurnSelection
+from data.packing.documents import read_documents
 from data.prepare import PrepareConf
-from data.preview import first_rows, preview
+from data.preview import preview_rows, read_first_rows
 from models.errors import UserError
 from models.target.target import TargetConf
 from tests.support.commands import commands
 from tests.support.own_target import save_conversations, save_target
 from train.config import TrainConf
-from train.first_lines import described, preparing, training
-from train.plan import PlanConf
-from train.state import FREE, flat
+from train.first_lines import describe_data, prepare_command, train_command
+from train.plan import TrainPlanConf
+from train.state import CHANGEABLE_KEYS, flatten_config
 
 REAL = sorted(
     path.stem for path in (Path(CONF_DIR) / "draft").glob("*.yaml") if "demo" not in path.stem
@@ -80,16 +80,16 @@ def conf(*overrides: str) -> TrainConf:
 def test_every_real_draft_brings_public_data_that_the_command_line_overrides(draft):
     brought = conf(f"draft={draft}").data
     assert brought.path == "HuggingFaceH4/ultrachat_200k"
-    assert (brought.length, brought.turns) == (2048, Turns.auto)
+    assert (brought.length, brought.turns) == (2048, TurnSelection.auto)
     for order in ([f"draft={draft}", "data=jsonl"], ["data=jsonl", f"draft={draft}"]):
-        assert conf(*order, "data.path=rows.jsonl").data.source is Source.jsonl
+        assert conf(*order, "data.path=rows.jsonl").data.source is DataSource.jsonl
     assert conf(f"draft={draft}", "data=sharegpt").data.path.startswith("Aeala/")
     assert conf(f"draft={draft}", "experiment=demo-long").data.path == brought.path
 
 
 def test_the_shipped_experiment_has_turns_that_its_template_can_do():
     shipped = conf("experiment=qwen3-8b-eagle3-ultrachat").data
-    assert (shipped.path, shipped.turns) == ("HuggingFaceH4/ultrachat_200k", Turns.auto)
+    assert (shipped.path, shipped.turns) == ("HuggingFaceH4/ultrachat_200k", TurnSelection.auto)
 
 
 def test_a_run_over_several_turns_says_what_it_trains_on_and_ends_in_a_report(run, folder):
@@ -117,7 +117,7 @@ def test_printed_commands_compose_to_this_target_these_prompts_and_that_folder()
         "optim.lr=1e-4", "data.length=256", "run_name=mine",
     ]  # fmt: skip
     mine = conf(*typed)
-    first, second = (shlex.split(line)[3:] for line in (preparing(mine), training(mine)))
+    first, second = (shlex.split(line)[3:] for line in (prepare_command(mine), train_command(mine)))
     prepared = compose("prepare", PrepareConf, first)
     (source,) = prepared.mixture.sources.values()
     assert (source.path, source.limit) == ("my rows,1.jsonl", 50)
@@ -127,7 +127,7 @@ def test_printed_commands_compose_to_this_target_these_prompts_and_that_folder()
     assert prepared.target == mine.target
     again = conf(*second)
     made = f"{prepared.output_dir}/{prepared.run_name}"
-    assert (again.data.source, again.data.path) == (Source.prepared, made)
+    assert (again.data.source, again.data.path) == (DataSource.prepared, made)
     assert (again.target, again.draft, again.data.length) == (mine.target, mine.draft, 256)
     assert again.optim.lr == mine.optim.lr
     assert again.run_name != mine.run_name
@@ -137,7 +137,7 @@ def test_printed_commands_compose_to_this_target_these_prompts_and_that_folder()
 def test_the_printed_command_trains_on_as_many_processes(nodes, local, monkeypatch):
     for name, number in (("WORLD_SIZE", nodes * local), ("LOCAL_WORLD_SIZE", local)):
         monkeypatch.setenv(name, str(number))
-    (again,) = commands(training(conf("draft=qwen3-1.7b")))
+    (again,) = commands(train_command(conf("draft=qwen3-1.7b")))
     assert (again.module, again.processes) == ("train", nodes * local)
 
 
@@ -155,7 +155,7 @@ def test_a_local_copy_needs_nothing_but_its_path(folder, name, monkeypatch):
     (folder / "many").mkdir(exist_ok=True)
     table.to_parquet(folder / "many" / "part-0.parquet")
     given = conf("draft=qwen3-1.7b", f"data.path={folder / name}")
-    assert len(first_rows(given.data)) == 24
+    assert len(read_first_rows(given.data)) == 24
 
 
 @pytest.mark.parametrize(("target", "documents"), [("unread", 48), ("llama", 24)])
@@ -163,13 +163,13 @@ def test_automatic_turns_are_those_that_the_template_can_do(folder, target, docu
     """Qwen3's rewrites earlier turns; Llama's keeps them, and each is learned once either way."""
     rows = conf("data=jsonl", f"data.path={folder / 'rows.jsonl'}")
     place = TargetConf(path=str(folder / target))
-    found = read(rows.data, place.source.tokenizer(), Counter())
+    found = read_documents(rows.data, place.source.load_tokenizer(), Counter())
     assert len(found) == documents
-    said = preview(rows.data, place, first_rows(rows.data)).turns
+    said = preview_rows(rows.data, place, read_first_rows(rows.data)).turns
     assert ("rewrites" in said) == (target == "unread")
-    rows.data.turns = Turns.each
-    assert preview(rows.data, place, first_rows(rows.data)).turns == "one document a turn"
-    each = read(rows.data, place.source.tokenizer(), Counter())
+    rows.data.turns = TurnSelection.each
+    assert preview_rows(rows.data, place, read_first_rows(rows.data)).turns == "one document a turn"
+    each = read_documents(rows.data, place.source.load_tokenizer(), Counter())
     assert found.answer.sum() == each.answer.sum()
 
 
@@ -230,7 +230,7 @@ def test_a_data_set_is_loaded_once_and_not_before_the_target_is_found(folder, mo
         conf(*given, f"target.path={folder / 'none'}").check()
     assert loaded == []
     mine = conf(*given, f"target.path={folder / 'unread'}")
-    assert "someone/rows (train_sft); 24 rows" in described(mine.data, mine.check())
+    assert "someone/rows (train_sft); 24 rows" in describe_data(mine.data, mine.check())
     assert loaded == ["someone/rows"]
 
 
@@ -242,7 +242,7 @@ def test_the_demos_data_are_refused_for_another_target_unless_named(folder, monk
     conf("data=demo").check()
     named = conf("target.path=target", "data=demo")
     with caplog.at_level(logging.INFO, logger="train.first_lines"):
-        train.first_lines.announce(named, named.check())
+        train.first_lines.announce_data(named, named.check())
     assert "these are the demo's prompts, answered by target" in caplog.text
 
 
@@ -254,8 +254,8 @@ def test_a_store_of_the_demos_data_is_refused_for_another_target(run):
 
 def test_naming_the_demos_data_is_no_other_run():
     assert conf().data.for_any_target is False
-    one, other = flat(conf()), flat(conf("data=demo"))
-    assert all(key.startswith(FREE) for key in one if one[key] != other[key])
+    one, other = flatten_config(conf()), flatten_config(conf("data=demo"))
+    assert all(key.startswith(CHANGEABLE_KEYS) for key in one if one[key] != other[key])
 
 
 @pytest.mark.parametrize("choice", ["data=prepared", "data=captured data.path=none"])
@@ -270,7 +270,7 @@ def test_a_plan_needs_no_data(choice, run):
 
 @pytest.mark.parametrize("data", ["ultrachat", "sharegpt", "jsonl", "prepared", "captured"])
 def test_a_plan_takes_rows_of_2048_tokens_where_nothing_names_another_length(data):
-    planned = compose("train_plan", PlanConf, ["draft=qwen3-32b-eagle3", f"data={data}"])
+    planned = compose("train_plan", TrainPlanConf, ["draft=qwen3-32b-eagle3", f"data={data}"])
     assert planned.data.length == 2048
 
 
@@ -286,5 +286,5 @@ def test_a_draft_is_planned_for_decoding_whatever_its_data(run):
 def test_prepare_takes_the_path_of_a_target_alone(mixture):
     found = compose("prepare", PrepareConf, [*mixture.split(), "target.path=/models/mine"])
     assert found.target is not None
-    assert found.target.source.place == found.target.name == "/models/mine"
+    assert found.target.source.location == found.target.name == "/models/mine"
     assert compose("prepare", PrepareConf, mixture.split()).target is None

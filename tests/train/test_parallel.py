@@ -120,7 +120,7 @@ def test_a_state_of_four_processes_goes_on_with_two_and_with_one(folder):
 
 
 def refuse(conf: ParallelConf, target: TargetConf, *, rows: int, adapts: bool) -> None:
-    conf.check(rows=rows, adapts=adapts)
+    conf.check(rows=rows, trains_target=adapts)
     conf.check_target(target)
 
 
@@ -149,10 +149,10 @@ def test_what_the_processes_cannot_do_is_refused_before_a_model_is_loaded(
 
 def test_an_older_torch_is_refused_where_weights_are_cut(monkeypatch):
     monkeypatch.setattr(torch, "__version__", TorchVersion("2.9.0"))
-    ParallelConf().check(rows=4, adapts=False)
+    ParallelConf().check(rows=4, trains_target=False)
     for conf in ({"tensor": 1, "target": Weights.sharded}, {"draft": Weights.sharded}):
         with pytest.raises(UserError, match=r"^parallel: tensor and sharded need torch 2\.13 or n"):
-            ParallelConf(**conf).check(rows=4, adapts=False)
+            ParallelConf(**conf).check(rows=4, trains_target=False)
     for newer in ("2.13.0", "2.13.0a0+79aa17489c.nv26.6"):
         monkeypatch.setattr(torch, "__version__", TorchVersion(newer))
-        ParallelConf(draft=Weights.sharded).check(rows=4, adapts=False)
+        ParallelConf(draft=Weights.sharded).check(rows=4, trains_target=False)

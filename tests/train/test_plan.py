@@ -12,34 +12,34 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from conf.entry import compose
 from infer import plan as infer_plan
 from models.device import Device
-from models.device.machine_specs import MachineConf, measured
+from models.device.machine_specs import MachineConf, measure_machine
 from models.errors import UserError
-from models.meta_model import Outline, outline, outlined, share
+from models.meta_model import MetaTarget, build_meta_draft, build_meta_target, shard_target
 from models.parallel import tensor_parallel
 from models.target.target import Target, TargetConf
 from tests.support.packed import packed_of
 from tests.support.tiny import CPU
 from train.config import TrainConf
-from train.log import Log
-from train.loop import Loop
-from train.plan import PlanConf, main
-from train.planning.layout import layouts
-from train.planning.plan import planned
-from train.planning.remedies import changes
+from train.log import MetricLogger
+from train.loop import Trainer
+from train.plan import TrainPlanConf, main
+from train.planning.layout import list_layouts
+from train.planning.plan import plan_run
+from train.planning.remedies import suggest_overrides
 from train.planning.tables import planned_steps, size_table, time_table
 from train.planning.trace import (
-    EVALUATES,
+    EVALUATION,
     FROZEN,
     OPTIMIZER,
-    STAYS,
+    PERSISTENT_PARTS,
     TARGET,
     TRAINED,
     fullest_batch,
-    lasting,
-    trace,
+    persistent_memory,
+    trace_run,
 )
-from train.quick_eval import measure
-from train.state import State, flat
+from train.quick_eval import build_quick_eval
+from train.state import RunState, flatten_config
 
 VOCAB, LENGTH, PROMPT = 4096, 128, 64
 HALF = Device(name="cpu", torch_device=CPU.torch_device, dtype=torch.bfloat16, compiles=False)
@@ -69,23 +69,23 @@ def conf(*overrides: str) -> TrainConf:
     return compose("train", TrainConf, [*small, *overrides])
 
 
-def model_outline(device: Device) -> Outline:
+def model_outline(device: Device) -> MetaTarget:
     with torch.device("meta"):
-        return Outline(Qwen3ForCausalLM(config()).to(device.dtype), name="made", device=device)
+        return MetaTarget(Qwen3ForCausalLM(config()).to(device.dtype), name="made", device=device)
 
 
-def prepared(conf: TrainConf, device: Device, folder) -> Loop:
+def prepared(conf: TrainConf, device: Device, folder) -> Trainer:
     """A real run of random weights, every token of its rows an answer."""
     torch.manual_seed(0)
     target = Target(Qwen3ForCausalLM(config()).to(device.dtype), None, name="made", device=device)
     draft = conf.draft.build(target, loss=conf.loss, seed=0)
-    full = fullest_batch(conf.optim.rows, LENGTH)
-    rows = packed_of(replace(full, ids=torch.randint(1, VOCAB, full.ids.shape)))
+    full = fullest_batch(conf.optim.rows_per_step, LENGTH)
+    rows = packed_of(replace(full, input_ids=torch.randint(1, VOCAB, full.input_ids.shape)))
     parallel = conf.parallel.build(device, trackers=[])
-    state = State(folder, flat(conf))
-    loop = Loop(
+    state = RunState(folder, flatten_config(conf))
+    loop = Trainer(
         conf=conf, parallel=parallel, device=device, target=target, draft=draft, rows=rows,
-        state=state, log=Log(conf.log, state, parallel.accelerator), evaluate=lambda _: {},
+        state=state, log=MetricLogger(conf.log, state, parallel.accelerator), evaluate=lambda _: {},
     )  # fmt: skip
     loop._prepare()
     return loop
@@ -112,13 +112,20 @@ def allocated(work) -> int:
 def test_a_step_takes_the_memory_that_was_planned(kind, device, accumulation, tmp_path):
     run = conf(*KINDS[kind], f"optim.accumulation={accumulation}")
     loop = prepared(run, device, tmp_path)
-    loop._learn(0)  # makes the moments
-    taken = allocated(lambda: loop._learn(1))
+    loop._train_step(0)  # makes the moments
+    taken = allocated(lambda: loop._train_step(1))
 
     target = model_outline(device)
-    found = trace(run, target, outlined(run.draft, target, loss=run.loss, seed=0), prompt=PROMPT)
-    held = found.phases.pop(EVALUATES).held
-    moments = [m for o in loop.learning.optimizers for s in o.state.values() for m in s.values()]
+    found = trace_run(
+        run,
+        target,
+        build_meta_draft(run.draft, target, loss=run.loss, seed=0),
+        prompt_tokens=PROMPT,
+    )
+    held = found.phases.pop(EVALUATION).peak_bytes
+    moments = [
+        m for o in loop.training_state.optimizers for s in o.state.values() for m in s.values()
+    ]
     assert held[TARGET] == sum(t.nbytes for t in loop.target.model.state_dict().values()) + sum(
         b.nbytes for n, b in loop.target.model.named_buffers()
         if n not in loop.target.model.state_dict()
@@ -128,11 +135,14 @@ def test_a_step_takes_the_memory_that_was_planned(kind, device, accumulation, tm
     assert held[FROZEN] + held[TRAINED] == parameters + buffers
     assert held[OPTIMIZER] == sum(m.nbytes for m in moments)
     target = model_outline(device)
-    draft = outlined(run.draft, target, loss=run.loss, seed=0)
-    stays = lasting(run, target, draft).held
-    assert {part: stays[part] for part in STAYS} == {part: held[part] for part in STAYS}
+    draft = build_meta_draft(run.draft, target, loss=run.loss, seed=0)
+    stays = persistent_memory(run, target, draft).peak_bytes
+    assert {part: stays[part] for part in PERSISTENT_PARTS} == {
+        part: held[part] for part in PERSISTENT_PARTS
+    }
     planned = max(
-        phase.total - sum(phase.held[part] for part in STAYS) for phase in found.phases.values()
+        phase.total_peak_bytes - sum(phase.peak_bytes[part] for part in PERSISTENT_PARTS)
+        for phase in found.phases.values()
     )
     assert planned == pytest.approx(taken, rel=0.1)
 
@@ -141,12 +151,19 @@ def test_an_evaluation_takes_the_memory_that_was_planned(tmp_path):
     run = conf(*KINDS["eagle3"])
     loop = prepared(run, CPU, tmp_path)
     prompts = torch.randint(1, VOCAB, (run.eval_prompts, PROMPT)).tolist()
-    judge = measure(loop.target, prompts, run.tree.build(), run.evaluation)
+    judge = build_quick_eval(loop.target, prompts, run.tree.build(), run.evaluation)
     taken = allocated(lambda: judge(loop.draft.eval()))
     target = model_outline(CPU)
-    found = trace(run, target, outlined(run.draft, target, loss=run.loss, seed=0), prompt=PROMPT)
-    phase = found.phases[EVALUATES]
-    assert phase.total - sum(phase.held[part] for part in STAYS) == pytest.approx(taken, rel=0.1)
+    found = trace_run(
+        run,
+        target,
+        build_meta_draft(run.draft, target, loss=run.loss, seed=0),
+        prompt_tokens=PROMPT,
+    )
+    phase = found.phases[EVALUATION]
+    assert phase.total_peak_bytes - sum(
+        phase.peak_bytes[part] for part in PERSISTENT_PARTS
+    ) == pytest.approx(taken, rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -161,17 +178,17 @@ def test_an_evaluation_takes_the_memory_that_was_planned(tmp_path):
     ],
 )
 def test_shipped_shapes_have_the_published_number_of_parameters(name, parameters):
-    assert outline(TargetConf(name=name), torch.bfloat16).parameters == parameters
+    assert build_meta_target(TargetConf(name=name), torch.bfloat16).num_parameters == parameters
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_a_core_holds_its_share_of_the_target(ranks):
     """With eight, two cores have the same key-value head."""
     target = model_outline(CPU)
-    parts = tensor_parallel.plan(target.model, ranks, whole=["lm_head"])
+    parts = tensor_parallel.plan_shards(target.model, ranks, replicated=["lm_head"])
     state = target.model.state_dict()
-    cut = tensor_parallel.cut(state, parts, ranks=ranks, rank=0)
-    share(target, ranks, whole=["lm_head"])
+    cut = tensor_parallel.shard_state_dict(state, parts, ranks=ranks, rank=0)
+    shard_target(target, ranks, replicated=["lm_head"])
     held = sum(p.nbytes for p in target.model.parameters())
     assert held == sum(tensor.nbytes for tensor in cut.values())
 
@@ -186,27 +203,27 @@ def place(tmp_path):
     return tmp_path
 
 
-def plan_conf(place, *overrides: str, machine: MachineConf = GENEROUS) -> PlanConf:
+def plan_conf(place, *overrides: str, machine: MachineConf = GENEROUS) -> TrainPlanConf:
     base = ["draft=demo-medusa", f"target.path={place / 'target'}", "optim.batch_size=4",
             f"data.length={LENGTH}", "tree=chain", "tree.depth=3", "device=cpu"]  # fmt: skip
-    found = compose("train_plan", PlanConf, [*base, *overrides])
+    found = compose("train_plan", TrainPlanConf, [*base, *overrides])
     found.machine = machine
     return found
 
 
 def test_a_plan_that_does_not_fit_names_overrides_with_which_it_does(place):
     small = MachineConf(**vars(GENEROUS) | {"chips": 1, "cores": 1, "memory_gib": 0.09})
-    before = planned(plan_conf(place, machine=small))
+    before = plan_run(plan_conf(place, machine=small))
     assert not before.fits(before.best)
-    made = changes(before)
+    made = suggest_overrides(before)
     assert made[0].startswith("parallel.tensor=")
-    after = planned(plan_conf(place, *made, machine=small))
+    after = plan_run(plan_conf(place, *made, machine=small))
     assert after.fits(after.best)
 
 
 def test_every_layout_does_all_rows_on_the_cores_there_are(place):
     run = plan_conf(place, "optim.batch_size=3", "optim.accumulation=2")
-    found = layouts(run, GENEROUS, model_outline(CPU))
+    found = list_layouts(run, GENEROUS, model_outline(CPU))
     assert [layout.tensor for layout in found] == [1, 2, 4, 8]
     for layout in found:
         assert layout.data * layout.rows * layout.micros == 6
@@ -233,7 +250,7 @@ def test_the_command_prints_a_plan_and_writes_it(place, capsys, monkeypatch):
 def test_a_plan_of_epochs_knows_its_steps_where_the_tokens_are_known(place):
     """Of 40 full rows of data, 4 a step. With wsd there is room for the state that is kept."""
     epochs = ["optim.steps=null", "optim.epochs=2", "optim.schedule=wsd"]
-    known = planned(plan_conf(place, *epochs, f"tokens={40 * LENGTH}"))
+    known = plan_run(plan_conf(place, *epochs, f"tokens={40 * LENGTH}"))
     assert planned_steps(known) == 20
     assert ["the run", "20 steps"] in [row[:2] for row in time_table(known).rows]
     unknown = replace(known, conf=replace(known.conf, tokens=None))
@@ -255,7 +272,7 @@ def test_a_plan_of_epochs_knows_its_steps_where_the_tokens_are_known(place):
 )
 def test_mistakes_are_refused_in_a_line(place, overrides, line):
     with pytest.raises(UserError) as refused:
-        planned(plan_conf(place, *overrides))
+        plan_run(plan_conf(place, *overrides))
     assert str(refused.value).startswith(line)
     assert "\n" not in str(refused.value)
 
@@ -263,44 +280,44 @@ def test_mistakes_are_refused_in_a_line(place, overrides, line):
 def test_heads_that_cannot_be_shared_are_refused(place):
     wide = MachineConf(**vars(GENEROUS) | {"chips": 4})
     with pytest.raises(UserError, match=r"parallel\.tensor: .* a divisor of its 8 attention heads"):
-        planned(plan_conf(place, "parallel.tensor=16", machine=wide))
+        plan_run(plan_conf(place, "parallel.tensor=16", machine=wide))
 
 
 def test_heads_are_repeated_where_the_route_can(place):
     plain = MachineConf(**vars(GENEROUS) | {"repeats_heads": False})
     with pytest.raises(UserError, match=r"must divide the target's 4 key-value heads, got 8"):
-        planned(plan_conf(place, "parallel.tensor=8", machine=plain))
+        plan_run(plan_conf(place, "parallel.tensor=8", machine=plain))
 
 
 def test_a_precision_that_the_machine_lacks_is_refused(place):
     half = MachineConf(**vars(GENEROUS) | {"tflops": {"bfloat16": 4.0}})
     with pytest.raises(UserError, match=r"device\.precision: must be one of bfloat16 on made"):
-        planned(plan_conf(place, "device.precision=float32", machine=half))
+        plan_run(plan_conf(place, "device.precision=float32", machine=half))
 
 
 def test_this_machine_is_measured():
-    found = measured(CPU)
+    found = measure_machine(CPU)
     assert found.chips == found.cores == 1
     assert found.memory_gib > 0.5
     assert found.bandwidth_gb_s > 0
     assert set(found.tflops) == {"float32"}
-    found.check(torch.float32)
+    found.check_dtype(torch.float32)
 
 
 # --- decoding -------------------------------------------------------------------------------------
 
 
-def infer_conf(place, *overrides: str) -> infer_plan.PlanConf:
+def infer_conf(place, *overrides: str) -> infer_plan.DecodePlanConf:
     base = ["draft=demo-medusa", f"target.path={place / 'target'}", "tree=chain", "tree.depth=3",
             "prompt_tokens=60", "context=200", "device=cpu"]  # fmt: skip
-    found = compose("infer_plan", infer_plan.PlanConf, [*base, *overrides])
+    found = compose("infer_plan", infer_plan.DecodePlanConf, [*base, *overrides])
     two = {"chips": 1, "cores": 2, "bandwidth_gb_s": 50.0}
     found.machine = MachineConf(**vars(GENEROUS) | two)
     return found
 
 
 def test_a_token_takes_the_time_to_read_the_weights_and_the_cache(place):
-    first, second = infer_plan.options(infer_conf(place))
+    first, second = infer_plan.list_options(infer_conf(place))
     model = model_outline(HALF).model
     table = model.get_input_embeddings().weight.nbytes  # of which a token reads one row
     weights = sum(p.nbytes for p in model.parameters() if p.ndim > 1) - table
@@ -312,11 +329,11 @@ def test_a_token_takes_the_time_to_read_the_weights_and_the_cache(place):
 def test_what_a_draft_costs_is_what_must_be_accepted(place):
     """Medusa's heads are read once a round, whatever the depth."""
     (short, _), (long, _) = (
-        infer_plan.options(infer_conf(place, f"tree.depth={depth}")) for depth in (1, 4)
+        infer_plan.list_options(infer_conf(place, f"tree.depth={depth}")) for depth in (1, 4)
     )
     assert short.propose_s < long.propose_s
-    assert long.needed == (long.verify_s + long.propose_s) / long.alone_s
-    assert long.needed > short.needed > 1
+    assert long.break_even_length == (long.verify_s + long.propose_s) / long.alone_s
+    assert long.break_even_length > short.break_even_length > 1
 
 
 def test_the_plan_goes_to_a_folder_that_is_made_and_what_cannot_be_written_is_one_line(place):
@@ -331,4 +348,4 @@ def test_a_target_too_large_for_the_machine_is_refused(place):
     run = infer_conf(place)
     run.machine = MachineConf(**vars(GENEROUS) | {"memory_gib": 0.001})
     with pytest.raises(UserError, match="machine: must hold the target, got made"):
-        infer_plan.options(run)
+        infer_plan.list_options(run)

@@ -28,10 +28,10 @@ def folder(tmp_path_factory, target):
     target.tokenizer.save_pretrained(folder / "target")
     new_draft(target).save(folder / "draft", target)
     shutil.copytree(folder / "draft", folder / "cut")
-    weights = folder / "cut" / checkpoint.WEIGHTS
+    weights = folder / "cut" / checkpoint.WEIGHTS_FILE
     weights.write_bytes(weights.read_bytes()[:-100])
     shutil.copytree(folder / "draft", folder / "foreign")
-    (folder / "foreign" / checkpoint.CONFIG).write_text('{"architectures": ["OtherDraft"]}')
+    (folder / "foreign" / checkpoint.CONFIG_FILE).write_text('{"architectures": ["OtherDraft"]}')
     (folder / "file").touch()
     (folder / "prompts.jsonl").write_text('{"text": "1 2 3"}\n')
     (folder / "bad.jsonl").write_text("1 2 3\n")
@@ -68,8 +68,8 @@ def refused(folder, monkeypatch, capfd):
 EVAL = {
     "checkpoint=nowhere": "checkpoint: must be a folder with config.json, got nowhere",
     "checkpoint=3": "checkpoint: must be a directory or a list of them, got 3",
-    "checkpoint=cut": "checkpoint: must be a whole file, got cut/model.safetensors",
-    "checkpoint=[draft,cut]": "checkpoint: must be a whole file, got cut/model.safetensors",
+    "checkpoint=cut": "checkpoint: must be a complete file, got cut/model.safetensors",
+    "checkpoint=[draft,cut]": "checkpoint: must be a complete file, got cut/model.safetensors",
     "tree=nope": "tree: no such option, got 'nope'; choose one of chain, dynamic, medusa-63, mixed",
     "tree.deph=3": "tree.deph: no such key; did you mean tree.depth?",
     "tree.nodes=99": "tree.nodes: must be at most the",
@@ -140,7 +140,7 @@ def test_a_length_that_the_machine_would_pad_is_refused():
     conf = compose("train", TrainConf, ["optim=adamw", "data.length=200"])
     conf.check_device(CPU)
     with pytest.raises(UserError, match=r"data.length: must be a multiple of 128 .* take 256"):
-        conf.check_device(replace(CPU, name="neuron", instance="trn2.48xlarge"))
+        conf.check_device(replace(CPU, name="neuron", instance_type="trn2.48xlarge"))
 
 
 def test_train_says_how_to_do_without_the_hub(refused, tmp_path):
@@ -166,7 +166,7 @@ def test_a_published_draft_of_another_hidden_size_is_refused(folder, tmp_path):
     """It has no hashes: only its shapes tell."""
     published = tmp_path / "published"
     shutil.copytree(folder / "draft", published)
-    weights = published / checkpoint.WEIGHTS
+    weights = published / checkpoint.WEIGHTS_FILE
     save_file(load_file(weights), weights)
     wide = TargetConf(name=str(folder / "target")).build(CPU)
     load_draft(published, wide)  # it fits its own target

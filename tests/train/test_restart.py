@@ -45,7 +45,7 @@ def test_restarts_of_several_nodes_need_a_store_for_each_attempt(monkeypatch):
     for name, value in SEVERAL_NODES.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match=r"TORCH_DISABLE_SHARE_RDZV_TCP_STORE: must be 1 where sev"):
-        torchrun.check()
+        torchrun.check_launch()
     for name, harmless in (
         ("TORCHELASTIC_USE_AGENT_STORE", "False"),
         ("TORCHELASTIC_MAX_RESTARTS", "0"),
@@ -53,4 +53,4 @@ def test_restarts_of_several_nodes_need_a_store_for_each_attempt(monkeypatch):
     ):
         with monkeypatch.context() as patch:
             patch.setenv(name, harmless)
-            torchrun.check()
+            torchrun.check_launch()

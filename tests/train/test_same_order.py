@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from data.config import DataConf, Source
-from data.packing.documents import Packed, read
-from data.packing.pack import pack
-from data.packing.sampler import Order
+from data.config import DataConf, DataSource
+from data.packing.documents import Packed, read_documents
+from data.packing.pack import pack_documents
+from data.packing.sampler import RowOrder
 from data.sources import prepared_rows
-from data.sources.prepared_rows import Row, Spans
+from data.sources.prepared_rows import PreparedRow, RecordedDocument
 from tests.support.tiny import tiny_tokenizer
 
 SHARDS, ROWS, STEPS = 3, 20, 12
@@ -28,27 +28,27 @@ def folder(tmp_path):
         for row in range(ROWS):
             ids = numbers.integers(1, 60, numbers.integers(5, 30)).tolist()
             rows.append(
-                Row(
+                PreparedRow(
                     id=f"{shard}-{row}", source="made", category=CATEGORIES[row % 3],
-                    documents=[Spans(ids=ids, spans=[[3, len(ids)]])],
+                    documents=[RecordedDocument(ids=ids, spans=[[3, len(ids)]])],
                 )
             )  # fmt: skip
         file = tmp_path / f"train-{shard:05d}-of-{SHARDS:05d}.parquet"
-        prepared_rows.write(file, rows, dict)
+        prepared_rows.write_prepared_rows(file, rows, dict)
     return tmp_path
 
 
 def rows_of(folder) -> Packed:
     """As a process that has just started reads and packs them."""
-    conf = DataConf(source=Source.prepared, path=str(folder), length=64)
-    return pack(read(conf, tiny_tokenizer(), Counter()), conf.length)[0]
+    conf = DataConf(source=DataSource.prepared, path=str(folder), length=64)
+    return pack_documents(read_documents(conf, tiny_tokenizer(), Counter()), conf.length)[0]
 
 
 def visited(folder, *, rank: int = 0, world: int = 1, steps=range(STEPS)) -> list[torch.Tensor]:
     """Token ids of this process's rows, step by step."""
     rows = rows_of(folder)
-    order = Order(rows=len(rows), batch_size=8, seed=3)
-    return [rows.batch(order.batch(step, rank, world)).ids for step in steps]
+    order = RowOrder(num_rows=len(rows), batch_size=8, seed=3)
+    return [rows.batch(order.batch_rows(step, rank, world)).input_ids for step in steps]
 
 
 def test_a_mixture_is_read_whole_and_in_the_same_order(folder):

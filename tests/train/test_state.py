@@ -9,15 +9,21 @@ import torch
 from safetensors.torch import load_file
 
 from data.config import DataConf
-from models.checkpoint import PARTIAL
+from models.checkpoint import PARTIAL_SUFFIX
 from models.drafts.base import Draft
 from models.errors import UserError
 from tests.support.killing import finish, kill, newest_step, partials
 from tests.support.methods import CASES
 from tests.support.toy_run import metrics, toy_conf, toy_run, weights
-from train.log import forget
-from train.run_dir import claim, clear, refuse_full_disk, reserve, room
-from train.state import Progress, State, flat
+from train.log import drop_later_lines
+from train.run_dir import (
+    check_free_disk,
+    create_run_dir,
+    disk_bytes_needed,
+    refuse_full_disk,
+    reset_run_dir,
+)
+from train.state import RunProgress, RunState, flatten_config
 
 
 @pytest.fixture(params=[False, True], ids=["live", "kept"])
@@ -33,13 +39,13 @@ class Stopped(Exception):  # noqa: N818  # it is no error
 
 
 def toy_run_until(folder, conf, *, stop: int):
-    def stopping(self, learning, parallel, save=State.save):
+    def stopping(self, learning, parallel, save=RunState.save):
         save(self, learning, parallel)
         if self.progress.step == stop:
             raise Stopped
 
     with pytest.MonkeyPatch.context() as patch, suppress(Stopped):
-        patch.setattr(State, "save", stopping)
+        patch.setattr(RunState, "save", stopping)
         toy_run(folder, conf)
 
 
@@ -79,7 +85,7 @@ def test_no_step_appears_twice_in_the_metrics(started):
 
 def test_one_state_is_kept_and_leftovers_are_swept(started):
     folder, conf = started
-    (folder / "state" / f"00000010{PARTIAL}").mkdir()
+    (folder / "state" / f"00000010{PARTIAL_SUFFIX}").mkdir()
     (folder / "state" / "00000002").mkdir()
     toy_run(folder, conf)
     assert [path.name for path in (folder / "state").iterdir()] == ["00000012"]
@@ -100,7 +106,7 @@ def test_a_changed_config_is_refused_by_its_key(started, key, before, now):
     part = replace(getattr(conf, group), **{name: now}) if group else now
     changed = replace(conf, **{group or name: part})
     with pytest.raises(UserError) as refused:
-        State(folder, flat(changed)).find()
+        RunState(folder, flatten_config(changed)).load_progress()
     assert str(refused.value) == (
         f"{key}: the run was started with {before}, got {now}; use another run_name or resume=false"
     )
@@ -109,14 +115,14 @@ def test_a_changed_config_is_refused_by_its_key(started, key, before, now):
 def test_what_does_not_change_the_weights_may_change(started):
     folder, conf = started
     changed = replace(conf, log=replace(conf.log, every=5), save_every=7, resume=False)
-    assert State(folder, flat(changed)).find().step == 8
+    assert RunState(folder, flatten_config(changed)).load_progress().step == 8
 
 
 def test_another_thread_count_is_said(started, caplog):
     folder, conf = started
     saved = folder / "state" / "00000008" / "progress.json"
     saved.write_text(saved.read_text().replace('"threads": 1', '"threads": 3'))
-    State(folder, flat(conf)).find()
+    RunState(folder, flatten_config(conf)).load_progress()
     assert "started with 3 threads and continues with 1" in caplog.text
 
 
@@ -132,15 +138,15 @@ def test_a_finished_run_is_not_trained_further(started):
 
 def test_starting_over_forgets_the_state(started):
     folder, _ = started
-    clear(folder)
+    reset_run_dir(folder)
     assert [path.name for path in folder.iterdir()] == ["lock"]
-    assert State(folder, {}).find() == Progress()
+    assert RunState(folder, {}).load_progress() == RunProgress()
 
 
 def test_an_unwritable_folder_is_refused(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(UserError, match=r"output_dir: must be writable, got .*file/run \("):
-        claim(tmp_path / "file" / "run")
+        create_run_dir(tmp_path / "file" / "run")
 
 
 def test_too_little_room_is_refused(tmp_path):
@@ -148,7 +154,7 @@ def test_too_little_room_is_refused(tmp_path):
     with torch.device("meta"):
         huge.layer = torch.nn.Linear(10**8, 10**8)
     with pytest.raises(UserError, match=r"output_dir: needs 3[0-9]{8}.* GB of free disk"):
-        reserve(tmp_path, huge)
+        check_free_disk(tmp_path, huge)
 
 
 @pytest.mark.parametrize("name", ["medusa", "medusa2"])
@@ -158,7 +164,7 @@ def test_an_adapted_target_needs_room_for_the_old_and_the_new_one(name, target, 
     adapted = [load_file(file) for file in tmp_path.glob("target-*/*.safetensors")]
     assert len(adapted) == (name == "medusa2")
     held = sum(tensor.nbytes for tensors in adapted for tensor in tensors.values())
-    assert room(draft, target) - room(draft) == 2 * held
+    assert disk_bytes_needed(draft, target) - disk_bytes_needed(draft) == 2 * held
 
 
 @pytest.mark.parametrize("room", [0, 1500, 3000, 5000])
@@ -190,5 +196,5 @@ def test_other_errors_stay_what_they_are(tmp_path):
 def test_forgetting_keeps_what_came_before(tmp_path):
     file = tmp_path / "metrics.jsonl"
     file.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"st')
-    forget(file, after=2)
+    drop_later_lines(file, after=2)
     assert file.read_text() == '{"step": 1}\n{"step": 2}\n'

@@ -16,7 +16,7 @@ from models.target.target import Target
 from tests.support.killing import toy_process
 from tests.support.toy_run import ROWS, ToyDraft, metrics, toy_conf, toy_run, toy_target, weights
 from train.optim import OptimName
-from train.state import State
+from train.state import RunState
 
 UNCLIPPED = {"clip": 1e3}  # a clipped gradient has one size, however it was scaled
 
@@ -35,8 +35,8 @@ def test_accumulation_changes_nothing(tmp_path):
 
 
 def test_keeping_features_changes_nothing_and_asks_the_target_once(tmp_path, monkeypatch):
-    looks, see = [], Target.see
-    monkeypatch.setattr(Target, "see", lambda *a, **kw: looks.append(1) or see(*a, **kw))
+    looks, see = [], Target.forward_hidden
+    monkeypatch.setattr(Target, "forward_hidden", lambda *a, **kw: looks.append(1) or see(*a, **kw))
     for keep, passes in ((False, 12), (True, ROWS // 4)):  # 12 steps; one pass over the rows
         looks.clear()
         data = DataConf(seed=1, keep_features=keep)
@@ -152,5 +152,5 @@ def test_a_loss_that_is_not_finite_ends_the_run_not_its_state(tmp_path, monkeypa
     monkeypatch.setattr(ToyDraft, "loss", spoiled)
     with pytest.raises(UserError, match=r"optim\.lr: the loss must stay finite, got nan at step 7"):
         toy_run(tmp_path, toy_conf())
-    assert State(tmp_path, {}).newest().name == "00000006"
+    assert RunState(tmp_path, {}).newest_state().name == "00000006"
     assert all(tensor.isfinite().all() for tensor in weights(tmp_path).values())

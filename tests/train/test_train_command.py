@@ -16,7 +16,7 @@ from tests.support.toy_run import metrics, weights
 from train.__main__ import main
 from train.config import TrainConf
 from train.distributed.parallel import ParallelConf
-from train.quick_eval import measure
+from train.quick_eval import build_quick_eval
 from train.run import open_run
 
 
@@ -142,7 +142,7 @@ def test_what_is_wrong_is_refused_by_key(folder, override, message):
 def test_measuring_tells_a_draft_that_learned_from_one_that_did_not(target, learned):
     draft, texts = learned
     prompts = [text[:4] for text in texts]
-    measured = measure(target, prompts, tree(), EvaluationConf(max_new_tokens=20))
+    measured = build_quick_eval(target, prompts, tree(), EvaluationConf(max_new_tokens=20))
     good, bad = measured(draft), measured(new_draft(target))
     assert good["acceptance_length"] > 3 > bad["acceptance_length"]
     shares = [good[f"accepted_{depth}"] for depth in range(1, 5)]
@@ -155,6 +155,6 @@ def test_what_is_accepted_behind_the_limit_is_not_delivered(target, learned):
     """Two tokens: the prefill's, and one of a round that accepts more."""
     draft, texts = learned
     prompts = [text[:4] for text in texts]
-    measured = measure(target, prompts, tree(), EvaluationConf(max_new_tokens=2))(draft)
+    measured = build_quick_eval(target, prompts, tree(), EvaluationConf(max_new_tokens=2))(draft)
     assert measured["acceptance_length"] > 2
     assert measured["delivered_per_round"] == 1

@@ -6,15 +6,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from data.config import DataConf, OnPolicyConf, Source
-from data.features.manifest import read
+from data.config import DataConf, DataSource, OnPolicyConf
+from data.features.manifest import read_manifest
 from data.features.quantize import Dtype
 from data.features.schema import TeacherKind
-from data.packing.pack import pack
+from data.packing.pack import pack_documents
 from models.device.machine_specs import MachineConf
 from models.distill.losses import LossConf, LossName
 from models.drafts.base import Needs
-from models.drafts.causal_lm import CausalLMConf, Start
+from models.drafts.causal_lm import CausalLMConf, InitFrom
 from models.drafts.eagle1 import Eagle1Conf
 from models.drafts.eagle3 import Eagle3Conf
 from models.drafts.hydra import HydraConf
@@ -25,8 +25,8 @@ from tests.support import captured
 from tests.support.stored_run import BF16, documents, learned, losses, training
 from tests.support.tiny import LAYERS, VOCAB
 from tests.support.toy_run import metrics, weights
-from train.planning.plan import Options, planned
-from train.planning.trace import LEARNS, SEES, read_rows
+from train.planning.plan import RunPlan, plan_run
+from train.planning.trace import DRAFT_PASS, TARGET_PASS, fake_stored_output
 
 METHODS = {
     "eagle3": Eagle3Conf(layers=LAYERS, unroll=2, vocab_size=40),
@@ -34,7 +34,7 @@ METHODS = {
     "medusa": MedusaConf(heads=4),
     "hydra": HydraConf(heads=4, prefix=False),
     "hydra++": HydraConf(heads=4),
-    "draft model": CausalLMConf(start=Start.pruned, layers=[0, 5]),
+    "draft model": CausalLMConf(start=InitFrom.pruned, layers=[0, 5]),
 }
 EAGLE3, MEDUSA = METHODS["eagle3"], METHODS["medusa"]
 # rounding makes another token the likeliest here and there: which a small vocabulary may lack
@@ -148,16 +148,16 @@ def test_a_plan_reads_rows_of_the_shapes_that_a_store_gives(folder, target, meth
     place = captured.captured(wanted)
     needs = Needs(layers=LAYERS if method == "eagle3" else [], hidden=False, context=False)
     given = captured.opened(place, target, needs)
-    rows, _ = pack(given.documents, captured.LENGTH)
-    real = given.seen(rows.pieces([0, 1]), rows.length)
-    layout = read(place).made.layout
-    made = read_rows(layout, needs, torch.Size([2, rows.length]), torch.float32)
+    rows, _ = pack_documents(given.documents, captured.LENGTH)
+    real = given.read_target_output(rows.pieces([0, 1]), rows.length)
+    layout = read_manifest(place).made.layout
+    made = fake_stored_output(layout, needs, torch.Size([2, rows.length]), torch.float32)
     assert kinds(made) == kinds(real)
 
 
 def kinds(seen):
     """Shape and type of whatever is seen."""
-    teacher = vars(seen.teacher) if seen.teacher else {}
+    teacher = vars(seen.topk) if seen.topk else {}
     found = {"captured": seen.captured, "hidden": seen.hidden} | teacher
     return {
         name: (one.shape, one.dtype) if isinstance(one, torch.Tensor) else one
@@ -168,17 +168,19 @@ def kinds(seen):
 def test_a_plan_of_a_stored_run_has_no_pass_of_the_target(folder, store):
     """What the draft learns costs the same; features are those on disk."""
     live, stored = (
-        planned(Options(**vars(training(folder, EAGLE3, name="plan", store=kept)), machine=MACHINE))
+        plan_run(
+            RunPlan(**vars(training(folder, EAGLE3, name="plan", store=kept)), machine=MACHINE)
+        )
         for kept in (None, store)
     )
-    traces = [plan.best.trace for plan in (live, stored)]
+    traces = [plan.best.memory_trace for plan in (live, stored)]
     before, now = (trace.phases for trace in traces if trace is not None)
-    assert before.keys() - now.keys() == {SEES}
-    assert before[LEARNS].operations == now[LEARNS].operations
-    assert before[LEARNS].total == now[LEARNS].total
-    assert live.best.speed is not None
-    assert stored.best.speed is not None
-    assert stored.best.speed.arithmetic < live.best.speed.arithmetic
+    assert before.keys() - now.keys() == {TARGET_PASS}
+    assert before[DRAFT_PASS].flops_by_dtype == now[DRAFT_PASS].flops_by_dtype
+    assert before[DRAFT_PASS].total_peak_bytes == now[DRAFT_PASS].total_peak_bytes
+    assert live.best.step_time is not None
+    assert stored.best.step_time is not None
+    assert stored.best.step_time.arithmetic < live.best.step_time.arithmetic
     on_disk = sum(len(data) for data in captured.files(store).values())
     assert stored.conf.tokens is not None
     assert stored.sizes.feature_bytes == round(on_disk / stored.conf.tokens)
@@ -250,4 +252,4 @@ def test_a_folder_that_is_no_store_is_refused(folder):
 
 def test_a_store_is_all_the_data_there_is(folder):
     with pytest.raises(UserError, match=r"^data\.path: must be set for data\.source=captured"):
-        DataConf(source=Source.captured).check_path()
+        DataConf(source=DataSource.captured).check_path()

@@ -13,11 +13,11 @@ import torch
 
 from data.packing.documents import Packed
 from infer.engine.decode import Decoder
-from infer.engine.graph_plan import Decoding, Drafting
-from models.device import Device, DeviceConf, DeviceName, Precision, graphs
+from infer.engine.graph_plan import DecoderSpec, DraftSpec
+from models.device import Device, DeviceConf, DeviceName, Precision, count_graphs
 from models.distill.losses import LossConf
 from models.drafts import load_draft
-from models.drafts.causal_lm import CausalLMConf, Start
+from models.drafts.causal_lm import CausalLMConf, InitFrom
 from models.drafts.eagle3 import Eagle3Conf
 from models.drafts.medusa import MedusaConf
 from models.speculate.sampling import SamplingConf
@@ -26,17 +26,17 @@ from tests.support.packed import packed_of
 from tests.support.tiny import LAYERS, VOCAB, batch_of, chain, sampled_texts, tiny_target, tree
 from tests.support.toy_run import toy_conf
 from train.config import TrainConf
-from train.log import Log, LogConf
-from train.loop import Loop
+from train.log import LogConf, MetricLogger
+from train.loop import Trainer
 from train.planning import graph_plan
-from train.state import State, flat
+from train.state import RunState, flatten_config
 
 STEPS, LENGTH, NEW, SLOTS = 200, 40, 24, 128
 # method -> draft, learning rate, micro-batches a step
 METHODS = {
     "eagle3": (Eagle3Conf(layers=LAYERS, unroll=3), 5e-3, 1),
     "medusa": (MedusaConf(heads=4), 2e-2, 2),
-    "draft model": (CausalLMConf(start=Start.pruned, layers=[0, 5]), 5e-3, 1),
+    "draft model": (CausalLMConf(start=InitFrom.pruned, layers=[0, 5]), 5e-3, 1),
 }
 
 
@@ -50,18 +50,18 @@ def conf_of(method: str) -> TrainConf:
     return conf
 
 
-class Watched(Loop):
+class Watched(Trainer):
     """Notes the first gradient, and how many graphs there are behind the first step."""
 
-    def _learn(self, step: int) -> None:
-        super()._learn(step)
+    def _train_step(self, step: int) -> None:
+        super()._train_step(step)
         if not step:
             decay = self.conf.optim.betas[0]  # the first average is the gradient times 1 - decay
-            optimizer = self.learning.optimizers[0]
+            optimizer = self.training_state.optimizers[0]
             self.gradient = [
                 optimizer.state[p]["exp_avg"].cpu() / (1 - decay) for p in self.trained
             ]
-            self.warm = graphs()
+            self.warm = count_graphs()
 
 
 def prompts() -> list[list[int]]:
@@ -85,42 +85,42 @@ def train(device: Device, target: Target, rows: Packed) -> tuple[dict, list[torc
     folder, conf = FOLDER / NAME, conf_of(METHOD)
     folder.mkdir(parents=True)
     parallel = conf.parallel.build(device, trackers=conf.log.trackers())
-    state = State(folder, flat(conf))
+    state = RunState(folder, flatten_config(conf))
     loop = Watched(
         conf=conf, parallel=parallel, device=device, target=target, rows=rows, state=state,
         draft=conf.draft.build(target, loss=conf.loss, seed=conf.seed),
-        log=Log(conf.log, state, parallel.accelerator),
+        log=MetricLogger(conf.log, state, parallel.accelerator),
         evaluate=lambda draft: {"delivered_per_round": 1.0},
     )  # fmt: skip
     loop.run()
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    announced = len(graph_plan.graphs(conf, lazy=device.lazy))
+    announced = len(graph_plan.list_graphs(conf, lazy=device.lazy))
     done = {"losses": [line["train/loss"] for line in lines], "announced": announced}
-    return done | {"warm": loop.warm, "compiled": graphs()}, loop.gradient
+    return done | {"warm": loop.warm, "compiled": count_graphs()}, loop.gradient
 
 
 def decode(device: Device, target: Target) -> dict:
     """Both shapes, with every graph announced; a prompt of each bucket first, to warm up."""
     _, draft = load_draft(FOLDER / "cpu" / "checkpoint", target)
-    asked, found, before = prompts(), {}, graphs()
+    asked, found, before = prompts(), {}, count_graphs()
     shapes = {"chain": chain(3), "tree": tree(3)}
-    drafting = Drafting.of(draft, None)
+    drafting = DraftSpec.from_draft(draft, None)
     needed = {
         graph
         for shape in shapes.values()
-        for graph in Decoding(drafting=drafting, tree=shape, slots=SLOTS).graphs(
+        for graph in DecoderSpec(draft=drafting, tree=shape, slots=SLOTS).list_graphs(
             map(len, asked), lazy=device.lazy
         )
     }
-    with device.ledger.expecting(needed, strict=True) as run:
+    with device.ledger.expect_graphs(needed, strict=True) as run:
         for name, shape in shapes.items():
             with device.ledger.warming():
                 decoder = Decoder(target, draft, shape, sampling=SamplingConf(), slots=SLOTS)
                 decoder.decode([asked[0], asked[-1]], row_ids=[0, 19], max_new_tokens=4)
             rows = decoder.decode(asked, row_ids=list(range(len(asked))), max_new_tokens=NEW)
             found[name] = [[row.ids, row.accepted] for row in rows]
-    done = {"announced": run.announced, "by_function": run.compiled, "late": run.late}
-    return found | done | {"compiled": graphs() - before}
+    done = {"announced": run.announced, "by_function": run.compiled, "late": run.compiled_late}
+    return found | done | {"compiled": count_graphs() - before}
 
 
 def fallbacks() -> dict[str, int]:

@@ -1,14 +1,14 @@
-"""How a run is spread over processes: who reads which rows, and who holds which weights.
+"""The processes of a run: the rows that each of them reads, and the weights that it holds.
 
     process = data rank * tensor + tensor rank, so that a tensor group lies within a node
 
-The frozen target is whole on every process, or its layers are split over the `tensor` processes of
-a group by the model's own plan, or sharded over the data ranks (FSDP2), or both. The draft is whole
-on every process (DDP) or sharded over all of them (FSDP2).
+The frozen target is replicated on every process, or its layers are split over the `tensor`
+processes of a group by the model's own plan, or sharded over the data ranks (FSDP2), or both. The
+draft is replicated on every process (DDP) or sharded over all of them (FSDP2).
 
 The processes of a tensor group read the same rows with the same random numbers, so the mean of the
-gradients over all processes is their mean over the data ranks. One reduction over all of them gives
-every copy of the draft the same gradient, to the last bit, and keeps the copies the same.
+gradients over all processes equals their mean over the data ranks. One reduction over all processes
+gives every copy of the draft the same gradient, to the last bit, so the copies never diverge.
 """
 
 from collections.abc import Iterator
@@ -30,18 +30,18 @@ from models.device import Device, DeviceName
 from models.drafts.base import Draft
 from models.errors import UserError
 from models.parallel import tensor_parallel
-from models.parallel.dtensor import gathered
-from models.target.language_model import Source
+from models.parallel.dtensor import full_params
+from models.target.language_model import ModelSource
 from models.target.target import Target, TargetConf
 from train.distributed import torchrun
-from train.distributed.zero1 import SpreadAdamW
+from train.distributed.zero1 import ShardedAdamW
 
-LEAST_TORCH = "2.13"  # for DTensor and FSDP2; all else runs on the lower bound of pyproject.toml
-PATIENCE = timedelta(hours=6)  # others wait while the main process answers prompts or evaluates
+MIN_TORCH = "2.13"  # for DTensor and FSDP2; the rest runs on the lower bound of pyproject.toml
+COLLECTIVE_TIMEOUT = timedelta(hours=6)  # ranks wait while rank 0 answers prompts or evaluates
 
 
 class Weights(Enum):
-    """Whether each data rank holds all of them or a part."""
+    """The placement of weights: a full copy on each data rank, or a part."""
 
     replicated = "replicated"
     sharded = "sharded"
@@ -49,7 +49,7 @@ class Weights(Enum):
 
 @dataclass(kw_only=True)
 class ParallelConf:
-    """How many processes hold the target together, and what they hold of target and draft."""
+    """The placement of target and draft on the processes."""
 
     tensor: int = 1  # processes that the target's layers are split over
     target: Weights = Weights.replicated  # over the data ranks
@@ -61,50 +61,50 @@ class ParallelConf:
 
     @property
     def splits_target(self) -> bool:
-        """Whether several processes hold one copy of the target."""
+        """Return True if several processes hold one copy of the target."""
         return self.tensor > 1 or self.target is Weights.sharded
 
     def check(
-        self, *, rows: int, adapts: bool,
+        self, *, rows: int, trains_target: bool,
         device: DeviceName = DeviceName.auto, optimizer: str = "adamw",
     ) -> None:  # fmt: skip
-        """Refuse what the launched processes cannot do, whatever the target is."""
-        torchrun.check()
-        processes = torchrun.launched()
+        """Check what does not depend on the target; raise UserError otherwise."""
+        torchrun.check_launch()
+        processes = torchrun.get_world_size()
         if processes % self.tensor:
             raise UserError(
                 f"parallel.tensor: must divide the {processes} processes, got {self.tensor}; "
                 "launch a multiple of it or lower it"
             )
-        data = processes // self.tensor
-        if rows % data:
+        data_ranks = processes // self.tensor
+        if rows % data_ranks:
             raise UserError(
                 f"optim.accumulation: the rows of a step, optim.batch_size x optim.accumulation, "
-                f"must be a multiple of the {data} data-parallel processes, got {rows}; "
-                f"give {data} rows or a multiple of that"
+                f"must be a multiple of the {data_ranks} data-parallel processes, got {rows}; "
+                f"give {data_ranks} rows or a multiple of that"
             )
-        if adapts and (self.splits_target or self.draft is Weights.sharded):
+        if trains_target and (self.splits_target or self.draft is Weights.sharded):
             raise UserError(
                 "parallel: a draft that adapts its target needs both whole on every process, got "
                 f"tensor={self.tensor}, target={self.target.name}, draft={self.draft.name}; "
                 "leave parallel at its defaults or choose another draft"
             )
         if device is DeviceName.xla:
-            self._check_older_engines(optimizer)
+            self._check_xla(optimizer)
         elif self.splits_target or self.draft is Weights.sharded:
-            self._check_torch()
+            self._check_torch_version()
 
     def check_target(self, target: TargetConf, *, device: DeviceName = DeviceName.auto) -> None:
-        """Refuse, before weights are read, a target that cannot be split so."""
+        """Check without weights that the target can be split; raise UserError otherwise."""
         if self.tensor == 1:
             return
         if device is DeviceName.xla:
-            tensor_parallel.plan(target.source.shape(), self.tensor)
+            tensor_parallel.plan_shards(target.source.build_meta_model(), self.tensor)
         else:
-            self.check_heads(target.source.config().get_text_config())
+            self.check_heads(target.source.read_config().get_text_config())
 
-    def _check_older_engines(self, optimizer: str) -> None:
-        """What neuronx-distributed and ZeRO-1 cannot do, which stand in for DTensor and FSDP2."""
+    def _check_xla(self, optimizer: str) -> None:
+        """Refuse what neuronx-distributed and ZeRO-1 cannot do in place of DTensor and FSDP2."""
         if self.target is Weights.sharded:
             raise UserError(
                 "parallel.target: must be replicated with device=xla, got sharded; "
@@ -116,36 +116,36 @@ class ParallelConf:
                 f"{optimizer}, which needs whole matrices; set parallel.draft=replicated"
             )
 
-    def _check_torch(self) -> None:
-        """Training on cut weights failed with PyTorch 2.9; 2.10 to 2.12 were not tried."""
-        if torch.__version__ < f"{LEAST_TORCH}.dev0":  # containers come with pre-releases: 2.13.0a0
+    def _check_torch_version(self) -> None:
+        """Check the version: sharded training failed with torch 2.9; 2.10 to 2.12 are untested."""
+        if torch.__version__ < f"{MIN_TORCH}.dev0":  # containers come with pre-releases: 2.13.0a0
             raise UserError(
-                f"parallel: tensor and sharded need torch {LEAST_TORCH} or newer, got "
+                f"parallel: tensor and sharded need torch {MIN_TORCH} or newer, got "
                 f"{torch.__version__}; upgrade torch, or set parallel=data"
             )
 
     def check_heads(self, config: Any) -> None:
-        """Raises UserError unless DTensor can split a model of this config."""
-        for heads, what in (
+        """Check that DTensor can split a model of this config; raise UserError otherwise."""
+        for heads, kind in (
             (config.num_key_value_heads, "key-value heads"),
             (config.num_attention_heads, "attention heads"),
         ):
             if heads % self.tensor:
                 raise UserError(
-                    f"parallel.tensor: must divide the target's {heads} {what}, "
+                    f"parallel.tensor: must divide the target's {heads} {kind}, "
                     f"got {self.tensor}; lower it, or set parallel.target=sharded"
                 )
 
     def build(self, device: Device, *, trackers: list[str]) -> "Parallel":
         if self.tensor > 1 and device.name == "xla":
-            parallel_engine(self.tensor)  # said now if it is not there
+            import_neuronx_distributed(self.tensor)  # raises UserError early if it is missing
         return Parallel(
-            conf=self, device=device, accelerator=accelerator_for(device, trackers=trackers)
+            conf=self, device=device, accelerator=build_accelerator(device, trackers=trackers)
         )
 
 
-def accelerator_for(device: Device, *, trackers: list[str]) -> Accelerator:
-    """Mixed precision follows the device; masters stay fp32 either way."""
+def build_accelerator(device: Device, *, trackers: list[str]) -> Accelerator:
+    """Build an Accelerator with the device's mixed precision; master weights stay fp32."""
     # A sweep runs several configs in one process, and Accelerate would refuse a second precision.
     AcceleratorState._reset_state()
     accelerator = Accelerator(
@@ -153,9 +153,11 @@ def accelerator_for(device: Device, *, trackers: list[str]) -> Accelerator:
         cpu=device.torch_device.type == "cpu",
         log_with=[*trackers] or None,
         kwargs_handlers=[
-            InitProcessGroupKwargs(init_method=torchrun.meeting_place(), timeout=PATIENCE),
-            # Else DDP would deal gradients to new buckets after its first step, and a continued run
-            # would add them up in another order.
+            InitProcessGroupKwargs(
+                init_method=torchrun.rendezvous_url(), timeout=COLLECTIVE_TIMEOUT
+            ),
+            # Else DDP would rebuild its gradient buckets after the first step, and a resumed run
+            # would sum gradients in another order.
             DistributedDataParallelKwargs(find_unused_parameters=True),
         ],
         step_scheduler_with_optimizer=False,  # else schedules run ahead by the number of processes
@@ -168,8 +170,8 @@ def accelerator_for(device: Device, *, trackers: list[str]) -> Accelerator:
     return accelerator
 
 
-def parallel_engine(ranks: int) -> tuple[Any, Any]:
-    """Layers and groups of neuronx-distributed. Raises UserError where it cannot be imported."""
+def import_neuronx_distributed(ranks: int) -> tuple[Any, Any]:
+    """Import the layers and groups of neuronx-distributed; raise UserError if that fails."""
     try:
         from neuronx_distributed.parallel_layers import (  # pyright: ignore[reportMissingImports]
             layers,
@@ -186,88 +188,90 @@ def parallel_engine(ranks: int) -> tuple[Any, Any]:
 
 @dataclass(kw_only=True)
 class Parallel:
-    """The processes of a run. Accelerate launches, places and casts; PyTorch shards."""
+    """The processes of a run. Accelerate handles devices and precision; PyTorch shards."""
 
     conf: ParallelConf
     device: Device
     accelerator: Accelerator
 
     @property
-    def main(self) -> bool:
+    def is_main(self) -> bool:
         return self.accelerator.is_main_process
 
     @property
-    def alone(self) -> bool:
+    def is_single_process(self) -> bool:
         return self.accelerator.num_processes == 1
 
     @property
-    def data(self) -> int:
-        """Processes, or groups of them, that read different rows."""
+    def num_data_ranks(self) -> int:
+        """Return the number of tensor groups, which read different rows."""
         return self.accelerator.num_processes // self.conf.tensor
 
     @property
-    def rank(self) -> int:
-        """Which of them this process is, or belongs to."""
+    def data_rank(self) -> int:
+        """Return the index of this process's tensor group."""
         return self.accelerator.process_index // self.conf.tensor
 
     @property
     def runs_target(self) -> bool:
-        """Whether this process takes part where one run of the target would do.
+        """Return True if this process runs the target for work that is needed only once.
 
-        No process can run a target that is split alone: then all do the same.
+        A split target needs all ranks, so all run it.
         """
-        return self.main or self.split
+        return self.is_main or self.is_target_split
 
     @property
-    def split(self) -> bool:
-        return self.conf.splits_target and not self.alone
+    def is_target_split(self) -> bool:
+        return self.conf.splits_target and not self.is_single_process
 
     @property
     def compiles_loss(self) -> bool:
-        """Whether the loss is compiled by itself.
+        """Return True if the loss is compiled as a graph of its own.
 
-        Where operations are recorded, the whole step is one graph; and no graph holds the calls
-        that gather a sharded target's head.
+        On lazy devices the whole step is one graph already; and the collectives that gather the
+        head of a sharded target cannot be compiled.
         """
-        return not self.device.lazy and (self.alone or self.conf.target is Weights.replicated)
+        return not self.device.lazy and (
+            self.is_single_process or self.conf.target is Weights.replicated
+        )
 
-    def wait(self) -> None:
-        if not self.alone:  # on XLA a graph of its own, even for one process
+    def barrier(self) -> None:
+        if not self.is_single_process:  # on XLA it would cost a graph, even for one process
             self.accelerator.wait_for_everyone()
 
-    def anywhere(self, holds: bool) -> bool:
-        """Whether it holds on any process."""
-        if self.alone:
-            return holds
-        found = torch.tensor(float(holds), device=self.accelerator.device)
-        return bool(cast(Tensor, self.accelerator.reduce(found, "sum")))
+    def any_rank(self, condition: bool) -> bool:
+        """Return True if the condition holds on any process; collective."""
+        if self.is_single_process:
+            return condition
+        flag = torch.tensor(float(condition), device=self.accelerator.device)
+        return bool(cast(Tensor, self.accelerator.reduce(flag, "sum")))
 
-    def agree(self, number: int) -> bool:
-        """Compare a number over all processes; the answer is the same on each."""
-        if self.alone:
+    def all_ranks_agree(self, number: int) -> bool:
+        """Return True if `number` is the same on all processes; collective."""
+        if self.is_single_process:
             return True
         numbers = torch.tensor([number], device=self.accelerator.device)
         return len(cast(Tensor, self.accelerator.gather(numbers)).unique()) == 1
 
-    def settle(self) -> None:
-        """Wait, where all processes run the target together."""
-        if self.split:
-            self.wait()
+    def barrier_if_split(self) -> None:
+        """Wait for all processes if they hold the target together."""
+        if self.is_target_split:
+            self.barrier()
 
     @contextmanager
     def main_first(self) -> Iterator[None]:
-        """Others find what the main process wrote; with a split target all run at once."""
-        if self.split or self.alone:
+        """Run the block on the main process first; at once everywhere if the target is split."""
+        if self.is_target_split or self.is_single_process:
             yield
         else:
             with self.accelerator.main_process_first():
                 yield
 
-    def total(self, values: Tensor) -> Tensor:
-        """Their sum over all processes."""
-        if self.alone:
+    def all_reduce_sum(self, values: Tensor) -> Tensor:
+        """Sum `values` over all processes."""
+        if self.is_single_process:
             return values
-        if self.device.lazy:  # Accelerate's own would end the graph that is being recorded
+        if self.device.lazy:  # Accelerate's reduce would end the graph that is being recorded
             from torch_xla.core import xla_model  # pyright: ignore[reportMissingImports]
 
             return xla_model.all_reduce(xla_model.REDUCE_SUM, values)
@@ -275,59 +279,61 @@ class Parallel:
 
     # --- the target ---------------------------------------------------------------------------
 
-    def target(self, conf: TargetConf) -> Target:
-        """The target, of which this process holds all or its part."""
-        if not self.split:
+    def build_target(self, conf: TargetConf) -> Target:
+        """Build the target, with all weights or this process's part of them."""
+        if not self.is_target_split:
             return conf.build(self.device)
         if self.device.name == "xla":
-            return self._cut_target(conf)
-        target = conf.build(self.device, read=self._read_part)
-        return target.eager()  # graphs of sharded tensors would break at every collective
+            return self._build_xla_target(conf)
+        target = conf.build(self.device, load_model=self._load_part)
+        return target.eager()  # graphs of sharded tensors break at every collective
 
-    def _read_part(self, source: Source) -> Any:
-        """Each process reads its own part of the weights alone."""
+    def _load_part(self, source: ModelSource) -> Any:
+        """Load this process's part of the weights, and no other."""
         from transformers.distributed.configuration_utils import DistributedConfig
 
         sharded = self.conf.target is Weights.sharded
 
-        class Layout(DistributedConfig):
+        class MeshConfig(DistributedConfig):
             @property
             def dp_size(self) -> int:
-                """Without shards the copies are nobody's business: no FSDP around them."""
+                """Return 1 without sharding, or transformers would wrap replicas in FSDP."""
                 return super().dp_size if sharded else 1
 
-        layout = Layout(
+        mesh_config = MeshConfig(
             tp_size=self.conf.tensor,
-            fsdp_size=self.data if sharded else 1,
-            dp_replicate_size=1 if sharded else self.data,
+            fsdp_size=self.num_data_ranks if sharded else 1,
+            dp_replicate_size=1 if sharded else self.num_data_ranks,
         )
-        model = source.model(self.device.dtype, distributed_config=layout)
-        del model.config.distributed_config  # else drafts that copy the config were split as well
-        text = model.config.get_text_config()
-        model.key_value_heads = text.num_key_value_heads // self.conf.tensor
+        model = source.load_model(self.device.dtype, distributed_config=mesh_config)
+        del model.config.distributed_config  # else drafts that copy the config would be split, too
+        text_config = model.config.get_text_config()
+        model.key_value_heads = text_config.num_key_value_heads // self.conf.tensor
         return model
 
-    def _cut_target(self, conf: TargetConf) -> Target:
-        """On the host it is whole: there it gets its name, and drafts begin with its tables."""
-        target = conf.build(self.device, read=lambda source: source.model(self.device.dtype))
+    def _build_xla_target(self, conf: TargetConf) -> Target:
+        """Load the full target on the host, for its fingerprint and tables, and split it there."""
+        target = conf.build(
+            self.device, load_model=lambda source: source.load_model(self.device.dtype)
+        )
         tables = (target.model.get_input_embeddings(), target.head)
-        whole = [name for name, layer in target.model.named_modules() if layer in tables]
-        tensor_parallel.parallelise(target.model, self._engine_layers(), whole=whole)
-        target.kv_heads = tensor_parallel.key_value_heads(target.model)
+        names = [name for name, layer in target.model.named_modules() if layer in tables]
+        tensor_parallel.parallelize_model(target.model, self._parallel_layers(), replicated=names)
+        target.kv_heads = tensor_parallel.count_kv_heads(target.model)
         target.model.to(self.device.torch_device)
         return target
 
-    def _engine_layers(self) -> tensor_parallel.Layers:
-        """The classes of neuronx-distributed, for the group that this process is in."""
-        layers, engine = parallel_engine(self.conf.tensor)
+    def _parallel_layers(self) -> tensor_parallel.ParallelLayers:
+        """Return the layer classes of neuronx-distributed, with this process's tensor group."""
+        layers, engine = import_neuronx_distributed(self.conf.tensor)
         if not engine.model_parallel_is_initialized():
             engine.initialize_model_parallel(tensor_model_parallel_size=self.conf.tensor)
-        if engine.get_data_parallel_rank() != self.rank:  # rings of Trn2: (0..15, 48..63)
+        if engine.get_data_parallel_rank() != self.data_rank:  # Trn2 has rings (0..15, 48..63)
             raise UserError(
-                "parallel.tensor: neuronx-distributed must group neighbouring processes, got other "
+                "parallel.tensor: neuronx-distributed must group neighboring processes, got other "
                 f"groups for {self.conf.tensor} on this instance; choose another parallel.tensor"
             )
-        return tensor_parallel.Layers(
+        return tensor_parallel.ParallelLayers(
             ranks=self.conf.tensor,
             rank=engine.get_tensor_model_parallel_rank(),
             column=layers.ColumnParallelLinear,
@@ -337,52 +343,56 @@ class Parallel:
 
     # --- the draft ----------------------------------------------------------------------------
 
-    def prepare(self, lesson: nn.Module) -> nn.Module:
-        """Let gradients become the mean over all processes. Before optimizers are built."""
-        if self.conf.draft is Weights.replicated or self.alone or self.spreads:
-            return self.accelerator.prepare(lesson)
+    def prepare(self, loss_module: nn.Module) -> nn.Module:
+        """Average the module's gradients over all processes. Call it before building optimizers."""
+        if self.conf.draft is Weights.replicated or self.is_single_process or self.shards_moments:
+            return self.accelerator.prepare(loss_module)
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
-        # One group: methods read weights by name, outside of the modules that hold them.
+        # One FSDP unit, because methods read weights outside of the modules that hold them.
         mesh = init_device_mesh(self.device.torch_device.type, (self.accelerator.num_processes,))
-        fully_shard(lesson.to(self.accelerator.device), mesh=mesh)
-        return self.accelerator.prepare_model(lesson, evaluation_mode=True)  # no DDP around it
+        fully_shard(loss_module.to(self.accelerator.device), mesh=mesh)
+        return self.accelerator.prepare_model(loss_module, evaluation_mode=True)  # without DDP
 
     @property
-    def spreads(self) -> bool:
-        """Whether only the moments of a sharded draft are: ZeRO-1, where there is no FSDP2."""
-        return self.conf.draft is Weights.sharded and self.device.name == "xla" and not self.alone
+    def shards_moments(self) -> bool:
+        """Return True if only the draft's moments are sharded: ZeRO-1, where there is no FSDP2."""
+        return (
+            self.conf.draft is Weights.sharded
+            and self.device.name == "xla"
+            and not self.is_single_process
+        )
 
     @property
-    def adamw(self) -> type[AdamW]:
-        return SpreadAdamW if self.spreads else AdamW
+    def adamw_class(self) -> type[AdamW]:
+        return ShardedAdamW if self.shards_moments else AdamW
 
-    def begin(self, optimizers: list[Optimizer]) -> None:
-        """After the last state was loaded, before the first step."""
+    def prepare_optimizers(self, optimizers: list[Optimizer]) -> None:
+        """Shard the optimizers; call it after loading their states and before the first step."""
         for optimizer in optimizers:
-            if isinstance(optimizer, SpreadAdamW):
+            if isinstance(optimizer, ShardedAdamW):
                 from torch_xla.core import xla_model  # pyright: ignore[reportMissingImports]
                 from torch_xla.distributed import (  # pyright: ignore[reportMissingImports]
                     zero_redundancy_optimizer as zero,
                 )
 
-                optimizer.begin(
+                optimizer.shard_moments(
                     zero.ZeroRedundancyOptimizer, partial(xla_model.all_gather, pin_layout=False),
                     ranks=self.accelerator.num_processes, rank=self.accelerator.process_index,
                 )  # fmt: skip
-                self.device.synchronize()  # else the first step's graph would hold this, too
+                self.device.synchronize()  # else the first step's graph would include this
 
     @contextmanager
-    def whole_moments(self, optimizers: list[Optimizer]) -> Iterator[None]:
-        """Moments of whole weights, to be written."""
-        spread = [optimizer for optimizer in optimizers if isinstance(optimizer, SpreadAdamW)]
-        for optimizer in spread:
-            optimizer.collect()
+    def full_moments(self, optimizers: list[Optimizer]) -> Iterator[None]:
+        """Gather the moments of full weights while the context is open."""
+        sharded = [optimizer for optimizer in optimizers if isinstance(optimizer, ShardedAdamW)]
+        for optimizer in sharded:
+            optimizer.gather_moments()
         yield
-        for optimizer in spread:
-            optimizer.release()
+        for optimizer in sharded:
+            optimizer.free_moments()
 
-    def whole(self, draft: Draft) -> AbstractContextManager[None]:
-        """The draft with all its weights on every process, to be decoded with or written."""
-        return gathered(draft)
+    def full_weights(self, draft: Draft) -> AbstractContextManager[None]:
+        """Gather all weights of the draft on every process while the context is open."""
+        return full_params(draft)

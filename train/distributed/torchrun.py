@@ -1,4 +1,4 @@
-"""What the launcher says of this process: how many there are, and how they meet after a restart."""
+"""The launcher's environment: number of processes, restarts, and the rendezvous after one."""
 
 import functools
 import os
@@ -10,66 +10,67 @@ from torch.distributed.rendezvous import register_rendezvous_handler, rendezvous
 
 from models.errors import UserError
 
-SCHEME = "attempt"  # of the addresses by which processes meet
+SCHEME = "attempt"  # URL scheme of our rendezvous
 
 
-def launched() -> int:
-    """Processes of this run, over all nodes."""
-    return _number("WORLD_SIZE", 1)
+def get_world_size() -> int:
+    """Return the number of processes of this run, over all nodes."""
+    return _read_env_int("WORLD_SIZE", 1)
 
 
-def launcher() -> list[str]:
-    """The words of a shell that launch as many processes; a user names where several nodes meet."""
-    processes = launched()
+def launch_command() -> list[str]:
+    """Return a command that launches as many processes; NODE0 is left for the user to fill in."""
+    processes = get_world_size()
     if processes == 1:
         return ["python"]
-    here = _number("LOCAL_WORLD_SIZE", processes)
-    meet = ["--rdzv-backend=c10d", "--rdzv-endpoint=NODE0:29400"]
-    nodes = [f"--nnodes={processes // here}", *meet] if here < processes else []
-    return ["torchrun", *nodes, f"--nproc-per-node={here}"]
+    local = _read_env_int("LOCAL_WORLD_SIZE", processes)
+    endpoint = ["--rdzv-backend=c10d", "--rdzv-endpoint=NODE0:29400"]
+    nodes = [f"--nnodes={processes // local}", *endpoint] if local < processes else []
+    return ["torchrun", *nodes, f"--nproc-per-node={local}"]
 
 
-def restarted() -> bool:
-    """Whether the launcher has started this run anew after a process of it died."""
-    return _number("TORCHELASTIC_RESTART_COUNT", 0) > 0
+def is_restart() -> bool:
+    """Return True if the launcher restarted this run after one of its processes died."""
+    return _read_env_int("TORCHELASTIC_RESTART_COUNT", 0) > 0
 
 
-def check() -> None:
-    """Refuse a launch whose restarts would hang."""
-    several_nodes = _number("LOCAL_WORLD_SIZE", 1) < launched()
-    if _shares_store() and several_nodes and _number("TORCHELASTIC_MAX_RESTARTS", 0):
+def check_launch() -> None:
+    """Check that restarts of this launch would not hang; raise UserError otherwise."""
+    several_nodes = _read_env_int("LOCAL_WORLD_SIZE", 1) < get_world_size()
+    if _is_store_shared() and several_nodes and _read_env_int("TORCHELASTIC_MAX_RESTARTS", 0):
         raise UserError(
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE: must be 1 where several nodes may restart, got "
             "nothing; export it for torchrun on every node, or launch with --max-restarts=0"
         )
 
 
-def meeting_place() -> str | None:
-    """Where processes find each other; None leaves it to PyTorch.
+def rendezvous_url() -> str | None:
+    """Return the URL of the rendezvous; None leaves it to PyTorch.
 
-    torchrun keeps one store for all attempts, in which those of a later attempt would find the
-    addresses of the dead. Their number tells attempts apart, on one node: each counts its own.
+    torchrun keeps one store for all attempts, where a later attempt would find the addresses of
+    dead processes. So keys are prefixed by the number of the attempt. Each node counts its own
+    attempts, so this works on one node only.
     """
-    if not _shares_store():
+    if not _is_store_shared():
         return None
-    _register()
+    _register_rendezvous()
     return f"{SCHEME}://"
 
 
-def _shares_store() -> bool:
+def _is_store_shared() -> bool:
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
-def _number(name: str, otherwise: int) -> int:
-    return int(os.environ.get(name, otherwise))
+def _read_env_int(name: str, default: int) -> int:
+    return int(os.environ.get(name, default))
 
 
 @functools.cache
-def _register() -> None:
-    register_rendezvous_handler(SCHEME, _meet)
+def _register_rendezvous() -> None:
+    register_rendezvous_handler(SCHEME, _rendezvous_attempt)
 
 
-def _meet(_address: str, **kwargs: Any) -> Iterator[tuple[PrefixStore, int, int]]:
-    attempt = str(_number("TORCHELASTIC_RESTART_COUNT", 0))
+def _rendezvous_attempt(_address: str, **kwargs: Any) -> Iterator[tuple[PrefixStore, int, int]]:
+    attempt = str(_read_env_int("TORCHELASTIC_RESTART_COUNT", 0))
     for store, rank, processes in rendezvous("env://", **kwargs):
         yield PrefixStore(attempt, store), rank, processes

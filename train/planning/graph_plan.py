@@ -1,38 +1,40 @@
-"""Which graphs a training run will need, from its configuration alone.
+"""List the graphs that a training run needs, from its configuration alone.
 
     loss       the draft's loss of a micro-batch, and its gradient
-    features   the target's pass over rows: a micro-batch, or a group to be kept; none from a store
+    features   the target's pass over rows: a micro-batch, or a group to keep; none with a store
 
-Where operations are recorded, both are part of one graph, `optimizer_step`; `start` makes the
-optimizers' moments before it, and `see` is the pass over rows to be kept.
+Where operations are recorded, both are part of one graph, `optimizer_step`; `start` allocates the
+optimizers' moments before it, and `see` is the pass over rows whose features are kept.
 
-What is decoded on the way, to measure the draft or to let it write texts itself, is decoded
-eagerly; the evaluation at the end announces its own.
+Decoding during training, to measure the draft or to write on-policy rows, is eager; the evaluation
+at the end announces its own graphs.
 """
 
-from data.config import Source
+from data.config import DataSource
 from models.device.graph_budget import Graph
 from train.config import TrainConf
-from train.distributed.torchrun import launched
+from train.distributed.torchrun import get_world_size
 
 
 def compiles_features(conf: TrainConf) -> bool:
-    """Whether the target's pass is one graph: not where hooks gather its weights on the way."""
+    """Return whether the target's pass is one graph: hooks that gather its weights break it."""
     return conf.optim.compile and not conf.parallel.splits_target
 
 
-def graphs(conf: TrainConf, *, lazy: bool = False) -> set[Graph]:
-    """All that train/loop.py calls, on each process; `lazy`: Device.lazy."""
-    micro = conf.optim.at_a_time(conf.optim.rows // (launched() // conf.parallel.tensor))
+def list_graphs(conf: TrainConf, *, lazy: bool = False) -> set[Graph]:
+    """List the graphs that train/loop.py calls, on each process; `lazy` is Device.lazy."""
+    micro_batch_size = conf.optim.micro_batch_size(
+        conf.optim.rows_per_step // (get_world_size() // conf.parallel.tensor)
+    )
     if lazy:
-        kept = {Graph("see")} if conf.data.keep_features else set()
-        return {Graph("start"), Graph("optimizer_step")} | kept
-    found: set[Graph] = set()
+        cache_graphs = {Graph("see")} if conf.data.keep_features else set()
+        return {Graph("start"), Graph("optimizer_step")} | cache_graphs
+    graphs: set[Graph] = set()
     if conf.optim.compile:
-        found.add(Graph("loss", (micro, conf.data.length)))
-    if compiles_features(conf) and conf.data.source is not Source.captured:
-        sizes = {conf.optim.batch_size} if conf.data.keep_features else {micro}
-        if conf.data.on_policy.share:  # what the draft wrote is not kept
-            sizes.add(micro)
-        found |= {Graph("features", (rows, conf.data.length)) for rows in sizes}
-    return found
+        graphs.add(Graph("loss", (micro_batch_size, conf.data.length)))
+    if compiles_features(conf) and conf.data.source is not DataSource.captured:
+        sizes = {conf.optim.batch_size} if conf.data.keep_features else {micro_batch_size}
+        if conf.data.on_policy.share:  # rows that the draft wrote have no kept features
+            sizes.add(micro_batch_size)
+        graphs |= {Graph("features", (rows, conf.data.length)) for rows in sizes}
+    return graphs

@@ -1,40 +1,43 @@
-"""How the cores of a machine may share a run: what each then holds, and how fast they can be."""
+"""Layouts of a run over the cores of a machine: memory of a core, and the best step time."""
 
 from collections import Counter
 from dataclasses import dataclass, replace
 
 from models.device.machine_specs import MachineConf
-from models.device.memory_trace import REST, Phase
+from models.device.memory_trace import ACTIVATIONS, TracedPhase
 from models.errors import UserError
-from models.meta_model import Outline, head_names
-from models.parallel.tensor_parallel import plan as cuts
+from models.meta_model import MetaTarget, find_head_layers
+from models.parallel.tensor_parallel import plan_shards
 from train.config import TrainConf
 from train.distributed.parallel import ParallelConf, Weights
 from train.planning.trace import (
+    DRAFT_PASS,
     FROZEN,
     GRADIENTS,
-    LEARNS,
     OPTIMIZER,
-    SEES,
-    STEPS,
+    OPTIMIZER_STEP,
     TARGET,
+    TARGET_PASS,
     TRAINED,
-    Trace,
+    MemoryTrace,
 )
 
 BUCKETS = "gradient buckets"
-PARTS_ONCE = 3  # reads of weight and gradient, write of the weight; moments are read and written
+WEIGHT_PASSES = 3  # reads of weight and gradient, write of the weight; moments have two
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
-    """`tensor` cores hold the target together; `data` such groups read rows of their own."""
+class ProcessLayout:
+    """Layout of processes: `data` groups with rows of their own, `tensor` cores in each.
+
+    The cores of a group hold the target together.
+    """
 
     tensor: int
     data: int
     rows: int  # of a micro-batch
     micros: int  # of a step
-    blocks: int  # layers of the target, which a sharded one gathers two at a time
+    blocks: int  # layers of the target; a sharded target gathers two at a time
     target: Weights = Weights.replicated  # over the groups
     draft: Weights = Weights.replicated  # over all processes
 
@@ -43,70 +46,71 @@ class Layout:
         return self.tensor * self.data
 
 
-def layouts(conf: TrainConf, machine: MachineConf, target: Outline) -> list[Layout]:
-    """By cores that share the target: the configured number, or else all powers of two that can.
+def list_layouts(conf: TrainConf, machine: MachineConf, target: MetaTarget) -> list[ProcessLayout]:
+    """List layouts by the cores that share the target: the configured number, or powers of two.
 
-    Raises UserError where the configured one cannot.
+    Raises UserError if the configured number cannot share it.
     """
     if conf.parallel.tensor > 1:
-        check_tensor(conf.parallel, machine, target)
-        return [layout(conf, machine, target.num_layers, conf.parallel.tensor)]
-    found, tensor = [], 1
-    most = 1 if conf.draft.adapts else machine.all_cores  # what is adapted is whole everywhere
-    while tensor <= most:
+        check_tensor_size(conf.parallel, machine, target)
+        return [build_layout(conf, machine, target.num_layers, conf.parallel.tensor)]
+    layouts, tensor = [], 1
+    # A target that is trained is whole on every process.
+    largest = 1 if conf.draft.trains_target else machine.total_cores
+    while tensor <= largest:
         try:
-            check_tensor(replace(conf.parallel, tensor=tensor), machine, target)
+            check_tensor_size(replace(conf.parallel, tensor=tensor), machine, target)
         except UserError:
             break
-        found.append(layout(conf, machine, target.num_layers, tensor))
+        layouts.append(build_layout(conf, machine, target.num_layers, tensor))
         tensor *= 2
-    return found
+    return layouts
 
 
-def check_tensor(parallel: ParallelConf, machine: MachineConf, target: Outline) -> None:
-    """Raises UserError unless so many cores can hold the target together."""
+def check_tensor_size(parallel: ParallelConf, machine: MachineConf, target: MetaTarget) -> None:
+    """Check that `parallel.tensor` cores can hold the target together; raise UserError if not."""
     tensor = parallel.tensor
-    if machine.all_cores % tensor:
+    if machine.total_cores % tensor:
         raise UserError(
-            f"parallel.tensor: must divide the {machine.all_cores} cores of {machine.name}, "
+            f"parallel.tensor: must divide the {machine.total_cores} cores of {machine.name}, "
             f"got {tensor}; choose a divisor"
         )
     if not machine.repeats_heads:
         parallel.check_heads(target.config)
-    cuts(target.model, tensor, whole=head_names(target))
+    plan_shards(target.model, tensor, replicated=find_head_layers(target))
 
 
-def layout(conf: TrainConf, machine: MachineConf, blocks: int, tensor: int) -> Layout:
-    """With as many groups as the cores allow and the rows of a step can be dealt to evenly."""
-    rows, groups = conf.optim.rows, machine.all_cores // tensor
+def build_layout(conf: TrainConf, machine: MachineConf, blocks: int, tensor: int) -> ProcessLayout:
+    """Build the layout with the most groups that fit the cores and share a step's rows evenly."""
+    rows, groups = conf.optim.rows_per_step, machine.total_cores // tensor
     data = max(n for n in range(1, groups + 1) if rows % n == 0)
-    at_a_time = conf.optim.at_a_time(rows // data)
-    return Layout(
-        tensor=tensor, data=data, rows=at_a_time, micros=rows // data // at_a_time, blocks=blocks,
+    micro_rows = conf.optim.micro_batch_size(rows // data)
+    return ProcessLayout(
+        tensor=tensor, data=data, rows=micro_rows, micros=rows // data // micro_rows, blocks=blocks,
         target=conf.parallel.target, draft=conf.parallel.draft,
     )  # fmt: skip
 
 
-def held(phase: Phase, layout: Layout) -> Counter[str]:
-    """Bytes of a core by part, where processes share weights or reduce gradients."""
-    parts = phase.held.copy()
-    if layout.processes > 1:  # reduced from a copy, whether the draft is sharded or not
+def core_memory(phase: TracedPhase, layout: ProcessLayout) -> Counter[str]:
+    """Return the bytes of a core by part, in a layout that shares weights or gradients."""
+    parts = phase.peak_bytes.copy()
+    if layout.processes > 1:  # gradients are reduced from a copy, sharded or not
         parts[BUCKETS] = parts[TRAINED]
-    parts[TARGET] = weights(layout, parts[TARGET])
+    parts[TARGET] = target_weight_bytes(layout, parts[TARGET])
     if layout.draft is Weights.sharded:
         parts[OPTIMIZER] //= layout.processes
-        if phase.name == STEPS:
-            for part in (TRAINED, FROZEN, GRADIENTS, BUCKETS, REST):
+        if phase.name == OPTIMIZER_STEP:
+            for part in (TRAINED, FROZEN, GRADIENTS, BUCKETS, ACTIVATIONS):
                 parts[part] //= layout.processes
-        else:  # gathered for every pass, beside its shards
+        else:  # weights are gathered for each pass, beside their shards
             for part in (TRAINED, FROZEN):
                 parts[part] += parts[part] // layout.processes
     return parts
 
 
 @dataclass(frozen=True, kw_only=True)
-class Speed:
-    """Seconds of an optimizer step, where nothing but one thing took time."""
+class StepTime:
+    """Seconds of an optimizer step, by each limit alone."""
 
     arithmetic: float
     bandwidth: float
@@ -117,46 +121,46 @@ class Speed:
         return max(self.arithmetic, self.bandwidth, self.links)
 
 
-def speed(trace: Trace, layout: Layout, machine: MachineConf) -> Speed:
-    """At best: matrix products alone, everything between them fused, no wait for other cores."""
-    # of a store's rows, none is seen by the target
-    phases = [trace.phases[name] for name in (SEES, LEARNS) if name in trace.phases]
+def estimate_step_time(trace: MemoryTrace, layout: ProcessLayout, machine: MachineConf) -> StepTime:
+    """Estimate the best case: matrix products alone, the rest fused, no wait for other cores."""
+    # with a feature store there is no target pass
+    phases = [trace.phases[name] for name in (TARGET_PASS, DRAFT_PASS) if name in trace.phases]
     arithmetic = sum(
         count / machine.core_flops(dtype)
         for phase in phases
-        for dtype, count in phase.operations.items()
+        for dtype, count in phase.flops_by_dtype.items()
     )
-    moved = sum(phase.moved for phase in phases)
-    trained, moments = phases[0].held[TRAINED], phases[0].held[OPTIMIZER]
-    stepped = PARTS_ONCE * trained + 2 * moments
-    return Speed(
+    moved = sum(phase.bytes_moved for phase in phases)
+    trained, moments = phases[0].peak_bytes[TRAINED], phases[0].peak_bytes[OPTIMIZER]
+    stepped = WEIGHT_PASSES * trained + 2 * moments
+    return StepTime(
         arithmetic=arithmetic * layout.micros,
-        bandwidth=(moved * layout.micros + stepped) / machine.core_bytes_s,
-        links=_sent(phases[0], layout) / machine.core_link_bytes_s,
+        bandwidth=(moved * layout.micros + stepped) / machine.core_bandwidth,
+        links=_bytes_received(phases[0], layout) / machine.core_link_bandwidth,
     )
 
 
-def _sent(phase: Phase, layout: Layout) -> int:
-    """Bytes that a core gets of others in a step: weights that it has no whole of, gradients."""
-    target, trained = phase.held[TARGET], phase.held[TRAINED]
-    sent = 0
-    if layout.target is Weights.sharded and phase.name == SEES:
-        sent += layout.micros * target
-    if layout.draft is Weights.sharded:  # gathered for both passes, reduced once in each batch
-        sent += layout.micros * (2 * (phase.held[FROZEN] + trained) + trained)
+def _bytes_received(phase: TracedPhase, layout: ProcessLayout) -> int:
+    """Return the bytes that a core receives in a step: parts of weights, and gradients."""
+    target, trained = phase.peak_bytes[TARGET], phase.peak_bytes[TRAINED]
+    received = 0
+    if layout.target is Weights.sharded and phase.name == TARGET_PASS:
+        received += layout.micros * target
+    if layout.draft is Weights.sharded:  # gathered for both passes, reduced once a micro-batch
+        received += layout.micros * (2 * (phase.peak_bytes[FROZEN] + trained) + trained)
     elif layout.processes > 1:  # an all-reduce gathers and reduces
-        sent += 2 * trained
-    return sent
+        received += 2 * trained
+    return received
 
 
-def weights(layout: Layout, whole: int) -> int:
-    """Bytes of the target that a core holds, of those that its group has `whole`."""
+def target_weight_bytes(layout: ProcessLayout, group_bytes: int) -> int:
+    """Return the bytes of the target in a core whose group holds `group_bytes` of it."""
     if layout.target is Weights.replicated:
-        return whole
-    return whole // layout.data + 2 * whole // layout.blocks
+        return group_bytes
+    return group_bytes // layout.data + 2 * group_bytes // layout.blocks
 
 
-def fullest(trace: Trace, layout: Layout) -> tuple[str, Counter[str]]:
-    """The phase in which a core holds most, and what."""
-    name = max(trace.phases, key=lambda name: held(trace.phases[name], layout).total())
-    return name, held(trace.phases[name], layout)
+def find_peak_phase(trace: MemoryTrace, layout: ProcessLayout) -> tuple[str, Counter[str]]:
+    """Return the phase in which a core holds most, and its bytes by part."""
+    name = max(trace.phases, key=lambda name: core_memory(trace.phases[name], layout).total())
+    return name, core_memory(trace.phases[name], layout)

@@ -1,4 +1,4 @@
-"""What a run could do on a machine, layout by layout."""
+"""Plan a run on a machine, layout by layout."""
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -7,25 +7,38 @@ import torch
 
 from data.features import compatibility
 from data.features.manifest import Manifest
-from models.device.machine_specs import HERE, MachineConf
-from models.device.memory_trace import Phase
+from models.device.machine_specs import LOCAL_MACHINE, MachineConf
+from models.device.memory_trace import TracedPhase
 from models.drafts.base import Draft
 from models.errors import UserError
-from models.meta_model import Outline, head_names, outline, outlined, share
+from models.meta_model import (
+    MetaTarget,
+    build_meta_draft,
+    build_meta_target,
+    find_head_layers,
+    shard_target,
+)
 from train.config import TrainConf
 from train.distributed.parallel import ParallelConf, Weights
-from train.planning.graph_plan import graphs
-from train.planning.layout import Layout, Speed, fullest, held, layouts, speed
-from train.planning.trace import TARGET, Trace, lasting, trace
-from train.run_dir import learning, room
+from train.planning.graph_plan import list_graphs
+from train.planning.layout import (
+    ProcessLayout,
+    StepTime,
+    core_memory,
+    estimate_step_time,
+    find_peak_phase,
+    list_layouts,
+)
+from train.planning.trace import TARGET, MemoryTrace, persistent_memory, trace_run
+from train.run_dir import disk_bytes_needed, trained_parameters
 
 
 @dataclass(kw_only=True)
-class Options(TrainConf):
-    """A run's configuration, and the machine that it is to run on."""
+class RunPlan(TrainConf):
+    """Configuration of a run, and of the machine to plan it for."""
 
     machine: MachineConf = field(default_factory=MachineConf)
-    headroom: float = 0.1  # share of a core's memory that is left to compiler, runtime, collectives
+    headroom: float = 0.1  # share of a core's memory for compiler, runtime, collectives
     prompt_tokens: int | None = None  # of the longest held-out prompt; null = a whole row
     tokens: float | None = None  # of the data set; null = what the steps of the run read
 
@@ -44,143 +57,172 @@ class Options(TrainConf):
 
 
 @dataclass(kw_only=True)
-class Option:
-    """A layout, and what comes of it, where it was followed."""
+class LayoutOption:
+    """A layout, with its memory and step time where it was traced."""
 
-    layout: Layout
-    lasting: Phase  # what its processes hold in every step
-    trace: Trace | None = None
-    speed: Speed | None = None
-
-    @property
-    def least(self) -> int:
-        """Bytes of a core that every step takes."""
-        return held(self.lasting, self.layout).total()
+    layout: ProcessLayout
+    persistent: TracedPhase  # memory of its processes in every step
+    memory_trace: MemoryTrace | None = None
+    step_time: StepTime | None = None
 
     @property
-    def total(self) -> int:
-        """Bytes of a core at its fullest moment, as far as is known."""
-        return fullest(self.trace, self.layout)[1].total() if self.trace else self.least
+    def min_bytes(self) -> int:
+        """Return the bytes of a core that every step takes."""
+        return core_memory(self.persistent, self.layout).total()
+
+    @property
+    def peak_bytes(self) -> int:
+        """Return the bytes of a core at its fullest moment; without a trace, a lower bound."""
+        return (
+            find_peak_phase(self.memory_trace, self.layout)[1].total()
+            if self.memory_trace
+            else self.min_bytes
+        )
 
 
 @dataclass(kw_only=True)
-class Sizes:
-    """What does not depend on the layout."""
+class ModelSizes:
+    """Sizes that do not depend on the layout."""
 
-    target: int  # parameters, as the next two
-    draft: int
-    trained: int
-    layers: list[int]  # of the target that the method captures
-    feature_bytes: int  # of a token: what the method needs of the target, or a store has of it
+    target: int  # parameters
+    draft: int  # parameters
+    trained: int  # parameters
+    layers: list[int]  # captured layers of the target
+    feature_bytes: int  # of a token, as the method needs them or as the store holds them
     disk: int  # bytes of states and checkpoints
 
 
 @dataclass(kw_only=True)
-class Plan:
-    """What a run needs of a machine."""
+class MachinePlan:
+    """Needs of a run on a machine, by layout."""
 
-    conf: Options
+    conf: RunPlan
     machine: MachineConf
     dtype: torch.dtype
-    sizes: Sizes
-    options: list[Option]
+    sizes: ModelSizes
+    options: list[LayoutOption]
 
     @property
-    def limit(self) -> float:
-        """Bytes of a core that a run may take."""
+    def byte_limit(self) -> float:
+        """Return the bytes of a core that a run may take."""
         return (1 - self.conf.headroom) * self.machine.core_bytes
 
-    def fits(self, option: Option) -> bool:
-        return option.trace is not None and option.total <= self.limit
+    def fits(self, option: LayoutOption) -> bool:
+        return option.memory_trace is not None and option.peak_bytes <= self.byte_limit
 
     @property
-    def best(self) -> Option:
-        """The fastest that fits, of equals the one with fewest cores a target; or the smallest."""
+    def best(self) -> LayoutOption:
+        """Return the fastest option that fits, of equals the one with the fewest cores a target.
+
+        If none fits, return the smallest.
+        """
         fitting = [option for option in self.options if self.fits(option)]
         if fitting:
-            return min(fitting, key=lambda o: (o.speed.bound if o.speed else 0, o.layout.tensor))
-        return min(self.options, key=lambda option: (option.trace is None, option.total))
+            return min(
+                fitting,
+                key=lambda option: (
+                    option.step_time.bound if option.step_time else 0,
+                    option.layout.tensor,
+                ),
+            )
+        return min(
+            self.options, key=lambda option: (option.memory_trace is None, option.peak_bytes)
+        )
 
 
-def planned(conf: Options) -> Plan:
-    """All layouts of a run; raises UserError for what no layout can do."""
+def plan_run(conf: RunPlan) -> MachinePlan:
+    """Plan all layouts of a run; raise UserError for what no layout can do."""
     conf.check_settings()
-    dtype = conf.machine.dtype(conf.device)
-    machine = conf.machine.known(conf.device)
-    machine.check(dtype)
+    dtype = conf.machine.target_dtype(conf.device)
+    machine = conf.machine.resolve(conf.device)
+    machine.check_dtype(dtype)
     machine.check_length(conf.data.length)
-    return _options(conf, machine, dtype)
+    return _build_plan(conf, machine, dtype)
 
 
-def _options(conf: Options, machine: MachineConf, dtype: torch.dtype) -> Plan:
-    target, draft = _models(conf, dtype)
-    store = compatibility.described(conf.data, target, draft)
+def _build_plan(conf: RunPlan, machine: MachineConf, dtype: torch.dtype) -> MachinePlan:
+    target, draft = _build_models(conf, dtype)
+    store = compatibility.read_store_manifest(conf.data, target, draft)
     if store is not None and conf.tokens is None:
         conf = replace(conf, tokens=float(store.made.tokens))
-    found, sizes = layouts(conf, machine, target), _sizes(target, draft, store, states=conf.states)
-    stays = lasting(conf, target, draft)
-    plan = Plan(
-        conf=conf, machine=machine, dtype=dtype, sizes=sizes,
+    layouts, sizes = (
+        list_layouts(conf, machine, target),
+        _measure_sizes(target, draft, store, num_states=conf.num_states),
+    )
+    persistent = persistent_memory(conf, target, draft)
+    plan = MachinePlan(
+        conf=conf,
+        machine=machine,
+        dtype=dtype,
+        sizes=sizes,
         options=[
-            Option(layout=layout, lasting=_with_share(stays, conf, dtype, layout.tensor))
-            for layout in found
+            LayoutOption(
+                layout=layout, persistent=_with_target_share(persistent, conf, dtype, layout.tensor)
+            )
+            for layout in layouts
         ],
-    )  # fmt: skip
+    )
     for option in plan.options:
-        if option.least <= plan.limit:
-            follow(option, conf, machine, dtype)
-        if plan.fits(option) and option.layout.processes == machine.all_cores:
-            break  # more cores a target would only repeat more of the draft's work
+        if option.min_bytes <= plan.byte_limit:
+            trace_layout(option, conf, machine, dtype)
+        if plan.fits(option) and option.layout.processes == machine.total_cores:
+            break  # with more cores a target, only more of the draft's work is repeated
     return plan
 
 
-def graphs_of(plan: Plan) -> int:
-    """Graphs that a process of the proposed layout compiles before the evaluation at the end."""
-    conf, found = plan.conf, plan.best.layout
-    split = found.tensor > 1 or found.target is Weights.sharded
+def count_graphs(plan: MachinePlan) -> int:
+    """Count the graphs that a process of the proposed layout compiles before the evaluation."""
+    conf, layout = plan.conf, plan.best.layout
+    split = layout.tensor > 1 or layout.target is Weights.sharded
     parallel = ParallelConf(target=Weights.sharded if split else Weights.replicated)
-    optim = replace(conf.optim, batch_size=found.rows, accumulation=found.micros)
-    return len(graphs(replace(conf, parallel=parallel, optim=optim)))
+    optim = replace(conf.optim, batch_size=layout.rows, accumulation=layout.micros)
+    return len(list_graphs(replace(conf, parallel=parallel, optim=optim)))
 
 
-def _models(conf: Options, dtype: torch.dtype, tensor: int = 1) -> tuple[Outline, Draft]:
-    target = outline(conf.target, dtype)
-    draft = outlined(conf.draft, target, loss=conf.loss, seed=conf.seed)
+def _build_models(conf: RunPlan, dtype: torch.dtype, tensor: int = 1) -> tuple[MetaTarget, Draft]:
+    target = build_meta_target(conf.target, dtype)
+    draft = build_meta_draft(conf.draft, target, loss=conf.loss, seed=conf.seed)
     if tensor > 1:
-        share(target, tensor, whole=head_names(target))
+        shard_target(target, tensor, replicated=find_head_layers(target))
     return target, draft
 
 
-def _sizes(target: Outline, draft: Draft, store: Manifest | None, *, states: int) -> Sizes:
+def _measure_sizes(
+    target: MetaTarget, draft: Draft, store: Manifest | None, *, num_states: int
+) -> ModelSizes:
     values = (1 + len(draft.needs.layers)) * target.hidden_size
-    live = values * target.device.dtype.itemsize
-    return Sizes(
-        target=target.parameters,
+    computed = values * target.device.dtype.itemsize
+    return ModelSizes(
+        target=target.num_parameters,
         draft=sum(p.numel() for p in draft.parameters()),
-        trained=sum(p.numel() for p in learning(draft)),
+        trained=sum(p.numel() for p in trained_parameters(draft)),
         layers=draft.needs.layers,
-        feature_bytes=live if store is None else round(store.bytes / store.made.tokens),
-        disk=room(draft, target, states=states),
+        feature_bytes=computed if store is None else round(store.total_bytes / store.made.tokens),
+        disk=disk_bytes_needed(draft, target, num_states=num_states),
     )
 
 
-def _with_share(stays: Phase, conf: Options, dtype: torch.dtype, tensor: int) -> Phase:
-    """With the weights of the target that one of `tensor` cores holds."""
-    target = outline(conf.target, dtype)
+def _with_target_share(
+    persistent: TracedPhase, conf: RunPlan, dtype: torch.dtype, tensor: int
+) -> TracedPhase:
+    """Replace the target's weights by the part that one of `tensor` cores holds."""
+    target = build_meta_target(conf.target, dtype)
     if tensor > 1:
-        share(target, tensor, whole=head_names(target))
+        shard_target(target, tensor, replicated=find_head_layers(target))
     weights = sum(p.nbytes for p in target.model.parameters())
-    return replace(stays, held=Counter({**stays.held, TARGET: weights}))
+    return replace(persistent, peak_bytes=Counter({**persistent.peak_bytes, TARGET: weights}))
 
 
-def follow(option: Option, conf: Options, machine: MachineConf, dtype: torch.dtype) -> None:
-    """Trace a run of this layout."""
-    found = option.layout
-    optim = replace(conf.optim, batch_size=found.rows, accumulation=found.micros)
-    target, draft = _models(conf, dtype, found.tensor)
-    store = compatibility.described(conf.data, target, draft)
-    option.trace = trace(
-        replace(conf, optim=optim), target, draft, prompt=conf.longest_prompt,
-        foreach=machine.name != HERE, stored=store and store.made.layout,
+def trace_layout(
+    option: LayoutOption, conf: RunPlan, machine: MachineConf, dtype: torch.dtype
+) -> None:
+    """Trace a run of this layout, and set its memory and step time."""
+    layout = option.layout
+    optim = replace(conf.optim, batch_size=layout.rows, accumulation=layout.micros)
+    target, draft = _build_models(conf, dtype, layout.tensor)
+    store = compatibility.read_store_manifest(conf.data, target, draft)
+    option.memory_trace = trace_run(
+        replace(conf, optim=optim), target, draft, prompt_tokens=conf.longest_prompt,
+        foreach=machine.name != LOCAL_MACHINE, stored_schema=store and store.made.layout,
     )  # fmt: skip
-    option.speed = speed(option.trace, found, machine)
+    option.step_time = estimate_step_time(option.memory_trace, layout, machine)

@@ -1,4 +1,4 @@
-"""What to change where a run does not fit: overrides that were tried, and with which it does."""
+"""Find overrides with which a run fits, by tracing it with each of them."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -7,119 +7,128 @@ from typing import Any
 
 from models.device.memory_trace import LOGITS
 from train.distributed.parallel import ParallelConf, Weights
-from train.planning.layout import BUCKETS, held, layout
-from train.planning.plan import Option, Options, Plan, follow
-from train.planning.trace import EVALUATES, GRADIENTS, STAYS, TRAINED
+from train.planning.layout import BUCKETS, build_layout, core_memory
+from train.planning.plan import LayoutOption, MachinePlan, RunPlan, trace_layout
+from train.planning.trace import EVALUATION, GRADIENTS, PERSISTENT_PARTS, TRAINED
 
-TRIES = 6  # of a layout: one thing is changed at a time, in proportion, which may be too little
-FEWEST_LOGITS = 16  # chunks that one is split into, before rows are
-SHORTEST = 128  # tokens of a row
+MAX_TRIES = 6  # a layout; each changes one size in proportion, which may be too little
+MAX_LOGIT_CHUNKS = 16  # most parts that a chunk of logits is split into, before rows shrink
+MIN_ROW_LENGTH = 128  # tokens of a row
 
 
-def changes(plan: Plan) -> list[str]:
-    """Overrides of the first layout that can be made to fit, by itself or with a sharded draft."""
-    for conf, option, before in _tries(plan):
-        found = _changes(plan, conf, option)
-        if found is not None:
-            made = before | found
-            return [f"{key}={value}" for key, value in made.items()]
+def suggest_overrides(plan: MachinePlan) -> list[str]:
+    """Return overrides of the first layout that can be made to fit, sharded where necessary."""
+    for conf, option, layout_overrides in _list_candidates(plan):
+        fitting = _fit_layout(plan, conf, option)
+        if fitting is not None:
+            overrides = layout_overrides | fitting
+            return [f"{key}={value}" for key, value in overrides.items()]
     return []
 
 
-def _tries(plan: Plan) -> Iterator[tuple[Options, Option, dict[str, Any]]]:
-    """Configurations to begin with: as it is, a draft in parts, both in parts over all cores."""
-    conf, alone = plan.conf, plan.options[0]
+def _list_candidates(plan: MachinePlan) -> Iterator[tuple[RunPlan, LayoutOption, dict[str, Any]]]:
+    """Yield configurations to try: as it is, with a sharded draft, with both sharded."""
+    conf, smallest = plan.conf, plan.options[0]
     for option in plan.options:
         yield conf, option, {"parallel.tensor": option.layout.tensor}
-    if conf.parallel != ParallelConf(tensor=conf.parallel.tensor) or conf.draft.adapts:
+    if conf.parallel != ParallelConf(tensor=conf.parallel.tensor) or conf.draft.trains_target:
         return
     parallel = replace(conf.parallel, draft=Weights.sharded)
     for option in plan.options:
         change = {"parallel.tensor": option.layout.tensor, "parallel.draft": "sharded"}
-        parts = replace(option.layout, draft=Weights.sharded)
-        yield replace(conf, parallel=parallel), Option(layout=parts, lasting=option.lasting), change
+        sharded = replace(option.layout, draft=Weights.sharded)
+        yield (
+            replace(conf, parallel=parallel),
+            LayoutOption(layout=sharded, persistent=option.persistent),
+            change,
+        )
     if conf.parallel.tensor > 1:
         return
-    rows = max(conf.optim.rows, plan.machine.all_cores)
+    rows = max(conf.optim.rows_per_step, plan.machine.total_cores)
     change = {"parallel": "sharded", "optim.batch_size": 1, "optim.accumulation": rows}
-    conf = changed(conf, {key: value for key, value in change.items() if "." in key})
+    conf = apply_overrides(conf, {key: value for key, value in change.items() if "." in key})
     conf = replace(conf, parallel=replace(parallel, target=Weights.sharded))
-    spread = layout(conf, plan.machine, alone.layout.blocks, 1)
-    yield conf, Option(layout=spread, lasting=alone.lasting), change
+    layout = build_layout(conf, plan.machine, smallest.layout.blocks, 1)
+    yield conf, LayoutOption(layout=layout, persistent=smallest.persistent), change
 
 
-def _changes(plan: Plan, conf: Options, option: Option) -> dict[str, int] | None:
-    """Of one layout, tried; None where it cannot be made to fit."""
-    if option.least > plan.limit:
+def _fit_layout(plan: MachinePlan, conf: RunPlan, option: LayoutOption) -> dict[str, int] | None:
+    """Return overrides that make one layout fit, or None."""
+    if option.min_bytes > plan.byte_limit:
         return None
-    option, made = replace(option), dict[str, int]()
-    if option.trace is None:
-        follow(option, conf, plan.machine, plan.dtype)
-    for _ in range(TRIES):
+    option, overrides = replace(option), dict[str, int]()
+    if option.memory_trace is None:
+        trace_layout(option, conf, plan.machine, plan.dtype)
+    for _ in range(MAX_TRIES):
         if plan.fits(option):
-            return made
-        change = _change(conf, option, plan)
+            return overrides
+        change = _shrink_tightest_phase(conf, option, plan)
         if not change:
             return None
-        made |= change
-        conf = changed(conf, change)
-        smaller = layout(conf, plan.machine, option.layout.blocks, option.layout.tensor)
-        option = Option(layout=smaller, lasting=option.lasting)
-        follow(option, conf, plan.machine, plan.dtype)
-    return made if plan.fits(option) else None
+        overrides |= change
+        conf = apply_overrides(conf, change)
+        smaller = build_layout(conf, plan.machine, option.layout.blocks, option.layout.tensor)
+        option = LayoutOption(layout=smaller, persistent=option.persistent)
+        trace_layout(option, conf, plan.machine, plan.dtype)
+    return overrides if plan.fits(option) else None
 
 
-def _change(conf: Options, option: Option, plan: Plan) -> dict[str, int]:
-    """What is too much, less of it in proportion; nothing where there is no less."""
-    assert option.trace is not None
+def _shrink_tightest_phase(
+    conf: RunPlan, option: LayoutOption, plan: MachinePlan
+) -> dict[str, int]:
+    """Return an override that shrinks the tightest phase in proportion; {} if none can."""
+    assert option.memory_trace is not None
     phases = [
-        Moves.of(name, held(phase, option.layout)) for name, phase in option.trace.phases.items()
+        PhaseBytes.from_parts(name, core_memory(traced, option.layout))
+        for name, traced in option.memory_trace.phases.items()
     ]
-    evaluation = next(moves for moves in phases if moves.phase == EVALUATES)
-    tight = min(phases, key=lambda moves: moves.room(plan.limit))
-    if tight.room(plan.limit) >= 1:
+    evaluation = next(phase for phase in phases if phase.phase == EVALUATION)
+    tightest = min(phases, key=lambda phase: phase.fitting_share(plan.byte_limit))
+    if tightest.fitting_share(plan.byte_limit) >= 1:
         return {}
-    if tight is evaluation:
-        prompts = int(conf.eval_prompts * evaluation.room(plan.limit))
+    if tightest is evaluation:
+        prompts = int(conf.eval_prompts * evaluation.fitting_share(plan.byte_limit))
         return {"eval_prompts": prompts} if prompts >= 1 else {}
-    spare = plan.limit - tight.stays - tight.others
-    if spare >= tight.logits / FEWEST_LOGITS:
-        return {"loss.chunk": max(1, int(conf.loss.chunk * spare / tight.logits))}
-    wanted = option.layout.rows * tight.room(plan.limit)
+    spare = plan.byte_limit - tightest.fixed - tightest.other
+    if spare >= tightest.logits / MAX_LOGIT_CHUNKS:
+        return {"loss.chunk": max(1, int(conf.loss.chunk * spare / tightest.logits))}
+    fitting_rows = option.layout.rows * tightest.fitting_share(plan.byte_limit)
     if option.layout.rows > 1:
-        rows = conf.optim.rows
-        fewer = max(n for n in range(1, max(1, int(wanted)) + 1) if rows % n == 0)
+        rows = conf.optim.rows_per_step
+        fewer = max(n for n in range(1, max(1, int(fitting_rows)) + 1) if rows % n == 0)
         return {"optim.batch_size": fewer, "optim.accumulation": rows // fewer}
-    multiple = max(SHORTEST, plan.machine.length_multiple)
-    length = int(conf.data.length * wanted) // multiple * multiple
-    return {"data.length": length} if length >= SHORTEST else {}
+    multiple = max(MIN_ROW_LENGTH, plan.machine.length_multiple)
+    length = int(conf.data.length * fitting_rows) // multiple * multiple
+    return {"data.length": length} if length >= MIN_ROW_LENGTH else {}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Moves:
-    """Bytes of a phase: what stays whatever its sizes, what comes and goes with them."""
+class PhaseBytes:
+    """Bytes of a phase: a fixed part, and parts that grow with its sizes."""
 
     phase: str
-    stays: int
+    fixed: int
     logits: int
-    others: int
+    other: int
 
     @classmethod
-    def of(cls, phase: str, parts: Counter[str]) -> "Moves":
-        stays = sum(parts[part] for part in (*STAYS, BUCKETS, GRADIENTS))
-        if phase != EVALUATES:  # at the end of a step there are gradients of all that is trained
-            stays += max(0, parts[TRAINED] - parts[GRADIENTS])
-        moves = parts.total() - sum(parts[part] for part in (*STAYS, BUCKETS, GRADIENTS))
-        return cls(phase=phase, stays=stays, logits=parts[LOGITS], others=moves - parts[LOGITS])
+    def from_parts(cls, phase: str, parts: Counter[str]) -> "PhaseBytes":
+        fixed = sum(parts[part] for part in (*PERSISTENT_PARTS, BUCKETS, GRADIENTS))
+        if phase != EVALUATION:  # at the end of a step, every trained weight has a gradient
+            fixed += max(0, parts[TRAINED] - parts[GRADIENTS])
+        variable = parts.total() - sum(
+            parts[part] for part in (*PERSISTENT_PARTS, BUCKETS, GRADIENTS)
+        )
+        return cls(phase=phase, fixed=fixed, logits=parts[LOGITS], other=variable - parts[LOGITS])
 
-    def room(self, limit: float) -> float:
-        """Share of what comes and goes that there is room for."""
-        return (limit - self.stays) / (self.logits + self.others)
+    def fitting_share(self, limit: float) -> float:
+        """Return the share of the variable bytes that fits."""
+        return (limit - self.fixed) / (self.logits + self.other)
 
 
-def changed(conf: Options, change: dict[str, int]) -> Options:
+def apply_overrides(conf: RunPlan, change: dict[str, int]) -> RunPlan:
     for key, value in change.items():
         group, _, name = key.rpartition(".")
-        part = replace(getattr(conf, group), **{name: value}) if group else value
-        conf = replace(conf, **{group or name: part})
+        section = replace(getattr(conf, group), **{name: value}) if group else value
+        conf = replace(conf, **{group or name: section})
     return conf

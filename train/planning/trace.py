@@ -1,9 +1,8 @@
-"""One training step and one evaluation, traced on tensors without memory: what each phase holds.
+"""Trace the memory of a training step and of an evaluation, on tensors without memory.
 
-The phases are the run's own: the target reads a batch (none where a feature store has its rows),
-the draft learns from what it saw, the optimizer steps; and every so often held-out prompts are read
-and decoded. Only one is under way at a time, on top of what stays: the weights and the optimizer's
-moments.
+The phases are those of a run: the target's pass over a batch (none with a feature store), the
+draft's loss and its gradient, and the optimizer step; at intervals, held-out prompts are decoded.
+One phase runs at a time, on top of what is always held: the weights and the optimizer's moments.
 """
 
 from collections import Counter
@@ -14,100 +13,116 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from data.features.schema import Layout as Stored
-from data.features.schema import TeacherKind
+from data.features.schema import FeatureSchema, TeacherKind
 from infer.engine import rounds
-from infer.engine.decode import Decoder, bucket
-from models.device.memory_trace import Phase, Tally, imagined
-from models.distill.topk_logits import TopK
+from infer.engine.decode import Decoder, bucket_length
+from models.device.memory_trace import MemoryTracer, TracedPhase, fake_model
+from models.distill.topk_logits import TopKLogits
 from models.drafts.base import Batch, Draft, Needs
-from models.meta_model import Outline, models_of
-from models.target.language_model import Seen
+from models.meta_model import MetaTarget, collect_models
+from models.target.language_model import TargetOutput
 from train.config import TrainConf
-from train.run_dir import learning
+from train.run_dir import trained_parameters
 
 TARGET, FROZEN, TRAINED = "target", "draft, frozen", "draft, trained"
 GRADIENTS, OPTIMIZER, CACHE = "gradients", "optimizer", "cache"
-STAYS = (TARGET, FROZEN, TRAINED, OPTIMIZER)
-SEES, LEARNS, STEPS, EVALUATES = "target reads", "draft learns", "optimizer steps", "evaluation"
+PERSISTENT_PARTS = (TARGET, FROZEN, TRAINED, OPTIMIZER)
+TARGET_PASS, DRAFT_PASS, OPTIMIZER_STEP, EVALUATION = (
+    "target reads",
+    "draft learns",
+    "optimizer steps",
+    "evaluation",
+)
 
 
 @dataclass(kw_only=True)
-class Trace:
-    """What a run of one process does, phase by phase."""
+class MemoryTrace:
+    """Memory, operations and traffic of one process, by phase."""
 
-    phases: dict[str, Phase]
+    phases: dict[str, TracedPhase]
     tokens: int  # of a batch
 
     @property
-    def fullest(self) -> Phase:
-        return max(self.phases.values(), key=lambda phase: phase.total)
+    def peak_phase(self) -> TracedPhase:
+        return max(self.phases.values(), key=lambda phase: phase.total_peak_bytes)
 
-    def peak(self, *parts: str) -> int:
-        """Bytes of some parts at the fullest moment of a training step."""
-        phases = [phase for name, phase in self.phases.items() if name != EVALUATES]
-        return max(sum(phase.held[part] for part in parts) for phase in phases)
+    def peak_bytes(self, *parts: str) -> int:
+        """Return the most bytes that these parts hold together in a training step."""
+        phases = [phase for name, phase in self.phases.items() if name != EVALUATION]
+        return max(sum(phase.peak_bytes[part] for part in parts) for phase in phases)
 
 
-def trace(
-    conf: TrainConf, target: Outline, draft: Draft, *, prompt: int, foreach: bool = False,
-    stored: Stored | None = None,
-) -> Trace:  # fmt: skip
-    """With held-out prompts of `prompt` tokens; accelerators step by `foreach`.
+def trace_run(
+    conf: TrainConf, target: MetaTarget, draft: Draft, *, prompt_tokens: int, foreach: bool = False,
+    stored_schema: FeatureSchema | None = None,
+) -> MemoryTrace:  # fmt: skip
+    """Trace a run with held-out prompts of `prompt_tokens` tokens.
 
-    `stored`: what a feature store holds of each token, where rows are read from one.
+    `foreach`: how accelerators step. `stored_schema`: of the feature store with the rows, if any.
     """
-    vocab = {target.vocab_size} | ({len(draft.kept_ids)} if draft.kept_ids is not None else set())
-    with imagined([target.model, *models_of(draft)], vocab=vocab) as tally:
-        _name_weights(tally, target, draft)
+    widths = {target.vocab_size} | ({len(draft.kept_ids)} if draft.kept_ids is not None else set())
+    with fake_model([target.model, *collect_models(draft)], vocab=widths) as tracer:
+        _label_weights(tracer, target, draft)
         batch = fullest_batch(conf.optim.batch_size, conf.data.length)
-        phases, optimizers = _learning(
-            tally, conf, target, draft.eval(), batch, foreach=foreach, stored=stored
+        phases, optimizers = _trace_training(
+            tracer, conf, target, draft.eval(), batch, foreach=foreach, stored_schema=stored_schema
         )
-        phases.append(_evaluating(tally, conf, target, draft.eval(), prompt=prompt))
-        del optimizers  # what they hold was held until here
-    return Trace(phases={phase.name: phase for phase in phases}, tokens=batch.ids.numel())
+        phases.append(
+            _trace_evaluation(tracer, conf, target, draft.eval(), prompt_tokens=prompt_tokens)
+        )
+        del optimizers  # keeps their state alive until here
+    return MemoryTrace(
+        phases={phase.name: phase for phase in phases}, tokens=batch.input_ids.numel()
+    )
 
 
-def lasting(conf: TrainConf, target: Outline, draft: Draft) -> Phase:
-    """What every training step holds, whatever its rows: a fraction of a second to find out."""
-    with imagined([target.model, *models_of(draft)], vocab=[]) as tally:
-        _name_weights(tally, target, draft)
-        optimizers = _moments(tally, conf, draft, foreach=False)
-        stays = Counter({part: tally.live[part] for part in STAYS})
-        del optimizers  # what they hold was held until here
-    stays[GRADIENTS] = stays[TRAINED]
-    return Phase(name=LEARNS, held=stays)
+def persistent_memory(conf: TrainConf, target: MetaTarget, draft: Draft) -> TracedPhase:
+    """Return what every training step holds, whatever its rows; takes a fraction of a second."""
+    with fake_model([target.model, *collect_models(draft)], vocab=[]) as tracer:
+        _label_weights(tracer, target, draft)
+        optimizers = _build_stepped_optimizers(tracer, conf, draft, foreach=False)
+        persistent = Counter({part: tracer.live_bytes[part] for part in PERSISTENT_PARTS})
+        del optimizers  # keeps their state alive until here
+    persistent[GRADIENTS] = persistent[TRAINED]
+    return TracedPhase(name=DRAFT_PASS, peak_bytes=persistent)
 
 
 def fullest_batch(rows: int, length: int) -> Batch:
-    """One document a row, every token of it an answer: nothing needs more."""
+    """Build a batch of one document a row, all of it answers: no batch needs more memory."""
     ids = torch.zeros(rows, length, dtype=torch.int64)
     return Batch(
-        ids=ids, answer=torch.ones_like(ids, dtype=torch.bool), document=torch.zeros_like(ids),
+        input_ids=ids,
+        answer_mask=torch.ones_like(ids, dtype=torch.bool),
+        document_ids=torch.zeros_like(ids),
         positions=torch.arange(length).expand_as(ids).clone(),
-    )  # fmt: skip
+    )
 
 
-def _name_weights(tally: Tally, target: Outline, draft: Draft) -> None:
-    tally.hold(FROZEN, [*draft.parameters(), *draft.buffers()])
-    tally.hold(TRAINED, learning(draft))
-    tally.hold(TARGET, [*target.model.parameters(), *target.model.buffers()])
+def _label_weights(tracer: MemoryTracer, target: MetaTarget, draft: Draft) -> None:
+    tracer.label_tensors(FROZEN, [*draft.parameters(), *draft.buffers()])
+    tracer.label_tensors(TRAINED, trained_parameters(draft))
+    tracer.label_tensors(TARGET, [*target.model.parameters(), *target.model.buffers()])
 
 
-def _learning(
-    tally: Tally, conf: TrainConf, target: Outline, draft: Draft, batch: Batch, *, foreach: bool,
-    stored: Stored | None,
-) -> tuple[list[Phase], list[Optimizer]]:  # fmt: skip
-    """As train/loop.py does it. A second micro-batch finds the gradients of the first."""
-    trained = learning(draft)
+def _trace_training(
+    tracer: MemoryTracer,
+    conf: TrainConf,
+    target: MetaTarget,
+    draft: Draft,
+    batch: Batch,
+    *,
+    foreach: bool,
+    stored_schema: FeatureSchema | None,
+) -> tuple[list[TracedPhase], list[Optimizer]]:
+    """Trace a step of train/loop.py; a second micro-batch adds to the gradients of the first."""
+    trained = trained_parameters(draft)
     for parameter in trained:
-        parameter.register_post_accumulate_grad_hook(_named(tally))
-    optimizers = _moments(tally, conf, draft, foreach=foreach)
+        parameter.register_post_accumulate_grad_hook(_gradient_hook(tracer))
+    optimizers = _build_stepped_optimizers(tracer, conf, draft, foreach=foreach)
     if conf.optim.accumulation > 1:
-        _gradients(tally, trained)
-    phases = _micro_batch(tally, target, draft, batch, stored)
-    with tally.phase(STEPS) as steps:
+        _allocate_gradients(tracer, trained)
+    phases = _trace_micro_batch(tracer, target, draft, batch, stored_schema)
+    with tracer.trace_phase(OPTIMIZER_STEP) as steps:
         torch.nn.utils.clip_grad_norm_(trained, conf.optim.clip)
         for optimizer in optimizers:
             optimizer.step()
@@ -115,85 +130,103 @@ def _learning(
     return [*phases, steps], optimizers
 
 
-def _micro_batch(
-    tally: Tally, target: Outline, draft: Draft, batch: Batch, stored: Stored | None
-) -> list[Phase]:
-    half = target.device.dtype is torch.bfloat16
-    phases: list[Phase] = []
-    if stored is None:
-        with tally.phase(SEES) as sees, torch.no_grad():
-            seen = target.see(
-                batch.ids, positions=batch.positions, mask=batch.attends(),
+def _trace_micro_batch(
+    tracer: MemoryTracer,
+    target: MetaTarget,
+    draft: Draft,
+    batch: Batch,
+    schema: FeatureSchema | None,
+) -> list[TracedPhase]:
+    is_bf16 = target.device.dtype is torch.bfloat16
+    phases: list[TracedPhase] = []
+    if schema is None:
+        with tracer.trace_phase(TARGET_PASS) as target_phase, torch.no_grad():
+            target_output = target.forward_hidden(
+                batch.input_ids, positions=batch.positions, mask=batch.attention_mask(),
                 layers=draft.needs.layers,
             )  # fmt: skip
-        phases.append(sees)
+        phases.append(target_phase)
     else:
-        seen = read_rows(stored, draft.needs, batch.ids.shape, target.device.dtype)
-    with tally.phase(LEARNS) as learns:
-        with torch.autocast("cpu", torch.bfloat16, enabled=half):
-            loss = draft.loss(batch, seen)
+        target_output = fake_stored_output(
+            schema, draft.needs, batch.input_ids.shape, target.device.dtype
+        )
+    with tracer.trace_phase(DRAFT_PASS) as draft_phase:
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_bf16):
+            loss = draft.loss(batch, target_output)
         loss.total.backward()
-    return [*phases, learns]
+    return [*phases, draft_phase]
 
 
-def read_rows(stored: Stored, needs: Needs, shape: torch.Size, dtype: torch.dtype) -> Seen:
-    """Of the shapes that data/features/reader.py gives rows in."""
-    wide, k, teacher = stored.hidden_size, stored.top_k, None
-    if stored.teacher is TeacherKind.topk:
-        teacher = TopK(
+def fake_stored_output(
+    schema: FeatureSchema, needs: Needs, shape: torch.Size, dtype: torch.dtype
+) -> TargetOutput:
+    """Build features in the shapes that data/features/reader.py returns."""
+    hidden_size, k, topk = schema.hidden_size, schema.top_k, None
+    if schema.teacher is TeacherKind.topk:
+        topk = TopKLogits(
             ids=torch.zeros(*shape, k, dtype=torch.int64), log_probs=torch.zeros(*shape, k),
-            rest=torch.zeros(shape), vocab=stored.vocab_size,
+            rest=torch.zeros(shape), vocab_size=schema.vocab_size,
         )  # fmt: skip
-    hidden = wide if needs.hidden or teacher is None else 0
-    return Seen(
-        captured=torch.zeros(*shape, len(needs.layers) * wide, dtype=dtype),
-        hidden=torch.zeros(*shape, hidden, dtype=dtype), teacher=teacher,
+    hidden_width = hidden_size if needs.hidden or topk is None else 0
+    return TargetOutput(
+        captured=torch.zeros(*shape, len(needs.layers) * hidden_size, dtype=dtype),
+        hidden=torch.zeros(*shape, hidden_width, dtype=dtype), topk=topk,
     )  # fmt: skip
 
 
-def _moments(tally: Tally, conf: TrainConf, draft: Draft, *, foreach: bool) -> list[Optimizer]:
-    """Optimizers that have stepped before: what they keep is made in the first step."""
+def _build_stepped_optimizers(
+    tracer: MemoryTracer, conf: TrainConf, draft: Draft, *, foreach: bool
+) -> list[Optimizer]:
+    """Build optimizers and take their first step, which allocates their state."""
     optimizers, _ = conf.optim.build(draft)
-    _gradients(tally, learning(draft))
+    _allocate_gradients(tracer, trained_parameters(draft))
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["foreach"] = foreach
         optimizer.step()
-        kept = [value for state in optimizer.state.values() for value in state.values()]
-        tally.hold(OPTIMIZER, [value for value in kept if isinstance(value, Tensor)])
+        values = [entry for state in optimizer.state.values() for entry in state.values()]
+        tracer.label_tensors(OPTIMIZER, [entry for entry in values if isinstance(entry, Tensor)])
     draft.zero_grad()
     return optimizers
 
 
-def _gradients(tally: Tally, trained: list[nn.Parameter]) -> None:
-    """As an earlier micro-batch leaves them."""
+def _allocate_gradients(tracer: MemoryTracer, trained: list[nn.Parameter]) -> None:
+    """Allocate gradients, as an earlier micro-batch leaves them."""
     for parameter in trained:
         parameter.grad = torch.empty_like(parameter)
-    tally.hold(GRADIENTS, [parameter.grad for parameter in trained])
+    tracer.label_tensors(GRADIENTS, [parameter.grad for parameter in trained])
 
 
-def _named(tally: Tally) -> Callable[[Tensor], None]:
-    return lambda parameter: tally.hold(GRADIENTS, [parameter.grad])
+def _gradient_hook(tracer: MemoryTracer) -> Callable[[Tensor], None]:
+    return lambda parameter: tracer.label_tensors(GRADIENTS, [parameter.grad])
 
 
-def _evaluating(
-    tally: Tally, conf: TrainConf, target: Outline, draft: Draft, *, prompt: int
-) -> Phase:
-    """All held-out prompts are read together, and the draft after them: train/quick_eval.py."""
+def _trace_evaluation(
+    tracer: MemoryTracer, conf: TrainConf, target: MetaTarget, draft: Draft, *, prompt_tokens: int
+) -> TracedPhase:
+    """Trace train/quick_eval.py: the prefill of all held-out prompts together, and the draft's."""
     rows, tree = conf.eval_prompts, conf.tree.build()
-    with tally.phase(EVALUATES) as found, torch.no_grad():
+    with tracer.trace_phase(EVALUATION) as phase, torch.no_grad():
         decoder = Decoder(
-            draft.verifier(target) or target, draft, tree, sampling=conf.evaluation.sampling,
-            slots=prompt + conf.evaluation.quick_tokens, batch=rows,
+            draft.target_for(target) or target, draft, tree, sampling=conf.evaluation.sampling,
+            slots=prompt_tokens + conf.evaluation.quick_tokens, batch=rows,
         )  # fmt: skip
         cache = decoder.cache
-        tally.hold(CACHE, [*cache.keys, *cache.values])
-        ids = torch.zeros(rows, min(bucket(prompt), decoder.slots), dtype=torch.int64)
-        lengths = torch.full((rows,), prompt)
-        seen, _, scores, _ = rounds.prefill(
-            decoder.target, cache, decoder.layers, decoder.plan.rule, ids, lengths, lengths
+        tracer.label_tensors(CACHE, [*cache.keys, *cache.values])
+        ids = torch.zeros(rows, min(bucket_length(prompt_tokens), decoder.slots), dtype=torch.int64)
+        lengths = torch.full((rows,), prompt_tokens)
+        target_output, _, logits, _ = rounds.prefill(
+            decoder.target,
+            cache,
+            decoder.layers,
+            decoder.policy.sampling_rule,
+            ids,
+            lengths,
+            lengths,
         )
         assert decoder.draft is not None
-        first = scores.argmax(-1)
-        decoder.draft.start(decoder.state, ids, lengths=lengths, first=first, seen=seen)
-    return found
+        first = logits.argmax(-1)
+        decoder.draft.start(
+            decoder.state, ids, lengths=lengths, first_token=first, target_output=target_output
+        )
+    return phase

@@ -1,4 +1,4 @@
-"""What a run learns from: packed rows. The prompts that it is judged by are held back from them."""
+"""Packed rows that a run trains on, without the prompts that it is evaluated on."""
 
 import hashlib
 import json
@@ -9,14 +9,14 @@ from pathlib import Path
 
 from rich.progress import track
 
-from data.config import Author, Source
+from data.config import DataSource, DemoAnswerSource
 from data.demo.prompts import training_prompts
-from data.features.reader import Store
-from data.mixture.held_out_rows import HeldOut
-from data.packing.documents import Documents, Packed, read
-from data.packing.pack import pack
-from data.sources.tokenized import from_pair
-from infer.engine.generate import answers
+from data.features.reader import FeatureStore
+from data.mixture.held_out_rows import HeldOutPrompts
+from data.packing.documents import Documents, Packed, read_documents
+from data.packing.pack import pack_documents
+from data.sources.tokenized import document_from_pair
+from infer.engine.generate import generate_answers
 from models.checkpoint import atomic_path
 from models.console import CONSOLE
 from models.speculate.sampling import SamplingConf
@@ -29,68 +29,71 @@ from train.run_dir import refuse_full_disk
 log = logging.getLogger(__name__)
 
 
-def training_rows(
-    conf: TrainConf, target: Target, parallel: Parallel, store: Store | None
-) -> tuple[Packed, HeldOut]:
-    """Return the rows to train on, and the prompts that are held back from them."""
+def load_training_rows(
+    conf: TrainConf, target: Target, parallel: Parallel, store: FeatureStore | None
+) -> tuple[Packed, HeldOutPrompts]:
+    """Return the rows to train on, and the prompts that are held out of them."""
     skipped: Counter[str] = Counter()
     with parallel.main_first():
         if store is not None:
             documents = store.documents.head(conf.data.limit)
-        elif conf.data.source is Source.demo:
-            documents = _answered(conf, target, parallel)
+        elif conf.data.source is DataSource.demo:
+            documents = _build_demo_documents(conf, target, parallel)
         else:
-            documents = read(conf.data, target.tokenizer, skipped)
-        learned, held = hold_out(conf, target, documents)
-    packed, report = pack(documents, conf.data.length, overlap=conf.data.overlap, among=learned)
+            documents = read_documents(conf.data, target.tokenizer, skipped)
+        numbers, held_out = hold_out(conf, target, documents)
+    packed, report = pack_documents(
+        documents, conf.data.length, overlap=conf.data.overlap, document_numbers=numbers
+    )
     report.skipped = dict(skipped)
     log.info("data: %s", report)
-    return packed, held
+    return packed, held_out
 
 
-def _answered(conf: TrainConf, target: Target, parallel: Parallel) -> Documents:
-    """The demo's prompts with their answers, by the target or as the texts themselves go on."""
-    wanted = conf.data.answers
-    drawn = training_prompts(wanted.prompts, seed=conf.seed)
-    prompts: list[list[int]] = target.tokenizer([prompt.text for prompt in drawn])["input_ids"]
-    if wanted.by is Author.corpus:
-        rests = target.tokenizer([prompt.rest for prompt in drawn])["input_ids"]
-        answered = [ids[: wanted.max_new_tokens] for ids in rests]
+def _build_demo_documents(conf: TrainConf, target: Target, parallel: Parallel) -> Documents:
+    """Build the demo's prompts with answers, by the target or from the corpus."""
+    answers_conf = conf.data.answers
+    prompts = training_prompts(answers_conf.prompts, seed=conf.seed)
+    prompt_ids: list[list[int]] = target.tokenizer([prompt.text for prompt in prompts])["input_ids"]
+    if answers_conf.by is DemoAnswerSource.corpus:
+        continuations = target.tokenizer([prompt.continuation for prompt in prompts])["input_ids"]
+        answers = [tokens[: answers_conf.max_new_tokens] for tokens in continuations]
     else:
-        answered = _by_target(conf, target, prompts, parallel)
-    return Documents.of(
-        replace(from_pair(ids, answer), category=prompt.category)
-        for prompt, ids, answer in zip(drawn, prompts, answered, strict=True)
+        answers = _answer_with_target(conf, target, prompt_ids, parallel)
+    return Documents.from_documents(
+        replace(document_from_pair(tokens, answer), category=prompt.category)
+        for prompt, tokens, answer in zip(prompts, prompt_ids, answers, strict=True)
     )
 
 
-def _by_target(
+def _answer_with_target(
     conf: TrainConf, target: Target, prompts: list[list[int]], parallel: Parallel
 ) -> list[list[int]]:
-    """The target's answers; they are kept for the next run."""
-    wanted = conf.data.answers
-    sampling = SamplingConf(temperature=wanted.temperature, seed=conf.seed)
-    made_from = [
-        target.fingerprint, str(target.device.dtype), prompts, wanted.max_new_tokens, str(sampling)
+    """Generate the target's answers, or read those that an earlier run has written."""
+    answers_conf = conf.data.answers
+    sampling = SamplingConf(temperature=answers_conf.temperature, seed=conf.seed)
+    inputs = [
+        target.fingerprint, str(target.device.dtype), prompts, answers_conf.max_new_tokens,
+        str(sampling),
     ]  # fmt: skip
-    name = hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:16]
-    kept = Path(conf.output_dir) / "answers" / f"{name}.json"
-    there = kept.exists()
-    parallel.settle()  # nobody may find what another process writes from here on
-    if there:
-        answered = json.loads(kept.read_text())
-        log.info("data: %d answers by the target, from %s", len(answered), kept)
-        return answered
-    log.info("data: the target answers %d prompts, kept in %s", len(prompts), kept.parent)
-    made = answers(
-        target.eager(), prompts, max_new_tokens=wanted.max_new_tokens, sampling=sampling,
-        batch=wanted.batch,
+    name = hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:16]
+    path = Path(conf.output_dir) / "answers" / f"{name}.json"
+    is_cached = path.exists()
+    parallel.barrier_if_split()  # every process has looked before one of them writes
+    if is_cached:
+        answers = json.loads(path.read_text())
+        log.info("data: %d answers by the target, from %s", len(answers), path)
+        return answers
+    log.info("data: the target answers %d prompts, kept in %s", len(prompts), path.parent)
+    generated = generate_answers(
+        target.eager(), prompts, max_new_tokens=answers_conf.max_new_tokens, sampling=sampling,
+        batch=answers_conf.batch,
     )  # fmt: skip
     quiet = not CONSOLE.is_terminal
-    shown = track(made, "answers", total=len(prompts), console=CONSOLE, disable=quiet)
-    answered = [ids for _, ids in sorted(shown)]
-    if parallel.main:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        with refuse_full_disk(kept.parent), atomic_path(kept) as partial:
-            partial.write_text(json.dumps(answered))
-    return answered
+    tracked = track(generated, "answers", total=len(prompts), console=CONSOLE, disable=quiet)
+    answers = [ids for _, ids in sorted(tracked)]
+    if parallel.is_main:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with refuse_full_disk(path.parent), atomic_path(path) as partial:
+            partial.write_text(json.dumps(answers))
+    return answers

@@ -1,33 +1,33 @@
-"""What the next step learns from, made ready by a thread while this step is taken."""
+"""Build the next step's input in a thread while the current step runs."""
 
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
-Made = TypeVar("Made")
+Item = TypeVar("Item")
 
 
-class Ahead(Generic[Made]):
-    """Calls `make` for each step of a run in turn: one step `early`, or when it is taken.
+class Prefetcher(Generic[Item]):
+    """Builder of each step's input by `make`: one step `early`, or when it is taken.
 
-    `waited`: seconds that the run had to wait for it, since they were last set to 0.
+    `wait_seconds`: how long the run has waited for it since this was last set to 0.
     """
 
-    def __init__(self, make: Callable[[int], Made], *, steps: int, early: bool):
+    def __init__(self, make: Callable[[int], Item], *, steps: int, early: bool):
         self.make, self.steps, self.early = make, steps, early
-        self.waited = 0.0
+        self.wait_seconds = 0.0
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ahead")
-        self._next: Future[Made] | None = None
+        self._next: Future[Item] | None = None
 
-    def take(self, step: int) -> Made:
-        """Of this step. Raises what `make` raised."""
+    def take(self, step: int) -> Item:
+        """Return the input of this step; raise what `make` raised."""
         began = time.perf_counter()
-        found = self._next.result() if self._next else self.make(step)
-        self.waited += time.perf_counter() - began
-        follows = self.early and step + 1 < self.steps
-        self._next = self._thread.submit(self.make, step + 1) if follows else None
-        return found
+        item = self._next.result() if self._next else self.make(step)
+        self.wait_seconds += time.perf_counter() - began
+        has_next = self.early and step + 1 < self.steps
+        self._next = self._thread.submit(self.make, step + 1) if has_next else None
+        return item
 
     def close(self) -> None:
         self._thread.shutdown(cancel_futures=True)

@@ -1,40 +1,46 @@
-"""What a run leaves behind of its training prompts: hashes to look held-out prompts up in."""
+"""Hashes of a run's training prompts, in which held-out prompts are looked up later."""
 
 from pathlib import Path
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from data.eval_prompts.contamination import FILE, START_CHARS, packed, signs
+from data.eval_prompts.contamination import (
+    ANSWER_START_CHARS,
+    PROMPT_HASHES_FILE,
+    pack_hashes,
+    prompt_hashes,
+)
 from data.packing.documents import Packed
 from data.packing.pack import DOCUMENT
-from data.sources.row_formats import Tokenised
+from data.sources.row_formats import TokenizedDocument
 from models.checkpoint import atomic_path
 from train.run_dir import refuse_full_disk
 
-MOST_TOKENS = 4 * START_CHARS  # that hold the beginning of an answer: a character has 4 bytes
+# Enough for the beginning of an answer: a character has at most 4 bytes, a token at least one.
+MAX_START_TOKENS = 4 * ANSWER_START_CHARS
 
 
-def keep_hashes(rows: Packed, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+def write_prompt_hashes(rows: Packed, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Write the hashes of all prompts and answer starts in the rows."""
-    seen: set[int] = set()
+    hashes: set[int] = set()
     for number in np.unique(rows.table[:, DOCUMENT]).tolist():
-        seen.update(_signs(rows.documents[number], tokenizer))
+        hashes.update(_hash_document(rows.documents[number], tokenizer))
     with (
         refuse_full_disk(folder),
-        atomic_path(folder / FILE) as partial,
+        atomic_path(folder / PROMPT_HASHES_FILE) as partial,
         partial.open("wb") as file,
     ):
-        np.save(file, packed(seen))
+        np.save(file, pack_hashes(hashes))
 
 
-def _signs(document: Tokenised, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """All before its first answer, and how that begins.
+def _hash_document(document: TokenizedDocument, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Hash the text before the first answer, and the beginning of the answer.
 
-    Where nothing but one token comes before it, the document is a plain text and begins itself.
+    With at most one token before the answer, the document is a plain text: its beginning is hashed.
     """
-    begins = document.answer.index(True)
-    first = 0 if begins <= 1 else begins
-    texts = [document.ids[:begins], document.ids[first : first + MOST_TOKENS]]
+    answer_start = document.answer.index(True)
+    text_start = 0 if answer_start <= 1 else answer_start
+    texts = [document.ids[:answer_start], document.ids[text_start : text_start + MAX_START_TOKENS]]
     prompt, answer = tokenizer.batch_decode(texts, skip_special_tokens=True)
-    return signs(prompt, answer)
+    return prompt_hashes(prompt, answer)

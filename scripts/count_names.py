@@ -1,0 +1,133 @@
+"""Count patterns that make names and sentences hard to read; fail above the bounds.
+
+python -m scripts.count_names
+"""
+
+import ast
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("conf", "data", "infer", "models", "train")
+VAGUE_NAMES = {"found", "some", "said", "told", "given", "one"}
+FRAGMENT = re.compile(r"(Of|What|Whether|How|Which|Where)\b")
+MAX_LINES = 400
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True, kw_only=True)
+class Module:
+    """A file of the product and its syntax tree."""
+
+    path: str
+    text: str
+    tree: ast.Module
+
+
+@dataclass(frozen=True)
+class Count:
+    """A figure with its bound and the places that contribute to it."""
+
+    what: str
+    figure: float
+    bound: float
+    places: list[str]
+
+    @property
+    def exceeded(self) -> bool:
+        """Return whether the figure is above its bound."""
+        return self.figure > self.bound
+
+
+def read_modules() -> list[Module]:
+    """Parse every file of the product."""
+    files = sorted(file for package in PACKAGES for file in (ROOT / package).rglob("*.py"))
+    return [
+        Module(
+            path=str(file.relative_to(ROOT)), text=(text := file.read_text()), tree=ast.parse(text)
+        )
+        for file in files
+    ]
+
+
+def count_all(modules: list[Module]) -> list[Count]:
+    """Compute every count that has a bound."""
+    docstrings = [place for module in modules for place in list_docstrings(module)]
+    fragments = [f"{place}: {first}" for place, first in docstrings if FRAGMENT.match(first)]
+    functions = [place for module in modules for place in list_functions(module)]
+    one_word = [place for place in functions if "_" not in place.split(" ")[1].strip("_")]
+    long = [m.path for m in modules if len(m.text.splitlines()) > MAX_LINES]
+    doubled = list_doubled_classes(modules)
+    vague = [place for module in modules for place in list_vague_names(module)]
+    return [
+        Count("class names defined twice", len(doubled), 0, doubled),
+        Count(f"files of more than {MAX_LINES} lines", len(long), 0, long),
+        Count(f"uses of the names {', '.join(sorted(VAGUE_NAMES))}", len(vague), 0, vague),
+        Count(
+            "% of docstrings that begin with a fragment", share(fragments, docstrings), 3, fragments
+        ),
+        Count("% of module-level functions of one word", share(one_word, functions), 35, one_word),
+    ]
+
+
+def share(part: list[str], total: Sequence[object]) -> float:
+    """Return the size of `part` in percent of `total`."""
+    return 100 * len(part) / len(total)
+
+
+def list_doubled_classes(modules: list[Module]) -> list[str]:
+    """List the class names with several definitions."""
+    places = [
+        (node.name, f"{module.path}:{node.lineno}")
+        for module in modules
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.ClassDef)
+    ]
+    counts = Counter(name for name, _ in places)
+    return [f"{place} {name}" for name, place in sorted(places) if counts[name] > 1]
+
+
+def list_functions(module: Module) -> Iterator[str]:
+    """List module-level functions except the entry points of commands."""
+    for node in module.tree.body:
+        if isinstance(node, Function) and node.name != "main":
+            yield f"{module.path}:{node.lineno} {node.name}"
+
+
+def list_docstrings(module: Module) -> Iterator[tuple[str, str]]:
+    """List the place and the first line of every docstring."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, Function | ast.ClassDef | ast.Module) and (
+            text := ast.get_docstring(node)
+        ):
+            line = getattr(node, "lineno", 1)
+            yield f"{module.path}:{line}", text.splitlines()[0]
+
+
+def list_vague_names(module: Module) -> Iterator[str]:
+    """List the places where a variable, parameter, field or function has a vague name."""
+    for node in ast.walk(module.tree):
+        name = (
+            getattr(node, "id", None) or getattr(node, "arg", None)
+            or getattr(node, "attr", None) or getattr(node, "name", None)
+        )  # fmt: skip
+        if name in VAGUE_NAMES:
+            yield f"{module.path}:{getattr(node, 'lineno', 0)} {name}"
+
+
+def main() -> int:
+    """Print each count, with `-v` also its places; return 1 if a bound is exceeded."""
+    counts = count_all(read_modules())
+    for count in counts:
+        print(f"{count.figure:6.1f} (at most {count.bound:g}) {count.what}")
+        if count.exceeded or "-v" in sys.argv:
+            print("".join(f"    {place}\n" for place in count.places), end="")
+    return int(any(count.exceeded for count in counts))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
