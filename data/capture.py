@@ -95,9 +95,9 @@ def check_capture_config(conf: CaptureConf) -> None:
 
 
 def resolve_demo_data(data: DataConf) -> DataConf:
-    """Return data that reads the demo's prepared folder in place of the demo's prompts.
+    """Replace the demo's prompts by the folder that data.prepare made of them; keep other data.
 
-    Raises UserError where data.prepare has not written that folder.
+    Raise UserError if that folder does not exist.
     """
     if data.source is not DataSource.demo:
         return data
@@ -112,7 +112,7 @@ def resolve_demo_data(data: DataConf) -> DataConf:
 def plan_capture(conf: CaptureConf, meta_target: MetaTarget, tokenizer) -> CapturePlan:
     """Read and pack the documents and plan their shards.
 
-    Raises UserError where the draft's features cannot be stored.
+    Raise UserError if the draft's features cannot be stored.
     """
     needs = build_meta_draft(conf.draft, meta_target, loss=conf.loss, seed=0).needs
     schema = conf.build_schema(

@@ -179,7 +179,7 @@ def tune_drafts(
             depth, conf.ranks
         )
         candidates = list_candidates(
-            counts.acceptance(), nodes=conf.nodes, copied=conf.copied, user_tree=conf.tree
+            counts.acceptance(), node_budgets=conf.nodes, copied=conf.copied, user_tree=conf.tree
         )
         expected_tokens = estimate_expected_tokens(draft_target, draft, candidates, texts, conf)
         tuning = DraftTuning(

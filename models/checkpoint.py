@@ -225,7 +225,10 @@ def read_metadata(directory: Path) -> dict[str, str]:
 
 
 def check_metadata(metadata: Mapping[str, str], *, target_hash: str, tokenizer_hash: str) -> None:
-    """Refuse a draft of another target or tokenizer; one published without hashes passes."""
+    """Check that a draft was made for this target and tokenizer; raise UserError otherwise.
+
+    A draft published without hashes passes.
+    """
     if metadata.get(TOKENIZER_HASH_KEY, tokenizer_hash) != tokenizer_hash:
         raise UserError(
             _describe_mismatch("tokenizer", metadata[TOKENIZER_HASH_KEY], tokenizer_hash)

@@ -26,10 +26,10 @@ _held_locks: dict[Path, int] = {}  # descriptors: a lock lasts as long as its fi
 
 
 def acquire_lock(folder: Path, name: str = LOCK_FILE, *, timeout_s: float = 0.0) -> None:
-    """Keep other processes out of a run's folder until this one ends or calls `release_lock`.
+    """Lock a run's folder for this process until it ends or calls `release_lock`.
 
-    Wait up to `timeout_s` seconds for another holder to end, then raise UserError that names it. A
-    process that already holds the folder keeps it.
+    Wait up to `timeout_s` seconds for another holder, then raise UserError with its name. Do
+    nothing if this process holds the lock already.
     """
     path = (folder / name).resolve()
     if path in _held_locks:
@@ -37,7 +37,7 @@ def acquire_lock(folder: Path, name: str = LOCK_FILE, *, timeout_s: float = 0.0)
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         locked = _lock_within(descriptor, timeout_s)
-    except OSError as error:  # for example, the file belongs to another user
+    except OSError as error:  # for example, if the file belongs to another user
         raise UserError(
             f"output_dir: must be a writable folder, got {path} ({error.strerror}); choose "
             "another output_dir or run_name"

@@ -75,9 +75,10 @@ def find_head_layers(target: Target) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class _MetaLayers(ParallelLayers):
-    """Parallel layers on `meta`, cut in place. Copies of a part stand in for other ranks' parts."""
+    """Parallel layers on `meta`, cut in place. Copies of its own part stand in for other ranks'."""
 
     def build_sharded(self, layer: Any, shard: LayerShard) -> nn.Module:
+        """Cut the layer's weight, and add hooks for what the parallel layer would communicate."""
         shape, axis = list(layer.weight.shape), shard.style.axis
         shape[axis] = shape[axis] * shard.repeats // self.ranks
         layer.weight = nn.Parameter(layer.weight.new_empty(shape), requires_grad=False)

@@ -1,4 +1,4 @@
-"""Metrics of a run: a flat dict a line in metrics.jsonl, and Weights & Biases where it is enabled.
+"""Metrics of a run: a flat JSON object per line of metrics.jsonl, and optionally W&B.
 
 A terminal shows a progress bar; elsewhere the same figures are plain log lines.
 """
@@ -56,40 +56,41 @@ class LogConf:
             raise UserError(f"log.every: must be at least 1, got {self.every}")
 
     def trackers(self) -> list[str]:
-        """Return tracker names for Accelerate; raise UserError if the package is missing."""
+        """Return the trackers to start with Accelerate; raise UserError if wandb is missing."""
         if self.wandb is Wandb.off:
             return []
         if find_spec("wandb") is None:
             raise UserError(
                 f"log.wandb: needs the wandb package, got {self.wandb.value}; "
-                "pip install wandb or log.wandb=off"
+                "run `pip install wandb`, or set log.wandb=off"
             )
         return ["wandb"]
 
 
 class ProgressBar(RichProgress):
-    """Progress of the training: a bar on a terminal, else a line for every report."""
+    """The progress of training: a bar on a terminal, otherwise a log line for each report."""
 
-    def __init__(self, *, done: int, steps: int):
+    def __init__(self, *, steps_done: int, steps: int):
         super().__init__(
             TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
             TextColumn("{task.description}"),
             console=CONSOLE, disable=not CONSOLE.is_terminal,
         )  # fmt: skip
         self.steps = steps
-        self.bar = self.add_task("", total=steps, completed=done)
+        self.bar = self.add_task("", total=steps, completed=steps_done)
 
-    def report(self, done: int, values: dict[str, float], *, seconds_per_step: float) -> None:
-        """Show the newest values."""
+    def report(self, step: int, values: dict[str, float], *, seconds_per_step: float) -> None:
+        """Show the metrics of a step, the last one completed."""
         figures = "  ".join(
             f"{name} {format_metric(values[name])}" for name in PROGRESS_METRICS if name in values
         )
-        self.update(self.bar, completed=done, description=figures)
+        self.update(self.bar, completed=step, description=figures)
         if self.disable:
-            left = round((self.steps - done) * seconds_per_step)
+            seconds = round((self.steps - step) * seconds_per_step)
             log.info(
-                "step %d/%d  %s  %d:%02d left", done, self.steps, figures, left // 60, left % 60
-            )
+                "step %d/%d  %s  %d:%02d left",
+                step, self.steps, figures, seconds // 60, seconds % 60,
+            )  # fmt: skip
 
 
 def format_metric(value: float) -> str:
@@ -120,12 +121,12 @@ class MetricLogger:
             drop_later_lines(self.file, after=step)
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        """Append a line of metrics, and send it to the tracker."""
-        line = {"step": step, **values}
+        """Append the metrics of a step to metrics.jsonl, and send them to the tracker."""
+        metrics = {"step": step, **values}
         if self.accelerator.is_main_process:
             with self.file.open("a") as file:
-                file.write(json.dumps(line) + "\n")
-        self.accelerator.log(line)
+                file.write(json.dumps(metrics) + "\n")
+        self.accelerator.log(metrics)
 
     def upload_report(self, summary: Table) -> None:
         """Upload the report and the checkpoint to the tracker."""

@@ -144,7 +144,7 @@ class Trainer:
         full_disk = refuse_full_disk(self.state.folder)
         with (
             full_disk,
-            ProgressBar(done=self.state.progress.step, steps=steps) as self.progress_bar,
+            ProgressBar(steps_done=self.state.progress.step, steps=steps) as self.progress_bar,
         ):
             for step in range(self.state.progress.step, steps):
                 self._train_step(step)

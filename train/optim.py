@@ -210,7 +210,7 @@ class OptimConf:
 
 
 def start(optimizers: list[Optimizer]) -> None:
-    """Allocate the state that each optimizer would make in its first step: all steps are alike."""
+    """Allocate the optimizers' states, as the first step would: it then compiles no extra graph."""
     for optimizer in optimizers:
         adamw = isinstance(optimizer, AdamW)
         averages = ("exp_avg", "exp_avg_sq") if adamw else ("momentum_buffer",)

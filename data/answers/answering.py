@@ -43,7 +43,7 @@ class AnswersReport:
         self.dropped.setdefault(source, Counter())[reason] += 1
 
     def add_record(self, record: dict[str, Any]) -> None:
-        """Count one record of the journal."""
+        """Add one record of the journal, an answered or a dropped row, to the counts."""
         if "dropped" in record:
             self.drop(record["source"], record["dropped"])
             return

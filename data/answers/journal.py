@@ -14,7 +14,7 @@ from models.lock import try_lock
 
 
 class Journal:
-    """An append-only file of records by row id. Raises UserError if another process writes it."""
+    """An append-only file of records by row id, locked: one process at a time may open it."""
 
     def __init__(self, path: Path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -24,13 +24,13 @@ class Journal:
             self.close()
             raise UserError(
                 f"run_name: must have one process per worker, got another that writes {path}; "
-                "wait for it, or give each process its own worker"
+                "wait until it ends, or give each process its own worker"
             )
         self._offsets: dict[str, int] = {}
         self._end = 0
         self._file.seek(0)
         for line in self._file:
-            if not line.endswith(b"\n"):
+            if not line.endswith(b"\n"):  # torn by a kill
                 self._file.truncate(self._end)
                 break
             self._offsets[self._parse_id(line)] = self._end

@@ -33,7 +33,7 @@ class Contamination:
 
 
 def check_contamination(prompts: list[EvalPrompt], checkpoint_dir: Path) -> Contamination:
-    """Look the prompts up in the training hashes of the checkpoint's run."""
+    """Find the held-out prompts that occur in the training data of the checkpoint's run."""
     file = checkpoint_dir.resolve().parent / PROMPT_HASHES_FILE
     try:
         training_hashes = set(np.load(file, allow_pickle=False).tolist())

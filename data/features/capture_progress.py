@@ -37,9 +37,9 @@ class CaptureProgress:
         self.target_sha256 = self._resume()
 
     def _resume(self) -> str | None:
-        """Load the recorded files and return the hash of their target, None where unknown.
+        """Load the recorded files and return the hash of their target, or None if it is unknown.
 
-        Raises UserError where the folder holds another capture.
+        Raise UserError if the folder holds another capture.
         """
         workers, target = self.conf.workers, None
         names = [manifest_name(worker, workers) for worker in range(workers)]
@@ -73,11 +73,9 @@ class CaptureProgress:
             )
 
     def missing_files(self) -> list[str]:
-        """List this process's files that are missing or damaged."""
-        numbers = range(self.conf.worker, self.manifest.made.shards, self.conf.workers)
-        names = [DOCUMENTS_FILE] * (self.conf.worker == 0) + [
-            shard_name(number) for number in numbers
-        ]
+        """List the files that this process still has to write; warn of damaged ones."""
+        shards = range(self.conf.worker, self.manifest.made.shards, self.conf.workers)
+        names = [DOCUMENTS_FILE] * (self.conf.worker == 0) + [shard_name(shard) for shard in shards]
         damaged = dict(self.manifest.find_damaged(self.folder, checksums=self.conf.checksums))
         for name, damage in damaged.items():
             log.warning("%s is %s: capturing it again", self.folder / name, damage)

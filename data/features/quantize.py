@@ -85,9 +85,9 @@ def widen_fp8(values: Tensor) -> Tensor:
 def rounding_error(
     rows: Float[Tensor, "*batch width"], restored: Float[Tensor, "*batch width"]
 ) -> Float[Tensor, "*batch 2"]:
-    """Return |x - restored|^2 / |x|^2 of each row, and the share of its values that became 0."""
+    """Return for each row the error |x - restored|^2 / |x|^2, and the share of values zeroed."""
     rows, restored = rows.float(), restored.float()
     smallest = torch.finfo(torch.float32).tiny
-    squared = (rows - restored).square().sum(-1) / rows.square().sum(-1).clamp_min(smallest)
-    lost = ((restored == 0) & (rows != 0)).float().mean(-1)
-    return torch.stack([squared, lost], -1)
+    relative = (rows - restored).square().sum(-1) / rows.square().sum(-1).clamp_min(smallest)
+    zeroed = ((restored == 0) & (rows != 0)).float().mean(-1)
+    return torch.stack([relative, zeroed], -1)

@@ -235,7 +235,7 @@ def check_manifest(
 ) -> None:  # fmt: skip
     """Check a store as far as possible without the target's weights.
 
-    Raises UserError where it is unfinished, is of another target, or lacks what a draft needs.
+    Raise UserError if it is unfinished, is of another target, or lacks what a draft needs.
     """
     spec = manifest.made
     manifest.check_finished(folder)
@@ -256,10 +256,10 @@ def check_manifest(
 
 
 def _mismatch_error(
-    manifest: Manifest, folder: Path, what: str, actual: str, expected: str
+    manifest: Manifest, folder: Path, kind: str, actual: str, expected: str
 ) -> UserError:
     return UserError(
-        f"data.path: must be a store of this {what} ({expected}), got {folder} of another "
-        f"({actual}, captured from {manifest.target}); capture again for this {what} under another "
-        "run_name"
+        f"data.path: must be a store of this {kind} ({expected}), got {folder}, which is for a "
+        f"different one ({actual}, captured from {manifest.target}); capture again for this {kind} "
+        "under another run_name"
     )

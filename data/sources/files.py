@@ -56,7 +56,7 @@ def open_rows(
 def list_data_files(path: Path, word: str) -> list[Path]:
     """List the data files at a path: the file itself, or the files of a directory.
 
-    Of a directory, list the files with the word in their names, or all files where none has it.
+    If names of files in a directory contain the word, only those files are listed.
     The list is empty for datasets and missing paths.
     """
     if path.is_file() and path.suffix != ".arrow":
@@ -77,7 +77,7 @@ def is_row_file(path: Path) -> bool:
 
 
 def count_rows(file: Path) -> int | None:
-    """Count the rows of a row file without parsing them; return None for a JSON array."""
+    """Count the rows of a file without parsing them; return None for .json, which needs parsing."""
     if file.suffix in PARQUET_SUFFIXES:
         import pyarrow.parquet
 

@@ -118,6 +118,7 @@ def parse_row(
 
 
 def _parse_column(raw: dict[str, Any], column: str) -> tuple[RowFormat, ParsedRow]:
+    """Detect the format of a column's value, and parse the row in it."""
     value: Any = _parse_json_list(raw.get(column))
     match value:
         case str(text):
@@ -135,8 +136,8 @@ def _parse_column(raw: dict[str, Any], column: str) -> tuple[RowFormat, ParsedRo
         case [int(), *_] if all(isinstance(token_id, int) for token_id in value):
             return RowFormat.tokens, _build_tokenized_document(list(value), raw.get("answer"))
         case None:
-            raise RowRejectedError(f"no column {column}", f"among {', '.join(raw)}")
-    raise RowRejectedError(f"column {column} holds neither messages, turns, text nor ids")
+            raise RowRejectedError(f"no column {column}", f"the row has {', '.join(raw)}")
+    raise RowRejectedError(f"column {column} holds no messages, turns, text or token ids")
 
 
 def _parse_prompt_row(raw: dict[str, Any], column: str | None) -> ParsedRow:

@@ -232,7 +232,7 @@ def _replay_draft(
 
 
 def choose_warmup_prompts(prompts: list[EvalPrompt]) -> list[EvalPrompt]:
-    """Choose a prompt of each padded length and one of each category to warm up with."""
+    """Choose one prompt of each padded length and one of each category to warm up with."""
     warmup_prompts = list({bucket_length(len(p.ids)): p for p in prompts}.values())
     return warmup_prompts + list({p.category: p for p in prompts}.values())
 
@@ -240,7 +240,10 @@ def choose_warmup_prompts(prompts: list[EvalPrompt]) -> list[EvalPrompt]:
 def _warm_up_modes(
     modes: dict[str, EvalMode], prompts: list[EvalPrompt], conf: EvaluationConf
 ) -> dict[str, LogitTolerance]:
-    """Compile every graph; return the tolerance of each autoregressive mode."""
+    """Decode the warm-up prompts in every mode, so that all graphs are compiled.
+
+    Return the logit tolerance of each autoregressive mode, measured on the same prompts.
+    """
     warmup_prompts = choose_warmup_prompts(prompts)
     tolerances: dict[str, LogitTolerance] = {}
     for name, mode in track(modes.items(), "warming up", disable=not sys.stderr.isatty()):

@@ -91,21 +91,21 @@ def _render_cell(html: str, tag: str, *, is_label: bool) -> str:
 
 
 def _render_column_name(column: str) -> str:
-    """Render a column's name, with its definition on hover and a link to it below the tables."""
-    meaning = get_definition(column)
-    if not meaning:
+    """Render a column's name: hovering shows its definition, a click goes to the list of them."""
+    definition = get_definition(column)
+    if not definition:
         return escape(column)
     anchor = _anchor_id(POSITION_COLUMN if column.isdigit() else column)
-    return f'<a href="#{anchor}"><abbr title="{escape(meaning)}">{escape(column)}</abbr></a>'
+    return f'<a href="#{anchor}"><abbr title="{escape(definition)}">{escape(column)}</abbr></a>'
 
 
 def _render_definitions(tables: list[Table]) -> str:
     entries = "".join(
-        f'<dt id="{_anchor_id(word)}">{escape(word)}</dt><dd>{escape(meaning)}.</dd>'
-        for word, meaning in collect_definitions(tables).items()
+        f'<dt id="{_anchor_id(term)}">{escape(term)}</dt><dd>{escape(definition)}.</dd>'
+        for term, definition in collect_definitions(tables).items()
     )
     return f"<h2>Definitions</h2><dl>{entries}</dl>"
 
 
-def _anchor_id(word: str) -> str:
-    return "is-" + word.replace(" ", "-").replace("/", "-a-")
+def _anchor_id(term: str) -> str:
+    return "is-" + term.replace(" ", "-").replace("/", "-a-")

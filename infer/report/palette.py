@@ -20,9 +20,10 @@ def assign_draft_colors(section: ReportDict) -> list[str]:
 
 
 def assign_mode_colors(section: ReportDict) -> list[tuple[str, ModeView]]:
-    """Assign colors to the modes that plots show, measured or not.
+    """Pair each mode that the plots show with a color, (color, mode).
 
-    These are all modes of a single draft, or the trees of several.
+    The plots show the modes without a trained draft, then all modes of a single draft, or the tree
+    mode of each of several. A mode that was not measured has a color too.
     """
     views = list_modes(section, main=True)
     colors = (

@@ -1,4 +1,4 @@
-"""Files of an evaluation's report."""
+"""Writing of report files, each atomically."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from infer.report.tables import render_markdown
 
 
 def write_report_files(report: dict[str, Any], directory: Path) -> None:
-    """Write report.json, report.md, report.html and rounds.jsonl, each complete or absent."""
+    """Write report.json, report.md and report.html, and for an evaluation rounds.jsonl."""
     directory.mkdir(parents=True, exist_ok=True)
     write_file_atomically(
         directory / "report.json", json.dumps(report, indent=1, allow_nan=False) + "\n"

@@ -21,7 +21,7 @@ from models.speculate.tree import (
     tree_from_paths,
 )
 
-# nodes expanded a level, and children considered of each, of small and of large trees
+# Nodes expanded per level and children considered per node, in small and in large trees.
 NARROW_WIDTH, WIDE_WIDTH = 4, 8
 MAX_NARROW_NODES = 12  # nodes of a small tree
 SHALLOW_DEPTHS = (2, 4)  # depths of trees for drafts with expensive passes
@@ -68,12 +68,17 @@ class TreeCandidate:
 
 
 def list_candidates(
-    acceptance: Float[ndarray, "depth ranks"], *, nodes: list[int], copied: int, user_tree: TreeConf
+    acceptance: Float[ndarray, "depth ranks"],
+    *,
+    node_budgets: list[int],
+    copied: int,
+    user_tree: TreeConf,
 ) -> list[TreeCandidate]:
-    """List chains up to the table's depth, trees of each node budget, and the user's tree.
+    """List the chains, trees of each node budget, and the user's tree, up to the table's depth.
 
-    Trees are best-first, dynamic and product trees. If `copied`, each candidate is repeated with
-    that many tokens of n-gram lookup beside it.
+    `acceptance` is the share of positions at which the draft's token of a depth and rank is right.
+    Each budget has a best-first, a dynamic and a product tree. If `copied` is not 0, every
+    candidate is listed again with a chain of that many n-gram tokens beside it.
     """
     depth, ranks = acceptance.shape
     candidates = [
@@ -82,7 +87,7 @@ def list_candidates(
     ]
     for limit in [*(d for d in SHALLOW_DEPTHS if d < depth), depth]:
         suffix = f"-d{limit}" if limit < depth else ""
-        for budget in sorted(set(nodes)):
+        for budget in sorted(set(node_budgets)):
             if budget <= sum(min(ranks**d, budget) for d in range(1, limit + 1)):
                 candidates += _tree_candidates(acceptance[:limit], budget, suffix)
     if user_tree.build().depth <= depth:

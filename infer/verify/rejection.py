@@ -90,25 +90,28 @@ class RejectionRule(AcceptanceRule):
     def accept(self, scored: ScoredTree, depth: int) -> AcceptedPath:
         """Test the nodes in index order: parents before children, siblings in order of sampling.
 
-        `node` is the end of the path so far; `target` and `draft` are the residuals after it.
+        `node` is the last accepted node of each row (0 is the root); `target_residual` and
+        `draft_residual` are the distributions that remain there after the rejected children.
         """
         proposal, uniforms = scored.proposal, scored.uniforms
         assert uniforms is not None
         target_BNV = scored.warped_logits.softmax(-1)
         draft_BNV = proposal.child_log_probs.exp() if proposal.child_log_probs is not None else None
-        target = target_BNV[:, 0]
-        draft = draft_BNV[:, 0] if draft_BNV is not None else target
-        node = torch.zeros_like(target[:, 0], dtype=torch.int64)
+        target_residual = target_BNV[:, 0]
+        draft_residual = draft_BNV[:, 0] if draft_BNV is not None else target_residual
+        node = torch.zeros_like(target_residual[:, 0], dtype=torch.int64)
         for child, token in enumerate(proposal.ids.unbind(1)):
             if draft_BNV is None:  # the tree is deterministic
-                draft = one_hot(token, target.shape[-1]).to(target.dtype)
-            residual = compute_residual(target, draft, token)
+                draft_residual = one_hot(token, target_residual.shape[-1]).to(target_residual.dtype)
+            residual = compute_residual(target_residual, draft_residual, token)
             is_child = (proposal.parents[:, child] + 1 == node)[:, None]
             accepted = is_child & (uniforms[:, child] < residual.accept_prob)[:, None]
             node = torch.where(accepted[:, 0], child + 1, node)
-            target = torch.where(is_child, residual.target, target)
-            target = torch.where(accepted, target_BNV[:, child + 1], target)
+            target_residual = torch.where(is_child, residual.target, target_residual)
+            target_residual = torch.where(accepted, target_BNV[:, child + 1], target_residual)
             if draft_BNV is not None:
-                draft = torch.where(is_child, residual.draft, draft)
-                draft = torch.where(accepted, draft_BNV[:, child + 1], draft)
-        return build_accepted_path(proposal, node, scored.sample_token(target, node), depth)
+                draft_residual = torch.where(is_child, residual.draft, draft_residual)
+                draft_residual = torch.where(accepted, draft_BNV[:, child + 1], draft_residual)
+        return build_accepted_path(
+            proposal, node, scored.sample_token(target_residual, node), depth
+        )

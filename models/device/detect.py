@@ -23,7 +23,7 @@ SUPPORTED_ACCELERATORS = ("cuda", "neuron")  # PyTorch's names; `auto` takes no 
 
 @dataclass(frozen=True, kw_only=True)
 class RouteChoice:
-    """A route, and the reason for it in words."""
+    """A route (cpu, cuda, neuron or xla: how PyTorch reaches the device) and why it was chosen."""
 
     name: str
     reason: str
@@ -57,11 +57,11 @@ def is_neuron_route(name: str) -> bool:
 
 
 def torch_device_of(name: str) -> torch.device:
-    """Return the PyTorch device of a route."""
+    """Return the PyTorch device that a route computes on."""
     if name == "xla":
         import torch_xla  # pyright: ignore[reportMissingImports]
 
-        # else a module moved there gets new parameters, which unties tied ones
+        # Otherwise a module moved to XLA gets new parameters, and tied weights are no longer tied.
         torch.__future__.set_swap_module_params_on_conversion(True)
         return torch_xla.device()
     return torch.device(name)

@@ -96,7 +96,7 @@ class FeatureDraft(Draft):
         return self.state_dict()
 
     def save(self, directory: Path, target: Target) -> None:
-        """Write tensors, config and metadata in the target's dtype."""
+        """Save the tensors in the target's dtype, with config.json and the target's hashes."""
         dtype = target.head.weight.dtype
         tensors = {
             name: tensor.to(dtype) if tensor.is_floating_point() else tensor

@@ -41,14 +41,18 @@ def dequantize_kwargs(config: Any) -> dict[str, Any]:
 
 def build_layer_masks(
     config: Any, full: Bool[Tensor, "batch 1 seq keys"],
-    near: Bool[Tensor, "batch 1 seq keys"] | None, dtype: torch.dtype,
+    in_window: Bool[Tensor, "batch 1 seq keys"] | None, dtype: torch.dtype,
 ) -> Tensor | dict[str, Tensor]:  # fmt: skip
-    """Build the masks that the decoder takes; `near` marks the keys in the window of a query."""
+    """Build the attention masks in the form that the model family takes.
+
+    `full` marks the keys that a query may attend to, `in_window` those in its sliding window (None
+    if the model has none).
+    """
     text = config.get_text_config()
-    sliding = full if near is None else full & near
-    if text._attn_implementation == "eager":  # adds its mask to the logits
+    sliding = full if in_window is None else full & in_window
+    if text._attn_implementation == "eager":  # this implementation adds its mask to the logits
         full, sliding = (_additive_mask(mask, dtype) for mask in (full, sliding))
-    if near is not None and text.model_type in MASK_BY_TYPE_MODELS:
+    if in_window is not None and text.model_type in MASK_BY_TYPE_MODELS:
         return {"full_attention": full, "sliding_attention": sliding}
     return sliding
 

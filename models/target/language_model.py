@@ -161,13 +161,13 @@ class LanguageModel:
         A window counts positions, not slots: tree nodes are stored behind one another, and siblings
         share a position.
         """
-        near = None
+        in_window = None
         if self.sliding_window is not None:
             keys = positions
             if cache is not None and write is not None:
                 keys = cache.record_positions(positions, write)
-            near = (positions[:, :, None] - keys[:, None] < self.sliding_window)[:, None]
-        return architectures.build_layer_masks(self.config, mask, near, self.head.weight.dtype)
+            in_window = (positions[:, :, None] - keys[:, None] < self.sliding_window)[:, None]
+        return architectures.build_layer_masks(self.config, mask, in_window, self.head.weight.dtype)
 
 
 def _hooked_forward(layer: Any, hidden_states: Tensor, **kwargs: Any) -> Any:

@@ -119,7 +119,7 @@ def test_others_stores_are_refused(folder, target):
     early = {"tokenizer_hash": target.tokenizer_fingerprint, "needs": EAGLE3}
     check_manifest(manifest, store, hidden_size=32, **early)
     refused(
-        "of another .hidden size 32, captured from",
+        "for a different one .hidden size 32, captured from",
         lambda: check_manifest(manifest, store, hidden_size=64, **early),
     )
 

@@ -104,7 +104,7 @@ def test_rows_that_do_not_fit_are_counted_by_reason(tmp_path):
         "ids without an answer flag for each": 1,
         "no messages, text or prompt": 1,
         "a prompt that is not text": 2,
-        "column messages holds neither messages, turns, text nor ids": 1,
+        "column messages holds no messages, turns, text or token ids": 1,
         "a message that is not an object": 1,
     }
 

@@ -98,7 +98,7 @@ def test_what_data_says_of_itself_stays_in_its_line(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"a\\nb|\\ud800": 1}\n')
     out = prepare(tmp_path, a=SourceConf(path="a.jsonl", licence="MIT\nor | else"))
     page = (out / "report.md").read_text()
-    assert r"a.jsonl:2 (among a b\|\ud800) |" in page
+    assert r"a.jsonl:2 (the row has a b\|\ud800) |" in page
     assert r"| MIT or \| else |" in page
 
 

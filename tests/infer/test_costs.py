@@ -63,7 +63,7 @@ def test_few_timings_find_the_best_shape(node, draft_pass):
 
 
 def test_where_no_budget_fits_the_draft_windows_and_the_given_tree_are_chosen_from():
-    found = list_candidates(np.full((4, 1), 0.6), nodes=[8], copied=0, user_tree=GIVEN_TREE)
+    found = list_candidates(np.full((4, 1), 0.6), node_budgets=[8], copied=0, user_tree=GIVEN_TREE)
     machine = Machine()
     tokens = {one.name: float(worth(one)) for one in found}
     curve, best = choose_candidate(machine.steps, found, tokens)

@@ -369,7 +369,7 @@ class Parallel:
         return ShardedAdamW if self.shards_moments else AdamW
 
     def prepare_optimizers(self, optimizers: list[Optimizer]) -> None:
-        """Shard the optimizers; call it after loading their states and before the first step."""
+        """Shard the moments for ZeRO-1. Call it after loading states and before the first step."""
         for optimizer in optimizers:
             if isinstance(optimizer, ShardedAdamW):
                 from torch_xla.core import xla_model  # pyright: ignore[reportMissingImports]
@@ -381,7 +381,7 @@ class Parallel:
                     zero.ZeroRedundancyOptimizer, partial(xla_model.all_gather, pin_layout=False),
                     ranks=self.accelerator.num_processes, rank=self.accelerator.process_index,
                 )  # fmt: skip
-                self.device.synchronize()  # else the first step's graph would include this
+                self.device.synchronize()  # keeps the sharding out of the first step's graph
 
     @contextmanager
     def full_moments(self, optimizers: list[Optimizer]) -> Iterator[None]:

@@ -112,9 +112,9 @@ class MachinePlan:
 
     @property
     def best(self) -> LayoutOption:
-        """Return the fastest option that fits, of equals the one with the fewest cores a target.
+        """Return the fastest option that fits, or the smallest if none fits.
 
-        If none fits, return the smallest.
+        Among equally fast options, prefer the fewest cores per target.
         """
         fitting = [option for option in self.options if self.fits(option)]
         if fitting:
@@ -166,7 +166,7 @@ def _build_plan(conf: RunPlan, machine: MachineConf, dtype: torch.dtype) -> Mach
         if option.min_bytes <= plan.byte_limit:
             trace_layout(option, conf, machine, dtype)
         if plan.fits(option) and option.layout.processes == machine.total_cores:
-            break  # with more cores a target, only more of the draft's work is repeated
+            break  # splitting the target further only repeats more of the draft's work
     return plan
 
 
