@@ -98,7 +98,7 @@ def map_columns(raw: dict[str, Any], columns: dict[str, str]) -> dict[str, Any]:
     mapped = {key: value for key, value in raw.items() if not content or key not in CONTENT_COLUMNS}
     for name, column in columns.items():
         if name in content.difference(ANSWER_COLUMNS, ("input",)) and raw.get(column) is None:
-            raise RowRejectedError(f"no column {column}", f"among {', '.join(raw)}")
+            raise RowRejectedError(f"no column {column}", f"the row has {', '.join(raw)}")
         mapped[name] = raw.get(column)
     return mapped
 

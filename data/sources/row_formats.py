@@ -151,7 +151,7 @@ def _parse_prompt_row(raw: dict[str, Any], column: str | None) -> ParsedRow:
     except ValueError as error:
         raise RowRejectedError("a prompt that is not text", str(error)) from error
     if prompt is None:
-        raise RowRejectedError("no messages, text or prompt", f"among {', '.join(raw)}")
+        raise RowRejectedError("no messages, text or prompt", f"the row has {', '.join(raw)}")
     if "ids" in prompt:
         raise RowRejectedError("token ids in place of a prompt")
     answer = _parse_answer(raw)
