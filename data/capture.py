@@ -28,11 +28,12 @@ from data.features.writer import ShardBuilder
 from data.packing.documents import read_documents
 from data.preview import check_and_read_first_rows, preview_rows
 from data.progress import RowProgress
-from models.checkpoint import atomic_path, report_disk_errors, tokenizer_fingerprint
+from models.checkpoint import tokenizer_fingerprint
 from models.console import setup_logging
 from models.device import Device
 from models.device.graph_budget import Graph
 from models.errors import UserError
+from models.files import atomic_path, report_disk_errors
 from models.lock import LOCK_FILE, acquire_lock
 from models.meta_model import MetaTarget, build_meta_draft, build_meta_target
 

@@ -52,10 +52,10 @@ from data.mixture.report import (
 from data.mixture.select import iter_table_rows, select_splits
 from data.sources.prepared_rows import PreparedRow, write_prepared_rows
 from data.vocabulary.prepared_counts import write_token_counts
-from models.checkpoint import report_disk_errors
 from models.console import setup_logging
 from models.device import DeviceConf
 from models.errors import UserError
+from models.files import report_disk_errors
 from models.target.target import TargetConf
 
 log = logging.getLogger("data.prepare")

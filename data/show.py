@@ -38,9 +38,9 @@ from data.viewer.documents import (
 )
 from data.viewer.html import render_page
 from data.viewer.sample import sample_documents, sample_rows
-from models.checkpoint import atomic_path, report_disk_errors
 from models.console import CONSOLE, print_table, setup_logging
 from models.errors import UserError
+from models.files import atomic_path, report_disk_errors
 from models.target.target import TargetConf
 
 log = logging.getLogger("data.show")

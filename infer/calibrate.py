@@ -34,10 +34,10 @@ from infer.measure.acceptance import AcceptanceCounter, build_comb, expected_len
 from infer.measure.intervals import Estimate, bootstrap_t
 from infer.measure.prompt_choice import find_held_out_file, load_calibration_prompts
 from infer.report.number_format import format_estimate, format_number
-from models.checkpoint import open_output_file
 from models.drafts import load_draft
 from models.drafts.base import Draft
 from models.errors import UserError
+from models.files import open_output_file
 from models.speculate.sampling import SamplingConf
 from models.speculate.tree import Tree, TreeConf, TreeKind, best_first_paths, tree_from_paths
 from models.speculate.tree_formats import write_paths

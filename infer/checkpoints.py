@@ -10,6 +10,7 @@ from pathlib import Path
 from infer.config import OWN_TARGET
 from models import checkpoint
 from models.errors import UserError
+from models.files import report_disk_errors
 from models.lock import acquire_lock
 from models.target.target import TargetConf
 
@@ -60,7 +61,7 @@ def resolve_target(conf: TargetConf, directories: list[Path]) -> TargetConf:
 
 def make_writable(run: Path) -> None:
     """Create and lock the folder of a run; raise UserError if it is not writable or in use."""
-    with checkpoint.report_disk_errors(run):
+    with report_disk_errors(run):
         run.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=run).close()
         acquire_lock(run)

@@ -16,7 +16,7 @@ from infer.config import EvalConf
 from infer.measure.evaluate import evaluate_drafts
 from infer.report.tables import print_report
 from infer.report.write import write_report_files
-from models import checkpoint
+from models.files import report_disk_errors
 
 
 @entry_point("eval", EvalConf)
@@ -28,7 +28,7 @@ def main(conf: EvalConf) -> None:
     make_writable(run)
     target, drafts, evaluation = load_evaluation(conf, directories)
     report = evaluate_drafts(target, drafts, tree=conf.tree, conf=evaluation, print_line=print_line)
-    with checkpoint.report_disk_errors(run):
+    with report_disk_errors(run):
         write_report_files(report, run)
     print_report(report)
     print_line(f"report: {run / 'report.html'}")

@@ -21,12 +21,12 @@ from infer.tuning.roofline import (
     estimate_seconds,
     trace_passes,
 )
-from models.checkpoint import open_output_file
 from models.device import DeviceConf
 from models.device.machine_specs import MachineConf
 from models.distill.losses import LossConf
 from models.drafts.base import DraftConf
 from models.errors import UserError
+from models.files import open_output_file
 from models.meta_model import build_meta_draft, build_meta_target, shard_target
 from models.parallel.tensor_parallel import plan_shards as cuts
 from models.speculate.sampling import SamplingConf

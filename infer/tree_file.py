@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from rich.console import Console
 
 from conf.entry import entry_point
-from models.checkpoint import open_output_file
 from models.errors import UserError
+from models.files import open_output_file
 from models.speculate.tree import TreeConf, TreeKind
 from models.speculate.tree_formats import TreeFormat, write_paths
 

@@ -44,11 +44,11 @@ from infer.tuning.config import TuneConf
 from infer.tuning.cost_model import AUTOREGRESSIVE, CostBench, choose_candidate, select_probes
 from infer.tuning.output import build_tuning_report, format_result, format_summary, write_tree_files
 from infer.tuning.results import DraftTuning, ExpectedTokens, TuningResult
-from models import checkpoint
 from models.drafts import load_draft
 from models.drafts.base import Draft
 from models.drafts.ngram import NgramDraft
 from models.errors import UserError
+from models.files import report_disk_errors
 from models.speculate.tree import TreeConf, TreeKind
 from models.target.target import Target
 
@@ -241,7 +241,7 @@ def main(conf: TuneConf) -> None:
         }
         tunings = tune_drafts(target, drafts, prompts, conf, print_line)
         device = target.device.describe()
-    with checkpoint.report_disk_errors(run):
+    with report_disk_errors(run):
         (run / "tune.json").write_text(
             json.dumps(build_tuning_report(tunings, target, device, prompts)) + "\n"
         )

@@ -1,13 +1,10 @@
 """Checkpoints on disk: safetensors and config.json, written atomically and read strictly.
 
-Files are written under a temporary name and renamed, so that a kill leaves the old file or the new
-one. The hashes of the target and tokenizer that a draft was distilled for are in the metadata.
+The hashes of the target and tokenizer that a draft was distilled for are in the metadata.
 """
 
 import hashlib
 import json
-import os
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,10 +17,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from models.errors import UserError
+from models.files import PARTIAL_SUFFIX, atomic_path, report_disk_errors
 from models.parallel.dtensor import full_tensor
 from models.transformers4_keys import add_older_keys
 
-PARTIAL_SUFFIX = ".partial"  # suffix of unfinished files and folders, which may be deleted
 WEIGHTS_FILE, CONFIG_FILE = "model.safetensors", "config.json"
 TARGET_HASH_KEY, TOKENIZER_HASH_KEY = "target_sha256", "tokenizer_sha256"
 
@@ -70,75 +67,6 @@ def save_checkpoint(
 def write_config(path: Path, config: dict[str, Any]) -> None:
     """Write a config.json that transformers 4 and 5 read alike."""
     path.write_text(json.dumps(add_older_keys(config), indent=2, sort_keys=True) + "\n")
-
-
-@contextmanager
-def report_disk_errors(
-    directory: Path, *, remedy: str = "free some space or choose another folder"
-) -> Iterator[None]:
-    """Turn an OSError of the disk into a one-line UserError."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(
-            f"output_dir: must be a writable folder, got {directory} ({error.strerror}); {remedy}"
-        ) from error
-
-
-@contextmanager
-def open_output_file(name: str) -> Iterator[Path]:
-    """Create the folder of a command's `output` and yield its path; raise UserError on OSError."""
-    file = Path(name)
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        yield file
-    except OSError as error:
-        raise UserError(
-            f"output: must be a writable file, got {file} ({error.strerror}); choose another"
-        ) from error
-
-
-@contextmanager
-def atomic_path(path: Path) -> Iterator[Path]:
-    """Yield a temporary path that becomes `path` at the end, or is deleted if the block raises."""
-    partial = path.with_name(path.name + PARTIAL_SUFFIX)
-    try:
-        yield partial
-        _sync_to_disk(partial)
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-    _sync_to_disk(path.parent)
-
-
-@contextmanager
-def atomic_directory(path: Path) -> Iterator[Path]:
-    """Yield an empty temporary directory that becomes `path` at the end, or is deleted on an error.
-
-    `path` must be a new name: no system call replaces a directory that has files in it.
-    """
-    partial = path.with_name(path.name + PARTIAL_SUFFIX)
-    shutil.rmtree(partial, ignore_errors=True)  # a kill may have left it
-    partial.mkdir(parents=True)
-    try:
-        yield partial
-        for entry in [*partial.rglob("*"), partial]:
-            _sync_to_disk(entry)
-        partial.rename(path)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-    _sync_to_disk(path.parent)
-
-
-def _sync_to_disk(path: Path) -> None:
-    """Wait until a file, or the names in a directory, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def load_tensors(directory: Path, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:

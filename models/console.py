@@ -12,6 +12,7 @@ from rich.text import Text
 from transformers.utils.logging import disable_progress_bar
 
 CONSOLE = Console()
+print_line = Console(soft_wrap=True, highlight=False).print  # never breaks or colors a long line
 PLAIN_WIDTH = 1000  # characters of a table's line that is not printed on a terminal
 PACKAGES = ("conf", "data", "infer", "models", "train")
 

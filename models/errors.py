@@ -1,4 +1,4 @@
-"""The exception for mistakes that a user can fix: key, rule, value and remedy in a sentence."""
+"""Mistakes that a user can fix: each is one line with key, rule, value and remedy."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,6 +6,12 @@ from typing import Any
 
 class UserError(Exception):
     """A user's mistake. `str(error)` reads `<config key>: <rule>, got <value>; <remedy>`."""
+
+
+def require(holds: bool, message: str) -> None:
+    """Raise UserError with `message` unless the condition holds."""
+    if not holds:
+        raise UserError(message)
 
 
 def run_checks(*checks: Callable[[], Any]) -> list[Any]:

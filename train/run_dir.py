@@ -11,9 +11,9 @@ from safetensors import SafetensorError
 from torch import nn
 from torch.distributed.checkpoint import CheckpointException
 
-from models.checkpoint import PARTIAL_SUFFIX
 from models.drafts.base import Draft
 from models.errors import UserError
+from models.files import PARTIAL_SUFFIX
 from models.target.target import Target
 
 DISK_FULL_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}

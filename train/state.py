@@ -35,9 +35,9 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from models.checkpoint import PARTIAL_SUFFIX, atomic_directory, atomic_path
 from models.drafts.base import DraftConf
 from models.errors import UserError
+from models.files import PARTIAL_SUFFIX, atomic_directory, atomic_path
 from train.distributed.parallel import Parallel
 
 log = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from models.checkpoint import report_disk_errors
 from models.errors import UserError
+from models.files import report_disk_errors
 from models.lock import try_lock
 
 

@@ -19,9 +19,9 @@ import xxhash
 from rich.progress import track
 
 from data.features.schema import FeatureSchema
-from models.checkpoint import atomic_path
 from models.console import CONSOLE
 from models.errors import UserError
+from models.files import atomic_path
 
 MANIFEST_VERSION = 3
 DOCUMENTS_FILE = "documents.safetensors"

@@ -18,8 +18,8 @@ from data.progress import RowProgress
 from data.sources.files import RawRow, open_rows
 from data.sources.prepared_rows import batch_records
 from data.sources.row_formats import RowRejectedError, parse_row
-from models.checkpoint import atomic_path
 from models.errors import UserError
+from models.files import atomic_path
 
 DEMO_PROMPTS = 1536
 CHECKED_ROWS = 100  # first rows of a source, of which at least one must have a known format

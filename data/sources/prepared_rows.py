@@ -19,8 +19,8 @@ from pyarrow import parquet
 from data.config import TurnSelection
 from data.sources.row_formats import Conversation, PlainText, RowRejectedError, TokenizedDocument
 from data.sources.tokenized import document_from_spans
-from models.checkpoint import atomic_path
 from models.errors import UserError
+from models.files import atomic_path
 
 BATCH_ROWS, BATCH_CHARS = 256, 2**23  # most rows or characters in memory while a table is written
 METADATA_KEY = b"prepared"  # in the footer of a file

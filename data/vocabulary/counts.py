@@ -23,8 +23,9 @@ from data.config import DataConf, TurnSelection
 from data.packing.documents import Documents
 from data.sources.row_formats import TokenizedDocument
 from data.vocabulary.languages import UNKNOWN_LANGUAGE, detect_language
-from models.checkpoint import TOKENIZER_HASH_KEY, atomic_path
+from models.checkpoint import TOKENIZER_HASH_KEY
 from models.errors import UserError
+from models.files import atomic_path
 from models.speculate.draft_vocab import choose_kept_ids, token_coverage
 
 TOKEN_COUNTS_FILE = "token_counts.safetensors"  # in a prepared folder

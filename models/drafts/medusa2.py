@@ -28,6 +28,7 @@ from models.distill.loss_weights import row_weights, shift_left, token_weights
 from models.distill.losses import LossConf, LossName, chunked_distillation_loss
 from models.drafts.base import Batch, Draft, Extras, Loss
 from models.drafts.medusa import MedusaConf, MedusaConfig, MedusaDraft
+from models.files import atomic_directory, report_disk_errors
 from models.lora import LoraConf, merge_adapters
 from models.target.language_model import LanguageModel, TargetOutput
 from models.target.target import Target, TargetConf
@@ -202,8 +203,8 @@ class Medusa2Draft(MedusaDraft):
         target_folder = directory / f"target-{checkpoint.hash_tensors(tensors)[:12]}"
         if not target_folder.exists():
             with (
-                checkpoint.report_disk_errors(directory),
-                checkpoint.atomic_directory(target_folder) as partial,
+                report_disk_errors(directory),
+                atomic_directory(target_folder) as partial,
             ):
                 target.model.save_pretrained(partial, state_dict=tensors)
                 checkpoint.write_config(

@@ -19,11 +19,11 @@ from data.features.manifest import DOCUMENTS_FILE, shard_name
 from data.features.quantize import Dtype
 from data.features.reader import check_manifest
 from data.features.schema import TeacherKind
-from models.checkpoint import PARTIAL_SUFFIX
 from models.drafts.base import Needs
 from models.drafts.eagle3 import Eagle3Conf
 from models.drafts.medusa2 import Medusa2Conf
 from models.errors import UserError
+from models.files import PARTIAL_SUFFIX
 from tests.support.captured import COMMAND, EAGLE3, captured, conf, files, opened, written
 from tests.support.killing import ROOT
 from tests.support.tiny import LAYERS, tiny_target

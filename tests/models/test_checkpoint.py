@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from models import checkpoint
+from models import checkpoint, files
 from models.errors import UserError
 
 TENSORS = {"fc.weight": torch.arange(6.0).view(2, 3), "d2t": torch.tensor([0, 2])}
@@ -105,7 +105,7 @@ def test_a_folder_without_a_checkpoint_is_refused(tmp_path):
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
 def test_a_full_disk_leaves_the_old_checkpoint_and_nothing_else(saved, name):
     before = contents(saved)
-    (saved / (name + checkpoint.PARTIAL_SUFFIX)).symlink_to("/dev/full")
+    (saved / (name + files.PARTIAL_SUFFIX)).symlink_to("/dev/full")
     with pytest.raises(UserError, match=r"output_dir: .*No space left on device"):
         checkpoint.save_checkpoint(
             saved, {"other": torch.zeros(9999)}, config={"new": 1}, metadata={}
@@ -124,7 +124,7 @@ def test_a_kill_while_writing_leaves_the_old_checkpoint(saved):
     """The process dies with the temporary file half written; the next save clears it away."""
     before = contents(saved)
     script = (
-        "import os, pathlib, sys\nfrom models.checkpoint import atomic_path\n"
+        "import os, pathlib, sys\nfrom models.files import atomic_path\n"
         "with atomic_path(pathlib.Path(sys.argv[1])) as partial:\n"
         "    partial.write_bytes(b'half'); os.kill(os.getpid(), 9)\n"
     )
@@ -132,7 +132,7 @@ def test_a_kill_while_writing_leaves_the_old_checkpoint(saved):
     killed = subprocess.run([sys.executable, "-c", script, path], env=os.environ, check=False)
     assert killed.returncode == -9
     left = contents(saved)
-    assert left.pop(path.name + checkpoint.PARTIAL_SUFFIX) == b"half"
+    assert left.pop(path.name + files.PARTIAL_SUFFIX) == b"half"
     assert left == before
 
     checkpoint.save_checkpoint(saved, TENSORS, config=CONFIG, metadata=HASHES)
@@ -141,10 +141,10 @@ def test_a_kill_while_writing_leaves_the_old_checkpoint(saved):
 
 
 def test_an_atomic_directory_appears_whole(tmp_path):
-    left_by_a_kill = tmp_path / ("step-1" + checkpoint.PARTIAL_SUFFIX)
+    left_by_a_kill = tmp_path / ("step-1" + files.PARTIAL_SUFFIX)
     left_by_a_kill.mkdir()
     (left_by_a_kill / "old").touch()
-    with checkpoint.atomic_directory(tmp_path / "step-1") as partial:
+    with files.atomic_directory(tmp_path / "step-1") as partial:
         assert partial == left_by_a_kill
         (partial / "deep").mkdir()
         (partial / "deep" / "state").write_text("1")
@@ -155,7 +155,7 @@ def test_an_atomic_directory_appears_whole(tmp_path):
 def test_an_atomic_directory_vanishes_on_an_error(tmp_path):
     with (
         pytest.raises(ZeroDivisionError),
-        checkpoint.atomic_directory(tmp_path / "step-1") as partial,
+        files.atomic_directory(tmp_path / "step-1") as partial,
     ):
         (partial / "state").write_text(str(1 / 0))
     assert not list(tmp_path.iterdir())

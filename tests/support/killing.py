@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from models.checkpoint import PARTIAL_SUFFIX
+from models.files import PARTIAL_SUFFIX
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 300

@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file
 
 from data.config import DataConf
-from models.checkpoint import PARTIAL_SUFFIX
 from models.drafts.base import Draft
 from models.errors import UserError
+from models.files import PARTIAL_SUFFIX
 from tests.support.killing import finish, kill, newest_step, partials
 from tests.support.methods import CASES
 from tests.support.toy_run import metrics, toy_conf, toy_run, weights

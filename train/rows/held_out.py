@@ -28,8 +28,8 @@ from data.mixture.held_out_rows import (
 from data.packing.documents import Documents
 from infer.config import EvaluationConf
 from infer.measure.prompt_choice import max_answer_tokens, resolve_prompts
-from models.checkpoint import atomic_path
 from models.errors import UserError
+from models.files import atomic_path
 from models.target.target import Target
 from train.config import TrainConf
 from train.run_dir import refuse_full_disk

@@ -17,8 +17,8 @@ from data.packing.documents import Documents, Packed, read_documents
 from data.packing.pack import pack_documents
 from data.sources.tokenized import document_from_pair
 from infer.engine.generate import generate_answers
-from models.checkpoint import atomic_path
 from models.console import CONSOLE
+from models.files import atomic_path
 from models.speculate.sampling import SamplingConf
 from models.target.target import Target
 from train.config import TrainConf

@@ -14,7 +14,7 @@ from data.eval_prompts.contamination import (
 from data.packing.documents import Packed
 from data.packing.pack import DOCUMENT
 from data.sources.row_formats import TokenizedDocument
-from models.checkpoint import atomic_path
+from models.files import atomic_path
 from train.run_dir import refuse_full_disk
 
 # Enough for the beginning of an answer: a character has at most 4 bytes, a token at least one.

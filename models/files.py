@@ -1,0 +1,90 @@
+"""Files written atomically, and errors of the disk in one line.
+
+A file is written under a temporary name and renamed, so that a kill leaves the old file or the new
+one.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from models.errors import UserError
+
+PARTIAL_SUFFIX = ".partial"  # suffix of unfinished files and folders, which may be deleted
+
+
+@contextmanager
+def report_disk_errors(
+    directory: Path, *, remedy: str = "free some space or choose another folder"
+) -> Iterator[None]:
+    """Turn an OSError of the disk into a one-line UserError."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"output_dir: must be a writable folder, got {directory} ({error.strerror}); {remedy}"
+        ) from error
+
+
+@contextmanager
+def open_output_file(name: str) -> Iterator[Path]:
+    """Create the folder of a command's `output` and yield its path; raise UserError on OSError."""
+    file = Path(name)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        yield file
+    except OSError as error:
+        raise UserError(
+            f"output: must be a writable file, got {file} ({error.strerror}); choose another"
+        ) from error
+
+
+@contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """Yield a temporary path that becomes `path` at the end, or is deleted if the block raises."""
+    partial = path.with_name(path.name + PARTIAL_SUFFIX)
+    try:
+        yield partial
+        _sync_to_disk(partial)
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    _sync_to_disk(path.parent)
+
+
+@contextmanager
+def atomic_directory(path: Path) -> Iterator[Path]:
+    """Yield an empty temporary directory that becomes `path` at the end, or is deleted on an error.
+
+    `path` must be a new name: no system call replaces a directory that has files in it.
+    """
+    partial = path.with_name(path.name + PARTIAL_SUFFIX)
+    shutil.rmtree(partial, ignore_errors=True)  # a kill may have left it
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        for entry in [*partial.rglob("*"), partial]:
+            _sync_to_disk(entry)
+        partial.rename(path)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    _sync_to_disk(path.parent)
+
+
+def write_text_atomically(path: Path, text: str) -> None:
+    """Replace a text file at once."""
+    with atomic_path(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def _sync_to_disk(path: Path) -> None:
+    """Wait until a file, or the names in a directory, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,56 @@
+"""Rules for the values of configurations; each broken rule is one sentence of a UserError."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from models.errors import require
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A condition on one value, the text that states it, and a remedy if the text is not enough."""
+
+    text: str
+    holds: Callable[[Any], bool]
+    remedy: str = ""
+
+    def describe(self, key: str, value: Any) -> str:
+        """Return the sentence for a value that breaks the rule."""
+        return f"{key}: {self.text}, got {value}" + (f"; {self.remedy}" if self.remedy else "")
+
+
+def at_least(minimum: float, remedy: str = "") -> Rule:
+    return Rule(f"must be at least {minimum}", lambda value: value >= minimum, remedy)
+
+
+def at_most(maximum: float, remedy: str = "") -> Rule:
+    return Rule(f"must be at most {maximum}", lambda value: value <= maximum, remedy)
+
+
+def each_at_least(minimum: float, remedy: str = "") -> Rule:
+    """Return the rule for a list of numbers that must not be empty."""
+    return Rule(
+        f"must list numbers of at least {minimum}",
+        lambda values: bool(values) and min(values) >= minimum,
+        remedy,
+    )
+
+
+POSITIVE = Rule("must be positive", lambda value: value > 0)
+SHARE = Rule("is a share and must lie in 0..1", lambda value: 0 <= value <= 1)
+
+
+def check_values(conf: Any, group: str = "", /, **rules: Rule) -> None:
+    """Check fields of a configuration by name; raise one UserError that lists all broken rules.
+
+    `group` is the path of the configuration, such as `optim`. None passes every rule.
+    """
+    prefix = f"{group}." if group else ""
+    values = {name: getattr(conf, name) for name in rules}
+    problems = [
+        rules[name].describe(prefix + name, value)
+        for name, value in values.items()
+        if value is not None and not rules[name].holds(value)
+    ]
+    require(not problems, "; ".join(problems))
