@@ -89,7 +89,7 @@ class _MetaLayers(ParallelLayers):
         if isinstance(layer, nn.Linear) and shard.style.axis == INPUT_AXIS:
             layer.register_forward_pre_hook(lambda _, args: (args[0].chunk(self.ranks, -1)[0],))
         elif isinstance(layer, nn.Linear):
-            layer.forward = partial(_gather_linear, layer, self.ranks)
+            vars(layer)["forward"] = partial(_gather_linear, layer, self.ranks)
         elif shard.style.axis == 1:
             layer.register_forward_hook(lambda _, __, out: torch.cat([out] * self.ranks, -1))
         return layer

@@ -6,8 +6,8 @@ from types import ModuleType
 import pytest
 import torch
 
+from models.device.xla.nxd_checkpoint import find_rank_files, merge_shares, read_share
 from models.errors import UserError
-from models.parallel.nxd_checkpoint import find_rank_files, merge_shares, read_share
 from models.parallel.tensor_parallel import plan_shards, shard_state_dict
 from models.target.target import TargetConf
 from tests.support.sharded import CUT, RANKS, model_of
