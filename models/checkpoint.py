@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from models.errors import UserError
+from models.errors import UserError, require
 from models.files import PARTIAL_SUFFIX, atomic_path, report_disk_errors
 from models.parallel.dtensor import full_tensor
 from models.transformers4_keys import add_older_keys
@@ -75,31 +75,25 @@ def load_tensors(directory: Path, expected: Mapping[str, Tensor]) -> dict[str, T
     `expected` gives names and shapes, and whether values are floats or integers, for example a
     state dict on the meta device. Raise UserError where a tensor is missing, unknown or different.
     """
-    with _open_weights(directory / WEIGHTS_FILE) as file:
+    file_path = directory / WEIGHTS_FILE
+    with _open_weights(file_path) as file:
         names = set(file.keys())
-        problems = [f"lacks {name}" for name in sorted(expected.keys() - names)]
-        problems += [f"has the unknown tensor {name}" for name in sorted(names - expected.keys())]
-        for name in sorted(names & expected.keys()):
-            shape, expected_shape = file.get_slice(name).get_shape(), list(expected[name].shape)
-            if shape != expected_shape:
-                problems.append(f"has {name} of shape {shape} instead of {expected_shape}")
-        if problems:
-            raise _mismatched_tensors_error(directory, problems)
-        tensors = {name: file.get_tensor(name) for name in expected}
-    for name, tensor in tensors.items():
+        tensors = {name: file.get_tensor(name) for name in expected if name in names}
+    problems = [f"lacks {name}" for name in sorted(expected.keys() - names)]
+    problems += [f"has the unknown tensor {name}" for name in sorted(names - expected.keys())]
+    for name, tensor in sorted(tensors.items()):
+        shape, expected_shape = list(tensor.shape), list(expected[name].shape)
+        if shape != expected_shape:
+            problems.append(f"has {name} of shape {shape} instead of {expected_shape}")
         if tensor.is_floating_point() != expected[name].is_floating_point():
             problems.append(f"has {name} as {tensor.dtype} instead of {expected[name].dtype}")
-    if problems:
-        raise _mismatched_tensors_error(directory, problems)
-    return tensors
-
-
-def _mismatched_tensors_error(directory: Path, problems: list[str]) -> UserError:
     more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
-    return UserError(
-        f"checkpoint: must have the tensors of its config, got {directory / WEIGHTS_FILE}, which "
-        f"{', '.join(problems[:3])}{more}; give the checkpoint folder of another run"
+    require(
+        not problems,
+        f"checkpoint: must have the tensors of its config, got {file_path}, which "
+        f"{', '.join(problems[:3])}{more}; give the checkpoint folder of another run",
     )
+    return tensors
 
 
 @contextmanager
@@ -157,19 +151,16 @@ def check_metadata(metadata: Mapping[str, str], *, target_hash: str, tokenizer_h
 
     A draft published without hashes passes.
     """
-    if metadata.get(TOKENIZER_HASH_KEY, tokenizer_hash) != tokenizer_hash:
-        raise UserError(
-            _describe_mismatch("tokenizer", metadata[TOKENIZER_HASH_KEY], tokenizer_hash)
+    for kind, key, expected in (
+        ("tokenizer", TOKENIZER_HASH_KEY, tokenizer_hash),
+        ("target", TARGET_HASH_KEY, target_hash),
+    ):
+        stored = metadata.get(key, expected)
+        require(
+            stored == expected,
+            f"checkpoint: must be distilled for this {kind} ({expected[:12]}), got one distilled "
+            f"for another {kind} ({stored[:12]}); set target to the model it was distilled for",
         )
-    if metadata.get(TARGET_HASH_KEY, target_hash) != target_hash:
-        raise UserError(_describe_mismatch("target", metadata[TARGET_HASH_KEY], target_hash))
-
-
-def _describe_mismatch(kind: str, stored_hash: str, expected_hash: str) -> str:
-    return (
-        f"checkpoint: must be distilled for this {kind} ({expected_hash[:12]}), got one distilled "
-        f"for another {kind} ({stored_hash[:12]}); set target to the model it was distilled for"
-    )
 
 
 def target_fingerprint(model) -> str:

@@ -87,15 +87,17 @@ class GraphBudget:
         self.compiled[function] += count
         self.compiled_late += 0 if self.warming else count
         if self.compiled[function] > self.announced[function]:
-            reason = "the same shape again, because something else that it reads has changed"
             self._report_unannounced(
-                function, f"{reason} (TORCH_LOGS=recompiles): {describe_shape(shape)}"
+                function,
+                "the same shape again, because something else that it reads has changed "
+                f"(TORCH_LOGS=recompiles): {describe_shape(shape)}",
             )
 
     def _report_unannounced(self, function: str, reason: str) -> None:
         """Raise UnannouncedGraphError in a strict run; else warn once per function."""
-        count = self.announced[function]
-        message = f"graphs: {function} has {count} announced, got one more: {reason}"
+        message = (
+            f"graphs: {function} has {self.announced[function]} announced, got one more: {reason}"
+        )
         if self.strict:
             raise UnannouncedGraphError(message)
         if function not in self.warned:

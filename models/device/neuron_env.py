@@ -17,12 +17,17 @@ from models.validation import Rule, at_least, check_values
 
 CC_FLAGS = "NEURON_CC_FLAGS"
 LOGICAL_CORES = "NEURON_LOGICAL_NC_CONFIG"
-STOCHASTIC_ROUNDING = "NEURON_RT_STOCHASTIC_ROUNDING_EN"
-VISIBLE_CORES = "NEURON_RT_VISIBLE_CORES"
-NUM_CORES = "NEURON_RT_NUM_CORES"
 INDUCTOR_CACHE = "TORCHINDUCTOR_CACHE_DIR"
-NATIVE_CACHE = "TORCH_NEURONX_NEFF_CACHE_DIR"  # written by renaming, so that hosts may share it
-CACHE_VARIABLES = {"neuron": NATIVE_CACHE, "xla": CACHE_VARIABLE}
+CACHE_VARIABLES = {
+    "neuron": "TORCH_NEURONX_NEFF_CACHE_DIR",  # written by renaming, so that hosts may share it
+    "xla": CACHE_VARIABLE,
+}
+NEURON_VARIABLES = {
+    "NEURON_RT_STOCHASTIC_ROUNDING_EN": "stochastic_rounding",
+    LOGICAL_CORES: "logical_cores",
+    "NEURON_RT_VISIBLE_CORES": "visible_cores",
+    "NEURON_RT_NUM_CORES": "num_cores",
+}
 CORE_GROUPS = Rule(
     "must be 1 or 2", lambda cores: cores in (1, 2), "null leaves it to the hardware"
 )
@@ -31,7 +36,6 @@ CORE_NUMBERS = Rule(
     lambda cores: re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", cores) is not None,
     "device.num_cores sets only their number",
 )
-NEURON_SETTINGS = ("stochastic_rounding", "logical_cores", "visible_cores", "num_cores")
 
 
 @dataclass(kw_only=True)
@@ -61,17 +65,11 @@ class NeuronEnv:
             variables = {} if self.cache_dir is None else {INDUCTOR_CACHE: self.cache_dir}
             os.environ.update(variables)
             return variables
-        variables = {CACHE_VARIABLES[route]: ("cache_dir", self.cache_dir)}
-        if on_neuron:
-            variables |= {
-                STOCHASTIC_ROUNDING: ("stochastic_rounding", int(self.stochastic_rounding)),
-                LOGICAL_CORES: ("logical_cores", self.logical_cores),
-                VISIBLE_CORES: ("visible_cores", self.visible_cores),
-                NUM_CORES: ("num_cores", self.num_cores),
-            }
-        for name, (key, value) in variables.items():
+        variables = {CACHE_VARIABLES[route]: "cache_dir"} | (NEURON_VARIABLES if on_neuron else {})
+        for name, key in variables.items():
+            value = getattr(self, key)
             if value is not None:
-                _set_variable(name, str(value), key)
+                _set_variable(name, str(int(value) if isinstance(value, bool) else value), key)
         if on_neuron:
             self._set_flags(route)
             _check_core_grouping()
@@ -80,7 +78,7 @@ class NeuronEnv:
         return {name: os.environ[name] for name in (*variables, CC_FLAGS) if name in os.environ}
 
     def _check_no_neuron_settings(self, route: str) -> None:
-        for key in NEURON_SETTINGS:
+        for key in NEURON_VARIABLES.values():
             require(
                 getattr(self, key) in (None, False),
                 f"device.{key}: is a setting of Neuron cores, got {getattr(self, key)} with the "

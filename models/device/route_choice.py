@@ -35,7 +35,11 @@ def choose_route(name: str, host: Host) -> RouteChoice:
         check_package_mix()
     choice = _detect_route(host) if name == "auto" else RouteChoice(name, "as configured")
     if choice.name == "neuron":
-        _check_core_generation(host)
+        require(
+            not (host.instance_type or "").startswith(("trn1", "inf2")),
+            f"device.name: the native route needs Trainium 2 or 3, got neuron on "
+            f"{host.instance_type}; use device=xla with torch 2.9",
+        )
         check_native()
     elif choice.name == "xla":
         check_xla(host, on_neuron=is_neuron_route(choice.name))
@@ -86,14 +90,6 @@ def _detect_route(host: Host) -> RouteChoice:
 def _find_accelerator() -> str | None:
     device = torch.accelerator.current_accelerator(check_available=True)
     return None if device is None else device.type
-
-
-def _check_core_generation(host: Host) -> None:
-    require(
-        not (host.instance_type or "").startswith(("trn1", "inf2")),
-        f"device.name: the native route needs Trainium 2 or 3, got neuron on "
-        f"{host.instance_type}; use device=xla with torch 2.9",
-    )
 
 
 def _check_available(route: str, host: Host) -> None:

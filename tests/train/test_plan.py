@@ -21,6 +21,7 @@ from models.parallel import tensor_parallel
 from models.target.target import Target, TargetConf
 from tests.support.family_models import SHAPE
 from tests.support.packed import packed_of
+from tests.support.parallel_layers import shard_state_dict
 from tests.support.sharded import CUT, HEADED, model_of
 from tests.support.tiny import CPU
 from train.config import TrainConf
@@ -191,7 +192,7 @@ def test_a_core_holds_its_share_of_the_target(ranks):
     target = model_outline(CPU)
     parts = tensor_parallel.plan_shards(target.model, ranks, replicated=["lm_head"])
     state = target.model.state_dict()
-    cut = tensor_parallel.shard_state_dict(state, parts, ranks=ranks, rank=0)
+    cut = shard_state_dict(state, parts, ranks=ranks, rank=0)
     shard_target(target, ranks, replicated=["lm_head"])
     held = sum(p.nbytes for p in target.model.parameters())
     assert held == sum(tensor.nbytes for tensor in cut.values())
@@ -209,7 +210,7 @@ def test_a_target_with_biases_is_cut_and_still_computes(name, ranks):
         model = model_of(biased[name] if name in biased else CUT[name]())
         target = MetaTarget(model, name="made", device=CPU)
     parts = tensor_parallel.plan_shards(model, ranks)
-    cut = tensor_parallel.shard_state_dict(model.state_dict(), parts, ranks=ranks, rank=0)
+    cut = shard_state_dict(model.state_dict(), parts, ranks=ranks, rank=0)
     shard_target(target, ranks)
     assert {name: p.shape for name, p in model.named_parameters()} == {
         name: cut[name].shape for name, _ in model.named_parameters()
