@@ -76,17 +76,21 @@ def load_tensors(directory: Path, expected: Mapping[str, Tensor]) -> dict[str, T
     state dict on the meta device. Raise UserError where a tensor is missing, unknown or different.
     """
     file_path = directory / WEIGHTS_FILE
-    with _open_weights(file_path) as file:
+    with _report_unreadable(file_path), safe_open(file_path, framework="pt") as file:
         names = set(file.keys())
         tensors = {name: file.get_tensor(name) for name in expected if name in names}
     problems = [f"lacks {name}" for name in sorted(expected.keys() - names)]
     problems += [f"has the unknown tensor {name}" for name in sorted(names - expected.keys())]
-    for name, tensor in sorted(tensors.items()):
-        shape, expected_shape = list(tensor.shape), list(expected[name].shape)
-        if shape != expected_shape:
-            problems.append(f"has {name} of shape {shape} instead of {expected_shape}")
-        if tensor.is_floating_point() != expected[name].is_floating_point():
-            problems.append(f"has {name} as {tensor.dtype} instead of {expected[name].dtype}")
+    problems += [
+        f"has {name} of shape {list(tensor.shape)} instead of {list(expected[name].shape)}"
+        for name, tensor in sorted(tensors.items())
+        if tensor.shape != expected[name].shape
+    ]
+    problems += [
+        f"has {name} as {tensor.dtype} instead of {expected[name].dtype}"
+        for name, tensor in sorted(tensors.items())
+        if tensor.is_floating_point() != expected[name].is_floating_point()
+    ]
     more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
     require(
         not problems,
@@ -97,33 +101,27 @@ def load_tensors(directory: Path, expected: Mapping[str, Tensor]) -> dict[str, T
 
 
 @contextmanager
-def _open_weights(path: Path) -> Iterator[Any]:
+def _report_unreadable(path: Path) -> Iterator[None]:
+    """Turn the error of a file that is missing or corrupt into a one-line UserError."""
     try:
-        with safe_open(path, framework="pt") as file:
-            yield file
-    except (OSError, SafetensorError) as error:
-        raise _unreadable_error(path, error) from error
-
-
-def _unreadable_error(path: Path, error: Exception) -> UserError:
-    if not path.exists():
-        return UserError(
-            f"checkpoint: must be a folder with {path.name}, got {path.parent}; "
-            "give the checkpoint folder of a finished run"
-        )
-    return UserError(
-        f"checkpoint: must be a complete file, got {path}, which is truncated or corrupt "
-        f"({error}); copy it again or repeat the run"
-    )
+        yield
+    except (OSError, ValueError, SafetensorError) as error:
+        if not path.exists():
+            raise UserError(
+                f"checkpoint: must be a folder with {path.name}, got {path.parent}; "
+                "give the checkpoint folder of a finished run"
+            ) from error
+        raise UserError(
+            f"checkpoint: must be a complete file, got {path}, which is truncated or corrupt "
+            f"({error}); copy it again or repeat the run"
+        ) from error
 
 
 def read_config(directory: Path) -> dict[str, Any]:
     """Parse config.json; raise UserError where it is missing or corrupt."""
     path = directory / CONFIG_FILE
-    try:
+    with _report_unreadable(path):
         return json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise _unreadable_error(path, error) from error
 
 
 def build_metadata(target: Any) -> dict[str, str]:
@@ -137,12 +135,10 @@ def build_metadata(target: Any) -> dict[str, str]:
 
 def read_metadata(directory: Path) -> dict[str, str]:
     """Read the metadata of model.safetensors alone; a sharded checkpoint has none."""
-    if (
-        not (directory / WEIGHTS_FILE).exists()
-        and (directory / f"{WEIGHTS_FILE}.index.json").exists()
-    ):
+    path = directory / WEIGHTS_FILE
+    if not path.exists() and path.with_name(f"{WEIGHTS_FILE}.index.json").exists():
         return {}
-    with _open_weights(directory / WEIGHTS_FILE) as file:
+    with _report_unreadable(path), safe_open(path, framework="pt") as file:
         return file.metadata() or {}
 
 

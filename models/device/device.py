@@ -22,6 +22,7 @@ from models.device.graph_budget import (
 SMALL_LAYER_WEIGHTS = 1_000_000  # one core reads as many in a fraction of a millisecond
 # Prompt buckets x tree shapes. torch fails above its limit, which is 8 by default.
 MAX_GRAPHS_PER_FUNCTION = 64
+SLOW_COMPILERS = ("neuron", "xla")  # one graph can take an hour, so unannounced ones are refused
 
 
 @dataclass(kw_only=True)
@@ -99,7 +100,7 @@ class Device:
         if not self.has_static_shapes:
             yield None
             return
-        with self.ledger.expect_graphs(needed, strict=self.compiles_slowly) as budget:
+        with self.ledger.expect_graphs(needed, strict=self.name in SLOW_COMPILERS) as budget:
             budget.on_graph = on_graph
             print_line(f"graphs: {format_counts(budget.announced)} announced")
             yield budget
@@ -125,11 +126,6 @@ class Device:
     def length_multiple(self) -> int:
         """Return what the length of training rows must be a multiple of, as in conf/machine."""
         return 128 if self.instance_type and self.name in ("neuron", "xla") else 1
-
-    @property
-    def compiles_slowly(self) -> bool:
-        """Return whether one graph can take an hour: then unannounced shapes are refused."""
-        return self.name in ("neuron", "xla")
 
     def eager(self) -> "Device":
         """Return a device for little work, which compiling would only delay."""

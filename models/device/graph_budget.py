@@ -105,11 +105,11 @@ class GraphBudget:
         self.warned.add(function)
 
 
+@dataclass
 class GraphLedger:
     """The graph budget of a device. Calls are checked inside `expect_graphs` and free elsewhere."""
 
-    def __init__(self) -> None:
-        self.budget: GraphBudget | None = None
+    budget: GraphBudget | None = None
 
     @contextmanager
     def expect_graphs(self, graphs: Iterable[Graph], *, strict: bool) -> Iterator[GraphBudget]:
@@ -231,11 +231,11 @@ def describe_shape(shape: CallShape, known: Sequence[CallShape] = ()) -> str:
     'ids [1, 96] int64'
     """
     new = min((set(shape) - set(other) for other in known), key=len, default=set(shape))
-    return ", ".join(" ".join(map(_format_part, part)) for part in shape if part in new)
-
-
-def _format_part(part: Any) -> str:
-    return str(list(part) if isinstance(part, tuple) else part).removeprefix("torch.")
+    return ", ".join(
+        " ".join(str(list(x) if isinstance(x, tuple) else x).removeprefix("torch.") for x in part)
+        for part in shape
+        if part in new
+    )
 
 
 def format_counts(counts: Mapping[str, int]) -> str:

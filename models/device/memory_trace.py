@@ -41,15 +41,6 @@ class TracedPhase:
     bytes_moved: int = 0  # read and written by matrix products; the rest is fused
     bytes_read: Counter[str] = field(default_factory=Counter)  # of these, by part
 
-    @property
-    def total_peak_bytes(self) -> int:
-        """Return the bytes at the peak."""
-        return sum(self.peak_bytes.values())
-
-    @property
-    def flops(self) -> int:
-        return sum(self.flops_by_dtype.values())
-
 
 class MemoryTracer(TorchDispatchMode):
     """A counter of the tensors that exist inside its block; `vocab` lists the widths of logits."""
@@ -91,14 +82,12 @@ class MemoryTracer(TorchDispatchMode):
             inputs = [tensor for tensor in tree_leaves(args) if isinstance(tensor, Tensor)]
             self._phase.bytes_moved += sum(tensor.nbytes for tensor in inputs + outputs)
             for tensor in inputs:
-                self._phase.bytes_read[self._part_of(tensor)] += tensor.nbytes
+                storage_key = tensor.untyped_storage()._cdata
+                part, _ = self._storages.get(storage_key, (ACTIVATIONS, 0))
+                self._phase.bytes_read[part] += tensor.nbytes
         for tensor in outputs:
             self._record_tensor(tensor, None)
         return result
-
-    def _part_of(self, tensor: Tensor) -> str:
-        part, _ = self._storages.get(tensor.untyped_storage()._cdata, (ACTIVATIONS, 0))
-        return part
 
     def _record_tensor(self, tensor: Tensor, part: str | None) -> None:
         storage = tensor.untyped_storage()

@@ -59,8 +59,12 @@ class NeuronEnv:
 
     def set_environment(self, route: str, *, on_neuron: bool, host: Host) -> dict[str, str]:
         """Set the environment; return the resulting values of all variables of the route."""
-        if not on_neuron:
-            self._check_no_neuron_settings(route)
+        for key in () if on_neuron else NEURON_VARIABLES.values():
+            require(
+                getattr(self, key) in (None, False),
+                f"device.{key}: is a setting of Neuron cores, got {getattr(self, key)} with the "
+                f"device {route}; leave it out",
+            )
         if route not in CACHE_VARIABLES:  # PyTorch has a default for the cache of its own compiler
             variables = {} if self.cache_dir is None else {INDUCTOR_CACHE: self.cache_dir}
             os.environ.update(variables)
@@ -69,21 +73,19 @@ class NeuronEnv:
         for name, key in variables.items():
             value = getattr(self, key)
             if value is not None:
-                _set_variable(name, str(int(value) if isinstance(value, bool) else value), key)
+                value = str(int(value) if isinstance(value, bool) else value)
+                before = os.environ.setdefault(name, value)
+                require(
+                    before == value,
+                    f"device.{key}: must agree with the environment, which has {name}={before}, "
+                    f"got {value}; unset {name} or change device.{key}",
+                )
         if on_neuron:
             self._set_flags(route)
             _check_core_grouping()
         if route == "xla":
             check_cache_location(_read_flag("--cache_dir"), host)
         return {name: os.environ[name] for name in (*variables, CC_FLAGS) if name in os.environ}
-
-    def _check_no_neuron_settings(self, route: str) -> None:
-        for key in NEURON_VARIABLES.values():
-            require(
-                getattr(self, key) in (None, False),
-                f"device.{key}: is a setting of Neuron cores, got {getattr(self, key)} with the "
-                f"device {route}; leave it out",
-            )
 
     def _set_flags(self, route: str) -> None:
         """Set compiler flags for the grouping of cores and for fp32 products.
@@ -101,15 +103,6 @@ class NeuronEnv:
         ]
         if missing:
             os.environ[CC_FLAGS] = " ".join([*os.environ.get(CC_FLAGS, "").split(), *missing])
-
-
-def _set_variable(name: str, value: str, key: str) -> None:
-    before = os.environ.setdefault(name, value)
-    require(
-        before == value,
-        f"device.{key}: must agree with the environment, which has {name}={before}, got "
-        f"{value}; unset {name} or change device.{key}",
-    )
 
 
 def _read_flag(name: str) -> str | None:

@@ -188,8 +188,8 @@ def _check_support(model: Any, ranks: int, holds: Any, rule: str, got: str = "")
 
 def parallelize_model(
     model: Any, layers: ParallelLayers, *, replicated: Collection[str] = ()
-) -> dict[str, LayerShard]:
-    """Replace layers in place by sharded ones with this rank's share; return their plan."""
+) -> None:
+    """Replace layers in place by sharded ones with this rank's share."""
     shards = plan_shards(model, layers.ranks, replicated=replicated)
     for name, shard in shards.items():
         layer = model.get_submodule(name)
@@ -200,18 +200,13 @@ def parallelize_model(
         sharded = layers.build_sharded(layer, shard)
         sharded.load_state_dict(share, assign=True)
         model.set_submodule(name, sharded.train(layer.training).requires_grad_(False))
-    _set_local_heads(model, shards, layers.ranks)
-    return shards
-
-
-def _set_local_heads(model: Any, shards: Mapping[str, LayerShard], ranks: int) -> None:
-    """Set the number of this rank's heads in attention layers, and in the model for its cache."""
+    # The cache reads the number of this rank's heads from the model.
     config = model.config.get_text_config()
     for name, attention in model.named_modules():
         keys = shards.get(f"{name}.k_proj")
         if keys is not None and not keys.style.full_features:
-            model.key_value_heads = max(1, config.num_key_value_heads // ranks)
-            heads = config.num_attention_heads // ranks
+            model.key_value_heads = max(1, config.num_key_value_heads // layers.ranks)
+            heads = config.num_attention_heads // layers.ranks
             attention.num_key_value_groups = heads // model.key_value_heads
 
 

@@ -146,7 +146,7 @@ def test_a_step_takes_the_memory_that_was_planned(kind, device, accumulation, tm
         part: held[part] for part in PERSISTENT_PARTS
     }
     planned = max(
-        phase.total_peak_bytes - sum(phase.peak_bytes[part] for part in PERSISTENT_PARTS)
+        phase.peak_bytes.total() - sum(phase.peak_bytes[part] for part in PERSISTENT_PARTS)
         for phase in found.phases.values()
     )
     assert planned == pytest.approx(taken, rel=0.1)
@@ -166,7 +166,7 @@ def test_an_evaluation_takes_the_memory_that_was_planned(tmp_path):
         prompt_tokens=PROMPT,
     )
     phase = found.phases[EVALUATION]
-    assert phase.total_peak_bytes - sum(
+    assert phase.peak_bytes.total() - sum(
         phase.peak_bytes[part] for part in PERSISTENT_PARTS
     ) == pytest.approx(taken, rel=0.1)
 

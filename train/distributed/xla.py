@@ -80,9 +80,7 @@ class XlaParallel(Parallel):
 
     def prepare_optimizers(self, optimizers: list[Optimizer]) -> None:
         """Shard the moments. Call it after loading states and before the first step."""
-        for optimizer in optimizers:
-            if not isinstance(optimizer, ShardedAdamW):
-                continue
+        for optimizer in filter_sharded(optimizers):
             from torch_xla.core import xla_model  # pyright: ignore[reportMissingImports]
             from torch_xla.distributed import (  # pyright: ignore[reportMissingImports]
                 zero_redundancy_optimizer as zero,
@@ -96,7 +94,7 @@ class XlaParallel(Parallel):
 
     @contextmanager
     def full_moments(self, optimizers: list[Optimizer]) -> Iterator[None]:
-        sharded = [optimizer for optimizer in optimizers if isinstance(optimizer, ShardedAdamW)]
+        sharded = filter_sharded(optimizers)
         for optimizer in sharded:
             optimizer.gather_moments()
         yield
@@ -195,3 +193,7 @@ class ShardedAdamW(AdamW):
         shard_groups = self.engine.base_optimizer.param_groups
         for weights, shards in zip(self.param_groups, shard_groups, strict=True):
             yield from zip(weights["params"], shards["params"], strict=True)
+
+
+def filter_sharded(optimizers: list[Optimizer]) -> list[ShardedAdamW]:
+    return [optimizer for optimizer in optimizers if isinstance(optimizer, ShardedAdamW)]
