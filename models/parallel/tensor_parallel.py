@@ -164,16 +164,15 @@ def _drop_indivisible(
     model: Any, shards: Mapping[str, LayerShard], ranks: int
 ) -> dict[str, LayerShard]:
     """Drop embedding and head if indivisible by `ranks`; raise UserError for other layers."""
-    tables, divisible = (model.get_input_embeddings(), model.get_output_embeddings()), {}
-    for name, shard in shards.items():
-        layer = model.get_submodule(name)
-        size = layer.weight.shape[shard.style.axis] * shard.repeats
-        if size % ranks == 0:
-            divisible[name] = shard
-        else:
-            rule = f"a divisor of the {size} features of {name}"
-            _check_support(model, ranks, layer in tables, rule)
-    return divisible
+    tables = (model.get_input_embeddings(), model.get_output_embeddings())
+    sizes = {
+        name: model.get_submodule(name).weight.shape[shard.style.axis] * shard.repeats
+        for name, shard in shards.items()
+    }
+    for name, size in sizes.items():
+        fits = size % ranks == 0 or model.get_submodule(name) in tables
+        _check_support(model, ranks, fits, f"a divisor of the {size} features of {name}")
+    return {name: shard for name, shard in shards.items() if sizes[name] % ranks == 0}
 
 
 def _check_support(model: Any, ranks: int, holds: Any, rule: str, got: str = "") -> None:
