@@ -173,10 +173,12 @@ def write_missing_files(
     if DOCUMENTS_FILE in missing:
         bytes_written += write_store_file(progress, DOCUMENTS_FILE, plan.document_tensors(), {})
     shards = [n for n in range(len(plan.shard_token_counts)) if shard_name(n) in missing]
-    graph = Graph("look") if device.lazy else Graph("features", (conf.batch, plan.packed.length))
+    graphs = device.choose_graphs(
+        whole=[Graph("look")], parts=[Graph("features", (conf.batch, plan.packed.length))]
+    )
     builder = ShardBuilder(target, plan, batch=conf.batch)
     num_rows = sum(len(plan.shard_rows(shard)) for shard in shards)
-    with device.expect_graphs({graph}, log.info), RowProgress("capture", total=num_rows) as bar:
+    with device.expect_graphs(graphs, log.info), RowProgress("capture", total=num_rows) as bar:
         for shard in shards:
             tensors, rounding = builder.build_shard(
                 shard, lambda rows, tokens: bar.count(done=rows, tokens=tokens)

@@ -120,7 +120,7 @@ def _estimate_option(
     shard_target(target, tensor)
     sizes = DecodeSizes(batch=conf.batch, prompt=conf.prompt_tokens, context=conf.context)
     phases = trace_passes(target, draft, tree, conf.sampling, sizes)
-    peak = max(phases.values(), key=lambda phase: phase.total_peak_bytes).peak_bytes
+    peak = max(phases.values(), key=lambda phase: phase.peak_bytes.total()).peak_bytes
     seconds = {name: estimate_seconds(phase, machine) for name, phase in phases.items()}
     if conf.share_draft:
         seconds[PROPOSE] /= tensor

@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from models.errors import UserError
+from models.errors import UserError, require
 from models.files import PARTIAL_SUFFIX, atomic_path, report_disk_errors
 from models.parallel.dtensor import full_tensor
 from models.transformers4_keys import add_older_keys
@@ -75,61 +75,53 @@ def load_tensors(directory: Path, expected: Mapping[str, Tensor]) -> dict[str, T
     `expected` gives names and shapes, and whether values are floats or integers, for example a
     state dict on the meta device. Raise UserError where a tensor is missing, unknown or different.
     """
-    with _open_weights(directory / WEIGHTS_FILE) as file:
+    file_path = directory / WEIGHTS_FILE
+    with _report_unreadable(file_path), safe_open(file_path, framework="pt") as file:
         names = set(file.keys())
-        problems = [f"lacks {name}" for name in sorted(expected.keys() - names)]
-        problems += [f"has the unknown tensor {name}" for name in sorted(names - expected.keys())]
-        for name in sorted(names & expected.keys()):
-            shape, expected_shape = file.get_slice(name).get_shape(), list(expected[name].shape)
-            if shape != expected_shape:
-                problems.append(f"has {name} of shape {shape} instead of {expected_shape}")
-        if problems:
-            raise _mismatched_tensors_error(directory, problems)
-        tensors = {name: file.get_tensor(name) for name in expected}
-    for name, tensor in tensors.items():
-        if tensor.is_floating_point() != expected[name].is_floating_point():
-            problems.append(f"has {name} as {tensor.dtype} instead of {expected[name].dtype}")
-    if problems:
-        raise _mismatched_tensors_error(directory, problems)
+        tensors = {name: file.get_tensor(name) for name in expected if name in names}
+    problems = [f"lacks {name}" for name in sorted(expected.keys() - names)]
+    problems += [f"has the unknown tensor {name}" for name in sorted(names - expected.keys())]
+    problems += [
+        f"has {name} of shape {list(tensor.shape)} instead of {list(expected[name].shape)}"
+        for name, tensor in sorted(tensors.items())
+        if tensor.shape != expected[name].shape
+    ]
+    problems += [
+        f"has {name} as {tensor.dtype} instead of {expected[name].dtype}"
+        for name, tensor in sorted(tensors.items())
+        if tensor.is_floating_point() != expected[name].is_floating_point()
+    ]
+    more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
+    require(
+        not problems,
+        f"checkpoint: must have the tensors of its config, got {file_path}, which "
+        f"{', '.join(problems[:3])}{more}; give the checkpoint folder of another run",
+    )
     return tensors
 
 
-def _mismatched_tensors_error(directory: Path, problems: list[str]) -> UserError:
-    more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
-    return UserError(
-        f"checkpoint: must have the tensors of its config, got {directory / WEIGHTS_FILE}, which "
-        f"{', '.join(problems[:3])}{more}; give the checkpoint folder of another run"
-    )
-
-
 @contextmanager
-def _open_weights(path: Path) -> Iterator[Any]:
+def _report_unreadable(path: Path) -> Iterator[None]:
+    """Turn the error of a file that is missing or corrupt into a one-line UserError."""
     try:
-        with safe_open(path, framework="pt") as file:
-            yield file
-    except (OSError, SafetensorError) as error:
-        raise _unreadable_error(path, error) from error
-
-
-def _unreadable_error(path: Path, error: Exception) -> UserError:
-    if not path.exists():
-        return UserError(
-            f"checkpoint: must be a folder with {path.name}, got {path.parent}; "
-            "give the checkpoint folder of a finished run"
-        )
-    return UserError(
-        f"checkpoint: must be a complete file, got {path}, which is truncated or corrupt "
-        f"({error}); copy it again or repeat the run"
-    )
+        yield
+    except (OSError, ValueError, SafetensorError) as error:
+        if not path.exists():
+            raise UserError(
+                f"checkpoint: must be a folder with {path.name}, got {path.parent}; "
+                "give the checkpoint folder of a finished run"
+            ) from error
+        raise UserError(
+            f"checkpoint: must be a complete file, got {path}, which is truncated or corrupt "
+            f"({error}); copy it again or repeat the run"
+        ) from error
 
 
 def read_config(directory: Path) -> dict[str, Any]:
     """Parse config.json; raise UserError where it is missing or corrupt."""
     path = directory / CONFIG_FILE
-    try:
+    with _report_unreadable(path):
         return json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise _unreadable_error(path, error) from error
 
 
 def build_metadata(target: Any) -> dict[str, str]:
@@ -143,12 +135,10 @@ def build_metadata(target: Any) -> dict[str, str]:
 
 def read_metadata(directory: Path) -> dict[str, str]:
     """Read the metadata of model.safetensors alone; a sharded checkpoint has none."""
-    if (
-        not (directory / WEIGHTS_FILE).exists()
-        and (directory / f"{WEIGHTS_FILE}.index.json").exists()
-    ):
+    path = directory / WEIGHTS_FILE
+    if not path.exists() and path.with_name(f"{WEIGHTS_FILE}.index.json").exists():
         return {}
-    with _open_weights(directory / WEIGHTS_FILE) as file:
+    with _report_unreadable(path), safe_open(path, framework="pt") as file:
         return file.metadata() or {}
 
 
@@ -157,19 +147,16 @@ def check_metadata(metadata: Mapping[str, str], *, target_hash: str, tokenizer_h
 
     A draft published without hashes passes.
     """
-    if metadata.get(TOKENIZER_HASH_KEY, tokenizer_hash) != tokenizer_hash:
-        raise UserError(
-            _describe_mismatch("tokenizer", metadata[TOKENIZER_HASH_KEY], tokenizer_hash)
+    for kind, key, expected in (
+        ("tokenizer", TOKENIZER_HASH_KEY, tokenizer_hash),
+        ("target", TARGET_HASH_KEY, target_hash),
+    ):
+        stored = metadata.get(key, expected)
+        require(
+            stored == expected,
+            f"checkpoint: must be distilled for this {kind} ({expected[:12]}), got one distilled "
+            f"for another {kind} ({stored[:12]}); set target to the model it was distilled for",
         )
-    if metadata.get(TARGET_HASH_KEY, target_hash) != target_hash:
-        raise UserError(_describe_mismatch("target", metadata[TARGET_HASH_KEY], target_hash))
-
-
-def _describe_mismatch(kind: str, stored_hash: str, expected_hash: str) -> str:
-    return (
-        f"checkpoint: must be distilled for this {kind} ({expected_hash[:12]}), got one distilled "
-        f"for another {kind} ({stored_hash[:12]}); set target to the model it was distilled for"
-    )
 
 
 def target_fingerprint(model) -> str:

@@ -32,8 +32,12 @@ def build_aligned_table(
     table = Table(box=box.SIMPLE_HEAD if ruled else None, pad_edge=False, show_edge=False)
     for index, column in enumerate(columns):
         is_number = index >= label_columns
-        justify = "right" if is_number else "left"
-        table.add_column(column, justify=justify, overflow="fold", no_wrap=no_wrap and is_number)
+        table.add_column(
+            column,
+            justify="right" if is_number else "left",
+            overflow="fold",
+            no_wrap=no_wrap and is_number,
+        )
     for row in rows:
         table.add_row(*map(Text, row))
     return table

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from models.errors import UserError
+from models.files import report_disk_errors
 
 log = logging.getLogger(__name__)
 LOCK_FILE = "lock"  # name of the lock file in a run's folder
@@ -34,14 +35,9 @@ def acquire_lock(folder: Path, name: str = LOCK_FILE, *, timeout_s: float = 0.0)
     path = (folder / name).resolve()
     if path in _held_locks:
         return
-    try:
+    with report_disk_errors(path, remedy="choose another output_dir or run_name"):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         locked = _lock_within(descriptor, timeout_s)
-    except OSError as error:  # for example, if the file belongs to another user
-        raise UserError(
-            f"output_dir: must be a writable folder, got {path} ({error.strerror}); choose "
-            "another output_dir or run_name"
-        ) from error
     if not locked:
         os.close(descriptor)
         holder = path.read_text().strip() or "another process"
@@ -65,8 +61,7 @@ def _lock_within(descriptor: int, timeout_s: float) -> bool:
 
 def release_lock(folder: Path, name: str = LOCK_FILE) -> None:
     """Release the lock of a folder; do nothing where this process does not hold it."""
-    descriptor = _held_locks.pop((folder / name).resolve(), None)
-    if descriptor is not None:
+    if (descriptor := _held_locks.pop((folder / name).resolve(), None)) is not None:
         os.close(descriptor)
 
 

@@ -1,12 +1,12 @@
 """Low-rank adapters (LoRA, https://arxiv.org/abs/2106.09685), as peft puts them into a model."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from models.errors import UserError
+from models.validation import POSITIVE, at_least, check_values
 
 
 @dataclass(kw_only=True)
@@ -17,12 +17,8 @@ class LoraConf:
     alpha: float = 32.0  # the adapter's output is scaled by alpha / rank
 
     def __post_init__(self) -> None:
-        if self.rank < 0:
-            raise UserError(
-                f"draft.lora.rank: must not be negative, got {self.rank}; 0 trains every weight"
-            )
-        if self.alpha <= 0:
-            raise UserError(f"draft.lora.alpha: must be positive, got {self.alpha}; e.g. 32")
+        rank_rule = at_least(0, "0 trains every weight")
+        check_values(self, "draft.lora", rank=rank_rule, alpha=replace(POSITIVE, remedy="e.g. 32"))
 
     def add_adapters(self, model: Any) -> None:
         """Add adapters, initially zero, to `model`; from then on they alone are trained."""

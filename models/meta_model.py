@@ -3,16 +3,18 @@
 import copy
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from models.device import Device
 from models.distill.losses import LossConf
 from models.drafts.base import Draft, DraftConf
 from models.parallel import tensor_parallel
-from models.parallel.tensor_parallel import LayerShard, ParallelLayers
+from models.parallel.tensor_parallel import INPUT_AXIS, LayerShard, ParallelLayers
 from models.target.language_model import LanguageModel
 from models.target.target import Target, TargetConf
 
@@ -78,13 +80,22 @@ class _MetaLayers(ParallelLayers):
     """Parallel layers on `meta`, cut in place. Copies of its own part stand in for other ranks'."""
 
     def build_sharded(self, layer: Any, shard: LayerShard) -> nn.Module:
-        """Cut the layer's weight, and add hooks for what the parallel layer would communicate."""
-        shape, axis = list(layer.weight.shape), shard.style.axis
-        shape[axis] = shape[axis] * shard.repeats // self.ranks
-        layer.weight = nn.Parameter(layer.weight.new_empty(shape), requires_grad=False)
-        gathers = shard.style.full_features and axis == (0 if isinstance(layer, nn.Linear) else 1)
-        if gathers:
-            layer.register_forward_hook(lambda _, __, out: torch.cat([out] * self.ranks, -1))
-        elif shard.style.full_features and isinstance(layer, nn.Linear):
+        """Cut the layer's parameters, and compute what the parallel layer would communicate."""
+        for name, full in layer.named_parameters():
+            share = shard.shard(name, full, ranks=self.ranks, rank=self.rank)
+            setattr(layer, name, nn.Parameter(share, requires_grad=False))
+        if not shard.style.full_features:
+            return layer
+        if isinstance(layer, nn.Linear) and shard.style.axis == INPUT_AXIS:
             layer.register_forward_pre_hook(lambda _, args: (args[0].chunk(self.ranks, -1)[0],))
+        elif isinstance(layer, nn.Linear):
+            vars(layer)["forward"] = partial(_gather_linear, layer, self.ranks)
+        elif shard.style.axis == 1:
+            layer.register_forward_hook(lambda _, __, out: torch.cat([out] * self.ranks, -1))
         return layer
+
+
+def _gather_linear(layer: nn.Linear, ranks: int, features: Tensor) -> Tensor:
+    """Compute a layer of which each rank has a part of the outputs but the whole bias."""
+    full = torch.cat([F.linear(features, layer.weight)] * ranks, -1)
+    return full if layer.bias is None else full + layer.bias

@@ -21,7 +21,7 @@ from torch import nn
 from infer.engine.decode import Decoder, bucket_length
 from infer.measure.intervals import Estimate, bootstrap_t
 from infer.report.tables import Table
-from models.device import Device, count_graphs
+from models.device import Device
 from models.drafts.base import Draft
 from models.speculate.sampling import SamplingConf
 from models.speculate.tree import NO_TREE, Tree
@@ -49,9 +49,11 @@ class Contender:
 
     def go(self, prompt: Prompt, count: int) -> None:
         """Continue a prompt by `count` tokens and record the time."""
-        compiled, began = count_graphs(), time.perf_counter()
+        compiled, began = Device.count_graphs(), time.perf_counter()
         answer = self.run(prompt, count)
-        self.note(answer, seconds=time.perf_counter() - began, graphs=count_graphs() - compiled)
+        self.note(
+            answer, seconds=time.perf_counter() - began, graphs=Device.count_graphs() - compiled
+        )
 
     def note(self, answer: list[int], *, seconds: float, graphs: int) -> None:
         self.seconds.append(seconds)

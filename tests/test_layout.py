@@ -14,7 +14,7 @@ HYDRA = re.compile(r"^\s*(import|from) (hydra|omegaconf)\b", re.MULTILINE)
 HARDWARE = re.compile(
     r"(?<![a-z])(cuda|xla|neuronx?|nccl)(?![a-z])"
 )  # prose may say CUDA and Neuron
-MAY_NAME_HARDWARE = ("models/device/", "train/distributed/parallel.py")
+MAY_NAME_HARDWARE = ("models/device/", "train/distributed/parallel.py", "train/distributed/xla.py")
 
 
 def name(path: Path) -> str:

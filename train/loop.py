@@ -25,7 +25,7 @@ from data.packing.sampler import RowOrder
 from models.device import Device
 from models.drafts.base import Batch, Draft, Extras, Loss
 from models.errors import UserError
-from models.parallel.dtensor import full_tensor
+from models.parallel.dtensor import full_params, full_tensor
 from models.target.language_model import TargetOutput
 from models.target.target import Target
 from train.config import TrainConf
@@ -51,7 +51,7 @@ class LossModule(nn.Module):
     def __init__(self, draft: Draft, device: Device, *, compiled: bool):
         super().__init__()
         self.draft = draft
-        self.loss: Callable[..., Loss] = device.compile(draft.loss) if compiled else draft.loss
+        self.loss: Callable[..., Loss] = device.compile_part(draft.loss) if compiled else draft.loss
 
     def forward(self, batch: Batch, target_output: TargetOutput, extras: Extras) -> Loss:
         return self.loss(batch, target_output, **extras)
@@ -205,7 +205,7 @@ class Trainer:
         self.features = TargetFeatures(
             self.target, self.rows, self.draft.needs.layers, store=self.store,
             in_memory=conf.data.keep_features, batch_size=conf.optim.batch_size,
-            compiled=graph_plan.compiles_features(conf) and not self.device.lazy,
+            compiled=graph_plan.compiles_features(conf),
         )  # fmt: skip
         self.on_policy = self._build_on_policy()
         self.prefetcher = Prefetcher(
@@ -310,7 +310,7 @@ class Trainer:
         if self.on_policy is None:
             return [False] * count
         if step % self.on_policy.conf.every == 0:
-            with self.parallel.full_weights(self.draft):
+            with full_params(self.draft):
                 self.on_policy.renew(step)
         return self.on_policy.select_rows(step)
 
@@ -365,7 +365,7 @@ class Trainer:
     def _evaluate_draft(self) -> dict[str, float]:
         """Decode held-out prompts, and save this draft if it is the best so far."""
         values: dict[str, float] = {}
-        with self.parallel.full_weights(self.draft):
+        with full_params(self.draft):
             if self.parallel.runs_target:
                 values = self.evaluate(self.draft)
                 self._save_if_best(values["delivered_per_round"])

@@ -165,7 +165,7 @@ class OptimConf:
 
     def check(self, device: Device) -> None:
         """Check, before a model is loaded, that the device has the optimizer's operations."""
-        if device.lazy and self.name is OptimName.muon:
+        if self.name is OptimName.muon and not device.has_scaled_addmm:
             raise UserError(
                 f"optim.name: must be adamw with device={device.name}, whose graphs cannot hold "
                 "Muon's products (scaled addmm), got muon; use optim=adamw"

@@ -21,6 +21,7 @@ from infer.candidates import load_draft_under_test
 from infer.warmup import compile_eval_graphs
 from models.console import setup_logging
 from models.drafts.base import Draft
+from models.parallel.dtensor import full_params
 from models.target.target import Target
 from train.config import TrainConf
 from train.distributed.parallel import Parallel
@@ -69,7 +70,7 @@ def compile_all(conf: TrainConf, parallel: Parallel, folder: Path) -> None:
         store=store, state=state, log=MetricLogger(LogConf(), state, parallel.accelerator),
         evaluate=lambda _: {},
     ).warmup(log.info)  # fmt: skip
-    with parallel.full_weights(draft):
+    with full_params(draft):
         if parallel.runs_target:
             _compile_evaluation(conf, target, draft, folder)
 

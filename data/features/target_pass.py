@@ -20,4 +20,6 @@ def features(target: Target, layers: list[int], batch: Batch) -> TargetOutput:
 
 def build_target_pass(target: Target, *, compiled: bool) -> TargetPass:
     """Return `features`, compiled into one graph if `compiled`."""
-    return target.device.compile(features, frozen_names=FROZEN_PREFIXES) if compiled else features
+    if not compiled:
+        return features
+    return target.device.compile_part(features, frozen_names=FROZEN_PREFIXES)

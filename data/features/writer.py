@@ -32,7 +32,7 @@ class ShardBuilder:
     def __init__(self, target: Target, plan: CapturePlan, *, batch: int):
         self.target, self.plan, self.batch = target, plan, batch
         device = target.device
-        self._pass = build_target_pass(target, compiled=not device.lazy)
+        self._pass = build_target_pass(target, compiled=True)
         self._look: Callable[[Batch], dict[str, Tensor]] = device.compile_if_lazy(self.look)
 
     @torch.no_grad()

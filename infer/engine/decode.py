@@ -123,7 +123,7 @@ class Decoder:
     def __init__(
         self, target: LanguageModel, draft: Draft | None = None, tree: Tree = NO_TREE, *,
         sampling: SamplingConf, slots: int, batch: int = 1, layers: list[int] | None = None,
-        acceptance_rule: AcceptanceRule | None = None, fused: bool | None = None,
+        acceptance_rule: AcceptanceRule | None = None, fused: bool = True,
     ):  # fmt: skip
         if draft is not None and tree.depth > draft.max_depth:
             raise UserError(
@@ -145,7 +145,7 @@ class Decoder:
         self.layers = layers or (draft.needs.layers if draft else [])
         device = target.device
         self.torch_device, self.synchronize = device.torch_device, device.synchronize
-        self.fused = device.fuses_rounds if fused is None else fused
+        self.fused = fused
         self.cache_slots = count_cache_slots(tree, slots)
         self._allocate_slots = device.compile_if_lazy(allocate_slots)
         self.cache, self.state = self._allocate(batch)

@@ -112,7 +112,6 @@ def plan_evaluation(
         tree=tree,
         prompt_lengths=[len(prompt.ids) for prompt in prompts],
         conf=conf,
-        fused=target.device.fuses_rounds,
         lazy=target.device.lazy,
     )
     return prompts, needed_graphs

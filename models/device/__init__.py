@@ -5,13 +5,15 @@ from models.device.neuron_packages import guard_torch_autoload
 guard_torch_autoload()  # must precede the first import of torch, which follows
 
 from models.device.config import DeviceConf, DeviceName, Precision, matmul_dtype  # noqa: E402
-from models.device.hardware import Device, count_graphs  # noqa: E402
+from models.device.device import Device  # noqa: E402
+from models.device.xla.nxd_checkpoint import find_rank_files, load_rank_files  # noqa: E402
 
 __all__ = [
     "Device",
     "DeviceConf",
     "DeviceName",
     "Precision",
-    "count_graphs",
+    "find_rank_files",
+    "load_rank_files",
     "matmul_dtype",
 ]

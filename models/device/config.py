@@ -6,12 +6,13 @@ from enum import Enum
 
 import torch
 
-from models.device.detect import can_compile, choose_route, is_neuron_route, torch_device_of
-from models.device.hardware import Device
+from models.device.device import Device
 from models.device.host import Host
 from models.device.neuron_env import NeuronEnv
 from models.device.neuron_packages import PACKAGES, installed_version
-from models.errors import UserError
+from models.device.route_choice import can_compile, choose_route, is_neuron_route, open_device
+from models.errors import require
+from models.validation import at_least, check_values
 
 log = logging.getLogger(__name__)
 
@@ -55,27 +56,23 @@ class DeviceConf(NeuronEnv):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.threads is not None and self.threads < 1:
-            raise UserError(
-                f"device.threads: must be at least 1, got {self.threads}; null leaves it to PyTorch"
-            )
-        if self.stochastic_rounding and self.precision is Precision.float32:
-            raise UserError(
-                "device.stochastic_rounding: rounds to bfloat16, got device.precision=float32; "
-                "leave one of them out"
-            )
+        check_values(self, "device", threads=at_least(1, "null leaves it to PyTorch"))
+        require(
+            not self.stochastic_rounding or self.precision is not Precision.float32,
+            "device.stochastic_rounding: rounds to bfloat16, got device.precision=float32; "
+            "leave one of them out",
+        )
 
     def build(self) -> Device:
         """Choose a device, log why, and set the environment; raise UserError if unavailable."""
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         host = Host()
-        choice = choose_route(self.name.value, host)
-        route = choice.name
+        route, reason = choose_route(self.name.value, host)
         environment = self.set_environment(route, on_neuron=is_neuron_route(route), host=host)
-        log.info("device: %s, %s (%s)", route, choice.reason, _describe_host(host))
-        torch_device = torch_device_of(route)
-        return Device(
+        log.info("device: %s, %s (%s)", route, reason, _describe_host(host))
+        device_class, torch_device = open_device(route)
+        return device_class(
             name=route,
             torch_device=torch_device,
             dtype=matmul_dtype(self.precision, torch_device),

@@ -6,15 +6,15 @@ compile, a run is strict: an unannounced graph is refused before it is compiled.
 compiled and counted, with a warning.
 """
 
-import functools
 import hashlib
 import inspect
 import logging
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, is_dataclass
+from itertools import chain
 from textwrap import shorten
 from typing import Any, NamedTuple
 
@@ -43,7 +43,9 @@ class GraphBudget:
 
     announced: Counter[str]
     strict: bool  # whether an unannounced graph ends the run
-    called_shapes: dict[str, dict[CallShape, None]] = field(default_factory=dict)
+    called_shapes: dict[str, dict[CallShape, None]] = field(
+        default_factory=lambda: defaultdict(dict)
+    )
     compiled: Counter[str] = field(default_factory=Counter)
     on_graph: Callable[[str], None] | None = None  # called with a line for each compiled graph
     compiled_late: int = 0  # number compiled outside of `warming`
@@ -67,15 +69,12 @@ class GraphBudget:
             for name in sorted(self.announced | self.compiled)
         }
 
-    def record_call(self, function: str, shape: CallShape) -> bool:
-        """Record a call, report a shape beyond those announced, and return whether it is new."""
-        known = self.called_shapes.setdefault(function, {})
-        if shape in known:
-            return False
-        if len(known) >= self.announced[function]:
+    def record_call(self, function: str, shape: CallShape) -> None:
+        """Record a call; report a new shape beyond those announced before it is recorded."""
+        known = self.called_shapes[function]
+        if shape not in known and len(known) >= self.announced[function]:
             self._report_unannounced(function, describe_shape(shape, list(known)))
         known[shape] = None
-        return True
 
     def record_compiled(
         self, function: str, count: int, shape: CallShape, *, seconds: float
@@ -88,15 +87,17 @@ class GraphBudget:
         self.compiled[function] += count
         self.compiled_late += 0 if self.warming else count
         if self.compiled[function] > self.announced[function]:
-            reason = "the same shape again, because something else that it reads has changed"
             self._report_unannounced(
-                function, f"{reason} (TORCH_LOGS=recompiles): {describe_shape(shape)}"
+                function,
+                "the same shape again, because something else that it reads has changed "
+                f"(TORCH_LOGS=recompiles): {describe_shape(shape)}",
             )
 
     def _report_unannounced(self, function: str, reason: str) -> None:
         """Raise UnannouncedGraphError in a strict run; else warn once per function."""
-        count = self.announced[function]
-        message = f"graphs: {function} has {count} announced, got one more: {reason}"
+        message = (
+            f"graphs: {function} has {self.announced[function]} announced, got one more: {reason}"
+        )
         if self.strict:
             raise UnannouncedGraphError(message)
         if function not in self.warned:
@@ -104,11 +105,11 @@ class GraphBudget:
         self.warned.add(function)
 
 
+@dataclass
 class GraphLedger:
     """The graph budget of a device. Calls are checked inside `expect_graphs` and free elsewhere."""
 
-    def __init__(self) -> None:
-        self.budget: GraphBudget | None = None
+    budget: GraphBudget | None = None
 
     @contextmanager
     def expect_graphs(self, graphs: Iterable[Graph], *, strict: bool) -> Iterator[GraphBudget]:
@@ -130,18 +131,21 @@ class GraphLedger:
         finally:
             budget.warming = before
 
+    def count_shapes(self) -> int:
+        """Count the shapes that were called: the graphs, where nothing is really compiled."""
+        return sum(map(len, self.budget.called_shapes.values())) if self.budget else 0
+
     def count_calls(
         self,
         function: Callable,
         *,
         original: Callable,
         name: str,
-        count_compiled: Callable[[], int] | None,
+        count_compiled: Callable[[], int],
     ) -> Callable:
         """Wrap `function`, compiled from `original`, so that the budget checks each of its calls.
 
-        `count_compiled` returns how many graphs its backend has compiled so far. With None, each
-        shape counts as one.
+        `count_compiled` returns how many graphs were compiled so far.
         """
         names = list(inspect.signature(original).parameters)
         constants: dict[int, tuple[Any, str]] = {}
@@ -151,10 +155,10 @@ class GraphLedger:
             if budget is None:
                 return function(*args, **kwargs)
             shape = call_shape(dict(zip(names, args, strict=False)) | kwargs, constants)
-            is_new = budget.record_call(name, shape)
-            before, start = count_compiled() if count_compiled else 0, time.perf_counter()
+            before, start = count_compiled(), time.perf_counter()
+            budget.record_call(name, shape)
             result = function(*args, **kwargs)
-            if count := count_compiled() - before if count_compiled else int(is_new):
+            if count := count_compiled() - before:
                 budget.record_compiled(name, count, shape, seconds=time.perf_counter() - start)
             return result
 
@@ -183,32 +187,27 @@ def _append_shapes(
     kind = type(value)
     if isinstance(value, Tensor):
         shapes.append((path, value.shape, value.dtype))
-    elif kind is dict:
-        for name, part in value.items():
-            _append_shapes(f"{path}.{name}", part, shapes, constants)
-    elif kind is tuple:
-        for index, part in enumerate(value):
-            _append_shapes(f"{path}.{index}", part, shapes, constants)
-    elif kind is list:  # of numbers
-        shapes.append((path, tuple(value)))
     elif value is None or kind in (bool, int, float, str):
         shapes.append((path, value))
+    elif kind is list:  # of numbers
+        shapes.append((path, tuple(value)))
     elif id(value) in constants:
         shapes.append((path, constants[id(value)][1]))
-    elif parts := _tensor_fields(kind):
-        for name in parts:
-            _append_shapes(f"{path}.{name}", getattr(value, name), shapes, constants)
+    elif (parts := _name_parts(value, kind)) is not None:
+        for name, part in parts:
+            _append_shapes(f"{path}.{name}", part, shapes, constants)
     else:
         constants[id(value)] = value, graph_key_of(value)
         shapes.append((path, constants[id(value)][1]))
 
 
-@functools.cache
-def _tensor_fields(kind: type) -> tuple[str, ...]:
-    """Return the field names of a dataclass of tensors; none where a class has a `graph_key`."""
-    if not is_dataclass(kind) or hasattr(kind, "graph_key"):
-        return ()
-    return tuple(f.name for f in fields(kind))
+def _name_parts(value: Any, kind: type) -> Iterable[tuple[Any, Any]] | None:
+    """Return the parts of a container or of a dataclass of tensors; None for other values."""
+    if kind is tuple:
+        return enumerate(value)
+    if is_dataclass(kind) and not hasattr(kind, "graph_key"):
+        return vars(value).items()
+    return value.items() if kind is dict else None
 
 
 def graph_key_of(value: Any) -> str:
@@ -218,10 +217,9 @@ def graph_key_of(value: Any) -> str:
     """
     if not isinstance(value, nn.Module):
         return value.graph_key
-    tensors = [*value.named_parameters(), *value.named_buffers()]
+    tensors = chain(value.named_parameters(), value.named_buffers())
     listed = [(name, tuple(t.shape), str(t.dtype)) for name, t in tensors]
-    digest = hashlib.sha256(str(listed).encode()).hexdigest()[:8]
-    return f"{type(value).__name__} {digest}"
+    return f"{type(value).__name__} {hashlib.sha256(str(listed).encode()).hexdigest()[:8]}"
 
 
 def describe_shape(shape: CallShape, known: Sequence[CallShape] = ()) -> str:
@@ -233,11 +231,11 @@ def describe_shape(shape: CallShape, known: Sequence[CallShape] = ()) -> str:
     'ids [1, 96] int64'
     """
     new = min((set(shape) - set(other) for other in known), key=len, default=set(shape))
-    return ", ".join(" ".join(map(_format_part, part)) for part in shape if part in new)
-
-
-def _format_part(part: Any) -> str:
-    return str(list(part) if isinstance(part, tuple) else part).removeprefix("torch.")
+    return ", ".join(
+        " ".join(str(list(x) if isinstance(x, tuple) else x).removeprefix("torch.") for x in part)
+        for part in shape
+        if part in new
+    )
 
 
 def format_counts(counts: Mapping[str, int]) -> str:

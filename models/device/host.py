@@ -38,11 +38,9 @@ class Host:
     def network_filesystem(self, folder: Path) -> str | None:
         """Return the type of the network file system that holds a folder; None if it is local."""
         folder = folder.expanduser().resolve()
-        kind, nearest = "", -1
-        for line in (self.root / "proc/mounts").read_text().splitlines():
-            _, mount_point, filesystem, *_ = line.split()
-            depth = len(Path(mount_point).parts)
-            # >=, as a later mount hides an earlier one
-            if folder.is_relative_to(mount_point) and depth >= nearest:
-                kind, nearest = filesystem, depth
+        lines = (self.root / "proc/mounts").read_text().splitlines()
+        mounts = [("/", ""), *(line.split()[1:3] for line in lines)]
+        holding = [(Path(point), kind) for point, kind in mounts if folder.is_relative_to(point)]
+        # Of equals the first is the largest, and a later mount hides an earlier one.
+        _, kind = max(reversed(holding), key=lambda mount: len(mount[0].parts))
         return kind if kind in NETWORK_FILESYSTEMS else None

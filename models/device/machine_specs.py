@@ -14,7 +14,8 @@ import psutil
 import torch
 
 from models.device import Device, DeviceConf, Precision
-from models.errors import UserError
+from models.errors import require
+from models.validation import at_least, check_values
 
 LOCAL_MACHINE = "here"
 MEASURE_SECONDS = 0.5  # of each measurement
@@ -39,9 +40,7 @@ class MachineConf:
     repeats_heads: bool = False  # whether more cores than key-value heads may share a target
 
     def __post_init__(self) -> None:
-        for key in ("chips", "cores"):
-            if getattr(self, key) < 1:
-                raise UserError(f"machine.{key}: must be at least 1, got {getattr(self, key)}")
+        check_values(self, "machine", chips=at_least(1), cores=at_least(1))
 
     @property
     def total_cores(self) -> int:
@@ -70,19 +69,19 @@ class MachineConf:
     def check_dtype(self, dtype: torch.dtype) -> None:
         """Raise UserError for a precision that the machine lacks."""
         name = str(dtype).removeprefix("torch.")
-        if name not in self.tflops:
-            raise UserError(
-                f"device.precision: must be one of {', '.join(self.tflops)} on {self.name}, "
-                f"got {name}; choose one of them"
-            )
+        require(
+            name in self.tflops,
+            f"device.precision: must be one of {', '.join(self.tflops)} on {self.name}, "
+            f"got {name}; choose one of them",
+        )
 
     def check_length(self, length: int) -> None:
         """Raise UserError for a row length that the machine's route would have to pad."""
-        if length % self.length_multiple:
-            raise UserError(
-                f"data.length: must be a multiple of {self.length_multiple} on {self.name}, got "
-                f"{length}; take {-(-length // self.length_multiple) * self.length_multiple}"
-            )
+        require(
+            length % self.length_multiple == 0,
+            f"data.length: must be a multiple of {self.length_multiple} on {self.name}, got "
+            f"{length}; take {-(-length // self.length_multiple) * self.length_multiple}",
+        )
 
     def target_dtype(self, device: DeviceConf) -> torch.dtype:
         """Return the target's number type: what `device` builds here, or would build there."""
@@ -102,11 +101,15 @@ def measure_machine(device: Device) -> MachineConf:
     if torch_device.type != "cpu":
         size = float(torch.get_device_module(torch_device.type).mem_get_info()[1])
         chips = torch.accelerator.device_count()
+    source = torch.ones(COPY_BYTES // 8, device=torch_device)
+    destination = torch.empty_like(source)
+    copy_seconds = _time_fastest(lambda: destination.copy_(source), device)
     return MachineConf(
         name=LOCAL_MACHINE,
         chips=chips,
         memory_gib=round(size / 2**30, 1),
-        bandwidth_gb_s=_round_figure(_measure_bandwidth(device) / 1e9),
+        # A copy reads each byte and writes it.
+        bandwidth_gb_s=_round_figure(2 * source.nbytes / copy_seconds / 1e9),
         tflops={
             str(dtype).removeprefix("torch."): _round_figure(_measure_flops(device, dtype) / 1e12)
             for dtype in {torch.float32, device.dtype}
@@ -123,13 +126,6 @@ def _round_figure(figure: float) -> float:
     (0.0314, 212.0)
     """
     return float(f"{figure:.3g}")
-
-
-def _measure_bandwidth(device: Device) -> float:
-    """Measure bytes per second; a copy reads each byte and writes it."""
-    source = torch.ones(COPY_BYTES // 8, device=device.torch_device)
-    destination = torch.empty_like(source)
-    return 2 * source.nbytes / _time_fastest(lambda: destination.copy_(source), device)
 
 
 def _measure_flops(device: Device, dtype: torch.dtype) -> float:

@@ -5,16 +5,18 @@ lifetimes but no memory: the tracer counts each operator's result when it is cre
 freed. Sizes that depend on data are taken at their largest.
 """
 
+import functools
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
@@ -38,15 +40,6 @@ class TracedPhase:
     flops_by_dtype: Counter[torch.dtype] = field(default_factory=Counter)  # of matrix products
     bytes_moved: int = 0  # read and written by matrix products; the rest is fused
     bytes_read: Counter[str] = field(default_factory=Counter)  # of these, by part
-
-    @property
-    def total_peak_bytes(self) -> int:
-        """Return the bytes at the peak."""
-        return sum(self.peak_bytes.values())
-
-    @property
-    def flops(self) -> int:
-        return sum(self.flops_by_dtype.values())
 
 
 class MemoryTracer(TorchDispatchMode):
@@ -89,14 +82,12 @@ class MemoryTracer(TorchDispatchMode):
             inputs = [tensor for tensor in tree_leaves(args) if isinstance(tensor, Tensor)]
             self._phase.bytes_moved += sum(tensor.nbytes for tensor in inputs + outputs)
             for tensor in inputs:
-                self._phase.bytes_read[self._part_of(tensor)] += tensor.nbytes
+                storage_key = tensor.untyped_storage()._cdata
+                part, _ = self._storages.get(storage_key, (ACTIVATIONS, 0))
+                self._phase.bytes_read[part] += tensor.nbytes
         for tensor in outputs:
             self._record_tensor(tensor, None)
         return result
-
-    def _part_of(self, tensor: Tensor) -> str:
-        part, _ = self._storages.get(tensor.untyped_storage()._cdata, (ACTIVATIONS, 0))
-        return part
 
     def _record_tensor(self, tensor: Tensor, part: str | None) -> None:
         storage = tensor.untyped_storage()
@@ -123,22 +114,18 @@ class MemoryTracer(TorchDispatchMode):
 def fake_model(modules: Iterable[nn.Module], *, vocab: Iterable[int]) -> Iterator[MemoryTracer]:
     """Let modules built on `meta` compute in the block, as on a CPU but without memory."""
     with FakeTensorMode(), MemoryTracer(vocab) as tracer:
-        fakes: dict[int, tuple[Tensor, Tensor]] = {}  # the first keeps the id from being reused
-        for module in modules:
-            for part in module.modules():
-                for tensors in (part._parameters, part._buffers):
-                    for name, tensor in tensors.items():
-                        if tensor is not None:
-                            tensors[name] = _fake_tensor(tensor, fakes)
+        fake_tensor = functools.cache(_fake_tensor)  # tied tensors share their fake one
+        for owner in chain.from_iterable(module.modules() for module in modules):
+            for tensors in (owner._parameters, owner._buffers):
+                tensors.update((name, fake_tensor(tensor)) for name, tensor in [*tensors.items()])
         yield tracer
 
 
-def _fake_tensor(tensor: Tensor, fakes: dict[int, tuple[Tensor, Tensor]]) -> Any:
-    """Return the fake tensor of a parameter or buffer; tied ones share it."""
-    if id(tensor) not in fakes:
-        fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
-        if isinstance(tensor, nn.Parameter):
-            fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)
-        fakes[id(tensor)] = tensor, fake
-        fakes[id(fake)] = fake, fake
-    return fakes[id(tensor)][1]
+def _fake_tensor(tensor: Tensor | None) -> Any:
+    """Return the fake tensor of a parameter or buffer."""
+    if tensor is None or isinstance(tensor, FakeTensor):
+        return tensor
+    fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(fake, requires_grad=tensor.requires_grad)
+    return fake

@@ -9,22 +9,33 @@ import re
 import shlex
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 
 from models.device.host import Host
-from models.errors import UserError
+from models.device.xla.requirements import CACHE_VARIABLE, check_cache_location
+from models.errors import require
+from models.validation import Rule, at_least, check_values
 
 CC_FLAGS = "NEURON_CC_FLAGS"
 LOGICAL_CORES = "NEURON_LOGICAL_NC_CONFIG"
-STOCHASTIC_ROUNDING = "NEURON_RT_STOCHASTIC_ROUNDING_EN"
-VISIBLE_CORES = "NEURON_RT_VISIBLE_CORES"
-NUM_CORES = "NEURON_RT_NUM_CORES"
 INDUCTOR_CACHE = "TORCHINDUCTOR_CACHE_DIR"
-XLA_CACHE = "NEURON_COMPILE_CACHE_URL"
-NATIVE_CACHE = "TORCH_NEURONX_NEFF_CACHE_DIR"  # written by renaming, so that hosts may share it
-CACHE_VARIABLES = {"neuron": NATIVE_CACHE, "xla": XLA_CACHE}
-DEFAULT_XLA_CACHE = "/var/tmp/neuron-compile-cache"  # where the XLA route stores graphs by default
-CORE_LIST = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
+CACHE_VARIABLES = {
+    "neuron": "TORCH_NEURONX_NEFF_CACHE_DIR",  # written by renaming, so that hosts may share it
+    "xla": CACHE_VARIABLE,
+}
+NEURON_VARIABLES = {
+    "NEURON_RT_STOCHASTIC_ROUNDING_EN": "stochastic_rounding",
+    LOGICAL_CORES: "logical_cores",
+    "NEURON_RT_VISIBLE_CORES": "visible_cores",
+    "NEURON_RT_NUM_CORES": "num_cores",
+}
+CORE_GROUPS = Rule(
+    "must be 1 or 2", lambda cores: cores in (1, 2), "null leaves it to the hardware"
+)
+CORE_NUMBERS = Rule(
+    "must be core numbers such as 0-3 or 0,2",
+    lambda cores: re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", cores) is not None,
+    "device.num_cores sets only their number",
+)
 
 
 @dataclass(kw_only=True)
@@ -38,114 +49,75 @@ class NeuronEnv:
     num_cores: int | None = None  # how many free cores this process takes
 
     def __post_init__(self) -> None:
-        if self.logical_cores not in (None, 1, 2):
-            raise UserError(
-                f"device.logical_cores: must be 1 or 2, got {self.logical_cores}; "
-                "null leaves it to the hardware"
-            )
-        if self.visible_cores is not None and not CORE_LIST.fullmatch(self.visible_cores):
-            raise UserError(
-                f"device.visible_cores: must be core numbers such as 0-3 or 0,2, got "
-                f"{self.visible_cores}; device.num_cores sets only their number"
-            )
-        if self.num_cores is not None and self.num_cores < 1:
-            raise UserError(f"device.num_cores: must be at least 1, got {self.num_cores}")
-        if self.visible_cores is not None and self.num_cores is not None:
-            raise UserError(
-                f"device.num_cores: must be null beside device.visible_cores={self.visible_cores}, "
-                f"which would win, got {self.num_cores}"
-            )
+        check_values(self, "device", logical_cores=CORE_GROUPS, visible_cores=CORE_NUMBERS,
+                     num_cores=at_least(1))  # fmt: skip
+        require(
+            self.visible_cores is None or self.num_cores is None,
+            f"device.num_cores: must be null beside device.visible_cores={self.visible_cores}, "
+            f"which would win, got {self.num_cores}",
+        )
 
     def set_environment(self, route: str, *, on_neuron: bool, host: Host) -> dict[str, str]:
         """Set the environment; return the resulting values of all variables of the route."""
-        if not on_neuron:
-            self._check_no_neuron_settings(route)
-        if route not in CACHE_VARIABLES:
-            return self._set_inductor_cache()
-        variables = {CACHE_VARIABLES[route]: ("cache_dir", self.cache_dir)}
-        if on_neuron:
-            variables |= {
-                STOCHASTIC_ROUNDING: ("stochastic_rounding", str(int(self.stochastic_rounding))),
-                LOGICAL_CORES: ("logical_cores", self.logical_cores),
-                VISIBLE_CORES: ("visible_cores", self.visible_cores),
-                NUM_CORES: ("num_cores", self.num_cores),
-            }
-        for name, (key, value) in variables.items():
+        for key in () if on_neuron else NEURON_VARIABLES.values():
+            require(
+                getattr(self, key) in (None, False),
+                f"device.{key}: is a setting of Neuron cores, got {getattr(self, key)} with the "
+                f"device {route}; leave it out",
+            )
+        if route not in CACHE_VARIABLES:  # PyTorch has a default for the cache of its own compiler
+            variables = {} if self.cache_dir is None else {INDUCTOR_CACHE: self.cache_dir}
+            os.environ.update(variables)
+            return variables
+        variables = {CACHE_VARIABLES[route]: "cache_dir"} | (NEURON_VARIABLES if on_neuron else {})
+        for name, key in variables.items():
+            value = getattr(self, key)
             if value is not None:
-                _set_variable(name, str(value), key)
+                value = str(int(value) if isinstance(value, bool) else value)
+                before = os.environ.setdefault(name, value)
+                require(
+                    before == value,
+                    f"device.{key}: must agree with the environment, which has {name}={before}, "
+                    f"got {value}; unset {name} or change device.{key}",
+                )
         if on_neuron:
             self._set_flags(route)
             _check_core_grouping()
         if route == "xla":
-            _check_cache_location(host)
+            check_cache_location(_read_flag("--cache_dir"), host)
         return {name: os.environ[name] for name in (*variables, CC_FLAGS) if name in os.environ}
-
-    def _set_inductor_cache(self) -> dict[str, str]:
-        """Set the cache of PyTorch's own compiler, which has a default for the variable."""
-        variables = {} if self.cache_dir is None else {INDUCTOR_CACHE: self.cache_dir}
-        os.environ.update(variables)
-        return variables
-
-    def _check_no_neuron_settings(self, route: str) -> None:
-        for key in ("stochastic_rounding", "logical_cores", "visible_cores", "num_cores"):
-            if (value := getattr(self, key)) not in (None, False):
-                raise UserError(
-                    f"device.{key}: is a setting of Neuron cores, got {value} with the device "
-                    f"{route}; leave it out"
-                )
 
     def _set_flags(self, route: str) -> None:
         """Set compiler flags for the grouping of cores and for fp32 products.
 
         By default the XLA route's compiler multiplies fp32 matrices in bfloat16.
         """
-        flags = {}
-        if self.logical_cores is not None:
-            flags["--logical-nc-config"] = str(self.logical_cores)
-        if route == "xla":
-            flags["--auto-cast"] = "none"
-        missing = [f"{flag}={value}" for flag, value in flags.items() if _read_flag(flag) is None]
+        flags = {
+            "--logical-nc-config": self.logical_cores,
+            "--auto-cast": "none" if route == "xla" else None,
+        }
+        missing = [
+            f"{flag}={value}"
+            for flag, value in flags.items()
+            if value is not None and _read_flag(flag) is None
+        ]
         if missing:
             os.environ[CC_FLAGS] = " ".join([*os.environ.get(CC_FLAGS, "").split(), *missing])
-
-
-def _set_variable(name: str, value: str, key: str) -> None:
-    before = os.environ.get(name)
-    if before not in (None, value):
-        raise UserError(
-            f"device.{key}: must agree with the environment, which has {name}={before}, got "
-            f"{value}; unset {name} or change device.{key}"
-        )
-    os.environ[name] = value
 
 
 def _read_flag(name: str) -> str | None:
     """Read the value of a compiler flag, written `--flag=value` or `--flag value`."""
     aliases = {name, "-lnc", "--lnc"} if name == "--logical-nc-config" else {name}
     words = shlex.split(os.environ.get(CC_FLAGS, "").replace("=", " "))
-    for word, value in pairwise(words):
-        if word in aliases:
-            return value
-    return None
+    return next((value for word, value in pairwise(words) if word in aliases), None)
 
 
 def _check_core_grouping() -> None:
     """Check that runtime and compiler group physical cores alike; both default to 2."""
     runtime, compiler = os.environ.get(LOGICAL_CORES), _read_flag("--logical-nc-config")
-    if (runtime or "2") != (compiler or "2"):
-        raise UserError(
-            f"device.logical_cores: runtime and compiler must agree, got {LOGICAL_CORES}={runtime} "
-            f"and --logical-nc-config={compiler} in {CC_FLAGS}; unset both and set "
-            "device.logical_cores"
-        )
-
-
-def _check_cache_location(host: Host) -> None:
-    cache = _read_flag("--cache_dir") or os.environ.get(XLA_CACHE, DEFAULT_XLA_CACHE)
-    filesystem = None if "://" in cache else host.network_filesystem(Path(cache))
-    if filesystem:
-        raise UserError(
-            f"device.cache_dir: the XLA route's cache must be this host's own or on S3, as hosts "
-            f"that share a folder corrupt it, got {cache} on {filesystem}; use "
-            f"{DEFAULT_XLA_CACHE} or s3://"
-        )
+    require(
+        (runtime or "2") == (compiler or "2"),
+        f"device.logical_cores: runtime and compiler must agree, got {LOGICAL_CORES}={runtime} "
+        f"and --logical-nc-config={compiler} in {CC_FLAGS}; unset both and set "
+        "device.logical_cores",
+    )

@@ -9,7 +9,7 @@ import os
 import shutil
 from importlib.metadata import PackageNotFoundError, version
 
-from models.errors import UserError
+from models.errors import require
 
 PIP_INDEX = "--extra-index-url https://pip.repos.neuron.amazonaws.com"
 PLACEHOLDERS = {"torch-neuronx": "1.0", "neuronx-distributed": "0.1", "vllm-neuron": "0.1"}
@@ -58,70 +58,53 @@ def guard_torch_autoload() -> None:
 def check_package_mix() -> None:
     """Raise UserError for placeholders, and for packages of both generations."""
     for name, placeholder in PLACEHOLDERS.items():
-        if minor_version(name) == placeholder:
-            raise UserError(
-                f"device.name: {name} must come from Neuron's own index, got PyPI's placeholder "
-                f"{installed_version(name)}; pip uninstall {name}, then pip install {name} "
-                f"{PIP_INDEX}"
-            )
-    xla_packages = [name for name in XLA_PACKAGES if installed_version(name)]
-    if is_native() and xla_packages:
-        raise UserError(
-            f"device.name: native torch-neuronx {installed_version('torch-neuronx')} must stand "
-            f"alone, got {', '.join(xla_packages)} of the XLA generation beside it; "
-            f"pip uninstall {' '.join(xla_packages)}"
+        require(
+            minor_version(name) != placeholder,
+            f"device.name: {name} must come from Neuron's own index, got PyPI's placeholder "
+            f"{installed_version(name)}; pip uninstall {name}, then pip install {name} {PIP_INDEX}",
         )
+    xla_packages = [name for name in XLA_PACKAGES if installed_version(name)]
+    require(
+        not (is_native() and xla_packages),
+        f"device.name: native torch-neuronx {installed_version('torch-neuronx')} must stand "
+        f"alone, got {', '.join(xla_packages)} of the XLA generation beside it; "
+        f"pip uninstall {' '.join(xla_packages)}",
+    )
 
 
 def check_native() -> None:
     """Raise UserError where the native packages are missing or do not match."""
-    version, torch = minor_version("torch-neuronx"), installed_version("torch")
-    if version is None:
-        raise UserError(
-            "device.name: neuron needs torch-neuronx, which is not installed, got neuron; "
-            f"pip install 'torch-neuronx==2.14.*' 'neuronx-cc==2.*' {PIP_INDEX}, or device=auto"
-        )
-    if version not in NATIVE_VERSIONS:
-        remedy = (
-            f"pip install 'torch-neuronx==2.14.*' {PIP_INDEX}"
-            if is_native()
-            else "it is of the XLA generation: use device=xla"
-        )
-        raise UserError(
-            f"device.name: neuron needs torch-neuronx {' or '.join(NATIVE_VERSIONS)}, "
-            f"got {installed_version('torch-neuronx')}; {remedy}"
-        )
-    if minor_version("torch") != version:
-        raise UserError(
-            f"device.name: torch-neuronx {installed_version('torch-neuronx')} needs torch "
-            f"{version}, got torch {torch}; pip install 'torch=={version}.*'"
-        )
-    _check_compiler()
+    version = minor_version("torch-neuronx")
+    require(
+        version is not None,
+        "device.name: neuron needs torch-neuronx, which is not installed, got neuron; "
+        f"pip install 'torch-neuronx==2.14.*' 'neuronx-cc==2.*' {PIP_INDEX}, or device=auto",
+    )
+    remedy = (
+        f"pip install 'torch-neuronx==2.14.*' {PIP_INDEX}"
+        if is_native()
+        else "it is of the XLA generation: use device=xla"
+    )
+    require(
+        version in NATIVE_VERSIONS,
+        f"device.name: neuron needs torch-neuronx {' or '.join(NATIVE_VERSIONS)}, "
+        f"got {installed_version('torch-neuronx')}; {remedy}",
+    )
+    require(
+        minor_version("torch") == version,
+        f"device.name: torch-neuronx {installed_version('torch-neuronx')} needs torch "
+        f"{version}, got torch {installed_version('torch')}; pip install 'torch=={version}.*'",
+    )
+    check_compiler()
 
 
-def check_xla(*, on_neuron: bool) -> None:
-    """Raise UserError where the packages of the XLA route are missing or do not match.
-
-    With `on_neuron`, libneuronxla runs on Neuron cores; else the device is XLA's own CPU device.
-    """
-    torch, xla = installed_version("torch"), installed_version("torch_xla")
-    if xla is None:
-        raise UserError("device.name: torch_xla is not installed, got xla; install the `xla` extra")
-    if not (minor_version("torch") == minor_version("torch_xla") == XLA_VERSION):
-        raise UserError(
-            f"device.name: xla needs torch and torch_xla {XLA_VERSION}, got torch {torch} and "
-            f"torch_xla {xla}; pip install 'torch=={XLA_VERSION}.*' 'torch_xla=={XLA_VERSION}.*'"
-        )
-    if on_neuron:
-        _check_compiler()
-
-
-def _check_compiler() -> None:
-    if installed_version("neuronx-cc") is None and shutil.which("neuronx-cc") is None:
-        raise UserError(
-            "device.name: Neuron's compiler neuronx-cc must be installed, got none; "
-            f"pip install 'neuronx-cc==2.*' {PIP_INDEX}"
-        )
+def check_compiler() -> None:
+    """Raise UserError where Neuron's compiler is missing."""
+    require(
+        installed_version("neuronx-cc") is not None or shutil.which("neuronx-cc") is not None,
+        "device.name: Neuron's compiler neuronx-cc must be installed, got none; "
+        f"pip install 'neuronx-cc==2.*' {PIP_INDEX}",
+    )
 
 
 def _version_numbers(version: str) -> list[int]:

@@ -24,15 +24,14 @@ frozen.
 """
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Shaped
 from torch import Tensor, nn
 
-from models.errors import UserError
+from models.errors import require
 
 REPLICATED_STYLES = ("replicate", "replicated_with_grad_allreduce")
 
@@ -111,11 +110,6 @@ class LayerShard:
         size = full.shape[axis] * self.repeats // ranks  # with repeats, one head
         return full.narrow(axis, rank // self.repeats * size, size).clone()
 
-    def unshard(self, parameter: str, shares: Sequence[Tensor]) -> Tensor:
-        """Join the shares of all ranks to the full parameter; the inverse of `shard`."""
-        axis = self.axis_of(parameter)
-        return shares[0] if axis is None else torch.cat([*shares[:: self.repeats]], axis)
-
 
 def plan_shards(
     model: Any, ranks: int, *, replicated: Collection[str] = ()
@@ -124,21 +118,22 @@ def plan_shards(
 
     Layers named in `replicated` stay full, as do embedding and head where ranks do not divide them.
     """
-    styles = model._tp_plan
-    if not model.config.get_text_config().base_model_tp_plan:
-        raise _unsupported_error(model, ranks, "a tensor-parallel plan for its layers", "none")
+    base_plan = model.config.get_text_config().base_model_tp_plan
+    _check_support(model, ranks, base_plan, "a tensor-parallel plan for its layers", "none")
     shards = {}
     for name, layer in model.named_modules():
-        style = styles.get(re.sub(r"\.\d+(?=\.|$)", ".*", name))
-        if style is None or style in REPLICATED_STYLES or name in replicated:
-            continue
+        style = model._tp_plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", name), "replicate")
         allowed = {nn.Linear: LINEAR_STYLES, nn.Embedding: EMBEDDING_STYLES}.get(type(layer), {})
-        if style not in allowed:
-            if isinstance(layer, nn.Embedding):  # a subclass that does more than look up rows
-                continue
+        if style in REPLICATED_STYLES or name in replicated:
+            continue
+        if style in allowed:
+            shards[name] = LayerShard(style=allowed[style])
+        else:  # a subclass of an embedding, which does more than look up rows, stays full
             kind = f"{name} ({type(layer).__name__}, {style})"
-            raise _unsupported_error(model, ranks, "layers that are linear or an embedding", kind)
-        shards[name] = LayerShard(style=allowed[style])
+            is_embedding = isinstance(layer, nn.Embedding)
+            _check_support(
+                model, ranks, is_embedding, "layers that are linear or an embedding", kind
+            )
     for name, attention in model.named_modules():
         if hasattr(attention, "num_key_value_groups"):
             shards |= _plan_kv_heads(model, name, attention, shards, ranks)
@@ -154,16 +149,13 @@ def _plan_kv_heads(
         return {}
     config, size = model.config.get_text_config(), attention.head_dim
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-    if heads % ranks:
-        raise _unsupported_error(model, ranks, f"a divisor of its {heads} attention heads")
-    if kv_heads % ranks and ranks % kv_heads:
-        raise _unsupported_error(
-            model, ranks, f"a divisor or a multiple of its {kv_heads} key-value heads"
-        )
+    _check_support(model, ranks, heads % ranks == 0, f"a divisor of its {heads} attention heads")
+    divides = kv_heads % ranks == 0 or ranks % kv_heads == 0
+    rule = f"a divisor or a multiple of its {kv_heads} key-value heads"
+    _check_support(model, ranks, divides, rule)
     for inner, parameter in attention.named_parameters():
-        owner = f"{name}.{inner.rpartition('.')[0]}"
-        if owner not in shards and parameter.numel() != size:
-            raise _unsupported_error(model, ranks, "weights of a single head", f"{name}.{inner}")
+        fits = f"{name}.{inner.rpartition('.')[0]}" in shards or parameter.numel() == size
+        _check_support(model, ranks, fits, "weights of a single head", f"{name}.{inner}")
     shard = LayerShard(style=LINEAR_STYLES["colwise"], repeats=max(1, ranks // kv_heads))
     return {keys: shard, values: shard}
 
@@ -172,29 +164,31 @@ def _drop_indivisible(
     model: Any, shards: Mapping[str, LayerShard], ranks: int
 ) -> dict[str, LayerShard]:
     """Drop embedding and head if indivisible by `ranks`; raise UserError for other layers."""
-    tables, divisible = (model.get_input_embeddings(), model.get_output_embeddings()), {}
-    for name, shard in shards.items():
-        layer = model.get_submodule(name)
-        size = layer.weight.shape[shard.style.axis] * shard.repeats
-        if size % ranks == 0:
-            divisible[name] = shard
-        elif layer not in tables:
-            raise _unsupported_error(model, ranks, f"a divisor of the {size} features of {name}")
-    return divisible
+    tables = (model.get_input_embeddings(), model.get_output_embeddings())
+    sizes = {
+        name: model.get_submodule(name).weight.shape[shard.style.axis] * shard.repeats
+        for name, shard in shards.items()
+    }
+    for name, size in sizes.items():
+        fits = size % ranks == 0 or model.get_submodule(name) in tables
+        _check_support(model, ranks, fits, f"a divisor of the {size} features of {name}")
+    return {name: shard for name, shard in shards.items() if sizes[name] % ranks == 0}
 
 
-def _unsupported_error(model: Any, ranks: int, rule: str, got: str = "") -> UserError:
+def _check_support(model: Any, ranks: int, holds: Any, rule: str, got: str = "") -> None:
+    """Raise UserError unless the model has what tensor parallelism needs."""
     kind = model.config.get_text_config().model_type
-    return UserError(
-        f"parallel.tensor: a target of {kind} needs {rule}, got {got or ranks}; "
-        + ("use parallel.tensor=1" if got else "choose another parallel.tensor")
+    remedy = "use parallel.tensor=1" if got else "choose another parallel.tensor"
+    require(
+        bool(holds),
+        f"parallel.tensor: a target of {kind} needs {rule}, got {got or ranks}; {remedy}",
     )
 
 
 def parallelize_model(
     model: Any, layers: ParallelLayers, *, replicated: Collection[str] = ()
-) -> dict[str, LayerShard]:
-    """Replace layers in place by sharded ones with this rank's share; return their plan."""
+) -> None:
+    """Replace layers in place by sharded ones with this rank's share."""
     shards = plan_shards(model, layers.ranks, replicated=replicated)
     for name, shard in shards.items():
         layer = model.get_submodule(name)
@@ -205,53 +199,16 @@ def parallelize_model(
         sharded = layers.build_sharded(layer, shard)
         sharded.load_state_dict(share, assign=True)
         model.set_submodule(name, sharded.train(layer.training).requires_grad_(False))
-    _set_local_heads(model, shards, layers.ranks)
-    return shards
-
-
-def _set_local_heads(model: Any, shards: Mapping[str, LayerShard], ranks: int) -> None:
-    """Set the number of this rank's heads in attention layers, and in the model for its cache."""
+    # The cache reads the number of this rank's heads from the model.
     config = model.config.get_text_config()
     for name, attention in model.named_modules():
         keys = shards.get(f"{name}.k_proj")
         if keys is not None and not keys.style.full_features:
-            model.key_value_heads = max(1, config.num_key_value_heads // ranks)
-            heads = config.num_attention_heads // ranks
+            model.key_value_heads = max(1, config.num_key_value_heads // layers.ranks)
+            heads = config.num_attention_heads // layers.ranks
             attention.num_key_value_groups = heads // model.key_value_heads
 
 
 def count_kv_heads(model: Any) -> int:
     """Return the number of key-value heads on this rank."""
     return getattr(model, "key_value_heads", model.config.get_text_config().num_key_value_heads)
-
-
-def shard_state_dict(
-    full: Mapping[str, Shaped[Tensor, "..."]],
-    shards: Mapping[str, LayerShard],
-    *,
-    ranks: int,
-    rank: int,
-) -> dict[str, Shaped[Tensor, "..."]]:
-    """Return the share of a state dict that one rank holds."""
-    share = {}
-    for name, tensor in full.items():
-        layer, _, parameter = name.rpartition(".")
-        shard = shards.get(layer)
-        share[name] = (
-            shard.shard(parameter, tensor, ranks=ranks, rank=rank) if shard else tensor.clone()
-        )
-    return share
-
-
-def unshard_state_dict(
-    shares: Sequence[Mapping[str, Shaped[Tensor, "..."]]], shards: Mapping[str, LayerShard]
-) -> dict[str, Shaped[Tensor, "..."]]:
-    """Join the shares of all ranks, in order; the inverse of `shard_state_dict`."""
-    full = {}
-    for name, tensor in shares[0].items():
-        layer, _, parameter = name.rpartition(".")
-        shard = shards.get(layer)
-        full[name] = (
-            shard.unshard(parameter, [share[name] for share in shares]) if shard else tensor
-        )
-    return full

@@ -16,11 +16,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from models.device import Device
+from models.device import Device, find_rank_files, load_rank_files
 from models.device.graph_budget import graph_key_of
 from models.distill.topk_logits import TopKLogits
 from models.errors import UserError
-from models.parallel import nxd_checkpoint, tensor_parallel
+from models.parallel import tensor_parallel
 from models.target import architectures
 from models.target.cache import CacheWrite, LayerCache, StaticCache
 
@@ -231,10 +231,8 @@ class ModelSource:
 
         config = self.read_config()
         options = {"dtype": dtype, "attn_implementation": architectures.choose_attention(config)}
-        if self.path and (rank_files := nxd_checkpoint.find_rank_files(Path(self.path))):
-            return nxd_checkpoint.load_model(
-                rank_files, self.build_meta_model(), **options, **layout
-            )
+        if self.path and (rank_files := find_rank_files(Path(self.path))):
+            return load_rank_files(rank_files, self.build_meta_model(), **options, **layout)
         return self._from_pretrained(
             AutoModelForCausalLM, **options, **architectures.dequantize_kwargs(config), **layout
         )

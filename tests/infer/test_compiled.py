@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from infer.engine.decode import Decoder
-from models.device.detect import can_compile
+from models.device.route_choice import can_compile
 from models.speculate.sampling import SamplingConf
 from tests.support.compiled_run import REQUESTS, SHAPES, counted_reads
 from tests.support.methods import CASES

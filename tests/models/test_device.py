@@ -5,7 +5,7 @@ import logging
 import pytest
 import torch
 
-from models.device import Device, DeviceConf, DeviceName, Precision, count_graphs, detect
+from models.device import Device, DeviceConf, DeviceName, Precision, route_choice
 from models.errors import UserError
 
 
@@ -72,12 +72,12 @@ def test_threads_must_be_some():
 
 def test_no_compiler_is_said_once_and_all_runs_eagerly(only_cpu, monkeypatch, tmp_path, caplog):
     monkeypatch.setenv("PATH", str(tmp_path))  # no compiler there
-    detect.can_compile.cache_clear()
+    route_choice.can_compile.cache_clear()
     try:
         with caplog.at_level(logging.WARNING):
             devices = [DeviceConf().build() for _ in range(3)]
     finally:
-        detect.can_compile.cache_clear()
+        route_choice.can_compile.cache_clear()
     assert [device.compiles for device in devices] == [False] * 3
     assert [record.getMessage() for record in caplog.records] == [
         "no C++ compiler found: compiled parts run eagerly (install g++ for full speed)"
@@ -92,12 +92,12 @@ def test_a_function_may_have_many_shapes():
         backend="eager",
     )  # fmt: skip
     double = device.compile(lambda x: x * 2)
-    before = count_graphs()
+    before = device.count_graphs()
     for size in range(2, 14):
         assert torch.equal(double(torch.ones(size)), torch.full((size,), 2.0))
-    assert count_graphs() - before == 12
+    assert device.count_graphs() - before == 12
     double(torch.ones(5))
-    assert count_graphs() - before == 12
+    assert device.count_graphs() - before == 12
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from models.device import DeviceConf, DeviceName
-from models.device.detect import choose_route
 from models.device.host import Host
+from models.device.route_choice import choose_route
 from models.errors import UserError
 
 ROOT = Path(__file__).parents[2]

@@ -8,8 +8,10 @@ import logging
 import os
 import subprocess
 import sys
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,6 +25,7 @@ from infer.measure.eval_modes import DraftUnderTest
 from infer.measure.evaluate import evaluate_drafts
 from infer.verify import Verification
 from models.device.graph_budget import Graph, GraphLedger, UnannouncedGraphError
+from models.device.xla.device import XlaDevice
 from models.distill.losses import LossConf
 from models.drafts.eagle1 import Eagle1Conf
 from models.drafts.medusa import MedusaConfig, MedusaDraft
@@ -213,6 +216,38 @@ def test_own_words_and_kept_features_have_the_shapes_that_were_announced():
         assert counted.counts() == {
             name: {"announced": 1, "compiled": 1} for name in ("features", "loss")
         }
+
+
+def test_a_lazy_device_compiles_whole_steps_as_announced(monkeypatch):
+    """PyTorch/XLA is a stand-in here, which lets no graph begin within another."""
+    open_graphs, called = [], set()
+
+    @contextmanager
+    def compile(full_graph, name):
+        assert full_graph
+        assert not open_graphs
+        open_graphs.append(name)
+        yield
+        called.add(open_graphs.pop())
+
+    metrics = {"counter_value": lambda _: len(called)}
+    for module, parts in (
+        ("torch_xla", {"compile": compile, "sync": lambda wait=False: None}),
+        ("torch_xla.debug", {"metrics": SimpleNamespace(**metrics)}),
+    ):
+        monkeypatch.setitem(sys.modules, module, ModuleType(module))
+        vars(sys.modules[module]).update(parts)
+    lazy = {"name": "xla", "compiles": True, "ledger": GraphLedger()}
+    device = XlaDevice(**vars(CPU) | lazy)
+    target = tiny_target(seed=0, device=device)
+    for case, data in (("eagle3", {}), ("medusa", {"keep_features": True})):
+        called.clear()
+        conf = toy_conf(draft=CASES[case].conf, optim={"steps": 4})
+        conf.data = DataConf(length=LENGTH, **data)
+        counted = loop_over(conf, CASES[case].build(target), target, device)
+        names = {graph.function for graph in graph_plan.list_graphs(conf, lazy=True)}
+        assert called == names
+        assert counted.counts() == {name: {"announced": 1, "compiled": 1} for name in names}
 
 
 def test_graphs_that_training_did_not_announce_stand_in_its_metrics(tmp_path):

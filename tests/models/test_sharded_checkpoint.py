@@ -6,10 +6,11 @@ from types import ModuleType
 import pytest
 import torch
 
+from models.device.xla.nxd_checkpoint import find_rank_files, merge_shares, read_share
 from models.errors import UserError
-from models.parallel.nxd_checkpoint import find_rank_files, merge_shares, read_share
-from models.parallel.tensor_parallel import plan_shards, shard_state_dict
+from models.parallel.tensor_parallel import plan_shards
 from models.target.target import TargetConf
+from tests.support.parallel_layers import shard_state_dict
 from tests.support.sharded import CUT, RANKS, model_of
 from tests.support.tiny import CPU, tiny_tokenizer
 

@@ -10,9 +10,10 @@ import torch.multiprocessing
 
 from models.device import DeviceName
 from models.errors import UserError
-from models.parallel.tensor_parallel import plan_shards, shard_state_dict, unshard_state_dict
+from models.parallel.tensor_parallel import plan_shards
 from models.target.target import TargetConf
 from tests.support import nxd, sharded
+from tests.support.parallel_layers import shard_state_dict, unshard_state_dict
 from tests.support.sharded import CUT, RANKS, UNCUT, model_of
 from tests.support.tiny import CPU, tiny_tokenizer
 from train.distributed.parallel import ParallelConf, Weights

@@ -18,7 +18,7 @@ from accelerate.utils import is_neuron_available
 from conf.entry import compose
 from infer.engine.decode import Decoder
 from infer.engine.graph_plan import DecoderSpec, DraftSpec
-from models.device import DeviceConf, DeviceName, count_graphs
+from models.device import DeviceConf, DeviceName
 from models.drafts.base import DraftConf
 from models.drafts.causal_lm import CausalLMConf, InitFrom
 from models.drafts.eagle1 import Eagle1Conf
@@ -117,19 +117,19 @@ def compiled(folder: Path) -> dict[str, Any]:
     draft = DRAFTS["eagle3"].build(target, loss=toy_conf().loss, seed=0).eval()
     decoder = Decoder(target, draft, tree(), sampling=GREEDY, slots=64)
     planned = DecoderSpec(draft=DraftSpec.from_draft(draft, None), tree=tree(), slots=64)
-    before, ids = count_graphs(), []
+    before, ids = device.count_graphs(), []
     with device.ledger.expect_graphs(planned.list_graphs(map(len, PROMPTS)), strict=True) as run:
         for prompt in 2 * PROMPTS:
             (row,) = decoder.decode([prompt], row_ids=[0], max_new_tokens=8)
             ids.append(row.ids)
-    after = count_graphs()
+    after = device.count_graphs()
     conf = toy_conf(draft=DRAFTS["medusa"], device=setting, optim=FEW)
     toy_run(folder / "compiled", conf, target=target)
     return {
         "backend": device.backend,
         "announced": run.announced,
         "compiled": run.compiled,
-        "graphs": [after - before, count_graphs() - after],
+        "graphs": [after - before, device.count_graphs() - after],
         "ids": ids,
         "losses": losses_in(folder / "compiled"),
     }

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from infer.engine.decode import Decoder
-from models.device import count_graphs
+from models.device import Device
 from models.speculate.sampling import SamplingConf
 from tests.support.family_models import WINDOW, family_target, partly_agreeing
 from tests.support.tiny import CPU, VOCAB, static
@@ -44,11 +44,11 @@ def measure(family: str) -> dict[str, object]:
         target = family_target(family, device=device)
         draft = partly_agreeing(family, target)
         decoder = Decoder(target, draft, static(), sampling=SamplingConf(), slots=64, batch=2)
-        counts.append(count_graphs())
+        counts.append(Device.count_graphs())
         answers.append(decode(decoder, [3, WINDOW + 9]))
-        counts.append(count_graphs())
+        counts.append(Device.count_graphs())
         answers[-1] += decode(decoder, [9, 2, WINDOW, 30])
-        counts.append(count_graphs())
+        counts.append(Device.count_graphs())
     return {
         "graphs": counts[-2] - counts[-3], "added": counts[-1] - counts[-2],
         "equal": answers[0] == answers[1],

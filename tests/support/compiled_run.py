@@ -18,7 +18,7 @@ from torch._dynamo.utils import counters
 
 from infer.engine.decode import Decoder, bucket_length
 from infer.verify import TypicalRule
-from models.device import count_graphs
+from models.device import Device
 from models.drafts import load_draft
 from models.drafts.base import Draft
 from models.drafts.ngram import NgramDraft
@@ -155,11 +155,11 @@ def measure(
     target.device = replace(CPU, compiles=True, backend=backend)
     first, *others = decoders(name, target, drafts)
     decode(first, list({bucket_length(len(text)): text for text in texts}.values()))  # the warm-up
-    warm = count_graphs()
+    warm = Device.count_graphs()
     target.model(torch.tensor(texts[:1]))  # another user of the layers, as `generate` is
     with counted_reads() as reads:
         done = [row for decoder in (first, *others) for row in decode(decoder, texts)]
-    added = count_graphs() - warm
+    added = Device.count_graphs() - warm
     target.device = CPU
     eager = [row for decoder in decoders(name, target, drafts) for row in decode(decoder, texts)]
     rounds = sum(len(row.round_s) for row in done)
@@ -188,14 +188,14 @@ def mixed_requests(backend: str, target: Target, draft: Draft) -> dict[str, obje
         decoder = Decoder(
             target, draft, SHAPES["dynamic"], sampling=SamplingConf(), slots=136, batch=4
         )
-        before = count_graphs()
+        before = Device.count_graphs()
         for length in (9, 90):
             first = [texts[0][:1] * length] * 6
             decoder.decode(first, row_ids=range(6), max_new_tokens=[5, 2, 5, 5, 2, 3])
-        warm = max(warm, count_graphs() - before)
-        before = count_graphs()
+        warm = max(warm, Device.count_graphs() - before)
+        before = Device.count_graphs()
         done = decoder.decode(texts, row_ids=range(200), max_new_tokens=limits, **stop)
-        added = max(added, count_graphs() - before)
+        added = max(added, Device.count_graphs() - before)
         found.append([(row.ids, row.accepted) for row in done])
     return {
         "graphs": warm, "added": added, "equal": found[0] == found[1],

@@ -4,16 +4,17 @@ They have the signatures, weights and results of NxD's layers of the same names,
 far as a frozen target uses them, and are the reference that a cut target is tested with.
 """
 
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup, get_rank, get_world_size
 
-from models.parallel.tensor_parallel import ParallelLayers
+from models.parallel.tensor_parallel import LayerShard, ParallelLayers
 
 
 def reference(group: ProcessGroup) -> ParallelLayers:
@@ -126,3 +127,36 @@ class ParallelEmbedding(_Parallel):
         mine = (here >= 0) & (here < rows)
         found = F.embedding(here.clamp(0, rows - 1), self.weight)
         return self.summed(found * mine[..., None])
+
+
+def shard_state_dict(
+    full: Mapping[str, Shaped[Tensor, "..."]],
+    shards: Mapping[str, LayerShard],
+    *,
+    ranks: int,
+    rank: int,
+) -> dict[str, Shaped[Tensor, "..."]]:
+    """The share of a state dict that one rank holds."""
+    share = {}
+    for name, tensor in full.items():
+        layer, _, parameter = name.rpartition(".")
+        part = shards.get(layer)
+        share[name] = (
+            part.shard(parameter, tensor, ranks=ranks, rank=rank) if part else tensor.clone()
+        )
+    return share
+
+
+def unshard_state_dict(
+    shares: Sequence[Mapping[str, Shaped[Tensor, "..."]]], shards: Mapping[str, LayerShard]
+) -> dict[str, Shaped[Tensor, "..."]]:
+    """The shares of all ranks, in order, joined; the inverse of `shard_state_dict`."""
+    full = {}
+    for name, tensor in shares[0].items():
+        layer, _, parameter = name.rpartition(".")
+        part = shards.get(layer)
+        axis = part.axis_of(parameter) if part else None
+        full[name] = tensor
+        if part and axis is not None:
+            full[name] = torch.cat([share[name] for share in shares[:: part.repeats]], axis)
+    return full

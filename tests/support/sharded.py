@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +16,7 @@ from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
 from infer.engine.decode import Decoder
+from models.device.xla.device import XlaDevice
 from models.drafts.causal_lm import CausalLMConf, CausalLMDraft
 from models.parallel.tensor_parallel import parallelize_model
 from models.speculate.sampling import SamplingConf
@@ -25,7 +25,8 @@ from tests.support import nxd
 from tests.support.family_models import EXPERTS, HEADS, SHAPE, SLIDING
 from tests.support.parallel_layers import reference
 from tests.support.tiny import CPU, tiny_tokenizer, tree
-from train.distributed.parallel import Parallel, ParallelConf, Weights
+from train.distributed.parallel import ParallelConf, Weights
+from train.distributed.xla import XlaParallel
 
 PROCESSES = 8
 RANKS = (1, 2, 4, 8)
@@ -111,9 +112,9 @@ def difference(name: str, group: dist.ProcessGroup) -> list[float]:
 def by_engine(folder: Path, rank: int, group: dist.ProcessGroup) -> dict[str, Any]:
     """What `device=xla` makes of a target on two groups of two processes."""
     nxd.install(group)
-    device = replace(CPU, name="xla")
+    device = XlaDevice(**vars(CPU) | {"name": "xla"})
     place: Any = SimpleNamespace(process_index=rank, num_processes=4)
-    parallel = Parallel(conf=ParallelConf(tensor=2), device=device, accelerator=place)
+    parallel = XlaParallel(conf=ParallelConf(tensor=2), device=device, accelerator=place)
     conf = TargetConf(path=str(folder))
     whole, cut = conf.build(CPU), parallel.build_target(conf)
     ids = torch.randint(1, 64, (2, 9), generator=torch.Generator().manual_seed(rank // 2))
@@ -160,8 +161,8 @@ def moments(rank: int, group: dist.ProcessGroup) -> dict[str, Any]:
     """Four steps of one process, and of two with ZeRO-1 that are stopped in the middle."""
     nxd.install(group)
     place: Any = SimpleNamespace(process_index=rank, num_processes=2)
-    conf = ParallelConf(draft=Weights.sharded)
-    parallel = Parallel(conf=conf, device=replace(CPU, name="xla"), accelerator=place)
+    conf, device = ParallelConf(draft=Weights.sharded), XlaDevice(**vars(CPU) | {"name": "xla"})
+    parallel = XlaParallel(conf=conf, device=device, accelerator=place)
     rows = torch.arange(12.0).view(4, 3) / 10
     alone, first = Steps(AdamW), Steps(parallel.adamw_class)
     alone.learn(rows, steps=4)

@@ -1,6 +1,5 @@
 """Promises of the optimizers and schedules."""
 
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -8,6 +7,7 @@ import torch
 from torch import nn
 from torch.optim import AdamW, Muon
 
+from models.device.xla.device import XlaDevice
 from models.errors import UserError
 from tests.support.tiny import CPU
 from train.optim import OptimConf, OptimName, Schedule, split_parameters
@@ -127,7 +127,7 @@ def test_wrong_settings_are_refused_by_key(wrong, message):
 
 
 def test_muon_is_refused_where_operations_are_recorded():
-    recording = replace(CPU, name="xla")
+    recording = XlaDevice(**vars(CPU) | {"name": "xla"})
     OptimConf(name=OptimName.adamw).check(recording)
     OptimConf(name=OptimName.muon).check(CPU)
     with pytest.raises(UserError, match=r"optim.name: must be adamw .* got muon; use optim=adamw"):

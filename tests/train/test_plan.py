@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import transformers
 from torch.profiler import ProfilerActivity, profile
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -13,11 +14,15 @@ from conf.entry import compose
 from infer import plan as infer_plan
 from models.device import Device
 from models.device.machine_specs import MachineConf, measure_machine
+from models.device.memory_trace import fake_model
 from models.errors import UserError
 from models.meta_model import MetaTarget, build_meta_draft, build_meta_target, shard_target
 from models.parallel import tensor_parallel
 from models.target.target import Target, TargetConf
+from tests.support.family_models import SHAPE
 from tests.support.packed import packed_of
+from tests.support.parallel_layers import shard_state_dict
+from tests.support.sharded import CUT, HEADED, model_of
 from tests.support.tiny import CPU
 from train.config import TrainConf
 from train.log import MetricLogger
@@ -141,7 +146,7 @@ def test_a_step_takes_the_memory_that_was_planned(kind, device, accumulation, tm
         part: held[part] for part in PERSISTENT_PARTS
     }
     planned = max(
-        phase.total_peak_bytes - sum(phase.peak_bytes[part] for part in PERSISTENT_PARTS)
+        phase.peak_bytes.total() - sum(phase.peak_bytes[part] for part in PERSISTENT_PARTS)
         for phase in found.phases.values()
     )
     assert planned == pytest.approx(taken, rel=0.1)
@@ -161,7 +166,7 @@ def test_an_evaluation_takes_the_memory_that_was_planned(tmp_path):
         prompt_tokens=PROMPT,
     )
     phase = found.phases[EVALUATION]
-    assert phase.total_peak_bytes - sum(
+    assert phase.peak_bytes.total() - sum(
         phase.peak_bytes[part] for part in PERSISTENT_PARTS
     ) == pytest.approx(taken, rel=0.1)
 
@@ -187,10 +192,32 @@ def test_a_core_holds_its_share_of_the_target(ranks):
     target = model_outline(CPU)
     parts = tensor_parallel.plan_shards(target.model, ranks, replicated=["lm_head"])
     state = target.model.state_dict()
-    cut = tensor_parallel.shard_state_dict(state, parts, ranks=ranks, rank=0)
+    cut = shard_state_dict(state, parts, ranks=ranks, rank=0)
     shard_target(target, ranks, replicated=["lm_head"])
     held = sum(p.nbytes for p in target.model.parameters())
     assert held == sum(tensor.nbytes for tensor in cut.values())
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("name", ["qwen2", "phi", "llama", "gemma3"])
+def test_a_target_with_biases_is_cut_and_still_computes(name, ranks):
+    """Biases of cut features are cut too; one of gathered features, as of Phi's head, is not."""
+    biased = {
+        "qwen2": transformers.Qwen2Config(**SHAPE | HEADED),
+        "phi": transformers.PhiConfig(**SHAPE | HEADED),
+    }
+    with torch.device("meta"):
+        model = model_of(biased[name] if name in biased else CUT[name]())
+        target = MetaTarget(model, name="made", device=CPU)
+    parts = tensor_parallel.plan_shards(model, ranks)
+    cut = shard_state_dict(model.state_dict(), parts, ranks=ranks, rank=0)
+    shard_target(target, ranks)
+    assert {name: p.shape for name, p in model.named_parameters()} == {
+        name: cut[name].shape for name, _ in model.named_parameters()
+    }
+    with fake_model([model], vocab=[]):
+        logits = model(torch.ones(2, 5, dtype=torch.long)).logits
+    assert logits.shape == (2, 5, model.config.vocab_size)
 
 
 # --- the command ----------------------------------------------------------------------------------

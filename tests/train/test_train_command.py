@@ -9,7 +9,7 @@ import torch
 
 from conf.entry import compose
 from infer.config import EvaluationConf
-from models.device import detect
+from models.device import route_choice
 from models.errors import UserError
 from tests.support.tiny import CPU, new_draft, sampled_texts, tree
 from tests.support.toy_run import metrics, weights
@@ -102,12 +102,12 @@ def test_a_run_leaves_a_checkpoint_and_a_report_and_is_not_repeated(folder, caps
 
 def test_a_missing_compiler_is_said_and_the_run_goes_on(folder, capsys, monkeypatch):
     monkeypatch.setenv("PATH", str(folder))  # no compiler there
-    detect.can_compile.cache_clear()
-    logging.getLogger("models.device.detect").disabled = True  # as Hydra leaves it
+    route_choice.can_compile.cache_clear()
+    logging.getLogger("models.device.route_choice").disabled = True  # as Hydra leaves it
     try:
         run(conf(folder, "device.compile=true", "run_name=uncompiled", "optim.steps=1"))
     finally:
-        detect.can_compile.cache_clear()
+        route_choice.can_compile.cache_clear()
     assert "no C++ compiler found: compiled parts run eagerly" in capsys.readouterr().out
     report = json.loads((folder / "out" / "uncompiled" / "report.json").read_text())
     assert report["device"]["compiled"] is False

@@ -14,7 +14,7 @@ import torch
 from data.packing.documents import Packed
 from infer.engine.decode import Decoder
 from infer.engine.graph_plan import DecoderSpec, DraftSpec
-from models.device import Device, DeviceConf, DeviceName, Precision, count_graphs
+from models.device import Device, DeviceConf, DeviceName, Precision
 from models.distill.losses import LossConf
 from models.drafts import load_draft
 from models.drafts.causal_lm import CausalLMConf, InitFrom
@@ -61,7 +61,7 @@ class Watched(Trainer):
             self.gradient = [
                 optimizer.state[p]["exp_avg"].cpu() / (1 - decay) for p in self.trained
             ]
-            self.warm = count_graphs()
+            self.warm = self.device.count_graphs()
 
 
 def prompts() -> list[list[int]]:
@@ -96,13 +96,13 @@ def train(device: Device, target: Target, rows: Packed) -> tuple[dict, list[torc
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     announced = len(graph_plan.list_graphs(conf, lazy=device.lazy))
     done = {"losses": [line["train/loss"] for line in lines], "announced": announced}
-    return done | {"warm": loop.warm, "compiled": count_graphs()}, loop.gradient
+    return done | {"warm": loop.warm, "compiled": device.count_graphs()}, loop.gradient
 
 
 def decode(device: Device, target: Target) -> dict:
     """Both shapes, with every graph announced; a prompt of each bucket first, to warm up."""
     _, draft = load_draft(FOLDER / "cpu" / "checkpoint", target)
-    asked, found, before = prompts(), {}, count_graphs()
+    asked, found, before = prompts(), {}, device.count_graphs()
     shapes = {"chain": chain(3), "tree": tree(3)}
     drafting = DraftSpec.from_draft(draft, None)
     needed = {
@@ -120,7 +120,7 @@ def decode(device: Device, target: Target) -> dict:
             rows = decoder.decode(asked, row_ids=list(range(len(asked))), max_new_tokens=NEW)
             found[name] = [[row.ids, row.accepted] for row in rows]
     done = {"announced": run.announced, "by_function": run.compiled, "late": run.compiled_late}
-    return found | done | {"compiled": count_graphs() - before}
+    return found | done | {"compiled": device.count_graphs() - before}
 
 
 def fallbacks() -> dict[str, int]:

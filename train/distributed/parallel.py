@@ -11,12 +11,10 @@ gradients over all processes equals their mean over the data ranks. One reductio
 gives every copy of the draft the same gradient, to the last bit, so the copies never diverge.
 """
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
-from functools import partial
 from typing import Any, cast
 
 import torch
@@ -27,14 +25,12 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from models.device import Device, DeviceName
-from models.drafts.base import Draft
-from models.errors import UserError
-from models.parallel import tensor_parallel
-from models.parallel.dtensor import full_params
+from models.errors import require
+from models.parallel.tensor_parallel import plan_shards
 from models.target.language_model import ModelSource
 from models.target.target import Target, TargetConf
+from models.validation import at_least, check_values
 from train.distributed import torchrun
-from train.distributed.zero1 import ShardedAdamW
 
 MIN_TORCH = "2.13"  # for DTensor and FSDP2; the rest runs on the lower bound of pyproject.toml
 COLLECTIVE_TIMEOUT = timedelta(hours=6)  # ranks wait while rank 0 answers prompts or evaluates
@@ -56,8 +52,7 @@ class ParallelConf:
     draft: Weights = Weights.replicated  # over all processes
 
     def __post_init__(self) -> None:
-        if self.tensor < 1:
-            raise UserError(f"parallel.tensor: must be at least 1, got {self.tensor}")
+        check_values(self, "parallel", tensor=at_least(1))
 
     @property
     def splits_target(self) -> bool:
@@ -71,58 +66,44 @@ class ParallelConf:
         """Check what does not depend on the target; raise UserError otherwise."""
         torchrun.check_launch()
         processes = torchrun.get_world_size()
-        if processes % self.tensor:
-            raise UserError(
-                f"parallel.tensor: must divide the {processes} processes, got {self.tensor}; "
-                "launch a multiple of it or lower it"
-            )
+        require(
+            processes % self.tensor == 0,
+            f"parallel.tensor: must divide the {processes} processes, got {self.tensor}; "
+            "launch a multiple of it or lower it",
+        )
         data_ranks = processes // self.tensor
-        if rows % data_ranks:
-            raise UserError(
-                f"optim.accumulation: the rows of a step, optim.batch_size x optim.accumulation, "
-                f"must be a multiple of the {data_ranks} data-parallel processes, got {rows}; "
-                f"give {data_ranks} rows or a multiple of that"
-            )
-        if trains_target and (self.splits_target or self.draft is Weights.sharded):
-            raise UserError(
-                "parallel: a draft that adapts its target needs both whole on every process, got "
-                f"tensor={self.tensor}, target={self.target.name}, draft={self.draft.name}; "
-                "leave parallel at its defaults or choose another draft"
-            )
+        require(
+            rows % data_ranks == 0,
+            f"optim.accumulation: the rows of a step, optim.batch_size x optim.accumulation, "
+            f"must be a multiple of the {data_ranks} data-parallel processes, got {rows}; "
+            f"give {data_ranks} rows or a multiple of that",
+        )
+        splits = self.splits_target or self.draft is Weights.sharded
+        require(
+            not (trains_target and splits),
+            "parallel: a draft that adapts its target needs both whole on every process, got "
+            f"tensor={self.tensor}, target={self.target.name}, draft={self.draft.name}; "
+            "leave parallel at its defaults or choose another draft",
+        )
         if device is DeviceName.xla:
-            self._check_xla(optimizer)
-        elif self.splits_target or self.draft is Weights.sharded:
-            self._check_torch_version()
+            from train.distributed import xla  # which imports this module
+
+            xla.check_layout(self, optimizer)
+        elif splits:  # it failed with torch 2.9; 2.10 to 2.12 are untested
+            require(  # containers come with pre-releases: 2.13.0a0
+                torch.__version__ >= f"{MIN_TORCH}.dev0",
+                f"parallel: tensor and sharded need torch {MIN_TORCH} or newer, got "
+                f"{torch.__version__}; upgrade torch, or set parallel=data",
+            )
 
     def check_target(self, target: TargetConf, *, device: DeviceName = DeviceName.auto) -> None:
         """Check without weights that the target can be split; raise UserError otherwise."""
         if self.tensor == 1:
             return
         if device is DeviceName.xla:
-            tensor_parallel.plan_shards(target.source.build_meta_model(), self.tensor)
+            plan_shards(target.source.build_meta_model(), self.tensor)
         else:
             self.check_heads(target.source.read_config().get_text_config())
-
-    def _check_xla(self, optimizer: str) -> None:
-        """Refuse what neuronx-distributed and ZeRO-1 cannot do in place of DTensor and FSDP2."""
-        if self.target is Weights.sharded:
-            raise UserError(
-                "parallel.target: must be replicated with device=xla, got sharded; "
-                "split its layers by parallel.tensor"
-            )
-        if self.draft is Weights.sharded and optimizer != "adamw":
-            raise UserError(
-                f"optim.name: must be adamw with device=xla and parallel.draft=sharded, got "
-                f"{optimizer}, which needs whole matrices; set parallel.draft=replicated"
-            )
-
-    def _check_torch_version(self) -> None:
-        """Check the version: sharded training failed with torch 2.9; 2.10 to 2.12 are untested."""
-        if torch.__version__ < f"{MIN_TORCH}.dev0":  # containers come with pre-releases: 2.13.0a0
-            raise UserError(
-                f"parallel: tensor and sharded need torch {MIN_TORCH} or newer, got "
-                f"{torch.__version__}; upgrade torch, or set parallel=data"
-            )
 
     def check_heads(self, config: Any) -> None:
         """Check that DTensor can split a model of this config; raise UserError otherwise."""
@@ -130,16 +111,22 @@ class ParallelConf:
             (config.num_key_value_heads, "key-value heads"),
             (config.num_attention_heads, "attention heads"),
         ):
-            if heads % self.tensor:
-                raise UserError(
-                    f"parallel.tensor: must divide the target's {heads} {kind}, "
-                    f"got {self.tensor}; lower it, or set parallel.target=sharded"
-                )
+            require(
+                heads % self.tensor == 0,
+                f"parallel.tensor: must divide the target's {heads} {kind}, "
+                f"got {self.tensor}; lower it, or set parallel.target=sharded",
+            )
 
     def build(self, device: Device, *, trackers: list[str]) -> "Parallel":
-        if self.tensor > 1 and device.name == "xla":
-            import_neuronx_distributed(self.tensor)  # raises UserError early if it is missing
-        return Parallel(
+        """Build the processes of the device's route; raise UserError where it cannot split."""
+        parallel_class = Parallel
+        if device.name == "xla":
+            from train.distributed import xla
+
+            parallel_class = xla.XlaParallel
+            if self.tensor > 1:
+                xla.import_neuronx_distributed(self.tensor)  # early, before anything is loaded
+        return parallel_class(
             conf=self, device=device, accelerator=build_accelerator(device, trackers=trackers)
         )
 
@@ -162,28 +149,12 @@ def build_accelerator(device: Device, *, trackers: list[str]) -> Accelerator:
         ],
         step_scheduler_with_optimizer=False,  # else schedules run ahead by the number of processes
     )
-    if accelerator.device.type != device.torch_device.type:
-        raise UserError(
-            f"device.name: Accelerate trains on {accelerator.device.type} here, got {device.name}; "
-            "where torch_xla is installed, set USE_TORCH_XLA=0 to leave it alone"
-        )
+    require(
+        accelerator.device.type == device.torch_device.type,
+        f"device.name: Accelerate trains on {accelerator.device.type} here, got {device.name}; "
+        "where torch_xla is installed, set USE_TORCH_XLA=0 to leave it alone",
+    )
     return accelerator
-
-
-def import_neuronx_distributed(ranks: int) -> tuple[Any, Any]:
-    """Import the layers and groups of neuronx-distributed; raise UserError if that fails."""
-    try:
-        from neuronx_distributed.parallel_layers import (  # pyright: ignore[reportMissingImports]
-            layers,
-            parallel_state,
-        )
-    except ImportError as error:
-        raise UserError(
-            "parallel.tensor: with device=xla a target is split by neuronx-distributed, got "
-            f"{ranks} where it cannot be imported ({error}); run scripts/setup_trn1.sh, or use "
-            "parallel.tensor=1"
-        ) from None
-    return layers, parallel_state
 
 
 @dataclass(kw_only=True)
@@ -226,14 +197,8 @@ class Parallel:
 
     @property
     def compiles_loss(self) -> bool:
-        """Return True if the loss is compiled as a graph of its own.
-
-        On lazy devices the whole step is one graph already; and the collectives that gather the
-        head of a sharded target cannot be compiled.
-        """
-        return not self.device.lazy and (
-            self.is_single_process or self.conf.target is Weights.replicated
-        )
+        """Return True if the loss can be compiled: gathering a sharded target's head cannot."""
+        return self.is_single_process or self.conf.target is Weights.replicated
 
     def barrier(self) -> None:
         if not self.is_single_process:  # on XLA it would cost a graph, even for one process
@@ -253,28 +218,14 @@ class Parallel:
         numbers = torch.tensor([number], device=self.accelerator.device)
         return len(cast(Tensor, self.accelerator.gather(numbers)).unique()) == 1
 
-    def barrier_if_split(self) -> None:
-        """Wait for all processes if they hold the target together."""
-        if self.is_target_split:
-            self.barrier()
-
-    @contextmanager
-    def main_first(self) -> Iterator[None]:
+    def main_first(self) -> AbstractContextManager[None]:
         """Run the block on the main process first; at once everywhere if the target is split."""
         if self.is_target_split or self.is_single_process:
-            yield
-        else:
-            with self.accelerator.main_process_first():
-                yield
+            return nullcontext()
+        return self.accelerator.main_process_first()
 
     def all_reduce_sum(self, values: Tensor) -> Tensor:
         """Sum `values` over all processes."""
-        if self.is_single_process:
-            return values
-        if self.device.lazy:  # Accelerate's reduce would end the graph that is being recorded
-            from torch_xla.core import xla_model  # pyright: ignore[reportMissingImports]
-
-            return xla_model.all_reduce(xla_model.REDUCE_SUM, values)
         return cast(Tensor, self.accelerator.reduce(values, "sum"))
 
     # --- the target ---------------------------------------------------------------------------
@@ -283,8 +234,6 @@ class Parallel:
         """Build the target, with all weights or this process's part of them."""
         if not self.is_target_split:
             return conf.build(self.device)
-        if self.device.name == "xla":
-            return self._build_xla_target(conf)
         target = conf.build(self.device, load_model=self._load_part)
         return target.eager()  # graphs of sharded tensors break at every collective
 
@@ -311,41 +260,11 @@ class Parallel:
         model.key_value_heads = text_config.num_key_value_heads // self.conf.tensor
         return model
 
-    def _build_xla_target(self, conf: TargetConf) -> Target:
-        """Load the full target on the host, for its fingerprint and tables, and split it there."""
-        target = conf.build(
-            self.device, load_model=lambda source: source.load_model(self.device.dtype)
-        )
-        tables = (target.model.get_input_embeddings(), target.head)
-        names = [name for name, layer in target.model.named_modules() if layer in tables]
-        tensor_parallel.parallelize_model(target.model, self._parallel_layers(), replicated=names)
-        target.kv_heads = tensor_parallel.count_kv_heads(target.model)
-        target.model.to(self.device.torch_device)
-        return target
-
-    def _parallel_layers(self) -> tensor_parallel.ParallelLayers:
-        """Return the layer classes of neuronx-distributed, with this process's tensor group."""
-        layers, engine = import_neuronx_distributed(self.conf.tensor)
-        if not engine.model_parallel_is_initialized():
-            engine.initialize_model_parallel(tensor_model_parallel_size=self.conf.tensor)
-        if engine.get_data_parallel_rank() != self.data_rank:  # Trn2 has rings (0..15, 48..63)
-            raise UserError(
-                "parallel.tensor: neuronx-distributed must group neighboring processes, got other "
-                f"groups for {self.conf.tensor} on this instance; choose another parallel.tensor"
-            )
-        return tensor_parallel.ParallelLayers(
-            ranks=self.conf.tensor,
-            rank=engine.get_tensor_model_parallel_rank(),
-            column=layers.ColumnParallelLinear,
-            row=layers.RowParallelLinear,
-            embedding=layers.ParallelEmbedding,
-        )
-
     # --- the draft ----------------------------------------------------------------------------
 
     def prepare(self, loss_module: nn.Module) -> nn.Module:
         """Average the module's gradients over all processes. Call it before building optimizers."""
-        if self.conf.draft is Weights.replicated or self.is_single_process or self.shards_moments:
+        if self.conf.draft is Weights.replicated or self.is_single_process:
             return self.accelerator.prepare(loss_module)
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
@@ -356,43 +275,15 @@ class Parallel:
         return self.accelerator.prepare_model(loss_module, evaluation_mode=True)  # without DDP
 
     @property
-    def shards_moments(self) -> bool:
-        """Return True if only the draft's moments are sharded: ZeRO-1, where there is no FSDP2."""
-        return (
-            self.conf.draft is Weights.sharded
-            and self.device.name == "xla"
-            and not self.is_single_process
-        )
-
-    @property
     def adamw_class(self) -> type[AdamW]:
-        return ShardedAdamW if self.shards_moments else AdamW
+        return AdamW
 
     def prepare_optimizers(self, optimizers: list[Optimizer]) -> None:
-        """Shard the moments for ZeRO-1. Call it after loading states and before the first step."""
-        for optimizer in optimizers:
-            if isinstance(optimizer, ShardedAdamW):
-                from torch_xla.core import xla_model  # pyright: ignore[reportMissingImports]
-                from torch_xla.distributed import (  # pyright: ignore[reportMissingImports]
-                    zero_redundancy_optimizer as zero,
-                )
+        """Shard the moments where FSDP2 does not. Call it between loading and the first step."""
 
-                optimizer.shard_moments(
-                    zero.ZeroRedundancyOptimizer, partial(xla_model.all_gather, pin_layout=False),
-                    ranks=self.accelerator.num_processes, rank=self.accelerator.process_index,
-                )  # fmt: skip
-                self.device.synchronize()  # keeps the sharding out of the first step's graph
-
-    @contextmanager
-    def full_moments(self, optimizers: list[Optimizer]) -> Iterator[None]:
+    def full_moments(
+        self,
+        optimizers: list[Optimizer],  # noqa: ARG002
+    ) -> AbstractContextManager[None]:
         """Gather the moments of full weights while the context is open."""
-        sharded = [optimizer for optimizer in optimizers if isinstance(optimizer, ShardedAdamW)]
-        for optimizer in sharded:
-            optimizer.gather_moments()
-        yield
-        for optimizer in sharded:
-            optimizer.free_moments()
-
-    def full_weights(self, draft: Draft) -> AbstractContextManager[None]:
-        """Gather all weights of the draft on every process while the context is open."""
-        return full_params(draft)
+        return nullcontext()

@@ -8,7 +8,7 @@ from typing import Any
 from torch.distributed import PrefixStore
 from torch.distributed.rendezvous import register_rendezvous_handler, rendezvous
 
-from models.errors import UserError
+from models.errors import require
 
 SCHEME = "attempt"  # URL scheme of our rendezvous
 
@@ -37,11 +37,12 @@ def is_restart() -> bool:
 def check_launch() -> None:
     """Check that restarts of this launch would not hang; raise UserError otherwise."""
     several_nodes = _read_env_int("LOCAL_WORLD_SIZE", 1) < get_world_size()
-    if _is_store_shared() and several_nodes and _read_env_int("TORCHELASTIC_MAX_RESTARTS", 0):
-        raise UserError(
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE: must be 1 where several nodes may restart, got "
-            "nothing; export it for torchrun on every node, or launch with --max-restarts=0"
-        )
+    restarts = several_nodes and _read_env_int("TORCHELASTIC_MAX_RESTARTS", 0) > 0
+    require(
+        not (_is_store_shared() and restarts),
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE: must be 1 where several nodes may restart, got "
+        "nothing; export it for torchrun on every node, or launch with --max-restarts=0",
+    )
 
 
 def rendezvous_url() -> str | None:

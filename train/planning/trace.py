@@ -44,7 +44,7 @@ class MemoryTrace:
 
     @property
     def peak_phase(self) -> TracedPhase:
-        return max(self.phases.values(), key=lambda phase: phase.total_peak_bytes)
+        return max(self.phases.values(), key=lambda phase: phase.peak_bytes.total())
 
     def peak_bytes(self, *parts: str) -> int:
         """Return the most bytes that these parts hold together in a training step."""

@@ -79,7 +79,8 @@ def _answer_with_target(
     name = hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:16]
     path = Path(conf.output_dir) / "answers" / f"{name}.json"
     is_cached = path.exists()
-    parallel.barrier_if_split()  # every process has looked before one of them writes
+    if parallel.is_target_split:
+        parallel.barrier()  # every process has looked before one of them writes
     if is_cached:
         answers = json.loads(path.read_text())
         log.info("data: %d answers by the target, from %s", len(answers), path)

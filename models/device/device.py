@@ -11,7 +11,6 @@ from typing import Any
 import torch
 import torch._dynamo  # counters live here; importing it compiles nothing
 
-from models.device import lazy
 from models.device.graph_budget import (
     KIND_SEPARATOR,
     Graph,
@@ -23,6 +22,7 @@ from models.device.graph_budget import (
 SMALL_LAYER_WEIGHTS = 1_000_000  # one core reads as many in a fraction of a millisecond
 # Prompt buckets x tree shapes. torch fails above its limit, which is 8 by default.
 MAX_GRAPHS_PER_FUNCTION = 64
+SLOW_COMPILERS = ("neuron", "xla")  # one graph can take an hour, so unannounced ones are refused
 
 
 @dataclass(kw_only=True)
@@ -39,6 +39,9 @@ class Device:
     environment: dict[str, str] = field(default_factory=dict)  # variables for compiler and runtime
     counts_shapes: bool = False  # counts shapes even where nothing is compiled
     ledger: GraphLedger = field(default_factory=GraphLedger, compare=False, repr=False)
+    # No fields, as they follow from the class.
+    lazy = False  # operations are recorded, and computed as one graph at the next sync
+    has_scaled_addmm = True  # an operation of Muon
 
     @property
     def has_static_shapes(self) -> bool:
@@ -60,17 +63,26 @@ class Device:
         below `frozen_names` cannot change and are not checked: for the 530 weights of a deep target
         the check would take as long as a quarter of a step.
         """
-        name = f"{function.__name__}{KIND_SEPARATOR}{kind}" if kind else function.__name__
-        if self.compiles:
-            compiled = self._compile_function(function, frozen_names, kind)
-            return self.ledger.count_calls(
-                compiled, original=function, name=name, count_compiled=count_graphs
-            )
-        if self.counts_shapes:
-            return self.ledger.count_calls(
-                function, original=function, name=name, count_compiled=None
-            )
+        if not self.has_static_shapes:
+            return function
+        return self.ledger.count_calls(
+            self._compile_function(function, frozen_names, kind) if self.compiles else function,
+            original=function,
+            name=f"{function.__name__}{KIND_SEPARATOR}{kind}" if kind else function.__name__,
+            count_compiled=self.count_graphs if self.compiles else self.ledger.count_shapes,
+        )
+
+    def compile_part(self, function: Callable, *, frozen_names: tuple[str, ...] = ()) -> Callable:
+        """Compile a part of a step, except on a lazy device, where the whole step is one graph."""
+        return self.compile(function, frozen_names=frozen_names)
+
+    def compile_if_lazy(self, function: Callable) -> Callable:
+        """Compile small operations between graphs on a lazy device; leave them eager elsewhere."""
         return function
+
+    def choose_graphs(self, *, whole: Iterable[Graph], parts: Iterable[Graph]) -> set[Graph]:
+        """Return the graphs of the parts of a step, or on a lazy device those of the whole step."""
+        return set(whole if self.lazy else parts)
 
     @contextmanager
     def expect_graphs(
@@ -88,7 +100,7 @@ class Device:
         if not self.has_static_shapes:
             yield None
             return
-        with self.ledger.expect_graphs(needed, strict=self.compiles_slowly) as budget:
+        with self.ledger.expect_graphs(needed, strict=self.name in SLOW_COMPILERS) as budget:
             budget.on_graph = on_graph
             print_line(f"graphs: {format_counts(budget.announced)} announced")
             yield budget
@@ -97,9 +109,6 @@ class Device:
     def _compile_function(
         self, function: Callable, frozen_names: tuple[str, ...], kind: str
     ) -> Callable:
-        if self.lazy:
-            return lazy.trace_function(function)
-
         def keep_guards(guards: Sequence[Any]) -> list[bool]:
             return [not guard.name.startswith(frozen_names) for guard in guards]
 
@@ -118,39 +127,15 @@ class Device:
         """Return what the length of training rows must be a multiple of, as in conf/machine."""
         return 128 if self.instance_type and self.name in ("neuron", "xla") else 1
 
-    @property
-    def compiles_slowly(self) -> bool:
-        """Return whether one graph can take an hour: then unannounced shapes are refused."""
-        return self.name in ("neuron", "xla")
-
-    @property
-    def lazy(self) -> bool:
-        """Return whether operations are recorded, and computed as one graph at the next sync."""
-        return self.name == "xla"
-
     def eager(self) -> "Device":
-        """Return a device for little work, which compiling would only delay.
-
-        A lazy device always compiles, so it returns a copy whose graphs count in no run's budget.
-        """
-        if self.lazy:
-            return replace(self, ledger=GraphLedger())
+        """Return a device for little work, which compiling would only delay."""
         return replace(self, compiles=False, counts_shapes=False)
-
-    def compile_if_lazy(self, function: Callable) -> Callable:
-        """Compile small operations between graphs on a lazy device; leave them eager elsewhere."""
-        return self.compile(function) if self.lazy else function
 
     def compile_region(self, function: Callable) -> Callable:
         """Mark a part that occurs many times in a graph, to be compiled once where possible."""
-        if self.lazy or self.backend == "neuron":
+        if self.backend == "neuron":
             return function
         return torch.compiler.nested_compile_region(function)
-
-    @property
-    def fuses_rounds(self) -> bool:
-        """Return whether a complete round is one graph unless configured."""
-        return True
 
     @contextmanager
     def cpu_threads_for(self, weights: int) -> Iterator[None]:
@@ -173,10 +158,13 @@ class Device:
 
     def synchronize(self) -> None:
         """Wait until the device has finished, so that clocks measure completed work."""
-        if self.lazy:
-            lazy.sync_graph(wait=True)
-        elif self.torch_device.type != "cpu":
+        if self.torch_device.type != "cpu":
             torch.accelerator.synchronize()
+
+    @staticmethod
+    def count_graphs() -> int:
+        """Count the graphs compiled so far in this process; none may be added after warm-up."""
+        return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
     def describe(self) -> dict[str, Any]:
         """Describe for the report what ran the measurement, and with which settings."""
@@ -215,8 +203,3 @@ def _copy_with_name(function: Any, name: str) -> Callable:
     )
     copy.__kwdefaults__ = function.__kwdefaults__
     return copy
-
-
-def count_graphs() -> int:
-    """Count the graphs compiled so far in this process; none may be added after warm-up."""
-    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"]) + lazy.count_lazy_graphs()

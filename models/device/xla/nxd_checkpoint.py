@@ -31,7 +31,7 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-from models.errors import UserError
+from models.errors import UserError, require
 from models.parallel.tensor_parallel import INPUT_AXIS, OUTPUT_AXIS, plan_shards
 
 RANK_FILE = re.compile(r"(?:dp_rank_\d+_)?(?:ep_rank_(\d+)_)?tp_rank_(\d+)_pp_rank_(\d+)(?:\.pt)?")
@@ -40,6 +40,7 @@ FUSED_LAYERS = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
 }
 GROUPED_QKV = re.compile(r"qkv_proj\.(weight|bias)_([qkv])$")
+QUERY_AXES = {"q_proj.weight": OUTPUT_AXIS, "q_proj.bias": OUTPUT_AXIS, "o_proj.weight": INPUT_AXIS}
 StateDict = Mapping[str, Shaped[Tensor, "..."]]
 
 
@@ -57,17 +58,17 @@ def find_rank_files(folder: Path) -> list[Path]:
 
 
 def _order_by_rank(folder: Path, rank_files: Mapping[re.Match, Path]) -> list[Path]:
-    if any(int(match[1] or 0) or int(match[3]) for match in rank_files):
-        raise UserError(
-            "target.path: an NxD checkpoint must have one pipeline stage and no expert ranks, got "
-            f"{str(folder)!r}; merge it with NxD's checkpoint_converter.py and give the result"
-        )
+    require(
+        not any(int(match[1] or 0) or int(match[3]) for match in rank_files),
+        "target.path: an NxD checkpoint must have one pipeline stage and no expert ranks, got "
+        f"{str(folder)!r}; merge it with NxD's checkpoint_converter.py and give the result",
+    )
     ranks = {int(match[2]): path for match, path in rank_files.items()}
-    if sorted(ranks) != list(range(len(ranks))):
-        raise UserError(
-            f"target.path: the files of all tensor ranks must be present, got {sorted(ranks)} of "
-            f"{str(folder)!r}; copy the missing ones"
-        )
+    require(
+        sorted(ranks) == list(range(len(ranks))),
+        f"target.path: the files of all tensor ranks must be present, got {sorted(ranks)} of "
+        f"{str(folder)!r}; copy the missing ones",
+    )
     paths = [ranks[rank] for rank in range(len(ranks))]
     return [path / "checkpoint.pt" if path.is_dir() else path for path in paths]
 
@@ -86,15 +87,13 @@ def read_share(file: Path) -> StateDict:
     ]
     with torch.serialization.safe_globals(references):
         share = torch.load(file, map_location="cpu", weights_only=True)
-    share = share.get("model", share)
-
-    def load_tensor(value: Any) -> Tensor:
-        if not isinstance(value, _TensorReference):
-            return value
-        path = Path(f"{file}.tensors") / f"tensor_{value.tid}.pt"
-        return torch.load(path, map_location="cpu", weights_only=True)
-
-    return {name: load_tensor(value) for name, value in share.items()}
+    tensors = Path(f"{file}.tensors")
+    return {
+        name: torch.load(tensors / f"tensor_{value.tid}.pt", map_location="cpu", weights_only=True)
+        if isinstance(value, _TensorReference)
+        else value
+        for name, value in share.get("model", share).items()
+    }
 
 
 def merge_shares(shares: Sequence[StateDict], model: Any) -> dict[str, Shaped[Tensor, "..."]]:
@@ -102,22 +101,21 @@ def merge_shares(shares: Sequence[StateDict], model: Any) -> dict[str, Shaped[Te
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     shares = [_split_fused(share, shapes) for share in shares]
     _check_names(set(shares[0]), set(shapes), model.config.get_text_config())
-    shards, weights = plan_shards(model, 1), {}
-    for name, tensor in shares[0].items():
+    weights, shards = dict(shares[0]), plan_shards(model, 1)
+    for name, tensor in weights.items():
         layer, _, parameter = name.rpartition(".")
         axis = shards[layer].axis_of(parameter) if layer in shards else None
-        weights[name] = tensor
         if axis is not None and tensor.shape != shapes[name]:
             weights[name] = torch.cat([share[name] for share in shares], axis)
-    for name in list(weights):
+    for name in weights:
         if name.endswith(".k_proj.weight"):
             _merge_repeated_heads(weights, name.removesuffix(".k_proj.weight"), model, shapes)
     for name, tensor in weights.items():
-        if tensor.shape != shapes[name]:
-            raise UserError(
-                f"target.path: {name} must be {list(shapes[name])} when merged, got "
-                f"{list(tensor.shape)}; give the config of the model that was trained"
-            )
+        require(
+            tensor.shape == shapes[name],
+            f"target.path: {name} must be {list(shapes[name])} when merged, got "
+            f"{list(tensor.shape)}; give the config of the model that was trained",
+        )
     return weights
 
 
@@ -155,30 +153,27 @@ def _merge_repeated_heads(
     if repeats <= 1 or remainder:
         return
     heads = model.config.get_text_config().num_key_value_heads
-    by_head, by_row = keys.unflatten(0, (heads, repeats, -1)), keys.unflatten(0, (repeats, -1))
-    rows_repeat = not torch.equal(by_head, by_head[:, :1].expand_as(by_head))
-    if rows_repeat and not torch.equal(by_row, by_row[:1].expand_as(by_row)):
+    for split, copies_axis in (((heads, repeats, -1), 1), ((repeats, heads, -1), 0)):
+        copies = keys.unflatten(0, split)
+        if torch.equal(copies, copies.narrow(copies_axis, 0, 1).expand_as(copies)):
+            break
+    else:
         raise UserError(
             f"target.path: the {repeats} copies of a head must be equal, got different ones in "
             f"{attention}.k_proj; merge it with NxD's checkpoint_converter.py and give the result"
         )
     for name in ("k_proj.weight", "v_proj.weight", "k_proj.bias", "v_proj.bias"):
         if (tensor := weights.get(f"{attention}.{name}")) is not None:
-            copies = tensor.unflatten(
-                0, (repeats, heads, -1) if rows_repeat else (heads, repeats, -1)
-            )
-            weights[f"{attention}.{name}"] = copies.select(0 if rows_repeat else 1, 0).flatten(0, 1)
-    for name, axis in (
-        ("q_proj.weight", OUTPUT_AXIS),
-        ("q_proj.bias", OUTPUT_AXIS),
-        ("o_proj.weight", INPUT_AXIS),
-    ):
+            single = tensor.unflatten(0, split).select(copies_axis, 0)
+            weights[f"{attention}.{name}"] = single.flatten(0, 1)
+    rows_repeat = copies_axis == 0
+    for name, axis in QUERY_AXES.items():
         if rows_repeat and (tensor := weights.get(f"{attention}.{name}")) is not None:
             reordered = tensor.unflatten(axis, (repeats, heads, -1)).transpose(axis, axis + 1)
             weights[f"{attention}.{name}"] = reordered.flatten(axis, axis + 2)
 
 
-def load_model(rank_files: Sequence[Path], model: Any, **kwargs: Any) -> Any:
+def load_rank_files(rank_files: Sequence[Path], model: Any, **kwargs: Any) -> Any:
     """Load the full model of an NxD checkpoint; `model` is the same without weights."""
     weights = merge_shares([read_share(file) for file in rank_files], model)
     return type(model).from_pretrained(None, config=model.config, state_dict=weights, **kwargs)

@@ -1,0 +1,103 @@
+"""The choice of a route (how PyTorch reaches the device), and errors for a missing device."""
+
+import functools
+import logging
+import os
+import shutil
+from typing import NamedTuple
+
+import torch
+
+from models.device.device import Device
+from models.device.host import Host
+from models.device.neuron_packages import check_native, check_package_mix, installed_version
+from models.device.xla.device import XlaDevice, open_xla_device
+from models.device.xla.requirements import check_xla
+from models.errors import UserError, require
+
+log = logging.getLogger(__name__)
+SUPPORTED_ACCELERATORS = ("cuda", "neuron")  # PyTorch's names; `auto` takes no untested ones
+
+
+class RouteChoice(NamedTuple):
+    """A route (cpu, cuda, neuron or xla) and why it was chosen."""
+
+    name: str
+    reason: str
+
+
+def choose_route(name: str, host: Host) -> RouteChoice:
+    """Choose the route for a device name; raise UserError with the reason if it is unavailable.
+
+    `auto` refuses broken Neuron packages too: a user who installed them does not expect the CPU.
+    """
+    if name in ("auto", "neuron", "xla"):
+        check_package_mix()
+    choice = _detect_route(host) if name == "auto" else RouteChoice(name, "as configured")
+    if choice.name == "neuron":
+        require(
+            not (host.instance_type or "").startswith(("trn1", "inf2")),
+            f"device.name: the native route needs Trainium 2 or 3, got neuron on "
+            f"{host.instance_type}; use device=xla with torch 2.9",
+        )
+        check_native()
+    elif choice.name == "xla":
+        check_xla(host, on_neuron=is_neuron_route(choice.name))
+    _check_available(choice.name, host)
+    return choice
+
+
+def is_neuron_route(name: str) -> bool:
+    """Return whether a route runs on Neuron cores: natively, or by XLA with Neuron's library."""
+    return name == "neuron" or (name == "xla" and installed_version("libneuronxla") is not None)
+
+
+def open_device(route: str) -> tuple[type[Device], torch.device]:
+    """Return the class of a route's device, and the PyTorch device that it computes on."""
+    return (XlaDevice, open_xla_device()) if route == "xla" else (Device, torch.device(route))
+
+
+@functools.cache
+def can_compile(name: str) -> bool:
+    """Return whether Inductor has the C++ compiler that it needs on a CPU; warn once if not."""
+    if name != "cpu" or any(shutil.which(tool) for tool in ("g++", "clang++", "c++")):
+        return True
+    log.warning("no C++ compiler found: compiled parts run eagerly (install g++ for full speed)")
+    return False
+
+
+def _detect_route(host: Host) -> RouteChoice:
+    if pjrt := os.environ.get("PJRT_DEVICE"):
+        return RouteChoice("xla", f"PJRT_DEVICE={pjrt} is set")
+    accelerator = _find_accelerator()
+    if accelerator in SUPPORTED_ACCELERATORS:
+        return RouteChoice(accelerator, f"PyTorch sees {torch.accelerator.device_count()} of them")
+    if installed_version("libneuronxla"):
+        return RouteChoice("xla", "libneuronxla is installed")
+    if host.has_neuron:
+        log.warning(
+            "this machine has Neuron cores, but no package that drives them is installed: "
+            "running on the CPU (see docs/trainium.md)"
+        )
+    if accelerator is None:
+        return RouteChoice("cpu", "PyTorch sees no accelerator")
+    log.warning(
+        "device=auto takes CUDA, Neuron or the CPU, not %s: running on the CPU", accelerator
+    )
+    return RouteChoice("cpu", f"{accelerator} is not supported")
+
+
+def _find_accelerator() -> str | None:
+    device = torch.accelerator.current_accelerator(check_available=True)
+    return None if device is None else device.type
+
+
+def _check_available(route: str, host: Host) -> None:
+    accelerator = _find_accelerator()
+    if route in ("cpu", "xla", accelerator):
+        return
+    devices = "cpu" if accelerator is None else f"cpu and {accelerator}"
+    remedy = "use device=auto"
+    if route == "neuron" and not host.has_neuron:
+        remedy = "there is no /dev/neuron*: use a Trainium 2 or 3 instance, or device=auto"
+    raise UserError(f"device.name: PyTorch sees {devices} here, got {route}; {remedy}")

@@ -1,0 +1,81 @@
+"""The device of PyTorch/XLA, which records operations and computes them at the next sync.
+
+A graph is everything recorded between two syncs, and the tensors alive at its end are its results.
+A sync before a function and one after it therefore make it one graph. An operation that would force
+a sync in between, such as reading a value or one that XLA lacks, raises an error with its location.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from models.device.device import Device
+from models.device.graph_budget import GraphLedger
+
+
+def open_xla_device() -> torch.device:
+    """Return the device, after a setting that modules need to be moved to it."""
+    import torch_xla  # pyright: ignore[reportMissingImports]
+
+    # Otherwise a module moved to XLA gets new parameters, and tied weights are no longer tied.
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    return torch_xla.device()
+
+
+class XlaDevice(Device):
+    """A lazy device: a whole step is one graph, whose results are still computed as it returns."""
+
+    lazy = True
+    has_scaled_addmm = False
+
+    def _compile_function(
+        self,
+        function: Callable,
+        frozen_names: tuple[str, ...],  # noqa: ARG002
+        kind: str,  # noqa: ARG002
+    ) -> Callable:
+        """Make a function one graph."""
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            import torch_xla  # pyright: ignore[reportMissingImports]
+
+            with torch_xla.compile(full_graph=True, name=function.__name__):
+                return function(*args, **kwargs)
+
+        return call
+
+    def compile_part(self, function: Callable, **_: Any) -> Callable:
+        return function
+
+    def compile_if_lazy(self, function: Callable) -> Callable:
+        return self.compile(function)
+
+    def compile_region(self, function: Callable) -> Callable:
+        return function
+
+    def eager(self) -> Device:
+        """Return a copy whose graphs count in no run's budget: this device always compiles."""
+        return replace(self, ledger=GraphLedger())
+
+    def synchronize(self) -> None:
+        """Compute all recorded operations."""
+        import torch_xla  # pyright: ignore[reportMissingImports]
+
+        torch_xla.sync(wait=True)
+
+    @staticmethod
+    def count_graphs() -> int:
+        """Count all graphs compiled so far in this process.
+
+        Pending operations are computed first, so that their graph counts here and not at the next
+        sync.
+        """
+        import torch_xla  # pyright: ignore[reportMissingImports]
+        from torch_xla.debug import metrics  # pyright: ignore[reportMissingImports]
+
+        torch_xla.sync()
+        return Device.count_graphs() + (metrics.counter_value("UncachedCompile") or 0)

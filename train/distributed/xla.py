@@ -1,0 +1,199 @@
+"""The processes of a run on the XLA route, which has neither DTensor nor FSDP2.
+
+The target is split by the layers of neuronx-distributed, and a sharded draft by ZeRO-1: each
+process holds the optimizer moments of its shard of every weight, and updates it. Weights are
+sharded along the first axis; the last shards are padded. Five rows on three processes:
+
+    0 1 | 2 3 | 4 .
+
+An engine reduces gradients, updates the shards and gathers the weights. Checkpoints hold the
+moments of full weights, as plain AdamW does, so that any number of processes can resume, with
+ZeRO-1 or without.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+
+from models.errors import UserError, require
+from models.parallel.tensor_parallel import ParallelLayers, count_kv_heads, parallelize_model
+from models.target.target import Target, TargetConf
+from train.distributed.parallel import Parallel, ParallelConf, Weights
+
+
+class XlaParallel(Parallel):
+    """The processes of a run on the XLA route."""
+
+    def all_reduce_sum(self, values: Tensor) -> Tensor:
+        """Sum `values`; Accelerate's reduce would end the graph that is being recorded."""
+        if self.is_single_process:
+            return values
+        from torch_xla.core import xla_model  # pyright: ignore[reportMissingImports]
+
+        return xla_model.all_reduce(xla_model.REDUCE_SUM, values)
+
+    def build_target(self, conf: TargetConf) -> Target:
+        """Load the full target on the host, for its fingerprint and tables, and split it there."""
+        if not self.is_target_split:
+            return conf.build(self.device)
+        target = conf.build(
+            self.device, load_model=lambda source: source.load_model(self.device.dtype)
+        )
+        tables = (target.model.get_input_embeddings(), target.head)
+        names = [name for name, layer in target.model.named_modules() if layer in tables]
+        parallelize_model(target.model, self._parallel_layers(), replicated=names)
+        target.kv_heads = count_kv_heads(target.model)
+        target.model.to(self.device.torch_device)
+        return target
+
+    def _parallel_layers(self) -> ParallelLayers:
+        """Return the layer classes of neuronx-distributed, with this process's tensor group."""
+        layers, engine = import_neuronx_distributed(self.conf.tensor)
+        if not engine.model_parallel_is_initialized():
+            engine.initialize_model_parallel(tensor_model_parallel_size=self.conf.tensor)
+        require(
+            engine.get_data_parallel_rank() == self.data_rank,  # Trn2 has rings (0..15, 48..63)
+            "parallel.tensor: neuronx-distributed must group neighboring processes, got other "
+            f"groups for {self.conf.tensor} on this instance; choose another parallel.tensor",
+        )
+        return ParallelLayers(
+            ranks=self.conf.tensor,
+            rank=engine.get_tensor_model_parallel_rank(),
+            column=layers.ColumnParallelLinear,
+            row=layers.RowParallelLinear,
+            embedding=layers.ParallelEmbedding,
+        )
+
+    def prepare(self, loss_module: nn.Module) -> nn.Module:
+        return self.accelerator.prepare(loss_module)
+
+    @property
+    def adamw_class(self) -> type[AdamW]:
+        sharded = self.conf.draft is Weights.sharded and not self.is_single_process
+        return ShardedAdamW if sharded else AdamW
+
+    def prepare_optimizers(self, optimizers: list[Optimizer]) -> None:
+        """Shard the moments. Call it after loading states and before the first step."""
+        for optimizer in filter_sharded(optimizers):
+            from torch_xla.core import xla_model  # pyright: ignore[reportMissingImports]
+            from torch_xla.distributed import (  # pyright: ignore[reportMissingImports]
+                zero_redundancy_optimizer as zero,
+            )
+
+            optimizer.shard_moments(
+                zero.ZeroRedundancyOptimizer, partial(xla_model.all_gather, pin_layout=False),
+                ranks=self.accelerator.num_processes, rank=self.accelerator.process_index,
+            )  # fmt: skip
+            self.device.synchronize()  # keeps the sharding out of the first step's graph
+
+    @contextmanager
+    def full_moments(self, optimizers: list[Optimizer]) -> Iterator[None]:
+        sharded = filter_sharded(optimizers)
+        for optimizer in sharded:
+            optimizer.gather_moments()
+        yield
+        for optimizer in sharded:
+            optimizer.state.clear()
+
+
+def check_layout(conf: ParallelConf, optimizer: str) -> None:
+    """Refuse what neuronx-distributed and ZeRO-1 cannot do in place of DTensor and FSDP2."""
+    require(
+        conf.target is Weights.replicated,
+        "parallel.target: must be replicated with device=xla, got sharded; "
+        "split its layers by parallel.tensor",
+    )
+    require(
+        conf.draft is Weights.replicated or optimizer == "adamw",
+        f"optim.name: must be adamw with device=xla and parallel.draft=sharded, got "
+        f"{optimizer}, which needs whole matrices; set parallel.draft=replicated",
+    )
+
+
+def import_neuronx_distributed(ranks: int) -> tuple[Any, Any]:
+    """Import the layers and groups of neuronx-distributed; raise UserError if that fails."""
+    try:
+        from neuronx_distributed.parallel_layers import (  # pyright: ignore[reportMissingImports]
+            layers,
+            parallel_state,
+        )
+    except ImportError as error:
+        raise UserError(
+            "parallel.tensor: with device=xla a target is split by neuronx-distributed, got "
+            f"{ranks} where it cannot be imported ({error}); run scripts/setup_trn1.sh, or use "
+            "parallel.tensor=1"
+        ) from None
+    return layers, parallel_state
+
+
+def shard_rows(
+    tensor: Float[Tensor, "rows ..."], *, ranks: int, rank: int
+) -> Float[Tensor, "shard_rows ..."]:
+    """Return the rows of one process, padded with zeros.
+
+    >>> import torch
+    >>> [shard_rows(torch.arange(1.0, 6.0), ranks=3, rank=rank).tolist() for rank in range(3)]
+    [[1.0, 2.0], [3.0, 4.0], [5.0, 0.0]]
+    """
+    rows = -(-len(tensor) // ranks)
+    missing = rows * ranks - len(tensor)
+    padded = F.pad(tensor, [0, 0] * (tensor.ndim - 1) + [0, missing])
+    return padded.narrow(0, rank * rows, rows)
+
+
+class ShardedAdamW(AdamW):
+    """AdamW whose moments are sharded from `shard_moments` on.
+
+    It keeps the parameter groups, so schedules act on it as before.
+    """
+
+    engine: Any = None
+    gather: Callable[[Tensor], Tensor]
+
+    def shard_moments(
+        self, engine: Callable[..., Any], gather: Callable[[Tensor], Tensor], *,
+        ranks: int, rank: int,
+    ) -> None:  # fmt: skip
+        """Shard the loaded moments, and take all further steps with `engine`."""
+        options = {name: self.defaults[name] for name in ("lr", "betas", "eps", "weight_decay")}
+        self.gather = gather
+        # the groups are shared, so that schedules still set the learning rate
+        self.engine = engine(
+            self.param_groups, AdamW, grad_clipping=False, pin_layout=False,
+            save_master_weights=True, **options,
+        )  # fmt: skip
+        for weight, shard in self._weight_shard_pairs():
+            if moments := self.state.pop(weight, None):
+                self.engine.base_optimizer.state[shard] = {
+                    name: shard_rows(value, ranks=ranks, rank=rank).to(shard.device).clone()
+                    if value.ndim
+                    else value.cpu()
+                    for name, value in moments.items()
+                }
+
+    def step(self, closure: Any = None) -> Any:
+        return super().step(closure) if self.engine is None else self.engine.step(closure)
+
+    def gather_moments(self) -> None:
+        """Gather the moments of full weights to the host; collective."""
+        for weight, shard in self._weight_shard_pairs():
+            self.state[weight] = {
+                name: self.gather(value)[: len(weight)].cpu() if value.ndim else value.cpu()
+                for name, value in self.engine.base_optimizer.state[shard].items()
+            }
+
+    def _weight_shard_pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield each weight with this process's shard of it."""
+        shard_groups = self.engine.base_optimizer.param_groups
+        for weights, shards in zip(self.param_groups, shard_groups, strict=True):
+            yield from zip(weights["params"], shards["params"], strict=True)
+
+
+def filter_sharded(optimizers: list[Optimizer]) -> list[ShardedAdamW]:
+    return [optimizer for optimizer in optimizers if isinstance(optimizer, ShardedAdamW)]
