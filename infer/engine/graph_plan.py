@@ -15,8 +15,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from infer.config import EvaluationConf
-from infer.engine.decode import NO_DRAFT, bucket_length, count_cache_slots
+from infer.engine.admission import bucket_length
 from infer.engine.rounds import DecodePolicy
+from infer.engine.session import NO_DRAFT, count_cache_slots
 from infer.verify import AcceptanceRule, Verification, build_acceptance_rule
 from models.device.graph_budget import KIND_SEPARATOR, Graph, graph_key_of
 from models.drafts.base import Draft

@@ -63,7 +63,7 @@ def measure_splits(
                 num_rounds = _count_rounds(mode, prompt, max_new_tokens, phase_timer)
                 if phase_timer is None:
                     clock.rounds += num_rounds
-                    clock.fused_s += mode.decoder.round_timer.total_s
+                    clock.fused_s += sum(mode.decoder.round_seconds)
     return {name: _build_split(clock) for name, clock in clocks.items()}
 
 

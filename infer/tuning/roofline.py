@@ -1,22 +1,22 @@
 """Roofline estimate of a round of speculative decoding, traced on tensors without memory.
 
-The trace runs a decoder's own functions (infer/engine/rounds.py) with any draft and tree. A pass
+The trace runs a decoder's own session (infer/engine/session.py) with any draft and tree. A pass
 takes at least the time to read its weights and the cache once, and at least the time to compute its
 matrix products.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from infer.engine import rounds
-from infer.engine.decode import Decoder, bucket_length
+from infer.engine.admission import bucket_length
+from infer.engine.session import Session
 from models.device.machine_specs import MachineConf
 from models.device.memory_trace import TracedPhase, fake_model
 from models.drafts.base import Draft
 from models.meta_model import MetaTarget, collect_models
 from models.speculate.sampling import SamplingConf
-from models.speculate.tree import Tree
+from models.speculate.tree import Proposal, Tree
 
 TARGET, DRAFT, CACHE = "target", "draft", "cache"
 PROMPT, ONE_TOKEN, VERIFY, PROPOSE = "prompt", "one token", "verification", "proposal"
@@ -40,40 +40,22 @@ def trace_passes(
     with fake_model([target.model, *collect_models(draft)], vocab=vocab) as tracer:
         tracer.label_tensors(DRAFT, [*draft.parameters(), *draft.buffers()])
         tracer.label_tensors(TARGET, [*target.model.parameters(), *target.model.buffers()])
-        decoder = Decoder(
+        session = Session(
             target, draft, tree, sampling=sampling, slots=sizes.context, batch=sizes.batch
         )
-        tracer.label_tensors(CACHE, [*decoder.cache.keys, *decoder.cache.values])
-        assert decoder.draft is not None
+        tracer.label_tensors(CACHE, [*session.cache.keys, *session.cache.values])
         with tracer.trace_phase(PROMPT) as prompt:
             input_ids = torch.zeros(sizes.batch, bucket_length(sizes.prompt), dtype=torch.int64)
             lengths = torch.full((sizes.batch,), sizes.prompt)
-            policy, cache, layers = decoder.policy, decoder.cache, decoder.layers
-            target_output, _, scores, history = rounds.prefill(
-                target, cache, layers, policy.sampling_rule, input_ids, lengths, lengths
-            )
-            slots, draft_slots, empty = rounds.open_slots(
-                policy.sampling_rule,
-                policy.lookahead,
-                policy.max_moves,
-                cache.garbage_slot,
-                lengths,
-                lengths,
-                scores,
-                history,
-            )
-            state, proposal = rounds.begin(
-                decoder.draft, decoder.state, policy, input_ids, draft_slots, target_output
-            )
+            state, _, _ = session.prefill(input_ids, lengths, lengths)
+        empty = input_ids[:, :0]
         with tracer.trace_phase(ONE_TOKEN) as one_token:
-            rounds.score(target, cache, layers, slots, empty)
+            session.verify(replace(state, proposal=Proposal(ids=empty, parents=empty)))
         with tracer.trace_phase(VERIFY) as verify:
-            target_output, logits = rounds.score(target, cache, layers, slots, proposal)
-        slots, emitted = rounds.accept(
-            policy, cache.garbage_slot, slots, proposal, target_output, logits
-        )
+            target_output, logits = session.verify(state)
+        state, output = session.accept(state, target_output, logits)
         with tracer.trace_phase(PROPOSE) as propose:
-            rounds.draft_next(decoder.draft, state, policy, slots, emitted)
+            session.propose(state, output)
     return {phase.name: phase for phase in (prompt, one_token, verify, propose)}
 
 

@@ -4,10 +4,14 @@
 """
 
 from infer.verify.base import AcceptanceRule, AcceptedPath, ScoredTree, Verification
-from infer.verify.block import BlockRule
-from infer.verify.rejection import RejectionRule
-from infer.verify.typical import TypicalRule, walk_typical
-from infer.verify.walk import CoupledRule, GreedyRule, walk_choices
+from infer.verify.ratio_tests import BlockRule, RejectionRule
+from infer.verify.target_path import (
+    CoupledRule,
+    GreedyRule,
+    TypicalRule,
+    walk_choices,
+    walk_typical,
+)
 from models.speculate.sampling import SamplingConf
 
 __all__ = [
