@@ -20,23 +20,21 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
-from rich.console import Console
 from rich.progress import track
 
 from conf.entry import entry_point
-from data.eval_prompts import prompts as prompt_files
 from data.eval_prompts.prompts import EvalPrompt, fingerprint_prompts
-from data.mixture.held_out_rows import SELECTION_FILE
-from infer.checkpoints import open_checkpoints, resolve_target
+from infer.checkpoint_paths import open_checkpoints
 from infer.config import CalibrateConf
+from infer.draft_loading import check_inputs, load_calibration
 from infer.engine.decode import Decoder, RoundCallback
 from infer.measure.acceptance import AcceptanceCounter, build_comb, expected_length
 from infer.measure.intervals import Estimate, bootstrap_t
-from infer.measure.prompt_choice import find_held_out_file, load_calibration_prompts
 from infer.report.number_format import format_estimate, format_number
+from models.console import print_line
 from models.drafts import load_draft
 from models.drafts.base import Draft
-from models.errors import UserError
+from models.errors import require
 from models.files import open_output_file
 from models.speculate.sampling import SamplingConf
 from models.speculate.tree import Tree, TreeConf, TreeKind, best_first_paths, tree_from_paths
@@ -73,11 +71,11 @@ def calibrate_tree(
     target: Target, draft: Draft, prompts: list[EvalPrompt], conf: CalibrateConf
 ) -> Calibration:
     """Measure acceptance on a comb, search a tree, and compare it with a chain and `conf.tree`."""
-    if conf.depth > draft.max_depth:
-        raise UserError(
-            f"depth: must be at most the {draft.max_depth} tokens that the draft can propose, "
-            f"got {conf.depth}; lower depth"
-        )
+    require(
+        conf.depth <= draft.max_depth,
+        f"depth: must be at most the {draft.max_depth} tokens that the draft can propose, got "
+        f"{conf.depth}; lower depth",
+    )
     counter = AcceptanceCounter(conf.depth, conf.ranks)
     eager = target.eager()  # compiling takes longer than the few rounds of each tree
     slots = max(len(prompt.ids) for prompt in prompts) + conf.max_new_tokens
@@ -124,15 +122,6 @@ def measure_acceptance_length(
     return bootstrap_t(np.array(sums, dtype=np.float64), support=(1.0, np.inf))
 
 
-def check_calibrate_config(conf: CalibrateConf) -> None:
-    """Check what can be checked before a model is loaded; raise UserError otherwise."""
-    conf.tree.build()
-    if conf.prompts is not None:
-        prompt_files.read_prompt_rows(conf.prompts, key="prompts")
-    with open_output_file(conf.output) as file:
-        tempfile.TemporaryFile(dir=file.parent).close()
-
-
 def format_calibration(calibration: Calibration) -> Iterator[str]:
     """Yield the lines for the terminal."""
     ranks = range(calibration.acceptance.shape[1])
@@ -146,10 +135,11 @@ def format_calibration(calibration: Calibration) -> Iterator[str]:
     yield ""
     yield f"{'tree':<14}{'nodes':>5}{'depth':>7}{'expected':>10}  measured tokens a round"
     for name, trial in calibration.trees.items():
-        measured = format_estimate(trial.measured and asdict(trial.measured))
-        tree = trial.tree
-        sizes = f"{name:<14}{tree.size:>5}{tree.max_path_length:>7}"
-        yield f"{sizes}{format_number(trial.expected):>10}  {measured}"
+        yield (
+            f"{name:<14}{trial.tree.size:>5}{trial.tree.max_path_length:>7}"
+            f"{format_number(trial.expected):>10}  "
+            f"{format_estimate(trial.measured and asdict(trial.measured))}"
+        )
 
 
 def describe_calibration(
@@ -172,26 +162,20 @@ def describe_calibration(
 
 @entry_point("calibrate", CalibrateConf)
 def main(conf: CalibrateConf) -> None:
-    print_line = Console(soft_wrap=True, highlight=False).print
     (directory,) = open_checkpoints([conf.checkpoint] if conf.checkpoint else None, print_line)
-    check_calibrate_config(conf)
-    target_conf = resolve_target(conf.target, [directory])
-    prompt_path = conf.prompts or find_held_out_file(
-        [directory], target_conf, SELECTION_FILE, key="prompts"
-    )
-    target = target_conf.build(conf.device.build())
+    check_inputs(conf.tree, conf.prompts, key="prompts")
+    with open_output_file(conf.output) as file:
+        tempfile.TemporaryFile(dir=file.parent).close()
+    target, prompts = load_calibration(conf, [directory])
     _, draft = load_draft(directory, target)
     target = draft.target_for(target) or target
-    prompts = load_calibration_prompts(target, prompt_path, conf.num_prompts)
     with target.device.cpu_threads_for(target.num_parameters // target.num_layers):
         calibration = calibrate_tree(target, draft, prompts, conf)
     for line in format_calibration(calibration):
         print_line(line)
     with open_output_file(conf.output) as file:
-        write_paths(
-            calibration.paths, file,
-            metadata=describe_calibration(calibration, directory, target, prompts),
-        )  # fmt: skip
+        about = describe_calibration(calibration, directory, target, prompts)
+        write_paths(calibration.paths, file, metadata=about)
     print_line(f"\n{len(prompts)} prompts, the same for table and trees; on held-out prompts run:")
     print_line(f"python -m infer.eval checkpoint={directory} tree=static tree.file={file}")
 

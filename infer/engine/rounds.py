@@ -136,13 +136,12 @@ def prefill(
     )  # fmt: skip
     last = (lengths - 1).clamp_min(0)[:, None, None].expand(-1, 1, target_output.hidden.shape[-1])
     logits = target.logits(target_output.hidden.gather(1, last))[:, 0]
-    history = None
-    if rule.has_penalties:
-        history = History.from_prompts(input_ids, lengths, logits.shape[-1])
+    vocab_size = logits.shape[-1]
+    history = History.from_prompts(input_ids, lengths, vocab_size) if rule.has_penalties else None
     scores = rule.warp(logits, history)
     if not rule.is_greedy:
-        noise = _keyed_noise(rule, TARGET_NOISE, logits.shape[-1], row_ids, 0, lengths[:, None])
-        scores = scores + noise[:, 0]
+        positions = lengths[:, None]
+        scores = scores + _keyed_noise(rule, TARGET_NOISE, vocab_size, row_ids, 0, positions)[:, 0]
     return target_output, logits, scores, history
 
 
@@ -245,9 +244,8 @@ def _score_nodes(
 ) -> ScoredTree:
     """Return the target's distributions and the random numbers that the acceptance rule needs."""
     ancestors = ancestor_mask(proposal.parents)
-    history = rows.history
-    if history is not None:
-        history = history.on_path(torch.cat([rows.root[:, None], proposal.ids], 1), ancestors)
+    node_ids = torch.cat([rows.root[:, None], proposal.ids], 1)
+    history = rows.history and rows.history.on_path(node_ids, ancestors)
     warped = policy.sampling_rule.warp(logits, history)
     if policy.sampling_rule.is_greedy:
         return ScoredTree(proposal=proposal, warped_logits=warped)
@@ -327,9 +325,7 @@ def fused(
 
 def make_sampler(policy: DecodePolicy, rows: SlotState) -> Sampler:
     """Build the draft's sampler for the tokens after the root of each row."""
-    history = rows.history
-    if history is not None:
-        history = history.add(rows.root[:, None], torch.ones_like(rows.root))
+    history = rows.history and rows.history.add(rows.root[:, None], torch.ones_like(rows.root))
     if not policy.acceptance_rule.needs_drawn_tokens(policy.tree):
         # the noise of coupled sampling; None in a ratio test, whose dynamic tree grows without
         return Sampler(rule=policy.sampling_rule, noise=rows.noise, history=history)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.utils._pytree import register_dataclass
 
 from infer.engine import rounds
 from infer.engine.rounds import DecodePolicy, RoundOutput, SlotState
@@ -24,7 +25,7 @@ from infer.verify.base import Verification
 from models.drafts.base import Draft, DraftState
 from models.drafts.mixed import MixedDraft
 from models.errors import require
-from models.speculate.sampling import SamplingConf
+from models.speculate.sampling import History, SamplingConf
 from models.speculate.tree import NO_TREE, Proposal, Tree
 from models.target.cache import StaticCache
 from models.target.language_model import LanguageModel, TargetOutput
@@ -46,6 +47,10 @@ class SessionState:
     proposal: Proposal  # the tree that the next round verifies
     cache: StaticCache  # of the target
     draft_state: DraftState
+
+
+for _container in (SlotState, Proposal, History, SessionState):  # tree_map looks into them
+    register_dataclass(_container)
 
 
 def count_cache_slots(tree: Tree, slots: int) -> int:
@@ -115,7 +120,9 @@ class Session:
     def prefill(
         self, input_ids: Int[Tensor, "batch prompt"], lengths: Int[Tensor, " batch"],
         row_ids: Int[Tensor, " batch"], *, buffers: tuple[StaticCache, DraftState] | None = None,
-    ) -> tuple[SessionState, Float[Tensor, "batch vocab"], Float[Tensor, "batch vocab"]]:  # fmt: skip
+    ) -> tuple[
+        SessionState, Float[Tensor, "batch vocab"], Float[Tensor, "batch vocab"]
+    ]:  # fmt: skip
         """Read padded prompts; return also the logits and the scores of their first tokens.
 
         With `buffers` the prompts are read into these, not into the session's own rows.

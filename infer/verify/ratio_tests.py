@@ -129,24 +129,15 @@ class RejectionRule(AcceptanceRule):
         )
 
 
-class BlockResidual(NamedTuple):
-    """The probability that the path ends at each node, and the residual target distributions.
-
-    The probability of a node is conditional: the path ends at no later one.
-    """
-
-    end_prob: Float[Tensor, "batch nodes"]
-    target: Float[Tensor, "batch verified vocab"]  # not normalized
-
-
 def compute_block_residual(
     target: Float[Tensor, "batch verified vocab"],
     draft: Float[Tensor, "batch nodes vocab"],
     ids: Int[Tensor, "batch nodes"],
-) -> BlockResidual:
-    """Compute the residuals of a chain from the target's and the draft's probabilities.
+) -> tuple[Float[Tensor, "batch nodes"], Float[Tensor, "batch verified vocab"]]:
+    """Return the probability that the path ends at each node, and the residuals of the target.
 
-    `draft` sums to 1; it is one-hot where a token was not sampled.
+    The probability of a node is conditional: the path ends at no later one. Residuals are not
+    normalized. `draft` sums to 1; it is one-hot where a token was not sampled.
     """
     before = target[:, :-1]
     target_prob, draft_prob = (
@@ -162,10 +153,9 @@ def compute_block_residual(
     mass = residual.sum(-1)
     # where target and draft are equal no mass is left and no path ends: any distribution will do
     middle = torch.where(mass > 0, mass / (mass + (1 - acceptable[:, :-1])), 0.0)
-    return BlockResidual(
-        end_prob=torch.cat([middle, acceptable[:, -1:]], 1)[:, 1:],
-        target=torch.cat([torch.where(mass[..., None] > 0, residual, before), target[:, -1:]], 1),
-    )
+    end_prob = torch.cat([middle, acceptable[:, -1:]], 1)[:, 1:]
+    residual = torch.where(mass[..., None] > 0, residual, before)
+    return end_prob, torch.cat([residual, target[:, -1:]], 1)
 
 
 @dataclass(frozen=True)

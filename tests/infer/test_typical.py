@@ -231,5 +231,5 @@ def test_the_configuration_says_which_and_how():
     )
     assert conf.acceptance_rule == TypicalRule(epsilon=0.2, delta=0.5)
     for key in ("typical_epsilon", "typical_delta"):
-        with pytest.raises(UserError, match=rf"evaluation\.{key}: must be above 0, got 0\.0"):
+        with pytest.raises(UserError, match=rf"evaluation\.{key}: must be positive, got 0\.0"):
             EvaluationConf(**{key: 0.0})
