@@ -4,13 +4,12 @@ python -m infer.calibrate                   the newest finished training run
 python -m infer.calibrate checkpoint=DIR nodes=24 depth=4
 python -m infer.eval tree=static tree.file=outputs/infer.calibrate/calibrate/tree.json
 
-Acceptance is measured while decoding (`infer/measure/acceptance.py`), on prompts other than the
-held-out ones.
+Acceptance is measured by replay of the target's answers (`infer/measure/replay.py`), whose rounds
+are those of decoding, on prompts other than the held-out ones.
 
 Axes: D depth, R ranks.
 """
 
-import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -20,16 +19,15 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
-from rich.progress import track
 
 from conf.entry import entry_point
 from data.eval_prompts.prompts import EvalPrompt, fingerprint_prompts
 from infer.checkpoint_paths import open_checkpoints
 from infer.config import CalibrateConf
 from infer.draft_loading import check_inputs, load_calibration
-from infer.engine.decode import Decoder, RoundCallback
-from infer.measure.acceptance import AcceptanceCounter, build_comb, expected_length
+from infer.measure.acceptance import expected_length
 from infer.measure.intervals import Estimate, bootstrap_t
+from infer.measure.replay import Replay, collect_replay_texts, count_on_policy
 from infer.report.number_format import format_estimate, format_number
 from models.console import print_line
 from models.drafts import load_draft
@@ -40,8 +38,6 @@ from models.speculate.sampling import SamplingConf
 from models.speculate.tree import Tree, TreeConf, TreeKind, best_first_paths, tree_from_paths
 from models.speculate.tree_formats import write_paths
 from models.target.target import Target
-
-BATCH = 8  # prompts decoded at once; rows do not affect each other
 
 
 @dataclass(kw_only=True)
@@ -76,50 +72,36 @@ def calibrate_tree(
         f"depth: must be at most the {draft.max_depth} tokens that the draft can propose, got "
         f"{conf.depth}; lower depth",
     )
-    counter = AcceptanceCounter(conf.depth, conf.ranks)
-    eager = target.eager()  # compiling takes longer than the few rounds of each tree
-    slots = max(len(prompt.ids) for prompt in prompts) + conf.max_new_tokens
-
-    def measure(name: str, tree: Tree, on_round: RoundCallback | None = None) -> Estimate | None:
-        if tree.depth > draft.max_depth:
-            return None
-        decoder = Decoder(eager, draft, tree, sampling=SamplingConf(), slots=slots, batch=BATCH)
-        return measure_acceptance_length(name, decoder, prompts, conf.max_new_tokens, on_round)
-
-    measure("comb", tree_from_paths(build_comb(conf.depth, conf.ranks)), counter)
+    user_tree, sampling = conf.tree.build(), SamplingConf()
+    texts = collect_replay_texts(
+        target, prompts, sampling=sampling, max_new_tokens=conf.max_new_tokens,
+        layers=draft.needs.layers, lookahead=max(conf.depth, user_tree.max_path_length),
+    )  # fmt: skip
+    replay = Replay(target, draft, texts, sampling=sampling)
+    counter = replay.count_acceptance(conf.depth, conf.ranks)
     acceptance = counter.acceptance()
     paths = best_first_paths(acceptance, conf.nodes)
     trees = {
         "found": tree_from_paths(paths),
         "chain": TreeConf(kind=TreeKind.chain, depth=conf.depth).build(),
-        f"tree={conf.tree.kind.value}": conf.tree.build(),
+        f"tree={conf.tree.kind.value}": user_tree,
+    }
+    accepted = replay.accepted_lengths(
+        {name: tree for name, tree in trees.items() if tree.depth <= draft.max_depth}
+    )
+    measured = {
+        name: bootstrap_t(count_on_policy(lengths), support=(1.0, np.inf))
+        for name, lengths in accepted.items()
     }
     return Calibration(
         acceptance=acceptance, rounds=counter.rounds.numpy(), paths=paths,
         trees={
             name: TreeTrial(
-                tree=tree, expected=expected_length(acceptance, tree), measured=measure(name, tree)
+                tree=tree, expected=expected_length(acceptance, tree), measured=measured.get(name)
             )
             for name, tree in trees.items()
         },
     )  # fmt: skip
-
-
-def measure_acceptance_length(
-    name: str, decoder: Decoder, prompts: list[EvalPrompt], max_new_tokens: int,
-    on_round: RoundCallback | None = None,
-) -> Estimate | None:  # fmt: skip
-    """Return tokens a round with the interval over prompts; None if no prompt needed a round."""
-    sums = []
-    starts = range(0, len(prompts), decoder.batch)
-    for start in track(starts, name, disable=not sys.stderr.isatty()):
-        batch = prompts[start : start + decoder.batch]
-        generations = decoder.decode(
-            [prompt.ids for prompt in batch], row_ids=[prompt.row_id for prompt in batch],
-            max_new_tokens=max_new_tokens, eos_ids=decoder.target.eos_ids, on_round=on_round,
-        )  # fmt: skip
-        sums += [[sum(row.accepted) + len(row.accepted), len(row.accepted)] for row in generations]
-    return bootstrap_t(np.array(sums, dtype=np.float64), support=(1.0, np.inf))
 
 
 def format_calibration(calibration: Calibration) -> Iterator[str]:

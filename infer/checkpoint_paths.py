@@ -25,7 +25,16 @@ def open_checkpoints(paths: list[str] | None, print_line: Callable[[str], None])
     print_line(f"checkpoint: {', '.join(map(str, directories))}")
     for directory in directories:
         checkpoint.read_config(directory)
-    _check_one_target(directories)
+    hashes = {
+        path: checkpoint.read_metadata(path).get(checkpoint.TARGET_HASH_KEY) for path in directories
+    }
+    by_target = {digest: path for path, digest in hashes.items() if digest}
+    listed = ", ".join(f"{path} of {digest[:12]}" for digest, path in by_target.items())
+    require(
+        len(by_target) <= 1,
+        f"checkpoint: drafts side by side must be of one target, got {listed}; evaluate them one "
+        "by one",
+    )
     run_names(directories)  # raises UserError if a run is listed twice
     return directories
 
@@ -96,16 +105,3 @@ def _unique_names(paths: list[Path]) -> dict[Path, str]:
                 for path, parent in zip(paths, parents, strict=True)
             }
     return names
-
-
-def _check_one_target(directories: list[Path]) -> None:
-    hashes = {
-        path: checkpoint.read_metadata(path).get(checkpoint.TARGET_HASH_KEY) for path in directories
-    }
-    by_target = {digest: path for path, digest in hashes.items() if digest}
-    listed = ", ".join(f"{path} of {digest[:12]}" for digest, path in by_target.items())
-    require(
-        len(by_target) <= 1,
-        f"checkpoint: drafts side by side must be of one target, got {listed}; evaluate them one "
-        "by one",
-    )

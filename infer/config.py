@@ -113,16 +113,38 @@ def parse_checkpoints(value: Any) -> list[str] | None:
 
 
 @dataclass(kw_only=True)
-class EvalConf:
+class CheckpointConf:
+    """What commands on checkpoints share: their target, a tree and the device."""
+
+    target: TargetConf = field(default_factory=lambda: TargetConf(name=OWN_TARGET))
+    tree: TreeConf = field(default_factory=TreeConf)
+    device: DeviceConf = field(default_factory=DeviceConf)
+
+
+@dataclass(kw_only=True)
+class TreeSearchConf(CheckpointConf):
+    """What the searches for a tree share; their `tree` is one more, to compare the result with."""
+
+    ranks: int = 10  # draft candidates whose acceptance is measured at each depth
+    # as evaluation.prompts; null = the prompts by which training selected the best checkpoint, or,
+    # for the demo, prompts of its training data
+    prompts: str | None = None
+    num_prompts: int = 32  # of the demo
+    max_new_tokens: int = DEMO_NEW_TOKENS
+
+    def __post_init__(self) -> None:
+        check_values(self, ranks=at_least(1), num_prompts=at_least(1))
+        check_values(self, ranks=at_most(MAX_RANKS))
+
+
+@dataclass(kw_only=True)
+class EvalConf(CheckpointConf):
     """The configuration of `python -m infer.eval`.
 
     A bare call evaluates the newest finished training run.
     """
 
     checkpoint: Any = None  # a directory, or a list of them
-    target: TargetConf = field(default_factory=lambda: TargetConf(name=OWN_TARGET))
-    tree: TreeConf = field(default_factory=TreeConf)
-    device: DeviceConf = field(default_factory=DeviceConf)
     evaluation: EvaluationConf = field(default_factory=EvaluationConf)
     output_dir: str = "outputs/infer.eval"
     run_name: str = "eval"
@@ -132,31 +154,19 @@ class EvalConf:
 
 
 @dataclass(kw_only=True)
-class CalibrateConf:
+class CalibrateConf(TreeSearchConf):
     """The configuration of `python -m infer.calibrate`: a search for a draft's best static tree."""
 
     checkpoint: str | None = None  # null = the newest finished training run
     nodes: int = 24  # of the tree, without the root
     depth: int = 4  # deepest node
-    ranks: int = 10  # candidates measured at each depth
-    # as evaluation.prompts; null = the prompts by which training selected the best checkpoint, or,
-    # for the demo, prompts of its training data
-    prompts: str | None = None
-    num_prompts: int = 32  # of the demo
-    max_new_tokens: int = 64
-    tree: TreeConf = field(default_factory=TreeConf)  # to compare the result with
-    target: TargetConf = field(default_factory=lambda: TargetConf(name=OWN_TARGET))
-    device: DeviceConf = field(default_factory=DeviceConf)
     output: str = "tree.json"  # a tree.file for tree=static
     output_dir: str = "outputs/infer.calibrate"
     run_name: str = "calibrate"
 
     def __post_init__(self) -> None:
-        check_values(
-            self, nodes=at_least(1), depth=at_least(1), ranks=at_least(1), num_prompts=at_least(1),
-            max_new_tokens=at_least(1),
-        )  # fmt: skip
-        check_values(self, ranks=at_most(MAX_RANKS))
+        super().__post_init__()
+        check_values(self, nodes=at_least(1), depth=at_least(1), max_new_tokens=at_least(1))
         num_paths = sum(self.ranks**depth for depth in range(1, self.depth + 1))
         require(
             self.nodes <= num_paths,

@@ -5,14 +5,13 @@ from pathlib import Path
 from data.eval_prompts.prompts import PROMPTS_KEY, EvalPrompt, read_prompt_rows
 from data.mixture.held_out_rows import SELECTION_FILE
 from infer.checkpoint_paths import resolve_target, run_names
-from infer.config import CalibrateConf, EvalConf, EvaluationConf, check_prompts
+from infer.config import EvalConf, EvaluationConf, TreeSearchConf, check_prompts
 from infer.measure.eval_modes import DraftUnderTest
 from infer.measure.prompt_choice import (
     find_held_out_file,
     load_calibration_prompts,
     resolve_prompts,
 )
-from infer.tuning.config import TuneConf
 from models.drafts import load_draft
 from models.speculate.tree import TreeConf
 from models.target.target import Target
@@ -53,7 +52,7 @@ def load_evaluation(
 
 
 def load_calibration(
-    conf: CalibrateConf | TuneConf, directories: list[Path]
+    conf: TreeSearchConf, directories: list[Path]
 ) -> tuple[Target, list[EvalPrompt]]:
     """Load the checkpoints' target, and prompts other than those of their final report."""
     target_conf = resolve_target(conf.target, directories)

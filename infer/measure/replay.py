@@ -70,7 +70,8 @@ def collect_replay_texts(
     slots = max(len(prompt.ids) for prompt in prompts) + num_tokens
     decoder = Decoder(target, sampling=sampling, slots=slots, batch=TARGET_BATCH_SIZE)
     texts = []
-    for first in _track_progress(range(0, len(prompts), TARGET_BATCH_SIZE), "the target's answers"):
+    first_prompts, quiet = range(0, len(prompts), TARGET_BATCH_SIZE), not sys.stderr.isatty()
+    for first in track(first_prompts, "the target's answers", disable=quiet):
         batch = prompts[first : first + TARGET_BATCH_SIZE]
         generations = decoder.decode(
             [p.ids for p in batch], row_ids=[p.row_id for p in batch], max_new_tokens=num_tokens
@@ -151,7 +152,8 @@ class Replay:
             max(tree.size, tree.scratch_slots) + tree.max_path_length for tree in trees
         )
         lookahead = max(tree.max_path_length for tree in trees)
-        for text in _track_progress(self.texts, f"replaying {self.draft.draft.method}"):
+        label, quiet = f"replaying {self.draft.draft.method}", not sys.stderr.isatty()
+        for text in track(self.texts, label, disable=quiet):
             starts = torch.arange(text.num_starts, device=text.ids.device)
             batches = starts.split(STARTS_PER_PASS) if text.num_starts else ()
             slots = len(text.ids) + extra_slots
@@ -235,7 +237,3 @@ def count_all_positions(accepted: list[Int[ndarray, " starts"]]) -> Float[ndarra
     return np.array(
         [[lengths.sum() + len(lengths), len(lengths)] for lengths in accepted], dtype=np.float64
     )
-
-
-def _track_progress(items, description: str):
-    return track(items, description, disable=not sys.stderr.isatty())

@@ -6,19 +6,18 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any
 
-from infer.config import DEMO_NEW_TOKENS, MAX_RANKS, OWN_TARGET, parse_checkpoints
+from infer.config import DEMO_NEW_TOKENS, OWN_TARGET, TreeSearchConf, parse_checkpoints
 from models.device import DeviceConf
 from models.errors import require
 from models.speculate.sampling import SamplingConf
-from models.speculate.tree import TreeConf
 from models.target.target import TargetConf
-from models.validation import Rule, at_least, at_most, check_values, each_at_least
+from models.validation import Rule, at_least, check_values, each_at_least
 
 NOT_NEGATIVE = Rule("must not be negative", lambda value: value >= 0, "0 copies none")
 
 
 @dataclass(kw_only=True)
-class TuneConf:
+class TuneConf(TreeSearchConf):
     """Settings of a tuning: batches and contexts, and the trees and windows to consider."""
 
     checkpoint: Any = None  # a directory or a list of them; null = the newest finished run
@@ -26,29 +25,21 @@ class TuneConf:
     context: list[int] | None = None  # tokens of prompt and answer; null = what the prompts need
     depth: int = 10  # longest window, deepest node
     nodes: list[int] = field(default_factory=lambda: [4, 8, 16, 24, 32, 63])  # node budgets
-    ranks: int = 10  # draft candidates whose acceptance is measured at each depth
     copied: int = 8  # tokens of n-gram lookup beside the tree; 0 = none
     sweep: bool = False  # also measure every window and a dozen trees, to check the choice
-    # as evaluation.prompts; null = those that selected the checkpoint, or the demo's training data
-    prompts: str | None = None
-    num_prompts: int = 32  # of the demo's prompts
-    max_new_tokens: int = DEMO_NEW_TOKENS
     repeats: int = 2  # decodings of every prompt in each mode, in alternating order
-    tree: TreeConf = field(default_factory=TreeConf)  # an additional tree to compare with
     sampling: SamplingConf = field(default_factory=SamplingConf)
-    target: TargetConf = field(default_factory=lambda: TargetConf(name=OWN_TARGET))
-    device: DeviceConf = field(default_factory=DeviceConf)
     output_dir: str = "outputs/infer.tune"
     run_name: str = "tune"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.checkpoint = parse_checkpoints(self.checkpoint)
         check_values(
-            self, depth=at_least(1), ranks=at_least(1), num_prompts=at_least(1),
-            repeats=at_least(1), max_new_tokens=at_least(2), copied=NOT_NEGATIVE,
-            batch=each_at_least(1), nodes=each_at_least(1), context=each_at_least(1),
+            self, depth=at_least(1), repeats=at_least(1), max_new_tokens=at_least(2),
+            copied=NOT_NEGATIVE, batch=each_at_least(1), nodes=each_at_least(1),
+            context=each_at_least(1),
         )  # fmt: skip
-        check_values(self, ranks=at_most(MAX_RANKS))
         max_nodes = sum(self.ranks**depth for depth in range(1, self.depth + 1))
         require(
             min(self.nodes) <= max_nodes,

@@ -12,7 +12,7 @@ import pytest
 from conf.entry import compose
 from data.demo.prompts import held_out_prompts
 from data.eval_prompts.prompts import EvalPrompt
-from infer.calibrate import calibrate_tree, main, measure_acceptance_length
+from infer.calibrate import calibrate_tree, main
 from infer.config import CalibrateConf, EvalConf
 from infer.engine.decode import Decoder
 from infer.measure.acceptance import AcceptanceCounter, build_comb, expected_length
@@ -138,8 +138,14 @@ def test_of_the_comb_itself_the_promise_is_the_measurement(target, learned):
     draft, texts = learned
     tally, shape = AcceptanceCounter(4, 5), tree_from_paths(build_comb(4, 5))
     decoder = Decoder(target, draft, shape, sampling=SamplingConf(), slots=64)
-    measured = measure_acceptance_length("comb", decoder, prompts_of(texts), NEW, tally)
-    assert expected_length(tally.acceptance(), shape) == pytest.approx(measured.mean)
+    prompts = prompts_of(texts)
+    rows = decoder.decode(
+        [prompt.ids for prompt in prompts], row_ids=[prompt.row_id for prompt in prompts],
+        max_new_tokens=NEW, eos_ids=target.eos_ids, on_round=tally,
+    )  # fmt: skip
+    accepted = [count for row in rows for count in row.accepted]
+    measured = 1 + sum(accepted) / len(accepted)
+    assert expected_length(tally.acceptance(), shape) == pytest.approx(measured)
 
 
 def test_the_tree_found_beats_the_chain_and_keeps_its_promise(target, learned):
