@@ -119,7 +119,6 @@ def choose_tree(bench: CostBench, tuning: DraftTuning, conf: TuneConf) -> Tuning
     }
     best_speedup = speedups[best.name]
     return TuningResult(
-        draft=tuning.name,
         batch=bench.batch,
         context=bench.context,
         cost_curve=curve,

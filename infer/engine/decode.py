@@ -19,11 +19,8 @@ from infer.engine.phase_timer import PhaseTimer
 from infer.engine.session import Session, SessionState
 from infer.engine.stopping import StopCriteria
 from models.errors import require
-from models.speculate.tree import Proposal
 from models.target.target import Target
 
-# called after each round with the verified tree, emitted ids [rows, depth + 1], their number [rows]
-RoundCallback = Callable[[Proposal, Tensor, Tensor], None]
 # returns up to so many of the waiting requests, and removes them from the queue
 TakeRequests = Callable[[int], list["Request"]]
 
@@ -76,20 +73,19 @@ class Decoder(Session):
         self, prompts: Sequence[list[int]], *, row_ids: Sequence[int],
         max_new_tokens: int | Sequence[int], eos_ids: Sequence[int] | None = None,
         stop: Sequence[str] = (), logits_out: list[Tensor] | None = None,
-        on_round: RoundCallback | None = None, phase_timer: PhaseTimer | None = None,
+        phase_timer: PhaseTimer | None = None,
     ) -> list[Generation]:  # fmt: skip
         """Continue any number of prompts, `batch` at a time; the next takes a finished one's row.
 
         Answers are cut at `max_new_tokens`, after an EOS and after the token that completes a
         string of `stop`. `logits_out` collects the target's logits after each token, for batch 1.
-        `on_round` is called after each round, and delays the next. With `phase_timer` rounds run
-        unfused, and their phases are timed.
+        With `phase_timer` rounds run unfused, and their phases are timed.
         """
         requests = list(self._make_requests(prompts, row_ids, max_new_tokens))
         waiting = iter(requests)
         finished = self.stream(
             lambda count: list(islice(waiting, count)), eos_ids=eos_ids, stop=stop,
-            logits_out=logits_out, on_round=on_round, phase_timer=phase_timer,
+            logits_out=logits_out, phase_timer=phase_timer,
         )  # fmt: skip
         deque(finished, maxlen=0)
         return [request.generation for request in requests]
@@ -98,7 +94,7 @@ class Decoder(Session):
     def stream(
         self, take: TakeRequests, *, min_free_rows: int = 1, eos_ids: Sequence[int] | None = None,
         stop: Sequence[str] = (), logits_out: list[Tensor] | None = None,
-        on_round: RoundCallback | None = None, phase_timer: PhaseTimer | None = None,
+        phase_timer: PhaseTimer | None = None,
     ) -> Iterator[Request]:  # fmt: skip
         """Decode the requests that `take` returns, yielding each as it ends, until there are none.
 
@@ -123,10 +119,7 @@ class Decoder(Session):
                 phase_timer.start_round()
             active = [slot in running for slot in range(self.batch)]
             state.rows.active = torch.tensor(active, device=self.torch_device)
-            proposal = state.proposal
             state, output = self.run_round(state, phase_timer and phase_timer.end_phase)
-            if on_round is not None:
-                on_round(proposal, output.ids, output.count)
             host_rows = output.host_copy.tolist()  # the only read of the round
             round_s = time.perf_counter() - start
             self.round_seconds.append(round_s)

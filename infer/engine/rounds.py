@@ -45,14 +45,10 @@ class DecodePolicy:
         return f"{self.sampling_rule.graph_key} {self.acceptance_rule} {self.tree}"
 
     @property
-    def is_coupled(self) -> bool:
-        """Return True if target and draft share the noise of each position."""
-        return not self.sampling_rule.is_greedy and not self.acceptance_rule.is_ratio_test
-
-    @property
     def lookahead(self) -> int:
-        """Return the number of positions after the root that need shared noise."""
-        return self.tree.max_path_length + 1 if self.is_coupled else 0
+        """Return the number of positions after the root whose noise target and draft share."""
+        is_coupled = not self.sampling_rule.is_greedy and not self.acceptance_rule.is_ratio_test
+        return self.tree.max_path_length + 1 if is_coupled else 0
 
     @property
     def max_moves(self) -> int:

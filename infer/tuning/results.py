@@ -57,7 +57,6 @@ class TuningResult:
     speculation.
     """
 
-    draft: str
     batch: int
     context: int
     token_s: float  # seconds a token of the target alone; rows in a batch share a step's time
@@ -76,10 +75,6 @@ class TuningResult:
         """Format the measured speed-up of a candidate, or a dash where it was not measured."""
         measured = self.speedups.get(candidate.name)
         return format_estimate(measured and asdict(measured))
-
-    def file_in(self, run: Path) -> Path:
-        """Return the path of the tree file in the folder of a run."""
-        return run / f"{self.draft.replace('/', '-')}-b{self.batch}-c{self.context}.json"
 
 
 @dataclass(kw_only=True)
@@ -105,7 +100,7 @@ def format_result(tuning: DraftTuning, result: TuningResult) -> Iterator[str]:
     """Format the candidates with the highest predicted speed-ups, and all that were measured."""
     yield ""
     yield (
-        f"{result.draft}, batch {result.batch}, context {result.context}: alone, the target takes "
+        f"{tuning.name}, batch {result.batch}, context {result.context}: alone, the target takes "
         f"{1e3 * result.token_s:.2f} ms a token"
     )
     yield f"{'shape':<14}{'nodes':>6}{'depth':>6}{'tau':>6}{'cost':>7}{'predicted':>10}  measured"
@@ -146,14 +141,18 @@ def format_summary(tunings: list[DraftTuning], run: Path, conf: TuneConf) -> Ite
     for tuning, result in rows:
         if result.pick:
             checkpoint = format_overrides({"checkpoint": tuning.directory})
-            overrides = _eval_overrides(result.pick, run, result, conf)
+            file = _tree_file(run, tuning, result)
+            overrides = _eval_overrides(result.pick, file, result, conf)
             yield f"python -m infer.eval {checkpoint} {overrides}"
     yield f"all figures: {run / 'tune.json'}"
 
 
-def _eval_overrides(pick: TreeCandidate, run: Path, result: TuningResult, conf: TuneConf) -> str:
-    parts = [pick.tree_overrides(result.file_in(run)), conf.eval_overrides(result.batch)]
-    return " ".join(filter(None, parts))
+def _tree_file(run: Path, tuning: DraftTuning, result: TuningResult) -> Path:
+    return run / f"{tuning.name.replace('/', '-')}-b{result.batch}-c{result.context}.json"
+
+
+def _eval_overrides(pick: TreeCandidate, file: Path, result: TuningResult, conf: TuneConf) -> str:
+    return " ".join(filter(None, [pick.tree_overrides(file), conf.eval_overrides(result.batch)]))
 
 
 def write_tree_files(tunings: list[DraftTuning], run: Path, conf: TuneConf) -> None:
@@ -162,17 +161,19 @@ def write_tree_files(tunings: list[DraftTuning], run: Path, conf: TuneConf) -> N
     for tuning, result in rows:
         if result.pick is None:
             continue
-        tree: dict[str, Any] = {"tree": result.pick.tree_fields}
-        if result.pick.conf.kind is not TreeKind.dynamic:
-            tree |= {"paths": result.pick.tree.paths}
-        about = _candidate_to_dict(tuning, result, result.pick) | {
-            "overrides": _eval_overrides(result.pick, run, result, conf),
+        file = _tree_file(run, tuning, result)
+        is_dynamic = result.pick.conf.kind is TreeKind.dynamic
+        content = {
+            "tree": result.pick.tree_fields,
+            **({} if is_dynamic else {"paths": result.pick.tree.paths}),
+            **_candidate_to_dict(tuning, result, result.pick),
+            "overrides": _eval_overrides(result.pick, file, result, conf),
             "verdict": result.verdict.value,
             "checkpoint": str(tuning.directory),
             "batch": result.batch,
             "context": result.context,
         }
-        result.file_in(run).write_text(json.dumps(tree | about) + "\n")
+        file.write_text(json.dumps(content) + "\n")
 
 
 def build_tuning_report(

@@ -5,13 +5,7 @@
 
 from infer.verify.base import AcceptanceRule, AcceptedPath, ScoredTree, Verification
 from infer.verify.ratio_tests import BlockRule, RejectionRule
-from infer.verify.target_path import (
-    CoupledRule,
-    GreedyRule,
-    TypicalRule,
-    walk_choices,
-    walk_typical,
-)
+from infer.verify.target_path import CoupledRule, GreedyRule, TypicalRule, walk_choices
 from models.speculate.sampling import SamplingConf
 
 __all__ = [
@@ -26,7 +20,6 @@ __all__ = [
     "Verification",
     "build_acceptance_rule",
     "walk_choices",
-    "walk_typical",
 ]  # fmt: skip
 
 

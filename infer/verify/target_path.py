@@ -96,24 +96,16 @@ class TypicalRule(AcceptanceRule):
         return probs.flatten(1).gather(1, index) >= threshold.gather(1, parent)
 
     def accept(self, scored: ScoredTree, depth: int) -> AcceptedPath:
-        return walk_typical(
-            scored.proposal, scored.choice, scored.warped_logits, depth, typical=self
-        )
+        """Accept the longest path of typical nodes, followed by the target's choice.
 
-
-def walk_typical(
-    proposal: Proposal, choice: Int[Tensor, "batch verified"],
-    warped: Float[Tensor, "batch verified vocab"], depth: int, *, typical: TypicalRule,
-) -> AcceptedPath:  # fmt: skip
-    """Accept the longest path of typical nodes, followed by the target's choice.
-
-    Among equally long paths the first proposed end is taken, which is the draft's likeliest because
-    nodes are sorted. `warped` are the target's logits after each node, warped as for sampling.
-    """
-    ancestors_BNN = ancestor_mask(proposal.parents)
-    # the root was emitted before
-    allowed_BN = pad(typical.typical_nodes(proposal, warped), (1, 0), value=True)
-    reached_BN = (allowed_BN[:, None] | ~ancestors_BNN).all(-1)
-    end_B = torch.where(reached_BN, node_depths(ancestors_BNN), -1).argmax(1)
-    next_token_B = choice.gather(1, end_B[:, None])[:, 0]
-    return build_accepted_path(proposal, end_B, next_token_B, depth)
+        Among equally long paths the first proposed end is taken, which is the draft's likeliest
+        because nodes are sorted.
+        """
+        proposal = scored.proposal
+        ancestors_BNN = ancestor_mask(proposal.parents)
+        # the root was emitted before
+        allowed_BN = pad(self.typical_nodes(proposal, scored.warped_logits), (1, 0), value=True)
+        reached_BN = (allowed_BN[:, None] | ~ancestors_BNN).all(-1)
+        end_B = torch.where(reached_BN, node_depths(ancestors_BNN), -1).argmax(1)
+        next_token_B = scored.choice.gather(1, end_B[:, None])[:, 0]
+        return build_accepted_path(proposal, end_B, next_token_B, depth)
