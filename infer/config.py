@@ -1,19 +1,29 @@
-"""The configuration of `infer.eval`, `infer.calibrate` and the evaluation of a training run."""
+"""The configuration of `infer.eval`, `infer.calibrate` and the evaluation of a training run.
+
+Two checks stand beside it, that prompts and answers fit in the context of a target.
+"""
 
 from dataclasses import dataclass, field
 from typing import Any
 
 from data.config import DEMO
+from data.eval_prompts.prompts import load_eval_prompts
 from infer.verify import AcceptanceRule, TypicalRule, Verification, build_acceptance_rule
 from models.device import DeviceConf
-from models.errors import UserError
+from models.errors import UserError, require
 from models.speculate.sampling import SamplingConf
 from models.speculate.tree import TreeConf
-from models.target.target import TargetConf
+from models.target.target import Target, TargetConf
+from models.validation import POSITIVE, Rule, at_least, at_most, check_values
 
-MAX_RANKS = 256
+MAX_RANKS = 256  # every draft vocabulary keeps the 256 bytes
 DEMO_NEW_TOKENS, DEFAULT_NEW_TOKENS = 64, 256  # of answers to the demo's and to other prompts
 OWN_TARGET = "own"  # a target.name: the target that the draft was distilled from
+EACH_ABOVE_ONE = Rule(
+    "must be 2 or more each",
+    lambda batches: all(batch > 1 for batch in batches),
+    "[] measures one row at a time alone",
+)
 
 
 @dataclass(kw_only=True)
@@ -34,30 +44,17 @@ class EvaluationConf:
     replay: bool = False  # also measures proposals at every position of the target's own text
 
     def __post_init__(self) -> None:
-        if self.new_tokens < 2:
-            raise UserError(
-                f"evaluation.max_new_tokens: must be at least 2, got {self.max_new_tokens}"
-            )
-        if self.limit is not None and self.limit < 1:
-            raise UserError(f"evaluation.limit: must be at least 1, got {self.limit}; null = all")
-        if self.replay and (
-            self.acceptance_rule.is_ratio_test or not self.acceptance_rule.lossless
-        ):
-            raise UserError(
-                "evaluation.replay: needs greedy or coupled verification, whose answers do not "
-                f"depend on the draft, got {self.acceptance_rule.name}; set it to false"
-            )
-        if self.turns < 1:
-            raise UserError(f"evaluation.turns: must be at least 1, got {self.turns}")
-        if any(batch < 2 for batch in self.batches):
-            raise UserError(
-                f"evaluation.batches: must be 2 or more each, got {list(self.batches)}; "
-                "[] measures one row at a time alone"
-            )
-        for key in ("typical_epsilon", "typical_delta"):
-            if getattr(self, key) <= 0:
-                raise UserError(f"evaluation.{key}: must be above 0, got {getattr(self, key)}")
-        _ = self.acceptance_rule  # raises UserError if verification and sampling do not fit
+        check_values(
+            self, "evaluation", max_new_tokens=at_least(2), limit=at_least(1, "null = all"),
+            turns=at_least(1), batches=EACH_ABOVE_ONE, typical_epsilon=POSITIVE,
+            typical_delta=POSITIVE,
+        )  # fmt: skip
+        rule = self.acceptance_rule  # raises UserError if verification and sampling do not fit
+        require(
+            not self.replay or (rule.lossless and not rule.is_ratio_test),
+            "evaluation.replay: needs greedy or coupled verification, whose answers do not depend "
+            f"on the draft, got {rule.name}; set it to false",
+        )
 
     @property
     def new_tokens(self) -> int:
@@ -78,6 +75,35 @@ class EvaluationConf:
         return build_acceptance_rule(self.verification, self.sampling, typical=typical)
 
 
+def check_prompts(target: TargetConf, conf: EvaluationConf) -> None:
+    """Check that every prompt of the file fits with its answer; raise UserError otherwise.
+
+    No model is loaded. The demo's own prompts are short and not checked; later turns are checked
+    by `check_context` as soon as they are known.
+    """
+    if conf.prompts is None:
+        return
+    context = target.source.context_length()
+    prompts = load_eval_prompts(target.source.load_tokenizer(), conf.prompts, limit=conf.limit)
+    longest = max(prompts, key=lambda prompt: len(prompt.ids))
+    require(
+        context is None or len(longest.ids) + conf.new_tokens <= context,
+        f"evaluation.prompts: prompt and answer must fit in the {context} positions of "
+        f"{target.name}, got prompt {longest.id} of {len(longest.ids)} tokens and "
+        f"evaluation.max_new_tokens={conf.new_tokens}; shorten the prompt or lower that",
+    )
+
+
+def check_context(target: Target, tokens: int) -> None:
+    """Check that the target has positions for so many tokens; raise UserError otherwise."""
+    context = getattr(target.config, "max_position_embeddings", None)
+    require(
+        context is None or tokens <= context,
+        f"evaluation.max_new_tokens: prompt and answer must fit in the {context} positions of "
+        f"{target.name}, got {tokens}; lower it or shorten the prompts",
+    )
+
+
 def parse_checkpoints(value: Any) -> list[str] | None:
     """Return `checkpoint` as a list of directories; None stands for the newest finished run."""
     paths = [value] if isinstance(value, str) else value
@@ -87,16 +113,38 @@ def parse_checkpoints(value: Any) -> list[str] | None:
 
 
 @dataclass(kw_only=True)
-class EvalConf:
+class CheckpointConf:
+    """What commands on checkpoints share: their target, a tree and the device."""
+
+    target: TargetConf = field(default_factory=lambda: TargetConf(name=OWN_TARGET))
+    tree: TreeConf = field(default_factory=TreeConf)
+    device: DeviceConf = field(default_factory=DeviceConf)
+
+
+@dataclass(kw_only=True)
+class TreeSearchConf(CheckpointConf):
+    """What the searches for a tree share; their `tree` is one more, to compare the result with."""
+
+    ranks: int = 10  # draft candidates whose acceptance is measured at each depth
+    # as evaluation.prompts; null = the prompts by which training selected the best checkpoint, or,
+    # for the demo, prompts of its training data
+    prompts: str | None = None
+    num_prompts: int = 32  # of the demo
+    max_new_tokens: int = DEMO_NEW_TOKENS
+
+    def __post_init__(self) -> None:
+        check_values(self, ranks=at_least(1), num_prompts=at_least(1))
+        check_values(self, ranks=at_most(MAX_RANKS))
+
+
+@dataclass(kw_only=True)
+class EvalConf(CheckpointConf):
     """The configuration of `python -m infer.eval`.
 
     A bare call evaluates the newest finished training run.
     """
 
     checkpoint: Any = None  # a directory, or a list of them
-    target: TargetConf = field(default_factory=lambda: TargetConf(name=OWN_TARGET))
-    tree: TreeConf = field(default_factory=TreeConf)
-    device: DeviceConf = field(default_factory=DeviceConf)
     evaluation: EvaluationConf = field(default_factory=EvaluationConf)
     output_dir: str = "outputs/infer.eval"
     run_name: str = "eval"
@@ -106,34 +154,22 @@ class EvalConf:
 
 
 @dataclass(kw_only=True)
-class CalibrateConf:
+class CalibrateConf(TreeSearchConf):
     """The configuration of `python -m infer.calibrate`: a search for a draft's best static tree."""
 
     checkpoint: str | None = None  # null = the newest finished training run
     nodes: int = 24  # of the tree, without the root
     depth: int = 4  # deepest node
-    ranks: int = 10  # candidates measured at each depth
-    # as evaluation.prompts; null = the prompts by which training selected the best checkpoint, or,
-    # for the demo, prompts of its training data
-    prompts: str | None = None
-    num_prompts: int = 32  # of the demo
-    max_new_tokens: int = 64
-    tree: TreeConf = field(default_factory=TreeConf)  # to compare the result with
-    target: TargetConf = field(default_factory=lambda: TargetConf(name=OWN_TARGET))
-    device: DeviceConf = field(default_factory=DeviceConf)
     output: str = "tree.json"  # a tree.file for tree=static
     output_dir: str = "outputs/infer.calibrate"
     run_name: str = "calibrate"
 
     def __post_init__(self) -> None:
-        for key in ("nodes", "depth", "ranks", "num_prompts", "max_new_tokens"):
-            if getattr(self, key) < 1:
-                raise UserError(f"{key}: must be at least 1, got {getattr(self, key)}")
-        if self.ranks > MAX_RANKS:  # every draft vocabulary keeps the 256 bytes
-            raise UserError(f"ranks: must be at most {MAX_RANKS}, got {self.ranks}")
+        super().__post_init__()
+        check_values(self, nodes=at_least(1), depth=at_least(1), max_new_tokens=at_least(1))
         num_paths = sum(self.ranks**depth for depth in range(1, self.depth + 1))
-        if self.nodes > num_paths:
-            raise UserError(
-                f"nodes: must be at most the {num_paths} paths that depth and ranks give, "
-                f"got {self.nodes}; raise depth or ranks"
-            )
+        require(
+            self.nodes <= num_paths,
+            f"nodes: must be at most the {num_paths} paths that depth and ranks give, got "
+            f"{self.nodes}; raise depth or ranks",
+        )

@@ -10,9 +10,9 @@ from pathlib import Path
 from rich.console import Console
 
 from conf.entry import entry_point
-from infer.candidates import check_eval_config, load_evaluation
-from infer.checkpoints import make_writable, open_checkpoints
+from infer.checkpoint_paths import make_writable, open_checkpoints
 from infer.config import EvalConf
+from infer.draft_loading import check_inputs, load_evaluation
 from infer.measure.evaluate import evaluate_drafts
 from infer.report.tables import print_report
 from infer.report.write import write_report_files
@@ -24,7 +24,7 @@ def main(conf: EvalConf) -> None:
     print_line = Console(soft_wrap=True).print
     directories = open_checkpoints(conf.checkpoint, print_line)
     run = Path(conf.output_dir) / conf.run_name
-    check_eval_config(conf)
+    check_inputs(conf.tree, conf.evaluation.prompts)
     make_writable(run)
     target, drafts, evaluation = load_evaluation(conf, directories)
     report = evaluate_drafts(target, drafts, tree=conf.tree, conf=evaluation, print_line=print_line)

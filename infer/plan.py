@@ -1,41 +1,47 @@
 """`python -m infer.plan`: estimate a draft's gain on a machine without loading any weights.
 
 python -m infer.plan draft=qwen3-32b-eagle3 machine=trn2.48xlarge tree=chain tree.depth=3
+
+The steps of a decoding session (infer/engine/session.py) are traced on tensors without memory. A
+pass takes at least the time to read its weights and the cache once, and at least the time to
+compute its matrix products (a roofline estimate).
 """
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from rich.console import Console
+import torch
 
 from conf.entry import entry_point
+from infer.engine.admission import bucket_length
+from infer.engine.session import Session
 from infer.report.number_format import Table, to_rich_table
-from infer.tuning.roofline import (
-    DRAFT,
-    ONE_TOKEN,
-    PROMPT,
-    PROPOSE,
-    VERIFY,
-    DecodeSizes,
-    estimate_seconds,
-    trace_passes,
-)
+from models.console import print_line
 from models.device import DeviceConf
 from models.device.machine_specs import MachineConf
+from models.device.memory_trace import TracedPhase, fake_model
 from models.distill.losses import LossConf
-from models.drafts.base import DraftConf
-from models.errors import UserError
+from models.drafts.base import Draft, DraftConf
+from models.errors import UserError, require
 from models.files import open_output_file
-from models.meta_model import build_meta_draft, build_meta_target, shard_target
-from models.parallel.tensor_parallel import plan_shards as cuts
+from models.meta_model import (
+    MetaTarget,
+    build_meta_draft,
+    build_meta_target,
+    collect_models,
+    shard_target,
+)
+from models.parallel.tensor_parallel import plan_shards
 from models.speculate.sampling import SamplingConf
-from models.speculate.tree import TreeConf
+from models.speculate.tree import Proposal, TreeConf
 from models.target.target import TargetConf
+from models.validation import at_least, check_values
 
 MISSING: Any = "???"  # OmegaConf's mark of a required value
-CONSOLE = Console(soft_wrap=True, highlight=False)
 GIB, MS = 2**30, 1000
+TARGET, DRAFT, CACHE = "target", "draft", "cache"
+PROMPT, ONE_TOKEN, VERIFY, PROPOSE = "prompt", "one token", "verification", "proposal"
 
 
 @dataclass(kw_only=True)
@@ -61,14 +67,12 @@ class DecodePlanConf:
     run_name: str = "plan"
 
     def __post_init__(self) -> None:
-        for name in ("batch", "prompt_tokens"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name}: must be at least 1, got {getattr(self, name)}")
-        if self.context <= self.prompt_tokens:
-            raise UserError(
-                f"context: must be more than the {self.prompt_tokens} tokens of the prompt, "
-                f"got {self.context}; raise it or lower prompt_tokens"
-            )
+        check_values(self, batch=at_least(1), prompt_tokens=at_least(1))
+        require(
+            self.context > self.prompt_tokens,
+            f"context: must be more than the {self.prompt_tokens} tokens of the prompt, got "
+            f"{self.context}; raise it or lower prompt_tokens",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,41 +99,80 @@ def list_options(conf: DecodePlanConf) -> list[DecodeOption]:
     """Estimate one option for each power of two of cores that can hold the target."""
     machine, dtype = conf.machine.resolve(conf.device), conf.machine.target_dtype(conf.device)
     machine.check_dtype(dtype)
-    meta_target, options, tensor = build_meta_target(conf.target, dtype), [], 1
-    while tensor <= machine.total_cores:
+    meta_target, options = build_meta_target(conf.target, dtype), []
+    for tensor in (2**n for n in range(machine.total_cores.bit_length())):
         try:
-            cuts(meta_target.model, tensor)
+            plan_shards(meta_target.model, tensor)
         except UserError:
             break
         if meta_target.num_parameters * dtype.itemsize / tensor < machine.core_bytes:
             options.append(_estimate_option(conf, machine, dtype, tensor))
-        tensor *= 2
-    if not options:
-        raise UserError(
-            f"machine: must hold the target, got {machine.name} for {meta_target.num_parameters:,} "
-            "parameters; choose a larger one"
-        )
+    require(
+        bool(options),
+        f"machine: must hold the target, got {machine.name} for {meta_target.num_parameters:,} "
+        "parameters; choose a larger one",
+    )
     return options
 
 
 def _estimate_option(
-    conf: DecodePlanConf, machine: MachineConf, dtype: Any, tensor: int
+    conf: DecodePlanConf, machine: MachineConf, dtype: torch.dtype, tensor: int
 ) -> DecodeOption:
-    target, tree = build_meta_target(conf.target, dtype), conf.tree.build()
+    target = build_meta_target(conf.target, dtype)
     draft = build_meta_draft(conf.draft, target, loss=conf.loss, seed=0).to(dtype).eval()
     shard_target(target, tensor)
-    sizes = DecodeSizes(batch=conf.batch, prompt=conf.prompt_tokens, context=conf.context)
-    phases = trace_passes(target, draft, tree, conf.sampling, sizes)
-    peak = max(phases.values(), key=lambda phase: phase.peak_bytes.total()).peak_bytes
-    seconds = {name: estimate_seconds(phase, machine) for name, phase in phases.items()}
+    phases = trace_phases(conf, target, draft)
+    peak = max(phases, key=lambda phase: phase.peak_bytes.total()).peak_bytes
+    seconds = {phase.name: estimate_seconds(phase, machine) for phase in phases}
     if conf.share_draft:
         seconds[PROPOSE] /= tensor
         peak[DRAFT] //= tensor
     return DecodeOption(
-        tensor=tensor, bytes=peak.total(), parts=dict(peak), most=tree.max_path_length + 1,
+        tensor=tensor, bytes=peak.total(), parts=dict(peak),
         fits=peak.total() <= (1 - conf.headroom) * machine.core_bytes, prompt_s=seconds[PROMPT],
         alone_s=seconds[ONE_TOKEN], verify_s=seconds[VERIFY], propose_s=seconds[PROPOSE],
+        most=conf.tree.build().max_path_length + 1,
     )  # fmt: skip
+
+
+@torch.no_grad()
+def trace_phases(conf: DecodePlanConf, target: MetaTarget, draft: Draft) -> list[TracedPhase]:
+    """Trace four phases: prompt, one token without a draft, verification and proposal of a tree."""
+    vocab = {target.vocab_size} | ({len(draft.kept_ids)} if draft.kept_ids is not None else set())
+    with fake_model([target.model, *collect_models(draft)], vocab=vocab) as tracer:
+        tracer.label_tensors(DRAFT, [*draft.parameters(), *draft.buffers()])
+        tracer.label_tensors(TARGET, [*target.model.parameters(), *target.model.buffers()])
+        session = Session(
+            target, draft, conf.tree.build(), sampling=conf.sampling, slots=conf.context,
+            batch=conf.batch,
+        )  # fmt: skip
+        tracer.label_tensors(CACHE, [*session.cache.keys, *session.cache.values])
+        with tracer.trace_phase(PROMPT) as prompt:
+            input_ids = torch.zeros(
+                conf.batch, bucket_length(conf.prompt_tokens), dtype=torch.int64
+            )
+            lengths = torch.full((conf.batch,), conf.prompt_tokens)
+            state, _, _ = session.prefill(input_ids, lengths, lengths)
+        empty = input_ids[:, :0]
+        with tracer.trace_phase(ONE_TOKEN) as one_token:
+            session.verify(replace(state, proposal=Proposal(ids=empty, parents=empty)))
+        with tracer.trace_phase(VERIFY) as verify:
+            target_output, logits = session.verify(state)
+        state, output = session.accept(state, target_output, logits)
+        with tracer.trace_phase(PROPOSE) as propose:
+            session.propose(state, output)
+    return [prompt, one_token, verify, propose]
+
+
+def estimate_seconds(phase: TracedPhase, machine: MachineConf) -> float:
+    """Estimate the least seconds of a phase: weights and cache are read once, nothing waits."""
+    reads = phase.bytes_read[TARGET] + phase.bytes_read[DRAFT]
+    if phase.name in (ONE_TOKEN, VERIFY):
+        reads += phase.peak_bytes[CACHE]
+    computes = sum(
+        count / machine.core_flops(dtype) for dtype, count in phase.flops_by_dtype.items()
+    )
+    return max(reads / machine.core_bandwidth, computes)
 
 
 def build_plan_table(options: list[DecodeOption]) -> Table:
@@ -177,11 +220,10 @@ def summarize_options(conf: DecodePlanConf, options: list[DecodeOption]) -> str:
 def main(conf: DecodePlanConf) -> None:
     conf.tree.read()
     options = list_options(conf)
-    table = build_plan_table(options)
-    machine = conf.machine.name
-    CONSOLE.print(f"\n{conf.target.path or conf.target.name} with {conf.draft.method} on {machine}")
-    CONSOLE.print(to_rich_table(table, ruled=True))
-    CONSOLE.print(summarize_options(conf, options))
+    target, method = conf.target.path or conf.target.name, conf.draft.method
+    print_line(f"\n{target} with {method} on {conf.machine.name}")
+    print_line(to_rich_table(build_plan_table(options), ruled=True))
+    print_line(summarize_options(conf, options))
     if conf.output is not None:
         with open_output_file(conf.output) as file:
             file.write_text(json.dumps([asdict(option) for option in options], indent=2) + "\n")

@@ -6,10 +6,9 @@ python -m infer.tree_file tree.file=tree.json format=medusa output=choices.json
 
 from dataclasses import dataclass, field
 
-from rich.console import Console
-
 from conf.entry import entry_point
-from models.errors import UserError
+from models.console import print_line
+from models.errors import require
 from models.files import open_output_file
 from models.speculate.tree import TreeConf, TreeKind
 from models.speculate.tree_formats import TreeFormat, write_paths
@@ -26,11 +25,11 @@ class TreeFileConf:
 
     def __post_init__(self) -> None:
         tree = self.tree.read()
-        if tree.kind is TreeKind.dynamic or tree.copied:
-            raise UserError(
-                f"tree: must be a chain or a static tree, got {tree.kind.value} with "
-                f"{tree.copied} copied tokens; no file can hold what each round chooses"
-            )
+        require(
+            tree.kind is not TreeKind.dynamic and not tree.copied,
+            f"tree: must be a chain or a static tree, got {tree.kind.value} with {tree.copied} "
+            "copied tokens; no file can hold what each round chooses",
+        )
 
 
 @entry_point("tree_file", TreeFileConf)
@@ -38,7 +37,7 @@ def main(conf: TreeFileConf) -> None:
     paths = conf.tree.build().paths
     with open_output_file(conf.output) as file:
         write_paths(paths, file, tree_format=conf.format)
-    Console(soft_wrap=True, highlight=False).print(f"{len(paths)} nodes: {file}")
+    print_line(f"{len(paths)} nodes: {file}")
 
 
 if __name__ == "__main__":

@@ -6,20 +6,20 @@ Each graph is printed with the time that it took. Graphs last as long as the com
 (device.cache_dir): docs/graphs.md. Nothing else is written.
 """
 
+import itertools
 from collections.abc import Callable
 
-from rich.console import Console
-
 from conf.entry import entry_point
-from infer.candidates import check_eval_config, load_evaluation
-from infer.checkpoints import open_checkpoints
+from infer.checkpoint_paths import open_checkpoints
 from infer.config import EvalConf, EvaluationConf
+from infer.draft_loading import check_inputs, load_evaluation
 from infer.measure import batched
 from infer.measure.eval_modes import DraftUnderTest, build_eval_modes
 from infer.measure.evaluate import choose_warmup_prompts, plan_evaluation
 from infer.measure.exactness import measure_tolerance
 from infer.measure.timing import WARMUP_TOKENS, warm_up_unfused
-from models.speculate.tree import Tree, TreeConf
+from models.console import print_line
+from models.speculate.tree import TreeConf
 from models.target.target import Target
 
 
@@ -31,38 +31,29 @@ def compile_eval_graphs(
     if not target.device.has_static_shapes:
         print_line("graphs: nothing is compiled here")
         return
+    shape, num_tokens = tree.build(), min(WARMUP_TOKENS, conf.new_tokens)
     with target.device.cpu_threads_for(target.num_parameters // target.num_layers):
-        _compile_modes(target, drafts, tree.build(), conf, print_line)
-
-
-def _compile_modes(
-    target: Target, drafts: list[DraftUnderTest], tree: Tree, conf: EvaluationConf,
-    print_line: Callable[[str], None],
-) -> None:  # fmt: skip
-    prompts, graphs = plan_evaluation(target, drafts, tree, conf)
-    with target.device.expect_graphs(graphs, print_line, on_graph=print_line):
-        modes = build_eval_modes(target, drafts, tree, prompts, conf)
-        warmup_prompts = choose_warmup_prompts(prompts)
-        for name, mode in modes.items():
-            if name == mode.baseline:  # the tolerance of comparisons is measured by its own passes
-                measure_tolerance(mode.decoder, warmup_prompts, max_new_tokens=conf.new_tokens)
-            for prompt in warmup_prompts:
-                count = min(WARMUP_TOKENS, conf.new_tokens)
-                mode.decoder.decode([prompt.ids], row_ids=[0], max_new_tokens=count)
-        timed = [mode for mode in modes.values() if mode.timed]
-        warm_up_unfused(timed, warmup_prompts[0], max_new_tokens=conf.new_tokens)
-        for draft in drafts:
-            for batch in conf.batches:
+        prompts, graphs = plan_evaluation(target, drafts, shape, conf)
+        with target.device.expect_graphs(graphs, print_line, on_graph=print_line):
+            modes = build_eval_modes(target, drafts, shape, prompts, conf)
+            warmup_prompts = choose_warmup_prompts(prompts)
+            for name, mode in modes.items():
+                if name == mode.baseline:  # its own passes measure the tolerance of comparisons
+                    measure_tolerance(mode.decoder, warmup_prompts, max_new_tokens=conf.new_tokens)
+                for prompt in warmup_prompts:
+                    mode.decoder.decode([prompt.ids], row_ids=[0], max_new_tokens=num_tokens)
+            timed = [mode for mode in modes.values() if mode.timed]
+            warm_up_unfused(timed, warmup_prompts[0], max_new_tokens=conf.new_tokens)
+            for draft, batch in itertools.product(drafts, conf.batches):
                 batched.build_warm_decoders(
-                    draft.target or target, draft, tree, prompts, conf, batch
+                    draft.target or target, draft, shape, prompts, conf, batch
                 )
 
 
 @entry_point("eval_warmup", EvalConf)
 def main(conf: EvalConf) -> None:
-    print_line = Console(soft_wrap=True, highlight=False).print
     directories = open_checkpoints(conf.checkpoint, print_line)
-    check_eval_config(conf)
+    check_inputs(conf.tree, conf.evaluation.prompts)
     target, drafts, evaluation = load_evaluation(conf, directories)
     compile_eval_graphs(target, drafts, tree=conf.tree, conf=evaluation, print_line=print_line)
 

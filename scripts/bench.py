@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))  # so that it runs from an
 
 from conf.entry import compose, exit_with_error
 from data.eval_prompts.prompts import load_eval_prompts
-from infer.checkpoints import find_newest_run
+from infer.checkpoint_paths import find_newest_run
 from infer.report.tables import Table
 from models.checkpoint import read_config
 from models.drafts import load_draft

@@ -18,7 +18,8 @@ import torch
 from rich.progress import track
 from torch import nn
 
-from infer.engine.decode import Decoder, bucket_length
+from infer.engine.admission import bucket_length
+from infer.engine.decode import Decoder
 from infer.measure.intervals import Estimate, bootstrap_t
 from infer.report.tables import Table
 from models.device import Device

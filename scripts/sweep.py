@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # so that it runs from any directory
 
-from infer.checkpoints import run_names
+from infer.checkpoint_paths import run_names
 
 ROOT = Path(__file__).parent.parent
 DOC = ROOT / "docs" / "tuning.md"

@@ -8,7 +8,7 @@ import logging
 from pathlib import Path
 
 from conf.entry import entry_point
-from infer.candidates import load_draft_under_test
+from infer.draft_loading import load_draft_under_test
 from infer.eval import evaluate_drafts
 from infer.measure.report import EvalReport
 from infer.report.tables import collect_sections, print_report, summary_table

@@ -7,8 +7,7 @@ from data.config import DataConf, DataSource
 from data.eval_prompts import prompts as prompt_files
 from data.features import compatibility
 from data.preview import Preview, check_and_read_first_rows, preview_rows
-from infer.config import EvaluationConf
-from infer.context import check_prompts
+from infer.config import EvaluationConf, check_prompts
 from models.device import Device, DeviceConf
 from models.distill.losses import LossConf, LossName
 from models.drafts.base import DraftConf

@@ -17,7 +17,7 @@ from conf.entry import entry_point
 from data.packing.documents import Documents, Packed
 from data.packing.pack import pack_documents
 from data.sources.tokenized import document_from_pair
-from infer.candidates import load_draft_under_test
+from infer.draft_loading import load_draft_under_test
 from infer.warmup import compile_eval_graphs
 from models.console import setup_logging
 from models.drafts.base import Draft

@@ -15,8 +15,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from infer.config import EvaluationConf
-from infer.engine.decode import NO_DRAFT, bucket_length, count_cache_slots
+from infer.engine.admission import bucket_length
 from infer.engine.rounds import DecodePolicy
+from infer.engine.session import NO_DRAFT, count_cache_slots
 from infer.verify import AcceptanceRule, Verification, build_acceptance_rule
 from models.device.graph_budget import KIND_SEPARATOR, Graph, graph_key_of
 from models.drafts.base import Draft
@@ -79,6 +80,7 @@ class DecoderSpec:
         draft, policy, slots = self.draft, self.policy, count_cache_slots(self.tree, self.slots)
         target_key = (draft.target_key, draft.layers, slots)
         draft_key = (draft.shape_key, draft.layers, slots, policy.graph_key)
+        proposal_key = (self.tree.size, policy.acceptance_rule.needs_drawn_tokens(self.tree))
         has_draft = draft.kind != NO_DRAFT
         for padded in sorted({min(bucket_length(n), self.slots) for n in prompt_lengths}):
             yield Graph("prefill", (*target_key, policy.sampling_rule.graph_key, padded))
@@ -86,12 +88,9 @@ class DecoderSpec:
                 yield Graph(f"begin{KIND_SEPARATOR}{self.kind}", (*draft_key, padded))
         if fused:
             yield Graph(f"fused{KIND_SEPARATOR}{self.kind}", (target_key, draft_key, self.batch))
+        moves_key = (policy.lookahead, policy.max_moves, slots)
         if unfused:
-            rows_key = (
-                self.batch, slots, policy.lookahead, policy.max_moves,
-                policy.sampling_rule.has_penalties,
-            )  # fmt: skip
-            proposal_key = (self.tree.size, policy.acceptance_rule.needs_drawn_tokens(self.tree))
+            rows_key = (self.batch, *moves_key, policy.sampling_rule.has_penalties)
             yield Graph("score", (*target_key, *rows_key, *proposal_key))
             yield Graph("accept", (draft.layers, *rows_key, *proposal_key, policy.graph_key))
             if policy.max_moves:
@@ -99,21 +98,14 @@ class DecoderSpec:
             if has_draft:
                 yield Graph(f"draft_next{KIND_SEPARATOR}{self.kind}", (*draft_key, self.batch))
         if lazy:
-            yield from self._list_lazy_graphs(slots)
-
-    def _list_lazy_graphs(self, slots: int) -> Iterator[Graph]:
-        draft, policy = self.draft, self.policy
-        slots_key = (draft.target_key, self.kind, draft.shape_key, slots)
-        rows_key = (policy.lookahead, policy.max_moves, policy.sampling_rule.graph_key, slots)
-        for batch in {1, self.batch}:
-            yield Graph("allocate_slots", (*slots_key, batch))
-        yield Graph("open_slots", rows_key)
-        if self.batch > 1:
-            proposal_key = (
-                self.tree.size, policy.acceptance_rule.needs_drawn_tokens(self.tree), self.batch
-            )  # fmt: skip
-            yield Graph("empty_like", (*rows_key, *proposal_key))
-            yield Graph("scatter_rows", (*slots_key, *rows_key, *proposal_key))
+            slots_key = (draft.target_key, self.kind, draft.shape_key, slots)
+            rows_key = (*moves_key, policy.sampling_rule.graph_key)
+            yield from (Graph("allocate_slots", (*slots_key, n)) for n in {1, self.batch})
+            yield Graph("open_slots", rows_key)
+            if self.batch > 1:
+                rows_key = (*rows_key, *proposal_key, self.batch)
+                yield Graph("empty_like", rows_key)
+                yield Graph("scatter_rows", (*slots_key, *rows_key))
 
 
 def plan_eval_graphs(
@@ -121,12 +113,14 @@ def plan_eval_graphs(
     fused: bool = True, lazy: bool = False,
 ) -> set[Graph]:  # fmt: skip
     """Collect the graphs of infer/measure/evaluate.py for prompts of these lengths."""
-    graphs: set[Graph] = set()
-    for spec, timed in _list_decoders(drafts, tree, max(prompt_lengths) + conf.new_tokens, conf):
-        graphs.update(
-            spec.list_graphs(prompt_lengths, fused=fused, unfused=timed or not fused, lazy=lazy)
+    slots = max(prompt_lengths) + conf.new_tokens
+    return {
+        graph
+        for spec, timed in _list_decoders(drafts, tree, slots, conf)
+        for graph in spec.list_graphs(
+            prompt_lengths, fused=fused, unfused=timed or not fused, lazy=lazy
         )
-    return graphs
+    }
 
 
 def _list_decoders(

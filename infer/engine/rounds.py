@@ -45,28 +45,18 @@ class DecodePolicy:
         return f"{self.sampling_rule.graph_key} {self.acceptance_rule} {self.tree}"
 
     @property
-    def is_coupled(self) -> bool:
-        """Return True if target and draft share the noise of each position."""
-        return not self.sampling_rule.is_greedy and not self.acceptance_rule.is_ratio_test
-
-    @property
     def lookahead(self) -> int:
-        """Return the number of positions after the root that need shared noise."""
-        return self.tree.max_path_length + 1 if self.is_coupled else 0
-
-    def token_ids(self, like: Tensor) -> Int[Tensor, " vocab_size"]:
-        """Return all token ids, on the device of `like`."""
-        return torch.arange(self.vocab_size, device=like.device)
+        """Return the number of positions after the root whose noise target and draft share."""
+        is_coupled = not self.sampling_rule.is_greedy and not self.acceptance_rule.is_ratio_test
+        return self.tree.max_path_length + 1 if is_coupled else 0
 
     @property
     def max_moves(self) -> int:
         """Return how many tokens a round may have to move: 0 for a chain, which is in place."""
-        is_chain = all(len(level) == 1 for level in self.tree.levels) and self.tree.levels
-        return (
-            0
-            if not self.tree.copied and (is_chain or not self.tree.depth)
-            else self.tree.max_path_length
-        )
+        is_chain = (
+            sum(map(len, self.tree.levels)) == self.tree.depth
+        )  # a dynamic tree has no levels
+        return 0 if is_chain and not self.tree.copied else self.tree.max_path_length
 
 
 @dataclass(kw_only=True)
@@ -111,8 +101,16 @@ def lookahead_noise(
     if not lookahead:
         return None
     positions = lengths[:, None] + torch.arange(lookahead, device=lengths.device)
-    tokens = torch.arange(vocab_size, device=lengths.device)
-    return gumbel_noise(derive_seed(rule, TARGET_NOISE), row_ids, 0, positions, tokens)
+    return _keyed_noise(rule, TARGET_NOISE, vocab_size, row_ids, 0, positions)
+
+
+def _keyed_noise(
+    rule: SamplingRule, use: int, vocab_size: int, row_ids: Int[Tensor, " batch"],
+    turn: int | Int[Tensor, " batch"], positions: Int[Tensor, "batch positions"],
+) -> Float[Tensor, "batch positions vocab"]:  # fmt: skip
+    """Return the Gumbel noise of all tokens at positions, for one use of random numbers."""
+    tokens = torch.arange(vocab_size, device=positions.device)
+    return gumbel_noise(derive_seed(rule, use), row_ids, turn, positions, tokens)
 
 
 def prefill(
@@ -134,14 +132,12 @@ def prefill(
     )  # fmt: skip
     last = (lengths - 1).clamp_min(0)[:, None, None].expand(-1, 1, target_output.hidden.shape[-1])
     logits = target.logits(target_output.hidden.gather(1, last))[:, 0]
-    history = None
-    if rule.has_penalties:
-        history = History.from_prompts(input_ids, lengths, logits.shape[-1])
+    vocab_size = logits.shape[-1]
+    history = History.from_prompts(input_ids, lengths, vocab_size) if rule.has_penalties else None
     scores = rule.warp(logits, history)
     if not rule.is_greedy:
-        tokens = torch.arange(logits.shape[-1], device=input_ids.device)
-        noise = gumbel_noise(derive_seed(rule, TARGET_NOISE), row_ids, 0, lengths[:, None], tokens)
-        scores = scores + noise[:, 0]
+        positions = lengths[:, None]
+        scores = scores + _keyed_noise(rule, TARGET_NOISE, vocab_size, row_ids, 0, positions)[:, 0]
     return target_output, logits, scores, history
 
 
@@ -244,9 +240,8 @@ def _score_nodes(
 ) -> ScoredTree:
     """Return the target's distributions and the random numbers that the acceptance rule needs."""
     ancestors = ancestor_mask(proposal.parents)
-    history = rows.history
-    if history is not None:
-        history = history.on_path(torch.cat([rows.root[:, None], proposal.ids], 1), ancestors)
+    node_ids = torch.cat([rows.root[:, None], proposal.ids], 1)
+    history = rows.history and rows.history.on_path(node_ids, ancestors)
     warped = policy.sampling_rule.warp(logits, history)
     if policy.sampling_rule.is_greedy:
         return ScoredTree(proposal=proposal, warped_logits=warped)
@@ -261,12 +256,8 @@ def _score_nodes(
     return ScoredTree(
         proposal=proposal,
         warped_logits=warped,
-        noise=gumbel_noise(
-            derive_seed(policy.sampling_rule, RESIDUAL_NOISE),
-            row_ids,
-            turn,
-            node,
-            policy.token_ids(node),
+        noise=_keyed_noise(
+            policy.sampling_rule, RESIDUAL_NOISE, policy.vocab_size, row_ids, turn, node
         ),
         uniforms=uniform_noise(
             derive_seed(policy.sampling_rule, COIN_NOISE), row_ids, turn, node[:, 1:]
@@ -293,7 +284,7 @@ def begin(
     state = draft.start(
         state, input_ids, lengths=rows.lengths, first_token=rows.root, target_output=target_output
     )
-    return state, draft.propose(state, tree=policy.tree, sampler=_make_sampler(policy, rows))
+    return state, draft.propose(state, tree=policy.tree, sampler=make_sampler(policy, rows))
 
 
 def draft_next(
@@ -307,7 +298,7 @@ def draft_next(
     state = draft.advance(
         state, round_output.ids, count=round_output.count, target_output=round_output.target_output
     )
-    return state, draft.propose(state, tree=policy.tree, sampler=_make_sampler(policy, rows))
+    return state, draft.propose(state, tree=policy.tree, sampler=make_sampler(policy, rows))
 
 
 def fused(
@@ -328,14 +319,14 @@ def fused(
     return rows, round_output, state, proposal
 
 
-def _make_sampler(policy: DecodePolicy, rows: SlotState) -> Sampler:
-    history = rows.history
-    if history is not None:
-        history = history.add(rows.root[:, None], torch.ones_like(rows.root))
+def make_sampler(policy: DecodePolicy, rows: SlotState) -> Sampler:
+    """Build the draft's sampler for the tokens after the root of each row."""
+    history = rows.history and rows.history.add(rows.root[:, None], torch.ones_like(rows.root))
     if not policy.acceptance_rule.needs_drawn_tokens(policy.tree):
         # the noise of coupled sampling; None in a ratio test, whose dynamic tree grows without
         return Sampler(rule=policy.sampling_rule, noise=rows.noise, history=history)
     positions = torch.arange(policy.tree.depth, device=rows.root.device).expand(len(rows.root), -1)
-    seed, tokens = derive_seed(policy.sampling_rule, DRAFT_NOISE), policy.token_ids(positions)
-    noise = gumbel_noise(seed, rows.row_ids, rows.lengths, positions, tokens)
+    noise = _keyed_noise(
+        policy.sampling_rule, DRAFT_NOISE, policy.vocab_size, rows.row_ids, rows.lengths, positions
+    )
     return Sampler(rule=policy.sampling_rule, noise=noise, history=history, draws=True)

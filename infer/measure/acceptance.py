@@ -25,7 +25,7 @@ def build_comb(depth: int, ranks: int) -> list[list[int]]:
 
 
 class AcceptanceCounter:
-    """A callback for decoding with a comb that counts the candidates that the target emits."""
+    """A count, round by round, of the candidates of a comb that the target emits."""
 
     def __init__(self, depth: int, ranks: int):
         self.depth, self.ranks = depth, ranks

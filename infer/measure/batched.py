@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 
 from data.eval_prompts.prompts import EvalPrompt
 from infer.config import EvaluationConf
-from infer.engine.decode import Decoder, bucket_length
+from infer.engine.admission import bucket_length
+from infer.engine.decode import Decoder
 from infer.measure.eval_modes import DraftUnderTest
 from infer.measure.exactness import compare_answers
 from infer.measure.intervals import Estimate

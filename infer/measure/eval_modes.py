@@ -6,8 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from data.eval_prompts.prompts import EvalPrompt
-from infer.config import EvaluationConf
-from infer.context import check_context
+from infer.config import EvaluationConf, check_context
 from infer.engine.decode import Decoder
 from infer.verify import Verification, build_acceptance_rule
 from models.drafts.base import Draft

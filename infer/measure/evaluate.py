@@ -20,7 +20,8 @@ from data.eval_prompts.prompts import (
 )
 from infer.config import EvaluationConf
 from infer.engine import graph_plan
-from infer.engine.decode import Decoder, bucket_length
+from infer.engine.admission import bucket_length
+from infer.engine.decode import Decoder
 from infer.engine.generate import generate_answers
 from infer.measure.batched import Baseline, measure_batch_sizes
 from infer.measure.eval_modes import (

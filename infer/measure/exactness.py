@@ -14,7 +14,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from data.eval_prompts.prompts import EvalPrompt
-from infer.engine.decode import Decoder, bucket_length
+from infer.engine.admission import bucket_length
+from infer.engine.decode import Decoder
 from infer.engine.rounds import TARGET_NOISE, derive_seed
 from infer.measure.records import Exactness, LogitTolerance, Mismatch, PromptResult
 from models.speculate.sampling import History, SamplingRule, gumbel_noise

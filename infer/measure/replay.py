@@ -10,7 +10,7 @@ Axes: B starts, T tokens of a text, N nodes, D deepest node.
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,12 +22,13 @@ from torch import Tensor
 
 from data.eval_prompts.prompts import EvalPrompt
 from infer.engine.decode import Decoder
+from infer.engine.rounds import lookahead_noise
 from infer.measure.acceptance import AcceptanceCounter, build_comb
 from infer.verify import Verification, walk_choices
 from models.drafts.base import Draft, DraftState
 from models.drafts.mixed import MixedDraft
-from models.errors import UserError
-from models.speculate.sampling import History, Sampler, SamplingConf, gumbel_noise
+from models.errors import require
+from models.speculate.sampling import History, Sampler, SamplingConf
 from models.speculate.tree import Proposal, Tree, ancestor_mask, node_depths, tree_from_paths
 from models.target.language_model import TargetOutput
 from models.target.target import Target
@@ -69,7 +70,8 @@ def collect_replay_texts(
     slots = max(len(prompt.ids) for prompt in prompts) + num_tokens
     decoder = Decoder(target, sampling=sampling, slots=slots, batch=TARGET_BATCH_SIZE)
     texts = []
-    for first in _track_progress(range(0, len(prompts), TARGET_BATCH_SIZE), "the target's answers"):
+    first_prompts, quiet = range(0, len(prompts), TARGET_BATCH_SIZE), not sys.stderr.isatty()
+    for first in track(first_prompts, "the target's answers", disable=quiet):
         batch = prompts[first : first + TARGET_BATCH_SIZE]
         generations = decoder.decode(
             [p.ids for p in batch], row_ids=[p.row_id for p in batch], max_new_tokens=num_tokens
@@ -105,137 +107,105 @@ class Replay:
         self, target: Target, draft: Draft, texts: list[ReplayText], *, sampling: SamplingConf,
         verification: Verification = Verification.auto,
     ):  # fmt: skip
-        if verification not in (Verification.auto, Verification.greedy, Verification.coupled):
-            raise UserError(
-                f"evaluation.verification: replay needs greedy or coupled, whose answers do not "
-                f"depend on the draft, got {verification.value}; decode instead"
-            )
+        require(
+            verification in (Verification.auto, Verification.greedy, Verification.coupled),
+            "evaluation.verification: replay needs greedy or coupled, whose answers do not depend "
+            f"on the draft, got {verification.value}; decode instead",
+        )
         self.draft, self.texts = MixedDraft(draft), texts
-        self.rule, self.vocab = sampling.build(), target.vocab_size
+        self.rule, self.vocab_size = sampling.build(), target.vocab_size
 
     @torch.no_grad()
     def accepted_lengths(self, trees: dict[str, Tree]) -> dict[str, list[Int[ndarray, " starts"]]]:
         """Compute A(s) for every start of every text, by the name of the tree."""
-        lengths: dict[str, list] = {name: [] for name in trees}
-
-        def measure_batch(prefixes: "_PrefixBatch") -> dict[str, Tensor]:
-            return {name: prefixes.accepted_lengths(tree) for name, tree in trees.items()}
-
-        for batches in self._replay_texts(measure_batch, list(trees.values())):
-            for name in trees:
-                arrays = [batch[name].cpu().numpy() for batch in batches]
-                lengths[name].append(np.concatenate([np.zeros(0, dtype=np.int64), *arrays]))
-        return lengths
+        texts = [
+            [{name: batch.replay_tree(tree)[-1] for name, tree in trees.items()} for batch in text]
+            for text in self._split_texts(list(trees.values()))
+        ]
+        no_starts = np.zeros(0, dtype=np.int64)
+        return {
+            name: [
+                np.concatenate([no_starts, *(batch[name].cpu().numpy() for batch in text)])
+                for text in texts
+            ]
+            for name in trees
+        }
 
     @torch.no_grad()
     def count_acceptance(self, depth: int, ranks: int) -> AcceptanceCounter:
         """Count acceptance by depth and rank in the rounds that decoding with a comb would have."""
         comb, counter = tree_from_paths(build_comb(depth, ranks)), AcceptanceCounter(depth, ranks)
-
-        def measure_batch(prefixes: "_PrefixBatch") -> tuple[Proposal, Tensor, Tensor]:
-            proposal = prefixes.propose(comb)
-            return proposal, prefixes.continuation(depth), prefixes.match_proposal(proposal, depth)
-
-        for batches in filter(None, self._replay_texts(measure_batch, [comb])):
-            ids = torch.cat([proposal.ids for proposal, *_ in batches])
-            parents = torch.cat([proposal.parents for proposal, *_ in batches])
-            continuations = torch.cat([batch[1] for batch in batches])
-            accepted = torch.cat([batch[2] for batch in batches])
-            starts = decoding_starts(accepted.cpu().numpy())
-            counter(
-                Proposal(ids=ids[starts], parents=parents[starts]),
-                continuations[starts],
-                1 + accepted[starts],
-            )
+        for text in self._split_texts([comb]):
+            if batches := [batch.replay_tree(comb) for batch in text]:
+                ids, parents, emitted, accepted = map(torch.cat, zip(*batches, strict=True))
+                starts = decoding_starts(accepted.cpu().numpy())
+                proposal = Proposal(ids=ids[starts], parents=parents[starts])
+                counter(proposal, emitted[starts], 1 + accepted[starts])
         return counter
 
-    def _replay_texts(self, measure_batch: Callable, trees: list[Tree]) -> Iterator[list]:
-        """Yield the results of `measure_batch` on the batches of starts of each text.
+    def _split_texts(self, trees: list[Tree]) -> Iterator[Iterator["_PrefixBatch"]]:
+        """Yield the batches of starts of each text, of which one at a time is in memory.
 
-        The list is empty for an answer of a single token, which has no starts.
+        There is no batch for an answer of a single token, which has no starts.
         """
         extra_slots = 1 + max(
             max(tree.size, tree.scratch_slots) + tree.max_path_length for tree in trees
         )
-        for text in _track_progress(self.texts, f"replaying {self.draft.draft.method}"):
+        lookahead = max(tree.max_path_length for tree in trees)
+        label, quiet = f"replaying {self.draft.draft.method}", not sys.stderr.isatty()
+        for text in track(self.texts, label, disable=quiet):
             starts = torch.arange(text.num_starts, device=text.ids.device)
-            batches = starts.split(STARTS_PER_PASS) if text.num_starts else []
-            yield [measure_batch(_PrefixBatch(self, text, batch, extra_slots)) for batch in batches]
+            batches = starts.split(STARTS_PER_PASS) if text.num_starts else ()
+            slots = len(text.ids) + extra_slots
+            yield (_PrefixBatch(self, text, batch, slots, lookahead) for batch in batches)
 
 
 class _PrefixBatch:
     """Consecutive starts of a text as rows of a batch, in the state that decoding would be in."""
 
     def __init__(
-        self, replay: Replay, text: ReplayText, starts: Int[Tensor, " batch"], extra_slots: int
+        self, replay: Replay, text: ReplayText, starts: Int[Tensor, " batch"], slots: int,
+        lookahead: int,
     ):  # fmt: skip
-        self.replay, self.text = replay, text
+        self.draft, self.text = replay.draft, text
         self.roots = text.prompt_length + starts  # positions of the last known tokens
-        num_rows = len(starts)
+        ids, rule, vocab_size = text.ids.expand(len(starts), -1), replay.rule, replay.vocab_size
         target_output = TargetOutput(
-            hidden=text.target_output.hidden.expand(num_rows, -1, -1),
-            captured=text.target_output.captured.expand(num_rows, -1, -1),
+            hidden=text.target_output.hidden.expand(len(starts), -1, -1),
+            captured=text.target_output.captured.expand(len(starts), -1, -1),
         )
-        self.state: DraftState = replay.draft.start(
-            replay.draft.new_state(num_rows, len(text.ids) + extra_slots),
-            text.ids.expand(num_rows, -1),
-            lengths=self.roots, first_token=text.ids[self.roots], target_output=target_output,
+        self.state: DraftState = self.draft.start(
+            self.draft.new_state(len(starts), slots), ids, lengths=self.roots,
+            first_token=text.ids[self.roots], target_output=target_output,
         )  # fmt: skip
-
-    def propose(self, tree: Tree) -> Proposal:
-        sampler = self._build_sampler(tree.max_path_length)
-        if tree.copied:
-            return self.replay.draft.propose(self.state, tree=tree, sampler=sampler)
-        draft = self.replay.draft.draft
-        return draft.propose(self.state["draft"], tree=tree, sampler=sampler)
-
-    def _build_sampler(self, lookahead: int) -> Sampler:
-        rule, history = self.replay.rule, self._build_history()
-        if rule.is_greedy:
-            return Sampler(rule=rule, history=history)
-        device = self.roots.device
-        row_ids = torch.full_like(self.roots, self.text.row_id)
-        positions = self.roots[:, None] + 1 + torch.arange(lookahead, device=device)
-        vocab_ids = torch.arange(self.replay.vocab, device=device)
-        noise = gumbel_noise(rule.seed, row_ids, 0, positions, vocab_ids)
-        return Sampler(rule=rule, noise=noise, history=history)
-
-    def _build_history(self) -> History | None:
-        """Build the history of each row up to its root; None without penalties."""
-        if not self.replay.rule.has_penalties:
-            return None
-        positions = torch.arange(len(self.text.ids), device=self.roots.device)
-        up_to_root = positions <= self.roots[:, None]
-        ids = self.text.ids.expand(len(up_to_root), -1)
-        zeros = torch.zeros(
-            len(up_to_root), self.replay.vocab, dtype=torch.int64, device=ids.device
+        history = None
+        if rule.has_penalties:  # they count the tokens up to the root
+            answer_ids = ids[:, text.prompt_length :]
+            history = History(
+                in_text=History.from_prompts(ids, self.roots + 1, vocab_size).in_text,
+                in_answer=History.from_prompts(answer_ids, starts + 1, vocab_size).in_text,
+            )
+        row_ids = torch.full_like(self.roots, text.row_id)
+        noise = lookahead_noise(
+            rule, 0 if rule.is_greedy else lookahead, vocab_size, row_ids, self.roots + 1
         )
-        return History(
-            **{
-                name: zeros.scatter_add(1, ids, mask.long()) > 0
-                for name, mask in (
-                    ("in_text", up_to_root),
-                    ("in_answer", up_to_root & (positions >= self.text.prompt_length)),
-                )
-            }
-        )
+        self.sampler = Sampler(rule=rule, noise=noise, history=history)
 
-    def continuation(self, depth: int) -> Int[Tensor, "batch lookahead"]:
-        """Return the `depth` + 1 tokens of the text after each root."""
-        offsets = 1 + torch.arange(depth + 1, device=self.roots.device)
-        return self.text.ids[(self.roots[:, None] + offsets).clamp_max(len(self.text.ids) - 1)]
-
-    def match_proposal(self, proposal: Proposal, depth: int) -> Int[Tensor, " batch"]:
-        """Count the accepted draft tokens.
+    def replay_tree(self, tree: Tree) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return the proposal's ids and parents, the text after each start, and A(s).
 
         The target's choice after a node of depth d is token d + 1 of the continuation.
         """
-        depths = node_depths(ancestor_mask(proposal.parents))
-        choices = self.continuation(int(depths.max())).gather(1, depths)
-        return walk_choices(proposal, choices, depth).count - 1
-
-    def accepted_lengths(self, tree: Tree) -> Int[Tensor, " batch"]:
-        return self.match_proposal(self.propose(tree), tree.max_path_length)
+        draft, state = self.draft, self.state
+        if not tree.copied:
+            draft, state = draft.draft, state["draft"]
+        proposal = draft.propose(state, tree=tree, sampler=self.sampler)
+        offsets = 1 + torch.arange(tree.max_path_length + 1, device=self.roots.device)
+        positions = (self.roots[:, None] + offsets).clamp_max(len(self.text.ids) - 1)
+        continuation = self.text.ids[positions]
+        choices = continuation.gather(1, node_depths(ancestor_mask(proposal.parents)))
+        accepted = walk_choices(proposal, choices, tree.max_path_length).count - 1
+        return proposal.ids, proposal.parents, continuation, accepted
 
 
 def decoding_starts(accepted: Int[ndarray, " starts"]) -> Int[ndarray, " rounds"]:
@@ -256,10 +226,7 @@ def count_on_policy(accepted: list[Int[ndarray, " starts"]]) -> Float[ndarray, "
 
     The ratio of their sums is the acceptance length (tau).
     """
-    on_policy = [lengths[decoding_starts(lengths)] for lengths in accepted]
-    return np.array(
-        [[lengths.sum() + len(lengths), len(lengths)] for lengths in on_policy], dtype=np.float64
-    )
+    return count_all_positions([lengths[decoding_starts(lengths)] for lengths in accepted])
 
 
 def count_all_positions(accepted: list[Int[ndarray, " starts"]]) -> Float[ndarray, "texts 2"]:
@@ -270,7 +237,3 @@ def count_all_positions(accepted: list[Int[ndarray, " starts"]]) -> Float[ndarra
     return np.array(
         [[lengths.sum() + len(lengths), len(lengths)] for lengths in accepted], dtype=np.float64
     )
-
-
-def _track_progress(items, description: str):
-    return track(items, description, disable=not sys.stderr.isatty())

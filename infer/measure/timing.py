@@ -58,12 +58,12 @@ def measure_splits(
         for name in alternate_order(list(timed_modes), number):
             clock, mode = clocks[name], timed_modes[name]
             # None times the fused rounds.
-            timers = [clock.phase_timer, None] if mode.decoder.fused else [clock.phase_timer]
+            timers = [clock.phase_timer, None]
             for phase_timer in timers[:: -1 if number % 2 else 1]:
                 num_rounds = _count_rounds(mode, prompt, max_new_tokens, phase_timer)
                 if phase_timer is None:
                     clock.rounds += num_rounds
-                    clock.fused_s += mode.decoder.round_timer.total_s
+                    clock.fused_s += sum(mode.decoder.round_seconds)
     return {name: _build_split(clock) for name, clock in clocks.items()}
 
 

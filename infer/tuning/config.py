@@ -6,16 +6,18 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any
 
-from infer.config import DEMO_NEW_TOKENS, MAX_RANKS, OWN_TARGET, parse_checkpoints
+from infer.config import DEMO_NEW_TOKENS, OWN_TARGET, TreeSearchConf, parse_checkpoints
 from models.device import DeviceConf
-from models.errors import UserError
+from models.errors import require
 from models.speculate.sampling import SamplingConf
-from models.speculate.tree import TreeConf
 from models.target.target import TargetConf
+from models.validation import Rule, at_least, check_values, each_at_least
+
+NOT_NEGATIVE = Rule("must not be negative", lambda value: value >= 0, "0 copies none")
 
 
 @dataclass(kw_only=True)
-class TuneConf:
+class TuneConf(TreeSearchConf):
     """Settings of a tuning: batches and contexts, and the trees and windows to consider."""
 
     checkpoint: Any = None  # a directory or a list of them; null = the newest finished run
@@ -23,42 +25,27 @@ class TuneConf:
     context: list[int] | None = None  # tokens of prompt and answer; null = what the prompts need
     depth: int = 10  # longest window, deepest node
     nodes: list[int] = field(default_factory=lambda: [4, 8, 16, 24, 32, 63])  # node budgets
-    ranks: int = 10  # draft candidates whose acceptance is measured at each depth
     copied: int = 8  # tokens of n-gram lookup beside the tree; 0 = none
     sweep: bool = False  # also measure every window and a dozen trees, to check the choice
-    # as evaluation.prompts; null = those that selected the checkpoint, or the demo's training data
-    prompts: str | None = None
-    num_prompts: int = 32  # of the demo's prompts
-    max_new_tokens: int = DEMO_NEW_TOKENS
     repeats: int = 2  # decodings of every prompt in each mode, in alternating order
-    tree: TreeConf = field(default_factory=TreeConf)  # an additional tree to compare with
     sampling: SamplingConf = field(default_factory=SamplingConf)
-    target: TargetConf = field(default_factory=lambda: TargetConf(name=OWN_TARGET))
-    device: DeviceConf = field(default_factory=DeviceConf)
     output_dir: str = "outputs/infer.tune"
     run_name: str = "tune"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.checkpoint = parse_checkpoints(self.checkpoint)
-        for key in ("depth", "ranks", "num_prompts", "repeats"):
-            if getattr(self, key) < 1:
-                raise UserError(f"{key}: must be at least 1, got {getattr(self, key)}")
-        if self.max_new_tokens < 2:
-            raise UserError(f"max_new_tokens: must be at least 2, got {self.max_new_tokens}")
-        if self.ranks > MAX_RANKS:
-            raise UserError(f"ranks: must be at most {MAX_RANKS}, got {self.ranks}")
-        if self.copied < 0:
-            raise UserError(f"copied: must not be negative, got {self.copied}; 0 copies none")
-        for key in ("batch", "nodes", "context"):
-            values = getattr(self, key)
-            if values is not None and (not values or min(values) < 1):
-                raise UserError(f"{key}: must list numbers of at least 1, got {values}")
+        check_values(
+            self, depth=at_least(1), repeats=at_least(1), max_new_tokens=at_least(2),
+            copied=NOT_NEGATIVE, batch=each_at_least(1), nodes=each_at_least(1),
+            context=each_at_least(1),
+        )  # fmt: skip
         max_nodes = sum(self.ranks**depth for depth in range(1, self.depth + 1))
-        if min(self.nodes) > max_nodes:
-            raise UserError(
-                f"nodes: must list a budget of at most the {max_nodes} paths that depth and ranks "
-                f"give, got {self.nodes}; raise depth or ranks"
-            )
+        require(
+            min(self.nodes) <= max_nodes,
+            f"nodes: must list a budget of at most the {max_nodes} paths that depth and ranks "
+            f"give, got {self.nodes}; raise depth or ranks",
+        )
 
     def eval_overrides(self, batch: int) -> str:
         """Return the overrides, besides checkpoint and tree, that reproduce the tuning setup."""
@@ -73,12 +60,16 @@ class TuneConf:
             for option in fields(section)
             if getattr(section, option.name) != getattr(default, option.name)
         }
-        if self.prompts is not None:
-            overrides["evaluation.prompts"] = self.prompts
-        if self.max_new_tokens != DEMO_NEW_TOKENS:
-            overrides["evaluation.max_new_tokens"] = self.max_new_tokens
-        if batch > 1:
-            overrides["evaluation.batches"] = f"[{batch}]"
+        evaluation = {
+            "prompts": (self.prompts, None),
+            "max_new_tokens": (self.max_new_tokens, DEMO_NEW_TOKENS),
+            "batches": (f"[{batch}]", "[1]"),
+        }
+        overrides |= {
+            f"evaluation.{key}": value
+            for key, (value, default) in evaluation.items()
+            if value != default
+        }
         return format_overrides(overrides)
 
 

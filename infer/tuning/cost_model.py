@@ -6,6 +6,7 @@ their ratio. Candidates that were not timed are interpolated within their family
 size.
 """
 
+import itertools
 import os
 import statistics
 import tempfile
@@ -21,9 +22,10 @@ from numpy import ndarray
 from data.eval_prompts.prompts import EvalPrompt
 from infer.engine.decode import Decoder, Generation
 from infer.tuning.candidates import TreeCandidate
+from infer.tuning.config import TuneConf
+from models.console import print_line
 from models.drafts.base import Draft
 from models.lock import wait_for_lock
-from models.speculate.sampling import SamplingConf
 from models.target.target import Target
 
 TIMED_TURNS = 4  # alternating timings of a candidate and the baseline
@@ -53,22 +55,20 @@ class CostBench:
     target: Target
     draft: Draft
     prompts: list[EvalPrompt]
-    sampling: SamplingConf
+    conf: TuneConf
     batch: int
     context: int
-    max_new_tokens: int
-    print_line: Callable[[str], None]
     decoders: dict[str, Decoder] = field(default_factory=dict)
 
     def decoder_for(self, candidate: TreeCandidate | None) -> Decoder:
         """Return the compiled decoder of a candidate, or the autoregressive one for None."""
         name = candidate.name if candidate else AUTOREGRESSIVE
         if name not in self.decoders:
-            self.print_line(f"batch {self.batch}, context {self.context}: compiling {name}")
+            print_line(f"batch {self.batch}, context {self.context}: compiling {name}")
             options = {"draft": self.draft, "tree": candidate.tree} if candidate else {}
             with hold_timing_lock(exclusive=False):
                 decoder = Decoder(
-                    self.target, sampling=self.sampling, slots=self.context, batch=self.batch,
+                    self.target, sampling=self.conf.sampling, slots=self.context, batch=self.batch,
                     layers=self.draft.needs.layers, **options,
                 )  # fmt: skip
                 # one prompt more than rows, so that the refill of a slot is compiled too
@@ -85,7 +85,7 @@ class CostBench:
         return decoder.decode(
             [p.ids for p in prompts],
             row_ids=[p.row_id for p in prompts],
-            max_new_tokens=self.max_new_tokens,
+            max_new_tokens=self.conf.max_new_tokens,
             eos_ids=self.target.eos_ids if stop_at_eos else None,
         )
 
@@ -110,7 +110,7 @@ class CostBench:
         return statistics.median(max((row.round_s for row in generations), key=len))
 
     def benchmark_trees(
-        self, candidates: list[TreeCandidate], repeats: int
+        self, candidates: list[TreeCandidate]
     ) -> dict[str, Float[ndarray, "prompts tokens_seconds"]]:
         """Measure tokens and seconds of every prompt in every mode, in alternating order (ABBA).
 
@@ -125,37 +125,34 @@ class CostBench:
             for candidate in [None, *candidates]
         }
         with hold_timing_lock(exclusive=True):  # all are compiled before the first is timed
-            if self.batch == 1:
-                parts = [
-                    self._benchmark_alternating(modes, [prompt], repeats) for prompt in self.prompts
-                ]
-                return {name: np.concatenate([part[name] for part in parts]) for name in modes}
-            return self._benchmark_interleaved(modes, repeats)
+            return (
+                self._benchmark_alternating(modes)
+                if self.batch == 1
+                else self._benchmark_interleaved(modes)
+            )
 
-    def _benchmark_alternating(
-        self, modes: dict[str, Decoder], prompts: list[EvalPrompt], repeats: int
-    ) -> dict[str, ndarray]:
-        sums = {name: np.zeros((len(prompts), 2)) for name in modes}
-        for number in range(repeats):
+    def _benchmark_alternating(self, modes: dict[str, Decoder]) -> dict[str, ndarray]:
+        sums = {name: np.zeros((len(self.prompts), 2)) for name in modes}
+        for row, number in itertools.product(range(len(self.prompts)), range(self.conf.repeats)):
             for name in list(modes)[:: 1 - 2 * (number % 2)]:
-                sums[name] += self._time_prompts(modes[name], prompts)
+                sums[name][row] += self._time_prompts(modes[name], [self.prompts[row]])[0]
         return sums
 
-    def _benchmark_interleaved(self, modes: dict[str, Decoder], repeats: int) -> dict[str, ndarray]:
+    def _benchmark_interleaved(self, modes: dict[str, Decoder]) -> dict[str, ndarray]:
         baseline, baseline_runs = modes[AUTOREGRESSIVE], []
-        sums = {name: np.zeros((len(self.prompts), 2)) for name in modes}
         speculative = [name for name in modes if name != AUTOREGRESSIVE]
-        for number in range(repeats):
+        sums = {name: np.zeros((len(self.prompts), 2)) for name in speculative}
+        for number in range(self.conf.repeats):
             for name in speculative[:: 1 - 2 * (number % 2)]:
                 baseline_runs.append(self._time_prompts(baseline, self.prompts))
-                timed = self._time_prompts(modes[name], self.prompts)
                 # the time is 0 where all answers end at their first token
                 baseline_s = baseline_runs[-1][:, 1].sum() or 1.0
-                sums[name] += timed / [1.0, baseline_s]
+                sums[name] += self._time_prompts(modes[name], self.prompts) / [1.0, baseline_s]
         mean = np.mean(baseline_runs, 0)
-        for name in speculative:
-            sums[name][:, 1] *= mean[:, 1].sum()
-        return sums | {AUTOREGRESSIVE: repeats * mean}
+        mean_s = mean[:, 1].sum()
+        return {name: rows * [1.0, mean_s] for name, rows in sums.items()} | {
+            AUTOREGRESSIVE: self.conf.repeats * mean
+        }
 
     def _time_prompts(
         self, decoder: Decoder, prompts: list[EvalPrompt]
@@ -175,30 +172,34 @@ class CostCurve:
     """
 
     def __init__(self) -> None:
-        self._timings: dict[str, list[float]] = {}
-        self._timed: dict[str, dict[int, TreeCandidate]] = {}  # by family and size
+        self._timings: dict[TreeCandidate, list[float]] = {}
 
     def add(self, candidate: TreeCandidate, steps: float) -> None:
         """Add a timing of a candidate; several timings are averaged."""
-        self._timings.setdefault(candidate.name, []).append(steps)
-        self._timed.setdefault(candidate.family, {})[candidate.size] = candidate
+        self._timings.setdefault(candidate, []).append(steps)
 
     def num_timings(self, candidate: TreeCandidate) -> int:
         """Return the number of timings of a candidate."""
-        return len(self._timings.get(candidate.name, []))
+        return len(self._timings.get(candidate, []))
 
     def steps(self, candidate: TreeCandidate) -> float:
         """Return the steps of a round with a candidate, measured or interpolated."""
         if self.num_timings(candidate):
-            return statistics.fmean(self._timings[candidate.name])
+            return statistics.fmean(self._timings[candidate])
         return self._interpolate(candidate) + self._family_offset(candidate.family)
 
+    @property
+    def _probed_family(self) -> str:
+        return find_probed_family({candidate.family for candidate in self._timings})
+
     def _timed_candidates(self, family: str) -> list[TreeCandidate]:
-        return [candidate for _, candidate in sorted(self._timed[family].items())]
+        """Return the timed candidates of a family by size."""
+        timed = [candidate for candidate in self._timings if candidate.family == family]
+        return sorted(timed, key=lambda candidate: candidate.size)
 
     def _interpolate(self, candidate: TreeCandidate) -> float:
         is_chain = candidate.family.startswith("chain")
-        timed = self._timed_candidates("chain" if is_chain else _probed_family(self._timed))
+        timed = self._timed_candidates("chain" if is_chain else self._probed_family)
         draft_pass = 0.0 if is_chain else self._draft_pass_steps()
         steps = [self.steps(other) - draft_pass * other.tree.depth for other in timed]
         sizes = [other.size for other in timed]
@@ -210,10 +211,7 @@ class CostCurve:
 
         A chain needs one more pass for each node, a tree fewer.
         """
-        chains, trees = (
-            self._timed_candidates("chain"),
-            self._timed_candidates(_probed_family(self._timed)),
-        )
+        chains, trees = map(self._timed_candidates, ("chain", self._probed_family))
         rise, nodes, passes = (
             [measure(timed[-1]) - measure(timed[0]) for timed in (chains, trees)]
             for measure in (self.steps, lambda c: c.size, lambda c: c.tree.depth)
@@ -228,15 +226,12 @@ class CostCurve:
 
         A family with copied tokens that was not timed has that of all timed ones with copies.
         """
-        if family in ("chain", _probed_family(self._timed)):
+        if family in ("chain", self._probed_family):
             return 0.0
-        similar = [family] if family in self._timed or "+" not in family else self._timed
-        residuals = [
-            self.steps(candidate) - self._interpolate(candidate)
-            for name in similar
-            if "+" in name or name == family
-            for candidate in self._timed.get(name, {}).values()
+        similar = self._timed_candidates(family) or [
+            candidate for candidate in self._timings if "+" in family and "+" in candidate.family
         ]
+        residuals = [self.steps(candidate) - self._interpolate(candidate) for candidate in similar]
         return statistics.fmean(residuals) if residuals else 0.0
 
 
@@ -271,13 +266,13 @@ def select_probes(candidates: list[TreeCandidate]) -> list[TreeCandidate]:
     copied = [candidate for name, family in families.items() if "+" in name for candidate in family]
     probes = [
         family[i]
-        for family in (families["chain"], families[_probed_family(families)])
+        for family in (families["chain"], families[find_probed_family(families)])
         for i in sorted({0, len(family) // 2, len(family) - 1})
     ]
     copied = sorted(copied, key=lambda candidate: abs(candidate.size - 16))[:1]
     return list(dict.fromkeys(probes + copied))
 
 
-def _probed_family(families: Iterable[str]) -> str:
+def find_probed_family(families: Iterable[str]) -> str:
     """Return the family timed at several sizes: trees, or chains where no budget fits the depth."""
     return next(kind for kind in ("dynamic", "static", "chain") if kind in families)

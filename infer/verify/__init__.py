@@ -4,10 +4,8 @@
 """
 
 from infer.verify.base import AcceptanceRule, AcceptedPath, ScoredTree, Verification
-from infer.verify.block import BlockRule
-from infer.verify.rejection import RejectionRule
-from infer.verify.typical import TypicalRule, walk_typical
-from infer.verify.walk import CoupledRule, GreedyRule, walk_choices
+from infer.verify.ratio_tests import BlockRule, RejectionRule
+from infer.verify.target_path import CoupledRule, GreedyRule, TypicalRule, walk_choices
 from models.speculate.sampling import SamplingConf
 
 __all__ = [
@@ -22,7 +20,6 @@ __all__ = [
     "Verification",
     "build_acceptance_rule",
     "walk_choices",
-    "walk_typical",
 ]  # fmt: skip
 
 

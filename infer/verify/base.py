@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from models.errors import UserError
+from models.errors import require
 from models.speculate.sampling import SamplingConf
 from models.speculate.tree import Proposal, Tree, TreeKind, ancestor_mask, node_depths
 
@@ -113,21 +113,21 @@ class AcceptanceRule:
 
         Without a tree only the sampling is checked.
         """
-        if self.greedy and sampling.temperature > 0:
-            raise UserError(
-                f"evaluation.verification: {self.name} needs evaluation.sampling.temperature 0, "
-                f"got {sampling.temperature}; take coupled"
-            )
-        if not self.greedy and sampling.temperature == 0:
-            raise UserError(
-                f"evaluation.verification: {self.name} needs evaluation.sampling.temperature "
-                f"above 0, got {sampling.temperature}; raise it or take greedy"
-            )
-        if tree is not None and self.needs_drawn_tokens(tree) and tree.copied:
-            raise UserError(
-                f"evaluation.verification: {self.name} needs tokens drawn from the draft, got "
-                f"tree.copied={tree.copied}; set it to 0 or take coupled"
-            )
+        key, temperature = "evaluation.sampling.temperature", sampling.temperature
+        require(
+            not self.greedy or temperature <= 0,
+            f"evaluation.verification: {self.name} needs {key} 0, got {temperature}; take coupled",
+        )
+        require(
+            self.greedy or temperature != 0,
+            f"evaluation.verification: {self.name} needs {key} above 0, got {temperature}; raise "
+            "it or take greedy",
+        )
+        require(
+            tree is None or not tree.copied or not self.needs_drawn_tokens(tree),
+            f"evaluation.verification: {self.name} needs tokens drawn from the draft, got "
+            f"tree.copied={tree and tree.copied}; set it to 0 or take coupled",
+        )
 
     def accept(self, scored: ScoredTree, depth: int) -> AcceptedPath:
         """Accept one path of the tree and emit one token after it."""

@@ -12,7 +12,7 @@ import pytest
 from conf.entry import compose
 from data.demo.prompts import held_out_prompts
 from data.eval_prompts.prompts import EvalPrompt
-from infer.calibrate import calibrate_tree, main, measure_acceptance_length
+from infer.calibrate import calibrate_tree, main
 from infer.config import CalibrateConf, EvalConf
 from infer.engine.decode import Decoder
 from infer.measure.acceptance import AcceptanceCounter, build_comb, expected_length
@@ -22,6 +22,7 @@ from models.speculate.sampling import SamplingConf
 from models.speculate.tree import TreeConf, TreeKind, best_first_paths, tree_from_paths
 from models.speculate.tree_formats import read_paths
 from tests.support.tiny import chain, demo_target, mixed, new_draft, tree
+from tests.support.watching import watch_rounds
 
 NEW = 32
 
@@ -123,9 +124,10 @@ def test_the_table_counts_along_the_likeliest_path_of_each_row(target, learned):
     decoder = Decoder(
         target, draft, tree_from_paths(build_comb(3, 3)), sampling=SamplingConf(), slots=64, batch=2
     )
+    watch_rounds(decoder, watch)
     for first in range(0, 8, 2):
         some = [texts[first][:4], texts[first + 1][:9]]
-        decoder.decode(some, row_ids=[0, 1], max_new_tokens=NEW, on_round=watch)
+        decoder.decode(some, row_ids=[0, 1], max_new_tokens=NEW)
     visits, hits = by_hand(rounds, 3)
     assert tally.rounds.tolist() == visits
     assert tally.hits.tolist() == hits
@@ -138,8 +140,15 @@ def test_of_the_comb_itself_the_promise_is_the_measurement(target, learned):
     draft, texts = learned
     tally, shape = AcceptanceCounter(4, 5), tree_from_paths(build_comb(4, 5))
     decoder = Decoder(target, draft, shape, sampling=SamplingConf(), slots=64)
-    measured = measure_acceptance_length("comb", decoder, prompts_of(texts), NEW, tally)
-    assert expected_length(tally.acceptance(), shape) == pytest.approx(measured.mean)
+    watch_rounds(decoder, tally)
+    prompts = prompts_of(texts)
+    rows = decoder.decode(
+        [prompt.ids for prompt in prompts], row_ids=[prompt.row_id for prompt in prompts],
+        max_new_tokens=NEW, eos_ids=target.eos_ids,
+    )  # fmt: skip
+    accepted = [count for row in rows for count in row.accepted]
+    measured = 1 + sum(accepted) / len(accepted)
+    assert expected_length(tally.acceptance(), shape) == pytest.approx(measured)
 
 
 def test_the_tree_found_beats_the_chain_and_keeps_its_promise(target, learned):

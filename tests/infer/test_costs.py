@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from infer.tuning.candidates import USER_TREE, list_candidates
+from infer.tuning.config import TuneConf
 from infer.tuning.cost_model import (
     CostBench,
     CostCurve,
@@ -18,7 +19,6 @@ from infer.tuning.cost_model import (
     hold_timing_lock,
     select_probes,
 )
-from models.speculate.sampling import SamplingConf
 from tests.support.tuning import GIVEN_TREE, considered, prompts_of
 
 
@@ -103,17 +103,17 @@ def bench(target, learned):
     draft, written = learned
     prompts = prompts_of(written)[:6]
     return CostBench(
-        target=target, draft=draft, prompts=prompts, sampling=SamplingConf(), batch=2,
-        context=64, max_new_tokens=12, print_line=lambda line: None,
+        target=target, draft=draft, prompts=prompts, conf=TuneConf(max_new_tokens=12, repeats=2),
+        batch=2, context=64,
     )  # fmt: skip
 
 
 def test_a_row_pays_for_its_slot_whoever_sits_in_the_others(bench):
     one = next(one for one in considered() if one.name == "chain-2")
-    bench.prompts = bench.prompts[:1]
-    for name, rows in bench.benchmark_trees([one], repeats=1).items():
+    bench.prompts, bench.conf.repeats = bench.prompts[:1], 1
+    for name, rows in bench.benchmark_trees([one]).items():
         assert rows.shape == (1, 2)
-        assert rows[0, 1] == pytest.approx(bench.decoders[name].round_timer.total_s / bench.batch)
+        assert rows[0, 1] == pytest.approx(sum(bench.decoders[name].round_seconds) / bench.batch)
 
 
 def test_a_batch_is_held_to_what_the_target_alone_took_just_before(bench, monkeypatch):
@@ -128,7 +128,7 @@ def test_a_batch_is_held_to_what_the_target_alone_took_just_before(bench, monkey
         return np.array([[5.0, took]] * len(some))
 
     monkeypatch.setattr(bench, "_time_prompts", timed)
-    sums = bench.benchmark_trees(chains, repeats=2)
+    sums = bench.benchmark_trees(chains)
     speeds = {name: rows.sum(0)[0] / rows.sum(0)[1] for name, rows in sums.items()}
     assert speeds["chain-1"] == pytest.approx(2 * speeds["autoregressive"])
     assert speeds["chain-2"] == pytest.approx(2 * speeds["autoregressive"])
@@ -138,7 +138,7 @@ def test_a_prompt_that_ends_at_its_first_token_can_be_timed(bench, target, monke
     monkeypatch.setattr(target.model.generation_config, "eos_token_id", list(range(61)))
     one = next(one for one in considered() if one.name == "chain-2")
     assert bench.measure_steps(one) > 0
-    assert bench.benchmark_trees([one], repeats=1)["chain-2"][:, 0].sum() == 0
+    assert bench.benchmark_trees([one])["chain-2"][:, 0].sum() == 0
 
 
 def test_the_machine_is_kept_only_while_something_is_timed(bench):

@@ -10,9 +10,9 @@ import safetensors.torch
 import torch
 
 from data.eval_prompts.prompts import load_eval_prompts
-from infer.candidates import load_draft_under_test
-from infer.checkpoints import enable_loggers, find_newest_run, open_checkpoints, run_names
+from infer.checkpoint_paths import enable_loggers, find_newest_run, open_checkpoints, run_names
 from infer.config import EvaluationConf, Verification
+from infer.draft_loading import load_draft_under_test
 from infer.engine import rounds
 from infer.engine.decode import Decoder
 from infer.eval import main

@@ -1,6 +1,5 @@
 """Losing exactness is seen, counted and placed; rounding alone is not called a loss."""
 
-import importlib
 from copy import copy
 from dataclasses import replace
 from types import SimpleNamespace
@@ -19,6 +18,7 @@ from infer.measure.exactness import (
     measure_tolerance,
 )
 from infer.measure.records import LosslessVerdict, PromptResult
+from infer.verify import target_path
 from models.drafts.ngram import NgramDraft
 from models.speculate.sampling import SamplingConf, gumbel_noise
 from models.speculate.tree import NO_TREE
@@ -87,8 +87,7 @@ def judged(request, learned):
 @pytest.fixture
 def one_percent_wrong(monkeypatch):
     """A runtime that takes the draft's token for the target's at one node in a hundred."""
-    rule = importlib.import_module("infer.verify.walk")  # a function has that name too
-    honest, seen, wrong = rule.walk_choices, [0], []
+    honest, seen, wrong = target_path.walk_choices, [0], []
 
     def walk(proposal, choice, depth):
         choice = choice.clone()
@@ -99,7 +98,7 @@ def one_percent_wrong(monkeypatch):
                 wrong.append(node)
         return honest(proposal, choice, depth)
 
-    monkeypatch.setattr(rule, "walk_choices", walk)
+    monkeypatch.setattr(target_path, "walk_choices", walk)
     return seen, wrong
 
 

@@ -23,6 +23,7 @@ from models.speculate.sampling import SamplingConf
 from models.speculate.tree import TreeConf, tree_from_paths
 from tests.support.methods import CASES
 from tests.support.tiny import batch_of, chain, learn, mixed, sampled_texts, static, tree
+from tests.support.watching import watch_rounds
 
 pytestmark = pytest.mark.usefixtures("many_calls")
 
@@ -167,11 +168,11 @@ def test_every_start_counts_once_in_the_other_figure(target, drafts, prompts):
 def test_the_table_is_that_of_decoding_with_the_comb(target, drafts, prompts):
     draft, watched = drafts["eagle3"], AcceptanceCounter(3, 4)
     decoder = Decoder(target, draft, tree_from_paths(build_comb(3, 4)), sampling=GREEDY, slots=64)
+    watch_rounds(decoder, watched)
     for prompt in prompts:
         decoder.decode(
-            [prompt.ids], row_ids=[prompt.row_id], max_new_tokens=NEW, eos_ids=target.eos_ids,
-            on_round=watched,
-        )  # fmt: skip
+            [prompt.ids], row_ids=[prompt.row_id], max_new_tokens=NEW, eos_ids=target.eos_ids
+        )
     found = collect_replay_texts(
         target, prompts, sampling=GREEDY, max_new_tokens=NEW, layers=draft.needs.layers, lookahead=3
     )

@@ -14,8 +14,8 @@ from infer.config import EvalConf
 from infer.engine.decode import Decoder
 from infer.measure.intervals import Estimate
 from infer.measure.replay import collect_replay_texts
-from infer.tune import estimate_expected_tokens, main, select_sweep
-from infer.tuning.candidates import USER_TREE, find_neighbors
+from infer.tune import estimate_expected_tokens, main
+from infer.tuning.candidates import USER_TREE, find_neighbors, select_sweep
 from infer.tuning.config import TuneConf
 from infer.tuning.results import TuningVerdict
 from models.errors import UserError

@@ -1,13 +1,14 @@
 """Typical acceptance takes the longest path that the target might have said; it is not lossless."""
 
 import math
+from dataclasses import dataclass
 
 import pytest
 import torch
 
 from infer.config import EvaluationConf, Verification
 from infer.engine.decode import Decoder
-from infer.verify import TypicalRule, walk_choices, walk_typical
+from infer.verify import ScoredTree, TypicalRule, walk_choices
 from models.errors import UserError
 from models.speculate.sampling import SamplingConf
 from models.speculate.tree import NO_TREE, Proposal
@@ -19,6 +20,23 @@ pytestmark = pytest.mark.usefixtures("many_calls")
 MEDUSA = TypicalRule()  # epsilon 0.09, delta 0.3
 EVERYTHING = TypicalRule(epsilon=1e-30, delta=1e-30)
 WARM = SamplingConf(temperature=1.0, seed=2)
+
+
+@dataclass(kw_only=True)
+class ChosenTree(ScoredTree):
+    """A scored tree after whose nodes the target chooses given tokens."""
+
+    chosen: torch.Tensor
+
+    @property
+    def choice(self):
+        return self.chosen
+
+
+def walk_typical(proposal, choice, warped, depth, *, typical):
+    """The path that the rule accepts."""
+    scored = ChosenTree(proposal=proposal, warped_logits=warped, chosen=choice)
+    return typical.accept(scored, depth)
 
 
 def logits_of(rows: list[list[float]]) -> torch.Tensor:
@@ -231,5 +249,5 @@ def test_the_configuration_says_which_and_how():
     )
     assert conf.acceptance_rule == TypicalRule(epsilon=0.2, delta=0.5)
     for key in ("typical_epsilon", "typical_delta"):
-        with pytest.raises(UserError, match=rf"evaluation\.{key}: must be above 0, got 0\.0"):
+        with pytest.raises(UserError, match=rf"evaluation\.{key}: must be positive, got 0\.0"):
             EvaluationConf(**{key: 0.0})

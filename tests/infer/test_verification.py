@@ -20,6 +20,7 @@ from infer.verify import (
     TypicalRule,
     Verification,
 )
+from infer.verify.ratio_tests import compute_block_residual, compute_residual
 from models.errors import UserError
 from models.speculate.sampling import SamplingConf
 from models.speculate.tree import Proposal, Tree, TreeConf, TreeKind, tree_from_paths
@@ -135,7 +136,7 @@ def test_a_copied_chain_that_repeats_a_node_changes_nothing():
 
 def test_a_child_that_the_draft_could_not_draw_is_passed_over():
     target, draft = torch.tensor([[0.5, 0.5, 0.0]]), torch.tensor([[0.0, 0.2, 0.8]])
-    weighed = infer.verify.rejection.compute_residual(target, draft, torch.tensor([0]))
+    weighed = compute_residual(target, draft, torch.tensor([0]))
     assert weighed.accept_prob.tolist() == [0.0]
     assert torch.equal(weighed.target, target)
 
@@ -160,12 +161,12 @@ def test_block_by_hand():
     """Row by row as in the paper, 2403.10444: p = 1, 0.4, 0.8; s_1 = 0.1; h_1 = 0.1 / 0.7."""
     target = torch.tensor([[[0.2, 0.8], [0.6, 0.4], [0.5, 0.5]]]).double()
     draft = torch.tensor([[[0.5, 0.5], [0.3, 0.7]]]).double()
-    odds, left = infer.verify.block.compute_block_residual(target, draft, torch.tensor([[0, 0]]))
+    odds, left = compute_block_residual(target, draft, torch.tensor([[0, 0]]))
     # behind token 1: 0.4 * 0.6 - 0.3 < 0 and 0.4 * 0.4 - 0.7 < 0: nothing is left there
     assert odds.tolist() == [[0.0, pytest.approx(0.8)]]
     assert left[0, 0].tolist() == [0.0, pytest.approx(0.3)]
     draft[0, 1] = torch.tensor([0.14, 0.86])
-    odds, left = infer.verify.block.compute_block_residual(target, draft, torch.tensor([[0, 0]]))
+    odds, left = compute_block_residual(target, draft, torch.tensor([[0, 0]]))
     assert odds.tolist() == [[pytest.approx(0.1 / 0.7), 1.0]]
     assert left[0, 1].tolist() == [pytest.approx(0.1), 0.0]
 

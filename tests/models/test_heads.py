@@ -19,6 +19,7 @@ from models.speculate.tree import TreeConf, TreeKind
 from tests.support import toy_run
 from tests.support.methods import CASES
 from tests.support.tiny import VOCAB, batch_of, chain, learn, sampled_texts, tree
+from tests.support.watching import watch_rounds
 
 SIZE = 32
 PATHS = [[0], [1], [0, 0], [0, 1], [1, 0], [1, 1]]
@@ -60,14 +61,11 @@ def test_an_untrained_medusa_repeats_the_targets_own_guess(target):
     draft = build(MedusaConf(heads=3, blocks=2), target)
     decoder = Decoder(target, draft, chain(3), sampling=SamplingConf(), slots=64)
     rounds = []
-    (row,) = decoder.decode(
-        [text[:9]],
-        row_ids=[0],
-        max_new_tokens=8,
-        on_round=lambda tree, ids, count: rounds.append(
-            (tree.ids[0].tolist(), ids[0, count[0] - 1])
-        ),
+    watch_rounds(
+        decoder,
+        lambda tree, ids, count: rounds.append((tree.ids[0].tolist(), ids[0, count[0] - 1])),
     )
+    (row,) = decoder.decode([text[:9]], row_ids=[0], max_new_tokens=8)
     root = row.ids[0]
     for proposed, last in rounds:
         assert proposed == [root] * 3
@@ -111,10 +109,8 @@ def test_hydras_heads_see_the_tokens_before_them_and_medusas_do_not(target):
         learn(draft, target, texts_of(target), steps=60)
         decoder = Decoder(target, draft, BUSHY, sampling=SamplingConf(), slots=64)
         trees = []
-        decoder.decode(
-            [text[:9]], row_ids=[0], max_new_tokens=8,
-            on_round=lambda tree, *_: trees.append(tree.ids[0].tolist()),  # noqa: B023
-        )  # fmt: skip
+        watch_rounds(decoder, lambda tree, *_: trees.append(tree.ids[0].tolist()))  # noqa: B023
+        decoder.decode([text[:9]], row_ids=[0], max_new_tokens=8)
         assert any(ids[2:4] != ids[4:6] for ids in trees) == differs
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from data.mixture.provenance import claim_folder, release_worker_dir
-from infer.checkpoints import make_writable
+from infer.checkpoint_paths import make_writable
 from models import lock
 from models.errors import UserError
 from tests.support.killing import newest_step, toy_process

@@ -16,7 +16,8 @@ from pathlib import Path
 import torch
 from torch._dynamo.utils import counters
 
-from infer.engine.decode import Decoder, bucket_length
+from infer.engine.admission import bucket_length
+from infer.engine.decode import Decoder
 from infer.verify import TypicalRule
 from models.device import Device
 from models.drafts import load_draft

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from data.features.schema import FeatureSchema, TeacherKind
-from infer.engine import rounds
-from infer.engine.decode import Decoder, bucket_length
+from infer.engine.admission import bucket_length
+from infer.engine.session import Session
 from models.device.memory_trace import MemoryTracer, TracedPhase, fake_model
 from models.distill.topk_logits import TopKLogits
 from models.drafts.base import Batch, Draft, Needs
@@ -207,26 +207,12 @@ def _trace_evaluation(
     """Trace train/quick_eval.py: the prefill of all held-out prompts together, and the draft's."""
     rows, tree = conf.eval_prompts, conf.tree.build()
     with tracer.trace_phase(EVALUATION) as phase, torch.no_grad():
-        decoder = Decoder(
+        session = Session(
             draft.target_for(target) or target, draft, tree, sampling=conf.evaluation.sampling,
             slots=prompt_tokens + conf.evaluation.quick_tokens, batch=rows,
         )  # fmt: skip
-        cache = decoder.cache
-        tracer.label_tensors(CACHE, [*cache.keys, *cache.values])
-        ids = torch.zeros(rows, min(bucket_length(prompt_tokens), decoder.slots), dtype=torch.int64)
+        tracer.label_tensors(CACHE, [*session.cache.keys, *session.cache.values])
+        ids = torch.zeros(rows, min(bucket_length(prompt_tokens), session.slots), dtype=torch.int64)
         lengths = torch.full((rows,), prompt_tokens)
-        target_output, _, logits, _ = rounds.prefill(
-            decoder.target,
-            cache,
-            decoder.layers,
-            decoder.policy.sampling_rule,
-            ids,
-            lengths,
-            lengths,
-        )
-        assert decoder.draft is not None
-        first = logits.argmax(-1)
-        decoder.draft.start(
-            decoder.state, ids, lengths=lengths, first_token=first, target_output=target_output
-        )
+        session.prefill(ids, lengths, lengths)
     return phase

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from infer.config import OWN_TARGET
 from models import checkpoint
-from models.errors import UserError
+from models.errors import UserError, require
 from models.files import report_disk_errors
 from models.lock import acquire_lock
 from models.target.target import TargetConf
@@ -25,7 +25,16 @@ def open_checkpoints(paths: list[str] | None, print_line: Callable[[str], None])
     print_line(f"checkpoint: {', '.join(map(str, directories))}")
     for directory in directories:
         checkpoint.read_config(directory)
-    _check_one_target(directories)
+    hashes = {
+        path: checkpoint.read_metadata(path).get(checkpoint.TARGET_HASH_KEY) for path in directories
+    }
+    by_target = {digest: path for path, digest in hashes.items() if digest}
+    listed = ", ".join(f"{path} of {digest[:12]}" for digest, path in by_target.items())
+    require(
+        len(by_target) <= 1,
+        f"checkpoint: drafts side by side must be of one target, got {listed}; evaluate them one "
+        "by one",
+    )
     run_names(directories)  # raises UserError if a run is listed twice
     return directories
 
@@ -77,8 +86,9 @@ def run_names(directories: list[Path]) -> list[str]:
     paths = [directory.resolve() for directory in directories]  # `.` and `..` have no names
     runs = [path.parent if path.name == "checkpoint" else path for path in paths]
     for run, directory in zip(runs, directories, strict=True):
-        if runs.count(run) > 1:
-            raise UserError(f"checkpoint: no run may be given twice, got {directory} again")
+        require(
+            runs.count(run) == 1, f"checkpoint: no run may be given twice, got {directory} again"
+        )
     namesakes = [[other for other in runs if other.name == run.name] for run in runs]
     return [_unique_names(group)[run] for run, group in zip(runs, namesakes, strict=True)]
 
@@ -95,16 +105,3 @@ def _unique_names(paths: list[Path]) -> dict[Path, str]:
                 for path, parent in zip(paths, parents, strict=True)
             }
     return names
-
-
-def _check_one_target(directories: list[Path]) -> None:
-    by_target: dict[str, Path] = {}
-    for directory in directories:
-        if target_hash := checkpoint.read_metadata(directory).get(checkpoint.TARGET_HASH_KEY):
-            by_target[target_hash] = directory
-    if len(by_target) > 1:
-        listed = ", ".join(f"{path} of {digest[:12]}" for digest, path in by_target.items())
-        raise UserError(
-            f"checkpoint: drafts side by side must be of one target, got {listed}; "
-            "evaluate them one by one"
-        )

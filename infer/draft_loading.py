@@ -1,0 +1,63 @@
+"""Models and prompts of a command, loaded for the checkpoints that it names."""
+
+from pathlib import Path
+
+from data.eval_prompts.prompts import PROMPTS_KEY, EvalPrompt, read_prompt_rows
+from data.mixture.held_out_rows import SELECTION_FILE
+from infer.checkpoint_paths import resolve_target, run_names
+from infer.config import EvalConf, EvaluationConf, TreeSearchConf, check_prompts
+from infer.measure.eval_modes import DraftUnderTest
+from infer.measure.prompt_choice import (
+    find_held_out_file,
+    load_calibration_prompts,
+    resolve_prompts,
+)
+from models.drafts import load_draft
+from models.speculate.tree import TreeConf
+from models.target.target import Target
+
+
+def check_inputs(tree: TreeConf, prompts: str | None, *, key: str = PROMPTS_KEY) -> None:
+    """Check a tree and a file of prompts before a model is loaded; raise UserError otherwise."""
+    tree.build()
+    if prompts is not None:
+        read_prompt_rows(prompts, key=key)
+
+
+def load_draft_under_test(
+    directory: Path, target: Target, *, name: str | None = None
+) -> DraftUnderTest:
+    """Load a checkpoint, and rebuild its draft as it was before distillation."""
+    conf, draft = load_draft(directory, target)
+    own_target = draft.target_for(target)
+    return DraftUnderTest(
+        name=name or run_names([directory])[0], draft=draft, target=own_target, directory=directory,
+        untrained=conf.rebuild_untrained(draft, own_target or target),
+    )  # fmt: skip
+
+
+def load_evaluation(
+    conf: EvalConf, directories: list[Path]
+) -> tuple[Target, list[DraftUnderTest], EvaluationConf]:
+    """Load the checkpoints' target and drafts; return them with the resolved configuration."""
+    target_conf = resolve_target(conf.target, directories)
+    evaluation = resolve_prompts(conf.evaluation, directories, target_conf)
+    check_prompts(target_conf, evaluation)
+    target = target_conf.build(conf.device.build())
+    drafts = [
+        load_draft_under_test(directory, target, name=name)
+        for name, directory in zip(run_names(directories), directories, strict=True)
+    ]
+    return target, drafts, evaluation
+
+
+def load_calibration(
+    conf: TreeSearchConf, directories: list[Path]
+) -> tuple[Target, list[EvalPrompt]]:
+    """Load the checkpoints' target, and prompts other than those of their final report."""
+    target_conf = resolve_target(conf.target, directories)
+    path = conf.prompts or find_held_out_file(
+        directories, target_conf, SELECTION_FILE, key="prompts"
+    )
+    target = target_conf.build(conf.device.build())
+    return target, load_calibration_prompts(target, path, conf.num_prompts)

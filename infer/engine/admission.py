@@ -1,0 +1,61 @@
+"""Admission of prompts: how many are prefilled next, how they are padded, which rows they take."""
+
+import torch
+from torch import Tensor
+
+from infer.engine.session import Session, SessionState
+from models.drafts.base import DraftState
+from models.target.cache import StaticCache
+
+MIN_BUCKET = 64  # tokens; prompts are padded to the next power of two, each with its own graph
+
+
+def bucket_length(length: int) -> int:
+    """Return the length to which a prompt is padded: a power of two, to need few graphs."""
+    return max(MIN_BUCKET, 1 << (length - 1).bit_length())
+
+
+def count_admissible(session: Session, num_running: int, min_free_rows: int) -> int:
+    """Return how many prompts to prefill next: 1 with static shapes, to need fewer graphs.
+
+    With dynamic shapes all free rows, once `min_free_rows` are free or no row is running.
+    """
+    free = session.batch - num_running
+    if session.target.device.has_static_shapes:
+        return min(free, 1)
+    return free if free >= min_free_rows or not num_running else 0
+
+
+def prefill_prompts(
+    session: Session, prompts: list[list[int]], row_ids: list[int],
+    buffers: tuple[StaticCache, DraftState] | None = None,
+) -> tuple[SessionState, Tensor, Tensor]:  # fmt: skip
+    """Prefill prompts into the first rows; return also their first tokens' logits and scores.
+
+    With `buffers` they are the rows of these, as in `Session.prefill`.
+    """
+    batch = len(buffers[0].positions) if buffers else session.batch
+    length = min(bucket_length(max(map(len, prompts))), session.slots)
+    padding = batch - len(prompts)
+    input_ids = torch.tensor(
+        [ids + [0] * (length - len(ids)) for ids in prompts] + [[0] * length] * padding
+    )
+    lengths = torch.tensor([*map(len, prompts), *[0] * padding])
+    keys = torch.tensor(row_ids + [0] * padding)
+    return session.prefill(
+        *(tensor.to(session.torch_device) for tensor in (input_ids, lengths, keys)), buffers=buffers
+    )
+
+
+def admit_prompts(
+    session: Session, state: SessionState | None, prompts: list[list[int]], row_ids: list[int],
+    slots: list[int], *, is_idle: bool,
+) -> SessionState:  # fmt: skip
+    """Prefill prompts into the rows `slots`, the first of the free ones; return the new state.
+
+    `is_idle`: no row holds an answer, so that all rows may be overwritten.
+    """
+    if is_idle and (session.batch == 1 or not session.target.device.has_static_shapes):
+        return prefill_prompts(session, prompts, row_ids)[0]
+    prefilled, _, _ = prefill_prompts(session, prompts, row_ids, session.side_buffers(len(prompts)))
+    return session.insert(state, prefilled, torch.tensor(slots, device=session.torch_device))

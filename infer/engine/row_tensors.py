@@ -1,0 +1,42 @@
+"""Tensors with one entry a row, however nested: allocated, filled with zeros, written row by row.
+
+The functions are compiled on lazy devices, and their graphs have the names of the functions.
+"""
+
+from typing import Any
+
+from jaxtyping import Int
+from torch import Tensor
+from torch.utils._pytree import tree_map, tree_map_only
+
+from models.drafts.base import Draft, DraftState
+from models.target.cache import StaticCache
+from models.target.language_model import LanguageModel
+
+
+def allocate_slots(
+    target: LanguageModel, draft: Draft | None, batch: int, slots: int
+) -> tuple[StaticCache, DraftState]:
+    """Allocate the target's cache and the draft's state for `batch` rows of `slots` tokens."""
+    state, device = draft.new_state(batch, slots) if draft else {}, target.device.torch_device
+    # a draft without weights allocates its state on the host; caches are on the device already
+    state = tree_map_only(Tensor, lambda tensor: tensor.to(device), state)
+    return target.new_cache(batch, slots), state
+
+
+def empty_like(rows: Any, batch: int) -> Any:
+    """Return `rows` with each tensor replaced by zeros for `batch` rows."""
+    return tree_map_only(Tensor, lambda tensor: tensor.new_zeros(batch, *tensor.shape[1:]), rows)
+
+
+def scatter_rows(state: Any, rows: Any, slots: Int[Tensor, " rows"]) -> Any:
+    """Return `state` with `rows` written to `slots` in every tensor, however nested."""
+
+    def write_rows(stored: Any, new: Any) -> Any:
+        if isinstance(stored, Tensor):
+            return stored.index_copy(0, slots, new)
+        if isinstance(stored, StaticCache):  # in place, because it is by far the largest
+            stored.scatter_rows(new, slots)
+        return stored
+
+    return tree_map(write_rows, state, rows)

@@ -1,0 +1,111 @@
+"""Rules that read the target alone: the path that it takes itself, or one that it finds likely.
+
+`greedy` and `coupled`: the target chooses one token after every node: the likeliest (greedy), or
+the one that its keyed noise selects (coupled, inference by sample-and-walk: Rowan et al., arXiv
+2506.05632). Walking from the root along these choices emits exactly what decoding one token at a
+time would emit, for any tree and any draft.
+
+`typical`: accept tokens that are likely enough under the target; lossy, with longer paths.
+
+Axes: B rows, N nodes, D deepest node, V vocabulary.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn.functional import pad
+
+from infer.verify.base import AcceptanceRule, AcceptedPath, ScoredTree, build_accepted_path
+from models.speculate.tree import Proposal, ancestor_mask, node_depths
+
+
+def walk_choices(
+    proposal: Proposal, choice: Int[Tensor, "batch verified"], depth: int
+) -> AcceptedPath:
+    """Follow the target's choices from the root as far as the tree contains them.
+
+    >>> tree = Proposal(ids=torch.tensor([[7, 8, 9]]), parents=torch.tensor([[-1, -1, 1]]))
+    >>> walk_choices(tree, torch.tensor([[8, 0, 9, 5]]), depth=2)  # 8 at the root, then 9, then 5
+    AcceptedPath(ids=tensor([[8, 9, 5]]), nodes=tensor([[0, 2, 3]]), count=tensor([3]))
+    """
+    node = torch.zeros_like(choice[:, 0])
+    on_path = torch.ones_like(node, dtype=torch.bool)
+    count = torch.ones_like(node)
+    nodes, ids = [node], []
+    for _ in range(depth):
+        next_id = choice.gather(1, node[:, None])
+        ids.append(next_id[:, 0])
+        # argmax takes the first of equal siblings: only it may have children, see
+        # models/drafts/mixed.py
+        matches = (proposal.parents + 1 == node[:, None]) & (proposal.ids == next_id)
+        on_path = on_path & matches.any(1)
+        node = torch.where(on_path, matches.int().argmax(1) + 1, node)
+        count = count + on_path
+        nodes.append(node)
+    ids.append(choice.gather(1, node[:, None])[:, 0])
+    return AcceptedPath(ids=torch.stack(ids, 1), nodes=torch.stack(nodes, 1), count=count)
+
+
+@dataclass(frozen=True)
+class CoupledRule(AcceptanceRule):
+    """Acceptance of the tokens that the noise keyed by (row, position) selects from the target.
+
+    The draft may use the same noise, and then proposes these tokens more often.
+    """
+
+    name = "coupled"
+
+    def accept(self, scored: ScoredTree, depth: int) -> AcceptedPath:
+        return walk_choices(scored.proposal, scored.choice, depth)
+
+
+@dataclass(frozen=True)
+class GreedyRule(CoupledRule):
+    """Acceptance of the target's likeliest tokens: its choice without noise."""
+
+    name = "greedy"
+    greedy = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class TypicalRule(AcceptanceRule):
+    """Typical acceptance: a token of probability p passes if p >= min(epsilon, delta * exp(-H)).
+
+    H is the entropy of the target's distribution: the threshold is high where the target is
+    certain. The emitted tokens do not have the target's distribution.
+    Medusa, arXiv 2401.10774, section 3.3.1.
+    """
+
+    name = "typical"
+    lossless = False
+
+    epsilon: float = 0.09
+    delta: float = 0.3
+
+    def typical_nodes(
+        self, proposal: Proposal, warped: Float[Tensor, "batch verified vocab"]
+    ) -> Bool[Tensor, "batch nodes"]:
+        """Return the mask of nodes that pass under the target's distribution after their parent."""
+        probs = warped.softmax(-1)
+        entropy = -torch.xlogy(probs, probs).sum(-1)
+        threshold = (self.delta * (-entropy).exp()).clamp_max(self.epsilon)
+        parent = proposal.parents + 1
+        index = parent * warped.shape[-1] + proposal.ids
+        return probs.flatten(1).gather(1, index) >= threshold.gather(1, parent)
+
+    def accept(self, scored: ScoredTree, depth: int) -> AcceptedPath:
+        """Accept the longest path of typical nodes, followed by the target's choice.
+
+        Among equally long paths the first proposed end is taken, which is the draft's likeliest
+        because nodes are sorted.
+        """
+        proposal = scored.proposal
+        ancestors_BNN = ancestor_mask(proposal.parents)
+        # the root was emitted before
+        allowed_BN = pad(self.typical_nodes(proposal, scored.warped_logits), (1, 0), value=True)
+        reached_BN = (allowed_BN[:, None] | ~ancestors_BNN).all(-1)
+        end_B = torch.where(reached_BN, node_depths(ancestors_BNN), -1).argmax(1)
+        next_token_B = scored.choice.gather(1, end_B[:, None])[:, 0]
+        return build_accepted_path(proposal, end_B, next_token_B, depth)

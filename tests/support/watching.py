@@ -1,0 +1,14 @@
+"""The rounds of a decoder, as a test looks at them."""
+
+
+def watch_rounds(decoder, on_round):
+    """Call `on_round` after each round with the verified tree, the emitted ids and their number."""
+    run_round = decoder.run_round
+
+    def watched(state, end_phase=None):
+        proposal = state.proposal
+        state, output = run_round(state, end_phase)
+        on_round(proposal, output.ids, output.count)
+        return state, output
+
+    decoder.run_round = watched
