@@ -27,15 +27,16 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from models import checkpoint
 from models.distill.loss_weights import shift_left, token_weights
 from models.distill.losses import LossConf, chunked_distillation_loss
-from models.drafts.base import Batch, Draft, DraftConf, DraftState, Loss, Needs
+from models.drafts.base import Batch, Draft, DraftConf, DraftState, Loss, Needs, read_origin
 from models.drafts.cached import CachedDraft
-from models.errors import UserError
+from models.errors import UserError, require
 from models.lora import LoraConf, merge_adapters
 from models.parallel.dtensor import full_tensor
 from models.target import architectures
-from models.target.cache import CacheWrite, prompt_mask
+from models.target.cache import CacheWrite
 from models.target.language_model import LanguageModel, ModelSource, TargetOutput
 from models.target.target import Target
+from models.validation import at_least, check_values
 
 # Fields that a checkpoint records, so that the draft before distillation can be rebuilt.
 INITIAL_CONF_KEYS = ("start", "name", "path", "revision", "layers", "max_depth")
@@ -67,18 +68,17 @@ class CausalLMConf(DraftConf):
     max_depth: int = 16  # tokens of the deepest proposal
 
     def __post_init__(self) -> None:
-        if self.start is InitFrom.checkpoint and not (self.name or self.path):
-            raise UserError(
-                "draft.name: must be set for draft.start=checkpoint, got nothing; "
-                "give a hub name, or a local copy by draft.path=DIR"
-            )
-        if self.start is InitFrom.random and self.lora.rank:
-            raise UserError(
-                f"draft.lora.rank: must be 0 for draft.start=random, got {self.lora.rank}; "
-                "random weights must all be trained"
-            )
-        if self.max_depth < 1:
-            raise UserError(f"draft.max_depth: must be at least 1, got {self.max_depth}")
+        require(
+            self.start is not InitFrom.checkpoint or bool(self.name or self.path),
+            "draft.name: must be set for draft.start=checkpoint, got nothing; "
+            "give a hub name, or a local copy by draft.path=DIR",
+        )
+        require(
+            self.start is not InitFrom.random or not self.lora.rank,
+            f"draft.lora.rank: must be 0 for draft.start=random, got {self.lora.rank}; "
+            "random weights must all be trained",
+        )
+        check_values(self, "draft", max_depth=at_least(1))
 
     @property
     def source(self) -> ModelSource:
@@ -105,8 +105,7 @@ class CausalLMConf(DraftConf):
             model = self._build_model(target).float()
             if self.lora.rank:
                 self.lora.add_adapters(model)
-        draft = CausalLMDraft(self, model, target)
-        draft.loss_conf, draft.seed = loss, seed
+        draft = CausalLMDraft(self, model, target, loss=loss, seed=seed)
         return draft.to(target.head.weight.device)
 
     def _build_model(self, target: Target) -> Any:
@@ -129,23 +128,19 @@ class CausalLMConf(DraftConf):
     @classmethod
     def load(cls, directory: Path, target: Target) -> tuple["CausalLMConf", "CausalLMDraft"]:
         """Load a checkpoint; raise UserError for another target, tokenizer or layout."""
-        metadata = checkpoint.read_metadata(directory)
-        checkpoint.check_metadata(
-            metadata,
-            target_hash=target.fingerprint,
-            tokenizer_hash=target.tokenizer_fingerprint,
-        )
-        loaded_conf = cls(path=str(directory))
-        loaded_conf.source.read_config()
-        check_same_tokenizer(target, loaded_conf.source)
-        conf = initial_conf(json.loads(metadata["start"])) if "start" in metadata else loaded_conf
-        draft = CausalLMDraft(conf, load_full_model(directory, target.device.dtype), target)
-        draft.seed = int(metadata["seed"]) if "seed" in metadata else None
+        metadata, seed = read_origin(directory, target)
+        conf = cls(path=str(directory))
+        conf.check()
+        check_same_tokenizer(target, conf.source)
+        if "start" in metadata:
+            fields = json.loads(metadata["start"])
+            conf = cls(**fields | {"start": InitFrom(fields["start"])})
+        model = load_full_model(directory, target.device.dtype)
+        draft = CausalLMDraft(conf, model, target, seed=seed)
         return conf, draft.to(target.head.weight.device)
 
     def rebuild_untrained(self, draft: Draft, target: Target) -> Draft | str:
         """Rebuild the draft from its origin and seed, or return why that is impossible."""
-        assert isinstance(draft, CausalLMDraft)
         if draft.seed is None:
             return "the checkpoint does not record what it was started from"
         try:
@@ -160,10 +155,12 @@ class CausalLMDraft(CachedDraft):
 
     method = "causal_lm"
 
-    def __init__(self, conf: CausalLMConf, model: Any, target: LanguageModel):
-        super().__init__()
-        self.conf, self.loss_conf = conf, LossConf()
-        self.seed: int | None = None
+    def __init__(
+        self, conf: CausalLMConf, model: Any, target: LanguageModel, *,
+        loss: LossConf | None = None, seed: int | None = None,
+    ):  # fmt: skip
+        super().__init__(loss=loss, seed=seed)
+        self.conf = conf
         self.needs = Needs(layers=[], hidden=False, context=False)
         self.max_depth = self.trained_depth = conf.max_depth
         self.model = model
@@ -240,12 +237,7 @@ class CausalLMDraft(CachedDraft):
         """Run a pass over the prompts and their first new tokens."""
         tokens = torch.cat([input_ids, torch.zeros_like(input_ids[:, :1])], 1)
         tokens = tokens.scatter(1, lengths[:, None], first_token[:, None])
-        positions = torch.arange(tokens.shape[1], device=input_ids.device).expand_as(tokens)
-        mask = prompt_mask(lengths, tokens.shape[1], self.num_slots(state))
-        empty_state = state | {"lengths": torch.zeros_like(lengths)}
-        return self.extend_state(
-            empty_state, tokens, target_output, positions=positions, mask=mask, count=lengths + 1
-        )
+        return self.start_cache(state, tokens, target_output, lengths + 1)
 
     def forward_step(
         self, state: DraftState, tokens: Int[Tensor, "b t"], hidden: Tensor, *,  # noqa: ARG002
@@ -279,8 +271,10 @@ class CausalLMDraft(CachedDraft):
         start = {key: getattr(self.conf, key) for key in INITIAL_CONF_KEYS} | {
             "start": self.conf.start.name
         }
-        start_metadata = {"seed": str(self.seed), "start": json.dumps(start)}
-        metadata = checkpoint.build_metadata(target) | start_metadata
+        metadata = checkpoint.build_metadata(target) | {
+            "seed": str(self.seed),
+            "start": json.dumps(start),
+        }
 
         def write_extra_files(folder: Path) -> None:
             self.model.generation_config.save_pretrained(folder)
@@ -294,12 +288,6 @@ class CausalLMDraft(CachedDraft):
             metadata=metadata,
             write_extra_files=write_extra_files,
         )
-
-
-def initial_conf(start: dict[str, Any]) -> CausalLMConf:
-    """Build the configuration of the start that a checkpoint records."""
-    fields: dict[str, Any] = start | {"start": InitFrom(start["start"])}
-    return CausalLMConf(**fields)
 
 
 def prune_layers(target: Target, layers: list[int], *, copy_weights: bool) -> Any:
@@ -317,15 +305,13 @@ def prune_layers(target: Target, layers: list[int], *, copy_weights: bool) -> An
         return model
     modules = target.model.named_modules()
     prefix = next(name for name, module in modules if module is target.decoder.layers)
-    new_index = {str(old): str(new) for new, old in enumerate(layers)}
-    layer_name = re.compile(rf"{re.escape(prefix)}\.(\d+)\.(.*)")
-    tensors = {}
-    for name, tensor in target.model.state_dict().items():
-        if not (match := layer_name.fullmatch(name)):
-            tensors[name] = full_tensor(tensor)
-        elif match[1] in new_index:
-            tensors[f"{prefix}.{new_index[match[1]]}.{match[2]}"] = full_tensor(tensor)
-    model.load_state_dict(tensors)
+    layer_index = re.compile(rf"(?<=^{re.escape(prefix)}\.)\d+")
+    target_weights = target.model.state_dict()
+    weights = {}
+    for name in model.state_dict():
+        target_name = layer_index.sub(lambda match: str(layers[int(match[0])]), name)
+        weights[name] = full_tensor(target_weights[target_name])
+    model.load_state_dict(weights)
     return model
 
 
@@ -357,9 +343,9 @@ def check_same_tokenizer(target: Target, source: ModelSource) -> None:
     """Raise UserError with the first token that differs: ids must mean the same to both models."""
     if target.tokenizer is None:
         return
-    tokenizers = (target.tokenizer, source.load_tokenizer())
     target_tokens, draft_tokens = (
-        {i: token for token, i in tokenizer.get_vocab().items()} for tokenizer in tokenizers
+        {i: token for token, i in tokenizer.get_vocab().items()}
+        for tokenizer in (target.tokenizer, source.load_tokenizer())
     )
     rule = f"draft.{'path' if source.path else 'name'}: must have the target's tokenizer"
     remedy = "choose a draft of the target's family"
@@ -369,9 +355,8 @@ def check_same_tokenizer(target: Target, source: ModelSource) -> None:
                 f"{rule}, got {source.location!r}, where token {i} is {draft_tokens.get(i)!r} "
                 f"instead of {target_tokens.get(i)!r}; {remedy}"
             )
-    num_embeddings = source.read_config().get_text_config().vocab_size
-    if num_embeddings <= max(target_tokens):
-        raise UserError(
-            f"{rule}, got {source.location!r}, whose embeddings end before token "
-            f"{max(target_tokens)}; {remedy}"
-        )
+    require(
+        source.read_config().get_text_config().vocab_size > max(target_tokens),
+        f"{rule}, got {source.location!r}, whose embeddings end before token "
+        f"{max(target_tokens)}; {remedy}",
+    )
