@@ -36,6 +36,7 @@ from infer.measure.prompt_choice import find_held_out_file, load_calibration_pro
 from infer.report.number_format import format_estimate, format_number
 from models.drafts import load_draft
 from models.drafts.base import Draft
+from models.drafts.pair import SpeculativePair
 from models.errors import UserError
 from models.files import open_output_file
 from models.speculate.sampling import SamplingConf
@@ -181,7 +182,7 @@ def main(conf: CalibrateConf) -> None:
     )
     target = target_conf.build(conf.device.build())
     _, draft = load_draft(directory, target)
-    target = draft.target_for(target) or target
+    target = SpeculativePair(target=target, draft=draft).verifying_target
     prompts = load_calibration_prompts(target, prompt_path, conf.num_prompts)
     with target.device.cpu_threads_for(target.num_parameters // target.num_layers):
         calibration = calibrate_tree(target, draft, prompts, conf)

@@ -9,6 +9,7 @@ from infer.context import check_prompts
 from infer.measure.eval_modes import DraftUnderTest
 from infer.measure.prompt_choice import resolve_prompts
 from models.drafts import load_draft
+from models.drafts.pair import SpeculativePair
 from models.target.target import Target
 
 
@@ -17,11 +18,15 @@ def load_drafts_under_test(directories: list[Path], target: Target) -> list[Draf
     drafts = []
     for name, directory in zip(run_names(directories), directories, strict=True):
         conf, draft = load_draft(directory, target)
-        own_target = draft.target_for(target)
-        untrained = conf.rebuild_untrained(draft, own_target or target)
+        pair = SpeculativePair(target=target, draft=draft)
+        untrained = conf.rebuild_untrained(draft, pair.verifying_target)
         drafts.append(
             DraftUnderTest(
-                name=name, draft=draft, untrained=untrained, target=own_target, directory=directory
+                name=name,
+                draft=draft,
+                untrained=untrained,
+                target=pair.adapted_target,
+                directory=directory,
             )
         )
     return drafts

@@ -47,6 +47,7 @@ from infer.tuning.results import DraftTuning, ExpectedTokens, TuningResult
 from models.drafts import load_draft
 from models.drafts.base import Draft
 from models.drafts.ngram import NgramDraft
+from models.drafts.pair import SpeculativePair
 from models.errors import UserError
 from models.files import report_disk_errors
 from models.speculate.tree import TreeConf, TreeKind
@@ -160,7 +161,7 @@ def tune_drafts(
     """Tune each draft for each batch and context."""
     tunings = []
     for name, (directory, draft) in drafts.items():
-        draft_target = draft.target_for(target) or target
+        draft_target = SpeculativePair(target=target, draft=draft).verifying_target
         depth = min(conf.depth, draft.max_depth)
         print_line(f"{name}: replaying the target's answers to {len(prompts)} prompts")
         texts = collect_replay_texts(

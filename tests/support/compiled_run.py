@@ -22,6 +22,7 @@ from models.device import count_graphs
 from models.drafts import load_draft
 from models.drafts.base import Draft
 from models.drafts.ngram import NgramDraft
+from models.drafts.pair import SpeculativePair
 from models.speculate.sampling import SamplingConf
 from models.speculate.tree import NO_TREE, TreeConf, TreeKind
 from models.target.target import Target
@@ -113,7 +114,8 @@ def method_drafts(name: str, target: Target) -> tuple[Target, list[Draft]]:
         conf, again = load_draft(Path(folder), target)
     untrained = conf.rebuild_untrained(again, target)
     assert isinstance(untrained, Draft)
-    return again.target_for(target) or target, [untrained, again]
+    pair = SpeculativePair(target=target, draft=again)
+    return pair.verifying_target, [untrained, again]
 
 
 def compiled_loss_apart(name: str, target: Target) -> float:
