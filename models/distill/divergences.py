@@ -25,6 +25,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
+from models.distill.config import LossConf
 from models.distill.topk_logits import TopKLogits
 
 LOG_ZERO = -1e30  # stands for log(0), but stays finite when multiplied by weights or by 0
@@ -218,27 +219,27 @@ class LossTerm:
         return grad
 
 
-def soft_cross_entropy(draft: DraftDistribution) -> LossTerm:
+def soft_cross_entropy(draft: DraftDistribution, _conf: LossConf) -> LossTerm:
     """Compute the cross entropy with the target's distribution."""
     value = -(draft.target_dist.soft * draft.log_probs).sum(-1)
     return LossTerm(value=value, slope_terms=[(-1.0, draft.target_dist.soft)], slope_sum=-1.0)
 
 
-def forward_kl(draft: DraftDistribution) -> LossTerm:
+def forward_kl(draft: DraftDistribution, _conf: LossConf) -> LossTerm:
     """Compute KL(target || draft)."""
     target_dist = draft.target_dist
     value = (target_dist.soft * (target_dist.log_soft - draft.log_probs)).sum(-1)
     return LossTerm(value=value, slope_terms=[(-1.0, target_dist.soft)], slope_sum=-1.0)
 
 
-def reverse_kl(draft: DraftDistribution) -> LossTerm:
+def reverse_kl(draft: DraftDistribution, _conf: LossConf) -> LossTerm:
     """Compute KL(draft || target)."""
     slope = draft.probs * (draft.log_probs - draft.target_dist.log_soft)
     value = slope.sum(-1)
     return LossTerm(value=value, slope_terms=[(1.0, slope)], slope_sum=value)
 
 
-def jensen_shannon(draft: DraftDistribution, *, beta: float) -> LossTerm:
+def jensen_shannon(draft: DraftDistribution, conf: LossConf) -> LossTerm:
     """Compute the generalized Jensen-Shannon divergence (https://arxiv.org/abs/2306.13649).
 
     It is beta KL(target || mixed) + (1 - beta) KL(draft || mixed), where mixed = beta target +
@@ -246,11 +247,9 @@ def jensen_shannon(draft: DraftDistribution, *, beta: float) -> LossTerm:
     0, divided by 1 - beta to the reverse KL at 1. At exactly 0 and 1 it is these, undivided, as in
     TRL.
     """
-    if beta == 0:
-        return forward_kl(draft)
-    if beta == 1:
-        return reverse_kl(draft)
-    target_dist = draft.target_dist
+    beta, target_dist = conf.beta, draft.target_dist
+    if beta in (0, 1):
+        return reverse_kl(draft, conf) if beta else forward_kl(draft, conf)
     log_mixed = torch.lerp(draft.probs, target_dist.soft, beta).clamp_min(TINY).log()
     slope = draft.probs * (draft.log_probs - log_mixed)
     to_draft = slope.sum(-1)
@@ -262,33 +261,33 @@ def jensen_shannon(draft: DraftDistribution, *, beta: float) -> LossTerm:
     )
 
 
-def total_variation(draft: DraftDistribution) -> LossTerm:
+def total_variation(draft: DraftDistribution, _conf: LossConf) -> LossTerm:
     """Compute 1 - alpha: the total variation distance, and the rejection probability."""
     below = draft.probs_below_target()
     return LossTerm(value=1 - draft.alpha, slope_terms=[(-1.0, below)], slope_sum=-below.sum(-1))
 
 
-def cross_entropy(draft: DraftDistribution) -> LossTerm:
+def cross_entropy(draft: DraftDistribution, _conf: LossConf) -> LossTerm:
     """Compute the cross entropy with the text's token."""
-    label = draft.target_dist.label
+    label, log_prob = draft.target_dist.label, draft.label_log_prob
     assert label is not None, "loss.name=ce: needs labels"
-    assert draft.label_log_prob is not None
+    assert log_prob is not None
     return LossTerm(
-        value=-draft.label_log_prob,
+        value=-log_prob,
         slope_terms=[],
         slope_sum=-1.0,
         label=label.expand(draft.alpha.shape),
     )
 
 
-def lk_hybrid(draft: DraftDistribution, *, eta: float) -> LossTerm:
+def lk_hybrid(draft: DraftDistribution, conf: LossConf) -> LossTerm:
     """Compute the LK hybrid loss (https://arxiv.org/abs/2602.23881).
 
     It moves from the forward KL to `tv` as the draft gets better: it is trust * KL + (1 - trust) *
-    (1 - alpha), where trust = exp(-eta * alpha) is a constant in the gradient.
+    (1 - alpha), where trust = exp(-loss.lk_eta * alpha) is a constant in the gradient.
     """
-    kl, soft, below = forward_kl(draft), draft.target_dist.soft, draft.probs_below_target()
-    trust = torch.exp(-eta * draft.alpha.detach())
+    kl, soft, below = forward_kl(draft, conf), draft.target_dist.soft, draft.probs_below_target()
+    trust = torch.exp(-conf.lk_eta * draft.alpha.detach())
     return LossTerm(
         value=trust * kl.value + (1 - trust) * (1 - draft.alpha),
         slope_terms=[(-trust, soft), (trust - 1, below)],
@@ -296,11 +295,11 @@ def lk_hybrid(draft: DraftDistribution, *, eta: float) -> LossTerm:
     )
 
 
-def topk_kl(draft: DraftDistribution, *, k: int) -> LossTerm:
+def topk_kl(draft: DraftDistribution, conf: LossConf) -> LossTerm:
     """Compute the forward KL over the target's k likeliest tokens and one bucket of all others."""
     soft = draft.target_dist.soft
     num_tokens = draft.target_dist.num_token_columns  # without the bucket of a coarse target
-    top_probs, ids = soft[..., :num_tokens].topk(min(k, num_tokens), -1)
+    top_probs, ids = soft[..., :num_tokens].topk(min(conf.top_k, num_tokens), -1)
     target_rest = soft.scatter(-1, ids, 0.0).sum(-1)
     ids = ids.expand(*draft.alpha.shape, -1)
     rest_log_probs = draft.log_probs.scatter(-1, ids, -torch.inf)
