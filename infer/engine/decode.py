@@ -137,7 +137,7 @@ class Decoder:
         self.target, self.draft, self.tree = target, draft, tree
         self.batch, self.slots = batch, slots
         self.policy = DecodePolicy(
-            sampling_rule=sampling.build(), acceptance_rule=rule, tree=tree,
+            sampling_rule=sampling, acceptance_rule=rule, tree=tree,
             vocab_size=target.vocab_size,
         )  # fmt: skip
         self.depth, self.num_nodes = tree.max_path_length, tree.size

@@ -107,7 +107,7 @@ def test_sampled_output_has_the_targets_distribution():
 
 
 def expected_pairs(target, prompt, sampling):
-    rule = sampling.build()
+    rule = sampling
     first = rule.warp(target.model(torch.tensor([prompt])).logits[0, -1]).double().softmax(-1)
     second = rule.warp(
         target.model(torch.tensor([[*prompt, token] for token in range(61)])).logits[:, -1]

@@ -123,7 +123,7 @@ def test_a_proposal_leaves_the_state_unchanged(case, shape, target):
         )  # fmt: skip
         before = committed(state)
         for temperature in (0.0, 1.0):
-            sampler = Sampler(rule=SamplingConf(temperature=temperature).build())
+            sampler = Sampler(rule=SamplingConf(temperature=temperature))
             draft.propose(state, tree=SHAPES[shape], sampler=sampler)
     after = committed(state)
     assert before.keys() == after.keys()
