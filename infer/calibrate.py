@@ -35,8 +35,7 @@ from infer.measure.intervals import Estimate, bootstrap_t
 from infer.measure.prompt_choice import find_held_out_file, load_calibration_prompts
 from infer.report.number_format import format_estimate, format_number
 from models.drafts import load_draft
-from models.drafts.base import Draft
-from models.drafts.pair import SpeculativePair
+from models.drafts.base import Draft, SpeculativePair
 from models.errors import UserError
 from models.files import open_output_file
 from models.speculate.sampling import SamplingConf

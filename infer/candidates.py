@@ -9,7 +9,7 @@ from infer.context import check_prompts
 from infer.measure.eval_modes import DraftUnderTest
 from infer.measure.prompt_choice import resolve_prompts
 from models.drafts import load_draft
-from models.drafts.pair import SpeculativePair
+from models.drafts.base import SpeculativePair
 from models.target.target import Target
 
 

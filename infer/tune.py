@@ -45,9 +45,8 @@ from infer.tuning.cost_model import AUTOREGRESSIVE, CostBench, choose_candidate,
 from infer.tuning.output import build_tuning_report, format_result, format_summary, write_tree_files
 from infer.tuning.results import DraftTuning, ExpectedTokens, TuningResult
 from models.drafts import load_draft
-from models.drafts.base import Draft
+from models.drafts.base import Draft, SpeculativePair
 from models.drafts.ngram import NgramDraft
-from models.drafts.pair import SpeculativePair
 from models.errors import UserError
 from models.files import report_disk_errors
 from models.speculate.tree import TreeConf, TreeKind

@@ -35,9 +35,7 @@ class MetaTarget(Target):
 def build_meta_target(conf: TargetConf, dtype: torch.dtype) -> MetaTarget:
     """Build the target that its config.json describes, on `meta`."""
     device = Device(name="cpu", torch_device=torch.device("cpu"), dtype=dtype, compiles=False)
-    return MetaTarget(
-        conf.source.build_planning_model(dtype), name=conf.path or conf.name, device=device
-    )
+    return MetaTarget(conf.build_planning_model(dtype), name=conf.path or conf.name, device=device)
 
 
 def build_meta_draft(conf: DraftConf, target: MetaTarget, *, loss: LossConf, seed: int) -> Draft:

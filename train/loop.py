@@ -23,8 +23,7 @@ from data.features.reader import FeatureStore
 from data.packing.documents import Packed
 from data.packing.sampler import RowOrder
 from models.device import Device
-from models.drafts.base import Batch, Draft, Extras, Loss
-from models.drafts.pair import SpeculativePair
+from models.drafts.base import Batch, Draft, Extras, Loss, SpeculativePair
 from models.errors import UserError
 from models.parallel.dtensor import full_tensor
 from models.target.language_model import TargetOutput

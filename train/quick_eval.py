@@ -4,8 +4,7 @@ from collections.abc import Callable
 
 from infer.config import EvaluationConf
 from infer.engine.decode import Decoder
-from models.drafts.base import Draft
-from models.drafts.pair import SpeculativePair
+from models.drafts.base import Draft, SpeculativePair
 from models.speculate.tree import Tree
 from models.target.target import Target
 

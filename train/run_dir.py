@@ -11,8 +11,7 @@ from safetensors import SafetensorError
 from torch import nn
 from torch.distributed.checkpoint import CheckpointException
 
-from models.drafts.base import Draft
-from models.drafts.pair import SpeculativePair
+from models.drafts.base import Draft, SpeculativePair
 from models.errors import UserError
 from models.files import PARTIAL_SUFFIX
 from models.target.target import Target

@@ -235,6 +235,24 @@ class DraftConf:
         raise NotImplementedError
 
 
+@dataclass(frozen=True, kw_only=True)
+class SpeculativePair:
+    """A target and its draft."""
+
+    target: Target
+    draft: Draft
+
+    @property
+    def adapted_target(self) -> Target | None:
+        """Return the target that the draft's method has adapted, or None if it adapts none."""
+        return self.draft.target_for(self.target)
+
+    @property
+    def verifying_target(self) -> Target:
+        """Return the target that verifies the draft: the adapted one if there is one."""
+        return self.adapted_target or self.target
+
+
 def read_origin(directory: Path, target: Target) -> tuple[dict[str, str], int | None]:
     """Return the metadata and the seed of a checkpoint; raise UserError for another target."""
     metadata = checkpoint.read_metadata(directory)

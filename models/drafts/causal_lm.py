@@ -22,6 +22,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from safetensors import SafetensorError
 from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from models import checkpoint
@@ -51,18 +52,18 @@ class InitFrom(Enum):
 
 
 @dataclass(kw_only=True)
-class CausalLMConf(DraftConf):
-    """The model, its initial weights, and the part of it that is trained."""
+class CausalLMConf(ModelSource, DraftConf):
+    """The model, its initial weights, and the part of it that is trained.
+
+    Name, path and revision are those of a pretrained model, for `start=checkpoint`.
+    """
 
     method: ClassVar[str] = "causal_lm"
     architecture: ClassVar[str] = "a Hugging Face causal LM"
     is_language_model: ClassVar[bool] = True
+    config_key: ClassVar[str] = "draft"
 
     start: InitFrom = InitFrom.checkpoint
-    name: str = ""  # hub name of the pretrained model
-    path: str | None = None  # of a local copy
-    revision: str | None = None
-    trust_remote_code: bool = False
     layers: list[int] | None = None  # of the target, if pruned or random; None = every fourth
     lora: LoraConf = field(default_factory=LoraConf)
     max_depth: int = 16  # tokens of the deepest proposal
@@ -81,14 +82,6 @@ class CausalLMConf(DraftConf):
         check_values(self, "draft", max_depth=at_least(1))
 
     @property
-    def source(self) -> ModelSource:
-        """Return the location of the pretrained model."""
-        return ModelSource(
-            config_key="draft", name=self.name, path=self.path, revision=self.revision,
-            trust_remote_code=self.trust_remote_code,
-        )  # fmt: skip
-
-    @property
     def needs_context(self) -> bool:
         """Return False: the draft reads tokens and nothing of the target."""
         return False
@@ -96,7 +89,7 @@ class CausalLMConf(DraftConf):
     def check(self) -> None:
         """Check that the pretrained model can be read; raise UserError otherwise."""
         if self.start is InitFrom.checkpoint:
-            self.source.read_config()
+            self.read_config()
 
     def build(self, target: Target, *, loss: LossConf, seed: int) -> "CausalLMDraft":
         """Build the draft before distillation, in fp32; raise UserError for another tokenizer."""
@@ -110,10 +103,10 @@ class CausalLMConf(DraftConf):
 
     def _build_model(self, target: Target) -> Any:
         if self.start is InitFrom.checkpoint:
-            check_same_tokenizer(target, self.source)
+            check_same_tokenizer(target, self)
             if target.head.weight.is_meta:  # planning needs shapes only
-                return self.source.build_planning_model(torch.float32)
-            return self.source.load_model(torch.float32)
+                return self.build_planning_model(torch.float32)
+            return self.load_model(torch.float32)
         default = list(range(0, target.num_layers, 4))
         layers = self.layers or default
         target.check_layers(layers, default=default)
@@ -131,7 +124,7 @@ class CausalLMConf(DraftConf):
         metadata, seed = read_origin(directory, target)
         conf = cls(path=str(directory))
         conf.check()
-        check_same_tokenizer(target, conf.source)
+        check_same_tokenizer(target, conf)
         if "start" in metadata:
             fields = json.loads(metadata["start"])
             conf = cls(**fields | {"start": InitFrom(fields["start"])})
@@ -317,8 +310,6 @@ def prune_layers(target: Target, layers: list[int], *, copy_weights: bool) -> An
 
 def load_full_model(directory: Path, dtype: torch.dtype) -> Any:
     """Load a saved model; raise UserError if a tensor is missing, unknown or unreadable."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     try:
         attention = architectures.choose_attention(AutoConfig.from_pretrained(directory))
         loaded: Any = AutoModelForCausalLM.from_pretrained(

@@ -75,9 +75,8 @@ def find_unsupported(config: Any) -> list[str]:
     unsupported |= {f"{cap} {value}" for cap in SOFTCAP_KEYS if (value := getattr(text, cap, None))}
     if getattr(text, "use_bidirectional_attention", None):
         unsupported.add("attention in both directions")
-    unsupported |= {
-        f"{kind} rope" for kind in LENGTH_DEPENDENT_ROPE if kind in get_rope_types(text)
-    }
+    rope_types = {rope.get("rope_type", "default") for rope in get_rope_parameters(text).values()}
+    unsupported |= {f"{kind} rope" for kind in LENGTH_DEPENDENT_ROPE if kind in rope_types}
     return sorted(unsupported)
 
 
@@ -86,7 +85,3 @@ def get_rope_parameters(text: Any) -> dict[str, dict[str, Any]]:
     parameters = getattr(text, "rope_parameters", None) or {}
     by_kind = {kind: rope for kind, rope in parameters.items() if isinstance(rope, dict)}
     return by_kind or {"full_attention": parameters}
-
-
-def get_rope_types(text: Any) -> set[str]:
-    return {rope.get("rope_type", "default") for rope in get_rope_parameters(text).values()}

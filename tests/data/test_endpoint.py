@@ -67,7 +67,7 @@ def reach(url, folder, **changes) -> tuple[AnswersConf, EndpointAnswerBackend]:
     )
     where = TargetConf(name="tiny", path=str(folder))
     served = check_endpoint(how, where)
-    return how, EndpointAnswerBackend(how, served, where, where.source.load_tokenizer())
+    return how, EndpointAnswerBackend(how, served, where, where.load_tokenizer())
 
 
 def answered(rows, reached, journal):

@@ -20,9 +20,8 @@ from infer.engine.decode import Decoder, bucket_length
 from infer.verify import TypicalRule
 from models.device import count_graphs
 from models.drafts import load_draft
-from models.drafts.base import Draft
+from models.drafts.base import Draft, SpeculativePair
 from models.drafts.ngram import NgramDraft
-from models.drafts.pair import SpeculativePair
 from models.speculate.sampling import SamplingConf
 from models.speculate.tree import NO_TREE, TreeConf, TreeKind
 from models.target.target import Target

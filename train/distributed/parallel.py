@@ -99,9 +99,9 @@ class ParallelConf:
         if self.tensor == 1:
             return
         if device is DeviceName.xla:
-            tensor_parallel.plan_shards(target.source.build_meta_model(), self.tensor)
+            tensor_parallel.plan_shards(target.build_meta_model(), self.tensor)
         else:
-            self.check_heads(target.source.read_config().get_text_config())
+            self.check_heads(target.read_config().get_text_config())
 
     def _check_xla(self, optimizer: str) -> None:
         """Refuse what neuronx-distributed and ZeRO-1 cannot do in place of DTensor and FSDP2."""

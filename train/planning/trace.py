@@ -18,8 +18,7 @@ from infer.engine import rounds
 from infer.engine.decode import Decoder, bucket_length
 from models.device.memory_trace import MemoryTracer, TracedPhase, fake_model
 from models.distill.topk_logits import TopKLogits
-from models.drafts.base import Batch, Draft, Needs
-from models.drafts.pair import SpeculativePair
+from models.drafts.base import Batch, Draft, Needs, SpeculativePair
 from models.meta_model import MetaTarget, collect_models
 from models.target.language_model import TargetOutput
 from train.config import TrainConf
