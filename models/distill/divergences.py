@@ -97,21 +97,16 @@ def target_distribution_from_topk(
 ) -> TargetDistribution:  # fmt: skip
     """Build coarse rows; a reduced vocabulary is assumed to hold all tokens of the bucket."""
     ids = top.ids.long()
-    top_token = ids[:, 0]
-    if kept_ids is None:
-        columns, supervised_id = ids, top_token if labels is None else labels
-    else:
-        draft_ids = _draft_id_lookup(kept_ids, top.vocab_size)
-        columns, supervised_id = draft_ids[ids], draft_ids[top_token if labels is None else labels]
-        columns = torch.where(columns < 0, len(kept_ids), columns)
-    is_kept = columns < (top.vocab_size if kept_ids is None else len(kept_ids))
-    top_probs = torch.where(is_kept, top.log_probs.float().exp(), 0.0)
+    kept_ids = torch.arange(top.vocab_size, device=ids.device) if kept_ids is None else kept_ids
+    draft_ids = _draft_id_lookup(kept_ids, top.vocab_size)
+    columns, supervised_id = draft_ids[ids], draft_ids[ids[:, 0] if labels is None else labels]
+    top_probs = torch.where(columns >= 0, top.log_probs.float().exp(), 0.0)
     probs = torch.cat([top_probs, top.rest.float()[:, None]], -1)
     soft = probs / probs.sum(-1, keepdim=True).clamp_min(TINY)
     return TargetDistribution(
-        probs=probs, soft=soft, log_soft=soft.clamp_min(TINY).log(), top_token=top_token,
+        probs=probs, soft=soft, log_soft=soft.clamp_min(TINY).log(), top_token=ids[:, 0],
         label=None if labels is None else supervised_id.clamp_min(0), covered=supervised_id >= 0,
-        column_ids=columns,
+        column_ids=torch.where(columns < 0, len(kept_ids), columns),
     )  # fmt: skip
 
 
@@ -227,9 +222,9 @@ def soft_cross_entropy(draft: DraftDistribution, _conf: LossConf) -> LossTerm:
 
 def forward_kl(draft: DraftDistribution, _conf: LossConf) -> LossTerm:
     """Compute KL(target || draft)."""
-    target_dist = draft.target_dist
-    value = (target_dist.soft * (target_dist.log_soft - draft.log_probs)).sum(-1)
-    return LossTerm(value=value, slope_terms=[(-1.0, target_dist.soft)], slope_sum=-1.0)
+    soft, log_soft = draft.target_dist.soft, draft.target_dist.log_soft
+    value = (soft * (log_soft - draft.log_probs)).sum(-1)
+    return LossTerm(value=value, slope_terms=[(-1.0, soft)], slope_sum=-1.0)
 
 
 def reverse_kl(draft: DraftDistribution, _conf: LossConf) -> LossTerm:

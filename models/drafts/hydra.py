@@ -10,7 +10,9 @@ authors' names and spelling; no serving engine reads them yet.
 Axes: B rows, T tokens, W tree nodes expanded at once, H hidden.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, cast
 
 import torch
@@ -57,19 +59,14 @@ class PrefixLayer(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         init_normal(self.layers)
 
-    @property
-    def layer(self) -> DecoderLayer:
-        return cast(DecoderLayer, self.layers[0])
-
-    def project_qkv(
-        self, hidden: Float[Tensor, "b t h"], rope: tuple[Tensor, Tensor]
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        return self.layer.project_qkv(hidden, rope)
-
-    def finish(
-        self, hidden: Float[Tensor, "b t h"], attended: Float[Tensor, "b heads t d"]
-    ) -> Float[Tensor, "b t h"]:
-        return self.norm(self.layer.finish(hidden, attended))
+    def forward(
+        self, hidden: Float[Tensor, "b t h"], rope: tuple[Tensor, Tensor],
+        run_attention: Callable[[Tensor, Tensor, Tensor], Tensor],
+    ) -> Float[Tensor, "b t h"]:  # fmt: skip
+        """Run the layer; `run_attention` takes its queries, keys and values."""
+        layer = cast(DecoderLayer, self.layers[0])
+        attended = run_attention(*layer.project_qkv(hidden, rope))
+        return self.norm(layer.finish(hidden, attended))
 
 
 class HydraDraft(CachedDraft, HeadsDraft):
@@ -95,12 +92,9 @@ class HydraDraft(CachedDraft, HeadsDraft):
         self.hydra_lm_head = nn.ModuleList(
             nn.Linear(size, self.config.vocab_size, bias=False) for _ in range(self.max_depth)
         )
+        # the authors' spelling, in the names of tensors
         self.prefix_embeding_layer = PrefixLayer(config) if prefix else None
         self.rotary = LlamaRotaryEmbedding(config)
-
-    @property
-    def prefix_layer(self) -> PrefixLayer | None:
-        return self.prefix_embeding_layer
 
     @property
     def heads(self) -> list[nn.Linear]:
@@ -119,10 +113,10 @@ class HydraDraft(CachedDraft, HeadsDraft):
     def loss(self, batch: Batch, target_output: TargetOutput) -> Loss:
         """Compute the loss of all heads; head i reads the text's tokens t+1 .. t+1+i."""
         hidden = self.target_features(target_output)
-        if self.prefix_layer is not None:
+        if self.prefix_embeding_layer is not None:
+            run_attention = partial(attend, mask=batch.attention_mask())
             rope = self.rotary(hidden, batch.positions)
-            qkv = self.prefix_layer.project_qkv(hidden, rope)
-            hidden = self.prefix_layer.finish(hidden, attend(*qkv, batch.attention_mask()))
+            hidden = self.prefix_embeding_layer(hidden, rope, run_attention)
         embedded, outputs = self.embed(batch.input_ids), []
         for i, blocks in enumerate(self.hydra_mlp):
             hidden = torch.cat([hidden, shift_left(embedded, 1 + i)], -1)
@@ -135,7 +129,7 @@ class HydraDraft(CachedDraft, HeadsDraft):
         """Return room for hidden state and root of each row, and the prefix layer's cache."""
         weight = self.heads[0].weight
         state = super().new_state(batch, slots)
-        if self.prefix_layer is not None:
+        if self.prefix_embeding_layer is not None:
             state = new_layer_state(self.config, weight, batch, slots)
         return state | {"token": weight.new_zeros(batch, dtype=torch.int64)}  # the root
 
@@ -145,7 +139,7 @@ class HydraDraft(CachedDraft, HeadsDraft):
     ) -> DraftState:  # fmt: skip
         """Keep the first token and the hidden state before it."""
         state = state | {"token": first_token}
-        if self.prefix_layer is None:
+        if self.prefix_embeding_layer is None:
             return store_last_hidden(state, self.target_features(target_output), lengths)
         return self.start_cache(state, input_ids, target_output, lengths)
 
@@ -160,7 +154,7 @@ class HydraDraft(CachedDraft, HeadsDraft):
         """Keep the last emitted token and the hidden state before it."""
         last = input_ids.gather(1, (count - 1).clamp_min(0)[:, None])[:, 0]
         state = state | {"token": torch.where(count > 0, last, state["token"])}
-        if self.prefix_layer is None:
+        if self.prefix_embeding_layer is None:
             return store_last_hidden(state, self.target_features(target_output), count)
         return super().advance(state, input_ids, count=count, target_output=target_output)
 
@@ -169,10 +163,9 @@ class HydraDraft(CachedDraft, HeadsDraft):
         positions: Int[Tensor, "b t"], slots: Int[Tensor, "b t"], mask: Bool[Tensor, "b 1 t s"],
     ) -> Float[Tensor, "b t h"]:  # fmt: skip
         """Run the prefix layer over its cache; it reads no tokens."""
-        assert self.prefix_layer is not None
-        qkv = self.prefix_layer.project_qkv(hidden, self.rotary(hidden, positions))
-        attended = attend_cached(state, *qkv, slots=slots, mask=mask)
-        return self.prefix_layer.finish(hidden, attended)
+        assert self.prefix_embeding_layer is not None
+        run_attention = partial(attend_cached, state, slots=slots, mask=mask)
+        return self.prefix_embeding_layer(hidden, self.rotary(hidden, positions), run_attention)
 
     def propose(self, state: DraftState, *, tree: Tree, sampler: Sampler) -> Proposal:
         """Grow a tree; the head of each level also reads the embeddings of the path so far."""
