@@ -216,8 +216,10 @@ class LossTerm:
 
 def soft_cross_entropy(draft: DraftDistribution, _conf: LossConf) -> LossTerm:
     """Compute the cross entropy with the target's distribution."""
-    value = -(draft.target_dist.soft * draft.log_probs).sum(-1)
-    return LossTerm(value=value, slope_terms=[(-1.0, draft.target_dist.soft)], slope_sum=-1.0)
+    soft = draft.target_dist.soft
+    return LossTerm(
+        value=-(soft * draft.log_probs).sum(-1), slope_terms=[(-1.0, soft)], slope_sum=-1.0
+    )
 
 
 def forward_kl(draft: DraftDistribution, _conf: LossConf) -> LossTerm:

@@ -83,8 +83,7 @@ def _sum_by_group(
     group: Int[Tensor, "rows length"], x: Float[Tensor, "rows length"]
 ) -> Float[Tensor, "rows length"]:
     """Return at each position the sum of x over the positions of its row in the same group."""
-    same = group[:, :, None] == group[:, None, :]
-    return (same * x[:, None, :]).sum(-1)
+    return ((group[:, :, None] == group[:, None, :]) * x[:, None, :]).sum(-1)
 
 
 def shift_left(x: Tensor, by: int, fill: int = 0) -> Tensor:

@@ -121,8 +121,9 @@ def distillation_loss(
     `labels`: the text's token at the position that row t of the target predicts, a target id.
     """
     target_dist = build_target_distribution(target_head, target_rows, labels, kept_ids, conf)
-    logits = _apply_heads(draft_heads, draft_hidden)
-    draft_dist = divergences.draft_distribution(logits, target_dist, temperature=conf.temperature)
+    draft_dist = divergences.draft_distribution(
+        _apply_heads(draft_heads, draft_hidden), target_dist, temperature=conf.temperature
+    )
     losses, _ = evaluate_loss(draft_dist, kept_ids, conf)
     with torch.no_grad():
         metrics = losses.metric_sums(weight != 0)
@@ -152,9 +153,8 @@ def chunked_distillation_loss(
         target_rows = _map_rows(target_rows, lambda t: t[counted])
         weight = weight.index_select(-1, counted)
         labels = None if labels is None else labels[counted]
-    steps = draft_hidden.shape[:-2].numel()
     # `conf.chunk` counts draft rows of all steps; a chunk has this many rows of the target.
-    chunk_rows = max(1, conf.chunk // steps)
+    chunk_rows = max(1, conf.chunk // draft_hidden.shape[:-2].numel())
     total = weight.new_zeros(())
     head_grads = [
         torch.zeros_like(head, dtype=torch.float32) if head.requires_grad else None
@@ -164,8 +164,9 @@ def chunked_distillation_loss(
     hidden_grads: list[Tensor] = []
 
     with torch.no_grad():
-        chunks = _split_chunks(draft_hidden.detach(), target_rows, weight, labels, rows=chunk_rows)
-        for hidden, target_chunk, chunk_weight, chunk_labels in chunks:
+        for hidden, target_chunk, chunk_weight, chunk_labels in _split_chunks(
+            draft_hidden.detach(), target_rows, weight, labels, rows=chunk_rows
+        ):
             target_dist = build_target_distribution(
                 target_head, target_chunk, chunk_labels, kept_ids, conf
             )

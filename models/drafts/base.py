@@ -269,5 +269,6 @@ def store_last_hidden(
 ) -> DraftState:
     """Store the hidden state at the last of `count` positions; rows of count 0 keep theirs."""
     last = (count - 1).clamp_min(0)[:, None, None].expand(-1, 1, hidden.shape[-1])
-    last_hidden = torch.where((count > 0)[:, None], hidden.gather(1, last)[:, 0], state["hidden"])
-    return state | {"hidden": last_hidden}
+    return state | {
+        "hidden": torch.where((count > 0)[:, None], hidden.gather(1, last)[:, 0], state["hidden"])
+    }

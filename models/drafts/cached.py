@@ -87,14 +87,13 @@ class CachedDraft(Draft):
 
         Later passes overwrite the rest.
         """
-        # A row that has ended may be at the last slots: positions beyond them go to garbage.
-        slots = positions.clamp_max(mask.shape[-1] - 1)
         hidden = self.forward_step(
             state,
             tokens,
             self.target_features(target_output),
             positions=positions,
-            slots=slots,
+            # A row that has ended may be at the last slots: positions beyond them go to garbage.
+            slots=positions.clamp_max(mask.shape[-1] - 1),
             mask=mask,
         )
         return store_last_hidden(state | {"lengths": state["lengths"] + count}, hidden, count)

@@ -115,8 +115,8 @@ class CausalLMConf(ModelSource, DraftConf):
     @classmethod
     def matches_config(cls, config: dict[str, Any]) -> bool:
         """Return whether the checkpoint is a causal LM of transformers."""
-        known = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
-        return bool(known.intersection(config.get("architectures") or []))
+        architectures = config.get("architectures") or []
+        return any(name in architectures for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
 
     @classmethod
     def load(cls, directory: Path, target: Target) -> tuple["CausalLMConf", "CausalLMDraft"]:
@@ -296,8 +296,9 @@ def prune_layers(target: Target, layers: list[int], *, copy_weights: bool) -> An
     model.generation_config = copy.deepcopy(target.model.generation_config)
     if not copy_weights:
         return model
-    modules = target.model.named_modules()
-    prefix = next(name for name, module in modules if module is target.decoder.layers)
+    prefix = next(
+        name for name, module in target.model.named_modules() if module is target.decoder.layers
+    )
     layer_index = re.compile(rf"(?<=^{re.escape(prefix)}\.)\d+")
     target_weights = target.model.state_dict()
     weights = {}

@@ -94,8 +94,9 @@ class Eagle1Draft(OneLayerDraft):
     ) -> Loss:
         """Compute the distance to the target's next features, and the loss of their tokens."""
         features = self.target_features(target_output)
-        noisy_features = features if noise is None else features + noise
-        outputs = self.unroll_steps(batch, noisy_features, carries_grad=False)
+        outputs = self.unroll_steps(
+            batch, features if noise is None else features + noise, carries_grad=False
+        )
         tokens = self.distill(outputs, batch, target_output, heads=[full_tensor(self.head.weight)])
         weight, _ = row_weights(
             batch.answer_mask, batch.document_ids, steps=self.trained_depth, conf=self.loss_conf

@@ -189,8 +189,7 @@ class HeadsDraft(FeatureDraft):
 
     def new_state(self, batch: int, slots: int) -> DraftState:  # noqa: ARG002
         """Return room for one hidden state a row."""
-        weight = self.heads[0].weight
-        return {"hidden": weight.new_zeros(batch, self.config.hidden_size)}
+        return {"hidden": self.heads[0].weight.new_zeros(batch, self.config.hidden_size)}
 
 
 @dataclass(kw_only=True)

@@ -99,8 +99,7 @@ class HydraDraft(CachedDraft, HeadsDraft):
     @property
     def heads(self) -> list[nn.Linear]:
         """Return the vocabulary heads, one for each depth."""
-        heads: Any = self.hydra_lm_head
-        return list(heads)
+        return cast("list[nn.Linear]", list(self.hydra_lm_head))
 
     def embed(self, input_ids: Int[Tensor, "b n"]) -> Float[Tensor, "b n h"]:
         """Return the target's embeddings of the tokens."""
@@ -115,8 +114,9 @@ class HydraDraft(CachedDraft, HeadsDraft):
         hidden = self.target_features(target_output)
         if self.prefix_embeding_layer is not None:
             run_attention = partial(attend, mask=batch.attention_mask())
-            rope = self.rotary(hidden, batch.positions)
-            hidden = self.prefix_embeding_layer(hidden, rope, run_attention)
+            hidden = self.prefix_embeding_layer(
+                hidden, self.rotary(hidden, batch.positions), run_attention
+            )
         embedded, outputs = self.embed(batch.input_ids), []
         for i, blocks in enumerate(self.hydra_mlp):
             hidden = torch.cat([hidden, shift_left(embedded, 1 + i)], -1)

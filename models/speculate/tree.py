@@ -97,8 +97,9 @@ class TreeConf:
         if self.kind is TreeKind.dynamic:
             return Tree(kind=self.kind, depth=self.depth, nodes=self.nodes,
                         width=self.expanded, branch=self.branch, copied=self.copied)  # fmt: skip
-        is_chain = self.kind is TreeKind.chain
-        paths = [[0] * d for d in range(1, self.depth + 1)] if is_chain else self.paths or []
+        paths = self.paths or []
+        if self.kind is TreeKind.chain:
+            paths = [[0] * d for d in range(1, self.depth + 1)]
         return replace(tree_from_paths(paths, kind=self.kind), copied=self.copied)
 
 

@@ -68,8 +68,8 @@ def find_unsupported(config: Any) -> list[str]:
         return ["encoder and decoder"]
     if not hasattr(text, "num_key_value_heads") or hasattr(text, "kv_lora_rank"):
         return ["no plain key-value heads"]
-    kinds = set(getattr(text, "layer_types", None) or [])
-    unsupported = kinds - {"full_attention", "sliding_attention"}
+    unsupported = set(getattr(text, "layer_types", None) or [])
+    unsupported -= {"full_attention", "sliding_attention"}
     if get_sliding_window(text) and text.model_type not in SINGLE_MASK_MODELS + MASK_BY_TYPE_MODELS:
         unsupported.add(f"a window of {get_sliding_window(text)} tokens")
     unsupported |= {f"{cap} {value}" for cap in SOFTCAP_KEYS if (value := getattr(text, cap, None))}

@@ -138,8 +138,8 @@ def tree_mask(
     tensor([[1, 1, 1, 1, 0, 0],
             [1, 1, 1, 1, 1, 0]], dtype=torch.int32)
     """
-    slot = torch.arange(slots, device=lengths.device)
-    node = slot[None, :] - lengths[:, None]  # the node that each slot holds
+    # the node that each slot holds
+    node = torch.arange(slots, device=lengths.device)[None, :] - lengths[:, None]
     new, scratch = visible.shape[1:]
     index = node.clamp(0, scratch - 1)[:, None, :].expand(-1, new, -1)
     node_mask = visible.gather(2, index) & ((node >= 0) & (node < scratch))[:, None, :]

@@ -263,9 +263,10 @@ class ModelSource:
 
     def eos_ids(self) -> list[int]:
         """Return `LanguageModel.eos_ids` without loading the weights."""
-        hub_args = {"revision": self.revision, "trust_remote_code": self.trust_remote_code}
         try:
-            generation = GenerationConfig.from_pretrained(self.location, **hub_args)
+            generation = GenerationConfig.from_pretrained(
+                self.location, revision=self.revision, trust_remote_code=self.trust_remote_code
+            )
         except OSError:  # the model has no generation_config.json
             generation = GenerationConfig.from_model_config(self.read_config())
         return _as_list(generation.eos_token_id)
