@@ -1,5 +1,6 @@
 """The interface of a drafting method: everything that the loops in train/ and infer/ rely on."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -180,6 +181,23 @@ class Draft(nn.Module):
     def save(self, directory: Path, target: Target) -> None:
         """Write a checkpoint in the layout that serving engines load."""
         raise NotImplementedError
+
+    def write_checkpoint(
+        self, directory: Path, target: Target, tensors: Mapping[str, Tensor], *,
+        config: dict[str, Any], metadata: dict[str, str] | None = None,
+        write_extra_files: Callable[[Path], None] | None = None,
+    ) -> None:  # fmt: skip
+        """Write tensors in the target's dtype, with config.json, hashes of the target and seed."""
+        dtype = target.head.weight.dtype
+        checkpoint.save_checkpoint(
+            directory,
+            {name: t.to(dtype) if t.is_floating_point() else t for name, t in tensors.items()},
+            config=config | {"dtype": str(dtype).removeprefix("torch.")},
+            metadata=checkpoint.build_metadata(target)
+            | {"seed": str(self.seed)}
+            | (metadata or {}),
+            write_extra_files=write_extra_files,
+        )
 
     def target_for(self, target: Target) -> Target | None:  # noqa: ARG002
         """Return the adapted target that verifies this draft, or None if `target` itself does."""

@@ -25,7 +25,6 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from models import checkpoint
 from models.distill.loss_weights import shift_left, token_weights
 from models.distill.losses import LossConf, chunked_distillation_loss
 from models.drafts.base import Batch, Draft, DraftConf, DraftState, Loss, Needs, read_origin
@@ -253,20 +252,11 @@ class CausalLMDraft(CachedDraft):
 
     def save(self, directory: Path, target: Target) -> None:
         """Write a Hugging Face directory with merged adapters and the target's tokenizer."""
-        dtype = target.head.weight.dtype
-        tensors = {name: tensor.to(dtype) for name, tensor in merge_adapters(self.model).items()}
+        tensors = merge_adapters(self.model)
         if self.model.config.tie_word_embeddings:
             tensors.pop("lm_head.weight", None)
-        config = self.model.config.to_dict() | {
-            "architectures": [type(self.model).__name__],
-            "dtype": str(dtype).removeprefix("torch."),
-        }
         start = {key: getattr(self.conf, key) for key in INITIAL_CONF_KEYS} | {
             "start": self.conf.start.name
-        }
-        metadata = checkpoint.build_metadata(target) | {
-            "seed": str(self.seed),
-            "start": json.dumps(start),
         }
 
         def write_extra_files(folder: Path) -> None:
@@ -274,11 +264,12 @@ class CausalLMDraft(CachedDraft):
             if target.tokenizer is not None:
                 target.tokenizer.save_pretrained(folder)
 
-        checkpoint.save_checkpoint(
+        self.write_checkpoint(
             directory,
+            target,
             tensors,
-            config=config,
-            metadata=metadata,
+            config=self.model.config.to_dict() | {"architectures": [type(self.model).__name__]},
+            metadata={"start": json.dumps(start)},
             write_extra_files=write_extra_files,
         )
 

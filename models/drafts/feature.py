@@ -93,15 +93,10 @@ class FeatureDraft(Draft):
         return self.state_dict()
 
     def save(self, directory: Path, target: Target) -> None:
-        """Save the tensors in the target's dtype, with config.json and the target's hashes."""
-        dtype = target.head.weight.dtype
-        tensors = {
-            name: tensor.to(dtype) if tensor.is_floating_point() else tensor
-            for name, tensor in self.checkpoint_tensors().items()
-        }
-        metadata = checkpoint.build_metadata(target) | {"seed": str(self.seed)}
-        config = self.config.to_dict() | {"dtype": str(dtype).removeprefix("torch.")}
-        checkpoint.save_checkpoint(directory, tensors, config=config, metadata=metadata)
+        """Save what `restore` loads."""
+        self.write_checkpoint(
+            directory, target, self.checkpoint_tensors(), config=self.config.to_dict()
+        )
 
     def restore(self, directory: Path, target: Target) -> None:
         """Load the tensors that `save` wrote; raise UserError for a missing or unknown one."""

@@ -85,9 +85,8 @@ class StaticCache(Cache):
 
     def scatter_rows(self, other: "StaticCache", rows: Int[Tensor, " rows"]) -> None:
         """Overwrite these rows with those of another cache."""
-        tensors = (*self.keys, *self.values, self.positions)
         sources = (*other.keys, *other.values, other.positions)
-        for tensor, source in zip(tensors, sources, strict=True):
+        for tensor, source in zip((*self.keys, *self.values, self.positions), sources, strict=True):
             tensor.index_copy_(0, rows, source)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
