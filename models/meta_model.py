@@ -60,7 +60,6 @@ def shard_target(target: MetaTarget, ranks: int, *, replicated: Collection[str] 
         ranks=ranks, rank=0, column=nn.Linear, row=nn.Linear, embedding=nn.Embedding
     )
     tensor_parallel.parallelize_model(target.model, layers, replicated=replicated)
-    target.kv_heads = tensor_parallel.count_kv_heads(target.model)
 
 
 def find_head_layers(target: Target) -> list[str]:

@@ -70,8 +70,9 @@ class Medusa2Draft(MedusaDraft):
         """Load the heads and the adapted target; raise UserError where they do not fit."""
         super().restore(directory, target)
         folder = directory / getattr(self.config, TARGET_FOLDER_KEY)
-        self.adapted_target = TargetConf(path=str(folder)).build(target.device)
-        self.adapted_target.name = f"{target.name} adapted by {directory}"
+        self.adapted_target = TargetConf(path=str(folder)).build(
+            target.device, name=f"{target.name} adapted by {directory}"
+        )
 
     def prepare_batch(
         self, batch: Batch, *, step: int, generators: list[np.random.Generator]  # noqa: ARG002

@@ -79,7 +79,6 @@ class LanguageModel:
         self.decoder = model.get_decoder()
         self.head = model.get_output_embeddings()
         self.num_layers: int = self.config.num_hidden_layers
-        self.kv_heads: int = tensor_parallel.count_kv_heads(model)  # on this rank
         self.hidden_size: int = self.config.hidden_size
         self.vocab_size: int = self.head.weight.shape[0]
         self.head_size: int = (
@@ -98,6 +97,11 @@ class LanguageModel:
     def graph_key(self) -> str:
         """Describe what graphs depend on (see models/device/graph_budget.py)."""
         return graph_key_of(self.model)
+
+    @property
+    def kv_heads(self) -> int:
+        """Return the number of key-value heads on this rank, which sharding the model changes."""
+        return tensor_parallel.count_kv_heads(self.model)
 
     @property
     def eos_ids(self) -> list[int]:

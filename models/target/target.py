@@ -36,15 +36,17 @@ class TargetConf(ModelSource):
         return Path(self.location).resolve() == DEMO_TARGET.resolve()
 
     def build(
-        self, device: Device, *, load_model: Callable[[ModelSource], Any] | None = None
-    ) -> "Target":
+        self, device: Device, *, name: str | None = None,
+        load_model: Callable[[ModelSource], Any] | None = None,
+    ) -> "Target":  # fmt: skip
         """Load and freeze; raise UserError for a model that is missing or cannot be served exactly.
 
         `load_model` loads a model that is divided among several devices.
         """
         self.read_config()
         model = load_model(self) if load_model else self.load_model(device.dtype)
-        target = Target(model, self.load_tokenizer(), name=self.path or self.name, device=device)
+        name = name or self.path or self.name
+        target = Target(model, self.load_tokenizer(), name=name, device=device)
         if not load_model:  # after the checks, which a lazy device would compile
             model.to(device.torch_device)
         return target

@@ -319,7 +319,6 @@ class Parallel:
         tables = (target.model.get_input_embeddings(), target.head)
         names = [name for name, layer in target.model.named_modules() if layer in tables]
         tensor_parallel.parallelize_model(target.model, self._parallel_layers(), replicated=names)
-        target.kv_heads = tensor_parallel.count_kv_heads(target.model)
         target.model.to(self.device.torch_device)
         return target
 
