@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 from torch import Tensor
 
 # Families whose sliding windows are served, by how their decoder takes the masks of its layers. In
@@ -51,14 +51,14 @@ def build_layer_masks(
     text = config.get_text_config()
     sliding = full if in_window is None else full & in_window
     if text._attn_implementation == "eager":  # this implementation adds its mask to the logits
-        full, sliding = (_additive_mask(mask, dtype) for mask in (full, sliding))
+        lowest = torch.finfo(dtype).min
+        full, sliding = (
+            torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, lowest)
+            for mask in (full, sliding)
+        )
     if in_window is not None and text.model_type in MASK_BY_TYPE_MODELS:
         return {"full_attention": full, "sliding_attention": sliding}
     return sliding
-
-
-def _additive_mask(mask: Bool[Tensor, "*shape"], dtype: torch.dtype) -> Float[Tensor, "*shape"]:
-    return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min)
 
 
 def find_unsupported(config: Any) -> list[str]:
