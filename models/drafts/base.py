@@ -76,7 +76,7 @@ class Draft(nn.Module):
     initial weights, or None if a checkpoint does not record it.
     """
 
-    method: ClassVar[str]
+    method: str
     needs: Needs
     max_depth: int  # depth of the deepest proposal it can make
     trained_depth: int  # depth that it was trained for

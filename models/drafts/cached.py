@@ -45,8 +45,8 @@ class CachedDraft(Draft):
         return state["keys"].shape[2]
 
     def target_features(self, target_output: TargetOutput) -> Float[Tensor, "b t h"]:
-        """Return the target's features that a pass over emitted tokens reads."""
-        raise NotImplementedError
+        """Return what a pass over emitted tokens reads: by default the final hidden states."""
+        return target_output.hidden
 
     def logits(self, hidden: Float[Tensor, "b t h"]) -> Float[Tensor, "b t draft_vocab"]:
         """Return the raw logits of the layer's outputs."""

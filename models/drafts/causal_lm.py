@@ -145,14 +145,12 @@ class CausalLMConf(ModelSource, DraftConf):
 class CausalLMDraft(CachedDraft):
     """A causal LM with a cache; it reads no features of the target."""
 
-    method = "causal_lm"
-
     def __init__(
         self, conf: CausalLMConf, model: Any, target: LanguageModel, *,
         loss: LossConf | None = None, seed: int | None = None,
     ):  # fmt: skip
         super().__init__(loss=loss, seed=seed)
-        self.conf = conf
+        self.conf, self.method = conf, conf.method
         self.needs = Needs(layers=[], hidden=False, context=False)
         self.max_depth = self.trained_depth = conf.max_depth
         self.model = model
@@ -218,9 +216,6 @@ class CausalLMDraft(CachedDraft):
 
     def num_slots(self, state: DraftState) -> int:
         return state["cache"].garbage_slot + 1
-
-    def target_features(self, target_output: TargetOutput) -> Float[Tensor, "b t h"]:
-        return target_output.hidden  # `forward_step` ignores it
 
     def start(
         self, state: DraftState, input_ids: Int[Tensor, "b prompt"], *,

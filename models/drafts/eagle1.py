@@ -37,8 +37,6 @@ NOISE_REFERENCE_LENGTH = 512  # tokens of a row at which the width of the noise 
 class Eagle1Draft(OneLayerDraft):
     """A decoder layer and its embeddings; the head is the target's."""
 
-    method = "eagle1"
-
     def __init__(
         self, conf: "Eagle1Conf", config: LlamaConfig, target: Target, *,
         loss: LossConf | None = None, seed: int | None = None,

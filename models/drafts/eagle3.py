@@ -34,8 +34,6 @@ from models.target.target import Target
 class Eagle3Draft(OneLayerDraft):
     """A decoder layer with its embeddings, its head and its draft vocabulary."""
 
-    method = "eagle3"
-
     d2t: Int[Tensor, " draft_vocab"]  # target id minus draft id
     t2d: Bool[Tensor, " vocab"]  # whether a target id has a draft id
 

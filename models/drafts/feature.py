@@ -34,6 +34,7 @@ class FeatureDraft(Draft):
     ):  # fmt: skip
         super().__init__(loss=loss, seed=seed)
         self.conf: Any = conf
+        self.method = conf.method
         self.config = config  # the content of config.json
         self.target_vocab: int = config.vocab_size
         # The target owns these and they stay frozen; inside a tuple they are not submodules.

@@ -72,8 +72,6 @@ class PrefixLayer(nn.Module):
 class HydraDraft(CachedDraft, HeadsDraft):
     """The heads, and the prefix layer of Hydra++."""
 
-    method = "hydra"
-
     def __init__(
         self, conf: "HydraConf", config: LlamaConfig, target: Target, *,
         loss: LossConf | None = None, seed: int | None = None,

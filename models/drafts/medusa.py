@@ -54,8 +54,6 @@ class ResidualBlock(nn.Module):
 class MedusaDraft(HeadsDraft):
     """Residual blocks and vocabulary heads on the target's final hidden state."""
 
-    method = "medusa"
-
     def __init__(
         self, conf: "MedusaConf", config: MedusaConfig, target: Target, *,
         loss: LossConf | None = None, seed: int | None = None,

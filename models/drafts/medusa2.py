@@ -41,8 +41,6 @@ LR_SCALE_ATTRIBUTE = "lr_scale"  # a parameter's factor on the learning rate
 class Medusa2Draft(MedusaDraft):
     """Medusa heads and, during training, the adapters of the target."""
 
-    method = "medusa2"
-
     def __init__(
         self, conf: "Medusa2Conf", config: MedusaConfig, target: Target, *,
         loss: LossConf | None = None, seed: int | None = None,

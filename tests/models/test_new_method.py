@@ -25,8 +25,6 @@ from models.speculate.tree import grow
 
 
 class BigramDraft(FeatureDraft):
-    method = "bigram"
-
     def __init__(self, conf, config, target, *, loss=None, seed=None):
         super().__init__(conf, config, target, loss=loss, seed=seed)
         self.needs = Needs(layers=[], hidden=False, context=False)
