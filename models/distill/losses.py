@@ -84,13 +84,15 @@ def evaluate_loss(
     target_dist, term = draft_dist.target_dist, LOSS_FUNCTIONS[conf.name](draft_dist, conf)
     top_token = draft_dist.top_token if kept_ids is None else kept_ids[draft_dist.top_token]
     covered = target_dist.covered.expand(top_token.shape)
-    losses = TokenLosses(
-        loss=term.value * covered,
-        alpha=draft_dist.alpha,
-        hit=top_token == target_dist.top_token,
-        covered=covered,
+    return (
+        TokenLosses(
+            loss=term.value * covered,
+            alpha=draft_dist.alpha,
+            hit=top_token == target_dist.top_token,
+            covered=covered,
+        ),
+        term,
     )
-    return losses, term
 
 
 def _apply_heads(heads: list[Tensor], rows: Float[Tensor, "*steps tokens _"]) -> Tensor:

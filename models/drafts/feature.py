@@ -82,12 +82,15 @@ class FeatureDraft(Draft):
             labels=shift_left(batch.input_ids, 1).flatten(),
             conf=self.loss_conf,
         )
-        named_metrics = {
-            f"{name}_{i + 1}": sums
-            for name, steps in metrics.items()
-            for i, sums in enumerate(steps)
-        }
-        return Loss(total=total, weight=total_weight, metrics=named_metrics)
+        return Loss(
+            total=total,
+            weight=total_weight,
+            metrics={
+                f"{name}_{i + 1}": sums
+                for name, steps in metrics.items()
+                for i, sums in enumerate(steps)
+            },
+        )
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         """Return all trained or chosen tensors by their published names."""
@@ -210,18 +213,20 @@ def layer_config(target: Target, architecture: str, **overrides: Any) -> LlamaCo
     rope = dict(architectures.get_rope_parameters(target_config)["full_attention"])
     if rope.get("rope_type", "default") not in ("default", "llama3"):
         rope = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
-    fields = {
-        "vocab_size": target.vocab_size,
-        "hidden_size": target.hidden_size,
-        "intermediate_size": target_config.intermediate_size,
-        "num_hidden_layers": 1,
-        "num_attention_heads": target_config.num_attention_heads,
-        "num_key_value_heads": target_config.num_key_value_heads,
-        "head_dim": target.head_size,
-        "max_position_embeddings": target_config.max_position_embeddings,
-        "rms_norm_eps": target_config.rms_norm_eps,
-        "rope_parameters": rope,
-        "tie_word_embeddings": False,
-        **{key: value for key, value in overrides.items() if value is not None},
-    }
-    return LlamaConfig(architectures=[architecture], **fields)
+    return LlamaConfig(
+        **{
+            "architectures": [architecture],
+            "vocab_size": target.vocab_size,
+            "hidden_size": target.hidden_size,
+            "intermediate_size": target_config.intermediate_size,
+            "num_hidden_layers": 1,
+            "num_attention_heads": target_config.num_attention_heads,
+            "num_key_value_heads": target_config.num_key_value_heads,
+            "head_dim": target.head_size,
+            "max_position_embeddings": target_config.max_position_embeddings,
+            "rms_norm_eps": target_config.rms_norm_eps,
+            "rope_parameters": rope,
+            "tie_word_embeddings": False,
+            **{key: value for key, value in overrides.items() if value is not None},
+        }
+    )

@@ -147,8 +147,10 @@ class Medusa2Draft(MedusaDraft):
     def save(self, directory: Path, target: Target) -> None:
         """Write the heads and, in a subfolder, the adapted target as a Hugging Face model."""
         assert self.lm is not None
-        dtype = target.head.weight.dtype
-        tensors = {name: tensor.to(dtype) for name, tensor in merge_adapters(self.lm.model).items()}
+        tensors = {
+            name: tensor.to(target.head.weight.dtype)
+            for name, tensor in merge_adapters(self.lm.model).items()
+        }
         target_folder = directory / f"target-{checkpoint.hash_tensors(tensors)[:12]}"
         if not target_folder.exists():
             with (
