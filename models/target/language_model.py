@@ -267,10 +267,9 @@ class ModelSource:
 
     def eos_ids(self) -> list[int]:
         """Return `LanguageModel.eos_ids` without loading the weights."""
+        hub_args: Any = {"revision": self.revision, "trust_remote_code": self.trust_remote_code}
         try:
-            generation = GenerationConfig.from_pretrained(
-                self.location, revision=self.revision, trust_remote_code=self.trust_remote_code
-            )
+            generation = GenerationConfig.from_pretrained(self.location, **hub_args)
         except OSError:  # the model has no generation_config.json
             generation = GenerationConfig.from_model_config(self.read_config())
         return _as_list(generation.eos_token_id)
