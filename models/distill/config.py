@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from models.validation import POSITIVE, SHARE, Rule, at_least, check_values
+from models.validation import POSITIVE, Rule, at_least, check_values
 
 
 class LossName(Enum):
@@ -44,7 +44,7 @@ class LossConf:
         check_values(
             self,
             "loss",
-            beta=replace(SHARE, remedy="the default is 0.5"),
+            beta=Rule("must be in [0, 1]", lambda value: 0 <= value <= 1, "the default is 0.5"),
             lk_eta=at_least(0, "the default is 3"),
             top_k=at_least(1, "the default is 10"),
             temperature=replace(POSITIVE, remedy="the default is 1"),

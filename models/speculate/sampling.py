@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from models.validation import POSITIVE, SHARE, Rule, at_least, check_values
+from models.validation import POSITIVE, Rule, at_least, check_values
 
 UINT32_MASK = 0xFFFFFFFF
 
@@ -82,7 +82,7 @@ class SamplingConf:
             ),
             top_k=at_least(0, "0 keeps every token"),
             top_p=Rule("must be in (0, 1]", lambda value: 0 < value <= 1, "1 keeps every token"),
-            min_p=replace(SHARE, remedy="0 keeps every token"),
+            min_p=Rule("must be in [0, 1]", lambda value: 0 <= value <= 1, "0 keeps every token"),
             repetition_penalty=replace(POSITIVE, remedy="1 penalizes nothing"),
         )
 

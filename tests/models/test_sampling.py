@@ -100,7 +100,7 @@ def test_warping_is_that_of_transformers(case):
     history = history_of(ids)
     for options in OPTIONS:
         conf = SamplingConf(**({"temperature": 1.0} | options))
-        found = conf.build().warp(logits, history)
+        found = conf.warp(logits, history)
         assert torch.equal(found, as_transformers(ids, logits, conf)), options
 
 
@@ -126,7 +126,7 @@ def test_generate_has_the_same_order_of_options():
     )  # fmt: skip
     for step, (scores, logits) in enumerate(zip(made.scores, made.logits, strict=True)):
         history = history_of(made.sequences[:, : 9 + step], prompt=9)
-        assert torch.equal(conf.build().warp(logits.float(), history), scores)
+        assert torch.equal(conf.warp(logits.float(), history), scores)
 
 
 def test_the_history_of_a_tree_is_that_of_each_path():
