@@ -60,7 +60,7 @@ def capture_features(conf: CaptureConf, *, command: str) -> Path:
     device = conf.device.build()
     conf.data.check_device(device)
     meta_target = build_meta_target(conf.target, device.dtype)
-    tokenizer = conf.target.source.load_tokenizer()
+    tokenizer = conf.target.load_tokenizer()
     plan = plan_capture(conf, meta_target, tokenizer)
     spec = build_store_spec(plan, conf, device, tokenizer_fingerprint(tokenizer))
     progress = CaptureProgress(conf, spec, plan.packed.documents, command)
@@ -91,7 +91,7 @@ def check_capture_config(conf: CaptureConf) -> None:
             "data.source: must be documents, got captured, which are features already; give "
             "data=prepared"
         )
-    rows = check_and_read_first_rows(conf.data, conf.target.source.read_config, conf.draft.check)
+    rows = check_and_read_first_rows(conf.data, conf.target.read_config, conf.draft.check)
     preview_rows(conf.data, conf.target, rows)
 
 

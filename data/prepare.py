@@ -144,12 +144,12 @@ def build_filter_rules(
     replace_answers = conf.answers.by is not AnswerSource.none
     check_length = None
     if conf.target is not None:
-        limits = [mixture.max_prompt_tokens, conf.target.source.context_length()]
+        limits = [mixture.max_prompt_tokens, conf.target.context_length()]
         if replace_answers:
             limits.append(conf.answers.prompt_limit(limits[1], served and served.context))
         max_tokens = [limit for limit in limits if limit is not None]
         check_length = (
-            build_length_check(conf.target.source.load_tokenizer(), min(max_tokens))
+            build_length_check(conf.target.load_tokenizer(), min(max_tokens))
             if max_tokens
             else None
         )
@@ -215,7 +215,7 @@ def finish_folder(
     """Count the tokens of all workers' files and write the report."""
     coverage = ""
     if conf.target is not None:
-        coverage = write_token_counts(folder, conf.target.source.load_tokenizer(), worker_dir)
+        coverage = write_token_counts(folder, conf.target.load_tokenizer(), worker_dir)
     add_file_counts(sources, list_part_files(folder, conf.workers))
     write_prepare_report(folder, sources, excluded, worker_dir, coverage)
     log.info("prepared: %s", folder / REPORT_PAGE_FILE)
@@ -227,7 +227,7 @@ def build_answer_backend(
     """Build the backend that answers prompts, and return it with the target's tokenizer."""
     assert conf.target is not None
     if served is not None:
-        tokenizer = conf.target.source.load_tokenizer()
+        tokenizer = conf.target.load_tokenizer()
         return EndpointAnswerBackend(conf.answers, served, conf.target, tokenizer), tokenizer
     # Commands stand above the packages, so this one may import infer; only this branch needs it.
     from infer.engine.answer_backend import TargetAnswerBackend

@@ -78,7 +78,7 @@ def preview_rows(conf: DataConf, target: TargetConf, rows: list[ParsedRow]) -> P
 
 def _describe_turns(conf: DataConf, target: TargetConf, row: Conversation) -> str:
     """Describe the documents made from the turns; return "" where the template rejects the row."""
-    documents = list(documents_from_row(row, conf, target.source.load_tokenizer(), Counter()))
+    documents = list(documents_from_row(row, conf, target.load_tokenizer(), Counter()))
     if not documents:
         return ""
     if conf.turns in (TurnSelection.last, TurnSelection.each):

@@ -86,7 +86,7 @@ def main(conf: ShowConf) -> None:
     folder = Path(conf.output_dir) / conf.run_name
     with report_disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = conf.target.source.load_tokenizer()
+    tokenizer = conf.target.load_tokenizer()
     skipped: Counter[str] = Counter()
     stats: defaultdict[str, MaskStats] = defaultdict(MaskStats)
     stream = track_mask_stats(islice(stream_documents(conf, tokenizer, skipped), conf.read), stats)

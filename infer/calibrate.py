@@ -31,7 +31,7 @@ from infer.measure.replay import Replay, collect_replay_texts, count_on_policy
 from infer.report.number_format import format_estimate, format_number
 from models.console import print_line
 from models.drafts import load_draft
-from models.drafts.base import Draft
+from models.drafts.base import Draft, SpeculativePair
 from models.errors import require
 from models.files import open_output_file
 from models.speculate.sampling import SamplingConf
@@ -150,7 +150,7 @@ def main(conf: CalibrateConf) -> None:
         tempfile.TemporaryFile(dir=file.parent).close()
     target, prompts = load_calibration(conf, [directory])
     _, draft = load_draft(directory, target)
-    target = draft.target_for(target) or target
+    target = SpeculativePair(target=target, draft=draft).verifying_target
     with target.device.cpu_threads_for(target.num_parameters // target.num_layers):
         calibration = calibrate_tree(target, draft, prompts, conf)
     for line in format_calibration(calibration):

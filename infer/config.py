@@ -83,8 +83,8 @@ def check_prompts(target: TargetConf, conf: EvaluationConf) -> None:
     """
     if conf.prompts is None:
         return
-    context = target.source.context_length()
-    prompts = load_eval_prompts(target.source.load_tokenizer(), conf.prompts, limit=conf.limit)
+    context = target.context_length()
+    prompts = load_eval_prompts(target.load_tokenizer(), conf.prompts, limit=conf.limit)
     longest = max(prompts, key=lambda prompt: len(prompt.ids))
     require(
         context is None or len(longest.ids) + conf.new_tokens <= context,

@@ -13,6 +13,7 @@ from infer.measure.prompt_choice import (
     resolve_prompts,
 )
 from models.drafts import load_draft
+from models.drafts.base import SpeculativePair
 from models.speculate.tree import TreeConf
 from models.target.target import Target
 
@@ -29,10 +30,10 @@ def load_draft_under_test(
 ) -> DraftUnderTest:
     """Load a checkpoint, and rebuild its draft as it was before distillation."""
     conf, draft = load_draft(directory, target)
-    own_target = draft.target_for(target)
+    pair = SpeculativePair(target=target, draft=draft)
     return DraftUnderTest(
-        name=name or run_names([directory])[0], draft=draft, target=own_target, directory=directory,
-        untrained=conf.rebuild_untrained(draft, own_target or target),
+        name=name or run_names([directory])[0], draft=draft, target=pair.adapted_target,
+        directory=directory, untrained=conf.rebuild_untrained(draft, pair.verifying_target),
     )  # fmt: skip
 
 

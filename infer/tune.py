@@ -49,7 +49,7 @@ from infer.tuning.results import (
 )
 from models.console import print_line
 from models.drafts import load_draft
-from models.drafts.base import Draft
+from models.drafts.base import Draft, SpeculativePair
 from models.drafts.ngram import NgramDraft
 from models.errors import require
 from models.files import report_disk_errors
@@ -146,7 +146,7 @@ def tune_drafts(
     tunings = []
     needed_context = max(len(prompt.ids) for prompt in prompts) + conf.max_new_tokens
     for name, (directory, draft) in drafts.items():
-        draft_target = draft.target_for(target) or target
+        draft_target = SpeculativePair(target=target, draft=draft).verifying_target
         tuning = _estimate_candidates(draft_target, name, directory, draft, prompts, conf)
         for batch, context in itertools.product(conf.batch, conf.context or [needed_context]):
             bench = CostBench(

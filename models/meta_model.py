@@ -37,9 +37,7 @@ class MetaTarget(Target):
 def build_meta_target(conf: TargetConf, dtype: torch.dtype) -> MetaTarget:
     """Build the target that its config.json describes, on `meta`."""
     device = Device(name="cpu", torch_device=torch.device("cpu"), dtype=dtype, compiles=False)
-    return MetaTarget(
-        conf.source.build_planning_model(dtype), name=conf.path or conf.name, device=device
-    )
+    return MetaTarget(conf.build_planning_model(dtype), name=conf.path or conf.name, device=device)
 
 
 def build_meta_draft(conf: DraftConf, target: MetaTarget, *, loss: LossConf, seed: int) -> Draft:
@@ -64,7 +62,6 @@ def shard_target(target: MetaTarget, ranks: int, *, replicated: Collection[str] 
         ranks=ranks, rank=0, column=nn.Linear, row=nn.Linear, embedding=nn.Embedding
     )
     tensor_parallel.parallelize_model(target.model, layers, replicated=replicated)
-    target.kv_heads = tensor_parallel.count_kv_heads(target.model)
 
 
 def find_head_layers(target: Target) -> list[str]:

@@ -83,7 +83,7 @@ class TrainConf:
         )
         if self.evaluation.prompts is None:
             self._check_held_out()
-        checks = [self.target.source.read_config, self.draft.check]
+        checks = [self.target.read_config, self.draft.check]
         if not reads_data:
             run_checks(*checks)
             preview = None

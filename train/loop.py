@@ -23,7 +23,7 @@ from data.features.reader import FeatureStore
 from data.packing.documents import Packed
 from data.packing.sampler import RowOrder
 from models.device import Device
-from models.drafts.base import Batch, Draft, Extras, Loss
+from models.drafts.base import Batch, Draft, Extras, Loss, SpeculativePair
 from models.errors import UserError
 from models.parallel.dtensor import full_params, full_tensor
 from models.target.language_model import TargetOutput
@@ -376,7 +376,8 @@ class Trainer:
     def _save_if_best(self, delivered: float) -> None:
         progress = self.state.progress
         # Tokens a round alone would favor a trained target that repeats itself: keep the last one.
-        trains_target = self.draft.target_for(self.target) is not None
+        pair = SpeculativePair(target=self.target, draft=self.draft)
+        trains_target = pair.adapted_target is not None
         if progress.best is None or delivered > progress.best or trains_target:
             progress.best, progress.best_step = delivered, progress.step
             if self.parallel.is_main:

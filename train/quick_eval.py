@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from infer.config import EvaluationConf
 from infer.engine.decode import Decoder
-from models.drafts.base import Draft
+from models.drafts.base import Draft, SpeculativePair
 from models.speculate.tree import Tree
 from models.target.target import Target
 
@@ -22,7 +22,7 @@ def build_quick_eval(
 
     def evaluate(draft: Draft) -> dict[str, float]:
         # Eager: compiling would take longer than the few rounds that are decoded here.
-        draft_target = (draft.target_for(target) or target).eager()
+        draft_target = SpeculativePair(target=target, draft=draft).verifying_target.eager()
         decoder = Decoder(
             draft_target, draft, tree, sampling=conf.sampling, slots=slots, batch=len(prompts)
         )

@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from torch import nn
 from torch.distributed.checkpoint import CheckpointException
 
-from models.drafts.base import Draft
+from models.drafts.base import Draft, SpeculativePair
 from models.errors import UserError
 from models.files import PARTIAL_SUFFIX
 from models.target.target import Target
@@ -87,7 +87,8 @@ def disk_bytes_needed(draft: Draft, target: Target | None = None, *, num_states:
     needed = 2 * parameter_bytes(draft.parameters()) + num_states * 3 * parameter_bytes(
         trained_parameters(draft)
     )
-    if target is not None and (adapted := draft.target_for(target)) is not None:
+    pair = None if target is None else SpeculativePair(target=target, draft=draft)
+    if pair is not None and (adapted := pair.adapted_target) is not None:
         model = adapted.model  # the adapters, its only trained part, are merged when written
         needed += 2 * (
             parameter_bytes(model.parameters()) - parameter_bytes(trained_parameters(model))

@@ -110,10 +110,8 @@ class EndpointAnswerBackend:
     def __init__(self, conf: AnswersConf, served: ServedModel, target: TargetConf, tokenizer: Any):
         self.conf, self.model, self.tokenizer = conf, served.model, tokenizer
         # one less because SGLang refuses a request that would fill its context
-        self.max_prompt_tokens = (
-            conf.prompt_limit(served.context, target.source.context_length()) - 1
-        )
-        self.eos_ids = target.source.eos_ids()
+        self.max_prompt_tokens = conf.prompt_limit(served.context, target.context_length()) - 1
+        self.eos_ids = target.eos_ids()
         self.end_token_id = find_end_of_turn_id(tokenizer, self.eos_ids)
         self.client = openai.AsyncOpenAI(
             base_url=conf.url,

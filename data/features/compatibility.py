@@ -41,7 +41,7 @@ def check_captured_data(
         )
     folder = Path(str(data.path))
     manifest = store_manifest.read_manifest(folder)
-    tokenizer_hash = tokenizer_fingerprint(target.source.load_tokenizer())
+    tokenizer_hash = tokenizer_fingerprint(target.load_tokenizer())
     check_manifest(
         manifest, folder, tokenizer_hash=tokenizer_hash, needs=needs,
         hidden_size=shape.hidden_size,

@@ -61,7 +61,7 @@ class DecoderSpec:
     def policy(self) -> DecodePolicy:
         rule = self.acceptance_rule or build_acceptance_rule(Verification.auto, self.sampling)
         return DecodePolicy(
-            sampling_rule=self.sampling.build(), acceptance_rule=rule, tree=self.tree, vocab_size=0
+            sampling_rule=self.sampling, acceptance_rule=rule, tree=self.tree, vocab_size=0
         )
 
     @property

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from infer.verify import AcceptanceRule, ScoredTree
 from models.drafts.base import Draft, DraftState
-from models.speculate.sampling import History, Sampler, SamplingRule, gumbel_noise, uniform_noise
+from models.speculate.sampling import History, Sampler, SamplingConf, gumbel_noise, uniform_noise
 from models.speculate.tree import Proposal, Tree, ancestor_mask, node_depths
 from models.target.cache import CacheWrite, StaticCache, prompt_mask, tree_mask
 from models.target.language_model import LanguageModel, TargetOutput
@@ -34,7 +34,7 @@ TARGET_NOISE, DRAFT_NOISE, COIN_NOISE, RESIDUAL_NOISE = range(4)
 class DecodePolicy:
     """The settings that all rounds of a decoder share."""
 
-    sampling_rule: SamplingRule
+    sampling_rule: SamplingConf
     acceptance_rule: AcceptanceRule
     tree: Tree
     vocab_size: int  # of the target
@@ -88,13 +88,13 @@ class RoundOutput:
     host_copy: Int[Tensor, "batch path_and_count"]  # `ids` and `count` in one tensor, for the host
 
 
-def derive_seed(rule: SamplingRule, use: int) -> int:
+def derive_seed(rule: SamplingConf, use: int) -> int:
     """Return the seed of one use of random numbers; TARGET_NOISE has the user's seed."""
     return rule.seed + (use << 48)
 
 
 def lookahead_noise(
-    rule: SamplingRule, lookahead: int, vocab_size: int, row_ids: Int[Tensor, " batch"],
+    rule: SamplingConf, lookahead: int, vocab_size: int, row_ids: Int[Tensor, " batch"],
     lengths: Int[Tensor, " batch"],
 ) -> Float[Tensor, "batch lookahead vocab"] | None:  # fmt: skip
     """Return the target's noise of the positions from `lengths` on; None if it is not shared."""
@@ -105,7 +105,7 @@ def lookahead_noise(
 
 
 def _keyed_noise(
-    rule: SamplingRule, use: int, vocab_size: int, row_ids: Int[Tensor, " batch"],
+    rule: SamplingConf, use: int, vocab_size: int, row_ids: Int[Tensor, " batch"],
     turn: int | Int[Tensor, " batch"], positions: Int[Tensor, "batch positions"],
 ) -> Float[Tensor, "batch positions vocab"]:  # fmt: skip
     """Return the Gumbel noise of all tokens at positions, for one use of random numbers."""
@@ -114,7 +114,7 @@ def _keyed_noise(
 
 
 def prefill(
-    target: LanguageModel, cache: StaticCache, layers: list[int], rule: SamplingRule,
+    target: LanguageModel, cache: StaticCache, layers: list[int], rule: SamplingConf,
     input_ids: Int[Tensor, "batch prompt"], lengths: Int[Tensor, " batch"],
     row_ids: Int[Tensor, " batch"],
 ) -> tuple[
@@ -142,7 +142,7 @@ def prefill(
 
 
 def open_slots(
-    rule: SamplingRule, lookahead: int, max_moves: int, garbage_slot: int,
+    rule: SamplingConf, lookahead: int, max_moves: int, garbage_slot: int,
     row_ids: Int[Tensor, " batch"], lengths: Int[Tensor, " batch"],
     scores: Float[Tensor, "batch vocab"], history: History | None,
 ) -> tuple[SlotState, SlotState, Proposal]:  # fmt: skip

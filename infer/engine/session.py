@@ -80,7 +80,7 @@ class Session:
         self.target, self.draft, self.tree = target, draft, tree
         self.batch, self.slots, self.depth = batch, slots, tree.max_path_length
         self.policy = DecodePolicy(
-            sampling_rule=sampling.build(), acceptance_rule=rule, tree=tree,
+            sampling_rule=sampling, acceptance_rule=rule, tree=tree,
             vocab_size=target.vocab_size,
         )  # fmt: skip
         # all modes of an evaluation capture the same layers, to share graphs and to cost the same

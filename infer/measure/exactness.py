@@ -18,7 +18,7 @@ from infer.engine.admission import bucket_length
 from infer.engine.decode import Decoder
 from infer.engine.rounds import TARGET_NOISE, derive_seed
 from infer.measure.records import Exactness, LogitTolerance, Mismatch, PromptResult
-from models.speculate.sampling import History, SamplingRule, gumbel_noise
+from models.speculate.sampling import History, SamplingConf, gumbel_noise
 from models.target.language_model import LanguageModel
 
 # The gap of a mismatch that no rounding explains: a finite number, because JSON has no infinity.
@@ -165,7 +165,7 @@ def _find_mismatches(
 
 
 def logit_shortfall(
-    rule: SamplingRule, logits: Float[Tensor, " vocab"], prompt: EvalPrompt, ids: list[int],
+    rule: SamplingConf, logits: Float[Tensor, " vocab"], prompt: EvalPrompt, ids: list[int],
     position: int,
 ) -> float:  # fmt: skip
     """Return by how much two logits must come closer for the rule to choose `ids[position]`.
@@ -173,7 +173,7 @@ def logit_shortfall(
     Every token with a higher score must fall below it or be dropped by top-k, top-p or min-p, and
     the token itself must not be dropped: a near-tie at such a cutoff counts like any other.
     """
-    temperature = rule.conf.temperature or 1.0  # scores are logits over the temperature
+    temperature = rule.temperature or 1.0  # scores are logits over the temperature
     token, vocab_ids = ids[position], torch.arange(len(logits))
     in_answer = torch.isin(vocab_ids, torch.tensor(ids[:position], dtype=torch.int64))
     in_text = in_answer | torch.isin(vocab_ids, torch.tensor(prompt.ids))

@@ -36,7 +36,7 @@ def resolve_prompts(
     prompts = conf.prompts or find_held_out_file(
         directories, target, FINAL_FILE, key="evaluation.prompts"
     )
-    max_new_tokens = max_answer_tokens(conf, target.source.context_length(), demo=prompts == DEMO)
+    max_new_tokens = max_answer_tokens(conf, target.context_length(), demo=prompts == DEMO)
     return replace(conf, prompts=prompts, max_new_tokens=max_new_tokens)
 
 

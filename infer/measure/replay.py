@@ -113,7 +113,7 @@ class Replay:
             f"on the draft, got {verification.value}; decode instead",
         )
         self.draft, self.texts = MixedDraft(draft), texts
-        self.rule, self.vocab_size = sampling.build(), target.vocab_size
+        self.rule, self.vocab_size = sampling, target.vocab_size
 
     @torch.no_grad()
     def accepted_lengths(self, trees: dict[str, Tree]) -> dict[str, list[Int[ndarray, " starts"]]]:

@@ -25,6 +25,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
+from models.distill.config import LossConf
 from models.distill.topk_logits import TopKLogits
 
 LOG_ZERO = -1e30  # stands for log(0), but stays finite when multiplied by weights or by 0
@@ -96,21 +97,16 @@ def target_distribution_from_topk(
 ) -> TargetDistribution:  # fmt: skip
     """Build coarse rows; a reduced vocabulary is assumed to hold all tokens of the bucket."""
     ids = top.ids.long()
-    top_token = ids[:, 0]
-    if kept_ids is None:
-        columns, supervised_id = ids, top_token if labels is None else labels
-    else:
-        draft_ids = _draft_id_lookup(kept_ids, top.vocab_size)
-        columns, supervised_id = draft_ids[ids], draft_ids[top_token if labels is None else labels]
-        columns = torch.where(columns < 0, len(kept_ids), columns)
-    is_kept = columns < (top.vocab_size if kept_ids is None else len(kept_ids))
-    top_probs = torch.where(is_kept, top.log_probs.float().exp(), 0.0)
+    kept_ids = torch.arange(top.vocab_size, device=ids.device) if kept_ids is None else kept_ids
+    draft_ids = _draft_id_lookup(kept_ids, top.vocab_size)
+    columns, supervised_id = draft_ids[ids], draft_ids[ids[:, 0] if labels is None else labels]
+    top_probs = torch.where(columns >= 0, top.log_probs.float().exp(), 0.0)
     probs = torch.cat([top_probs, top.rest.float()[:, None]], -1)
     soft = probs / probs.sum(-1, keepdim=True).clamp_min(TINY)
     return TargetDistribution(
-        probs=probs, soft=soft, log_soft=soft.clamp_min(TINY).log(), top_token=top_token,
+        probs=probs, soft=soft, log_soft=soft.clamp_min(TINY).log(), top_token=ids[:, 0],
         label=None if labels is None else supervised_id.clamp_min(0), covered=supervised_id >= 0,
-        column_ids=columns,
+        column_ids=torch.where(columns < 0, len(kept_ids), columns),
     )  # fmt: skip
 
 
@@ -218,27 +214,29 @@ class LossTerm:
         return grad
 
 
-def soft_cross_entropy(draft: DraftDistribution) -> LossTerm:
+def soft_cross_entropy(draft: DraftDistribution, _conf: LossConf) -> LossTerm:
     """Compute the cross entropy with the target's distribution."""
-    value = -(draft.target_dist.soft * draft.log_probs).sum(-1)
-    return LossTerm(value=value, slope_terms=[(-1.0, draft.target_dist.soft)], slope_sum=-1.0)
+    soft = draft.target_dist.soft
+    return LossTerm(
+        value=-(soft * draft.log_probs).sum(-1), slope_terms=[(-1.0, soft)], slope_sum=-1.0
+    )
 
 
-def forward_kl(draft: DraftDistribution) -> LossTerm:
+def forward_kl(draft: DraftDistribution, _conf: LossConf) -> LossTerm:
     """Compute KL(target || draft)."""
-    target_dist = draft.target_dist
-    value = (target_dist.soft * (target_dist.log_soft - draft.log_probs)).sum(-1)
-    return LossTerm(value=value, slope_terms=[(-1.0, target_dist.soft)], slope_sum=-1.0)
+    soft, log_soft = draft.target_dist.soft, draft.target_dist.log_soft
+    value = (soft * (log_soft - draft.log_probs)).sum(-1)
+    return LossTerm(value=value, slope_terms=[(-1.0, soft)], slope_sum=-1.0)
 
 
-def reverse_kl(draft: DraftDistribution) -> LossTerm:
+def reverse_kl(draft: DraftDistribution, _conf: LossConf) -> LossTerm:
     """Compute KL(draft || target)."""
     slope = draft.probs * (draft.log_probs - draft.target_dist.log_soft)
     value = slope.sum(-1)
     return LossTerm(value=value, slope_terms=[(1.0, slope)], slope_sum=value)
 
 
-def jensen_shannon(draft: DraftDistribution, *, beta: float) -> LossTerm:
+def jensen_shannon(draft: DraftDistribution, conf: LossConf) -> LossTerm:
     """Compute the generalized Jensen-Shannon divergence (https://arxiv.org/abs/2306.13649).
 
     It is beta KL(target || mixed) + (1 - beta) KL(draft || mixed), where mixed = beta target +
@@ -246,11 +244,9 @@ def jensen_shannon(draft: DraftDistribution, *, beta: float) -> LossTerm:
     0, divided by 1 - beta to the reverse KL at 1. At exactly 0 and 1 it is these, undivided, as in
     TRL.
     """
-    if beta == 0:
-        return forward_kl(draft)
-    if beta == 1:
-        return reverse_kl(draft)
-    target_dist = draft.target_dist
+    beta, target_dist = conf.beta, draft.target_dist
+    if beta in (0, 1):
+        return reverse_kl(draft, conf) if beta else forward_kl(draft, conf)
     log_mixed = torch.lerp(draft.probs, target_dist.soft, beta).clamp_min(TINY).log()
     slope = draft.probs * (draft.log_probs - log_mixed)
     to_draft = slope.sum(-1)
@@ -262,33 +258,33 @@ def jensen_shannon(draft: DraftDistribution, *, beta: float) -> LossTerm:
     )
 
 
-def total_variation(draft: DraftDistribution) -> LossTerm:
+def total_variation(draft: DraftDistribution, _conf: LossConf) -> LossTerm:
     """Compute 1 - alpha: the total variation distance, and the rejection probability."""
     below = draft.probs_below_target()
     return LossTerm(value=1 - draft.alpha, slope_terms=[(-1.0, below)], slope_sum=-below.sum(-1))
 
 
-def cross_entropy(draft: DraftDistribution) -> LossTerm:
+def cross_entropy(draft: DraftDistribution, _conf: LossConf) -> LossTerm:
     """Compute the cross entropy with the text's token."""
-    label = draft.target_dist.label
+    label, log_prob = draft.target_dist.label, draft.label_log_prob
     assert label is not None, "loss.name=ce: needs labels"
-    assert draft.label_log_prob is not None
+    assert log_prob is not None
     return LossTerm(
-        value=-draft.label_log_prob,
+        value=-log_prob,
         slope_terms=[],
         slope_sum=-1.0,
         label=label.expand(draft.alpha.shape),
     )
 
 
-def lk_hybrid(draft: DraftDistribution, *, eta: float) -> LossTerm:
+def lk_hybrid(draft: DraftDistribution, conf: LossConf) -> LossTerm:
     """Compute the LK hybrid loss (https://arxiv.org/abs/2602.23881).
 
     It moves from the forward KL to `tv` as the draft gets better: it is trust * KL + (1 - trust) *
-    (1 - alpha), where trust = exp(-eta * alpha) is a constant in the gradient.
+    (1 - alpha), where trust = exp(-loss.lk_eta * alpha) is a constant in the gradient.
     """
-    kl, soft, below = forward_kl(draft), draft.target_dist.soft, draft.probs_below_target()
-    trust = torch.exp(-eta * draft.alpha.detach())
+    kl, soft, below = forward_kl(draft, conf), draft.target_dist.soft, draft.probs_below_target()
+    trust = torch.exp(-conf.lk_eta * draft.alpha.detach())
     return LossTerm(
         value=trust * kl.value + (1 - trust) * (1 - draft.alpha),
         slope_terms=[(-trust, soft), (trust - 1, below)],
@@ -296,11 +292,11 @@ def lk_hybrid(draft: DraftDistribution, *, eta: float) -> LossTerm:
     )
 
 
-def topk_kl(draft: DraftDistribution, *, k: int) -> LossTerm:
+def topk_kl(draft: DraftDistribution, conf: LossConf) -> LossTerm:
     """Compute the forward KL over the target's k likeliest tokens and one bucket of all others."""
     soft = draft.target_dist.soft
     num_tokens = draft.target_dist.num_token_columns  # without the bucket of a coarse target
-    top_probs, ids = soft[..., :num_tokens].topk(min(k, num_tokens), -1)
+    top_probs, ids = soft[..., :num_tokens].topk(min(conf.top_k, num_tokens), -1)
     target_rest = soft.scatter(-1, ids, 0.0).sum(-1)
     ids = ids.expand(*draft.alpha.shape, -1)
     rest_log_probs = draft.log_probs.scatter(-1, ids, -torch.inf)

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from models.distill.losses import LossConf, Reduction
+from models.distill.config import LossConf, Reduction
 
 
 def row_weights(
@@ -24,11 +24,8 @@ def row_weights(
     The sum, which divides the loss, is that of step 0.
     """
     is_answer = answer_mask & (document_ids >= 0)
-    position_weight, is_counted = (
-        _position_weight(is_answer, document_ids, context_mask, conf),
-        shift_left(is_answer, 1),
-    )
-    weights = []
+    position_weight = _position_weight(is_answer, document_ids, context_mask, conf)
+    is_counted, weights = shift_left(is_answer, 1), []
     for i in range(steps):
         same_document = shift_left(document_ids, 2 + i, fill=-1) == document_ids
         is_counted = is_counted & shift_left(is_answer, 2 + i) & same_document
@@ -86,8 +83,7 @@ def _sum_by_group(
     group: Int[Tensor, "rows length"], x: Float[Tensor, "rows length"]
 ) -> Float[Tensor, "rows length"]:
     """Return at each position the sum of x over the positions of its row in the same group."""
-    same = group[:, :, None] == group[:, None, :]
-    return (same * x[:, None, :]).sum(-1)
+    return ((group[:, :, None] == group[:, None, :]) * x[:, None, :]).sum(-1)
 
 
 def shift_left(x: Tensor, by: int, fill: int = 0) -> Tensor:

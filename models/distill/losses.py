@@ -1,7 +1,7 @@
 """Distillation losses: the distance of a draft from its target, token by token.
 
-`models.distill.divergences` defines the losses; this file has their options, the output heads and
-the computation in chunks.
+`models.distill.divergences` defines the losses, `config` their options; this file has the output
+heads and the computation in chunks.
 
 A row whose likeliest target token (for `ce`: whose text token) is outside the draft's vocabulary is
 not `covered`: its loss is 0 (as in EAGLE-3), its weight stays in the denominator, and the metrics
@@ -13,82 +13,30 @@ than one chunk; its value and gradient equal those of `distillation_loss`, the p
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from enum import Enum
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from models.distill import divergences
+from models.distill.config import LossConf, LossName
 from models.distill.divergences import DraftDistribution, LossTerm, TargetDistribution
 from models.distill.topk_logits import TopKLogits
-from models.errors import UserError
 
 TargetHead = Float[Tensor, "vocab width"] | Callable[[Tensor], Tensor]
 Metrics = dict[str, Float[Tensor, "*steps 2"]]  # name -> (sum, count) of each step
 METRIC_NAMES = ("loss", "alpha", "hit", "covered")
 
 
-class LossName(Enum):
-    """The loss function."""
-
-    soft_ce = "soft_ce"
-    forward_kl = "forward_kl"
-    reverse_kl = "reverse_kl"
-    jsd = "jsd"
-    tv = "tv"
-    ce = "ce"
-    lk_hybrid = "lk_hybrid"
-    topk_kl = "topk_kl"
-
-
-class Reduction(Enum):
-    """The unit of equal weight: every sequence or every token."""
-
-    sequence = "sequence"
-    token = "token"
-
-
-@dataclass(kw_only=True)
-class LossConf:
-    """The loss function, its parameters, and the weights of steps and tokens."""
-
-    name: LossName = LossName.soft_ce
-    beta: float = 0.5  # of jsd: 0 is the forward KL, 1 the reverse KL
-    lk_eta: float = 3.0  # of lk_hybrid
-    top_k: int = 10  # of topk_kl
-    temperature: float = 1.0  # of both models, also in the metric alpha
-    step_decay: float = 0.8  # weight of a drafted position / weight of the one before
-    half_life: int | None = None  # answer tokens after which the weight halves; None = never
-    reduction: Reduction = Reduction.sequence
-    chunk: int = 1024  # tokens whose logits are held at a time
-
-    def __post_init__(self) -> None:
-        for key, good, rule, remedy in (
-            ("beta", 0 <= self.beta <= 1, "must be in [0, 1]", "the default is 0.5"),
-            ("lk_eta", self.lk_eta >= 0, "must not be negative", "the default is 3"),
-            ("top_k", self.top_k >= 1, "must be at least 1", "the default is 10"),
-            ("temperature", self.temperature > 0, "must be above 0", "the default is 1"),
-            ("step_decay", 0 < self.step_decay <= 1, "must be in (0, 1]", "1 weighs steps equally"),
-            (
-                "half_life", self.half_life is None or self.half_life >= 1,
-                "must be at least 1", "null weighs all tokens alike",
-            ),
-            ("chunk", self.chunk >= 1, "must be at least 1", "the default is 1024"),
-        ):  # fmt: skip
-            if not good:
-                raise UserError(f"loss.{key}: {rule}, got {getattr(self, key)}; {remedy}")
-
-
 LOSS_FUNCTIONS: dict[LossName, Callable[[DraftDistribution, LossConf], LossTerm]] = {
-    LossName.soft_ce: lambda draft, _: divergences.soft_cross_entropy(draft),
-    LossName.forward_kl: lambda draft, _: divergences.forward_kl(draft),
-    LossName.reverse_kl: lambda draft, _: divergences.reverse_kl(draft),
-    LossName.jsd: lambda draft, conf: divergences.jensen_shannon(draft, beta=conf.beta),
-    LossName.tv: lambda draft, _: divergences.total_variation(draft),
-    LossName.ce: lambda draft, _: divergences.cross_entropy(draft),
-    LossName.lk_hybrid: lambda draft, conf: divergences.lk_hybrid(draft, eta=conf.lk_eta),
-    LossName.topk_kl: lambda draft, conf: divergences.topk_kl(draft, k=conf.top_k),
+    LossName.soft_ce: divergences.soft_cross_entropy,
+    LossName.forward_kl: divergences.forward_kl,
+    LossName.reverse_kl: divergences.reverse_kl,
+    LossName.jsd: divergences.jensen_shannon,
+    LossName.tv: divergences.total_variation,
+    LossName.ce: divergences.cross_entropy,
+    LossName.lk_hybrid: divergences.lk_hybrid,
+    LossName.topk_kl: divergences.topk_kl,
 }
 
 
@@ -110,64 +58,41 @@ class TokenLosses:
         }
 
 
-def _target_distribution(
-    target_rows: Tensor | TopKLogits, labels: Tensor | None, kept_ids: Tensor | None, conf: LossConf
-) -> TargetDistribution:
-    """Build the distribution from the target's logits, or from its likeliest tokens."""
+def build_target_distribution(
+    head: TargetHead, target_rows: Tensor | TopKLogits, labels: Tensor | None,
+    kept_ids: Tensor | None, conf: LossConf,
+) -> TargetDistribution:  # fmt: skip
+    """Build the distribution by the target's head, or from its likeliest tokens."""
     labels = labels if conf.name is LossName.ce else None
     if isinstance(target_rows, TopKLogits):
         assert conf.temperature == 1, "loss.temperature: must be 1 for top-k logits"
         return divergences.target_distribution_from_topk(
             target_rows, labels=labels, kept_ids=kept_ids
         )
-    return divergences.target_distribution(
-        target_rows, labels=labels, kept_ids=kept_ids, temperature=conf.temperature
-    )
-
-
-def _evaluate_loss(
-    draft_dist: DraftDistribution, kept_ids: Tensor | None, conf: LossConf
-) -> tuple[TokenLosses, LossTerm]:
-    """Return losses and metrics, and the loss term that yields their gradient."""
-    target_dist, term = draft_dist.target_dist, LOSS_FUNCTIONS[conf.name](draft_dist, conf)
-    top_token = draft_dist.top_token if kept_ids is None else kept_ids[draft_dist.top_token]
-    covered = target_dist.covered.expand(top_token.shape)
-    losses = TokenLosses(
-        loss=term.value * covered,
-        alpha=draft_dist.alpha,
-        hit=top_token == target_dist.top_token,
-        covered=covered,
-    )
-    return losses, term
-
-
-def token_losses(
-    draft_logits: Float[Tensor, "*steps tokens draft_vocab"],
-    target_logits: Float[Tensor, "tokens vocab"] | TopKLogits,
-    *,
-    labels: Int[Tensor, " tokens"] | None,
-    kept_ids: Int[Tensor, " draft_vocab"] | None,
-    conf: LossConf,
-) -> TokenLosses:
-    """Compute the loss and the metrics of each draft row.
-
-    `kept_ids` are the target ids of the draft's vocabulary.
-    """
-    target_dist = _target_distribution(target_logits, labels, kept_ids, conf)
-    draft_dist = divergences.draft_distribution(
-        draft_logits, target_dist, temperature=conf.temperature
-    )
-    return _evaluate_loss(draft_dist, kept_ids, conf)[0]
-
-
-def _target_logits(head: TargetHead, target_rows: Tensor | TopKLogits) -> Tensor | TopKLogits:
-    """Return the target's logits, or its likeliest tokens if only these are stored."""
-    if isinstance(target_rows, TopKLogits):
-        return target_rows
     logits = (
         nn.functional.linear(target_rows, head) if isinstance(head, Tensor) else head(target_rows)
     )
-    return logits.detach()
+    return divergences.target_distribution(
+        logits.detach(), labels=labels, kept_ids=kept_ids, temperature=conf.temperature
+    )
+
+
+def evaluate_loss(
+    draft_dist: DraftDistribution, kept_ids: Tensor | None, conf: LossConf
+) -> tuple[TokenLosses, LossTerm]:
+    """Return losses and metrics of each draft row, and the loss term that yields their gradient."""
+    target_dist, term = draft_dist.target_dist, LOSS_FUNCTIONS[conf.name](draft_dist, conf)
+    top_token = draft_dist.top_token if kept_ids is None else kept_ids[draft_dist.top_token]
+    covered = target_dist.covered.expand(top_token.shape)
+    return (
+        TokenLosses(
+            loss=term.value * covered,
+            alpha=draft_dist.alpha,
+            hit=top_token == target_dist.top_token,
+            covered=covered,
+        ),
+        term,
+    )
 
 
 def _apply_heads(heads: list[Tensor], rows: Float[Tensor, "*steps tokens _"]) -> Tensor:
@@ -197,12 +122,11 @@ def distillation_loss(
     `draft_heads` [draft_vocab, draft_width]: one for all steps, or one for each of them.
     `labels`: the text's token at the position that row t of the target predicts, a target id.
     """
-    target_dist = _target_distribution(
-        _target_logits(target_head, target_rows), labels, kept_ids, conf
+    target_dist = build_target_distribution(target_head, target_rows, labels, kept_ids, conf)
+    draft_dist = divergences.draft_distribution(
+        _apply_heads(draft_heads, draft_hidden), target_dist, temperature=conf.temperature
     )
-    logits = _apply_heads(draft_heads, draft_hidden)
-    draft_dist = divergences.draft_distribution(logits, target_dist, temperature=conf.temperature)
-    losses, _ = _evaluate_loss(draft_dist, kept_ids, conf)
+    losses, _ = evaluate_loss(draft_dist, kept_ids, conf)
     with torch.no_grad():
         metrics = losses.metric_sums(weight != 0)
     return (losses.loss * weight).sum(), metrics
@@ -231,9 +155,8 @@ def chunked_distillation_loss(
         target_rows = _map_rows(target_rows, lambda t: t[counted])
         weight = weight.index_select(-1, counted)
         labels = None if labels is None else labels[counted]
-    steps = draft_hidden.shape[:-2].numel()
     # `conf.chunk` counts draft rows of all steps; a chunk has this many rows of the target.
-    chunk_rows = max(1, conf.chunk // steps)
+    chunk_rows = max(1, conf.chunk // draft_hidden.shape[:-2].numel())
     total = weight.new_zeros(())
     head_grads = [
         torch.zeros_like(head, dtype=torch.float32) if head.requires_grad else None
@@ -243,10 +166,11 @@ def chunked_distillation_loss(
     hidden_grads: list[Tensor] = []
 
     with torch.no_grad():
-        chunks = _split_chunks(draft_hidden.detach(), target_rows, weight, labels, rows=chunk_rows)
-        for hidden, target_chunk, chunk_weight, chunk_labels in chunks:
-            target_dist = _target_distribution(
-                _target_logits(target_head, target_chunk), chunk_labels, kept_ids, conf
+        for hidden, target_chunk, chunk_weight, chunk_labels in _split_chunks(
+            draft_hidden.detach(), target_rows, weight, labels, rows=chunk_rows
+        ):
+            target_dist = build_target_distribution(
+                target_head, target_chunk, chunk_labels, kept_ids, conf
             )
             losses, grad = _loss_and_grad(
                 _apply_heads(draft_heads, hidden), target_dist, chunk_weight, kept_ids, conf
@@ -300,7 +224,7 @@ def _loss_and_grad(
 ) -> tuple[TokenLosses, Tensor]:
     """Return the losses of a chunk, and the gradient of the logits of their weighted sum."""
     draft_dist = divergences.draft_distribution(logits, target_dist, temperature=conf.temperature)
-    losses, term = _evaluate_loss(draft_dist, kept_ids, conf)
+    losses, term = evaluate_loss(draft_dist, kept_ids, conf)
     return losses, term.gradient(draft_dist, weight * losses.covered / conf.temperature)
 
 

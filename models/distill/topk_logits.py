@@ -26,8 +26,10 @@ class TopKLogits:
 
     def map_tensors(self, change: Callable[[Tensor], Tensor]) -> "TopKLogits":
         """Apply `change` to every tensor."""
-        ids, log_probs, rest = map(change, (self.ids, self.log_probs, self.rest))
-        return TopKLogits(ids=ids, log_probs=log_probs, rest=rest, vocab_size=self.vocab_size)
+        return TopKLogits(
+            ids=change(self.ids), log_probs=change(self.log_probs), rest=change(self.rest),
+            vocab_size=self.vocab_size,
+        )  # fmt: skip
 
     def split(self, rows: int) -> Iterator["TopKLogits"]:
         """Yield parts of `rows` positions."""

@@ -31,7 +31,7 @@ def load_draft(directory: Path, target: Target) -> tuple[DraftConf, Draft]:
     if matching := [conf for conf in METHODS.values() if conf.matches_config(config)]:
         return matching[-1].load(directory, target)  # the last match is the most specific
     known = ", ".join(conf.architecture for conf in METHODS.values())
-    architectures = config.get("architectures", [])
     raise UserError(
-        f"checkpoint: architecture must be one of {known}, got {architectures} in {directory}"
+        f"checkpoint: architecture must be one of {known}, "
+        f"got {config.get('architectures', [])} in {directory}"
     )

@@ -1,5 +1,6 @@
 """The interface of a drafting method: everything that the loops in train/ and infer/ rely on."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -9,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from models import checkpoint
 from models.distill.losses import LossConf
 from models.speculate.sampling import Sampler
 from models.speculate.tree import Proposal, Tree
@@ -32,8 +34,7 @@ class Batch:
 
     def to(self, device: torch.device) -> "Batch":
         """Return a copy whose tensors are on `device`."""
-        tensors = {name: x.to(device) for name, x in vars(self).items() if x is not None}
-        return Batch(**tensors)
+        return Batch(**{name: x.to(device) for name, x in vars(self).items() if x is not None})
 
     def attention_mask(self) -> Bool[Tensor, "rows 1 length length"]:
         """Return a causal mask within documents.
@@ -69,12 +70,20 @@ class Needs:
 
 
 class Draft(nn.Module):
-    """A drafting method: its training (`loss`) and its decoding (`start`, `propose`, `advance`)."""
+    """A drafting method: its training (`loss`) and its decoding (`start`, `propose`, `advance`).
 
-    method: ClassVar[str]
+    `loss` configures the training, which a loaded checkpoint does not need. `seed` is that of the
+    initial weights, or None if a checkpoint does not record it.
+    """
+
+    method: str
     needs: Needs
     max_depth: int  # depth of the deepest proposal it can make
     trained_depth: int  # depth that it was trained for
+
+    def __init__(self, *, loss: LossConf | None = None, seed: int | None = None):
+        super().__init__()
+        self.loss_conf, self.seed = loss or LossConf(), seed
 
     @property
     def kept_ids(self) -> Int[Tensor, " draft_vocab"] | None:
@@ -152,7 +161,11 @@ class Draft(nn.Module):
         raise NotImplementedError
 
     def propose(self, state: DraftState, *, tree: Tree, sampler: Sampler) -> Proposal:
-        """Propose a token tree below the last known token; leave the state unchanged."""
+        """Propose a token tree below the last known token; leave the state unchanged.
+
+        Slots of a cache behind the known tokens are no part of the state but scratch, which a
+        proposal overwrites, because shapes and addresses of the cache are fixed.
+        """
         raise NotImplementedError
 
     def advance(
@@ -168,6 +181,23 @@ class Draft(nn.Module):
     def save(self, directory: Path, target: Target) -> None:
         """Write a checkpoint in the layout that serving engines load."""
         raise NotImplementedError
+
+    def write_checkpoint(
+        self, directory: Path, target: Target, tensors: Mapping[str, Tensor], *,
+        config: dict[str, Any], metadata: dict[str, str] | None = None,
+        write_extra_files: Callable[[Path], None] | None = None,
+    ) -> None:  # fmt: skip
+        """Write tensors in the target's dtype, with config.json, hashes of the target and seed."""
+        dtype = target.head.weight.dtype
+        checkpoint.save_checkpoint(
+            directory,
+            {name: t.to(dtype) if t.is_floating_point() else t for name, t in tensors.items()},
+            config=config | {"dtype": str(dtype).removeprefix("torch.")},
+            metadata=checkpoint.build_metadata(target)
+            | {"seed": str(self.seed)}
+            | (metadata or {}),
+            write_extra_files=write_extra_files,
+        )
 
     def target_for(self, target: Target) -> Target | None:  # noqa: ARG002
         """Return the adapted target that verifies this draft, or None if `target` itself does."""
@@ -221,3 +251,42 @@ class DraftConf:
     def rebuild_untrained(self, draft: Draft, target: Target) -> Draft | str:
         """Return the draft as it was before distillation, or why it cannot be rebuilt."""
         raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeculativePair:
+    """A target and its draft."""
+
+    target: Target
+    draft: Draft
+
+    @property
+    def adapted_target(self) -> Target | None:
+        """Return the target that the draft's method has adapted, or None if it adapts none."""
+        return self.draft.target_for(self.target)
+
+    @property
+    def verifying_target(self) -> Target:
+        """Return the target that verifies the draft: the adapted one if there is one."""
+        return self.adapted_target or self.target
+
+
+def read_origin(directory: Path, target: Target) -> tuple[dict[str, str], int | None]:
+    """Return the metadata and the seed of a checkpoint; raise UserError for another target."""
+    metadata = checkpoint.read_metadata(directory)
+    checkpoint.check_metadata(
+        metadata,
+        target_hash=target.fingerprint,
+        tokenizer_hash=target.tokenizer_fingerprint,
+    )
+    return metadata, int(metadata["seed"]) if "seed" in metadata else None
+
+
+def store_last_hidden(
+    state: DraftState, hidden: Float[Tensor, "batch path width"], count: Int[Tensor, " batch"]
+) -> DraftState:
+    """Store the hidden state at the last of `count` positions; rows of count 0 keep theirs."""
+    last = (count - 1).clamp_min(0)[:, None, None].expand(-1, 1, hidden.shape[-1])
+    return state | {
+        "hidden": torch.where((count > 0)[:, None], hidden.gather(1, last)[:, 0], state["hidden"])
+    }

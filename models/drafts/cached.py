@@ -8,14 +8,17 @@ behind the known tokens and last for one round: the next `advance` overwrites th
 Axes: B rows, T tokens, W tree nodes expanded at once, H hidden, S slots.
 """
 
+from typing import Any
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from models.drafts.base import Draft, DraftState
+from models.drafts.base import Draft, DraftState, store_last_hidden
+from models.layers import attend
 from models.speculate.sampling import Sampler
 from models.speculate.tree import Proposal, Tree, grow
-from models.target.cache import tree_mask
+from models.target.cache import prompt_mask, slot_index, tree_mask
 from models.target.language_model import TargetOutput
 
 
@@ -39,11 +42,11 @@ class CachedDraft(Draft):
 
     def num_slots(self, state: DraftState) -> int:
         """Return the slots of the cache, the garbage slot included."""
-        raise NotImplementedError
+        return state["keys"].shape[2]
 
     def target_features(self, target_output: TargetOutput) -> Float[Tensor, "b t h"]:
-        """Return the target's features that a pass over emitted tokens reads."""
-        raise NotImplementedError
+        """Return what a pass over emitted tokens reads: by default the final hidden states."""
+        return target_output.hidden
 
     def logits(self, hidden: Float[Tensor, "b t h"]) -> Float[Tensor, "b t draft_vocab"]:
         """Return the raw logits of the layer's outputs."""
@@ -61,10 +64,13 @@ class CachedDraft(Draft):
         lengths = state["lengths"]
         new = torch.arange(input_ids.shape[1], device=input_ids.device)
         causal = (new <= new[:, None]).expand(len(input_ids), -1, -1)
-        positions = lengths[:, None] + new
-        mask = tree_mask(lengths, causal, self.num_slots(state))
         return self.extend_state(
-            state, input_ids, target_output, positions=positions, mask=mask, count=count
+            state,
+            input_ids,
+            target_output,
+            positions=lengths[:, None] + new,
+            mask=tree_mask(lengths, causal, self.num_slots(state)),
+            count=count,
         )
 
     def extend_state(
@@ -81,22 +87,33 @@ class CachedDraft(Draft):
 
         Later passes overwrite the rest.
         """
-        # A row that has ended may be at the last slots: positions beyond them go to garbage.
-        slots = positions.clamp_max(mask.shape[-1] - 1)
         hidden = self.forward_step(
             state,
             tokens,
             self.target_features(target_output),
             positions=positions,
-            slots=slots,
+            # A row that has ended may be at the last slots: positions beyond them go to garbage.
+            slots=positions.clamp_max(mask.shape[-1] - 1),
             mask=mask,
         )
-        last = (count - 1).clamp_min(0)[:, None, None].expand(-1, 1, hidden.shape[-1])
-        has_tokens = (count > 0)[:, None]  # other rows keep their last output
-        return state | {
-            "lengths": state["lengths"] + count,
-            "hidden": torch.where(has_tokens, hidden.gather(1, last)[:, 0], state["hidden"]),
-        }
+        return store_last_hidden(state | {"lengths": state["lengths"] + count}, hidden, count)
+
+    def start_cache(
+        self,
+        state: DraftState,
+        tokens: Int[Tensor, "b t"],
+        target_output: TargetOutput,
+        count: Int[Tensor, " b"],
+    ) -> DraftState:
+        """Run a pass over the first tokens of each row, and keep the first `count`."""
+        return self.extend_state(
+            state | {"lengths": torch.zeros_like(count)},
+            tokens,
+            target_output,
+            positions=torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens),
+            mask=prompt_mask(count, tokens.shape[1], self.num_slots(state)),
+            count=count,
+        )
 
     def propose(self, state: DraftState, *, tree: Tree, sampler: Sampler) -> Proposal:
         """Grow a tree; its expanded nodes use the slots behind the known tokens."""
@@ -125,3 +142,25 @@ class CachedDraft(Draft):
             tree, sampler, self.logits(hidden)[:, 0], expand,
             kept_ids=self.kept_ids, vocab_size=self.target_vocab,
         )  # fmt: skip
+
+
+def new_layer_state(config: Any, weight: Tensor, batch: int, slots: int) -> DraftState:
+    """Return the empty cache of one Llama layer, with the dtype and device of `weight`."""
+    # the last slot is the garbage slot
+    shape = (batch, config.num_key_value_heads, slots + 1, config.head_dim)
+    return {
+        "keys": weight.new_zeros(shape),
+        "values": weight.new_zeros(shape),
+        "lengths": weight.new_zeros(batch, dtype=torch.int64),
+        "hidden": weight.new_zeros(batch, config.hidden_size),
+    }
+
+
+def attend_cached(
+    state: DraftState, query: Float[Tensor, "b h t d"], key: Float[Tensor, "b kv t d"],
+    value: Float[Tensor, "b kv t d"], *, slots: Int[Tensor, "b t"], mask: Bool[Tensor, "b 1 t s"],
+) -> Float[Tensor, "b h t d"]:  # fmt: skip
+    """Write keys and values at `slots` of the cache, and attend to it through `mask`."""
+    index = slot_index(state["keys"], slots)
+    state["keys"][index], state["values"][index] = key, value
+    return attend(query, state["keys"], state["values"], mask)

@@ -22,20 +22,21 @@ import torch
 from jaxtyping import Bool, Float, Int
 from safetensors import SafetensorError
 from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from models import checkpoint
 from models.distill.loss_weights import shift_left, token_weights
 from models.distill.losses import LossConf, chunked_distillation_loss
-from models.drafts.base import Batch, Draft, DraftConf, DraftState, Loss, Needs
+from models.drafts.base import Batch, Draft, DraftConf, DraftState, Loss, Needs, read_origin
 from models.drafts.cached import CachedDraft
-from models.errors import UserError
+from models.errors import UserError, require
 from models.lora import LoraConf, merge_adapters
 from models.parallel.dtensor import full_tensor
 from models.target import architectures
-from models.target.cache import CacheWrite, prompt_mask
+from models.target.cache import CacheWrite
 from models.target.language_model import LanguageModel, ModelSource, TargetOutput
 from models.target.target import Target
+from models.validation import at_least, check_values
 
 # Fields that a checkpoint records, so that the draft before distillation can be rebuilt.
 INITIAL_CONF_KEYS = ("start", "name", "path", "revision", "layers", "max_depth")
@@ -50,43 +51,34 @@ class InitFrom(Enum):
 
 
 @dataclass(kw_only=True)
-class CausalLMConf(DraftConf):
-    """The model, its initial weights, and the part of it that is trained."""
+class CausalLMConf(ModelSource, DraftConf):
+    """The model, its initial weights, and the part of it that is trained.
+
+    Name, path and revision are those of a pretrained model, for `start=checkpoint`.
+    """
 
     method: ClassVar[str] = "causal_lm"
     architecture: ClassVar[str] = "a Hugging Face causal LM"
     is_language_model: ClassVar[bool] = True
+    config_key: ClassVar[str] = "draft"
 
     start: InitFrom = InitFrom.checkpoint
-    name: str = ""  # hub name of the pretrained model
-    path: str | None = None  # of a local copy
-    revision: str | None = None
-    trust_remote_code: bool = False
     layers: list[int] | None = None  # of the target, if pruned or random; None = every fourth
     lora: LoraConf = field(default_factory=LoraConf)
     max_depth: int = 16  # tokens of the deepest proposal
 
     def __post_init__(self) -> None:
-        if self.start is InitFrom.checkpoint and not (self.name or self.path):
-            raise UserError(
-                "draft.name: must be set for draft.start=checkpoint, got nothing; "
-                "give a hub name, or a local copy by draft.path=DIR"
-            )
-        if self.start is InitFrom.random and self.lora.rank:
-            raise UserError(
-                f"draft.lora.rank: must be 0 for draft.start=random, got {self.lora.rank}; "
-                "random weights must all be trained"
-            )
-        if self.max_depth < 1:
-            raise UserError(f"draft.max_depth: must be at least 1, got {self.max_depth}")
-
-    @property
-    def source(self) -> ModelSource:
-        """Return the location of the pretrained model."""
-        return ModelSource(
-            config_key="draft", name=self.name, path=self.path, revision=self.revision,
-            trust_remote_code=self.trust_remote_code,
-        )  # fmt: skip
+        require(
+            self.start is not InitFrom.checkpoint or bool(self.name or self.path),
+            "draft.name: must be set for draft.start=checkpoint, got nothing; "
+            "give a hub name, or a local copy by draft.path=DIR",
+        )
+        require(
+            self.start is not InitFrom.random or not self.lora.rank,
+            f"draft.lora.rank: must be 0 for draft.start=random, got {self.lora.rank}; "
+            "random weights must all be trained",
+        )
+        check_values(self, "draft", max_depth=at_least(1))
 
     @property
     def needs_context(self) -> bool:
@@ -96,7 +88,7 @@ class CausalLMConf(DraftConf):
     def check(self) -> None:
         """Check that the pretrained model can be read; raise UserError otherwise."""
         if self.start is InitFrom.checkpoint:
-            self.source.read_config()
+            self.read_config()
 
     def build(self, target: Target, *, loss: LossConf, seed: int) -> "CausalLMDraft":
         """Build the draft before distillation, in fp32; raise UserError for another tokenizer."""
@@ -105,16 +97,15 @@ class CausalLMConf(DraftConf):
             model = self._build_model(target).float()
             if self.lora.rank:
                 self.lora.add_adapters(model)
-        draft = CausalLMDraft(self, model, target)
-        draft.loss_conf, draft.seed = loss, seed
+        draft = CausalLMDraft(self, model, target, loss=loss, seed=seed)
         return draft.to(target.head.weight.device)
 
     def _build_model(self, target: Target) -> Any:
         if self.start is InitFrom.checkpoint:
-            check_same_tokenizer(target, self.source)
+            check_same_tokenizer(target, self)
             if target.head.weight.is_meta:  # planning needs shapes only
-                return self.source.build_planning_model(torch.float32)
-            return self.source.load_model(torch.float32)
+                return self.build_planning_model(torch.float32)
+            return self.load_model(torch.float32)
         default = list(range(0, target.num_layers, 4))
         layers = self.layers or default
         target.check_layers(layers, default=default)
@@ -123,29 +114,25 @@ class CausalLMConf(DraftConf):
     @classmethod
     def matches_config(cls, config: dict[str, Any]) -> bool:
         """Return whether the checkpoint is a causal LM of transformers."""
-        known = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
-        return bool(known.intersection(config.get("architectures") or []))
+        architectures = config.get("architectures") or []
+        return any(name in architectures for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
 
     @classmethod
     def load(cls, directory: Path, target: Target) -> tuple["CausalLMConf", "CausalLMDraft"]:
         """Load a checkpoint; raise UserError for another target, tokenizer or layout."""
-        metadata = checkpoint.read_metadata(directory)
-        checkpoint.check_metadata(
-            metadata,
-            target_hash=target.fingerprint,
-            tokenizer_hash=target.tokenizer_fingerprint,
-        )
-        loaded_conf = cls(path=str(directory))
-        loaded_conf.source.read_config()
-        check_same_tokenizer(target, loaded_conf.source)
-        conf = initial_conf(json.loads(metadata["start"])) if "start" in metadata else loaded_conf
-        draft = CausalLMDraft(conf, load_full_model(directory, target.device.dtype), target)
-        draft.seed = int(metadata["seed"]) if "seed" in metadata else None
+        metadata, seed = read_origin(directory, target)
+        conf = cls(path=str(directory))
+        conf.check()
+        check_same_tokenizer(target, conf)
+        if "start" in metadata:
+            fields = json.loads(metadata["start"])
+            conf = cls(**fields | {"start": InitFrom(fields["start"])})
+        model = load_full_model(directory, target.device.dtype)
+        draft = CausalLMDraft(conf, model, target, seed=seed)
         return conf, draft.to(target.head.weight.device)
 
     def rebuild_untrained(self, draft: Draft, target: Target) -> Draft | str:
         """Rebuild the draft from its origin and seed, or return why that is impossible."""
-        assert isinstance(draft, CausalLMDraft)
         if draft.seed is None:
             return "the checkpoint does not record what it was started from"
         try:
@@ -158,12 +145,12 @@ class CausalLMConf(DraftConf):
 class CausalLMDraft(CachedDraft):
     """A causal LM with a cache; it reads no features of the target."""
 
-    method = "causal_lm"
-
-    def __init__(self, conf: CausalLMConf, model: Any, target: LanguageModel):
-        super().__init__()
-        self.conf, self.loss_conf = conf, LossConf()
-        self.seed: int | None = None
+    def __init__(
+        self, conf: CausalLMConf, model: Any, target: LanguageModel, *,
+        loss: LossConf | None = None, seed: int | None = None,
+    ):  # fmt: skip
+        super().__init__(loss=loss, seed=seed)
+        self.conf, self.method = conf, conf.method
         self.needs = Needs(layers=[], hidden=False, context=False)
         self.max_depth = self.trained_depth = conf.max_depth
         self.model = model
@@ -230,9 +217,6 @@ class CausalLMDraft(CachedDraft):
     def num_slots(self, state: DraftState) -> int:
         return state["cache"].garbage_slot + 1
 
-    def target_features(self, target_output: TargetOutput) -> Float[Tensor, "b t h"]:
-        return target_output.hidden  # `forward_step` ignores it
-
     def start(
         self, state: DraftState, input_ids: Int[Tensor, "b prompt"], *,
         lengths: Int[Tensor, " b"], first_token: Int[Tensor, " b"], target_output: TargetOutput,
@@ -240,12 +224,7 @@ class CausalLMDraft(CachedDraft):
         """Run a pass over the prompts and their first new tokens."""
         tokens = torch.cat([input_ids, torch.zeros_like(input_ids[:, :1])], 1)
         tokens = tokens.scatter(1, lengths[:, None], first_token[:, None])
-        positions = torch.arange(tokens.shape[1], device=input_ids.device).expand_as(tokens)
-        mask = prompt_mask(lengths, tokens.shape[1], self.num_slots(state))
-        empty_state = state | {"lengths": torch.zeros_like(lengths)}
-        return self.extend_state(
-            empty_state, tokens, target_output, positions=positions, mask=mask, count=lengths + 1
-        )
+        return self.start_cache(state, tokens, target_output, lengths + 1)
 
     def forward_step(
         self, state: DraftState, tokens: Int[Tensor, "b t"], hidden: Tensor, *,  # noqa: ARG002
@@ -268,38 +247,26 @@ class CausalLMDraft(CachedDraft):
 
     def save(self, directory: Path, target: Target) -> None:
         """Write a Hugging Face directory with merged adapters and the target's tokenizer."""
-        dtype = target.head.weight.dtype
-        tensors = {name: tensor.to(dtype) for name, tensor in merge_adapters(self.model).items()}
+        tensors = merge_adapters(self.model)
         if self.model.config.tie_word_embeddings:
             tensors.pop("lm_head.weight", None)
-        config = self.model.config.to_dict() | {
-            "architectures": [type(self.model).__name__],
-            "dtype": str(dtype).removeprefix("torch."),
-        }
         start = {key: getattr(self.conf, key) for key in INITIAL_CONF_KEYS} | {
             "start": self.conf.start.name
         }
-        start_metadata = {"seed": str(self.seed), "start": json.dumps(start)}
-        metadata = checkpoint.build_metadata(target) | start_metadata
 
         def write_extra_files(folder: Path) -> None:
             self.model.generation_config.save_pretrained(folder)
             if target.tokenizer is not None:
                 target.tokenizer.save_pretrained(folder)
 
-        checkpoint.save_checkpoint(
+        self.write_checkpoint(
             directory,
+            target,
             tensors,
-            config=config,
-            metadata=metadata,
+            config=self.model.config.to_dict() | {"architectures": [type(self.model).__name__]},
+            metadata={"start": json.dumps(start)},
             write_extra_files=write_extra_files,
         )
-
-
-def initial_conf(start: dict[str, Any]) -> CausalLMConf:
-    """Build the configuration of the start that a checkpoint records."""
-    fields: dict[str, Any] = start | {"start": InitFrom(start["start"])}
-    return CausalLMConf(**fields)
 
 
 def prune_layers(target: Target, layers: list[int], *, copy_weights: bool) -> Any:
@@ -315,24 +282,21 @@ def prune_layers(target: Target, layers: list[int], *, copy_weights: bool) -> An
     model.generation_config = copy.deepcopy(target.model.generation_config)
     if not copy_weights:
         return model
-    modules = target.model.named_modules()
-    prefix = next(name for name, module in modules if module is target.decoder.layers)
-    new_index = {str(old): str(new) for new, old in enumerate(layers)}
-    layer_name = re.compile(rf"{re.escape(prefix)}\.(\d+)\.(.*)")
-    tensors = {}
-    for name, tensor in target.model.state_dict().items():
-        if not (match := layer_name.fullmatch(name)):
-            tensors[name] = full_tensor(tensor)
-        elif match[1] in new_index:
-            tensors[f"{prefix}.{new_index[match[1]]}.{match[2]}"] = full_tensor(tensor)
-    model.load_state_dict(tensors)
+    prefix = next(
+        name for name, module in target.model.named_modules() if module is target.decoder.layers
+    )
+    layer_index = re.compile(rf"(?<=^{re.escape(prefix)}\.)\d+")
+    target_weights = target.model.state_dict()
+    weights = {}
+    for name in model.state_dict():
+        target_name = layer_index.sub(lambda match: str(layers[int(match[0])]), name)
+        weights[name] = full_tensor(target_weights[target_name])
+    model.load_state_dict(weights)
     return model
 
 
 def load_full_model(directory: Path, dtype: torch.dtype) -> Any:
     """Load a saved model; raise UserError if a tensor is missing, unknown or unreadable."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     try:
         attention = architectures.choose_attention(AutoConfig.from_pretrained(directory))
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -357,9 +321,9 @@ def check_same_tokenizer(target: Target, source: ModelSource) -> None:
     """Raise UserError with the first token that differs: ids must mean the same to both models."""
     if target.tokenizer is None:
         return
-    tokenizers = (target.tokenizer, source.load_tokenizer())
     target_tokens, draft_tokens = (
-        {i: token for token, i in tokenizer.get_vocab().items()} for tokenizer in tokenizers
+        {i: token for token, i in tokenizer.get_vocab().items()}
+        for tokenizer in (target.tokenizer, source.load_tokenizer())
     )
     rule = f"draft.{'path' if source.path else 'name'}: must have the target's tokenizer"
     remedy = "choose a draft of the target's family"
@@ -369,9 +333,8 @@ def check_same_tokenizer(target: Target, source: ModelSource) -> None:
                 f"{rule}, got {source.location!r}, where token {i} is {draft_tokens.get(i)!r} "
                 f"instead of {target_tokens.get(i)!r}; {remedy}"
             )
-    num_embeddings = source.read_config().get_text_config().vocab_size
-    if num_embeddings <= max(target_tokens):
-        raise UserError(
-            f"{rule}, got {source.location!r}, whose embeddings end before token "
-            f"{max(target_tokens)}; {remedy}"
-        )
+    require(
+        source.read_config().get_text_config().vocab_size > max(target_tokens),
+        f"{rule}, got {source.location!r}, whose embeddings end before token "
+        f"{max(target_tokens)}; {remedy}",
+    )

@@ -12,19 +12,18 @@ Axes: B rows, T tokens, H hidden.
 
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from models.distill.losses import LossConf
-from models.drafts.base import Batch, Draft, Loss, Needs
+from models.drafts.base import Batch, Loss, Needs
+from models.drafts.feature import FeatureDraft
 from models.drafts.one_layer import OneLayerConf, OneLayerDraft
-from models.errors import UserError
+from models.errors import require
 from models.layers import Eagle3Layer, RMSNorm, init_normal
 from models.parallel.dtensor import full_tensor
 from models.speculate import draft_vocab
@@ -32,118 +31,32 @@ from models.target.language_model import TargetOutput
 from models.target.target import Target
 
 
-@dataclass(kw_only=True)
-class Eagle3Conf(OneLayerConf):
-    """The options of EAGLE-3; everything else follows from the target."""
-
-    method: ClassVar[str] = "eagle3"
-    architecture: ClassVar[str] = "Eagle3LlamaForCausalLM"
-
-    layers: list[int] | None = None  # captured layers; None = those of `default_layers`
-    vocab_size: int | None = None  # of a reduced draft vocabulary; None = the target's
-    train_embeddings: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.layers is not None and any(b <= a for a, b in pairwise(self.layers)):
-            raise UserError(
-                f"draft.layers: must be strictly increasing, got {self.layers}; "
-                "null takes low, middle and high"
-            )
-
-    def build(self, target: Target, *, loss: LossConf, seed: int) -> "Eagle3Draft":
-        """Build a new draft: a random layer, and the target's embeddings and head rows."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            draft = Eagle3Draft(self.engine_config(target), target)
-        draft.loss_conf, draft.seed = loss, seed
-        draft.embed_tokens.requires_grad_(self.train_embeddings)
-        draft.copy_target_weights(target, torch.arange(draft.config.draft_vocab_size))
-        return draft.to(target.head.weight.device)
-
-    def engine_config(self, target: Target) -> LlamaConfig:
-        """Build the config that engines read: a flat Llama config with EAGLE-3's keys."""
-        layers = self.layers or default_layers(target)
-        target.check_layers(layers, default=default_layers(target))
-        return self.build_layer_config(
-            target,
-            draft_vocab_size=min(self.vocab_size or target.vocab_size, target.vocab_size),
-            eagle_aux_hidden_state_layer_ids=layers,
-            num_aux_hidden_states=len(layers),
-            eagle_config={
-                "eagle_aux_hidden_state_layer_ids": layers,
-                "use_aux_hidden_state": True,
-            },
-            norm_before_residual=False,
-        )
-
-    @classmethod
-    def load(cls, directory: Path, target: Target) -> tuple["Eagle3Conf", "Eagle3Draft"]:
-        """Load a checkpoint; raise UserError for another target, tokenizer or layout."""
-        config = cls.read_layer_config(
-            directory,
-            draft_vocab_size=target.vocab_size,
-            eagle_aux_hidden_state_layer_ids=default_layers(target),
-        )
-        draft = Eagle3Draft(config, target)
-        draft.restore(directory, target)
-        kept_ids = draft_vocab.kept_ids_from_offsets(draft.d2t.cpu())
-        draft.t2d.copy_(draft_vocab.membership_mask(kept_ids, config.vocab_size))
-        draft.embed_tokens.requires_grad_(False)
-        conf = cls(
-            **cls.fields_from_draft(draft),
-            layers=draft.needs.layers,
-            vocab_size=draft.config.draft_vocab_size,
-        )
-        return conf, draft
-
-    def rebuild_untrained(self, draft: Draft, target: Target) -> Draft | str:
-        """Rebuild the draft from its seed and vocabulary, or return why that is impossible."""
-        untrained = super().rebuild_untrained(draft, target)
-        assert isinstance(draft, Eagle3Draft)
-        if isinstance(untrained, Eagle3Draft) and draft.kept_ids is not None:
-            untrained.copy_target_weights(target, draft.kept_ids)
-        return untrained
-
-
-def default_layers(target: Target) -> list[int]:
-    """Return a low, a middle and a high layer: those that engines assume, where they exist.
-
-    Engines assume [2, n // 2, n - 3], which are distinct and in order from 7 layers up. For smaller
-    targets other layers are taken, and the checkpoint names them.
-    """
-    num_layers = target.num_layers
-    return (
-        [2, num_layers // 2, num_layers - 3]
-        if num_layers >= 7
-        else sorted({(num_layers - 1) // 3, num_layers // 2, num_layers - 1})
-    )
-
-
 class Eagle3Draft(OneLayerDraft):
     """A decoder layer with its embeddings, its head and its draft vocabulary."""
-
-    method = "eagle3"
 
     d2t: Int[Tensor, " draft_vocab"]  # target id minus draft id
     t2d: Bool[Tensor, " vocab"]  # whether a target id has a draft id
 
-    def __init__(self, config: LlamaConfig, target: Target):
-        super().__init__(config, target)
+    def __init__(
+        self, conf: "Eagle3Conf", config: LlamaConfig, target: Target, *,
+        loss: LossConf | None = None, seed: int | None = None,
+    ):  # fmt: skip
+        super().__init__(conf, config, target, loss=loss, seed=seed)
         layers = list(self.config.eagle_aux_hidden_state_layer_ids)
         self.needs = Needs(layers=layers, hidden=False, context=True)
-        self.trained_depth = self.config.training_unroll
-        self.max_depth = self.config.training_max_depth
         size, draft_vocab_size = self.config.hidden_size, self.config.draft_vocab_size
-        self.embed_tokens = nn.Embedding(self.config.vocab_size, size)
-        self.fc = nn.Linear(len(self.needs.layers) * size, size, bias=False)
+        self.embed_tokens.requires_grad_(conf.train_embeddings)
+        self.fc = nn.Linear(len(layers) * size, size, bias=False)
         self.midlayer = Eagle3Layer(config)
         self.norm = RMSNorm(size, self.config.rms_norm_eps)
         self.lm_head = nn.Linear(size, draft_vocab_size, bias=False)
-        self.rotary = LlamaRotaryEmbedding(config)
         self.register_buffer("d2t", torch.zeros(draft_vocab_size, dtype=torch.int64))
         self.register_buffer("t2d", torch.ones(self.config.vocab_size, dtype=torch.bool))
         init_normal(self.fc, self.midlayer)
+
+    @property
+    def layer(self) -> Eagle3Layer:
+        return self.midlayer
 
     # --- before training --------------------------------------------------------------------
 
@@ -156,10 +69,14 @@ class Eagle3Draft(OneLayerDraft):
         return {"coverage": draft_vocab.token_coverage(counts, kept_ids)}
 
     @torch.no_grad()
-    def copy_target_weights(self, target: Target, kept_ids: Int[Tensor, " draft_vocab"]) -> None:
-        """Copy the target's embeddings and the head rows of the kept token ids."""
+    def copy_target_weights(
+        self, target: Target, kept_ids: Int[Tensor, " draft_vocab"] | None = None
+    ) -> None:
+        """Copy the target's embeddings and the head rows of the kept ids, by default the first."""
         if target.head.weight.is_meta:
             return  # a meta tensor has a shape but no values
+        if kept_ids is None:
+            kept_ids = torch.arange(self.config.draft_vocab_size)
         kept_ids = kept_ids.cpu()  # on the host, as a one-time operation is not worth a graph
         self.embed_tokens.weight.copy_(full_tensor(target.model.get_input_embeddings().weight))
         self.lm_head.weight.copy_(full_tensor(target.head.weight).cpu()[kept_ids])
@@ -186,11 +103,6 @@ class Eagle3Draft(OneLayerDraft):
         """Return the feature as residual stream; attention reads it beside the embedding."""
         return hidden, *self.midlayer.project_pair(embedded, hidden, rope)
 
-    def finish_layer(
-        self, stream: Float[Tensor, "b t h"], attended: Float[Tensor, "b heads t d"]
-    ) -> Float[Tensor, "b t h"]:
-        return self.midlayer.finish(stream, attended)
-
     def logits(self, hidden: Float[Tensor, "b t h"]) -> Float[Tensor, "b t draft_vocab"]:
         """Apply the final norm and the head."""
         return self.lm_head(self.norm(hidden))
@@ -205,3 +117,71 @@ class Eagle3Draft(OneLayerDraft):
         """Return all tensors; without the maps of a full vocabulary, which vLLM refuses."""
         omitted = ("d2t", "t2d") if self.kept_ids is None else ()
         return {name: tensor for name, tensor in self.state_dict().items() if name not in omitted}
+
+
+@dataclass(kw_only=True)
+class Eagle3Conf(OneLayerConf):
+    """The options of EAGLE-3; everything else follows from the target."""
+
+    method: ClassVar[str] = "eagle3"
+    architecture: ClassVar[str] = "Eagle3LlamaForCausalLM"
+    draft_class: ClassVar[type[FeatureDraft]] = Eagle3Draft
+
+    layers: list[int] | None = None  # captured layers; None = those of `default_layers`
+    vocab_size: int | None = None  # of a reduced draft vocabulary; None = the target's
+    train_embeddings: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            self.layers is None or all(a < b for a, b in pairwise(self.layers)),
+            f"draft.layers: must be strictly increasing, got {self.layers}; "
+            "null takes low, middle and high",
+        )
+
+    def engine_config(self, target: Target, **overrides: Any) -> LlamaConfig:
+        """Build the config that engines read: a flat Llama config with EAGLE-3's keys."""
+        layers = self.layers or default_layers(target)
+        target.check_layers(layers, default=default_layers(target))
+        return super().engine_config(
+            target,
+            draft_vocab_size=min(self.vocab_size or target.vocab_size, target.vocab_size),
+            eagle_aux_hidden_state_layer_ids=layers,
+            num_aux_hidden_states=len(layers),
+            eagle_config={
+                "eagle_aux_hidden_state_layer_ids": layers,
+                "use_aux_hidden_state": True,
+            },
+            norm_before_residual=False,
+            **overrides,
+        )
+
+    @classmethod
+    def default_keys(cls, target: Target) -> dict[str, Any]:
+        """Return the keys of config.json that drafts published elsewhere may lack."""
+        return super().default_keys(target) | {
+            "draft_vocab_size": target.vocab_size,
+            "eagle_aux_hidden_state_layer_ids": default_layers(target),
+        }
+
+    @classmethod
+    def fields_from_config(cls, config: Any) -> dict[str, Any]:
+        """Return the fields of the configuration that `engine_config` wrote to config.json."""
+        return super().fields_from_config(config) | {
+            "layers": list(config.eagle_aux_hidden_state_layer_ids),
+            "vocab_size": config.draft_vocab_size,
+        }
+
+
+def default_layers(target: Target) -> list[int]:
+    """Return a low, a middle and a high layer: those that engines assume, where they exist.
+
+    Engines assume [2, n // 2, n - 3], which are distinct and in order from 7 layers up. For smaller
+    targets other layers are taken, and the checkpoint names them.
+    """
+    num_layers = target.num_layers
+    return (
+        [2, num_layers // 2, num_layers - 3]
+        if num_layers >= 7
+        else sorted({(num_layers - 1) // 3, num_layers // 2, num_layers - 1})
+    )

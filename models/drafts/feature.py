@@ -1,48 +1,42 @@
-"""The base of drafts that read a target's features: distillation, saving and loading.
+"""The base of drafts that read a target's features: building, distillation, saving and loading.
 
 Axes: B rows, T tokens, H hidden.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
 from models import checkpoint
 from models.distill.loss_weights import row_weights, shift_left, shift_right
 from models.distill.losses import LossConf, chunked_distillation_loss
-from models.drafts.base import Batch, Draft, DraftConf, Loss
-from models.errors import UserError
+from models.drafts.base import Batch, Draft, DraftConf, DraftState, Loss, read_origin
+from models.errors import require
+from models.parallel.dtensor import full_tensor
 from models.target import architectures
 from models.target.language_model import TargetOutput
 from models.target.target import Target
-
-
-@dataclass(kw_only=True)
-class FeatureConf(DraftConf):
-    """The configuration of a draft of one target; its seed determines the untrained draft."""
-
-    def rebuild_untrained(self, draft: Draft, target: Target) -> Draft | str:
-        """Rebuild the draft from its seed, or return why that is impossible."""
-        assert isinstance(draft, FeatureDraft)
-        if draft.seed is None:
-            return "the checkpoint does not record its seed"
-        return self.build(target, loss=draft.loss_conf, seed=draft.seed)
+from models.validation import at_least, check_values
 
 
 class FeatureDraft(Draft):
     """A draft that proposes several tokens from what the target computed at one position."""
 
-    def __init__(self, config: Any, target: Target):
-        super().__init__()
+    def __init__(
+        self, conf: "FeatureConf", config: Any, target: Target, *,
+        loss: LossConf | None = None, seed: int | None = None,
+    ):  # fmt: skip
+        super().__init__(loss=loss, seed=seed)
+        self.conf: Any = conf
+        self.method = conf.method
         self.config = config  # the content of config.json
         self.target_vocab: int = config.vocab_size
-        self.loss_conf = LossConf()
-        self.seed: int | None = None
         # The target owns these and they stay frozen; inside a tuple they are not submodules.
         self._frozen: tuple[nn.Embedding, nn.Linear] = (
             target.model.get_input_embeddings(),
@@ -54,6 +48,11 @@ class FeatureDraft(Draft):
         """Return the frozen head of the target."""
         return self._frozen[1]
 
+    def copy_target_weights(
+        self, target: Target, kept_ids: Int[Tensor, " draft_vocab"] | None = None
+    ) -> None:
+        """Copy what a new draft takes over from the target; `kept_ids` is its own vocabulary."""
+
     def distill(
         self, outputs: list[Float[Tensor, "b t width"]], batch: Batch,
         target_output: TargetOutput, *, heads: list[Tensor],
@@ -63,12 +62,11 @@ class FeatureDraft(Draft):
         Its target distribution is the target's at row t+1+i. `outputs` are the inputs of the heads;
         there is one head for all steps, or one for each.
         """
-        conf = self.loss_conf
         row_weight, total_weight = row_weights(
             batch.answer_mask,
             batch.document_ids,
             steps=len(outputs),
-            conf=conf,
+            conf=self.loss_conf,
             context_mask=batch.context_mask,
         )
         # Each step moves to the row of its target distribution, so that all steps share the logits.
@@ -82,47 +80,128 @@ class FeatureDraft(Draft):
             weight=torch.stack(weights).flatten(1, 2),
             kept_ids=self.kept_ids,
             labels=shift_left(batch.input_ids, 1).flatten(),
-            conf=conf,
+            conf=self.loss_conf,
         )
-        named_metrics = {
-            f"{name}_{i + 1}": sums
-            for name, steps in metrics.items()
-            for i, sums in enumerate(steps)
-        }
-        return Loss(total=total, weight=total_weight, metrics=named_metrics)
+        return Loss(
+            total=total,
+            weight=total_weight,
+            metrics={
+                f"{name}_{i + 1}": sums
+                for name, steps in metrics.items()
+                for i, sums in enumerate(steps)
+            },
+        )
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         """Return all trained or chosen tensors by their published names."""
         return self.state_dict()
 
     def save(self, directory: Path, target: Target) -> None:
-        """Save the tensors in the target's dtype, with config.json and the target's hashes."""
-        dtype = target.head.weight.dtype
-        tensors = {
-            name: tensor.to(dtype) if tensor.is_floating_point() else tensor
-            for name, tensor in self.checkpoint_tensors().items()
-        }
-        metadata = checkpoint.build_metadata(target) | {"seed": str(self.seed)}
-        config = self.config.to_dict() | {"dtype": str(dtype).removeprefix("torch.")}
-        checkpoint.save_checkpoint(directory, tensors, config=config, metadata=metadata)
+        """Save what `restore` loads."""
+        self.write_checkpoint(
+            directory, target, self.checkpoint_tensors(), config=self.config.to_dict()
+        )
 
     def restore(self, directory: Path, target: Target) -> None:
-        """Load what `save` wrote; raise UserError for another target, tokenizer or layout."""
-        metadata = checkpoint.read_metadata(directory)
-        checkpoint.check_metadata(
-            metadata,
-            target_hash=target.fingerprint,
-            tokenizer_hash=target.tokenizer_fingerprint,
-        )
-        if self.config.hidden_size != target.hidden_size:
-            raise UserError(
-                f"checkpoint: hidden size must be the target's {target.hidden_size}, "
-                f"got {self.config.hidden_size}; choose the draft of this target"
-            )
+        """Load the tensors that `save` wrote; raise UserError for a missing or unknown one."""
         tensors = checkpoint.load_tensors(directory, self.checkpoint_tensors())
         self.load_state_dict(tensors, strict=False)  # `load_tensors` was strict already
-        self.seed = int(metadata["seed"]) if "seed" in metadata else None
         self.to(target.head.weight.device)
+
+
+@dataclass(kw_only=True)
+class FeatureConf(DraftConf):
+    """The configuration of a draft of one target; its seed determines the untrained draft."""
+
+    draft_class: ClassVar[type[FeatureDraft]]
+    config_class: ClassVar[Callable[..., Any]] = LlamaConfig  # holds the content of config.json
+
+    def engine_config(self, target: Target) -> Any:
+        """Build the content of config.json as engines read it."""
+        raise NotImplementedError
+
+    @classmethod
+    def default_keys(cls, target: Target) -> dict[str, Any]:  # noqa: ARG003
+        """Return the keys of config.json that drafts published elsewhere may lack."""
+        return {}
+
+    @classmethod
+    def fields_from_config(cls, config: Any) -> dict[str, Any]:
+        """Return the fields of the configuration that `engine_config` wrote to config.json."""
+        raise NotImplementedError
+
+    def build(self, target: Target, *, loss: LossConf, seed: int) -> FeatureDraft:
+        """Build a new draft: random weights, and those that it takes over from the target."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            draft = self.draft_class(self, self.engine_config(target), target, loss=loss, seed=seed)
+        draft.copy_target_weights(target)
+        return draft.to(target.head.weight.device)
+
+    @classmethod
+    def load(cls, directory: Path, target: Target) -> tuple["FeatureConf", FeatureDraft]:
+        """Load a checkpoint; raise UserError for another target, tokenizer or layout."""
+        _, seed = read_origin(directory, target)
+        config = cls.config_class(**(cls.default_keys(target) | checkpoint.read_config(directory)))
+        require(
+            config.hidden_size == target.hidden_size,
+            f"checkpoint: hidden size must be the target's {target.hidden_size}, "
+            f"got {config.hidden_size}; choose the draft of this target",
+        )
+        conf = cls(**cls.fields_from_config(config))
+        draft = cls.draft_class(conf, config, target, seed=seed)
+        draft.restore(directory, target)
+        return conf, draft
+
+    def rebuild_untrained(self, draft: Draft, target: Target) -> Draft | str:
+        """Rebuild the draft from its seed and vocabulary, or return why that is impossible."""
+        if draft.seed is None:
+            return "the checkpoint does not record its seed"
+        untrained = self.build(target, loss=draft.loss_conf, seed=draft.seed)
+        if draft.kept_ids is not None:
+            untrained.copy_target_weights(target, draft.kept_ids)
+        return untrained
+
+
+class HeadsDraft(FeatureDraft):
+    """A draft with vocabulary heads, which start as the target's head."""
+
+    @property
+    def heads(self) -> list[nn.Linear]:
+        """Return the vocabulary heads: a shared one, or one for each depth."""
+        raise NotImplementedError
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.heads[0].weight.dtype
+
+    def copy_target_weights(
+        self, target: Target, kept_ids: Int[Tensor, " draft_vocab"] | None = None  # noqa: ARG002
+    ) -> None:  # fmt: skip
+        """Copy the target's head to all heads."""
+        for head in self.heads:
+            head.load_state_dict({"weight": full_tensor(target.head.weight)})
+
+    def passes(self, depth: int) -> int:
+        """Return at most 1: a proposal reads each weight once, as each depth has its own head."""
+        return min(depth, 1)
+
+    def new_state(self, batch: int, slots: int) -> DraftState:  # noqa: ARG002
+        """Return room for one hidden state a row."""
+        return {"hidden": self.heads[0].weight.new_zeros(batch, self.config.hidden_size)}
+
+
+@dataclass(kw_only=True)
+class HeadsConf(FeatureConf):
+    """The options of methods with a head for each token of a proposal."""
+
+    depth_key: ClassVar[str] = "heads"
+
+    heads: int = 5  # one for each token of a proposal
+    blocks: int = 1  # residual blocks of each head
+
+    def __post_init__(self) -> None:
+        check_values(self, "draft", heads=at_least(1), blocks=at_least(1))
 
 
 def layer_config(target: Target, architecture: str, **overrides: Any) -> LlamaConfig:
@@ -134,18 +213,20 @@ def layer_config(target: Target, architecture: str, **overrides: Any) -> LlamaCo
     rope = dict(architectures.get_rope_parameters(target_config)["full_attention"])
     if rope.get("rope_type", "default") not in ("default", "llama3"):
         rope = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
-    defaults = {
-        "vocab_size": target.vocab_size,
-        "hidden_size": target.hidden_size,
-        "intermediate_size": target_config.intermediate_size,
-        "num_hidden_layers": 1,
-        "num_attention_heads": target_config.num_attention_heads,
-        "num_key_value_heads": target_config.num_key_value_heads,
-        "head_dim": target.head_size,
-        "max_position_embeddings": target_config.max_position_embeddings,
-        "rms_norm_eps": target_config.rms_norm_eps,
-        "rope_parameters": rope,
-        "tie_word_embeddings": False,
-    }
-    fields = {key: value for key, value in overrides.items() if value is not None}
-    return LlamaConfig(architectures=[architecture], **(defaults | fields))
+    return LlamaConfig(
+        **{
+            "architectures": [architecture],
+            "vocab_size": target.vocab_size,
+            "hidden_size": target.hidden_size,
+            "intermediate_size": target_config.intermediate_size,
+            "num_hidden_layers": 1,
+            "num_attention_heads": target_config.num_attention_heads,
+            "num_key_value_heads": target_config.num_key_value_heads,
+            "head_dim": target.head_size,
+            "max_position_embeddings": target_config.max_position_embeddings,
+            "rms_norm_eps": target_config.rms_norm_eps,
+            "rope_parameters": rope,
+            "tie_word_embeddings": False,
+            **{key: value for key, value in overrides.items() if value is not None},
+        }
+    )

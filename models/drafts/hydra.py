@@ -10,9 +10,10 @@ authors' names and spelling; no serving engine reads them yet.
 Axes: B rows, T tokens, W tree nodes expanded at once, H hidden.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -21,78 +22,18 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from models import checkpoint
 from models.distill.loss_weights import shift_left
 from models.distill.losses import LossConf
-from models.drafts.base import Batch, DraftState, Loss, Needs
-from models.drafts.feature import FeatureConf, FeatureDraft, layer_config
-from models.drafts.medusa import store_last_hidden
-from models.errors import UserError
+from models.drafts.base import Batch, DraftState, Loss, Needs, store_last_hidden
+from models.drafts.cached import CachedDraft, attend_cached, new_layer_state
+from models.drafts.feature import FeatureDraft, HeadsConf, HeadsDraft, layer_config
 from models.layers import DecoderLayer, RMSNorm, attend, init_normal
-from models.parallel.dtensor import full_tensor
 from models.speculate.sampling import Sampler
 from models.speculate.tree import Proposal, Tree, grow
-from models.target.cache import prompt_mask, slot_index, tree_mask
 from models.target.language_model import TargetOutput
 from models.target.target import Target
 
 HEAD_ARCH_PLAIN, HEAD_ARCH_PREFIX = "mlp", "prefix-mlp"  # the authors' values
-
-
-@dataclass(kw_only=True)
-class HydraConf(FeatureConf):
-    """The options of Hydra; everything else follows from the target."""
-
-    method: ClassVar[str] = "hydra"
-    architecture: ClassVar[str] = "HydraModel"
-    depth_key: ClassVar[str] = "heads"
-
-    heads: int = 4  # one for each token of a proposal
-    blocks: int = 1  # residual blocks of each head; 4 in the paper's Hydra++
-    prefix: bool = True  # a decoder layer before the heads (Hydra++)
-    intermediate_size: int | None = None  # of the prefix layer; None = the target's
-
-    def __post_init__(self) -> None:
-        for key in ("heads", "blocks"):
-            if getattr(self, key) < 1:
-                raise UserError(f"draft.{key}: must be at least 1, got {getattr(self, key)}")
-
-    @property
-    def needs_context(self) -> bool:
-        """Return whether there is a prefix layer: only it reads other rows."""
-        return self.prefix
-
-    def build(self, target: Target, *, loss: LossConf, seed: int) -> "HydraDraft":
-        """Build a new draft, whose heads start as the target's."""
-        config = layer_config(
-            target,
-            self.architecture,
-            intermediate_size=self.intermediate_size,
-            hydra_num_heads=self.heads,
-            hydra_num_layers=self.blocks,
-            hydra_head_arch=HEAD_ARCH_PREFIX if self.prefix else HEAD_ARCH_PLAIN,
-            base_model_name_or_path=target.name,
-        )
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            draft = HydraDraft(config, target)
-        draft.loss_conf, draft.seed = loss, seed
-        for head in draft.heads:
-            head.load_state_dict({"weight": full_tensor(target.head.weight)})
-        return draft.to(target.head.weight.device)
-
-    @classmethod
-    def load(cls, directory: Path, target: Target) -> tuple["HydraConf", "HydraDraft"]:
-        """Load a checkpoint; raise UserError for another target, tokenizer or layout."""
-        draft = HydraDraft(LlamaConfig(**checkpoint.read_config(directory)), target)
-        draft.restore(directory, target)
-        conf = cls(
-            heads=draft.max_depth,
-            blocks=draft.config.hydra_num_layers,
-            prefix=draft.prefix_layer is not None,
-            intermediate_size=draft.config.intermediate_size,
-        )
-        return conf, draft
 
 
 class ConditionedBlock(nn.Module):
@@ -118,20 +59,24 @@ class PrefixLayer(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         init_normal(self.layers)
 
-    @property
-    def layer(self) -> DecoderLayer:
-        (layer,) = self.layers
-        assert isinstance(layer, DecoderLayer)
-        return layer
+    def forward(
+        self, hidden: Float[Tensor, "b t h"], rope: tuple[Tensor, Tensor],
+        run_attention: Callable[[Tensor, Tensor, Tensor], Tensor],
+    ) -> Float[Tensor, "b t h"]:  # fmt: skip
+        """Run the layer; `run_attention` takes its queries, keys and values."""
+        layer = cast(DecoderLayer, self.layers[0])
+        attended = run_attention(*layer.project_qkv(hidden, rope))
+        return self.norm(layer.finish(hidden, attended))
 
 
-class HydraDraft(FeatureDraft):
+class HydraDraft(CachedDraft, HeadsDraft):
     """The heads, and the prefix layer of Hydra++."""
 
-    method = "hydra"
-
-    def __init__(self, config: LlamaConfig, target: Target):
-        super().__init__(config, target)
+    def __init__(
+        self, conf: "HydraConf", config: LlamaConfig, target: Target, *,
+        loss: LossConf | None = None, seed: int | None = None,
+    ):  # fmt: skip
+        super().__init__(conf, config, target, loss=loss, seed=seed)
         prefix = self.config.hydra_head_arch == HEAD_ARCH_PREFIX
         self.needs = Needs(layers=[], hidden=True, context=prefix)
         self.trained_depth = self.max_depth = self.config.hydra_num_heads
@@ -145,36 +90,31 @@ class HydraDraft(FeatureDraft):
         self.hydra_lm_head = nn.ModuleList(
             nn.Linear(size, self.config.vocab_size, bias=False) for _ in range(self.max_depth)
         )
+        # the authors' spelling, in the names of tensors
         self.prefix_embeding_layer = PrefixLayer(config) if prefix else None
         self.rotary = LlamaRotaryEmbedding(config)
 
     @property
-    def prefix_layer(self) -> PrefixLayer | None:
-        return self.prefix_embeding_layer
-
-    @property
     def heads(self) -> list[nn.Linear]:
         """Return the vocabulary heads, one for each depth."""
-        heads: Any = self.hydra_lm_head
-        return list(heads)
+        return cast("list[nn.Linear]", list(self.hydra_lm_head))
 
     def embed(self, input_ids: Int[Tensor, "b n"]) -> Float[Tensor, "b n h"]:
         """Return the target's embeddings of the tokens."""
-        return self._frozen[0](input_ids).to(self._dtype)
+        return self._frozen[0](input_ids).to(self.dtype)
 
-    def passes(self, depth: int) -> int:
-        """Return at most 1: a proposal reads each weight once, as each depth has its own head."""
-        return min(depth, 1)
+    def target_features(self, target_output: TargetOutput) -> Float[Tensor, "b t h"]:
+        """Return the target's final hidden states in the dtype of the heads."""
+        return target_output.hidden.to(self.dtype)
 
     def loss(self, batch: Batch, target_output: TargetOutput) -> Loss:
         """Compute the loss of all heads; head i reads the text's tokens t+1 .. t+1+i."""
-        hidden = target_output.hidden.to(self._dtype)
-        if self.prefix_layer is not None:
-            query, key, value = self.prefix_layer.layer.project_qkv(
-                hidden, self.rotary(hidden, batch.positions)
+        hidden = self.target_features(target_output)
+        if self.prefix_embeding_layer is not None:
+            run_attention = partial(attend, mask=batch.attention_mask())
+            hidden = self.prefix_embeding_layer(
+                hidden, self.rotary(hidden, batch.positions), run_attention
             )
-            attended = attend(query, key, value, batch.attention_mask())
-            hidden = self.prefix_layer.norm(self.prefix_layer.layer.finish(hidden, attended))
         embedded, outputs = self.embed(batch.input_ids), []
         for i, blocks in enumerate(self.hydra_mlp):
             hidden = torch.cat([hidden, shift_left(embedded, 1 + i)], -1)
@@ -186,21 +126,10 @@ class HydraDraft(FeatureDraft):
     def new_state(self, batch: int, slots: int) -> DraftState:
         """Return room for hidden state and root of each row, and the prefix layer's cache."""
         weight = self.heads[0].weight
-        options: Any = {"dtype": weight.dtype, "device": weight.device}
-        size = self.config.hidden_size
-        state = {
-            "hidden": torch.zeros(batch, size, **options),
-            "token": torch.zeros(batch, dtype=torch.int64, device=weight.device),  # the root
-        }
-        if self.prefix_layer is None:
-            return state
-        groups, width = self.config.num_key_value_heads, self.config.head_dim
-        shape = (batch, groups, slots + 1, width)  # the last slot is the garbage slot
-        return state | {
-            "keys": torch.zeros(shape, **options),
-            "values": torch.zeros(shape, **options),
-            "lengths": torch.zeros(batch, dtype=torch.int64, device=weight.device),
-        }
+        state = super().new_state(batch, slots)
+        if self.prefix_embeding_layer is not None:
+            state = new_layer_state(self.config, weight, batch, slots)
+        return state | {"token": weight.new_zeros(batch, dtype=torch.int64)}  # the root
 
     def start(
         self, state: DraftState, input_ids: Int[Tensor, "b prompt"], *,
@@ -208,14 +137,9 @@ class HydraDraft(FeatureDraft):
     ) -> DraftState:  # fmt: skip
         """Keep the first token and the hidden state before it."""
         state = state | {"token": first_token}
-        if self.prefix_layer is None:
-            return store_last_hidden(state, target_output, lengths)
-        count, slots = input_ids.shape[1], state["keys"].shape[2]
-        positions = torch.arange(count, device=input_ids.device).expand_as(input_ids)
-        state = state | {"lengths": torch.zeros_like(lengths)}
-        return self._extend_state(
-            state, target_output, positions, prompt_mask(lengths, count, slots), lengths
-        )
+        if self.prefix_embeding_layer is None:
+            return store_last_hidden(state, self.target_features(target_output), lengths)
+        return self.start_cache(state, input_ids, target_output, lengths)
 
     def advance(
         self,
@@ -228,38 +152,18 @@ class HydraDraft(FeatureDraft):
         """Keep the last emitted token and the hidden state before it."""
         last = input_ids.gather(1, (count - 1).clamp_min(0)[:, None])[:, 0]
         state = state | {"token": torch.where(count > 0, last, state["token"])}
-        if self.prefix_layer is None:
-            return store_last_hidden(state, target_output, count)
-        lengths, slots = state["lengths"], state["keys"].shape[2]
-        new = torch.arange(input_ids.shape[1], device=input_ids.device)
-        causal = (new <= new[:, None]).expand(len(input_ids), -1, -1)
-        positions = lengths[:, None] + new
-        return self._extend_state(
-            state, target_output, positions, tree_mask(lengths, causal, slots), count
-        )
+        if self.prefix_embeding_layer is None:
+            return store_last_hidden(state, self.target_features(target_output), count)
+        return super().advance(state, input_ids, count=count, target_output=target_output)
 
-    def _extend_state(
-        self,
-        state: DraftState,
-        target_output: TargetOutput,
-        positions: Int[Tensor, "b t"],
-        mask: Bool[Tensor, "b 1 t s"],
-        count: Int[Tensor, " b"],
-    ) -> DraftState:
-        """Run the prefix layer over new positions, and keep the first `count` of them."""
-        assert self.prefix_layer is not None
-        hidden = target_output.hidden.to(self._dtype)
-        query, key, value = self.prefix_layer.layer.project_qkv(
-            hidden, self.rotary(hidden, positions)
-        )
-        index = slot_index(state["keys"], positions.clamp_max(mask.shape[-1] - 1))
-        state["keys"][index], state["values"][index] = key, value
-        attended = attend(query, state["keys"], state["values"], mask)
-        hidden = self.prefix_layer.norm(self.prefix_layer.layer.finish(hidden, attended))
-        state = state | {"lengths": state["lengths"] + count}
-        return store_last_hidden(
-            state, TargetOutput(hidden=hidden, captured=target_output.captured), count
-        )
+    def forward_step(
+        self, state: DraftState, tokens: Int[Tensor, "b t"], hidden: Tensor, *,  # noqa: ARG002
+        positions: Int[Tensor, "b t"], slots: Int[Tensor, "b t"], mask: Bool[Tensor, "b 1 t s"],
+    ) -> Float[Tensor, "b t h"]:  # fmt: skip
+        """Run the prefix layer over its cache; it reads no tokens."""
+        assert self.prefix_embeding_layer is not None
+        run_attention = partial(attend_cached, state, slots=slots, mask=mask)
+        return self.prefix_embeding_layer(hidden, self.rotary(hidden, positions), run_attention)
 
     def propose(self, state: DraftState, *, tree: Tree, sampler: Sampler) -> Proposal:
         """Grow a tree; the head of each level also reads the embeddings of the path so far."""
@@ -279,6 +183,42 @@ class HydraDraft(FeatureDraft):
 
         return grow(tree, sampler, logits()[:, 0], expand)
 
+
+@dataclass(kw_only=True)
+class HydraConf(HeadsConf):
+    """The options of Hydra; everything else follows from the target."""
+
+    method: ClassVar[str] = "hydra"
+    architecture: ClassVar[str] = "HydraModel"
+    draft_class: ClassVar[type[FeatureDraft]] = HydraDraft
+
+    heads: int = 4  # one for each token of a proposal
+    prefix: bool = True  # a decoder layer before the heads (Hydra++); the paper's has 4 `blocks`
+    intermediate_size: int | None = None  # of the prefix layer; None = the target's
+
     @property
-    def _dtype(self) -> torch.dtype:
-        return self.heads[0].weight.dtype
+    def needs_context(self) -> bool:
+        """Return whether there is a prefix layer: only it reads other rows."""
+        return self.prefix
+
+    def engine_config(self, target: Target) -> LlamaConfig:
+        """Build the content of config.json with the authors' keys."""
+        return layer_config(
+            target,
+            self.architecture,
+            intermediate_size=self.intermediate_size,
+            hydra_num_heads=self.heads,
+            hydra_num_layers=self.blocks,
+            hydra_head_arch=HEAD_ARCH_PREFIX if self.prefix else HEAD_ARCH_PLAIN,
+            base_model_name_or_path=target.name,
+        )
+
+    @classmethod
+    def fields_from_config(cls, config: Any) -> dict[str, Any]:
+        """Return the fields of the configuration that `engine_config` wrote to config.json."""
+        return {
+            "heads": config.hydra_num_heads,
+            "blocks": config.hydra_num_layers,
+            "prefix": config.hydra_head_arch == HEAD_ARCH_PREFIX,
+            "intermediate_size": config.intermediate_size,
+        }

@@ -27,6 +27,7 @@ from models import checkpoint
 from models.distill.loss_weights import row_weights, shift_left, token_weights
 from models.distill.losses import LossConf, LossName, chunked_distillation_loss
 from models.drafts.base import Batch, Draft, Extras, Loss
+from models.drafts.feature import FeatureDraft
 from models.drafts.medusa import MedusaConf, MedusaConfig, MedusaDraft
 from models.files import atomic_directory, report_disk_errors
 from models.lora import LoraConf, merge_adapters
@@ -37,91 +38,39 @@ TARGET_FOLDER_KEY = "adapted_target"  # key of config.json
 LR_SCALE_ATTRIBUTE = "lr_scale"  # a parameter's factor on the learning rate
 
 
-@dataclass(kw_only=True)
-class Medusa2Conf(MedusaConf):
-    """The options of Medusa-1, of the adapters, and of the two loss terms."""
-
-    method: ClassVar[str] = "medusa2"
-    trains_target: ClassVar[bool] = True
-
-    lora: LoraConf = field(default_factory=lambda: LoraConf(rank=32, alpha=16.0))
-    keep_weight: float = 1.0  # of the distance to the original target
-    heads_weight: float = 0.2  # of the loss of the heads
-    heads_warmup: int = 40  # optimizer steps over which `heads_weight` rises; 0 = no ramp
-    heads_lr_scale: float = 4.0  # learning rate of the heads / learning rate of the adapters
-
-    def build(self, target: Target, *, loss: LossConf, seed: int) -> "Medusa2Draft":
-        """Build a new draft.
-
-        Its heads predict what the target's head predicts, and its adapters change nothing yet.
-        """
-        draft = self.build_heads(target)
-        for parameter in draft.parameters():
-            setattr(parameter, LR_SCALE_ATTRIBUTE, self.heads_lr_scale)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            draft.add_adapters(target, self.lora)
-        draft.conf, draft.loss_conf, draft.seed = self, loss, seed
-        return draft.to(target.head.weight.device)
-
-    def build_heads(self, target: Target) -> "Medusa2Draft":
-        """Build the heads without adapters."""
-        draft = Medusa2Draft(MedusaConfig(**self.engine_config(target)), target)
-        for head in draft.heads:
-            head.load_state_dict({"weight": target.head.weight})
-        return draft.to(target.head.weight.device)
-
-    @classmethod
-    def matches_config(cls, config: dict[str, Any]) -> bool:
-        """Return whether it is a Medusa checkpoint that names an adapted target."""
-        return super().matches_config(config) and TARGET_FOLDER_KEY in config
-
-    @classmethod
-    def load(cls, directory: Path, target: Target) -> tuple["Medusa2Conf", "Medusa2Draft"]:
-        """Load heads and adapted target; raise UserError where they do not fit `target`."""
-        config = MedusaConfig(**checkpoint.read_config(directory))
-        draft = Medusa2Draft(config, target)
-        draft.restore(directory, target)
-        adapted = TargetConf(path=str(directory / getattr(config, TARGET_FOLDER_KEY))).build(
-            target.device
-        )
-        adapted.name = f"{target.name} adapted by {directory}"
-        draft.adapted_target = adapted
-        draft.conf = cls(
-            heads=draft.max_depth,
-            blocks=draft.config.num_hidden_layers,
-            own_heads=not draft.config.original_lm_head,
-        )
-        return draft.conf, draft
-
-    def rebuild_untrained(self, draft: Draft, target: Target) -> Draft | str:  # noqa: ARG002
-        """Return heads that predict what the head of the verifying target predicts."""
-        return self.build_heads(target)
-
-
 class Medusa2Draft(MedusaDraft):
     """Medusa heads and, during training, the adapters of the target."""
 
-    method = "medusa2"
-
-    def __init__(self, config: MedusaConfig, target: Target):
-        super().__init__(config, target)
+    def __init__(
+        self, conf: "Medusa2Conf", config: MedusaConfig, target: Target, *,
+        loss: LossConf | None = None, seed: int | None = None,
+    ):  # fmt: skip
+        super().__init__(conf, config, target, loss=loss, seed=seed)
         self.needs = replace(self.needs, storable=False)  # training changes the outputs
-        self.conf = Medusa2Conf()
         self.adapted_target: Target | None = None  # loaded from a checkpoint
         self.lm: LanguageModel | None = None  # the adapted target during training
 
-    def add_adapters(self, target: Target, lora: LoraConf) -> None:
+    def add_adapters(self, target: Target) -> None:
         """Copy the target with adapters; the copy shares the frozen weights to save memory."""
+        for parameter in self.parameters():
+            setattr(parameter, LR_SCALE_ATTRIBUTE, self.conf.heads_lr_scale)
         shared = {id(t): t for t in [*target.model.parameters(), *target.model.buffers()]}
         model = copy.deepcopy(target.model, shared)
-        lora.add_adapters(model)
+        self.conf.lora.add_adapters(model)
         # A LanguageModel is not a submodule, so the frozen weights stay out of the draft's state.
         self.lm = LanguageModel(model, device=target.device)
         adapters = [p for p in model.parameters() if p.requires_grad]
         for parameter in adapters:
             parameter.data = parameter.data.float()
         self.adapters = nn.ParameterList(adapters)
+
+    def restore(self, directory: Path, target: Target) -> None:
+        """Load the heads and the adapted target; raise UserError where they do not fit."""
+        super().restore(directory, target)
+        folder = directory / getattr(self.config, TARGET_FOLDER_KEY)
+        self.adapted_target = TargetConf(path=str(folder)).build(
+            target.device, name=f"{target.name} adapted by {directory}"
+        )
 
     def prepare_batch(
         self, batch: Batch, *, step: int, generators: list[np.random.Generator]  # noqa: ARG002
@@ -166,7 +115,7 @@ class Medusa2Draft(MedusaDraft):
             conf=replace(self.loss_conf, name=LossName.forward_kl),
         )
         adapted_output = TargetOutput(hidden=adapted.hidden.detach(), captured=adapted.captured)
-        outputs = [block(adapted.hidden.to(self.heads[0].weight.dtype)) for block in self.blocks]
+        outputs = [block(adapted.hidden.to(self.dtype)) for block in self.blocks]
         heads_loss = self.distill(
             outputs, batch, adapted_output, heads=[h.weight for h in self.heads]
         )
@@ -198,8 +147,10 @@ class Medusa2Draft(MedusaDraft):
     def save(self, directory: Path, target: Target) -> None:
         """Write the heads and, in a subfolder, the adapted target as a Hugging Face model."""
         assert self.lm is not None
-        dtype = target.head.weight.dtype
-        tensors = {name: tensor.to(dtype) for name, tensor in merge_adapters(self.lm.model).items()}
+        tensors = {
+            name: tensor.to(target.head.weight.dtype)
+            for name, tensor in merge_adapters(self.lm.model).items()
+        }
         target_folder = directory / f"target-{checkpoint.hash_tensors(tensors)[:12]}"
         if not target_folder.exists():
             with (
@@ -217,3 +168,36 @@ class Medusa2Draft(MedusaDraft):
         for old_folder in directory.glob("target-*"):
             if old_folder != target_folder:  # of an earlier step: the config no longer refers to it
                 shutil.rmtree(old_folder)
+
+
+@dataclass(kw_only=True)
+class Medusa2Conf(MedusaConf):
+    """The options of Medusa-1, of the adapters, and of the two loss terms."""
+
+    method: ClassVar[str] = "medusa2"
+    trains_target: ClassVar[bool] = True
+    draft_class: ClassVar[type[FeatureDraft]] = Medusa2Draft
+
+    lora: LoraConf = field(default_factory=lambda: LoraConf(rank=32, alpha=16.0))
+    keep_weight: float = 1.0  # of the distance to the original target
+    heads_weight: float = 0.2  # of the loss of the heads
+    heads_warmup: int = 40  # optimizer steps over which `heads_weight` rises; 0 = no ramp
+    heads_lr_scale: float = 4.0  # learning rate of the heads / learning rate of the adapters
+
+    def build(self, target: Target, *, loss: LossConf, seed: int) -> FeatureDraft:
+        """Build heads that predict what the target's head does; the adapters change nothing yet."""
+        draft = super().build(target, loss=loss, seed=seed)
+        assert isinstance(draft, Medusa2Draft)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            draft.add_adapters(target)
+        return draft.to(target.head.weight.device)
+
+    @classmethod
+    def matches_config(cls, config: dict[str, Any]) -> bool:
+        """Return whether it is a Medusa checkpoint that names an adapted target."""
+        return super().matches_config(config) and TARGET_FOLDER_KEY in config
+
+    def rebuild_untrained(self, draft: Draft, target: Target) -> Draft | str:
+        """Return heads that predict what the head of the verifying target predicts."""
+        return super().build(target, loss=draft.loss_conf, seed=0)

@@ -50,8 +50,9 @@ class NgramDraft(Draft):
     ) -> DraftState:
         """Store the prompts and their first new tokens; free slots hold -1."""
         slot = torch.arange(state["ids"].shape[1], device=input_ids.device)
-        slots = len(slot) - input_ids.shape[1]
-        token_ids = torch.nn.functional.pad(input_ids, (0, slots), value=-1)
+        token_ids = torch.nn.functional.pad(
+            input_ids, (0, len(slot) - input_ids.shape[1]), value=-1
+        )
         token_ids = torch.where(slot < lengths[:, None], token_ids, -1)
         token_ids = torch.where(slot == lengths[:, None], first_token[:, None], token_ids)
         return {"ids": token_ids, "lengths": lengths + 1}
@@ -97,7 +98,6 @@ class NgramDraft(Draft):
             is_match = is_match & (earlier_token == last_token) & (slot > offset)
             match_length = match_length + is_match
         has_match = (slot[None] < lengths[:, None]) & (match_length > 0)
-        score = torch.where(has_match, match_length * token_ids.shape[1] + slot, -1)
-        best = score.argmax(1)
+        best = torch.where(has_match, match_length * token_ids.shape[1] + slot, -1).argmax(1)
         # A row without tokens may get any slot, but it must be a valid one.
         return torch.where(has_match.any(1), best, (lengths - 1).clamp_min(0))

@@ -7,24 +7,23 @@ Axes: B rows, T tokens, H hidden.
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from models import checkpoint
 from models.distill.loss_weights import shift_left
+from models.distill.losses import LossConf
 from models.drafts.base import Batch, DraftState
-from models.drafts.cached import CachedDraft
+from models.drafts.cached import CachedDraft, attend_cached, new_layer_state
 from models.drafts.feature import FeatureConf, FeatureDraft, layer_config
-from models.errors import UserError
-from models.layers import attend, attend_unrolled
-from models.target.cache import prompt_mask, slot_index
+from models.layers import DecoderLayer, attend_unrolled
 from models.target.language_model import TargetOutput
 from models.target.target import Target
+from models.validation import at_least, check_values
 
 
 @dataclass(kw_only=True)
@@ -39,11 +38,9 @@ class OneLayerConf(FeatureConf):
     head_size: int | None = None  # None = the target's
 
     def __post_init__(self) -> None:
-        for key in ("unroll", "max_depth"):
-            if getattr(self, key) < 1:
-                raise UserError(f"draft.{key}: must be at least 1, got {getattr(self, key)}")
+        check_values(self, "draft", unroll=at_least(1), max_depth=at_least(1))
 
-    def build_layer_config(self, target: Target, **overrides: Any) -> LlamaConfig:
+    def engine_config(self, target: Target, **overrides: Any) -> LlamaConfig:
         """Build the config of the layer as engines read it; a method passes `overrides`."""
         return layer_config(
             target,
@@ -58,47 +55,45 @@ class OneLayerConf(FeatureConf):
         )
 
     @classmethod
-    def read_layer_config(cls, directory: Path, **defaults: Any) -> LlamaConfig:
-        """Read what `build_layer_config` wrote.
-
-        Drafts published elsewhere lack our own keys and those of `defaults`.
-        """
-        training_fields: dict[str, Any] = {
-            "training_unroll": cls.unroll,
-            "training_max_depth": cls.max_depth,
-        }
-        return LlamaConfig(**(training_fields | defaults | checkpoint.read_config(directory)))
+    def default_keys(cls, target: Target) -> dict[str, Any]:  # noqa: ARG003
+        """Return our own keys, which drafts published elsewhere lack."""
+        return {"training_unroll": cls.unroll, "training_max_depth": cls.max_depth}
 
     @classmethod
-    def fields_from_draft(cls, draft: "OneLayerDraft") -> dict[str, Any]:
-        """Return the fields of the configuration that `draft` was built from."""
+    def fields_from_config(cls, config: Any) -> dict[str, Any]:
+        """Return the fields of the configuration that `engine_config` wrote to config.json."""
         return {
-            "max_depth": draft.max_depth,
-            "unroll": draft.trained_depth,
-            "intermediate_size": draft.config.intermediate_size,
-            "heads": draft.config.num_attention_heads,
-            "kv_heads": draft.config.num_key_value_heads,
-            "head_size": draft.config.head_dim,
+            "max_depth": config.training_max_depth,
+            "unroll": config.training_unroll,
+            "intermediate_size": config.intermediate_size,
+            "heads": config.num_attention_heads,
+            "kv_heads": config.num_key_value_heads,
+            "head_size": config.head_dim,
         }
 
 
 class OneLayerDraft(CachedDraft, FeatureDraft):
-    """The base of one-layer drafts; a method adds the layer's inputs and the head."""
+    """The base of one-layer drafts; a method adds the layer, its inputs and the head."""
 
-    embed_tokens: nn.Embedding
-    rotary: nn.Module
+    def __init__(
+        self, conf: OneLayerConf, config: LlamaConfig, target: Target, *,
+        loss: LossConf | None = None, seed: int | None = None,
+    ):  # fmt: skip
+        super().__init__(conf, config, target, loss=loss, seed=seed)
+        self.trained_depth = self.config.training_unroll
+        self.max_depth = self.config.training_max_depth
+        self.embed_tokens = nn.Embedding(self.config.vocab_size, self.config.hidden_size)
+        self.rotary = LlamaRotaryEmbedding(config)
+
+    @property
+    def layer(self) -> DecoderLayer:
+        raise NotImplementedError
 
     def project_inputs(
         self, embedded: Float[Tensor, "b t h"], hidden: Float[Tensor, "b t h"],
         rope: tuple[Tensor, Tensor],
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
         """Return the residual stream that enters the layer, and its queries, keys and values."""
-        raise NotImplementedError
-
-    def finish_layer(
-        self, stream: Float[Tensor, "b t h"], attended: Float[Tensor, "b heads t d"]
-    ) -> Float[Tensor, "b t h"]:
-        """Run the layer after its attention; the output is the feature of the next step."""
         raise NotImplementedError
 
     # --- training ---------------------------------------------------------------------------
@@ -113,29 +108,21 @@ class OneLayerDraft(CachedDraft, FeatureDraft):
         embedded, mask = self.embed_tokens(batch.input_ids), batch.attention_mask()
         keys, values, outputs = [], [], []
         for i in range(self.trained_depth):
-            rope = self.rotary(hidden, batch.positions + i)
             stream, query, key, value = self.project_inputs(
-                shift_left(embedded, 1 + i), hidden, rope
+                shift_left(embedded, 1 + i), hidden, self.rotary(hidden, batch.positions + i)
             )
             keys.append(key)
             values.append(value)
-            outputs.append(self.finish_layer(stream, attend_unrolled(query, keys, values, mask)))
+            attended = attend_unrolled(query, keys, values, mask)
+            outputs.append(self.layer.finish(stream, attended))
             hidden = outputs[-1] if carries_grad else outputs[-1].detach()
         return outputs
 
     # --- decoding ---------------------------------------------------------------------------
 
     def new_state(self, batch: int, slots: int) -> DraftState:
-        """Return an empty cache, and the last output of each row."""
-        weight = self.embed_tokens.weight
-        groups, size = self.config.num_key_value_heads, self.config.head_dim
-        shape = (batch, groups, slots + 1, size)  # the last slot is the garbage slot
-        return {
-            "keys": torch.zeros(shape, dtype=weight.dtype, device=weight.device),
-            "values": torch.zeros(shape, dtype=weight.dtype, device=weight.device),
-            "lengths": torch.zeros(batch, dtype=torch.int64, device=weight.device),
-            "hidden": weight.new_zeros(batch, self.config.hidden_size),
-        }
+        """Return an empty cache, and room for the last output of each row."""
+        return new_layer_state(self.config, self.embed_tokens.weight, batch, slots)
 
     def start(
         self, state: DraftState, input_ids: Int[Tensor, "b prompt"], *,
@@ -144,24 +131,15 @@ class OneLayerDraft(CachedDraft, FeatureDraft):
         """Read the prompts: row t pairs the feature of position t with the token at t+1."""
         last = torch.arange(input_ids.shape[1], device=input_ids.device) == (lengths - 1)[:, None]
         tokens = torch.where(last, first_token[:, None], shift_left(input_ids, 1))
-        positions = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
-        return self.extend_state(
-            state | {"lengths": torch.zeros_like(lengths)}, tokens, target_output,
-            positions=positions,
-            mask=prompt_mask(lengths, input_ids.shape[1], self.num_slots(state)), count=lengths,
-        )  # fmt: skip
-
-    def num_slots(self, state: DraftState) -> int:
-        return state["keys"].shape[2]
+        return self.start_cache(state, tokens, target_output, lengths)
 
     def forward_step(
         self, state: DraftState, tokens: Int[Tensor, "b t"], hidden: Float[Tensor, "b t h"], *,
         positions: Int[Tensor, "b t"], slots: Int[Tensor, "b t"], mask: Bool[Tensor, "b 1 t s"],
     ) -> Float[Tensor, "b t h"]:  # fmt: skip
         """Run the layer over cached keys: write at `slots`, attend through `mask`."""
-        rope = self.rotary(hidden, positions)
-        stream, query, key, value = self.project_inputs(self.embed_tokens(tokens), hidden, rope)
-        index = slot_index(state["keys"], slots)
-        state["keys"][index], state["values"][index] = key, value
-        attended = attend(query, state["keys"], state["values"], mask)
-        return self.finish_layer(stream, attended)
+        stream, query, key, value = self.project_inputs(
+            self.embed_tokens(tokens), hidden, self.rotary(hidden, positions)
+        )
+        attended = attend_cached(state, query, key, value, slots=slots, mask=mask)
+        return self.layer.finish(stream, attended)

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Int
 from tokenizers.pre_tokenizers import ByteLevel
 from torch import Tensor
 
-from models.errors import UserError
+from models.errors import require
 
 
 def required_token_ids(tokenizer) -> list[int]:
@@ -35,18 +35,18 @@ def choose_kept_ids(
     """
     vocab_size = len(counts)
     size = vocab_size if size is None else size
-    if size > vocab_size:
-        raise UserError(
-            f"draft.vocab_size: must be at most the target's {vocab_size} tokens, got {size}; "
-            "null keeps them all"
-        )
+    require(
+        size <= vocab_size,
+        f"draft.vocab_size: must be at most the target's {vocab_size} tokens, got {size}; "
+        "null keeps them all",
+    )
     # Gemma 3's head lacks one of its tokenizer's special tokens.
     required_ids = [token for token in required_ids if token < vocab_size]
-    if size < len(required_ids):
-        raise UserError(
-            f"draft.vocab_size: must hold the {len(required_ids)} byte and special tokens, "
-            f"got {size}; give at least {len(required_ids)}, or null for all {vocab_size} tokens"
-        )
+    require(
+        size >= len(required_ids),
+        f"draft.vocab_size: must hold the {len(required_ids)} byte and special tokens, "
+        f"got {size}; give at least {len(required_ids)}, or null for all {vocab_size} tokens",
+    )
     rank = counts.clone()
     rank[required_ids] = counts.max() + 1
     return rank.argsort(descending=True, stable=True)[:size].sort().values
@@ -74,8 +74,7 @@ def membership_mask(
     >>> membership_mask(torch.tensor([0, 2]), 4)
     tensor([ True, False,  True, False])
     """
-    t2d = torch.zeros(vocab_size, dtype=torch.bool, device=kept_ids.device)
-    return t2d.index_fill(0, kept_ids, True)
+    return kept_ids.new_zeros(vocab_size, dtype=torch.bool).index_fill(0, kept_ids, True)
 
 
 def token_coverage(counts: Int[Tensor, " vocab"], kept_ids: Int[Tensor, " draft_vocab"]) -> float:

@@ -7,56 +7,16 @@ not on the proposals: https://arxiv.org/abs/2408.07978.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from models.errors import UserError
+from models.validation import POSITIVE, Rule, at_least, check_values
 
 UINT32_MASK = 0xFFFFFFFF
-
-
-@dataclass(kw_only=True)
-class SamplingConf:
-    """The sampling options; temperature 0 takes the likeliest token, other defaults do nothing."""
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0  # least share of the likeliest token's probability
-    repetition_penalty: float = 1.0  # divides the logits of tokens in prompt or answer
-    presence_penalty: float = 0.0  # subtracted from the logits of tokens in the answer
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.temperature < math.inf:
-            raise UserError(
-                f"sampling.temperature: must not be negative, got {self.temperature}; "
-                "0 takes the likeliest token"
-            )
-        if self.top_k < 0:
-            raise UserError(
-                f"sampling.top_k: must not be negative, got {self.top_k}; 0 keeps every token"
-            )
-        if not 0 < self.top_p <= 1:
-            raise UserError(
-                f"sampling.top_p: must be in (0, 1], got {self.top_p}; 1 keeps every token"
-            )
-        if not 0 <= self.min_p <= 1:
-            raise UserError(
-                f"sampling.min_p: must be in [0, 1], got {self.min_p}; 0 keeps every token"
-            )
-        if self.repetition_penalty <= 0:
-            raise UserError(
-                "sampling.repetition_penalty: must be above 0, "
-                f"got {self.repetition_penalty}; 1 penalizes nothing"
-            )
-
-    def build(self) -> "SamplingRule":
-        return SamplingRule(self)
 
 
 @dataclass(kw_only=True)
@@ -96,19 +56,48 @@ class History:
         return History(in_text=self.in_text | is_new, in_answer=self.in_answer | is_new)
 
 
-class SamplingRule:
-    """The transformation of logits before a token is chosen."""
+@dataclass(kw_only=True)
+class SamplingConf:
+    """The transformation of logits before a token is chosen, which target and draft share.
 
-    def __init__(self, conf: SamplingConf):
-        self.conf = conf
-        self.seed = conf.seed
-        self.is_greedy = conf.temperature == 0
-        self.has_penalties = conf.repetition_penalty != 1 or conf.presence_penalty != 0
+    Temperature 0 takes the likeliest token; other defaults do nothing.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0  # least share of the likeliest token's probability
+    repetition_penalty: float = 1.0  # divides the logits of tokens in prompt or answer
+    presence_penalty: float = 0.0  # subtracted from the logits of tokens in the answer
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_values(
+            self,
+            "sampling",
+            temperature=Rule(
+                "must be finite and at least 0",
+                lambda value: 0 <= value < math.inf,
+                "0 takes the likeliest token",
+            ),
+            top_k=at_least(0, "0 keeps every token"),
+            top_p=Rule("must be in (0, 1]", lambda value: 0 < value <= 1, "1 keeps every token"),
+            min_p=Rule("must be in [0, 1]", lambda value: 0 <= value <= 1, "0 keeps every token"),
+            repetition_penalty=replace(POSITIVE, remedy="1 penalizes nothing"),
+        )
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0
+
+    @property
+    def has_penalties(self) -> bool:
+        return self.repetition_penalty != 1 or self.presence_penalty != 0
 
     @property
     def graph_key(self) -> str:
         """Return the key that compiled graphs depend on; see models/device/graph_budget.py."""
-        return str(self.conf)
+        return str(self)
 
     def warp(
         self, logits: Float[Tensor, "*rows vocab"], history: History | None = None
@@ -122,18 +111,18 @@ class SamplingRule:
         scores = self.apply_penalties(logits.float(), history)
         if self.is_greedy:
             return scores
-        scores = scores / self.conf.temperature
-        if self.conf.top_k:
-            threshold = scores.topk(min(self.conf.top_k, scores.shape[-1])).values[..., -1:]
+        scores = scores / self.temperature
+        if self.top_k:
+            threshold = scores.topk(min(self.top_k, scores.shape[-1])).values[..., -1:]
             scores = scores.masked_fill(scores < threshold, -math.inf)
-        if self.conf.top_p < 1:
+        if self.top_p < 1:
             ordered, order = scores.sort(dim=-1)
-            unlikely = ordered.softmax(-1).cumsum(-1) <= 1 - self.conf.top_p
+            unlikely = ordered.softmax(-1).cumsum(-1) <= 1 - self.top_p
             unlikely[..., -1] = False  # the likeliest token always stays
             scores = scores.masked_fill(unlikely.scatter(-1, order, unlikely), -math.inf)
-        if self.conf.min_p:
+        if self.min_p:
             probs = scores.softmax(-1)
-            unlikely = probs < self.conf.min_p * probs.amax(-1, keepdim=True)
+            unlikely = probs < self.min_p * probs.amax(-1, keepdim=True)
             scores = scores.masked_fill(unlikely, -math.inf)
         return scores
 
@@ -144,24 +133,23 @@ class SamplingRule:
         penalized logits over the temperature. If rounding may move scores by that much, top-k,
         top-p and min-p may keep another set of tokens.
 
-        >>> rule = SamplingConf(temperature=1.0, top_k=2).build()
+        >>> rule = SamplingConf(temperature=1.0, top_k=2)
         >>> rule.drop_margins(torch.tensor([4.0, 1.0, 2.5]))
         tensor([ 3.0000, -1.5000,  1.5000])
         """
-        conf = self.conf
         margin = torch.full_like(scores, math.inf)
         if self.is_greedy:
             return margin
         ordered, order = scores.sort(descending=True)
-        num_top_k = min(conf.top_k or len(scores), len(scores))
+        num_top_k = min(self.top_k or len(scores), len(scores))
         by_rank = _cutoff_distances(ordered, num_top_k)
-        if conf.top_p < 1:
+        if self.top_p < 1:
             probs = ordered[:num_top_k].double().softmax(-1)
             mass = torch.cat([probs.new_zeros(1), probs.cumsum(0)[:-1]])  # of likelier tokens
             mass = mass.clamp_max(1.0)
-            num_top_p = int((mass < conf.top_p).sum())
+            num_top_p = int((mass < self.top_p).sum())
             # Either the odds of the likelier tokens change, or the token changes ranks with others.
-            odds = (math.log(conf.top_p / (1 - conf.top_p)) - mass.logit()).to(scores.dtype)
+            odds = (math.log(self.top_p / (1 - self.top_p)) - mass.logit()).to(scores.dtype)
             odds = torch.cat([odds, odds[-1:].expand(len(scores) - num_top_k)])
             ranks = _cutoff_distances(ordered, num_top_p)
             closer = [
@@ -170,8 +158,8 @@ class SamplingRule:
             ]
             by_rank = by_rank.minimum(torch.cat(closer))
         margin[order] = by_rank
-        if conf.min_p:
-            margin = margin.minimum(scores - scores.max() - math.log(conf.min_p))
+        if self.min_p:
+            margin = margin.minimum(scores - scores.max() - math.log(self.min_p))
         return margin
 
     def apply_penalties(
@@ -180,10 +168,10 @@ class SamplingRule:
         """Apply the repetition penalty and the presence penalty."""
         if not self.has_penalties or history is None:
             return scores
-        penalty = self.conf.repetition_penalty
+        penalty = self.repetition_penalty
         penalized = torch.where(scores < 0, scores * penalty, scores / penalty)
         return torch.where(history.in_text, penalized, scores) - (
-            self.conf.presence_penalty * history.in_answer
+            self.presence_penalty * history.in_answer
         )
 
 
@@ -206,7 +194,7 @@ class Sampler:
     from are recorded. Without noise candidates are ranked by probability.
     """
 
-    rule: SamplingRule
+    rule: SamplingConf
     noise: Float[Tensor, "batch ahead vocab"] | None = None  # of the positions behind the root
     history: History | None = None  # of each row up to its root
     draws: bool = False

@@ -17,9 +17,10 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 from torch import Tensor
 
-from models.errors import UserError
+from models.errors import require
 from models.speculate.sampling import Sampler
 from models.speculate.tree_formats import read_fields
+from models.validation import at_least, check_values
 
 # tokens [B, W] (target ids) and the index of each one's parent among the nodes expanded before
 # [B, W] -> raw logits [B, W, draft_vocab], or [B, 1, draft_vocab] if all W have the same
@@ -48,28 +49,34 @@ class TreeConf:
     file: str | None = None  # in a format of models/speculate/tree_formats.py; replaces the above
 
     def __post_init__(self) -> None:
-        for key in ("depth", "nodes", "expanded", "branch"):
-            if getattr(self, key) < 1:
-                field_name = key.replace("expanded", "width")
-                raise UserError(f"tree.{field_name}: must be at least 1, got {getattr(self, key)}")
-        if self.copied < 0:
-            raise UserError(f"tree.copied: must not be negative, got {self.copied}; 0 copies none")
-        if self.paths is not None and self.kind is not TreeKind.static and self.file is None:
-            raise UserError(
-                f"tree.paths: needs a static tree, got tree.kind={self.kind.value}; use tree=static"
-            )
-        if self.kind is TreeKind.static and not (self.paths or self.file):
-            raise UserError("tree.paths: a static tree needs rank paths, got null; set tree.file")
+        check_values(
+            self,
+            "tree",
+            depth=at_least(1),
+            nodes=at_least(1),
+            width=at_least(1),
+            branch=at_least(1),
+            copied=at_least(0, "0 copies none"),
+        )
+        is_static, is_dynamic = self.kind is TreeKind.static, self.kind is TreeKind.dynamic
+        require(
+            self.paths is None or is_static or self.file is not None,
+            f"tree.paths: needs a static tree, got tree.kind={self.kind.value}; use tree=static",
+        )
+        require(
+            not is_static or bool(self.paths or self.file),
+            "tree.paths: a static tree needs rank paths, got null; set tree.file",
+        )
         pool = count_candidates(self.depth, self.expanded, self.branch)
-        if self.kind is TreeKind.dynamic and self.nodes > pool:
-            raise UserError(
-                f"tree.nodes: must be at most the {pool} candidates that depth, width and branch "
-                f"give, got {self.nodes}; raise tree.width or tree.branch"
-            )
-        if self.kind is TreeKind.dynamic and self.nodes < self.depth:
-            raise UserError(
-                f"tree.nodes: must be at least tree.depth = {self.depth}, got {self.nodes}"
-            )
+        require(
+            not is_dynamic or self.nodes <= pool,
+            f"tree.nodes: must be at most the {pool} candidates that depth, width and branch "
+            f"give, got {self.nodes}; raise tree.width or tree.branch",
+        )
+        require(
+            not is_dynamic or self.nodes >= self.depth,
+            f"tree.nodes: must be at least tree.depth = {self.depth}, got {self.nodes}",
+        )
 
     @property
     def expanded(self) -> int:
@@ -81,7 +88,7 @@ class TreeConf:
         if self.file is None:
             return self
         fields = {"paths": None, **read_fields(Path(self.file))}
-        return replace(self, file=None, **{**fields, "kind": TreeKind(fields["kind"])})
+        return replace(self, file=None, **fields | {"kind": TreeKind(fields["kind"])})
 
     def build(self) -> "Tree":
         """Build the tree; raise UserError for paths or a file that are invalid."""
@@ -90,10 +97,9 @@ class TreeConf:
         if self.kind is TreeKind.dynamic:
             return Tree(kind=self.kind, depth=self.depth, nodes=self.nodes,
                         width=self.expanded, branch=self.branch, copied=self.copied)  # fmt: skip
+        paths = self.paths or []
         if self.kind is TreeKind.chain:
             paths = [[0] * d for d in range(1, self.depth + 1)]
-        else:
-            paths = self.paths or []
         return replace(tree_from_paths(paths, kind=self.kind), copied=self.copied)
 
 
@@ -168,16 +174,18 @@ NO_TREE = Tree(kind=TreeKind.chain, depth=0, nodes=0)  # autoregressive decoding
 def tree_from_paths(paths: list[list[int]], *, kind: TreeKind = TreeKind.static) -> Tree:
     """Build a tree of rank paths; raise UserError for a missing prefix or a duplicate."""
     unique = sorted({tuple(path) for path in paths}, key=lambda path: (len(path), path))
-    if len(unique) != len(paths) or not paths or not all(paths):
-        raise UserError(f"tree.paths: must be distinct and not empty, got {paths}")
+    require(
+        len(unique) == len(paths) and bool(paths) and all(paths),
+        f"tree.paths: must be distinct and not empty, got {paths}",
+    )
     index: dict[tuple[int, ...], int] = {(): 0}
     levels: list[list[tuple[int, int]]] = []
     for path in unique:
-        if path[:-1] not in index or min(path) < 0:
-            raise UserError(
-                f"tree.paths: every path needs its prefix, got {list(path)} without "
-                f"{list(path[:-1])}; add it"
-            )
+        require(
+            path[:-1] in index and min(path) >= 0,
+            f"tree.paths: every path needs its prefix, got {list(path)} without "
+            f"{list(path[:-1])}; add it",
+        )
         if len(path) > len(levels):
             levels.append([])
         index[path] = len(levels[-1])
@@ -275,7 +283,6 @@ class _CandidateScorer:
 
     def __init__(self, sampler: Sampler, kept_ids: Tensor | None, vocab: int):
         self.sampler, self.kept_ids, self.vocab = sampler, kept_ids, vocab
-        self.draws = sampler.draws
 
     def score_candidates(self, logits: Tensor, level: int) -> tuple[Tensor, Tensor]:
         """Return warped logits [B, W, draft_vocab], and the same with noise."""
@@ -304,7 +311,7 @@ def _grow_static(
         ranks = max(rank for _, rank in level) + 1
         warped, scores = scorer.score_candidates(logits, depth)
         top = scores.topk(ranks, dim=-1).indices.expand(-1, len(expanded), -1)
-        if scorer.draws:
+        if scorer.sampler.draws:
             log_probs = scorer.target_log_probs(warped).expand(-1, len(expanded), -1)
             drawn_from |= {offset + 1 + p: log_probs[:, i] for i, p in enumerate(expanded)}
         tokens = scorer.target_ids(
@@ -316,12 +323,10 @@ def _grow_static(
         if depth + 1 < tree.depth:
             previous, expanded = expanded, sorted({p for p, _ in tree.levels[depth + 1]})
             parent_index = [previous.index(level[i][0]) for i in expanded]
-            parent_index_BW = torch.tensor(parent_index, device=tokens.device).expand(
-                len(tokens), -1
-            )
-            logits = expand(tokens[:, expanded], parent_index_BW)
+            parent_index_W = torch.tensor(parent_index, device=tokens.device)
+            logits = expand(tokens[:, expanded], parent_index_W.expand(len(tokens), -1))
     child_log_probs = None
-    if scorer.draws:
+    if scorer.sampler.draws:
         leaf = torch.full_like(drawn_from[0], -torch.inf)
         child_log_probs = torch.stack([drawn_from.get(i, leaf) for i in range(len(parents) + 1)], 1)
     return Proposal(
@@ -336,12 +341,13 @@ def _grow_dynamic(
 ) -> Proposal:
     def children(logits: Tensor, level: int) -> tuple[Tensor, Tensor]:
         _, scores = scorer.score_candidates(logits, level)
-        logp, token = _log_probs(scores).topk(tree.branch, dim=-1)
+        # Values above 0, which rounding may cause, would let a child outrank its parent.
+        log_probs = scores.float().log_softmax(-1).clamp_max(0.0)
+        logp, token = log_probs.topk(tree.branch, dim=-1)
         return logp, scorer.target_ids(token)
 
     logp, token = (part[:, 0] for part in children(logits, 0))
-    parent = torch.full_like(token, -1)
-    pool_logp, pool_token, pool_parent = [logp], [token], [parent]
+    pool = [(logp, token, torch.full_like(token, -1))]  # the candidates of each level
     size = 0  # candidates before this level
     parent_index = torch.zeros_like(token)
     for level in range(1, tree.depth):
@@ -349,31 +355,23 @@ def _grow_dynamic(
         beam_logp, beam = _stable_topk(logp, width)
         logits = expand(token.gather(1, beam), parent_index.gather(1, beam))
         child_logp, child = (part.expand(-1, width, -1) for part in children(logits, level))
-        parent_number = (beam + size)[:, :, None]  # index of the parent among all candidates
+        # index of the parent among all candidates
+        parent = (beam + size)[:, :, None].expand_as(child).flatten(1)
         size += token.shape[1]
-        logp = (beam_logp[:, :, None] + child_logp).flatten(1)
-        token = child.flatten(1)
-        parent = parent_number.expand_as(child).flatten(1)
+        logp, token = (beam_logp[:, :, None] + child_logp).flatten(1), child.flatten(1)
         beam_index = torch.arange(width, device=token.device)[None, :, None]
         parent_index = beam_index.expand_as(child).flatten(1)
-        pool_logp.append(logp)
-        pool_token.append(token)
-        pool_parent.append(parent)
-    _, best = _stable_topk(torch.cat(pool_logp, 1), tree.nodes)
-    candidates = torch.cat(pool_token, 1)
-    node_of = torch.full_like(candidates, -1)  # node of a candidate in the tree, or -1
+        pool.append((logp, token, parent))
+    all_logp, candidates, parents = (torch.cat(parts, 1) for parts in zip(*pool, strict=True))
+    _, best = _stable_topk(all_logp, tree.nodes)
     node_index = torch.arange(tree.nodes, device=best.device).expand_as(best)
-    node_of = node_of.scatter(1, best, node_index)
-    best_parent = torch.cat(pool_parent, 1).gather(1, best)
+    # node of a candidate in the tree, or -1
+    node_of = torch.full_like(candidates, -1).scatter(1, best, node_index)
+    best_parent = parents.gather(1, best)
     return Proposal(
         ids=candidates.gather(1, best),
         parents=torch.where(best_parent < 0, -1, node_of.gather(1, best_parent.clamp_min(0))),
     )
-
-
-def _log_probs(scores: Tensor) -> Tensor:
-    # Values above 0, which rounding may cause, would let a child outrank its parent.
-    return scores.float().log_softmax(-1).clamp_max(0.0)
 
 
 def _stable_topk(values: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from models.errors import UserError
+from models.errors import UserError, require
 
 RankPaths = list[list[int]]
 TREE_KINDS = ("chain", "static", "dynamic")
@@ -37,11 +37,11 @@ def read_fields(file: Path) -> dict[str, Any]:
         return {"kind": "static", "paths": read_paths(file)}
     kind, numbers = fields.get("kind"), {k: v for k, v in fields.items() if k != "kind"}
     are_integers = all(type(v) is int for k, v in numbers.items() if (k, v) != ("width", None))
-    if kind not in TREE_KINDS or not numbers.keys() <= INTEGER_FIELDS or not are_integers:
-        raise UserError(
-            f"tree.file: `tree` must hold a kind of {', '.join(TREE_KINDS)} and whole numbers for "
-            f"{', '.join(sorted(INTEGER_FIELDS))}, got {fields} in {file}"
-        )
+    require(
+        kind in TREE_KINDS and numbers.keys() <= INTEGER_FIELDS and are_integers,
+        f"tree.file: `tree` must hold a kind of {', '.join(TREE_KINDS)} and whole numbers for "
+        f"{', '.join(sorted(INTEGER_FIELDS))}, got {fields} in {file}",
+    )
     return fields | ({"paths": read_paths(file)} if kind == "static" else {})
 
 
@@ -93,11 +93,11 @@ def paths_to_adjacency(paths: RankPaths) -> dict[str, list[str]]:
     children: dict[str, list[str]] = {}
     for path in ordered:
         siblings = children.setdefault(str(number[path[:-1]]), [])
-        if path[-1] != len(siblings):
-            raise UserError(
-                f"format: nxd needs every rank below the last of a node, got {list(path)} without "
-                f"{[*path[:-1], len(siblings)]}; write medusa or own"
-            )
+        require(
+            path[-1] == len(siblings),
+            f"format: nxd needs every rank below the last of a node, got {list(path)} without "
+            f"{[*path[:-1], len(siblings)]}; write medusa or own",
+        )
         siblings.append(str(number[path]))
     return children
 
@@ -109,8 +109,10 @@ def _paths_from_adjacency(children: dict[str, Any], file: Path) -> RankPaths:
     for number, path in enumerate(paths):  # the loop also visits the paths that it appends
         child_ids = children.get(str(number), [])
         expected = [str(len(paths) + rank) for rank in range(len(child_ids))]
-        if child_ids != expected:
-            raise UserError(f"{rule} with {child_ids} below node {number}; expected {expected}")
+        require(
+            child_ids == expected,
+            f"{rule} with {child_ids} below node {number}; expected {expected}",
+        )
         paths += [[*path, rank] for rank in range(len(child_ids))]
     if unknown := [key for key in children if not key.isdecimal() or int(key) >= len(paths)]:
         raise UserError(f"{rule} with children of {unknown[0]}, which is not a node; remove them")

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 from torch import Tensor
 
 # Families whose sliding windows are served, by how their decoder takes the masks of its layers. In
@@ -51,14 +51,14 @@ def build_layer_masks(
     text = config.get_text_config()
     sliding = full if in_window is None else full & in_window
     if text._attn_implementation == "eager":  # this implementation adds its mask to the logits
-        full, sliding = (_additive_mask(mask, dtype) for mask in (full, sliding))
+        lowest = torch.finfo(dtype).min
+        full, sliding = (
+            torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, lowest)
+            for mask in (full, sliding)
+        )
     if in_window is not None and text.model_type in MASK_BY_TYPE_MODELS:
         return {"full_attention": full, "sliding_attention": sliding}
     return sliding
-
-
-def _additive_mask(mask: Bool[Tensor, "*shape"], dtype: torch.dtype) -> Float[Tensor, "*shape"]:
-    return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min)
 
 
 def find_unsupported(config: Any) -> list[str]:
@@ -68,16 +68,15 @@ def find_unsupported(config: Any) -> list[str]:
         return ["encoder and decoder"]
     if not hasattr(text, "num_key_value_heads") or hasattr(text, "kv_lora_rank"):
         return ["no plain key-value heads"]
-    kinds = set(getattr(text, "layer_types", None) or [])
-    unsupported = kinds - {"full_attention", "sliding_attention"}
+    unsupported = set(getattr(text, "layer_types", None) or [])
+    unsupported -= {"full_attention", "sliding_attention"}
     if get_sliding_window(text) and text.model_type not in SINGLE_MASK_MODELS + MASK_BY_TYPE_MODELS:
         unsupported.add(f"a window of {get_sliding_window(text)} tokens")
     unsupported |= {f"{cap} {value}" for cap in SOFTCAP_KEYS if (value := getattr(text, cap, None))}
     if getattr(text, "use_bidirectional_attention", None):
         unsupported.add("attention in both directions")
-    unsupported |= {
-        f"{kind} rope" for kind in LENGTH_DEPENDENT_ROPE if kind in get_rope_types(text)
-    }
+    rope_types = {rope.get("rope_type", "default") for rope in get_rope_parameters(text).values()}
+    unsupported |= {f"{kind} rope" for kind in LENGTH_DEPENDENT_ROPE if kind in rope_types}
     return sorted(unsupported)
 
 
@@ -86,7 +85,3 @@ def get_rope_parameters(text: Any) -> dict[str, dict[str, Any]]:
     parameters = getattr(text, "rope_parameters", None) or {}
     by_kind = {kind: rope for kind, rope in parameters.items() if isinstance(rope, dict)}
     return by_kind or {"full_attention": parameters}
-
-
-def get_rope_types(text: Any) -> set[str]:
-    return {rope.get("rope_type", "default") for rope in get_rope_parameters(text).values()}

@@ -85,9 +85,8 @@ class StaticCache(Cache):
 
     def scatter_rows(self, other: "StaticCache", rows: Int[Tensor, " rows"]) -> None:
         """Overwrite these rows with those of another cache."""
-        tensors = (*self.keys, *self.values, self.positions)
         sources = (*other.keys, *other.values, other.positions)
-        for tensor, source in zip(tensors, sources, strict=True):
+        for tensor, source in zip((*self.keys, *self.values, self.positions), sources, strict=True):
             tensor.index_copy_(0, rows, source)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
@@ -138,8 +137,8 @@ def tree_mask(
     tensor([[1, 1, 1, 1, 0, 0],
             [1, 1, 1, 1, 1, 0]], dtype=torch.int32)
     """
-    slot = torch.arange(slots, device=lengths.device)
-    node = slot[None, :] - lengths[:, None]  # the node that each slot holds
+    # the node that each slot holds
+    node = torch.arange(slots, device=lengths.device)[None, :] - lengths[:, None]
     new, scratch = visible.shape[1:]
     index = node.clamp(0, scratch - 1)[:, None, :].expand(-1, new, -1)
     node_mask = visible.gather(2, index) & ((node >= 0) & (node < scratch))[:, None, :]

@@ -10,16 +10,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MethodType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from models.device import Device, find_rank_files, load_rank_files
 from models.device.graph_budget import graph_key_of
 from models.distill.topk_logits import TopKLogits
-from models.errors import UserError
+from models.errors import UserError, require
 from models.parallel import tensor_parallel
 from models.target import architectures
 from models.target.cache import CacheWrite, LayerCache, StaticCache
@@ -70,7 +71,7 @@ class _LayerHook:
 
 
 class LanguageModel:
-    """A causal LM with four operations: embed, forward_hidden, logits, new_cache."""
+    """A causal LM with three operations: forward_hidden, logits, new_cache."""
 
     def __init__(self, model: Any, *, device: Device):
         self.model, self.device = model, device
@@ -78,7 +79,6 @@ class LanguageModel:
         self.decoder = model.get_decoder()
         self.head = model.get_output_embeddings()
         self.num_layers: int = self.config.num_hidden_layers
-        self.kv_heads: int = tensor_parallel.count_kv_heads(model)  # on this rank
         self.hidden_size: int = self.config.hidden_size
         self.vocab_size: int = self.head.weight.shape[0]
         self.head_size: int = (
@@ -99,12 +99,14 @@ class LanguageModel:
         return graph_key_of(self.model)
 
     @property
+    def kv_heads(self) -> int:
+        """Return the number of key-value heads on this rank, which sharding the model changes."""
+        return tensor_parallel.count_kv_heads(self.model)
+
+    @property
     def eos_ids(self) -> list[int]:
         """Return the ids that end an answer."""
         return _as_list(self.model.generation_config.eos_token_id)
-
-    def embed(self, input_ids: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch hidden"]:
-        return self.model.get_input_embeddings()(input_ids)
 
     def logits(self, hidden: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "*batch vocab"]:
         return self.head(hidden)
@@ -198,28 +200,32 @@ def _run_layer(
 class ModelSource:
     """The location of a pretrained model: a hub name, or `path` of a local copy."""
 
-    config_key: str  # `target` or `draft`
-    name: str
-    path: str | None = None
+    config_key: ClassVar[str]  # `target` or `draft`
+
+    name: str = ""  # of the hub
+    path: str | None = None  # of a local copy
     revision: str | None = None
     trust_remote_code: bool = False
 
     @property
     def location(self) -> str:
+        """Return what from_pretrained takes."""
         return self.path or self.name
 
     def read_config(self) -> Any:
         """Read config.json; raise UserError for a model that is missing or not served exactly."""
-        from transformers import AutoConfig
-
         config = self._from_pretrained(AutoConfig)
-        _check_supported(config, self)
+        unsupported = architectures.find_unsupported(config)  # before any weight is read
+        require(
+            not unsupported,
+            f"{self.config_key}.name: only softmax attention, full or over a sliding window, is "
+            f"served exactly, got {self.location!r} ({config.get_text_config().model_type}: "
+            f"{', '.join(unsupported)}); choose another {self.config_key}",
+        )
         return config
 
     def build_meta_model(self) -> Any:
         """Build the model without weights, on `meta`."""
-        from transformers import AutoModelForCausalLM
-
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(
                 self.read_config(), trust_remote_code=self.trust_remote_code
@@ -227,8 +233,6 @@ class ModelSource:
 
     def load_model(self, dtype: torch.dtype, **layout: Any) -> Any:
         """Load the weights; `layout` makes transformers load a part of them on each process."""
-        from transformers import AutoModelForCausalLM
-
         config = self.read_config()
         options = {"dtype": dtype, "attn_implementation": architectures.choose_attention(config)}
         if self.path and (rank_files := find_rank_files(Path(self.path))):
@@ -242,8 +246,6 @@ class ModelSource:
 
         It needs config.json alone, which this package has for the models that conf/ names.
         """
-        from transformers import AutoConfig, AutoModelForCausalLM
-
         shipped = SHIPPED_CONFIGS / f"{self.name}.json"
         if self.path is None and shipped.exists():
             config = AutoConfig.for_model(**json.loads(shipped.read_text()))
@@ -255,8 +257,6 @@ class ModelSource:
             )
 
     def load_tokenizer(self) -> Any:
-        from transformers import AutoTokenizer
-
         return self._from_pretrained(AutoTokenizer)
 
     def context_length(self) -> int | None:
@@ -265,9 +265,7 @@ class ModelSource:
 
     def eos_ids(self) -> list[int]:
         """Return `LanguageModel.eos_ids` without loading the weights."""
-        from transformers import GenerationConfig
-
-        hub_args = {"revision": self.revision, "trust_remote_code": self.trust_remote_code}
+        hub_args: Any = {"revision": self.revision, "trust_remote_code": self.trust_remote_code}
         try:
             generation = GenerationConfig.from_pretrained(self.location, **hub_args)
         except OSError:  # the model has no generation_config.json
@@ -305,13 +303,3 @@ class ModelSource:
 
 def _as_list(ids: int | list[int] | None) -> list[int]:
     return [] if ids is None else [ids] if isinstance(ids, int) else list(ids)
-
-
-def _check_supported(config: Any, source: ModelSource) -> None:
-    """Raise UserError for what the runtime cannot serve exactly, before any weight is read."""
-    if unsupported := architectures.find_unsupported(config):
-        raise UserError(
-            f"{source.config_key}.name: only softmax attention, full or over a sliding window, is "
-            f"served exactly, got {source.location!r} ({config.get_text_config().model_type}: "
-            f"{', '.join(unsupported)}); choose another {source.config_key}"
-        )

@@ -5,53 +5,48 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from models.checkpoint import target_fingerprint, tokenizer_fingerprint
 from models.device import Device
-from models.errors import UserError
+from models.errors import require
 from models.target.language_model import LanguageModel, ModelSource, TargetOutput
 
 DEMO_TARGET = Path(__file__).parents[2] / "data" / "demo" / "target"
 
 
 @dataclass(kw_only=True)
-class TargetConf:
+class TargetConf(ModelSource):
     """The model whose outputs must not change: a hub name, a local path, or `demo`."""
 
+    config_key: ClassVar[str] = "target"
+
     name: str = "demo"
-    path: str | None = None  # of a local copy
-    revision: str | None = None
-    trust_remote_code: bool = False
+
+    @property
+    def location(self) -> str:
+        """Return what from_pretrained takes."""
+        return str(DEMO_TARGET) if self.name == "demo" and self.path is None else super().location
 
     @property
     def is_demo(self) -> bool:
         """Return whether it is the target that ships in data/demo."""
-        return Path(self.source.location).resolve() == DEMO_TARGET.resolve()
-
-    @property
-    def source(self) -> ModelSource:
-        return ModelSource(
-            config_key="target",
-            name=self.name,
-            path=str(DEMO_TARGET) if self.name == "demo" and self.path is None else self.path,
-            revision=self.revision,
-            trust_remote_code=self.trust_remote_code,
-        )
+        return Path(self.location).resolve() == DEMO_TARGET.resolve()
 
     def build(
-        self, device: Device, *, load_model: Callable[[ModelSource], Any] | None = None
-    ) -> "Target":
+        self, device: Device, *, name: str | None = None,
+        load_model: Callable[[ModelSource], Any] | None = None,
+    ) -> "Target":  # fmt: skip
         """Load and freeze; raise UserError for a model that is missing or cannot be served exactly.
 
         `load_model` loads a model that is divided among several devices.
         """
-        source = self.source
-        source.read_config()
-        model = load_model(source) if load_model else source.load_model(device.dtype)
-        target = Target(model, source.load_tokenizer(), name=self.path or self.name, device=device)
+        self.read_config()
+        model = load_model(self) if load_model else self.load_model(device.dtype)
+        name = name or self.path or self.name
+        target = Target(model, self.load_tokenizer(), name=name, device=device)
         if not load_model:  # after the checks, which a lazy device would compile
             model.to(device.torch_device)
         return target
@@ -82,9 +77,7 @@ class Target(LanguageModel):
     def with_weights(self, lm: LanguageModel, *, name: str) -> "Target":
         """Return a target of the same architecture and tokenizer with the weights of `lm`."""
         target = copy.copy(self)
-        for key, value in vars(lm).items():
-            setattr(target, key, value)
-        target.device, target.name = self.device, name
+        vars(target).update(vars(lm) | {"device": self.device, "name": name})
         target.fingerprint = target_fingerprint(lm.model)
         return target
 
@@ -96,13 +89,15 @@ class Target(LanguageModel):
     def check_layers(self, layers: list[int], *, default: list[int]) -> None:
         """Raise UserError unless `layers` are inputs of existing layers, in increasing order."""
         valid = f"null takes {default}"
-        if any(b <= a for a, b in pairwise(layers)):
-            raise UserError(f"draft.layers: must be strictly increasing, got {layers}; {valid}")
-        if not layers or layers[0] < 0 or layers[-1] >= self.num_layers:
-            raise UserError(
-                f"draft.layers: must lie in 0..{self.num_layers - 1} for target {self.name}, "
-                f"got {layers}; {valid}"
-            )
+        require(
+            all(a < b for a, b in pairwise(layers)),
+            f"draft.layers: must be strictly increasing, got {layers}; {valid}",
+        )
+        require(
+            bool(layers) and layers[0] >= 0 and layers[-1] < self.num_layers,
+            f"draft.layers: must lie in 0..{self.num_layers - 1} for target {self.name}, "
+            f"got {layers}; {valid}",
+        )
 
     @torch.no_grad()
     def _check_logits(self) -> None:
@@ -110,8 +105,8 @@ class Target(LanguageModel):
         input_ids = torch.arange(2, device=self.head.weight.device)[None]
         expected = self.model(input_ids=input_ids).logits
         logits = self.logits(self.decoder(input_ids=input_ids).last_hidden_state)
-        if not torch.allclose(expected.float(), logits.float(), atol=1e-3, rtol=1e-2):
-            raise UserError(
-                f"target.name: {type(self.model).__name__} changes its logits after the head and "
-                f"cannot be served exactly, got {self.name!r}; choose another target"
-            )
+        require(
+            torch.allclose(expected.float(), logits.float(), atol=1e-3, rtol=1e-2),
+            f"target.name: {type(self.model).__name__} changes its logits after the head and "
+            f"cannot be served exactly, got {self.name!r}; choose another target",
+        )

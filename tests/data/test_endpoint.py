@@ -67,7 +67,7 @@ def reach(url, folder, **changes) -> tuple[AnswersConf, EndpointAnswerBackend]:
     )
     where = TargetConf(name="tiny", path=str(folder))
     served = check_endpoint(how, where)
-    return how, EndpointAnswerBackend(how, served, where, where.source.load_tokenizer())
+    return how, EndpointAnswerBackend(how, served, where, where.load_tokenizer())
 
 
 def answered(rows, reached, journal):
@@ -196,4 +196,4 @@ def test_a_key_is_one_that_a_header_can_carry(monkeypatch):
 
 def test_the_end_of_a_turn_is_the_one_that_the_template_writes(target, folder):
     assert find_end_of_turn_id(target.tokenizer, [0, 3]) == 0
-    assert TargetConf(path=str(folder)).source.eos_ids() == target.eos_ids == [0]
+    assert TargetConf(path=str(folder)).eos_ids() == target.eos_ids == [0]

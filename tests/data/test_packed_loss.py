@@ -8,7 +8,7 @@ from data.features.target_pass import features
 from data.packing.documents import Documents, Packed
 from data.packing.pack import cut_documents, pack_documents
 from data.sources.tokenized import document_from_pair
-from models.distill.losses import LossConf, LossName, Reduction
+from models.distill.config import LossConf, LossName, Reduction
 from models.drafts.base import Draft
 from models.target.target import Target
 from tests.support.methods import CASES

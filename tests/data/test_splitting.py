@@ -7,8 +7,8 @@ from conf.entry import compose
 from data.packing.documents import DocumentPiece, Documents
 from data.packing.pack import pack_documents
 from data.sources.row_formats import TokenizedDocument
+from models.distill.config import LossConf, Reduction
 from models.distill.loss_weights import row_weights, token_weights
-from models.distill.losses import LossConf, Reduction
 from models.errors import UserError
 from tests.support.methods import CASES
 from tests.support.tiny import tiny_target

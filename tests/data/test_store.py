@@ -177,7 +177,7 @@ def test_the_index_knows_supervised_tokens(folder, target):
 )  # fmt: skip
 def test_int8_keeps_the_promised_size_of_the_demo(needs, most):
     """Even with every token supervised, and index and flags counted; H = 64."""
-    size = TargetConf().source.read_config().hidden_size
+    size = TargetConf().read_config().hidden_size
     layout = FeatureSchema(
         layers=needs.layers, hidden=needs.hidden, context=needs.context, dtype=Dtype.int8,
         teacher=TeacherKind.hidden, top_k=64, hidden_size=size, vocab_size=4096,

@@ -107,7 +107,7 @@ def test_sampled_output_has_the_targets_distribution():
 
 
 def expected_pairs(target, prompt, sampling):
-    rule = sampling.build()
+    rule = sampling
     first = rule.warp(target.model(torch.tensor([prompt])).logits[0, -1]).double().softmax(-1)
     second = rule.warp(
         target.model(torch.tensor([[*prompt, token] for token in range(61)])).logits[:, -1]
@@ -189,12 +189,12 @@ def test_ngram_lookup_proposes_the_continuation():
     state = NgramDraft().start(
         state, ids, lengths=torch.tensor([6]), first_token=torch.tensor([7]), target_output=None
     )
-    proposal = NgramDraft().propose(state, tree=chain(3), sampler=Sampler(rule=GREEDY.build()))
+    proposal = NgramDraft().propose(state, tree=chain(3), sampler=Sampler(rule=GREEDY))
     assert proposal.ids.tolist() == [[8, 5, 6]]
     assert proposal.parents.tolist() == [[-1, 0, 1]]
 
 
 def test_ngram_lookup_reads_nothing_out_of_bounds_for_a_row_without_work():
     state = NgramDraft().new_state(2, 12)  # a batch with free rows is proposed for as a whole
-    proposal = NgramDraft().propose(state, tree=chain(3), sampler=Sampler(rule=GREEDY.build()))
+    proposal = NgramDraft().propose(state, tree=chain(3), sampler=Sampler(rule=GREEDY))
     assert proposal.ids.tolist() == [[-1] * 3] * 2

@@ -267,7 +267,7 @@ WARPED = [{}, {"top_k": 5}, {"top_p": 0.8}, {"min_p": 0.1}, {"top_k": 20, "top_p
 @pytest.mark.parametrize("warped", WARPED, ids=str)
 def test_a_near_tie_at_the_border_of_what_is_sampled_is_one_as_any_other(warped):
     """Logits that rounding moves by a hundredth: what they then say is a fiftieth away."""
-    rule = SamplingConf(temperature=0.7, **warped).build()
+    rule = SamplingConf(temperature=0.7, **warped)
     draws, moved, differ = torch.Generator().manual_seed(0), 0.01, 0
     for number in range(800):
         logits = 2 * torch.randn(40, generator=draws)

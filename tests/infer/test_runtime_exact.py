@@ -45,7 +45,7 @@ def behind(small):
 
 def expected(behind, sampling):
     """The joint distribution of all five tokens."""
-    rule = sampling.build()
+    rule = sampling
     joint = torch.ones((), dtype=torch.float64)
     for logits in behind:
         joint = joint[..., None] * rule.warp(logits).double().softmax(-1)

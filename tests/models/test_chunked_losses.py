@@ -10,15 +10,10 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from models.distill import divergences, losses, topk_logits
+from models.distill import config, divergences, losses, topk_logits
+from models.distill.config import LossConf, LossName, Reduction
 from models.distill.loss_weights import token_weights
-from models.distill.losses import (
-    LossConf,
-    LossName,
-    Reduction,
-    chunked_distillation_loss,
-    distillation_loss,
-)
+from models.distill.losses import chunked_distillation_loss, distillation_loss
 from tests.support.loss_cases import (
     FORMS,
     KEPT,
@@ -136,7 +131,7 @@ def test_compiles_into_one_graph(name, bias, monkeypatch):
 
 def unchecked_losses(monkeypatch):
     """The modules without the shape checks of pytest, which torch.compile cannot trace."""
-    for checked in (topk_logits, divergences, losses):
+    for checked in (config, topk_logits, divergences, losses):
         spec = importlib.util.spec_from_file_location(checked.__name__, checked.__file__)
         module = importlib.util.module_from_spec(spec)
         monkeypatch.setitem(sys.modules, checked.__name__, module)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from infer.engine.decode import Decoder
+from models.distill.config import LossConf, Reduction
 from models.distill.loss_weights import row_weights
-from models.distill.losses import LossConf, Reduction
 from models.drafts import load_draft
 from models.drafts.causal_lm import CausalLMConf, InitFrom
 from models.errors import UserError

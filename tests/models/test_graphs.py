@@ -28,7 +28,7 @@ from models.device.graph_budget import Graph, GraphLedger, UnannouncedGraphError
 from models.device.xla.device import XlaDevice
 from models.distill.losses import LossConf
 from models.drafts.eagle1 import Eagle1Conf
-from models.drafts.medusa import MedusaConfig, MedusaDraft
+from models.drafts.medusa import MedusaDraft
 from models.speculate.sampling import SamplingConf
 from models.speculate.tree import TreeConf, TreeKind
 from models.target.target import TargetConf
@@ -264,7 +264,7 @@ def test_graphs_that_training_did_not_announce_stand_in_its_metrics(tmp_path):
     target = tiny_target(seed=0, device=device)
     conf = toy_conf(draft=CASES["medusa"].conf, optim={"steps": 4})
     conf.data, conf.log.every = DataConf(length=LENGTH), 1
-    draft = Growing(MedusaConfig(**conf.draft.engine_config(target)), target)
+    draft = Growing(conf.draft, conf.draft.engine_config(target), target)
     counted = loop_in(tmp_path, conf, draft, target, device)
     assert counted.counts()["loss"] == {"announced": 1, "compiled": 2}
     assert [line["train/graphs_unannounced"] for line in metrics(tmp_path)] == [0, 0, 1, 1]

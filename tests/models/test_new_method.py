@@ -13,44 +13,20 @@ METHOD = '''
 """Bigrams: what follows a token, whatever came before it."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
 import torch
 from torch import nn
-from transformers import LlamaConfig
 
-from models import checkpoint
 from models.drafts.base import Needs
 from models.drafts.feature import FeatureConf, FeatureDraft, layer_config
 from models.distill.loss_weights import shift_left
 from models.speculate.tree import grow
 
 
-@dataclass(kw_only=True)
-class BigramConf(FeatureConf):
-    method: ClassVar[str] = "bigram"
-    architecture: ClassVar[str] = "BigramModel"
-    max_depth: int = 8
-
-    def build(self, target, *, loss, seed):
-        torch.manual_seed(seed)
-        draft = BigramDraft(layer_config(target, self.architecture, depth=self.max_depth), target)
-        draft.loss_conf, draft.seed = loss, seed
-        return draft
-
-    @classmethod
-    def load(cls, directory: Path, target):
-        draft = BigramDraft(LlamaConfig(**checkpoint.read_config(directory)), target)
-        draft.restore(directory, target)
-        return cls(max_depth=draft.max_depth), draft
-
-
 class BigramDraft(FeatureDraft):
-    method = "bigram"
-
-    def __init__(self, config, target):
-        super().__init__(config, target)
+    def __init__(self, conf, config, target, *, loss=None, seed=None):
+        super().__init__(conf, config, target, loss=loss, seed=seed)
         self.needs = Needs(layers=[], hidden=False, context=False)
         self.trained_depth, self.max_depth = 1, config.depth
         self.guess = nn.Embedding(config.vocab_size, config.hidden_size)
@@ -74,6 +50,21 @@ class BigramDraft(FeatureDraft):
             return self.head(self.guess(tokens))
 
         return grow(tree, sampler, logits(state["token"]), lambda tokens, above: logits(tokens))
+
+
+@dataclass(kw_only=True)
+class BigramConf(FeatureConf):
+    method: ClassVar[str] = "bigram"
+    architecture: ClassVar[str] = "BigramModel"
+    draft_class: ClassVar[type] = BigramDraft
+    max_depth: int = 8
+
+    def engine_config(self, target):
+        return layer_config(target, self.architecture, depth=self.max_depth)
+
+    @classmethod
+    def fields_from_config(cls, config):
+        return {"max_depth": config.depth}
 '''
 CHOICE = """
 defaults:

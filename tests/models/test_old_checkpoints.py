@@ -12,6 +12,7 @@ import pytest
 
 from infer.engine.decode import Decoder
 from models.drafts import load_draft
+from models.drafts.base import SpeculativePair
 from models.speculate.sampling import SamplingConf
 from models.target.target import TargetConf
 from tests.support.tiny import CPU, chain
@@ -24,7 +25,7 @@ DECODED = json.loads((OLD / "decoded.json").read_text())
 def test_a_checkpoint_of_cb9f3c2_drafts_as_it_did_there(method):
     recorded, target = DECODED[method], TargetConf(path=str(OLD / "target")).build(CPU)
     _, draft = load_draft(OLD / method, target)
-    verifier = draft.target_for(target) or target
+    verifier = SpeculativePair(target=target, draft=draft).verifying_target
     decoder = Decoder(verifier, draft.eval(), chain(4), sampling=SamplingConf(), slots=64)
     (answer,) = decoder.decode([recorded["prompt"]], row_ids=[0], max_new_tokens=24)
     assert answer.ids == recorded["ids"]

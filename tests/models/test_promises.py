@@ -7,15 +7,18 @@ from pathlib import Path
 import pytest
 import torch
 from scipy import stats
+from torch import Tensor
 
 from infer.engine.decode import Decoder
 from models.checkpoint import WEIGHTS_FILE
 from models.distill.losses import LossName
 from models.drafts import METHODS, load_draft
-from models.drafts.base import Draft
+from models.drafts.base import Draft, DraftState, SpeculativePair
+from models.drafts.mixed import MixedDraft
 from models.errors import UserError
 from models.lora import merge_adapters
-from models.speculate.sampling import SamplingConf
+from models.speculate.sampling import Sampler, SamplingConf
+from models.target.cache import StaticCache
 from models.target.target import Target
 from tests.support.methods import CASES, DEPTH, eventful_text, share_of_maximum
 from tests.support.tiny import (
@@ -55,7 +58,7 @@ def learned(request, target, tmp_path_factory):
     folder = tmp_path_factory.mktemp("learned") / "checkpoint"
     draft.save(folder, target)
     draft.eval()
-    verifier = draft.target_for(target) or target
+    verifier = SpeculativePair(target=target, draft=draft).verifying_target
     start = Decoder(verifier, sampling=SamplingConf(), slots=64)
     (row,) = start.decode([text[:5]], row_ids=[0], max_new_tokens=37)
     return Learned(draft=draft, verifier=verifier, text=text[:5] + row.ids, folder=folder)
@@ -74,7 +77,7 @@ def test_the_checkpoint_round_trips(learned, target):
     """Every tensor, of an adapted target too, and what is accepted of a known and a new text."""
     conf, again = load_draft(learned.folder, target)
     assert type(conf) is METHODS[learned.draft.method]
-    verifier = again.target_for(target) or target
+    verifier = SpeculativePair(target=target, draft=again).verifying_target
     assert (verifier is target) == (learned.verifier is target)
     for one, other in [(learned.draft, again), (learned.verifier.model, verifier.model)]:
         before, after = kept(one), kept(other)
@@ -98,6 +101,53 @@ def kept(module):
     return {
         name: t for name, t in merge_adapters(module).items() if not name.startswith("adapters.")
     }
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("case", CASES)
+def test_a_proposal_leaves_the_state_unchanged(case, shape, target):
+    """All of it but scratch, the slots of a cache behind the known tokens."""
+    draft = CASES[case].build(target).eval()
+    draft = MixedDraft(draft) if SHAPES[shape].copied else draft
+    ids, lengths = torch.arange(1, 19).view(2, 9), torch.tensor([9, 6])
+    positions = torch.arange(9).expand(2, 9)
+    with torch.no_grad():
+        seen = target.forward_hidden(
+            ids, positions=positions, mask=torch.ones(2, 1, 9, 9, dtype=torch.bool).tril(),
+            layers=draft.needs.layers,
+        )  # fmt: skip
+        state = draft.start(
+            draft.new_state(2, 64), ids,
+            lengths=lengths, first_token=torch.tensor([3, 4]), target_output=seen,
+        )  # fmt: skip
+        before = committed(state)
+        for temperature in (0.0, 1.0):
+            sampler = Sampler(rule=SamplingConf(temperature=temperature))
+            draft.propose(state, tree=SHAPES[shape], sampler=sampler)
+    after = committed(state)
+    assert before.keys() == after.keys()
+    assert [name for name in before if not torch.equal(before[name], after[name])] == []
+
+
+def committed(state: DraftState) -> dict[str, Tensor]:
+    """Copies of its tensors; of caches without the slots behind the known tokens."""
+    tensors = {}
+    for name, value in state.items():
+        if isinstance(value, dict):
+            tensors |= {f"{name}.{key}": tensor for key, tensor in committed(value).items()}
+            continue
+        parts = {name: value}
+        if isinstance(value, StaticCache):
+            caches = [*value.keys, *value.values, value.positions[:, None]]
+            parts = {f"{name}.{i}": cache for i, cache in enumerate(caches)}
+        for part, tensor in parts.items():
+            is_cache = tensor.ndim > 2
+            rows = enumerate(state["lengths"].tolist()) if is_cache else [(slice(None), None)]
+            tensors |= {
+                f"{part}.{row}": tensor[row][:, :end].clone() if is_cache else tensor.clone()
+                for row, end in rows
+            }
+    return tensors
 
 
 @pytest.mark.parametrize("shape", SHAPES)

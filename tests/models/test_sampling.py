@@ -100,7 +100,7 @@ def test_warping_is_that_of_transformers(case):
     history = history_of(ids)
     for options in OPTIONS:
         conf = SamplingConf(**({"temperature": 1.0} | options))
-        found = conf.build().warp(logits, history)
+        found = conf.warp(logits, history)
         assert torch.equal(found, as_transformers(ids, logits, conf)), options
 
 
@@ -108,7 +108,7 @@ def test_warping_is_that_of_transformers(case):
 def test_a_greedy_rule_penalises_and_leaves_the_rest(repetition_penalty):
     ids, logits = texts_and_logits("plain")
     more = {"repetition_penalty": repetition_penalty, "presence_penalty": 0.4}
-    rule = SamplingConf(temperature=0.0, top_k=3, top_p=0.5, min_p=0.3, **more).build()
+    rule = SamplingConf(temperature=0.0, top_k=3, top_p=0.5, min_p=0.3, **more)
     wanted = as_transformers(ids, logits, SamplingConf(temperature=1.0, **more))
     assert torch.equal(rule.warp(logits, history_of(ids)), wanted)
 
@@ -126,7 +126,7 @@ def test_generate_has_the_same_order_of_options():
     )  # fmt: skip
     for step, (scores, logits) in enumerate(zip(made.scores, made.logits, strict=True)):
         history = history_of(made.sequences[:, : 9 + step], prompt=9)
-        assert torch.equal(conf.build().warp(logits.float(), history), scores)
+        assert torch.equal(conf.warp(logits.float(), history), scores)
 
 
 def test_the_history_of_a_tree_is_that_of_each_path():
@@ -165,7 +165,7 @@ def test_a_history_grows_by_what_was_emitted_alone():
 
 
 def test_temperature_zero_chooses_the_likeliest_token_without_noise():
-    rule = SamplingConf(temperature=0.0, top_k=3, top_p=0.5).build()
+    rule = SamplingConf(temperature=0.0, top_k=3, top_p=0.5)
     logits = torch.tensor([[[1.0, 4.0, 4.0, 2.0]]], dtype=torch.bfloat16)
     assert rule.is_greedy
     assert torch.equal(rule.warp(logits), logits.float())
@@ -182,7 +182,7 @@ def test_noise_follows_the_gumbel_distribution_far_into_its_tail():
 
 
 def test_sampled_tokens_follow_the_softmax():
-    rule = SamplingConf(temperature=1.3, top_k=9, top_p=0.95).build()
+    rule = SamplingConf(temperature=1.3, top_k=9, top_p=0.95)
     logits = torch.linspace(-2, 2, 12).roll(5)
     tokens = (rule.warp(logits.expand(ROWS, 2, -1)) + draw()).argmax(-1)
     probs = rule.warp(logits).double().softmax(-1)
@@ -244,7 +244,7 @@ def test_noise_and_warping_compile_into_one_graph(backend, monkeypatch):
     plain = importlib.util.module_from_spec(spec)  # shape checks of pytest cannot be traced
     monkeypatch.setitem(sys.modules, spec.name, plain)
     spec.loader.exec_module(plain)
-    rule = plain.SamplingConf(temperature=0.8, top_k=9, top_p=0.9, seed=3).build()
+    rule = plain.SamplingConf(temperature=0.8, top_k=9, top_p=0.9, seed=3)
 
     def sample(logits, row_ids, positions):
         noise = plain.gumbel_noise(rule.seed, row_ids, 0, positions, torch.arange(12))

@@ -26,7 +26,7 @@ from models.speculate.tree import (
 )
 
 VOCAB = 5
-GREEDY = Sampler(rule=SamplingConf().build())
+GREEDY = Sampler(rule=SamplingConf())
 
 
 def dynamic(**conf):

@@ -21,7 +21,7 @@ from infer.engine.decode import Decoder
 from infer.verify import TypicalRule
 from models.device import Device
 from models.drafts import load_draft
-from models.drafts.base import Draft
+from models.drafts.base import Draft, SpeculativePair
 from models.drafts.ngram import NgramDraft
 from models.speculate.sampling import SamplingConf
 from models.speculate.tree import NO_TREE, TreeConf, TreeKind
@@ -114,7 +114,8 @@ def method_drafts(name: str, target: Target) -> tuple[Target, list[Draft]]:
         conf, again = load_draft(Path(folder), target)
     untrained = conf.rebuild_untrained(again, target)
     assert isinstance(untrained, Draft)
-    return again.target_for(target) or target, [untrained, again]
+    pair = SpeculativePair(target=target, draft=again)
+    return pair.verifying_target, [untrained, again]
 
 
 def compiled_loss_apart(name: str, target: Target) -> float:

@@ -13,7 +13,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from data.config import DataConf, OnPolicyConf
 from models.device import Device
-from models.distill.losses import LossConf, Reduction
+from models.distill.config import LossConf, Reduction
 from models.drafts.base import DraftConf
 from models.drafts.causal_lm import CausalLMConf, InitFrom
 from models.drafts.eagle1 import Eagle1Conf

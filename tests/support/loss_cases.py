@@ -3,12 +3,13 @@
 import pytest
 import torch
 
+from models.distill.config import LossConf, LossName
+from models.distill.divergences import draft_distribution
 from models.distill.losses import (
-    LossConf,
-    LossName,
+    build_target_distribution,
     chunked_distillation_loss,
     distillation_loss,
-    token_losses,
+    evaluate_loss,
 )
 
 KEPT = torch.tensor([0, 2, 3, 7, 8])
@@ -30,7 +31,9 @@ def logits_of(*rows):
 
 
 def losses_of(draft_logits, target_logits, conf, *, labels=None, kept=None):
-    return token_losses(draft_logits, target_logits, labels=labels, kept_ids=kept, conf=conf)
+    target_dist = build_target_distribution(lambda rows: rows, target_logits, labels, kept, conf)
+    draft_dist = draft_distribution(draft_logits, target_dist, temperature=conf.temperature)
+    return evaluate_loss(draft_dist, kept, conf)[0]
 
 
 def inputs(*, tokens=23, steps=(), kept=None, vocab=11, own_heads=False, spread=1.0):

@@ -124,7 +124,10 @@ def by_engine(folder: Path, rank: int, group: dist.ProcessGroup) -> dict[str, An
             getattr(cut, name) == getattr(whole, name)
             for name in ("fingerprint", "num_parameters", "vocab_size", "num_layers")
         ],
-        "tables": [cut.head.weight.shape == whole.head.weight.shape, cut.embed(ids).shape[-1]],
+        "tables": [
+            cut.head.weight.shape == whole.head.weight.shape,
+            cut.model.get_input_embeddings()(ids).shape[-1],
+        ],
         "kv_heads": cut.kv_heads,
         "held": sum(p.numel() for p in cut.model.parameters()) / whole.num_parameters,
     }

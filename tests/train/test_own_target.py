@@ -163,13 +163,13 @@ def test_automatic_turns_are_those_that_the_template_can_do(folder, target, docu
     """Qwen3's rewrites earlier turns; Llama's keeps them, and each is learned once either way."""
     rows = conf("data=jsonl", f"data.path={folder / 'rows.jsonl'}")
     place = TargetConf(path=str(folder / target))
-    found = read_documents(rows.data, place.source.load_tokenizer(), Counter())
+    found = read_documents(rows.data, place.load_tokenizer(), Counter())
     assert len(found) == documents
     said = preview_rows(rows.data, place, read_first_rows(rows.data)).turns
     assert ("rewrites" in said) == (target == "unread")
     rows.data.turns = TurnSelection.each
     assert preview_rows(rows.data, place, read_first_rows(rows.data)).turns == "one document a turn"
-    each = read_documents(rows.data, place.source.load_tokenizer(), Counter())
+    each = read_documents(rows.data, place.load_tokenizer(), Counter())
     assert found.answer.sum() == each.answer.sum()
 
 
@@ -286,5 +286,5 @@ def test_a_draft_is_planned_for_decoding_whatever_its_data(run):
 def test_prepare_takes_the_path_of_a_target_alone(mixture):
     found = compose("prepare", PrepareConf, [*mixture.split(), "target.path=/models/mine"])
     assert found.target is not None
-    assert found.target.source.location == found.target.name == "/models/mine"
+    assert found.target.location == found.target.name == "/models/mine"
     assert compose("prepare", PrepareConf, mixture.split()).target is None

@@ -101,9 +101,9 @@ class ParallelConf:
         if self.tensor == 1:
             return
         if device is DeviceName.xla:
-            plan_shards(target.source.build_meta_model(), self.tensor)
+            plan_shards(target.build_meta_model(), self.tensor)
         else:
-            self.check_heads(target.source.read_config().get_text_config())
+            self.check_heads(target.read_config().get_text_config())
 
     def check_heads(self, config: Any) -> None:
         """Check that DTensor can split a model of this config; raise UserError otherwise."""

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from models.errors import UserError, require
-from models.parallel.tensor_parallel import ParallelLayers, count_kv_heads, parallelize_model
+from models.parallel.tensor_parallel import ParallelLayers, parallelize_model
 from models.target.target import Target, TargetConf
 from train.distributed.parallel import Parallel, ParallelConf, Weights
 
@@ -48,7 +48,6 @@ class XlaParallel(Parallel):
         tables = (target.model.get_input_embeddings(), target.head)
         names = [name for name, layer in target.model.named_modules() if layer in tables]
         parallelize_model(target.model, self._parallel_layers(), replicated=names)
-        target.kv_heads = count_kv_heads(target.model)
         target.model.to(self.device.torch_device)
         return target
 

@@ -18,7 +18,7 @@ from infer.engine.admission import bucket_length
 from infer.engine.session import Session
 from models.device.memory_trace import MemoryTracer, TracedPhase, fake_model
 from models.distill.topk_logits import TopKLogits
-from models.drafts.base import Batch, Draft, Needs
+from models.drafts.base import Batch, Draft, Needs, SpeculativePair
 from models.meta_model import MetaTarget, collect_models
 from models.target.language_model import TargetOutput
 from train.config import TrainConf
@@ -206,9 +206,10 @@ def _trace_evaluation(
 ) -> TracedPhase:
     """Trace train/quick_eval.py: the prefill of all held-out prompts together, and the draft's."""
     rows, tree = conf.eval_prompts, conf.tree.build()
+    pair = SpeculativePair(target=target, draft=draft)
     with tracer.trace_phase(EVALUATION) as phase, torch.no_grad():
         session = Session(
-            draft.target_for(target) or target, draft, tree, sampling=conf.evaluation.sampling,
+            pair.verifying_target, draft, tree, sampling=conf.evaluation.sampling,
             slots=prompt_tokens + conf.evaluation.quick_tokens, batch=rows,
         )  # fmt: skip
         tracer.label_tensors(CACHE, [*session.cache.keys, *session.cache.values])
