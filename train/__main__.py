@@ -15,17 +15,15 @@ from infer.report.tables import collect_sections, print_report, summary_table
 from infer.report.write import write_report_files
 from models.console import CONSOLE, setup_logging
 from train.config import TrainConf
-from train.extension import known_steps
 from train.first_lines import announce_data
 from train.log import MetricLogger
 from train.loop import Trainer
 from train.quick_eval import build_quick_eval
-from train.rows import feature_store
 from train.rows.draft_vocabulary import choose_vocabulary
+from train.rows.features import open_store
 from train.rows.held_out import check_held_out_unchanged, resolve_evaluation, write_held_out
-from train.rows.packed_rows import load_training_rows
-from train.rows.prompt_hashes import write_prompt_hashes
-from train.run import open_run
+from train.rows.packed_rows import load_training_rows, write_prompt_hashes
+from train.run import known_steps, open_run
 from train.run_dir import check_free_disk, refuse_full_disk
 
 log = logging.getLogger("train")
@@ -40,7 +38,7 @@ def main(conf: TrainConf) -> None:
     setup_logging()
     if (preview := conf.check()) is not None:
         announce_data(conf, preview)
-    parallel = conf.build_parallel(trackers=conf.log.trackers())
+    parallel = conf.build_parallel(trackers=conf.log.list_trackers())
     run = open_run(conf, parallel)
 
     target = parallel.build_target(conf.target)
@@ -52,7 +50,7 @@ def main(conf: TrainConf) -> None:
 
     steps = known_steps(run, conf.optim)
     if steps is None or run.progress.step < steps:
-        store = feature_store.open_store(conf.data, target, draft, parallel)
+        store = open_store(conf.data, target, draft, parallel)
         rows, held_out = load_training_rows(conf, target, parallel, store)
         if run.progress.step:
             check_held_out_unchanged(held_out, run.folder)
@@ -64,8 +62,8 @@ def main(conf: TrainConf) -> None:
         if tree.depth > draft.trained_depth:
             log.warning(TREE_TOO_DEEP, tree.depth, draft.trained_depth)
         Trainer(
-            conf=conf, parallel=parallel, device=parallel.device, target=target, draft=draft,
-            rows=rows, store=store, state=run, log=metric_logger,
+            conf=conf, parallel=parallel, target=target, draft=draft, rows=rows, store=store,
+            state=run, log=metric_logger,
             evaluate=build_quick_eval(target, selection, tree, conf.evaluation),
         ).run()  # fmt: skip
     else:

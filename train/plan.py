@@ -11,8 +11,8 @@ from pathlib import Path
 from conf.entry import entry_point
 from data.config import DataSource
 from models.files import open_output_file
-from train.planning.plan import RunPlan, plan_run
 from train.planning.remedies import suggest_overrides
+from train.planning.run_plan import RunPlan, plan_run
 from train.planning.tables import CONSOLE, plan_to_json, print_plan
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.checkpoint import CheckpointException
 
 from models.drafts.base import Draft
-from models.errors import UserError
+from models.errors import UserError, require
 from models.files import PARTIAL_SUFFIX
 from models.target.target import Target
 
@@ -28,7 +28,7 @@ DISK_FULL_MESSAGES = (
 )
 REPORT_FILES = ("report.json", "report.md", "report.html", "rounds.jsonl")
 RUN_FILES = (
-    "checkpoint", "metrics.jsonl", *REPORT_FILES, "training_prompts.npy", "held_out.jsonl",
+    "metrics.jsonl", *REPORT_FILES, "training_prompts.npy", "held_out.jsonl",
     "selection.jsonl", "vocabulary.md", "config.yaml",
 )  # fmt: skip
 
@@ -56,26 +56,23 @@ def reset_run_dir(folder: Path) -> None:
     if state.exists():
         state.rename(removed)
         shutil.rmtree(removed)
-    for result in (folder / name for name in RUN_FILES):
-        if result.is_dir():
-            shutil.rmtree(result)
-        else:
-            result.unlink(missing_ok=True)
+    if (folder / "checkpoint").exists():
+        shutil.rmtree(folder / "checkpoint")
+    for name in RUN_FILES:
+        (folder / name).unlink(missing_ok=True)
 
 
 def check_free_disk(
     folder: Path, draft: Draft, target: Target | None = None, *, num_states: int = 2
 ) -> None:
     """Check that the disk has room for what a run of this draft writes; raise UserError if not."""
-    needed, free = (
-        disk_bytes_needed(draft, target, num_states=num_states),
-        shutil.disk_usage(folder).free,
+    needed = disk_bytes_needed(draft, target, num_states=num_states)
+    free = shutil.disk_usage(folder).free
+    require(
+        free >= needed,
+        f"output_dir: needs {needed / 1e9:.2f} GB of free disk for this draft, "
+        f"got {free / 1e9:.2f} GB in {folder}; free some space or choose another output_dir",
     )
-    if free < needed:
-        raise UserError(
-            f"output_dir: needs {needed / 1e9:.2f} GB of free disk for this draft, "
-            f"got {free / 1e9:.2f} GB in {folder}; free some space or choose another output_dir"
-        )
 
 
 def disk_bytes_needed(draft: Draft, target: Target | None = None, *, num_states: int = 2) -> int:
@@ -110,10 +107,8 @@ def refuse_full_disk(folder: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError, SafetensorError, CheckpointException) as error:
-        message = str(error).lower()
-        if getattr(error, "errno", None) not in DISK_FULL_ERRNOS and not any(
-            part in message for part in DISK_FULL_MESSAGES
-        ):
+        is_full = any(part in str(error).lower() for part in DISK_FULL_MESSAGES)
+        if getattr(error, "errno", None) not in DISK_FULL_ERRNOS and not is_full:
             raise
         raise UserError(
             f"output_dir: the disk is full, got {folder}; free some space and start the "

@@ -15,10 +15,11 @@ its own by its number.
 import json
 import logging
 import shutil
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from models.drafts.base import DraftConf
 from models.errors import UserError
-from models.files import PARTIAL_SUFFIX, atomic_directory, atomic_path
+from models.files import PARTIAL_SUFFIX, atomic_directory, write_text_atomically
 from train.distributed.parallel import Parallel
 
 log = logging.getLogger(__name__)
@@ -76,7 +77,7 @@ class RunProgress:
 def flatten_config(conf: Any, prefix: str = "") -> dict[str, Any]:
     """Flatten a config into JSON values by dotted key."""
     values = {f"{prefix}method": conf.method} if isinstance(conf, DraftConf) else {}
-    for key, value in ((prefix + field.name, getattr(conf, field.name)) for field in fields(conf)):
+    for key, value in ((prefix + part.name, getattr(conf, part.name)) for part in fields(conf)):
         if is_dataclass(value):
             values |= flatten_config(value, f"{key}.")
         else:
@@ -127,7 +128,7 @@ class RunState:
         newest = self.newest_state()
         if newest is None:
             return self.progress
-        saved = json.loads((newest / PROGRESS_FILE).read_text())
+        saved = _read_progress_file(newest)
         self.saved_config = saved["config"]
         self._check_config_unchanged(self.saved_config)
         if saved["threads"] != torch.get_num_threads():
@@ -146,10 +147,9 @@ class RunState:
     def remove_old_states(self) -> None:
         """Remove all states but the newest and the one that its progress marks as kept."""
         newest = self.newest_state()
-        kept_paths = [newest]
-        if newest is not None:
-            kept_step = json.loads((newest / PROGRESS_FILE).read_text())["progress"].get("kept")
-            kept_paths += [] if kept_step is None else [self._state_path(kept_step)]
+        progress = _read_progress_file(newest)["progress"] if newest else {}
+        kept_step = progress.get("kept")
+        kept_paths = [newest, None if kept_step is None else self._state_path(kept_step)]
         for path in self.states_dir.glob("*"):
             if path not in kept_paths:
                 _remove_state(path)
@@ -160,9 +160,8 @@ class RunState:
         parallel.barrier()  # else a process might look for a state that is removed already
         if resume_path == newest:
             return
-        saved = json.loads((resume_path / PROGRESS_FILE).read_text())
-        self.progress = RunProgress(**saved["progress"])
-        self.progress.tracker = previous.tracker
+        saved = _read_progress_file(resume_path)
+        self.progress = RunProgress(**saved["progress"] | {"tracker": previous.tracker})
         # An unfinished run may have saved a better draft after its last state.
         unfinished = previous.step != previous.steps
         if unfinished or previous.best_step is None or previous.best_step > self.progress.step:
@@ -170,8 +169,8 @@ class RunState:
             self.progress.best = self.progress.best_step = None
         parallel.barrier()
         if parallel.is_main:
-            with atomic_path(resume_path / PROGRESS_FILE) as partial:
-                partial.write_text(json.dumps(saved | {"progress": asdict(self.progress)}))
+            progress = json.dumps(saved | {"progress": asdict(self.progress)})
+            write_text_atomically(resume_path / PROGRESS_FILE, progress)
             for path in self.complete_states():
                 if path > resume_path:
                     _remove_state(path)
@@ -180,11 +179,6 @@ class RunState:
     def save(self, training_state: TrainingState, parallel: Parallel) -> None:
         """Save a state in place of the newest, on all processes together."""
         path = self._state_path(self.progress.step)
-        saved = {
-            "progress": asdict(self.progress),
-            "threads": torch.get_num_threads(),
-            "config": self.config,
-        }
         partial = path.with_name(path.name + PARTIAL_SUFFIX)
         with atomic_directory(path) if parallel.is_main else nullcontext(partial) as partial:
             parallel.barrier()
@@ -195,6 +189,11 @@ class RunState:
                     no_dist=parallel.is_single_process,
                 )
             if parallel.is_main:
+                saved = {
+                    "progress": asdict(self.progress),
+                    "threads": torch.get_num_threads(),
+                    "config": self.config,
+                }
                 (partial / PROGRESS_FILE).write_text(json.dumps(saved, indent=2))
         if parallel.is_main:
             self.remove_old_states()
@@ -221,6 +220,10 @@ class RunState:
                     f"{key}: the run was started {started}, got {now}; "
                     "use another run_name or resume=false"
                 )
+
+
+def _read_progress_file(state: Path) -> dict[str, Any]:
+    return json.loads((state / PROGRESS_FILE).read_text())
 
 
 def _remove_state(state: Path) -> None:
@@ -252,3 +255,34 @@ def load_saved_tensors(state: Path, part: str = "weights") -> dict[str, Tensor]:
     with _silence_dcp_warning():
         dcp.load(tensors, storage_reader=reader, no_dist=True)
     return {name.removeprefix(f"{part}."): tensor for name, tensor in tensors.items()}
+
+
+@dataclass(kw_only=True)
+class SaveSchedule:
+    """Schedule of saves, the same on all processes, by the clock of the main process."""
+
+    parallel: Parallel
+    minutes: float
+    every_steps: int | None  # in place of the minutes
+    multiple: int  # steps; by time, states are saved only at multiples of this
+    required_steps: set[int]  # steps whose states are saved at any time
+    overdue: bool = False
+    saved_at: float = field(default_factory=time.perf_counter)
+
+    def is_due(self, done: int) -> bool:
+        """Return whether to save the state after `done` steps, by the last reading of the clock."""
+        if done in self.required_steps:
+            return True
+        if self.every_steps is not None:
+            return done % self.every_steps == 0
+        return self.overdue and done % self.multiple == 0
+
+    def read_clock(self) -> None:
+        """Read the main process's clock: a collective, so not for every step."""
+        if self.every_steps is None and not self.overdue:
+            late = time.perf_counter() - self.saved_at >= 60 * self.minutes
+            self.overdue = self.parallel.any_rank(self.parallel.is_main and late)
+
+    def restart(self) -> None:
+        """Restart the count: a state was saved."""
+        self.overdue, self.saved_at = False, time.perf_counter()

@@ -131,7 +131,7 @@ def toy_run(
     """The part of a training run that the tests are about."""
     torch.set_num_threads(1)
     device = device or conf.device.build()
-    parallel = conf.parallel.build(device, trackers=conf.log.trackers())
+    parallel = conf.parallel.build(device, trackers=conf.log.list_trackers())
     folder.mkdir(parents=True, exist_ok=True)
     target = target or toy_target()
     state = RunState(folder, flatten_config(conf))
@@ -143,8 +143,8 @@ def toy_run(
     draft = conf.draft.build(target, loss=conf.loss, seed=conf.seed)
     log = MetricLogger(conf.log, state, parallel.accelerator)
     loop = Trainer(
-        conf=conf, parallel=parallel, device=device, target=target, draft=draft,
-        rows=toy_rows(), state=state, log=log, evaluate=toy_length,
+        conf=conf, parallel=parallel, target=target, draft=draft, rows=toy_rows(), state=state,
+        log=log, evaluate=toy_length,
     )  # fmt: skip
     if interrupt_at is not None:
         learn = loop._train_step

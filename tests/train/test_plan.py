@@ -24,8 +24,8 @@ from train.log import MetricLogger
 from train.loop import Trainer
 from train.plan import TrainPlanConf, main
 from train.planning.layout import list_layouts
-from train.planning.plan import plan_run
 from train.planning.remedies import suggest_overrides
+from train.planning.run_plan import plan_run
 from train.planning.tables import planned_steps, size_table, time_table
 from train.planning.trace import (
     EVALUATION,
@@ -83,12 +83,10 @@ def prepared(conf: TrainConf, device: Device, folder) -> Trainer:
     rows = packed_of(replace(full, input_ids=torch.randint(1, VOCAB, full.input_ids.shape)))
     parallel = conf.parallel.build(device, trackers=[])
     state = RunState(folder, flatten_config(conf))
-    loop = Trainer(
-        conf=conf, parallel=parallel, device=device, target=target, draft=draft, rows=rows,
+    return Trainer(
+        conf=conf, parallel=parallel, target=target, draft=draft, rows=rows,
         state=state, log=MetricLogger(conf.log, state, parallel.accelerator), evaluate=lambda _: {},
     )  # fmt: skip
-    loop._prepare()
-    return loop
 
 
 def allocated(work) -> int:

@@ -25,7 +25,7 @@ from tests.support import captured
 from tests.support.stored_run import BF16, documents, learned, losses, training
 from tests.support.tiny import LAYERS, VOCAB
 from tests.support.toy_run import metrics, weights
-from train.planning.plan import RunPlan, plan_run
+from train.planning.run_plan import RunPlan, plan_run
 from train.planning.trace import DRAFT_PASS, TARGET_PASS, fake_stored_output
 
 METHODS = {

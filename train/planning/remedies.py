@@ -8,7 +8,7 @@ from typing import Any
 from models.device.memory_trace import LOGITS
 from train.distributed.parallel import ParallelConf, Weights
 from train.planning.layout import BUCKETS, build_layout, core_memory
-from train.planning.plan import LayoutOption, MachinePlan, RunPlan, trace_layout
+from train.planning.run_plan import LayoutOption, MachinePlan, RunPlan, trace_layout
 from train.planning.trace import EVALUATION, GRADIENTS, PERSISTENT_PARTS, TRAINED
 
 MAX_TRIES = 6  # a layout; each changes one size in proportion, which may be too little

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from infer.report.number_format import Table, to_rich_table
 from train.planning.layout import BUCKETS, core_memory
-from train.planning.plan import LayoutOption, MachinePlan, count_graphs
+from train.planning.run_plan import LayoutOption, MachinePlan, count_graphs
 from train.planning.trace import CACHE, FROZEN, GRADIENTS, OPTIMIZER, TARGET, TRAINED
 
 CONSOLE = Console(soft_wrap=True, highlight=False)

@@ -1,4 +1,7 @@
-"""Packed rows that a run trains on, without the prompts that it is evaluated on."""
+"""Packed rows that a run trains on, without the prompts that it is evaluated on.
+
+Hashes of their prompts are left in the run's folder: held-out prompts are looked up there later.
+"""
 
 import hashlib
 import json
@@ -7,18 +10,27 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 from rich.progress import track
+from transformers import PreTrainedTokenizerBase
 
 from data.config import DataSource, DemoAnswerSource
 from data.demo.prompts import training_prompts
+from data.eval_prompts.contamination import (
+    ANSWER_START_CHARS,
+    PROMPT_HASHES_FILE,
+    pack_hashes,
+    prompt_hashes,
+)
 from data.features.reader import FeatureStore
 from data.mixture.held_out_rows import HeldOutPrompts
 from data.packing.documents import Documents, Packed, read_documents
-from data.packing.pack import pack_documents
+from data.packing.pack import DOCUMENT, pack_documents
+from data.sources.row_formats import TokenizedDocument
 from data.sources.tokenized import document_from_pair
 from infer.engine.generate import generate_answers
 from models.console import CONSOLE
-from models.files import atomic_path
+from models.files import atomic_path, write_text_atomically
 from models.speculate.sampling import SamplingConf
 from models.target.target import Target
 from train.config import TrainConf
@@ -27,6 +39,8 @@ from train.rows.held_out import hold_out
 from train.run_dir import refuse_full_disk
 
 log = logging.getLogger(__name__)
+# Enough for the beginning of an answer: a character has at most 4 bytes, a token at least one.
+MAX_START_TOKENS = 4 * ANSWER_START_CHARS
 
 
 def load_training_rows(
@@ -89,11 +103,36 @@ def _answer_with_target(
         target.eager(), prompts, max_new_tokens=answers_conf.max_new_tokens, sampling=sampling,
         batch=answers_conf.batch,
     )  # fmt: skip
-    quiet = not CONSOLE.is_terminal
-    tracked = track(generated, "answers", total=len(prompts), console=CONSOLE, disable=quiet)
+    tracked = track(
+        generated, "answers", total=len(prompts), console=CONSOLE, disable=not CONSOLE.is_terminal
+    )
     answers = [ids for _, ids in sorted(tracked)]
     if parallel.is_main:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with refuse_full_disk(path.parent), atomic_path(path) as partial:
-            partial.write_text(json.dumps(answers))
+        with refuse_full_disk(path.parent):
+            write_text_atomically(path, json.dumps(answers))
     return answers
+
+
+def write_prompt_hashes(rows: Packed, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write the hashes of all prompts and answer starts in the rows."""
+    hashes = {
+        prompt_hash
+        for number in np.unique(rows.table[:, DOCUMENT]).tolist()
+        for prompt_hash in _hash_document(rows.documents[number], tokenizer)
+    }
+    file = folder / PROMPT_HASHES_FILE
+    with refuse_full_disk(folder), atomic_path(file) as partial, partial.open("wb") as stream:
+        np.save(stream, pack_hashes(hashes))
+
+
+def _hash_document(document: TokenizedDocument, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Hash the text before the first answer, and the beginning of the answer.
+
+    With at most one token before the answer, the document is a plain text: its beginning is hashed.
+    """
+    answer_start = document.answer.index(True)
+    text_start = 0 if answer_start <= 1 else answer_start
+    texts = [document.ids[:answer_start], document.ids[text_start : text_start + MAX_START_TOKENS]]
+    prompt, answer = tokenizer.batch_decode(texts, skip_special_tokens=True)
+    return prompt_hashes(prompt, answer)
