@@ -120,7 +120,7 @@ def test_a_step_takes_the_memory_that_was_planned(kind, device, accumulation, tm
         build_meta_draft(run.draft, target, loss=run.loss, seed=0),
         prompt_tokens=PROMPT,
     )
-    held = found.phases.pop(EVALUATION).peak_bytes
+    held = found.pop(EVALUATION).peak_bytes
     moments = [
         m for o in loop.training_state.optimizers for s in o.state.values() for m in s.values()
     ]
@@ -140,7 +140,7 @@ def test_a_step_takes_the_memory_that_was_planned(kind, device, accumulation, tm
     }
     planned = max(
         phase.total_peak_bytes - sum(phase.peak_bytes[part] for part in PERSISTENT_PARTS)
-        for phase in found.phases.values()
+        for phase in found.values()
     )
     assert planned == pytest.approx(taken, rel=0.1)
 
@@ -158,7 +158,7 @@ def test_an_evaluation_takes_the_memory_that_was_planned(tmp_path):
         build_meta_draft(run.draft, target, loss=run.loss, seed=0),
         prompt_tokens=PROMPT,
     )
-    phase = found.phases[EVALUATION]
+    phase = found[EVALUATION]
     assert phase.total_peak_bytes - sum(
         phase.peak_bytes[part] for part in PERSISTENT_PARTS
     ) == pytest.approx(taken, rel=0.1)
