@@ -19,10 +19,9 @@ from train.first_lines import announce_data
 from train.log import MetricLogger
 from train.loop import Trainer
 from train.quick_eval import build_quick_eval
-from train.rows.draft_vocabulary import choose_vocabulary
 from train.rows.features import open_store
 from train.rows.held_out import check_held_out_unchanged, resolve_evaluation, write_held_out
-from train.rows.packed_rows import load_training_rows, write_prompt_hashes
+from train.rows.packed_rows import choose_vocabulary, load_training_rows, write_prompt_hashes
 from train.run import known_steps, open_run
 from train.run_dir import check_free_disk, refuse_full_disk
 

@@ -13,7 +13,7 @@ from torch.distributed.checkpoint import CheckpointException
 
 from models.drafts.base import Draft
 from models.errors import UserError, require
-from models.files import PARTIAL_SUFFIX
+from models.files import PARTIAL_SUFFIX, report_disk_errors
 from models.target.target import Target
 
 DISK_FULL_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -35,18 +35,10 @@ RUN_FILES = (
 
 def create_run_dir(folder: Path) -> None:
     """Create the run folder and check that it is writable; raise UserError otherwise."""
-    with refuse_full_disk(folder):
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=folder) as file:
-                file.write(bytes(4096))
-        except OSError as error:
-            if error.errno in DISK_FULL_ERRNOS:
-                raise
-            raise UserError(
-                f"output_dir: must be writable, got {folder} ({error.strerror}); "
-                "choose another output_dir"
-            ) from error
+    with report_disk_errors(folder, remedy="choose another"), refuse_full_disk(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(4096))
 
 
 def reset_run_dir(folder: Path) -> None:

@@ -26,8 +26,7 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from torch import Tensor, nn
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_state_dict,
@@ -37,7 +36,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from models.drafts.base import DraftConf
-from models.errors import UserError
+from models.errors import require
 from models.files import PARTIAL_SUFFIX, atomic_directory, write_text_atomically
 from train.distributed.parallel import Parallel
 
@@ -123,11 +122,11 @@ class RunState:
         """Return the last complete state, or None."""
         return max(self.complete_states(), default=None)
 
-    def load_progress(self) -> RunProgress:
+    def load_progress(self) -> None:
         """Load the run's progress; raise UserError if it was started with another config."""
         newest = self.newest_state()
         if newest is None:
-            return self.progress
+            return
         saved = _read_progress_file(newest)
         self.saved_config = saved["config"]
         self._check_config_unchanged(self.saved_config)
@@ -142,7 +141,6 @@ class RunState:
         self.progress = RunProgress(
             **({"steps": self.saved_config["optim.steps"]} | saved["progress"])
         )
-        return self.progress
 
     def remove_old_states(self) -> None:
         """Remove all states but the newest and the one that its progress marks as kept."""
@@ -214,12 +212,12 @@ class RunState:
     def _check_config_unchanged(self, saved: dict[str, Any]) -> None:
         for key in sorted(saved.keys() | self.config.keys()):
             before, now = saved.get(key), self.config.get(key)
-            if before != now and not key.startswith(CHANGEABLE_KEYS) and key not in EXTENSION_KEYS:
-                started = f"with {before}" if key in saved else "without it"
-                raise UserError(
-                    f"{key}: the run was started {started}, got {now}; "
-                    "use another run_name or resume=false"
-                )
+            started = f"with {before}" if key in saved else "without it"
+            require(
+                before == now or key.startswith(CHANGEABLE_KEYS) or key in EXTENSION_KEYS,
+                f"{key}: the run was started {started}, got {now}; "
+                "use another run_name or resume=false",
+            )
 
 
 def _read_progress_file(state: Path) -> dict[str, Any]:
@@ -243,20 +241,6 @@ def _silence_dcp_warning() -> Iterator[None]:
         yield
 
 
-def load_saved_tensors(state: Path, part: str = "weights") -> dict[str, Tensor]:
-    """Load the tensors of one part of a state, without a module to load them into."""
-    reader = dcp.FileSystemReader(state)
-    metadata = reader.read_metadata().state_dict_metadata
-    tensors = {
-        name: torch.empty(entry.size, dtype=entry.properties.dtype)
-        for name, entry in metadata.items()
-        if isinstance(entry, TensorStorageMetadata) and name.startswith(f"{part}.")
-    }
-    with _silence_dcp_warning():
-        dcp.load(tensors, storage_reader=reader, no_dist=True)
-    return {name.removeprefix(f"{part}."): tensor for name, tensor in tensors.items()}
-
-
 @dataclass(kw_only=True)
 class SaveSchedule:
     """Schedule of saves, the same on all processes, by the clock of the main process."""
@@ -271,11 +255,9 @@ class SaveSchedule:
 
     def is_due(self, done: int) -> bool:
         """Return whether to save the state after `done` steps, by the last reading of the clock."""
-        if done in self.required_steps:
-            return True
-        if self.every_steps is not None:
-            return done % self.every_steps == 0
-        return self.overdue and done % self.multiple == 0
+        interval = self.every_steps or self.multiple
+        in_time = self.every_steps is not None or self.overdue
+        return done in self.required_steps or (in_time and done % interval == 0)
 
     def read_clock(self) -> None:
         """Read the main process's clock: a collective, so not for every step."""

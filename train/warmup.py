@@ -24,10 +24,9 @@ from train.config import TrainConf
 from train.distributed.parallel import Parallel
 from train.log import LogConf, MetricLogger
 from train.loop import Trainer
-from train.rows.draft_vocabulary import choose_vocabulary
 from train.rows.features import open_store
 from train.rows.held_out import has_external_prompts, resolve_evaluation, write_held_out
-from train.rows.packed_rows import load_training_rows
+from train.rows.packed_rows import choose_vocabulary, load_training_rows
 from train.state import RunState, flatten_config
 
 log = logging.getLogger("train.warmup")

@@ -25,9 +25,8 @@ from train.config import TrainConf
 from train.log import LogConf, MetricLogger
 from train.loop import Trainer
 from train.optim import OptimConf
-from train.rows.draft_vocabulary import choose_vocabulary
 from train.rows.features import open_store
-from train.rows.packed_rows import load_training_rows
+from train.rows.packed_rows import choose_vocabulary, load_training_rows
 from train.run import open_run
 
 BF16, ROOT = "bfloat16", Path(__file__).parents[2]

@@ -13,14 +13,22 @@ from data.config import DataConf, OnPolicyConf
 from data.packing.sampler import RowOrder
 from models.errors import UserError
 from tests.support.tiny import CPU
-from tests.support.toy_run import ROWS, metrics, toy_conf, toy_rows, toy_run, weights
+from tests.support.toy_run import (
+    ROWS,
+    load_saved_tensors,
+    metrics,
+    toy_conf,
+    toy_rows,
+    toy_run,
+    weights,
+)
 from train import state as states
 from train.config import TrainConf
 from train.distributed.parallel import ParallelConf
 from train.optim import OptimConf, Schedule
 from train.run import check_extension
 from train.run_dir import disk_bytes_needed, parameter_bytes, trained_parameters
-from train.state import RunState, SaveSchedule, flatten_config, load_saved_tensors
+from train.state import RunState, SaveSchedule, flatten_config
 
 PARALLEL = ParallelConf().build(CPU, trackers=[])
 WSD = {"schedule": Schedule.wsd, "decay": 0.25}  # of 12 steps the last 3, of 20 the last 5

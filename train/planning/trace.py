@@ -9,7 +9,6 @@ from collections import Counter
 from itertools import chain
 
 import torch
-from torch import nn
 from torch.optim import Optimizer
 
 from data.features.schema import FeatureSchema, TeacherKind
@@ -48,7 +47,14 @@ def trace_run(
         optimizers = _build_optimizers(tracer, conf, target, draft.eval())
         batch = fullest_batch(conf.optim.batch_size, conf.data.length)
         phases = _trace_micro_batch(tracer, conf, target, draft, batch, stored_schema)
-        phases.append(_trace_optimizer_step(tracer, conf, draft, optimizers, foreach=foreach))
+        with tracer.trace_phase(OPTIMIZER_STEP) as optimizer_phase:
+            torch.nn.utils.clip_grad_norm_(trained_parameters(draft), conf.optim.clip)
+            for optimizer in optimizers:
+                for group in optimizer.param_groups:
+                    group["foreach"] = foreach
+                optimizer.step()
+        draft.zero_grad()
+        phases.append(optimizer_phase)
         phases.append(_trace_evaluation(tracer, conf, target, draft, prompt_tokens=prompt_tokens))
         del optimizers  # keeps their state alive until here
     return {phase.name: phase for phase in phases}
@@ -100,7 +106,9 @@ def _trace_micro_batch(
             lambda parameter: tracer.label_tensors(GRADIENTS, [parameter.grad])
         )
     if conf.optim.accumulation > 1:
-        _allocate_gradients(tracer, trained)
+        for parameter in trained:
+            parameter.grad = torch.empty_like(parameter)
+        tracer.label_tensors(GRADIENTS, [parameter.grad for parameter in trained])
     phases, dtype = [], target.device.dtype
     if schema is None:
         with tracer.trace_phase(TARGET_PASS) as target_phase, torch.no_grad():
@@ -113,20 +121,6 @@ def _trace_micro_batch(
             loss = draft.loss(batch, target_output)
         loss.total.backward()
     return [*phases, draft_phase]
-
-
-def _trace_optimizer_step(
-    tracer: MemoryTracer, conf: TrainConf, draft: Draft, optimizers: list[Optimizer], *,
-    foreach: bool,
-) -> TracedPhase:  # fmt: skip
-    with tracer.trace_phase(OPTIMIZER_STEP) as phase:
-        torch.nn.utils.clip_grad_norm_(trained_parameters(draft), conf.optim.clip)
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                group["foreach"] = foreach
-            optimizer.step()
-    draft.zero_grad()
-    return phase
 
 
 def fake_stored_output(
@@ -144,13 +138,6 @@ def fake_stored_output(
         captured=torch.zeros(*shape, len(needs.layers) * hidden_size, dtype=dtype),
         hidden=torch.zeros(*shape, hidden_width, dtype=dtype), topk=topk,
     )  # fmt: skip
-
-
-def _allocate_gradients(tracer: MemoryTracer, trained: list[nn.Parameter]) -> None:
-    """Allocate gradients, as an earlier micro-batch leaves them."""
-    for parameter in trained:
-        parameter.grad = torch.empty_like(parameter)
-    tracer.label_tensors(GRADIENTS, [parameter.grad for parameter in trained])
 
 
 def _trace_evaluation(

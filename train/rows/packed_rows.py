@@ -1,6 +1,7 @@
 """Packed rows that a run trains on, without the prompts that it is evaluated on.
 
-Hashes of their prompts are left in the run's folder: held-out prompts are looked up there later.
+Two things follow from them: hashes of their prompts, in which held-out prompts are looked up later,
+and the draft's reduced vocabulary, with its coverage of the answers.
 """
 
 import hashlib
@@ -14,7 +15,7 @@ import numpy as np
 from rich.progress import track
 from transformers import PreTrainedTokenizerBase
 
-from data.config import DataSource, DemoAnswerSource
+from data.config import DataConf, DataSource, DemoAnswerSource
 from data.demo.prompts import training_prompts
 from data.eval_prompts.contamination import (
     ANSWER_START_CHARS,
@@ -28,9 +29,17 @@ from data.packing.documents import Documents, Packed, read_documents
 from data.packing.pack import DOCUMENT, pack_documents
 from data.sources.row_formats import TokenizedDocument
 from data.sources.tokenized import document_from_pair
+from data.vocabulary.counts import (
+    build_coverage_table,
+    count_training_tokens,
+    render_markdown_table,
+    sizes_around,
+)
 from infer.engine.generate import generate_answers
-from models.console import CONSOLE
+from models.console import CONSOLE, print_table
+from models.drafts.base import Draft
 from models.files import atomic_path, write_text_atomically
+from models.speculate.draft_vocab import required_token_ids
 from models.speculate.sampling import SamplingConf
 from models.target.target import Target
 from train.config import TrainConf
@@ -39,6 +48,7 @@ from train.rows.held_out import hold_out
 from train.run_dir import refuse_full_disk
 
 log = logging.getLogger(__name__)
+VOCABULARY_FILE = "vocabulary.md"  # in a run folder; the checkpoint alone lists the tokens
 # Enough for the beginning of an answer: a character has at most 4 bytes, a token at least one.
 MAX_START_TOKENS = 4 * ANSWER_START_CHARS
 
@@ -136,3 +146,29 @@ def _hash_document(document: TokenizedDocument, tokenizer: PreTrainedTokenizerBa
     texts = [document.ids[:answer_start], document.ids[text_start : text_start + MAX_START_TOKENS]]
     prompt, answer = tokenizer.batch_decode(texts, skip_special_tokens=True)
     return prompt_hashes(prompt, answer)
+
+
+def choose_vocabulary(
+    draft: Draft, target: Target, rows: Packed, conf: DataConf, folder: Path | None
+) -> None:
+    """Count the tokens of the answers, let the draft choose its own, and print their coverage.
+
+    Vocabularies of about half and double the size are printed for comparison. Documents that are
+    held out of the rows are not counted.
+
+    `folder`: where the table is written too; None in processes that print and write nothing.
+    """
+    counts = count_training_tokens(
+        conf, rows.documents, rows.document_numbers, target.vocab_size,
+        None if draft.kept_ids is None else target.tokenizer, target.tokenizer_fingerprint,
+    )  # fmt: skip
+    required_ids = required_token_ids(target.tokenizer)
+    figures = draft.prepare(counts.total, target=target, required_ids=required_ids)
+    for name, value in figures.items():
+        log.info("draft: %s %.4g", name, value)
+    if draft.kept_ids is not None and folder is not None:
+        sizes = sizes_around(len(draft.kept_ids), len(required_ids), target.vocab_size)
+        coverage = build_coverage_table(counts, sizes, required_ids)
+        print_table(coverage[0], coverage[1:])
+        with refuse_full_disk(folder):
+            (folder / VOCABULARY_FILE).write_text(render_markdown_table(coverage))
