@@ -128,40 +128,36 @@ class TrainConf:
 
     def _check_on_policy(self) -> None:
         on_policy = self.data.on_policy
-        if not on_policy.share:
-            return
         require(
-            self.draft.is_language_model,
+            not on_policy.share or self.draft.is_language_model,
             f"data.on_policy.share: needs a draft that is a language model, got "
             f"{on_policy.share} with {self.draft.method}; set it to 0",
         )
         require(
-            self.loss.name is not LossName.ce,
+            not on_policy.share or self.loss.name is not LossName.ce,
             f"data.on_policy.share: must be 0 for loss=ce, got {on_policy.share}; "
             "cross-entropy on the draft's own text carries no signal from the target",
         )
         require(
-            not self.save_every or self.save_every % on_policy.every == 0,
+            self.save_every is None or self.save_every % self.renewal_interval == 0,
             f"save_every: must be a multiple of data.on_policy.every = {on_policy.every}, "
             f"got {self.save_every}; a continued run rewrites its rows at that step",
         )
 
     def _check_overlap(self) -> None:
         overlap, deepest = self.data.overlap, self.draft.max_proposal_depth
-        if overlap is None:
-            return
         require(
-            not self.draft.needs_context,
+            overlap is None or not self.draft.needs_context,
             f"data.overlap: must be null for {self.draft.method}, which reads what the target "
             f"computed on all earlier tokens, got {overlap}; raise data.length instead",
         )
         require(
-            overlap > deepest,
+            overlap is None or overlap > deepest,
             f"data.overlap: must be above the {deepest} tokens that the draft can propose "
             f"(draft.{self.draft.depth_key}), got {overlap}; raise it",
         )
         require(
-            not self.data.on_policy.share and self.loss.half_life is None,
+            overlap is None or not (self.data.on_policy.share or self.loss.half_life),
             "data.overlap: must be null with data.on_policy.share or loss.half_life, which "
             f"start where an answer does, got {overlap}; raise data.length instead",
         )

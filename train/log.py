@@ -144,8 +144,7 @@ class MetricLogger:
         self.conf, self.accelerator, self.folder = conf, accelerator, state.folder
         self.file = self.folder / "metrics.jsonl"
         if conf.wandb is not Wandb.off:
-            state.progress.tracker = state.progress.tracker or uuid.uuid4().hex[:12]
-            self._start_wandb(state.progress.tracker, state.config)
+            self._start_wandb(state)
 
     def drop_after(self, step: int) -> None:
         """Drop the lines of later steps, which the run is about to repeat."""
@@ -178,16 +177,17 @@ class MetricLogger:
             artifact.add_file(str(self.folder / f"report.{suffix}"))
         run.log_artifact(artifact)
 
-    def _start_wandb(self, run_id: str, config: dict[str, Any]) -> None:
+    def _start_wandb(self, state: RunState) -> None:
+        state.progress.tracker = state.progress.tracker or uuid.uuid4().hex[:12]
         options = {
             "mode": self.conf.wandb.value,
             "dir": str(self.folder),
             "entity": self.conf.entity,
             "name": self.folder.name,
-            "id": run_id,
+            "id": state.progress.tracker,
             "resume": "allow",
         }
-        self.accelerator.init_trackers(self.conf.project, config, {"wandb": options})
+        self.accelerator.init_trackers(self.conf.project, state.config, {"wandb": options})
         if self.accelerator.is_main_process:
             # W&B's own step must not fall, which it does when a killed run continues.
             self._wandb_run().define_metric("*", "step")

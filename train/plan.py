@@ -19,7 +19,8 @@ from train.planning.tables import plan_to_json, print_plan
 
 @entry_point("train_plan", TrainPlanConf)
 def main(conf: TrainPlanConf) -> None:
-    if conf.data.source is DataSource.captured and not Path(conf.data.path or "").is_dir():
+    has_store = conf.data.path is not None and Path(conf.data.path).is_dir()
+    if conf.data.source is DataSource.captured and not has_store:
         print_line("data.path: no feature store there, so the plan includes the target's passes")
         conf = replace(conf, data=replace(conf.data, source=DataSource.prepared))
     plan = plan_run(conf)

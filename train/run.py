@@ -71,32 +71,30 @@ def known_steps(state: RunState, optim: OptimConf) -> int | None:
 
 def check_extension(state: RunState, optim: OptimConf, *, multiple: int) -> None:
     """Reject, before a model is loaded, an extension that fails for any number of rows."""
-    steps = known_steps(state, optim)
-    if steps is not None:
-        find_resume_state(state, optim, steps, multiple=multiple)
-    elif state.progress.step and optim.schedule is Schedule.cosine:
-        raise _extension_error(state, optim, None)
+    find_resume_state(state, optim, known_steps(state, optim), multiple=multiple)
 
 
 def find_resume_state(
-    state: RunState, optim: OptimConf, steps: int, *, multiple: int
+    state: RunState, optim: OptimConf, steps: int | None, *, multiple: int
 ) -> Path | None:
     """Return the state from which the run continues to `steps`, or None if it has no state.
 
-    Raises UserError if no state serves. On-policy rows are rewritten every `multiple` steps, and a
-    run can continue only from such a step.
+    Raises UserError if no state serves. Steps that are not known yet may be those of the run,
+    except with a schedule that serves no other number. On-policy rows are rewritten every
+    `multiple` steps, and a run can continue only from such a step.
     """
-    progress = state.progress
-    if not progress.step or steps == progress.steps:
+    progress, is_cosine = state.progress, optim.schedule is Schedule.cosine
+    if not progress.step or steps == progress.steps or (steps is None and not is_cosine):
         return state.newest_state()
+    if steps is None or is_cosine or steps <= progress.step:
+        raise _extension_error(state, optim, steps)
     old = _saved_learning_rate(state, optim)
     new = optim.learning_rate(steps, warmup_steps=old.warmup_steps)
-    if optim.schedule is not Schedule.cosine and steps > progress.step:
-        for path in sorted(state.complete_states(), reverse=True):
-            num_rates = int(path.name) + 1  # the state also contains the rate of the step after it
-            same = all(old.factor(step) == new.factor(step) for step in range(num_rates))
-            if same and int(path.name) % multiple == 0:
-                return path
+    for path in sorted(state.complete_states(), reverse=True):
+        num_rates = int(path.name) + 1  # the state also contains the rate of the step after it
+        same = all(old.factor(step) == new.factor(step) for step in range(num_rates))
+        if same and int(path.name) % multiple == 0:
+            return path
     raise _extension_error(state, optim, steps)
 
 

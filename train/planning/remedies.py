@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from models.device.memory_trace import LOGITS
@@ -38,12 +38,9 @@ def _list_candidates(
     parallel = replace(conf.parallel, draft=Weights.sharded)
     for option in plan.options:
         change = {"parallel.tensor": option.layout.tensor, "parallel.draft": "sharded"}
-        sharded = replace(option.layout, draft=Weights.sharded)
-        yield (
-            replace(conf, parallel=parallel),
-            LayoutOption(layout=sharded, persistent=option.persistent),
-            change,
-        )
+        layout = replace(option.layout, draft=Weights.sharded)
+        sharded = LayoutOption(layout=layout, persistent=option.persistent)
+        yield replace(conf, parallel=parallel), sharded, change
     if conf.parallel.tensor > 1:
         return
     rows = max(conf.optim.rows_per_step, plan.machine.total_cores)
@@ -58,9 +55,9 @@ def _fit_layout(
     plan: MachinePlan, conf: TrainPlanConf, option: LayoutOption
 ) -> dict[str, int] | None:
     """Return overrides that make one layout fit, or None."""
-    if option.min_bytes > plan.byte_limit:
-        return None
     if not option.phases:
+        if option.peak_bytes > plan.byte_limit:
+            return None
         option = plan.trace_layout(option, conf)
     overrides: dict[str, int] = {}
     for _ in range(MAX_TRIES):
@@ -81,17 +78,20 @@ def _shrink_tightest_phase(
     conf: TrainPlanConf, option: LayoutOption, plan: MachinePlan
 ) -> dict[str, int]:
     """Return an override that shrinks the tightest phase in proportion; {} if none can."""
-    phases = [PhaseBytes.from_parts(name, parts) for name, parts in option.memory_by_phase.items()]
-    tightest = min(phases, key=lambda phase: phase.fitting_share(plan.byte_limit))
-    share = tightest.fitting_share(plan.byte_limit)
+    limit, phases = plan.byte_limit, option.memory_by_phase
+    sizes = {name: _split_bytes(name, parts) for name, parts in phases.items()}
+    shares = {name: (limit - fixed) / growing for name, (fixed, growing) in sizes.items()}
+    tightest = min(shares, key=lambda name: shares[name])
+    share, (fixed, growing) = shares[tightest], sizes[tightest]
     if share >= 1:
         return {}
-    if tightest.phase == EVALUATION:
+    if tightest == EVALUATION:
         prompts = int(conf.eval_prompts * share)
         return {"eval_prompts": prompts} if prompts >= 1 else {}
-    spare = plan.byte_limit - tightest.fixed - (tightest.growing - tightest.logits)
-    if spare >= tightest.logits / MAX_LOGIT_CHUNKS:
-        return {"loss.chunk": max(1, int(conf.loss.chunk * spare / tightest.logits))}
+    logits = phases[tightest][LOGITS]
+    spare = limit - fixed - (growing - logits)
+    if spare >= logits / MAX_LOGIT_CHUNKS:
+        return {"loss.chunk": max(1, int(conf.loss.chunk * spare / logits))}
     fitting_rows = option.layout.rows * share
     if option.layout.rows > 1:
         rows = conf.optim.rows_per_step
@@ -102,26 +102,12 @@ def _shrink_tightest_phase(
     return {"data.length": length} if length >= MIN_ROW_LENGTH else {}
 
 
-@dataclass(frozen=True, kw_only=True)
-class PhaseBytes:
-    """Bytes of a phase: a fixed part, and a part that grows with its sizes, logits among it."""
-
-    phase: str
-    fixed: int
-    growing: int
-    logits: int
-
-    @classmethod
-    def from_parts(cls, phase: str, parts: Counter[str]) -> "PhaseBytes":
-        held = sum(parts[part] for part in (*PERSISTENT_PARTS, BUCKETS, GRADIENTS))
-        # At the end of a training step, every trained weight has a gradient.
-        missing = 0 if phase == EVALUATION else max(0, parts[TRAINED] - parts[GRADIENTS])
-        growing = parts.total() - held
-        return cls(phase=phase, fixed=held + missing, growing=growing, logits=parts[LOGITS])
-
-    def fitting_share(self, limit: float) -> float:
-        """Return the share of the growing bytes that fits."""
-        return (limit - self.fixed) / self.growing
+def _split_bytes(phase: str, parts: Counter[str]) -> tuple[int, int]:
+    """Split the bytes of a phase into a fixed part and one that grows with its sizes."""
+    held = sum(parts[part] for part in (*PERSISTENT_PARTS, BUCKETS, GRADIENTS))
+    # At the end of a training step, every trained weight has a gradient.
+    missing = 0 if phase == EVALUATION else max(0, parts[TRAINED] - parts[GRADIENTS])
+    return held + missing, parts.total() - held
 
 
 def apply_overrides(conf: TrainPlanConf, change: dict[str, int]) -> TrainPlanConf:

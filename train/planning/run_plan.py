@@ -62,20 +62,15 @@ class LayoutOption:
     step_time: StepTime | None = None
 
     @property
-    def min_bytes(self) -> int:
-        """Return the bytes of a core that every step takes."""
-        return core_memory(self.persistent, self.layout).total()
-
-    @property
     def memory_by_phase(self) -> dict[str, Counter[str]]:
         """Return the bytes of a core by part, at the fullest moment of each phase."""
-        return {name: core_memory(phase, self.layout) for name, phase in self.phases.items()}
+        phases = self.phases or {"every step": self.persistent}
+        return {name: core_memory(phase, self.layout) for name, phase in phases.items()}
 
     @property
     def peak_bytes(self) -> int:
         """Return the bytes of a core at its fullest moment; without a trace, a lower bound."""
-        totals = (parts.total() for parts in self.memory_by_phase.values())
-        return max(totals, default=self.min_bytes)
+        return max(parts.total() for parts in self.memory_by_phase.values())
 
 
 @dataclass(kw_only=True)
@@ -160,7 +155,7 @@ def plan_run(conf: TrainPlanConf) -> MachinePlan:
     sizes = _measure_sizes(target, draft, store, num_states=conf.num_states)
     plan = MachinePlan(conf=conf, machine=machine, dtype=dtype, sizes=sizes, options=options)
     for index, option in enumerate(options):
-        if option.min_bytes <= plan.byte_limit:
+        if option.peak_bytes <= plan.byte_limit:
             options[index] = plan.trace_layout(option, conf)
         if plan.fits(options[index]) and option.layout.processes == machine.total_cores:
             break  # splitting the target further only repeats more of the draft's work

@@ -5,7 +5,7 @@ from typing import Any
 
 from infer.report.number_format import Table, to_rich_table
 from models.console import print_line
-from train.planning.layout import BUCKETS, core_memory
+from train.planning.layout import BUCKETS
 from train.planning.run_plan import LayoutOption, MachinePlan, count_graphs
 from train.planning.trace import CACHE, FROZEN, GRADIENTS, OPTIMIZER, TARGET, TRAINED
 
@@ -86,7 +86,7 @@ def layout_table(plan: MachinePlan) -> Table:
     rows = []
     for option in plan.options:
         layout, fits = option.layout, "yes" if plan.fits(option) else "no"
-        if not option.phases and option.min_bytes <= plan.byte_limit:
+        if not option.phases and option.peak_bytes <= plan.byte_limit:
             fits = ""
         total = ("" if option.phases else "> ") + format_gib(option.peak_bytes)
         limits = vars(option.step_time).values() if option.step_time else ()
@@ -112,7 +112,7 @@ def layout_table(plan: MachinePlan) -> Table:
 def memory_table(plan: MachinePlan) -> Table:
     """Tabulate the proposed layout's GiB of a core by part, at the peak of each phase."""
     best = plan.best
-    phases = best.memory_by_phase or {"every step": core_memory(best.persistent, best.layout)}
+    phases = best.memory_by_phase
     unit, size = ("GiB", GIB) if best.peak_bytes >= GIB else ("MiB", MIB)
     rows = [
         [part, *(f"{parts[part] / size:.2f}" for parts in phases.values())]
@@ -215,6 +215,7 @@ def _layout_to_json(option: LayoutOption, plan: MachinePlan) -> dict[str, Any]:
         "phases": {
             name: {part: parts[part] for part in MEMORY_PARTS}
             for name, parts in option.memory_by_phase.items()
+            if name in option.phases
         },
         "step_s": vars(option.step_time) if option.step_time else None,
         "step_tokens": tokens_per_step(plan),

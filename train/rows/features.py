@@ -67,8 +67,8 @@ class TargetFeatures:
 
 def _allocate_features(example: TargetOutput, num_rows: int) -> TargetOutput:
     """Allocate tensors for all rows; raise UserError where the machine lacks the memory."""
-    tensors = {name: getattr(example, name) for name in CACHED_FIELDS}
-    needed = sum(num_rows * tensor[0].nbytes for tensor in tensors.values())
+    tensors = [getattr(example, name) for name in CACHED_FIELDS]
+    needed = sum(num_rows * tensor[0].nbytes for tensor in tensors)
     free = psutil.virtual_memory().available
     require(
         needed <= free // 2,
@@ -76,12 +76,10 @@ def _allocate_features(example: TargetOutput, num_rows: int) -> TargetOutput:
         f"of features and {free / 1e9:.1f} GB free; set data.keep_features=false",
     )
     log.info("features: %.2f GB of the target's features are kept for all epochs", needed / 1e9)
-    return TargetOutput(
-        **{
-            name: torch.empty((num_rows, *tensor.shape[1:]), dtype=tensor.dtype)
-            for name, tensor in tensors.items()
-        }
+    hidden, captured = (
+        torch.empty((num_rows, *tensor.shape[1:]), dtype=tensor.dtype) for tensor in tensors
     )
+    return TargetOutput(hidden=hidden, captured=captured)
 
 
 def open_store(

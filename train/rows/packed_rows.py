@@ -105,9 +105,8 @@ def _answer_with_target(
     is_cached = path.exists()
     parallel.barrier_if_split()  # every process has looked before one of them writes
     if is_cached:
-        answers = json.loads(path.read_text())
-        log.info("data: %d answers by the target, from %s", len(answers), path)
-        return answers
+        log.info("data: %d answers by the target, from %s", len(prompts), path)
+        return json.loads(path.read_text())
     log.info("data: the target answers %d prompts, kept in %s", len(prompts), path.parent)
     generated = generate_answers(
         target.eager(), prompts, max_new_tokens=answers_conf.max_new_tokens, sampling=sampling,
