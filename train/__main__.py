@@ -19,11 +19,9 @@ from train.first_lines import announce_data
 from train.log import MetricLogger
 from train.loop import Trainer
 from train.quick_eval import build_quick_eval
-from train.rows.features import open_store
 from train.rows.held_out import check_held_out_unchanged, resolve_evaluation, write_held_out
 from train.rows.packed_rows import choose_vocabulary, load_training_rows, write_prompt_hashes
-from train.run import known_steps, open_run
-from train.run_dir import check_free_disk, refuse_full_disk
+from train.run import check_free_disk, known_steps, open_run, refuse_full_disk
 
 log = logging.getLogger("train")
 TREE_TOO_DEEP = (
@@ -49,8 +47,7 @@ def main(conf: TrainConf) -> None:
 
     steps = known_steps(run, conf.optim)
     if steps is None or run.progress.step < steps:
-        store = open_store(conf.data, target, draft, parallel)
-        rows, held_out = load_training_rows(conf, target, parallel, store)
+        rows, held_out, store = load_training_rows(conf, target, draft, parallel)
         if run.progress.step:
             check_held_out_unchanged(held_out, run.folder)
         if parallel.is_main:

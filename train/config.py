@@ -106,8 +106,23 @@ class TrainConf:
 
     def check_settings(self) -> None:
         """Check the settings that need no file and no model; raise UserError for a wrong one."""
-        self._check_on_policy()
         self._check_overlap()
+        on_policy = self.data.on_policy
+        require(
+            not on_policy.share or self.draft.is_language_model,
+            f"data.on_policy.share: needs a draft that is a language model, got "
+            f"{on_policy.share} with {self.draft.method}; set it to 0",
+        )
+        require(
+            not on_policy.share or self.loss.name is not LossName.ce,
+            f"data.on_policy.share: must be 0 for loss=ce, got {on_policy.share}; "
+            "cross-entropy on the draft's own text carries no signal from the target",
+        )
+        require(
+            self.save_every is None or self.save_every % self.renewal_interval == 0,
+            f"save_every: must be a multiple of data.on_policy.every = {on_policy.every}, "
+            f"got {self.save_every}; a continued run rewrites its rows at that step",
+        )
         depth, deepest = self.tree.build().depth, self.draft.max_proposal_depth
         require(
             depth <= deepest,
@@ -125,24 +140,6 @@ class TrainConf:
         """Check, before a model is loaded, that this device can do what the run needs."""
         self.optim.check(device)
         self.data.check_device(device)
-
-    def _check_on_policy(self) -> None:
-        on_policy = self.data.on_policy
-        require(
-            not on_policy.share or self.draft.is_language_model,
-            f"data.on_policy.share: needs a draft that is a language model, got "
-            f"{on_policy.share} with {self.draft.method}; set it to 0",
-        )
-        require(
-            not on_policy.share or self.loss.name is not LossName.ce,
-            f"data.on_policy.share: must be 0 for loss=ce, got {on_policy.share}; "
-            "cross-entropy on the draft's own text carries no signal from the target",
-        )
-        require(
-            self.save_every is None or self.save_every % self.renewal_interval == 0,
-            f"save_every: must be a multiple of data.on_policy.every = {on_policy.every}, "
-            f"got {self.save_every}; a continued run rewrites its rows at that step",
-        )
 
     def _check_overlap(self) -> None:
         overlap, deepest = self.data.overlap, self.draft.max_proposal_depth

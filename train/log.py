@@ -13,7 +13,6 @@ from enum import Enum
 from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -146,11 +145,6 @@ class MetricLogger:
         if conf.wandb is not Wandb.off:
             self._start_wandb(state)
 
-    def drop_after(self, step: int) -> None:
-        """Drop the lines of later steps, which the run is about to repeat."""
-        if self.accelerator.is_main_process:
-            drop_later_lines(self.file, after=step)
-
     def write(self, step: int, values: dict[str, float]) -> None:
         """Append the metrics of a step to metrics.jsonl, and send them to the tracker."""
         metrics = {"step": step, **values}
@@ -163,9 +157,9 @@ class MetricLogger:
         """Upload the report and the checkpoint to the tracker."""
         if self.conf.wandb is Wandb.off:
             return
-        import wandb
+        import wandb  # the package is needed only where it is enabled
 
-        run = self._wandb_run()
+        run = self.accelerator.get_tracker("wandb", unwrap=True)
         page = (self.folder / "report.html").read_text()
         run.log({
             "report/table": wandb.Table(columns=[*summary.columns], data=[*summary.rows]),
@@ -190,10 +184,7 @@ class MetricLogger:
         self.accelerator.init_trackers(self.conf.project, state.config, {"wandb": options})
         if self.accelerator.is_main_process:
             # W&B's own step must not fall, which it does when a killed run continues.
-            self._wandb_run().define_metric("*", "step")
-
-    def _wandb_run(self) -> Any:  # the package is imported only where it is enabled
-        return self.accelerator.get_tracker("wandb", unwrap=True)
+            self.accelerator.get_tracker("wandb", unwrap=True).define_metric("*", "step")
 
 
 def drop_later_lines(file: Path, *, after: int) -> None:

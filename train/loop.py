@@ -27,13 +27,12 @@ from models.target.language_model import TargetOutput
 from models.target.target import Target
 from train.config import TrainConf
 from train.distributed.parallel import Parallel
-from train.log import MetricBuffer, MetricLogger, ProgressBar
+from train.log import MetricBuffer, MetricLogger, ProgressBar, drop_later_lines
 from train.optim import allocate_optimizer_states
 from train.planning import graph_plan
 from train.rows.features import TargetFeatures
 from train.rows.micro_batches import MicroBatch, MicroBatchBuilder, Prefetcher
-from train.run import set_total_steps
-from train.run_dir import refuse_full_disk
+from train.run import refuse_full_disk, set_total_steps
 from train.state import RunProgress, RunState, SaveSchedule, TrainingState
 
 log = logging.getLogger(__name__)
@@ -96,14 +95,16 @@ class Trainer:
         self.rate = set_total_steps(
             self.state, conf.optim, self.parallel, rows=len(self.rows), multiple=multiple
         )
-        last = self.rate.extendable_from
-        self.extendable_step = None if last is None else last // multiple * multiple
+        self.extendable_step = self.rate.extendable_from(multiple)
         self.saves = SaveSchedule(
             parallel=self.parallel, minutes=conf.save_minutes, every_steps=conf.save_every,
             multiple=multiple, required_steps={self.rate.steps, self.extendable_step or 0},
         )  # fmt: skip
-        compiled = conf.optim.compile and self.parallel.compiles_loss
-        self.loss_module = self.parallel.prepare(LossModule(self.draft, device, compiled=compiled))
+        self.loss_module = self.parallel.prepare(
+            LossModule(
+                self.draft, device, compiled=conf.optim.compile and self.parallel.compiles_loss
+            )
+        )
         # Built after sharding, from the weights that this process holds.
         optimizers, schedules = conf.optim.build(
             self.draft, self.parallel.adamw_class, rate=self.rate
@@ -163,7 +164,8 @@ class Trainer:
         device, optimizers = self.parallel.device, self.training_state.optimizers
         needed = graph_plan.list_graphs(self.conf, lazy=device.lazy)
         with device.expect_graphs(needed, log.info, on_graph=on_graph), closing(self.prefetcher):
-            self.log.drop_after(self.state.progress.step)
+            if self.parallel.is_main:
+                drop_later_lines(self.log.file, after=self.state.progress.step)
             if self.conf.data.keep_features:
                 self.features.keep_all(self.conf.optim.batch_size)
             device.compile_if_lazy(allocate_optimizer_states)(optimizers)

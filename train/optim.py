@@ -70,15 +70,15 @@ class LearningRate:
             return 1 - done * (1 - self.min_lr)
         return self.min_lr + (1 - self.min_lr) * (1 + math.cos(math.pi * done)) / 2
 
-    @property
-    def extendable_from(self) -> int | None:
-        """Return the last step whose state a longer run can continue from, or None.
+    def extendable_from(self, multiple: int) -> int | None:
+        """Return the last `multiple` of steps whose state a longer run can continue from, or None.
 
         The rate of the next step must be the longer run's as well, hence one step before the decay.
         """
         if self.schedule is Schedule.cosine:
             return None
-        return self.steps - (self.decay_steps + 1 if self.schedule is Schedule.wsd else 0)
+        last = self.steps - (self.decay_steps + 1 if self.schedule is Schedule.wsd else 0)
+        return last // multiple * multiple
 
 
 @dataclass(kw_only=True)
@@ -226,14 +226,9 @@ def split_parameters(
     embeddings = {
         id(module.weight) for module in draft.modules() if isinstance(module, nn.Embedding)
     }
-    matrices, decayed, plain = [], [], []
-    for name, parameter in draft.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        if parameter.ndim < 2 or id(parameter) in embeddings:
-            plain.append(parameter)
-        elif parameter.ndim == 2 and "lm_head" not in name:
-            matrices.append(parameter)
-        else:
-            decayed.append(parameter)
-    return matrices, decayed, plain
+    trained = [(name, p) for name, p in draft.named_parameters() if p.requires_grad]
+    plain = [p for _, p in trained if p.ndim < 2 or id(p) in embeddings]
+    decayed = [(name, p) for name, p in trained if p.ndim >= 2 and id(p) not in embeddings]
+    matrices = [p for name, p in decayed if p.ndim == 2 and "lm_head" not in name]
+    others = [p for name, p in decayed if p.ndim > 2 or "lm_head" in name]
+    return matrices, others, plain

@@ -1,25 +1,53 @@
 """Start or continue a run: claim its folder, load its progress, decide how many steps it takes.
 
+The folder is checked before anything slow; a full disk is an error of one line, at any time.
+
 A run can continue with a different number of steps than it was started with. A saved state serves
 the new number if the learning rate up to that state was what a run of the new number would have had
 from its beginning. With a constant rate that is the newest state, with wsd the state kept from
 before the decay. With cosine, which falls from the warm-up on, no state serves.
 """
 
+import errno
 import logging
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from safetensors import SafetensorError
+from torch import nn
+from torch.distributed.checkpoint import CheckpointException
+
 from conf.entry import config_to_yaml
+from models.drafts.base import Draft
 from models.errors import UserError, require
+from models.files import report_disk_errors
 from models.lock import acquire_lock
+from models.target.target import Target
 from train.config import TrainConf
 from train.distributed.parallel import Parallel
 from train.distributed.torchrun import is_restart
 from train.optim import DEFAULT_STEPS, LearningRate, OptimConf, Schedule
-from train.run_dir import REPORT_FILES, create_run_dir, reset_run_dir
-from train.state import RunState, flatten_config
+from train.state import RunState, flatten_config, remove_state
 
 LEASE_S = 180.0  # longer than NFSv4 keeps the lock of a node that vanished: 90 s, and 90 s of grace
+DISK_FULL_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+# torch and safetensors write from C++ and Rust, whose errors have the reason in their text at best:
+# torch reports a short write as `unexpected pos`.
+DISK_FULL_MESSAGES = (
+    "no space left",
+    "quota exceeded",
+    "file too large",
+    "unexpected pos",
+    "write failed",
+)
+REPORT_FILES = ("report.json", "report.md", "report.html", "rounds.jsonl")
+RUN_FILES = (
+    "metrics.jsonl", *REPORT_FILES, "training_prompts.npy", "held_out.jsonl",
+    "selection.jsonl", "vocabulary.md", "config.yaml",
+)  # fmt: skip
 log = logging.getLogger(__name__)
 
 
@@ -65,8 +93,8 @@ def known_steps(state: RunState, optim: OptimConf) -> int | None:
     """Return the steps of the whole run, or None where they depend on the number of rows."""
     if optim.epochs is None:
         return optim.steps or DEFAULT_STEPS
-    same = state.saved_config.get("optim.epochs") == optim.epochs
-    return state.progress.steps if same else None
+    is_same = state.saved_config.get("optim.epochs") == optim.epochs
+    return state.progress.steps if is_same else None
 
 
 def check_extension(state: RunState, optim: OptimConf, *, multiple: int) -> None:
@@ -147,3 +175,74 @@ def _extension_error(state: RunState, optim: OptimConf, new_steps: int | None) -
         f"{key}: the rates up to a saved state (step {saved_steps}) must be those of the new run, "
         f"got {got} after {before}; give more steps, or {restart}"
     )
+
+
+def create_run_dir(folder: Path) -> None:
+    """Create the run folder and check that it is writable; raise UserError otherwise."""
+    with report_disk_errors(folder, remedy="choose another"), refuse_full_disk(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(4096))
+
+
+def reset_run_dir(folder: Path) -> None:
+    """Remove what an earlier run of this name left, its state first and by one rename."""
+    remove_state(folder / "state")
+    if (folder / "checkpoint").exists():
+        shutil.rmtree(folder / "checkpoint")
+    for name in RUN_FILES:
+        (folder / name).unlink(missing_ok=True)
+
+
+def check_free_disk(
+    folder: Path, draft: Draft, target: Target | None = None, *, num_states: int = 2
+) -> None:
+    """Check that the disk has room for what a run of this draft writes; raise UserError if not."""
+    needed = disk_bytes_needed(draft, target, num_states=num_states)
+    free = shutil.disk_usage(folder).free
+    require(
+        free >= needed,
+        f"output_dir: needs {needed / 1e9:.2f} GB of free disk for this draft, "
+        f"got {free / 1e9:.2f} GB in {folder}; free some space or choose another output_dir",
+    )
+
+
+def disk_bytes_needed(draft: Draft, target: Target | None = None, *, num_states: int = 2) -> int:
+    """Return the bytes of `num_states` states and of two checkpoints, old and new.
+
+    A state holds the trained weights and their two moments. The checkpoint of a draft that adapts
+    its `target` includes the adapted target.
+    """
+    needed = 2 * parameter_bytes(draft.parameters()) + num_states * 3 * parameter_bytes(
+        trained_parameters(draft)
+    )
+    if target is not None and (adapted := draft.target_for(target)) is not None:
+        model = adapted.model  # the adapters, its only trained part, are merged when written
+        needed += 2 * (
+            parameter_bytes(model.parameters()) - parameter_bytes(trained_parameters(model))
+        )
+    return needed
+
+
+def parameter_bytes(parameters: Iterable[nn.Parameter]) -> int:
+    """Return the bytes of the parameters."""
+    return sum(p.numel() * p.element_size() for p in parameters)
+
+
+def trained_parameters(module: nn.Module) -> list[nn.Parameter]:
+    return [p for p in module.parameters() if p.requires_grad]
+
+
+@contextmanager
+def refuse_full_disk(folder: Path) -> Iterator[None]:
+    """Turn the errors of a full disk into a UserError of one line."""
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError, CheckpointException) as error:
+        is_full = any(part in str(error).lower() for part in DISK_FULL_MESSAGES)
+        if getattr(error, "errno", None) not in DISK_FULL_ERRNOS and not is_full:
+            raise
+        raise UserError(
+            f"output_dir: the disk is full, got {folder}; free some space and start the "
+            "same command again: it continues from the last state"
+        ) from error

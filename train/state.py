@@ -147,10 +147,10 @@ class RunState:
         newest = self.newest_state()
         progress = _read_progress_file(newest)["progress"] if newest else {}
         kept_step = progress.get("kept")
-        kept_paths = [newest, None if kept_step is None else self._state_path(kept_step)]
+        kept_paths = [newest, None if kept_step is None else self.states_dir / f"{kept_step:08d}"]
         for path in self.states_dir.glob("*"):
             if path not in kept_paths:
-                _remove_state(path)
+                remove_state(path)
 
     def rewind_to(self, resume_path: Path, parallel: Parallel) -> None:
         """Make `resume_path` the newest state: later steps are repeated, with other results."""
@@ -171,12 +171,12 @@ class RunState:
             write_text_atomically(resume_path / PROGRESS_FILE, progress)
             for path in self.complete_states():
                 if path > resume_path:
-                    _remove_state(path)
+                    remove_state(path)
         parallel.barrier()
 
     def save(self, training_state: TrainingState, parallel: Parallel) -> None:
         """Save a state in place of the newest, on all processes together."""
-        path = self._state_path(self.progress.step)
+        path = self.states_dir / f"{self.progress.step:08d}"
         partial = path.with_name(path.name + PARTIAL_SUFFIX)
         with atomic_directory(path) if parallel.is_main else nullcontext(partial) as partial:
             parallel.barrier()
@@ -206,9 +206,6 @@ class RunState:
                 dcp.load(state, checkpoint_id=newest, no_dist=parallel.is_single_process)
             training_state.load_state_dict(state)
 
-    def _state_path(self, step: int) -> Path:
-        return self.states_dir / f"{step:08d}"
-
     def _check_config_unchanged(self, saved: dict[str, Any]) -> None:
         for key in sorted(saved.keys() | self.config.keys()):
             before, now = saved.get(key), self.config.get(key)
@@ -224,8 +221,8 @@ def _read_progress_file(state: Path) -> dict[str, Any]:
     return json.loads((state / PROGRESS_FILE).read_text())
 
 
-def _remove_state(state: Path) -> None:
-    """Remove a state, renamed first: a kill must not leave a part that looks complete."""
+def remove_state(state: Path) -> None:
+    """Remove a state, or all, renamed first: a kill must not leave a part that looks complete."""
     partial = state.with_suffix(PARTIAL_SUFFIX)
     if partial != state and state.exists():
         shutil.rmtree(partial, ignore_errors=True)

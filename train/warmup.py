@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from conf.entry import entry_point
+from data.config import DataSource
 from data.packing.documents import Documents, Packed
 from data.packing.pack import pack_documents
 from data.sources.tokenized import document_from_pair
@@ -24,7 +25,6 @@ from train.config import TrainConf
 from train.distributed.parallel import Parallel
 from train.log import LogConf, MetricLogger
 from train.loop import Trainer
-from train.rows.features import open_store
 from train.rows.held_out import has_external_prompts, resolve_evaluation, write_held_out
 from train.rows.packed_rows import choose_vocabulary, load_training_rows
 from train.state import RunState, flatten_config
@@ -50,11 +50,10 @@ def compile_all(conf: TrainConf, parallel: Parallel, folder: Path) -> None:
         return
     target = parallel.build_target(conf.target)
     draft = conf.draft.build(target, loss=conf.loss, seed=conf.seed)
-    store = open_store(conf.data, target, draft, parallel)
-    if store is None and has_external_prompts(conf):
-        rows = make_dummy_rows(conf, target.vocab_size)
+    if conf.data.source is not DataSource.captured and has_external_prompts(conf):
+        rows, store = make_dummy_rows(conf, target.vocab_size), None
     else:  # some graphs depend on the lengths of the prompts that are held out of the data
-        rows, held_out = load_training_rows(conf, target, parallel, store)
+        rows, held_out, store = load_training_rows(conf, target, draft, parallel)
         write_held_out(held_out, folder)
     choose_vocabulary(draft, target, rows, conf.data, folder=None)
     state = RunState(folder, flatten_config(conf))

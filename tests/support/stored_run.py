@@ -25,7 +25,6 @@ from train.config import TrainConf
 from train.log import LogConf, MetricLogger
 from train.loop import Trainer
 from train.optim import OptimConf
-from train.rows.features import open_store
 from train.rows.packed_rows import choose_vocabulary, load_training_rows
 from train.run import open_run
 
@@ -69,8 +68,7 @@ def learned(conf: TrainConf, *, evaluate: Callable = toy_length) -> None:
     state = open_run(conf, parallel)
     target = parallel.build_target(conf.target)
     draft = conf.draft.build(target, loss=conf.loss, seed=conf.seed)
-    store = open_store(conf.data, target, draft, parallel)
-    rows, _ = load_training_rows(conf, target, parallel, store)
+    rows, _, store = load_training_rows(conf, target, draft, parallel)
     choose_vocabulary(draft, target, rows, conf.data, state.folder)
     Trainer(
         conf=conf, parallel=parallel, target=target, draft=draft, rows=rows, store=store,

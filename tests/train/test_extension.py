@@ -26,8 +26,7 @@ from train import state as states
 from train.config import TrainConf
 from train.distributed.parallel import ParallelConf
 from train.optim import OptimConf, Schedule
-from train.run import check_extension
-from train.run_dir import disk_bytes_needed, parameter_bytes, trained_parameters
+from train.run import check_extension, disk_bytes_needed, parameter_bytes, trained_parameters
 from train.state import RunState, SaveSchedule, flatten_config
 
 PARALLEL = ParallelConf().build(CPU, trackers=[])

@@ -16,7 +16,7 @@ from tests.support.killing import finish, kill, newest_step, partials
 from tests.support.methods import CASES
 from tests.support.toy_run import metrics, toy_conf, toy_run, weights
 from train.log import drop_later_lines
-from train.run_dir import (
+from train.run import (
     check_free_disk,
     create_run_dir,
     disk_bytes_needed,

@@ -28,8 +28,8 @@ def list_graphs(conf: TrainConf, *, lazy: bool = False) -> set[Graph]:
         conf.optim.rows_per_step // (get_world_size() // conf.parallel.tensor)
     )
     if lazy:
-        cache_graphs = {Graph("see")} if conf.data.keep_features else set()
-        return {Graph("allocate_optimizer_states"), Graph("optimizer_step")} | cache_graphs
+        names = {"allocate_optimizer_states", "optimizer_step"}
+        return {Graph(name) for name in names | ({"see"} if conf.data.keep_features else set())}
     graphs: set[Graph] = set()
     if conf.optim.compile:
         graphs.add(Graph("loss", (micro_batch_size, conf.data.length)))

@@ -29,7 +29,7 @@ from train.planning.layout import (
     list_layouts,
 )
 from train.planning.trace import persistent_memory, trace_run
-from train.run_dir import disk_bytes_needed, trained_parameters
+from train.run import disk_bytes_needed, trained_parameters
 
 
 @dataclass(kw_only=True)
@@ -46,10 +46,6 @@ class TrainPlanConf(TrainConf):
         super().__post_init__()
         below_one = Rule("is a share and must lie in 0..1, below 1", lambda value: 0 <= value < 1)
         check_values(self, headroom=below_one, prompt_tokens=at_least(1), tokens=at_least(1))
-
-    @property
-    def longest_prompt(self) -> int:
-        return min(self.prompt_tokens or self.data.length, self.data.length)
 
 
 @dataclass(kw_only=True)
@@ -127,8 +123,9 @@ class MachinePlan:
         target, draft = _build_models(conf, self.dtype, layout.tensor)
         store = compatibility.read_store_manifest(conf.data, target, draft)
         phases = trace_run(
-            replace(conf, optim=optim), target, draft, prompt_tokens=conf.longest_prompt,
-            foreach=self.machine.name != LOCAL_MACHINE, stored_schema=store and store.made.layout,
+            replace(conf, optim=optim), target, draft, foreach=self.machine.name != LOCAL_MACHINE,
+            prompt_tokens=min(conf.prompt_tokens or conf.data.length, conf.data.length),
+            stored_schema=store and store.made.layout,
         )  # fmt: skip
         step_time = estimate_step_time(phases, layout, self.machine)
         return replace(option, phases=phases, step_time=step_time)

@@ -47,11 +47,9 @@ def describe_fit(plan: MachinePlan, changes: list[str]) -> str:
 def describe_launch(plan: MachinePlan) -> str:
     """Describe the processes to start, and the rows that would use idle cores."""
     layout, cores = plan.best.layout, plan.machine.total_cores
-    idle = ""
-    if layout.processes < cores:
-        rows = cores // layout.tensor
-        idle = f"; {cores - layout.processes} cores have no rows: {rows} rows a step would use all"
-    return f"{layout.processes} processes, parallel.tensor={layout.tensor}{idle}"
+    idle, rows = cores - layout.processes, cores // layout.tensor
+    advice = f"; {idle} cores have no rows: {rows} rows a step would use all" if idle else ""
+    return f"{layout.processes} processes, parallel.tensor={layout.tensor}{advice}"
 
 
 def size_table(plan: MachinePlan) -> Table:
@@ -92,9 +90,10 @@ def layout_table(plan: MachinePlan) -> Table:
         limits = vars(option.step_time).values() if option.step_time else ()
         tokens = tokens_per_step(plan)
         rates = [f"{tokens / seconds:,.0f}" if seconds else "-" for seconds in limits]
-        mark = "*" if option is plan.best else ""
-        batch = f"{layout.rows} x {layout.micros}"
-        cells = [f"{mark}{layout.tensor}", str(layout.data), batch, total, fits]
+        cells = [
+            f"{'*' if option is plan.best else ''}{layout.tensor}", str(layout.data),
+            f"{layout.rows} x {layout.micros}", total, fits,
+        ]  # fmt: skip
         rows.append(cells + (rates or [""] * 3))
     return Table(
         title="Layouts: cores that share the target x groups of them with rows of their own",
@@ -119,12 +118,12 @@ def memory_table(plan: MachinePlan) -> Table:
         for part in MEMORY_PARTS
         if any(parts[part] for parts in phases.values())
     ]
-    rows.append(["in all", *(f"{parts.total() / size:.2f}" for parts in phases.values())])
+    total = ["in all", *(f"{parts.total() / size:.2f}" for parts in phases.values())]
     return Table(
         title=f"{unit} a core, at the fullest moment of each phase",
         note="",
         columns=["", *phases],
-        rows=rows,
+        rows=[*rows, total],
     )
 
 

@@ -21,7 +21,7 @@ from models.meta_model import MetaTarget, collect_models
 from models.target.language_model import TargetOutput
 from train.config import TrainConf
 from train.optim import allocate_optimizer_states
-from train.run_dir import trained_parameters
+from train.run import trained_parameters
 
 TARGET, FROZEN, TRAINED = "target", "draft, frozen", "draft, trained"
 GRADIENTS, OPTIMIZER, CACHE = "gradients", "optimizer", "cache"

@@ -181,8 +181,7 @@ def first_answer_spans(row: Batch) -> list[tuple[int, int]]:
         inside = row.document_ids[0] == number
         answer = row.answer_mask[0] & inside
         begin = int(answer.int().argmax())
-        rest = (~answer[begin:]).nonzero()
-        length = int(rest[0]) if len(rest) else len(answer) - begin
+        length = int(answer[begin:].int().cumprod(0).sum())
         if answer.any() and begin > int(inside.int().argmax()):
             spans.append((begin, begin + length))
     return spans

@@ -44,8 +44,9 @@ from models.speculate.sampling import SamplingConf
 from models.target.target import Target
 from train.config import TrainConf
 from train.distributed.parallel import Parallel
+from train.rows.features import open_store
 from train.rows.held_out import hold_out
-from train.run_dir import refuse_full_disk
+from train.run import refuse_full_disk
 
 log = logging.getLogger(__name__)
 VOCABULARY_FILE = "vocabulary.md"  # in a run folder; the checkpoint alone lists the tokens
@@ -54,10 +55,14 @@ MAX_START_TOKENS = 4 * ANSWER_START_CHARS
 
 
 def load_training_rows(
-    conf: TrainConf, target: Target, parallel: Parallel, store: FeatureStore | None
-) -> tuple[Packed, HeldOutPrompts]:
-    """Return the rows to train on, and the prompts that are held out of them."""
+    conf: TrainConf, target: Target, draft: Draft, parallel: Parallel
+) -> tuple[Packed, HeldOutPrompts, FeatureStore | None]:
+    """Return the rows to train on, the prompts held out of them, and the store of their features.
+
+    Without a store, the target computes the features.
+    """
     skipped: Counter[str] = Counter()
+    store = open_store(conf.data, target, draft, parallel)
     with parallel.main_first():
         if store is not None:
             documents = store.documents.head(conf.data.limit)
@@ -71,7 +76,7 @@ def load_training_rows(
     )
     report.skipped = dict(skipped)
     log.info("data: %s", report)
-    return packed, held_out
+    return packed, held_out, store
 
 
 def _build_demo_documents(conf: TrainConf, target: Target, parallel: Parallel) -> Documents:
