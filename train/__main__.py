@@ -80,8 +80,7 @@ def publish_report(report: EvalReport, folder: Path, metric_logger: MetricLogger
         write_report_files(report, folder)
     metric_logger.upload_report(summary_table(collect_sections(report)))
     print_report(report, CONSOLE)
-    log.info("report: %s", folder / "report.html")
-    log.info("checkpoint: %s", folder / "checkpoint")
+    log.info("report: %s\ncheckpoint: %s", folder / "report.html", folder / "checkpoint")
 
 
 if __name__ == "__main__":

@@ -36,14 +36,12 @@ def announce_data(conf: TrainConf, preview: Preview) -> None:
             "for other traffic", conf.target.path or conf.target.name,
         )  # fmt: skip
     if preview.is_author_unknown:
-        log.info("these answers are not known to be the target's own, which train a draft best;")
         log.info(
-            "to have the target answer these prompts (or a server that runs it: %s)",
-            SERVER_OVERRIDES,
-        )
-        log.info("    %s", prepare_command(conf))
-        log.info("and to train on its answers:")
-        log.info("    %s", train_command(conf))
+            "these answers are not known to be the target's own, which train a draft best;\n"
+            "to have the target answer these prompts (or a server that runs it: %s)\n    %s\n"
+            "and to train on its answers:\n    %s",
+            SERVER_OVERRIDES, prepare_command(conf), train_command(conf),
+        )  # fmt: skip
 
 
 def describe_data(data: DataConf, preview: Preview) -> str:

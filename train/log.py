@@ -13,6 +13,7 @@ from enum import Enum
 from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -159,7 +160,7 @@ class MetricLogger:
             return
         import wandb  # the package is needed only where it is enabled
 
-        run = self.accelerator.get_tracker("wandb", unwrap=True)
+        run = self._wandb_run()
         page = (self.folder / "report.html").read_text()
         run.log({
             "report/table": wandb.Table(columns=[*summary.columns], data=[*summary.rows]),
@@ -184,7 +185,10 @@ class MetricLogger:
         self.accelerator.init_trackers(self.conf.project, state.config, {"wandb": options})
         if self.accelerator.is_main_process:
             # W&B's own step must not fall, which it does when a killed run continues.
-            self.accelerator.get_tracker("wandb", unwrap=True).define_metric("*", "step")
+            self._wandb_run().define_metric("*", "step")
+
+    def _wandb_run(self) -> Any:
+        return self.accelerator.get_tracker("wandb", unwrap=True)
 
 
 def drop_later_lines(file: Path, *, after: int) -> None:

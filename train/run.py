@@ -12,7 +12,7 @@ import errno
 import logging
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -213,20 +213,12 @@ def disk_bytes_needed(draft: Draft, target: Target | None = None, *, num_states:
     A state holds the trained weights and their two moments. The checkpoint of a draft that adapts
     its `target` includes the adapted target.
     """
-    needed = 2 * parameter_bytes(draft.parameters()) + num_states * 3 * parameter_bytes(
-        trained_parameters(draft)
-    )
+    needed = 2 * sum(p.nbytes for p in draft.parameters())
+    needed += num_states * 3 * sum(p.nbytes for p in trained_parameters(draft))
     if target is not None and (adapted := draft.target_for(target)) is not None:
-        model = adapted.model  # the adapters, its only trained part, are merged when written
-        needed += 2 * (
-            parameter_bytes(model.parameters()) - parameter_bytes(trained_parameters(model))
-        )
+        # The adapters, its only trained part, are merged when it is written.
+        needed += 2 * sum(p.nbytes for p in adapted.model.parameters() if not p.requires_grad)
     return needed
-
-
-def parameter_bytes(parameters: Iterable[nn.Parameter]) -> int:
-    """Return the bytes of the parameters."""
-    return sum(p.numel() * p.element_size() for p in parameters)
 
 
 def trained_parameters(module: nn.Module) -> list[nn.Parameter]:

@@ -129,7 +129,14 @@ class RunState:
             return
         saved = _read_progress_file(newest)
         self.saved_config = saved["config"]
-        self._check_config_unchanged(self.saved_config)
+        for key in sorted(self.saved_config.keys() | self.config.keys()):
+            before, now = self.saved_config.get(key), self.config.get(key)
+            started = f"with {before}" if key in self.saved_config else "without it"
+            require(
+                before == now or key.startswith(CHANGEABLE_KEYS) or key in EXTENSION_KEYS,
+                f"{key}: the run was started {started}, got {now}; "
+                "use another run_name or resume=false",
+            )
         if saved["threads"] != torch.get_num_threads():
             log.warning(
                 "the run was started with %s threads and continues with %s: "
@@ -205,16 +212,6 @@ class RunState:
             with _silence_dcp_warning():
                 dcp.load(state, checkpoint_id=newest, no_dist=parallel.is_single_process)
             training_state.load_state_dict(state)
-
-    def _check_config_unchanged(self, saved: dict[str, Any]) -> None:
-        for key in sorted(saved.keys() | self.config.keys()):
-            before, now = saved.get(key), self.config.get(key)
-            started = f"with {before}" if key in saved else "without it"
-            require(
-                before == now or key.startswith(CHANGEABLE_KEYS) or key in EXTENSION_KEYS,
-                f"{key}: the run was started {started}, got {now}; "
-                "use another run_name or resume=false",
-            )
 
 
 def _read_progress_file(state: Path) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from train import state as states
 from train.config import TrainConf
 from train.distributed.parallel import ParallelConf
 from train.optim import OptimConf, Schedule
-from train.run import check_extension, disk_bytes_needed, parameter_bytes, trained_parameters
+from train.run import check_extension, disk_bytes_needed, trained_parameters
 from train.state import RunState, SaveSchedule, flatten_config
 
 PARALLEL = ParallelConf().build(CPU, trackers=[])
@@ -239,8 +239,8 @@ def test_a_state_holds_what_is_trained_alone(tmp_path):
     assert set(weights(tmp_path)) == trained
     assert "draft.frozen.weight" not in trained
     more = disk_bytes_needed(draft, num_states=3) - disk_bytes_needed(draft, num_states=2)
-    assert more == 3 * parameter_bytes(trained_parameters(draft))
-    assert disk_bytes_needed(draft) == 2 * parameter_bytes(draft.parameters()) + 2 * more
+    assert more == 3 * sum(p.nbytes for p in trained_parameters(draft))
+    assert disk_bytes_needed(draft) == 2 * sum(p.nbytes for p in draft.parameters()) + 2 * more
 
 
 def test_a_state_with_frozen_tables_and_without_counts_is_continued(tmp_path, monkeypatch):

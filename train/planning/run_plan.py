@@ -182,8 +182,7 @@ def _build_models(
 def _measure_sizes(
     target: MetaTarget, draft: Draft, store: Manifest | None, *, num_states: int
 ) -> ModelSizes:
-    values = (1 + len(draft.needs.layers)) * target.hidden_size
-    computed = values * target.device.dtype.itemsize
+    computed = (1 + len(draft.needs.layers)) * target.hidden_size * target.device.dtype.itemsize
     return ModelSizes(
         target=target.num_parameters,
         draft=sum(p.numel() for p in draft.parameters()),

@@ -74,10 +74,9 @@ def has_external_prompts(conf: TrainConf) -> bool:
 
 def resolve_evaluation(conf: TrainConf, folder: Path) -> EvaluationConf:
     """Return the evaluation at the end of a run in this folder, with its prompts resolved."""
-    prompts = conf.evaluation.prompts
-    if prompts is None and conf.data.source is DataSource.demo:
-        prompts = DEMO
-    evaluation = replace(conf.evaluation, prompts=prompts)
+    evaluation = conf.evaluation
+    if evaluation.prompts is None and conf.data.source is DataSource.demo:
+        evaluation = replace(evaluation, prompts=DEMO)
     return resolve_prompts(evaluation, [folder / "checkpoint"], conf.target)
 
 

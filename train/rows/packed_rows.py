@@ -113,14 +113,14 @@ def _answer_with_target(
         log.info("data: %d answers by the target, from %s", len(prompts), path)
         return json.loads(path.read_text())
     log.info("data: the target answers %d prompts, kept in %s", len(prompts), path.parent)
-    generated = generate_answers(
-        target.eager(), prompts, max_new_tokens=answers_conf.max_new_tokens, sampling=sampling,
-        batch=answers_conf.batch,
+    generated = track(
+        generate_answers(
+            target.eager(), prompts, max_new_tokens=answers_conf.max_new_tokens, sampling=sampling,
+            batch=answers_conf.batch,
+        ),
+        "answers", total=len(prompts), console=CONSOLE, disable=not CONSOLE.is_terminal,
     )  # fmt: skip
-    tracked = track(
-        generated, "answers", total=len(prompts), console=CONSOLE, disable=not CONSOLE.is_terminal
-    )
-    answers = [ids for _, ids in sorted(tracked)]
+    answers = [ids for _, ids in sorted(generated)]
     if parallel.is_main:
         path.parent.mkdir(parents=True, exist_ok=True)
         with refuse_full_disk(path.parent):
