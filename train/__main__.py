@@ -24,10 +24,6 @@ from train.rows.packed_rows import choose_vocabulary, load_training_rows, write_
 from train.run import check_free_disk, known_steps, open_run, refuse_full_disk
 
 log = logging.getLogger("train")
-TREE_TOO_DEEP = (
-    "tree.depth: %d is deeper than the %d steps that the draft is trained for; "
-    "deep nodes are rarely accepted"
-)
 
 
 @entry_point("train", TrainConf)
@@ -56,7 +52,10 @@ def main(conf: TrainConf) -> None:
         choose_vocabulary(draft, target, rows, conf.data, run.folder if parallel.is_main else None)
         tree, selection = conf.tree.build(), [row["ids"] for row in held_out.selection]
         if tree.depth > draft.trained_depth:
-            log.warning(TREE_TOO_DEEP, tree.depth, draft.trained_depth)
+            log.warning(
+                "tree.depth: %d is deeper than the %d steps that the draft is trained for; "
+                "deep nodes are rarely accepted", tree.depth, draft.trained_depth,
+            )  # fmt: skip
         Trainer(
             conf=conf, parallel=parallel, target=target, draft=draft, rows=rows, store=store,
             state=run, log=metric_logger,

@@ -22,7 +22,6 @@ DATA_OVERRIDES = re.compile(  # overrides that name the data or the run folder
     r"[+~]*(data(\.(source|path|subset|split|format|column|turns|limit|for_any_target|template.*))?"
     r"|run_name)(=.*)?"
 )
-SERVER_OVERRIDES = "answers=endpoint answers.url=http://localhost:8000/v1"
 
 
 def announce_data(conf: TrainConf, preview: Preview) -> None:
@@ -38,9 +37,10 @@ def announce_data(conf: TrainConf, preview: Preview) -> None:
     if preview.is_author_unknown:
         log.info(
             "these answers are not known to be the target's own, which train a draft best;\n"
-            "to have the target answer these prompts (or a server that runs it: %s)\n    %s\n"
+            "to have the target answer these prompts (or a server that runs it: "
+            "answers=endpoint answers.url=http://localhost:8000/v1)\n    %s\n"
             "and to train on its answers:\n    %s",
-            SERVER_OVERRIDES, prepare_command(conf), train_command(conf),
+            prepare_command(conf), train_command(conf),
         )  # fmt: skip
 
 

@@ -149,8 +149,10 @@ def plan_run(conf: TrainPlanConf) -> MachinePlan:
         )
         for layout in list_layouts(conf, machine, target)
     ]
-    sizes = _measure_sizes(target, draft, store, num_states=conf.num_states)
-    plan = MachinePlan(conf=conf, machine=machine, dtype=dtype, sizes=sizes, options=options)
+    plan = MachinePlan(
+        conf=conf, machine=machine, dtype=dtype, options=options,
+        sizes=_measure_sizes(target, draft, store, num_states=conf.num_states),
+    )  # fmt: skip
     for index, option in enumerate(options):
         if option.peak_bytes <= plan.byte_limit:
             options[index] = plan.trace_layout(option, conf)

@@ -6,16 +6,14 @@ import psutil
 import torch
 from rich.progress import track
 
-from data.config import DataConf, DataSource
 from data.features.reader import FeatureStore
 from data.features.target_pass import build_target_pass
 from data.packing.documents import Packed
 from models.console import CONSOLE
-from models.drafts.base import Batch, Draft
+from models.drafts.base import Batch
 from models.errors import require
 from models.target.language_model import TargetOutput
 from models.target.target import Target
-from train.distributed.parallel import Parallel
 
 log = logging.getLogger(__name__)
 
@@ -80,17 +78,3 @@ def _allocate_features(example: TargetOutput, num_rows: int) -> TargetOutput:
         torch.empty((num_rows, *tensor.shape[1:]), dtype=tensor.dtype) for tensor in tensors
     )
     return TargetOutput(hidden=hidden, captured=captured)
-
-
-def open_store(
-    data: DataConf, target: Target, draft: Draft, parallel: Parallel
-) -> FeatureStore | None:
-    """Open the run's store, if it has one; one process compares the checksums for all."""
-    if data.source is not DataSource.captured:
-        return None
-    with parallel.main_first():
-        return FeatureStore.open(
-            str(data.path), target_hash=target.fingerprint,
-            tokenizer_hash=target.tokenizer_fingerprint, needs=draft.needs,
-            dtype=target.device.dtype, checksums=data.checksums and parallel.is_main,
-        )  # fmt: skip

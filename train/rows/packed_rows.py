@@ -44,7 +44,6 @@ from models.speculate.sampling import SamplingConf
 from models.target.target import Target
 from train.config import TrainConf
 from train.distributed.parallel import Parallel
-from train.rows.features import open_store
 from train.rows.held_out import hold_out
 from train.run import refuse_full_disk
 
@@ -61,10 +60,15 @@ def load_training_rows(
 
     Without a store, the target computes the features.
     """
-    skipped: Counter[str] = Counter()
-    store = open_store(conf.data, target, draft, parallel)
+    skipped, store = Counter[str](), None
     with parallel.main_first():
-        if store is not None:
+        if conf.data.source is DataSource.captured:
+            store = FeatureStore.open(
+                str(conf.data.path), target_hash=target.fingerprint,
+                tokenizer_hash=target.tokenizer_fingerprint, needs=draft.needs,
+                dtype=target.device.dtype,
+                checksums=conf.data.checksums and parallel.is_main,  # once for all processes
+            )  # fmt: skip
             documents = store.documents.head(conf.data.limit)
         elif conf.data.source is DataSource.demo:
             documents = _build_demo_documents(conf, target, parallel)
