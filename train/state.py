@@ -55,7 +55,7 @@ CHANGEABLE_KEYS = (
     "save_minutes", "device.threads", "device.name", "device.cache_dir", "device.visible_cores",
     "device.num_cores", "parallel.",
 )  # fmt: skip
-EXTENSION_KEYS = ("optim.steps", "optim.epochs")  # train/extension.py checks whether they may
+EXTENSION_KEYS = ("optim.steps", "optim.epochs")  # train/run.py checks whether they may
 
 
 @dataclass(kw_only=True)
