@@ -123,8 +123,8 @@ def learn(
     parallel = conf.build_parallel(trackers=[])
     run = open_run(conf, parallel)
     Trainer(
-        conf=conf, parallel=parallel, device=parallel.device, target=target, draft=draft,
-        rows=rows, store=store, state=run, log=MetricLogger(conf.log, run, parallel.accelerator),
+        conf=conf, parallel=parallel, target=target, draft=draft, rows=rows, store=store,
+        state=run, log=MetricLogger(conf.log, run, parallel.accelerator),
         evaluate=lambda _: {"delivered_per_round": 0.0},
     ).run()  # fmt: skip
     lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").open()]

@@ -15,24 +15,15 @@ from infer.report.tables import collect_sections, print_report, summary_table
 from infer.report.write import write_report_files
 from models.console import CONSOLE, setup_logging
 from train.config import TrainConf
-from train.extension import known_steps
 from train.first_lines import announce_data
 from train.log import MetricLogger
 from train.loop import Trainer
 from train.quick_eval import build_quick_eval
-from train.rows import feature_store
-from train.rows.draft_vocabulary import choose_vocabulary
 from train.rows.held_out import check_held_out_unchanged, resolve_evaluation, write_held_out
-from train.rows.packed_rows import load_training_rows
-from train.rows.prompt_hashes import write_prompt_hashes
-from train.run import open_run
-from train.run_dir import check_free_disk, refuse_full_disk
+from train.rows.packed_rows import choose_vocabulary, load_training_rows, write_prompt_hashes
+from train.run import check_free_disk, known_steps, open_run, refuse_full_disk
 
 log = logging.getLogger("train")
-TREE_TOO_DEEP = (
-    "tree.depth: %d is deeper than the %d steps that the draft is trained for; "
-    "deep nodes are rarely accepted"
-)
 
 
 @entry_point("train", TrainConf)
@@ -40,7 +31,7 @@ def main(conf: TrainConf) -> None:
     setup_logging()
     if (preview := conf.check()) is not None:
         announce_data(conf, preview)
-    parallel = conf.build_parallel(trackers=conf.log.trackers())
+    parallel = conf.build_parallel(trackers=conf.log.list_trackers())
     run = open_run(conf, parallel)
 
     target = parallel.build_target(conf.target)
@@ -52,8 +43,7 @@ def main(conf: TrainConf) -> None:
 
     steps = known_steps(run, conf.optim)
     if steps is None or run.progress.step < steps:
-        store = feature_store.open_store(conf.data, target, draft, parallel)
-        rows, held_out = load_training_rows(conf, target, parallel, store)
+        rows, held_out, store = load_training_rows(conf, target, draft, parallel)
         if run.progress.step:
             check_held_out_unchanged(held_out, run.folder)
         if parallel.is_main:
@@ -62,10 +52,13 @@ def main(conf: TrainConf) -> None:
         choose_vocabulary(draft, target, rows, conf.data, run.folder if parallel.is_main else None)
         tree, selection = conf.tree.build(), [row["ids"] for row in held_out.selection]
         if tree.depth > draft.trained_depth:
-            log.warning(TREE_TOO_DEEP, tree.depth, draft.trained_depth)
+            log.warning(
+                "tree.depth: %d is deeper than the %d steps that the draft is trained for; "
+                "deep nodes are rarely accepted", tree.depth, draft.trained_depth,
+            )  # fmt: skip
         Trainer(
-            conf=conf, parallel=parallel, device=parallel.device, target=target, draft=draft,
-            rows=rows, store=store, state=run, log=metric_logger,
+            conf=conf, parallel=parallel, target=target, draft=draft, rows=rows, store=store,
+            state=run, log=metric_logger,
             evaluate=build_quick_eval(target, selection, tree, conf.evaluation),
         ).run()  # fmt: skip
     else:
@@ -86,8 +79,7 @@ def publish_report(report: EvalReport, folder: Path, metric_logger: MetricLogger
         write_report_files(report, folder)
     metric_logger.upload_report(summary_table(collect_sections(report)))
     print_report(report, CONSOLE)
-    log.info("report: %s", folder / "report.html")
-    log.info("checkpoint: %s", folder / "checkpoint")
+    log.info("report: %s\ncheckpoint: %s", folder / "report.html", folder / "checkpoint")
 
 
 if __name__ == "__main__":

@@ -11,9 +11,10 @@ from infer.config import EvaluationConf, check_prompts
 from models.device import Device, DeviceConf
 from models.distill.losses import LossConf, LossName
 from models.drafts.base import DraftConf
-from models.errors import UserError, run_checks
+from models.errors import require, run_checks
 from models.speculate.tree import TreeConf
 from models.target.target import TargetConf
+from models.validation import POSITIVE, at_least, check_values
 from train.distributed.parallel import Parallel, ParallelConf
 from train.log import LogConf
 from train.optim import OptimConf, Schedule
@@ -46,14 +47,10 @@ class TrainConf:
     save_every: int | None = None  # steps between saved states, in place of save_minutes
 
     def __post_init__(self) -> None:
-        for name in ("eval_every", "eval_prompts", "save_every"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"{name}: must be at least 1, got {value}")
-        if self.held_out_prompts < 0:
-            raise UserError(f"held_out_prompts: must be at least 0, got {self.held_out_prompts}")
-        if self.save_minutes <= 0:
-            raise UserError(f"save_minutes: must be positive, got {self.save_minutes}")
+        check_values(
+            self, eval_every=at_least(1), eval_prompts=at_least(1), save_every=at_least(1),
+            held_out_prompts=at_least(0), save_minutes=POSITIVE,
+        )  # fmt: skip
 
     @property
     def renewal_interval(self) -> int:
@@ -81,17 +78,22 @@ class TrainConf:
             device=self.device.name,
             optimizer=self.optim.name.value,
         )
-        if self.evaluation.prompts is None:
-            self._check_held_out()
+        require(
+            self.evaluation.prompts is not None
+            or self.held_out_prompts > 0
+            or self.data.source is DataSource.demo,
+            "held_out_prompts: must be at least 1 where evaluation.prompts is not set, got 0; "
+            "raise it or give evaluation.prompts=FILE",
+        )
         checks = [self.target.read_config, self.draft.check]
-        if not reads_data:
-            run_checks(*checks)
-            preview = None
-        else:
+        preview = None
+        if reads_data:
             self.data.check_target(self.target)
             preview = preview_rows(
                 self.data, self.target, check_and_read_first_rows(self.data, *checks)
             )
+        else:
+            run_checks(*checks)
         compatibility.check_captured_data(
             self.data, target=self.target, draft=self.draft, loss=self.loss
         )
@@ -103,14 +105,29 @@ class TrainConf:
 
     def check_settings(self) -> None:
         """Check the settings that need no file and no model; raise UserError for a wrong one."""
-        self._check_on_policy()
         self._check_overlap()
+        on_policy = self.data.on_policy
+        require(
+            not on_policy.share or self.draft.is_language_model,
+            f"data.on_policy.share: needs a draft that is a language model, got "
+            f"{on_policy.share} with {self.draft.method}; set it to 0",
+        )
+        require(
+            not on_policy.share or self.loss.name is not LossName.ce,
+            f"data.on_policy.share: must be 0 for loss=ce, got {on_policy.share}; "
+            "cross-entropy on the draft's own text carries no signal from the target",
+        )
+        require(
+            self.save_every is None or self.save_every % self.renewal_interval == 0,
+            f"save_every: must be a multiple of data.on_policy.every = {on_policy.every}, "
+            f"got {self.save_every}; a continued run rewrites its rows at that step",
+        )
         depth, deepest = self.tree.build().depth, self.draft.max_proposal_depth
-        if depth > deepest:
-            raise UserError(
-                f"tree.depth: must be at most the {deepest} tokens that the draft can propose, "
-                f"got {depth}; lower tree.depth or raise draft.{self.draft.depth_key}"
-            )
+        require(
+            depth <= deepest,
+            f"tree.depth: must be at most the {deepest} tokens that the draft can propose, "
+            f"got {depth}; lower tree.depth or raise draft.{self.draft.depth_key}",
+        )
 
     def build_parallel(self, *, trackers: list[str]) -> Parallel:
         """Build the run's processes, after `check`; raise UserError for what they cannot do."""
@@ -123,49 +140,20 @@ class TrainConf:
         self.optim.check(device)
         self.data.check_device(device)
 
-    def _check_held_out(self) -> None:
-        if not self.held_out_prompts and self.data.source is not DataSource.demo:
-            raise UserError(
-                "held_out_prompts: must be at least 1 where evaluation.prompts is not set, got 0; "
-                "raise it or give evaluation.prompts=FILE"
-            )
-
-    def _check_on_policy(self) -> None:
-        on_policy = self.data.on_policy
-        if not on_policy.share:
-            return
-        if not self.draft.is_language_model:
-            raise UserError(
-                f"data.on_policy.share: needs a draft that is a language model, got "
-                f"{on_policy.share} with {self.draft.method}; set it to 0"
-            )
-        if self.loss.name is LossName.ce:
-            raise UserError(
-                f"data.on_policy.share: must be 0 for loss=ce, got {on_policy.share}; "
-                "cross-entropy on the draft's own text carries no signal from the target"
-            )
-        if self.save_every is not None and self.save_every % on_policy.every:
-            raise UserError(
-                f"save_every: must be a multiple of data.on_policy.every = {on_policy.every}, "
-                f"got {self.save_every}; a continued run rewrites its rows at that step"
-            )
-
     def _check_overlap(self) -> None:
         overlap, deepest = self.data.overlap, self.draft.max_proposal_depth
-        if overlap is None:
-            return
-        if self.draft.needs_context:
-            raise UserError(
-                f"data.overlap: must be null for {self.draft.method}, which reads what the target "
-                f"computed on all earlier tokens, got {overlap}; raise data.length instead"
-            )
-        if overlap <= deepest:
-            raise UserError(
-                f"data.overlap: must be above the {deepest} tokens that the draft can propose "
-                f"(draft.{self.draft.depth_key}), got {overlap}; raise it"
-            )
-        if self.data.on_policy.share or self.loss.half_life is not None:
-            raise UserError(
-                f"data.overlap: must be null with data.on_policy.share or loss.half_life, which "
-                f"start where an answer does, got {overlap}; raise data.length instead"
-            )
+        require(
+            overlap is None or not self.draft.needs_context,
+            f"data.overlap: must be null for {self.draft.method}, which reads what the target "
+            f"computed on all earlier tokens, got {overlap}; raise data.length instead",
+        )
+        require(
+            overlap is None or overlap > deepest,
+            f"data.overlap: must be above the {deepest} tokens that the draft can propose "
+            f"(draft.{self.draft.depth_key}), got {overlap}; raise it",
+        )
+        require(
+            overlap is None or not (self.data.on_policy.share or self.loss.half_life),
+            "data.overlap: must be null with data.on_policy.share or loss.half_life, which "
+            f"start where an answer does, got {overlap}; raise data.length instead",
+        )

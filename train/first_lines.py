@@ -3,7 +3,7 @@
 import logging
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ DATA_OVERRIDES = re.compile(  # overrides that name the data or the run folder
     r"[+~]*(data(\.(source|path|subset|split|format|column|turns|limit|for_any_target|template.*))?"
     r"|run_name)(=.*)?"
 )
-SERVER_OVERRIDES = "answers=endpoint answers.url=http://localhost:8000/v1"
 
 
 def announce_data(conf: TrainConf, preview: Preview) -> None:
@@ -36,56 +35,48 @@ def announce_data(conf: TrainConf, preview: Preview) -> None:
             "for other traffic", conf.target.path or conf.target.name,
         )  # fmt: skip
     if preview.is_author_unknown:
-        log.info("these answers are not known to be the target's own, which train a draft best;")
         log.info(
-            "to have the target answer these prompts (or a server that runs it: %s)",
-            SERVER_OVERRIDES,
-        )
-        log.info("    %s", prepare_command(conf))
-        log.info("and to train on its answers:")
-        log.info("    %s", train_command(conf))
+            "these answers are not known to be the target's own, which train a draft best;\n"
+            "to have the target answer these prompts (or a server that runs it: "
+            "answers=endpoint answers.url=http://localhost:8000/v1)\n    %s\n"
+            "and to train on its answers:\n    %s",
+            prepare_command(conf), train_command(conf),
+        )  # fmt: skip
 
 
 def describe_data(data: DataConf, preview: Preview) -> str:
     """Describe the rows: source, number, contents and packing."""
-    location = data.path or "the embedded demo"
-    parts = [
-        part for part in (data.subset, data.split) if part and data.source is DataSource.dataset
-    ]
-    source = (
-        f"{location} ({', '.join(parts)})" if parts and not Path(location).is_file() else location
-    )
+    source = data.path or "the embedded demo"
+    parts = [data.subset, data.split] if data.source is DataSource.dataset else []
+    if any(parts) and not Path(source).is_file():
+        source += f" ({', '.join(filter(None, parts))})"
     num_rows = count_training_rows(data)
-    contents = [f"{num_rows:,} rows" if num_rows else "", preview.kind, preview.turns]
+    contents = [source, f"{num_rows:,} rows" if num_rows else "", preview.kind, preview.turns]
     contents += [f"chat template with {data.template}" if data.template else ""]
-    return "; ".join(
-        [source, *filter(None, contents), f"packed into rows of {data.length:,} tokens"]
-    )
+    return "; ".join([*filter(None, contents), f"packed into rows of {data.length:,} tokens"])
 
 
 def prepare_command(conf: TrainConf) -> str:
     """Return the command with which the target answers the prompts of this data."""
-    return f"python -m data.prepare mixture=one {format_overrides(dict(_prepare_overrides(conf)))}"
+    data, format_key = conf.data, "messages"
+    if data.format in (RowFormat.text, RowFormat.prompt):
+        format_key = data.format.value
+    overrides = {
+        f"{SOURCE_KEY}.path": data.path,
+        **_changed_values(data, DataConf(), SOURCE_KEY, ("subset", "split", "limit")),
+        **({f"+{SOURCE_KEY}.columns.{format_key}": data.column} if data.column is not None else {}),
+        **{f"+{SOURCE_KEY}.template.{name}": value for name, value in data.template.items()},
+        **_changed_values(conf.target, TargetConf(name=""), "target", vars(conf.target)),
+        "answers": "target",
+        "run_name": conf.run_name,
+    }
+    return f"python -m data.prepare mixture=one {format_overrides(overrides)}"
 
 
-def _prepare_overrides(conf: TrainConf) -> Iterator[tuple[str, Any]]:
-    data = conf.data
-    yield f"{SOURCE_KEY}.path", data.path
-    for key in ("subset", "split", "limit"):
-        if getattr(data, key) != getattr(DataConf(), key):
-            yield f"{SOURCE_KEY}.{key}", getattr(data, key)
-    if data.column is not None:
-        row_key = (
-            data.format.value if data.format in (RowFormat.text, RowFormat.prompt) else "messages"
-        )
-        yield f"+{SOURCE_KEY}.columns.{row_key}", data.column
-    for name, value in data.template.items():
-        yield f"+{SOURCE_KEY}.template.{name}", value
-    for key, default in vars(TargetConf(name="")).items():
-        if getattr(conf.target, key) != default:
-            yield f"target.{key}", getattr(conf.target, key)
-    yield "answers", "target"
-    yield "run_name", conf.run_name
+def _changed_values(conf: Any, default: Any, group: str, names: Iterable[str]) -> dict[str, Any]:
+    """Return overrides of the fields that are not at their defaults."""
+    values = {name: getattr(conf, name) for name in names}
+    return {f"{group}.{k}": v for k, v in values.items() if v != getattr(default, k)}
 
 
 def train_command(conf: TrainConf) -> str:

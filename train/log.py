@@ -1,5 +1,7 @@
 """Metrics of a run: a flat JSON object per line of metrics.jsonl, and optionally W&B.
 
+Those of training steps are kept on the device, and read in one transfer for each line.
+
 A terminal shows a progress bar; elsewhere the same figures are plain log lines.
 """
 
@@ -9,23 +11,28 @@ import uuid
 from dataclasses import dataclass
 from enum import Enum
 from importlib.util import find_spec
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate import Accelerator
+from jaxtyping import Float
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
+    Progress,
     TextColumn,
     TimeRemainingColumn,
 )
-from rich.progress import (
-    Progress as RichProgress,
-)
+from torch import Tensor
 
 from infer.report.tables import Table
 from models.console import CONSOLE
-from models.errors import UserError
+from models.errors import require
+from models.files import write_text_atomically
+from models.validation import at_least, check_values
+from train.distributed.parallel import Parallel
 from train.state import RunState
 
 PROGRESS_METRICS = (  # the others are plotted, not printed
@@ -52,22 +59,47 @@ class LogConf:
     every: int = 10  # steps
 
     def __post_init__(self) -> None:
-        if self.every < 1:
-            raise UserError(f"log.every: must be at least 1, got {self.every}")
+        check_values(self, "log", every=at_least(1))
 
-    def trackers(self) -> list[str]:
+    def list_trackers(self) -> list[str]:
         """Return the trackers to start with Accelerate; raise UserError if wandb is missing."""
         if self.wandb is Wandb.off:
             return []
-        if find_spec("wandb") is None:
-            raise UserError(
-                f"log.wandb: needs the wandb package, got {self.wandb.value}; "
-                "run `pip install wandb`, or set log.wandb=off"
-            )
+        require(
+            find_spec("wandb") is not None,
+            f"log.wandb: needs the wandb package, got {self.wandb.value}; "
+            "run `pip install wandb`, or set log.wandb=off",
+        )
         return ["wandb"]
 
 
-class ProgressBar(RichProgress):
+class MetricBuffer:
+    """Sums and counts of up to `steps` steps, in one tensor with a line for each step."""
+
+    def __init__(self, *, steps: int):
+        self.steps, self.num_lines = steps, 0
+        self.names: list[str] = []
+        self.lines: Float[Tensor, "steps names 2"] | None = None
+
+    def add(self, sums: dict[str, Float[Tensor, " 2"]]) -> None:
+        """Append the (sum, count) of each metric of a step, always in the same order."""
+        line = torch.stack([pair.detach().float() for pair in sums.values()])
+        if self.lines is None:
+            self.names = list(sums)
+            # Allocated on the host: on the device, only the first step's graph would contain it.
+            self.lines = torch.zeros(self.steps, *line.shape).to(line.device)
+        self.lines.index_copy_(0, torch.tensor([self.num_lines]).to(line.device), line[None])
+        self.num_lines += 1
+
+    def read(self, parallel: Parallel) -> dict[str, list[tuple[float, float]]]:
+        """Return what each step since the last call has added, summed over all processes."""
+        assert self.lines is not None
+        num_steps, self.num_lines = self.num_lines, 0
+        steps = parallel.all_reduce_sum(self.lines).tolist()[:num_steps]
+        return {name: [tuple(step[i]) for step in steps] for i, name in enumerate(self.names)}
+
+
+class ProgressBar(Progress):
     """The progress of training: a bar on a terminal, otherwise a log line for each report."""
 
     def __init__(self, *, steps_done: int, steps: int):
@@ -112,13 +144,7 @@ class MetricLogger:
         self.conf, self.accelerator, self.folder = conf, accelerator, state.folder
         self.file = self.folder / "metrics.jsonl"
         if conf.wandb is not Wandb.off:
-            state.progress.tracker = state.progress.tracker or uuid.uuid4().hex[:12]
-            self._start_wandb(state.progress.tracker, state.config)
-
-    def drop_after(self, step: int) -> None:
-        """Drop the lines of later steps, which the run is about to repeat."""
-        if self.accelerator.is_main_process:
-            drop_later_lines(self.file, after=step)
+            self._start_wandb(state)
 
     def write(self, step: int, values: dict[str, float]) -> None:
         """Append the metrics of a step to metrics.jsonl, and send them to the tracker."""
@@ -130,28 +156,9 @@ class MetricLogger:
 
     def upload_report(self, summary: Table) -> None:
         """Upload the report and the checkpoint to the tracker."""
-        if self.conf.wandb is not Wandb.off:
-            self._upload_to_wandb(summary)
-
-    def _start_wandb(self, run_id: str, config: dict[str, Any]) -> None:
-        options = {
-            "mode": self.conf.wandb.value,
-            "dir": str(self.folder),
-            "entity": self.conf.entity,
-            "name": self.folder.name,
-            "id": run_id,
-            "resume": "allow",
-        }
-        self.accelerator.init_trackers(self.conf.project, config, {"wandb": options})
-        if self.accelerator.is_main_process:
-            # W&B's own step must not fall, which it does when a killed run continues.
-            self._wandb_run().define_metric("*", "step")
-
-    def _wandb_run(self) -> Any:  # the package is imported only where it is enabled
-        return self.accelerator.get_tracker("wandb", unwrap=True)
-
-    def _upload_to_wandb(self, summary: Table) -> None:
-        import wandb
+        if self.conf.wandb is Wandb.off:
+            return
+        import wandb  # the package is needed only where it is enabled
 
         run = self._wandb_run()
         page = (self.folder / "report.html").read_text()
@@ -165,16 +172,30 @@ class MetricLogger:
             artifact.add_file(str(self.folder / f"report.{suffix}"))
         run.log_artifact(artifact)
 
+    def _start_wandb(self, state: RunState) -> None:
+        state.progress.tracker = state.progress.tracker or uuid.uuid4().hex[:12]
+        options = {
+            "mode": self.conf.wandb.value,
+            "dir": str(self.folder),
+            "entity": self.conf.entity,
+            "name": self.folder.name,
+            "id": state.progress.tracker,
+            "resume": "allow",
+        }
+        self.accelerator.init_trackers(self.conf.project, state.config, {"wandb": options})
+        if self.accelerator.is_main_process:
+            # W&B's own step must not fall, which it does when a killed run continues.
+            self._wandb_run().define_metric("*", "step")
+
+    def _wandb_run(self) -> Any:
+        return self.accelerator.get_tracker("wandb", unwrap=True)
+
 
 def drop_later_lines(file: Path, *, after: int) -> None:
     """Drop lines of later steps, which a continued run will write again, and a torn last line."""
-    if not file.exists():
-        return
-    lines = []
-    for line in file.read_text().splitlines(keepends=True):
-        if not line.endswith("\n") or json.loads(line)["step"] > after:
-            break
-        lines.append(line)
-    partial = file.with_suffix(".tmp")
-    partial.write_text("".join(lines))
-    partial.replace(file)
+    if file.exists():
+        lines = takewhile(
+            lambda line: line.endswith("\n") and json.loads(line)["step"] <= after,
+            file.read_text().splitlines(keepends=True),
+        )
+        write_text_atomically(file, "".join(lines))

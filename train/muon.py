@@ -28,9 +28,8 @@ class Muon(torch.optim.Muon):
         """Update every weight that has a gradient."""
         loss = None if closure is None else torch.enable_grad()(closure)()
         for group in self.param_groups:
-            for weight in group["params"]:
-                if weight.grad is not None:
-                    self._update_weight(weight, weight.grad, group)
+            for weight in (p for p in group["params"] if p.grad is not None):
+                self._update_weight(weight, weight.grad, group)
         return loss
 
     def _update_weight(

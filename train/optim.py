@@ -10,12 +10,13 @@ from enum import Enum
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from models.device import Device, Precision, matmul_dtype
-from models.errors import UserError
+from models.errors import require
+from models.validation import POSITIVE, SHARE, Rule, at_least, check_values
 from train.muon import Muon
 
 
@@ -35,6 +36,10 @@ class Schedule(Enum):
 
 
 DEFAULT_STEPS = 300  # where neither optim.steps nor optim.epochs is set
+MOMENT_DECAYS = Rule(
+    "must be two numbers in [0, 1)",
+    lambda betas: len(betas) == 2 and all(0 <= beta < 1 for beta in betas),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,23 +63,22 @@ class LearningRate:
             return (step + 1) / self.warmup_steps
         if self.schedule is Schedule.constant:
             return 1.0
-        fall = self.steps - self.warmup_steps
-        if self.schedule is Schedule.wsd:
-            fall = self.decay_steps
+        is_wsd = self.schedule is Schedule.wsd
+        fall = self.decay_steps if is_wsd else self.steps - self.warmup_steps
         done = max(0, step + 1 - (self.steps - fall)) / (fall + 1)
-        if self.schedule is Schedule.wsd:
+        if is_wsd:
             return 1 - done * (1 - self.min_lr)
         return self.min_lr + (1 - self.min_lr) * (1 + math.cos(math.pi * done)) / 2
 
-    @property
-    def extendable_from(self) -> int | None:
-        """Return the last step whose state a longer run can continue from, or None.
+    def extendable_from(self, multiple: int) -> int | None:
+        """Return the last `multiple` of steps whose state a longer run can continue from, or None.
 
         The rate of the next step must be the longer run's as well, hence one step before the decay.
         """
         if self.schedule is Schedule.cosine:
             return None
-        return self.steps - (self.decay_steps + 1 if self.schedule is Schedule.wsd else 0)
+        last = self.steps - (self.decay_steps + 1 if self.schedule is Schedule.wsd else 0)
+        return last // multiple * multiple
 
 
 @dataclass(kw_only=True)
@@ -99,37 +103,21 @@ class OptimConf:
     compile: bool = True  # the loss; takes a minute, more than a short run saves
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "accumulation"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"optim.{name}: must be at least 1, got {value}")
-        self._check_epochs()
-        for name in ("warmup", "decay", "min_lr"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise UserError(
-                    f"optim.{name}: is a share and must lie in 0..1, got {getattr(self, name)}"
-                )
-        for name in ("lr", "clip"):
-            if getattr(self, name) <= 0:
-                raise UserError(f"optim.{name}: must be positive, got {getattr(self, name)}")
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise UserError(f"optim.betas: must be two numbers in [0, 1), got {self.betas}")
-        if self.warmup + (self.decay if self.schedule is Schedule.wsd else 0) > 1:
-            raise UserError(
-                "optim.warmup: warm-up and decay must share the steps, "
-                f"got {self.warmup} + {self.decay}; lower one of them"
-            )
-
-    def _check_epochs(self) -> None:
-        if self.epochs is None:
-            return
-        if self.epochs <= 0:
-            raise UserError(f"optim.epochs: must be positive, got {self.epochs}")
-        if self.steps is not None:
-            raise UserError(
-                f"optim.epochs: must be null where optim.steps is set, got {self.epochs} and "
-                f"{self.steps} steps; add optim.steps=null or leave optim.epochs out"
-            )
+        check_values(
+            self, "optim", steps=at_least(1), epochs=POSITIVE, batch_size=at_least(1),
+            accumulation=at_least(1), warmup=SHARE, decay=SHARE, min_lr=SHARE, lr=POSITIVE,
+            clip=POSITIVE, betas=MOMENT_DECAYS,
+        )  # fmt: skip
+        require(
+            self.epochs is None or self.steps is None,
+            f"optim.epochs: must be null where optim.steps is set, got {self.epochs} and "
+            f"{self.steps} steps; add optim.steps=null or leave optim.epochs out",
+        )
+        require(
+            self.warmup + (self.decay if self.schedule is Schedule.wsd else 0) <= 1,
+            "optim.warmup: warm-up and decay must share the steps, "
+            f"got {self.warmup} + {self.decay}; lower one of them",
+        )
 
     @property
     def rows_per_step(self) -> int:
@@ -156,20 +144,19 @@ class OptimConf:
 
     def learning_rate(self, steps: int, *, warmup_steps: int | None = None) -> LearningRate:
         """Return the rate over `steps` steps; an extended run passes the warm-up it began with."""
-        if warmup_steps is None:
-            warmup_steps = round(self.warmup * steps)
         return LearningRate(
-            schedule=self.schedule, steps=steps, warmup_steps=warmup_steps,
-            decay_steps=round(self.decay * steps), min_lr=self.min_lr,
+            schedule=self.schedule, steps=steps, decay_steps=round(self.decay * steps),
+            warmup_steps=round(self.warmup * steps) if warmup_steps is None else warmup_steps,
+            min_lr=self.min_lr,
         )  # fmt: skip
 
     def check(self, device: Device) -> None:
         """Check, before a model is loaded, that the device has the optimizer's operations."""
-        if self.name is OptimName.muon and not device.has_scaled_addmm:
-            raise UserError(
-                f"optim.name: must be adamw with device={device.name}, whose graphs cannot hold "
-                "Muon's products (scaled addmm), got muon; use optim=adamw"
-            )
+        require(
+            device.has_scaled_addmm or self.name is OptimName.adamw,
+            f"optim.name: must be adamw with device={device.name}, whose graphs cannot hold "
+            "Muon's products (scaled addmm), got muon; use optim=adamw",
+        )
 
     def build(
         self, draft: nn.Module, adamw: type[AdamW] = AdamW, *, rate: LearningRate | None = None
@@ -181,25 +168,22 @@ class OptimConf:
         """
         rate = rate or self.learning_rate(self.steps or DEFAULT_STEPS)
         matrices, decayed, plain = split_parameters(draft)
-        muon = self.name is OptimName.muon
-        kinds = [
-            (decayed + ([] if muon else matrices), {"weight_decay": self.weight_decay}),
-            (plain, {"weight_decay": 0.0}),
-        ]
+        muon_matrices = matrices if self.name is OptimName.muon else []
+        if not muon_matrices:
+            decayed = decayed + matrices
         groups = [
-            group
-            for params, options in kinds
-            for group in _group_by_lr_scale(params, self.lr, **options)
+            *_group_by_lr_scale(decayed, self.lr, weight_decay=self.weight_decay),
+            *_group_by_lr_scale(plain, self.lr, weight_decay=0.0),
         ]
         optimizers: list[Optimizer] = []
         if groups:
             optimizers.append(adamw(groups, lr=self.lr, betas=(self.betas[0], self.betas[1])))
-        if muon and matrices:
+        if muon_matrices:
             lr = 10 * self.lr if self.muon_lr is None else self.muon_lr
             optimizers.append(
                 Muon(
-                    _group_by_lr_scale(matrices, lr), lr=lr, weight_decay=self.weight_decay,
-                    dtype=matmul_dtype(self.muon_precision, matrices[0].device),
+                    _group_by_lr_scale(muon_matrices, lr), lr=lr, weight_decay=self.weight_decay,
+                    dtype=matmul_dtype(self.muon_precision, muon_matrices[0].device),
                 )
             )  # fmt: skip
 
@@ -209,16 +193,15 @@ class OptimConf:
         return optimizers, [LambdaLR(optimizer, factor) for optimizer in optimizers]
 
 
-def start(optimizers: list[Optimizer]) -> None:
-    """Allocate the optimizers' states, as the first step would: it then compiles no extra graph."""
+def allocate_optimizer_states(optimizers: list[Optimizer]) -> None:
+    """Allocate what the first step would, which then compiles no graph of its own."""
     for optimizer in optimizers:
         adamw = isinstance(optimizer, AdamW)
         averages = ("exp_avg", "exp_avg_sq") if adamw else ("momentum_buffer",)
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
-            state: dict[str, Tensor] = {name: torch.zeros_like(parameter) for name in averages}
-            if adamw:
-                state["step"] = torch.tensor(0.0)
-            optimizer.state[parameter] = state
+            optimizer.state[parameter] = {
+                name: torch.zeros_like(parameter) for name in averages
+            } | ({"step": torch.tensor(0.0)} if adamw else {})
 
 
 def _group_by_lr_scale(
@@ -243,14 +226,9 @@ def split_parameters(
     embeddings = {
         id(module.weight) for module in draft.modules() if isinstance(module, nn.Embedding)
     }
-    matrices, decayed, plain = [], [], []
-    for name, parameter in draft.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        if parameter.ndim < 2 or id(parameter) in embeddings:
-            plain.append(parameter)
-        elif parameter.ndim == 2 and "lm_head" not in name:
-            matrices.append(parameter)
-        else:
-            decayed.append(parameter)
-    return matrices, decayed, plain
+    trained = [(name, p) for name, p in draft.named_parameters() if p.requires_grad]
+    plain = [p for _, p in trained if p.ndim < 2 or id(p) in embeddings]
+    decayed = [(name, p) for name, p in trained if p.ndim >= 2 and id(p) not in embeddings]
+    matrices = [p for name, p in decayed if p.ndim == 2 and "lm_head" not in name]
+    others = [p for name, p in decayed if p.ndim > 2 or "lm_head" in name]
+    return matrices, others, plain

@@ -5,39 +5,30 @@ python -m train.plan draft=qwen3-32b-eagle3 machine=trn2.3xlarge tokens=250e6 ou
 """
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from conf.entry import entry_point
 from data.config import DataSource
+from models.console import print_line
 from models.files import open_output_file
-from train.planning.plan import RunPlan, plan_run
 from train.planning.remedies import suggest_overrides
-from train.planning.tables import CONSOLE, plan_to_json, print_plan
-
-
-@dataclass(kw_only=True)
-class TrainPlanConf(RunPlan):
-    """Configuration of a run, of its machine and of the plan's file."""
-
-    output: str | None = None  # file for the plan as JSON
+from train.planning.run_plan import TrainPlanConf, plan_run
+from train.planning.tables import plan_to_json, print_plan
 
 
 @entry_point("train_plan", TrainPlanConf)
 def main(conf: TrainPlanConf) -> None:
-    if conf.data.source is DataSource.captured and not has_store(conf.data.path):
-        CONSOLE.print("data.path: no feature store there, so the plan includes the target's passes")
+    has_store = conf.data.path is not None and Path(conf.data.path).is_dir()
+    if conf.data.source is DataSource.captured and not has_store:
+        print_line("data.path: no feature store there, so the plan includes the target's passes")
         conf = replace(conf, data=replace(conf.data, source=DataSource.prepared))
     plan = plan_run(conf)
     fixes = [] if plan.fits(plan.best) else suggest_overrides(plan)
-    print_plan(plan, CONSOLE, fixes)
+    print_plan(plan, fixes)
     if conf.output is not None:
         with open_output_file(conf.output) as file:
             file.write_text(json.dumps(plan_to_json(plan) | {"changes": fixes}, indent=2) + "\n")
-
-
-def has_store(store: str | None) -> bool:
-    return store is not None and Path(store).is_dir()
 
 
 if __name__ == "__main__":

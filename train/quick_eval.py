@@ -32,15 +32,13 @@ def build_quick_eval(
         )  # fmt: skip
         accepted = [count for generation in generations for count in generation.accepted]
         rounds = max(1, len(accepted))  # none where the first token ends every answer
-        reached = {
-            f"accepted_{depth}": sum(count >= depth for count in accepted) / rounds
-            for depth in range(1, tree.max_path_length + 1)
-        }
         delivered = sum(len(generation.ids) - 1 for generation in generations)
         return {
             "delivered_per_round": delivered / rounds,
             "acceptance_length": 1 + sum(accepted) / rounds,
-            **reached,
+        } | {
+            f"accepted_{depth}": sum(count >= depth for count in accepted) / rounds
+            for depth in range(1, tree.max_path_length + 1)
         }
 
     return evaluate

@@ -1,19 +1,53 @@
-"""Start of a run: claim its folder and load its progress."""
+"""Start or continue a run: claim its folder, load its progress, decide how many steps it takes.
 
+The folder is checked before anything slow; a full disk is an error of one line, at any time.
+
+A run can continue with a different number of steps than it was started with. A saved state serves
+the new number if the learning rate up to that state was what a run of the new number would have had
+from its beginning. With a constant rate that is the newest state, with wsd the state kept from
+before the decay. With cosine, which falls from the warm-up on, no state serves.
+"""
+
+import errno
 import logging
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from safetensors import SafetensorError
+from torch import nn
+from torch.distributed.checkpoint import CheckpointException
+
 from conf.entry import config_to_yaml
-from models.errors import UserError
+from models.drafts.base import Draft, SpeculativePair
+from models.errors import UserError, require
+from models.files import report_disk_errors
 from models.lock import acquire_lock
+from models.target.target import Target
 from train.config import TrainConf
 from train.distributed.parallel import Parallel
 from train.distributed.torchrun import is_restart
-from train.extension import check_extension
-from train.run_dir import create_run_dir, reset_run_dir
-from train.state import RunState, flatten_config
+from train.optim import DEFAULT_STEPS, LearningRate, OptimConf, Schedule
+from train.state import RunState, flatten_config, remove_state
 
 LEASE_S = 180.0  # longer than NFSv4 keeps the lock of a node that vanished: 90 s, and 90 s of grace
+DISK_FULL_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+# torch and safetensors write from C++ and Rust, whose errors have the reason in their text at best:
+# torch reports a short write as `unexpected pos`.
+DISK_FULL_MESSAGES = (
+    "no space left",
+    "quota exceeded",
+    "file too large",
+    "unexpected pos",
+    "write failed",
+)
+REPORT_FILES = ("report.json", "report.md", "report.html", "rounds.jsonl")
+RUN_FILES = (
+    "metrics.jsonl", *REPORT_FILES, "training_prompts.npy", "held_out.jsonl",
+    "selection.jsonl", "vocabulary.md", "config.yaml",
+)  # fmt: skip
 log = logging.getLogger(__name__)
 
 
@@ -27,8 +61,8 @@ def open_run(conf: TrainConf, parallel: Parallel) -> RunState:
     if not conf.resume and not parallel.any_rank(is_restart()) and parallel.is_main:
         reset_run_dir(folder)
     parallel.barrier()
-    route = parallel.accelerator.device.type
-    state = RunState(folder, flatten_config(conf) | {"device.route": route})
+    route = {"device.route": parallel.accelerator.device.type}
+    state = RunState(folder, flatten_config(conf) | route)
     state.load_progress()
     check_same_step(state, parallel)
     if state.progress.step:
@@ -47,9 +81,161 @@ def check_same_step(state: RunState, parallel: Parallel) -> None:
     A network file system may show a node an outdated folder.
     """
     step = state.progress.step
-    if not parallel.all_ranks_agree(step):
-        raise UserError(
-            f"output_dir: must show every process the same states, got step {step} here and "
-            f"another elsewhere in {state.states_dir}; start again, or use a file system that all "
-            "share"
+    require(
+        parallel.all_ranks_agree(step),
+        f"output_dir: must show every process the same states, got step {step} here and "
+        f"another elsewhere in {state.states_dir}; start again, or use a file system that all "
+        "share",
+    )
+
+
+def known_steps(state: RunState, optim: OptimConf) -> int | None:
+    """Return the steps of the whole run, or None where they depend on the number of rows."""
+    if optim.epochs is None:
+        return optim.steps or DEFAULT_STEPS
+    is_same = state.saved_config.get("optim.epochs") == optim.epochs
+    return state.progress.steps if is_same else None
+
+
+def check_extension(state: RunState, optim: OptimConf, *, multiple: int) -> None:
+    """Reject, before a model is loaded, an extension that fails for any number of rows."""
+    find_resume_state(state, optim, known_steps(state, optim), multiple=multiple)
+
+
+def find_resume_state(
+    state: RunState, optim: OptimConf, steps: int | None, *, multiple: int
+) -> Path | None:
+    """Return the state from which the run continues to `steps`, or None if it has no state.
+
+    Raises UserError if no state serves. Steps that are not known yet may be those of the run,
+    except with a schedule that serves no other number. On-policy rows are rewritten every
+    `multiple` steps, and a run can continue only from such a step.
+    """
+    progress, is_cosine = state.progress, optim.schedule is Schedule.cosine
+    if not progress.step or steps == progress.steps or (steps is None and not is_cosine):
+        return state.newest_state()
+    if steps is None or is_cosine or steps <= progress.step:
+        raise _extension_error(state, optim, steps)
+    old = _saved_learning_rate(state, optim)
+    new = optim.learning_rate(steps, warmup_steps=old.warmup_steps)
+    for path in sorted(state.complete_states(), reverse=True):
+        num_rates = int(path.name) + 1  # the state also contains the rate of the step after it
+        same = all(old.factor(step) == new.factor(step) for step in range(num_rates))
+        if same and int(path.name) % multiple == 0:
+            return path
+    raise _extension_error(state, optim, steps)
+
+
+def set_total_steps(
+    state: RunState, optim: OptimConf, parallel: Parallel, *, rows: int, multiple: int
+) -> LearningRate:
+    """Set the number of steps of the run, and rewind to the state that it continues from."""
+    steps, progress = known_steps(state, optim) or optim.total_steps(rows), state.progress
+    path = find_resume_state(state, optim, steps, multiple=multiple)
+    warmup_steps = progress.warmup_steps
+    if path is not None and steps != progress.steps:
+        log.info(
+            "extended from %s to %d steps, from step %d", progress.steps, steps, int(path.name)
         )
+        warmup_steps = _saved_learning_rate(state, optim).warmup_steps
+        state.rewind_to(path, parallel)
+        if parallel.is_main:
+            for name in REPORT_FILES:  # of a draft that is not the run's last any more
+                (state.folder / name).unlink(missing_ok=True)
+    rate = optim.learning_rate(steps, warmup_steps=warmup_steps)
+    state.progress.steps, state.progress.warmup_steps = steps, rate.warmup_steps
+    return rate
+
+
+def _saved_learning_rate(state: RunState, optim: OptimConf) -> LearningRate:
+    """Return the learning rate schedule of the run up to its newest state."""
+    assert state.progress.steps is not None
+    return optim.learning_rate(state.progress.steps, warmup_steps=state.progress.warmup_steps)
+
+
+def _extension_error(state: RunState, optim: OptimConf, new_steps: int | None) -> UserError:
+    """Build the error of a run that cannot get `new_steps` (None: not known yet)."""
+    progress, restart = state.progress, "use another run_name or resume=false"
+    key, before, got = "optim.steps", progress.steps, f"{new_steps}"
+    if optim.epochs is not None:
+        key, before = "optim.epochs", state.saved_config.get("optim.epochs")
+        got = f"{optim.epochs}" + (f" ({new_steps} steps)" if new_steps else "")
+    if optim.schedule is Schedule.cosine:
+        return UserError(
+            f"{key}: must stay {before} with optim.schedule=cosine, whose rate falls to the last "
+            f"step, got {got}; {restart}, and optim.schedule=wsd or constant for a run to be "
+            "extended"
+        )
+    if new_steps is not None and new_steps <= progress.step:
+        return UserError(
+            f"{key}: must be above the {progress.step} steps done, got {got}; {restart}"
+        )
+    saved_steps = ", ".join(str(int(path.name)) for path in sorted(state.complete_states()))
+    return UserError(
+        f"{key}: the rates up to a saved state (step {saved_steps}) must be those of the new run, "
+        f"got {got} after {before}; give more steps, or {restart}"
+    )
+
+
+def create_run_dir(folder: Path) -> None:
+    """Create the run folder and check that it is writable; raise UserError otherwise."""
+    with report_disk_errors(folder, remedy="choose another"), refuse_full_disk(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(4096))
+
+
+def reset_run_dir(folder: Path) -> None:
+    """Remove what an earlier run of this name left, its state first and by one rename."""
+    remove_state(folder / "state")
+    if (folder / "checkpoint").exists():
+        shutil.rmtree(folder / "checkpoint")
+    for name in RUN_FILES:
+        (folder / name).unlink(missing_ok=True)
+
+
+def check_free_disk(
+    folder: Path, draft: Draft, target: Target | None = None, *, num_states: int = 2
+) -> None:
+    """Check that the disk has room for what a run of this draft writes; raise UserError if not."""
+    needed = disk_bytes_needed(draft, target, num_states=num_states)
+    free = shutil.disk_usage(folder).free
+    require(
+        free >= needed,
+        f"output_dir: needs {needed / 1e9:.2f} GB of free disk for this draft, "
+        f"got {free / 1e9:.2f} GB in {folder}; free some space or choose another output_dir",
+    )
+
+
+def disk_bytes_needed(draft: Draft, target: Target | None = None, *, num_states: int = 2) -> int:
+    """Return the bytes of `num_states` states and of two checkpoints, old and new.
+
+    A state holds the trained weights and their two moments. The checkpoint of a draft that adapts
+    its `target` includes the adapted target.
+    """
+    needed = 2 * sum(p.nbytes for p in draft.parameters())
+    needed += num_states * 3 * sum(p.nbytes for p in trained_parameters(draft))
+    pair = None if target is None else SpeculativePair(target=target, draft=draft)
+    if pair is not None and (adapted := pair.adapted_target) is not None:
+        # The adapters, its only trained part, are merged when it is written.
+        needed += 2 * sum(p.nbytes for p in adapted.model.parameters() if not p.requires_grad)
+    return needed
+
+
+def trained_parameters(module: nn.Module) -> list[nn.Parameter]:
+    return [p for p in module.parameters() if p.requires_grad]
+
+
+@contextmanager
+def refuse_full_disk(folder: Path) -> Iterator[None]:
+    """Turn the errors of a full disk into a UserError of one line."""
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError, CheckpointException) as error:
+        is_full = any(part in str(error).lower() for part in DISK_FULL_MESSAGES)
+        if getattr(error, "errno", None) not in DISK_FULL_ERRNOS and not is_full:
+            raise
+        raise UserError(
+            f"output_dir: the disk is full, got {folder}; free some space and start the "
+            "same command again: it continues from the last state"
+        ) from error

@@ -15,18 +15,18 @@ its own by its number.
 import json
 import logging
 import shutil
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from torch import Tensor, nn
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_state_dict,
@@ -36,8 +36,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from models.drafts.base import DraftConf
-from models.errors import UserError
-from models.files import PARTIAL_SUFFIX, atomic_directory, atomic_path
+from models.errors import require
+from models.files import PARTIAL_SUFFIX, atomic_directory, write_text_atomically
 from train.distributed.parallel import Parallel
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ CHANGEABLE_KEYS = (
     "save_minutes", "device.threads", "device.name", "device.cache_dir", "device.visible_cores",
     "device.num_cores", "parallel.",
 )  # fmt: skip
-EXTENSION_KEYS = ("optim.steps", "optim.epochs")  # train/extension.py checks whether they may
+EXTENSION_KEYS = ("optim.steps", "optim.epochs")  # train/run.py checks whether they may
 
 
 @dataclass(kw_only=True)
@@ -76,7 +76,7 @@ class RunProgress:
 def flatten_config(conf: Any, prefix: str = "") -> dict[str, Any]:
     """Flatten a config into JSON values by dotted key."""
     values = {f"{prefix}method": conf.method} if isinstance(conf, DraftConf) else {}
-    for key, value in ((prefix + field.name, getattr(conf, field.name)) for field in fields(conf)):
+    for key, value in ((prefix + part.name, getattr(conf, part.name)) for part in fields(conf)):
         if is_dataclass(value):
             values |= flatten_config(value, f"{key}.")
         else:
@@ -122,14 +122,21 @@ class RunState:
         """Return the last complete state, or None."""
         return max(self.complete_states(), default=None)
 
-    def load_progress(self) -> RunProgress:
+    def load_progress(self) -> None:
         """Load the run's progress; raise UserError if it was started with another config."""
         newest = self.newest_state()
         if newest is None:
-            return self.progress
-        saved = json.loads((newest / PROGRESS_FILE).read_text())
+            return
+        saved = _read_progress_file(newest)
         self.saved_config = saved["config"]
-        self._check_config_unchanged(self.saved_config)
+        for key in sorted(self.saved_config.keys() | self.config.keys()):
+            before, now = self.saved_config.get(key), self.config.get(key)
+            started = f"with {before}" if key in self.saved_config else "without it"
+            require(
+                before == now or key.startswith(CHANGEABLE_KEYS) or key in EXTENSION_KEYS,
+                f"{key}: the run was started {started}, got {now}; "
+                "use another run_name or resume=false",
+            )
         if saved["threads"] != torch.get_num_threads():
             log.warning(
                 "the run was started with %s threads and continues with %s: "
@@ -141,18 +148,16 @@ class RunState:
         self.progress = RunProgress(
             **({"steps": self.saved_config["optim.steps"]} | saved["progress"])
         )
-        return self.progress
 
     def remove_old_states(self) -> None:
         """Remove all states but the newest and the one that its progress marks as kept."""
         newest = self.newest_state()
-        kept_paths = [newest]
-        if newest is not None:
-            kept_step = json.loads((newest / PROGRESS_FILE).read_text())["progress"].get("kept")
-            kept_paths += [] if kept_step is None else [self._state_path(kept_step)]
+        progress = _read_progress_file(newest)["progress"] if newest else {}
+        kept_step = progress.get("kept")
+        kept_paths = [newest, None if kept_step is None else self.states_dir / f"{kept_step:08d}"]
         for path in self.states_dir.glob("*"):
             if path not in kept_paths:
-                _remove_state(path)
+                remove_state(path)
 
     def rewind_to(self, resume_path: Path, parallel: Parallel) -> None:
         """Make `resume_path` the newest state: later steps are repeated, with other results."""
@@ -160,9 +165,8 @@ class RunState:
         parallel.barrier()  # else a process might look for a state that is removed already
         if resume_path == newest:
             return
-        saved = json.loads((resume_path / PROGRESS_FILE).read_text())
-        self.progress = RunProgress(**saved["progress"])
-        self.progress.tracker = previous.tracker
+        saved = _read_progress_file(resume_path)
+        self.progress = RunProgress(**saved["progress"] | {"tracker": previous.tracker})
         # An unfinished run may have saved a better draft after its last state.
         unfinished = previous.step != previous.steps
         if unfinished or previous.best_step is None or previous.best_step > self.progress.step:
@@ -170,21 +174,16 @@ class RunState:
             self.progress.best = self.progress.best_step = None
         parallel.barrier()
         if parallel.is_main:
-            with atomic_path(resume_path / PROGRESS_FILE) as partial:
-                partial.write_text(json.dumps(saved | {"progress": asdict(self.progress)}))
+            progress = json.dumps(saved | {"progress": asdict(self.progress)})
+            write_text_atomically(resume_path / PROGRESS_FILE, progress)
             for path in self.complete_states():
                 if path > resume_path:
-                    _remove_state(path)
+                    remove_state(path)
         parallel.barrier()
 
     def save(self, training_state: TrainingState, parallel: Parallel) -> None:
         """Save a state in place of the newest, on all processes together."""
-        path = self._state_path(self.progress.step)
-        saved = {
-            "progress": asdict(self.progress),
-            "threads": torch.get_num_threads(),
-            "config": self.config,
-        }
+        path = self.states_dir / f"{self.progress.step:08d}"
         partial = path.with_name(path.name + PARTIAL_SUFFIX)
         with atomic_directory(path) if parallel.is_main else nullcontext(partial) as partial:
             parallel.barrier()
@@ -195,6 +194,11 @@ class RunState:
                     no_dist=parallel.is_single_process,
                 )
             if parallel.is_main:
+                saved = {
+                    "progress": asdict(self.progress),
+                    "threads": torch.get_num_threads(),
+                    "config": self.config,
+                }
                 (partial / PROGRESS_FILE).write_text(json.dumps(saved, indent=2))
         if parallel.is_main:
             self.remove_old_states()
@@ -209,22 +213,13 @@ class RunState:
                 dcp.load(state, checkpoint_id=newest, no_dist=parallel.is_single_process)
             training_state.load_state_dict(state)
 
-    def _state_path(self, step: int) -> Path:
-        return self.states_dir / f"{step:08d}"
 
-    def _check_config_unchanged(self, saved: dict[str, Any]) -> None:
-        for key in sorted(saved.keys() | self.config.keys()):
-            before, now = saved.get(key), self.config.get(key)
-            if before != now and not key.startswith(CHANGEABLE_KEYS) and key not in EXTENSION_KEYS:
-                started = f"with {before}" if key in saved else "without it"
-                raise UserError(
-                    f"{key}: the run was started {started}, got {now}; "
-                    "use another run_name or resume=false"
-                )
+def _read_progress_file(state: Path) -> dict[str, Any]:
+    return json.loads((state / PROGRESS_FILE).read_text())
 
 
-def _remove_state(state: Path) -> None:
-    """Remove a state, renamed first: a kill must not leave a part that looks complete."""
+def remove_state(state: Path) -> None:
+    """Remove a state, or all, renamed first: a kill must not leave a part that looks complete."""
     partial = state.with_suffix(PARTIAL_SUFFIX)
     if partial != state and state.exists():
         shutil.rmtree(partial, ignore_errors=True)
@@ -240,15 +235,30 @@ def _silence_dcp_warning() -> Iterator[None]:
         yield
 
 
-def load_saved_tensors(state: Path, part: str = "weights") -> dict[str, Tensor]:
-    """Load the tensors of one part of a state, without a module to load them into."""
-    reader = dcp.FileSystemReader(state)
-    metadata = reader.read_metadata().state_dict_metadata
-    tensors = {
-        name: torch.empty(entry.size, dtype=entry.properties.dtype)
-        for name, entry in metadata.items()
-        if isinstance(entry, TensorStorageMetadata) and name.startswith(f"{part}.")
-    }
-    with _silence_dcp_warning():
-        dcp.load(tensors, storage_reader=reader, no_dist=True)
-    return {name.removeprefix(f"{part}."): tensor for name, tensor in tensors.items()}
+@dataclass(kw_only=True)
+class SaveSchedule:
+    """Schedule of saves, the same on all processes, by the clock of the main process."""
+
+    parallel: Parallel
+    minutes: float
+    every_steps: int | None  # in place of the minutes
+    multiple: int  # steps; by time, states are saved only at multiples of this
+    required_steps: set[int]  # steps whose states are saved at any time
+    overdue: bool = False
+    saved_at: float = field(default_factory=time.perf_counter)
+
+    def is_due(self, done: int) -> bool:
+        """Return whether to save the state after `done` steps, by the last reading of the clock."""
+        interval = self.every_steps or self.multiple
+        in_time = self.every_steps is not None or self.overdue
+        return done in self.required_steps or (in_time and done % interval == 0)
+
+    def read_clock(self) -> None:
+        """Read the main process's clock: a collective, so not for every step."""
+        if self.every_steps is None and not self.overdue:
+            late = time.perf_counter() - self.saved_at >= 60 * self.minutes
+            self.overdue = self.parallel.any_rank(self.parallel.is_main and late)
+
+    def restart(self) -> None:
+        """Restart the count: a state was saved."""
+        self.overdue, self.saved_at = False, time.perf_counter()

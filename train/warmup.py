@@ -14,23 +14,20 @@ from pathlib import Path
 import torch
 
 from conf.entry import entry_point
+from data.config import DataSource
 from data.packing.documents import Documents, Packed
 from data.packing.pack import pack_documents
 from data.sources.tokenized import document_from_pair
 from infer.draft_loading import load_draft_under_test
 from infer.warmup import compile_eval_graphs
 from models.console import setup_logging
-from models.drafts.base import Draft
 from models.parallel.dtensor import full_params
-from models.target.target import Target
 from train.config import TrainConf
 from train.distributed.parallel import Parallel
 from train.log import LogConf, MetricLogger
 from train.loop import Trainer
-from train.rows import feature_store
-from train.rows.draft_vocabulary import choose_vocabulary
 from train.rows.held_out import has_external_prompts, resolve_evaluation, write_held_out
-from train.rows.packed_rows import load_training_rows
+from train.rows.packed_rows import choose_vocabulary, load_training_rows
 from train.state import RunState, flatten_config
 
 log = logging.getLogger("train.warmup")
@@ -40,47 +37,40 @@ def make_dummy_rows(conf: TrainConf, vocab_size: int) -> Packed:
     """Make one step's rows of random tokens; the first half of each row is a prompt."""
     length, half = conf.data.length, conf.data.length // 2
     generator = torch.Generator().manual_seed(conf.seed)
-    token_rows = torch.randint(
-        vocab_size, (conf.optim.rows_per_step, length), generator=generator
-    ).tolist()
+    token_rows = torch.randint(vocab_size, (conf.optim.rows_per_step, length), generator=generator)
     documents = Documents.from_documents(
-        document_from_pair(ids[:half], ids[half:]) for ids in token_rows
+        document_from_pair(ids[:half], ids[half:]) for ids in token_rows.tolist()
     )
     return pack_documents(documents, length, overlap=conf.data.overlap)[0]
 
 
 def compile_all(conf: TrainConf, parallel: Parallel, folder: Path) -> None:
     """Compile what train/__main__.py would, in a temporary folder."""
-    device = parallel.device
-    if not device.has_static_shapes:
+    if not parallel.device.has_static_shapes:
         log.info("graphs: nothing is compiled here")
         return
     target = parallel.build_target(conf.target)
     draft = conf.draft.build(target, loss=conf.loss, seed=conf.seed)
-    store = feature_store.open_store(conf.data, target, draft, parallel)
-    if store is None and has_external_prompts(conf):
-        rows = make_dummy_rows(conf, target.vocab_size)
+    if conf.data.source is not DataSource.captured and has_external_prompts(conf):
+        rows, store = make_dummy_rows(conf, target.vocab_size), None
     else:  # some graphs depend on the lengths of the prompts that are held out of the data
-        rows, held_out = load_training_rows(conf, target, parallel, store)
+        rows, held_out, store = load_training_rows(conf, target, draft, parallel)
         write_held_out(held_out, folder)
     choose_vocabulary(draft, target, rows, conf.data, folder=None)
     state = RunState(folder, flatten_config(conf))
     Trainer(
-        conf=conf, parallel=parallel, device=device, target=target, draft=draft, rows=rows,
-        store=store, state=state, log=MetricLogger(LogConf(), state, parallel.accelerator),
+        conf=conf, parallel=parallel, target=target, draft=draft, rows=rows, store=store,
+        state=state, log=MetricLogger(LogConf(), state, parallel.accelerator),
         evaluate=lambda _: {},
     ).warmup(log.info)  # fmt: skip
     with full_params(draft):
         if parallel.runs_target:
-            _compile_evaluation(conf, target, draft, folder)
-
-
-def _compile_evaluation(conf: TrainConf, target: Target, draft: Draft, folder: Path) -> None:
-    draft.eval().save(folder / "checkpoint", target)
-    best = load_draft_under_test(folder / "checkpoint", target)
-    compile_eval_graphs(
-        target, [best], tree=conf.tree, conf=resolve_evaluation(conf, folder), print_line=log.info
-    )
+            draft.save(folder / "checkpoint", target)
+            best = load_draft_under_test(folder / "checkpoint", target)
+            evaluation = resolve_evaluation(conf, folder)
+            compile_eval_graphs(
+                target, [best], tree=conf.tree, conf=evaluation, print_line=log.info
+            )
 
 
 @entry_point("train_warmup", TrainConf)

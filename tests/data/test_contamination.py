@@ -15,7 +15,7 @@ from data.eval_prompts.prompts import EvalPrompt
 from data.packing.documents import Documents
 from data.packing.pack import pack_documents
 from data.sources.tokenized import document_from_pair
-from train.rows.prompt_hashes import write_prompt_hashes
+from train.rows.packed_rows import write_prompt_hashes
 
 LONG = " ".join(str(1 + i % 50) for i in range(40))
 assert len(LONG) > ANSWER_START_CHARS

@@ -59,13 +59,17 @@ def loop_over(conf: TrainConf, draft: Draft, target: Target, device: Device):
 def loop_in(folder: Path, conf: TrainConf, draft: Draft, target: Target, device: Device):
     parallel = conf.parallel.build(device, trackers=[])
     state = RunState(folder, flatten_config(conf))
-    loop = Trainer(
-        conf=conf, parallel=parallel, device=device, target=target, draft=draft, rows=rows(),
-        state=state, log=MetricLogger(conf.log, state, parallel.accelerator),
-        evaluate=lambda _: {"delivered_per_round": 1.0},
-    )  # fmt: skip
-    loop.run()
-    return loop.graph_counter
+    budgets = []
+
+    def evaluate(_: Draft) -> dict[str, float]:
+        budgets.append(device.ledger.budget)
+        return {"delivered_per_round": 1.0}
+
+    Trainer(
+        conf=conf, parallel=parallel, target=target, draft=draft, rows=rows(), state=state,
+        log=MetricLogger(conf.log, state, parallel.accelerator), evaluate=evaluate,
+    ).run()  # fmt: skip
+    return budgets[-1]
 
 
 def prompt_file(folder: Path) -> Path:

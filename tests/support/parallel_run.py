@@ -89,7 +89,7 @@ def run(
     own = spread.build_target(conf.target)
     learner = conf.draft.build(own, loss=conf.loss, seed=conf.seed)
     loop = Trainer(
-        conf=conf, parallel=spread, device=device, target=own, draft=learner, rows=toy_rows(),
+        conf=conf, parallel=spread, target=own, draft=learner, rows=toy_rows(),
         state=state, log=MetricLogger(conf.log, state, spread.accelerator),
         evaluate=build_quick_eval(own, PROMPTS, chain(2), EvaluationConf(max_new_tokens=6)),
     )  # fmt: skip

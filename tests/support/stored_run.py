@@ -25,9 +25,7 @@ from train.config import TrainConf
 from train.log import LogConf, MetricLogger
 from train.loop import Trainer
 from train.optim import OptimConf
-from train.rows import feature_store
-from train.rows.draft_vocabulary import choose_vocabulary
-from train.rows.packed_rows import load_training_rows
+from train.rows.packed_rows import choose_vocabulary, load_training_rows
 from train.run import open_run
 
 BF16, ROOT = "bfloat16", Path(__file__).parents[2]
@@ -70,12 +68,11 @@ def learned(conf: TrainConf, *, evaluate: Callable = toy_length) -> None:
     state = open_run(conf, parallel)
     target = parallel.build_target(conf.target)
     draft = conf.draft.build(target, loss=conf.loss, seed=conf.seed)
-    store = feature_store.open_store(conf.data, target, draft, parallel)
-    rows, _ = load_training_rows(conf, target, parallel, store)
+    rows, _, store = load_training_rows(conf, target, draft, parallel)
     choose_vocabulary(draft, target, rows, conf.data, state.folder)
     Trainer(
-        conf=conf, parallel=parallel, device=parallel.device, target=target, draft=draft,
-        rows=rows, store=store, state=state,
+        conf=conf, parallel=parallel, target=target, draft=draft, rows=rows, store=store,
+        state=state,
         log=MetricLogger(conf.log, state, parallel.accelerator), evaluate=evaluate,
     ).run()  # fmt: skip
 

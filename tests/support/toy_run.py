@@ -2,15 +2,18 @@
 
 import json
 import sys
+import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 import torch
+import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from conf.entry import exit_with_error
@@ -29,7 +32,7 @@ from train.log import LogConf, MetricLogger
 from train.loop import Trainer
 from train.optim import OptimConf
 from train.run import check_same_step
-from train.state import RunProgress, RunState, flatten_config, load_saved_tensors
+from train.state import RunProgress, RunState, flatten_config
 
 VOCAB, WIDTH, LENGTH, ROWS = 32, 16, 12, 24
 
@@ -131,7 +134,7 @@ def toy_run(
     """The part of a training run that the tests are about."""
     torch.set_num_threads(1)
     device = device or conf.device.build()
-    parallel = conf.parallel.build(device, trackers=conf.log.trackers())
+    parallel = conf.parallel.build(device, trackers=conf.log.list_trackers())
     folder.mkdir(parents=True, exist_ok=True)
     target = target or toy_target()
     state = RunState(folder, flatten_config(conf))
@@ -143,8 +146,8 @@ def toy_run(
     draft = conf.draft.build(target, loss=conf.loss, seed=conf.seed)
     log = MetricLogger(conf.log, state, parallel.accelerator)
     loop = Trainer(
-        conf=conf, parallel=parallel, device=device, target=target, draft=draft,
-        rows=toy_rows(), state=state, log=log, evaluate=toy_length,
+        conf=conf, parallel=parallel, target=target, draft=draft, rows=toy_rows(), state=state,
+        log=log, evaluate=toy_length,
     )  # fmt: skip
     if interrupt_at is not None:
         learn = loop._train_step
@@ -167,6 +170,21 @@ def toy_length(draft: Draft) -> dict[str, float]:
 
 def metrics(folder: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def load_saved_tensors(state: Path, part: str = "weights") -> dict[str, Tensor]:
+    """The tensors of one part of a state, without a module to load them into."""
+    reader = dcp.FileSystemReader(state)
+    metadata = reader.read_metadata().state_dict_metadata
+    tensors = {
+        name: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for name, entry in metadata.items()
+        if isinstance(entry, TensorStorageMetadata) and name.startswith(f"{part}.")
+    }
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        dcp.load(tensors, storage_reader=reader, no_dist=True)
+    return {name.removeprefix(f"{part}."): tensor for name, tensor in tensors.items()}
 
 
 def weights(folder: Path) -> dict[str, Tensor]:

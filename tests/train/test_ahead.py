@@ -6,7 +6,7 @@ from contextlib import closing
 
 import pytest
 
-from train.rows.prefetch import Prefetcher
+from train.rows.micro_batches import Prefetcher
 
 
 def test_every_step_is_made_once_and_in_turn_by_a_thread_beside():

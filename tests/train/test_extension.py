@@ -13,15 +13,21 @@ from data.config import DataConf, OnPolicyConf
 from data.packing.sampler import RowOrder
 from models.errors import UserError
 from tests.support.tiny import CPU
-from tests.support.toy_run import ROWS, metrics, toy_conf, toy_rows, toy_run, weights
+from tests.support.toy_run import (
+    ROWS,
+    load_saved_tensors,
+    metrics,
+    toy_conf,
+    toy_rows,
+    toy_run,
+    weights,
+)
 from train import state as states
 from train.config import TrainConf
 from train.distributed.parallel import ParallelConf
-from train.extension import check_extension
 from train.optim import OptimConf, Schedule
-from train.run_dir import disk_bytes_needed, parameter_bytes, trained_parameters
-from train.save_times import SaveSchedule
-from train.state import RunState, flatten_config, load_saved_tensors
+from train.run import check_extension, disk_bytes_needed, trained_parameters
+from train.state import RunState, SaveSchedule, flatten_config
 
 PARALLEL = ParallelConf().build(CPU, trackers=[])
 WSD = {"schedule": Schedule.wsd, "decay": 0.25}  # of 12 steps the last 3, of 20 the last 5
@@ -233,8 +239,8 @@ def test_a_state_holds_what_is_trained_alone(tmp_path):
     assert set(weights(tmp_path)) == trained
     assert "draft.frozen.weight" not in trained
     more = disk_bytes_needed(draft, num_states=3) - disk_bytes_needed(draft, num_states=2)
-    assert more == 3 * parameter_bytes(trained_parameters(draft))
-    assert disk_bytes_needed(draft) == 2 * parameter_bytes(draft.parameters()) + 2 * more
+    assert more == 3 * sum(p.nbytes for p in trained_parameters(draft))
+    assert disk_bytes_needed(draft) == 2 * sum(p.nbytes for p in draft.parameters()) + 2 * more
 
 
 def test_a_state_with_frozen_tables_and_without_counts_is_continued(tmp_path, monkeypatch):

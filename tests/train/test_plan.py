@@ -29,8 +29,8 @@ from train.log import MetricLogger
 from train.loop import Trainer
 from train.plan import TrainPlanConf, main
 from train.planning.layout import list_layouts
-from train.planning.plan import plan_run
 from train.planning.remedies import suggest_overrides
+from train.planning.run_plan import plan_run
 from train.planning.tables import planned_steps, size_table, time_table
 from train.planning.trace import (
     EVALUATION,
@@ -88,12 +88,10 @@ def prepared(conf: TrainConf, device: Device, folder) -> Trainer:
     rows = packed_of(replace(full, input_ids=torch.randint(1, VOCAB, full.input_ids.shape)))
     parallel = conf.parallel.build(device, trackers=[])
     state = RunState(folder, flatten_config(conf))
-    loop = Trainer(
-        conf=conf, parallel=parallel, device=device, target=target, draft=draft, rows=rows,
+    return Trainer(
+        conf=conf, parallel=parallel, target=target, draft=draft, rows=rows,
         state=state, log=MetricLogger(conf.log, state, parallel.accelerator), evaluate=lambda _: {},
     )  # fmt: skip
-    loop._prepare()
-    return loop
 
 
 def allocated(work) -> int:
@@ -127,7 +125,7 @@ def test_a_step_takes_the_memory_that_was_planned(kind, device, accumulation, tm
         build_meta_draft(run.draft, target, loss=run.loss, seed=0),
         prompt_tokens=PROMPT,
     )
-    held = found.phases.pop(EVALUATION).peak_bytes
+    held = found.pop(EVALUATION).peak_bytes
     moments = [
         m for o in loop.training_state.optimizers for s in o.state.values() for m in s.values()
     ]
@@ -147,7 +145,7 @@ def test_a_step_takes_the_memory_that_was_planned(kind, device, accumulation, tm
     }
     planned = max(
         phase.peak_bytes.total() - sum(phase.peak_bytes[part] for part in PERSISTENT_PARTS)
-        for phase in found.phases.values()
+        for phase in found.values()
     )
     assert planned == pytest.approx(taken, rel=0.1)
 
@@ -165,7 +163,7 @@ def test_an_evaluation_takes_the_memory_that_was_planned(tmp_path):
         build_meta_draft(run.draft, target, loss=run.loss, seed=0),
         prompt_tokens=PROMPT,
     )
-    phase = found.phases[EVALUATION]
+    phase = found[EVALUATION]
     assert phase.peak_bytes.total() - sum(
         phase.peak_bytes[part] for part in PERSISTENT_PARTS
     ) == pytest.approx(taken, rel=0.1)

@@ -124,7 +124,10 @@ def test_eval_refuses_what_only_the_model_shows(mistake, refused):
     ("mistake", "message"),
     [
         ("tree.depth=17", "tree.depth: must be at most the 16 tokens that the draft can propose"),
-        ("output_dir=file", "output_dir: must be writable, got file/demo (Not a directory)"),
+        (
+            "output_dir=file",
+            "output_dir: must be a writable folder, got file/demo (Not a directory)",
+        ),
         ("data=jsonl", "data.path: must be set for data.source=jsonl, got null"),
         ("evaluation.prompts=nowhere", "evaluation.prompts: must be a readable JSONL file"),
         ("evaluation.prompts=long.jsonl", "evaluation.prompts: prompt and answer must fit in the"),

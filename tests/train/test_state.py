@@ -16,7 +16,7 @@ from tests.support.killing import finish, kill, newest_step, partials
 from tests.support.methods import CASES
 from tests.support.toy_run import metrics, toy_conf, toy_run, weights
 from train.log import drop_later_lines
-from train.run_dir import (
+from train.run import (
     check_free_disk,
     create_run_dir,
     disk_bytes_needed,
@@ -115,7 +115,9 @@ def test_a_changed_config_is_refused_by_its_key(started, key, before, now):
 def test_what_does_not_change_the_weights_may_change(started):
     folder, conf = started
     changed = replace(conf, log=replace(conf.log, every=5), save_every=7, resume=False)
-    assert RunState(folder, flatten_config(changed)).load_progress().step == 8
+    state = RunState(folder, flatten_config(changed))
+    state.load_progress()
+    assert state.progress.step == 8
 
 
 def test_another_thread_count_is_said(started, caplog):
@@ -140,12 +142,16 @@ def test_starting_over_forgets_the_state(started):
     folder, _ = started
     reset_run_dir(folder)
     assert [path.name for path in folder.iterdir()] == ["lock"]
-    assert RunState(folder, {}).load_progress() == RunProgress()
+    state = RunState(folder, {})
+    state.load_progress()
+    assert state.progress == RunProgress()
 
 
 def test_an_unwritable_folder_is_refused(tmp_path):
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(UserError, match=r"output_dir: must be writable, got .*file/run \("):
+    with pytest.raises(
+        UserError, match=r"output_dir: must be a writable folder, got .*file/run \("
+    ):
         create_run_dir(tmp_path / "file" / "run")
 
 

@@ -125,7 +125,10 @@ def test_a_missing_compiler_is_said_and_the_run_goes_on(folder, capsys, monkeypa
             "evaluation.prompts: must be a readable JSONL file, got nowhere",
         ),
         ("data.path=nowhere.jsonl", "data.path: "),
-        ("output_dir=/dev/null/out", "output_dir: must be writable, got /dev/null/out/wrong"),
+        (
+            "output_dir=/dev/null/out",
+            "output_dir: must be a writable folder, got /dev/null/out/wrong",
+        ),
         (
             "target.name=nowhere/at-all",
             "target.name: must be a reachable model, got 'nowhere/at-all'",

@@ -25,7 +25,7 @@ from tests.support import captured
 from tests.support.stored_run import BF16, documents, learned, losses, training
 from tests.support.tiny import LAYERS, VOCAB
 from tests.support.toy_run import metrics, weights
-from train.planning.plan import RunPlan, plan_run
+from train.planning.run_plan import TrainPlanConf, plan_run
 from train.planning.trace import DRAFT_PASS, TARGET_PASS, fake_stored_output
 
 METHODS = {
@@ -169,12 +169,13 @@ def test_a_plan_of_a_stored_run_has_no_pass_of_the_target(folder, store):
     """What the draft learns costs the same; features are those on disk."""
     live, stored = (
         plan_run(
-            RunPlan(**vars(training(folder, EAGLE3, name="plan", store=kept)), machine=MACHINE)
+            TrainPlanConf(
+                **vars(training(folder, EAGLE3, name="plan", store=kept)), machine=MACHINE
+            )
         )
         for kept in (None, store)
     )
-    traces = [plan.best.memory_trace for plan in (live, stored)]
-    before, now = (trace.phases for trace in traces if trace is not None)
+    before, now = live.best.phases, stored.best.phases
     assert before.keys() - now.keys() == {TARGET_PASS}
     assert before[DRAFT_PASS].flops_by_dtype == now[DRAFT_PASS].flops_by_dtype
     assert before[DRAFT_PASS].peak_bytes.total() == now[DRAFT_PASS].peak_bytes.total()

@@ -84,10 +84,10 @@ def target_on(device: Device) -> tuple[Target, Packed]:
 def train(device: Device, target: Target, rows: Packed) -> tuple[dict, list[torch.Tensor]]:
     folder, conf = FOLDER / NAME, conf_of(METHOD)
     folder.mkdir(parents=True)
-    parallel = conf.parallel.build(device, trackers=conf.log.trackers())
+    parallel = conf.parallel.build(device, trackers=conf.log.list_trackers())
     state = RunState(folder, flatten_config(conf))
     loop = Watched(
-        conf=conf, parallel=parallel, device=device, target=target, rows=rows, state=state,
+        conf=conf, parallel=parallel, target=target, rows=rows, state=state,
         draft=conf.draft.build(target, loss=conf.loss, seed=conf.seed),
         log=MetricLogger(conf.log, state, parallel.accelerator),
         evaluate=lambda draft: {"delivered_per_round": 1.0},

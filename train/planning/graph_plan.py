@@ -3,8 +3,9 @@
     loss       the draft's loss of a micro-batch, and its gradient
     features   the target's pass over rows: a micro-batch, or a group to keep; none with a store
 
-Where operations are recorded, both are part of one graph, `optimizer_step`; `start` allocates the
-optimizers' moments before it, and `see` is the pass over rows whose features are kept.
+Where operations are recorded, both are part of one graph, `optimizer_step`;
+`allocate_optimizer_states` allocates the moments before it, and `see` is the pass over rows whose
+features are kept.
 
 Decoding during training, to measure the draft or to write on-policy rows, is eager; the evaluation
 at the end announces its own graphs.
@@ -27,8 +28,8 @@ def list_graphs(conf: TrainConf, *, lazy: bool = False) -> set[Graph]:
         conf.optim.rows_per_step // (get_world_size() // conf.parallel.tensor)
     )
     if lazy:
-        cache_graphs = {Graph("see")} if conf.data.keep_features else set()
-        return {Graph("start"), Graph("optimizer_step")} | cache_graphs
+        names = {"allocate_optimizer_states", "optimizer_step"}
+        return {Graph(name) for name in names | ({"see"} if conf.data.keep_features else set())}
     graphs: set[Graph] = set()
     if conf.optim.compile:
         graphs.add(Graph("loss", (micro_batch_size, conf.data.length)))

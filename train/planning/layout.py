@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from models.device.machine_specs import MachineConf
 from models.device.memory_trace import ACTIVATIONS, TracedPhase
-from models.errors import UserError
+from models.errors import UserError, require
 from models.meta_model import MetaTarget, find_head_layers
 from models.parallel.tensor_parallel import plan_shards
 from train.config import TrainConf
@@ -19,7 +19,6 @@ from train.planning.trace import (
     TARGET,
     TARGET_PASS,
     TRAINED,
-    MemoryTrace,
 )
 
 BUCKETS = "gradient buckets"
@@ -54,27 +53,26 @@ def list_layouts(conf: TrainConf, machine: MachineConf, target: MetaTarget) -> l
     if conf.parallel.tensor > 1:
         check_tensor_size(conf.parallel, machine, target)
         return [build_layout(conf, machine, target.num_layers, conf.parallel.tensor)]
-    layouts, tensor = [], 1
+    layouts = []
     # A target that is trained is whole on every process.
     largest = 1 if conf.draft.trains_target else machine.total_cores
-    while tensor <= largest:
+    for tensor in (2**power for power in range(largest.bit_length())):
         try:
             check_tensor_size(replace(conf.parallel, tensor=tensor), machine, target)
         except UserError:
             break
         layouts.append(build_layout(conf, machine, target.num_layers, tensor))
-        tensor *= 2
     return layouts
 
 
 def check_tensor_size(parallel: ParallelConf, machine: MachineConf, target: MetaTarget) -> None:
     """Check that `parallel.tensor` cores can hold the target together; raise UserError if not."""
     tensor = parallel.tensor
-    if machine.total_cores % tensor:
-        raise UserError(
-            f"parallel.tensor: must divide the {machine.total_cores} cores of {machine.name}, "
-            f"got {tensor}; choose a divisor"
-        )
+    require(
+        machine.total_cores % tensor == 0,
+        f"parallel.tensor: must divide the {machine.total_cores} cores of {machine.name}, "
+        f"got {tensor}; choose a divisor",
+    )
     if not machine.repeats_heads:
         parallel.check_heads(target.config)
     plan_shards(target.model, tensor, replicated=find_head_layers(target))
@@ -96,7 +94,8 @@ def core_memory(phase: TracedPhase, layout: ProcessLayout) -> Counter[str]:
     parts = phase.peak_bytes.copy()
     if layout.processes > 1:  # gradients are reduced from a copy, sharded or not
         parts[BUCKETS] = parts[TRAINED]
-    parts[TARGET] = target_weight_bytes(layout, parts[TARGET])
+    if layout.target is Weights.sharded:  # over the groups; two layers at a time are gathered
+        parts[TARGET] = parts[TARGET] // layout.data + 2 * parts[TARGET] // layout.blocks
     if layout.draft is Weights.sharded:
         parts[OPTIMIZER] //= layout.processes
         if phase.name == OPTIMIZER_STEP:
@@ -121,10 +120,12 @@ class StepTime:
         return max(self.arithmetic, self.bandwidth, self.links)
 
 
-def estimate_step_time(trace: MemoryTrace, layout: ProcessLayout, machine: MachineConf) -> StepTime:
+def estimate_step_time(
+    traced: dict[str, TracedPhase], layout: ProcessLayout, machine: MachineConf
+) -> StepTime:
     """Estimate the best case: matrix products alone, the rest fused, no wait for other cores."""
     # with a feature store there is no target pass
-    phases = [trace.phases[name] for name in (TARGET_PASS, DRAFT_PASS) if name in trace.phases]
+    phases = [traced[name] for name in (TARGET_PASS, DRAFT_PASS) if name in traced]
     arithmetic = sum(
         count / machine.core_flops(dtype)
         for phase in phases
@@ -151,16 +152,3 @@ def _bytes_received(phase: TracedPhase, layout: ProcessLayout) -> int:
     elif layout.processes > 1:  # an all-reduce gathers and reduces
         received += 2 * trained
     return received
-
-
-def target_weight_bytes(layout: ProcessLayout, group_bytes: int) -> int:
-    """Return the bytes of the target in a core whose group holds `group_bytes` of it."""
-    if layout.target is Weights.replicated:
-        return group_bytes
-    return group_bytes // layout.data + 2 * group_bytes // layout.blocks
-
-
-def find_peak_phase(trace: MemoryTrace, layout: ProcessLayout) -> tuple[str, Counter[str]]:
-    """Return the phase in which a core holds most, and its bytes by part."""
-    name = max(trace.phases, key=lambda name: core_memory(trace.phases[name], layout).total())
-    return name, core_memory(trace.phases[name], layout)

@@ -2,13 +2,13 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from models.device.memory_trace import LOGITS
 from train.distributed.parallel import ParallelConf, Weights
-from train.planning.layout import BUCKETS, build_layout, core_memory
-from train.planning.plan import LayoutOption, MachinePlan, RunPlan, trace_layout
+from train.planning.layout import BUCKETS, build_layout
+from train.planning.run_plan import LayoutOption, MachinePlan, TrainPlanConf
 from train.planning.trace import EVALUATION, GRADIENTS, PERSISTENT_PARTS, TRAINED
 
 MAX_TRIES = 6  # a layout; each changes one size in proportion, which may be too little
@@ -26,7 +26,9 @@ def suggest_overrides(plan: MachinePlan) -> list[str]:
     return []
 
 
-def _list_candidates(plan: MachinePlan) -> Iterator[tuple[RunPlan, LayoutOption, dict[str, Any]]]:
+def _list_candidates(
+    plan: MachinePlan,
+) -> Iterator[tuple[TrainPlanConf, LayoutOption, dict[str, Any]]]:
     """Yield configurations to try: as it is, with a sharded draft, with both sharded."""
     conf, smallest = plan.conf, plan.options[0]
     for option in plan.options:
@@ -36,12 +38,9 @@ def _list_candidates(plan: MachinePlan) -> Iterator[tuple[RunPlan, LayoutOption,
     parallel = replace(conf.parallel, draft=Weights.sharded)
     for option in plan.options:
         change = {"parallel.tensor": option.layout.tensor, "parallel.draft": "sharded"}
-        sharded = replace(option.layout, draft=Weights.sharded)
-        yield (
-            replace(conf, parallel=parallel),
-            LayoutOption(layout=sharded, persistent=option.persistent),
-            change,
-        )
+        layout = replace(option.layout, draft=Weights.sharded)
+        sharded = LayoutOption(layout=layout, persistent=option.persistent)
+        yield replace(conf, parallel=parallel), sharded, change
     if conf.parallel.tensor > 1:
         return
     rows = max(conf.optim.rows_per_step, plan.machine.total_cores)
@@ -52,13 +51,15 @@ def _list_candidates(plan: MachinePlan) -> Iterator[tuple[RunPlan, LayoutOption,
     yield conf, LayoutOption(layout=layout, persistent=smallest.persistent), change
 
 
-def _fit_layout(plan: MachinePlan, conf: RunPlan, option: LayoutOption) -> dict[str, int] | None:
+def _fit_layout(
+    plan: MachinePlan, conf: TrainPlanConf, option: LayoutOption
+) -> dict[str, int] | None:
     """Return overrides that make one layout fit, or None."""
-    if option.min_bytes > plan.byte_limit:
-        return None
-    option, overrides = replace(option), dict[str, int]()
-    if option.memory_trace is None:
-        trace_layout(option, conf, plan.machine, plan.dtype)
+    if not option.phases:
+        if option.peak_bytes > plan.byte_limit:
+            return None
+        option = plan.trace_layout(option, conf)
+    overrides: dict[str, int] = {}
     for _ in range(MAX_TRIES):
         if plan.fits(option):
             return overrides
@@ -69,30 +70,29 @@ def _fit_layout(plan: MachinePlan, conf: RunPlan, option: LayoutOption) -> dict[
         conf = apply_overrides(conf, change)
         smaller = build_layout(conf, plan.machine, option.layout.blocks, option.layout.tensor)
         option = LayoutOption(layout=smaller, persistent=option.persistent)
-        trace_layout(option, conf, plan.machine, plan.dtype)
+        option = plan.trace_layout(option, conf)
     return overrides if plan.fits(option) else None
 
 
 def _shrink_tightest_phase(
-    conf: RunPlan, option: LayoutOption, plan: MachinePlan
+    conf: TrainPlanConf, option: LayoutOption, plan: MachinePlan
 ) -> dict[str, int]:
     """Return an override that shrinks the tightest phase in proportion; {} if none can."""
-    assert option.memory_trace is not None
-    phases = [
-        PhaseBytes.from_parts(name, core_memory(traced, option.layout))
-        for name, traced in option.memory_trace.phases.items()
-    ]
-    evaluation = next(phase for phase in phases if phase.phase == EVALUATION)
-    tightest = min(phases, key=lambda phase: phase.fitting_share(plan.byte_limit))
-    if tightest.fitting_share(plan.byte_limit) >= 1:
+    limit, phases = plan.byte_limit, option.memory_by_phase
+    sizes = {name: _split_bytes(name, parts) for name, parts in phases.items()}
+    shares = {name: (limit - fixed) / growing for name, (fixed, growing) in sizes.items()}
+    tightest = min(shares, key=lambda name: shares[name])
+    share, (fixed, growing) = shares[tightest], sizes[tightest]
+    if share >= 1:
         return {}
-    if tightest is evaluation:
-        prompts = int(conf.eval_prompts * evaluation.fitting_share(plan.byte_limit))
+    if tightest == EVALUATION:
+        prompts = int(conf.eval_prompts * share)
         return {"eval_prompts": prompts} if prompts >= 1 else {}
-    spare = plan.byte_limit - tightest.fixed - tightest.other
-    if spare >= tightest.logits / MAX_LOGIT_CHUNKS:
-        return {"loss.chunk": max(1, int(conf.loss.chunk * spare / tightest.logits))}
-    fitting_rows = option.layout.rows * tightest.fitting_share(plan.byte_limit)
+    logits = phases[tightest][LOGITS]
+    spare = limit - fixed - (growing - logits)
+    if spare >= logits / MAX_LOGIT_CHUNKS:
+        return {"loss.chunk": max(1, int(conf.loss.chunk * spare / logits))}
+    fitting_rows = option.layout.rows * share
     if option.layout.rows > 1:
         rows = conf.optim.rows_per_step
         fewer = max(n for n in range(1, max(1, int(fitting_rows)) + 1) if rows % n == 0)
@@ -102,31 +102,15 @@ def _shrink_tightest_phase(
     return {"data.length": length} if length >= MIN_ROW_LENGTH else {}
 
 
-@dataclass(frozen=True, kw_only=True)
-class PhaseBytes:
-    """Bytes of a phase: a fixed part, and parts that grow with its sizes."""
-
-    phase: str
-    fixed: int
-    logits: int
-    other: int
-
-    @classmethod
-    def from_parts(cls, phase: str, parts: Counter[str]) -> "PhaseBytes":
-        fixed = sum(parts[part] for part in (*PERSISTENT_PARTS, BUCKETS, GRADIENTS))
-        if phase != EVALUATION:  # at the end of a step, every trained weight has a gradient
-            fixed += max(0, parts[TRAINED] - parts[GRADIENTS])
-        variable = parts.total() - sum(
-            parts[part] for part in (*PERSISTENT_PARTS, BUCKETS, GRADIENTS)
-        )
-        return cls(phase=phase, fixed=fixed, logits=parts[LOGITS], other=variable - parts[LOGITS])
-
-    def fitting_share(self, limit: float) -> float:
-        """Return the share of the variable bytes that fits."""
-        return (limit - self.fixed) / (self.logits + self.other)
+def _split_bytes(phase: str, parts: Counter[str]) -> tuple[int, int]:
+    """Split the bytes of a phase into a fixed part and one that grows with its sizes."""
+    held = sum(parts[part] for part in (*PERSISTENT_PARTS, BUCKETS, GRADIENTS))
+    # At the end of a training step, every trained weight has a gradient.
+    missing = 0 if phase == EVALUATION else max(0, parts[TRAINED] - parts[GRADIENTS])
+    return held + missing, parts.total() - held
 
 
-def apply_overrides(conf: RunPlan, change: dict[str, int]) -> RunPlan:
+def apply_overrides(conf: TrainPlanConf, change: dict[str, int]) -> TrainPlanConf:
     for key, value in change.items():
         group, _, name = key.rpartition(".")
         section = replace(getattr(conf, group), **{name: value}) if group else value

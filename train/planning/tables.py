@@ -1,17 +1,14 @@
 """Tables and JSON of a plan."""
 
 import math
-from collections import Counter
 from typing import Any
 
-from rich.console import Console
-
 from infer.report.number_format import Table, to_rich_table
-from train.planning.layout import BUCKETS, core_memory
-from train.planning.plan import LayoutOption, MachinePlan, count_graphs
+from models.console import print_line
+from train.planning.layout import BUCKETS
+from train.planning.run_plan import LayoutOption, MachinePlan, count_graphs
 from train.planning.trace import CACHE, FROZEN, GRADIENTS, OPTIMIZER, TARGET, TRAINED
 
-CONSOLE = Console(soft_wrap=True, highlight=False)
 MEMORY_PARTS = (
     TARGET,
     FROZEN,
@@ -27,14 +24,12 @@ DAY, HOUR, MINUTE = 86400, 3600, 60
 MIB, GIB = 2**20, 2**30
 
 
-def print_plan(plan: MachinePlan, console: Console, changes: list[str]) -> None:
+def print_plan(plan: MachinePlan, changes: list[str]) -> None:
     for table in (size_table(plan), layout_table(plan), memory_table(plan), time_table(plan)):
         if table.rows:
-            console.print(f"\n{table.title}")
-            console.print(to_rich_table(table, ruled=True))
-            for line in table.footnotes:
-                console.print(line)
-    console.print(f"\n{describe_fit(plan, changes)}")
+            parts = [f"\n{table.title}", to_rich_table(table, ruled=True), *table.footnotes]
+            print_line(*parts, sep="\n")
+    print_line(f"\n{describe_fit(plan, changes)}")
 
 
 def describe_fit(plan: MachinePlan, changes: list[str]) -> str:
@@ -52,34 +47,31 @@ def describe_fit(plan: MachinePlan, changes: list[str]) -> str:
 def describe_launch(plan: MachinePlan) -> str:
     """Describe the processes to start, and the rows that would use idle cores."""
     layout, cores = plan.best.layout, plan.machine.total_cores
-    idle = ""
-    if layout.processes < cores:
-        rows = cores // layout.tensor
-        idle = f"; {cores - layout.processes} cores have no rows: {rows} rows a step would use all"
-    return f"{layout.processes} processes, parallel.tensor={layout.tensor}{idle}"
+    idle, rows = cores - layout.processes, cores // layout.tensor
+    advice = f"; {idle} cores have no rows: {rows} rows a step would use all" if idle else ""
+    return f"{layout.processes} processes, parallel.tensor={layout.tensor}{advice}"
 
 
 def size_table(plan: MachinePlan) -> Table:
     sizes, machine = plan.sizes, plan.machine
-    states = "three" if plan.conf.num_states == 3 else "two"
     cores = f"{machine.chips} x {machine.cores} cores of {format_gib(machine.core_bytes)} GiB"
     fast = (
         f"{machine.core_bandwidth / 1e9:,.0f} GB/s and {machine.core_flops(plan.dtype) / 1e12:.4g}"
     )
+    target = plan.conf.target.path or plan.conf.target.name
+    layers = ", ".join(map(str, sizes.layers))
+    needs = "the final hidden state" + (f" and what enters layers {layers}" if layers else "")
+    states = "three" if plan.conf.num_states == 3 else "two"
     return Table(
         title=f"{plan.conf.run_name} on {machine.name}: {cores}, {fast} TFLOP/s "
         f"{str(plan.dtype).removeprefix('torch.')} each",
         note="",
         columns=["", "", ""],
         rows=[
-            [
-                "target",
-                plan.conf.target.path or plan.conf.target.name,
-                format_param_count(sizes.target),
-            ],
+            ["target", target, format_param_count(sizes.target)],
             ["draft", plan.conf.draft.method, format_param_count(sizes.draft)],
             ["of these trained", "", format_param_count(sizes.trained)],
-            ["features", _describe_needs(sizes.layers), f"{sizes.feature_bytes:,} bytes a token"],
+            ["features", needs, f"{sizes.feature_bytes:,} bytes a token"],
             ["graphs", "to compile, without the final evaluation's", str(count_graphs(plan))],
             ["disk", f"{states} states, two checkpoints", f"{sizes.disk / 1e9:.1f} GB"],
         ],
@@ -87,31 +79,22 @@ def size_table(plan: MachinePlan) -> Table:
     )
 
 
-def _describe_needs(layers: list[int]) -> str:
-    captured = f" and what enters layers {', '.join(map(str, layers))}" if layers else ""
-    return f"the final hidden state{captured}"
-
-
 def layout_table(plan: MachinePlan) -> Table:
     """Tabulate whether each layout fits, and how fast it could be."""
     rows = []
     for option in plan.options:
         layout, fits = option.layout, "yes" if plan.fits(option) else "no"
-        if option.memory_trace is None and option.min_bytes <= plan.byte_limit:
+        if not option.phases and option.peak_bytes <= plan.byte_limit:
             fits = ""
-        rates = [format_token_rate(seconds, plan) for seconds in _step_seconds(option)] or [
-            "",
-            "",
-            "",
-        ]
-        total = (
-            format_gib(option.peak_bytes)
-            if option.memory_trace
-            else f"> {format_gib(option.peak_bytes)}"
-        )
-        mark = "*" if option is plan.best else ""
-        batch = f"{layout.rows} x {layout.micros}"
-        rows.append([f"{mark}{layout.tensor}", str(layout.data), batch, total, fits, *rates])
+        total = ("" if option.phases else "> ") + format_gib(option.peak_bytes)
+        limits = vars(option.step_time).values() if option.step_time else ()
+        tokens = tokens_per_step(plan)
+        rates = [f"{tokens / seconds:,.0f}" if seconds else "-" for seconds in limits]
+        cells = [
+            f"{'*' if option is plan.best else ''}{layout.tensor}", str(layout.data),
+            f"{layout.rows} x {layout.micros}", total, fits,
+        ]  # fmt: skip
+        rows.append(cells + (rates or [""] * 3))
     return Table(
         title="Layouts: cores that share the target x groups of them with rows of their own",
         note="",
@@ -128,24 +111,19 @@ def layout_table(plan: MachinePlan) -> Table:
 def memory_table(plan: MachinePlan) -> Table:
     """Tabulate the proposed layout's GiB of a core by part, at the peak of each phase."""
     best = plan.best
-    phases = {"every step": core_memory(best.persistent, best.layout)}
-    if best.memory_trace is not None:
-        phases = {
-            name: core_memory(phase, best.layout)
-            for name, phase in best.memory_trace.phases.items()
-        }
+    phases = best.memory_by_phase
     unit, size = ("GiB", GIB) if best.peak_bytes >= GIB else ("MiB", MIB)
     rows = [
         [part, *(f"{parts[part] / size:.2f}" for parts in phases.values())]
         for part in MEMORY_PARTS
         if any(parts[part] for parts in phases.values())
     ]
-    rows.append(["in all", *(f"{parts.total() / size:.2f}" for parts in phases.values())])
+    total = ["in all", *(f"{parts.total() / size:.2f}" for parts in phases.values())]
     return Table(
         title=f"{unit} a core, at the fullest moment of each phase",
         note="",
         columns=["", *phases],
-        rows=rows,
+        rows=[*rows, total],
     )
 
 
@@ -159,41 +137,24 @@ def time_table(plan: MachinePlan) -> Table:
         rows.append(["the run", f"{plan.conf.optim.epochs:g} epochs", "give the data's tokens=N"])
     else:
         rows.append(["the run", f"{steps:,} steps", format_duration(steps * seconds)])
-    if plan.conf.tokens is not None:
-        epoch_seconds = plan.conf.tokens / tokens_per_step(plan) * seconds
-        rows.append(
-            [
-                "the data set, once",
-                f"{plan.conf.tokens:,.0f} tokens",
-                format_duration(epoch_seconds),
-            ]
-        )
-        features = plan.conf.tokens * plan.sizes.feature_bytes / 1e9
-        rows.append(["its features", "on disk", f"{features:,.0f} GB"])
+    if (tokens := plan.conf.tokens) is not None:
+        epoch_time = format_duration(tokens / tokens_per_step(plan) * seconds)
+        features = f"{tokens * plan.sizes.feature_bytes / 1e9:,.0f} GB"
+        rows.append(["the data set, once", f"{tokens:,.0f} tokens", epoch_time])
+        rows.append(["its features", "on disk", features])
     return Table(title="Time at best", note="", columns=["", "", ""], rows=rows, label_columns=2)
 
 
 def planned_steps(plan: MachinePlan) -> int | None:
     """Return the steps of the run; with epochs, an estimate for rows without padding."""
     optim, tokens = plan.conf.optim, plan.conf.tokens
-    if optim.epochs is None:
-        return optim.total_steps(rows=0)
-    if tokens is None:
+    if optim.epochs is not None and tokens is None:
         return None
-    return optim.total_steps(rows=math.ceil(tokens / plan.conf.data.length))
+    return optim.total_steps(rows=math.ceil((tokens or 0) / plan.conf.data.length))
 
 
 def tokens_per_step(plan: MachinePlan) -> int:
-    optim = plan.conf.optim
-    return optim.batch_size * optim.accumulation * plan.conf.data.length
-
-
-def format_token_rate(seconds: float, plan: MachinePlan) -> str:
-    return f"{tokens_per_step(plan) / seconds:,.0f}" if seconds else "-"
-
-
-def _step_seconds(option: LayoutOption) -> list[float]:
-    return list(vars(option.step_time).values()) if option.step_time else []
+    return plan.conf.optim.rows_per_step * plan.conf.data.length
 
 
 def format_gib(size: float | int) -> str:
@@ -223,9 +184,9 @@ def format_duration(seconds: float) -> str:
     >>> [format_duration(s) for s in (5.0, 300.0, 7200.0, 400_000.0)]
     ['5 s', '5 min', '2 h', '4.63 days']
     """
-    for size, unit in ((2 * DAY, "days"), (HOUR, "h"), (MINUTE, "min")):
-        if seconds >= size:
-            return f"{seconds / (DAY if unit == 'days' else size):.3g} {unit}"
+    for minimum, size, unit in ((2 * DAY, DAY, "days"), (HOUR, HOUR, "h"), (MINUTE, MINUTE, "min")):
+        if seconds >= minimum:
+            return f"{seconds / size:.3g} {unit}"
     return f"{seconds:.3g} s"
 
 
@@ -244,21 +205,17 @@ def plan_to_json(plan: MachinePlan) -> dict[str, Any]:
 
 
 def _layout_to_json(option: LayoutOption, plan: MachinePlan) -> dict[str, Any]:
-    phases: dict[str, Counter[str]] = {}
-    if option.memory_trace is not None:
-        phases = {
-            name: core_memory(phase, option.layout)
-            for name, phase in option.memory_trace.phases.items()
-        }
-    weights = {"target": option.layout.target.name, "draft": option.layout.draft.name}
-    return (
-        vars(option.layout)
-        | weights
-        | {
-            "fits": plan.fits(option),
-            "bytes": option.peak_bytes,
-            "phases": phases,
-            "step_s": vars(option.step_time) if option.step_time else None,
-            "step_tokens": tokens_per_step(plan),
-        }
-    )
+    layout = option.layout
+    return vars(layout) | {
+        "target": layout.target.name,
+        "draft": layout.draft.name,
+        "fits": plan.fits(option),
+        "bytes": option.peak_bytes,
+        "phases": {
+            name: {part: parts[part] for part in MEMORY_PARTS}
+            for name, parts in option.memory_by_phase.items()
+            if name in option.phases
+        },
+        "step_s": vars(option.step_time) if option.step_time else None,
+        "step_tokens": tokens_per_step(plan),
+    }

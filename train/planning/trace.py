@@ -6,23 +6,22 @@ One phase runs at a time, on top of what is always held: the weights and the opt
 """
 
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from itertools import chain
 
 import torch
-from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from data.features.schema import FeatureSchema, TeacherKind
-from infer.engine.admission import bucket_length
-from infer.engine.session import Session
+from data.features.target_pass import features
+from infer.engine.decode import Decoder
 from models.device.memory_trace import MemoryTracer, TracedPhase, fake_model
 from models.distill.topk_logits import TopKLogits
 from models.drafts.base import Batch, Draft, Needs, SpeculativePair
 from models.meta_model import MetaTarget, collect_models
 from models.target.language_model import TargetOutput
 from train.config import TrainConf
-from train.run_dir import trained_parameters
+from train.optim import allocate_optimizer_states
+from train.run import trained_parameters
 
 TARGET, FROZEN, TRAINED = "target", "draft, frozen", "draft, trained"
 GRADIENTS, OPTIMIZER, CACHE = "gradients", "optimizer", "cache"
@@ -35,52 +34,36 @@ TARGET_PASS, DRAFT_PASS, OPTIMIZER_STEP, EVALUATION = (
 )
 
 
-@dataclass(kw_only=True)
-class MemoryTrace:
-    """Memory, operations and traffic of one process, by phase."""
-
-    phases: dict[str, TracedPhase]
-    tokens: int  # of a batch
-
-    @property
-    def peak_phase(self) -> TracedPhase:
-        return max(self.phases.values(), key=lambda phase: phase.peak_bytes.total())
-
-    def peak_bytes(self, *parts: str) -> int:
-        """Return the most bytes that these parts hold together in a training step."""
-        phases = [phase for name, phase in self.phases.items() if name != EVALUATION]
-        return max(sum(phase.peak_bytes[part] for part in parts) for phase in phases)
-
-
 def trace_run(
     conf: TrainConf, target: MetaTarget, draft: Draft, *, prompt_tokens: int, foreach: bool = False,
     stored_schema: FeatureSchema | None = None,
-) -> MemoryTrace:  # fmt: skip
-    """Trace a run with held-out prompts of `prompt_tokens` tokens.
+) -> dict[str, TracedPhase]:  # fmt: skip
+    """Trace the phases of a run with held-out prompts of `prompt_tokens` tokens.
 
     `foreach`: how accelerators step. `stored_schema`: of the feature store with the rows, if any.
     """
     widths = {target.vocab_size} | ({len(draft.kept_ids)} if draft.kept_ids is not None else set())
     with fake_model([target.model, *collect_models(draft)], vocab=widths) as tracer:
-        _label_weights(tracer, target, draft)
+        optimizers = _build_optimizers(tracer, conf, target, draft.eval())
         batch = fullest_batch(conf.optim.batch_size, conf.data.length)
-        phases, optimizers = _trace_training(
-            tracer, conf, target, draft.eval(), batch, foreach=foreach, stored_schema=stored_schema
-        )
-        phases.append(
-            _trace_evaluation(tracer, conf, target, draft.eval(), prompt_tokens=prompt_tokens)
-        )
+        phases = _trace_micro_batch(tracer, conf, target, draft, batch, stored_schema)
+        with tracer.trace_phase(OPTIMIZER_STEP) as optimizer_phase:
+            torch.nn.utils.clip_grad_norm_(trained_parameters(draft), conf.optim.clip)
+            for optimizer in optimizers:
+                for group in optimizer.param_groups:
+                    group["foreach"] = foreach
+                optimizer.step()
+        draft.zero_grad()
+        phases.append(optimizer_phase)
+        phases.append(_trace_evaluation(tracer, conf, target, draft, prompt_tokens=prompt_tokens))
         del optimizers  # keeps their state alive until here
-    return MemoryTrace(
-        phases={phase.name: phase for phase in phases}, tokens=batch.input_ids.numel()
-    )
+    return {phase.name: phase for phase in phases}
 
 
 def persistent_memory(conf: TrainConf, target: MetaTarget, draft: Draft) -> TracedPhase:
     """Return what every training step holds, whatever its rows; takes a fraction of a second."""
     with fake_model([target.model, *collect_models(draft)], vocab=[]) as tracer:
-        _label_weights(tracer, target, draft)
-        optimizers = _build_stepped_optimizers(tracer, conf, draft, foreach=False)
+        optimizers = _build_optimizers(tracer, conf, target, draft)
         persistent = Counter({part: tracer.live_bytes[part] for part in PERSISTENT_PARTS})
         del optimizers  # keeps their state alive until here
     persistent[GRADIENTS] = persistent[TRAINED]
@@ -98,60 +81,43 @@ def fullest_batch(rows: int, length: int) -> Batch:
     )
 
 
-def _label_weights(tracer: MemoryTracer, target: MetaTarget, draft: Draft) -> None:
+def _build_optimizers(
+    tracer: MemoryTracer, conf: TrainConf, target: MetaTarget, draft: Draft
+) -> list[Optimizer]:
+    """Build the optimizers with their states, and label these and all weights."""
     tracer.label_tensors(FROZEN, [*draft.parameters(), *draft.buffers()])
     tracer.label_tensors(TRAINED, trained_parameters(draft))
     tracer.label_tensors(TARGET, [*target.model.parameters(), *target.model.buffers()])
-
-
-def _trace_training(
-    tracer: MemoryTracer,
-    conf: TrainConf,
-    target: MetaTarget,
-    draft: Draft,
-    batch: Batch,
-    *,
-    foreach: bool,
-    stored_schema: FeatureSchema | None,
-) -> tuple[list[TracedPhase], list[Optimizer]]:
-    """Trace a step of train/loop.py; a second micro-batch adds to the gradients of the first."""
-    trained = trained_parameters(draft)
-    for parameter in trained:
-        parameter.register_post_accumulate_grad_hook(_gradient_hook(tracer))
-    optimizers = _build_stepped_optimizers(tracer, conf, draft, foreach=foreach)
-    if conf.optim.accumulation > 1:
-        _allocate_gradients(tracer, trained)
-    phases = _trace_micro_batch(tracer, target, draft, batch, stored_schema)
-    with tracer.trace_phase(OPTIMIZER_STEP) as steps:
-        torch.nn.utils.clip_grad_norm_(trained, conf.optim.clip)
-        for optimizer in optimizers:
-            optimizer.step()
-    draft.zero_grad()
-    return [*phases, steps], optimizers
+    optimizers, _ = conf.optim.build(draft)
+    allocate_optimizer_states(optimizers)
+    states = chain.from_iterable(optimizer.state.values() for optimizer in optimizers)
+    tracer.label_tensors(OPTIMIZER, chain.from_iterable(state.values() for state in states))
+    return optimizers
 
 
 def _trace_micro_batch(
-    tracer: MemoryTracer,
-    target: MetaTarget,
-    draft: Draft,
-    batch: Batch,
+    tracer: MemoryTracer, conf: TrainConf, target: MetaTarget, draft: Draft, batch: Batch,
     schema: FeatureSchema | None,
-) -> list[TracedPhase]:
-    is_bf16 = target.device.dtype is torch.bfloat16
-    phases: list[TracedPhase] = []
+) -> list[TracedPhase]:  # fmt: skip
+    """Trace the passes of a micro-batch; a second one adds to the gradients of the first."""
+    trained = trained_parameters(draft)
+    for parameter in trained:
+        parameter.register_post_accumulate_grad_hook(
+            lambda parameter: tracer.label_tensors(GRADIENTS, [parameter.grad])
+        )
+    if conf.optim.accumulation > 1:
+        for parameter in trained:
+            parameter.grad = torch.empty_like(parameter)
+        tracer.label_tensors(GRADIENTS, [parameter.grad for parameter in trained])
+    phases, dtype = [], target.device.dtype
     if schema is None:
         with tracer.trace_phase(TARGET_PASS) as target_phase, torch.no_grad():
-            target_output = target.forward_hidden(
-                batch.input_ids, positions=batch.positions, mask=batch.attention_mask(),
-                layers=draft.needs.layers,
-            )  # fmt: skip
+            target_output = features(target, draft.needs.layers, batch)
         phases.append(target_phase)
     else:
-        target_output = fake_stored_output(
-            schema, draft.needs, batch.input_ids.shape, target.device.dtype
-        )
+        target_output = fake_stored_output(schema, draft.needs, batch.input_ids.shape, dtype)
     with tracer.trace_phase(DRAFT_PASS) as draft_phase:
-        with torch.autocast("cpu", torch.bfloat16, enabled=is_bf16):
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype is torch.bfloat16):
             loss = draft.loss(batch, target_output)
         loss.total.backward()
     return [*phases, draft_phase]
@@ -174,46 +140,17 @@ def fake_stored_output(
     )  # fmt: skip
 
 
-def _build_stepped_optimizers(
-    tracer: MemoryTracer, conf: TrainConf, draft: Draft, *, foreach: bool
-) -> list[Optimizer]:
-    """Build optimizers and take their first step, which allocates their state."""
-    optimizers, _ = conf.optim.build(draft)
-    _allocate_gradients(tracer, trained_parameters(draft))
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["foreach"] = foreach
-        optimizer.step()
-        values = [entry for state in optimizer.state.values() for entry in state.values()]
-        tracer.label_tensors(OPTIMIZER, [entry for entry in values if isinstance(entry, Tensor)])
-    draft.zero_grad()
-    return optimizers
-
-
-def _allocate_gradients(tracer: MemoryTracer, trained: list[nn.Parameter]) -> None:
-    """Allocate gradients, as an earlier micro-batch leaves them."""
-    for parameter in trained:
-        parameter.grad = torch.empty_like(parameter)
-    tracer.label_tensors(GRADIENTS, [parameter.grad for parameter in trained])
-
-
-def _gradient_hook(tracer: MemoryTracer) -> Callable[[Tensor], None]:
-    return lambda parameter: tracer.label_tensors(GRADIENTS, [parameter.grad])
-
-
 def _trace_evaluation(
     tracer: MemoryTracer, conf: TrainConf, target: MetaTarget, draft: Draft, *, prompt_tokens: int
 ) -> TracedPhase:
-    """Trace train/quick_eval.py: the prefill of all held-out prompts together, and the draft's."""
-    rows, tree = conf.eval_prompts, conf.tree.build()
-    pair = SpeculativePair(target=target, draft=draft)
+    """Trace train/quick_eval.py up to the first token of all held-out prompts together."""
+    rows = conf.eval_prompts
     with tracer.trace_phase(EVALUATION) as phase, torch.no_grad():
-        session = Session(
-            pair.verifying_target, draft, tree, sampling=conf.evaluation.sampling,
+        decoder = Decoder(
+            SpeculativePair(target=target, draft=draft).verifying_target, draft, conf.tree.build(),
+            sampling=conf.evaluation.sampling,
             slots=prompt_tokens + conf.evaluation.quick_tokens, batch=rows,
         )  # fmt: skip
-        tracer.label_tensors(CACHE, [*session.cache.keys, *session.cache.values])
-        ids = torch.zeros(rows, min(bucket_length(prompt_tokens), session.slots), dtype=torch.int64)
-        lengths = torch.full((rows,), prompt_tokens)
-        session.prefill(ids, lengths, lengths)
+        tracer.label_tensors(CACHE, [*decoder.cache.keys, *decoder.cache.values])
+        decoder.decode([[0] * prompt_tokens] * rows, row_ids=range(rows), max_new_tokens=1)
     return phase

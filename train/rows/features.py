@@ -11,7 +11,7 @@ from data.features.target_pass import build_target_pass
 from data.packing.documents import Packed
 from models.console import CONSOLE
 from models.drafts.base import Batch
-from models.errors import UserError
+from models.errors import require
 from models.target.language_model import TargetOutput
 from models.target.target import Target
 
@@ -27,19 +27,12 @@ class TargetFeatures:
     """
 
     def __init__(
-        self,
-        target: Target,
-        rows: Packed,
-        layers: list[int],
-        *,
-        store: FeatureStore | None,
-        in_memory: bool,
-        batch_size: int,
-        compiled: bool = False,
-    ):
+        self, target: Target, rows: Packed, layers: list[int], *,
+        store: FeatureStore | None, compiled: bool = False,
+    ):  # fmt: skip
         self.target, self.rows, self.layers, self.store = target, rows, layers, store
         self._pass = build_target_pass(target, compiled=compiled)
-        self.cached = self._compute_all(rows, batch_size) if in_memory else None
+        self.cached: TargetOutput | None = None
 
     def lookup(self, rows: list[int]) -> TargetOutput | None:
         """Return these rows' features, on the host, or None if the target must compute them."""
@@ -53,25 +46,21 @@ class TargetFeatures:
     def see(self, batch: Batch) -> TargetOutput:
         return self._pass(self.target, self.layers, batch)
 
-    def _compute_all(self, rows: Packed, batch_size: int) -> TargetOutput:
-        """Compute the features of all rows.
+    def keep_all(self, batch_size: int) -> None:
+        """Compute the features of all rows and keep them in memory.
 
         The groups do not depend on the step that a run continues from, so that sums round alike.
         """
-        device = self.target.device.torch_device
-        groups = torch.arange(len(rows)).split(batch_size)
-        quiet = not CONSOLE.is_terminal
-        features: TargetOutput | None = None
+        device, num_rows = self.target.device.torch_device, len(self.rows)
         compute = self.target.device.compile_if_lazy(self.see)
-        for group in track(groups, "features", console=CONSOLE, disable=quiet):
-            group_rows = (group[0] + torch.arange(batch_size)) % len(rows)  # one size, so one graph
-            target_output = compute(rows.batch(group_rows.tolist()).to(device))
-            if features is None:
-                features = _allocate_features(target_output, len(rows))
+        groups = torch.arange(num_rows).split(batch_size)
+        for group in track(groups, "features", console=CONSOLE, disable=not CONSOLE.is_terminal):
+            group_rows = (group[0] + torch.arange(batch_size)) % num_rows  # one size, so one graph
+            target_output = compute(self.rows.batch(group_rows.tolist()).to(device))
+            if self.cached is None:
+                self.cached = _allocate_features(target_output, num_rows)
             for name in CACHED_FIELDS:
-                getattr(features, name)[group] = getattr(target_output, name).cpu()[: len(group)]
-        assert features is not None
-        return features
+                getattr(self.cached, name)[group] = getattr(target_output, name).cpu()[: len(group)]
 
 
 def _allocate_features(example: TargetOutput, num_rows: int) -> TargetOutput:
@@ -79,11 +68,11 @@ def _allocate_features(example: TargetOutput, num_rows: int) -> TargetOutput:
     tensors = [getattr(example, name) for name in CACHED_FIELDS]
     needed = sum(num_rows * tensor[0].nbytes for tensor in tensors)
     free = psutil.virtual_memory().available
-    if needed > free // 2:
-        raise UserError(
-            f"data.keep_features: must fit in half of the free memory, got {needed / 1e9:.1f} GB "
-            f"of features and {free / 1e9:.1f} GB free; set data.keep_features=false"
-        )
+    require(
+        needed <= free // 2,
+        f"data.keep_features: must fit in half of the free memory, got {needed / 1e9:.1f} GB "
+        f"of features and {free / 1e9:.1f} GB free; set data.keep_features=false",
+    )
     log.info("features: %.2f GB of the target's features are kept for all epochs", needed / 1e9)
     hidden, captured = (
         torch.empty((num_rows, *tensor.shape[1:]), dtype=tensor.dtype) for tensor in tensors

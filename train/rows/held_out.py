@@ -20,7 +20,6 @@ from data.mixture.held_out_rows import (
     FINAL_FILE,
     SELECTION_FILE,
     HeldOutPrompts,
-    PromptFileRow,
     format_data_name,
     rows_from_documents,
     rows_from_prepared,
@@ -28,11 +27,11 @@ from data.mixture.held_out_rows import (
 from data.packing.documents import Documents
 from infer.config import EvaluationConf
 from infer.measure.prompt_choice import max_answer_tokens, resolve_prompts
-from models.errors import UserError
-from models.files import atomic_path
+from models.errors import require
+from models.files import write_text_atomically
 from models.target.target import Target
 from train.config import TrainConf
-from train.run_dir import refuse_full_disk
+from train.run import refuse_full_disk
 
 log = logging.getLogger(__name__)
 
@@ -55,12 +54,12 @@ def hold_out(
         row_length=conf.data.length, max_prompt_tokens=max_tokens,
     )  # fmt: skip
     data_name = format_data_name(conf.data)
-    if not split.selection:
-        raise UserError(
-            f"data.length: must leave prompts for choosing a checkpoint, got {conf.data.length}: "
-            f"{data_name} has no prompt of at most {max_tokens} tokens that fits in a row with an "
-            "answer; raise it or lower evaluation.max_new_tokens"
-        )
+    require(
+        bool(split.selection),
+        f"data.length: must leave prompts for choosing a checkpoint, got {conf.data.length}: "
+        f"{data_name} has no prompt of at most {max_tokens} tokens that fits in a row with an "
+        "answer; raise it or lower evaluation.max_new_tokens",
+    )
     final = prepared + rows_from_documents(documents, split.final, data_name)
     _log_held_out(conf, split, len(final), max_tokens)
     return split.training, HeldOutPrompts(
@@ -75,20 +74,19 @@ def has_external_prompts(conf: TrainConf) -> bool:
 
 def resolve_evaluation(conf: TrainConf, folder: Path) -> EvaluationConf:
     """Return the evaluation at the end of a run in this folder, with its prompts resolved."""
-    prompts = conf.evaluation.prompts
-    if prompts is None and conf.data.source is DataSource.demo:
-        prompts = DEMO
-    named = replace(conf.evaluation, prompts=prompts)
-    return resolve_prompts(named, [folder / "checkpoint"], conf.target)
+    evaluation = conf.evaluation
+    if evaluation.prompts is None and conf.data.source is DataSource.demo:
+        evaluation = replace(evaluation, prompts=DEMO)
+    return resolve_prompts(evaluation, [folder / "checkpoint"], conf.target)
 
 
 def _max_prompt_tokens(conf: TrainConf, target: Target) -> int:
     """Return the most tokens of a prompt that a training row and the target's positions hold."""
     context = getattr(target.config, "max_position_embeddings", None)
-    row_tokens = conf.data.length - 1
     if context is None:
-        return row_tokens
-    return min(row_tokens, context - max_answer_tokens(conf.evaluation, context, demo=False))
+        return conf.data.length - 1
+    answer_tokens = max_answer_tokens(conf.evaluation, context, demo=False)
+    return min(conf.data.length - 1, context - answer_tokens)
 
 
 def _log_held_out(conf: TrainConf, split: HeldOutSplit, num_final: int, max_tokens: int) -> None:
@@ -98,12 +96,12 @@ def _log_held_out(conf: TrainConf, split: HeldOutSplit, num_final: int, max_toke
             "answer within data.length",
             split.num_too_long, max_tokens,
         )  # fmt: skip
-    if not num_final and conf.evaluation.prompts is None:
-        raise UserError(
-            f"held_out_prompts: must leave as many conversations to train on, got "
-            f"{split.num_groups} in {format_data_name(conf.data)} with a prompt of at most "
-            f"{max_tokens} tokens; give more data, or prompts by evaluation.prompts=FILE"
-        )
+    require(
+        num_final > 0 or conf.evaluation.prompts is not None,
+        f"held_out_prompts: must leave as many conversations to train on, got "
+        f"{split.num_groups} in {format_data_name(conf.data)} with a prompt of at most "
+        f"{max_tokens} tokens; give more data, or prompts by evaluation.prompts=FILE",
+    )
     if num_final < conf.held_out_prompts:
         log.warning(
             "data: %d of %d prompts are held out for the report, as half of the %d conversations "
@@ -116,29 +114,27 @@ def _log_held_out(conf: TrainConf, split: HeldOutSplit, num_final: int, max_toke
 
 def write_held_out(prompts: HeldOutPrompts, folder: Path) -> None:
     """Write the files of a run that is evaluated on its own data."""
-    for name, text in _held_out_files(prompts).items():
-        with refuse_full_disk(folder), atomic_path(folder / name) as partial:
-            partial.write_text(text)
+    for file, text in _held_out_files(prompts, folder).items():
+        with refuse_full_disk(folder):
+            write_text_atomically(file, text)
 
 
 def check_held_out_unchanged(prompts: HeldOutPrompts, folder: Path) -> None:
     """Raise UserError if a continued run would be evaluated on prompts that it has trained on."""
-    for name, text in _held_out_files(prompts).items():
-        if (folder / name).exists() and (folder / name).read_text() != text:
-            raise UserError(
-                "data: must hold out the conversations that the run was started with, got others "
-                f"than in {folder / name}, as the data or evaluation.max_new_tokens has changed; "
-                "restore it, or use another run_name or resume=false"
-            )
+    for file, text in _held_out_files(prompts, folder).items():
+        require(
+            not file.exists() or file.read_text() == text,
+            "data: must hold out the conversations that the run was started with, got others "
+            f"than in {file}, as the data or evaluation.max_new_tokens has changed; "
+            "restore it, or use another run_name or resume=false",
+        )
 
 
-def _held_out_files(prompts: HeldOutPrompts) -> dict[str, str]:
-    files: dict[str, list[PromptFileRow]] = {
-        FINAL_FILE: prompts.final,
-        SELECTION_FILE: prompts.selection,
-    }
+def _held_out_files(prompts: HeldOutPrompts, folder: Path) -> dict[Path, str]:
+    if not prompts.final:
+        return {}
+    files = {FINAL_FILE: prompts.final, SELECTION_FILE: prompts.selection}
     return {
-        name: "".join(json.dumps(row) + "\n" for row in rows)
+        folder / name: "".join(json.dumps(row) + "\n" for row in rows)
         for name, rows in files.items()
-        if prompts.final
     }

@@ -1,4 +1,8 @@
-"""Packed rows that a run trains on, without the prompts that it is evaluated on."""
+"""Packed rows that a run trains on, without the prompts that it is evaluated on.
+
+Two things follow from them: hashes of their prompts, in which held-out prompts are looked up later,
+and the draft's reduced vocabulary, with its coverage of the answers.
+"""
 
 import hashlib
 import json
@@ -7,35 +11,64 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 from rich.progress import track
+from transformers import PreTrainedTokenizerBase
 
-from data.config import DataSource, DemoAnswerSource
+from data.config import DataConf, DataSource, DemoAnswerSource
 from data.demo.prompts import training_prompts
+from data.eval_prompts.contamination import (
+    ANSWER_START_CHARS,
+    PROMPT_HASHES_FILE,
+    pack_hashes,
+    prompt_hashes,
+)
 from data.features.reader import FeatureStore
 from data.mixture.held_out_rows import HeldOutPrompts
 from data.packing.documents import Documents, Packed, read_documents
-from data.packing.pack import pack_documents
+from data.packing.pack import DOCUMENT, pack_documents
+from data.sources.row_formats import TokenizedDocument
 from data.sources.tokenized import document_from_pair
+from data.vocabulary.counts import (
+    build_coverage_table,
+    count_training_tokens,
+    render_markdown_table,
+    sizes_around,
+)
 from infer.engine.generate import generate_answers
-from models.console import CONSOLE
-from models.files import atomic_path
+from models.console import CONSOLE, print_table
+from models.drafts.base import Draft
+from models.files import atomic_path, write_text_atomically
+from models.speculate.draft_vocab import required_token_ids
 from models.speculate.sampling import SamplingConf
 from models.target.target import Target
 from train.config import TrainConf
 from train.distributed.parallel import Parallel
 from train.rows.held_out import hold_out
-from train.run_dir import refuse_full_disk
+from train.run import refuse_full_disk
 
 log = logging.getLogger(__name__)
+VOCABULARY_FILE = "vocabulary.md"  # in a run folder; the checkpoint alone lists the tokens
+# Enough for the beginning of an answer: a character has at most 4 bytes, a token at least one.
+MAX_START_TOKENS = 4 * ANSWER_START_CHARS
 
 
 def load_training_rows(
-    conf: TrainConf, target: Target, parallel: Parallel, store: FeatureStore | None
-) -> tuple[Packed, HeldOutPrompts]:
-    """Return the rows to train on, and the prompts that are held out of them."""
-    skipped: Counter[str] = Counter()
+    conf: TrainConf, target: Target, draft: Draft, parallel: Parallel
+) -> tuple[Packed, HeldOutPrompts, FeatureStore | None]:
+    """Return the rows to train on, the prompts held out of them, and the store of their features.
+
+    Without a store, the target computes the features.
+    """
+    skipped, store = Counter[str](), None
     with parallel.main_first():
-        if store is not None:
+        if conf.data.source is DataSource.captured:
+            store = FeatureStore.open(
+                str(conf.data.path), target_hash=target.fingerprint,
+                tokenizer_hash=target.tokenizer_fingerprint, needs=draft.needs,
+                dtype=target.device.dtype,
+                checksums=conf.data.checksums and parallel.is_main,  # once for all processes
+            )  # fmt: skip
             documents = store.documents.head(conf.data.limit)
         elif conf.data.source is DataSource.demo:
             documents = _build_demo_documents(conf, target, parallel)
@@ -47,7 +80,7 @@ def load_training_rows(
     )
     report.skipped = dict(skipped)
     log.info("data: %s", report)
-    return packed, held_out
+    return packed, held_out, store
 
 
 def _build_demo_documents(conf: TrainConf, target: Target, parallel: Parallel) -> Documents:
@@ -82,19 +115,69 @@ def _answer_with_target(
     if parallel.is_target_split:
         parallel.barrier()  # every process has looked before one of them writes
     if is_cached:
-        answers = json.loads(path.read_text())
-        log.info("data: %d answers by the target, from %s", len(answers), path)
-        return answers
+        log.info("data: %d answers by the target, from %s", len(prompts), path)
+        return json.loads(path.read_text())
     log.info("data: the target answers %d prompts, kept in %s", len(prompts), path.parent)
-    generated = generate_answers(
-        target.eager(), prompts, max_new_tokens=answers_conf.max_new_tokens, sampling=sampling,
-        batch=answers_conf.batch,
+    generated = track(
+        generate_answers(
+            target.eager(), prompts, max_new_tokens=answers_conf.max_new_tokens, sampling=sampling,
+            batch=answers_conf.batch,
+        ),
+        "answers", total=len(prompts), console=CONSOLE, disable=not CONSOLE.is_terminal,
     )  # fmt: skip
-    quiet = not CONSOLE.is_terminal
-    tracked = track(generated, "answers", total=len(prompts), console=CONSOLE, disable=quiet)
-    answers = [ids for _, ids in sorted(tracked)]
+    answers = [ids for _, ids in sorted(generated)]
     if parallel.is_main:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with refuse_full_disk(path.parent), atomic_path(path) as partial:
-            partial.write_text(json.dumps(answers))
+        with refuse_full_disk(path.parent):
+            write_text_atomically(path, json.dumps(answers))
     return answers
+
+
+def write_prompt_hashes(rows: Packed, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write the hashes of all prompts and answer starts in the rows."""
+    hashes = {
+        prompt_hash
+        for number in np.unique(rows.table[:, DOCUMENT]).tolist()
+        for prompt_hash in _hash_document(rows.documents[number], tokenizer)
+    }
+    file = folder / PROMPT_HASHES_FILE
+    with refuse_full_disk(folder), atomic_path(file) as partial, partial.open("wb") as stream:
+        np.save(stream, pack_hashes(hashes))
+
+
+def _hash_document(document: TokenizedDocument, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Hash the text before the first answer, and the beginning of the answer.
+
+    With at most one token before the answer, the document is a plain text: its beginning is hashed.
+    """
+    answer_start = document.answer.index(True)
+    text_start = 0 if answer_start <= 1 else answer_start
+    texts = [document.ids[:answer_start], document.ids[text_start : text_start + MAX_START_TOKENS]]
+    prompt, answer = tokenizer.batch_decode(texts, skip_special_tokens=True)
+    return prompt_hashes(prompt, answer)
+
+
+def choose_vocabulary(
+    draft: Draft, target: Target, rows: Packed, conf: DataConf, folder: Path | None
+) -> None:
+    """Count the tokens of the answers, let the draft choose its own, and print their coverage.
+
+    Vocabularies of about half and double the size are printed for comparison. Documents that are
+    held out of the rows are not counted.
+
+    `folder`: where the table is written too; None in processes that print and write nothing.
+    """
+    counts = count_training_tokens(
+        conf, rows.documents, rows.document_numbers, target.vocab_size,
+        None if draft.kept_ids is None else target.tokenizer, target.tokenizer_fingerprint,
+    )  # fmt: skip
+    required_ids = required_token_ids(target.tokenizer)
+    figures = draft.prepare(counts.total, target=target, required_ids=required_ids)
+    for name, value in figures.items():
+        log.info("draft: %s %.4g", name, value)
+    if draft.kept_ids is not None and folder is not None:
+        sizes = sizes_around(len(draft.kept_ids), len(required_ids), target.vocab_size)
+        coverage = build_coverage_table(counts, sizes, required_ids)
+        print_table(coverage[0], coverage[1:])
+        with refuse_full_disk(folder):
+            (folder / VOCABULARY_FILE).write_text(render_markdown_table(coverage))

@@ -10,7 +10,6 @@ from data.features.manifest import Manifest
 from models.device.machine_specs import LOCAL_MACHINE, MachineConf
 from models.device.memory_trace import TracedPhase
 from models.drafts.base import Draft
-from models.errors import UserError
 from models.meta_model import (
     MetaTarget,
     build_meta_draft,
@@ -18,6 +17,7 @@ from models.meta_model import (
     find_head_layers,
     shard_target,
 )
+from models.validation import Rule, at_least, check_values
 from train.config import TrainConf
 from train.distributed.parallel import ParallelConf, Weights
 from train.planning.graph_plan import list_graphs
@@ -26,34 +26,26 @@ from train.planning.layout import (
     StepTime,
     core_memory,
     estimate_step_time,
-    find_peak_phase,
     list_layouts,
 )
-from train.planning.trace import TARGET, MemoryTrace, persistent_memory, trace_run
-from train.run_dir import disk_bytes_needed, trained_parameters
+from train.planning.trace import persistent_memory, trace_run
+from train.run import disk_bytes_needed, trained_parameters
 
 
 @dataclass(kw_only=True)
-class RunPlan(TrainConf):
-    """Configuration of a run, and of the machine to plan it for."""
+class TrainPlanConf(TrainConf):
+    """Configuration of a run, of the machine to plan it for, and of the plan's file."""
 
     machine: MachineConf = field(default_factory=MachineConf)
     headroom: float = 0.1  # share of a core's memory for compiler, runtime, collectives
     prompt_tokens: int | None = None  # of the longest held-out prompt; null = a whole row
     tokens: float | None = None  # of the data set; null = what the steps of the run read
+    output: str | None = None  # file for the plan as JSON
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.headroom < 1:
-            raise UserError(f"headroom: is a share and must lie in 0..1, got {self.headroom}")
-        for name in ("prompt_tokens", "tokens"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"{name}: must be at least 1, got {value}")
-
-    @property
-    def longest_prompt(self) -> int:
-        return min(self.prompt_tokens or self.data.length, self.data.length)
+        below_one = Rule("is a share and must lie in 0..1, below 1", lambda value: 0 <= value < 1)
+        check_values(self, headroom=below_one, prompt_tokens=at_least(1), tokens=at_least(1))
 
 
 @dataclass(kw_only=True)
@@ -62,22 +54,19 @@ class LayoutOption:
 
     layout: ProcessLayout
     persistent: TracedPhase  # memory of its processes in every step
-    memory_trace: MemoryTrace | None = None
+    phases: dict[str, TracedPhase] = field(default_factory=dict)  # none where it was not traced
     step_time: StepTime | None = None
 
     @property
-    def min_bytes(self) -> int:
-        """Return the bytes of a core that every step takes."""
-        return core_memory(self.persistent, self.layout).total()
+    def memory_by_phase(self) -> dict[str, Counter[str]]:
+        """Return the bytes of a core by part, at the fullest moment of each phase."""
+        phases = self.phases or {"every step": self.persistent}
+        return {name: core_memory(phase, self.layout) for name, phase in phases.items()}
 
     @property
     def peak_bytes(self) -> int:
         """Return the bytes of a core at its fullest moment; without a trace, a lower bound."""
-        return (
-            find_peak_phase(self.memory_trace, self.layout)[1].total()
-            if self.memory_trace
-            else self.min_bytes
-        )
+        return max(parts.total() for parts in self.memory_by_phase.values())
 
 
 @dataclass(kw_only=True)
@@ -96,7 +85,7 @@ class ModelSizes:
 class MachinePlan:
     """Needs of a run on a machine, by layout."""
 
-    conf: RunPlan
+    conf: TrainPlanConf
     machine: MachineConf
     dtype: torch.dtype
     sizes: ModelSizes
@@ -108,7 +97,7 @@ class MachinePlan:
         return (1 - self.conf.headroom) * self.machine.core_bytes
 
     def fits(self, option: LayoutOption) -> bool:
-        return option.memory_trace is not None and option.peak_bytes <= self.byte_limit
+        return bool(option.phases) and option.peak_bytes <= self.byte_limit
 
     @property
     def best(self) -> LayoutOption:
@@ -117,55 +106,57 @@ class MachinePlan:
         Among equally fast options, prefer the fewest cores per target.
         """
         fitting = [option for option in self.options if self.fits(option)]
-        if fitting:
-            return min(
-                fitting,
-                key=lambda option: (
-                    option.step_time.bound if option.step_time else 0,
-                    option.layout.tensor,
-                ),
-            )
+        if not fitting:
+            return min(self.options, key=lambda option: (not option.phases, option.peak_bytes))
         return min(
-            self.options, key=lambda option: (option.memory_trace is None, option.peak_bytes)
+            fitting,
+            key=lambda option: (
+                option.step_time.bound if option.step_time else 0,
+                option.layout.tensor,
+            ),
         )
 
+    def trace_layout(self, option: LayoutOption, conf: TrainPlanConf) -> LayoutOption:
+        """Trace a run of this option's layout; return the option with its memory and step time."""
+        layout = option.layout
+        optim = replace(conf.optim, batch_size=layout.rows, accumulation=layout.micros)
+        target, draft = _build_models(conf, self.dtype, layout.tensor)
+        store = compatibility.read_store_manifest(conf.data, target, draft)
+        phases = trace_run(
+            replace(conf, optim=optim), target, draft, foreach=self.machine.name != LOCAL_MACHINE,
+            prompt_tokens=min(conf.prompt_tokens or conf.data.length, conf.data.length),
+            stored_schema=store and store.made.layout,
+        )  # fmt: skip
+        step_time = estimate_step_time(phases, layout, self.machine)
+        return replace(option, phases=phases, step_time=step_time)
 
-def plan_run(conf: RunPlan) -> MachinePlan:
+
+def plan_run(conf: TrainPlanConf) -> MachinePlan:
     """Plan all layouts of a run; raise UserError for what no layout can do."""
     conf.check_settings()
     dtype = conf.machine.target_dtype(conf.device)
     machine = conf.machine.resolve(conf.device)
     machine.check_dtype(dtype)
     machine.check_length(conf.data.length)
-    return _build_plan(conf, machine, dtype)
-
-
-def _build_plan(conf: RunPlan, machine: MachineConf, dtype: torch.dtype) -> MachinePlan:
     target, draft = _build_models(conf, dtype)
     store = compatibility.read_store_manifest(conf.data, target, draft)
     if store is not None and conf.tokens is None:
         conf = replace(conf, tokens=float(store.made.tokens))
-    layouts, sizes = (
-        list_layouts(conf, machine, target),
-        _measure_sizes(target, draft, store, num_states=conf.num_states),
-    )
-    persistent = persistent_memory(conf, target, draft)
+    options = [
+        LayoutOption(
+            layout=layout,
+            persistent=persistent_memory(conf, *_build_models(conf, dtype, layout.tensor)),
+        )
+        for layout in list_layouts(conf, machine, target)
+    ]
     plan = MachinePlan(
-        conf=conf,
-        machine=machine,
-        dtype=dtype,
-        sizes=sizes,
-        options=[
-            LayoutOption(
-                layout=layout, persistent=_with_target_share(persistent, conf, dtype, layout.tensor)
-            )
-            for layout in layouts
-        ],
-    )
-    for option in plan.options:
-        if option.min_bytes <= plan.byte_limit:
-            trace_layout(option, conf, machine, dtype)
-        if plan.fits(option) and option.layout.processes == machine.total_cores:
+        conf=conf, machine=machine, dtype=dtype, options=options,
+        sizes=_measure_sizes(target, draft, store, num_states=conf.num_states),
+    )  # fmt: skip
+    for index, option in enumerate(options):
+        if option.peak_bytes <= plan.byte_limit:
+            options[index] = plan.trace_layout(option, conf)
+        if plan.fits(options[index]) and option.layout.processes == machine.total_cores:
             break  # splitting the target further only repeats more of the draft's work
     return plan
 
@@ -179,7 +170,10 @@ def count_graphs(plan: MachinePlan) -> int:
     return len(list_graphs(replace(conf, parallel=parallel, optim=optim)))
 
 
-def _build_models(conf: RunPlan, dtype: torch.dtype, tensor: int = 1) -> tuple[MetaTarget, Draft]:
+def _build_models(
+    conf: TrainPlanConf, dtype: torch.dtype, tensor: int = 1
+) -> tuple[MetaTarget, Draft]:
+    """Build what one of `tensor` cores that share the target holds of the models."""
     target = build_meta_target(conf.target, dtype)
     draft = build_meta_draft(conf.draft, target, loss=conf.loss, seed=conf.seed)
     if tensor > 1:
@@ -190,8 +184,7 @@ def _build_models(conf: RunPlan, dtype: torch.dtype, tensor: int = 1) -> tuple[M
 def _measure_sizes(
     target: MetaTarget, draft: Draft, store: Manifest | None, *, num_states: int
 ) -> ModelSizes:
-    values = (1 + len(draft.needs.layers)) * target.hidden_size
-    computed = values * target.device.dtype.itemsize
+    computed = (1 + len(draft.needs.layers)) * target.hidden_size * target.device.dtype.itemsize
     return ModelSizes(
         target=target.num_parameters,
         draft=sum(p.numel() for p in draft.parameters()),
@@ -200,29 +193,3 @@ def _measure_sizes(
         feature_bytes=computed if store is None else round(store.total_bytes / store.made.tokens),
         disk=disk_bytes_needed(draft, target, num_states=num_states),
     )
-
-
-def _with_target_share(
-    persistent: TracedPhase, conf: RunPlan, dtype: torch.dtype, tensor: int
-) -> TracedPhase:
-    """Replace the target's weights by the part that one of `tensor` cores holds."""
-    target = build_meta_target(conf.target, dtype)
-    if tensor > 1:
-        shard_target(target, tensor, replicated=find_head_layers(target))
-    weights = sum(p.nbytes for p in target.model.parameters())
-    return replace(persistent, peak_bytes=Counter({**persistent.peak_bytes, TARGET: weights}))
-
-
-def trace_layout(
-    option: LayoutOption, conf: RunPlan, machine: MachineConf, dtype: torch.dtype
-) -> None:
-    """Trace a run of this layout, and set its memory and step time."""
-    layout = option.layout
-    optim = replace(conf.optim, batch_size=layout.rows, accumulation=layout.micros)
-    target, draft = _build_models(conf, dtype, layout.tensor)
-    store = compatibility.read_store_manifest(conf.data, target, draft)
-    option.memory_trace = trace_run(
-        replace(conf, optim=optim), target, draft, prompt_tokens=conf.longest_prompt,
-        foreach=machine.name != LOCAL_MACHINE, stored_schema=store and store.made.layout,
-    )  # fmt: skip
-    option.step_time = estimate_step_time(option.memory_trace, layout, machine)

@@ -1,0 +1,213 @@
+"""Micro-batches of each step: this process's rows, built by a thread one step ahead.
+
+With on-policy rows the draft trains on answers that it has written itself (DistillSpec). Every
+`every` steps, it rewrites the rows that it will visit until the next renewal. Which visits use
+them, and what is written, depend on the seed, the step, the row and the weights at the renewal
+alone, not on the process. States are saved at renewals, so a continued run writes the same rows
+again.
+"""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data.config import OnPolicyConf
+from data.packing.documents import Packed
+from data.packing.sampler import RowOrder
+from infer.engine.generate import generate_answers
+from models.drafts.base import Batch, Draft, Extras
+from models.parallel.dtensor import full_params
+from models.speculate.sampling import SamplingConf
+from models.target.language_model import LanguageModel, TargetOutput
+from train.config import TrainConf
+from train.distributed.parallel import Parallel
+from train.rows.features import TargetFeatures
+
+Item = TypeVar("Item")
+ANSWER_BATCH_SIZE = 128  # prompts that are decoded together
+BATCH_FIELDS = ("input_ids", "answer_mask", "document_ids", "positions")  # rows without context
+
+
+@dataclass(kw_only=True)
+class MicroBatch:
+    """Rows of one forward and backward pass of a process."""
+
+    batch: Batch
+    target_output: TargetOutput | None  # on the host; None: computed in the step
+    extras: Extras
+    term_weights: Tensor | None
+
+    def to(self, device: torch.device) -> "MicroBatch":
+        """Move all but `target_output`, which is large: the step moves it when it needs it."""
+        return MicroBatch(
+            batch=self.batch.to(device),
+            target_output=self.target_output,
+            extras={name: extra.to(device) for name, extra in self.extras.items()},
+            term_weights=None if self.term_weights is None else self.term_weights.to(device),
+        )
+
+
+class MicroBatchBuilder:
+    """Builder of this process's share of each step, on the host."""
+
+    def __init__(self, conf: TrainConf, parallel: Parallel, draft: Draft, features: TargetFeatures):
+        self.seed, self.parallel, self.draft, self.features = conf.seed, parallel, draft, features
+        # The order is that of whole steps, so how a step is split changes nothing.
+        self.order = RowOrder(
+            seed=conf.data.seed, num_rows=len(features.rows), batch_size=conf.optim.rows_per_step
+        )
+        self.size = conf.optim.micro_batch_size(conf.optim.rows_per_step // parallel.num_data_ranks)
+        language_model = draft.as_language_model() if conf.data.on_policy.share else None
+        self.on_policy = None if language_model is None else OnPolicy(
+            conf=conf.data.on_policy, rows=features.rows, order=self.order,
+            language_model=language_model, rank=parallel.data_rank,
+            world_size=parallel.num_data_ranks,
+        )  # fmt: skip
+
+    def build_step(self, step: int) -> list[MicroBatch]:
+        """Build the micro-batches of a step, of equal sizes."""
+        rows = self.order.batch_rows(step, self.parallel.data_rank, self.parallel.num_data_ranks)
+        drafted = self._select_draft_rows(step, len(rows))
+        return [
+            self._build_micro_batch(
+                step, rows[first : first + self.size], drafted[first : first + self.size]
+            )
+            for first in range(0, len(rows), self.size)
+        ]
+
+    def _build_micro_batch(self, step: int, rows: list[int], drafted: list[bool]) -> MicroBatch:
+        if self.on_policy is not None and any(drafted):
+            batch, target_output = self.on_policy.build_batch(rows, drafted), None
+        else:
+            batch, target_output = self.features.rows.batch(rows), self.features.lookup(rows)
+        generators = [np.random.default_rng([self.seed, step, row]) for row in rows]
+        return MicroBatch(
+            batch=batch, target_output=target_output, term_weights=self.draft.term_weights(batch),
+            extras=self.draft.prepare_batch(batch, step=step, generators=generators),
+        )  # fmt: skip
+
+    def _select_draft_rows(self, step: int, count: int) -> list[bool]:
+        """Flag those of this process's rows that the draft writes itself."""
+        if self.on_policy is None:
+            return [False] * count
+        if step % self.on_policy.conf.every == 0:
+            with full_params(self.draft):
+                self.on_policy.renew(step)
+        return self.on_policy.select_rows(step)
+
+
+@dataclass(kw_only=True)
+class OnPolicy:
+    """On-policy rows of one process, as its draft has written them."""
+
+    conf: OnPolicyConf
+    rows: Packed
+    order: RowOrder
+    language_model: LanguageModel  # the draft as a language model
+    rank: int = 0
+    world_size: int = 1
+    written: dict[int, Batch] = field(default_factory=dict)  # by row number
+
+    def select_rows(self, step: int) -> list[bool]:
+        """Flag those of this process's visits in a step that use rows written by the draft."""
+        numbers = np.random.default_rng([self.order.seed, 1, step]).random(self.order.batch_size)
+        return (numbers < self.conf.share)[self.rank :: self.world_size].tolist()
+
+    def renew(self, step: int) -> None:
+        """Write the rows that the steps from here to the next renewal use."""
+        numbers = sorted({
+            row
+            for later_step in range(step, step + self.conf.every)
+            for row, is_drafted in zip(
+                self.order.batch_rows(later_step, self.rank, self.world_size),
+                self.select_rows(later_step),
+                strict=True,
+            )
+            if is_drafted
+        })  # fmt: skip
+        self.written = dict(zip(numbers, self._generate_rows(numbers, step), strict=True))
+
+    def build_batch(self, rows: list[int], drafted: list[bool]) -> Batch:
+        """Build a batch of these rows, those flagged as the draft has written them."""
+        parts = [
+            self.written[row] if is_drafted else self.rows.batch([row])
+            for row, is_drafted in zip(rows, drafted, strict=True)
+        ]
+        return Batch(
+            **{name: torch.cat([getattr(part, name) for part in parts]) for name in BATCH_FIELDS}
+        )
+
+    def _generate_rows(self, numbers: list[int], step: int) -> list[Batch]:
+        rows = {number: self.rows.batch([number]) for number in numbers}
+        spans = [
+            (number, begin, end)
+            for number, row in rows.items()
+            for begin, end in first_answer_spans(row)
+        ]
+        prompts = [_read_prompt(rows[number], begin) for number, begin, _ in spans]
+        # the same on any process
+        row_ids = [number * self.rows.length + begin for number, begin, _ in spans]
+        sampling = SamplingConf(temperature=self.conf.temperature, seed=self.order.seed + step)
+        answers = generate_answers(
+            self.language_model, prompts, max_new_tokens=[end - begin for _, begin, end in spans],
+            sampling=sampling, batch=ANSWER_BATCH_SIZE, row_ids=row_ids, slots=self.rows.length,
+        )  # fmt: skip
+        for index, ids in answers:
+            number, begin, end = spans[index]
+            row, ids = rows[number], ids[: end - begin]
+            row.input_ids[0, begin : begin + len(ids)] = torch.tensor(ids)
+            rest = row.document_ids[0] == row.document_ids[0, begin].clone()
+            rest[: begin + len(ids)] = False
+            row.document_ids[0, rest] = -1  # drops the rest of the old answer, and later turns
+            row.answer_mask[0, rest] = False
+        return [*rows.values()]
+
+
+def _read_prompt(row: Batch, begin: int) -> list[int]:
+    """Return the tokens of a document before its answer, which begins at `begin`."""
+    inside = row.document_ids[0, :begin] == row.document_ids[0, begin]
+    return row.input_ids[0, :begin][inside].tolist()
+
+
+def first_answer_spans(row: Batch) -> list[tuple[int, int]]:
+    """Return [begin, end) of the first answer of each document that has a prompt."""
+    spans = []
+    for number in range(int(row.document_ids.max()) + 1):
+        inside = row.document_ids[0] == number
+        answer = row.answer_mask[0] & inside
+        begin = int(answer.int().argmax())
+        length = int(answer[begin:].int().cumprod(0).sum())
+        if answer.any() and begin > int(inside.int().argmax()):
+            spans.append((begin, begin + length))
+    return spans
+
+
+class Prefetcher(Generic[Item]):
+    """Builder of each step's input by `make`: one step `early`, or when it is taken.
+
+    `wait_seconds`: how long the run has waited for it since this was last set to 0.
+    """
+
+    def __init__(self, make: Callable[[int], Item], *, steps: int, early: bool):
+        self.make, self.steps, self.early = make, steps, early
+        self.wait_seconds = 0.0
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ahead")
+        self._next: Future[Item] | None = None
+
+    def take(self, step: int) -> Item:
+        """Return the input of this step; raise what `make` raised."""
+        began = time.perf_counter()
+        item = self._next.result() if self._next else self.make(step)
+        self.wait_seconds += time.perf_counter() - began
+        has_next = self.early and step + 1 < self.steps
+        self._next = self._thread.submit(self.make, step + 1) if has_next else None
+        return item
+
+    def close(self) -> None:
+        self._thread.shutdown(cancel_futures=True)
