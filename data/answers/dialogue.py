@@ -9,13 +9,13 @@ import hashlib
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
-from data.answers.config import AnswersConf
-from data.answers.tool_calls import (
+from data.answers.answer_parsing import (
     is_same_tool_call,
     merge_tool_call,
     message_from_text,
     parse_tool_calls,
 )
+from data.answers.config import AnswersConf
 from data.chat.template import ChatTemplate, Message
 from data.sources.prepared_rows import PreparedRow, RecordedDocument, SamplingInfo
 from data.sources.row_formats import RowRejectedError
