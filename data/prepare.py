@@ -13,8 +13,9 @@ The same command resumes a run that was killed and keeps its finished answers.
 
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,6 @@ from data.mixture.report import (
     REPORT_PAGE_FILE,
     TRAIN,
     SourceReport,
-    add_file_counts,
     build_source_reports,
     list_part_files,
     part_file_path,
@@ -54,8 +54,8 @@ from data.sources.prepared_rows import PreparedRow, write_prepared_rows
 from data.vocabulary.prepared_counts import write_token_counts
 from models.console import setup_logging
 from models.device import DeviceConf
-from models.errors import UserError
-from models.files import report_disk_errors
+from models.errors import UserError, require
+from models.files import report_disk_errors, write_text_atomically
 from models.target.target import TargetConf
 
 log = logging.getLogger("data.prepare")
@@ -79,21 +79,21 @@ class PrepareConf:
         if self.target is not None and not self.target.name:
             path = self.target.path
             self.target = replace(self.target, name=path) if path is not None else None
-        if not 0 <= self.worker < self.workers:
-            raise UserError(
-                f"worker: must lie in 0..{self.workers - 1} of workers={self.workers}, "
-                f"got {self.worker}"
-            )
-        if self.target is None and self.mixture.max_prompt_tokens is not None:
-            raise UserError(
-                "mixture.max_prompt_tokens: must be null without a target, got "
-                f"{self.mixture.max_prompt_tokens}; choose one by target=NAME"
-            )
-        if self.target is None and self.answers.by is not AnswerSource.none:
-            raise UserError(
-                f"target: must be chosen for answers={self.answers.by.value}, got none; "
-                "add target=NAME, or answers=none to keep the data's own answers"
-            )
+        require(
+            0 <= self.worker < self.workers,
+            f"worker: must lie in 0..{self.workers - 1} of workers={self.workers}, "
+            f"got {self.worker}",
+        )
+        require(
+            self.target is not None or self.mixture.max_prompt_tokens is None,
+            "mixture.max_prompt_tokens: must be null without a target, got "
+            f"{self.mixture.max_prompt_tokens}; choose one by target=NAME",
+        )
+        require(
+            self.target is not None or self.answers.by is AnswerSource.none,
+            f"target: must be chosen for answers={self.answers.by.value}, got none; "
+            "add target=NAME, or answers=none to keep the data's own answers",
+        )
 
 
 @entry_point("prepare", PrepareConf)
@@ -107,19 +107,18 @@ def main(conf: PrepareConf) -> None:
         release_worker_dir(worker_dir)  # left by a run that was killed just before its end
         log.info("already prepared: %s", folder / REPORT_PAGE_FILE)
         return
-    served = None
-    if conf.target is not None and conf.answers.by is AnswerSource.endpoint:
-        served = check_endpoint(conf.answers, conf.target)
+    served = (
+        check_endpoint(conf.answers, conf.target)
+        if conf.target is not None and conf.answers.by is AnswerSource.endpoint
+        else None
+    )
     for name, source in conf.mixture.sources.items():
         check_source(name, source)
     excluded = {file: read_first_turns(file) for file in conf.mixture.exclude}
-    rules = build_filter_rules(
-        conf, [text for texts in excluded.values() for text in texts], served
-    )
+    rules = build_filter_rules(conf, chain.from_iterable(excluded.values()), served)
     with report_disk_errors(folder):
         claim_folder(folder, provenance, worker_dir)
-        (worker_dir / "config.yaml").write_text(config_to_yaml(conf))
-        (worker_dir / "config.yaml").replace(folder / "config.yaml")
+        write_text_atomically(folder / "config.yaml", config_to_yaml(conf), partial_dir=worker_dir)
         splits, sources = build_splits(conf, rules, folder, worker_dir)
         for split, rows in splits.items():
             write_split_part(conf, served, split, rows, folder, worker_dir)
@@ -134,7 +133,7 @@ def main(conf: PrepareConf) -> None:
 
 
 def build_filter_rules(
-    conf: PrepareConf, excluded: list[str], served: ServedModel | None
+    conf: PrepareConf, excluded: Iterable[str], served: ServedModel | None
 ) -> FilterRules:
     """Build the rules that accept or reject a row.
 
@@ -147,12 +146,9 @@ def build_filter_rules(
         limits = [mixture.max_prompt_tokens, conf.target.source.context_length()]
         if replace_answers:
             limits.append(conf.answers.prompt_limit(limits[1], served and served.context))
-        max_tokens = [limit for limit in limits if limit is not None]
-        check_length = (
-            build_length_check(conf.target.source.load_tokenizer(), min(max_tokens))
-            if max_tokens
-            else None
-        )
+        if max_tokens := [limit for limit in limits if limit is not None]:
+            tokenizer = conf.target.source.load_tokenizer()
+            check_length = build_length_check(tokenizer, min(max_tokens))
     return FilterRules(
         replace_answers=replace_answers,
         excluded_hashes={sign for text in excluded for sign in prompt_hashes(text, text)},
@@ -170,14 +166,11 @@ def build_splits(
 
     On a UserError a folder without answers is removed, so that its name stays free.
     """
-    stats = {}
     try:
-        for number, (name, source) in enumerate(conf.mixture.sources.items()):
-            stats[name] = ingest_source(
-                name, source, rules, worker_dir / f"source-{number:03d}.arrow"
-            )
-            log.info("%s: %s", name, stats[name])
-            stats[name].check_not_empty(name)
+        stats = {
+            name: ingest_source(name, source, rules, worker_dir / f"source-{number:03d}.arrow")
+            for number, (name, source) in enumerate(conf.mixture.sources.items())
+        }
         splits, dropped = select_splits(sorted(worker_dir.glob("source-*.arrow")), conf.mixture)
     except UserError:
         discard_empty_folder(folder, worker_dir)
@@ -189,23 +182,39 @@ def write_split_part(
     conf: PrepareConf,
     served: ServedModel | None,
     split: str,
-    rows: Dataset,
+    table: Dataset,
     folder: Path,
     worker_dir: Path,
 ) -> None:
-    """Write this worker's part of a split, with answers if it trains; keep an existing file."""
+    """Write this worker's part of a split, with answers if it trains; keep an existing file.
+
+    The footer of the file has the row counts by source and license.
+    """
     file = part_file_path(folder, split, conf.worker, conf.workers)
     if file.exists():
         return
-    is_empty = len(rows) <= conf.worker  # `shard` cannot make an empty part
-    part = rows.select([]) if is_empty else rows.shard(num_shards=conf.workers, index=conf.worker)
-    needs_answers = split == TRAIN and conf.answers.by is not AnswerSource.none and len(part)
-    backend = build_answer_backend(conf, served) if needs_answers else None
-    log.info(
-        "%s: %s",
-        file,
-        write_split_rows(file, part, backend, conf.answers, worker_dir / "answers.jsonl"),
-    )
+    is_empty = len(table) <= conf.worker  # `shard` cannot make an empty part
+    part = table.select([]) if is_empty else table.shard(num_shards=conf.workers, index=conf.worker)
+    rows, report = iter_table_rows(part), AnswersReport()
+    if split == TRAIN and conf.answers.by is not AnswerSource.none and len(part):
+        backend, tokenizer = build_answer_backend(conf, served)
+        journal = worker_dir / "answers.jsonl"
+        rows = answer_rows(
+            rows, backend, tokenizer, conf.answers, journal, report=report, total=len(part)
+        )
+    license_counts: dict[str, Counter[str]] = defaultdict(Counter)
+
+    def count_licenses() -> Iterator[PreparedRow]:
+        for row in rows:
+            license_counts[row.source][row.licence] += 1
+            yield row
+
+    def build_footer() -> dict[str, Any]:
+        return {"licences": license_counts, "dropped": report.dropped, **report.to_dict()}
+
+    write_prepared_rows(file, count_licenses(), build_footer)
+    summary = "; ".join(report.summary_lines()) if report.rows else f"{len(part):,} rows"
+    log.info("%s: %s", file, summary)
 
 
 def finish_folder(
@@ -213,11 +222,12 @@ def finish_folder(
     worker_dir: Path,
 ) -> None:  # fmt: skip
     """Count the tokens of all workers' files and write the report."""
-    coverage = ""
-    if conf.target is not None:
-        coverage = write_token_counts(folder, conf.target.source.load_tokenizer(), worker_dir)
-    add_file_counts(sources, list_part_files(folder, conf.workers))
-    write_prepare_report(folder, sources, excluded, worker_dir, coverage)
+    coverage = (
+        write_token_counts(folder, conf.target.source.load_tokenizer(), worker_dir)
+        if conf.target is not None
+        else ""
+    )
+    write_prepare_report(folder, conf.workers, sources, excluded, worker_dir, coverage)
     log.info("prepared: %s", folder / REPORT_PAGE_FILE)
 
 
@@ -234,35 +244,6 @@ def build_answer_backend(
 
     target = conf.target.build(conf.device.build())
     return TargetAnswerBackend(target, conf.answers), target.tokenizer
-
-
-def write_split_rows(
-    file: Path,
-    table: Dataset,
-    backend: tuple[AnswerBackend, Any] | None,
-    conf: AnswersConf,
-    journal: Path,
-) -> str:
-    """Write one file of the folder, with its row counts by source and license in the footer.
-
-    Return a summary for the log.
-    """
-    license_counts: dict[str, Counter[str]] = defaultdict(Counter)
-    report = AnswersReport()
-    rows = iter_table_rows(table)
-    if backend is not None:
-        rows = answer_rows(rows, *backend, conf, journal, report=report, total=len(table))
-
-    def count_licenses() -> Iterator[PreparedRow]:
-        for row in rows:
-            license_counts[row.source][row.licence] += 1
-            yield row
-
-    def build_footer() -> dict[str, Any]:
-        return {"licences": license_counts, "dropped": report.dropped, **report.to_dict()}
-
-    write_prepared_rows(file, count_licenses(), build_footer)
-    return "; ".join(report.summary_lines()) if report.rows else f"{len(table):,} rows"
 
 
 if __name__ == "__main__":

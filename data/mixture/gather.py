@@ -18,8 +18,8 @@ from data.progress import RowProgress
 from data.sources.files import RawRow, open_rows
 from data.sources.prepared_rows import batch_records
 from data.sources.row_formats import RowRejectedError, parse_row
-from models.errors import UserError
-from models.files import atomic_path
+from models.errors import UserError, require
+from models.files import atomic_path, write_text_atomically
 
 DEMO_PROMPTS = 1536
 CHECKED_ROWS = 100  # first rows of a source, of which at least one must have a known format
@@ -49,14 +49,6 @@ class IngestStats:
             f"; {n:,} {reason}" for reason, n in self.dropped.most_common(MAX_REASONS)
         )
         return f"{self.read:,} rows read, {usable:,} can be used{reasons}"
-
-    def check_not_empty(self, name: str) -> None:
-        """Check that the source has a usable row; raise UserError otherwise."""
-        if self.read == self.dropped.total():
-            raise UserError(
-                f"mixture.sources.{name}: must hold a row that can be used, got {self}; "
-                "remove the source, or map its columns by the source's `columns`"
-            )
 
 
 def to_single_line(text: str, max_chars: int) -> str:
@@ -124,22 +116,31 @@ def _iter_demo_rows(count: int) -> Iterator[RawRow]:
 
 
 def ingest_source(name: str, source: SourceConf, rules: FilterRules, file: Path) -> IngestStats:
-    """Write all candidate rows of the source to `file`, unless a finished file exists."""
+    """Write all candidate rows of the source to `file`, unless a finished file exists.
+
+    Raises UserError where no row can be used.
+    """
     stats_file = file.with_suffix(".json")  # written last: it marks a finished file
+    stats = IngestStats()
     if stats_file.exists():
         fields = json.loads(stats_file.read_text())
-        return IngestStats(**{**fields, "dropped": Counter(fields["dropped"])})
-    stats = IngestStats()
-    with (
-        RowProgress(name, total=None) as progress,
-        atomic_path(file) as partial,
-        pa.ipc.new_stream(partial, CANDIDATE_SCHEMA) as table,
-    ):
-        for batch in batch_records(_iter_candidates(name, source, rules, stats)):
-            table.write(pa.RecordBatch.from_pylist(batch, CANDIDATE_SCHEMA))
-            progress.count(done=len(batch))
-    with atomic_path(stats_file) as partial:
-        partial.write_text(json.dumps(vars(stats)))
+        stats = IngestStats(**{**fields, "dropped": Counter(fields["dropped"])})
+    else:
+        with (
+            RowProgress(name, total=None) as progress,
+            atomic_path(file) as partial,
+            pa.ipc.new_stream(partial, CANDIDATE_SCHEMA) as table,
+        ):
+            for batch in batch_records(_iter_candidates(name, source, rules, stats)):
+                table.write(pa.RecordBatch.from_pylist(batch, CANDIDATE_SCHEMA))
+                progress.count(done=len(batch))
+        write_text_atomically(stats_file, json.dumps(vars(stats)))
+    log.info("%s: %s", name, stats)
+    require(
+        stats.read > stats.dropped.total(),
+        f"mixture.sources.{name}: must hold a row that can be used, got {stats}; "
+        "remove the source, or map its columns by the source's `columns`",
+    )
     return stats
 
 

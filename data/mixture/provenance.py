@@ -16,7 +16,8 @@ from data.config import DEMO
 from data.mixture.config import MixtureConf
 from data.sources.files import first_line, list_data_files
 from models import lock
-from models.errors import UserError
+from models.errors import UserError, require
+from models.files import write_text_atomically
 
 PROVENANCE_FILE = "made_from.json"
 EXCLUDED_SPLIT = "test"  # split of a prompt directory, as data/sources/prompt_files.py reads it
@@ -37,10 +38,15 @@ def collect_provenance(conf: Any, mixture: MixtureConf) -> dict[str, Any]:
         key: value for key, value in settings.items() if not IGNORED_SETTINGS.fullmatch(key)
     }
     inputs = [
-        (f"mixture.exclude[{n}]", file, EXCLUDED_SPLIT) for n, file in enumerate(mixture.exclude)
+        *(
+            (f"mixture.exclude[{n}]", file, EXCLUDED_SPLIT)
+            for n, file in enumerate(mixture.exclude)
+        ),
+        *(
+            (f"mixture.sources.{name}.path", source.path, source.split)
+            for name, source in mixture.sources.items()
+        ),
     ]
-    for name, source in mixture.sources.items():
-        inputs.append((f"mixture.sources.{name}.path", source.path, source.split))
     for key, path, split in (entry for entry in inputs if entry[1] != DEMO):
         try:
             provenance |= {
@@ -67,8 +73,8 @@ def _iter_file_hashes(source: str, split: str) -> Iterator[tuple[str, str]]:
             edges = stream.read(EDGE_BYTES)
             stream.seek(max(0, size - EDGE_BYTES))
             edges += stream.read(EDGE_BYTES)
-        name = str(file.relative_to(path.parent))
-        yield name, f"{size} bytes {hashlib.sha256(edges).hexdigest()[:16]}"
+        fingerprint = f"{size} bytes {hashlib.sha256(edges).hexdigest()[:16]}"
+        yield str(file.relative_to(path.parent)), fingerprint
 
 
 def _flatten_keys(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
@@ -83,9 +89,7 @@ def claim_folder(folder: Path, provenance: dict[str, Any], worker_dir: Path) -> 
     lock.acquire_lock(worker_dir)
     file = folder / PROVENANCE_FILE
     if not file.exists():
-        partial = worker_dir / PROVENANCE_FILE
-        partial.write_text(json.dumps(provenance, indent=1))
-        partial.replace(file)
+        write_text_atomically(file, json.dumps(provenance, indent=1), partial_dir=worker_dir)
     check_provenance(folder, provenance)  # another process may have been the last to write
 
 
@@ -96,11 +100,11 @@ def check_provenance(folder: Path, provenance: dict[str, Any]) -> None:
         return
     recorded = json.loads(file.read_text())
     for key in {**recorded, **provenance}:
-        if recorded.get(key) != provenance.get(key):
-            raise UserError(
-                f"{key}: must be {recorded.get(key)} as in {folder}, got {provenance.get(key)}; "
-                "choose another run_name, or remove the folder"
-            )
+        require(
+            recorded.get(key) == provenance.get(key),
+            f"{key}: must be {recorded.get(key)} as in {folder}, got {provenance.get(key)}; "
+            "choose another run_name, or remove the folder",
+        )
 
 
 def release_worker_dir(worker_dir: Path) -> None:
