@@ -29,9 +29,8 @@ from data.answers.endpoint import EndpointAnswerBackend, ServedModel
 from data.answers.endpoint import check_endpoint as check_endpoint
 from data.eval_prompts.contamination import prompt_hashes
 from data.mixture.config import MixtureConf
-from data.mixture.filters import FilterRules
+from data.mixture.filters import FilterRules, build_length_check, read_first_turns
 from data.mixture.gather import check_source, ingest_source
-from data.mixture.limits import build_length_check, read_first_turns
 from data.mixture.provenance import (
     check_provenance,
     claim_folder,
@@ -44,13 +43,13 @@ from data.mixture.report import (
     REPORT_PAGE_FILE,
     TRAIN,
     SourceReport,
-    build_source_reports,
     list_part_files,
     part_file_path,
     write_prepare_report,
 )
-from data.mixture.select import iter_table_rows, select_splits
-from data.sources.prepared_rows import PreparedRow, write_prepared_rows
+from data.mixture.select import select_splits
+from data.sources.files import TABLE_BATCH_ROWS
+from data.sources.prepared_rows import PreparedRow, row_from_columns, write_prepared_rows
 from data.vocabulary.prepared_counts import write_token_counts
 from models.console import setup_logging
 from models.device import DeviceConf
@@ -139,22 +138,19 @@ def build_filter_rules(
 
     The target's tokenizer measures the prompts; no model is loaded.
     """
-    mixture = conf.mixture
     replace_answers = conf.answers.by is not AnswerSource.none
     check_length = None
     if conf.target is not None:
-        limits = [mixture.max_prompt_tokens, conf.target.source.context_length()]
+        limits = [conf.mixture.max_prompt_tokens, conf.target.source.context_length()]
         if replace_answers:
             limits.append(conf.answers.prompt_limit(limits[1], served and served.context))
         if max_tokens := [limit for limit in limits if limit is not None]:
             tokenizer = conf.target.source.load_tokenizer()
             check_length = build_length_check(tokenizer, min(max_tokens))
     return FilterRules(
+        mixture=conf.mixture,
         replace_answers=replace_answers,
         excluded_hashes={sign for text in excluded for sign in prompt_hashes(text, text)},
-        held_out_share=mixture.held_out,
-        min_chars=mixture.min_chars,
-        max_chars=mixture.max_chars,
         check_length=check_length,
     )
 
@@ -175,7 +171,13 @@ def build_splits(
     except UserError:
         discard_empty_folder(folder, worker_dir)
         raise
-    return splits, build_source_reports(conf.mixture, stats, dropped)
+    return splits, {
+        name: SourceReport(
+            path=source.path, read=stats[name].read, share_asked=source.share,
+            dropped=stats[name].dropped + dropped[name], examples=stats[name].examples,
+        )
+        for name, source in conf.mixture.sources.items()
+    }  # fmt: skip
 
 
 def write_split_part(
@@ -195,7 +197,9 @@ def write_split_part(
         return
     is_empty = len(table) <= conf.worker  # `shard` cannot make an empty part
     part = table.select([]) if is_empty else table.shard(num_shards=conf.workers, index=conf.worker)
-    rows, report = iter_table_rows(part), AnswersReport()
+    batches: Iterator[Any] = part.with_format("arrow").iter(batch_size=TABLE_BATCH_ROWS)
+    rows = (row_from_columns(columns) for batch in batches for columns in batch.to_pylist())
+    report = AnswersReport()
     if split == TRAIN and conf.answers.by is not AnswerSource.none and len(part):
         backend, tokenizer = build_answer_backend(conf, served)
         journal = worker_dir / "answers.jsonl"

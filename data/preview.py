@@ -35,24 +35,16 @@ class Preview:
     is_author_unknown: bool = False  # True where the answers may not be the target's own
 
 
-def read_first_rows(conf: DataConf) -> list[ParsedRow]:
-    """Open the data and read its first rows; raise UserError where it is missing or unreadable.
-
-    Return no rows for a feature store, which holds documents, and for the demo, which has prompts.
-    """
-    conf.check_path()
-    if conf.source in (DataSource.demo, DataSource.captured):
-        return []
-    return list(islice(read_training_rows(conf, Counter()), PREVIEW_ROWS))
-
-
 def check_and_read_first_rows(conf: DataConf, *checks: Callable[[], Any]) -> list[ParsedRow]:
     """Run the checks, then read the first rows; raise one UserError for all failed checks.
 
-    Rows are read last: a dataset is downloaded for that, which may take minutes.
+    Rows are read last: a dataset is downloaded for that, which may take minutes. Return no rows for
+    a feature store, which holds documents, and for the demo, which has prompts.
     """
     run_checks(*checks, lambda: check_data_exists(conf))
-    return read_first_rows(conf)
+    if conf.source in (DataSource.demo, DataSource.captured):
+        return []
+    return list(islice(read_training_rows(conf, Counter()), PREVIEW_ROWS))
 
 
 def preview_rows(conf: DataConf, target: TargetConf, rows: list[ParsedRow]) -> Preview:
@@ -78,9 +70,9 @@ def preview_rows(conf: DataConf, target: TargetConf, rows: list[ParsedRow]) -> P
 
 def _describe_turns(conf: DataConf, target: TargetConf, row: Conversation) -> str:
     """Describe the documents made from the turns; return "" where the template rejects the row."""
-    documents = list(documents_from_row(row, conf, target.source.load_tokenizer(), Counter()))
+    documents, _ = documents_from_row(row, conf, target.source.load_tokenizer())
     if not documents:
         return ""
-    if conf.turns in (TurnSelection.last, TurnSelection.each):
-        return LAST_TURN_ONLY if conf.turns is TurnSelection.last else DOCUMENT_PER_TURN
-    return DOCUMENT_PER_CONVERSATION if len(documents) == 1 else REWRITTEN_TURNS
+    whole = DOCUMENT_PER_CONVERSATION if len(documents) == 1 else REWRITTEN_TURNS
+    descriptions = {TurnSelection.last: LAST_TURN_ONLY, TurnSelection.each: DOCUMENT_PER_TURN}
+    return descriptions.get(conf.turns, whole)

@@ -57,13 +57,18 @@ class RowProgress(RichProgress):
         longer than that.
         """
         elapsed = max(time.monotonic() - self.start_time, 1e-3)
-        text = f"{self.done / elapsed:.1f} rows/s"
-        text += f"  {self.tokens / elapsed:,.0f} tokens/s" if self.tokens else ""
-        text += f"  {self.failed:,} failed" if self.failed else ""
-        if self.total and self.done > min(self.total / 100, 100):  # too few rows give no estimate
-            rows_left = max(self.total - self.already_done - self.done - self.failed, 0)
-            text += f"  {timedelta(seconds=round(rows_left * elapsed / self.done))} left"
-        return text
+        total = self.total or 0
+        rows_left = max(total - self.already_done - self.done - self.failed, 0)
+        has_estimate = 0 < min(total / 100, 100) < self.done  # too few rows give none
+        rates = [
+            f"{self.done / elapsed:.1f} rows/s",
+            f"{self.tokens / elapsed:,.0f} tokens/s" if self.tokens else "",
+            f"{self.failed:,} failed" if self.failed else "",
+            f"{timedelta(seconds=round(rows_left * elapsed / self.done))} left"
+            if has_estimate
+            else "",
+        ]
+        return "  ".join(filter(None, rates))
 
     def _log_line(self) -> None:
         self.rows_logged = self.done + self.failed

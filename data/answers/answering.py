@@ -107,7 +107,7 @@ def answer_rows(
         job.report_failures(journal.with_suffix(".failed.jsonl"))
         for failure in job.failures.values():
             report.add_record({**failure, "dropped": f"failed: {failure['reason']}"})
-        for record in (records.read(row_id) for row_id in row_ids if row_id in records):
+        for record in (records.read(row_id) for row_id in row_ids if row_id in records.offsets):
             report.add_record(record)
             if "row" in record:
                 yield row_from_columns(record["row"])
@@ -134,11 +134,13 @@ class _AnswerJob:
         row_ids = []
         slots = asyncio.Semaphore(self.conf.rows_in_flight)
         try:
-            with RowProgress("answers", total=total, already_done=len(self.journal)) as progress:
+            with RowProgress(
+                "answers", total=total, already_done=len(self.journal.offsets)
+            ) as progress:
                 async with asyncio.TaskGroup() as group:
                     for row in rows:
                         row_ids.append(row.id)
-                        if row.id in self.journal:
+                        if row.id in self.journal.offsets:
                             continue
                         await slots.acquire()
                         if self.is_aborted:
@@ -185,7 +187,7 @@ class _AnswerJob:
         summary = (
             f"{len(self.failures):,} that failed for good "
             f"({', '.join(f'{count:,} {reason}' for reason, count in reasons)}), "
-            f"{len(self.journal):,} done; listed in {file}"
+            f"{len(self.journal.offsets):,} done; listed in {file}"
         )
         require(
             self.conf.skip_failed and not self.is_aborted,

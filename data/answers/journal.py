@@ -26,31 +26,22 @@ class Journal:
                 f"run_name: must have one process per worker, got another that writes {path}; "
                 "wait until it ends, or give each process its own worker"
             )
-        self._offsets: dict[str, int] = {}
+        self.offsets: dict[str, int] = {}  # where the line of each finished row begins
         self._end = 0
         self._file.seek(0)
         for line in self._file:
             if not line.endswith(b"\n"):  # torn by a kill
                 self._file.truncate(self._end)
                 break
-            self._offsets[self._parse_id(line)] = self._end
+            try:
+                self.offsets[json.loads(line)["id"]] = self._end
+            except ValueError as error:
+                self.close()
+                raise UserError(
+                    f"{path}: each line must be a row's answers, got damage {self._end} bytes "
+                    "from its start; delete that line to have its row answered again"
+                ) from error
             self._end += len(line)
-
-    def _parse_id(self, line: bytes) -> str:
-        try:
-            return json.loads(line)["id"]
-        except ValueError as error:
-            self.close()
-            raise UserError(
-                f"{self.path}: each line must be a row's answers, got damage {self._end} bytes "
-                "from its start; delete that line to have its row answered again"
-            ) from error
-
-    def __contains__(self, row_id: str) -> bool:
-        return row_id in self._offsets
-
-    def __len__(self) -> int:
-        return len(self._offsets)
 
     def write(self, row_id: str, record: dict[str, Any]) -> None:
         """Append the record of a finished row."""
@@ -58,12 +49,12 @@ class Journal:
         with report_disk_errors(self.path.parent):
             self._file.write(line)
             self._file.flush()
-        self._offsets[row_id] = self._end
+        self.offsets[row_id] = self._end
         self._end += len(line)
 
     def read(self, row_id: str) -> dict[str, Any]:
         """Read the record of a row."""
-        self._file.seek(self._offsets[row_id])
+        self._file.seek(self.offsets[row_id])
         return json.loads(self._file.readline())
 
     def close(self) -> None:

@@ -5,7 +5,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from data.progress import RowProgress
 from data.sources.files import RawRow, open_rows
 from data.sources.prepared_rows import batch_records
 from data.sources.row_formats import RowRejectedError, parse_row
-from models.errors import UserError, require
+from models.errors import require
 from models.files import atomic_path, write_text_atomically
 
 DEMO_PROMPTS = 1536
@@ -39,16 +39,13 @@ class IngestStats:
     def drop(self, reason: str, location: str, detail: str) -> None:
         """Count a dropped row; keep the first location of each reason."""
         self.dropped[reason] += 1
-        if reason not in self.examples:
-            suffix = f" ({to_single_line(detail, 200)})" if detail else ""
-            self.examples[reason] = to_single_line(location, 1000) + suffix
+        suffix = f" ({to_single_line(detail, 200)})" if detail else ""
+        self.examples.setdefault(reason, to_single_line(location, 1000) + suffix)
 
     def __str__(self) -> str:
+        reasons = [f"; {n:,} {reason}" for reason, n in self.dropped.most_common(MAX_REASONS)]
         usable = self.read - self.dropped.total()
-        reasons = "".join(
-            f"; {n:,} {reason}" for reason, n in self.dropped.most_common(MAX_REASONS)
-        )
-        return f"{self.read:,} rows read, {usable:,} can be used{reasons}"
+        return f"{self.read:,} rows read, {usable:,} can be used{''.join(reasons)}"
 
 
 def to_single_line(text: str, max_chars: int) -> str:
@@ -62,28 +59,28 @@ def check_source(name: str, source: SourceConf) -> None:
 
     Raises UserError otherwise.
     """
-    columns: dict[str, None] = {}
-    is_known, first_error = False, ""
-    for location, row, reason, detail in islice(open_source_rows(name, source), CHECKED_ROWS):
-        if row is not None:
-            columns.update(dict.fromkeys(row))
-            is_known = is_known or _has_known_columns(row, source)
-        elif not first_error:
-            first_error = f"{reason} at {location}" + (f" ({detail})" if detail else "")
+    first_rows = list(islice(open_source_rows(name, source), CHECKED_ROWS))
+    rows = [raw.row for raw in first_rows if raw.row is not None]
+    errors = [
+        f"{raw.reason} at {raw.location}" + (f" ({raw.detail})" if raw.detail else "")
+        for raw in first_rows
+        if raw.row is None
+    ]
+    columns = dict.fromkeys(chain.from_iterable(rows))
     key = f"mixture.sources.{name}"
-    if not columns:
-        raise UserError(
-            f"{key}.path: must hold rows that can be read, got "
-            f"{to_single_line(first_error, 300) or f'none in {source.path}'}; give JSON lines, "
-            "a JSON array or Parquet"
-        )
-    if not is_known:
-        raise UserError(
-            f"{key}.columns: must name the column of the messages, text or prompt where the format "
-            f"is unknown, got columns {to_single_line(', '.join(columns), 500)} in "
-            f"{source.path}; write columns: {{messages: COLUMN}}, or "
-            f"+{key}.columns.messages=COLUMN"
-        )
+    require(
+        bool(columns),
+        f"{key}.path: must hold rows that can be read, got "
+        f"{to_single_line(next(iter(errors), f'none in {source.path}'), 300)}; give JSON lines, "
+        "a JSON array or Parquet",
+    )
+    require(
+        any(_has_known_columns(row, source) for row in rows),
+        f"{key}.columns: must name the column of the messages, text or prompt where the format "
+        f"is unknown, got columns {to_single_line(', '.join(columns), 500)} in "
+        f"{source.path}; write columns: {{messages: COLUMN}}, or "
+        f"+{key}.columns.messages=COLUMN",
+    )
     if absent := ", ".join(column for column in source.columns.values() if column not in columns):
         log.warning("%s.columns: none of the first rows has %s", key, absent)
 
@@ -100,19 +97,18 @@ def _has_known_columns(row: dict[str, Any], source: SourceConf) -> bool:
 def open_source_rows(name: str, source: SourceConf) -> Iterator[RawRow]:
     """Open the source at once and return an iterator of its rows."""
     if source.path == DEMO:
-        return _iter_demo_rows(source.limit or DEMO_PROMPTS)
+        from data.demo.prompts import training_prompts
+
+        prompts = training_prompts(source.limit or DEMO_PROMPTS, seed=0)
+        return (
+            RawRow(prompt.id, {"id": prompt.id, "category": prompt.category, "text": prompt.text})
+            for prompt in prompts
+        )
     rows = open_rows(
         source.path, key=f"mixture.sources.{name}.path", subset=source.subset,
         split=source.split, revision=source.revision,
     )  # fmt: skip
     return islice(rows, source.limit)
-
-
-def _iter_demo_rows(count: int) -> Iterator[RawRow]:
-    from data.demo.prompts import training_prompts
-
-    for prompt in training_prompts(count, seed=0):
-        yield RawRow(prompt.id, {"id": prompt.id, "category": prompt.category, "text": prompt.text})
 
 
 def ingest_source(name: str, source: SourceConf, rules: FilterRules, file: Path) -> IngestStats:

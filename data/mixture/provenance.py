@@ -66,8 +66,8 @@ def _iter_file_hashes(source: str, split: str) -> Iterator[tuple[str, str]]:
     Every file below a saved dataset's directory counts.
     """
     path = Path(source).expanduser()
-    all_files = (file for file in path.rglob("*") if file.is_file())
-    for file in list_data_files(path, split) or ([path] if path.is_file() else sorted(all_files)):
+    all_files = filter(Path.is_file, [path, *sorted(path.rglob("*"))])
+    for file in list_data_files(path, split) or all_files:
         size = file.stat().st_size
         with file.open("rb") as stream:
             edges = stream.read(EDGE_BYTES)
@@ -96,9 +96,7 @@ def claim_folder(folder: Path, provenance: dict[str, Any], worker_dir: Path) -> 
 def check_provenance(folder: Path, provenance: dict[str, Any]) -> None:
     """Check that the folder was made from the same inputs; raise UserError otherwise."""
     file = folder / PROVENANCE_FILE
-    if not file.exists():
-        return
-    recorded = json.loads(file.read_text())
+    recorded = json.loads(file.read_text()) if file.exists() else provenance
     for key in {**recorded, **provenance}:
         require(
             recorded.get(key) == provenance.get(key),
@@ -121,7 +119,7 @@ def discard_empty_folder(folder: Path, worker_dir: Path) -> None:
         return
     release_worker_dir(worker_dir)
     if not worker_dir.parent.exists():
-        (folder / PROVENANCE_FILE).unlink(missing_ok=True)
-        (folder / "config.yaml").unlink(missing_ok=True)
+        for name in (PROVENANCE_FILE, "config.yaml"):
+            (folder / name).unlink(missing_ok=True)
         with suppress(OSError):  # the folder holds other files
             folder.rmdir()

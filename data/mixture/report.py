@@ -9,9 +9,7 @@ from typing import Any
 from jinja2 import Template
 
 from data.answers.answering import AnswersReport
-from data.mixture.config import MixtureConf
-from data.mixture.gather import IngestStats
-from data.mixture.limits import extract_first_prompt
+from data.mixture.filters import extract_first_prompt
 from data.sources.prepared_rows import PreparedRow, read_prepared_metadata, read_prepared_rows
 from models.files import atomic_path, write_text_atomically
 
@@ -87,19 +85,6 @@ def list_part_files(folder: Path, workers: int) -> list[Path]:
     ]
 
 
-def build_source_reports(
-    mixture: MixtureConf, stats: dict[str, IngestStats], dropped: dict[str, Counter[str]]
-) -> dict[str, SourceReport]:
-    """Build each source's report from its ingest counts and the rows dropped by selection."""
-    return {
-        name: SourceReport(
-            path=source.path, read=stats[name].read, share_asked=source.share,
-            dropped=stats[name].dropped + dropped[name], examples=stats[name].examples,
-        )
-        for name, source in mixture.sources.items()
-    }  # fmt: skip
-
-
 def write_prepare_report(
     folder: Path, workers: int, sources: dict[str, SourceReport], excluded: dict[str, int],
     worker_dir: Path, coverage_section: str,
@@ -125,8 +110,8 @@ def write_prepare_report(
         atomic_path(folder / PROMPTS_FILE, partial_dir=worker_dir) as partial,
         partial.open("w") as file,
     ):
-        for row in read_prepared_rows(folder, HELD_OUT):
-            file.write(json.dumps(prompt_row_from_prepared(row)) + "\n")
+        rows = map(prompt_row_from_prepared, read_prepared_rows(folder, HELD_OUT))
+        file.writelines(f"{json.dumps(row)}\n" for row in rows)
     page = PAGE_TEMPLATE.render(
         name=folder.name, sources=sources, excluded=excluded, answers=answers,
         coverage_section=coverage_section, row=_format_table_row,

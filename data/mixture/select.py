@@ -5,10 +5,8 @@ The order within a source therefore does not depend on the other sources.
 """
 
 from collections import Counter
-from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from datasets import Dataset, concatenate_datasets
@@ -16,8 +14,6 @@ from jaxtyping import Int, UInt64
 
 from data.mixture.config import MixtureConf
 from data.mixture.report import HELD_OUT, TRAIN
-from data.sources.files import TABLE_BATCH_ROWS
-from data.sources.prepared_rows import PreparedRow, row_from_columns
 from models.errors import UserError
 
 
@@ -99,9 +95,3 @@ def _apportion_rows(shares: dict[str, Fraction], rows: int) -> dict[str, int]:
     for name in by_remainder[: rows - sum(quotas.values())]:
         quotas[name] += 1
     return quotas
-
-
-def iter_table_rows(table: Any) -> Iterator[PreparedRow]:
-    """Yield the rows of a dataset, with one batch in memory at a time."""
-    for batch in table.with_format("arrow").iter(batch_size=TABLE_BATCH_ROWS):
-        yield from map(row_from_columns, batch.to_pylist())

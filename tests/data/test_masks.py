@@ -60,10 +60,9 @@ def chat(template: str, **arguments) -> ChatTemplate:
 def read(
     tokenizer, messages, turns=TurnSelection.each, **row
 ) -> tuple[list[TokenizedDocument], Counter[str]]:
-    skipped: Counter[str] = Counter()
     conf = DataConf(source=DataSource.jsonl, path="rows.jsonl", turns=turns)
     row = Conversation(messages=messages, **row)
-    return list(documents_from_row(row, conf, tokenizer, skipped)), skipped
+    return documents_from_row(row, conf, tokenizer)
 
 
 @pytest.mark.parametrize("last_only", [False, True])
