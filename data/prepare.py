@@ -25,8 +25,7 @@ from conf.entry import config_to_yaml, entry_point
 from data.answers.answering import AnswersReport, answer_rows
 from data.answers.config import AnswersConf, AnswerSource
 from data.answers.dialogue import AnswerBackend
-from data.answers.endpoint import EndpointAnswerBackend, ServedModel
-from data.answers.endpoint import check_endpoint as check_endpoint
+from data.answers.endpoint import EndpointAnswerBackend, ServedModel, check_endpoint
 from data.eval_prompts.contamination import prompt_hashes
 from data.mixture.config import MixtureConf
 from data.mixture.filters import FilterRules, build_length_check, read_first_turns
@@ -126,8 +125,7 @@ def main(conf: PrepareConf) -> None:
                 "%d files of other workers are missing; the last worker writes the report", missing
             )
         else:
-            counts = {file: len(texts) for file, texts in excluded.items()}
-            finish_folder(conf, sources, counts, folder, worker_dir)
+            finish_folder(conf, sources, excluded, folder, worker_dir)
         release_worker_dir(worker_dir)
 
 
@@ -222,7 +220,8 @@ def write_split_part(
 
 
 def finish_folder(
-    conf: PrepareConf, sources: dict[str, SourceReport], excluded: dict[str, int], folder: Path,
+    conf: PrepareConf, sources: dict[str, SourceReport], excluded: dict[str, list[str]],
+    folder: Path,
     worker_dir: Path,
 ) -> None:  # fmt: skip
     """Count the tokens of all workers' files and write the report."""
@@ -231,7 +230,8 @@ def finish_folder(
         if conf.target is not None
         else ""
     )
-    write_prepare_report(folder, conf.workers, sources, excluded, worker_dir, coverage)
+    excluded_counts = {file: len(texts) for file, texts in excluded.items()}
+    write_prepare_report(folder, conf.workers, sources, excluded_counts, worker_dir, coverage)
     log.info("prepared: %s", folder / REPORT_PAGE_FILE)
 
 

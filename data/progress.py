@@ -24,7 +24,7 @@ class RowProgress(RichProgress):
             TextColumn(label), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"),
             console=CONSOLE, disable=not CONSOLE.is_terminal,
         )  # fmt: skip
-        self.label, self.total, self.already_done = label, total, already_done
+        self.label, self.total, self.already_done = label, total or 0, already_done
         self.done = self.failed = self.tokens = 0
         self.rows_logged = 0  # done and failed rows as of the last log line
         self.start_time = self.last_log_time = time.monotonic()
@@ -57,9 +57,8 @@ class RowProgress(RichProgress):
         longer than that.
         """
         elapsed = max(time.monotonic() - self.start_time, 1e-3)
-        total = self.total or 0
-        rows_left = max(total - self.already_done - self.done - self.failed, 0)
-        has_estimate = 0 < min(total / 100, 100) < self.done  # too few rows give none
+        rows_left = max(self.total - self.already_done - self.done - self.failed, 0)
+        has_estimate = 0 < min(self.total / 100, 100) < self.done  # too few rows give none
         rates = [
             f"{self.done / elapsed:.1f} rows/s",
             f"{self.tokens / elapsed:,.0f} tokens/s" if self.tokens else "",

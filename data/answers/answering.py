@@ -11,21 +11,76 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from data.answers.config import AnswersConf
 from data.answers.dialogue import AnswerBackend, Dialogue, UnansweredError
-from data.answers.journal import Journal
 from data.progress import RowProgress
 from data.sources.prepared_rows import PreparedRow, row_from_columns, row_to_columns
 from data.sources.row_formats import RowRejectedError
 from models.errors import UserError, require
+from models.files import report_disk_errors
+from models.lock import try_lock
 
 log = logging.getLogger(__name__)
 # Give up after this many consecutive permanent failures, or as many as there are rows in flight if
 # that is more.
 MIN_FAILURES_TO_ABORT = 8
+
+
+class Journal:
+    """An append-only file of one record per finished row, which one process at a time may open.
+
+    A killed process leaves complete lines and at most one torn line at the end. Opening the journal
+    again removes the torn line, so its row is answered again.
+    """
+
+    def __init__(self, path: Path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self._file = path.open("a+b")
+        if not try_lock(self._file):
+            self.close()
+            raise UserError(
+                f"run_name: must have one process per worker, got another that writes {path}; "
+                "wait until it ends, or give each process its own worker"
+            )
+        self.offsets: dict[str, int] = {}  # where the line of each finished row begins
+        self._end = 0
+        self._file.seek(0)
+        for line in self._file:
+            if not line.endswith(b"\n"):  # torn by a kill
+                self._file.truncate(self._end)
+                break
+            try:
+                self.offsets[json.loads(line)["id"]] = self._end
+            except ValueError as error:
+                self.close()
+                raise UserError(
+                    f"{path}: each line must be a row's answers, got damage {self._end} bytes "
+                    "from its start; delete that line to have its row answered again"
+                ) from error
+            self._end += len(line)
+
+    def write(self, row_id: str, record: dict[str, Any]) -> None:
+        """Append the record of a finished row."""
+        line = json.dumps({"id": row_id, **record}).encode() + b"\n"
+        with report_disk_errors(self.path.parent):
+            self._file.write(line)
+            self._file.flush()
+        self.offsets[row_id] = self._end
+        self._end += len(line)
+
+    def read(self, row_id: str) -> dict[str, Any]:
+        """Read the record of a row."""
+        self._file.seek(self.offsets[row_id])
+        return json.loads(self._file.readline())
+
+    def close(self) -> None:
+        """Close the file, which releases its lock."""
+        self._file.close()
 
 
 @dataclass(kw_only=True)
@@ -105,9 +160,9 @@ def answer_rows(
         with asyncio.Runner() as runner:
             row_ids = runner.get_loop().run_until_complete(job.answer_all(rows, total))
         job.report_failures(journal.with_suffix(".failed.jsonl"))
-        for failure in job.failures.values():
-            report.add_record({**failure, "dropped": f"failed: {failure['reason']}"})
-        for record in (records.read(row_id) for row_id in row_ids if row_id in records.offsets):
+        failed = ({**f, "dropped": f"failed: {f['reason']}"} for f in job.failures.values())
+        finished = (records.read(row_id) for row_id in row_ids if row_id in records.offsets)
+        for record in chain(failed, finished):
             report.add_record(record)
             if "row" in record:
                 yield row_from_columns(record["row"])
@@ -157,8 +212,6 @@ class _AnswerJob:
         dialogue = Dialogue(row=row, backend=self.backend, tokenizer=self.tokenizer, conf=self.conf)
         try:
             answered = await dialogue.answer_turns()
-        except RowRejectedError as reason:
-            self.journal.write(row.id, {"source": row.source, "dropped": str(reason)})
         except UnansweredError as error:
             self.failures[row.id] = {
                 "source": row.source, "reason": str(error), "detail": error.detail
@@ -169,6 +222,8 @@ class _AnswerJob:
             )
             progress.count(failed=1)
             return
+        except RowRejectedError as reason:
+            self.journal.write(row.id, {"source": row.source, "dropped": str(reason)})
         else:
             self.journal.write(
                 row.id, {"ended": dialogue.end_reason, "row": row_to_columns(answered)}

@@ -30,12 +30,11 @@ PROMPT_TOO_LONG = "longer than the context"
 PROMPT_TAIL_CHARS = 8
 
 
-class UnansweredError(Exception):
-    """Error of a request that failed permanently; failures are counted by `str(error)`."""
+class UnansweredError(RowRejectedError):
+    """Error of a request that failed permanently: a later run may answer the row.
 
-    def __init__(self, reason: str, detail: str = ""):
-        super().__init__(reason)
-        self.detail = detail
+    Failures are counted by `str(error)`.
+    """
 
 
 @dataclass(kw_only=True)

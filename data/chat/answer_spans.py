@@ -62,8 +62,8 @@ def _strip_trailing_eos(text: str, chat: ChatTemplate, messages: list[Message]) 
 
 def _has_all_calls(message: Message, answer: str) -> bool:
     """Return whether the answer has all tool calls of its message; some templates drop calls."""
-    names = (call.get("function", call)["name"] for call in message.get("tool_calls", []))
-    return all(answer.count(name) >= count for name, count in Counter(names).items())
+    counts = Counter(call.get("function", call)["name"] for call in message.get("tool_calls", []))
+    return all(answer.count(name) >= count for name, count in counts.items())
 
 
 def find_assistant_turns(messages: list[Message]) -> list[int]:

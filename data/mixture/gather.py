@@ -145,10 +145,9 @@ def _iter_candidates(
 ) -> Iterator[dict[str, Any]]:
     for location, raw, reason, detail in open_source_rows(name, source):
         stats.read += 1
-        if raw is None:
-            stats.drop(reason, location, detail)
-            continue
         try:
+            if raw is None:
+                raise RowRejectedError(reason, detail)
             yield filter_row(raw, name, source, rules)
         except RowRejectedError as error:
             stats.drop(str(error), location, error.detail)

@@ -68,9 +68,9 @@ def rows_from_prepared(
     for reason, number in rejected.items():
         log.info("data: %d prompts held out of %s are left out: %s", number, folder, reason)
     _, category = np.unique([row.category for row in usable_rows], return_inverse=True)
-    origin = {"held_out_of": f"{conf.path} by data.prepare"}
     return [
-        prompt_row_from_prepared(usable_rows[index]) | origin
+        prompt_row_from_prepared(usable_rows[index])
+        | {"held_out_of": f"{conf.path} by data.prepare"}
         for index in spread_over_categories(category, min(count, len(usable_rows)))
     ]
 

@@ -33,9 +33,10 @@ def collect_provenance(conf: Any, mixture: MixtureConf) -> dict[str, Any]:
 
     Raises UserError for a file that cannot be read.
     """
-    settings = dict(_flatten_keys(yaml.safe_load(config_to_yaml(conf))))
     provenance = {
-        key: value for key, value in settings.items() if not IGNORED_SETTINGS.fullmatch(key)
+        key: value
+        for key, value in _flatten_keys(yaml.safe_load(config_to_yaml(conf)))
+        if not IGNORED_SETTINGS.fullmatch(key)
     }
     inputs = [
         *(

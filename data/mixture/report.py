@@ -95,13 +95,13 @@ def write_prepare_report(
     `coverage_section`: the report's section on draft vocabularies.
     """
     answers = _add_file_counts(sources, list_part_files(folder, workers))
-    totals = {
-        name: sum(getattr(source, name) for source in sources.values())
-        for name in ("read", "train", "held_out")
-    }
     dropped = sum((source.dropped for source in sources.values()), Counter[str]())
     content = {
-        "schema_version": 1, **totals, "dropped": dropped.total(),
+        "schema_version": 1,
+        "read": sum(source.read for source in sources.values()),
+        "train": sum(source.train for source in sources.values()),
+        "held_out": sum(source.held_out for source in sources.values()),
+        "dropped": dropped.total(),
         "dropped_by_reason": dict(dropped.most_common()),
         "sources": {name: vars(source) for name, source in sources.items()},
         "excluded_prompts": excluded, "answers": answers.to_dict(),
@@ -117,8 +117,9 @@ def write_prepare_report(
         coverage_section=coverage_section, row=_format_table_row,
     )  # fmt: skip
     write_text_atomically(folder / REPORT_PAGE_FILE, page, partial_dir=worker_dir)
-    report = json.dumps(content, indent=1)
-    write_text_atomically(folder / REPORT_FILE, report, partial_dir=worker_dir)
+    write_text_atomically(
+        folder / REPORT_FILE, json.dumps(content, indent=1), partial_dir=worker_dir
+    )
 
 
 def _add_file_counts(sources: dict[str, SourceReport], files: list[Path]) -> AnswersReport:
