@@ -171,11 +171,12 @@ def build_splits(
         raise
     return splits, {
         name: SourceReport(
-            path=source.path, read=stats[name].read, share_asked=source.share,
-            dropped=stats[name].dropped + dropped[name], examples=stats[name].examples,
+            **vars(stats[name]) | {"dropped": stats[name].dropped + dropped[name]},
+            path=source.path,
+            share_asked=source.share,
         )
         for name, source in conf.mixture.sources.items()
-    }  # fmt: skip
+    }
 
 
 def write_split_part(
@@ -198,12 +199,13 @@ def write_split_part(
     batches: Iterator[Any] = part.with_format("arrow").iter(batch_size=TABLE_BATCH_ROWS)
     rows = (row_from_columns(columns) for batch in batches for columns in batch.to_pylist())
     report = AnswersReport()
-    if split == TRAIN and conf.answers.by is not AnswerSource.none and len(part):
-        backend, tokenizer = build_answer_backend(conf, served)
-        journal = worker_dir / "answers.jsonl"
+    needs_answers = split == TRAIN and conf.answers.by is not AnswerSource.none
+    if needs_answers and conf.target is not None and len(part):
+        backend, tokenizer = build_answer_backend(conf, conf.target, served)
         rows = answer_rows(
-            rows, backend, tokenizer, conf.answers, journal, report=report, total=len(part)
-        )
+            rows, backend, tokenizer, conf.answers, worker_dir / "answers.jsonl",
+            report=report, total=len(part),
+        )  # fmt: skip
     license_counts: dict[str, Counter[str]] = defaultdict(Counter)
 
     def count_licenses() -> Iterator[PreparedRow]:
@@ -230,24 +232,25 @@ def finish_folder(
         if conf.target is not None
         else ""
     )
-    excluded_counts = {file: len(texts) for file, texts in excluded.items()}
-    write_prepare_report(folder, conf.workers, sources, excluded_counts, worker_dir, coverage)
+    write_prepare_report(
+        folder, conf.workers, sources, {file: len(texts) for file, texts in excluded.items()},
+        worker_dir, coverage,
+    )  # fmt: skip
     log.info("prepared: %s", folder / REPORT_PAGE_FILE)
 
 
 def build_answer_backend(
-    conf: PrepareConf, served: ServedModel | None
+    conf: PrepareConf, target: TargetConf, served: ServedModel | None
 ) -> tuple[AnswerBackend, Any]:
     """Build the backend that answers prompts, and return it with the target's tokenizer."""
-    assert conf.target is not None
     if served is not None:
-        tokenizer = conf.target.source.load_tokenizer()
-        return EndpointAnswerBackend(conf.answers, served, conf.target, tokenizer), tokenizer
+        tokenizer = target.source.load_tokenizer()
+        return EndpointAnswerBackend(conf.answers, served, target, tokenizer), tokenizer
     # Commands stand above the packages, so this one may import infer; only this branch needs it.
     from infer.engine.answer_backend import TargetAnswerBackend
 
-    target = conf.target.build(conf.device.build())
-    return TargetAnswerBackend(target, conf.answers), target.tokenizer
+    built_target = target.build(conf.device.build())
+    return TargetAnswerBackend(built_target, conf.answers), built_target.tokenizer
 
 
 if __name__ == "__main__":

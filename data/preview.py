@@ -52,9 +52,16 @@ def preview_rows(conf: DataConf, target: TargetConf, rows: list[ParsedRow]) -> P
     conversations = [row for row in rows if isinstance(row, Conversation)]
     if conversations:
         multi_turn = [row for row in conversations if len(find_assistant_turns(row.messages)) > 1]
-        description = _describe_turns(conf, target, (multi_turn or conversations)[0])
+        row = (multi_turn or conversations)[0]
+        documents, _ = documents_from_row(row, conf, target.source.load_tokenizer())
+        descriptions = {TurnSelection.last: LAST_TURN_ONLY, TurnSelection.each: DOCUMENT_PER_TURN}
+        turns = descriptions.get(
+            conf.turns, DOCUMENT_PER_CONVERSATION if len(documents) == 1 else REWRITTEN_TURNS
+        )
         return Preview(
-            kind="conversations", turns=description if multi_turn else "", is_author_unknown=True
+            kind="conversations",
+            turns=turns if multi_turn and documents else "",  # the template may reject the row
+            is_author_unknown=True,
         )
     if any(isinstance(row, PlainText) for row in rows):
         return Preview(kind="plain texts, with every token supervised", is_author_unknown=True)
@@ -66,13 +73,3 @@ def preview_rows(conf: DataConf, target: TargetConf, rows: list[ParsedRow]) -> P
     return Preview(
         kind=kinds.get(conf.source, "token ids, with a flag for each token of an answer")
     )
-
-
-def _describe_turns(conf: DataConf, target: TargetConf, row: Conversation) -> str:
-    """Describe the documents made from the turns; return "" where the template rejects the row."""
-    documents, _ = documents_from_row(row, conf, target.source.load_tokenizer())
-    if not documents:
-        return ""
-    whole = DOCUMENT_PER_CONVERSATION if len(documents) == 1 else REWRITTEN_TURNS
-    descriptions = {TurnSelection.last: LAST_TURN_ONLY, TurnSelection.each: DOCUMENT_PER_TURN}
-    return descriptions.get(conf.turns, whole)

@@ -9,11 +9,10 @@ import json
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from data.answers.config import AnswersConf
 from data.answers.dialogue import AnswerBackend, Dialogue, UnansweredError
@@ -37,27 +36,23 @@ class Journal:
     again removes the torn line, so its row is answered again.
     """
 
-    def __init__(self, path: Path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.path = path
-        self._file = path.open("a+b")
-        if not try_lock(self._file):
-            self.close()
-            raise UserError(
-                f"run_name: must have one process per worker, got another that writes {path}; "
-                "wait until it ends, or give each process its own worker"
-            )
+    def __init__(self, path: Path, file: BinaryIO):
+        require(
+            try_lock(file),
+            f"run_name: must have one process per worker, got another that writes {path}; "
+            "wait until it ends, or give each process its own worker",
+        )
+        self._folder, self._file = path.parent, file
         self.offsets: dict[str, int] = {}  # where the line of each finished row begins
         self._end = 0
-        self._file.seek(0)
-        for line in self._file:
+        file.seek(0)
+        for line in file:
             if not line.endswith(b"\n"):  # torn by a kill
-                self._file.truncate(self._end)
+                file.truncate(self._end)
                 break
             try:
                 self.offsets[json.loads(line)["id"]] = self._end
             except ValueError as error:
-                self.close()
                 raise UserError(
                     f"{path}: each line must be a row's answers, got damage {self._end} bytes "
                     "from its start; delete that line to have its row answered again"
@@ -67,7 +62,7 @@ class Journal:
     def write(self, row_id: str, record: dict[str, Any]) -> None:
         """Append the record of a finished row."""
         line = json.dumps({"id": row_id, **record}).encode() + b"\n"
-        with report_disk_errors(self.path.parent):
+        with report_disk_errors(self._folder):
             self._file.write(line)
             self._file.flush()
         self.offsets[row_id] = self._end
@@ -77,10 +72,6 @@ class Journal:
         """Read the record of a row."""
         self._file.seek(self.offsets[row_id])
         return json.loads(self._file.readline())
-
-    def close(self) -> None:
-        """Close the file, which releases its lock."""
-        self._file.close()
 
 
 @dataclass(kw_only=True)
@@ -154,13 +145,18 @@ def answer_rows(
     Every row is answered before the first one is yielded. Raises UserError if a row failed
     permanently and `conf.skip_failed` is false; the same call then retries only the failed rows.
     """
-    with closing(Journal(journal)) as records:
+    journal.parent.mkdir(parents=True, exist_ok=True)
+    with journal.open("a+b") as file:  # closing it releases the lock
+        records = Journal(journal, file)
         job = _AnswerJob(backend=backend, tokenizer=tokenizer, conf=conf, journal=records)
         # Runner.run would delay Ctrl-C until a batch is decoded
         with asyncio.Runner() as runner:
             row_ids = runner.get_loop().run_until_complete(job.answer_all(rows, total))
         job.report_failures(journal.with_suffix(".failed.jsonl"))
-        failed = ({**f, "dropped": f"failed: {f['reason']}"} for f in job.failures.values())
+        failed = (
+            {"source": failure["source"], "dropped": f"failed: {failure['reason']}"}
+            for failure in job.failures.values()
+        )
         finished = (records.read(row_id) for row_id in row_ids if row_id in records.offsets)
         for record in chain(failed, finished):
             report.add_record(record)
@@ -236,8 +232,12 @@ class _AnswerJob:
         if not self.failures:
             file.unlink(missing_ok=True)
             return
-        lines = (json.dumps({"id": row_id, **failure}) for row_id, failure in self.failures.items())
-        file.write_text("".join(f"{line}\n" for line in lines))
+        file.write_text(
+            "".join(
+                json.dumps({"id": row_id, **failure}) + "\n"
+                for row_id, failure in self.failures.items()
+            )
+        )
         reasons = Counter(failure["reason"] for failure in self.failures.values()).most_common()
         summary = (
             f"{len(self.failures):,} that failed for good "

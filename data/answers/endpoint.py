@@ -164,10 +164,9 @@ def _build_request(
 
 
 def _build_client_options(conf: AnswersConf) -> dict[str, Any]:
-    timeout = openai.Timeout(conf.timeout_s, connect=min(conf.timeout_s, CONNECT_TIMEOUT_S))
     return {
         "base_url": conf.url, "api_key": conf.api_key, "max_retries": conf.retries,
-        "timeout": timeout,
+        "timeout": openai.Timeout(conf.timeout_s, connect=min(conf.timeout_s, CONNECT_TIMEOUT_S)),
     }  # fmt: skip
 
 

@@ -59,10 +59,9 @@ def check_documents(
     """Yield the documents unchanged; raise UserError where a category's masks are all wrong."""
     stats: defaultdict[str, MaskStats] = defaultdict(MaskStats)
     for document in documents:
-        category_stats = stats[document.category]
-        category_stats.add(document)
-        if category_stats.documents == EARLY_CHECK_DOCUMENTS:
-            category_stats.check(document.category)
+        stats[document.category].add(document)
+        if stats[document.category].documents == EARLY_CHECK_DOCUMENTS:
+            stats[document.category].check(document.category)
         yield document
     check_mask_stats(stats, skipped)
 

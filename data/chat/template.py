@@ -143,16 +143,13 @@ class ChatTemplate:
             if text.startswith(prompt)
         ]
         if splits and splits[0][0] == self.render(history):
-            self._check_answer_header(history)
+            # Without a generation prompt, no header may precede the answer.
+            probe = self.render([*history, {"role": "assistant", "content": PROBE_TEXT}])
+            header = probe.removeprefix(splits[0][0]).partition(PROBE_TEXT)[0]
+            require(
+                not header.strip(),
+                "data.format: the chat template must support add_generation_prompt, got one that "
+                f"writes the header of the answer with the answer, {header!r}; mark its answers "
+                "with {% generation %}",
+            )
         return min(splits, key=lambda split: len(split[1]), default=None)
-
-    def _check_answer_header(self, history: list[Message]) -> None:
-        """Check that no header precedes an answer if the template adds no generation prompt."""
-        probe = self.render([*history, {"role": "assistant", "content": PROBE_TEXT}])
-        header = probe.removeprefix(self.render(history)).partition(PROBE_TEXT)[0]
-        require(
-            not header.strip(),
-            "data.format: the chat template must support add_generation_prompt, got one that "
-            f"writes the header of the answer with the answer, {header!r}; mark its answers "
-            "with {% generation %}",
-        )

@@ -99,10 +99,9 @@ def open_source_rows(name: str, source: SourceConf) -> Iterator[RawRow]:
     if source.path == DEMO:
         from data.demo.prompts import training_prompts
 
-        prompts = training_prompts(source.limit or DEMO_PROMPTS, seed=0)
         return (
             RawRow(prompt.id, {"id": prompt.id, "category": prompt.category, "text": prompt.text})
-            for prompt in prompts
+            for prompt in training_prompts(source.limit or DEMO_PROMPTS, seed=0)
         )
     rows = open_rows(
         source.path, key=f"mixture.sources.{name}.path", subset=source.subset,

@@ -77,8 +77,8 @@ def rows_from_prepared(
 
 def format_data_name(conf: DataConf) -> str:
     """Return the name of the data in reports."""
-    if conf.source is DataSource.dataset:
-        return ":".join(filter(None, [conf.path, conf.subset, conf.split]))
-    return (
-        f"the feature store {conf.path}" if conf.source is DataSource.captured else str(conf.path)
-    )
+    names = {
+        DataSource.dataset: ":".join(filter(None, [conf.path, conf.subset, conf.split])),
+        DataSource.captured: f"the feature store {conf.path}",
+    }
+    return names.get(conf.source, str(conf.path))

@@ -10,6 +10,7 @@ from jinja2 import Template
 
 from data.answers.answering import AnswersReport
 from data.mixture.filters import extract_first_prompt
+from data.mixture.gather import IngestStats
 from data.sources.prepared_rows import PreparedRow, read_prepared_metadata, read_prepared_rows
 from models.files import atomic_path, write_text_atomically
 
@@ -57,17 +58,14 @@ Answers by the target:
 
 
 @dataclass(kw_only=True)
-class SourceReport:
-    """Row counts of one source: read = train + held_out + dropped."""
+class SourceReport(IngestStats):
+    """The row counts of one source at the end: read = train + held_out + dropped."""
 
     path: str
-    read: int
     train: int = 0
     held_out: int = 0
     share_asked: float | None = None
     share: float = 0.0
-    dropped: Counter[str] = field(default_factory=Counter)
-    examples: dict[str, str] = field(default_factory=dict)  # by reason: the first location
     licences: Counter[str] = field(default_factory=Counter)
 
 

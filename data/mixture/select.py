@@ -27,8 +27,10 @@ def select_splits(
     source = np.repeat(np.arange(len(sources)), [len(source) for source in sources])
     rows, dropped = select_rows(hashes, source, mixture)
     is_held_out = held_out[rows].astype(bool)
-    splits = {HELD_OUT: rows[is_held_out], TRAIN: rows[~is_held_out]}
-    return {split: table.select(part) for split, part in splits.items()}, dropped
+    return {
+        HELD_OUT: table.select(rows[is_held_out]),
+        TRAIN: table.select(rows[~is_held_out]),
+    }, dropped
 
 
 def select_rows(
