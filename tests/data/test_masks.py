@@ -217,10 +217,9 @@ def test_arguments_of_the_row_win_over_those_of_the_data():
     tokenizer = FAMILIES["qwen3"].tokenizer("qwen3")
     conf = DataConf(source=DataSource.jsonl, path="x", template={"enable_thinking": True})
     row = Conversation(messages=SINGLE)
-    [thinking] = documents_from_row(row, conf, tokenizer, Counter())
-    [plain] = documents_from_row(
-        replace(row, template={"enable_thinking": False}), conf, tokenizer, Counter()
-    )
+    [thinking], _ = documents_from_row(row, conf, tokenizer)
+    unthinking = replace(row, template={"enable_thinking": False})
+    [plain], _ = documents_from_row(unthinking, conf, tokenizer)
     assert answers(tokenizer, thinking) == [THOUGHT + answers(tokenizer, plain)[0]]
 
 
