@@ -171,12 +171,11 @@ def build_splits(
         raise
     return splits, {
         name: SourceReport(
-            **vars(stats[name]) | {"dropped": stats[name].dropped + dropped[name]},
-            path=source.path,
-            share_asked=source.share,
+            path=source.path, read=stats[name].read, share_asked=source.share,
+            dropped=stats[name].dropped + dropped[name], examples=stats[name].examples,
         )
         for name, source in conf.mixture.sources.items()
-    }
+    }  # fmt: skip
 
 
 def write_split_part(
@@ -196,7 +195,8 @@ def write_split_part(
         return
     is_empty = len(table) <= conf.worker  # `shard` cannot make an empty part
     part = table.select([]) if is_empty else table.shard(num_shards=conf.workers, index=conf.worker)
-    batches: Iterator[Any] = part.with_format("arrow").iter(batch_size=TABLE_BATCH_ROWS)
+    arrow_part: Any = part.with_format("arrow")  # with one batch in memory at a time
+    batches = arrow_part.iter(batch_size=TABLE_BATCH_ROWS)
     rows = (row_from_columns(columns) for batch in batches for columns in batch.to_pylist())
     report = AnswersReport()
     needs_answers = split == TRAIN and conf.answers.by is not AnswerSource.none

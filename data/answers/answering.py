@@ -153,7 +153,7 @@ def answer_rows(
         with asyncio.Runner() as runner:
             row_ids = runner.get_loop().run_until_complete(job.answer_all(rows, total))
         job.report_failures(journal.with_suffix(".failed.jsonl"))
-        failed = (
+        failed: Iterator[dict[str, Any]] = (
             {"source": failure["source"], "dropped": f"failed: {failure['reason']}"}
             for failure in job.failures.values()
         )

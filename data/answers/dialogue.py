@@ -54,6 +54,7 @@ class AnswerBackend(Protocol):
 
     async def generate_answer(self, ids: list[int], *, key: int) -> Answer:
         """Generate the answer to a prompt; `key` seeds the sampling. Raises UnansweredError."""
+        ...
 
     async def close(self) -> None:
         """Release the backend's resources."""

@@ -62,7 +62,7 @@ class ChatTemplate:
             "(data.format=tokens)",
         )
         require(
-            self.tokenizer.is_fast,
+            bool(self.tokenizer.is_fast),
             "data.format: conversations must meet a tokenizer that reports character offsets, "
             f"got {type(self.tokenizer).__name__}; give ids and answer flags "
             "(data.format=tokens)",
