@@ -1,12 +1,13 @@
 """Configure training data: its source, the format of its rows, the length of packed rows."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
 from models.device import Device
-from models.errors import UserError
+from models.errors import require
 from models.target.target import TargetConf
+from models.validation import SHARE, Rule, at_least, check_values
 
 DEMO = "demo"  # stands in for a path and names the embedded demo's prompts
 
@@ -60,19 +61,11 @@ class DemoAnswersConf:
     batch: int = 32
 
     def __post_init__(self) -> None:
-        rules = [
-            (self.prompts >= 1, f"data.answers.prompts: must be at least 1, got {self.prompts}"),
-            (
-                self.max_new_tokens >= 2,
-                f"data.answers.max_new_tokens: must be at least 2, got {self.max_new_tokens}",
-            ),
-            (
-                self.temperature >= 0,
-                f"data.answers.temperature: must be 0 (greedy) or more, got {self.temperature}",
-            ),
-            (self.batch >= 1, f"data.answers.batch: must be at least 1, got {self.batch}"),
-        ]
-        _raise_problems([message for holds, message in rules if not holds])
+        check_values(
+            self, "data.answers",
+            prompts=at_least(1), max_new_tokens=at_least(2), batch=at_least(1),
+            temperature=at_least(0, "0 is greedy"),
+        )  # fmt: skip
 
 
 @dataclass(kw_only=True)
@@ -84,16 +77,11 @@ class OnPolicyConf:
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.share <= 1:
-            raise UserError(
-                f"data.on_policy.share: must lie in 0..1, got {self.share}; 0 turns it off"
-            )
-        if self.every < 1:
-            raise UserError(f"data.on_policy.every: must be at least 1, got {self.every}")
-        if self.temperature < 0:
-            raise UserError(
-                f"data.on_policy.temperature: must be 0 (greedy) or more, got {self.temperature}"
-            )
+        check_values(
+            self, "data.on_policy",
+            share=replace(SHARE, remedy="0 turns it off"), every=at_least(1),
+            temperature=at_least(0, "0 is greedy"),
+        )  # fmt: skip
 
 
 @dataclass(kw_only=True)
@@ -119,58 +107,47 @@ class DataConf:
     checksums: bool = True  # verify checksums of a feature store's files; false = sizes only
 
     def __post_init__(self) -> None:
-        rules = [
-            (
-                self.source is not DataSource.demo or self.path is None,
-                f"data.path: must be null for data.source=demo, got {self.path!r}; add data=jsonl",
+        check_values(
+            self, "data",
+            path=Rule(
+                "must be null for data.source=demo",
+                lambda _: self.source is not DataSource.demo,
+                "add data=jsonl",
             ),
-            (
-                self.length >= 16,
-                f"data.length: must be at least 16, got {self.length}; "
-                "a row must hold a prompt and its answer",
+            length=at_least(16, "a row must hold a prompt and its answer"),
+            overlap=Rule(
+                f"must be 1 to half of data.length={self.length}",
+                lambda overlap: 1 <= overlap <= self.length // 2,
+                "null cuts long documents at the end",
             ),
-            (
-                self.overlap is None or 1 <= self.overlap <= self.length // 2,
-                f"data.overlap: must be 1 to half of data.length={self.length}, got "
-                f"{self.overlap}; null cuts long documents at the end",
-            ),
-            (
-                self.limit is None or self.limit >= 1,
-                f"data.limit: must be at least 1 or null for all rows, got {self.limit}",
-            ),
-        ]
-        _raise_problems([message for holds, message in rules if not holds])
+            limit=at_least(1, "null reads all rows"),
+        )  # fmt: skip
 
     def check_path(self) -> None:
         """Check that the source has its path; raise UserError otherwise.
 
         This is no rule of `__post_init__`, because plans read no data and need no path.
         """
-        if self.source is not DataSource.demo and self.path is None:
-            raise UserError(
-                f"data.path: must be set for data.source={self.source.value}, got null; "
-                "give a local path by data.path=FILE or, for dataset, a hub name"
-            )
+        require(
+            self.source is DataSource.demo or self.path is not None,
+            f"data.path: must be set for data.source={self.source.value}, got null; "
+            "give a local path by data.path=FILE or, for dataset, a hub name",
+        )
 
     def check_target(self, target: TargetConf) -> None:
         """Check that the demo's prompts are meant for this target; raise UserError otherwise."""
-        if self.source is DataSource.demo and not self.for_any_target and not target.is_demo:
-            raise UserError(
-                "data.source: the demo's prompts must be for the demo's own target, got target "
-                f"{target.path or target.name}; give data=jsonl data.path=FILE or a draft that "
-                "brings its data, or type data=demo to use them anyway"
-            )
+        require(
+            self.source is not DataSource.demo or self.for_any_target or target.is_demo,
+            "data.source: the demo's prompts must be for the demo's own target, got target "
+            f"{target.path or target.name}; give data=jsonl data.path=FILE or a draft that "
+            "brings its data, or type data=demo to use them anyway",
+        )
 
     def check_device(self, device: Device) -> None:
         """Check that the device can process rows of this length; raise UserError otherwise."""
         multiple = device.length_multiple
-        if self.length % multiple:
-            raise UserError(
-                f"data.length: must be a multiple of {multiple} on {device.instance_type}, "
-                f"got {self.length}; take {-(-self.length // multiple) * multiple}"
-            )
-
-
-def _raise_problems(problems: list[str]) -> None:
-    if problems:
-        raise UserError("; ".join(problems))
+        require(
+            self.length % multiple == 0,
+            f"data.length: must be a multiple of {multiple} on {device.instance_type}, "
+            f"got {self.length}; take {-(-self.length // multiple) * multiple}",
+        )

@@ -35,24 +35,16 @@ class Preview:
     is_author_unknown: bool = False  # True where the answers may not be the target's own
 
 
-def read_first_rows(conf: DataConf) -> list[ParsedRow]:
-    """Open the data and read its first rows; raise UserError where it is missing or unreadable.
-
-    Return no rows for a feature store, which holds documents, and for the demo, which has prompts.
-    """
-    conf.check_path()
-    if conf.source in (DataSource.demo, DataSource.captured):
-        return []
-    return list(islice(read_training_rows(conf, Counter()), PREVIEW_ROWS))
-
-
 def check_and_read_first_rows(conf: DataConf, *checks: Callable[[], Any]) -> list[ParsedRow]:
     """Run the checks, then read the first rows; raise one UserError for all failed checks.
 
-    Rows are read last: a dataset is downloaded for that, which may take minutes.
+    Rows are read last: a dataset is downloaded for that, which may take minutes. Return no rows for
+    a feature store, which holds documents, and for the demo, which has prompts.
     """
     run_checks(*checks, lambda: check_data_exists(conf))
-    return read_first_rows(conf)
+    if conf.source in (DataSource.demo, DataSource.captured):
+        return []
+    return list(islice(read_training_rows(conf, Counter()), PREVIEW_ROWS))
 
 
 def preview_rows(conf: DataConf, target: TargetConf, rows: list[ParsedRow]) -> Preview:
@@ -60,9 +52,16 @@ def preview_rows(conf: DataConf, target: TargetConf, rows: list[ParsedRow]) -> P
     conversations = [row for row in rows if isinstance(row, Conversation)]
     if conversations:
         multi_turn = [row for row in conversations if len(find_assistant_turns(row.messages)) > 1]
-        description = _describe_turns(conf, target, (multi_turn or conversations)[0])
+        row = (multi_turn or conversations)[0]
+        documents, _ = documents_from_row(row, conf, target.load_tokenizer())
+        descriptions = {TurnSelection.last: LAST_TURN_ONLY, TurnSelection.each: DOCUMENT_PER_TURN}
+        turns = descriptions.get(
+            conf.turns, DOCUMENT_PER_CONVERSATION if len(documents) == 1 else REWRITTEN_TURNS
+        )
         return Preview(
-            kind="conversations", turns=description if multi_turn else "", is_author_unknown=True
+            kind="conversations",
+            turns=turns if multi_turn and documents else "",  # the template may reject the row
+            is_author_unknown=True,
         )
     if any(isinstance(row, PlainText) for row in rows):
         return Preview(kind="plain texts, with every token supervised", is_author_unknown=True)
@@ -74,13 +73,3 @@ def preview_rows(conf: DataConf, target: TargetConf, rows: list[ParsedRow]) -> P
     return Preview(
         kind=kinds.get(conf.source, "token ids, with a flag for each token of an answer")
     )
-
-
-def _describe_turns(conf: DataConf, target: TargetConf, row: Conversation) -> str:
-    """Describe the documents made from the turns; return "" where the template rejects the row."""
-    documents = list(documents_from_row(row, conf, target.load_tokenizer(), Counter()))
-    if not documents:
-        return ""
-    if conf.turns in (TurnSelection.last, TurnSelection.each):
-        return LAST_TURN_ONLY if conf.turns is TurnSelection.last else DOCUMENT_PER_TURN
-    return DOCUMENT_PER_CONVERSATION if len(documents) == 1 else REWRITTEN_TURNS

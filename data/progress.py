@@ -24,7 +24,7 @@ class RowProgress(RichProgress):
             TextColumn(label), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"),
             console=CONSOLE, disable=not CONSOLE.is_terminal,
         )  # fmt: skip
-        self.label, self.total, self.already_done = label, total, already_done
+        self.label, self.total, self.already_done = label, total or 0, already_done
         self.done = self.failed = self.tokens = 0
         self.rows_logged = 0  # done and failed rows as of the last log line
         self.start_time = self.last_log_time = time.monotonic()
@@ -57,13 +57,17 @@ class RowProgress(RichProgress):
         longer than that.
         """
         elapsed = max(time.monotonic() - self.start_time, 1e-3)
-        text = f"{self.done / elapsed:.1f} rows/s"
-        text += f"  {self.tokens / elapsed:,.0f} tokens/s" if self.tokens else ""
-        text += f"  {self.failed:,} failed" if self.failed else ""
-        if self.total and self.done > min(self.total / 100, 100):  # too few rows give no estimate
-            rows_left = max(self.total - self.already_done - self.done - self.failed, 0)
-            text += f"  {timedelta(seconds=round(rows_left * elapsed / self.done))} left"
-        return text
+        rows_left = max(self.total - self.already_done - self.done - self.failed, 0)
+        has_estimate = 0 < min(self.total / 100, 100) < self.done  # too few rows give none
+        rates = [
+            f"{self.done / elapsed:.1f} rows/s",
+            f"{self.tokens / elapsed:,.0f} tokens/s" if self.tokens else "",
+            f"{self.failed:,} failed" if self.failed else "",
+            f"{timedelta(seconds=round(rows_left * elapsed / self.done))} left"
+            if has_estimate
+            else "",
+        ]
+        return "  ".join(filter(None, rates))
 
     def _log_line(self) -> None:
         self.rows_logged = self.done + self.failed

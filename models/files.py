@@ -42,9 +42,13 @@ def open_output_file(name: str) -> Iterator[Path]:
 
 
 @contextmanager
-def atomic_path(path: Path) -> Iterator[Path]:
-    """Yield a temporary path that becomes `path` at the end, or is deleted if the block raises."""
-    partial = path.with_name(path.name + PARTIAL_SUFFIX)
+def atomic_path(path: Path, *, partial_dir: Path | None = None) -> Iterator[Path]:
+    """Yield a temporary path that becomes `path` at the end, or is deleted if the block raises.
+
+    It lies beside `path`, or in `partial_dir`, a folder of this process's own on the same disk,
+    where several processes may write `path` at the same time.
+    """
+    partial = (partial_dir or path.parent) / (path.name + PARTIAL_SUFFIX)
     try:
         yield partial
         _sync_to_disk(partial)
@@ -75,9 +79,9 @@ def atomic_directory(path: Path) -> Iterator[Path]:
     _sync_to_disk(path.parent)
 
 
-def write_text_atomically(path: Path, text: str) -> None:
-    """Replace a text file at once."""
-    with atomic_path(path) as partial:
+def write_text_atomically(path: Path, text: str, *, partial_dir: Path | None = None) -> None:
+    """Replace a text file at once; `partial_dir` is that of `atomic_path`."""
+    with atomic_path(path, partial_dir=partial_dir) as partial:
         partial.write_text(text, encoding="utf-8")
 
 

@@ -7,24 +7,71 @@ the journal, or it is requested again.
 import asyncio
 import json
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from data.answers.config import AnswersConf
 from data.answers.dialogue import AnswerBackend, Dialogue, UnansweredError
-from data.answers.journal import Journal
 from data.progress import RowProgress
 from data.sources.prepared_rows import PreparedRow, row_from_columns, row_to_columns
 from data.sources.row_formats import RowRejectedError
-from models.errors import UserError
+from models.errors import UserError, require
+from models.files import report_disk_errors
+from models.lock import try_lock
 
 log = logging.getLogger(__name__)
 # Give up after this many consecutive permanent failures, or as many as there are rows in flight if
 # that is more.
 MIN_FAILURES_TO_ABORT = 8
+
+
+class Journal:
+    """An append-only file of one record per finished row, which one process at a time may open.
+
+    A killed process leaves complete lines and at most one torn line at the end. Opening the journal
+    again removes the torn line, so its row is answered again.
+    """
+
+    def __init__(self, path: Path, file: BinaryIO):
+        require(
+            try_lock(file),
+            f"run_name: must have one process per worker, got another that writes {path}; "
+            "wait until it ends, or give each process its own worker",
+        )
+        self._folder, self._file = path.parent, file
+        self.offsets: dict[str, int] = {}  # where the line of each finished row begins
+        self._end = 0
+        file.seek(0)
+        for line in file:
+            if not line.endswith(b"\n"):  # torn by a kill
+                file.truncate(self._end)
+                break
+            try:
+                self.offsets[json.loads(line)["id"]] = self._end
+            except ValueError as error:
+                raise UserError(
+                    f"{path}: each line must be a row's answers, got damage {self._end} bytes "
+                    "from its start; delete that line to have its row answered again"
+                ) from error
+            self._end += len(line)
+
+    def write(self, row_id: str, record: dict[str, Any]) -> None:
+        """Append the record of a finished row."""
+        line = json.dumps({"id": row_id, **record}).encode() + b"\n"
+        with report_disk_errors(self._folder):
+            self._file.write(line)
+            self._file.flush()
+        self.offsets[row_id] = self._end
+        self._end += len(line)
+
+    def read(self, row_id: str) -> dict[str, Any]:
+        """Read the record of a row."""
+        self._file.seek(self.offsets[row_id])
+        return json.loads(self._file.readline())
 
 
 @dataclass(kw_only=True)
@@ -36,23 +83,24 @@ class AnswersReport:
     finished: Counter[str] = field(default_factory=Counter)  # answers by finish reason
     retokenised: int = 0  # answers whose token ids were made from text
     ended: Counter[str] = field(default_factory=Counter)  # rows with turns left, by reason
-    dropped: dict[str, Counter[str]] = field(default_factory=dict)  # rows of a source, by reason
-
-    def drop(self, source: str, reason: str) -> None:
-        """Count a dropped row of a source."""
-        self.dropped.setdefault(source, Counter())[reason] += 1
+    # rows of a source, by reason
+    dropped: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
 
     def add_record(self, record: dict[str, Any]) -> None:
         """Add one record of the journal, an answered or a dropped row, to the counts."""
         if "dropped" in record:
-            self.drop(record["source"], record["dropped"])
+            self.dropped[record["source"]][record["dropped"]] += 1
             return
-        self.rows += 1
-        self.ended.update([record["ended"]] if record["ended"] else [])
-        for answer in record["row"]["answers"]:
-            self.tokens += answer["tokens"]
-            self.finished[answer["finish_reason"]] += 1
-            self.retokenised += answer["retokenised"]
+        answers = record["row"]["answers"]
+        self.merge_dict(
+            {
+                "rows": 1,
+                "tokens": sum(answer["tokens"] for answer in answers),
+                "retokenised": sum(answer["retokenised"] for answer in answers),
+                "finished": [answer["finish_reason"] for answer in answers],
+                "ended": [record["ended"]] if record["ended"] else [],
+            }
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the counts for a file's footer and the report.
@@ -62,7 +110,7 @@ class AnswersReport:
         return {name: value for name, value in vars(self).items() if name != "dropped"}
 
     def merge_dict(self, counts: dict[str, Any]) -> None:
-        """Add another worker's `to_dict`, read from the footer of its file."""
+        """Add counts as `to_dict` returns them, such as those in the footer of a worker's file."""
         self.rows += counts["rows"]
         self.tokens += counts["tokens"]
         self.retokenised += counts["retokenised"]
@@ -71,14 +119,14 @@ class AnswersReport:
 
     def summary_lines(self) -> list[str]:
         """Return the summary for the log and the report page, line by line."""
-        answers = sum(self.finished.values())
-        lines = [f"{answers:,} answers of {self.tokens:,} tokens in {self.rows:,} rows"]
-        lines += [
-            f"{count:,} answers ended by {reason}" for reason, count in self.finished.most_common()
-        ]
-        lines += [f"{self.retokenised:,} answers re-tokenized"] if self.retokenised else []
-        return lines + [
-            f"{count:,} rows shortened: {reason}" for reason, count in self.ended.items()
+        return [
+            f"{self.finished.total():,} answers of {self.tokens:,} tokens in {self.rows:,} rows",
+            *(
+                f"{count:,} answers ended by {reason}"
+                for reason, count in self.finished.most_common()
+            ),
+            *([f"{self.retokenised:,} answers re-tokenized"] if self.retokenised else []),
+            *(f"{count:,} rows shortened: {reason}" for reason, count in self.ended.items()),
         ]
 
 
@@ -97,30 +145,23 @@ def answer_rows(
     Every row is answered before the first one is yielded. Raises UserError if a row failed
     permanently and `conf.skip_failed` is false; the same call then retries only the failed rows.
     """
-    records = Journal(journal)
-    job = _AnswerJob(backend=backend, tokenizer=tokenizer, conf=conf, journal=records, total=total)
-    try:
+    journal.parent.mkdir(parents=True, exist_ok=True)
+    with journal.open("a+b") as file:  # closing it releases the lock
+        records = Journal(journal, file)
+        job = _AnswerJob(backend=backend, tokenizer=tokenizer, conf=conf, journal=records)
         # Runner.run would delay Ctrl-C until a batch is decoded
         with asyncio.Runner() as runner:
-            runner.get_loop().run_until_complete(job.answer_all(rows))
+            row_ids = runner.get_loop().run_until_complete(job.answer_all(rows, total))
         job.report_failures(journal.with_suffix(".failed.jsonl"))
-        for failure in job.failures.values():
-            report.drop(failure.source, f"failed: {failure.reason}")
-        for row_id in job.row_ids:
-            if row_id in records:
-                record = records.read(row_id)
-                report.add_record(record)
-                if "row" in record:
-                    yield row_from_columns(record["row"])
-    finally:
-        records.close()
-
-
-@dataclass(kw_only=True)
-class _Failure:
-    source: str
-    reason: str
-    detail: str
+        failed: Iterator[dict[str, Any]] = (
+            {"source": failure["source"], "dropped": f"failed: {failure['reason']}"}
+            for failure in job.failures.values()
+        )
+        finished = (records.read(row_id) for row_id in row_ids if row_id in records.offsets)
+        for record in chain(failed, finished):
+            report.add_record(record)
+            if "row" in record:
+                yield row_from_columns(record["row"])
 
 
 @dataclass(kw_only=True)
@@ -131,23 +172,26 @@ class _AnswerJob:
     tokenizer: Any
     conf: AnswersConf
     journal: Journal
-    total: int | None
-    row_ids: list[str] = field(default_factory=list)
-    failures: dict[str, _Failure] = field(default_factory=dict)
+    # rows that failed permanently: source, reason and detail by the row's id
+    failures: dict[str, dict[str, str]] = field(default_factory=dict)
     failures_in_a_row: int = 0  # permanent failures since the last finished row
     is_aborted: bool = False  # too many failures in a row: the rest is skipped
 
-    async def answer_all(self, rows: Iterable[PreparedRow]) -> None:
-        """Answer every row that the journal lacks, `conf.rows_in_flight` at a time."""
+    async def answer_all(self, rows: Iterable[PreparedRow], total: int | None) -> list[str]:
+        """Answer every row that the journal lacks, `conf.rows_in_flight` at a time.
+
+        Return the ids of all rows.
+        """
+        row_ids = []
         slots = asyncio.Semaphore(self.conf.rows_in_flight)
         try:
             with RowProgress(
-                "answers", total=self.total, already_done=len(self.journal)
+                "answers", total=total, already_done=len(self.journal.offsets)
             ) as progress:
                 async with asyncio.TaskGroup() as group:
                     for row in rows:
-                        self.row_ids.append(row.id)
-                        if row.id in self.journal:
+                        row_ids.append(row.id)
+                        if row.id in self.journal.offsets:
                             continue
                         await slots.acquire()
                         if self.is_aborted:
@@ -158,23 +202,24 @@ class _AnswerJob:
             raise errors.exceptions[0] from None
         finally:
             await self.backend.close()
+        return row_ids
 
     async def _answer_row(self, row: PreparedRow, progress: RowProgress) -> None:
         dialogue = Dialogue(row=row, backend=self.backend, tokenizer=self.tokenizer, conf=self.conf)
         try:
             answered = await dialogue.answer_turns()
-        except RowRejectedError as reason:
-            self.journal.write(row.id, {"source": row.source, "dropped": str(reason)})
         except UnansweredError as error:
-            self.failures[row.id] = _Failure(
-                source=row.source, reason=str(error), detail=error.detail
-            )
+            self.failures[row.id] = {
+                "source": row.source, "reason": str(error), "detail": error.detail
+            }  # fmt: skip
             self.failures_in_a_row += 1
             self.is_aborted |= self.failures_in_a_row >= max(
                 MIN_FAILURES_TO_ABORT, self.conf.rows_in_flight
             )
             progress.count(failed=1)
             return
+        except RowRejectedError as reason:
+            self.journal.write(row.id, {"source": row.source, "dropped": str(reason)})
         else:
             self.journal.write(
                 row.id, {"ended": dialogue.end_reason, "row": row_to_columns(answered)}
@@ -187,17 +232,17 @@ class _AnswerJob:
         if not self.failures:
             file.unlink(missing_ok=True)
             return
-        lines = [{"id": row_id, **vars(failure)} for row_id, failure in self.failures.items()]
-        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        reasons = Counter(failure.reason for failure in self.failures.values()).most_common()
+        lines = (json.dumps({"id": row_id, **failure}) for row_id, failure in self.failures.items())
+        file.write_text("".join(f"{line}\n" for line in lines))
+        reasons = Counter(failure["reason"] for failure in self.failures.values()).most_common()
         summary = (
             f"{len(self.failures):,} that failed for good "
             f"({', '.join(f'{count:,} {reason}' for reason, count in reasons)}), "
-            f"{len(self.journal):,} done; listed in {file}"
+            f"{len(self.journal.offsets):,} done; listed in {file}"
         )
-        if self.is_aborted or not self.conf.skip_failed:
-            raise UserError(
-                f"answers: every row must be answered, got {summary}; rerun the command to "
-                "retry these alone, or set answers.skip_failed=true to leave them out"
-            )
+        require(
+            self.conf.skip_failed and not self.is_aborted,
+            f"answers: every row must be answered, got {summary}; rerun the command to "
+            "retry these alone, or set answers.skip_failed=true to leave them out",
+        )
         log.warning("answers: left out %s", summary)

@@ -6,9 +6,10 @@ from enum import Enum
 from typing import Any
 from urllib.parse import urlsplit
 
-from models.errors import UserError
+from models.errors import UserError, require
 from models.secrets import find_secrets, redact
 from models.speculate.sampling import SamplingConf
+from models.validation import POSITIVE, at_least, check_values
 
 NO_API_KEY = "none"  # sent if the variable is not set, because the client requires a key
 BATCHES_IN_FLIGHT = 4  # waiting prompts are batched by similar length
@@ -46,27 +47,24 @@ class AnswersConf:
 
     def __post_init__(self) -> None:
         SamplingConf(temperature=self.temperature, top_p=self.top_p, top_k=self.top_k)
-        minimums = {"max_new_tokens": 1, "batch": 1, "concurrency": 1, "retries": 0, "context": 2}
-        for name, minimum in minimums.items():
-            value = getattr(self, name)
-            if value is not None and value < minimum:
-                raise UserError(f"answers.{name}: must be at least {minimum}, got {value}")
-        if self.timeout_s <= 0:
-            raise UserError(f"answers.timeout_s: must be above 0, got {self.timeout_s}")
-        if self.by is AnswerSource.endpoint and not _is_http_url(self.url):
-            raise UserError(
+        check_values(
+            self, "answers",
+            max_new_tokens=at_least(1), batch=at_least(1), concurrency=at_least(1),
+            retries=at_least(0), context=at_least(2), timeout_s=POSITIVE,
+        )  # fmt: skip
+        if self.by is AnswerSource.endpoint:
+            require(
+                _is_http_url(self.url),
                 "answers.url: must be an address for answers=endpoint, such as "
                 f"http://localhost:8000/v1, got {redact(self.url or 'null')}; give the address "
-                "that the server prints"
+                "that the server prints",
+            )
+            require(
+                self.api_key.isascii() and self.api_key.isprintable(),
+                f"answers.key_env: must name a variable with a key that HTTP can carry, got "
+                f"characters in {self.key_env} beyond printable ASCII; set it again",
             )
         self._check_secrets()
-        if self.by is AnswerSource.endpoint and not (
-            self.api_key.isascii() and self.api_key.isprintable()
-        ):
-            raise UserError(
-                f"answers.key_env: must name a variable with a key that HTTP can carry, got "
-                f"characters in {self.key_env} beyond printable ASCII; set it again"
-            )
         if self.context is not None:
             self.prompt_limit(self.context)
 
@@ -74,11 +72,11 @@ class AnswersConf:
         """Refuse secrets in settings: config.yaml stores them, and errors and logs show the URL."""
         remedy = f"put the server's key into the variable {self.key_env} (answers.key_env)"
         parts = urlsplit(self.url or "")
-        if "@" in parts.netloc or parts.query or parts.fragment:
-            raise UserError(
-                "answers.url: must be an address without user, password and query, got "
-                f"{redact(parts._replace(query='', fragment='').geturl())} with them; {remedy}"
-            )
+        require(
+            not ("@" in parts.netloc or parts.query or parts.fragment),
+            "answers.url: must be an address without user, password and query, got "
+            f"{redact(parts._replace(query='', fragment='').geturl())} with them; {remedy}",
+        )
         for key in find_secrets(self.extra, "answers.extra"):
             raise UserError(f"{key}: must not be a secret, got what looks like one; {remedy}")
 
@@ -95,15 +93,16 @@ class AnswersConf:
         Raises UserError if no context is known, or if none of it is left for a prompt.
         """
         limits = [tokens for tokens in (self.context, *contexts) if tokens is not None]
-        if not limits:
-            raise UserError(
-                "answers.context: must be set for a target without a known context length, got null"
-            )
-        if min(limits) <= self.max_new_tokens:
-            raise UserError(
-                f"answers.max_new_tokens: must leave room for a prompt in a context of "
-                f"{min(limits)} tokens, got {self.max_new_tokens}; lower it"
-            )
+        require(
+            bool(limits),
+            "answers.context: must be set for a target without a known context length, got null; "
+            "give the tokens that a prompt and its answer may take together",
+        )
+        require(
+            min(limits) > self.max_new_tokens,
+            f"answers.max_new_tokens: must leave room for a prompt in a context of "
+            f"{min(limits)} tokens, got {self.max_new_tokens}; lower it",
+        )
         return min(limits) - self.max_new_tokens
 
     @property

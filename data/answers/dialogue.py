@@ -9,13 +9,13 @@ import hashlib
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
-from data.answers.config import AnswersConf
-from data.answers.tool_calls import (
+from data.answers.answer_parsing import (
     is_same_tool_call,
     merge_tool_call,
     message_from_text,
     parse_tool_calls,
 )
+from data.answers.config import AnswersConf
 from data.chat.template import ChatTemplate, Message
 from data.sources.prepared_rows import PreparedRow, RecordedDocument, SamplingInfo
 from data.sources.row_formats import RowRejectedError
@@ -30,12 +30,11 @@ PROMPT_TOO_LONG = "longer than the context"
 PROMPT_TAIL_CHARS = 8
 
 
-class UnansweredError(Exception):
-    """Error of a request that failed permanently; failures are counted by `str(error)`."""
+class UnansweredError(RowRejectedError):
+    """Error of a request that failed permanently: a later run may answer the row.
 
-    def __init__(self, reason: str, detail: str = ""):
-        super().__init__(reason)
-        self.detail = detail
+    Failures are counted by `str(error)`.
+    """
 
 
 @dataclass(kw_only=True)
@@ -59,7 +58,6 @@ class AnswerBackend(Protocol):
 
     async def close(self) -> None:
         """Release the backend's resources."""
-        ...
 
 
 def derive_answer_seed(seed: int, row_id: str, turn: int) -> int:
@@ -85,13 +83,14 @@ class Dialogue:
 
         Raises RowRejectedError if the row cannot be answered.
         """
-        if self.row.messages is None:
+        messages = self.row.messages
+        if messages is None:
             await self._generate_answer(self.tokenizer(self.row.text, verbose=False)["input_ids"])
-            return replace(self.row, documents=self.documents, answers=self.answers)
-        arguments = {**self.row.template, "tools": self.row.tools}
-        chat = ChatTemplate(tokenizer=self.tokenizer, arguments=arguments)
-        chat.render(self.row.messages)  # a template that refuses the row raises before any request
-        messages = await self._answer_messages(chat, self.row.messages)
+        else:
+            arguments = {**self.row.template, "tools": self.row.tools}
+            chat = ChatTemplate(tokenizer=self.tokenizer, arguments=arguments)
+            chat.render(messages)  # a template that refuses the row raises before any request
+            messages = await self._answer_messages(chat, messages)
         return replace(self.row, messages=messages, documents=self.documents, answers=self.answers)
 
     async def _answer_messages(self, chat: ChatTemplate, messages: list[Message]) -> list[Message]:
@@ -143,7 +142,11 @@ class Dialogue:
         turn = len(self.answers)
         key = derive_answer_seed(self.conf.seed, self.row.id, turn)
         answer = await self.backend.generate_answer(prompt, key=key)
-        self._record_tokens(prompt, answer.ids)
+        if not self.documents or prompt[: len(self.documents[-1].ids)] != self.documents[-1].ids:
+            self.documents.append(RecordedDocument(ids=[], spans=[]))
+        document = self.documents[-1]
+        document.ids = [*prompt, *answer.ids]
+        document.spans.append([len(prompt), len(document.ids)])
         self.answers.append(
             SamplingInfo(
                 turn=turn,
@@ -157,14 +160,6 @@ class Dialogue:
             )
         )  # fmt: skip
         return answer
-
-    def _record_tokens(self, prompt: list[int], answer: list[int]) -> None:
-        recorded = self.documents[-1].ids if self.documents else None
-        if recorded is None or prompt[: len(recorded)] != recorded:
-            self.documents.append(RecordedDocument(ids=[], spans=[]))
-        document = self.documents[-1]
-        document.ids = [*prompt, *answer]
-        document.spans.append([len(prompt), len(document.ids)])
 
     def _decode_answer(self, answer: Answer) -> str:
         ids = answer.ids[:-1] if answer.finish_reason == "stop" else answer.ids

@@ -20,7 +20,7 @@ import openai
 
 from data.answers.config import NO_API_KEY, AnswersConf
 from data.answers.dialogue import Answer, UnansweredError
-from models.errors import UserError
+from models.errors import UserError, require
 from models.target.target import TargetConf
 
 log = logging.getLogger(__name__)
@@ -37,21 +37,17 @@ class ServedModel:
     context: int | None  # tokens; None if the endpoint does not report it
 
 
-class NoAnswerError(Exception):
-    """Error of a reply with status 200 that holds no answer; `str(error)` describes it."""
-
-
 def check_endpoint(conf: AnswersConf, target: TargetConf) -> ServedModel:
     """Check that the endpoint is reachable and serves the target; raise UserError otherwise.
 
     No model and no tokenizer is loaded.
     """
-    client = openai.OpenAI(base_url=conf.url, api_key=conf.api_key)
+    client = openai.OpenAI(**_build_client_options(conf))
     try:
         cards = _parse_model_cards(
             client.with_options(**PROBE_OPTIONS).models.with_raw_response.list()
         )
-    except (openai.OpenAIError, NoAnswerError) as error:
+    except (openai.OpenAIError, UnansweredError) as error:
         raise UserError(
             f"answers.url: must be an endpoint that can be reached, got {conf.url} "
             f"({_classify_error(error)}); start the server, or correct the URL (it ends in /v1) "
@@ -69,19 +65,14 @@ def check_endpoint(conf: AnswersConf, target: TargetConf) -> ServedModel:
     # only the base model of an adapter reports a context length
     base = next((base for base in cards if base["id"] == card.get("parent")), card)
     served = ServedModel(model=card["id"], context=base.get("max_model_len"))
-    _check_context(conf, served)
+    key = "context" if conf.context else "max_new_tokens"
+    require(
+        served.context is None or served.context >= (conf.context or conf.max_new_tokens + 1),
+        f"answers.{key}: must fit into the {served.context} tokens that {conf.url} serves, got "
+        f"{getattr(conf, key)}; lower it, or raise the server's --max-model-len",
+    )
     _check_completion(conf, served, client)
     return served
-
-
-def _check_context(conf: AnswersConf, served: ServedModel) -> None:
-    needed = conf.context or conf.max_new_tokens + 1
-    if served.context is not None and served.context < needed:
-        key = "context" if conf.context else "max_new_tokens"
-        raise UserError(
-            f"answers.{key}: must fit into the {served.context} tokens that {conf.url} serves, got "
-            f"{getattr(conf, key)}; lower it, or raise the server's --max-model-len"
-        )
 
 
 def _check_completion(conf: AnswersConf, served: ServedModel, client: openai.OpenAI) -> None:
@@ -89,11 +80,10 @@ def _check_completion(conf: AnswersConf, served: ServedModel, client: openai.Ope
 
     Raises UserError if it does not; warns if it returns no ids.
     """
-    retrying_client = client.with_options(max_retries=conf.retries, timeout=_build_timeout(conf))
     request = _build_request(conf, served.model, [1], seed=0, max_tokens=1)
     try:
-        choice = _parse_choice(retrying_client.completions.with_raw_response.create(**request))
-    except (openai.OpenAIError, NoAnswerError) as error:
+        choice = _parse_choice(client.completions.with_raw_response.create(**request))
+    except (openai.OpenAIError, UnansweredError) as error:
         raise UserError(
             f"answers.url: must accept token ids as a prompt, got "
             f"{shorten(_redact_error(error, conf), 200)} from "
@@ -113,12 +103,7 @@ class EndpointAnswerBackend:
         self.max_prompt_tokens = conf.prompt_limit(served.context, target.context_length()) - 1
         self.eos_ids = target.eos_ids()
         self.end_token_id = find_end_of_turn_id(tokenizer, self.eos_ids)
-        self.client = openai.AsyncOpenAI(
-            base_url=conf.url,
-            api_key=conf.api_key,
-            max_retries=conf.retries,
-            timeout=_build_timeout(conf),
-        )
+        self.client = openai.AsyncOpenAI(**_build_client_options(conf))
 
     async def generate_answer(self, ids: list[int], *, key: int) -> Answer:
         """Request the answer to a prompt; retry as `conf` allows. Raises UnansweredError."""
@@ -134,9 +119,9 @@ class EndpointAnswerBackend:
                 raise UnansweredError(
                     _classify_error(error), _redact_error(error, self.conf)
                 ) from error
-            except NoAnswerError as error:
+            except UnansweredError:
                 if (wait_s := next(waits_s, None)) is None:
-                    raise UnansweredError(str(error)) from error
+                    raise
             await asyncio.sleep(wait_s)
 
     async def close(self) -> None:
@@ -144,14 +129,14 @@ class EndpointAnswerBackend:
         await self.client.close()
 
     def _parse_answer(self, choice: dict[str, Any]) -> Answer:
-        token_ids, reason = choice.get("token_ids"), choice["finish_reason"]
-        ids = token_ids
+        ids, reason = choice.get("token_ids"), choice["finish_reason"]
+        retokenized = ids is None
         if ids is None:
-            text = choice["text"]
-            ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+            encoding = self.tokenizer(choice["text"], add_special_tokens=False, verbose=False)
+            ids = encoding["input_ids"]
         if reason == "stop" and (not ids or ids[-1] not in self.eos_ids):
             ids = [*ids, self.end_token_id]
-        return Answer(ids=ids, finish_reason=reason, retokenized=token_ids is None)
+        return Answer(ids=ids, finish_reason=reason, retokenized=retokenized)
 
 
 def find_end_of_turn_id(tokenizer: Any, eos_ids: Collection[int]) -> int:
@@ -159,13 +144,11 @@ def find_end_of_turn_id(tokenizer: Any, eos_ids: Collection[int]) -> int:
 
     Falls back to the tokenizer's own.
     """
-    if tokenizer.chat_template is not None:
-        messages = [{"role": "user", "content": "."}, {"role": "assistant", "content": "."}]
-        input_ids = tokenizer.apply_chat_template(messages, return_dict=True)["input_ids"]
-        end_ids = [token for token in input_ids if token in eos_ids]
-        if end_ids:
-            return end_ids[-1]
-    return tokenizer.eos_token_id
+    if tokenizer.chat_template is None:
+        return tokenizer.eos_token_id
+    messages = [{"role": "user", "content": "."}, {"role": "assistant", "content": "."}]
+    input_ids = tokenizer.apply_chat_template(messages, return_dict=True)["input_ids"]
+    return next((i for i in reversed(input_ids) if i in eos_ids), tokenizer.eos_token_id)
 
 
 def _build_request(
@@ -178,28 +161,31 @@ def _build_request(
     }  # fmt: skip
 
 
-def _build_timeout(conf: AnswersConf) -> openai.Timeout:
-    return openai.Timeout(conf.timeout_s, connect=min(conf.timeout_s, CONNECT_TIMEOUT_S))
+def _build_client_options(conf: AnswersConf) -> dict[str, Any]:
+    return {
+        "base_url": conf.url, "api_key": conf.api_key, "max_retries": conf.retries,
+        "timeout": openai.Timeout(conf.timeout_s, connect=min(conf.timeout_s, CONNECT_TIMEOUT_S)),
+    }  # fmt: skip
 
 
 def _parse_model_cards(reply: Any) -> list[dict[str, Any]]:
-    """Parse the models of a reply. Raises NoAnswerError."""
+    """Parse the models of a reply. Raises UnansweredError."""
     try:
         cards = json.loads(reply.content)["data"]
         return [card for card in cards if card["id"]]
     except (ValueError, LookupError, TypeError) as error:
-        raise NoAnswerError("no list of models") from error
+        raise UnansweredError("no list of models") from error
 
 
 def _parse_choice(reply: Any) -> dict[str, Any]:
-    """Parse the answer of a reply. Raises NoAnswerError."""
+    """Parse the answer of a reply. Raises UnansweredError."""
     try:
         choice = json.loads(reply.content)["choices"][0]
         reason, _ = choice["finish_reason"], choice["text"]
     except (ValueError, LookupError, TypeError) as error:
-        raise NoAnswerError("no completion") from error
+        raise UnansweredError("no completion") from error
     if reason not in ("stop", "length"):
-        raise NoAnswerError(f"finish_reason {reason}")
+        raise UnansweredError(f"finish_reason {reason}")
     return choice
 
 

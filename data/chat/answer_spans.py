@@ -62,8 +62,8 @@ def _strip_trailing_eos(text: str, chat: ChatTemplate, messages: list[Message]) 
 
 def _has_all_calls(message: Message, answer: str) -> bool:
     """Return whether the answer has all tool calls of its message; some templates drop calls."""
-    names = (call.get("function", call)["name"] for call in message.get("tool_calls", []))
-    return all(answer.count(name) >= count for name, count in Counter(names).items())
+    counts = Counter(call.get("function", call)["name"] for call in message.get("tool_calls", []))
+    return all(answer.count(name) >= count for name, count in counts.items())
 
 
 def find_assistant_turns(messages: list[Message]) -> list[int]:
@@ -72,10 +72,7 @@ def find_assistant_turns(messages: list[Message]) -> list[int]:
 
 
 def _find_by_prompt(chat: ChatTemplate, messages: list[Message]) -> tuple[str, list[CharSpan]]:
-    parts = chat.split_answer(messages[:-1], messages[-1])
-    if not parts:
-        raise RowRejectedError("the chat template rewrites what it wrote before an answer")
-    prompt, answer = parts
+    prompt, answer = chat.split_answer(messages[:-1], messages[-1])
     text = prompt + _trim_after_end_of_turn(answer, chat)
     return text, [(len(prompt), len(text))]
 
@@ -89,11 +86,9 @@ def _find_by_marks(
     put the tags before or after headers and end-of-turn tokens.
     """
     text, marks = chat.render_with_marks(messages)
-    prompts = [
-        chat.render(messages[:-1], add_generation_prompt=True, **switches)
-        for switches in chat.prompt_switches()
-    ]
-    begin = max((len(prompt) for prompt in prompts if text.startswith(prompt)), default=None)
+    begin = max(
+        (len(p) for p, _ in chat.render_prompts(messages[:-1]) if text.startswith(p)), default=None
+    )
     if begin is None:
         return None
     spans = [
@@ -110,12 +105,10 @@ def _extend_to_end_of_turn(text: str, begin: int, end: int, chat: ChatTemplate) 
     if eos and text.startswith(eos, end):
         return text[begin:end] + eos
     answer = _trim_after_end_of_turn(text[begin:end], chat)
-    if answer.endswith(tuple(find_added_tokens(chat.tokenizer))):
+    added_tokens = tuple(find_added_tokens(chat.tokenizer))
+    if answer.endswith(added_tokens):
         return answer
-    tokens_after = [
-        token for token in find_added_tokens(chat.tokenizer) if text.startswith(token, end)
-    ]
-    return answer + max(tokens_after, key=len, default="")
+    return answer + max((t for t in added_tokens if text.startswith(t, end)), key=len, default="")
 
 
 def _trim_after_end_of_turn(answer: str, chat: ChatTemplate) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 
 from data.sources.row_formats import TokenizedDocument
-from models.errors import UserError
+from models.errors import require
 
 EARLY_CHECK_DOCUMENTS = 1000  # documents of a category after which its masks are first checked
 MASK_HINT = "look at them with `python -m data.show`; check the chat template or the answer flags"
@@ -41,16 +41,16 @@ class MaskStats:
     def check(self, category: str) -> None:
         """Check that not every document is masked wrongly; raise UserError otherwise."""
         of_category = f" of category {category!r}" if category else ""
-        if self.documents and self.without_answers == self.documents:
-            raise UserError(
-                f"data: documents{of_category} must hold answer tokens, got none in "
-                f"{self.documents:,}; {MASK_HINT}"
-            )
-        if self.documents and self.without_prompt == self.documents:
-            raise UserError(
-                f"data: documents{of_category} must hold prompts too, got only answer tokens in "
-                f"{self.documents:,}; {MASK_HINT}"
-            )
+        require(
+            not self.documents or self.without_answers < self.documents,
+            f"data: documents{of_category} must hold answer tokens, got none in "
+            f"{self.documents:,}; {MASK_HINT}",
+        )
+        require(
+            not self.documents or self.without_prompt < self.documents,
+            f"data: documents{of_category} must hold prompts too, got only answer tokens in "
+            f"{self.documents:,}; {MASK_HINT}",
+        )
 
 
 def check_documents(
@@ -59,10 +59,9 @@ def check_documents(
     """Yield the documents unchanged; raise UserError where a category's masks are all wrong."""
     stats: defaultdict[str, MaskStats] = defaultdict(MaskStats)
     for document in documents:
-        category_stats = stats[document.category]
-        category_stats.add(document)
-        if category_stats.documents == EARLY_CHECK_DOCUMENTS:
-            category_stats.check(document.category)
+        stats[document.category].add(document)
+        if stats[document.category].documents == EARLY_CHECK_DOCUMENTS:
+            stats[document.category].check(document.category)
         yield document
     check_mask_stats(stats, skipped)
 
@@ -72,11 +71,11 @@ def check_mask_stats(stats: Mapping[str, MaskStats], skipped: Counter[str]) -> N
 
     Raises UserError otherwise, with the most frequent reasons in `skipped`.
     """
-    if not stats:
-        reasons = ", ".join(f"{reason}: {count}" for reason, count in skipped.most_common(3))
-        raise UserError(
-            f"data: must hold a document, got none ({reasons or 'no rows'}); "
-            "check data.path, data.limit and the chat template"
-        )
+    reasons = ", ".join(f"{reason}: {count}" for reason, count in skipped.most_common(3))
+    require(
+        bool(stats),
+        f"data: must hold a document, got none ({reasons or 'no rows'}); "
+        "check data.path, data.limit and the chat template",
+    )
     for category, category_stats in stats.items():
         category_stats.check(category)

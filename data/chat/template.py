@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from data.sources.row_formats import RowRejectedError
-from models.errors import UserError
+from models.errors import require
 
 THINKING_SWITCHES = ("enable_thinking", "thinking")  # names of the argument in templates
 PROBE_TEXT = "PROBE"
@@ -55,18 +55,18 @@ class ChatTemplate:
     arguments: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not self.tokenizer.chat_template:
-            raise UserError(
-                "data.format: conversations must meet a target with a chat template, got a "
-                "tokenizer without one; use plain text (data.format=text) or ids "
-                "(data.format=tokens)"
-            )
-        if not self.tokenizer.is_fast:
-            raise UserError(
-                "data.format: conversations must meet a tokenizer that reports character offsets, "
-                f"got {type(self.tokenizer).__name__}; give ids and answer flags "
-                "(data.format=tokens)"
-            )
+        require(
+            bool(self.tokenizer.chat_template),
+            "data.format: conversations must meet a target with a chat template, got a "
+            "tokenizer without one; use plain text (data.format=text) or ids "
+            "(data.format=tokens)",
+        )
+        require(
+            bool(self.tokenizer.is_fast),
+            "data.format: conversations must meet a tokenizer that reports character offsets, "
+            f"got {type(self.tokenizer).__name__}; give ids and answer flags "
+            "(data.format=tokens)",
+        )
 
     @property
     def source(self) -> str:
@@ -101,19 +101,18 @@ class ChatTemplate:
         (text,), (marks,) = rendered
         return text, list(marks)
 
-    def prompt_switches(self) -> Iterator[dict[str, bool]]:
-        """Yield the arguments that prompts are rendered with: none, then thinking switched off.
+    def render_prompts(self, history: list[Message]) -> Iterator[tuple[str, dict[str, bool]]]:
+        """Yield the prompt of the next answer, and those with thinking switched off by an argument.
 
         Thinking is switched off only where the arguments leave it open. Serving without thinking
         sends the empty thought in the prompt, so the target never generates one.
         """
-        yield {}
-        for name in THINKING_SWITCHES:
-            if name not in self.arguments and name in self.source:
-                yield {name: False}
+        names = [n for n in THINKING_SWITCHES if n not in self.arguments and n in self.source]
+        for switches in ({}, *({name: False} for name in names)):
+            yield self.render(history, add_generation_prompt=True, **switches), switches
 
-    def split_answer(self, history: list[Message], message: Message) -> tuple[str, str] | None:
-        """Return the prompt and the answer to it, or None where no rendered text shows both.
+    def split_answer(self, history: list[Message], message: Message) -> tuple[str, str]:
+        """Return the prompt and the answer to it; raise RowRejectedError where no text shows both.
 
         Some templates drop from the history what they wrote into the prompt, such as thoughts. The
         answer is then taken from a text with the last question only, and the full text must end
@@ -122,13 +121,13 @@ class ChatTemplate:
         if split := self._split_shortest_answer(history, message):
             return split[:2]
         questions = [turn for turn in history if turn["role"] == "user"]
-        if not questions or not (split := self._split_shortest_answer(questions[-1:], message)):
-            return None
-        _, answer, switches = split
-        prompt = self.render(history, add_generation_prompt=True, **switches)
-        header = prompt.removeprefix(self.render(history))
-        full_text = self.render([*history, message])
-        return (prompt, answer) if full_text.endswith(header + answer) else None
+        if questions and (split := self._split_shortest_answer(questions[-1:], message)):
+            _, answer, switches = split
+            prompt = self.render(history, add_generation_prompt=True, **switches)
+            header = prompt.removeprefix(self.render(history))
+            if self.render([*history, message]).endswith(header + answer):
+                return prompt, answer
+        raise RowRejectedError("the chat template rewrites what it wrote before an answer")
 
     def _split_shortest_answer(
         self, history: list[Message], message: Message
@@ -138,22 +137,19 @@ class ChatTemplate:
         Return None where the text begins with no prompt.
         """
         text = self.render([*history, message])
-        splits = []
-        for switches in self.prompt_switches():
-            prompt = self.render(history, add_generation_prompt=True, **switches)
-            if text.startswith(prompt):
-                splits.append((prompt, text[len(prompt) :], switches))
+        splits = [
+            (prompt, text[len(prompt) :], switches)
+            for prompt, switches in self.render_prompts(history)
+            if text.startswith(prompt)
+        ]
         if splits and splits[0][0] == self.render(history):
-            self._check_answer_header(history)
-        return min(splits, key=lambda split: len(split[1]), default=None)
-
-    def _check_answer_header(self, history: list[Message]) -> None:
-        """Check that no header precedes an answer if the template adds no generation prompt."""
-        probe = self.render([*history, {"role": "assistant", "content": PROBE_TEXT}])
-        header = probe.removeprefix(self.render(history)).partition(PROBE_TEXT)[0]
-        if header.strip():
-            raise UserError(
+            # Without a generation prompt, no header may precede the answer.
+            probe = self.render([*history, {"role": "assistant", "content": PROBE_TEXT}])
+            header = probe.removeprefix(splits[0][0]).partition(PROBE_TEXT)[0]
+            require(
+                not header.strip(),
                 "data.format: the chat template must support add_generation_prompt, got one that "
                 f"writes the header of the answer with the answer, {header!r}; mark its answers "
-                "with {% generation %}"
+                "with {% generation %}",
             )
+        return min(splits, key=lambda split: len(split[1]), default=None)

@@ -22,7 +22,6 @@ from data.config import DataConf, TurnSelection
 from data.sources.row_formats import (
     REASONING_KEYS,
     Conversation,
-    LabeledRow,
     ParsedRow,
     PlainText,
     RowRejectedError,
@@ -48,54 +47,51 @@ def iter_unchecked_documents(
 ) -> Iterator[TokenizedDocument]:
     """Yield every document of the data without the mask check, for inspection of the masks."""
     for row in read_training_rows(conf, skipped):
-        yield from documents_from_row(row, conf, tokenizer, skipped)
+        documents, rejected = documents_from_row(row, conf, tokenizer)
+        skipped.update(rejected)
+        yield from documents
 
 
 def documents_from_row(
-    row: ParsedRow, conf: DataConf, tokenizer: PreTrainedTokenizerBase, skipped: Counter[str]
-) -> Iterator[TokenizedDocument]:
-    """Yield the document of a row, or one for each assistant turn of a conversation."""
+    row: ParsedRow, conf: DataConf, tokenizer: PreTrainedTokenizerBase
+) -> tuple[list[TokenizedDocument], Counter[str]]:
+    """Return the document of a row, or one for each assistant turn of a conversation.
+
+    Return the counts of rejected documents, by reason, with them.
+    """
+    rejected: Counter[str] = Counter()
     match row:
         case TokenizedDocument():
-            yield row
+            return [row], rejected
         case PlainText(text=text):
-            yield _copy_labels(document_from_text(tokenizer, text), row)
+            documents = [document_from_text(tokenizer, text)]
         case Conversation(messages=messages):
-            chat = ChatTemplate(
-                tokenizer=tokenizer, arguments={**conf.template, **row.template, "tools": row.tools}
-            )
-            for document in documents_from_conversation(chat, messages, conf.turns, skipped):
-                yield _copy_labels(document, row)
+            arguments = {**conf.template, **row.template, "tools": row.tools}
+            chat = ChatTemplate(tokenizer=tokenizer, arguments=arguments)
+            documents, rejected = documents_from_conversation(chat, messages, conf.turns)
+    labels = {"category": row.category, "language": row.language, "conversation": row.conversation}
+    return [replace(document, **labels) for document in documents], rejected
 
 
 def documents_from_conversation(
-    chat: ChatTemplate, messages: list[Message], turns: TurnSelection, skipped: Counter[str]
-) -> Iterator[TokenizedDocument]:
-    """Yield one document, or one for each assistant turn."""
-    ends = [turn + 1 for turn in find_assistant_turns(messages)]
-    rejected: Counter[str] = Counter()
-    is_auto = turns is TurnSelection.auto
-    if is_auto:
-        turns = TurnSelection.each
+    chat: ChatTemplate, messages: list[Message], turns: TurnSelection
+) -> tuple[list[TokenizedDocument], Counter[str]]:
+    """Return one document, or one for each assistant turn, and the counts of rejected ones."""
+    if turns is TurnSelection.auto:
         with suppress(RowRejectedError, RewrittenError):
-            yield document_from_messages(chat, messages)
-            return
+            return [document_from_messages(chat, messages)], Counter()
+        documents, rejected = documents_from_conversation(chat, messages, TurnSelection.each)
+        # a conversation without documents counts once
+        return documents, rejected if documents else Counter([*rejected][:1])
+    documents, rejected = [], Counter()
+    ends = [turn + 1 for turn in find_assistant_turns(messages)]
     for end in ends if turns is TurnSelection.each else ends[-1:]:
         try:
-            yield document_from_messages(
-                chat, messages[:end], last_only=turns is not TurnSelection.all
-            )
+            last_only = turns is not TurnSelection.all
+            documents.append(document_from_messages(chat, messages[:end], last_only=last_only))
         except RowRejectedError as error:
             rejected[str(error)] += 1
-    if is_auto and rejected.total() == len(ends):  # a conversation without documents counts once
-        rejected = Counter([*rejected][:1])
-    skipped.update(rejected)
-
-
-def _copy_labels(document: TokenizedDocument, row: LabeledRow) -> TokenizedDocument:
-    return replace(
-        document, category=row.category, language=row.language, conversation=row.conversation
-    )
+    return documents, rejected
 
 
 def document_from_text(tokenizer: PreTrainedTokenizerBase, text: str) -> TokenizedDocument:

@@ -9,12 +9,15 @@ depends on a hash of the first prompt alone, so a row never changes its split wh
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import pyarrow as pa
 
+from data.chat.template import ChatTemplate
 from data.eval_prompts.contamination import hash_text, normalize_text, prompt_hashes
-from data.mixture.config import CONTENT_COLUMNS, SourceConf
+from data.eval_prompts.prompts import read_prompt_rows
+from data.mixture.config import CONTENT_COLUMNS, MixtureConf, SourceConf
 from data.sources.prepared_rows import INPUT_SCHEMA, PreparedRow, row_from_columns, row_to_columns
 from data.sources.row_formats import (
     ANSWER_COLUMNS,
@@ -23,7 +26,9 @@ from data.sources.row_formats import (
     RowRejectedError,
     TokenizedDocument,
     parse_row,
+    text_from_content,
 )
+from models.errors import UserError, require
 
 ID_COLUMNS = ("id", "prompt_id", "conversation_id", "question_id", "task_id", "uuid")
 LICENSE_COLUMNS = ("licence", "license")
@@ -36,11 +41,9 @@ CANDIDATE_SCHEMA = INPUT_SCHEMA.append(pa.field("sign", pa.uint64())).append(
 class FilterRules:
     """The limits and checks that a row must pass."""
 
+    mixture: MixtureConf  # the limits in characters and the share of held-out prompts
     replace_answers: bool  # the target answers anew: the data's answers are dropped
     excluded_hashes: set[int]  # hashes of prompts that are held out elsewhere
-    held_out_share: float
-    min_chars: int
-    max_chars: int | None
     # raises RowRejectedError for a prompt that the target cannot read
     check_length: Callable[[PreparedRow], None] | None = None
 
@@ -54,7 +57,7 @@ def filter_row(
     if isinstance(parsed, TokenizedDocument):
         raise RowRejectedError("token ids without their text")
     turns = _extract_turns(parsed, rules)
-    _check_length(turns, rules)
+    _check_chars(turns, rules.mixture)
     if rules.excluded_hashes and not rules.excluded_hashes.isdisjoint(
         _turn_hashes(turns, is_plain_text=isinstance(parsed, PlainText))
     ):
@@ -66,21 +69,21 @@ def filter_row(
     )
     row.id = f"{row.id}-{question_hash:016x}" if row.id else f"{question_hash:016x}"
     if row.messages:
-        arguments = {
-            key: _pick_by_hash(value, question_hash) for key, value in source.template.items()
+        arguments = {  # each row picks one value of a list by its hash
+            key: value[(question_hash >> 32) % len(value)] if isinstance(value, list) else value
+            for key, value in source.template.items()
         }
         row.template = {**arguments, **row.template}
     try:
         columns = row_to_columns(row)
     except ValueError as error:
         raise RowRejectedError("a number that JSON does not have", str(error)) from error
-    for value in columns.values():
-        if isinstance(value, str):
-            value.encode()  # raises UnicodeEncodeError for an unpaired surrogate
+    # raises UnicodeEncodeError for an unpaired surrogate
+    "".join(value for value in columns.values() if isinstance(value, str)).encode()
     if rules.check_length:
         rules.check_length(row_from_columns(columns))  # checks the row that a reader will get
     first_prompt = next(text for role, text in turns if role == "user")
-    held_out = hash_text("held out", normalize_text(first_prompt)) < rules.held_out_share * 2**64
+    held_out = hash_text("held out", normalize_text(first_prompt)) < rules.mixture.held_out * 2**64
     return {name: columns[name] for name in INPUT_SCHEMA.names} | {
         "sign": question_hash,
         "held_out": held_out,
@@ -110,8 +113,8 @@ def _extract_turns(parsed: Conversation | PlainText, rules: FilterRules) -> list
     else:
         # an empty system prompt means the same as none
         parsed.messages = [m for m in parsed.messages if m["role"] != "system" or m["content"]]
-        skipped_roles = ("assistant",) if rules.replace_answers else ()
-        messages = [message for message in parsed.messages if message["role"] not in skipped_roles]
+        dropped_role = "assistant" if rules.replace_answers else None
+        messages = [message for message in parsed.messages if message["role"] != dropped_role]
     for message in messages:
         needs_text = message["role"] in ("user", "assistant") and "tool_calls" not in message
         if needs_text and not message["content"].strip():
@@ -119,12 +122,12 @@ def _extract_turns(parsed: Conversation | PlainText, rules: FilterRules) -> list
     return [(message["role"], message["content"]) for message in messages]
 
 
-def _check_length(turns: list[tuple[str, str]], rules: FilterRules) -> None:
+def _check_chars(turns: list[tuple[str, str]], mixture: MixtureConf) -> None:
     chars = sum(len(text) for _, text in turns)
-    if chars < rules.min_chars:
-        raise RowRejectedError(f"shorter than {rules.min_chars:,} characters")
-    if rules.max_chars is not None and chars > rules.max_chars:
-        raise RowRejectedError(f"longer than {rules.max_chars:,} characters")
+    if chars < mixture.min_chars:
+        raise RowRejectedError(f"shorter than {mixture.min_chars:,} characters")
+    if mixture.max_chars is not None and chars > mixture.max_chars:
+        raise RowRejectedError(f"longer than {mixture.max_chars:,} characters")
 
 
 def _turn_hashes(turns: list[tuple[str, str]], *, is_plain_text: bool) -> Iterator[int]:
@@ -140,18 +143,66 @@ def _build_row(
 ) -> PreparedRow:
     row_id = next((raw[key] for key in ID_COLUMNS if isinstance(raw.get(key), str | int)), "")
     row_license = next((raw[key] for key in LICENSE_COLUMNS if isinstance(raw.get(key), str)), "")
-    row = PreparedRow(
+    content: dict[str, Any] = (
+        {"text": parsed.text}
+        if isinstance(parsed, PlainText)
+        else {"messages": parsed.messages, "tools": parsed.tools, "template": parsed.template}
+    )
+    return PreparedRow(
         id=str(row_id), source=name, licence=row_license or source.licence,
         category=parsed.category or source.category, language=parsed.language or source.language,
+        **content,
     )  # fmt: skip
-    if isinstance(parsed, PlainText):
-        row.text = parsed.text
-    else:
-        row.messages, row.tools = parsed.messages, parsed.tools
-        row.template = parsed.template
-    return row
 
 
-def _pick_by_hash(value: Any, question_hash: int) -> Any:
-    """Pick one value of a list by the row's hash; return any other value as it is."""
-    return value[(question_hash >> 32) % len(value)] if isinstance(value, list) else value
+def read_first_turns(file: str) -> list[str]:
+    """Return the first turn of each prompt of a file; `demo` stands for the demo's prompts."""
+    return [_extract_first_turn(row) for row in read_prompt_rows(file, key="mixture.exclude")]
+
+
+def _extract_first_turn(row: dict[str, Any]) -> str:
+    require(
+        "ids" not in row,
+        f"mixture.exclude: every prompt must be text, got token ids for id {row['id']}; "
+        "give the file of texts that they came from",
+    )
+    if "messages" not in row:
+        return row["text"] if "text" in row else (row["turns"] or [""])[0]
+    contents = [m["content"] for m in row["messages"] if m["role"] == "user"]
+    try:
+        return text_from_content(contents[0]) if contents else ""
+    except RowRejectedError as error:
+        raise UserError(
+            f"mixture.exclude: every prompt must be text, got {error} for id {row['id']}; "
+            "remove the prompt, or give it as text"
+        ) from error
+
+
+def build_length_check(tokenizer: Any, max_tokens: int | None) -> Callable[[PreparedRow], None]:
+    """Build a check of a row's first prompt.
+
+    The check raises RowRejectedError for a prompt that cannot be rendered or is longer than
+    `max_tokens`.
+    """
+
+    def check(row: PreparedRow) -> None:
+        if row.text is not None:
+            ids = tokenizer(row.text, verbose=False)["input_ids"]
+        else:
+            require(
+                tokenizer.chat_template is not None,
+                "target.name: must have a chat template for conversations, got none; "
+                "map a column of plain text by +mixture.sources.NAME.columns.text=COLUMN",
+            )
+            chat = ChatTemplate(tokenizer=tokenizer, arguments={**row.template, "tools": row.tools})
+            prompt = chat.render(extract_first_prompt(row), add_generation_prompt=True)
+            ids = tokenizer(prompt, add_special_tokens=False, verbose=False)["input_ids"]
+        if max_tokens is not None and len(ids) > max_tokens:
+            raise RowRejectedError(f"a prompt of more than {max_tokens:,} tokens")
+
+    return check
+
+
+def extract_first_prompt(row: PreparedRow) -> list[dict[str, Any]]:
+    """Return the messages before the first answer."""
+    return list(takewhile(lambda message: message["role"] != "assistant", row.messages or []))

@@ -5,7 +5,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,8 @@ from data.progress import RowProgress
 from data.sources.files import RawRow, open_rows
 from data.sources.prepared_rows import batch_records
 from data.sources.row_formats import RowRejectedError, parse_row
-from models.errors import UserError
-from models.files import atomic_path
+from models.errors import require
+from models.files import atomic_path, write_text_atomically
 
 DEMO_PROMPTS = 1536
 CHECKED_ROWS = 100  # first rows of a source, of which at least one must have a known format
@@ -39,24 +39,13 @@ class IngestStats:
     def drop(self, reason: str, location: str, detail: str) -> None:
         """Count a dropped row; keep the first location of each reason."""
         self.dropped[reason] += 1
-        if reason not in self.examples:
-            suffix = f" ({to_single_line(detail, 200)})" if detail else ""
-            self.examples[reason] = to_single_line(location, 1000) + suffix
+        suffix = f" ({to_single_line(detail, 200)})" if detail else ""
+        self.examples.setdefault(reason, to_single_line(location, 1000) + suffix)
 
     def __str__(self) -> str:
+        reasons = [f"; {n:,} {reason}" for reason, n in self.dropped.most_common(MAX_REASONS)]
         usable = self.read - self.dropped.total()
-        reasons = "".join(
-            f"; {n:,} {reason}" for reason, n in self.dropped.most_common(MAX_REASONS)
-        )
-        return f"{self.read:,} rows read, {usable:,} can be used{reasons}"
-
-    def check_not_empty(self, name: str) -> None:
-        """Check that the source has a usable row; raise UserError otherwise."""
-        if self.read == self.dropped.total():
-            raise UserError(
-                f"mixture.sources.{name}: must hold a row that can be used, got {self}; "
-                "remove the source, or map its columns by the source's `columns`"
-            )
+        return f"{self.read:,} rows read, {usable:,} can be used{''.join(reasons)}"
 
 
 def to_single_line(text: str, max_chars: int) -> str:
@@ -70,28 +59,28 @@ def check_source(name: str, source: SourceConf) -> None:
 
     Raises UserError otherwise.
     """
-    columns: dict[str, None] = {}
-    is_known, first_error = False, ""
-    for location, row, reason, detail in islice(open_source_rows(name, source), CHECKED_ROWS):
-        if row is not None:
-            columns.update(dict.fromkeys(row))
-            is_known = is_known or _has_known_columns(row, source)
-        elif not first_error:
-            first_error = f"{reason} at {location}" + (f" ({detail})" if detail else "")
+    first_rows = list(islice(open_source_rows(name, source), CHECKED_ROWS))
+    rows = [raw.row for raw in first_rows if raw.row is not None]
+    errors = [
+        f"{raw.reason} at {raw.location}" + (f" ({raw.detail})" if raw.detail else "")
+        for raw in first_rows
+        if raw.row is None
+    ]
+    columns = dict.fromkeys(chain.from_iterable(rows))
     key = f"mixture.sources.{name}"
-    if not columns:
-        raise UserError(
-            f"{key}.path: must hold rows that can be read, got "
-            f"{to_single_line(first_error, 300) or f'none in {source.path}'}; give JSON lines, "
-            "a JSON array or Parquet"
-        )
-    if not is_known:
-        raise UserError(
-            f"{key}.columns: must name the column of the messages, text or prompt where the format "
-            f"is unknown, got columns {to_single_line(', '.join(columns), 500)} in "
-            f"{source.path}; write columns: {{messages: COLUMN}}, or "
-            f"+{key}.columns.messages=COLUMN"
-        )
+    require(
+        bool(columns),
+        f"{key}.path: must hold rows that can be read, got "
+        f"{to_single_line(next(iter(errors), f'none in {source.path}'), 300)}; give JSON lines, "
+        "a JSON array or Parquet",
+    )
+    require(
+        any(_has_known_columns(row, source) for row in rows),
+        f"{key}.columns: must name the column of the messages, text or prompt where the format "
+        f"is unknown, got columns {to_single_line(', '.join(columns), 500)} in "
+        f"{source.path}; write columns: {{messages: COLUMN}}, or "
+        f"+{key}.columns.messages=COLUMN",
+    )
     if absent := ", ".join(column for column in source.columns.values() if column not in columns):
         log.warning("%s.columns: none of the first rows has %s", key, absent)
 
@@ -108,7 +97,12 @@ def _has_known_columns(row: dict[str, Any], source: SourceConf) -> bool:
 def open_source_rows(name: str, source: SourceConf) -> Iterator[RawRow]:
     """Open the source at once and return an iterator of its rows."""
     if source.path == DEMO:
-        return _iter_demo_rows(source.limit or DEMO_PROMPTS)
+        from data.demo.prompts import training_prompts
+
+        return (
+            RawRow(prompt.id, {"id": prompt.id, "category": prompt.category, "text": prompt.text})
+            for prompt in training_prompts(source.limit or DEMO_PROMPTS, seed=0)
+        )
     rows = open_rows(
         source.path, key=f"mixture.sources.{name}.path", subset=source.subset,
         split=source.split, revision=source.revision,
@@ -116,30 +110,32 @@ def open_source_rows(name: str, source: SourceConf) -> Iterator[RawRow]:
     return islice(rows, source.limit)
 
 
-def _iter_demo_rows(count: int) -> Iterator[RawRow]:
-    from data.demo.prompts import training_prompts
-
-    for prompt in training_prompts(count, seed=0):
-        yield RawRow(prompt.id, {"id": prompt.id, "category": prompt.category, "text": prompt.text})
-
-
 def ingest_source(name: str, source: SourceConf, rules: FilterRules, file: Path) -> IngestStats:
-    """Write all candidate rows of the source to `file`, unless a finished file exists."""
+    """Write all candidate rows of the source to `file`, unless a finished file exists.
+
+    Raises UserError where no row can be used.
+    """
     stats_file = file.with_suffix(".json")  # written last: it marks a finished file
+    stats = IngestStats()
     if stats_file.exists():
         fields = json.loads(stats_file.read_text())
-        return IngestStats(**{**fields, "dropped": Counter(fields["dropped"])})
-    stats = IngestStats()
-    with (
-        RowProgress(name, total=None) as progress,
-        atomic_path(file) as partial,
-        pa.ipc.new_stream(partial, CANDIDATE_SCHEMA) as table,
-    ):
-        for batch in batch_records(_iter_candidates(name, source, rules, stats)):
-            table.write(pa.RecordBatch.from_pylist(batch, CANDIDATE_SCHEMA))
-            progress.count(done=len(batch))
-    with atomic_path(stats_file) as partial:
-        partial.write_text(json.dumps(vars(stats)))
+        stats = IngestStats(**{**fields, "dropped": Counter(fields["dropped"])})
+    else:
+        with (
+            RowProgress(name, total=None) as progress,
+            atomic_path(file) as partial,
+            pa.ipc.new_stream(partial, CANDIDATE_SCHEMA) as table,
+        ):
+            for batch in batch_records(_iter_candidates(name, source, rules, stats)):
+                table.write(pa.RecordBatch.from_pylist(batch, CANDIDATE_SCHEMA))
+                progress.count(done=len(batch))
+        write_text_atomically(stats_file, json.dumps(vars(stats)))
+    log.info("%s: %s", name, stats)
+    require(
+        stats.read > stats.dropped.total(),
+        f"mixture.sources.{name}: must hold a row that can be used, got {stats}; "
+        "remove the source, or map its columns by the source's `columns`",
+    )
     return stats
 
 
@@ -148,10 +144,9 @@ def _iter_candidates(
 ) -> Iterator[dict[str, Any]]:
     for location, raw, reason, detail in open_source_rows(name, source):
         stats.read += 1
-        if raw is None:
-            stats.drop(reason, location, detail)
-            continue
         try:
+            if raw is None:
+                raise RowRejectedError(reason, detail)
             yield filter_row(raw, name, source, rules)
         except RowRejectedError as error:
             stats.drop(str(error), location, error.detail)

@@ -13,10 +13,10 @@ import numpy as np
 
 from data.config import DataConf, DataSource
 from data.eval_prompts.hold_out import prompt_length, spread_over_categories
-from data.mixture.limits import build_length_check
+from data.mixture.filters import build_length_check
 from data.mixture.report import HELD_OUT, prompt_row_from_prepared
 from data.packing.documents import Documents
-from data.sources.prepared_rows import PreparedRow, read_prepared_rows
+from data.sources.prepared_rows import read_prepared_rows
 from data.sources.row_formats import RowRejectedError
 
 log = logging.getLogger(__name__)
@@ -52,10 +52,9 @@ def rows_from_prepared(
     conf: DataConf, tokenizer: Any, count: int, max_tokens: int | None
 ) -> list[PromptFileRow]:
     """Return up to `count` prompts that data.prepare held out, spread over all categories."""
-    if conf.source is not DataSource.prepared or conf.split == HELD_OUT or not count:
-        return []
     folder, usable_rows = Path(str(conf.path)).expanduser(), []
-    if not any(folder.glob(f"{HELD_OUT}-*.parquet")):
+    is_wanted = conf.source is DataSource.prepared and conf.split != HELD_OUT and count > 0
+    if not (is_wanted and any(folder.glob(f"{HELD_OUT}-*.parquet"))):
         return []
     check_length, rejected = build_length_check(tokenizer, max_tokens), Counter[str]()
     for row in read_prepared_rows(folder, HELD_OUT):
@@ -68,22 +67,18 @@ def rows_from_prepared(
             usable_rows.append(row)
     for reason, number in rejected.items():
         log.info("data: %d prompts held out of %s are left out: %s", number, folder, reason)
-    return [_add_origin(row, conf) for row in _spread_rows(usable_rows, count)]
-
-
-def _spread_rows(rows: list[PreparedRow], count: int) -> list[PreparedRow]:
-    _, category = np.unique([row.category for row in rows], return_inverse=True)
-    return [rows[index] for index in spread_over_categories(category, min(count, len(rows)))]
-
-
-def _add_origin(row: PreparedRow, conf: DataConf) -> PromptFileRow:
-    return {**prompt_row_from_prepared(row), "held_out_of": f"{conf.path} by data.prepare"}
+    _, category = np.unique([row.category for row in usable_rows], return_inverse=True)
+    return [
+        prompt_row_from_prepared(usable_rows[index])
+        | {"held_out_of": f"{conf.path} by data.prepare"}
+        for index in spread_over_categories(category, min(count, len(usable_rows)))
+    ]
 
 
 def format_data_name(conf: DataConf) -> str:
     """Return the name of the data in reports."""
-    if conf.source is DataSource.dataset:
-        return ":".join(filter(None, [conf.path, conf.subset, conf.split]))
-    return (
-        f"the feature store {conf.path}" if conf.source is DataSource.captured else str(conf.path)
-    )
+    names = {
+        DataSource.dataset: ":".join(filter(None, [conf.path, conf.subset, conf.split])),
+        DataSource.captured: f"the feature store {conf.path}",
+    }
+    return names.get(conf.source, str(conf.path))

@@ -16,7 +16,8 @@ from data.config import DEMO
 from data.mixture.config import MixtureConf
 from data.sources.files import first_line, list_data_files
 from models import lock
-from models.errors import UserError
+from models.errors import UserError, require
+from models.files import write_text_atomically
 
 PROVENANCE_FILE = "made_from.json"
 EXCLUDED_SPLIT = "test"  # split of a prompt directory, as data/sources/prompt_files.py reads it
@@ -32,15 +33,21 @@ def collect_provenance(conf: Any, mixture: MixtureConf) -> dict[str, Any]:
 
     Raises UserError for a file that cannot be read.
     """
-    settings = dict(_flatten_keys(yaml.safe_load(config_to_yaml(conf))))
     provenance = {
-        key: value for key, value in settings.items() if not IGNORED_SETTINGS.fullmatch(key)
+        key: value
+        for key, value in _flatten_keys(yaml.safe_load(config_to_yaml(conf)))
+        if not IGNORED_SETTINGS.fullmatch(key)
     }
     inputs = [
-        (f"mixture.exclude[{n}]", file, EXCLUDED_SPLIT) for n, file in enumerate(mixture.exclude)
+        *(
+            (f"mixture.exclude[{n}]", file, EXCLUDED_SPLIT)
+            for n, file in enumerate(mixture.exclude)
+        ),
+        *(
+            (f"mixture.sources.{name}.path", source.path, source.split)
+            for name, source in mixture.sources.items()
+        ),
     ]
-    for name, source in mixture.sources.items():
-        inputs.append((f"mixture.sources.{name}.path", source.path, source.split))
     for key, path, split in (entry for entry in inputs if entry[1] != DEMO):
         try:
             provenance |= {
@@ -60,15 +67,15 @@ def _iter_file_hashes(source: str, split: str) -> Iterator[tuple[str, str]]:
     Every file below a saved dataset's directory counts.
     """
     path = Path(source).expanduser()
-    all_files = (file for file in path.rglob("*") if file.is_file())
-    for file in list_data_files(path, split) or ([path] if path.is_file() else sorted(all_files)):
+    all_files = filter(Path.is_file, [path, *sorted(path.rglob("*"))])
+    for file in list_data_files(path, split) or all_files:
         size = file.stat().st_size
         with file.open("rb") as stream:
             edges = stream.read(EDGE_BYTES)
             stream.seek(max(0, size - EDGE_BYTES))
             edges += stream.read(EDGE_BYTES)
-        name = str(file.relative_to(path.parent))
-        yield name, f"{size} bytes {hashlib.sha256(edges).hexdigest()[:16]}"
+        fingerprint = f"{size} bytes {hashlib.sha256(edges).hexdigest()[:16]}"
+        yield str(file.relative_to(path.parent)), fingerprint
 
 
 def _flatten_keys(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
@@ -83,24 +90,20 @@ def claim_folder(folder: Path, provenance: dict[str, Any], worker_dir: Path) -> 
     lock.acquire_lock(worker_dir)
     file = folder / PROVENANCE_FILE
     if not file.exists():
-        partial = worker_dir / PROVENANCE_FILE
-        partial.write_text(json.dumps(provenance, indent=1))
-        partial.replace(file)
+        write_text_atomically(file, json.dumps(provenance, indent=1), partial_dir=worker_dir)
     check_provenance(folder, provenance)  # another process may have been the last to write
 
 
 def check_provenance(folder: Path, provenance: dict[str, Any]) -> None:
     """Check that the folder was made from the same inputs; raise UserError otherwise."""
     file = folder / PROVENANCE_FILE
-    if not file.exists():
-        return
-    recorded = json.loads(file.read_text())
+    recorded = json.loads(file.read_text()) if file.exists() else provenance
     for key in {**recorded, **provenance}:
-        if recorded.get(key) != provenance.get(key):
-            raise UserError(
-                f"{key}: must be {recorded.get(key)} as in {folder}, got {provenance.get(key)}; "
-                "choose another run_name, or remove the folder"
-            )
+        require(
+            recorded.get(key) == provenance.get(key),
+            f"{key}: must be {recorded.get(key)} as in {folder}, got {provenance.get(key)}; "
+            "choose another run_name, or remove the folder",
+        )
 
 
 def release_worker_dir(worker_dir: Path) -> None:
@@ -117,7 +120,7 @@ def discard_empty_folder(folder: Path, worker_dir: Path) -> None:
         return
     release_worker_dir(worker_dir)
     if not worker_dir.parent.exists():
-        (folder / PROVENANCE_FILE).unlink(missing_ok=True)
-        (folder / "config.yaml").unlink(missing_ok=True)
+        for name in (PROVENANCE_FILE, "config.yaml"):
+            (folder / name).unlink(missing_ok=True)
         with suppress(OSError):  # the folder holds other files
             folder.rmdir()

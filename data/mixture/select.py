@@ -1,17 +1,20 @@
-"""Selection of a mixture's rows among all candidates on disk, as memory-mapped datasets."""
+"""Selection of a mixture's rows among all candidates on disk, as memory-mapped datasets.
+
+The rows of a source are ordered by a hash of their questions, and a share is taken from the front.
+The order within a source therefore does not depend on the other sources.
+"""
 
 from collections import Counter
-from collections.abc import Iterator
+from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from datasets import Dataset, concatenate_datasets
+from jaxtyping import Int, UInt64
 
-from data.mixture.config import MixtureConf, select_rows
+from data.mixture.config import MixtureConf
 from data.mixture.report import HELD_OUT, TRAIN
-from data.sources.files import TABLE_BATCH_ROWS
-from data.sources.prepared_rows import PreparedRow, row_from_columns
+from models.errors import UserError
 
 
 def select_splits(
@@ -22,13 +25,75 @@ def select_splits(
     table = concatenate_datasets(sources)
     hashes, held_out = (table.data.column(name).to_numpy() for name in ("sign", "held_out"))
     source = np.repeat(np.arange(len(sources)), [len(source) for source in sources])
-    selected = select_rows(hashes, source, mixture)
-    is_held_out = held_out[selected.rows].astype(bool)
-    splits = {HELD_OUT: selected.rows[is_held_out], TRAIN: selected.rows[~is_held_out]}
-    return {split: table.select(rows) for split, rows in splits.items()}, selected.dropped
+    rows, dropped = select_rows(hashes, source, mixture)
+    is_held_out = held_out[rows].astype(bool)
+    return {
+        HELD_OUT: table.select(rows[is_held_out]),
+        TRAIN: table.select(rows[~is_held_out]),
+    }, dropped
 
 
-def iter_table_rows(table: Any) -> Iterator[PreparedRow]:
-    """Yield the rows of a dataset, with one batch in memory at a time."""
-    for batch in table.with_format("arrow").iter(batch_size=TABLE_BATCH_ROWS):
-        yield from map(row_from_columns, batch.to_pylist())
+def select_rows(
+    hashes: UInt64[np.ndarray, " rows"], source: Int[np.ndarray, " rows"], conf: MixtureConf
+) -> tuple[Int[np.ndarray, " selected"], dict[str, Counter[str]]]:
+    """Drop duplicate rows and take each source's share.
+
+    `hashes` are hashes of the rows' questions; `source` is an index into the manifest's sources.
+    Return the indices of the selected rows in the order in which they are written, and the drop
+    counts by source and reason.
+    """
+    # the first row of each hash; sorting by hash shuffles the rows reproducibly
+    _, first_rows = np.unique(hashes, return_index=True)
+    unique_rows = {
+        name: first_rows[source[first_rows] == number] for number, name in enumerate(conf.sources)
+    }
+    quotas = compute_quotas({name: len(rows) for name, rows in unique_rows.items()}, conf)
+    selected = np.concatenate([rows[: quotas[name]] for name, rows in unique_rows.items()])
+    counts = np.bincount(source, minlength=len(unique_rows)).tolist()
+    dropped = {
+        name: +Counter(  # the unary plus removes zero counts
+            {"a duplicate": count - len(rows), "beyond its share": len(rows) - quotas[name]}
+        )
+        for (name, rows), count in zip(unique_rows.items(), counts, strict=True)
+    }
+    return first_rows[np.isin(first_rows, selected)], dropped
+
+
+def compute_quotas(available: dict[str, int], conf: MixtureConf) -> dict[str, int]:
+    """Return the number of rows to take from each source.
+
+    Raises UserError for a source with too few rows for its share.
+    """
+    shares = {name: Fraction(str(s.share)) for name, s in conf.sources.items() if s.share}
+    if not shares:
+        return available
+    if empty := [name for name in shares if not available[name]]:
+        raise UserError(
+            f"mixture.sources.{empty[0]}: must have rows that no earlier source has, got "
+            "only duplicates; remove the source"
+        )
+    total = sum(shares.values())
+    shares = {name: share / total for name, share in shares.items()}
+    max_rows = min(int(available[name] / share) for name, share in shares.items())
+    while any(n > available[name] for name, n in _apportion_rows(shares, max_rows).items()):
+        max_rows -= 1  # rounding up a fraction of a row exceeded what a source has
+    rows = max_rows if conf.rows is None else conf.rows
+    quotas = _apportion_rows(shares, rows)
+    if rows <= max_rows:
+        return quotas
+    name = next(name for name, share in shares.items() if quotas[name] > available[name])
+    raise UserError(
+        f"mixture.rows: {name} must give {quotas[name]:,} of {rows:,} rows, got "
+        f"{available[name]:,} that can be used; set mixture.rows={max_rows} or null, or change "
+        "shares"
+    )
+
+
+def _apportion_rows(shares: dict[str, Fraction], rows: int) -> dict[str, int]:
+    """Split `rows` by the shares into whole rows (largest-remainder method)."""
+    exact = {name: share * rows for name, share in shares.items()}
+    quotas = {name: int(share) for name, share in exact.items()}
+    by_remainder = sorted(exact, key=lambda name: quotas[name] - exact[name])
+    for name in by_remainder[: rows - sum(quotas.values())]:
+        quotas[name] += 1
+    return quotas

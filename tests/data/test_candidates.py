@@ -7,14 +7,13 @@ from datetime import datetime
 import pytest
 
 from data.eval_prompts.contamination import prompt_hashes
-from data.mixture.config import SourceConf
+from data.mixture.config import MixtureConf, SourceConf
 from data.mixture.filters import FilterRules, filter_row
 from data.sources.prepared_rows import PreparedRow, row_from_columns
 from data.sources.row_formats import RowRejectedError
 
-RULES = FilterRules(
-    replace_answers=False, excluded_hashes=set(), held_out_share=0.0, min_chars=1, max_chars=200
-)
+MIXTURE = MixtureConf(sources={"s": SourceConf(path="x")}, held_out=0.0, max_chars=200)
+RULES = FilterRules(mixture=MIXTURE, replace_answers=False, excluded_hashes=set())
 CHAT = [("user", "Hi"), ("assistant", "Hello")]
 CALL = {"id": "1", "type": "function", "function": {"name": "tide", "arguments": '{"hour": 3}'}}
 TOOLS = [{"type": "function", "function": {"name": "tide"}}]

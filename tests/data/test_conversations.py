@@ -225,11 +225,17 @@ def test_an_unreachable_hub_name_says_how_to_use_a_local_path(table, monkeypatch
     ("build", "message"),
     [
         (lambda: DataConf(length=4), "data.length: must be at least 16, got 4"),
-        (lambda: DataConf(limit=0), "data.limit: must be at least 1 or null for all rows, got 0"),
-        (lambda: DataConf(path="x"), "data.path: must be null for data.source=demo, got 'x'"),
+        (lambda: DataConf(limit=0), "data.limit: must be at least 1, got 0; null reads all rows"),
+        (
+            lambda: DataConf(path="x"),
+            "data.path: must be null for data.source=demo, got x; add data=jsonl",
+        ),
         (lambda: DataConf(length=4, limit=0), r"data.length: .*; data.limit: "),
         (lambda: DemoAnswersConf(prompts=0), "data.answers.prompts: must be at least 1, got 0"),
-        (lambda: DemoAnswersConf(temperature=-1.0), "data.answers.temperature: must be 0"),
+        (
+            lambda: DemoAnswersConf(temperature=-1.0),
+            "data.answers.temperature: must be at least 0, got -1.0; 0 is greedy",
+        ),
     ],
 )
 def test_a_conf_that_cannot_work_is_refused(build, message):

@@ -60,10 +60,9 @@ def chat(template: str, **arguments) -> ChatTemplate:
 def read(
     tokenizer, messages, turns=TurnSelection.each, **row
 ) -> tuple[list[TokenizedDocument], Counter[str]]:
-    skipped: Counter[str] = Counter()
     conf = DataConf(source=DataSource.jsonl, path="rows.jsonl", turns=turns)
     row = Conversation(messages=messages, **row)
-    return list(documents_from_row(row, conf, tokenizer, skipped)), skipped
+    return documents_from_row(row, conf, tokenizer)
 
 
 @pytest.mark.parametrize("last_only", [False, True])
@@ -218,10 +217,9 @@ def test_arguments_of_the_row_win_over_those_of_the_data():
     tokenizer = FAMILIES["qwen3"].tokenizer("qwen3")
     conf = DataConf(source=DataSource.jsonl, path="x", template={"enable_thinking": True})
     row = Conversation(messages=SINGLE)
-    [thinking] = documents_from_row(row, conf, tokenizer, Counter())
-    [plain] = documents_from_row(
-        replace(row, template={"enable_thinking": False}), conf, tokenizer, Counter()
-    )
+    [thinking], _ = documents_from_row(row, conf, tokenizer)
+    unthinking = replace(row, template={"enable_thinking": False})
+    [plain], _ = documents_from_row(unthinking, conf, tokenizer)
     assert answers(tokenizer, thinking) == [THOUGHT + answers(tokenizer, plain)[0]]
 
 

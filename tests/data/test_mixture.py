@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from conf.entry import compose
-from data.mixture.config import MixtureConf, SourceConf, compute_quotas, select_rows
+from data.mixture.config import MixtureConf, SourceConf
+from data.mixture.select import compute_quotas, select_rows
 from data.prepare import PrepareConf
 from models.errors import UserError
 
@@ -57,9 +58,9 @@ def test_more_rows_than_there_are_is_refused_with_the_most_that_there_are():
 def test_of_equal_rows_the_first_is_taken_and_the_others_are_counted():
     signs = np.array([5, 3, 5, 9, 3, 1], dtype=np.uint64)
     source = np.array([0, 0, 0, 1, 1, 1])
-    chosen = select_rows(signs, source, mixture(a=None, b=None))
-    assert chosen.rows.tolist() == [5, 1, 0, 3]  # in the order of their signs
-    assert chosen.dropped == {"a": Counter({"a duplicate": 1}), "b": Counter({"a duplicate": 1})}
+    rows, dropped = select_rows(signs, source, mixture(a=None, b=None))
+    assert rows.tolist() == [5, 1, 0, 3]  # in the order of their signs
+    assert dropped == {"a": Counter({"a duplicate": 1}), "b": Counter({"a duplicate": 1})}
 
 
 def test_a_share_of_nothing_is_refused():
@@ -76,9 +77,11 @@ def test_a_share_is_taken_from_the_front_whatever_the_other_sources_hold():
     for others in (50, 400):
         theirs = rng.integers(0, 2**63, others).astype(np.uint64)
         source = np.repeat([0, 1], [100, others])
-        chosen = select_rows(np.concatenate([ours, theirs]), source, mixture(40, a=0.5, b=0.5))
-        assert chosen.dropped["a"] == {"beyond its share": 80}
-        taken.append({row for row in chosen.rows.tolist() if row < 100})
+        rows, dropped = select_rows(
+            np.concatenate([ours, theirs]), source, mixture(40, a=0.5, b=0.5)
+        )
+        assert dropped["a"] == {"beyond its share": 80}
+        taken.append({row for row in rows.tolist() if row < 100})
     assert taken[0] == taken[1] == set(np.argsort(ours)[:20].tolist())
 
 
@@ -96,9 +99,9 @@ def test_the_shipped_mixture_says_licences_and_has_both_modes():
     [
         (lambda: MixtureConf(), "mixture.sources: must name at least one source, got none"),
         (lambda: mixture(a=1, b=None), "mixture.sources.b.share: must be set for all sources"),
-        (lambda: mixture(a=0.0), "mixture.sources.a.share: must be a number above 0, got 0"),
-        (lambda: mixture(a="inf"), "mixture.sources.a.share: must be a number above 0, got inf"),
-        (lambda: mixture(a="nan"), "mixture.sources.a.share: must be a number above 0, got nan"),
+        (lambda: mixture(a=0.0), "mixture.sources.a.share: must be a positive number, got 0"),
+        (lambda: mixture(a="inf"), "mixture.sources.a.share: must be a positive number, got inf"),
+        (lambda: mixture(a="nan"), "mixture.sources.a.share: must be a positive number, got nan"),
         (lambda: mixture(5, a=None), "mixture.rows: must be at least 1 and needs sources with"),
         (
             lambda: MixtureConf(sources={"a": SourceConf(path="a", columns={"chat": "x"})}),
@@ -106,7 +109,7 @@ def test_the_shipped_mixture_says_licences_and_has_both_modes():
         ),
         (
             lambda: MixtureConf(sources={"a": SourceConf(path="a", limit=0)}),
-            "mixture.sources.a.limit: must be at least 1 or null, got 0",
+            "mixture.sources.a.limit: must be at least 1, got 0; null reads all rows",
         ),
         (
             lambda: MixtureConf(sources={"a": SourceConf(path="a")}, held_out=1.0),
@@ -114,7 +117,7 @@ def test_the_shipped_mixture_says_licences_and_has_both_modes():
         ),
         (
             lambda: MixtureConf(sources={"a": SourceConf(path="a")}, max_chars=0),
-            "mixture.max_chars: must be at least 1 or null, got 0",
+            "mixture.max_chars: must be at least 1, got 0; null sets no limit",
         ),
         (
             lambda: MixtureConf(sources={"a": SourceConf(path="a")}, min_chars=5, max_chars=4),

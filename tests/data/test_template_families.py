@@ -1,6 +1,5 @@
 """Seven published chat formats: supervised tokens are what the target says, and nothing else."""
 
-from collections import Counter
 from itertools import groupby
 
 import pytest
@@ -19,10 +18,9 @@ def tokenizers():
 
 def documents(tokenizer, case: Case, turns: TurnSelection) -> list[TokenizedDocument]:
     """Those of the case, none of them left out."""
-    skipped: Counter[str] = Counter()
     conf = DataConf(source=DataSource.jsonl, path="rows.jsonl", turns=turns)
     row = Conversation(messages=case.messages, tools=case.tools, template=case.template)
-    found = list(documents_from_row(row, conf, tokenizer, skipped))
+    found, skipped = documents_from_row(row, conf, tokenizer)
     assert not skipped
     return found
 

@@ -1,6 +1,5 @@
 """Loss masks hold exactly what the target would have produced."""
 
-from collections import Counter
 from itertools import groupby
 
 import pytest
@@ -61,10 +60,9 @@ def answers(tokenizer, document) -> list[str]:
 
 def turned(tokenizer, turns: TurnSelection, template: dict | None = None) -> list:
     """The documents of CHAT; none is left out."""
-    skipped: Counter[str] = Counter()
     conf = DataConf(source=DataSource.jsonl, path="rows.jsonl", turns=turns)
     row = Conversation(messages=CHAT, template=template or {})
-    found = list(documents_from_row(row, conf, tokenizer, skipped))
+    found, skipped = documents_from_row(row, conf, tokenizer)
     assert not skipped
     return found
 

@@ -21,7 +21,7 @@ from conf.entry import CONF_DIR, compose
 from data.config import DataSource, TurnSelection
 from data.packing.documents import read_documents
 from data.prepare import PrepareConf
-from data.preview import preview_rows, read_first_rows
+from data.preview import check_and_read_first_rows, preview_rows
 from models.errors import UserError
 from models.target.target import TargetConf
 from tests.support.commands import commands
@@ -155,7 +155,7 @@ def test_a_local_copy_needs_nothing_but_its_path(folder, name, monkeypatch):
     (folder / "many").mkdir(exist_ok=True)
     table.to_parquet(folder / "many" / "part-0.parquet")
     given = conf("draft=qwen3-1.7b", f"data.path={folder / name}")
-    assert len(read_first_rows(given.data)) == 24
+    assert len(check_and_read_first_rows(given.data)) == 24
 
 
 @pytest.mark.parametrize(("target", "documents"), [("unread", 48), ("llama", 24)])
@@ -165,10 +165,13 @@ def test_automatic_turns_are_those_that_the_template_can_do(folder, target, docu
     place = TargetConf(path=str(folder / target))
     found = read_documents(rows.data, place.load_tokenizer(), Counter())
     assert len(found) == documents
-    said = preview_rows(rows.data, place, read_first_rows(rows.data)).turns
+    said = preview_rows(rows.data, place, check_and_read_first_rows(rows.data)).turns
     assert ("rewrites" in said) == (target == "unread")
     rows.data.turns = TurnSelection.each
-    assert preview_rows(rows.data, place, read_first_rows(rows.data)).turns == "one document a turn"
+    assert (
+        preview_rows(rows.data, place, check_and_read_first_rows(rows.data)).turns
+        == "one document a turn"
+    )
     each = read_documents(rows.data, place.load_tokenizer(), Counter())
     assert found.answer.sum() == each.answer.sum()
 

@@ -1,4 +1,4 @@
-"""Parsing of generated text into messages, and comparison of tool calls.
+"""Parse generated answers into messages and tool calls, and compare tool calls.
 
 Chat templates keep the reasoning of the latest turns and drop older reasoning. They can only do so
 if a message holds it apart from its content, as a server's reasoning parser does.
@@ -31,29 +31,14 @@ def message_from_text(text: str) -> Message:
     '4'
     """
     if channels := list(HARMONY_CHANNEL.finditer(text)):
-        return _message_from_channels(channels)
-    reasoning, end, content = text.rpartition(THOUGHT_END)
-    if not end:
-        return {"role": "assistant", "content": text}
-    reasoning = reasoning.strip().removeprefix("<think>").strip("\n")
-    return _build_message(reasoning, content.lstrip("\n"))
-
-
-def _message_from_channels(channels: list[re.Match]) -> Message:
-    reasoning = "".join(match["text"] for match in channels if match["name"] == "analysis")
-    content = "".join(
-        match["text"]
-        for match in channels
-        if match["name"] != "analysis" and "to=" not in match["header"]
-    )
-    return _build_message(reasoning, content)
-
-
-def _build_message(reasoning: str, content: str) -> Message:
-    """Build a message with the reasoning under every key, since templates read different ones.
-
-    Empty reasoning is left out, because templates treat both alike.
-    """
+        thoughts = [match["text"] for match in channels if match["name"] == "analysis"]
+        visible = [m for m in channels if m["name"] != "analysis" and "to=" not in m["header"]]
+        reasoning, content = "".join(thoughts), "".join(match["text"] for match in visible)
+    else:
+        reasoning, end, content = text.rpartition(THOUGHT_END)
+        reasoning = reasoning.strip().removeprefix("<think>").strip("\n")
+        content = content.lstrip("\n") if end else content
+    # Templates read different keys for the reasoning, and treat empty reasoning as none.
     fields = dict.fromkeys(REASONING_KEYS, reasoning) if reasoning else {}
     return {"role": "assistant", "content": content, **fields}
 
@@ -61,11 +46,8 @@ def _build_message(reasoning: str, content: str) -> Message:
 def merge_tool_call(message: Message, text: str) -> Message:
     """Combine the data's message, whose tool call the target repeated, with the target's text."""
     generated = message_from_text(text)
-    return {
-        **message,
-        **generated,
-        "content": TOOL_CALL_START.split(generated["content"])[0].strip(),
-    }
+    content = TOOL_CALL_START.split(generated["content"])[0].strip()
+    return {**message, **generated, "content": content}
 
 
 def parse_tool_calls(text: str) -> list[tuple[str, Any]]:
