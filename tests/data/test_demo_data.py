@@ -9,7 +9,12 @@ from transformers import AutoConfig, AutoTokenizer
 
 from data.demo import corpus
 from data.demo.prompts import CATEGORIES, held_out_prompts, training_prompts
-from data.demo.recipe import build_conversations, build_model, build_tokenizer, encode_texts
+from scripts.demo_target_recipe import (
+    build_conversations,
+    build_model,
+    build_tokenizer,
+    encode_texts,
+)
 
 
 def test_a_documented_definition_is_one_text():

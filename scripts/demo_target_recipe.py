@@ -1,6 +1,6 @@
 """Define the demo's target: its training text, its tokenizer and its architecture.
 
-`scripts/train_demo_target.py` trains it and writes it to `data/demo/target`.
+`python -m scripts.train_demo_target` trains it and writes it to `data/demo/target`.
 """
 
 import math
