@@ -20,15 +20,15 @@ class Rule:
         return f"{key}: {self.text}, got {value}" + (f"; {self.remedy}" if self.remedy else "")
 
 
-def at_least(minimum: float, remedy: str = "") -> Rule:
+def at_least(minimum: int | float, remedy: str = "") -> Rule:
     return Rule(f"must be at least {minimum}", lambda value: value >= minimum, remedy)
 
 
-def at_most(maximum: float, remedy: str = "") -> Rule:
+def at_most(maximum: int | float, remedy: str = "") -> Rule:
     return Rule(f"must be at most {maximum}", lambda value: value <= maximum, remedy)
 
 
-def each_at_least(minimum: float, remedy: str = "") -> Rule:
+def each_at_least(minimum: int | float, remedy: str = "") -> Rule:
     """Return the rule for a list of numbers that must not be empty."""
     return Rule(
         f"must list numbers of at least {minimum}",

@@ -1,10 +1,6 @@
 """Plan of a capture: the rows that the target reads, their shards, and the bytes that they take."""
 
-import json
-import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,11 +18,7 @@ from data.packing.documents import Documents, Packed
 from data.packing.pack import PackReport, pack_documents
 
 DOCUMENT_FIELDS = ("ids", "answer", "starts", "category", "language", "conversation")
-METADATA = {"format": "pt"}
-SAFETENSORS_DTYPES = {
-    torch.bool: "BOOL", torch.int8: "I8", torch.float8_e4m3fn: "F8_E4M3", torch.bfloat16: "BF16",
-    torch.float16: "F16", torch.float32: "F32", torch.int32: "I32", torch.int64: "I64",
-}  # fmt: skip
+HEADER_BYTES = 2048  # upper bound of a file's header
 MB = 10**6
 
 
@@ -55,13 +47,9 @@ class CapturePlan:
         rows_per_shard = batch * max(1, int(shard_mb * MB / max_batch_bytes))
         index, counts = build_segment_index(packed, supervised_mask, rows_per_shard=rows_per_shard)
         plan = cls(
-            packed=packed,
-            schema=schema,
-            supervised_mask=supervised_mask,
-            segment_index=index,
-            shard_token_counts=counts,
-            rows_per_shard=rows_per_shard,
-        )
+            packed=packed, schema=schema, supervised_mask=supervised_mask, segment_index=index,
+            shard_token_counts=counts, rows_per_shard=rows_per_shard,
+        )  # fmt: skip
         return plan, report
 
     def shard_rows(self, shard: int) -> list[int]:
@@ -79,13 +67,11 @@ class CapturePlan:
         positions, supervised = [], []
         for number, row in enumerate(rows):
             right = number * self.packed.length
-            pieces = range(*self.packed.starts[row : row + 2].tolist())
-            for piece, (_, begin, end, _) in zip(pieces, self.packed.table[pieces], strict=True):
-                right += int(end - begin)
-                count, first = (
-                    int(self.segment_index.tokens[piece]),
-                    int(self.segment_index.first[piece]),
-                )
+            for piece in range(*self.packed.starts[row : row + 2].tolist()):
+                _, begin, end, _ = self.packed.table[piece].tolist()
+                right += end - begin
+                count = int(self.segment_index.tokens[piece])
+                first = int(self.segment_index.first[piece])
                 # an overlap's tokens are stored with the piece before: count from the right
                 stored = np.arange(right - count, right)
                 positions.append(stored)
@@ -94,55 +80,18 @@ class CapturePlan:
 
     def document_tensors(self) -> dict[str, Tensor]:
         """Return the tensors of the documents file, as data/features/reader.py reads them."""
-        documents = self.packed.documents
-        columns = {name: getattr(documents, name) for name in DOCUMENT_FIELDS}
-        segments = {
-            f"runs.{name}": values
-            for name, values in vars(self.segment_index.sorted_by_token()).items()
-        }
-        arrays = columns | segments | {"supervised": self.supervised_mask}
+        documents, segments = self.packed.documents, vars(self.segment_index.sorted_by_token())
+        arrays = (
+            {name: getattr(documents, name) for name in DOCUMENT_FIELDS}
+            | {f"runs.{name}": values for name, values in segments.items()}
+            | {"supervised": self.supervised_mask}
+        )
         return {name: torch.from_numpy(np.ascontiguousarray(a)) for name, a in arrays.items()}
 
-    # --- sizes, in bytes ----------------------------------------------------------------------
-
     @property
-    def documents_bytes(self) -> int:
-        """Return the size of the documents file."""
-        return safetensors_bytes(
-            {n: (t.dtype, t.shape) for n, t in self.document_tensors().items()}
-        )
-
-    def shard_bytes(self, schema: FeatureSchema | None = None) -> Int[np.ndarray, " shards"]:
-        """Compute the size of each shard, with this plan's schema or another."""
-        specs = (schema or self.schema).tensor_specs
-        shards = (
-            {s.name: (s.dtype, (tokens if s.per_token else supervised, *s.shape)) for s in specs}
-            for tokens, supervised in self.shard_token_counts.tolist()
-        )
-        return np.array([safetensors_bytes(tensors) for tensors in shards])
-
-    def total_bytes(self, schema: FeatureSchema | None = None) -> int:
-        """Compute the size of the store, with this plan's schema or another."""
-        return int(self.shard_bytes(schema).sum()) + self.documents_bytes
-
-
-def safetensors_bytes(tensors: Mapping[str, tuple[torch.dtype, Sequence[int]]]) -> int:
-    """Compute the size of a safetensors file: header length, header, and tensors end to end.
-
-    >>> import safetensors.torch
-    >>> small = {"x": torch.zeros(3, 5, dtype=torch.int8), "y": torch.zeros(70)}
-    >>> file = safetensors.torch.save(small, metadata=METADATA)
-    >>> safetensors_bytes({name: (x.dtype, x.shape) for name, x in small.items()}) == len(file)
-    True
-    """
-    header: dict[str, Any] = {"__metadata__": METADATA}
-    end = 0
-    for name, (dtype, shape) in sorted(tensors.items(), key=lambda t: (-t[1][0].itemsize, t[0])):
-        begin, end = end, end + math.prod(shape) * dtype.itemsize
-        header[name] = {
-            "dtype": SAFETENSORS_DTYPES[dtype],
-            "shape": list(shape),
-            "data_offsets": [begin, end],
-        }
-    header_bytes = len(json.dumps(header, separators=(",", ":")))
-    return 8 + -(-header_bytes // 8) * 8 + end  # headers are padded to multiples of 8
+    def total_bytes(self) -> int:
+        """Estimate the bytes of the store, a little above its size."""
+        tokens, supervised = self.shard_token_counts.sum(0).tolist()
+        document_bytes = sum(tensor.nbytes for tensor in self.document_tensors().values())
+        num_files = 1 + len(self.shard_token_counts)
+        return self.schema.num_bytes(tokens, supervised) + document_bytes + HEADER_BYTES * num_files

@@ -11,10 +11,10 @@ tokens of an answer and the token before each of them.
     teacher.rest         fp32      supervised     and the mass of all others
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import Enum
 from math import prod
-from typing import Any
+from typing import NamedTuple
 
 import torch
 
@@ -31,19 +31,13 @@ class TeacherKind(Enum):
     topk = "topk"  # the k likeliest tokens and the mass of the rest
 
 
-@dataclass(frozen=True, kw_only=True)
-class TensorSpec:
+class TensorSpec(NamedTuple):
     """The name, shape and type of one tensor of a shard."""
 
     name: str
     shape: tuple[int, ...]  # of a row
     dtype: torch.dtype
     per_token: bool  # a row for each token; otherwise for supervised tokens only
-
-    @property
-    def row_bytes(self) -> int:
-        """Return the bytes of a row."""
-        return prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,61 +53,33 @@ class FeatureSchema:
     hidden_size: int
     vocab_size: int
 
-    @classmethod
-    def from_dict(cls, saved: dict[str, Any]) -> "FeatureSchema":
-        """Build a schema from its dictionary in a manifest."""
-        enums = {"dtype": Dtype(saved["dtype"]), "teacher": TeacherKind(saved["teacher"])}
-        return cls(**saved | enums)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values for a manifest."""
-        return asdict(self) | {"dtype": self.dtype.value, "teacher": self.teacher.value}
-
     @property
     def tensor_specs(self) -> list[TensorSpec]:
         """List the tensors of a shard."""
         specs = []
         if self.layers:
-            specs += self._hidden_state_specs(
-                "captured", (len(self.layers),), per_token=self.context
-            )
+            specs += self._hidden_state_specs("captured", len(self.layers), per_token=self.context)
         if self.hidden or self.teacher is TeacherKind.hidden:
-            specs += self._hidden_state_specs("hidden", (), per_token=self.hidden and self.context)
+            specs += self._hidden_state_specs("hidden", per_token=self.hidden and self.context)
         if self.teacher is TeacherKind.topk:
-            for name, shape, dtype in (
-                ("ids", (self.top_k,), torch.int32),
-                ("log_probs", (self.top_k,), torch.float16),
-                ("rest", (), torch.float32),
-            ):
-                specs.append(
-                    TensorSpec(name=f"teacher.{name}", shape=shape, dtype=dtype, per_token=False)
-                )
+            specs += [
+                TensorSpec("teacher.ids", (self.top_k,), torch.int32, per_token=False),
+                TensorSpec("teacher.log_probs", (self.top_k,), torch.float16, per_token=False),
+                TensorSpec("teacher.rest", (), torch.float32, per_token=False),
+            ]
         return specs
 
-    def _hidden_state_specs(
-        self, name: str, rows: tuple[int, ...], *, per_token: bool
-    ) -> list[TensorSpec]:
-        values = TensorSpec(
-            name=name,
-            shape=(*rows, self.hidden_size),
-            dtype=self.dtype.torch_dtype,
-            per_token=per_token,
-        )
-        scales = TensorSpec(
-            name=name + SCALE_SUFFIX, shape=rows, dtype=torch.float32, per_token=per_token
-        )
+    def _hidden_state_specs(self, name: str, *rows: int, per_token: bool) -> list[TensorSpec]:
+        values = TensorSpec(name, (*rows, self.hidden_size), self.dtype.torch_dtype, per_token)
+        scales = TensorSpec(name + SCALE_SUFFIX, rows, torch.float32, per_token)
         return [values] if self.dtype.max_value is None else [values, scales]
-
-    @property
-    def row_bytes(self) -> tuple[int, int]:
-        """Return the bytes of every token, and the additional bytes of a supervised token."""
-        per_token = sum(spec.row_bytes for spec in self.tensor_specs if spec.per_token)
-        return per_token, sum(spec.row_bytes for spec in self.tensor_specs) - per_token
 
     def num_bytes(self, tokens: int, supervised: int) -> int:
         """Compute the bytes of the features of `tokens`, of which `supervised` are supervised."""
-        per_token, per_supervised = self.row_bytes
-        return per_token * tokens + per_supervised * supervised
+        return sum(
+            (tokens if spec.per_token else supervised) * prod(spec.shape) * spec.dtype.itemsize
+            for spec in self.tensor_specs
+        )
 
     def describe_missing(self, needs: Needs) -> str | None:
         """Describe what a method needs and this schema lacks; None where it has everything."""

@@ -9,7 +9,7 @@ piece begins with the last tokens of the piece before, as context without loss.
 """
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Int
@@ -34,7 +34,7 @@ class PackReport:
     fill: float  # share of the rows' positions that hold a token
     repeated: float  # share of the tokens that are the context of a later piece
     supervised: float  # share of the tokens that are answer tokens with a loss
-    skipped: dict[str, int] = field(default_factory=dict)  # rows of the source left out, by reason
+    skipped: dict[str, int]  # rows of the source left out, by reason
 
     def __str__(self) -> str:
         reasons = Counter(self.skipped).most_common(MAX_SKIP_REASONS)
@@ -90,6 +90,7 @@ def pack_documents(
         fill=tokens / (len(packed) * length),
         repeated=int((pieces[:, LOSS_BEGIN] - pieces[:, BEGIN]).sum()) / tokens,
         supervised=int(answer_tokens.sum()) / tokens,
+        skipped=documents.skipped,
     )
 
 

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import logging
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,19 +32,17 @@ def load_training_rows(
     conf: TrainConf, target: Target, parallel: Parallel, store: FeatureStore | None
 ) -> tuple[Packed, HeldOutPrompts]:
     """Return the rows to train on, and the prompts that are held out of them."""
-    skipped: Counter[str] = Counter()
     with parallel.main_first():
         if store is not None:
             documents = store.documents.head(conf.data.limit)
         elif conf.data.source is DataSource.demo:
             documents = _build_demo_documents(conf, target, parallel)
         else:
-            documents = read_documents(conf.data, target.tokenizer, skipped)
+            documents = read_documents(conf.data, target.tokenizer)
         numbers, held_out = hold_out(conf, target, documents)
     packed, report = pack_documents(
         documents, conf.data.length, overlap=conf.data.overlap, document_numbers=numbers
     )
-    report.skipped = dict(skipped)
     log.info("data: %s", report)
     return packed, held_out
 
