@@ -51,7 +51,7 @@ from data.mixture.report import (
 )
 from data.mixture.select import iter_table_rows, select_splits
 from data.sources.prepared_rows import PreparedRow, write_prepared_rows
-from data.vocabulary.prepared_counts import write_token_counts
+from data.vocabulary.counts import write_token_counts
 from models.console import setup_logging
 from models.device import DeviceConf
 from models.errors import UserError

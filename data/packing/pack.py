@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Int
 
 from data.packing.documents import Documents, Packed
-from models.errors import UserError
+from models.errors import require
 
 MAX_SKIP_REASONS = 5  # most frequent reasons that a report prints
 DOCUMENT, BEGIN, END, LOSS_BEGIN = range(4)  # columns of Packed.table
@@ -65,11 +65,11 @@ def pack_documents(
     pieces = cut_documents(documents.lengths, numbers, length, overlap)
     answer_tokens = count_piece_answers(documents, pieces)
     pieces, answer_tokens = pieces[answer_tokens > 0], answer_tokens[answer_tokens > 0]
-    if not len(pieces):
-        raise UserError(
-            f"data.length: must reach beyond the prompts, got {length}, which leaves no answer "
-            f"token in {len(numbers)} documents; raise it"
-        )
+    require(
+        len(pieces) > 0,
+        f"data.length: must reach beyond the prompts, got {length}, which leaves no answer "
+        f"token in {len(numbers)} documents; raise it",
+    )
     sizes = pieces[:, END] - pieces[:, BEGIN]
     row = best_fit(sizes, length)
     packed = Packed(

@@ -19,7 +19,7 @@ from pyarrow import parquet
 from data.config import TurnSelection
 from data.sources.row_formats import Conversation, PlainText, RowRejectedError, TokenizedDocument
 from data.sources.tokenized import document_from_spans
-from models.errors import UserError
+from models.errors import require
 from models.files import atomic_path
 
 BATCH_ROWS, BATCH_CHARS = 256, 2**23  # most rows or characters in memory while a table is written
@@ -181,10 +181,10 @@ def read_prepared_rows(folder: Path, split: str = "train") -> Iterator[PreparedR
     from datasets import load_dataset
 
     files = sorted(map(str, folder.glob(f"{split}-*.parquet")))
-    if not files:
-        raise UserError(
-            f"data.path: must be a folder written by data.prepare, got {folder} without "
-            f"{split}-*.parquet; run `python -m data.prepare` first"
-        )
+    require(
+        bool(files),
+        f"data.path: must be a folder written by data.prepare, got {folder} without "
+        f"{split}-*.parquet; run `python -m data.prepare` first",
+    )
     for columns in load_dataset("parquet", data_files=files, split="train", streaming=True):
         yield row_from_columns(columns)

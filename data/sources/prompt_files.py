@@ -15,7 +15,7 @@ from data.sources.files import (
     read_dataset_rows,
     read_file_rows,
 )
-from models.errors import UserError
+from models.errors import UserError, require
 
 # The first of these splits that a dataset has is read: prompts should be held-out data.
 SPLIT_PREFERENCE = ("test", "validation", "train")
@@ -40,18 +40,15 @@ def _open_prompt_rows(source: str, key: str) -> Iterator[RawRow]:
         return _open_dataset(str(path), key, saved=True)
     if path.exists():
         files = list_data_files(path, "test")
-        if not files:
-            raise UserError(f"{key}: must hold JSONL, JSON or Parquet files, got none in {path}")
+        require(bool(files), f"{key}: must hold JSONL, JSON or Parquet files, got none in {path}")
         return (raw for file in files for raw in read_file_rows(file, key))
-    if _is_hub_name(source):
-        return _open_dataset(source, key)
-    raise UserError(f"{key}: must be a readable JSONL file, got {source}; demo reads the demo's")
-
-
-def _is_hub_name(source: str) -> bool:
     name = source.partition(":")[0]
     is_path = name.startswith(("/", ".", "~")) or name.endswith(JSON_SUFFIXES + PARQUET_SUFFIXES)
-    return name.count("/") == 1 and not is_path
+    require(
+        name.count("/") == 1 and not is_path,
+        f"{key}: must be a readable JSONL file, got {source}; demo reads the demo's",
+    )
+    return _open_dataset(source, key)
 
 
 def _open_dataset(source: str, key: str, *, saved: bool = False) -> Iterator[RawRow]:
@@ -71,10 +68,7 @@ def _open_dataset(source: str, key: str, *, saved: bool = False) -> Iterator[Raw
             f"({first_line(error)}); without a network give a local path"
         ) from error
     if not isinstance(dataset, Dataset):
-        split_name = split or next(
-            (split for split in SPLIT_PREFERENCE if split in dataset), next(iter(dataset))
-        )
-        if split_name not in dataset:
-            raise UserError(f"{key}: split must be one of {', '.join(dataset)}, got {split_name}")
-        dataset = dataset[split_name]
+        name = split or next(name for name in (*SPLIT_PREFERENCE, *dataset) if name in dataset)
+        require(name in dataset, f"{key}: split must be one of {', '.join(dataset)}, got {name}")
+        dataset = dataset[name]
     return read_dataset_rows(dataset, source)

@@ -24,14 +24,9 @@ class PromptFormat:
     default_category: str = "all"  # of rows without a category
 
 
-def _prompt_from_turns(*turns: str) -> PromptRow:
-    return {"turns": list(turns)}
-
-
 def _prompt_from_instruction(row: PromptRow) -> PromptRow:
-    return _prompt_from_turns(
-        "\n\n".join(part for part in (row["instruction"], row.get("input")) if part)
-    )
+    parts = filter(None, (row["instruction"], row.get("input")))
+    return {"turns": ["\n\n".join(parts)]}
 
 
 def _prompt_from_messages(row: PromptRow) -> PromptRow:
@@ -39,20 +34,10 @@ def _prompt_from_messages(row: PromptRow) -> PromptRow:
     return {"messages": row["prompt"]} if isinstance(row["prompt"], list) else {}
 
 
-def _is_text_list(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(text, str) for text in value)
-
-
 def _is_message_list(value: Any) -> bool:
     return isinstance(value, list) and all(
         isinstance(message, dict) and isinstance(message.get("role"), str) and "content" in message
         for message in value
-    )
-
-
-def _is_id_list(value: Any) -> bool:
-    return isinstance(value, list) and all(
-        type(token_id) is int and token_id >= 0 for token_id in value
     )
 
 
@@ -71,9 +56,15 @@ COLUMN_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "problem": TEXT_CHECK,
     "instruction": TEXT_CHECK,
     "input": TEXT_CHECK,
-    "turns": (_is_text_list, "a list of strings"),
+    "turns": (
+        lambda value: isinstance(value, list) and all(isinstance(text, str) for text in value),
+        "a list of strings",
+    ),
     "messages": MESSAGES_CHECK,
-    "ids": (_is_id_list, "a list of token ids"),
+    "ids": (
+        lambda value: isinstance(value, list) and all(type(i) is int and i >= 0 for i in value),
+        "a list of token ids",
+    ),
     "prompt": (
         lambda value: isinstance(value, str) or _is_message_list(value),
         f"a string or {MESSAGES_CHECK[1]}",
@@ -93,20 +84,20 @@ PROMPT_FORMATS = {
     ),
     "HumanEval": PromptFormat(
         columns=("task_id", "prompt"),
-        to_prompt=lambda row: _prompt_from_messages(row) or _prompt_from_turns(row["prompt"]),
+        to_prompt=lambda row: _prompt_from_messages(row) or {"turns": [row["prompt"]]},
         id_column="task_id",
         default_category="humaneval",
     ),
     "GSM8K": PromptFormat(
         columns=("question", "answer"),
-        to_prompt=lambda row: _prompt_from_turns(row["question"]),
+        to_prompt=lambda row: {"turns": [row["question"]]},
         default_category="gsm8k",
     ),
     "question": PromptFormat(
-        columns=("question",), to_prompt=lambda row: _prompt_from_turns(row["question"])
+        columns=("question",), to_prompt=lambda row: {"turns": [row["question"]]}
     ),
     "problem": PromptFormat(
-        columns=("problem",), to_prompt=lambda row: _prompt_from_turns(row["problem"])
+        columns=("problem",), to_prompt=lambda row: {"turns": [row["problem"]]}
     ),
     "Alpaca": PromptFormat(
         columns=("instruction",),

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from data.sources.row_formats import RowRejectedError, TokenizedDocument
-from models.errors import UserError
+from models.errors import require
 
 
 def document_from_spans(ids: list[int], spans: Iterable[Sequence[int]]) -> TokenizedDocument:
@@ -31,9 +31,9 @@ def check_has_prompt(document: TokenizedDocument) -> TokenizedDocument:
 
     A conversation that is all answer is not a bad row to skip: the mask itself is broken.
     """
-    if document.answer and all(document.answer):
-        raise UserError(
-            "data: a conversation must hold a prompt too, got answer tokens only; check the chat "
-            "template (its {% generation %} marks) or the recorded spans"
-        )
+    require(
+        not document.answer or not all(document.answer),
+        "data: a conversation must hold a prompt too, got answer tokens only; check the chat "
+        "template (its {% generation %} marks) or the recorded spans",
+    )
     return document

@@ -30,7 +30,7 @@ from data.sources.row_formats import (
     RowRejectedError,
     parse_row,
 )
-from models.errors import UserError
+from models.errors import UserError, require
 
 
 def check_data(conf: DataConf) -> None:
@@ -57,13 +57,10 @@ def count_training_rows(conf: DataConf) -> int | None:
     """Count the rows, including unusable ones; return None where that takes reading them all."""
     if conf.source not in (DataSource.dataset, DataSource.jsonl) or conf.path is None:
         return None
-    file = Path(conf.path).expanduser()
-    if is_row_file(file) and "[" not in conf.split:
-        number = count_rows(file)
+    if _is_whole_file(conf):
+        number = count_rows(Path(conf.path).expanduser())
     else:
-        number = len(
-            load_dataset_split(conf.path, key="data.path", subset=conf.subset, split=conf.split)
-        )
+        number = len(_load_dataset(conf))
     return number if number is None or conf.limit is None else min(number, conf.limit)
 
 
@@ -76,7 +73,7 @@ def read_training_rows(conf: DataConf, skipped: Counter[str]) -> Iterator[Parsed
         raise ValueError("the demo has prompts, not rows")
     if conf.source is DataSource.prepared:
         return _read_prepared(Path(conf.path).expanduser(), conf, skipped)
-    return _parse_rows(_open_raw_rows(conf, conf.path), conf, skipped)
+    return _parse_rows(_open_raw_rows(conf), conf, skipped)
 
 
 def _read_prepared(folder: Path, conf: DataConf, skipped: Counter[str]) -> Iterator[ParsedRow]:
@@ -91,21 +88,28 @@ def _read_prepared(folder: Path, conf: DataConf, skipped: Counter[str]) -> Itera
             documents = [replace(document, conversation=number) for document in documents]
         num_rows += len(documents)
         yield from documents
-    if not num_rows:
-        raise UserError(
-            f"data.path: some row must have an answer to train on, got none in {folder}; "
-            "run data.prepare with answers=target or answers=endpoint"
-        )
+    require(
+        num_rows > 0,
+        f"data.path: some row must have an answer to train on, got none in {folder}; "
+        "run data.prepare with answers=target or answers=endpoint",
+    )
 
 
-def _open_raw_rows(conf: DataConf, path: str) -> Iterator[RawRow]:
-    file = Path(path).expanduser()
-    if conf.source is DataSource.dataset and not (is_row_file(file) and "[" not in conf.split):
-        dataset = load_dataset_split(path, key="data.path", subset=conf.subset, split=conf.split)
-        return read_dataset_rows(dataset, path)
-    if not file.is_file():
-        raise UserError(f"data.path: must be a JSONL file, got {path}; check the path")
+def _open_raw_rows(conf: DataConf) -> Iterator[RawRow]:
+    file = Path(str(conf.path)).expanduser()
+    if conf.source is DataSource.dataset and not _is_whole_file(conf):
+        return read_dataset_rows(_load_dataset(conf), str(conf.path))
+    require(file.is_file(), f"data.path: must be a JSONL file, got {conf.path}; check the path")
     return read_file_rows(file, "data.path")
+
+
+def _is_whole_file(conf: DataConf) -> bool:
+    """Return whether the data is all rows of one file, which is read without a copy in a cache."""
+    return is_row_file(Path(str(conf.path)).expanduser()) and "[" not in conf.split
+
+
+def _load_dataset(conf: DataConf) -> Any:
+    return load_dataset_split(str(conf.path), key="data.path", subset=conf.subset, split=conf.split)
 
 
 def _parse_rows(
