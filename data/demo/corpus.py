@@ -44,9 +44,16 @@ def _select_texts(kind: str, *, held_out: bool, library: Path) -> tuple[str, ...
         paths = modules_by_name(library).items()
         texts = [read_source(path) for name, path in paths if is_held_out(name) == held_out]
         return tuple(text for text in texts if text)
+    from pydoc_data.topics import topics
+
     modules = _select_texts("code", held_out=held_out, library=library)
-    topics = [text for name, text in _read_topics() if is_held_out(name) == held_out]
-    return (*(text for module in modules for text in extract_docstrings(module)), *topics)
+    # the chapters of the language reference that `help("with")` and its like print
+    chapters = [
+        topics[name].strip() + "\n"
+        for name in sorted(topics)
+        if is_held_out(f"topics/{name}") == held_out
+    ]
+    return (*(text for module in modules for text in extract_docstrings(module)), *chapters)
 
 
 def extract_docstrings(source: str) -> Iterator[str]:
@@ -95,11 +102,3 @@ def read_source(path: Path) -> str | None:
         return path.read_bytes().decode()
     except UnicodeDecodeError:
         return None
-
-
-def _read_topics() -> Iterator[tuple[str, str]]:
-    """Yield the chapters of the language reference that `help("with")` and its like print."""
-    from pydoc_data.topics import topics
-
-    for name in sorted(topics):
-        yield f"topics/{name}", topics[name].strip() + "\n"

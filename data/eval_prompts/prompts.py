@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from data.config import DEMO
-from data.sources.prompt_files import read_prompt_file
-from data.sources.prompt_formats import describe_prompt_formats, prompt_from_row
+from data.sources.prompt_formats import (
+    describe_prompt_formats,
+    prompt_from_row,
+    read_prompt_file,
+)
 from models.errors import UserError, require
 
 PROMPTS_KEY = "evaluation.prompts"  # config key of the prompts in error messages

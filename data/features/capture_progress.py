@@ -9,7 +9,6 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from data.features import manifest as store_manifest
 from data.features.config import CaptureConf
 from data.features.manifest import (
     DOCUMENTS_FILE,
@@ -17,6 +16,7 @@ from data.features.manifest import (
     Manifest,
     StoreSpec,
     manifest_name,
+    read_worker_manifest,
     shard_name,
 )
 from data.features.plan import CapturePlan
@@ -49,7 +49,7 @@ class CaptureProgress:
                 "workers: must be the number that the store was begun with, got "
                 f"{conf.workers} beside {path}; choose another run_name",
             )
-            manifest = store_manifest.read_worker_manifest(path)
+            manifest = read_worker_manifest(path)
             self.recorded_spec = manifest.made
             self._check_same_spec()
             if path == self.path:

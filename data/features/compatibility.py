@@ -5,8 +5,7 @@ from pathlib import Path
 import torch
 
 from data.config import DataConf, DataSource
-from data.features import manifest as store_manifest
-from data.features.manifest import Manifest
+from data.features.manifest import Manifest, read_manifest
 from data.features.schema import TeacherKind
 from models.checkpoint import tokenizer_fingerprint
 from models.distill.losses import LossConf
@@ -39,7 +38,7 @@ def check_captured_data(
         f"during training, got {data.source.value}; give the documents that were captured",
     )
     folder = Path(str(data.path))
-    manifest = store_manifest.read_manifest(folder)
+    manifest = read_manifest(folder)
     tokenizer_hash = tokenizer_fingerprint(target.source.load_tokenizer())
     manifest.check_serves(
         folder, needs=needs, tokenizer_hash=tokenizer_hash, hidden_size=shape.hidden_size
@@ -60,6 +59,6 @@ def read_store_manifest(data: DataConf, target: Target, draft: Draft) -> Manifes
     if data.source is not DataSource.captured:
         return None
     folder = Path(str(data.path))
-    manifest = store_manifest.read_manifest(folder)
+    manifest = read_manifest(folder)
     manifest.check_serves(folder, needs=draft.needs, hidden_size=target.hidden_size)
     return manifest

@@ -150,8 +150,15 @@ class Manifest:
         """Yield the name of each damaged file and a description of its damage."""
         quiet = not (CONSOLE.is_terminal and checksums)
         for name in track(sorted(self.files), "checksums", console=CONSOLE, disable=quiet):
-            if damage := describe_damage(folder / name, self.files[name], checksums=checksums):
-                yield name, damage
+            path, file = folder / name, self.files[name]
+            size = path.stat().st_size if path.exists() else None
+            if size is None:
+                yield name, "missing"
+            elif size != file.bytes:
+                kind = "truncated" if size < file.bytes else "too long"
+                yield name, f"{kind}: {size:,} of {file.bytes:,} bytes"
+            elif checksums and hash_file(path) != file.xxh3_128:
+                yield name, "changed: its checksum differs"
 
 
 def resume_command(folder: Path, command: str) -> str:
@@ -214,18 +221,6 @@ def read_worker_manifest(path: Path) -> Manifest:
             f"data.path: must have a manifest as it was written, got {path} ({error}); remove it "
             "and capture again, which rewrites all of its files"
         ) from error
-
-
-def describe_damage(path: Path, file: FileRecord, *, checksums: bool) -> str | None:
-    """Describe the damage to a file, None where it is intact; check the hash if `checksums`."""
-    if not path.exists():
-        return "missing"
-    if (size := path.stat().st_size) != file.bytes:
-        what = "truncated" if size < file.bytes else "too long"
-        return f"{what}: {size:,} of {file.bytes:,} bytes"
-    if checksums and hash_file(path) != file.xxh3_128:
-        return "changed: its checksum differs"
-    return None
 
 
 def hash_manifest(saved: dict[str, Any]) -> str:

@@ -1,25 +1,144 @@
-"""Plan of a capture: the rows that the target reads, their shards, and the bytes that they take."""
+"""Plan of a capture: the rows that the target reads, their shards, and where each token lies.
 
-from dataclasses import dataclass
+Documents keep their order. The target reads them packed into rows, and a shard holds the tokens of
+a fixed number of rows one after another. A segment is a run of tokens that are contiguous in the
+documents and in their shard.
+
+    documents    0 0 0 0 0 1 1 1 2 2 2 2 2 2      three segments
+    row 0        2 2 2 2 2 2 1 1 1                shard 0 = rows 0, 1, ...
+    row 1        0 0 0 0 0
+
+A document is one segment. A document that was split has one for each piece: a token that two pieces
+share is stored with the earlier one, where the target read more of its context.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from data.features.index import (
-    SegmentIndex,
-    build_segment_index,
-    find_supervised_tokens,
-    truncate_documents,
-)
 from data.features.schema import FeatureSchema
 from data.packing.documents import Documents, Packed
-from data.packing.pack import PackReport, pack_documents
+from data.packing.pack import BEGIN, DOCUMENT, END, PackReport, pack_documents
 
 DOCUMENT_FIELDS = ("ids", "answer", "starts", "category", "language", "conversation")
 HEADER_BYTES = 2048  # upper bound of a file's header
 MB = 10**6
+
+
+@dataclass(kw_only=True)
+class SegmentIndex:
+    """The segments of a store, and where their features begin in their shard."""
+
+    first: Int[np.ndarray, " runs"]  # int64: index of the first token in all documents end to end
+    tokens: Int[np.ndarray, " runs"]  # int32: number of tokens
+    shard: Int[np.ndarray, " runs"]  # int32
+    token: Int[np.ndarray, " runs"]  # int64: first row in the tensors that have one per token
+    row: Int[np.ndarray, " runs"]  # int64: first row in the tensors of supervised tokens
+
+    def sorted_by_token(self) -> "SegmentIndex":
+        """Sort the segments by their first token, for binary search."""
+        order = np.argsort(self.first)
+        return SegmentIndex(**{name: values[order] for name, values in vars(self).items()})
+
+
+def find_supervised_tokens(documents: Documents) -> Bool[np.ndarray, " tokens"]:
+    """Mark answer tokens and the tokens right before them, the only ones that losses use.
+
+    >>> from data.sources.row_formats import TokenizedDocument
+    >>> first = TokenizedDocument(ids=[1, 2, 3, 4], answer=[False, False, True, False])
+    >>> second = TokenizedDocument(ids=[5, 6], answer=[True, False])
+    >>> find_supervised_tokens(Documents.from_documents([first, second])).astype(int)
+    array([0, 1, 1, 0, 1, 0])
+    """
+    supervised = documents.answer.copy()
+    supervised[:-1] |= documents.answer[1:]
+    last = documents.starts[1:] - 1
+    supervised[last] = documents.answer[last]  # the token after it belongs to another document
+    return supervised
+
+
+def truncate_documents(documents: Documents, length: int) -> Documents:
+    """Cut each document to at most `length` tokens."""
+    if documents.lengths.max(initial=0) <= length:
+        return documents
+    position = np.arange(len(documents.ids)) - np.repeat(documents.starts[:-1], documents.lengths)
+    return replace(
+        documents,
+        ids=documents.ids[position < length],
+        answer=documents.answer[position < length],
+        starts=np.concatenate([[0], documents.lengths.clip(max=length).cumsum()]),
+    )
+
+
+def build_segment_index(
+    packed: Packed, supervised_mask: Bool[np.ndarray, " tokens"], *, rows_per_shard: int
+) -> tuple[SegmentIndex, Int[np.ndarray, "shards 2"]]:
+    """Build one segment for each piece, row after row, and count the tokens of each shard.
+
+    The counts are of tokens and of supervised tokens.
+    """
+    document, begin, end = packed.table[:, [DOCUMENT, BEGIN, END]].astype(np.int64).T
+    begin = np.maximum(begin, _previous_piece_ends(document, begin, end))
+    first = packed.documents.starts[document] + begin
+    spans = zip(first.tolist(), (first + end - begin).tolist(), strict=True)
+    supervised = (np.count_nonzero(supervised_mask[start:stop]) for start, stop in spans)
+    sizes = np.stack([end - begin, np.fromiter(supervised, np.int64, len(first))], 1)
+
+    row = np.repeat(np.arange(len(packed)), np.diff(packed.starts))
+    shard = row // rows_per_shard
+    totals = np.zeros((int(shard[-1]) + 1, 2), np.int64)
+    np.add.at(totals, shard, sizes)
+    offsets = sizes.cumsum(0) - sizes - (totals.cumsum(0) - totals)[shard]
+    index = SegmentIndex(
+        first=first, tokens=sizes[:, 0].astype(np.int32), shard=shard.astype(np.int32),
+        token=offsets[:, 0], row=offsets[:, 1],
+    )  # fmt: skip
+    return index, totals
+
+
+def _previous_piece_ends(
+    document: Int[np.ndarray, " pieces"], begin: Int[np.ndarray, " pieces"],
+    end: Int[np.ndarray, " pieces"],
+) -> Int[np.ndarray, " pieces"]:  # fmt: skip
+    """Return the end of the piece before each piece in its document, 0 for the first piece."""
+    order = np.lexsort((begin, document))
+    same_document = document[order][1:] == document[order][:-1]
+    previous_ends = np.zeros_like(end)
+    previous_ends[order[1:]] = end[order][:-1] * same_document
+    return previous_ends
+
+
+class Segment(NamedTuple):
+    """Tokens that are contiguous in the documents and in a shard."""
+
+    first: int  # index in the tokens of all documents end to end
+    shard: int
+    token_rows: slice  # rows of the tensors that have one per token
+    supervised_rows: slice  # rows of the tensors of supervised tokens
+    supervised_mask: Bool[np.ndarray, " token_rows"]
+
+
+def find_segments(
+    index: SegmentIndex, supervised_mask: Bool[np.ndarray, " tokens"], begin: int, end: int
+) -> Iterator[Segment]:
+    """Yield the stored segments of tokens [begin, end) from left to right."""
+    left = max(int(index.first.searchsorted(begin, "right")) - 1, 0)
+    for number in range(left, int(index.first.searchsorted(end))):
+        first, count = int(index.first[number]), int(index.tokens[number])
+        low, high = max(begin, first), min(end, first + count)
+        if low < high:
+            token = int(index.token[number]) + low - first
+            row = int(index.row[number]) + int(np.count_nonzero(supervised_mask[first:low]))
+            mask = supervised_mask[low:high]
+            yield Segment(
+                low, int(index.shard[number]), slice(token, token + high - low),
+                slice(row, row + np.count_nonzero(mask)), mask,
+            )  # fmt: skip
 
 
 @dataclass(kw_only=True)

@@ -19,6 +19,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+SMALLEST = torch.finfo(torch.float32).tiny  # avoids dividing a row of zeros by 0
+
 
 class Dtype(Enum):
     """The storage type of hidden states."""
@@ -51,8 +53,7 @@ def quantize(
     if dtype.max_value is None:
         return rows.to(dtype.torch_dtype), None
     rows = rows.float()
-    smallest = torch.finfo(torch.float32).tiny  # avoids dividing a row of zeros by 0
-    scale = (rows.abs().amax(-1) / dtype.max_value).clamp_min(smallest)
+    scale = (rows.abs().amax(-1) / dtype.max_value).clamp_min(SMALLEST)
     scaled = rows / scale[..., None]
     return (scaled.round() if dtype is Dtype.int8 else scaled).to(dtype.torch_dtype), scale
 
@@ -87,7 +88,6 @@ def rounding_error(
 ) -> Float[Tensor, "*batch 2"]:
     """Return for each row the error |x - restored|^2 / |x|^2, and the share of values zeroed."""
     rows, restored = rows.float(), restored.float()
-    smallest = torch.finfo(torch.float32).tiny
-    relative = (rows - restored).square().sum(-1) / rows.square().sum(-1).clamp_min(smallest)
+    relative = (rows - restored).square().sum(-1) / rows.square().sum(-1).clamp_min(SMALLEST)
     zeroed = ((restored == 0) & (rows != 0)).float().mean(-1)
     return torch.stack([relative, zeroed], -1)

@@ -16,10 +16,8 @@ from jaxtyping import Bool, Float, Int
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from data.features import manifest as store_manifest
-from data.features.index import Segment, SegmentIndex, find_segments
-from data.features.manifest import DOCUMENTS_FILE, Manifest, shard_name
-from data.features.plan import DOCUMENT_FIELDS
+from data.features.manifest import DOCUMENTS_FILE, Manifest, read_manifest, shard_name
+from data.features.plan import DOCUMENT_FIELDS, Segment, SegmentIndex, find_segments
 from data.features.quantize import dequantize, widen_fp8
 from data.features.schema import SCALE_SUFFIX, TeacherKind
 from data.packing.documents import DocumentPiece, Documents
@@ -67,7 +65,7 @@ class FeatureStore:
         sizes are compared. Raises UserError for an unfinished, damaged or unsuitable store.
         """
         folder = Path(path)
-        manifest = store_manifest.read_manifest(folder)
+        manifest = read_manifest(folder)
         manifest.check_serves(
             folder, needs=needs, tokenizer_hash=tokenizer_hash, target_hash=target_hash
         )

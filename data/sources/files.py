@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from models.errors import UserError
+from models.errors import UserError, require
 
 JSON_SUFFIXES, PARQUET_SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz"), (".parquet",)
 SAVED_DATASET_FILES = ("state.json", "dataset_dict.json")  # written by save_to_disk
@@ -63,10 +63,8 @@ def list_data_files(path: Path, word: str) -> list[Path]:
         return [path]
     if not path.is_dir() or any((path / name).exists() for name in SAVED_DATASET_FILES):
         return []
-    entries = (
-        file for file in path.iterdir() if file.name.endswith(JSON_SUFFIXES + PARQUET_SUFFIXES)
-    )
-    files = sorted(file for file in entries if not file.is_dir())
+    suffixes = JSON_SUFFIXES + PARQUET_SUFFIXES
+    files = sorted(f for f in path.iterdir() if f.name.endswith(suffixes) and not f.is_dir())
     pattern = re.compile(rf"(?<![a-z]){re.escape(word)}(?![a-z])", re.IGNORECASE)
     return [file for file in files if pattern.search(file.name)] or files
 
@@ -198,7 +196,11 @@ def load_dataset_split(
         if (path / "state.json").is_file():
             return load_from_disk(str(path))
         if (path / "dataset_dict.json").is_file():
-            return _select_split(load_from_disk(str(path)), split, key)
+            splits: Any = load_from_disk(str(path))
+            name = _resolve_split(split, list(splits))
+            setting = f"{key.rpartition('.')[0]}.split"
+            require(name in splits, f"{setting}: must be one of {', '.join(splits)}, got {name!r}")
+            return splits[name]
         if path.is_file() and path.suffix in DATASET_BUILDERS:
             builder, file_split = DATASET_BUILDERS[path.suffix], _resolve_split(split, ["train"])
             return load_dataset(builder, data_files=str(path), split=file_split)
@@ -228,14 +230,6 @@ def _resolve_split(split: str, names: list[str]) -> str:
     return SPLIT_NAME.sub(rf"\1{names[0]}", split) if len(names) == 1 else split
 
 
-def _select_split(splits: Any, split: str, key: str) -> Any:
-    split = _resolve_split(split, list(splits))
-    if split not in splits:
-        setting = f"{key.rpartition('.')[0]}.split"
-        raise UserError(f"{setting}: must be one of {', '.join(splits)}, got {split!r}")
-    return splits[split]
-
-
 @lru_cache(maxsize=2)  # a run opens its data several times, and the hub limits requests
 def _load_from_hub(name: str, subset: str | None, split: str, revision: str | None) -> Any:
     from datasets import load_dataset
@@ -247,12 +241,11 @@ def check_hub_dataset(name: str, key: str) -> None:
     """Check that the hub has the dataset and answers; raise UserError otherwise."""
     from huggingface_hub.errors import HTTPError
 
-    if (
-        name.startswith(("/", ".", "~"))
-        or name.count("/") > 1
-        or Path(name).suffix in DATASET_BUILDERS
-    ):
-        raise UserError(f"{key}: must exist, got {name!r}; check the path, or give a hub name")
+    is_path = name.startswith(("/", ".", "~")) or Path(name).suffix in DATASET_BUILDERS
+    require(
+        not is_path and name.count("/") <= 1,
+        f"{key}: must exist, got {name!r}; check the path, or give a hub name",
+    )
     try:
         query_hub(name)
     except HTTPError as error:

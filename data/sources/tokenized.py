@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from data.sources.row_formats import RowRejectedError, TokenizedDocument
+from data.sources.row_formats import TokenizedDocument, require_row
 from models.errors import require
 
 
@@ -13,8 +13,7 @@ def document_from_spans(ids: list[int], spans: Iterable[Sequence[int]]) -> Token
     """
     answer = [False] * len(ids)
     for begin, end in spans:
-        if not 0 <= begin <= end <= len(ids):
-            raise RowRejectedError("recorded spans that do not lie in the ids")
+        require_row(0 <= begin <= end <= len(ids), "recorded spans that do not lie in the ids")
         answer[begin:end] = [True] * (end - begin)
     return check_has_prompt(TokenizedDocument(ids=ids, answer=answer))
 

@@ -29,6 +29,7 @@ from data.sources.row_formats import (
     ParsedRow,
     RowRejectedError,
     parse_row,
+    require_row,
 )
 from models.errors import UserError, require
 
@@ -148,10 +149,8 @@ def truncate_to_last_answer(row: ParsedRow) -> ParsedRow:
     if not isinstance(row, Conversation):
         return row
     answers = [turn for turn, m in enumerate(row.messages, 1) if m["role"] == "assistant"]
-    if not answers:
-        raise RowRejectedError("no assistant turn")
-    if not all(map(_has_content, row.messages)):
-        raise RowRejectedError("an empty turn")
+    require_row(bool(answers), "no assistant turn")
+    require_row(all(map(_has_content, row.messages)), "an empty turn")
     return replace(row, messages=row.messages[: answers[-1]])
 
 

@@ -6,8 +6,8 @@ import psutil
 import pytest
 import torch
 
-from data.features.index import find_supervised_tokens
 from data.features.manifest import read_manifest
+from data.features.plan import find_supervised_tokens
 from data.features.quantize import Dtype
 from data.features.reader import FeatureStore
 from data.features.schema import FeatureSchema, TeacherKind

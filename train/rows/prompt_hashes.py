@@ -8,7 +8,6 @@ from transformers import PreTrainedTokenizerBase
 from data.eval_prompts.contamination import (
     ANSWER_START_CHARS,
     PROMPT_HASHES_FILE,
-    pack_hashes,
     prompt_hashes,
 )
 from data.packing.documents import Packed
@@ -31,7 +30,7 @@ def write_prompt_hashes(rows: Packed, tokenizer: PreTrainedTokenizerBase, folder
         atomic_path(folder / PROMPT_HASHES_FILE) as partial,
         partial.open("wb") as file,
     ):
-        np.save(file, pack_hashes(hashes))
+        np.save(file, np.array(sorted(hashes), np.uint64))
 
 
 def _hash_document(document: TokenizedDocument, tokenizer: PreTrainedTokenizerBase) -> list[int]:
