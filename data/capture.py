@@ -161,8 +161,8 @@ def write_missing_files(
     shards = [n for n in range(len(plan.shard_token_counts)) if shard_name(n) in missing]
     graph = Graph("look") if device.lazy else Graph("features", (conf.batch, plan.packed.length))
     builder = ShardBuilder(target, plan, batch=conf.batch)
-    num_rows = sum(len(plan.shard_rows(shard)) for shard in shards)
-    with device.expect_graphs({graph}, log.info), RowProgress("capture", total=num_rows) as bar:
+    bar = RowProgress("capture", total=sum(len(plan.shard_rows(shard)) for shard in shards))
+    with device.expect_graphs({graph}, log.info), bar:
         for shard in shards:
             tensors, rounding = builder.build_shard(
                 shard, lambda rows, tokens: bar.count(done=rows, tokens=tokens)

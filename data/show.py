@@ -95,8 +95,8 @@ def main(conf: ShowConf) -> None:
     else:
         views = sample_documents(stream, conf.documents, tokenizer, seed=conf.seed)
     source = conf.data.path or "the demo's prompts, followed by the text of their files"
-    page = render_page(source, conf.target.name, views, stats, skipped)
     with report_disk_errors(folder):
+        page = render_page(source, conf.target.name, views, stats, skipped)
         write_text_atomically(folder / "sample.html", page)
     for view in views:
         print_document(view, conf)

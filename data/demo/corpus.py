@@ -90,8 +90,7 @@ def list_python_files(library: Path) -> Iterator[tuple[str, Path]]:
         # In place, so that os.walk does not enter them; site-packages may hold many files.
         subfolders[:] = [name for name in subfolders if name not in SKIPPED_FOLDERS]
         paths += [Path(folder, name) for name in names if name.endswith(".py")]
-    for path in sorted(paths):
-        yield path.relative_to(library).as_posix(), path
+    yield from ((path.relative_to(library).as_posix(), path) for path in sorted(paths))
 
 
 def read_source(path: Path) -> str | None:

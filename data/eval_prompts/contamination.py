@@ -51,9 +51,9 @@ def prompt_hashes(prompt: str, answer: str) -> list[int]:
     >>> prompt_hashes("Two  words", "") == prompt_hashes("two words ", "a short answer")
     True
     """
-    hashes = [hash_text("prompt", normalize_text(prompt))]
     start = normalize_text(answer)[:ANSWER_START_CHARS]
-    return hashes + ([hash_text("answer", start)] if len(start) == ANSWER_START_CHARS else [])
+    start_hashes = [hash_text("answer", start)] if len(start) == ANSWER_START_CHARS else []
+    return [hash_text("prompt", normalize_text(prompt)), *start_hashes]
 
 
 def normalize_text(text: str) -> str:

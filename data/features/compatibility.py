@@ -39,10 +39,10 @@ def check_captured_data(
     )
     folder = Path(str(data.path))
     manifest = read_manifest(folder)
-    tokenizer_hash = tokenizer_fingerprint(target.source.load_tokenizer())
     manifest.check_serves(
-        folder, needs=needs, tokenizer_hash=tokenizer_hash, hidden_size=shape.hidden_size
-    )
+        folder, needs=needs, hidden_size=shape.hidden_size,
+        tokenizer_hash=tokenizer_fingerprint(target.source.load_tokenizer()),
+    )  # fmt: skip
     manifest.check_undamaged(folder, checksums=False)  # checksums follow once the target is loaded
     require(
         manifest.made.layout.teacher is not TeacherKind.topk or loss.temperature == 1,

@@ -115,10 +115,13 @@ class Manifest:
             f"data.path: must be a finished store, got {folder} with {done} of {total} files; to "
             f"finish it run `{resume_command(folder, self.command)}`{worker_hint}",
         )
-        size = f"hidden size {self.made.layout.hidden_size}"
         for kind, stored, expected in (
             ("tokenizer", self.made.tokenizer_sha256, tokenizer_hash),
-            ("target", size, None if hidden_size is None else f"hidden size {hidden_size}"),
+            (
+                "target",
+                f"hidden size {self.made.layout.hidden_size}",
+                None if hidden_size is None else f"hidden size {hidden_size}",
+            ),
             ("target", self.made.target_sha256, target_hash),
         ):
             if expected not in (None, stored):

@@ -107,9 +107,8 @@ def _previous_piece_ends(
 ) -> Int[np.ndarray, " pieces"]:  # fmt: skip
     """Return the end of the piece before each piece in its document, 0 for the first piece."""
     order = np.lexsort((begin, document))
-    same_document = document[order][1:] == document[order][:-1]
     previous_ends = np.zeros_like(end)
-    previous_ends[order[1:]] = end[order][:-1] * same_document
+    previous_ends[order[1:]] = end[order][:-1] * (np.diff(document[order]) == 0)
     return previous_ends
 
 
@@ -162,14 +161,13 @@ class CapturePlan:
             documents = truncate_documents(documents, length)
         packed, report = pack_documents(documents, length, overlap=overlap)
         supervised_mask = find_supervised_tokens(documents)
-        max_batch_bytes = schema.num_bytes(length, length) * batch
-        rows_per_shard = batch * max(1, int(shard_mb * MB / max_batch_bytes))
+        max_row_bytes = schema.num_bytes(length, length)
+        rows_per_shard = batch * max(1, int(shard_mb * MB / (max_row_bytes * batch)))
         index, counts = build_segment_index(packed, supervised_mask, rows_per_shard=rows_per_shard)
-        plan = cls(
+        return cls(
             packed=packed, schema=schema, supervised_mask=supervised_mask, segment_index=index,
             shard_token_counts=counts, rows_per_shard=rows_per_shard,
-        )  # fmt: skip
-        return plan, report
+        ), report  # fmt: skip
 
     def shard_rows(self, shard: int) -> list[int]:
         """List the packed rows that a shard holds."""
@@ -189,12 +187,11 @@ class CapturePlan:
             for piece in range(*self.packed.starts[row : row + 2].tolist()):
                 _, begin, end, _ = self.packed.table[piece].tolist()
                 right += end - begin
-                count = int(self.segment_index.tokens[piece])
-                first = int(self.segment_index.first[piece])
                 # an overlap's tokens are stored with the piece before: count from the right
-                stored = np.arange(right - count, right)
+                stored = np.arange(right - int(self.segment_index.tokens[piece]), right)
+                mask = self.supervised_mask[int(self.segment_index.first[piece]) :][: len(stored)]
                 positions.append(stored)
-                supervised.append(stored[self.supervised_mask[first : first + count]])
+                supervised.append(stored[mask])
         return np.concatenate(positions), np.concatenate(supervised)
 
     def document_tensors(self) -> dict[str, Tensor]:

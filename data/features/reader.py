@@ -51,8 +51,10 @@ class FeatureStore:
         self.documents = Documents(
             **arrays, categories=manifest.categories, languages=manifest.languages
         )
-        names = [shard_name(number) for number in range(manifest.made.shards)]
-        self.shards = [self._map_tensors(folder, name, list(self.tensor_specs)) for name in names]
+        self.shards = [
+            self._map_tensors(folder, shard_name(number), list(self.tensor_specs))
+            for number in range(manifest.made.shards)
+        ]
 
     @classmethod
     def open(

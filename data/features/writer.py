@@ -50,9 +50,10 @@ class ShardBuilder:
         return tensors
 
     def _topk_tensors(self, hidden: Float[Tensor, "rows length hidden"]) -> dict[str, Tensor]:
-        k = self.plan.schema.top_k
-        chunks = hidden.flatten(0, 1).split(LOGITS_CHUNK)
-        parts = [TopKLogits.from_logits(self.target.logits(chunk), k) for chunk in chunks]
+        parts = [
+            TopKLogits.from_logits(self.target.logits(chunk), self.plan.schema.top_k)
+            for chunk in hidden.flatten(0, 1).split(LOGITS_CHUNK)
+        ]
         dtypes = {"ids": torch.int32, "log_probs": torch.float16, "rest": torch.float32}
         return {
             f"teacher.{name}": torch.cat([getattr(part, name) for part in parts])
@@ -109,7 +110,7 @@ class ShardBuilder:
         """Name the mean rounding errors by layer; raise UserError where one is not finite."""
         errors: dict[str, list[float]] = {}
         if "captured" in means:
-            layers = [f"layer {layer}" for layer in self.plan.schema.layers]
+            layers = map("layer {}".format, self.plan.schema.layers)
             errors |= zip(layers, means["captured"].tolist(), strict=True)
         if "hidden" in means:
             errors["final"] = means["hidden"].tolist()

@@ -12,6 +12,7 @@ import re
 import zlib
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -101,31 +102,28 @@ def _read_json(file: Path) -> Iterator[RawRow]:
     with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
         start = stream.peek(64).removeprefix(codecs.BOM_UTF8).lstrip()
         if file.name.endswith((".json", ".json.gz")) and start[:1] == b"[":
-            for number, row in enumerate(json.load(stream)):
-                yield _check_object(f"{file}:[{number}]", row)
-            return
-        for number, line in enumerate(_read_lines(stream), 1):
-            location = f"{file}:{number}"
-            if line is None:
-                yield RawRow(
-                    location, None, "a line that is too long", f"over {MAX_LINE_BYTES:,} bytes"
-                )
-            elif line.strip():
-                yield _parse_line(location, line)
-
-
-def _read_lines(stream: Any) -> Iterator[bytes | None]:
-    """Yield the lines of a binary stream, and None in place of a line that is too long."""
-    while line := stream.readline(MAX_LINE_BYTES):
-        if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
-            while len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
-                line = stream.readline(MAX_LINE_BYTES)
-            yield None
+            rows = enumerate(json.load(stream))
+            yield from (_check_object(f"{file}:[{number}]", row) for number, row in rows)
         else:
-            yield line
+            lines = enumerate(_read_lines(stream), 1)
+            yield from (_parse_line(f"{file}:{n}", line) for n, line in lines if line.strip())
+
+
+def _read_lines(stream: Any) -> Iterator[bytes]:
+    """Yield the lines of a binary stream; of a line that is too long, only the beginning."""
+    while line := stream.readline(MAX_LINE_BYTES):
+        yield line
+        while _is_cut(line):
+            line = stream.readline(MAX_LINE_BYTES)
+
+
+def _is_cut(line: bytes) -> bool:
+    return len(line) == MAX_LINE_BYTES and not line.endswith(b"\n")
 
 
 def _parse_line(location: str, line: bytes) -> RawRow:
+    if _is_cut(line):
+        return RawRow(location, None, "a line that is too long", f"over {MAX_LINE_BYTES:,} bytes")
     try:
         return _check_object(location, json.loads(line.removeprefix(codecs.BOM_UTF8).decode()))
     except UnicodeDecodeError as error:
@@ -153,28 +151,27 @@ def read_dataset_rows(dataset: Any, name: str) -> Iterator[RawRow]:
 
 
 def _read_batches(batches: Iterable[Any], name: str) -> Iterator[RawRow]:
-    number = 0
-    for batch in batches:
-        try:
-            rows = batch.to_pylist()
-        except (ValueError, OverflowError):  # a single bad row fails the batch; convert one by one
-            rows = [_convert_row(batch.slice(index, 1)) for index in range(batch.num_rows)]
-        for row in rows:
-            location, number = f"{name}:[{number}]", number + 1
-            if isinstance(row, dict):
-                yield RawRow(location, {key: _drop_nulls(value) for key, value in row.items()})
-            else:
-                yield RawRow(location, None, *row)
+    rows = chain.from_iterable(map(_convert_batch, batches))
+    for number, row in enumerate(rows):
+        if isinstance(row, dict):
+            content = {key: _drop_nulls(value) for key, value in row.items()}
+            yield RawRow(f"{name}:[{number}]", content)
+        else:
+            yield RawRow(f"{name}:[{number}]", None, *row)
 
 
-def _convert_row(batch: Any) -> dict[str, Any] | tuple[str, str]:
-    """Convert a batch of one row; return (reason, detail) where Python cannot represent it."""
+def _convert_batch(batch: Any) -> list[dict[str, Any] | tuple[str, str]]:
+    """Convert a batch to rows; one that Python cannot represent becomes (reason, detail)."""
     try:
-        return batch.to_pylist()[0]
-    except UnicodeDecodeError as error:
-        return "text that is not UTF-8", str(error)
-    except (ValueError, OverflowError) as error:  # raised for dates and durations
-        return "a value that is out of range", str(error)
+        return batch.to_pylist()
+    except (ValueError, OverflowError) as error:  # overflows are of dates and durations
+        if batch.num_rows == 1:
+            is_text = isinstance(error, UnicodeDecodeError)
+            reason = "text that is not UTF-8" if is_text else "a value that is out of range"
+            return [(reason, str(error))]
+    # a single bad row fails the batch: convert one by one
+    rows = (batch.slice(index, 1) for index in range(batch.num_rows))
+    return list(chain.from_iterable(map(_convert_batch, rows)))
 
 
 def _drop_nulls(value: Any) -> Any:
@@ -205,8 +202,8 @@ def load_dataset_split(
             builder, file_split = DATASET_BUILDERS[path.suffix], _resolve_split(split, ["train"])
             return load_dataset(builder, data_files=str(path), split=file_split)
         if path.is_dir():
-            folder_split = _resolve_split(split, get_dataset_split_names(str(path), subset))
-            return load_dataset(str(path), name=subset, split=folder_split)
+            names = get_dataset_split_names(str(path), subset)
+            return load_dataset(str(path), name=subset, split=_resolve_split(split, names))
         check_hub_dataset(source, key)
         return _load_from_hub(source, subset, split, revision)
     except (DatasetsError, OSError, ValueError) as error:

@@ -43,8 +43,7 @@ class PromptFormat:
 
 
 def _prompt_from_instruction(row: PromptRow) -> PromptRow:
-    parts = filter(None, (row["instruction"], row.get("input")))
-    return {"turns": ["\n\n".join(parts)]}
+    return {"turns": ["\n\n".join(filter(None, (row["instruction"], row.get("input"))))]}
 
 
 def _prompt_from_messages(row: PromptRow) -> PromptRow:

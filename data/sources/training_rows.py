@@ -156,5 +156,6 @@ def truncate_to_last_answer(row: ParsedRow) -> ParsedRow:
 
 def _has_content(message: dict[str, Any]) -> bool:
     """Return False for an empty assistant turn, which stands for an answer yet to be generated."""
-    keys = ("content", "tool_calls", *REASONING_KEYS)
-    return message["role"] != "assistant" or any(message.get(key) for key in keys)
+    return message["role"] != "assistant" or any(
+        message.get(key) for key in ("content", "tool_calls", *REASONING_KEYS)
+    )

@@ -87,9 +87,8 @@ def shorten_spans(spans: list[TokenSpan], limit: int) -> list[TokenSpan]:
     for answer, run in runs:
         middle = run[half:-half]
         if len(spans) > limit and len(middle) > 1:
-            count = sum(len(span.ids) for span in middle)
-            gap = TokenSpan(f"[... {count:,} tokens ...]", (), answer, left_out=True)
-            run = [*run[:half], gap, *run[-half:]]
+            text = f"[... {sum(len(span.ids) for span in middle):,} tokens ...]"
+            run[half:-half] = [TokenSpan(text, (), answer, left_out=True)]
         shortened += run
     return shortened
 
@@ -131,9 +130,14 @@ def describe_document(document: TokenizedDocument) -> str:
     labels = [
         escape_unprintable(label) for label in (document.category, document.language) if label
     ]
-    tokens = f"{len(document.ids):,} tokens"
-    share = f"{supervised:,} supervised ({supervised / max(len(document.ids), 1):.1%})"
-    return ", ".join([*labels, tokens, share, f"{answers} answer{'s' * (answers != 1)}"])
+    return ", ".join(
+        [
+            *labels,
+            f"{len(document.ids):,} tokens",
+            f"{supervised:,} supervised ({supervised / max(len(document.ids), 1):.1%})",
+            f"{answers} answer{'s' * (answers != 1)}",
+        ]
+    )
 
 
 def build_mask_table(stats_by_category: Mapping[str, MaskStats]) -> list[list[str]]:
@@ -192,10 +196,10 @@ def sample_rows(
         spans, row_tokens = [], TokenizedDocument(ids=[], answer=[])
         for piece in pieces:
             document = documents[piece.document]
-            context = [False] * (piece.loss_begin - piece.begin)
             tokens = TokenizedDocument(
                 ids=document.ids[piece.begin : piece.end],
-                answer=context + document.answer[piece.loss_begin : piece.end],
+                answer=[False] * (piece.loss_begin - piece.begin)
+                + document.answer[piece.loss_begin : piece.end],
             )
             row_tokens.ids += tokens.ids
             row_tokens.answer += tokens.answer

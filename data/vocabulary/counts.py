@@ -196,8 +196,7 @@ def compute_coverage(
     counts: TokenCounts, sizes: list[int], required_ids: list[int]
 ) -> dict[str, list[float]]:
     """Return each group's share of answer tokens that a draft vocabulary of each size covers."""
-    total = counts.total
-    vocabularies = [choose_kept_ids(total, size, required_ids) for size in sizes]
+    vocabularies = [choose_kept_ids(counts.total, size, required_ids) for size in sizes]
     return {
         name: [token_coverage(group, ids) for ids in vocabularies]
         for name, group in counts.groups.items()
