@@ -54,7 +54,13 @@ def capture_features(conf: CaptureConf, *, command: str) -> Path:
     """
     conf.data.check_target(conf.target)
     conf = replace(conf, data=resolve_demo_data(conf.data))
-    check_capture_config(conf)
+    require(
+        conf.data.source is not DataSource.captured,
+        "data.source: must be documents, got captured, which are features already; give "
+        "data=prepared",
+    )
+    rows = check_and_read_first_rows(conf.data, conf.target.source.read_config, conf.draft.check)
+    preview_rows(conf.data, conf.target, rows)
     device = conf.device.build()
     conf.data.check_device(device)
     meta_target = build_meta_target(conf.target, device.dtype)
@@ -67,25 +73,16 @@ def capture_features(conf: CaptureConf, *, command: str) -> Path:
     if missing:
         with report_disk_errors(progress.folder):
             progress.folder.mkdir(parents=True, exist_ok=True)
-            lock = LOCK_FILE if conf.workers == 1 else f"{LOCK_FILE}-{conf.worker:05}"
-            acquire_lock(progress.folder, lock)
+            acquire_lock(
+                progress.folder,
+                LOCK_FILE if conf.workers == 1 else f"{LOCK_FILE}-{conf.worker:05}",
+            )
             if conf.worker == 0:
                 write_text_atomically(progress.folder / "config.yaml", config_to_yaml(conf))
         write_missing_files(missing, plan, progress, conf, device)
     log_rounding(progress.manifest.files)
     log_next_step(progress)
     return progress.folder
-
-
-def check_capture_config(conf: CaptureConf) -> None:
-    """Check the configuration and preview the first rows; raise UserError before any model work."""
-    require(
-        conf.data.source is not DataSource.captured,
-        "data.source: must be documents, got captured, which are features already; give "
-        "data=prepared",
-    )
-    rows = check_and_read_first_rows(conf.data, conf.target.source.read_config, conf.draft.check)
-    preview_rows(conf.data, conf.target, rows)
 
 
 def resolve_demo_data(data: DataConf) -> DataConf:

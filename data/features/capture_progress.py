@@ -57,8 +57,9 @@ class CaptureProgress:
 
     def set_target(self, target_sha256: str) -> None:
         """Record the loaded target's hash; raise UserError where the store has another target."""
-        spec = replace(self.manifest.made, target_sha256=target_sha256)
-        self.manifest = replace(self.manifest, made=spec)
+        self.manifest = replace(
+            self.manifest, made=replace(self.manifest.made, target_sha256=target_sha256)
+        )
         self._check_same_spec()
 
     def _check_same_spec(self) -> None:

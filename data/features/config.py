@@ -4,8 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from data.config import DataConf
-from data.features.quantize import Dtype
-from data.features.schema import FeatureSchema, TeacherKind
+from data.features.schema import Dtype, FeatureSchema, TeacherKind
 from models.device import DeviceConf
 from models.distill.losses import LossConf
 from models.drafts.base import DraftConf, Needs

@@ -48,17 +48,13 @@ class StoreSpec:
 
     def describe_differences(self, other: "StoreSpec") -> list[str]:
         """List the fields in which `other` differs, with both values."""
-        ours, theirs = self.flatten(), other.flatten()
+        ours, theirs = (vars(spec) | vars(spec.layout) | {"layout": ""} for spec in (self, other))
         return [
-            f"{name} {theirs[name]} instead of {ours[name]}"
-            for name in ours
-            if ours[name] != theirs[name]
+            f"{name} {getattr(theirs[name], 'value', theirs[name])} instead of "
+            f"{getattr(value, 'value', value)}"
+            for name, value in ours.items()
+            if value != theirs[name]
         ]
-
-    def flatten(self) -> dict[str, Any]:
-        """Return the fields of this spec and of its schema as one dictionary of plain values."""
-        fields = TypeAdapter(StoreSpec).dump_python(self, mode="json")
-        return fields | fields.pop("layout")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,11 +40,6 @@ class SegmentIndex:
     token: Int[np.ndarray, " runs"]  # int64: first row in the tensors that have one per token
     row: Int[np.ndarray, " runs"]  # int64: first row in the tensors of supervised tokens
 
-    def sorted_by_token(self) -> "SegmentIndex":
-        """Sort the segments by their first token, for binary search."""
-        order = np.argsort(self.first)
-        return SegmentIndex(**{name: values[order] for name, values in vars(self).items()})
-
 
 def find_supervised_tokens(documents: Documents) -> Bool[np.ndarray, " tokens"]:
     """Mark answer tokens and the tokens right before them, the only ones that losses use.
@@ -161,8 +156,8 @@ class CapturePlan:
             documents = truncate_documents(documents, length)
         packed, report = pack_documents(documents, length, overlap=overlap)
         supervised_mask = find_supervised_tokens(documents)
-        max_row_bytes = schema.num_bytes(length, length)
-        rows_per_shard = batch * max(1, int(shard_mb * MB / (max_row_bytes * batch)))
+        batches_per_shard = int(shard_mb * MB / (schema.num_bytes(length, length) * batch))
+        rows_per_shard = batch * max(1, batches_per_shard)
         index, counts = build_segment_index(packed, supervised_mask, rows_per_shard=rows_per_shard)
         return cls(
             packed=packed, schema=schema, supervised_mask=supervised_mask, segment_index=index,
@@ -196,10 +191,10 @@ class CapturePlan:
 
     def document_tensors(self) -> dict[str, Tensor]:
         """Return the tensors of the documents file, as data/features/reader.py reads them."""
-        documents, segments = self.packed.documents, vars(self.segment_index.sorted_by_token())
+        order = np.argsort(self.segment_index.first)  # for binary search
         arrays = (
-            {name: getattr(documents, name) for name in DOCUMENT_FIELDS}
-            | {f"runs.{name}": values for name, values in segments.items()}
+            {name: getattr(self.packed.documents, name) for name in DOCUMENT_FIELDS}
+            | {f"runs.{name}": values[order] for name, values in vars(self.segment_index).items()}
             | {"supervised": self.supervised_mask}
         )
         return {name: torch.from_numpy(np.ascontiguousarray(a)) for name, a in arrays.items()}

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from data.features.manifest import DOCUMENTS_FILE, Manifest, read_manifest, shard_name
 from data.features.plan import DOCUMENT_FIELDS, Segment, SegmentIndex, find_segments
-from data.features.quantize import dequantize, widen_fp8
-from data.features.schema import SCALE_SUFFIX, TeacherKind
+from data.features.schema import SCALE_SUFFIX, TeacherKind, dequantize, widen_fp8
 from data.packing.documents import DocumentPiece, Documents
 from models.distill.topk_logits import TopKLogits
 from models.drafts.base import Needs
@@ -42,8 +41,10 @@ class FeatureStore:
     def __init__(self, folder: Path, manifest: Manifest, needs: Needs, dtype: torch.dtype):
         self.manifest, self.needs, self.dtype = manifest, needs, dtype
         self.tensor_specs = {spec.name: spec for spec in manifest.made.layout.tensor_specs}
-        tensors = self._map_tensors(folder, DOCUMENTS_FILE, DOCUMENT_TENSORS)
-        arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in tensors.items()}
+        arrays: dict[str, Any] = {
+            name: tensor.numpy()
+            for name, tensor in self._map_tensors(folder, DOCUMENTS_FILE, DOCUMENT_TENSORS).items()
+        }
         self.segment_index = SegmentIndex(
             **{name: arrays.pop(f"runs.{name}") for name in SEGMENT_FIELDS}
         )
@@ -121,7 +122,9 @@ class FeatureStore:
         Rows are read in small chunks so that the intermediate values stay in the processor's cache.
         """
         spec = self.tensor_specs[name]
-        output = allocate_zeros(math.prod(shape), math.prod(spec.shape), dtype=self.dtype)
+        # numpy uses huge pages on Linux: page faults on small ones cost more time than the filling
+        zeros = np.zeros((math.prod(shape), math.prod(spec.shape) * self.dtype.itemsize), np.uint8)
+        output = torch.from_numpy(zeros).view(self.dtype)
         for segment, token_positions in segments:
             shard = self.shards[segment.shard]
             rows, positions = segment.token_rows, token_positions
@@ -156,14 +159,6 @@ class FeatureStore:
             **{name: values.unflatten(0, shape) for name, values in tensors.items()},
             vocab_size=self.manifest.made.layout.vocab_size,
         )
-
-
-def allocate_zeros(rows: int, width: int, *, dtype: torch.dtype) -> Float[Tensor, "rows width"]:
-    """Allocate zeros with numpy, which uses huge pages on Linux.
-
-    Page faults on small pages cost more time than filling the tensor.
-    """
-    return torch.from_numpy(np.zeros((rows, width * dtype.itemsize), np.uint8)).view(dtype)
 
 
 def split_contiguous(

@@ -98,9 +98,9 @@ class Documents:
 def read_documents(conf: DataConf, tokenizer: PreTrainedTokenizerBase) -> Documents:
     """Read and tokenize the configured data."""
     skipped: Counter[str] = Counter()
-    documents = tokenization.iter_documents(conf, tokenizer, skipped)
-    progress = tqdm(documents, desc="tokenize", unit=" documents", disable=None)
-    return replace(Documents.from_documents(iter(progress)), skipped=skipped)
+    stream = tokenization.iter_documents(conf, tokenizer, skipped)
+    bar = tqdm(stream, desc="tokenize", unit=" documents", disable=None)
+    return replace(Documents.from_documents(iter(bar)), skipped=skipped)
 
 
 class DocumentPiece(NamedTuple):

@@ -125,8 +125,7 @@ def count_piece_answers(
     spans = zip(
         (starts + pieces[:, LOSS_BEGIN]).tolist(), (starts + pieces[:, END]).tolist(), strict=True
     )
-    counts = (np.count_nonzero(documents.answer[begin:end]) for begin, end in spans)
-    return np.fromiter(counts, np.int64, len(pieces))
+    return np.array([np.count_nonzero(documents.answer[b:e]) for b, e in spans], np.int64)
 
 
 def best_fit(sizes: Int[np.ndarray, " pieces"], length: int) -> Int[np.ndarray, " pieces"]:

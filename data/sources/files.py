@@ -47,8 +47,7 @@ def open_rows(
 
     `key` is the setting that named the source; error messages begin with it.
     """
-    path = Path(source).expanduser()
-    if files := list_data_files(path, split):
+    if files := list_data_files(Path(source).expanduser(), split):
         return (raw for file in files for raw in read_file_rows(file, key))
     dataset = load_dataset_split(source, key=key, subset=subset, split=split, revision=revision)
     return read_dataset_rows(dataset, source)
@@ -154,8 +153,9 @@ def _read_batches(batches: Iterable[Any], name: str) -> Iterator[RawRow]:
     rows = chain.from_iterable(map(_convert_batch, batches))
     for number, row in enumerate(rows):
         if isinstance(row, dict):
-            content = {key: _drop_nulls(value) for key, value in row.items()}
-            yield RawRow(f"{name}:[{number}]", content)
+            yield RawRow(
+                f"{name}:[{number}]", {key: _drop_nulls(value) for key, value in row.items()}
+            )
         else:
             yield RawRow(f"{name}:[{number}]", None, *row)
 

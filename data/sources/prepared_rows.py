@@ -113,6 +113,16 @@ def row_from_columns(columns: dict[str, Any]) -> PreparedRow:
     )
 
 
+def parse_recorded_documents(row: PreparedRow, turns: TurnSelection) -> Iterator[TokenizedDocument]:
+    """Yield the documents that were recorded with the target's answers."""
+    recorded = row.documents
+    if recorded and turns is TurnSelection.last:
+        recorded = [RecordedDocument(ids=recorded[-1].ids, spans=recorded[-1].spans[-1:])]
+    for document in recorded:
+        answered = document_from_spans(document.ids, document.spans)
+        yield replace(answered, category=row.category, language=row.language)
+
+
 def parse_prepared_row(
     row: PreparedRow, turns: TurnSelection
 ) -> Iterator[Conversation | PlainText | TokenizedDocument]:
@@ -122,13 +132,7 @@ def parse_prepared_row(
     """
     labels: dict[str, Any] = {"category": row.category, "language": row.language}
     if row.documents:
-        recorded = row.documents
-        if turns is TurnSelection.last:
-            recorded = [RecordedDocument(ids=recorded[-1].ids, spans=recorded[-1].spans[-1:])]
-        yield from (
-            replace(document_from_spans(document.ids, document.spans), **labels)
-            for document in recorded
-        )
+        yield from parse_recorded_documents(row, turns)
     elif row.text is not None:
         yield PlainText(text=row.text, **labels)
     else:

@@ -148,7 +148,10 @@ def prompt_from_row(row: PromptRow, number: int) -> PromptRow | None:
     """
     for prompt_format in PROMPT_FORMATS.values():
         if all(row.get(column) is not None for column in prompt_format.columns):
-            _check_columns(row, prompt_format.columns + prompt_format.optional_columns)
+            for column in prompt_format.columns + prompt_format.optional_columns:
+                is_valid, rule = COLUMN_CHECKS.get(column, (None, ""))
+                if is_valid and row.get(column) is not None and not is_valid(row[column]):
+                    raise ValueError(f"`{column}` must be {rule}, got {shortened(row[column])}")
             name = row.get(prompt_format.id_column)
             return {
                 "id": str(number if name is None else name),
@@ -156,13 +159,6 @@ def prompt_from_row(row: PromptRow, number: int) -> PromptRow | None:
                 **prompt_format.to_prompt(row),
             }
     return None
-
-
-def _check_columns(row: PromptRow, columns: tuple[str, ...]) -> None:
-    for column in columns:
-        is_valid, rule = COLUMN_CHECKS.get(column, (None, ""))
-        if is_valid and row.get(column) is not None and not is_valid(row[column]):
-            raise ValueError(f"`{column}` must be {rule}, got {shortened(row[column])}")
 
 
 def describe_prompt_formats() -> str:

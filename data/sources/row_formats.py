@@ -150,10 +150,13 @@ def _parse_column(raw: dict[str, Any], column: str) -> tuple[RowFormat, ParsedRo
             return RowFormat.ultrachat, _build_conversation(_messages_from_texts(list(value)), raw)
         case [int(), *_] if all(isinstance(token_id, int) for token_id in value):
             flags: Any = raw.get("answer")
-            has_flags = isinstance(flags, list) and len(flags) == len(value)
-            require_row(has_flags, "ids without an answer flag for each")
-            answer = [bool(flag) for flag in flags]
-            return RowFormat.tokens, TokenizedDocument(ids=list(value), answer=answer)
+            require_row(
+                isinstance(flags, list) and len(flags) == len(value),
+                "ids without an answer flag for each",
+            )
+            return RowFormat.tokens, TokenizedDocument(
+                ids=list(value), answer=list(map(bool, flags))
+            )
         case None:
             raise RowRejectedError(f"no column {column}", f"the row has {', '.join(raw)}")
     raise RowRejectedError(f"column {column} holds no messages, turns, text or token ids")
@@ -183,8 +186,8 @@ def _parse_prompt_row(raw: dict[str, Any], column: str | None) -> ParsedRow:
     if len(questions) == 1 and answer:
         return _build_conversation([*_messages_from_texts(questions), *answer], raw)
     # Empty assistant turns stand between the questions until answers are generated.
-    turns = [text for question in questions for text in (question, "")]
-    return _build_conversation(_messages_from_texts(turns[:-1]), raw)
+    turns = [text for question in questions for text in (question, "")][:-1]
+    return _build_conversation(_messages_from_texts(turns), raw)
 
 
 def _parse_answer(raw: dict[str, Any]) -> list[dict[str, Any]]:

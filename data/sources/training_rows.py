@@ -44,9 +44,11 @@ def check_data(conf: DataConf) -> None:
 def check_data_exists(conf: DataConf) -> None:
     """Check that the data exists, on the hub too, without a download; raise UserError otherwise."""
     conf.check_path()
-    if conf.source not in (DataSource.dataset, DataSource.jsonl) or conf.path is None:
-        return
-    if Path(conf.path).expanduser().exists():
+    if (
+        conf.source not in (DataSource.dataset, DataSource.jsonl)
+        or conf.path is None
+        or Path(conf.path).expanduser().exists()
+    ):
         return
     if conf.source is DataSource.dataset and not constants.HF_HUB_OFFLINE:
         check_hub_dataset(conf.path, "data.path")
@@ -58,10 +60,8 @@ def count_training_rows(conf: DataConf) -> int | None:
     """Count the rows, including unusable ones; return None where that takes reading them all."""
     if conf.source not in (DataSource.dataset, DataSource.jsonl) or conf.path is None:
         return None
-    if _is_whole_file(conf):
-        number = count_rows(Path(conf.path).expanduser())
-    else:
-        number = len(_load_dataset(conf))
+    file = Path(conf.path).expanduser()
+    number = count_rows(file) if _is_whole_file(conf) else len(_load_dataset(conf))
     return number if number is None or conf.limit is None else min(number, conf.limit)
 
 

@@ -208,7 +208,9 @@ def sample_rows(
                 *split_into_spans(tokenizer, tokens),
                 TokenSpan("\n", (), False, left_out=True),
             ]
-        description = (
-            f"{len(pieces)} documents in {conf.length:,} positions, {describe_document(row_tokens)}"
+        yield DocumentView(
+            f"row {row:,} of {len(packed):,}",
+            f"{len(pieces)} documents in {conf.length:,} positions, "
+            f"{describe_document(row_tokens)}",
+            spans,
         )
-        yield DocumentView(f"row {row:,} of {len(packed):,}", description, spans)

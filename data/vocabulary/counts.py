@@ -24,7 +24,7 @@ from transformers import PreTrainedTokenizerBase
 from data.config import DataConf, TurnSelection
 from data.packing.documents import Documents
 from data.progress import RowProgress
-from data.sources.prepared_rows import parse_prepared_row, read_prepared_rows
+from data.sources.prepared_rows import parse_recorded_documents, read_prepared_rows
 from data.sources.row_formats import TokenizedDocument
 from models.checkpoint import TOKENIZER_HASH_KEY, tokenizer_fingerprint
 from models.errors import require
@@ -243,8 +243,5 @@ def _iter_answered_documents(folder: Path) -> Iterator[TokenizedDocument]:
     """Yield the recorded documents of the rows that the target answered."""
     with RowProgress("tokens", total=None) as progress:
         for row in read_prepared_rows(folder):
-            if row.documents:
-                for document in parse_prepared_row(row, TurnSelection.all):
-                    assert isinstance(document, TokenizedDocument)
-                    yield document
+            yield from parse_recorded_documents(row, TurnSelection.all)
             progress.count(done=1)

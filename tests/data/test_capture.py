@@ -19,8 +19,7 @@ from data.features import manifest as store_manifest
 from data.features.config import CaptureConf
 from data.features.manifest import DOCUMENTS_FILE, shard_name
 from data.features.plan import HEADER_BYTES
-from data.features.quantize import Dtype
-from data.features.schema import TeacherKind
+from data.features.schema import Dtype, TeacherKind
 from models.drafts.base import Needs
 from models.drafts.eagle3 import Eagle3Conf
 from models.drafts.medusa2 import Medusa2Conf
