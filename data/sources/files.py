@@ -195,8 +195,10 @@ def load_dataset_split(
         if (path / "dataset_dict.json").is_file():
             splits: Any = load_from_disk(str(path))
             name = _resolve_split(split, list(splits))
-            setting = f"{key.rpartition('.')[0]}.split"
-            require(name in splits, f"{setting}: must be one of {', '.join(splits)}, got {name!r}")
+            require(
+                name in splits,
+                f"{key.rpartition('.')[0]}.split: must be one of {', '.join(splits)}, got {name!r}",
+            )
             return splits[name]
         if path.is_file() and path.suffix in DATASET_BUILDERS:
             builder, file_split = DATASET_BUILDERS[path.suffix], _resolve_split(split, ["train"])

@@ -119,8 +119,11 @@ def parse_recorded_documents(row: PreparedRow, turns: TurnSelection) -> Iterator
     if recorded and turns is TurnSelection.last:
         recorded = [RecordedDocument(ids=recorded[-1].ids, spans=recorded[-1].spans[-1:])]
     for document in recorded:
-        answered = document_from_spans(document.ids, document.spans)
-        yield replace(answered, category=row.category, language=row.language)
+        yield replace(
+            document_from_spans(document.ids, document.spans),
+            category=row.category,
+            language=row.language,
+        )
 
 
 def parse_prepared_row(

@@ -102,8 +102,9 @@ def count_answer_tokens(
         answer = ids[np.asarray(document.answer)]
         language = document.language or UNKNOWN_LANGUAGE
         if tokenizer is not None and not document.language:
-            start = answer[:LANGUAGE_SAMPLE_TOKENS]
-            language = detect_language(str(tokenizer.decode(start, skip_special_tokens=True)))
+            language = detect_language(
+                str(tokenizer.decode(answer[:LANGUAGE_SAMPLE_TOKENS], skip_special_tokens=True))
+            )
         np.add.at(categories[document.category or UNNAMED_CATEGORY], answer, 1)
         np.add.at(languages[language], answer, 1)
     return TokenCounts(categories=dict(categories), languages=dict(languages))
@@ -234,9 +235,12 @@ def write_token_counts(folder: Path, tokenizer: PreTrainedTokenizerBase, worker_
     save_token_counts(counts, worker_dir / TOKEN_COUNTS_FILE, tokenizer_fingerprint(tokenizer))
     (worker_dir / TOKEN_COUNTS_FILE).replace(folder / TOKEN_COUNTS_FILE)
     required_ids = required_token_ids(tokenizer)
-    sizes = sizes_below(len(required_ids), vocab_size)
-    table = render_markdown_table(build_coverage_table(counts, sizes, required_ids))
-    return f"\nOf {vocab_size:,} tokens, the most frequent cover:\n\n{table}"
+    coverage = build_coverage_table(
+        counts, sizes_below(len(required_ids), vocab_size), required_ids
+    )
+    return (
+        f"\nOf {vocab_size:,} tokens, the most frequent cover:\n\n{render_markdown_table(coverage)}"
+    )
 
 
 def _iter_answered_documents(folder: Path) -> Iterator[TokenizedDocument]:
