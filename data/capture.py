@@ -9,7 +9,6 @@ damaged since. docs/features.md describes the layout, the sizes and captures by 
 import logging
 import shlex
 import sys
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,11 +18,10 @@ from torch import Tensor
 
 from conf.entry import config_to_yaml, entry_point
 from data.config import DataConf, DataSource
-from data.features.capture_progress import CaptureProgress
+from data.features.capture_progress import GB, CaptureProgress
 from data.features.config import CaptureConf
-from data.features.disk_check import GB, check_disk_space
-from data.features.manifest import DOCUMENTS_FILE, FileRecord, StoreSpec, hash_arrays, shard_name
-from data.features.plan import METADATA, CapturePlan
+from data.features.manifest import DOCUMENTS_FILE, FileRecord, StoreSpec, shard_name
+from data.features.plan import CapturePlan
 from data.features.writer import ShardBuilder
 from data.packing.documents import read_documents
 from data.preview import check_and_read_first_rows, preview_rows
@@ -32,8 +30,8 @@ from models.checkpoint import tokenizer_fingerprint
 from models.console import setup_logging
 from models.device import Device
 from models.device.graph_budget import Graph
-from models.errors import UserError
-from models.files import atomic_path, report_disk_errors
+from models.errors import require
+from models.files import atomic_path, report_disk_errors, write_text_atomically
 from models.lock import LOCK_FILE, acquire_lock
 from models.meta_model import MetaTarget, build_meta_draft, build_meta_target
 
@@ -56,7 +54,13 @@ def capture_features(conf: CaptureConf, *, command: str) -> Path:
     """
     conf.data.check_target(conf.target)
     conf = replace(conf, data=resolve_demo_data(conf.data))
-    check_capture_config(conf)
+    require(
+        conf.data.source is not DataSource.captured,
+        "data.source: must be documents, got captured, which are features already; give "
+        "data=prepared",
+    )
+    rows = check_and_read_first_rows(conf.data, conf.target.read_config, conf.draft.check)
+    preview_rows(conf.data, conf.target, rows)
     device = conf.device.build()
     conf.data.check_device(device)
     meta_target = build_meta_target(conf.target, device.dtype)
@@ -65,9 +69,7 @@ def capture_features(conf: CaptureConf, *, command: str) -> Path:
     spec = build_store_spec(plan, conf, device, tokenizer_fingerprint(tokenizer))
     progress = CaptureProgress(conf, spec, plan.packed.documents, command)
     missing = progress.missing_files()
-    check_disk_space(
-        plan, progress.folder, budget_gb=conf.budget_gb, bytes_on_disk=progress.bytes_on_disk()
-    )
+    progress.check_disk_space(plan)
     if missing:
         with report_disk_errors(progress.folder):
             progress.folder.mkdir(parents=True, exist_ok=True)
@@ -76,23 +78,11 @@ def capture_features(conf: CaptureConf, *, command: str) -> Path:
                 LOCK_FILE if conf.workers == 1 else f"{LOCK_FILE}-{conf.worker:05}",
             )
             if conf.worker == 0:
-                with atomic_path(progress.folder / "config.yaml") as partial:
-                    partial.write_text(config_to_yaml(conf))
+                write_text_atomically(progress.folder / "config.yaml", config_to_yaml(conf))
         write_missing_files(missing, plan, progress, conf, device)
     log_rounding(progress.manifest.files)
     log_next_step(progress)
     return progress.folder
-
-
-def check_capture_config(conf: CaptureConf) -> None:
-    """Check the configuration and preview the first rows; raise UserError before any model work."""
-    if conf.data.source is DataSource.captured:
-        raise UserError(
-            "data.source: must be documents, got captured, which are features already; give "
-            "data=prepared"
-        )
-    rows = check_and_read_first_rows(conf.data, conf.target.read_config, conf.draft.check)
-    preview_rows(conf.data, conf.target, rows)
 
 
 def resolve_demo_data(data: DataConf) -> DataConf:
@@ -102,11 +92,11 @@ def resolve_demo_data(data: DataConf) -> DataConf:
     """
     if data.source is not DataSource.demo:
         return data
-    if not DEMO_FOLDER.exists():
-        raise UserError(
-            f"data.source: the demo must be prepared first, got no {DEMO_FOLDER}; run `python -m "
-            "data.prepare`, then this command again"
-        )
+    require(
+        DEMO_FOLDER.exists(),
+        f"data.source: the demo must be prepared first, got no {DEMO_FOLDER}; run `python -m "
+        "data.prepare`, then this command again",
+    )
     return replace(data, source=DataSource.prepared, path=str(DEMO_FOLDER))
 
 
@@ -119,24 +109,19 @@ def plan_capture(conf: CaptureConf, meta_target: MetaTarget, tokenizer) -> Captu
     schema = conf.build_schema(
         needs, hidden_size=meta_target.hidden_size, vocab_size=meta_target.vocab_size
     )
-    skipped: Counter[str] = Counter()
     plan, report = CapturePlan.from_documents(
-        read_documents(conf.data, tokenizer, skipped), schema, length=conf.data.length,
+        read_documents(conf.data, tokenizer), schema, length=conf.data.length,
         overlap=conf.data.overlap, batch=conf.batch, shard_mb=conf.shard_mb,
     )  # fmt: skip
-    report.skipped = dict(skipped)
     log.info("data: %s", report)
     tokens, supervised = plan.shard_token_counts.sum(0)
-    bytes_per_token, bf16_bytes = plan.total_bytes() / tokens, 8 * meta_target.hidden_size
+    bytes_per_token = plan.total_bytes / tokens
     log.info(
         "store: %.4g GB in %d shards, %.0f bytes a token (%.3f of four bf16 hidden states at every "
         "token); %.0f%% of the tokens are supervised",
-        plan.total_bytes() / GB,
-        len(plan.shard_token_counts),
-        bytes_per_token,
-        bytes_per_token / bf16_bytes,
-        100 * supervised / tokens,
-    )
+        plan.total_bytes / GB, len(plan.shard_token_counts), bytes_per_token,
+        bytes_per_token / (8 * meta_target.hidden_size), 100 * supervised / tokens,
+    )  # fmt: skip
     return plan
 
 
@@ -145,12 +130,15 @@ def build_store_spec(
 ) -> StoreSpec:
     documents = plan.packed.documents
     tokens, supervised = plan.shard_token_counts.sum(0).tolist()
+    content_hash = xxhash.xxh3_128()
+    for values in (documents.ids, documents.answer, documents.starts):
+        content_hash.update(values.data)
     return StoreSpec(
         target_sha256="",  # set once the target is loaded
         tokenizer_sha256=tokenizer_hash, computed_in=str(device.dtype).removeprefix("torch."),
         layout=plan.schema, length=conf.data.length, overlap=conf.data.overlap, batch=conf.batch,
         documents=len(documents), tokens=tokens, supervised=supervised,
-        documents_xxh3=hash_arrays(documents.ids, documents.answer, documents.starts),
+        documents_xxh3=content_hash.hexdigest(),
         shards=len(plan.shard_token_counts),
     )  # fmt: skip
 
@@ -165,27 +153,24 @@ def write_missing_files(
     """Write the missing files, one after another, and record each in the manifest."""
     target = conf.target.build(device)
     progress.set_target(target.fingerprint)
-    records = progress.manifest.files
-    total_bytes, bytes_written = (
-        plan.total_bytes(),
-        sum(records[name].bytes for name in records.keys() - set(missing)),
-    )
     if DOCUMENTS_FILE in missing:
-        bytes_written += write_store_file(progress, DOCUMENTS_FILE, plan.document_tensors(), {})
+        write_store_file(progress, DOCUMENTS_FILE, plan.document_tensors(), {})
     shards = [n for n in range(len(plan.shard_token_counts)) if shard_name(n) in missing]
     graphs = device.choose_graphs(
         whole=[Graph("look")], parts=[Graph("features", (conf.batch, plan.packed.length))]
     )
     builder = ShardBuilder(target, plan, batch=conf.batch)
-    num_rows = sum(len(plan.shard_rows(shard)) for shard in shards)
-    with device.expect_graphs(graphs, log.info), RowProgress("capture", total=num_rows) as bar:
+    bar = RowProgress("capture", total=sum(len(plan.shard_rows(shard)) for shard in shards))
+    with device.expect_graphs(graphs, log.info), bar:
         for shard in shards:
             tensors, rounding = builder.build_shard(
                 shard, lambda rows, tokens: bar.count(done=rows, tokens=tokens)
             )
-            bytes_written += write_store_file(progress, shard_name(shard), tensors, rounding)
-            size = f"{bytes_written / GB:.4g} of {total_bytes / GB:.4g} GB"
-            log.info("capture: %s written, %s", shard_name(shard), size)
+            write_store_file(progress, shard_name(shard), tensors, rounding)
+            log.info(
+                "capture: %s written, %.4g of %.4g GB",
+                shard_name(shard), progress.manifest.total_bytes / GB, plan.total_bytes / GB,
+            )  # fmt: skip
 
 
 def write_store_file(
@@ -193,16 +178,15 @@ def write_store_file(
     name: str,
     tensors: dict[str, Tensor],
     rounding: dict[str, dict[str, float]],
-) -> int:
-    """Write one file atomically and record its checksum. Return its size in bytes."""
+) -> None:
+    """Write one file atomically and record its checksum."""
     # save_file would write under a temporary name of its own, which a kill leaves behind.
-    data = safetensors.torch.save(tensors, metadata=METADATA)
+    data = safetensors.torch.save(tensors, metadata={"format": "pt"})
     with report_disk_errors(progress.folder, remedy=RESUME_HINT):
         with atomic_path(progress.folder / name) as partial:
             partial.write_bytes(data)
         digest = xxhash.xxh3_128_hexdigest(data)
         progress.record(name, FileRecord(bytes=len(data), xxh3_128=digest, rounding=rounding))
-    return len(data)
 
 
 def log_rounding(files: dict[str, FileRecord]) -> None:
@@ -224,12 +208,11 @@ def log_rounding(files: dict[str, FileRecord]) -> None:
 def log_next_step(progress: CaptureProgress) -> None:
     """Log the command that trains from the store, or how many files other workers still owe."""
     folder, file_names = progress.folder, progress.manifest.file_names
-    num_written = sum((folder / name).exists() for name in file_names)
-    if num_written < len(file_names):
+    written, total = sum((folder / name).exists() for name in file_names), len(file_names)
+    if written < total:
         log.info(
-            "store: %s has %d of its %d files; other workers write the rest",
-            folder, num_written, len(file_names),
-        )  # fmt: skip
+            "store: %s has %d of its %d files; other workers write the rest", folder, written, total
+        )
     else:
         log.info("store: %s; train from it with data=captured data.path=%s", folder, folder)
 

@@ -49,7 +49,7 @@ from data.mixture.report import (
 from data.mixture.select import select_splits
 from data.sources.files import TABLE_BATCH_ROWS
 from data.sources.prepared_rows import PreparedRow, row_from_columns, write_prepared_rows
-from data.vocabulary.prepared_counts import write_token_counts
+from data.vocabulary.counts import write_token_counts
 from models.console import setup_logging
 from models.device import DeviceConf
 from models.errors import UserError, require

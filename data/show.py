@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
@@ -34,17 +33,18 @@ from data.viewer.documents import (
     render_color,
     render_legend,
     render_plain,
+    sample_documents,
+    sample_rows,
     shorten_spans,
 )
 from data.viewer.html import render_page
-from data.viewer.sample import sample_documents, sample_rows
-from models.console import CONSOLE, print_table, setup_logging
-from models.errors import UserError
-from models.files import atomic_path, report_disk_errors
+from models.console import CONSOLE, print_line, print_table, setup_logging
+from models.errors import require
+from models.files import report_disk_errors, write_text_atomically
 from models.target.target import TargetConf
+from models.validation import at_least, check_values
 
 log = logging.getLogger("data.show")
-PLAIN_PRINT: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}
 
 
 @dataclass(kw_only=True)
@@ -63,20 +63,18 @@ class ShowConf:
     output_dir: str = "outputs/show"
 
     def __post_init__(self) -> None:
-        for name in ("documents", "read", "tokens"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"{name}: must be at least 1, got {value}")
-        if self.data.source is DataSource.captured:
-            raise UserError(
-                "data.source: data.show reads rows, got captured; show what the store was "
-                "captured from"
-            )
-        if self.data.source is DataSource.demo and self.data.answers.by is DemoAnswerSource.target:
-            raise UserError(
-                "data.answers.by: data.show generates nothing, got target; take corpus, or show "
-                "what `python -m data.prepare` wrote: data=prepared data.path=outputs/prepare/demo"
-            )
+        check_values(self, documents=at_least(1), read=at_least(1), tokens=at_least(1))
+        require(
+            self.data.source is not DataSource.captured,
+            "data.source: data.show reads rows, got captured; show what the store was captured "
+            "from",
+        )
+        require(
+            self.data.source is not DataSource.demo
+            or self.data.answers.by is not DemoAnswerSource.target,
+            "data.answers.by: data.show generates nothing, got target; take corpus, or show what "
+            "`python -m data.prepare` wrote: data=prepared data.path=outputs/prepare/demo",
+        )
 
 
 @entry_point("show", ShowConf)
@@ -96,14 +94,14 @@ def main(conf: ShowConf) -> None:
         views = list(sample_rows(documents, conf.data, conf.documents, tokenizer, seed=conf.seed))
     else:
         views = sample_documents(stream, conf.documents, tokenizer, seed=conf.seed)
-    page = render_page(describe_source(conf), conf.target.name, views, stats, skipped)
-    path = folder / "sample.html"
-    with report_disk_errors(folder), atomic_path(path) as partial:
-        partial.write_text(page)
+    source = conf.data.path or "the demo's prompts, followed by the text of their files"
+    with report_disk_errors(folder):
+        page = render_page(source, conf.target.name, views, stats, skipped)
+        write_text_atomically(folder / "sample.html", page)
     for view in views:
         print_document(view, conf)
     print_summary(stats, skipped)
-    log.info("the same as a page: %s", path)
+    log.info("the same as a page: %s", folder / "sample.html")
     check_mask_stats(stats, skipped)  # last, so that wrong masks are shown before they are refused
 
 
@@ -130,11 +128,6 @@ def stream_documents(
         yield replace(document, category=prompt.category)
 
 
-def describe_source(conf: ShowConf) -> str:
-    """Return the name of the data for the page."""
-    return conf.data.path or "the demo's prompts, followed by the text of their files"
-
-
 def print_document(view: DocumentView, conf: ShowConf) -> None:
     """Print one document, its answers in color or, without color, between marks."""
     spans = shorten_spans(view.spans, conf.tokens)
@@ -143,8 +136,8 @@ def print_document(view: DocumentView, conf: ShowConf) -> None:
         CONSOLE.print(Text(view.description, style="dim"))
         CONSOLE.print(render_color(spans, boundaries=conf.boundaries), end="\n\n")
     else:
-        CONSOLE.print(f"--- {view.name}, {view.description}", **PLAIN_PRINT)
-        CONSOLE.print(render_plain(spans, boundaries=conf.boundaries), **PLAIN_PRINT)
+        print_line(f"--- {view.name}, {view.description}", markup=False)
+        print_line(render_plain(spans, boundaries=conf.boundaries), markup=False)
 
 
 def print_summary(stats: dict[str, MaskStats], skipped: Counter[str]) -> None:
@@ -154,7 +147,7 @@ def print_summary(stats: dict[str, MaskStats], skipped: Counter[str]) -> None:
     columns, *rows = build_mask_table(stats)
     print_table(columns, rows)
     for reason, count in skipped.most_common():
-        CONSOLE.print(f"{count:,} left out: {escape_unprintable(reason)}", **PLAIN_PRINT)
+        print_line(f"{count:,} left out: {escape_unprintable(reason)}", markup=False)
 
 
 if __name__ == "__main__":

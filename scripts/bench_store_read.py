@@ -20,9 +20,8 @@ from data.features.capture_progress import CaptureProgress
 from data.features.config import CaptureConf
 from data.features.manifest import DOCUMENTS_FILE, StoreSpec, shard_name
 from data.features.plan import CapturePlan
-from data.features.quantize import Dtype
 from data.features.reader import FeatureStore
-from data.features.schema import FeatureSchema, TeacherKind
+from data.features.schema import Dtype, FeatureSchema, TeacherKind
 from data.packing.documents import Documents
 from data.packing.pack import pack_documents
 from data.packing.sampler import RowOrder

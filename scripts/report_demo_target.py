@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from data.demo.corpus import held_out_texts
 from data.demo.prompts import CATEGORIES, held_out_prompts
-from data.demo.recipe import encode_texts
+from scripts.demo_target_recipe import encode_texts
 from scripts.train_demo_target import make_loss
 
 

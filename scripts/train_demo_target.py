@@ -29,7 +29,7 @@ from transformers import (
 )
 
 from data.demo.corpus import held_out_texts
-from data.demo.recipe import (
+from scripts.demo_target_recipe import (
     NUM_LAYERS,
     SOURCE_SHARES,
     build_model,

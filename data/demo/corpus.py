@@ -1,8 +1,7 @@
 """Read the demo's text: source code and documentation of Python's standard library.
 
 None of it is committed. A hash of its name decides whether a file is held out, so the split is the
-same for every interpreter. The library's tests are used for training only and may be missing
-(Debian ships none).
+same for every interpreter. The library's tests are left to the recipe of the demo target.
 """
 
 import ast
@@ -30,12 +29,8 @@ def is_held_out(name: str) -> bool:
 
 
 def training_texts(kind: str, library: Path = LIBRARY) -> tuple[str, ...]:
-    """Return texts to train on; `kind` is "code", "docs" or "tests" (which may be missing)."""
-    return (
-        _read_test_files(library)
-        if kind == "tests"
-        else _select_texts(kind, held_out=False, library=library)
-    )
+    """Return the texts of the other modules and topics; `kind` is "code" or "docs"."""
+    return _select_texts(kind, held_out=False, library=library)
 
 
 def held_out_texts(kind: str, library: Path = LIBRARY) -> tuple[str, ...]:
@@ -47,11 +42,18 @@ def held_out_texts(kind: str, library: Path = LIBRARY) -> tuple[str, ...]:
 def _select_texts(kind: str, *, held_out: bool, library: Path) -> tuple[str, ...]:
     if kind == "code":
         paths = modules_by_name(library).items()
-        texts = [_read_source(path) for name, path in paths if is_held_out(name) == held_out]
+        texts = [read_source(path) for name, path in paths if is_held_out(name) == held_out]
         return tuple(text for text in texts if text)
+    from pydoc_data.topics import topics
+
     modules = _select_texts("code", held_out=held_out, library=library)
-    topics = [text for name, text in _read_topics() if is_held_out(name) == held_out]
-    return (*(text for module in modules for text in extract_docstrings(module)), *topics)
+    # the chapters of the language reference that `help("with")` and its like print
+    chapters = [
+        topics[name].strip() + "\n"
+        for name in sorted(topics)
+        if is_held_out(f"topics/{name}") == held_out
+    ]
+    return (*(text for module in modules for text in extract_docstrings(module)), *chapters)
 
 
 def extract_docstrings(source: str) -> Iterator[str]:
@@ -76,45 +78,26 @@ def modules_by_name(library: Path = LIBRARY) -> dict[str, Path]:
     """Return the paths of the library's modules, without tests, by name ("json/decoder.py")."""
     return {
         name: path
-        for name, path in _list_python_files(library)
+        for name, path in list_python_files(library)
         if TEST_FOLDERS.isdisjoint(name.split("/")) and not name.startswith(BUILD_FILES)
     }
 
 
-def _read_test_files(library: Path) -> tuple[str, ...]:
-    """Read the test files, except those named after a held-out module."""
-    held_out = {f"test_{Path(name).stem}" for name in modules_by_name(library) if is_held_out(name)}
-    paths = [
-        path
-        for name, path in _list_python_files(library)
-        if not TEST_FOLDERS.isdisjoint(name.split("/")) and path.stem not in held_out
-    ]
-    return tuple(text for path in paths if (text := _read_source(path)))
-
-
-def _list_python_files(library: Path) -> Iterator[tuple[str, Path]]:
+def list_python_files(library: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the name and the path of every Python file of a library, tests included."""
     paths = []
     for folder, subfolders, names in os.walk(library):
         # In place, so that os.walk does not enter them; site-packages may hold many files.
         subfolders[:] = [name for name in subfolders if name not in SKIPPED_FOLDERS]
         paths += [Path(folder, name) for name in names if name.endswith(".py")]
-    for path in sorted(paths):
-        yield path.relative_to(library).as_posix(), path
+    yield from ((path.relative_to(library).as_posix(), path) for path in sorted(paths))
 
 
-def _read_source(path: Path) -> str | None:
+def read_source(path: Path) -> str | None:
     """Read a file; return None where it is not UTF-8, as some tests are, or too large."""
-    raw = path.read_bytes()
+    if path.stat().st_size > MAX_FILE_BYTES:
+        return None
     try:
-        text = raw.decode()
+        return path.read_bytes().decode()
     except UnicodeDecodeError:
         return None
-    return text if len(raw) <= MAX_FILE_BYTES else None
-
-
-def _read_topics() -> Iterator[tuple[str, str]]:
-    """Yield the chapters of the language reference that `help("with")` and its like print."""
-    from pydoc_data.topics import topics
-
-    for name in sorted(topics):
-        yield f"topics/{name}", topics[name].strip() + "\n"

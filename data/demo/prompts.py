@@ -40,9 +40,8 @@ class DemoPrompt:
 
 def held_out_prompts() -> list[DemoPrompt]:
     """Build 16 prompts per category from text that neither target nor draft was trained on."""
-    cut_by_category = {"code": _cut_code, "docs": _cut_prose}
     prompts = []
-    for category, cut in cut_by_category.items():
+    for category, cut in (("code", _cut_code), ("docs", _cut_prose)):
         training_text = "\0".join(training_texts(category))  # held-out text may occur here too
         texts = _interleave_cuts(cut(text) for text in held_out_texts(category))
         unseen = (text for text in texts if text not in training_text)

@@ -67,10 +67,10 @@ def _make_value(rng: random.Random, key: str, index: int) -> object:
 def _make_records(rng: random.Random) -> str:
     keys = ["id", *rng.sample(KEYS[1:], rng.randint(2, 3))]
     start = rng.randrange(40)
-    rows = [
-        {key: _make_value(rng, key, start + i) for key in keys} for i in range(rng.randint(8, 16))
+    lines = [
+        json.dumps({key: _make_value(rng, key, start + i) for key in keys})
+        for i in range(rng.randint(8, 16))
     ]
-    lines = [json.dumps(row) for row in rows]
     return rng.choice(["[\n  " + ",\n  ".join(lines) + "\n]\n", "\n".join(lines) + "\n"])
 
 

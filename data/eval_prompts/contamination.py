@@ -13,12 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import UInt64
-from numpy import ndarray
 
 from data.eval_prompts.prompts import EvalPrompt
 
-PROMPT_HASHES_FILE = "training_prompts.npy"  # beside report.json and checkpoint/
+PROMPT_HASHES_FILE = "training_prompts.npy"  # uint64, beside report.json and checkpoint/
 ANSWER_START_CHARS = 64  # shorter beginnings are too common to identify a text
 
 
@@ -53,9 +51,9 @@ def prompt_hashes(prompt: str, answer: str) -> list[int]:
     >>> prompt_hashes("Two  words", "") == prompt_hashes("two words ", "a short answer")
     True
     """
-    hashes = [hash_text("prompt", normalize_text(prompt))]
     start = normalize_text(answer)[:ANSWER_START_CHARS]
-    return hashes + ([hash_text("answer", start)] if len(start) == ANSWER_START_CHARS else [])
+    start_hashes = [hash_text("answer", start)] if len(start) == ANSWER_START_CHARS else []
+    return [hash_text("prompt", normalize_text(prompt)), *start_hashes]
 
 
 def normalize_text(text: str) -> str:
@@ -65,11 +63,6 @@ def normalize_text(text: str) -> str:
     True
     """
     return unicodedata.normalize("NFC", " ".join(text.casefold().split()))
-
-
-def pack_hashes(hashes: set[int]) -> UInt64[ndarray, " prompt_hashes"]:
-    """Return the hashes as the sorted array that the file holds."""
-    return np.array(sorted(hashes), dtype=np.uint64)
 
 
 def hash_text(kind: str, text: str) -> int:

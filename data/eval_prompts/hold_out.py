@@ -11,6 +11,7 @@ checkpoint and tune the tree. The two are disjoint.
 import logging
 from collections import Counter
 from dataclasses import dataclass
+from itertools import groupby, pairwise
 
 import numpy as np
 import xxhash
@@ -84,9 +85,8 @@ def split_held_out(
 
 def prompt_lengths(documents: Documents) -> Int[np.ndarray, " documents"]:
     """Count the tokens of each document's prompt."""
-    spans = zip(documents.starts[:-1].tolist(), documents.starts[1:].tolist(), strict=True)
-    lengths = (prompt_length(documents.answer[begin:end]) for begin, end in spans)
-    return np.fromiter(lengths, np.int64, len(documents))
+    spans = pairwise(documents.starts.tolist())
+    return np.array([prompt_length(documents.answer[slice(*span)]) for span in spans], np.int64)
 
 
 def prompt_length(answer: Bool[np.ndarray, " tokens"]) -> int:
@@ -121,10 +121,8 @@ def _list_members(
     group: Int[np.ndarray, " documents"], chosen: Int[np.ndarray, " chosen"]
 ) -> list[list[int]]:
     """List the chosen documents of each group that has any, in the order of the data."""
-    members: dict[int, list[int]] = {}
-    for number in chosen.tolist():
-        members.setdefault(int(group[number]), []).append(number)
-    return list(members.values())
+    by_group = sorted(chosen.tolist(), key=group.__getitem__)
+    return sorted(list(docs) for _, docs in groupby(by_group, key=group.__getitem__))
 
 
 def _spread_groups(documents: Documents, members: list[list[int]], count: int) -> list[list[int]]:

@@ -6,15 +6,18 @@ they were held out of.
 
 import hashlib
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from data.config import DEMO
-from data.sources.prompt_files import read_prompt_file
-from data.sources.prompt_formats import describe_prompt_formats, prompt_from_row
-from models.errors import UserError
+from data.sources.prompt_formats import (
+    describe_prompt_formats,
+    prompt_from_row,
+    read_prompt_file,
+)
+from models.errors import UserError, require
 
 PROMPTS_KEY = "evaluation.prompts"  # config key of the prompts in error messages
 TURN_SEPARATOR = "\n\n"  # between turns without a chat template
@@ -60,16 +63,16 @@ def load_eval_prompts(
     `path` is as in `read_prompt_rows`. Raises UserError for a duplicate id.
     """
     rows = read_prompt_rows(path, key=key)
-    by_category: dict[str, list[EvalPrompt]] = {}
-    ids = set()
+    for name, count in Counter(row["id"] for row in rows).items():
+        require(count == 1, f"{key}: every id must be unique, got {name} twice")
+    by_category: defaultdict[str, list[dict]] = defaultdict(list)
     for row in rows:
-        if row["id"] in ids:
-            raise UserError(f"{key}: every id must be unique, got {row['id']} twice")
-        ids.add(row["id"])
-        prompts = by_category.setdefault(row["category"], [])
-        if limit is None or len(prompts) < limit:
-            prompts.append(_build_first_turn(tokenizer, row, key))
-    return [prompt for prompts in by_category.values() for prompt in prompts]
+        by_category[row["category"]].append(row)
+    return [
+        _build_first_turn(tokenizer, row, key)
+        for category_rows in by_category.values()
+        for row in category_rows[:limit]
+    ]
 
 
 def build_next_turns(
@@ -95,9 +98,10 @@ def describe_origin(prompts: list[EvalPrompt], path: str | None) -> str:
     counts = Counter(prompt.held_out_of for prompt in prompts)
     if "" in counts:
         return str(path)
-    if len(counts) == 1:
-        return f"held out of {next(iter(counts))}"
-    return ", ".join(f"{count} held out of {name}" for name, count in counts.items())
+    return ", ".join(
+        f"{count} held out of {name}" if len(counts) > 1 else f"held out of {name}"
+        for name, count in counts.items()
+    )
 
 
 def fingerprint_prompts(prompts: list[EvalPrompt]) -> str:
@@ -105,11 +109,12 @@ def fingerprint_prompts(prompts: list[EvalPrompt]) -> str:
 
     Later turns count by their texts alone, because their token ids depend on answers.
     """
-    first = [prompt for prompt in prompts if prompt.turn == 0]
-    content = json.dumps(
-        [[p.id, p.ids] + ([p.remaining_turns] if p.remaining_turns else []) for p in first]
-    )
-    return hashlib.sha256(content.encode()).hexdigest()
+    content = [
+        [p.id, p.ids] + ([p.remaining_turns] if p.remaining_turns else [])
+        for p in prompts
+        if p.turn == 0
+    ]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 def read_prompt_rows(source: str | Path | None, *, key: str = PROMPTS_KEY) -> list[dict]:
@@ -136,8 +141,7 @@ def read_prompt_rows(source: str | Path | None, *, key: str = PROMPTS_KEY) -> li
         if "held_out_of" in raw:
             row["held_out_of"] = str(raw["held_out_of"])
         rows.append(row)
-    if not rows:
-        raise UserError(f"{key}: must hold at least one prompt, got {source}")
+    require(bool(rows), f"{key}: must hold at least one prompt, got {source}")
     return rows
 
 
@@ -147,39 +151,31 @@ def _build_first_turn(tokenizer, row: dict, key: str) -> EvalPrompt:
         text, *remaining_turns = row["turns"] or [""]
         if tokenizer.chat_template is not None:
             messages = [{"role": "user", "content": text}]
-    elif messages and tokenizer.chat_template is None:
-        raise UserError(
-            f"{key}: `messages` need a chat template, got id {row['id']} and a target "
-            "without one; write the prompt under `text`"
-        )
+    require(
+        not messages or tokenizer.chat_template is not None,
+        f"{key}: `messages` need a chat template, got id {row['id']} and a target without one; "
+        "write the prompt under `text`",
+    )
     template_kwargs = row.get("template", {}) | ({"tools": row["tools"]} if "tools" in row else {})
     if "ids" in row:
-        ids = _check_token_ids(tokenizer, row, key)
-    else:
-        ids = (
-            _render_ids(tokenizer, messages, template_kwargs)
-            if messages
-            else tokenizer(text)["input_ids"]
+        ids, largest = row["ids"], max(row["ids"], default=0)
+        require(
+            largest < len(tokenizer),
+            f"{key}: token ids must be of the target's own tokenizer, got {largest} of "
+            f"{len(tokenizer)} for id {row['id']}; evaluate with the target of the run that wrote "
+            "them",
         )
-    if not ids:
-        raise UserError(f"{key}: every prompt needs a token, got none for id {row['id']}")
+    elif messages:
+        ids = _render_ids(tokenizer, messages, template_kwargs)
+    else:
+        ids = tokenizer(text)["input_ids"]
+    require(bool(ids), f"{key}: every prompt needs a token, got none for id {row['id']}")
     return EvalPrompt(
         id=row["id"], category=row["category"], ids=ids, text=_decode_text(tokenizer, ids),
         messages=messages, remaining_turns=remaining_turns, template_kwargs=template_kwargs,
         chat_template=bool(messages) or row.get("chat_template", False),
         held_out_of=row.get("held_out_of", ""),
     )  # fmt: skip
-
-
-def _check_token_ids(tokenizer, row: dict, key: str) -> list[int]:
-    """Return the row's token ids; raise UserError for an id that the tokenizer does not have."""
-    if max(row["ids"], default=0) >= len(tokenizer):
-        raise UserError(
-            f"{key}: token ids must be of the target's own tokenizer, got {max(row['ids'])} of "
-            f"{len(tokenizer)} for id {row['id']}; evaluate with the target of the run that wrote "
-            "them"
-        )
-    return row["ids"]
 
 
 def _build_next_turn(tokenizer, previous: EvalPrompt, answer: list[int]) -> EvalPrompt:
@@ -196,9 +192,8 @@ def _build_next_turn(tokenizer, previous: EvalPrompt, answer: list[int]) -> Eval
         answer_ids = answer[:-1] if answer[-1:] == [tokenizer.eos_token_id] else answer
         turn_ids = tokenizer(TURN_SEPARATOR + text, add_special_tokens=False)["input_ids"]
         ids = [*previous.ids, *answer_ids, *turn_ids]
-    turn = previous.turn + 1
     return replace(
-        previous, id=f"{previous.question}#{turn + 1}", ids=ids, turn=turn,
+        previous, id=f"{previous.question}#{previous.turn + 2}", ids=ids, turn=previous.turn + 1,
         text=_decode_text(tokenizer, ids), messages=messages, remaining_turns=remaining_turns,
     )  # fmt: skip
 

@@ -5,10 +5,10 @@ documents. No worker writes another's files, so workers need no coordination.
 """
 
 import logging
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from data.features import manifest as store_manifest
 from data.features.config import CaptureConf
 from data.features.manifest import (
     DOCUMENTS_FILE,
@@ -16,16 +16,23 @@ from data.features.manifest import (
     Manifest,
     StoreSpec,
     manifest_name,
+    read_worker_manifest,
     shard_name,
 )
+from data.features.plan import CapturePlan
 from data.packing.documents import Documents
-from models.errors import UserError
+from models.errors import UserError, require
 
+GB = 10**9
 log = logging.getLogger(__name__)
 
 
 class CaptureProgress:
-    """The manifest of one process, updated as its files are written."""
+    """The manifest of one process, updated as its files are written.
+
+    It takes up the files that are recorded already. Raises UserError if the folder holds another
+    capture.
+    """
 
     def __init__(self, conf: CaptureConf, spec: StoreSpec, documents: Documents, command: str):
         self.conf, self.folder = conf, Path(conf.output_dir) / conf.run_name
@@ -34,43 +41,37 @@ class CaptureProgress:
             made=spec, target=conf.target.path or conf.target.name, method=conf.draft.method,
             command=command, categories=documents.categories, languages=documents.languages,
         )  # fmt: skip
-        self.target_sha256 = self._resume()
-
-    def _resume(self) -> str | None:
-        """Load the recorded files and return the hash of their target, or None if it is unknown.
-
-        Raise UserError if the folder holds another capture.
-        """
-        workers, target = self.conf.workers, None
-        names = [manifest_name(worker, workers) for worker in range(workers)]
+        self.recorded_spec: StoreSpec | None = None
+        names = [manifest_name(worker, conf.workers) for worker in range(conf.workers)]
         for path in sorted(self.folder.glob("manifest*.json")):
-            if path.name not in names:
-                raise UserError(
-                    "workers: must be the number that the store was begun with, got "
-                    f"{workers} beside {path}; "
-                    "choose another run_name"
-                )
-            manifest = store_manifest.read_worker_manifest(path)
-            target = manifest.made.target_sha256
-            # the hash of this run's target is unknown until it is loaded
-            self._check_same_spec(replace(manifest.made, target_sha256=""))
+            require(
+                path.name in names,
+                "workers: must be the number that the store was begun with, got "
+                f"{conf.workers} beside {path}; choose another run_name",
+            )
+            manifest = read_worker_manifest(path)
+            self.recorded_spec = manifest.made
+            self._check_same_spec()
             if path == self.path:
                 self.manifest.files.update(manifest.files)
-        return target
 
     def set_target(self, target_sha256: str) -> None:
         """Record the loaded target's hash; raise UserError where the store has another target."""
-        spec = replace(self.manifest.made, target_sha256=target_sha256)
-        if self.target_sha256 is not None:
-            self._check_same_spec(replace(spec, target_sha256=self.target_sha256), spec)
-        self.manifest = replace(self.manifest, made=spec)
+        self.manifest = replace(
+            self.manifest, made=replace(self.manifest.made, target_sha256=target_sha256)
+        )
+        self._check_same_spec()
 
-    def _check_same_spec(self, recorded: StoreSpec, current: StoreSpec | None = None) -> None:
-        if differences := (current or self.manifest.made).describe_differences(recorded):
-            raise UserError(
-                f"run_name: must name a new store or the same capture, got {self.folder}, which "
-                f"has {', '.join(differences[:3])}; choose another run_name"
-            )
+    def _check_same_spec(self) -> None:
+        current, recorded = self.manifest.made, self.recorded_spec or self.manifest.made
+        if not current.target_sha256:  # the hash of this run's target is unknown until it is loaded
+            recorded = replace(recorded, target_sha256="")
+        differences = current.describe_differences(recorded)
+        require(
+            not differences,
+            f"run_name: must name a new store or the same capture, got {self.folder}, which "
+            f"has {', '.join(differences[:3])}; choose another run_name",
+        )
 
     def missing_files(self) -> list[str]:
         """List the files that this process still has to write; warn of damaged ones."""
@@ -81,10 +82,29 @@ class CaptureProgress:
             log.warning("%s is %s: capturing it again", self.folder / name, damage)
         return [name for name in names if name in damaged or name not in self.manifest.files]
 
-    def bytes_on_disk(self) -> int:
-        """Return the bytes on disk of the store's files, whichever process wrote them."""
-        paths = [self.folder / name for name in self.manifest.file_names]
-        return sum(path.stat().st_size for path in paths if path.exists())
+    def check_disk_space(self, plan: CapturePlan) -> None:
+        """Check that the store fits its budget and the disk, which may hold a part of it already.
+
+        Raises UserError otherwise.
+        """
+        disk = next(
+            path for path in (self.folder, *self.folder.absolute().parents) if path.exists()
+        )
+        needed, free = plan.total_bytes, shutil.disk_usage(disk).free
+        written = sum(path.stat().st_size for path in self.folder.glob("*.safetensors"))
+        if self.conf.budget_gb is not None and needed > self.conf.budget_gb * GB:
+            key, value = "budget_gb", f"{self.conf.budget_gb:.4g}"
+        elif needed - written > free:
+            key, value = "output_dir", f"{free / GB:.4g} GB free in {disk}"
+        else:
+            return
+        tokens, supervised = plan.shard_token_counts.sum(0)
+        raise UserError(
+            f"{key}: must have room for {needed / GB:.4g} GB ({tokens:,} tokens, "
+            f"{supervised / tokens:.0%} supervised, dtype={plan.schema.dtype.value} "
+            f"teacher={plan.schema.teacher.value}), got {value}; take fewer documents by "
+            "data.limit, a smaller dtype or teacher=topk, or choose another output_dir"
+        )
 
     def record(self, name: str, file: FileRecord) -> None:
         """Record the checksum of a written file; the file is valid from now on."""

@@ -5,14 +5,12 @@ from pathlib import Path
 import torch
 
 from data.config import DataConf, DataSource
-from data.features import manifest as store_manifest
-from data.features.manifest import Manifest
-from data.features.reader import check_manifest
+from data.features.manifest import Manifest, read_manifest
 from data.features.schema import TeacherKind
 from models.checkpoint import tokenizer_fingerprint
 from models.distill.losses import LossConf
 from models.drafts.base import Draft, DraftConf
-from models.errors import UserError
+from models.errors import require
 from models.meta_model import build_meta_draft, build_meta_target
 from models.target.target import Target, TargetConf
 
@@ -27,31 +25,30 @@ def check_captured_data(
         ("data.on_policy.share", data.on_policy.share),
         ("data.keep_features", data.keep_features),
     ):
-        if value:
-            raise UserError(
-                f"{key}: must be {type(value)(0)} with data.source=captured, got {value}; a store "
-                "holds what the target computed on its own documents, for all epochs"
-            )
+        require(
+            not value,
+            f"{key}: must be {type(value)(0)} with data.source=captured, got {value}; a store "
+            "holds what the target computed on its own documents, for all epochs",
+        )
     shape = build_meta_target(target, torch.float32)
     needs = build_meta_draft(draft, shape, loss=loss, seed=0).needs
-    if not needs.storable:
-        raise UserError(
-            f"data.source: must be documents for draft {draft.method}, which changes its target "
-            f"during training, got {data.source.value}; give the documents that were captured"
-        )
+    require(
+        needs.storable,
+        f"data.source: must be documents for draft {draft.method}, which changes its target "
+        f"during training, got {data.source.value}; give the documents that were captured",
+    )
     folder = Path(str(data.path))
-    manifest = store_manifest.read_manifest(folder)
-    tokenizer_hash = tokenizer_fingerprint(target.load_tokenizer())
-    check_manifest(
-        manifest, folder, tokenizer_hash=tokenizer_hash, needs=needs,
-        hidden_size=shape.hidden_size,
+    manifest = read_manifest(folder)
+    manifest.check_serves(
+        folder, needs=needs, hidden_size=shape.hidden_size,
+        tokenizer_hash=tokenizer_fingerprint(target.load_tokenizer()),
     )  # fmt: skip
     manifest.check_undamaged(folder, checksums=False)  # checksums follow once the target is loaded
-    if manifest.made.layout.teacher is TeacherKind.topk and loss.temperature != 1:
-        raise UserError(
-            f"loss.temperature: must be 1 with a store of teacher=topk, got {loss.temperature}; "
-            "the mass of the tokens beyond the top k is known only at temperature 1"
-        )
+    require(
+        manifest.made.layout.teacher is not TeacherKind.topk or loss.temperature == 1,
+        f"loss.temperature: must be 1 with a store of teacher=topk, got {loss.temperature}; "
+        "the mass of the tokens beyond the top k is known only at temperature 1",
+    )
 
 
 def read_store_manifest(data: DataConf, target: Target, draft: Draft) -> Manifest | None:
@@ -62,6 +59,6 @@ def read_store_manifest(data: DataConf, target: Target, draft: Draft) -> Manifes
     if data.source is not DataSource.captured:
         return None
     folder = Path(str(data.path))
-    manifest = store_manifest.read_manifest(folder)
-    check_manifest(manifest, folder, needs=draft.needs, hidden_size=target.hidden_size)
+    manifest = read_manifest(folder)
+    manifest.check_serves(folder, needs=draft.needs, hidden_size=target.hidden_size)
     return manifest

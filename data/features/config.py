@@ -4,13 +4,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from data.config import DataConf
-from data.features.quantize import Dtype
-from data.features.schema import FeatureSchema, TeacherKind
+from data.features.schema import Dtype, FeatureSchema, TeacherKind
 from models.device import DeviceConf
 from models.distill.losses import LossConf
 from models.drafts.base import DraftConf, Needs
-from models.errors import UserError
+from models.errors import require
 from models.target.target import TargetConf
+from models.validation import POSITIVE, at_least, check_values
 
 MISSING: Any = "???"  # OmegaConf's marker for a required value
 
@@ -38,29 +38,27 @@ class CaptureConf:
     output_dir: str = "outputs/capture"
 
     def __post_init__(self) -> None:
-        for name in ("top_k", "batch", "workers"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name}: must be at least 1, got {getattr(self, name)}")
-        for name in ("budget_gb", "shard_mb"):
-            if (value := getattr(self, name)) is not None and value <= 0:
-                raise UserError(f"{name}: must be more than 0, got {value}")
-        if not 0 <= self.worker < self.workers:
-            raise UserError(
-                f"worker: must lie in 0..{self.workers - 1}, got {self.worker}; raise workers"
-            )
+        check_values(
+            self, top_k=at_least(1), batch=at_least(1), workers=at_least(1), budget_gb=POSITIVE,
+            shard_mb=POSITIVE,
+        )  # fmt: skip
+        require(
+            0 <= self.worker < self.workers,
+            f"worker: must lie in 0..{self.workers - 1}, got {self.worker}; raise workers",
+        )
 
     def build_schema(self, needs: Needs, *, hidden_size: int, vocab_size: int) -> FeatureSchema:
         """Build the schema of the store; raise UserError where the features cannot be stored."""
-        if not needs.storable:
-            raise UserError(
-                f"draft: must leave its target as it is, got {self.draft.method}, whose features "
-                "change during training; train it without a store"
-            )
-        if needs.context and self.data.overlap is not None:
-            raise UserError(
-                f"data.overlap: must be null for {self.draft.method}, which reads what the target "
-                f"computed on all tokens before, got {self.data.overlap}; raise data.length instead"
-            )
+        require(
+            needs.storable,
+            f"draft: must leave its target as it is, got {self.draft.method}, whose features "
+            "change during training; train it without a store",
+        )
+        require(
+            not needs.context or self.data.overlap is None,
+            f"data.overlap: must be null for {self.draft.method}, which reads what the target "
+            f"computed on all tokens before, got {self.data.overlap}; raise data.length instead",
+        )
         return FeatureSchema(
             layers=needs.layers, hidden=needs.hidden, context=needs.context, dtype=self.dtype,
             teacher=self.teacher, top_k=min(self.top_k, vocab_size), hidden_size=hidden_size,

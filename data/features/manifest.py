@@ -7,25 +7,26 @@ A file is valid once a manifest has its checksum: it is written completely and r
 recorded.
 """
 
+import hashlib
 import json
 import shlex
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import xxhash
+from pydantic import TypeAdapter
 from rich.progress import track
 
 from data.features.schema import FeatureSchema
 from models.console import CONSOLE
-from models.errors import UserError
-from models.files import atomic_path
+from models.drafts.base import Needs
+from models.errors import UserError, require
+from models.files import write_text_atomically
 
 MANIFEST_VERSION = 3
 DOCUMENTS_FILE = "documents.safetensors"
-READ_BYTES = 1 << 24  # bytes of a file read at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,16 +48,13 @@ class StoreSpec:
 
     def describe_differences(self, other: "StoreSpec") -> list[str]:
         """List the fields in which `other` differs, with both values."""
-        ours, theirs = self.flatten(), other.flatten()
+        ours, theirs = (vars(spec) | vars(spec.layout) | {"layout": ""} for spec in (self, other))
         return [
-            f"{name} {theirs[name]} instead of {ours[name]}"
-            for name in ours
-            if ours[name] != theirs[name]
+            f"{name} {getattr(theirs[name], 'value', theirs[name])} instead of "
+            f"{getattr(value, 'value', value)}"
+            for name, value in ours.items()
+            if value != theirs[name]
         ]
-
-    def flatten(self) -> dict[str, Any]:
-        """Return the fields of this spec and of its schema as one dictionary."""
-        return vars(self) | self.layout.to_dict() | {"layout": ""}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,12 +83,9 @@ class Manifest:
 
     def write(self, path: Path) -> None:
         """Write the manifest atomically, with its version and its own checksum."""
-        saved = asdict(self)
-        del saved["commands"]
-        saved["made"]["layout"] = self.made.layout.to_dict()
+        saved = TypeAdapter(Manifest).dump_python(self, mode="json", exclude={"commands"})
         sealed = {"version": MANIFEST_VERSION, "xxh3_128": hash_manifest(saved)} | saved
-        with atomic_path(path) as partial:
-            partial.write_text(json.dumps(sealed, indent=1) + "\n")
+        write_text_atomically(path, json.dumps(sealed, indent=1) + "\n")
 
     @property
     def file_names(self) -> list[str]:
@@ -101,20 +96,42 @@ class Manifest:
     def total_bytes(self) -> int:
         return sum(file.bytes for file in self.files.values())
 
-    def check_finished(self, folder: Path) -> None:
-        """Check that every file of the store is recorded; raise UserError otherwise."""
-        missing = [name for name in self.file_names if name not in self.files]
-        if missing:
-            done = len(self.file_names) - len(missing)
-            raise UserError(
-                f"data.path: must be a finished store, got {folder} with {done} of "
-                f"{len(self.file_names)} files; to finish it run "
-                f"`{resume_command(folder, self.command)}`{self._worker_hint}"
-            )
+    def check_serves(
+        self, folder: Path, *, needs: Needs, tokenizer_hash: str | None = None,
+        target_hash: str | None = None, hidden_size: int | None = None,
+    ) -> None:  # fmt: skip
+        """Check that the store is finished, is of this target, and holds what a draft needs.
 
-    @property
-    def _worker_hint(self) -> str:
-        return ", and likewise for each worker" if "workers=" in self.command else ""
+        What is None is not compared. Raises UserError otherwise.
+        """
+        done, total = len(self.files.keys() & set(self.file_names)), len(self.file_names)
+        worker_hint = ", and likewise for each worker" if "workers=" in self.command else ""
+        require(
+            done == total,
+            f"data.path: must be a finished store, got {folder} with {done} of {total} files; to "
+            f"finish it run `{resume_command(folder, self.command)}`{worker_hint}",
+        )
+        for kind, stored, expected in (
+            ("tokenizer", self.made.tokenizer_sha256, tokenizer_hash),
+            (
+                "target",
+                f"hidden size {self.made.layout.hidden_size}",
+                None if hidden_size is None else f"hidden size {hidden_size}",
+            ),
+            ("target", self.made.target_sha256, target_hash),
+        ):
+            if expected not in (None, stored):
+                raise UserError(
+                    f"data.path: must be a store of this {kind} ({expected[:18]}), got {folder}, "
+                    f"which is for a different one ({stored[:18]}, captured from {self.target}); "
+                    f"capture again for this {kind} under another run_name"
+                )
+        missing = self.made.layout.describe_missing(needs)
+        require(
+            missing is None,
+            f"data.path: must hold what the draft reads, {missing} in {folder}, captured for "
+            f"{self.method}; capture again for this draft under another run_name",
+        )
 
     def check_undamaged(self, folder: Path, *, checksums: bool) -> None:
         """Check every file's size, with `checksums` also its hash; raise UserError for damage."""
@@ -130,11 +147,17 @@ class Manifest:
 
     def find_damaged(self, folder: Path, *, checksums: bool) -> Iterator[tuple[str, str]]:
         """Yield the name of each damaged file and a description of its damage."""
-        names = sorted(self.files)
         quiet = not (CONSOLE.is_terminal and checksums)
-        for name in track(names, "checksums", console=CONSOLE, disable=quiet):
-            if damage := describe_damage(folder / name, self.files[name], checksums=checksums):
-                yield name, damage
+        for name in track(sorted(self.files), "checksums", console=CONSOLE, disable=quiet):
+            path, file = folder / name, self.files[name]
+            size = path.stat().st_size if path.exists() else None
+            if size is None:
+                yield name, "missing"
+            elif size != file.bytes:
+                kind = "truncated" if size < file.bytes else "too long"
+                yield name, f"{kind}: {size:,} of {file.bytes:,} bytes"
+            elif checksums and hash_file(path) != file.xxh3_128:
+                yield name, "changed: its checksum differs"
 
 
 def resume_command(folder: Path, command: str) -> str:
@@ -162,18 +185,19 @@ def read_manifest(folder: Path) -> Manifest:
     Raises UserError where there are none, where one is unreadable, or where captures differ.
     """
     paths = sorted(folder.glob("manifest*.json"))
-    if not paths:
-        raise UserError(
-            f"data.path: must be a feature store, got {folder} without manifest.json; "
-            "write one with `python -m data.capture`"
-        )
-    merged, *rest = (read_worker_manifest(path) for path in paths)
+    require(
+        bool(paths),
+        f"data.path: must be a feature store, got {folder} without manifest.json; "
+        "write one with `python -m data.capture`",
+    )
+    merged, *rest = map(read_worker_manifest, paths)
     for manifest in (merged, *rest):
-        if differences := merged.made.describe_differences(manifest.made):
-            raise UserError(
-                f"data.path: must be a store of one capture, got {folder} of several "
-                f"({'; '.join(differences[:3])}); capture it again under another run_name"
-            )
+        differences = merged.made.describe_differences(manifest.made)
+        require(
+            not differences,
+            f"data.path: must be a store of one capture, got {folder} of several "
+            f"({'; '.join(differences[:3])}); capture it again under another run_name",
+        )
         merged.files.update(manifest.files)
         merged.commands.update(dict.fromkeys(manifest.files, manifest.command))
     return merged
@@ -190,36 +214,12 @@ def read_worker_manifest(path: Path) -> Manifest:
             )
         if saved.pop("xxh3_128") != hash_manifest(saved):
             raise ValueError("its checksum differs")
-        schema = FeatureSchema.from_dict(saved["made"]["layout"])
-        files = {name: FileRecord(**file) for name, file in saved["files"].items()}
-        return Manifest(
-            **saved | {"made": StoreSpec(**saved["made"] | {"layout": schema}), "files": files}
-        )
+        return TypeAdapter(Manifest).validate_python(saved)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"data.path: must have a manifest as it was written, got {path} ({error}); remove it "
             "and capture again, which rewrites all of its files"
         ) from error
-
-
-def describe_damage(path: Path, file: FileRecord, *, checksums: bool) -> str | None:
-    """Describe the damage to a file, None where it is intact; check the hash if `checksums`."""
-    if not path.exists():
-        return "missing"
-    if (size := path.stat().st_size) != file.bytes:
-        what = "truncated" if size < file.bytes else "too long"
-        return f"{what}: {size:,} of {file.bytes:,} bytes"
-    if checksums and hash_file(path) != file.xxh3_128:
-        return "changed: its checksum differs"
-    return None
-
-
-def hash_arrays(*values: np.ndarray) -> str:
-    """Hash the bytes of arrays with XXH3-128: not cryptographic, detects corruption only."""
-    digest = xxhash.xxh3_128()
-    for value in values:
-        digest.update(np.ascontiguousarray(value).data)
-    return digest.hexdigest()
 
 
 def hash_manifest(saved: dict[str, Any]) -> str:
@@ -229,8 +229,5 @@ def hash_manifest(saved: dict[str, Any]) -> str:
 
 def hash_file(path: Path) -> str:
     """Hash a file with XXH3-128, which is as fast as disks read."""
-    digest = xxhash.xxh3_128()
     with path.open("rb", buffering=0) as file:
-        while chunk := file.read(READ_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()

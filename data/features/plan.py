@@ -1,33 +1,138 @@
-"""Plan of a capture: the rows that the target reads, their shards, and the bytes that they take."""
+"""Plan of a capture: the rows that the target reads, their shards, and where each token lies.
 
-import json
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+Documents keep their order. The target reads them packed into rows, and a shard holds the tokens of
+a fixed number of rows one after another. A segment is a run of tokens that are contiguous in the
+documents and in their shard.
+
+    documents    0 0 0 0 0 1 1 1 2 2 2 2 2 2      three segments
+    row 0        2 2 2 2 2 2 1 1 1                shard 0 = rows 0, 1, ...
+    row 1        0 0 0 0 0
+
+A document is one segment. A document that was split has one for each piece: a token that two pieces
+share is stored with the earlier one, where the target read more of its context.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from data.features.index import (
-    SegmentIndex,
-    build_segment_index,
-    find_supervised_tokens,
-    truncate_documents,
-)
 from data.features.schema import FeatureSchema
 from data.packing.documents import Documents, Packed
-from data.packing.pack import PackReport, pack_documents
+from data.packing.pack import BEGIN, DOCUMENT, END, PackReport, pack_documents
 
 DOCUMENT_FIELDS = ("ids", "answer", "starts", "category", "language", "conversation")
-METADATA = {"format": "pt"}
-SAFETENSORS_DTYPES = {
-    torch.bool: "BOOL", torch.int8: "I8", torch.float8_e4m3fn: "F8_E4M3", torch.bfloat16: "BF16",
-    torch.float16: "F16", torch.float32: "F32", torch.int32: "I32", torch.int64: "I64",
-}  # fmt: skip
+HEADER_BYTES = 2048  # upper bound of a file's header
 MB = 10**6
+
+
+@dataclass(kw_only=True)
+class SegmentIndex:
+    """The segments of a store, and where their features begin in their shard."""
+
+    first: Int[np.ndarray, " runs"]  # int64: index of the first token in all documents end to end
+    tokens: Int[np.ndarray, " runs"]  # int32: number of tokens
+    shard: Int[np.ndarray, " runs"]  # int32
+    token: Int[np.ndarray, " runs"]  # int64: first row in the tensors that have one per token
+    row: Int[np.ndarray, " runs"]  # int64: first row in the tensors of supervised tokens
+
+
+def find_supervised_tokens(documents: Documents) -> Bool[np.ndarray, " tokens"]:
+    """Mark answer tokens and the tokens right before them, the only ones that losses use.
+
+    >>> from data.sources.row_formats import TokenizedDocument
+    >>> first = TokenizedDocument(ids=[1, 2, 3, 4], answer=[False, False, True, False])
+    >>> second = TokenizedDocument(ids=[5, 6], answer=[True, False])
+    >>> find_supervised_tokens(Documents.from_documents([first, second])).astype(int)
+    array([0, 1, 1, 0, 1, 0])
+    """
+    supervised = documents.answer.copy()
+    supervised[:-1] |= documents.answer[1:]
+    last = documents.starts[1:] - 1
+    supervised[last] = documents.answer[last]  # the token after it belongs to another document
+    return supervised
+
+
+def truncate_documents(documents: Documents, length: int) -> Documents:
+    """Cut each document to at most `length` tokens."""
+    if documents.lengths.max(initial=0) <= length:
+        return documents
+    position = np.arange(len(documents.ids)) - np.repeat(documents.starts[:-1], documents.lengths)
+    return replace(
+        documents,
+        ids=documents.ids[position < length],
+        answer=documents.answer[position < length],
+        starts=np.concatenate([[0], documents.lengths.clip(max=length).cumsum()]),
+    )
+
+
+def build_segment_index(
+    packed: Packed, supervised_mask: Bool[np.ndarray, " tokens"], *, rows_per_shard: int
+) -> tuple[SegmentIndex, Int[np.ndarray, "shards 2"]]:
+    """Build one segment for each piece, row after row, and count the tokens of each shard.
+
+    The counts are of tokens and of supervised tokens.
+    """
+    document, begin, end = packed.table[:, [DOCUMENT, BEGIN, END]].astype(np.int64).T
+    begin = np.maximum(begin, _previous_piece_ends(document, begin, end))
+    first = packed.documents.starts[document] + begin
+    spans = zip(first.tolist(), (first + end - begin).tolist(), strict=True)
+    supervised = (np.count_nonzero(supervised_mask[start:stop]) for start, stop in spans)
+    sizes = np.stack([end - begin, np.fromiter(supervised, np.int64, len(first))], 1)
+
+    row = np.repeat(np.arange(len(packed)), np.diff(packed.starts))
+    shard = row // rows_per_shard
+    totals = np.zeros((int(shard[-1]) + 1, 2), np.int64)
+    np.add.at(totals, shard, sizes)
+    offsets = sizes.cumsum(0) - sizes - (totals.cumsum(0) - totals)[shard]
+    index = SegmentIndex(
+        first=first, tokens=sizes[:, 0].astype(np.int32), shard=shard.astype(np.int32),
+        token=offsets[:, 0], row=offsets[:, 1],
+    )  # fmt: skip
+    return index, totals
+
+
+def _previous_piece_ends(
+    document: Int[np.ndarray, " pieces"], begin: Int[np.ndarray, " pieces"],
+    end: Int[np.ndarray, " pieces"],
+) -> Int[np.ndarray, " pieces"]:  # fmt: skip
+    """Return the end of the piece before each piece in its document, 0 for the first piece."""
+    order = np.lexsort((begin, document))
+    previous_ends = np.zeros_like(end)
+    previous_ends[order[1:]] = end[order][:-1] * (np.diff(document[order]) == 0)
+    return previous_ends
+
+
+class Segment(NamedTuple):
+    """Tokens that are contiguous in the documents and in a shard."""
+
+    first: int  # index in the tokens of all documents end to end
+    shard: int
+    token_rows: slice  # rows of the tensors that have one per token
+    supervised_rows: slice  # rows of the tensors of supervised tokens
+    supervised_mask: Bool[np.ndarray, " token_rows"]
+
+
+def find_segments(
+    index: SegmentIndex, supervised_mask: Bool[np.ndarray, " tokens"], begin: int, end: int
+) -> Iterator[Segment]:
+    """Yield the stored segments of tokens [begin, end) from left to right."""
+    left = max(int(index.first.searchsorted(begin, "right")) - 1, 0)
+    for number in range(left, int(index.first.searchsorted(end))):
+        first, count = int(index.first[number]), int(index.tokens[number])
+        low, high = max(begin, first), min(end, first + count)
+        if low < high:
+            token = int(index.token[number]) + low - first
+            row = int(index.row[number]) + int(np.count_nonzero(supervised_mask[first:low]))
+            mask = supervised_mask[low:high]
+            yield Segment(
+                low, int(index.shard[number]), slice(token, token + high - low),
+                slice(row, row + np.count_nonzero(mask)), mask,
+            )  # fmt: skip
 
 
 @dataclass(kw_only=True)
@@ -51,18 +156,13 @@ class CapturePlan:
             documents = truncate_documents(documents, length)
         packed, report = pack_documents(documents, length, overlap=overlap)
         supervised_mask = find_supervised_tokens(documents)
-        max_batch_bytes = schema.num_bytes(length, length) * batch
-        rows_per_shard = batch * max(1, int(shard_mb * MB / max_batch_bytes))
+        batches_per_shard = int(shard_mb * MB / (schema.num_bytes(length, length) * batch))
+        rows_per_shard = batch * max(1, batches_per_shard)
         index, counts = build_segment_index(packed, supervised_mask, rows_per_shard=rows_per_shard)
-        plan = cls(
-            packed=packed,
-            schema=schema,
-            supervised_mask=supervised_mask,
-            segment_index=index,
-            shard_token_counts=counts,
-            rows_per_shard=rows_per_shard,
-        )
-        return plan, report
+        return cls(
+            packed=packed, schema=schema, supervised_mask=supervised_mask, segment_index=index,
+            shard_token_counts=counts, rows_per_shard=rows_per_shard,
+        ), report  # fmt: skip
 
     def shard_rows(self, shard: int) -> list[int]:
         """List the packed rows that a shard holds."""
@@ -79,70 +179,30 @@ class CapturePlan:
         positions, supervised = [], []
         for number, row in enumerate(rows):
             right = number * self.packed.length
-            pieces = range(*self.packed.starts[row : row + 2].tolist())
-            for piece, (_, begin, end, _) in zip(pieces, self.packed.table[pieces], strict=True):
-                right += int(end - begin)
-                count, first = (
-                    int(self.segment_index.tokens[piece]),
-                    int(self.segment_index.first[piece]),
-                )
+            for piece in range(*self.packed.starts[row : row + 2].tolist()):
+                _, begin, end, _ = self.packed.table[piece].tolist()
+                right += end - begin
                 # an overlap's tokens are stored with the piece before: count from the right
-                stored = np.arange(right - count, right)
+                stored = np.arange(right - int(self.segment_index.tokens[piece]), right)
+                mask = self.supervised_mask[int(self.segment_index.first[piece]) :][: len(stored)]
                 positions.append(stored)
-                supervised.append(stored[self.supervised_mask[first : first + count]])
+                supervised.append(stored[mask])
         return np.concatenate(positions), np.concatenate(supervised)
 
     def document_tensors(self) -> dict[str, Tensor]:
         """Return the tensors of the documents file, as data/features/reader.py reads them."""
-        documents = self.packed.documents
-        columns = {name: getattr(documents, name) for name in DOCUMENT_FIELDS}
-        segments = {
-            f"runs.{name}": values
-            for name, values in vars(self.segment_index.sorted_by_token()).items()
-        }
-        arrays = columns | segments | {"supervised": self.supervised_mask}
+        order = np.argsort(self.segment_index.first)  # for binary search
+        arrays = (
+            {name: getattr(self.packed.documents, name) for name in DOCUMENT_FIELDS}
+            | {f"runs.{name}": values[order] for name, values in vars(self.segment_index).items()}
+            | {"supervised": self.supervised_mask}
+        )
         return {name: torch.from_numpy(np.ascontiguousarray(a)) for name, a in arrays.items()}
 
-    # --- sizes, in bytes ----------------------------------------------------------------------
-
     @property
-    def documents_bytes(self) -> int:
-        """Return the size of the documents file."""
-        return safetensors_bytes(
-            {n: (t.dtype, t.shape) for n, t in self.document_tensors().items()}
-        )
-
-    def shard_bytes(self, schema: FeatureSchema | None = None) -> Int[np.ndarray, " shards"]:
-        """Compute the size of each shard, with this plan's schema or another."""
-        specs = (schema or self.schema).tensor_specs
-        shards = (
-            {s.name: (s.dtype, (tokens if s.per_token else supervised, *s.shape)) for s in specs}
-            for tokens, supervised in self.shard_token_counts.tolist()
-        )
-        return np.array([safetensors_bytes(tensors) for tensors in shards])
-
-    def total_bytes(self, schema: FeatureSchema | None = None) -> int:
-        """Compute the size of the store, with this plan's schema or another."""
-        return int(self.shard_bytes(schema).sum()) + self.documents_bytes
-
-
-def safetensors_bytes(tensors: Mapping[str, tuple[torch.dtype, Sequence[int]]]) -> int:
-    """Compute the size of a safetensors file: header length, header, and tensors end to end.
-
-    >>> import safetensors.torch
-    >>> small = {"x": torch.zeros(3, 5, dtype=torch.int8), "y": torch.zeros(70)}
-    >>> file = safetensors.torch.save(small, metadata=METADATA)
-    >>> safetensors_bytes({name: (x.dtype, x.shape) for name, x in small.items()}) == len(file)
-    True
-    """
-    header: dict[str, Any] = {"__metadata__": METADATA}
-    end = 0
-    for name, (dtype, shape) in sorted(tensors.items(), key=lambda t: (-t[1][0].itemsize, t[0])):
-        begin, end = end, end + math.prod(shape) * dtype.itemsize
-        header[name] = {
-            "dtype": SAFETENSORS_DTYPES[dtype],
-            "shape": list(shape),
-            "data_offsets": [begin, end],
-        }
-    header_bytes = len(json.dumps(header, separators=(",", ":")))
-    return 8 + -(-header_bytes // 8) * 8 + end  # headers are padded to multiples of 8
+    def total_bytes(self) -> int:
+        """Estimate the bytes of the store, a little above its size."""
+        tokens, supervised = self.shard_token_counts.sum(0).tolist()
+        document_bytes = sum(tensor.nbytes for tensor in self.document_tensors().values())
+        num_files = 1 + len(self.shard_token_counts)
+        return self.schema.num_bytes(tokens, supervised) + document_bytes + HEADER_BYTES * num_files

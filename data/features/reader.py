@@ -6,7 +6,6 @@ share them. File format and guarantees: docs/features.md.
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,18 +16,16 @@ from jaxtyping import Bool, Float, Int
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from data.features import manifest as store_manifest
-from data.features.index import Segment, SegmentIndex, find_segments
-from data.features.manifest import DOCUMENTS_FILE, Manifest, shard_name
-from data.features.plan import DOCUMENT_FIELDS
-from data.features.quantize import dequantize, widen_fp8
-from data.features.schema import SCALE_SUFFIX, TeacherKind
+from data.features.manifest import DOCUMENTS_FILE, Manifest, read_manifest, shard_name
+from data.features.plan import DOCUMENT_FIELDS, Segment, SegmentIndex, find_segments
+from data.features.schema import SCALE_SUFFIX, TeacherKind, dequantize, widen_fp8
 from data.packing.documents import DocumentPiece, Documents
 from models.distill.topk_logits import TopKLogits
 from models.drafts.base import Needs
-from models.errors import UserError
 from models.target.language_model import TargetOutput
 
+# Segments of packed rows, each with the positions of its tokens in the rows laid end to end.
+LocatedSegments = list[tuple[Segment, Int[np.ndarray, " _"]]]
 CHUNK_ROWS = 32  # rows of hidden states dequantized at a time
 SEGMENT_FIELDS = list(SegmentIndex.__annotations__)
 DOCUMENT_TENSORS = [  # of the documents file
@@ -38,25 +35,15 @@ DOCUMENT_TENSORS = [  # of the documents file
 ]
 
 
-@dataclass(kw_only=True)
-class _RowLocations:
-    """The stored segments of packed rows, and their positions in the rows laid end to end."""
-
-    segments: list[Segment]
-    token_positions: Int[Tensor, " token_positions"]
-    supervised_positions: Int[Tensor, " supervised_positions"]
-    shape: tuple[int, int]
-
-
 class FeatureStore:
     """A store's documents, and the target's features of their tokens."""
 
     def __init__(self, folder: Path, manifest: Manifest, needs: Needs, dtype: torch.dtype):
         self.manifest, self.needs, self.dtype = manifest, needs, dtype
         self.tensor_specs = {spec.name: spec for spec in manifest.made.layout.tensor_specs}
-        arrays = {
-            name: t.numpy()
-            for name, t in self._map_tensors(folder, DOCUMENTS_FILE, DOCUMENT_TENSORS).items()
+        arrays: dict[str, Any] = {
+            name: tensor.numpy()
+            for name, tensor in self._map_tensors(folder, DOCUMENTS_FILE, DOCUMENT_TENSORS).items()
         }
         self.segment_index = SegmentIndex(
             **{name: arrays.pop(f"runs.{name}") for name in SEGMENT_FIELDS}
@@ -65,8 +52,10 @@ class FeatureStore:
         self.documents = Documents(
             **arrays, categories=manifest.categories, languages=manifest.languages
         )
-        names = [shard_name(number) for number in range(manifest.made.shards)]
-        self.shards = [self._map_tensors(folder, name, list(self.tensor_specs)) for name in names]
+        self.shards = [
+            self._map_tensors(folder, shard_name(number), list(self.tensor_specs))
+            for number in range(manifest.made.shards)
+        ]
 
     @classmethod
     def open(
@@ -79,11 +68,10 @@ class FeatureStore:
         sizes are compared. Raises UserError for an unfinished, damaged or unsuitable store.
         """
         folder = Path(path)
-        manifest = store_manifest.read_manifest(folder)
-        check_manifest(manifest, folder, tokenizer_hash=tokenizer_hash, needs=needs)
-        if manifest.made.target_sha256 != target_hash:
-            stored_hash = manifest.made.target_sha256
-            raise _mismatch_error(manifest, folder, "target", stored_hash[:12], target_hash[:12])
+        manifest = read_manifest(folder)
+        manifest.check_serves(
+            folder, needs=needs, tokenizer_hash=tokenizer_hash, target_hash=target_hash
+        )
         manifest.check_undamaged(folder, checksums=checksums)
         return cls(folder, manifest, needs, dtype)
 
@@ -100,118 +88,77 @@ class FeatureStore:
 
         Positions that are not stored are 0; they have no weight in any loss.
         """
-        locations, schema = self._locate_rows(rows, length), self.manifest.made.layout
-        topk = self._read_topk_logits(locations) if schema.teacher is TeacherKind.topk else None
-        empty = torch.zeros(*locations.shape, 0, dtype=self.dtype)
+        segments, shape = self._locate_rows(rows, length), (len(rows), length)
+        is_topk = self.manifest.made.layout.teacher is TeacherKind.topk
+        empty = torch.zeros(*shape, 0, dtype=self.dtype)
         return TargetOutput(
-            captured=self._read_hidden_states("captured", locations)
+            captured=self._read_hidden_states("captured", segments, shape)
             if self.needs.layers
             else empty,
-            hidden=self._read_hidden_states("hidden", locations)
-            if self.needs.hidden or not topk
+            hidden=self._read_hidden_states("hidden", segments, shape)
+            if self.needs.hidden or not is_topk
             else empty,
-            topk=topk,
+            topk=self._read_topk_logits(segments, shape) if is_topk else None,
         )
 
-    def _locate_rows(self, rows: list[list[DocumentPiece]], length: int) -> _RowLocations:
-        segments, tokens, supervised = [], [], []
+    def _locate_rows(self, rows: list[list[DocumentPiece]], length: int) -> LocatedSegments:
+        located = []
         for number, row in enumerate(rows):
             offset = number * length
             for piece in row:
                 start = int(self.documents.starts[piece.document])
                 begin, end = start + piece.begin, start + piece.end
                 for segment in find_segments(self.segment_index, self.supervised_mask, begin, end):
-                    positions = np.arange(len(segment.supervised_mask)) + (
-                        offset + segment.first - begin
-                    )
-                    segments.append(segment)
-                    tokens.append(positions)
-                    supervised.append(positions[segment.supervised_mask])
-                offset += piece.end - piece.begin
-        return _RowLocations(
-            segments=segments, shape=(len(rows), length),
-            token_positions=torch.from_numpy(np.concatenate(tokens)),
-            supervised_positions=torch.from_numpy(np.concatenate(supervised)),
-        )  # fmt: skip
+                    left = offset + segment.first - begin
+                    located.append((segment, np.arange(left, left + len(segment.supervised_mask))))
+                offset += end - begin
+        return located
 
     def _read_hidden_states(
-        self, name: str, locations: _RowLocations
+        self, name: str, segments: LocatedSegments, shape: tuple[int, int]
     ) -> Float[Tensor, "rows length width"]:
         """Read and dequantize hidden states, those of a token's layers side by side.
 
         Rows are read in small chunks so that the intermediate values stay in the processor's cache.
         """
-        spec, left = self.tensor_specs[name], 0
-        positions = (
-            locations.token_positions if spec.per_token else locations.supervised_positions
-        ).numpy()
-        output = allocate_zeros(math.prod(locations.shape), math.prod(spec.shape), dtype=self.dtype)
-        for segment in locations.segments:
-            shard, rows = (
-                self.shards[segment.shard],
-                segment.token_rows if spec.per_token else segment.supervised_rows,
-            )
-            right = left + rows.stop - rows.start
-            for source, destination in split_contiguous(rows.start, positions[left:right]):
+        spec = self.tensor_specs[name]
+        # numpy uses huge pages on Linux: page faults on small ones cost more time than the filling
+        zeros = np.zeros((math.prod(shape), math.prod(spec.shape) * self.dtype.itemsize), np.uint8)
+        output = torch.from_numpy(zeros).view(self.dtype)
+        for segment, token_positions in segments:
+            shard = self.shards[segment.shard]
+            rows, positions = segment.token_rows, token_positions
+            if not spec.per_token:
+                rows, positions = segment.supervised_rows, positions[segment.supervised_mask]
+            for source, destination in split_contiguous(rows.start, positions):
                 scale = shard[name + SCALE_SUFFIX][source] if name + SCALE_SUFFIX in shard else None
                 output[destination] = dequantize(widen_fp8(shard[name][source]), scale).flatten(1)
-            left = right
-        return output.unflatten(0, locations.shape)
+        return output.unflatten(0, shape)
 
-    def _read_topk_logits(self, locations: _RowLocations) -> TopKLogits:
+    def _read_topk_logits(self, segments: LocatedSegments, shape: tuple[int, int]) -> TopKLogits:
         """Read the top-k logits of rows.
 
         Positions that are not stored get a valid distribution: a loss that is not finite would
         stay so when multiplied by its weight of 0.
         """
         k = self.manifest.made.layout.top_k
-        fill = {"ids": torch.arange(k), "log_probs": -math.log(2 * k), "rest": 0.5}
-        dtypes = {"ids": torch.int64, "log_probs": torch.float32, "rest": torch.float32}
+        positions = np.concatenate(
+            [positions[segment.supervised_mask] for segment, positions in segments]
+        )
         tensors = {
-            name: self._scatter_rows(
-                f"teacher.{name}",
-                self._read_values(f"teacher.{name}", locations).to(dtypes[name]),
-                locations, value,
-            )
-            for name, value in fill.items()
-        }  # fmt: skip
-        return TopKLogits(**tensors, vocab_size=self.manifest.made.layout.vocab_size)
-
-    def _read_values(self, name: str, locations: _RowLocations) -> Tensor:
-        """Read the rows of a tensor as they are stored."""
-        per_token = self.tensor_specs[name].per_token
-        return torch.cat(
-            [
-                self.shards[segment.shard][name][
-                    segment.token_rows if per_token else segment.supervised_rows
-                ]
-                for segment in locations.segments
+            "ids": torch.arange(k).repeat(math.prod(shape), 1),
+            "log_probs": torch.full((math.prod(shape), k), -math.log(2 * k)),
+            "rest": torch.full((math.prod(shape),), 0.5),
+        }
+        for name, values in tensors.items():
+            stored = [
+                self.shards[s.shard][f"teacher.{name}"][s.supervised_rows] for s, _ in segments
             ]
+            values[torch.from_numpy(positions)] = torch.cat(stored).to(values.dtype)
+        return TopKLogits(
+            **{name: values.unflatten(0, shape) for name, values in tensors.items()},
+            vocab_size=self.manifest.made.layout.vocab_size,
         )
-
-    def _scatter_rows(
-        self, name: str, values: Tensor, locations: _RowLocations, fill: Any
-    ) -> Tensor:
-        """Copy the rows of a tensor to their tokens' positions; the others are `fill`."""
-        shape = (math.prod(locations.shape), *values.shape[1:])
-        output = torch.empty(shape, dtype=values.dtype)
-        output[:] = fill
-        output.index_copy_(
-            0,
-            locations.token_positions
-            if self.tensor_specs[name].per_token
-            else locations.supervised_positions,
-            values,
-        )
-        return output.unflatten(0, locations.shape)
-
-
-def allocate_zeros(rows: int, width: int, *, dtype: torch.dtype) -> Float[Tensor, "rows width"]:
-    """Allocate zeros with numpy, which uses huge pages on Linux.
-
-    Page faults on small pages cost more time than filling the tensor.
-    """
-    return torch.from_numpy(np.zeros((rows, width * dtype.itemsize), np.uint8)).view(dtype)
 
 
 def split_contiguous(
@@ -227,39 +174,3 @@ def split_contiguous(
         for low in range(begin, end, CHUNK_ROWS):
             count, position = min(CHUNK_ROWS, end - low), int(positions[low])
             yield slice(first + low, first + low + count), slice(position, position + count)
-
-
-def check_manifest(
-    manifest: Manifest, folder: Path, *, needs: Needs, tokenizer_hash: str | None = None,
-    hidden_size: int | None = None,
-) -> None:  # fmt: skip
-    """Check a store as far as possible without the target's weights.
-
-    Raise UserError if it is unfinished, is of another target, or lacks what a draft needs.
-    """
-    spec = manifest.made
-    manifest.check_finished(folder)
-    if tokenizer_hash not in (None, spec.tokenizer_sha256):
-        raise _mismatch_error(
-            manifest, folder, "tokenizer", spec.tokenizer_sha256[:12], tokenizer_hash[:12]
-        )
-    if hidden_size not in (None, spec.layout.hidden_size):
-        raise _mismatch_error(
-            manifest, folder, "target", f"hidden size {spec.layout.hidden_size}",
-            f"hidden size {hidden_size}",
-        )  # fmt: skip
-    if missing := spec.layout.describe_missing(needs):
-        raise UserError(
-            f"data.path: must hold what the draft reads, {missing} in {folder}, captured for "
-            f"{manifest.method}; capture again for this draft under another run_name"
-        )
-
-
-def _mismatch_error(
-    manifest: Manifest, folder: Path, kind: str, actual: str, expected: str
-) -> UserError:
-    return UserError(
-        f"data.path: must be a store of this {kind} ({expected}), got {folder}, which is for a "
-        f"different one ({actual}, captured from {manifest.target}); capture again for this {kind} "
-        "under another run_name"
-    )

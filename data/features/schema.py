@@ -1,4 +1,4 @@
-"""Schema of a feature store: the tensors that it holds for each token, and their bytes.
+"""Schema of a feature store: the tensors of each token, and the quantization of hidden states.
 
 A row of features belongs to a token. The inputs of methods that read context have a row for every
 token. The inputs of other methods, and every teacher, have rows for supervised tokens only: the
@@ -9,19 +9,52 @@ tokens of an answer and the token before each of them.
     teacher.ids          k int32   supervised     teacher=topk: the k likeliest tokens,
     teacher.log_probs    k fp16    supervised     their log-probabilities at temperature 1
     teacher.rest         fp32      supervised     and the mass of all others
+
+Hidden states take a half or a quarter of their bytes, with a scale for each row: the hidden state
+of one layer at one token.
+
+    bf16   2 bytes a value                     exact for a target in bfloat16
+    int8   1 byte a value and 4 a row          scale * round(x / scale), scale = max|x| / 127
+    fp8    1 byte a value and 4 a row          e4m3 of x / scale, scale = max|x| / 448
+
+int8 has one step size for the whole row. It is more precise than fp8 while the values of a row are
+of similar size, but one value of 1e4 among ones rounds all others to 0: `rounding_error` counts
+those. fp8 keeps every value to a sixteenth, down to 2**-15 of the largest. Scales are fp32: rows of
+an early layer may be as small as 1e-3 (a scale of 8e-6, below fp16's normal numbers), those of an
+outlier as large as 1e5.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import Enum
 from math import prod
-from typing import Any
+from typing import NamedTuple
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
-from data.features.quantize import Dtype
 from models.drafts.base import Needs
 
+SMALLEST = torch.finfo(torch.float32).tiny  # avoids dividing a row of zeros by 0
 SCALE_SUFFIX = ".scale"  # follows the name of the scaled tensor
+
+
+class Dtype(Enum):
+    """The storage type of hidden states."""
+
+    bf16 = "bf16"
+    int8 = "int8"
+    fp8 = "fp8"
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """Return the PyTorch type of stored values."""
+        return {"bf16": torch.bfloat16, "int8": torch.int8, "fp8": torch.float8_e4m3fn}[self.value]
+
+    @property
+    def max_value(self) -> float | None:
+        """Return the value that a row's largest is scaled to; None where rows have no scale."""
+        return {"bf16": None, "int8": 127.0, "fp8": 448.0}[self.value]
 
 
 class TeacherKind(Enum):
@@ -31,19 +64,13 @@ class TeacherKind(Enum):
     topk = "topk"  # the k likeliest tokens and the mass of the rest
 
 
-@dataclass(frozen=True, kw_only=True)
-class TensorSpec:
+class TensorSpec(NamedTuple):
     """The name, shape and type of one tensor of a shard."""
 
     name: str
     shape: tuple[int, ...]  # of a row
     dtype: torch.dtype
     per_token: bool  # a row for each token; otherwise for supervised tokens only
-
-    @property
-    def row_bytes(self) -> int:
-        """Return the bytes of a row."""
-        return prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,70 +86,101 @@ class FeatureSchema:
     hidden_size: int
     vocab_size: int
 
-    @classmethod
-    def from_dict(cls, saved: dict[str, Any]) -> "FeatureSchema":
-        """Build a schema from its dictionary in a manifest."""
-        enums = {"dtype": Dtype(saved["dtype"]), "teacher": TeacherKind(saved["teacher"])}
-        return cls(**saved | enums)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values for a manifest."""
-        return asdict(self) | {"dtype": self.dtype.value, "teacher": self.teacher.value}
-
     @property
     def tensor_specs(self) -> list[TensorSpec]:
         """List the tensors of a shard."""
         specs = []
         if self.layers:
-            specs += self._hidden_state_specs(
-                "captured", (len(self.layers),), per_token=self.context
-            )
+            specs += self._hidden_state_specs("captured", len(self.layers), per_token=self.context)
         if self.hidden or self.teacher is TeacherKind.hidden:
-            specs += self._hidden_state_specs("hidden", (), per_token=self.hidden and self.context)
+            specs += self._hidden_state_specs("hidden", per_token=self.hidden and self.context)
         if self.teacher is TeacherKind.topk:
-            for name, shape, dtype in (
-                ("ids", (self.top_k,), torch.int32),
-                ("log_probs", (self.top_k,), torch.float16),
-                ("rest", (), torch.float32),
-            ):
-                specs.append(
-                    TensorSpec(name=f"teacher.{name}", shape=shape, dtype=dtype, per_token=False)
-                )
+            specs += [
+                TensorSpec("teacher.ids", (self.top_k,), torch.int32, per_token=False),
+                TensorSpec("teacher.log_probs", (self.top_k,), torch.float16, per_token=False),
+                TensorSpec("teacher.rest", (), torch.float32, per_token=False),
+            ]
         return specs
 
-    def _hidden_state_specs(
-        self, name: str, rows: tuple[int, ...], *, per_token: bool
-    ) -> list[TensorSpec]:
-        values = TensorSpec(
-            name=name,
-            shape=(*rows, self.hidden_size),
-            dtype=self.dtype.torch_dtype,
-            per_token=per_token,
-        )
-        scales = TensorSpec(
-            name=name + SCALE_SUFFIX, shape=rows, dtype=torch.float32, per_token=per_token
-        )
+    def _hidden_state_specs(self, name: str, *rows: int, per_token: bool) -> list[TensorSpec]:
+        values = TensorSpec(name, (*rows, self.hidden_size), self.dtype.torch_dtype, per_token)
+        scales = TensorSpec(name + SCALE_SUFFIX, rows, torch.float32, per_token)
         return [values] if self.dtype.max_value is None else [values, scales]
-
-    @property
-    def row_bytes(self) -> tuple[int, int]:
-        """Return the bytes of every token, and the additional bytes of a supervised token."""
-        per_token = sum(spec.row_bytes for spec in self.tensor_specs if spec.per_token)
-        return per_token, sum(spec.row_bytes for spec in self.tensor_specs) - per_token
 
     def num_bytes(self, tokens: int, supervised: int) -> int:
         """Compute the bytes of the features of `tokens`, of which `supervised` are supervised."""
-        per_token, per_supervised = self.row_bytes
-        return per_token * tokens + per_supervised * supervised
+        return sum(
+            (tokens if spec.per_token else supervised) * prod(spec.shape) * spec.dtype.itemsize
+            for spec in self.tensor_specs
+        )
 
     def describe_missing(self, needs: Needs) -> str | None:
         """Describe what a method needs and this schema lacks; None where it has everything."""
-        if needs.layers and needs.layers != self.layers:
-            return f"captured layers {needs.layers}, got {self.layers or 'none'}"
-        if needs.layers and needs.context and not self.context:
-            return "captured layers of every token, got those of supervised tokens"
-        if needs.hidden and not (self.hidden or self.teacher is TeacherKind.hidden):
-            return "the final hidden state, got none"
-        if needs.hidden and needs.context and not (self.hidden and self.context):
-            return "the final hidden state of every token, got that of supervised tokens"
-        return None
+        problems = {
+            f"captured layers {needs.layers}, got {self.layers or 'none'}": (
+                needs.layers and needs.layers != self.layers
+            ),
+            "captured layers of every token, got those of supervised tokens": (
+                needs.layers and needs.context and not self.context
+            ),
+            "the final hidden state, got none": (
+                needs.hidden and not (self.hidden or self.teacher is TeacherKind.hidden)
+            ),
+            "the final hidden state of every token, got that of supervised tokens": (
+                needs.hidden and needs.context and not (self.hidden and self.context)
+            ),
+        }
+        return next((problem for problem, exists in problems.items() if exists), None)
+
+
+def quantize(
+    rows: Float[Tensor, "*batch width"], dtype: Dtype
+) -> tuple[Tensor, Float[Tensor, "*batch"] | None]:
+    """Return values [*batch, width] in the storage type, and the scale of each row.
+
+    >>> quantize(torch.tensor([0.5, -0.25, 1.0]), Dtype.int8)[0].tolist()
+    [64, -32, 127]
+    >>> dequantize(*quantize(torch.zeros(3), Dtype.fp8)).tolist()
+    [0.0, 0.0, 0.0]
+    """
+    if dtype.max_value is None:
+        return rows.to(dtype.torch_dtype), None
+    rows = rows.float()
+    scale = (rows.abs().amax(-1) / dtype.max_value).clamp_min(SMALLEST)
+    scaled = rows / scale[..., None]
+    return (scaled.round() if dtype is Dtype.int8 else scaled).to(dtype.torch_dtype), scale
+
+
+def dequantize(
+    values: Tensor, scale: Float[Tensor, "*batch"] | None
+) -> Float[Tensor, "*batch width"]:
+    """Undo `quantize` up to rounding; the result is bf16 where there is no scale, else fp32."""
+    return values if scale is None else values.float() * scale[..., None]
+
+
+def widen_fp8(values: Tensor) -> Tensor:
+    """Convert fp8 to fp32 and return any other type unchanged.
+
+    It is faster than PyTorch on the host, which converts fp8 value by value. The shifted bits are
+    those of an fp32 number whose exponent is 120 too small.
+
+    >>> codes = [code for code in range(-128, 127) if code != -1]  # 127 and -1 encode NaN
+    >>> every = torch.tensor(codes, dtype=torch.int8).view(torch.float8_e4m3fn)
+    >>> torch.equal(widen_fp8(every), every.float())
+    True
+    """
+    if values.dtype is not torch.float8_e4m3fn:
+        return values
+    sign_and_rest = -0x7810_0000  # 0x87F00000 in two's complement
+    bits = values.view(torch.int8).int().bitwise_left_shift_(20).bitwise_and_(sign_and_rest)
+    return bits.view(torch.float32).mul_(2.0**120)
+
+
+def rounding_error(
+    rows: Float[Tensor, "*batch width"], restored: Float[Tensor, "*batch width"]
+) -> Float[Tensor, "*batch 2"]:
+    """Return for each row the error |x - restored|^2 / |x|^2, and the share of values zeroed."""
+    rows, restored = rows.float(), restored.float()
+    relative = (rows - restored).square().sum(-1) / rows.square().sum(-1).clamp_min(SMALLEST)
+    zeroed = ((restored == 0) & (rows != 0)).float().mean(-1)
+    return torch.stack([relative, zeroed], -1)

@@ -5,21 +5,26 @@ the device, so that only a fraction of it is copied to the host. The batches of 
 on the plan, so a shard that is captured again has the same bytes.
 """
 
+import math
 from collections.abc import Callable
-from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from data.features.plan import CapturePlan
-from data.features.quantize import dequantize, quantize, rounding_error
-from data.features.schema import SCALE_SUFFIX, FeatureSchema, TeacherKind
+from data.features.schema import (
+    SCALE_SUFFIX,
+    FeatureSchema,
+    TeacherKind,
+    dequantize,
+    quantize,
+    rounding_error,
+)
 from data.features.target_pass import build_target_pass
 from models.distill.topk_logits import TopKLogits
 from models.drafts.base import Batch
-from models.errors import UserError
+from models.errors import require
 from models.target.target import Target
 
 ROUNDING_SUFFIX = ".rounding"  # follows the name of the rounded tensor; not stored
@@ -44,16 +49,17 @@ class ShardBuilder:
         if schema.layers:
             states = target_output.captured.unflatten(-1, (len(schema.layers), schema.hidden_size))
             tensors |= quantize_states("captured", states, schema)
-        if any(spec.name == "hidden" for spec in schema.tensor_specs):
+        if schema.hidden or schema.teacher is TeacherKind.hidden:
             tensors |= quantize_states("hidden", target_output.hidden, schema)
         if schema.teacher is TeacherKind.topk:
             tensors |= self._topk_tensors(target_output.hidden)
         return tensors
 
     def _topk_tensors(self, hidden: Float[Tensor, "rows length hidden"]) -> dict[str, Tensor]:
-        k = self.plan.schema.top_k
-        chunks = hidden.flatten(0, 1).split(LOGITS_CHUNK)
-        parts = [TopKLogits.from_logits(self.target.logits(chunk), k) for chunk in chunks]
+        parts = [
+            TopKLogits.from_logits(self.target.logits(chunk), self.plan.schema.top_k)
+            for chunk in hidden.flatten(0, 1).split(LOGITS_CHUNK)
+        ]
         dtypes = {"ids": torch.int32, "log_probs": torch.float16, "rest": torch.float32}
         return {
             f"teacher.{name}": torch.cat([getattr(part, name) for part in parts])
@@ -69,37 +75,33 @@ class ShardBuilder:
 
         `report_progress` is called after each batch with the numbers of its rows and tokens.
         """
+        specs = self.plan.schema.tensor_specs
         tokens, supervised = self.plan.shard_token_counts[number].tolist()
-        count = {
-            spec.name: tokens if spec.per_token else supervised
-            for spec in self.plan.schema.tensor_specs
-        }
         shard = {
-            spec.name: torch.empty((count[spec.name], *spec.shape), dtype=spec.dtype)
-            for spec in self.plan.schema.tensor_specs
+            spec.name: torch.empty(
+                (tokens if spec.per_token else supervised, *spec.shape), dtype=spec.dtype
+            )
+            for spec in specs
         }
-        filled = dict.fromkeys(shard, 0)
-        sums = dict.fromkeys(shard, torch.zeros(2).double())
+        unfilled = dict(shard)
+        sums = {spec.name: torch.zeros(2).double() for spec in specs}
         rows = self.plan.shard_rows(number)
         for first in range(0, len(rows), self.batch):
             batch_rows = rows[first : first + self.batch]
             features = self._features_on_host(batch_rows)
-            token_positions, supervised_positions = map(
+            token_index, supervised_index = map(
                 torch.from_numpy, self.plan.stored_positions(batch_rows)
             )
-            for spec in self.plan.schema.tensor_specs:
-                name, index = (
-                    spec.name,
-                    token_positions if spec.per_token else supervised_positions,
-                )
-                shard[name][filled[name] :][: len(index)] = _select_rows(features[name], index)
-                filled[name] += len(index)
+            for name, _, _, per_token in specs:
+                index = token_index if per_token else supervised_index
+                filled, unfilled[name] = unfilled[name].tensor_split([len(index)])
+                filled.copy_(_select_rows(features[name], index))
                 if name + ROUNDING_SUFFIX in features:
-                    sums[name] = sums[name] + features[name + ROUNDING_SUFFIX][index].double().sum(
-                        0
-                    )
-            report_progress(len(batch_rows), len(token_positions))
-        return shard, self._rounding_by_layer({name: sums[name] / count[name] for name in shard})
+                    errors = features[name + ROUNDING_SUFFIX][index].double()
+                    sums[name] = sums[name] + errors.sum(0)
+            report_progress(len(batch_rows), len(token_index))
+        means = {name: sums[name] / len(values) for name, values in shard.items()}
+        return shard, self._rounding_by_layer(means)
 
     def _features_on_host(self, rows: list[int]) -> dict[str, Tensor]:
         """Compute the features of rows and flatten them over positions.
@@ -112,19 +114,22 @@ class ShardBuilder:
 
     def _rounding_by_layer(self, means: dict[str, Tensor]) -> dict[str, dict[str, float]]:
         """Name the mean rounding errors by layer; raise UserError where one is not finite."""
-        layers = [f"layer {layer}" for layer in self.plan.schema.layers]
-        errors: list[tuple[str, Any]] = []
-        if layers:
-            errors += zip(layers, means["captured"].tolist(), strict=True)
+        errors: dict[str, list[float]] = {}
+        if "captured" in means:
+            layers = map("layer {}".format, self.plan.schema.layers)
+            errors |= zip(layers, means["captured"].tolist(), strict=True)
         if "hidden" in means:
-            errors.append(("final", means["hidden"].tolist()))
-        for name, (squared, _) in errors:
-            if not np.isfinite(squared):
-                raise UserError(
-                    "device.precision: features must be finite, got NaN or infinity at "
-                    f"{name} of the target; choose another precision"
-                )
-        return {name: {"relative": squared**0.5, "lost": lost} for name, (squared, lost) in errors}
+            errors["final"] = means["hidden"].tolist()
+        for name, (squared, _) in errors.items():
+            require(
+                math.isfinite(squared),
+                "device.precision: features must be finite, got NaN or infinity at "
+                f"{name} of the target; choose another precision",
+            )
+        return {
+            name: {"relative": squared**0.5, "lost": lost}
+            for name, (squared, lost) in errors.items()
+        }
 
 
 def _select_rows(values: Tensor, index: Tensor) -> Tensor:

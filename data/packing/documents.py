@@ -10,7 +10,7 @@ Nothing is padded in storage; `Packed.batch` builds padded tensors on demand.
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -37,6 +37,7 @@ class Documents:
     conversation: Int[np.ndarray, " documents"]  # int32: shared by its documents; < 0 means none
     categories: list[str]
     languages: list[str]
+    skipped: dict[str, int] = field(default_factory=dict)  # rows of the source left out, by reason
 
     @classmethod
     def from_documents(cls, documents: Iterable[TokenizedDocument]) -> "Documents":
@@ -94,13 +95,12 @@ class Documents:
         return np.diff(self.starts)
 
 
-def read_documents(
-    conf: DataConf, tokenizer: PreTrainedTokenizerBase, skipped: Counter[str]
-) -> Documents:
-    """Read and tokenize the configured data; `skipped` counts the rows left out, by reason."""
-    documents = tokenization.iter_documents(conf, tokenizer, skipped)
-    progress = tqdm(documents, desc="tokenize", unit=" documents", disable=None)
-    return Documents.from_documents(iter(progress))
+def read_documents(conf: DataConf, tokenizer: PreTrainedTokenizerBase) -> Documents:
+    """Read and tokenize the configured data."""
+    skipped: Counter[str] = Counter()
+    stream = tokenization.iter_documents(conf, tokenizer, skipped)
+    bar = tqdm(stream, desc="tokenize", unit=" documents", disable=None)
+    return replace(Documents.from_documents(iter(bar)), skipped=skipped)
 
 
 class DocumentPiece(NamedTuple):

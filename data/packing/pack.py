@@ -9,13 +9,13 @@ piece begins with the last tokens of the piece before, as context without loss.
 """
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Int
 
 from data.packing.documents import Documents, Packed
-from models.errors import UserError
+from models.errors import require
 
 MAX_SKIP_REASONS = 5  # most frequent reasons that a report prints
 DOCUMENT, BEGIN, END, LOSS_BEGIN = range(4)  # columns of Packed.table
@@ -34,7 +34,7 @@ class PackReport:
     fill: float  # share of the rows' positions that hold a token
     repeated: float  # share of the tokens that are the context of a later piece
     supervised: float  # share of the tokens that are answer tokens with a loss
-    skipped: dict[str, int] = field(default_factory=dict)  # rows of the source left out, by reason
+    skipped: dict[str, int]  # rows of the source left out, by reason
 
     def __str__(self) -> str:
         reasons = Counter(self.skipped).most_common(MAX_SKIP_REASONS)
@@ -65,11 +65,11 @@ def pack_documents(
     pieces = cut_documents(documents.lengths, numbers, length, overlap)
     answer_tokens = count_piece_answers(documents, pieces)
     pieces, answer_tokens = pieces[answer_tokens > 0], answer_tokens[answer_tokens > 0]
-    if not len(pieces):
-        raise UserError(
-            f"data.length: must reach beyond the prompts, got {length}, which leaves no answer "
-            f"token in {len(numbers)} documents; raise it"
-        )
+    require(
+        len(pieces) > 0,
+        f"data.length: must reach beyond the prompts, got {length}, which leaves no answer "
+        f"token in {len(numbers)} documents; raise it",
+    )
     sizes = pieces[:, END] - pieces[:, BEGIN]
     row = best_fit(sizes, length)
     packed = Packed(
@@ -90,6 +90,7 @@ def pack_documents(
         fill=tokens / (len(packed) * length),
         repeated=int((pieces[:, LOSS_BEGIN] - pieces[:, BEGIN]).sum()) / tokens,
         supervised=int(answer_tokens.sum()) / tokens,
+        skipped=documents.skipped,
     )
 
 
@@ -124,8 +125,7 @@ def count_piece_answers(
     spans = zip(
         (starts + pieces[:, LOSS_BEGIN]).tolist(), (starts + pieces[:, END]).tolist(), strict=True
     )
-    counts = (np.count_nonzero(documents.answer[begin:end]) for begin, end in spans)
-    return np.fromiter(counts, np.int64, len(pieces))
+    return np.array([np.count_nonzero(documents.answer[b:e]) for b, e in spans], np.int64)
 
 
 def best_fit(sizes: Int[np.ndarray, " pieces"], length: int) -> Int[np.ndarray, " pieces"]:

@@ -5,7 +5,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from models.errors import UserError
+from models.errors import require
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -25,20 +25,14 @@ class RowOrder:
 
         Raises UserError where the rows cannot be divided evenly among the ranks.
         """
-        if self.batch_size % world:
-            raise UserError(
-                "optim.batch_size: the rows of a step must be a multiple of the processes, "
-                f"got {self.batch_size} for {world}"
-            )
+        require(
+            self.batch_size % world == 0,
+            "optim.batch_size: the rows of a step must be a multiple of the processes, "
+            f"got {self.batch_size} for {world}",
+        )
         visits = range(step * self.batch_size, (step + 1) * self.batch_size)[rank::world]
-        return [
-            int(
-                _shuffle_rows(self.num_rows, self.seed, visit // self.num_rows)[
-                    visit % self.num_rows
-                ]
-            )
-            for visit in visits
-        ]
+        turns = (divmod(visit, self.num_rows) for visit in visits)
+        return [int(_shuffle_rows(self.num_rows, self.seed, epoch)[n]) for epoch, n in turns]
 
 
 @lru_cache(maxsize=4)

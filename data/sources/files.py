@@ -12,10 +12,11 @@ import re
 import zlib
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from models.errors import UserError
+from models.errors import UserError, require
 
 JSON_SUFFIXES, PARQUET_SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz"), (".parquet",)
 SAVED_DATASET_FILES = ("state.json", "dataset_dict.json")  # written by save_to_disk
@@ -46,8 +47,7 @@ def open_rows(
 
     `key` is the setting that named the source; error messages begin with it.
     """
-    path = Path(source).expanduser()
-    if files := list_data_files(path, split):
+    if files := list_data_files(Path(source).expanduser(), split):
         return (raw for file in files for raw in read_file_rows(file, key))
     dataset = load_dataset_split(source, key=key, subset=subset, split=split, revision=revision)
     return read_dataset_rows(dataset, source)
@@ -63,10 +63,8 @@ def list_data_files(path: Path, word: str) -> list[Path]:
         return [path]
     if not path.is_dir() or any((path / name).exists() for name in SAVED_DATASET_FILES):
         return []
-    entries = (
-        file for file in path.iterdir() if file.name.endswith(JSON_SUFFIXES + PARQUET_SUFFIXES)
-    )
-    files = sorted(file for file in entries if not file.is_dir())
+    suffixes = JSON_SUFFIXES + PARQUET_SUFFIXES
+    files = sorted(f for f in path.iterdir() if f.name.endswith(suffixes) and not f.is_dir())
     pattern = re.compile(rf"(?<![a-z]){re.escape(word)}(?![a-z])", re.IGNORECASE)
     return [file for file in files if pattern.search(file.name)] or files
 
@@ -103,31 +101,28 @@ def _read_json(file: Path) -> Iterator[RawRow]:
     with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
         start = stream.peek(64).removeprefix(codecs.BOM_UTF8).lstrip()
         if file.name.endswith((".json", ".json.gz")) and start[:1] == b"[":
-            for number, row in enumerate(json.load(stream)):
-                yield _check_object(f"{file}:[{number}]", row)
-            return
-        for number, line in enumerate(_read_lines(stream), 1):
-            location = f"{file}:{number}"
-            if line is None:
-                yield RawRow(
-                    location, None, "a line that is too long", f"over {MAX_LINE_BYTES:,} bytes"
-                )
-            elif line.strip():
-                yield _parse_line(location, line)
-
-
-def _read_lines(stream: Any) -> Iterator[bytes | None]:
-    """Yield the lines of a binary stream, and None in place of a line that is too long."""
-    while line := stream.readline(MAX_LINE_BYTES):
-        if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
-            while len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
-                line = stream.readline(MAX_LINE_BYTES)
-            yield None
+            rows = enumerate(json.load(stream))
+            yield from (_check_object(f"{file}:[{number}]", row) for number, row in rows)
         else:
-            yield line
+            lines = enumerate(_read_lines(stream), 1)
+            yield from (_parse_line(f"{file}:{n}", line) for n, line in lines if line.strip())
+
+
+def _read_lines(stream: Any) -> Iterator[bytes]:
+    """Yield the lines of a binary stream; of a line that is too long, only the beginning."""
+    while line := stream.readline(MAX_LINE_BYTES):
+        yield line
+        while _is_cut(line):
+            line = stream.readline(MAX_LINE_BYTES)
+
+
+def _is_cut(line: bytes) -> bool:
+    return len(line) == MAX_LINE_BYTES and not line.endswith(b"\n")
 
 
 def _parse_line(location: str, line: bytes) -> RawRow:
+    if _is_cut(line):
+        return RawRow(location, None, "a line that is too long", f"over {MAX_LINE_BYTES:,} bytes")
     try:
         return _check_object(location, json.loads(line.removeprefix(codecs.BOM_UTF8).decode()))
     except UnicodeDecodeError as error:
@@ -155,28 +150,28 @@ def read_dataset_rows(dataset: Any, name: str) -> Iterator[RawRow]:
 
 
 def _read_batches(batches: Iterable[Any], name: str) -> Iterator[RawRow]:
-    number = 0
-    for batch in batches:
-        try:
-            rows = batch.to_pylist()
-        except (ValueError, OverflowError):  # a single bad row fails the batch; convert one by one
-            rows = [_convert_row(batch.slice(index, 1)) for index in range(batch.num_rows)]
-        for row in rows:
-            location, number = f"{name}:[{number}]", number + 1
-            if isinstance(row, dict):
-                yield RawRow(location, {key: _drop_nulls(value) for key, value in row.items()})
-            else:
-                yield RawRow(location, None, *row)
+    rows = chain.from_iterable(map(_convert_batch, batches))
+    for number, row in enumerate(rows):
+        if isinstance(row, dict):
+            yield RawRow(
+                f"{name}:[{number}]", {key: _drop_nulls(value) for key, value in row.items()}
+            )
+        else:
+            yield RawRow(f"{name}:[{number}]", None, *row)
 
 
-def _convert_row(batch: Any) -> dict[str, Any] | tuple[str, str]:
-    """Convert a batch of one row; return (reason, detail) where Python cannot represent it."""
+def _convert_batch(batch: Any) -> list[dict[str, Any] | tuple[str, str]]:
+    """Convert a batch to rows; one that Python cannot represent becomes (reason, detail)."""
     try:
-        return batch.to_pylist()[0]
-    except UnicodeDecodeError as error:
-        return "text that is not UTF-8", str(error)
-    except (ValueError, OverflowError) as error:  # raised for dates and durations
-        return "a value that is out of range", str(error)
+        return batch.to_pylist()
+    except (ValueError, OverflowError) as error:  # overflows are of dates and durations
+        if batch.num_rows == 1:
+            is_text = isinstance(error, UnicodeDecodeError)
+            reason = "text that is not UTF-8" if is_text else "a value that is out of range"
+            return [(reason, str(error))]
+    # a single bad row fails the batch: convert one by one
+    rows = (batch.slice(index, 1) for index in range(batch.num_rows))
+    return list(chain.from_iterable(map(_convert_batch, rows)))
 
 
 def _drop_nulls(value: Any) -> Any:
@@ -198,13 +193,19 @@ def load_dataset_split(
         if (path / "state.json").is_file():
             return load_from_disk(str(path))
         if (path / "dataset_dict.json").is_file():
-            return _select_split(load_from_disk(str(path)), split, key)
+            splits: Any = load_from_disk(str(path))
+            name = _resolve_split(split, list(splits))
+            require(
+                name in splits,
+                f"{key.rpartition('.')[0]}.split: must be one of {', '.join(splits)}, got {name!r}",
+            )
+            return splits[name]
         if path.is_file() and path.suffix in DATASET_BUILDERS:
             builder, file_split = DATASET_BUILDERS[path.suffix], _resolve_split(split, ["train"])
             return load_dataset(builder, data_files=str(path), split=file_split)
         if path.is_dir():
-            folder_split = _resolve_split(split, get_dataset_split_names(str(path), subset))
-            return load_dataset(str(path), name=subset, split=folder_split)
+            names = get_dataset_split_names(str(path), subset)
+            return load_dataset(str(path), name=subset, split=_resolve_split(split, names))
         check_hub_dataset(source, key)
         return _load_from_hub(source, subset, split, revision)
     except (DatasetsError, OSError, ValueError) as error:
@@ -228,14 +229,6 @@ def _resolve_split(split: str, names: list[str]) -> str:
     return SPLIT_NAME.sub(rf"\1{names[0]}", split) if len(names) == 1 else split
 
 
-def _select_split(splits: Any, split: str, key: str) -> Any:
-    split = _resolve_split(split, list(splits))
-    if split not in splits:
-        setting = f"{key.rpartition('.')[0]}.split"
-        raise UserError(f"{setting}: must be one of {', '.join(splits)}, got {split!r}")
-    return splits[split]
-
-
 @lru_cache(maxsize=2)  # a run opens its data several times, and the hub limits requests
 def _load_from_hub(name: str, subset: str | None, split: str, revision: str | None) -> Any:
     from datasets import load_dataset
@@ -247,12 +240,11 @@ def check_hub_dataset(name: str, key: str) -> None:
     """Check that the hub has the dataset and answers; raise UserError otherwise."""
     from huggingface_hub.errors import HTTPError
 
-    if (
-        name.startswith(("/", ".", "~"))
-        or name.count("/") > 1
-        or Path(name).suffix in DATASET_BUILDERS
-    ):
-        raise UserError(f"{key}: must exist, got {name!r}; check the path, or give a hub name")
+    is_path = name.startswith(("/", ".", "~")) or Path(name).suffix in DATASET_BUILDERS
+    require(
+        not is_path and name.count("/") <= 1,
+        f"{key}: must exist, got {name!r}; check the path, or give a hub name",
+    )
     try:
         query_hub(name)
     except HTTPError as error:

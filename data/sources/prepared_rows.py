@@ -17,9 +17,9 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from data.config import TurnSelection
-from data.sources.row_formats import Conversation, PlainText, RowRejectedError, TokenizedDocument
+from data.sources.row_formats import Conversation, PlainText, TokenizedDocument, require_row
 from data.sources.tokenized import document_from_spans
-from models.errors import UserError
+from models.errors import require
 from models.files import atomic_path
 
 BATCH_ROWS, BATCH_CHARS = 256, 2**23  # most rows or characters in memory while a table is written
@@ -90,24 +90,40 @@ SCHEMA = INPUT_SCHEMA.append(pa.field("documents", pa.list_(_DOCUMENT_TYPE))).ap
 
 def row_to_columns(row: PreparedRow) -> dict[str, Any]:
     """Convert a row to columns of the table; raise ValueError for NaN and infinities."""
-    columns = dict(vars(row))  # asdict would copy every message
-    for name in _JSON_COLUMNS:
-        if columns[name] is not None:
-            columns[name] = _TO_JSON(columns[name])
-    columns["documents"] = [vars(document) for document in row.documents]
-    columns["answers"] = [vars(answer) for answer in row.answers]
-    return columns
+    columns = vars(row)  # asdict would copy every message
+    encoded = {name: _TO_JSON(columns[name]) for name in _JSON_COLUMNS if columns[name] is not None}
+    return (
+        columns
+        | encoded
+        | {
+            "documents": [vars(document) for document in row.documents],
+            "answers": [vars(answer) for answer in row.answers],
+        }
+    )
 
 
 def row_from_columns(columns: dict[str, Any]) -> PreparedRow:
     """Convert columns of the table, as written by `row_to_columns`; ignore other columns."""
     inputs = {name: columns[name] for name in INPUT_SCHEMA.names}
-    for name in _JSON_COLUMNS:
-        if inputs[name] is not None:
-            inputs[name] = json.loads(inputs[name])
-    documents = [RecordedDocument(**document) for document in columns.get("documents") or []]
-    answers = [SamplingInfo(**answer) for answer in columns.get("answers") or []]
-    return PreparedRow(**inputs, documents=documents, answers=answers)
+    decoded = {name: json.loads(inputs[name]) for name in _JSON_COLUMNS if inputs[name] is not None}
+    return PreparedRow(
+        **inputs | decoded,
+        documents=[RecordedDocument(**document) for document in columns.get("documents") or []],
+        answers=[SamplingInfo(**answer) for answer in columns.get("answers") or []],
+    )
+
+
+def parse_recorded_documents(row: PreparedRow, turns: TurnSelection) -> Iterator[TokenizedDocument]:
+    """Yield the documents that were recorded with the target's answers."""
+    recorded = row.documents
+    if recorded and turns is TurnSelection.last:
+        recorded = [RecordedDocument(ids=recorded[-1].ids, spans=recorded[-1].spans[-1:])]
+    for document in recorded:
+        yield replace(
+            document_from_spans(document.ids, document.spans),
+            category=row.category,
+            language=row.language,
+        )
 
 
 def parse_prepared_row(
@@ -119,20 +135,13 @@ def parse_prepared_row(
     """
     labels: dict[str, Any] = {"category": row.category, "language": row.language}
     if row.documents:
-        recorded = row.documents
-        if turns is TurnSelection.last:
-            recorded = [RecordedDocument(ids=recorded[-1].ids, spans=recorded[-1].spans[-1:])]
-        yield from (
-            replace(document_from_spans(document.ids, document.spans), **labels)
-            for document in recorded
-        )
+        yield from parse_recorded_documents(row, turns)
     elif row.text is not None:
         yield PlainText(text=row.text, **labels)
     else:
         messages = row.messages or []
         last = max((n for n, m in enumerate(messages, 1) if m["role"] == "assistant"), default=0)
-        if not last:
-            raise RowRejectedError("no assistant turn")
+        require_row(last > 0, "no assistant turn")
         # Messages after the last answer hold nothing to train on.
         yield Conversation(
             messages=messages[:last], tools=row.tools, template=row.template, **labels
@@ -181,10 +190,10 @@ def read_prepared_rows(folder: Path, split: str = "train") -> Iterator[PreparedR
     from datasets import load_dataset
 
     files = sorted(map(str, folder.glob(f"{split}-*.parquet")))
-    if not files:
-        raise UserError(
-            f"data.path: must be a folder written by data.prepare, got {folder} without "
-            f"{split}-*.parquet; run `python -m data.prepare` first"
-        )
+    require(
+        bool(files),
+        f"data.path: must be a folder written by data.prepare, got {folder} without "
+        f"{split}-*.parquet; run `python -m data.prepare` first",
+    )
     for columns in load_dataset("parquet", data_files=files, split="train", streaming=True):
         yield row_from_columns(columns)

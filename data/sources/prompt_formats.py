@@ -1,16 +1,34 @@
-"""Convert rows of known prompt files; the columns of a row identify its format.
+"""Read prompt files and convert their rows; the columns of a row identify its format.
+
+Files are JSONL, JSON, Parquet, a directory of them, or a Hugging Face dataset.
 
 A row becomes {"id", "category"} and one of `text` (continued without a template), `messages`,
 `turns` (the user's turns, rendered by the chat template where the target has one), or `ids` (a
 prompt held out by a training run, as token ids of the run's target).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from reprlib import repr as shortened
 from typing import Any
 
+from data.sources.files import (
+    JSON_SUFFIXES,
+    PARQUET_SUFFIXES,
+    SAVED_DATASET_FILES,
+    RawRow,
+    first_line,
+    list_data_files,
+    query_hub,
+    read_dataset_rows,
+    read_file_rows,
+)
+from models.errors import UserError, require
+
 PromptRow = dict[str, Any]
+# The first of these splits that a dataset has is read: prompts should be held-out data.
+SPLIT_PREFERENCE = ("test", "validation", "train")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,14 +42,8 @@ class PromptFormat:
     default_category: str = "all"  # of rows without a category
 
 
-def _prompt_from_turns(*turns: str) -> PromptRow:
-    return {"turns": list(turns)}
-
-
 def _prompt_from_instruction(row: PromptRow) -> PromptRow:
-    return _prompt_from_turns(
-        "\n\n".join(part for part in (row["instruction"], row.get("input")) if part)
-    )
+    return {"turns": ["\n\n".join(filter(None, (row["instruction"], row.get("input"))))]}
 
 
 def _prompt_from_messages(row: PromptRow) -> PromptRow:
@@ -39,20 +51,10 @@ def _prompt_from_messages(row: PromptRow) -> PromptRow:
     return {"messages": row["prompt"]} if isinstance(row["prompt"], list) else {}
 
 
-def _is_text_list(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(text, str) for text in value)
-
-
 def _is_message_list(value: Any) -> bool:
     return isinstance(value, list) and all(
         isinstance(message, dict) and isinstance(message.get("role"), str) and "content" in message
         for message in value
-    )
-
-
-def _is_id_list(value: Any) -> bool:
-    return isinstance(value, list) and all(
-        type(token_id) is int and token_id >= 0 for token_id in value
     )
 
 
@@ -71,9 +73,15 @@ COLUMN_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "problem": TEXT_CHECK,
     "instruction": TEXT_CHECK,
     "input": TEXT_CHECK,
-    "turns": (_is_text_list, "a list of strings"),
+    "turns": (
+        lambda value: isinstance(value, list) and all(isinstance(text, str) for text in value),
+        "a list of strings",
+    ),
     "messages": MESSAGES_CHECK,
-    "ids": (_is_id_list, "a list of token ids"),
+    "ids": (
+        lambda value: isinstance(value, list) and all(type(i) is int and i >= 0 for i in value),
+        "a list of token ids",
+    ),
     "prompt": (
         lambda value: isinstance(value, str) or _is_message_list(value),
         f"a string or {MESSAGES_CHECK[1]}",
@@ -93,20 +101,20 @@ PROMPT_FORMATS = {
     ),
     "HumanEval": PromptFormat(
         columns=("task_id", "prompt"),
-        to_prompt=lambda row: _prompt_from_messages(row) or _prompt_from_turns(row["prompt"]),
+        to_prompt=lambda row: _prompt_from_messages(row) or {"turns": [row["prompt"]]},
         id_column="task_id",
         default_category="humaneval",
     ),
     "GSM8K": PromptFormat(
         columns=("question", "answer"),
-        to_prompt=lambda row: _prompt_from_turns(row["question"]),
+        to_prompt=lambda row: {"turns": [row["question"]]},
         default_category="gsm8k",
     ),
     "question": PromptFormat(
-        columns=("question",), to_prompt=lambda row: _prompt_from_turns(row["question"])
+        columns=("question",), to_prompt=lambda row: {"turns": [row["question"]]}
     ),
     "problem": PromptFormat(
-        columns=("problem",), to_prompt=lambda row: _prompt_from_turns(row["problem"])
+        columns=("problem",), to_prompt=lambda row: {"turns": [row["problem"]]}
     ),
     "Alpaca": PromptFormat(
         columns=("instruction",),
@@ -140,7 +148,10 @@ def prompt_from_row(row: PromptRow, number: int) -> PromptRow | None:
     """
     for prompt_format in PROMPT_FORMATS.values():
         if all(row.get(column) is not None for column in prompt_format.columns):
-            _check_columns(row, prompt_format.columns + prompt_format.optional_columns)
+            for column in prompt_format.columns + prompt_format.optional_columns:
+                is_valid, rule = COLUMN_CHECKS.get(column, (None, ""))
+                if is_valid and row.get(column) is not None and not is_valid(row[column]):
+                    raise ValueError(f"`{column}` must be {rule}, got {shortened(row[column])}")
             name = row.get(prompt_format.id_column)
             return {
                 "id": str(number if name is None else name),
@@ -150,16 +161,62 @@ def prompt_from_row(row: PromptRow, number: int) -> PromptRow | None:
     return None
 
 
-def _check_columns(row: PromptRow, columns: tuple[str, ...]) -> None:
-    for column in columns:
-        is_valid, rule = COLUMN_CHECKS.get(column, (None, ""))
-        if is_valid and row.get(column) is not None and not is_valid(row[column]):
-            raise ValueError(f"`{column}` must be {rule}, got {shortened(row[column])}")
-
-
 def describe_prompt_formats() -> str:
     """List the known formats with their columns, for an error message."""
     return "; ".join(
         f"{name} ({', '.join(prompt_format.columns)})"
         for name, prompt_format in PROMPT_FORMATS.items()
     )
+
+
+def read_prompt_file(source: str, key: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each row with its location, which error messages about the row cite.
+
+    Raises UserError, headed by the setting `key`, where a row cannot be read.
+    """
+    for location, row, reason, detail in _open_prompt_rows(source, key):
+        if row is None:
+            raise UserError(
+                f"{key}: every line must be a JSON object, got {location}: {detail or reason}"
+            )
+        yield location, row
+
+
+def _open_prompt_rows(source: str, key: str) -> Iterator[RawRow]:
+    path = Path(source).expanduser()
+    if path.is_dir() and any((path / name).exists() for name in SAVED_DATASET_FILES):
+        return _open_dataset(str(path), key, saved=True)
+    if path.exists():
+        files = list_data_files(path, "test")
+        require(bool(files), f"{key}: must hold JSONL, JSON or Parquet files, got none in {path}")
+        return (raw for file in files for raw in read_file_rows(file, key))
+    name = source.partition(":")[0]
+    is_path = name.startswith(("/", ".", "~")) or name.endswith(JSON_SUFFIXES + PARQUET_SUFFIXES)
+    require(
+        name.count("/") == 1 and not is_path,
+        f"{key}: must be a readable JSONL file, got {source}; demo reads the demo's",
+    )
+    return _open_dataset(source, key)
+
+
+def _open_dataset(source: str, key: str, *, saved: bool = False) -> Iterator[RawRow]:
+    from datasets import Dataset, load_dataset, load_from_disk
+
+    name, _, suffix = source.partition(":")
+    subset, _, split = suffix.partition(":")
+    try:
+        if saved:
+            dataset: Any = load_from_disk(source)
+        else:
+            query_hub(name)
+            dataset = load_dataset(name, subset or None)
+    except Exception as error:  # the hub and its client raise many types
+        raise UserError(
+            f"{key}: must be a dataset that can be loaded, got {source!r} "
+            f"({first_line(error)}); without a network give a local path"
+        ) from error
+    if not isinstance(dataset, Dataset):
+        name = split or next(name for name in (*SPLIT_PREFERENCE, *dataset) if name in dataset)
+        require(name in dataset, f"{key}: split must be one of {', '.join(dataset)}, got {name}")
+        dataset = dataset[name]
+    return read_dataset_rows(dataset, source)

@@ -5,6 +5,7 @@ A row that cannot be parsed raises RowRejectedError with the reason under which 
 
 import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -60,6 +61,12 @@ class RowRejectedError(Exception):
         self.detail = detail
 
 
+def require_row(holds: bool, reason: str, detail: str = "") -> None:
+    """Raise RowRejectedError with `reason` unless the condition holds."""
+    if not holds:
+        raise RowRejectedError(reason, detail)
+
+
 FORMAT_COLUMNS = {
     RowFormat.messages: "messages",
     RowFormat.sharegpt: "conversations",
@@ -86,6 +93,7 @@ ROLE_NAMES = {
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")  # datasets and templates use all
 # Templates read these keys of a message; other keys of a dataset's messages are dropped.
 MESSAGE_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id", *REASONING_KEYS)
+NOT_AN_OBJECT = "a message that is not an object"
 SYSTEM_COLUMNS = ("system", "system_prompt")
 ANSWER_COLUMNS = ("output", "response", "answer", "completion", "solution")  # beside a plain prompt
 
@@ -101,16 +109,23 @@ def parse_row(
     column_name = (
         column
         or FORMAT_COLUMNS.get(format)
-        or next((n for n in LIST_COLUMNS if _is_list(raw.get(n))), None)
+        or next(
+            (n for n in LIST_COLUMNS if isinstance(raw.get(n), list) or _is_json_list(raw.get(n))),
+            None,
+        )
     )
     if column_name is None or format is RowFormat.prompt:
         row = _parse_prompt_row(raw, column)
     else:
         detected, row = _parse_column(raw, column_name)
-        if format not in (RowFormat.auto, detected):
-            raise RowRejectedError(f"column {column_name} has the format {detected.value}")
-        if column is None and format is RowFormat.auto and detected is RowFormat.text:
-            raise RowRejectedError(f"column {column_name} holds a list that is not JSON")
+        require_row(
+            format in (RowFormat.auto, detected),
+            f"column {column_name} has the format {detected.value}",
+        )
+        require_row(
+            column is not None or format is not RowFormat.auto or detected is not RowFormat.text,
+            f"column {column_name} holds a list that is not JSON",
+        )
     labels = {
         name: raw[name] for name in ("category", "language") if isinstance(raw.get(name), str)
     }
@@ -128,13 +143,20 @@ def _parse_column(raw: dict[str, Any], column: str) -> tuple[RowFormat, ParsedRo
                 [_parse_message(message) for message in value], raw
             )
         case [{"from": _}, *_]:
-            return RowFormat.sharegpt, _build_conversation(
-                [_parse_sharegpt_turn(turn) for turn in value], raw
-            )
+            require_row(all(isinstance(turn, dict) for turn in value), NOT_AN_OBJECT)
+            turns = [{"role": turn.get("from"), "content": turn.get("value")} for turn in value]
+            return RowFormat.sharegpt, _build_conversation(list(map(_parse_message, turns)), raw)
         case [str(), *_] if all(isinstance(text, str) for text in value):
             return RowFormat.ultrachat, _build_conversation(_messages_from_texts(list(value)), raw)
         case [int(), *_] if all(isinstance(token_id, int) for token_id in value):
-            return RowFormat.tokens, _build_tokenized_document(list(value), raw.get("answer"))
+            flags: Any = raw.get("answer")
+            require_row(
+                isinstance(flags, list) and len(flags) == len(value),
+                "ids without an answer flag for each",
+            )
+            return RowFormat.tokens, TokenizedDocument(
+                ids=list(value), answer=list(map(bool, flags))
+            )
         case None:
             raise RowRejectedError(f"no column {column}", f"the row has {', '.join(raw)}")
     raise RowRejectedError(f"column {column} holds no messages, turns, text or token ids")
@@ -152,8 +174,7 @@ def _parse_prompt_row(raw: dict[str, Any], column: str | None) -> ParsedRow:
         raise RowRejectedError("a prompt that is not text", str(error)) from error
     if prompt is None:
         raise RowRejectedError("no messages, text or prompt", f"the row has {', '.join(raw)}")
-    if "ids" in prompt:
-        raise RowRejectedError("token ids in place of a prompt")
+    require_row("ids" not in prompt, "token ids in place of a prompt")
     answer = _parse_answer(raw)
     if "messages" in prompt:
         messages = [_parse_message(message) for message in prompt["messages"]]
@@ -165,8 +186,8 @@ def _parse_prompt_row(raw: dict[str, Any], column: str | None) -> ParsedRow:
     if len(questions) == 1 and answer:
         return _build_conversation([*_messages_from_texts(questions), *answer], raw)
     # Empty assistant turns stand between the questions until answers are generated.
-    turns = [text for question in questions for text in (question, "")]
-    return _build_conversation(_messages_from_texts(turns[:-1]), raw)
+    turns = [text for question in questions for text in (question, "")][:-1]
+    return _build_conversation(_messages_from_texts(turns), raw)
 
 
 def _parse_answer(raw: dict[str, Any]) -> list[dict[str, Any]]:
@@ -189,8 +210,7 @@ def _messages_from_texts(texts: list[str]) -> list[dict[str, Any]]:
 
 
 def _parse_message(raw: Any) -> dict[str, Any]:
-    if not isinstance(raw, dict):
-        raise RowRejectedError("a message that is not an object")
+    require_row(isinstance(raw, dict), NOT_AN_OBJECT)
     # Tables fill absent keys with None and some writers with []; templates test for the key alone.
     message = {key: raw[key] for key in MESSAGE_KEYS if raw.get(key) not in (None, [])}
     role = message.get("role")
@@ -238,43 +258,34 @@ def _parse_arguments(function: dict[str, Any]) -> dict[str, Any]:
     return {**function, "arguments": _parse_json(arguments or "{}", "tool_calls")}
 
 
-def _parse_sharegpt_turn(raw: Any) -> dict[str, Any]:
-    """Parse a turn in ShareGPT's keys, `from` and `value`."""
-    if not isinstance(raw, dict):
-        raise RowRejectedError("a message that is not an object")
-    return _parse_message({"role": raw.get("from"), "content": raw.get("value")})
-
-
 def _build_conversation(messages: list[dict[str, Any]], raw: dict[str, Any]) -> Conversation:
     roles = [message["role"] for message in messages]
-    if "user" not in roles:
-        raise RowRejectedError("no user turn")
-    if "assistant" in roles[: roles.index("user")]:
-        raise RowRejectedError("an assistant turn before any user turn")
+    require_row("user" in roles, "no user turn")
+    require_row(
+        "assistant" not in roles[: roles.index("user")], "an assistant turn before any user turn"
+    )
     system = next((raw[name] for name in SYSTEM_COLUMNS if isinstance(raw.get(name), str)), "")
     if system and "system" not in roles:
         messages = [{"role": "system", "content": system}, *messages]
     tools = _parse_json(raw.get("tools"), "tools")
     template = _parse_json(raw.get("template", raw.get("chat_template_kwargs")), "template")
-    tools = [] if tools is None else tools
-    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        raise RowRejectedError("tools that are not a list of objects")
-    if not isinstance(template, dict | None):
-        raise RowRejectedError("a template that is not an object")
+    require_row(
+        tools is None
+        or (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)),
+        "tools that are not a list of objects",
+    )
+    require_row(isinstance(template, dict | None), "a template that is not an object")
     return Conversation(messages=messages, tools=tools or None, template=template or {})
 
 
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list) or (isinstance(value, str) and bool(JSON_LIST.match(value)))
+def _is_json_list(value: Any) -> bool:
+    return isinstance(value, str) and bool(JSON_LIST.match(value))
 
 
 def _parse_json_list(value: Any) -> Any:
     """Parse a list that a table stores as JSON; return any other value unchanged."""
-    if isinstance(value, str) and JSON_LIST.match(value):
-        try:
-            return json.loads(value)
-        except (ValueError, RecursionError):
-            return value
+    with suppress(ValueError, RecursionError):
+        return json.loads(value) if _is_json_list(value) else value
     return value
 
 
@@ -286,9 +297,3 @@ def _parse_json(value: Any, name: str) -> Any:
         return json.loads(value) if value else None
     except (ValueError, RecursionError) as error:
         raise RowRejectedError(f"{name} that are not JSON") from error
-
-
-def _build_tokenized_document(ids: list[int], answer: Any) -> TokenizedDocument:
-    if not isinstance(answer, list) or len(answer) != len(ids):
-        raise RowRejectedError("ids without an answer flag for each")
-    return TokenizedDocument(ids=ids, answer=[bool(flag) for flag in answer])

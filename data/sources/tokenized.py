@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
-from data.sources.row_formats import RowRejectedError, TokenizedDocument
-from models.errors import UserError
+from data.sources.row_formats import TokenizedDocument, require_row
+from models.errors import require
 
 
 def document_from_spans(ids: list[int], spans: Iterable[Sequence[int]]) -> TokenizedDocument:
@@ -13,8 +13,7 @@ def document_from_spans(ids: list[int], spans: Iterable[Sequence[int]]) -> Token
     """
     answer = [False] * len(ids)
     for begin, end in spans:
-        if not 0 <= begin <= end <= len(ids):
-            raise RowRejectedError("recorded spans that do not lie in the ids")
+        require_row(0 <= begin <= end <= len(ids), "recorded spans that do not lie in the ids")
         answer[begin:end] = [True] * (end - begin)
     return check_has_prompt(TokenizedDocument(ids=ids, answer=answer))
 
@@ -31,9 +30,9 @@ def check_has_prompt(document: TokenizedDocument) -> TokenizedDocument:
 
     A conversation that is all answer is not a bad row to skip: the mask itself is broken.
     """
-    if document.answer and all(document.answer):
-        raise UserError(
-            "data: a conversation must hold a prompt too, got answer tokens only; check the chat "
-            "template (its {% generation %} marks) or the recorded spans"
-        )
+    require(
+        not document.answer or not all(document.answer),
+        "data: a conversation must hold a prompt too, got answer tokens only; check the chat "
+        "template (its {% generation %} marks) or the recorded spans",
+    )
     return document

@@ -29,8 +29,9 @@ from data.sources.row_formats import (
     ParsedRow,
     RowRejectedError,
     parse_row,
+    require_row,
 )
-from models.errors import UserError
+from models.errors import UserError, require
 
 
 def check_data(conf: DataConf) -> None:
@@ -43,9 +44,11 @@ def check_data(conf: DataConf) -> None:
 def check_data_exists(conf: DataConf) -> None:
     """Check that the data exists, on the hub too, without a download; raise UserError otherwise."""
     conf.check_path()
-    if conf.source not in (DataSource.dataset, DataSource.jsonl) or conf.path is None:
-        return
-    if Path(conf.path).expanduser().exists():
+    if (
+        conf.source not in (DataSource.dataset, DataSource.jsonl)
+        or conf.path is None
+        or Path(conf.path).expanduser().exists()
+    ):
         return
     if conf.source is DataSource.dataset and not constants.HF_HUB_OFFLINE:
         check_hub_dataset(conf.path, "data.path")
@@ -58,12 +61,7 @@ def count_training_rows(conf: DataConf) -> int | None:
     if conf.source not in (DataSource.dataset, DataSource.jsonl) or conf.path is None:
         return None
     file = Path(conf.path).expanduser()
-    if is_row_file(file) and "[" not in conf.split:
-        number = count_rows(file)
-    else:
-        number = len(
-            load_dataset_split(conf.path, key="data.path", subset=conf.subset, split=conf.split)
-        )
+    number = count_rows(file) if _is_whole_file(conf) else len(_load_dataset(conf))
     return number if number is None or conf.limit is None else min(number, conf.limit)
 
 
@@ -76,7 +74,7 @@ def read_training_rows(conf: DataConf, skipped: Counter[str]) -> Iterator[Parsed
         raise ValueError("the demo has prompts, not rows")
     if conf.source is DataSource.prepared:
         return _read_prepared(Path(conf.path).expanduser(), conf, skipped)
-    return _parse_rows(_open_raw_rows(conf, conf.path), conf, skipped)
+    return _parse_rows(_open_raw_rows(conf), conf, skipped)
 
 
 def _read_prepared(folder: Path, conf: DataConf, skipped: Counter[str]) -> Iterator[ParsedRow]:
@@ -91,21 +89,28 @@ def _read_prepared(folder: Path, conf: DataConf, skipped: Counter[str]) -> Itera
             documents = [replace(document, conversation=number) for document in documents]
         num_rows += len(documents)
         yield from documents
-    if not num_rows:
-        raise UserError(
-            f"data.path: some row must have an answer to train on, got none in {folder}; "
-            "run data.prepare with answers=target or answers=endpoint"
-        )
+    require(
+        num_rows > 0,
+        f"data.path: some row must have an answer to train on, got none in {folder}; "
+        "run data.prepare with answers=target or answers=endpoint",
+    )
 
 
-def _open_raw_rows(conf: DataConf, path: str) -> Iterator[RawRow]:
-    file = Path(path).expanduser()
-    if conf.source is DataSource.dataset and not (is_row_file(file) and "[" not in conf.split):
-        dataset = load_dataset_split(path, key="data.path", subset=conf.subset, split=conf.split)
-        return read_dataset_rows(dataset, path)
-    if not file.is_file():
-        raise UserError(f"data.path: must be a JSONL file, got {path}; check the path")
+def _open_raw_rows(conf: DataConf) -> Iterator[RawRow]:
+    file = Path(str(conf.path)).expanduser()
+    if conf.source is DataSource.dataset and not _is_whole_file(conf):
+        return read_dataset_rows(_load_dataset(conf), str(conf.path))
+    require(file.is_file(), f"data.path: must be a JSONL file, got {conf.path}; check the path")
     return read_file_rows(file, "data.path")
+
+
+def _is_whole_file(conf: DataConf) -> bool:
+    """Return whether the data is all rows of one file, which is read without a copy in a cache."""
+    return is_row_file(Path(str(conf.path)).expanduser()) and "[" not in conf.split
+
+
+def _load_dataset(conf: DataConf) -> Any:
+    return load_dataset_split(str(conf.path), key="data.path", subset=conf.subset, split=conf.split)
 
 
 def _parse_rows(
@@ -144,14 +149,13 @@ def truncate_to_last_answer(row: ParsedRow) -> ParsedRow:
     if not isinstance(row, Conversation):
         return row
     answers = [turn for turn, m in enumerate(row.messages, 1) if m["role"] == "assistant"]
-    if not answers:
-        raise RowRejectedError("no assistant turn")
-    if not all(map(_has_content, row.messages)):
-        raise RowRejectedError("an empty turn")
+    require_row(bool(answers), "no assistant turn")
+    require_row(all(map(_has_content, row.messages)), "an empty turn")
     return replace(row, messages=row.messages[: answers[-1]])
 
 
 def _has_content(message: dict[str, Any]) -> bool:
     """Return False for an empty assistant turn, which stands for an answer yet to be generated."""
-    keys = ("content", "tool_calls", *REASONING_KEYS)
-    return message["role"] != "assistant" or any(message.get(key) for key in keys)
+    return message["role"] != "assistant" or any(
+        message.get(key) for key in ("content", "tool_calls", *REASONING_KEYS)
+    )

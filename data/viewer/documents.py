@@ -1,11 +1,14 @@
-"""Readable views of documents: their text token by token, with answers and special tokens marked.
+"""Readable views of documents or packed rows: a sample, token by token, with answers marked.
 
 Characters that cannot be printed are escaped: the text of a data set must neither control the
 terminal nor hide in it.
 """
 
-from collections.abc import Iterator, Mapping
-from itertools import groupby
+import random
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, groupby, islice, zip_longest
+from operator import itemgetter
 from typing import NamedTuple
 
 from rich.text import Text
@@ -13,6 +16,9 @@ from transformers import PreTrainedTokenizerBase
 
 from data.chat.mask_check import MaskStats
 from data.chat.template import find_added_tokens
+from data.config import DataConf
+from data.packing.documents import Documents
+from data.packing.pack import pack_documents
 from data.sources.row_formats import TokenizedDocument
 
 NEWLINE_MARK = "\u21b5"  # in front of every line break, which an answer may begin or end with
@@ -21,7 +27,6 @@ INCOMPLETE_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 MAX_CHARACTER_TOKENS = 8  # tokens of one character
 MIN_RUN_TOKENS = 16  # tokens of a run that are always shown
 SHARE_COLUMN = "supervised"
-COLUMNS = ["category", "documents", "tokens", SHARE_COLUMN, "no answer", "no prompt"]
 ANSWER_STYLE, SPECIAL_STYLE, LEFT_OUT_STYLE = (
     "bold green",  # not underlined: underscores would be invisible
     "magenta",
@@ -60,30 +65,18 @@ def split_into_spans(
         prefix, text = (str(tokenizer.decode(ids)) for ids in (previous, previous + group))
         text = text[len(prefix) :]
         is_last = end == len(document.ids) or document.answer[end] != answer
-        if (
-            text.endswith(INCOMPLETE_CHARACTER)
-            and len(group) < MAX_CHARACTER_TOKENS
-            and not is_last
-        ):
-            continue
-        yield TokenSpan(escape_unprintable(text), tuple(group), answer, special=token in special)
-        previous, group = group, []
+        is_incomplete = text.endswith(INCOMPLETE_CHARACTER) and len(group) < MAX_CHARACTER_TOKENS
+        if is_last or not is_incomplete:
+            yield TokenSpan(escape_unprintable(text), tuple(group), answer, token in special)
+            previous, group = group, []
 
 
 def escape_unprintable(text: str) -> str:
     """Escape characters that cannot be printed and put a mark in front of each line break."""
-    return "".join(
-        NEWLINE_MARK + "\n"
-        if c == "\n"
-        else c
-        if c.isprintable() or c == "\t"
-        else escape_character(c)
-        for c in text
+    escaped = (
+        c if c.isprintable() or c in "\t\n" else c.encode("unicode_escape").decode() for c in text
     )
-
-
-def escape_character(character: str) -> str:
-    return character.encode("unicode_escape").decode()
+    return "".join(escaped).replace("\n", NEWLINE_MARK + "\n")
 
 
 def shorten_spans(spans: list[TokenSpan], limit: int) -> list[TokenSpan]:
@@ -94,9 +87,8 @@ def shorten_spans(spans: list[TokenSpan], limit: int) -> list[TokenSpan]:
     for answer, run in runs:
         middle = run[half:-half]
         if len(spans) > limit and len(middle) > 1:
-            count = sum(len(span.ids) for span in middle)
-            gap = TokenSpan(f"[... {count:,} tokens ...]", (), answer, left_out=True)
-            run = [*run[:half], gap, *run[-half:]]
+            text = f"[... {sum(len(span.ids) for span in middle):,} tokens ...]"
+            run[half:-half] = [TokenSpan(text, (), answer, left_out=True)]
         shortened += run
     return shortened
 
@@ -107,7 +99,9 @@ def render_color(spans: list[TokenSpan], *, boundaries: bool) -> Text:
     for number, span in enumerate(spans):
         if boundaries and number:
             text.append("|", style="dim")
-        text.append(span.text, style=span_style(span))
+        styles = [ANSWER_STYLE] * span.answer + [SPECIAL_STYLE] * span.special
+        style = LEFT_OUT_STYLE if span.left_out else " ".join(styles)
+        text.append(span.text, style=style or "none")
     text.highlight_regex(NEWLINE_MARK, style="dim")
     return text
 
@@ -120,22 +114,13 @@ def render_legend() -> Text:
     )  # fmt: skip
 
 
-def span_style(span: TokenSpan) -> str:
-    """Return the style of a span in the terminal."""
-    if span.left_out:
-        return LEFT_OUT_STYLE
-    styles = [ANSWER_STYLE] * span.answer + [SPECIAL_STYLE] * span.special
-    return " ".join(styles) or "none"
-
-
 def render_plain(spans: list[TokenSpan], *, boundaries: bool) -> str:
     """Render spans without color: answers stand between quotation marks."""
-    runs = groupby(spans, key=lambda span: span.answer)
-    separator = "|" if boundaries else ""
-    texts = [(answer, separator.join(span.text for span in run)) for answer, run in runs]
-    return "".join(
-        f"{ANSWER_OPEN}{text}{ANSWER_CLOSE}" if answer else text for answer, text in texts
-    )
+    text = ""
+    for answer, run in groupby(spans, key=lambda span: span.answer):
+        part = ("|" if boundaries else "").join(span.text for span in run)
+        text += f"{ANSWER_OPEN}{part}{ANSWER_CLOSE}" if answer else part
+    return text
 
 
 def describe_document(document: TokenizedDocument) -> str:
@@ -145,9 +130,14 @@ def describe_document(document: TokenizedDocument) -> str:
     labels = [
         escape_unprintable(label) for label in (document.category, document.language) if label
     ]
-    tokens = f"{len(document.ids):,} tokens"
-    share = f"{supervised:,} supervised ({supervised / max(len(document.ids), 1):.1%})"
-    return ", ".join([*labels, tokens, share, f"{answers} answer{'s' * (answers != 1)}"])
+    return ", ".join(
+        [
+            *labels,
+            f"{len(document.ids):,} tokens",
+            f"{supervised:,} supervised ({supervised / max(len(document.ids), 1):.1%})",
+            f"{answers} answer{'s' * (answers != 1)}",
+        ]
+    )
 
 
 def build_mask_table(stats_by_category: Mapping[str, MaskStats]) -> list[list[str]]:
@@ -155,7 +145,7 @@ def build_mask_table(stats_by_category: Mapping[str, MaskStats]) -> list[list[st
     rows = dict(sorted(stats_by_category.items()))
     if len(rows) > 1:
         rows["all"] = sum(stats_by_category.values(), start=MaskStats())
-    return [COLUMNS] + [
+    return [["category", "documents", "tokens", SHARE_COLUMN, "no answer", "no prompt"]] + [
         [
             escape_unprintable(name) or "-",
             f"{stats.documents:,}",
@@ -166,3 +156,61 @@ def build_mask_table(stats_by_category: Mapping[str, MaskStats]) -> list[list[st
         ]
         for name, stats in rows.items()
     ]
+
+
+def sample_documents(
+    documents: Iterable[TokenizedDocument], count: int, tokenizer: PreTrainedTokenizerBase, *,
+    seed: int,
+) -> list[DocumentView]:  # fmt: skip
+    """Sample documents from the categories in turn, uniformly within each category."""
+    rng = random.Random(seed)
+    reservoirs: defaultdict[str, list[tuple[int, TokenizedDocument]]] = defaultdict(list)
+    sizes: Counter[str] = Counter()
+    for number, document in enumerate(documents):
+        reservoir = reservoirs[document.category]
+        sizes[document.category] += 1
+        if len(reservoir) < count:
+            reservoir.append((number, document))
+        elif (index := rng.randrange(sizes[document.category])) < count:
+            reservoir[index] = (number, document)
+    in_turn = filter(None, chain.from_iterable(zip_longest(*reservoirs.values())))
+    return [
+        DocumentView(
+            f"document {number:,}",
+            describe_document(document),
+            list(split_into_spans(tokenizer, document)),
+        )
+        for number, document in sorted(islice(in_turn, count), key=itemgetter(0))
+    ]
+
+
+def sample_rows(
+    documents: Documents, conf: DataConf, count: int, tokenizer: PreTrainedTokenizerBase, *,
+    seed: int,
+) -> Iterator[DocumentView]:  # fmt: skip
+    """Sample rows as training packs the documents."""
+    packed, _ = pack_documents(documents, conf.length, overlap=conf.overlap)
+    rows = random.Random(seed).sample(range(len(packed)), min(count, len(packed)))
+    for row in sorted(rows):
+        [pieces] = packed.pieces([row])
+        spans, row_tokens = [], TokenizedDocument(ids=[], answer=[])
+        for piece in pieces:
+            document = documents[piece.document]
+            tokens = TokenizedDocument(
+                ids=document.ids[piece.begin : piece.end],
+                answer=[False] * (piece.loss_begin - piece.begin)
+                + document.answer[piece.loss_begin : piece.end],
+            )
+            row_tokens.ids += tokens.ids
+            row_tokens.answer += tokens.answer
+            spans += [
+                TokenSpan(f"--- document {piece.document:,} ---\n", (), False, left_out=True),
+                *split_into_spans(tokenizer, tokens),
+                TokenSpan("\n", (), False, left_out=True),
+            ]
+        yield DocumentView(
+            f"row {row:,} of {len(packed):,}",
+            f"{len(pieces)} documents in {conf.length:,} positions, "
+            f"{describe_document(row_tokens)}",
+            spans,
+        )

@@ -8,9 +8,11 @@ Counting needs token ids only: no forward pass of the target.
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import safetensors.numpy
@@ -21,16 +23,20 @@ from transformers import PreTrainedTokenizerBase
 
 from data.config import DataConf, TurnSelection
 from data.packing.documents import Documents
+from data.progress import RowProgress
+from data.sources.prepared_rows import parse_recorded_documents, read_prepared_rows
 from data.sources.row_formats import TokenizedDocument
-from data.vocabulary.languages import UNKNOWN_LANGUAGE, detect_language
-from models.checkpoint import TOKENIZER_HASH_KEY
-from models.errors import UserError
+from models.checkpoint import TOKENIZER_HASH_KEY, tokenizer_fingerprint
+from models.errors import require
 from models.files import atomic_path
-from models.speculate.draft_vocab import choose_kept_ids, token_coverage
+from models.speculate.draft_vocab import choose_kept_ids, required_token_ids, token_coverage
 
 TOKEN_COUNTS_FILE = "token_counts.safetensors"  # in a prepared folder
 UNNAMED_CATEGORY = "unnamed"  # category of documents without a category
+UNKNOWN_LANGUAGE = "und"  # ISO 639-3 for undetermined: code, numbers, a word or two
 LANGUAGE_SAMPLE_TOKENS = 128  # first tokens of a document's answers, to detect its language
+LANGUAGE_SAMPLE_CHARS = 400  # leading characters of a text that are classified
+MIN_LANGUAGE_PROBABILITY = 0.5  # a less probable language counts as undetermined
 MAX_TABLE_GROUPS = 12  # largest groups of a kind that a table lists
 
 
@@ -60,17 +66,16 @@ class TokenCounts:
 
     def subtract(self, part: "TokenCounts") -> "TokenCounts":
         """Subtract the counts of a part of these documents."""
+        remaining: dict[str, dict[str, np.ndarray]] = {
+            kind: {name: tokens - vars(part)[kind].get(name, 0) for name, tokens in groups.items()}
+            for kind, groups in vars(self).items()
+        }
         return TokenCounts(
-            categories=_subtract_counts(self.categories, part.categories),
-            languages=_subtract_counts(self.languages, part.languages),
+            **{
+                kind: {name: tokens for name, tokens in groups.items() if tokens.any()}
+                for kind, groups in remaining.items()
+            }
         )
-
-
-def _subtract_counts(
-    counts: dict[str, np.ndarray], part: dict[str, np.ndarray]
-) -> dict[str, np.ndarray]:
-    remaining = ((name, tokens - part.get(name, 0)) for name, tokens in counts.items())
-    return {name: tokens for name, tokens in remaining if tokens.any()}
 
 
 def count_answer_tokens(
@@ -89,26 +94,38 @@ def count_answer_tokens(
         if not any(document.answer):
             continue
         ids = np.asarray(document.ids)
-        if (largest := ids.max()) >= vocab_size:
-            raise UserError(
-                f"data: token ids must be below the target's vocabulary of {vocab_size}, "
-                f"got {largest}; tokenize with the target's own tokenizer"
-            )
-        answer = ids[np.asarray(document.answer)]
-        np.add.at(categories[document.category or UNNAMED_CATEGORY], answer, 1)
-        np.add.at(
-            languages[document.language or _detect_answer_language(answer, tokenizer)], answer, 1
+        require(
+            bool(ids.max() < vocab_size),
+            f"data: token ids must be below the target's vocabulary of {vocab_size}, "
+            f"got {ids.max()}; tokenize with the target's own tokenizer",
         )
+        answer = ids[np.asarray(document.answer)]
+        language = document.language or UNKNOWN_LANGUAGE
+        if tokenizer is not None and not document.language:
+            language = detect_language(
+                str(tokenizer.decode(answer[:LANGUAGE_SAMPLE_TOKENS], skip_special_tokens=True))
+            )
+        np.add.at(categories[document.category or UNNAMED_CATEGORY], answer, 1)
+        np.add.at(languages[language], answer, 1)
     return TokenCounts(categories=dict(categories), languages=dict(languages))
 
 
-def _detect_answer_language(
-    ids: Int[np.ndarray, " answer"], tokenizer: PreTrainedTokenizerBase | None
-) -> str:
-    if tokenizer is None:
-        return UNKNOWN_LANGUAGE
-    return detect_language(
-        str(tokenizer.decode(ids[:LANGUAGE_SAMPLE_TOKENS], skip_special_tokens=True))
+def detect_language(text: str) -> str:
+    """Return the ISO 639-1 code of the likeliest language; `und` where none is likely.
+
+    >>> detect_language("Wer zuletzt lacht, lacht am besten."), detect_language("x = [1, 2]")
+    ('de', 'und')
+    """
+    language, _ = _load_language_identifier().classify(text[:LANGUAGE_SAMPLE_CHARS])
+    return UNKNOWN_LANGUAGE if language == "zxx" else language  # zxx: no linguistic content
+
+
+@cache
+def _load_language_identifier() -> Any:
+    from py3langid.langid import MODEL_FILE, LanguageIdentifier  # loads a model: 0.5 s
+
+    return LanguageIdentifier.from_model_file(
+        MODEL_FILE, norm_probs=True, min_confidence=MIN_LANGUAGE_PROBABILITY
     )
 
 
@@ -180,8 +197,7 @@ def compute_coverage(
     counts: TokenCounts, sizes: list[int], required_ids: list[int]
 ) -> dict[str, list[float]]:
     """Return each group's share of answer tokens that a draft vocabulary of each size covers."""
-    total = counts.total
-    vocabularies = [choose_kept_ids(total, size, required_ids) for size in sizes]
+    vocabularies = [choose_kept_ids(counts.total, size, required_ids) for size in sizes]
     return {
         name: [token_coverage(group, ids) for ids in vocabularies]
         for name, group in counts.groups.items()
@@ -204,3 +220,32 @@ def render_markdown_table(rows: list[list[str]]) -> str:
     separator = ["---", *["---:"] * (len(rows[0]) - 1)]
     cells = [[cell.replace("|", "\\|") for cell in row] for row in (rows[0], separator, *rows[1:])]
     return "".join(f"| {' | '.join(row)} |\n" for row in cells)
+
+
+def write_token_counts(folder: Path, tokenizer: PreTrainedTokenizerBase, worker_dir: Path) -> str:
+    """Write the counts to the folder and return the coverage section of its report.
+
+    The section is empty, and no file is written, if the target gave no answers. The file is
+    written in `worker_dir` first because another worker may write the same file concurrently.
+    """
+    vocab_size = max(tokenizer.get_vocab().values()) + 1
+    counts = count_answer_tokens(_iter_answered_documents(folder), vocab_size, tokenizer)
+    if not counts.categories:
+        return ""
+    save_token_counts(counts, worker_dir / TOKEN_COUNTS_FILE, tokenizer_fingerprint(tokenizer))
+    (worker_dir / TOKEN_COUNTS_FILE).replace(folder / TOKEN_COUNTS_FILE)
+    required_ids = required_token_ids(tokenizer)
+    coverage = build_coverage_table(
+        counts, sizes_below(len(required_ids), vocab_size), required_ids
+    )
+    return (
+        f"\nOf {vocab_size:,} tokens, the most frequent cover:\n\n{render_markdown_table(coverage)}"
+    )
+
+
+def _iter_answered_documents(folder: Path) -> Iterator[TokenizedDocument]:
+    """Yield the recorded documents of the rows that the target answered."""
+    with RowProgress("tokens", total=None) as progress:
+        for row in read_prepared_rows(folder):
+            yield from parse_recorded_documents(row, TurnSelection.all)
+            progress.count(done=1)

@@ -3,10 +3,12 @@
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,9 +18,8 @@ from data.config import DataConf, DataSource
 from data.features import manifest as store_manifest
 from data.features.config import CaptureConf
 from data.features.manifest import DOCUMENTS_FILE, shard_name
-from data.features.quantize import Dtype
-from data.features.reader import check_manifest
-from data.features.schema import TeacherKind
+from data.features.plan import HEADER_BYTES
+from data.features.schema import Dtype, TeacherKind
 from models.drafts.base import Needs
 from models.drafts.eagle3 import Eagle3Conf
 from models.drafts.medusa2 import Medusa2Conf
@@ -117,10 +118,10 @@ def test_others_stores_are_refused(folder, target):
     refused("must be a feature store", lambda: opened(folder, target))
     manifest = store_manifest.read_manifest(store)
     early = {"tokenizer_hash": target.tokenizer_fingerprint, "needs": EAGLE3}
-    check_manifest(manifest, store, hidden_size=32, **early)
+    manifest.check_serves(store, hidden_size=32, **early)
     refused(
         "for a different one .hidden size 32, captured from",
-        lambda: check_manifest(manifest, store, hidden_size=64, **early),
+        lambda: manifest.check_serves(store, hidden_size=64, **early),
     )
 
 
@@ -182,22 +183,34 @@ def test_a_full_disk_leaves_whole_files_to_go_on_from(folder, tmp_path):
     assert files(tmp_path / "small") == whole
 
 
-def test_the_size_is_known_before_anything_is_written(folder, tmp_path):
-    """A budget just below it is refused with nothing left behind; just above it is enough."""
-    wanted = conf(folder, dtype=Dtype.bf16, teacher=TeacherKind.hidden, top_k=2)
+@pytest.mark.parametrize("dtype", Dtype)
+@pytest.mark.parametrize("teacher", TeacherKind)
+def test_the_size_is_known_before_anything_is_written(folder, tmp_path, dtype, teacher):
+    """A budget below it is refused with nothing left behind; above its headers it is enough."""
+    wanted = conf(folder, dtype=dtype, teacher=teacher, top_k=2)
     wanted.output_dir = str(tmp_path / "out")
-    store = captured(wanted)
-    exact = sum(map(len, files(store).values()))
-    assert captured(replace(wanted, run_name="enough", budget_gb=exact / 1e9))
-    small = replace(wanted, run_name="less", budget_gb=(exact - 1) / 1e9)
+    store = files(captured(wanted))
+    size = sum(map(len, store.values()))
+    enough = size + HEADER_BYTES * len(store)
+    assert captured(replace(wanted, run_name="enough", budget_gb=enough / 1e9))
+    small = replace(wanted, run_name="less", budget_gb=(size - 1) / 1e9)
     said = refused("budget_gb: must have room for", lambda: captured(small))
-    assert "dtype=int8 teacher=hidden takes" in said
-    assert "fits" in said
-    assert "dtype=bf16 teacher=topk takes" in said
+    assert f"dtype={dtype.value} teacher={teacher.value}), got {small.budget_gb:.4g}; take " in said
     assert not (tmp_path / "out" / "less").exists()
-    limit = int(said.partition("data.limit=")[2].split()[0])
-    limited = replace(small, data=replace(small.data, limit=limit))
-    assert sum(map(len, files(captured(limited)).values())) / 1e9 <= small.budget_gb
+
+
+def test_a_store_that_the_disk_has_no_room_for_is_refused(folder, tmp_path, monkeypatch):
+    """What a killed capture has written already is not asked for again."""
+    wanted = replace(conf(folder), output_dir=str(tmp_path))
+    store = files(folder / "capture" / "small")
+    free = sum(map(len, store.values())) // 2
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=free))
+    said = refused("output_dir: must have room for", lambda: captured(wanted))
+    assert f"GB free in {tmp_path}" in said
+    shutil.copytree(folder / "capture" / "small", tmp_path / "small")
+    (tmp_path / "small" / shard_name(1)).unlink()
+    captured(wanted)
+    assert files(tmp_path / "small") == store
 
 
 def test_another_capture_of_the_same_name_is_refused(folder):

@@ -8,7 +8,6 @@ from data.eval_prompts.contamination import (
     ANSWER_START_CHARS,
     PROMPT_HASHES_FILE,
     check_contamination,
-    pack_hashes,
     prompt_hashes,
 )
 from data.eval_prompts.prompts import EvalPrompt
@@ -64,5 +63,5 @@ def test_without_the_runs_hashes_nothing_is_claimed(tmp_path):
 
 
 def test_case_makes_no_difference(tmp_path):
-    np.save(tmp_path / PROMPT_HASHES_FILE, pack_hashes(set(prompt_hashes("Say YES", ""))))
+    np.save(tmp_path / PROMPT_HASHES_FILE, np.array(prompt_hashes("Say YES", ""), np.uint64))
     assert check_contamination(held_out(a="say yes"), tmp_path / "checkpoint").ids == ["a"]

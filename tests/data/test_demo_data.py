@@ -9,7 +9,13 @@ from transformers import AutoConfig, AutoTokenizer
 
 from data.demo import corpus
 from data.demo.prompts import CATEGORIES, held_out_prompts, training_prompts
-from data.demo.recipe import build_conversations, build_model, build_tokenizer, encode_texts
+from scripts.demo_target_recipe import (
+    build_conversations,
+    build_model,
+    build_tokenizer,
+    encode_texts,
+    read_test_texts,
+)
 
 
 def test_a_documented_definition_is_one_text():
@@ -19,7 +25,7 @@ def test_a_documented_definition_is_one_text():
 
 def test_held_out_files_are_never_trained_on():
     held_out = set(corpus.held_out_texts("code"))
-    trained_on = set(corpus.training_texts("code")) | set(corpus.training_texts("tests"))
+    trained_on = set(corpus.training_texts("code")) | set(read_test_texts())
     assert len(held_out) >= 16
     assert not held_out & trained_on
 
@@ -63,7 +69,7 @@ def test_a_library_without_tests_is_enough(tmp_path):
     (tmp_path / "posixpath.py").write_text("def join(a, b):\n    return a + b\n")
     assert corpus.training_texts("code", tmp_path) == ('"""Decode."""\n',)
     assert corpus.held_out_texts("code", tmp_path) == ("def join(a, b):\n    return a + b\n",)
-    assert corpus.training_texts("tests", tmp_path) == ()
+    assert read_test_texts(tmp_path) == []
 
 
 def test_no_test_named_after_a_held_out_module_is_trained_on(tmp_path):
@@ -71,7 +77,7 @@ def test_no_test_named_after_a_held_out_module_is_trained_on(tmp_path):
     (tmp_path / "posixpath.py").write_text("held_out = 1\n")
     (tmp_path / "test" / "test_posixpath.py").write_text("seen = 1\n")
     (tmp_path / "test" / "test_json.py").write_text("seen = 2\n")
-    assert corpus.training_texts("tests", tmp_path) == ("seen = 2\n",)
+    assert read_test_texts(tmp_path) == ["seen = 2\n"]
 
 
 def test_the_shipped_target_is_small_and_fits_its_recipe_and_prompts():

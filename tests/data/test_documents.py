@@ -1,7 +1,6 @@
 """Documents are kept as they came, a few bytes a token, and rows are made when asked for."""
 
 import json
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -61,24 +60,23 @@ def written(path, *rows) -> DataConf:
 
 
 def test_conversations_are_read_and_what_is_none_is_counted(tmp_path):
-    conf, skipped = written(tmp_path, {"messages": CHAT}, {"nothing": 1}), Counter()
-    documents = read_documents(conf, chat_tokenizer(PLAIN), skipped)
-    assert (len(documents), sum(skipped.values())) == (1, 1)
+    conf = written(tmp_path, {"messages": CHAT}, {"nothing": 1})
+    documents = read_documents(conf, chat_tokenizer(PLAIN))
+    assert (len(documents), sum(documents.skipped.values())) == (1, 1)
     _, report = pack_documents(documents, conf.length)
-    report.skipped = dict(skipped)
-    assert f"1 rows skipped: {next(iter(skipped))}" in str(report)
+    assert f"1 rows skipped: {next(iter(documents.skipped))}" in str(report)
 
 
 def test_a_conversation_that_the_template_refuses_is_counted(tmp_path):
-    conf, skipped = written(tmp_path, {"messages": CHAT}, {"messages": CHAT[1:]}), Counter()
+    conf = written(tmp_path, {"messages": CHAT}, {"messages": CHAT[1:]})
     strict = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
-    assert len(read_documents(conf, chat_tokenizer(strict + PLAIN), skipped)) == 1
-    assert skipped == {"refused by the chat template: no system": 1}
+    documents = read_documents(conf, chat_tokenizer(strict + PLAIN))
+    assert len(documents) == 1
+    assert documents.skipped == {"refused by the chat template: no system": 1}
 
 
 def test_texts_and_ids_are_read(tmp_path):
     rows = {"text": "Hello there"}, {"ids": [7, 8, 9], "answer": [False, True, True]}
-    skipped = Counter()
-    documents = read_documents(written(tmp_path, *rows), chat_tokenizer(None), skipped)
-    assert (len(documents), skipped) == (2, {})
+    documents = read_documents(written(tmp_path, *rows), chat_tokenizer(None))
+    assert (len(documents), documents.skipped) == (2, {})
     assert documents[1] == TokenizedDocument(ids=[7, 8, 9], answer=[False, True, True])

@@ -20,11 +20,11 @@ from data.viewer.documents import (
     escape_unprintable,
     render_color,
     render_plain,
+    sample_rows,
     shorten_spans,
     split_into_spans,
 )
 from data.viewer.html import render_page
-from data.viewer.sample import sample_rows
 from models.errors import UserError
 from models.target.target import TargetConf
 from tests.support.families import AGAIN, FAMILIES, QUESTION, SINGLE, TOOL, TOOLS

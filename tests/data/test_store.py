@@ -6,11 +6,10 @@ import psutil
 import pytest
 import torch
 
-from data.features.index import find_supervised_tokens
 from data.features.manifest import read_manifest
-from data.features.quantize import Dtype
+from data.features.plan import find_supervised_tokens
 from data.features.reader import FeatureStore
-from data.features.schema import FeatureSchema, TeacherKind
+from data.features.schema import Dtype, FeatureSchema, TeacherKind
 from data.features.target_pass import features
 from data.packing.pack import pack_documents
 from models.distill.loss_weights import shift_left

@@ -24,14 +24,14 @@ from data.vocabulary.counts import (
     compute_coverage,
     count_answer_tokens,
     count_training_tokens,
+    detect_language,
     load_token_counts,
     render_markdown_table,
     save_token_counts,
     sizes_around,
     sizes_below,
+    write_token_counts,
 )
-from data.vocabulary.languages import detect_language
-from data.vocabulary.prepared_counts import write_token_counts
 from models.checkpoint import tokenizer_fingerprint
 from models.errors import UserError
 from models.speculate.draft_vocab import choose_kept_ids, required_token_ids

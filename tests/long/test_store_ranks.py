@@ -2,7 +2,7 @@
 
 import pytest
 
-from data.features.quantize import Dtype
+from data.features.schema import Dtype
 from models.drafts.eagle3 import Eagle3Conf
 from tests.support import captured
 from tests.support.stored_run import BF16, documents, learned, losses, ranks, training

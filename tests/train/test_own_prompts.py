@@ -170,7 +170,7 @@ def test_no_held_back_conversation_is_learned_in_any_turn(folder, run, tokenizer
         for name in (FINAL_FILE, SELECTION_FILE)
         for row in lines(run / name)
     }
-    for document in read_documents(conf(folder).data, tokenizer, Counter()):
+    for document in read_documents(conf(folder).data, tokenizer):
         ids = document.ids[: document.answer.index(True)]
         known = bool(
             learned & set(prompt_hashes(tokenizer.decode(ids, skip_special_tokens=True), ""))
@@ -211,7 +211,7 @@ def hold_out_of(folder, place, count):
     given.data.path = str(place / "rows.jsonl")
     write_lines(place / "rows.jsonl", conversations(count))
     target = given.target.build(CPU)
-    return hold_out(given, target, read_documents(given.data, target.tokenizer, Counter()))[1]
+    return hold_out(given, target, read_documents(given.data, target.tokenizer))[1]
 
 
 def test_eval_takes_the_prompts_of_the_run(run, command, folder):
@@ -302,9 +302,7 @@ def prepared(folder: Path, *, held: int) -> Path:
 def held_of(folder: Path, data: Path, *overrides: str):
     wanted = conf(folder, "data=prepared", f"data.path={data}", "data.length=256", *overrides)
     target = wanted.target.build(CPU)
-    learned, held = hold_out(
-        wanted, target, read_documents(wanted.data, target.tokenizer, Counter())
-    )
+    learned, held = hold_out(wanted, target, read_documents(wanted.data, target.tokenizer))
     return learned, held, target.tokenizer
 
 
@@ -323,7 +321,6 @@ def test_what_data_prepare_held_out_is_what_the_draft_is_judged_by(folder, tmp_p
         read_documents(
             DataConf(source=DataSource.prepared, path=str(data), turns=TurnSelection.each),
             tokenizer,
-            Counter(),
         )
     )
 
@@ -365,7 +362,7 @@ def test_a_store_tells_which_documents_are_of_one_conversation(folder, tmp_path)
     target = TargetConf(name="tiny", path=str(tmp_path / "target")).build(CPU)
     needs = replace(captured.EAGLE3, layers=[0, 1, 2])
     store = captured.opened(captured.captured(wanted), target, needs)
-    live = read_documents(wanted.data, target.tokenizer, Counter())
+    live = read_documents(wanted.data, target.tokenizer)
     assert store.documents.conversation.tolist() == live.conversation.tolist()
     assert len(set(live.conversation.tolist())) == 27 < len(live)
 

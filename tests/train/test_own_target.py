@@ -5,7 +5,6 @@ import logging
 import shlex
 import shutil
 import sys
-from collections import Counter
 from pathlib import Path
 
 import huggingface_hub
@@ -163,7 +162,7 @@ def test_automatic_turns_are_those_that_the_template_can_do(folder, target, docu
     """Qwen3's rewrites earlier turns; Llama's keeps them, and each is learned once either way."""
     rows = conf("data=jsonl", f"data.path={folder / 'rows.jsonl'}")
     place = TargetConf(path=str(folder / target))
-    found = read_documents(rows.data, place.load_tokenizer(), Counter())
+    found = read_documents(rows.data, place.load_tokenizer())
     assert len(found) == documents
     said = preview_rows(rows.data, place, check_and_read_first_rows(rows.data)).turns
     assert ("rewrites" in said) == (target == "unread")
@@ -172,7 +171,7 @@ def test_automatic_turns_are_those_that_the_template_can_do(folder, target, docu
         preview_rows(rows.data, place, check_and_read_first_rows(rows.data)).turns
         == "one document a turn"
     )
-    each = read_documents(rows.data, place.load_tokenizer(), Counter())
+    each = read_documents(rows.data, place.load_tokenizer())
     assert found.answer.sum() == each.answer.sum()
 
 

@@ -41,7 +41,7 @@ def folder(tmp_path):
 def rows_of(folder) -> Packed:
     """As a process that has just started reads and packs them."""
     conf = DataConf(source=DataSource.prepared, path=str(folder), length=64)
-    return pack_documents(read_documents(conf, tiny_tokenizer(), Counter()), conf.length)[0]
+    return pack_documents(read_documents(conf, tiny_tokenizer()), conf.length)[0]
 
 
 def visited(folder, *, rank: int = 0, world: int = 1, steps=range(STEPS)) -> list[torch.Tensor]:

@@ -8,8 +8,7 @@ import torch
 
 from data.config import DataConf, DataSource, OnPolicyConf
 from data.features.manifest import read_manifest
-from data.features.quantize import Dtype
-from data.features.schema import TeacherKind
+from data.features.schema import Dtype, TeacherKind
 from data.packing.pack import pack_documents
 from models.device.machine_specs import MachineConf
 from models.distill.losses import LossConf, LossName

@@ -7,7 +7,6 @@ and the draft's reduced vocabulary, with its coverage of the answers.
 import hashlib
 import json
 import logging
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from data.demo.prompts import training_prompts
 from data.eval_prompts.contamination import (
     ANSWER_START_CHARS,
     PROMPT_HASHES_FILE,
-    pack_hashes,
     prompt_hashes,
 )
 from data.features.reader import FeatureStore
@@ -60,7 +58,7 @@ def load_training_rows(
 
     Without a store, the target computes the features.
     """
-    skipped, store = Counter[str](), None
+    store = None
     with parallel.main_first():
         if conf.data.source is DataSource.captured:
             store = FeatureStore.open(
@@ -73,12 +71,11 @@ def load_training_rows(
         elif conf.data.source is DataSource.demo:
             documents = _build_demo_documents(conf, target, parallel)
         else:
-            documents = read_documents(conf.data, target.tokenizer, skipped)
+            documents = read_documents(conf.data, target.tokenizer)
         numbers, held_out = hold_out(conf, target, documents)
     packed, report = pack_documents(
         documents, conf.data.length, overlap=conf.data.overlap, document_numbers=numbers
     )
-    report.skipped = dict(skipped)
     log.info("data: %s", report)
     return packed, held_out, store
 
@@ -142,7 +139,7 @@ def write_prompt_hashes(rows: Packed, tokenizer: PreTrainedTokenizerBase, folder
     }
     file = folder / PROMPT_HASHES_FILE
     with refuse_full_disk(folder), atomic_path(file) as partial, partial.open("wb") as stream:
-        np.save(stream, pack_hashes(hashes))
+        np.save(stream, np.array(sorted(hashes), np.uint64))
 
 
 def _hash_document(document: TokenizedDocument, tokenizer: PreTrainedTokenizerBase) -> list[int]:

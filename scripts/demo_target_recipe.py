@@ -1,11 +1,12 @@
 """Define the demo's target: its training text, its tokenizer and its architecture.
 
-`scripts/train_demo_target.py` trains it and writes it to `data/demo/target`.
+`python -m scripts.train_demo_target` trains it and writes it to `data/demo/target`.
 """
 
 import math
 import random
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,15 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from data.demo.corpus import training_texts
+from data.demo.corpus import (
+    LIBRARY,
+    TEST_FOLDERS,
+    is_held_out,
+    list_python_files,
+    modules_by_name,
+    read_source,
+    training_texts,
+)
 from data.demo.structured import structured_texts
 
 VOCAB_SIZE = 4096
@@ -39,10 +48,21 @@ def texts_by_source(seed: int) -> dict[str, list[str]]:
     texts = {
         "code": code,
         "docs": docs + build_conversations(code + docs, NUM_CONVERSATIONS, seed=seed),
-        "tests": list(training_texts("tests")),
+        "tests": read_test_texts(),
         "structured": structured_texts(NUM_STRUCTURED_TEXTS, seed=seed),
     }
     return {source: source_texts for source, source_texts in texts.items() if source_texts}
+
+
+def read_test_texts(library: Path = LIBRARY) -> list[str]:
+    """Read the library's tests, if it has any, except those named after a held-out module."""
+    held_out = {f"test_{Path(name).stem}" for name in modules_by_name(library) if is_held_out(name)}
+    paths = [
+        path
+        for name, path in list_python_files(library)
+        if not TEST_FOLDERS.isdisjoint(name.split("/")) and path.stem not in held_out
+    ]
+    return [text for path in paths if (text := read_source(path))]
 
 
 def build_conversations(texts: list[str], count: int, *, seed: int) -> list[str]:
