@@ -11,10 +11,12 @@ Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapters 11 (jack
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Annotated
 
 import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
+from pydantic import Field
 from scipy import stats
 
 NUM_RESAMPLES = 2000
@@ -28,7 +30,7 @@ MAX_UNDEFINED_SHARE = 0.05
 Statistic = Callable[[ndarray], ndarray]
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Estimate:
     """A metric's value and its 95 % interval.
 
@@ -36,7 +38,7 @@ class Estimate:
     """
 
     mean: float
-    ci95: list[float] | None
+    ci95: Annotated[list[float], Field(min_length=2, max_length=2)] | None
 
 
 def ratio_of_means(means: Float[ndarray, "... columns"]) -> Float[ndarray, "..."]:

@@ -9,8 +9,7 @@ from rich.progress import track
 from data.eval_prompts.prompts import EvalPrompt
 from infer.engine.phase_timer import PhaseTimer
 from infer.measure.eval_modes import EvalMode
-from infer.measure.records import RoundCosts
-from infer.measure.results import RoundSplit
+from infer.measure.report_schema import RoundCosts, RoundSplit
 
 PASSES_PER_PROMPT = 2
 WARMUP_TOKENS = 4  # tokens decoded to warm up unfused rounds
@@ -81,9 +80,9 @@ def derive_costs(
     """Derive the costs of each mode with a draft: a draft and a verify pass, and a plain step."""
     return {
         name: RoundCosts(
-            draft_s=split.draft_s,
-            verify_s=split.verify_s + split.accept_s + split.cache_move_s,
-            step_s=splits[modes[name].baseline].verify_s + splits[modes[name].baseline].accept_s,
+            draft=split.draft,
+            verify=split.verify + split.accept + split.cache_move,
+            autoregressive_step=splits[modes[name].baseline].plain_step,
         )
         for name, split in splits.items()
         if modes[name].decoder.draft is not None
@@ -95,13 +94,13 @@ def describe_bottleneck(split: RoundSplit, baseline: RoundSplit, acceptance_leng
 
     A round that cost just one such step would make the speed-up equal to the acceptance length.
     """
-    step = baseline.verify_s + baseline.accept_s
+    step = baseline.plain_step
     extra_steps = {
-        "verifying more than one token": split.verify_s / step - baseline.verify_s / step,
-        "drafting": split.draft_s / step,
-        "accepting": (split.accept_s - baseline.accept_s) / step,
-        "moving the cache": split.cache_move_s / step,
-        "the host": split.host_s / step,
+        "verifying more than one token": split.verify / step - baseline.verify / step,
+        "drafting": split.draft / step,
+        "accepting": (split.accept - baseline.accept) / step,
+        "moving the cache": split.cache_move / step,
+        "the host": split.host / step,
     }
     largest, *others = sorted(extra_steps.items(), key=lambda phase: -phase[1])
     listed = ", ".join(f"{name} {steps:.2f}" for name, steps in others)
@@ -131,10 +130,11 @@ def _count_rounds(
 def _build_split(clock: _ModeClock) -> RoundSplit:
     phase_timer = clock.phase_timer
     rounds = max(1, phase_timer.rounds)
+    phases = {phase: 1000 * seconds / rounds for phase, seconds in phase_timer.seconds.items()}
     return RoundSplit(
-        **{f"{phase}_s": seconds / rounds for phase, seconds in phase_timer.seconds.items()},
-        round_s=phase_timer.wall_s / rounds,
-        fused_round_s=clock.fused_s / clock.rounds if clock.rounds else None,
+        **phases,
+        round=1000 * phase_timer.wall_s / rounds,
+        fused_round=1000 * clock.fused_s / clock.rounds if clock.rounds else None,
     )
 
 

@@ -2,7 +2,8 @@
 
 from itertools import cycle, islice
 
-from infer.report.views import ModeView, ReportDict, has_several_drafts, list_modes
+from infer.measure.report_schema import Section
+from infer.report.views import ModeView, has_several_drafts, list_modes
 
 INK = "#010203"  # a placeholder, replaced by the page's text color
 PAPER = "#fdfcfb"  # a placeholder, replaced by the page's background color
@@ -14,12 +15,12 @@ DRAFT_COLORS = [
 ]  # fmt: skip
 
 
-def assign_draft_colors(section: ReportDict) -> list[str]:
+def assign_draft_colors(section: Section) -> list[str]:
     """Assign a color to each draft; they repeat after the eighth."""
-    return list(islice(cycle(DRAFT_COLORS), len(section["drafts"])))
+    return list(islice(cycle(DRAFT_COLORS), len(section.drafts)))
 
 
-def assign_mode_colors(section: ReportDict) -> list[tuple[str, ModeView]]:
+def assign_mode_colors(section: Section) -> list[tuple[str, ModeView]]:
     """Pair each mode that the plots show with a color, (color, mode).
 
     The plots show the modes without a trained draft, then all modes of a single draft, or the tree

@@ -1,16 +1,17 @@
 """The table that compares several drafts: the costs and gains of each."""
 
+from infer.measure.report_schema import ModeSection, Report
 from infer.report.definitions import format_definitions
 from infer.report.number_format import (
     ABSENT,
     Table,
     format_estimate,
     format_lossless,
+    format_mean,
     format_millions,
     format_number,
 )
 from infer.report.prose import append_remarks
-from infer.report.views import ModeDict, ReportDict
 
 COSTS_NOTE = (
     f"{format_definitions('tau', 'draft ms', 'verify ms', 'MB')} Costs and speed-up are the tree's "
@@ -18,31 +19,26 @@ COSTS_NOTE = (
 )
 
 
-def side_by_side_table(report: ReportDict) -> Table:
+def side_by_side_table(report: Report) -> Table:
     """Build a table with a row for each draft: its costs and its gains."""
-    ngram = report["ngram"]
+    autoregressive, ngram = report.autoregressive, report.ngram
+    # The verification of an empty tree is an autoregressive step.
+    step = ngram.costs_ms.autoregressive_step if ngram and ngram.costs_ms else None
     rows = [
-        [
-            "autoregressive",
-            *[ABSENT] * 4,
-            _step_cell(ngram),
-            *_tau_cells(report["autoregressive"], None),
-        ],
+        ["autoregressive", *[ABSENT] * 4, format_number(step), *_tau_cells(autoregressive, None)],
         ["n-gram lookup", "ngram", "0", ABSENT, *_cost_cells(ngram), *_tau_cells(ngram, None)],
     ] + [
         [
-            draft["name"],
-            draft["method"],
-            format_millions(draft["parameters"]),
-            format_millions(sum(draft["memory_bytes"].values())),
-            *_cost_cells(draft["modes"]["tree"]),
+            draft.name,
+            draft.method,
+            format_millions(draft.parameters),
+            format_millions(draft.memory_bytes.weights + draft.memory_bytes.state),
+            *_cost_cells(draft.modes["tree"]),
             *_tau_cells(
-                draft["modes"]["chain"],
-                draft["modes"]["tree"],
-                has_own_target=draft["target"] is not None,
+                draft.modes["chain"], draft.modes["tree"], has_own_target=draft.target is not None
             ),
         ]
-        for draft in report["drafts"]
+        for draft in report.drafts
     ]
     return Table(
         title="Drafts side by side",
@@ -57,29 +53,22 @@ def side_by_side_table(report: ReportDict) -> Table:
     )  # fmt: skip
 
 
-def _cost_cells(mode: ModeDict | None) -> list[str]:
+def _cost_cells(mode: ModeSection | None) -> list[str]:
     """Format milliseconds a round of the draft and of the verification."""
-    costs = mode and mode["costs_ms"]
-    return [format_number(costs[key]) if costs else ABSENT for key in ("draft", "verify")]
-
-
-def _step_cell(ngram: ModeDict | None) -> str:
-    """Format milliseconds of an autoregressive step: the verification of an empty tree."""
-    costs = ngram and ngram["costs_ms"]
-    return format_number(costs["autoregressive_step"]) if costs else ABSENT
+    costs = mode and mode.costs_ms
+    return [format_number(costs.draft), format_number(costs.verify)] if costs else [ABSENT] * 2
 
 
 def _tau_cells(
-    chain: ModeDict | None, tree: ModeDict | None, *, has_own_target: bool = False
+    chain: ModeSection | None, tree: ModeSection | None, *, has_own_target: bool = False
 ) -> list[str]:
     """Format tau of chain and tree, and speed-up and losslessness of the tree, else of the chain.
 
     With `has_own_target`, answers are compared with those of a target that the draft adapted.
     """
     main_mode = tree or chain
-    taus = [mode and mode["acceptance_length"] for mode in (chain, tree)]
     return [
-        *(format_number(tau["mean"]) if tau else ABSENT for tau in taus),
-        format_estimate(main_mode and main_mode["speedup"]),
+        *(format_mean(mode and mode.acceptance_length) for mode in (chain, tree)),
+        format_estimate(main_mode and main_mode.speedup),
         format_lossless(main_mode) + (" (own)" if has_own_target else "") if main_mode else ABSENT,
     ]
