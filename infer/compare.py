@@ -21,11 +21,11 @@ from infer.report.diff import (
     compare_metrics,
     find_changed_settings,
     find_missing_modes,
-    find_missing_rows,
     find_not_lossless,
     has_same_prompts,
 )
 from infer.report.number_format import ABSENT, Table, choose_console, to_rich_table
+from infer.report.views import list_modes
 from models.console import CONSOLE
 from models.errors import UserError, require
 
@@ -55,7 +55,8 @@ def read_report(path: Path) -> Report:
         if first["type"] == "missing":
             problem = f"no '{first['loc'][-1]}'"
         raise UserError(f"{mismatch} {problem} in {file}; {remedy}") from error
-    missing = find_missing_rows(report)
+    keys = [view.key for view in list_modes(report) if view.mode]
+    missing = [key for row in report.per_prompt for key in keys if key not in row.modes]
     require(not missing, f"{mismatch} no '{''.join(missing[:1])}' in {file}; {remedy}")
     return report
 

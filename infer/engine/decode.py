@@ -49,9 +49,8 @@ TakeRequests = Callable[[int], list["Request"]]
 class Generation:
     """One row's answer, and what each round contributed to it.
 
-    The first token comes from the prefill; round r emits `accepted[r]` draft tokens and one token
-    of the target. `ids` is truncated at the end of the answer. `accepted` is not: it counts
-    everything that verification accepted, also past the end.
+    The first token comes from the prefill. `ids` is truncated at the end of the answer. `accepted`
+    is not: it counts everything that verification accepted, also past the end.
     """
 
     ids: list[int] = field(default_factory=list)

@@ -47,7 +47,7 @@ def build_warm_decoders(
     warmup_prompts += (prompts * batch)[:batch]
     with target.device.ledger.warming():
         for decoder in decoders.values():
-            _decode_prompts(decoder, warmup_prompts, conf.new_tokens)
+            decode_prompts(decoder, warmup_prompts, conf.new_tokens)
     return decoders
 
 
@@ -68,7 +68,7 @@ def measure_batch_size(
     passes: dict[str, list[list[PromptResult]]] = {name: [] for name in decoders}
     for number in range(NUM_PASSES):
         for name in alternate_order(list(decoders), number):
-            passes[name].append(_decode_prompts(decoders[name], prompts, conf.new_tokens))
+            passes[name].append(decode_prompts(decoders[name], prompts, conf.new_tokens))
     plain_results, tree_results = (_average_passes(passes[name]) for name in ("plain", "tree"))
 
     def estimate(name: str, mode_results: list[PromptResult]) -> Estimate:
@@ -86,7 +86,7 @@ def measure_batch_size(
     )  # fmt: skip
 
 
-def _decode_prompts(
+def decode_prompts(
     decoder: Decoder, prompts: list[EvalPrompt], max_new_tokens: int
 ) -> list[PromptResult]:
     """Decode the prompts; the seconds of a round are each row's share of it."""
@@ -106,9 +106,10 @@ def _decode_prompts(
 
 def _average_passes(passes: list[list[PromptResult]]) -> list[PromptResult]:
     """Merge the passes of each prompt into its first result, with the mean time of each round."""
-    averaged = []
-    for results in zip(*passes, strict=True):
-        first, seconds = results[0], [result.generation.round_s for result in results]
-        means = [sum(values) / len(values) for values in zip(*seconds, strict=True)]
-        averaged.append(replace(first, generation=replace(first.generation, round_s=means)))
-    return averaged
+
+    def average(*results: PromptResult) -> PromptResult:
+        times = zip(*(result.generation.round_s for result in results), strict=True)
+        round_s = [sum(seconds) / len(seconds) for seconds in times]
+        return replace(results[0], generation=replace(results[0].generation, round_s=round_s))
+
+    return list(map(average, *passes))

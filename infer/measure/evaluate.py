@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from rich.progress import track
+from torch.utils._pytree import tree_leaves
 
 from data.eval_prompts.contamination import check_contamination
 from data.eval_prompts.prompts import EvalPrompt, build_next_turns, load_eval_prompts
@@ -18,7 +19,7 @@ from infer.config import EvaluationConf
 from infer.engine import graph_plan
 from infer.engine.decode import bucket_length
 from infer.engine.generate import generate_answers
-from infer.measure.batched import measure_batch_size
+from infer.measure.batched import decode_prompts, measure_batch_size
 from infer.measure.eval_modes import (
     AUTOREGRESSIVE_MODE,
     DraftUnderTest,
@@ -235,7 +236,7 @@ def _measure_draft(
         target=adapted
         and AdaptedTarget(
             name=adapted.name,
-            num_parameters=adapted.num_parameters,
+            parameters=adapted.num_parameters,
             adapted_from=target.name,
             weight_bytes=_model_bytes(adapted.model),
         ),
@@ -312,14 +313,7 @@ def _decode_all_modes(
     quiet = not sys.stderr.isatty()
     for number, prompt in enumerate(track(prompts, "held-out prompts", disable=quiet)):
         for name in alternate_order(list(modes), number):
-            decoder = modes[name].decoder
-            (generation,) = decoder.decode(
-                [prompt.ids], row_ids=[prompt.row_id],
-                max_new_tokens=conf.new_tokens, eos_ids=decoder.target.eos_ids,
-            )  # fmt: skip
-            results[name].append(
-                PromptResult(prompt=prompt, generation=generation, depth=decoder.depth)
-            )
+            results[name] += decode_prompts(modes[name].decoder, [prompt], conf.new_tokens)
     return results
 
 
@@ -333,9 +327,8 @@ def tensor_bytes(state: Any) -> int:
     >>> tensor_bytes({"lengths": torch.zeros(2, dtype=torch.int64), "keys": [torch.zeros(3)]})
     28
     """
-    if isinstance(state, torch.Tensor):
-        return state.numel() * state.element_size()
-    if isinstance(state, StaticCache):
-        state = state.keys + state.values
-    items = state.values() if isinstance(state, dict) else state if isinstance(state, list) else ()
-    return sum(map(tensor_bytes, items))
+    parts = [
+        leaf.keys + leaf.values if isinstance(leaf, StaticCache) else leaf
+        for leaf in tree_leaves(state)
+    ]
+    return sum(leaf.nbytes for leaf in tree_leaves(parts) if isinstance(leaf, torch.Tensor))

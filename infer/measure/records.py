@@ -14,6 +14,7 @@ from infer.measure.report_schema import (
     RoundCosts,
     RoundSplit,
     SampleAnswer,
+    TargetInfo,
     Verdict,
 )
 from infer.verify import TypicalRule
@@ -106,11 +107,9 @@ class ModeResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdaptedTarget:
+class AdaptedTarget(TargetInfo):
     """A target that a draft's method adapted; it verifies the draft and is its baseline."""
 
-    name: str
-    num_parameters: int
     adapted_from: str
     weight_bytes: int | None = None
 

@@ -60,7 +60,7 @@ def _describe_draft(
         target=adapted
         and AdaptedTargetInfo(
             name=adapted.name,
-            parameters=adapted.num_parameters,
+            parameters=adapted.parameters,
             adapted_from=adapted.adapted_from,
             changed_answers=_count_changed_answers(baseline, autoregressive),
         ),

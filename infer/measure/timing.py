@@ -2,26 +2,17 @@
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from rich.progress import track
 
 from data.eval_prompts.prompts import EvalPrompt
+from infer.engine.decode import RoundTimer
 from infer.engine.phase_timer import PhaseTimer
 from infer.measure.eval_modes import EvalMode
 from infer.measure.report_schema import RoundCosts, RoundSplit
 
 PASSES_PER_PROMPT = 2
 WARMUP_TOKENS = 4  # tokens decoded to warm up unfused rounds
-
-
-@dataclass(kw_only=True)
-class _ModeClock:
-    """The clock of one mode: phases of unfused rounds, and the total of fused rounds."""
-
-    phase_timer: PhaseTimer
-    fused_s: float = 0.0
-    rounds: int = 0
 
 
 def alternate_order(names: Sequence[str], number: int) -> list[str]:
@@ -47,23 +38,23 @@ def measure_splits(
     """
     timed_modes = {name: mode for name, mode in modes.items() if mode.timed}
     timed_prompts = list({prompt.category: prompt for prompt in prompts}.values())
-    clocks = {
-        name: _ModeClock(phase_timer=PhaseTimer(synchronize=mode.decoder.synchronize))
-        for name, mode in timed_modes.items()
+    timers = {
+        name: PhaseTimer(synchronize=mode.decoder.synchronize) for name, mode in timed_modes.items()
     }
+    fused = {name: RoundTimer() for name in timed_modes}
     warm_up_unfused(timed_modes.values(), timed_prompts[0], max_new_tokens=max_new_tokens)
     for number in _track_progress(range(PASSES_PER_PROMPT * len(timed_prompts)), "timing rounds"):
         prompt = timed_prompts[number // PASSES_PER_PROMPT]
         for name in alternate_order(list(timed_modes), number):
-            clock, mode = clocks[name], timed_modes[name]
+            mode = timed_modes[name]
             # None times the fused rounds.
-            timers = [clock.phase_timer, None] if mode.decoder.fused else [clock.phase_timer]
-            for phase_timer in timers[:: -1 if number % 2 else 1]:
+            phase_timers = [timers[name], None] if mode.decoder.fused else [timers[name]]
+            for phase_timer in phase_timers[:: -1 if number % 2 else 1]:
                 num_rounds = _count_rounds(mode, prompt, max_new_tokens, phase_timer)
                 if phase_timer is None:
-                    clock.rounds += num_rounds
-                    clock.fused_s += mode.decoder.round_timer.total_s
-    return {name: _build_split(clock) for name, clock in clocks.items()}
+                    fused[name].rounds += num_rounds
+                    fused[name].total_s += mode.decoder.round_timer.total_s
+    return {name: _build_split(timers[name], fused[name]) for name in timed_modes}
 
 
 def warm_up_unfused(modes: Iterable[EvalMode], prompt: EvalPrompt, *, max_new_tokens: int) -> None:
@@ -127,14 +118,12 @@ def _count_rounds(
     return len(generation.round_s)
 
 
-def _build_split(clock: _ModeClock) -> RoundSplit:
-    phase_timer = clock.phase_timer
-    rounds = max(1, phase_timer.rounds)
-    phases = {phase: 1000 * seconds / rounds for phase, seconds in phase_timer.seconds.items()}
+def _build_split(timer: PhaseTimer, fused: RoundTimer) -> RoundSplit:
+    rounds = max(1, timer.rounds)
     return RoundSplit(
-        **phases,
-        round=1000 * phase_timer.wall_s / rounds,
-        fused_round=1000 * clock.fused_s / clock.rounds if clock.rounds else None,
+        **{phase: 1000 * seconds / rounds for phase, seconds in timer.seconds.items()},
+        round=1000 * timer.wall_s / rounds,
+        fused_round=1000 * fused.total_s / fused.rounds if fused.rounds else None,
     )
 
 

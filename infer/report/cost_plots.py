@@ -17,8 +17,7 @@ from scipy.optimize import isotonic_regression
 from infer.measure.intervals import Estimate
 from infer.measure.report_schema import ModeSection, Report
 from infer.report.cost_tables import ROUND_PARTS, collect_batch_rows
-from infer.report.palette import GRAY, INK, PAPER, assign_draft_colors
-from infer.report.views import list_measured_modes
+from infer.report.views import GRAY, INK, PAPER, assign_draft_colors, list_measured_modes
 
 PART_COLORS = dict(
     zip(ROUND_PARTS, ["#0072b2", "#56b4e9", "#cc79a7", "#e69f00", GRAY], strict=True)

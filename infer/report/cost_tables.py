@@ -13,7 +13,6 @@ from infer.report.number_format import (
     format_number,
     format_percentiles,
 )
-from infer.report.prose import list_bottlenecks
 from infer.report.views import list_measured_modes
 
 BATCH_FIELDS = {field.name for field in fields(BatchSection)}
@@ -81,7 +80,11 @@ def split_table(report: Report, *, main: bool = False) -> Table:
             for label, mode in list_measured_modes(report, main=main)
             if (split := mode.split_ms)
         ],
-        footnotes=list_bottlenecks(report),
+        footnotes=[
+            f"{label}: {mode.bottleneck}"
+            for label, mode in list_measured_modes(report, main=True)
+            if mode.bottleneck
+        ],
     )  # fmt: skip
 
 

@@ -149,12 +149,6 @@ def _mode_name(report: Report, key: str) -> str:
     return f"draft/{key.removeprefix(prefix)}" if key.startswith(prefix) else key
 
 
-def find_missing_rows(report: Report) -> list[str]:
-    """Return the measured modes that the row of a prompt lacks, in which case none compares."""
-    keys = [view.key for view in list_modes(report) if view.mode]
-    return [key for row in report.per_prompt for key in keys if key not in row.modes]
-
-
 def has_same_prompts(before: Report, after: Report) -> bool:
     """Return whether both reports hold the same prompts in the same order."""
     old_ids, new_ids = ([row.prompt_id for row in r.per_prompt] for r in (before, after))

@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from infer.measure.intervals import Estimate
-from infer.measure.report_schema import ModeSection, Report, Section
+from infer.measure.report_schema import ModeSection, Report
 from infer.report.cost_plots import (
     build_draft_legend,
     build_marker_legend,
@@ -24,8 +24,13 @@ from infer.report.cost_plots import (
     plot_speedup_by_batch,
 )
 from infer.report.cost_tables import collect_batch_rows
-from infer.report.palette import INK, PAPER, assign_mode_colors
-from infer.report.views import collect_sections, has_several_drafts
+from infer.report.views import (
+    INK,
+    PAPER,
+    collect_sections,
+    has_several_drafts,
+    list_colored_modes,
+)
 
 PLOT_STYLE: Any = {  # matplotlib types its keys as a closed set
     "svg.fonttype": "none",
@@ -45,8 +50,7 @@ def render_plots(report: Report) -> dict[str, str]:
     """Render all plots, by title; with several drafts the plot to choose one by comes first."""
     mode_lines = [
         Line2D([], [], color=color, marker="o", ms=4, label=view.label)
-        for color, view in assign_mode_colors(report)
-        if view.mode
+        for color, view, _ in list_colored_modes(report)
     ]
     mode_legend = {"handles": mode_lines, "loc": "outside right upper"}
     marker_legend = {"handles": build_marker_legend(), "loc": "outside lower center", "ncols": 2}
@@ -95,7 +99,7 @@ def render_svg(
 def plot_acceptance_by_position(axes: Axes, report: Report) -> None:
     """Plot marginal acceptance by draft position; with one draft, conditional acceptance too."""
     several = has_several_drafts(report)
-    for color, mode in _list_colored_modes(report):
+    for color, _, mode in list_colored_modes(report):
         positions = np.arange(1, mode.depth + 1)
         shares = mode.acceptance_by_position
         axes.plot(positions, shares.marginal, color=color, marker="o", ms=4)
@@ -121,9 +125,9 @@ def plot_speedup_by_category(axes: Axes, report: Report) -> None:
 
 def plot_latency(axes: Axes, report: Report) -> None:
     """Plot the cumulative distribution of inter-token latency over prompts."""
-    for color, view in assign_mode_colors(report):
-        rows = [row.modes[view.key] for row in report.per_prompt if view.key in row.modes]
-        if latencies := [row.itl_ms for row in rows if row.itl_ms is not None]:
+    for color, view, _ in list_colored_modes(report):
+        latencies = [row.modes[view.key].itl_ms for row in report.per_prompt]
+        if latencies := [value for value in latencies if value is not None]:
             axes.ecdf(latencies, color=color)
     axes.set(
         xlabel="inter-token latency of a prompt, ms", ylabel="share of prompts", ylim=(0, 1.02)
@@ -135,9 +139,9 @@ def _plot_by_category(
     axes: Axes, report: Report, get_metric: Callable[[ModeSection], Estimate | None]
 ) -> None:
     sections = collect_sections(report)
-    num_modes = len(_list_colored_modes(report))
+    num_modes = len(list_colored_modes(report))
     for group, section in enumerate(sections.values()):
-        for index, (color, mode) in enumerate(_list_colored_modes(section)):
+        for index, (color, _, mode) in enumerate(list_colored_modes(section)):
             if value := get_metric(mode):
                 x = group + (index - (num_modes - 1) / 2) * 0.8 / num_modes
                 axes.plot([x, x], value.ci95 or [value.mean] * 2, color=color, lw=2)
@@ -145,7 +149,3 @@ def _plot_by_category(
     axes.axhline(1, color=INK, lw=0.8, ls="--")
     axes.set_xticks(range(len(sections)), list(sections))
     axes.set_ylim(bottom=0)
-
-
-def _list_colored_modes(section: Section) -> list[tuple[str, ModeSection]]:
-    return [(color, view.mode) for color, view in assign_mode_colors(section) if view.mode]

@@ -82,12 +82,6 @@ def _describe_check(check: Contamination, count: int) -> str:
     return f"{check.count} of the {count} held-out prompts are in the training data ({ids})."
 
 
-def list_bottlenecks(report: Report) -> list[str]:
-    """List for each main mode the sentence on what limits its speed-up."""
-    modes = list_measured_modes(report, main=True)
-    return [f"{label}: {mode.bottleneck}" for label, mode in modes if mode.bottleneck]
-
-
 def explain_undecided(report: Report) -> list[str]:
     """Explain each undecided verdict: the gap that causes it, and how to decide it."""
     gaps = {

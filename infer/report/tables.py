@@ -18,11 +18,11 @@ from infer.report.mode_tables import (
     gain_table,
     position_table,
     prompt_length_table,
+    side_by_side_table,
     summary_table,
 )
 from infer.report.number_format import Table, choose_console, to_rich_table
 from infer.report.prose import build_headline, list_absences
-from infer.report.side_by_side import side_by_side_table
 from infer.report.views import collect_sections, has_several_drafts
 from models.console import CONSOLE
 

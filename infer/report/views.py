@@ -1,8 +1,18 @@
-"""A view of a report's modes: their labels, their keys, and which of them matter most."""
+"""A view of a report's modes: their labels, keys and colors, and which of them matter most."""
 
 from dataclasses import dataclass
+from itertools import cycle, islice
 
 from infer.measure.report_schema import DraftSection, ModeSection, Report, Section
+
+INK = "#010203"  # a placeholder, replaced by the page's text color
+PAPER = "#fdfcfb"  # a placeholder, replaced by the page's background color
+GRAY = "#999999"
+# Middle tones that stand out on white and on black and for color-blind readers (Okabe and Ito).
+MODE_COLORS = [GRAY, "#e69f00", "#56b4e9", "#d55e00", "#009e73", "#cc79a7", "#0072b2", "#b8a500"]
+DRAFT_COLORS = [
+    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a6fd1", "#b8a500",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,3 +65,22 @@ def mode_label(section: Section, draft: DraftSection, name: str) -> str:
     if has_several_drafts(section):
         return f"{draft.name} {name}"
     return "adapted autoregressive" if name == "autoregressive" else name
+
+
+def assign_draft_colors(section: Section) -> list[str]:
+    """Assign a color to each draft; they repeat after the eighth."""
+    return list(islice(cycle(DRAFT_COLORS), len(section.drafts)))
+
+
+def list_colored_modes(section: Section) -> list[tuple[str, ModeView, ModeSection]]:
+    """List the measured modes that the plots show, each with its color and its view.
+
+    The plots show the modes without a trained draft, then all modes of a single draft, or the tree
+    mode of each of several. A mode that was not measured takes a color too.
+    """
+    several = has_several_drafts(section)
+    colors = [GRAY, INK, *assign_draft_colors(section)] if several else cycle(MODE_COLORS)
+    views = list_modes(section, main=True)
+    return [
+        (color, view, view.mode) for color, view in zip(colors, views, strict=False) if view.mode
+    ]

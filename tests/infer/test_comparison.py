@@ -8,11 +8,11 @@ import pytest
 from infer.measure.intervals import Estimate
 from infer.measure.records import Exactness
 from infer.measure.report_schema import AdaptedTargetInfo, LosslessVerdict
-from infer.report.palette import assign_draft_colors
 from infer.report.plots import render_plots
 from infer.report.prose import build_headline
 from infer.report.report_files import write_report_files
 from infer.report.tables import build_tables
+from infer.report.views import assign_draft_colors
 from tests.support.made_report import COMPARED, printed
 
 ADAPTED = (

@@ -194,7 +194,7 @@ def three_drafts():
     adapted = replace(
         adapted,
         target=AdaptedTarget(
-            name="demo adapted", num_parameters=3_500_000, adapted_from="demo", weight_bytes=None
+            name="demo adapted", parameters=3_500_000, adapted_from="demo", weight_bytes=None
         ),
         modes={"autoregressive": own} | adapted.modes,
     )
