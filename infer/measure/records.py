@@ -1,6 +1,5 @@
 """Records of an evaluation: the answers of a mode to all prompts, and the modes of a draft."""
 
-from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from data.eval_prompts.prompts import EvalPrompt
@@ -54,8 +53,7 @@ class Exactness:
 
     @property
     def mismatches_beyond_gap(self) -> int:
-        gap = self.tolerance.near_tie_gap
-        return sum(mismatch.logit_gap > gap for mismatch in self.mismatches)
+        return sum(m.logit_gap > self.tolerance.near_tie_gap for m in self.mismatches)
 
     @property
     def verdict(self) -> LosslessVerdict:
@@ -66,10 +64,6 @@ class Exactness:
         if tolerance.near_tie_gap > tolerance.explained_gap:
             return LosslessVerdict.undecided
         return LosslessVerdict.no if self.mismatches_beyond_gap else LosslessVerdict.yes
-
-    def select_prompts(self, prompt_ids: Collection[str]) -> "Exactness":
-        """Return a copy that holds the mismatches of these prompts alone."""
-        return replace(self, mismatches=[m for m in self.mismatches if m.prompt_id in prompt_ids])
 
     def judge(self, verification: str) -> Verdict:
         """Return the verdict on a rule: `no` for a lossy one, even where its answers agree."""
@@ -102,7 +96,9 @@ class ModeResult:
     def select_category(self, category: str) -> "ModeResult":
         """Return a copy for these prompts alone; the bottleneck, of all prompts, is dropped."""
         results = [r for r in self.prompt_results if r.prompt.category == category]
-        exactness = self.exactness.select_prompts({result.prompt.id for result in results})
+        ids = {result.prompt.id for result in results}
+        mismatches = [m for m in self.exactness.mismatches if m.prompt_id in ids]
+        exactness = replace(self.exactness, mismatches=mismatches)
         return replace(self, prompt_results=results, exactness=exactness, bottleneck=None)
 
 

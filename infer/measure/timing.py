@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from rich.progress import track
 
 from data.eval_prompts.prompts import EvalPrompt
-from infer.engine.decode import RoundTimer
 from infer.engine.phase_timer import PhaseTimer
 from infer.measure.eval_modes import EvalMode
 from infer.measure.report_schema import RoundCosts, RoundSplit
@@ -41,7 +40,7 @@ def measure_splits(
     timers = {
         name: PhaseTimer(synchronize=mode.decoder.synchronize) for name, mode in timed_modes.items()
     }
-    fused = {name: RoundTimer() for name in timed_modes}
+    fused_s: dict[str, list[float]] = {name: [] for name in timed_modes}
     warm_up_unfused(timed_modes.values(), timed_prompts[0], max_new_tokens=max_new_tokens)
     for number in _track_progress(range(PASSES_PER_PROMPT * len(timed_prompts)), "timing rounds"):
         prompt = timed_prompts[number // PASSES_PER_PROMPT]
@@ -50,11 +49,10 @@ def measure_splits(
             # None times the fused rounds.
             phase_timers = [timers[name], None] if mode.decoder.fused else [timers[name]]
             for phase_timer in phase_timers[:: -1 if number % 2 else 1]:
-                num_rounds = _count_rounds(mode, prompt, max_new_tokens, phase_timer)
+                round_s = _time_rounds(mode, prompt, max_new_tokens, phase_timer)
                 if phase_timer is None:
-                    fused[name].rounds += num_rounds
-                    fused[name].total_s += mode.decoder.round_timer.total_s
-    return {name: _build_split(timers[name], fused[name]) for name in timed_modes}
+                    fused_s[name] += round_s
+    return {name: _build_split(timers[name], fused_s[name]) for name in timed_modes}
 
 
 def warm_up_unfused(modes: Iterable[EvalMode], prompt: EvalPrompt, *, max_new_tokens: int) -> None:
@@ -62,7 +60,7 @@ def warm_up_unfused(modes: Iterable[EvalMode], prompt: EvalPrompt, *, max_new_to
     for mode in _track_progress(list(modes), "warming up unfused rounds"):
         phase_timer = PhaseTimer(synchronize=mode.decoder.synchronize)
         with mode.decoder.target.device.ledger.warming():
-            _count_rounds(mode, prompt, min(WARMUP_TOKENS, max_new_tokens), phase_timer)
+            _time_rounds(mode, prompt, min(WARMUP_TOKENS, max_new_tokens), phase_timer)
 
 
 def derive_costs(
@@ -102,10 +100,10 @@ def describe_bottleneck(split: RoundSplit, baseline: RoundSplit, acceptance_leng
     )
 
 
-def _count_rounds(
+def _time_rounds(
     mode: EvalMode, prompt: EvalPrompt, max_new_tokens: int, phase_timer: PhaseTimer | None
-) -> int:
-    """Decode a prompt and return its number of rounds.
+) -> list[float]:
+    """Decode a prompt and return the seconds of its rounds.
 
     End tokens are ignored, so that every mode has rounds to time.
     """
@@ -115,15 +113,15 @@ def _count_rounds(
         max_new_tokens=max_new_tokens,
         phase_timer=phase_timer,
     )
-    return len(generation.round_s)
+    return generation.round_s
 
 
-def _build_split(timer: PhaseTimer, fused: RoundTimer) -> RoundSplit:
+def _build_split(timer: PhaseTimer, fused_s: list[float]) -> RoundSplit:
     rounds = max(1, timer.rounds)
     return RoundSplit(
         **{phase: 1000 * seconds / rounds for phase, seconds in timer.seconds.items()},
         round=1000 * timer.wall_s / rounds,
-        fused_round=1000 * fused.total_s / fused.rounds if fused.rounds else None,
+        fused_round=1000 * sum(fused_s) / len(fused_s) if fused_s else None,
     )
 
 

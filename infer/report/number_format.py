@@ -30,11 +30,10 @@ class Table:
 def to_rich_table(table: Table, *, ruled: bool) -> RichTable:
     """Convert a table for a terminal: with rules, or as plain aligned lines."""
     columns = [name.replace(" ", "\n") if table.stacked_headers else name for name in table.columns]
-    rows = []
-    for row, previous in zip(table.rows, [None, *table.rows], strict=False):
-        # A group is named in its first row only.
-        repeated = table.label_columns > 1 and previous is not None and previous[0] == row[0]
-        rows.append(([""] if repeated else row[:1]) + row[1:])
+    rows = table.rows
+    if table.label_columns > 1:  # a group is named in its first row only
+        pairs = zip(rows, [[""], *rows], strict=False)
+        rows = [[row[0] if row[0] != previous[0] else "", *row[1:]] for row, previous in pairs]
     return build_aligned_table(
         columns, rows, ruled=ruled, label_columns=table.label_columns, no_wrap=table.stacked_headers
     )

@@ -56,14 +56,12 @@ def render_plots(report: Report) -> dict[str, str]:
     marker_legend = {"handles": build_marker_legend(), "loc": "outside lower center", "ncols": 2}
     plots = {}
     if has_several_drafts(report):
-        title = "Speed-up against acceptance length"
-        plots[title] = render_svg(
+        plots["Speed-up against acceptance length"] = render_svg(
             report, plot_speedup_against_length, marker_legend, size=(8.4, 4.6)
         )
     if split_modes := list_split_modes(report):
-        title = "Where a round's time goes"
         legend = {"handles": build_split_legend(), "loc": "outside lower center", "ncols": 4}
-        plots[title] = render_svg(
+        plots["Where a round's time goes"] = render_svg(
             report, plot_round_split, legend, size=(7.2, 1.5 + 0.4 * len(split_modes))
         )
     if collect_batch_rows(report):

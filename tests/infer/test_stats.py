@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from data.eval_prompts.prompts import EvalPrompt
 from infer.measure.intervals import Estimate, bootstrap_t, ratio_of_means
 from infer.measure.metrics import (
     acceptance_by_position,
@@ -16,7 +17,7 @@ from infer.measure.metrics import (
     memory_bound_speedup,
     percentiles_in_ms,
 )
-from infer.measure.records import Exactness, LogitTolerance
+from infer.measure.records import Exactness, LogitTolerance, ModeResult
 from infer.measure.report_schema import LosslessVerdict, Mismatch, RoundCosts
 from tests.support.made_report import prompt_result
 
@@ -37,6 +38,10 @@ def plain(prompt_id, tokens):
     return trace(prompt_id, [0] * (tokens - 1), depth=0, drafted=[0] * (tokens - 1), round_s=0.4)
 
 
+PROMPTS = [
+    EvalPrompt(id="a", category="near", ids=[0]),
+    EvalPrompt(id="b", category="far", ids=[0]),
+]
 # 3 rounds that emit 4 + 1 + 2 = 7 tokens, and 2 rounds that emit 3 + 1 = 4.
 CHAIN = [trace("a", [3, 0, 1]), trace("b", [2, 0])]
 PLAIN = [plain("a", 8), plain("b", 5)]
@@ -147,7 +152,9 @@ def test_divergences_within_the_gap_are_lossless_except_in_exact_arithmetic():
     judged = both.judge("exact")
     assert (judged.mismatched_prompts, judged.divergences_beyond_gap) == (2, 1)
     assert both.verdict == LosslessVerdict.no
-    assert both.select_prompts({"a"}).verdict == LosslessVerdict.yes
+    apart = [replace(trace("a", [0]), prompt=prompt) for prompt in PROMPTS]
+    mode = ModeResult(prompt_results=apart, exactness=both)
+    assert mode.select_category("near").exactness.verdict == LosslessVerdict.yes
 
 
 def test_a_gap_wider_than_explained_decides_nothing_but_in_fp32_a_divergence_does():
