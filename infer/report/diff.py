@@ -6,7 +6,7 @@ are joined into one of the difference (Zou and Donner, Statistics in Medicine 27
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,6 @@ from infer.measure.metrics import ratio_of_ratios, subtract_statistics, sum_by_q
 from infer.measure.report_schema import LosslessVerdict, PromptFigures, Report, Verdict
 from infer.report.views import ModeView, list_measured_modes, list_modes
 
-COMPARED_SETTINGS = ("target", "device", "versions", "sampling", "tree", "prompts")
 DERIVED_SETTINGS = ("contamination", "by_category")  # keys under "prompts" that follow from others
 AUTOREGRESSIVE_MODE = "autoregressive"
 FALSE_ALARM_RATE = 0.05  # share of comparisons in which nothing changed
@@ -79,13 +78,20 @@ def find_changed_settings(before: Report, after: Report) -> list[str]:
 
 
 def _collect_settings(report: Report) -> dict[str, Any]:
-    content = asdict(report)
+    groups = {
+        "target": vars(report.target),
+        "device": vars(report.device),
+        "versions": report.versions,
+        "sampling": vars(report.sampling),
+        "tree": vars(report.tree),
+        "prompts": vars(report.prompts),
+    }
     drafts = [f"{d.name} ({d.method}, {d.parameters:,} parameters)" for d in report.drafts]
     return (
         {
             f"{group}.{key}": value
-            for group in COMPARED_SETTINGS
-            for key, value in content[group].items()
+            for group, values in groups.items()
+            for key, value in values.items()
             if key not in DERIVED_SETTINGS
         }
         | {"drafts": ", ".join(drafts)}

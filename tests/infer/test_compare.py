@@ -102,7 +102,7 @@ def test_reports_of_other_prompts_are_compared_unpaired(report):
     after = changed(report, tree=fewer_accepted)
     after["prompts"] = {**after["prompts"], "sha256": "1" * 64}
     settings, table, regressions = compare_reports(report, after)
-    assert any(line.startswith("prompts.sha256: 0000") for line in settings)
+    assert f"prompts.sha256: {report['prompts']['sha256']} -> {'1' * 64}" in settings
     assert "unpaired" in table.note
     wide, narrow = (
         next(
