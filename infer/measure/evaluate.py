@@ -56,7 +56,7 @@ from infer.measure.report_schema import (
 from infer.measure.samples import collect_samples
 from infer.measure.sections import DRAFT_MODES
 from infer.measure.timing import alternate_order, derive_costs, describe_bottleneck, measure_splits
-from models.device.graph_budget import Graph
+from models.device.graph_budget import Graph, GraphBudget
 from models.speculate.tree import Tree, TreeConf
 from models.target.cache import StaticCache
 from models.target.target import Target
@@ -99,8 +99,21 @@ def _run_evaluation(
         ]
     for mode_result in mode_results.values():
         mode_result.graphs_after_warmup = graph_budget and graph_budget.compiled_late
+    return build_report(
+        _describe_setup(target, candidates, prompts, tree, conf, graph_budget),
+        autoregressive=mode_results[AUTOREGRESSIVE_MODE],
+        ngram=mode_results["ngram"],
+        drafts=drafts,
+        target_bytes=_model_bytes(target.model),
+    )
+
+
+def _describe_setup(
+    target: Target, candidates: list[DraftUnderTest], prompts: list[EvalPrompt], tree: Tree,
+    conf: EvaluationConf, graph_budget: GraphBudget | None,
+) -> EvalSetup:  # fmt: skip
     directories = {candidate.name: candidate.directory for candidate in candidates}
-    setup = EvalSetup(
+    return EvalSetup(
         schema_version=SCHEMA_VERSION,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         command=shlex.join(["python", "-m", *sys.orig_argv[2:]]),
@@ -123,13 +136,6 @@ def _run_evaluation(
                 if directory
             },
         ),
-    )
-    return build_report(
-        setup,
-        autoregressive=mode_results[AUTOREGRESSIVE_MODE],
-        ngram=mode_results["ngram"],
-        drafts=drafts,
-        target_bytes=_model_bytes(target.model),
     )
 
 

@@ -19,7 +19,6 @@ from infer.measure.report_schema import LosslessVerdict, PromptFigures, Report, 
 from infer.report.views import ModeView, list_measured_modes, list_modes
 
 DERIVED_SETTINGS = ("contamination", "by_category")  # keys under "prompts" that follow from others
-AUTOREGRESSIVE_MODE = "autoregressive"
 FALSE_ALARM_RATE = 0.05  # share of comparisons in which nothing changed
 
 VerdictPairs = dict[str, tuple[str | None, str]]  # of each mode, before and after
@@ -194,9 +193,9 @@ def _collect_rows(
     report: Report, key: str, columns: ColumnFunction
 ) -> Float[ndarray, "questions columns"]:
     # A draft that adapts its target has an autoregressive mode to be compared with.
-    baseline = f"{key.rpartition('/')[0]}/{AUTOREGRESSIVE_MODE}"
+    baseline = f"{key.rpartition('/')[0]}/autoregressive"
     rows = [
-        columns(row.modes[key], row.modes.get(baseline, row.modes[AUTOREGRESSIVE_MODE]))
+        columns(row.modes[key], row.modes.get(baseline, row.modes["autoregressive"]))
         for row in report.per_prompt
     ]
     questions = [row.question for row in report.per_prompt]
