@@ -64,17 +64,18 @@ def read_report(path: Path) -> Report:
 def compare_reports(before: Report, after: Report) -> tuple[list[str], Table, list[str]]:
     """Return the changed settings, a table of changed metrics, and the regressions."""
     changes = list(compare_metrics(before, after))
-    settings = find_changed_settings(before, after)
     not_lossless = find_not_lossless(before, after)
     missing = find_missing_modes(before, after)
-    regressions = [f"{change.mode} {change.metric}" for change in changes if change.is_regression]
-    regressions += [f"{name} lossless: {verdict}" for name, (_, verdict) in not_lossless.items()]
-    regressions += [
-        f"{name} is no longer measured" + (f" ({reason})" if reason else "")
-        for name, reason in missing.items()
+    regressions = [
+        *(f"{change.mode} {change.metric}" for change in changes if change.is_regression),
+        *(f"{name} lossless: {verdict}" for name, (_, verdict) in not_lossless.items()),
+        *(
+            f"{name} is no longer measured" + (f" ({reason})" if reason else "")
+            for name, reason in missing.items()
+        ),
     ]
     return (
-        settings,
+        find_changed_settings(before, after),
         _build_table(changes, not_lossless, list(missing), same=has_same_prompts(before, after)),
         regressions,
     )
@@ -84,18 +85,19 @@ def _build_table(
     changes: list[MetricChange], not_lossless: VerdictPairs, missing: list[str], *, same: bool
 ) -> Table:
     pairing = "paired by prompt" if same else "unpaired: the reports hold different prompts"
-    rows = [_format_move(change) for change in changes]
-    rows += [
-        [name, "lossless", before or ABSENT, after, ABSENT, "must be yes"]
-        for name, (before, after) in not_lossless.items()
-    ]
-    rows += [[name, "measured", "yes", "NO", ABSENT, "worse"] for name in missing]
     return Table(
         title="Figures",
         note=f"Differences are {pairing}. Brackets: intervals that the tau and speed-up of all "
         "modes together leave in at most 5 % of comparisons where nothing changed.",
         columns=["mode", "figure", "before", "after", "difference", "beyond noise"],
-        rows=rows,
+        rows=[
+            *map(_format_move, changes),
+            *(
+                [name, "lossless", before or ABSENT, after, ABSENT, "must be yes"]
+                for name, (before, after) in not_lossless.items()
+            ),
+            *([name, "measured", "yes", "NO", ABSENT, "worse"] for name in missing),
+        ],
         label_columns=2,
     )
 

@@ -38,19 +38,19 @@ def build_headline(report: Report) -> str:
 
 def append_remarks(text: str, report: Report) -> str:
     """Append the reasons why a draft's figures cannot be compared with the others as they are."""
-    remarks = [
+    adapted = (
         f"{draft.name} is compared with its own adapted target, whose answers differ from the "
         f"original's on {draft.target.changed_answers} of {report.prompts.count} prompts."
         for draft in report.drafts
         if draft.target
-    ]
+    )
     rules = dict.fromkeys(mode.verification for mode in _list_draft_modes(report) if mode.lossy)
-    remarks += [
+    lossy = (
         f"The drafts are verified by the {rule} rule, which is lossy: their answers are not the "
         "target's."
         for rule in rules
-    ]
-    return " ".join([text, *remarks])
+    )
+    return " ".join([text, *adapted, *lossy])
 
 
 def list_absences(report: Report) -> list[str]:
