@@ -120,7 +120,7 @@ def format_calibration(calibration: Calibration) -> Iterator[str]:
         yield (
             f"{name:<14}{trial.tree.size:>5}{trial.tree.max_path_length:>7}"
             f"{format_number(trial.expected):>10}  "
-            f"{format_estimate(trial.measured and asdict(trial.measured))}"
+            f"{format_estimate(trial.measured)}"
         )
 
 

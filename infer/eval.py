@@ -7,21 +7,19 @@ python -m infer.eval checkpoint=[DIR,DIR]
 
 from pathlib import Path
 
-from rich.console import Console
-
 from conf.entry import entry_point
 from infer.checkpoint_paths import make_writable, open_checkpoints
 from infer.config import EvalConf
 from infer.draft_loading import check_inputs, load_evaluation
 from infer.measure.evaluate import evaluate_drafts
+from infer.report.report_files import write_report_files
 from infer.report.tables import print_report
-from infer.report.write import write_report_files
+from models.console import print_line
 from models.files import report_disk_errors
 
 
 @entry_point("eval", EvalConf)
 def main(conf: EvalConf) -> None:
-    print_line = Console(soft_wrap=True).print
     directories = open_checkpoints(conf.checkpoint, print_line)
     run = Path(conf.output_dir) / conf.run_name
     check_inputs(conf.tree, conf.evaluation.prompts)

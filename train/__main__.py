@@ -10,10 +10,10 @@ from pathlib import Path
 from conf.entry import entry_point
 from infer.draft_loading import load_draft_under_test
 from infer.eval import evaluate_drafts
-from infer.measure.report import EvalReport
-from infer.report.tables import collect_sections, print_report, summary_table
-from infer.report.write import write_report_files
-from models.console import CONSOLE, setup_logging
+from infer.measure.report_schema import EvalReport
+from infer.report.report_files import write_report_files
+from infer.report.tables import print_report, summary_table
+from models.console import setup_logging
 from train.config import TrainConf
 from train.first_lines import announce_data
 from train.log import MetricLogger
@@ -77,8 +77,8 @@ def main(conf: TrainConf) -> None:
 def publish_report(report: EvalReport, folder: Path, metric_logger: MetricLogger) -> None:
     with refuse_full_disk(folder):
         write_report_files(report, folder)
-    metric_logger.upload_report(summary_table(collect_sections(report)))
-    print_report(report, CONSOLE)
+    metric_logger.upload_report(summary_table(report))
+    print_report(report)
     log.info("report: %s\ncheckpoint: %s", folder / "report.html", folder / "checkpoint")
 
 

@@ -27,7 +27,11 @@ TakeRequests = Callable[[int], list["Request"]]
 
 @dataclass(kw_only=True)
 class Generation:
-    """One row's answer, and what each round contributed to it."""
+    """One row's answer, and what each round contributed to it.
+
+    The first token comes from the prefill. `ids` is truncated at the end of the answer. `accepted`
+    is not: it counts everything that verification accepted, also past the end.
+    """
 
     ids: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)  # draft tokens of each round
@@ -43,6 +47,23 @@ class Generation:
         self.drafted.append(drafted)
         self.round_s.append(round_s)
         self.round_share_s.append(round_s / active_rows)
+
+    @property
+    def rounds(self) -> int:
+        return len(self.accepted)
+
+    @property
+    def decoded_tokens(self) -> int:
+        """Return the number of tokens that rounds added to the answer."""
+        return len(self.ids) - 1
+
+    @property
+    def decode_s(self) -> float:
+        return sum(self.round_s, 0.0)
+
+    @property
+    def e2e_s(self) -> float:
+        return self.prefill_s + self.decode_s
 
 
 @dataclass(kw_only=True, eq=False)

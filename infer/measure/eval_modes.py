@@ -11,7 +11,7 @@ from infer.engine.decode import Decoder
 from infer.verify import Verification, build_acceptance_rule
 from models.drafts.base import Draft
 from models.drafts.ngram import NgramDraft
-from models.errors import UserError
+from models.errors import require
 from models.speculate.tree import Tree, TreeConf, TreeKind
 from models.target.target import Target
 
@@ -46,19 +46,6 @@ class EvalMode:
     decoder: Decoder
     baseline: str
     timed: bool = True  # whether the phases of its rounds are timed
-
-    @property
-    def is_comparable(self) -> bool:
-        """Return whether its answers must equal its baseline's token for token.
-
-        Ratio tests keep the distribution, but draw other tokens from it.
-        """
-        return not self.decoder.policy.acceptance_rule.is_ratio_test
-
-    @property
-    def draft_passes(self) -> int | None:
-        draft = self.decoder.draft
-        return draft and draft.passes(self.decoder.tree.depth)
 
 
 def build_eval_modes(
@@ -115,12 +102,12 @@ def check_tree_depth(candidates: list[DraftUnderTest], tree: Tree) -> None:
     For a single draft, the decoder's own check suffices.
     """
     for candidate in candidates:
-        if len(candidates) > 1 and tree.depth > candidate.draft.max_depth:
-            raise UserError(
-                f"tree.depth: must be at most the {candidate.draft.max_depth} tokens that "
-                f"{candidate.name} can propose, got {tree.depth}; lower tree.depth or leave "
-                f"{candidate.name} out"
-            )
+        require(
+            len(candidates) == 1 or tree.depth <= candidate.draft.max_depth,
+            f"tree.depth: must be at most the {candidate.draft.max_depth} tokens that "
+            f"{candidate.name} can propose, got {tree.depth}; lower tree.depth or leave "
+            f"{candidate.name} out",
+        )
 
 
 def warn_tree_depth(name: str, decoder: Decoder) -> None:

@@ -1,29 +1,25 @@
 """Evaluate drafts: decode every held-out prompt in every mode, and build the report."""
 
+import datetime
 import logging
+import shlex
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
 import torch
 from rich.progress import track
+from torch.utils._pytree import tree_leaves
 
-from data.eval_prompts.contamination import Contamination, check_contamination
-from data.eval_prompts.prompts import (
-    EvalPrompt,
-    build_next_turns,
-    describe_origin,
-    fingerprint_prompts,
-    load_eval_prompts,
-)
+from data.eval_prompts.contamination import check_contamination
+from data.eval_prompts.prompts import EvalPrompt, build_next_turns, load_eval_prompts
 from infer.config import EvaluationConf
 from infer.engine import graph_plan
 from infer.engine.admission import bucket_length
-from infer.engine.decode import Decoder
 from infer.engine.generate import generate_answers
-from infer.measure.batched import Baseline, measure_batch_sizes
+from infer.measure.batched import decode_prompts, measure_batch_size
 from infer.measure.eval_modes import (
     AUTOREGRESSIVE_MODE,
     DraftUnderTest,
@@ -36,28 +32,38 @@ from infer.measure.exactness import compare_answers, measure_tolerance
 from infer.measure.intervals import bootstrap_t
 from infer.measure.metrics import estimate_metric
 from infer.measure.prompt_choice import read_longest_row
-from infer.measure.records import Exactness, LogitTolerance, PromptResult, RoundCosts
-from infer.measure.replay import Replay, collect_replay_texts, count_all_positions, count_on_policy
-from infer.measure.report import EvalReport, build_report
-from infer.measure.results import (
+from infer.measure.records import (
     AdaptedTarget,
-    DraftMemory,
     DraftResult,
-    EvalSetup,
+    Exactness,
+    LogitTolerance,
     ModeResult,
-    NotMeasured,
+    PromptResult,
+)
+from infer.measure.replay import Replay, collect_replay_texts, count_all_positions, count_on_policy
+from infer.measure.report import build_report, describe_prompts
+from infer.measure.report_schema import (
+    SCHEMA_VERSION,
+    DeviceInfo,
+    DraftMemory,
+    EvalReport,
+    EvalSetup,
     ReplayResult,
     RoundSplit,
+    TargetInfo,
+    TreeInfo,
 )
 from infer.measure.samples import collect_samples
+from infer.measure.sections import DRAFT_MODES
 from infer.measure.timing import alternate_order, derive_costs, describe_bottleneck, measure_splits
 from models.device.graph_budget import Graph, GraphBudget
-from models.drafts.base import Draft
 from models.speculate.tree import Tree, TreeConf
 from models.target.cache import StaticCache
 from models.target.target import Target
 
 log = logging.getLogger(__name__)
+
+CheckAnswers = Callable[[list[PromptResult]], Exactness]
 
 
 def evaluate_drafts(
@@ -81,23 +87,55 @@ def _run_evaluation(
                 warn_tree_depth(name, mode.decoder)
             tolerances = _warm_up_modes(modes, prompts, conf)
         results = _decode_all_modes(modes, prompts, conf)
-        splits = measure_splits(modes, prompts, max_new_tokens=conf.new_tokens)
-        costs = derive_costs(modes, splits)
-        mode_results = {
-            name: _build_mode_result(name, modes, prompts, results, tolerances, splits, costs)
-            for name in modes
+        checks = {
+            name: partial(_check_answers, mode, modes, results, tolerances)
+            for name, mode in modes.items()
         }
+        splits = measure_splits(modes, prompts, max_new_tokens=conf.new_tokens)
+        mode_results = _build_mode_results(modes, results, checks, splits)
         drafts = [
-            _measure_draft(candidate, target, modes, mode_results, prompts, tree, tolerances, conf)
+            _measure_draft(candidate, target, modes, mode_results, prompts, tree, checks, conf)
             for candidate in candidates
         ]
-    for mode in mode_results.values():
-        mode.graphs_after_warmup = graph_budget and graph_budget.compiled_late
+    for mode_result in mode_results.values():
+        mode_result.graphs_after_warmup = graph_budget and graph_budget.compiled_late
     return build_report(
-        _describe_setup(target, prompts, tree, conf, graph_budget),
+        _describe_setup(target, candidates, prompts, tree, conf, graph_budget),
         autoregressive=mode_results[AUTOREGRESSIVE_MODE],
         ngram=mode_results["ngram"],
         drafts=drafts,
+        target_bytes=_model_bytes(target.model),
+    )
+
+
+def _describe_setup(
+    target: Target, candidates: list[DraftUnderTest], prompts: list[EvalPrompt], tree: Tree,
+    conf: EvaluationConf, graph_budget: GraphBudget | None,
+) -> EvalSetup:  # fmt: skip
+    directories = {candidate.name: candidate.directory for candidate in candidates}
+    return EvalSetup(
+        schema_version=SCHEMA_VERSION,
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        command=shlex.join(["python", "-m", *sys.orig_argv[2:]]),
+        versions={
+            "python": sys.version.split()[0],
+            **{name: version(name) for name in ("torch", "transformers")},
+        },
+        device=DeviceInfo(**target.device.describe()),
+        graphs=graph_budget and graph_budget.counts(),
+        target=TargetInfo(name=target.name, parameters=target.num_parameters),
+        sampling=conf.sampling,
+        tree=TreeInfo(kind=tree.kind.value, depth=tree.depth, nodes=tree.nodes, copied=tree.copied),
+        prompts=describe_prompts(
+            prompts,
+            conf.prompts,
+            max_new_tokens=conf.new_tokens,
+            contamination={
+                name: check_contamination(prompts, directory)
+                for name, directory in directories.items()
+                if directory
+            },
+        ),
     )
 
 
@@ -133,35 +171,45 @@ def _load_all_turns(target: Target, conf: EvaluationConf) -> list[EvalPrompt]:
     return prompts
 
 
-def _build_mode_result(
-    name: str,
+def _check_answers(
+    mode: EvalMode,
     modes: dict[str, EvalMode],
-    prompts: list[EvalPrompt],
     results: dict[str, list[PromptResult]],
     tolerances: dict[str, LogitTolerance],
+    answers: list[PromptResult],
+) -> Exactness:
+    """Compare answers in a mode with those of its baseline.
+
+    Ratio tests draw other answers: there is nothing to compare.
+    """
+    if mode.decoder.policy.acceptance_rule.is_ratio_test:
+        return Exactness()
+    base = mode.baseline
+    return compare_answers(modes[base].decoder, results[base], answers, tolerances[base])
+
+
+def _build_mode_results(
+    modes: dict[str, EvalMode],
+    results: dict[str, list[PromptResult]],
+    checks: dict[str, CheckAnswers],
     splits: dict[str, RoundSplit],
-    costs: dict[str, RoundCosts],
-) -> ModeResult:
-    mode = modes[name]
-    exactness = Exactness()  # ratio tests draw other answers: there is nothing to compare
-    if mode.is_comparable:
-        exactness = compare_answers(
-            modes[mode.baseline].decoder, prompts, results[mode.baseline], results[name],
-            tolerances[mode.baseline],
-        )  # fmt: skip
-    bottleneck = None
-    tau = estimate_metric("acceptance_length", results[name], results[mode.baseline])
-    if name in costs and tau is not None:
-        bottleneck = describe_bottleneck(splits[name], splits[mode.baseline], tau.mean)
-    return ModeResult(
-        prompt_results=results[name],
-        exactness=exactness,
-        verification=mode.decoder.policy.acceptance_rule.name,
-        costs=costs.get(name),
-        draft_passes=mode.draft_passes,
-        split=splits.get(name),
-        bottleneck=bottleneck,
-    )
+) -> dict[str, ModeResult]:
+    costs, mode_results = derive_costs(modes, splits), {}
+    for name, mode in modes.items():
+        tau = estimate_metric("acceptance_length", results[name], results[mode.baseline])
+        draft = mode.decoder.draft
+        mode_results[name] = ModeResult(
+            prompt_results=results[name],
+            exactness=checks[name](results[name]),
+            verification=mode.decoder.policy.acceptance_rule.name,
+            costs=costs.get(name),
+            draft_passes=draft and draft.passes(mode.decoder.tree.depth),
+            split=splits.get(name),
+            bottleneck=describe_bottleneck(splits[name], splits[mode.baseline], tau.mean)
+            if name in costs and tau is not None
+            else None,
+        )
+    return mode_results
 
 
 def _measure_draft(
@@ -171,39 +219,42 @@ def _measure_draft(
     mode_results: dict[str, ModeResult],
     prompts: list[EvalPrompt],
     tree: Tree,
-    tolerances: dict[str, LogitTolerance],
+    checks: dict[str, CheckAnswers],
     conf: EvaluationConf,
 ) -> DraftResult:
-    verifier = candidate.target or target
-    baseline = Baseline(
-        decoder=modes[candidate.baseline].decoder,
-        prompt_results=mode_results[candidate.baseline].prompt_results,
-        tolerance=tolerances[candidate.baseline],
-    )  # fmt: skip
+    adapted, untrained = candidate.target, candidate.untrained
+    verifier, tree_mode = adapted or target, f"{candidate.name}/tree"
     return DraftResult(
         name=candidate.name,
         method=candidate.draft.method,
         num_parameters=sum(p.numel() for p in candidate.draft.parameters()),
-        memory=_measure_memory(candidate.draft, modes[f"{candidate.name}/tree"].decoder),
-        untrained=mode_results.get(f"{candidate.name}/untrained")
-        or NotMeasured(reason=str(candidate.untrained)),
-        chain=mode_results[f"{candidate.name}/chain"],
-        tree=mode_results[f"{candidate.name}/tree"],
-        target=_build_adapted_target(candidate, target, mode_results),
-        contamination=_find_contamination(candidate, prompts),
-        batch_results=measure_batch_sizes(verifier, candidate, tree, prompts, conf, baseline),
+        memory=DraftMemory(
+            weights=_model_bytes(candidate.draft),
+            state=tensor_bytes(modes[tree_mode].decoder.state),
+        ),
+        modes={
+            name: mode_results[key]
+            for name in DRAFT_MODES
+            if (key := f"{candidate.name}/{name}") in mode_results
+        },
+        not_measured={"untrained": untrained} if isinstance(untrained, str) else {},
+        target=adapted
+        and AdaptedTarget(
+            name=adapted.name,
+            parameters=adapted.num_parameters,
+            adapted_from=target.name,
+            weight_bytes=_model_bytes(adapted.model),
+        ),
+        batches=[
+            measure_batch_size(verifier, candidate, tree, prompts, conf, batch, checks[tree_mode])
+            for batch in conf.batches
+        ],
         replay_result=_replay_draft(verifier, candidate, prompts, tree, conf),
         longest_row=candidate.directory and read_longest_row(candidate.directory),
         samples=collect_samples(
-            verifier, prompts, mode_results[f"{candidate.name}/tree"].prompt_results, mode="tree"
+            verifier, mode_results[tree_mode].prompt_results, draft=candidate.name
         ),
     )
-
-
-def _find_contamination(
-    candidate: DraftUnderTest, prompts: list[EvalPrompt]
-) -> Contamination | None:
-    return candidate.directory and check_contamination(prompts, candidate.directory)
 
 
 def _replay_draft(
@@ -267,19 +318,8 @@ def _decode_all_modes(
     quiet = not sys.stderr.isatty()
     for number, prompt in enumerate(track(prompts, "held-out prompts", disable=quiet)):
         for name in alternate_order(list(modes), number):
-            decoder = modes[name].decoder
-            (generation,) = decoder.decode(
-                [prompt.ids], row_ids=[prompt.row_id],
-                max_new_tokens=conf.new_tokens, eos_ids=decoder.target.eos_ids,
-            )  # fmt: skip
-            results[name].append(
-                PromptResult.from_generation(prompt, generation, depth=decoder.depth)
-            )
+            results[name] += decode_prompts(modes[name].decoder, [prompt], conf.new_tokens)
     return results
-
-
-def _measure_memory(draft: Draft, decoder: Decoder) -> DraftMemory:
-    return DraftMemory(weights=_model_bytes(draft), state=tensor_bytes(decoder.state))
 
 
 def _model_bytes(model: torch.nn.Module) -> int:
@@ -292,45 +332,8 @@ def tensor_bytes(state: Any) -> int:
     >>> tensor_bytes({"lengths": torch.zeros(2, dtype=torch.int64), "keys": [torch.zeros(3)]})
     28
     """
-    if isinstance(state, torch.Tensor):
-        return state.numel() * state.element_size()
-    if isinstance(state, StaticCache):
-        state = state.keys + state.values
-    items = state.values() if isinstance(state, dict) else state if isinstance(state, list) else ()
-    return sum(map(tensor_bytes, items))
-
-
-def _build_adapted_target(
-    candidate: DraftUnderTest, original: Target, mode_results: dict[str, ModeResult]
-) -> AdaptedTarget | None:
-    return candidate.target and AdaptedTarget(
-        name=candidate.target.name,
-        num_parameters=candidate.target.num_parameters,
-        adapted_from=original.name,
-        autoregressive=mode_results[candidate.baseline],
-        weight_bytes=_model_bytes(candidate.target.model),
-    )
-
-
-def _describe_setup(
-    target: Target, prompts: list[EvalPrompt], tree: Tree, conf: EvaluationConf,
-    graph_budget: GraphBudget | None,
-) -> EvalSetup:  # fmt: skip
-    return EvalSetup(
-        command=" ".join(["python", "-m", *sys.orig_argv[2:]][:20]),
-        versions={
-            "python": sys.version.split()[0],
-            **{name: version(name) for name in ("torch", "transformers")},
-        },
-        device=target.device.describe(),
-        target=target.name,
-        target_parameters=target.num_parameters,
-        prompts_sha256=fingerprint_prompts(prompts),
-        prompts_source=describe_origin(prompts, conf.prompts),
-        num_templated_prompts=sum(prompt.chat_template for prompt in prompts),
-        max_new_tokens=conf.new_tokens,
-        sampling=asdict(conf.sampling),
-        tree=tree.describe(),
-        target_weight_bytes=_model_bytes(target.model),
-        graphs=graph_budget and graph_budget.counts(),
-    )
+    parts = [
+        leaf.keys + leaf.values if isinstance(leaf, StaticCache) else leaf
+        for leaf in tree_leaves(state)
+    ]
+    return sum(leaf.nbytes for leaf in tree_leaves(parts) if isinstance(leaf, torch.Tensor))

@@ -17,7 +17,8 @@ from data.eval_prompts.prompts import EvalPrompt
 from infer.engine.admission import bucket_length
 from infer.engine.decode import Decoder
 from infer.engine.rounds import TARGET_NOISE, derive_seed
-from infer.measure.records import Exactness, LogitTolerance, Mismatch, PromptResult
+from infer.measure.records import Exactness, LogitTolerance, PromptResult
+from infer.measure.report_schema import Mismatch
 from models.speculate.sampling import History, SamplingConf, gumbel_noise
 from models.target.language_model import LanguageModel
 
@@ -116,7 +117,6 @@ def derive_tolerance(
 
 def compare_answers(
     decoder: Decoder,
-    prompts: list[EvalPrompt],
     baseline: list[PromptResult],
     results: list[PromptResult],
     tolerance: LogitTolerance,
@@ -125,19 +125,18 @@ def compare_answers(
 
     Answers that equal those of `baseline` need no scoring.
     """
-    expected = {result.prompt_id: result.ids for result in baseline}
-    prompts_by_id = {prompt.id: prompt for prompt in prompts}
+    expected = {result.prompt.id: result.generation.ids for result in baseline}
+    prompts = {result.prompt.id: result.prompt for result in results}
     # A set, because several passes over a prompt mostly repeat one answer.
-    answers = {(result.prompt_id, tuple(result.ids)) for result in results}
-    mismatches = []
-    for prompt_id, ids in sorted(answers):
-        if list(ids) != expected[prompt_id]:
-            mismatches += [
-                Mismatch(prompt_id=prompt_id, position=position, logit_gap=gap)
-                for position, gap in _find_mismatches(
-                    decoder, prompts_by_id[prompt_id], list(ids), expected[prompt_id]
-                )
-            ]
+    answers = {(result.prompt.id, tuple(result.generation.ids)) for result in results}
+    mismatches = [
+        Mismatch(prompt_id=prompt_id, position=position, logit_gap=gap)
+        for prompt_id, ids in sorted(answers)
+        if list(ids) != expected[prompt_id]
+        for position, gap in _find_mismatches(
+            decoder, prompts[prompt_id], list(ids), expected[prompt_id]
+        )
+    ]
     return Exactness(mismatches=mismatches, tolerance=tolerance)
 
 
@@ -150,13 +149,14 @@ def _find_mismatches(
     at the wrong position, or the target answered differently twice: some devices add in any order.
     The former gets a gap that nothing explains, the latter a gap of 0.
     """
-    mismatches = []
-    for position, (logits, scores) in enumerate(
-        decoder.score_tokens(prompt.ids, prompt.row_id, ids)
-    ):
-        if int(scores.argmax()) != ids[position]:
-            gap = logit_shortfall(decoder.policy.sampling_rule, logits, prompt, ids, position)
-            mismatches.append((position, min(gap, UNEXPLAINED_GAP)))
+    rule = decoder.policy.sampling_rule
+    mismatches = [
+        (position, min(logit_shortfall(rule, logits, prompt, ids, position), UNEXPLAINED_GAP))
+        for position, (logits, scores) in enumerate(
+            decoder.score_tokens(prompt.ids, prompt.row_id, ids)
+        )
+        if int(scores.argmax()) != ids[position]
+    ]
     if mismatches:
         return mismatches
     pairs = zip(ids, expected, strict=False)
@@ -177,19 +177,13 @@ def logit_shortfall(
     token, vocab_ids = ids[position], torch.arange(len(logits))
     in_answer = torch.isin(vocab_ids, torch.tensor(ids[:position], dtype=torch.int64))
     in_text = in_answer | torch.isin(vocab_ids, torch.tensor(prompt.ids))
-    scores = (
-        rule.apply_penalties(logits.cpu().float(), History(in_text=in_text, in_answer=in_answer))
-        / temperature
-    )
+    history = History(in_text=in_text, in_answer=in_answer)
+    scores = rule.apply_penalties(logits.cpu().float(), history) / temperature
     margins, noisy_scores = rule.drop_margins(scores), scores
     if not rule.is_greedy:
-        row_ids, positions = (
-            torch.tensor([prompt.row_id]),
-            torch.tensor([[len(prompt.ids) + position]]),
-        )
-        noisy_scores = (
-            scores
-            + gumbel_noise(derive_seed(rule, TARGET_NOISE), row_ids, 0, positions, vocab_ids)[0, 0]
-        )
+        row_ids = torch.tensor([prompt.row_id])
+        positions = torch.tensor([[len(prompt.ids) + position]])
+        seed = derive_seed(rule, TARGET_NOISE)
+        noisy_scores = scores + gumbel_noise(seed, row_ids, 0, positions, vocab_ids)[0, 0]
     shortfall = (noisy_scores - noisy_scores[token]).minimum(margins).max()
     return temperature * max(float(shortfall), -float(margins[token]))

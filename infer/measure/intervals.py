@@ -11,10 +11,12 @@ Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapters 11 (jack
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Annotated
 
 import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
+from pydantic import Field
 from scipy import stats
 
 NUM_RESAMPLES = 2000
@@ -28,7 +30,7 @@ MAX_UNDEFINED_SHARE = 0.05
 Statistic = Callable[[ndarray], ndarray]
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Estimate:
     """A metric's value and its 95 % interval.
 
@@ -36,7 +38,7 @@ class Estimate:
     """
 
     mean: float
-    ci95: list[float] | None
+    ci95: Annotated[list[float], Field(min_length=2, max_length=2)] | None
 
 
 def ratio_of_means(means: Float[ndarray, "... columns"]) -> Float[ndarray, "..."]:
@@ -71,7 +73,10 @@ def estimate_interval(
         mean = float(statistic(rows.mean(0, keepdims=True))[0])
         if not np.isfinite(mean):
             return None, None
-        error = jackknife_error(rows, statistic) if len(rows) > 1 else np.nan
+        if len(rows) == 1:
+            return mean, None
+        once = np.ones((1, len(rows)))
+        (error,) = _jackknife_errors(rows, once, rows.sum(0, keepdims=True), statistic).tolist()
         if not np.isfinite(error):
             return mean, None
         if error <= 1e-12 * max(1.0, abs(mean)):
@@ -79,12 +84,6 @@ def estimate_interval(
         tail = (1 - level) / 2
         t_low, t_high = _studentized_quantiles(rows, statistic, mean=mean, error=error, tail=tail)
     return mean, [mean - t_high * error, mean - t_low * error]
-
-
-def jackknife_error(rows: Float[ndarray, "prompts columns"], statistic: Statistic) -> float:
-    """Return the jackknife standard error, which leaves out each prompt once."""
-    weights = np.ones((1, len(rows)))
-    return float(_jackknife_errors(rows, weights, rows.sum(0, keepdims=True), statistic)[0])
 
 
 def _jackknife_errors(

@@ -5,27 +5,32 @@ more than a short one, as it does on a server. Intervals are over questions, bec
 one conversation resemble each other. `docs/report.md` defines each metric.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import get_args
 
 import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
-from infer.measure.intervals import Estimate, bootstrap_t, ratio_of_means
-from infer.measure.records import PromptResult, has_tree_rounds
+from infer.engine.decode import Generation
+from infer.measure.intervals import Estimate, Statistic, bootstrap_t, ratio_of_means
+from infer.measure.records import PromptResult
+from infer.measure.report_schema import GainMetric, Percentiles, PositionAcceptance
 
 
 @dataclass(kw_only=True)
 class Metric:
     """The definition of a metric.
 
-    `columns` computes a row from a prompt's result and its autoregressive result, `statistic` the
+    `columns` computes a row from a prompt's answer and its autoregressive answer, `statistic` the
     metric from the means of the columns; `support` is the range of its values.
     """
 
-    columns: Callable[[PromptResult, PromptResult], tuple[float, ...]]
-    statistic: Callable[[ndarray], ndarray]
+    columns: Callable[[Generation, Generation], tuple[float, ...]]
+    statistic: Statistic
     support: tuple[float, float] = (0.0, np.inf)
 
 
@@ -34,9 +39,9 @@ def ratio_of_ratios(means: Float[ndarray, "... 4"]) -> Float[ndarray, "..."]:
     return ratio_of_means(means[..., :2]) / ratio_of_means(means[..., 2:])
 
 
-def _prompt_acceptance(result: PromptResult) -> tuple[float, float]:
+def _prompt_acceptance(answer: Generation) -> tuple[float, float]:
     """Return the acceptance length of one prompt and its weight: 0 where it has no rounds."""
-    return (sum(result.accepted) / result.rounds + 1, 1.0) if result.rounds else (0.0, 0.0)
+    return (sum(answer.accepted) / answer.rounds + 1, 1.0) if answer.rounds else (0.0, 0.0)
 
 
 EVAL_METRICS = {
@@ -73,7 +78,7 @@ EVAL_METRICS = {
         support=(0.0, 1.0),
     ),
 }
-GAIN_METRICS = ("acceptance_length", "acceptance_rate", "speedup")
+GAIN_METRICS: tuple[GainMetric, ...] = get_args(GainMetric)
 
 
 def estimate_metric(
@@ -85,7 +90,7 @@ def estimate_metric(
     """
     metric = EVAL_METRICS[name]
     rows = sum_by_question(
-        _collect_rows(metric, results, autoregressive), [result.question for result in results]
+        _collect_rows(metric, results, autoregressive), [r.prompt.question for r in results]
     )
     return bootstrap_t(rows, metric.statistic, support=metric.support)
 
@@ -108,15 +113,13 @@ def estimate_gain(
     metric = EVAL_METRICS[name]
     columns = _collect_rows(metric, results, autoregressive)
     other_columns = _collect_rows(metric, other, others_autoregressive or autoregressive)
-    order = {result.prompt_id: row for row, result in enumerate(other)}
-    paired = other_columns[[order[result.prompt_id] for result in results]]
-    rows = sum_by_question(np.hstack([columns, paired]), [result.question for result in results])
+    order = {result.prompt.id: row for row, result in enumerate(other)}
+    paired = other_columns[[order[result.prompt.id] for result in results]]
+    rows = sum_by_question(np.hstack([columns, paired]), [r.prompt.question for r in results])
     return bootstrap_t(rows, subtract_statistics(metric.statistic, columns.shape[1]))
 
 
-def subtract_statistics(
-    statistic: Callable[[ndarray], ndarray], columns: int
-) -> Callable[[ndarray], ndarray]:
+def subtract_statistics(statistic: Statistic, columns: int) -> Statistic:
     """Return the statistic of the first `columns` columns minus that of the remaining ones."""
     return lambda means: statistic(means[..., :columns]) - statistic(means[..., columns:])
 
@@ -156,8 +159,49 @@ def memory_bound_speedup(
 def _collect_rows(
     metric: Metric, results: list[PromptResult], autoregressive: list[PromptResult]
 ) -> Float[ndarray, "prompts columns"]:
-    baselines = {result.prompt_id: result for result in autoregressive}
-    return np.array(
-        [metric.columns(result, baselines[result.prompt_id]) for result in results],
-        dtype=np.float64,
+    baselines = {result.prompt.id: result.generation for result in autoregressive}
+    rows = [metric.columns(r.generation, baselines[r.prompt.id]) for r in results]
+    return np.array(rows, dtype=np.float64)
+
+
+def has_tree_rounds(results: list[PromptResult]) -> bool:
+    """Return whether a round proposed more nodes than the mode is deep."""
+    return any(max(result.generation.drafted, default=0) > result.depth for result in results)
+
+
+def acceptance_by_position(results: list[PromptResult]) -> PositionAcceptance:
+    """Compute the shares of rounds that accept at least 1, 2, ... draft tokens."""
+    accepted = np.array([count for result in results for count in result.generation.accepted])
+    depth = max((result.depth for result in results), default=0)
+    reached = [int((accepted >= position).sum()) for position in range(depth + 1)]
+    return PositionAcceptance(
+        marginal=[count / max(1, reached[0]) for count in reached[1:]],
+        conditional=[after / before if before else None for before, after in pairwise(reached)],
     )
+
+
+def inter_token_latency(answer: Generation) -> float | None:
+    """Return the inter-token latency in seconds, (E2E - TTFT) / (tokens - 1).
+
+    It is a mean, because all tokens of a round arrive at once. None for an answer of one token.
+    """
+    return answer.decode_s / answer.decoded_tokens if answer.decoded_tokens else None
+
+
+def percentiles_in_ms(seconds: list[float | None]) -> Percentiles | None:
+    """Return percentiles over prompts, in milliseconds; None where no prompt has a value."""
+    milliseconds = [1000 * value for value in seconds if value is not None]
+    if not milliseconds:
+        return None
+    p50, p90, p99 = (float(value) for value in np.percentile(milliseconds, [50, 90, 99]))
+    return Percentiles(p50=p50, p90=p90, p99=p99)
+
+
+def is_looping(ids: list[int], *, width: int = 8, times: int = 3) -> bool:
+    """Return whether a window of `width` tokens occurs `times` times: such text is easy to draft.
+
+    >>> is_looping([1, 2] * 10), is_looping(list(range(20)))
+    (True, False)
+    """
+    windows = Counter(tuple(ids[start : start + width]) for start in range(len(ids) - width + 1))
+    return max(windows.values(), default=0) >= times

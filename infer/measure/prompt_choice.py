@@ -17,7 +17,7 @@ from data.demo.prompts import training_prompts
 from data.eval_prompts.prompts import EvalPrompt, load_eval_prompts
 from data.mixture.held_out_rows import FINAL_FILE
 from infer.config import DEFAULT_NEW_TOKENS, DEMO_NEW_TOKENS, EvaluationConf
-from models.errors import UserError
+from models.errors import require
 from models.target.target import Target, TargetConf
 
 # The seed of the demo's calibration prompts. It differs from the default of data.seed (0), which
@@ -60,21 +60,22 @@ def find_held_out_file(
     It is `demo` where they are the demo's. Raise UserError where a run left no such file, or where
     the files of several runs differ.
     """
-    paths = {directory: _run_directory(directory) / file for directory in directories}
+    paths = {directory: directory.resolve().parent / file for directory in directories}
     held_out = {directory: path for directory, path in paths.items() if path.exists()}
     missing = [directory for directory in directories if directory not in held_out]
+    is_demo_target = target.name == DEMO and target.path is None
     for directory in missing:
-        if not _is_demo_draft(target, directory):
-            raise UserError(
-                f"{key}: must be named for a draft whose run kept no prompts of its own, got null "
-                f"and no {paths[directory]}; give {key}=FILE"
-            )
-    if len({path.read_bytes() for path in held_out.values()}) + bool(missing) > 1:
-        listed = ", ".join(str(held_out.get(directory, "the demo's")) for directory in directories)
-        raise UserError(
-            f"{key}: must be named for drafts whose runs held out different prompts, got null and "
-            f"{listed}; give {key}=FILE"
+        require(
+            is_demo_target or _read_data_conf(directory).get("source") == DataSource.demo.name,
+            f"{key}: must be named for a draft whose run kept no prompts of its own, got null "
+            f"and no {paths[directory]}; give {key}=FILE",
         )
+    listed = ", ".join(str(held_out.get(directory, "the demo's")) for directory in directories)
+    require(
+        len({path.read_bytes() for path in held_out.values()}) + bool(missing) <= 1,
+        f"{key}: must be named for drafts whose runs held out different prompts, got null and "
+        f"{listed}; give {key}=FILE",
+    )
     return str(next(iter(held_out.values()), DEMO))
 
 
@@ -94,20 +95,11 @@ def read_longest_row(directory: Path) -> int | None:
     return length if isinstance(length, int) else None
 
 
-def _is_demo_draft(target: TargetConf, directory: Path) -> bool:
-    is_demo_target = target.name == DEMO and target.path is None
-    return is_demo_target or _read_data_conf(directory).get("source") == DataSource.demo.name
-
-
 def _read_data_conf(directory: Path) -> dict[str, Any]:
     """Return the data section of the run's config; empty where the config cannot be read."""
     try:
-        conf = yaml.safe_load((_run_directory(directory) / RUN_CONFIG).read_text(encoding="utf-8"))
+        conf = yaml.safe_load((directory.resolve().parent / RUN_CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
         return {}
     data = conf.get("data") if isinstance(conf, dict) else None
     return data if isinstance(data, dict) else {}
-
-
-def _run_directory(directory: Path) -> Path:
-    return directory.resolve().parent

@@ -2,27 +2,16 @@
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from rich.progress import track
 
 from data.eval_prompts.prompts import EvalPrompt
 from infer.engine.phase_timer import PhaseTimer
 from infer.measure.eval_modes import EvalMode
-from infer.measure.records import RoundCosts
-from infer.measure.results import RoundSplit
+from infer.measure.report_schema import RoundCosts, RoundSplit
 
 PASSES_PER_PROMPT = 2
 WARMUP_TOKENS = 4  # tokens decoded to warm up unfused rounds
-
-
-@dataclass(kw_only=True)
-class _ModeClock:
-    """The clock of one mode: phases of unfused rounds, and the total of fused rounds."""
-
-    phase_timer: PhaseTimer
-    fused_s: float = 0.0
-    rounds: int = 0
 
 
 def alternate_order(names: Sequence[str], number: int) -> list[str]:
@@ -48,23 +37,22 @@ def measure_splits(
     """
     timed_modes = {name: mode for name, mode in modes.items() if mode.timed}
     timed_prompts = list({prompt.category: prompt for prompt in prompts}.values())
-    clocks = {
-        name: _ModeClock(phase_timer=PhaseTimer(synchronize=mode.decoder.synchronize))
-        for name, mode in timed_modes.items()
+    timers = {
+        name: PhaseTimer(synchronize=mode.decoder.synchronize) for name, mode in timed_modes.items()
     }
+    fused_s: dict[str, list[float]] = {name: [] for name in timed_modes}
     warm_up_unfused(timed_modes.values(), timed_prompts[0], max_new_tokens=max_new_tokens)
     for number in _track_progress(range(PASSES_PER_PROMPT * len(timed_prompts)), "timing rounds"):
         prompt = timed_prompts[number // PASSES_PER_PROMPT]
         for name in alternate_order(list(timed_modes), number):
-            clock, mode = clocks[name], timed_modes[name]
+            mode = timed_modes[name]
             # None times the fused rounds.
-            timers = [clock.phase_timer, None]
-            for phase_timer in timers[:: -1 if number % 2 else 1]:
-                num_rounds = _count_rounds(mode, prompt, max_new_tokens, phase_timer)
+            phase_timers = [timers[name], None]
+            for phase_timer in phase_timers[:: -1 if number % 2 else 1]:
+                round_s = _time_rounds(mode, prompt, max_new_tokens, phase_timer)
                 if phase_timer is None:
-                    clock.rounds += num_rounds
-                    clock.fused_s += sum(mode.decoder.round_seconds)
-    return {name: _build_split(clock) for name, clock in clocks.items()}
+                    fused_s[name] += round_s
+    return {name: _build_split(timers[name], fused_s[name]) for name in timed_modes}
 
 
 def warm_up_unfused(modes: Iterable[EvalMode], prompt: EvalPrompt, *, max_new_tokens: int) -> None:
@@ -72,7 +60,7 @@ def warm_up_unfused(modes: Iterable[EvalMode], prompt: EvalPrompt, *, max_new_to
     for mode in _track_progress(list(modes), "warming up unfused rounds"):
         phase_timer = PhaseTimer(synchronize=mode.decoder.synchronize)
         with mode.decoder.target.device.ledger.warming():
-            _count_rounds(mode, prompt, min(WARMUP_TOKENS, max_new_tokens), phase_timer)
+            _time_rounds(mode, prompt, min(WARMUP_TOKENS, max_new_tokens), phase_timer)
 
 
 def derive_costs(
@@ -81,9 +69,9 @@ def derive_costs(
     """Derive the costs of each mode with a draft: a draft and a verify pass, and a plain step."""
     return {
         name: RoundCosts(
-            draft_s=split.draft_s,
-            verify_s=split.verify_s + split.accept_s + split.cache_move_s,
-            step_s=splits[modes[name].baseline].verify_s + splits[modes[name].baseline].accept_s,
+            draft=split.draft,
+            verify=split.verify + split.accept + split.cache_move,
+            autoregressive_step=splits[modes[name].baseline].plain_step,
         )
         for name, split in splits.items()
         if modes[name].decoder.draft is not None
@@ -95,13 +83,13 @@ def describe_bottleneck(split: RoundSplit, baseline: RoundSplit, acceptance_leng
 
     A round that cost just one such step would make the speed-up equal to the acceptance length.
     """
-    step = baseline.verify_s + baseline.accept_s
+    step = baseline.plain_step
     extra_steps = {
-        "verifying more than one token": split.verify_s / step - baseline.verify_s / step,
-        "drafting": split.draft_s / step,
-        "accepting": (split.accept_s - baseline.accept_s) / step,
-        "moving the cache": split.cache_move_s / step,
-        "the host": split.host_s / step,
+        "verifying more than one token": split.verify / step - baseline.verify / step,
+        "drafting": split.draft / step,
+        "accepting": (split.accept - baseline.accept) / step,
+        "moving the cache": split.cache_move / step,
+        "the host": split.host / step,
     }
     largest, *others = sorted(extra_steps.items(), key=lambda phase: -phase[1])
     listed = ", ".join(f"{name} {steps:.2f}" for name, steps in others)
@@ -112,10 +100,10 @@ def describe_bottleneck(split: RoundSplit, baseline: RoundSplit, acceptance_leng
     )
 
 
-def _count_rounds(
+def _time_rounds(
     mode: EvalMode, prompt: EvalPrompt, max_new_tokens: int, phase_timer: PhaseTimer | None
-) -> int:
-    """Decode a prompt and return its number of rounds.
+) -> list[float]:
+    """Decode a prompt and return the seconds of its rounds.
 
     End tokens are ignored, so that every mode has rounds to time.
     """
@@ -125,16 +113,15 @@ def _count_rounds(
         max_new_tokens=max_new_tokens,
         phase_timer=phase_timer,
     )
-    return len(generation.round_s)
+    return generation.round_s
 
 
-def _build_split(clock: _ModeClock) -> RoundSplit:
-    phase_timer = clock.phase_timer
-    rounds = max(1, phase_timer.rounds)
+def _build_split(timer: PhaseTimer, fused_s: list[float]) -> RoundSplit:
+    rounds = max(1, timer.rounds)
     return RoundSplit(
-        **{f"{phase}_s": seconds / rounds for phase, seconds in phase_timer.seconds.items()},
-        round_s=phase_timer.wall_s / rounds,
-        fused_round_s=clock.fused_s / clock.rounds if clock.rounds else None,
+        **{phase: 1000 * seconds / rounds for phase, seconds in timer.seconds.items()},
+        round=1000 * timer.wall_s / rounds,
+        fused_round=1000 * sum(fused_s) / len(fused_s) if fused_s else None,
     )
 
 

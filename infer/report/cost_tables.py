@@ -1,25 +1,28 @@
 """Tables of the costs of decoding: latency, parts of a round, predicted speed-up, batches."""
 
+from dataclasses import fields
+
+from infer.measure.report_schema import BatchSection, Report
 from infer.report.definitions import format_definitions
-from infer.report.mode_tables import list_measured_modes
 from infer.report.number_format import (
     ABSENT,
     Table,
     format_estimate,
     format_lossless,
+    format_mean,
     format_number,
     format_percentiles,
 )
-from infer.report.prose import list_bottlenecks
-from infer.report.views import ModeDict, ReportDict
+from infer.report.views import list_measured_modes
 
+BATCH_FIELDS = {field.name for field in fields(BatchSection)}
 ROUND_PARTS = ("verify", "accept", "cache_move", "draft", "host")  # in the order in which they run
 
 
-def latency_table(report: ReportDict) -> Table:
+def latency_table(report: Report) -> Table:
     """Build a table of latency percentiles over prompts, for each mode."""
     rows = [
-        [label, *(format_percentiles(mode[key]) for key in ("ttft_ms", "itl_ms", "e2e_ms"))]
+        [label, *map(format_percentiles, (mode.ttft_ms, mode.itl_ms, mode.e2e_ms))]
         for label, mode in list_measured_modes(report)
     ]
     return Table(
@@ -30,20 +33,20 @@ def latency_table(report: ReportDict) -> Table:
     )
 
 
-def efficiency_table(report: ReportDict) -> Table:
+def efficiency_table(report: Report) -> Table:
     """Build a table of measured and predicted speed-up and of the costs behind them."""
     rows = [
         [
             label,
-            format_number(mode["speedup"] and mode["speedup"]["mean"]),
-            format_number(mode["predicted_speedup"]),
-            format_number(mode["efficiency"]),
-            format_estimate(mode["mbsu"]),
-            *(format_number(costs[key]) for key in ("draft", "verify", "autoregressive_step")),
-            ABSENT if mode["graphs_after_warmup"] is None else str(mode["graphs_after_warmup"]),
+            format_mean(mode.speedup),
+            format_number(mode.predicted_speedup),
+            format_number(mode.efficiency),
+            format_estimate(mode.mbsu),
+            *map(format_number, (costs.draft, costs.verify, costs.autoregressive_step)),
+            ABSENT if mode.graphs_after_warmup is None else str(mode.graphs_after_warmup),
         ]
         for label, mode in list_measured_modes(report)
-        if (costs := mode["costs_ms"])
+        if (costs := mode.costs_ms)
     ]
     return Table(
         title="Efficiency",
@@ -56,7 +59,7 @@ def efficiency_table(report: ReportDict) -> Table:
     )  # fmt: skip
 
 
-def split_table(report: ReportDict, *, main: bool = False) -> Table:
+def split_table(report: Report, *, main: bool = False) -> Table:
     """Build a table of the parts of a round, with the bottleneck of each main mode below."""
     return Table(
         title="Where a round's time goes, ms",
@@ -69,24 +72,23 @@ def split_table(report: ReportDict, *, main: bool = False) -> Table:
         rows=[
             [
                 label,
-                *(format_number(split[part]) for part in ROUND_PARTS),
-                format_number(sum(split[part] for part in ROUND_PARTS)),
-                format_number(split["round"]),
-                format_number(split["fused_round"]),
+                *(format_number(getattr(split, part)) for part in ROUND_PARTS),
+                format_number(sum(getattr(split, part) for part in ROUND_PARTS)),
+                format_number(split.round),
+                format_number(split.fused_round),
             ]
             for label, mode in list_measured_modes(report, main=main)
-            if (split := get_split(mode))
+            if (split := mode.split_ms)
         ],
-        footnotes=list_bottlenecks(report),
+        footnotes=[
+            f"{label}: {mode.bottleneck}"
+            for label, mode in list_measured_modes(report, main=True)
+            if mode.bottleneck
+        ],
     )  # fmt: skip
 
 
-def get_split(mode: ModeDict) -> dict[str, float] | None:
-    """Return the parts of a round, or None if they were not timed; older reports lack the key."""
-    return mode.get("split_ms")
-
-
-def batch_table(report: ReportDict) -> Table:
+def batch_table(report: Report) -> Table:
     """Build a table of each draft's tree at every batch size, from one row up."""
     return Table(
         title="Speed-up against batch size",
@@ -98,12 +100,12 @@ def batch_table(report: ReportDict) -> Table:
         ],
         rows=[
             [
-                row["draft"],
-                str(row["batch"]),
-                format_estimate(row["speedup"]),
-                f"{row['tokens_per_s']['mean']:.1f}",
-                f"{row['autoregressive_tokens_per_s']['mean']:.1f}",
-                format_number(row["acceptance_length"]["mean"]),
+                row.draft,
+                str(row.batch),
+                format_estimate(row.speedup),
+                format_mean(row.tokens_per_s, decimals=1),
+                format_mean(row.autoregressive_tokens_per_s, decimals=1),
+                format_mean(row.acceptance_length),
                 format_lossless(row),
             ]
             for row in collect_batch_rows(report)
@@ -113,32 +115,32 @@ def batch_table(report: ReportDict) -> Table:
     )  # fmt: skip
 
 
-def collect_batch_rows(report: ReportDict) -> list[dict]:
+def collect_batch_rows(report: Report) -> list[BatchSection]:
     """Collect rows by draft and batch size; the mode `tree` is the row of batch 1.
 
     A draft without measured batches has no rows.
     """
-    batches = report.get("batches", [])
     rows = []
-    for draft in report["drafts"]:
-        draft_batches = [batch for batch in batches if batch["draft"] == draft["name"]]
-        tree, baseline = draft["modes"]["tree"], draft["modes"].get("autoregressive")
-        if draft_batches and tree and tree["speedup"]:
-            baseline = baseline or report["autoregressive"]
-            speed = {"autoregressive_tokens_per_s": baseline["tokens_per_s"]}
-            rows.append({**tree, "draft": draft["name"], "batch": 1, "mode": "tree"} | speed)
-        rows += sorted(draft_batches, key=lambda batch: batch["batch"])
+    for draft in report.drafts:
+        batches = [batch for batch in report.batches if batch.draft == draft.name]
+        tree = draft.modes["tree"]
+        baseline = draft.modes.get("autoregressive") or report.autoregressive
+        if batches and tree and tree.speedup:
+            shared = {name: value for name, value in vars(tree).items() if name in BATCH_FIELDS}
+            shared["autoregressive_tokens_per_s"] = baseline.tokens_per_s
+            rows.append(BatchSection(**shared, draft=draft.name, mode="tree"))
+        rows += sorted(batches, key=lambda batch: batch.batch)
     return rows
 
 
-def replay_table(report: ReportDict) -> Table:
+def replay_table(report: Report) -> Table:
     """Build a table of tau as replayed on the target's own text, for each draft."""
     return Table(
         title="Replay of the target's own text",
         note=format_definitions("on-policy tau", "all-positions tau"),
         columns=["draft", "on-policy tau", "all-positions tau"],
         rows=[
-            [name, format_estimate(replay["tau"]), format_estimate(replay["all_positions"])]
-            for name, replay in report.get("replay", {}).items()
+            [name, format_estimate(replay.tau), format_estimate(replay.all_positions)]
+            for name, replay in report.replay.items()
         ],
     )

@@ -13,29 +13,27 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
-from infer.measure.intervals import estimate_interval, ratio_of_means
+from infer.measure.intervals import Statistic, estimate_interval, ratio_of_means
 from infer.measure.metrics import ratio_of_ratios, subtract_statistics, sum_by_question
-from infer.measure.records import LosslessVerdict
-from infer.report.views import ModeDict, ModeView, ReportDict, list_modes
+from infer.measure.report_schema import LosslessVerdict, PromptFigures, Report, Verdict
+from infer.report.views import ModeView, list_measured_modes, list_modes
 
-COMPARED_SETTINGS = ("target", "device", "versions", "sampling", "tree", "prompts")
 DERIVED_SETTINGS = ("contamination", "by_category")  # keys under "prompts" that follow from others
-AUTOREGRESSIVE_MODE = "autoregressive"
 FALSE_ALARM_RATE = 0.05  # share of comparisons in which nothing changed
 
 VerdictPairs = dict[str, tuple[str | None, str]]  # of each mode, before and after
-ColumnFunction = Callable[[dict[str, Any], dict[str, Any]], tuple[float, ...]]
+ColumnFunction = Callable[[PromptFigures, PromptFigures], tuple[float, ...]]
 
 
-def _decode_columns(row: dict[str, Any]) -> tuple[float, float]:
-    return row["tokens"] - 1.0, (row["e2e_ms"] - row["ttft_ms"]) / 1000
+def _decode_columns(row: PromptFigures) -> tuple[float, float]:
+    return row.tokens - 1.0, (row.e2e_ms - row.ttft_ms) / 1000
 
 
 # For each metric: the columns of a prompt, computed from its rows in the mode and in autoregressive
 # decoding; the statistic of these columns; and whether a fall of it is a regression.
-COMPARED_METRICS: dict[str, tuple[ColumnFunction, Callable[[ndarray], ndarray], bool]] = {
-    "tau": (lambda row, _: (row["accepted"] + row["rounds"], row["rounds"]), ratio_of_means, True),
-    "acceptance rate": (lambda row, _: (row["accepted"], row["drafted"]), ratio_of_means, False),
+COMPARED_METRICS: dict[str, tuple[ColumnFunction, Statistic, bool]] = {
+    "tau": (lambda row, _: (row.accepted + row.rounds, row.rounds), ratio_of_means, True),
+    "acceptance rate": (lambda row, _: (row.accepted, row.drafted), ratio_of_means, False),
     "speed-up": (
         lambda row, baseline: _decode_columns(row) + _decode_columns(baseline),
         ratio_of_ratios,
@@ -46,7 +44,7 @@ COMPARED_METRICS: dict[str, tuple[ColumnFunction, Callable[[ndarray], ndarray], 
 NUM_GRAVE_METRICS = sum(grave for _, _, grave in COMPARED_METRICS.values())
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class MetricChange:
     """A figure of a mode in two reports, and the interval of the difference."""
 
@@ -64,85 +62,74 @@ class MetricChange:
     @property
     def is_regression(self) -> bool:
         """Return whether a metric that must not fall has fallen beyond noise."""
-        return (
-            COMPARED_METRICS[self.metric][2] and self.is_beyond_noise and self.after < self.before
-        )
+        grave = COMPARED_METRICS[self.metric][2]
+        return grave and self.is_beyond_noise and self.after < self.before
 
 
-@dataclass(kw_only=True)
-class SharedMode:
-    """A mode that both reports have, and its key in the rows of `per_prompt` of each."""
-
-    label: str
-    keys: tuple[str, str]
-    modes: tuple[ModeDict, ModeDict]
-
-
-def find_changed_settings(before: ReportDict, after: ReportDict) -> list[str]:
+def find_changed_settings(before: Report, after: Report) -> list[str]:
     """Return a line for each difference in what was measured, and on what."""
     old, new = (_collect_settings(report) for report in (before, after))
     return [
         f"{key}: {old.get(key, 'absent')} -> {new.get(key, 'absent')}"
         for key in old | new
-        if old.get(key, "absent") != new.get(key, "absent")
+        if old.get(key) != new.get(key)
     ]
 
 
-def _collect_settings(report: ReportDict) -> dict[str, Any]:
-    settings = {
-        f"{group}.{key}": value
-        for group in COMPARED_SETTINGS
-        for key, value in report[group].items()
-        if key not in DERIVED_SETTINGS
+def _collect_settings(report: Report) -> dict[str, Any]:
+    groups = {
+        "target": vars(report.target),
+        "device": vars(report.device),
+        "versions": report.versions,
+        "sampling": vars(report.sampling),
+        "tree": vars(report.tree),
+        "prompts": vars(report.prompts),
     }
-    settings["drafts"] = ", ".join(
-        f"{d['name']} ({d['method']}, {d['parameters']:,} parameters)" for d in report["drafts"]
+    drafts = [f"{d.name} ({d.method}, {d.parameters:,} parameters)" for d in report.drafts]
+    return (
+        {
+            f"{group}.{key}": value
+            for group, values in groups.items()
+            for key, value in values.items()
+            if key not in DERIVED_SETTINGS
+        }
+        | {"drafts": ", ".join(drafts)}
+        | {
+            f"{label}: {key}": getattr(mode, key)
+            for label, mode in list_measured_modes(report)
+            for key in ("verification", "batch", "depth", "nodes")
+        }
     )
-    return settings | {
-        f"{view.label}: {key}": view.mode[key]
-        for view in list_modes(report)
-        if view.mode
-        for key in ("verification", "batch", "depth", "nodes")
-    }
 
 
-def find_shared_modes(before: ReportDict, after: ReportDict) -> list[SharedMode]:
-    """Match modes by name; if each report has a single draft, the drafts' names do not matter."""
-    old_views, new_views = _index_modes(before, after)
-    return [
-        SharedMode(label=name, keys=(old.key, new_views[name].key), modes=(old_mode, new_mode))
-        for name, old in old_views.items()
-        if (old_mode := old.mode) and name in new_views and (new_mode := new_views[name].mode)
-    ]
-
-
-def find_not_lossless(before: ReportDict, after: ReportDict) -> VerdictPairs:
+def find_not_lossless(before: Report, after: Report) -> VerdictPairs:
     """Return both verdicts of each mode that the second report does not call lossless.
 
     A mode with a lossy rule is left out, unless its rule in the first report is not lossy.
     """
-    views = _index_modes(before, after)
-    old_modes, new_modes = map(_collect_verdicts, views, (before, after))
+    old_verdicts, new_verdicts = map(
+        _collect_verdicts, _index_modes(before, after), (before, after)
+    )
     verdicts = {}
-    for name, new in new_modes.items():
-        old = old_modes.get(name)
-        lossy = new["lossy"] and (old is None or old["lossy"])
-        if new["lossless"] != LosslessVerdict.yes and not lossy:
-            verdicts[name] = (old and old["lossless"], new["lossless"])
+    for name, new in new_verdicts.items():
+        old = old_verdicts.get(name)
+        lossy = new.lossy and (old is None or old.lossy)
+        if new.lossless is not LosslessVerdict.yes and not lossy:
+            verdicts[name] = (old and old.lossless, new.lossless)
     return verdicts
 
 
-def _collect_verdicts(views: dict[str, ModeView], report: ReportDict) -> dict[str, dict[str, Any]]:
+def _collect_verdicts(views: dict[str, ModeView], report: Report) -> dict[str, Verdict]:
     """Collect by name everything that has a verdict on losslessness: modes and batches."""
-    results = {name: view.mode for name, view in views.items() if view.mode}
     names = {view.key: name for name, view in views.items()}
-    for batch in report.get("batches", []):
-        key = f"{batch['draft']}/{batch['mode']}"
-        results[f"{names.get(key, key)}, batch {batch['batch']}"] = batch
-    return results
+    verdicts: dict[str, Verdict] = {name: v.mode for name, v in views.items() if v.mode}
+    for batch in report.batches:
+        key = f"{batch.draft}/{batch.mode}"
+        verdicts[f"{names.get(key, key)}, batch {batch.batch}"] = batch
+    return verdicts
 
 
-def find_missing_modes(before: ReportDict, after: ReportDict) -> dict[str, str]:
+def find_missing_modes(before: Report, after: Report) -> dict[str, str]:
     """Return the modes that are no longer measured, each with the reason or an empty string."""
     old_views, new_views = _index_modes(before, after)
     return {
@@ -152,73 +139,66 @@ def find_missing_modes(before: ReportDict, after: ReportDict) -> dict[str, str]:
     }
 
 
-def _index_modes(before: ReportDict, after: ReportDict) -> list[dict[str, ModeView]]:
-    reports = (before, after)
-    if any(len(report["drafts"]) != 1 for report in reports):
-        return [{view.key: view for view in list_modes(report)} for report in reports]
+def _index_modes(before: Report, after: Report) -> list[dict[str, ModeView]]:
+    """Index modes by name; if each report has a single draft, the drafts' names do not matter."""
+    alone = all(len(report.drafts) == 1 for report in (before, after))
     return [
-        {_mode_name(report, view.key): view for view in list_modes(report)} for report in reports
+        {_mode_name(report, view.key) if alone else view.key: view for view in list_modes(report)}
+        for report in (before, after)
     ]
 
 
-def _mode_name(report: ReportDict, key: str) -> str:
+def _mode_name(report: Report, key: str) -> str:
     """Replace the only draft's name by `draft`, so that no mode is taken for one of the target."""
-    prefix = f"{report['drafts'][0]['name']}/"
+    prefix = f"{report.drafts[0].name}/"
     return f"draft/{key.removeprefix(prefix)}" if key.startswith(prefix) else key
 
 
-def check_report_fields(report: ReportDict) -> None:
-    """Read every field that a comparison needs, so that a missing one raises before any output."""
-    has_same_prompts(report, report)
-    find_changed_settings(report, report)
-    find_not_lossless(report, report)
-    for shared in find_shared_modes(report, report):
-        for columns, _, _ in COMPARED_METRICS.values():
-            _collect_rows(report, shared.keys[0], columns)
-
-
-def has_same_prompts(before: ReportDict, after: ReportDict) -> bool:
+def has_same_prompts(before: Report, after: Report) -> bool:
     """Return whether both reports hold the same prompts in the same order."""
-    ids = [[row["prompt_id"] for row in report["per_prompt"]] for report in (before, after)]
-    return before["prompts"]["sha256"] == after["prompts"]["sha256"] and ids[0] == ids[1]
+    old_ids, new_ids = ([row.prompt_id for row in r.per_prompt] for r in (before, after))
+    return before.prompts.sha256 == after.prompts.sha256 and old_ids == new_ids
 
 
-def compare_metrics(before: ReportDict, after: ReportDict) -> Iterator[MetricChange]:
+def compare_metrics(before: Report, after: Report) -> Iterator[MetricChange]:
     """Yield every metric of every mode that both reports have."""
-    shared_modes, paired = find_shared_modes(before, after), has_same_prompts(before, after)
-    num_drafting = sum(shared.modes[0]["depth"] > 0 for shared in shared_modes)
+    old_views, new_views = _index_modes(before, after)
+    shared = [
+        (name, old, new_views[name])
+        for name, old in old_views.items()
+        if old.mode and name in new_views and new_views[name].mode
+    ]
+    num_drafting = sum(old.mode is not None and old.mode.depth > 0 for _, old, _ in shared)
     # Bonferroni, over the comparisons that can be a regression.
     level = 1 - FALSE_ALARM_RATE / max(1, NUM_GRAVE_METRICS * num_drafting)
-    for shared in shared_modes:
+    paired = has_same_prompts(before, after)
+    for name, old_view, new_view in shared:
         for metric, (columns, statistic, _) in COMPARED_METRICS.items():
-            rows = [
-                _collect_rows(report, key, columns)
-                for report, key in zip((before, after), shared.keys, strict=True)
-            ]
-            estimates = [estimate_interval(values, statistic, level=level) for values in rows]
-            (old, old_interval), (new, new_interval) = estimates
+            old_rows = _collect_rows(before, old_view.key, columns)
+            new_rows = _collect_rows(after, new_view.key, columns)
+            old, old_interval = estimate_interval(old_rows, statistic, level=level)
+            new, new_interval = estimate_interval(new_rows, statistic, level=level)
             if old is None or new is None:
                 continue
             if paired:
-                subtract = subtract_statistics(statistic, rows[0].shape[1])
-                _, interval = estimate_interval(np.hstack(rows[::-1]), subtract, level=level)
+                subtract = subtract_statistics(statistic, old_rows.shape[1])
+                rows = np.hstack([new_rows, old_rows])
+                _, interval = estimate_interval(rows, subtract, level=level)
             else:
                 interval = _join_intervals(old, new, old_interval, new_interval)
-            yield MetricChange(
-                mode=shared.label, metric=metric, before=old, after=new, interval=interval
-            )
+            yield MetricChange(mode=name, metric=metric, before=old, after=new, interval=interval)
 
 
 def _collect_rows(
-    report: ReportDict, key: str, columns: ColumnFunction
+    report: Report, key: str, columns: ColumnFunction
 ) -> Float[ndarray, "questions columns"]:
     # A draft that adapts its target has an autoregressive mode to be compared with.
-    baseline = f"{key.rpartition('/')[0]}/{AUTOREGRESSIVE_MODE}"
-    rows, questions = [], []
-    for prompt in report["per_prompt"]:
-        modes = prompt["modes"]
-        rows.append(columns(modes[key], modes.get(baseline, modes[AUTOREGRESSIVE_MODE])))
-        questions.append(prompt["question"])
+    baseline = f"{key.rpartition('/')[0]}/autoregressive"
+    rows = [
+        columns(row.modes[key], row.modes.get(baseline, row.modes["autoregressive"]))
+        for row in report.per_prompt
+    ]
+    questions = [row.question for row in report.per_prompt]
     return sum_by_question(np.array(rows, dtype=np.float64), questions)
 
 

@@ -1,35 +1,73 @@
-"""Tables of the modes: acceptance, speed-up, gains and losslessness."""
+"""Tables of drafts and modes: acceptance, speed-up, gains and losslessness."""
 
+from typing import get_args
+
+from infer.measure.report_schema import GainMetric, ModeSection, Report, Section, TrainedMode
 from infer.report.definitions import POSITION_COLUMN, format_definitions, get_definition
 from infer.report.number_format import (
     ABSENT,
     Table,
     format_estimate,
     format_lossless,
+    format_mean,
+    format_millions,
     format_number,
     is_compared,
 )
 from infer.report.prose import append_remarks, explain_undecided
-from infer.report.views import ModeDict, ReportDict, list_modes, mode_label
+from infer.report.views import collect_sections, list_measured_modes, list_modes, mode_label
 
 # More columns do not fit into 100 characters; report.json holds every position.
 MAX_POSITIONS = 10
+COSTS_NOTE = (
+    f"{format_definitions('tau', 'draft ms', 'verify ms', 'MB')} Costs and speed-up are the tree's "
+    "(of lookup: the chain's). Brackets: 95 % interval over prompts."
+)
 
 
-def list_measured_modes(report: ReportDict, *, main: bool = False) -> list[tuple[str, ModeDict]]:
-    """List the modes that were measured, with their labels."""
-    return [(view.label, view.mode) for view in list_modes(report, main=main) if view.mode]
+def side_by_side_table(report: Report) -> Table:
+    """Build a table with a row for each draft: its costs and its gains."""
+    autoregressive, ngram = report.autoregressive, report.ngram
+    # The verification of an empty tree is an autoregressive step.
+    step = ngram.costs_ms.autoregressive_step if ngram and ngram.costs_ms else None
+    rows = [
+        ["autoregressive", *[ABSENT] * 4, format_number(step), *_tau_cells(autoregressive, None)],
+        ["n-gram lookup", "ngram", "0", ABSENT, *_cost_cells(ngram), *_tau_cells(ngram, None)],
+    ] + [
+        [
+            draft.name,
+            draft.method,
+            format_millions(draft.parameters),
+            format_millions(draft.memory_bytes.weights + draft.memory_bytes.state),
+            *_cost_cells(draft.modes["tree"]),
+            *_tau_cells(
+                draft.modes["chain"], draft.modes["tree"], has_own_target=draft.target is not None
+            ),
+        ]
+        for draft in report.drafts
+    ]
+    return Table(
+        title="Drafts side by side",
+        note=append_remarks(COSTS_NOTE, report),
+        columns=[
+            "draft", "method", "M params", "MB", "draft ms", "verify ms", "chain tau", "tree tau",
+            "speed-up", "lossless",
+        ],
+        rows=rows,
+        label_columns=2,
+        stacked_headers=True,
+    )  # fmt: skip
 
 
-def summary_table(sections: dict[str, ReportDict], *, main: bool = False) -> Table:
-    """Build a table with a row for each mode of each section."""
+def summary_table(report: Report, *, main: bool = False) -> Table:
+    """Build a table with a row for each mode of each category and of all prompts."""
     rows = [
         [
-            f"{name} ({section['autoregressive']['prompts']})",
+            f"{name} ({section.autoregressive.prompts})",
             view.label,
             *(_mode_cells(view.mode) if view.mode else [ABSENT] * 5),
         ]
-        for name, section in sections.items()
+        for name, section in collect_sections(report).items()
         for view in list_modes(section, main=main)
     ]
     return Table(
@@ -37,7 +75,7 @@ def summary_table(sections: dict[str, ReportDict], *, main: bool = False) -> Tab
         note=append_remarks(
             f"{format_definitions('tau', 'delivered', 'speed-up', 'tokens/s')} Brackets: 95 % "
             "interval over prompts; parentheses: their number.",
-            sections["all"],
+            report,
         ),
         columns=["prompts", "mode", "tau", "delivered", "speed-up", "tokens/s", "lossless"],
         rows=rows,
@@ -45,20 +83,20 @@ def summary_table(sections: dict[str, ReportDict], *, main: bool = False) -> Tab
     )
 
 
-def gain_table(sections: dict[str, ReportDict], *, main: bool = False) -> Table:
+def gain_table(sections: dict[str, Section], *, main: bool = False) -> Table:
     """Build a table of the gains of each draft's modes over others."""
     rows = [
         [
             name,
             f"{mode_label(section, draft, mode)} {baseline.replace('_', ' ')}",
             *(
-                format_estimate(gain and gain[metric], signed=True)
-                for metric in ("acceptance_length", "acceptance_rate", "speedup")
+                format_estimate(gain[metric] if gain else None, signed=True)
+                for metric in get_args(GainMetric)
             ),
         ]
         for name, section in sections.items()
-        for draft in section["drafts"]
-        for mode, gains in draft["gain"].items()
+        for draft in section.drafts
+        for mode, gains in draft.gain.items()
         if mode == "tree" or not main
         for baseline, gain in gains.items()
     ]
@@ -72,32 +110,38 @@ def gain_table(sections: dict[str, ReportDict], *, main: bool = False) -> Table:
     )
 
 
-def acceptance_table(report: ReportDict, *, main: bool = False) -> Table:
+def acceptance_table(report: Report, *, main: bool = False) -> Table:
     """Build a table of acceptance figures, with the modes that propose something."""
-    metrics = (
-        "acceptance_length", "delivered_per_round", "acceptance_length_per_prompt",
-        "acceptance_rate",
-    )  # fmt: skip
     return Table(
         title="Acceptance",
         note=format_definitions("delivered", "tau per prompt", "acceptance rate"),
         columns=["mode", "tau", "delivered", "tau per prompt", "acceptance rate"],
         rows=[
-            [label, *(format_estimate(mode[metric]) for metric in metrics)]
+            [
+                label,
+                format_estimate(mode.acceptance_length),
+                format_estimate(mode.delivered_per_round),
+                format_estimate(mode.acceptance_length_per_prompt),
+                format_estimate(mode.acceptance_rate),
+            ]
             for label, mode in list_measured_modes(report, main=main)
-            if mode["depth"]
+            if mode.depth
         ],
     )
 
 
-def position_table(report: ReportDict) -> Table:
+def position_table(report: Report) -> Table:
     """Build a table of marginal and conditional acceptance at each draft position."""
-    modes = [(label, mode) for label, mode in list_measured_modes(report) if mode["depth"]]
-    depth = min(MAX_POSITIONS, max((mode["depth"] for _, mode in modes), default=0))
-    rows = [
-        [label, kind, *_number_cells(mode["acceptance_by_position"][kind], depth)]
+    modes = [(label, mode) for label, mode in list_measured_modes(report) if mode.depth]
+    depth = min(MAX_POSITIONS, max((mode.depth for _, mode in modes), default=0))
+    shares = [
+        (label, kind, values[:depth])
         for label, mode in modes
-        for kind in ("marginal", "conditional")
+        for kind, values in vars(mode.acceptance_by_position).items()
+    ]
+    rows = [
+        [label, kind, *map(format_number, values), *[""] * (depth - len(values))]
+        for label, kind, values in shares
     ]
     return Table(
         title="Acceptance by position",
@@ -108,7 +152,7 @@ def position_table(report: ReportDict) -> Table:
     )
 
 
-def exactness_table(report: ReportDict, *, main: bool = False) -> Table:
+def exactness_table(report: Report, *, main: bool = False) -> Table:
     """Build a table of the comparison with the answers of autoregressive decoding.
 
     With `main` and several drafts, it has only trees and modes whose answers differ.
@@ -121,7 +165,7 @@ def exactness_table(report: ReportDict, *, main: bool = False) -> Table:
             *(_mismatch_cells(mode) if is_compared(mode) else [ABSENT] * 5),
         ]
         for label, mode in list_measured_modes(report)
-        if not main or label in main_labels or mode["mismatched_prompts"]
+        if not main or label in main_labels or mode.mismatched_prompts
     ]
     return Table(
         title="Losslessness",
@@ -145,32 +189,73 @@ def exactness_table(report: ReportDict, *, main: bool = False) -> Table:
     )
 
 
-def _mode_cells(mode: ModeDict) -> list[str]:
+def prompt_length_table(report: Report) -> Table:
+    """Build a table with a row for each bucket of prompt lengths and each draft."""
+    by_length = report.by_prompt_length
+    rows = [
+        [
+            f"up to {bucket.up_to:,}", name, str(bucket.prompts),
+            *(format_estimate(taus[mode]) for mode in get_args(TrainedMode)),
+        ]
+        for bucket in by_length.buckets
+        for name, taus in bucket.drafts.items()
+    ]  # fmt: skip
+    return Table(
+        title="Tau by prompt length",
+        note="Prompt lengths are in tokens of the target.",
+        columns=["prompt tokens", "draft", "prompts", "chain tau", "tree tau"],
+        rows=rows,
+        label_columns=3,
+        footnotes=[
+            f"{name}: {_describe_longest_row(tokens)}"
+            for name, tokens in by_length.longest_row.items()
+        ],
+    )
+
+
+def _describe_longest_row(tokens: int | None) -> str:
+    if tokens is None:
+        return "the longest row that it was trained on is not known."
+    return f"trained on rows of at most {tokens:,} tokens; it has seen no longer text."
+
+
+def _mode_cells(mode: ModeSection) -> list[str]:
     return [
-        format_estimate(mode["acceptance_length"]),
-        format_number(mode["delivered_per_round"] and mode["delivered_per_round"]["mean"]),
-        format_estimate(mode["speedup"]),
-        f"{mode['tokens_per_s']['mean']:.1f}" if mode["tokens_per_s"] else ABSENT,
+        format_estimate(mode.acceptance_length),
+        format_mean(mode.delivered_per_round),
+        format_estimate(mode.speedup),
+        format_mean(mode.tokens_per_s, decimals=1),
         format_lossless(mode),
     ]
 
 
-def _number_cells(values: list[float | None], width: int) -> list[str]:
-    return [format_number(value) for value in values[:width]] + [""] * (width - len(values))
-
-
-def _mismatch_cells(mode: ModeDict) -> list[str]:
+def _mismatch_cells(mode: ModeSection) -> list[str]:
+    widest = max(mode.divergences, key=lambda divergence: divergence.logit_gap, default=None)
     return [
-        f"{mode['mismatched_prompts']} of {mode['prompts']}",
-        f"{mode['near_tie_gap']:.3g}",
-        f"{mode['explained_gap']:.3g}",
-        str(mode["divergences_beyond_gap"]),
-        _widest_mismatch(mode),
+        f"{mode.mismatched_prompts} of {mode.prompts}",
+        f"{mode.near_tie_gap:.3g}",
+        f"{mode.explained_gap:.3g}",
+        str(mode.divergences_beyond_gap),
+        f"{widest.logit_gap:.3g} at {widest.prompt_id}:{widest.position}" if widest else ABSENT,
     ]
 
 
-def _widest_mismatch(mode: ModeDict) -> str:
-    if not mode["divergences"]:
-        return ABSENT
-    widest = max(mode["divergences"], key=lambda divergence: divergence["logit_gap"])
-    return f"{widest['logit_gap']:.3g} at {widest['prompt_id']}:{widest['position']}"
+def _cost_cells(mode: ModeSection | None) -> list[str]:
+    """Format milliseconds a round of the draft and of the verification."""
+    costs = mode and mode.costs_ms
+    return [format_number(costs.draft), format_number(costs.verify)] if costs else [ABSENT] * 2
+
+
+def _tau_cells(
+    chain: ModeSection | None, tree: ModeSection | None, *, has_own_target: bool = False
+) -> list[str]:
+    """Format tau of chain and tree, and speed-up and losslessness of the tree, else of the chain.
+
+    With `has_own_target`, answers are compared with those of a target that the draft adapted.
+    """
+    main_mode = tree or chain
+    return [
+        *(format_mean(mode and mode.acceptance_length) for mode in (chain, tree)),
+        format_estimate(main_mode and main_mode.speedup),
+        format_lossless(main_mode) + (" (own)" if has_own_target else "") if main_mode else ABSENT,
+    ]

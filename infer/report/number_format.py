@@ -1,11 +1,12 @@
 """The table type of all reports, and the formats of figures in its cells."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
+from rich.console import Console
 from rich.table import Table as RichTable
 
-from infer.report.views import ModeDict
+from infer.measure.intervals import Estimate
+from infer.measure.report_schema import Percentiles, Verdict
 from models.console import build_aligned_table
 
 ABSENT = "-"
@@ -29,30 +30,40 @@ class Table:
 def to_rich_table(table: Table, *, ruled: bool) -> RichTable:
     """Convert a table for a terminal: with rules, or as plain aligned lines."""
     columns = [name.replace(" ", "\n") if table.stacked_headers else name for name in table.columns]
-    rows = []
-    for row, previous in zip(table.rows, [None, *table.rows], strict=False):
-        # A group is named in its first row only.
-        repeated = table.label_columns > 1 and previous is not None and previous[0] == row[0]
-        rows.append(([""] if repeated else row[:1]) + row[1:])
+    rows = table.rows
+    if table.label_columns > 1:  # a group is named in its first row only
+        pairs = zip(rows, [[""], *rows], strict=False)
+        rows = [[row[0] if row[0] != previous[0] else "", *row[1:]] for row, previous in pairs]
     return build_aligned_table(
         columns, rows, ruled=ruled, label_columns=table.label_columns, no_wrap=table.stacked_headers
     )
 
 
-def format_estimate(value: dict[str, Any] | None, *, signed: bool = False) -> str:
+def choose_console(output: Console) -> Console:
+    """Return the console itself if it is a terminal, else one of 100 plain columns."""
+    plain = Console(file=output.file, width=100, color_system=None)
+    return output if output.is_terminal else plain
+
+
+def format_estimate(value: Estimate | None, *, signed: bool = False) -> str:
     """Format a mean and its interval: `2.31 [2.10, 2.52]`."""
     if value is None:
         return ABSENT
-    mean = f"{value['mean']:+.2f}" if signed else f"{value['mean']:.2f}"
-    if value["ci95"] is None:
+    mean = f"{value.mean:+.2f}" if signed else f"{value.mean:.2f}"
+    if value.ci95 is None:
         return f"{mean} [?]"
-    low, high = value["ci95"]
+    low, high = value.ci95
     return f"{mean} [{low:.2f}, {high:.2f}]"
 
 
 def format_number(value: float | None) -> str:
     """Format a number with two decimals, or as a dash if there is none."""
     return ABSENT if value is None else f"{value:.2f}"
+
+
+def format_mean(value: Estimate | None, *, decimals: int = 2) -> str:
+    """Format a mean without its interval."""
+    return ABSENT if value is None else f"{value.mean:.{decimals}f}"
 
 
 def format_millions(count: int) -> str:
@@ -64,20 +75,18 @@ def format_millions(count: int) -> str:
     return f"{count / 1e6:.2f}" if count < 100e6 else f"{count / 1e6:,.0f}"
 
 
-def format_lossless(mode: ModeDict) -> str:
+def format_lossless(verdict: Verdict) -> str:
     """Format the verdict on losslessness; name the rule where it is lossy."""
-    if mode["lossy"]:
-        return f"no ({mode['verification']})"
-    if not is_compared(mode):
-        return "in distribution"
-    return mode["lossless"]
+    if verdict.lossy:
+        return f"no ({verdict.verification})"
+    return verdict.lossless if is_compared(verdict) else "in distribution"
 
 
-def is_compared(mode: ModeDict) -> bool:
+def is_compared(verdict: Verdict) -> bool:
     """Return whether the answers were compared with those of autoregressive decoding."""
-    return mode["verification"] not in UNCOMPARED_RULES
+    return verdict.verification not in UNCOMPARED_RULES
 
 
-def format_percentiles(value: dict[str, float] | None) -> str:
+def format_percentiles(value: Percentiles | None) -> str:
     """Format percentiles as `p50 / p90 / p99`."""
-    return " / ".join(f"{value[key]:.1f}" for key in ("p50", "p90", "p99")) if value else ABSENT
+    return f"{value.p50:.1f} / {value.p90:.1f} / {value.p99:.1f}" if value else ABSENT

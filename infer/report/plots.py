@@ -12,17 +12,25 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from infer.measure.intervals import Estimate
+from infer.measure.report_schema import ModeSection, Report
 from infer.report.cost_plots import (
     build_draft_legend,
+    build_marker_legend,
     build_split_legend,
     list_split_modes,
     plot_round_split,
+    plot_speedup_against_length,
     plot_speedup_by_batch,
 )
 from infer.report.cost_tables import collect_batch_rows
-from infer.report.palette import INK, PAPER, assign_mode_colors
-from infer.report.tradeoff_plot import build_marker_legend, plot_speedup_against_length
-from infer.report.views import ModeDict, ReportDict, collect_sections, has_several_drafts
+from infer.report.views import (
+    INK,
+    PAPER,
+    collect_sections,
+    has_several_drafts,
+    list_colored_modes,
+)
 
 PLOT_STYLE: Any = {  # matplotlib types its keys as a closed set
     "svg.fonttype": "none",
@@ -38,25 +46,22 @@ PLOT_STYLE: Any = {  # matplotlib types its keys as a closed set
 }
 
 
-def render_plots(report: ReportDict) -> dict[str, str]:
+def render_plots(report: Report) -> dict[str, str]:
     """Render all plots, by title; with several drafts the plot to choose one by comes first."""
     mode_lines = [
         Line2D([], [], color=color, marker="o", ms=4, label=view.label)
-        for color, view in assign_mode_colors(report)
-        if view.mode
+        for color, view, _ in list_colored_modes(report)
     ]
     mode_legend = {"handles": mode_lines, "loc": "outside right upper"}
     marker_legend = {"handles": build_marker_legend(), "loc": "outside lower center", "ncols": 2}
     plots = {}
     if has_several_drafts(report):
-        title = "Speed-up against acceptance length"
-        plots[title] = render_svg(
+        plots["Speed-up against acceptance length"] = render_svg(
             report, plot_speedup_against_length, marker_legend, size=(8.4, 4.6)
         )
     if split_modes := list_split_modes(report):
-        title = "Where a round's time goes"
         legend = {"handles": build_split_legend(), "loc": "outside lower center", "ncols": 4}
-        plots[title] = render_svg(
+        plots["Where a round's time goes"] = render_svg(
             report, plot_round_split, legend, size=(7.2, 1.5 + 0.4 * len(split_modes))
         )
     if collect_batch_rows(report):
@@ -71,7 +76,7 @@ def render_plots(report: ReportDict) -> dict[str, str]:
 
 
 def render_svg(
-    report: ReportDict, plot: Callable[[Axes, ReportDict], None], legend: dict[str, Any], *,
+    report: Report, plot: Callable[[Axes, Report], None], legend: dict[str, Any], *,
     size: tuple[float, float] = (7.2, 3.6),
 ) -> str:  # fmt: skip
     """Render one plot as an <svg> element without references to anything outside the page."""
@@ -89,63 +94,56 @@ def render_svg(
     return svg.replace(INK, "currentColor").replace(PAPER, "Canvas")
 
 
-def plot_acceptance_by_position(axes: Axes, report: ReportDict) -> None:
+def plot_acceptance_by_position(axes: Axes, report: Report) -> None:
     """Plot marginal acceptance by draft position; with one draft, conditional acceptance too."""
-    for color, mode in _list_colored_modes(report):
-        positions = np.arange(1, mode["depth"] + 1)
-        shares = mode["acceptance_by_position"]
-        axes.plot(positions, shares["marginal"], color=color, marker="o", ms=4)
-        if not has_several_drafts(report):
-            conditional = [np.nan if share is None else share for share in shares["conditional"]]
+    several = has_several_drafts(report)
+    for color, _, mode in list_colored_modes(report):
+        positions = np.arange(1, mode.depth + 1)
+        shares = mode.acceptance_by_position
+        axes.plot(positions, shares.marginal, color=color, marker="o", ms=4)
+        if not several:
+            conditional = np.array(shares.conditional, dtype=np.float64)  # None becomes NaN
             axes.plot(positions, conditional, color=color, ls=":", marker=".", ms=4)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    dotted = "" if has_several_drafts(report) else " (dotted: conditional)"
+    dotted = "" if several else " (dotted: conditional)"
     axes.set(ylim=(0, 1.02), xlabel="draft position", ylabel=f"share of rounds{dotted}")
 
 
-def plot_length_by_category(axes: Axes, report: ReportDict) -> None:
+def plot_length_by_category(axes: Axes, report: Report) -> None:
     """Plot tokens a round, with intervals."""
-    _plot_by_category(axes, report, "acceptance_length")
+    _plot_by_category(axes, report, lambda mode: mode.acceptance_length)
     axes.set_ylabel("acceptance length (tau)")
 
 
-def plot_speedup_by_category(axes: Axes, report: ReportDict) -> None:
+def plot_speedup_by_category(axes: Axes, report: Report) -> None:
     """Plot the speed-up over autoregressive decoding, with intervals."""
-    _plot_by_category(axes, report, "speedup")
+    _plot_by_category(axes, report, lambda mode: mode.speedup)
     axes.set_ylabel("speed-up over autoregressive")
 
 
-def plot_latency(axes: Axes, report: ReportDict) -> None:
+def plot_latency(axes: Axes, report: Report) -> None:
     """Plot the cumulative distribution of inter-token latency over prompts."""
-    for color, view in assign_mode_colors(report):
-        latencies = [row["modes"].get(view.key, {}).get("itl_ms") for row in report["per_prompt"]]
-        if known := [value for value in latencies if value is not None]:
-            axes.ecdf(known, color=color)
+    for color, view, _ in list_colored_modes(report):
+        latencies = [row.modes[view.key].itl_ms for row in report.per_prompt]
+        if latencies := [value for value in latencies if value is not None]:
+            axes.ecdf(latencies, color=color)
     axes.set(
         xlabel="inter-token latency of a prompt, ms", ylabel="share of prompts", ylim=(0, 1.02)
     )
     axes.set_xlim(left=0)
 
 
-def _plot_by_category(axes: Axes, report: ReportDict, metric: str) -> None:
+def _plot_by_category(
+    axes: Axes, report: Report, get_metric: Callable[[ModeSection], Estimate | None]
+) -> None:
     sections = collect_sections(report)
-    num_modes = len(_list_colored_modes(report))
+    num_modes = len(list_colored_modes(report))
     for group, section in enumerate(sections.values()):
-        for index, (color, mode) in enumerate(_list_colored_modes(section)):
-            x = group + (index - (num_modes - 1) / 2) * 0.8 / num_modes
-            _plot_interval(axes, x, mode[metric], color)
+        for index, (color, _, mode) in enumerate(list_colored_modes(section)):
+            if value := get_metric(mode):
+                x = group + (index - (num_modes - 1) / 2) * 0.8 / num_modes
+                axes.plot([x, x], value.ci95 or [value.mean] * 2, color=color, lw=2)
+                axes.plot(x, value.mean, color=color, marker="o", ms=5)
     axes.axhline(1, color=INK, lw=0.8, ls="--")
     axes.set_xticks(range(len(sections)), list(sections))
     axes.set_ylim(bottom=0)
-
-
-def _plot_interval(axes: Axes, x: float, value: dict[str, Any] | None, color: str) -> None:
-    if value is None:
-        return
-    low, high = value["ci95"] or [value["mean"]] * 2
-    axes.plot([x, x], [low, high], color=color, lw=2)
-    axes.plot(x, value["mean"], color=color, marker="o", ms=5)
-
-
-def _list_colored_modes(section: ReportDict) -> list[tuple[str, ModeDict]]:
-    return [(color, view.mode) for color, view in assign_mode_colors(section) if view.mode]

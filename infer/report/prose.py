@@ -2,66 +2,58 @@
 
 from dataclasses import asdict
 
-from infer.measure.records import LosslessVerdict
-from infer.report.length_table import describe_prompts
-from infer.report.trained_on import describe_contamination
-from infer.report.views import ReportDict, list_modes
+from data.eval_prompts.contamination import Contamination
+from infer.measure.report_schema import LosslessVerdict, ModeSection, Report
+from infer.report.views import list_measured_modes, list_modes
 from models.speculate.sampling import SamplingConf
 
 
-def build_headline(report: ReportDict) -> str:
+def build_headline(report: Report) -> str:
     """Describe in three sentences what was measured, and on what; then append the remarks."""
-    target, prompts, device = report["target"], report["prompts"], report["device"]
-    tree = report["tree"]
-    drafts = [
-        f"{draft['name']} ({draft['method']}, {draft['parameters']:,} parameters)"
-        for draft in report["drafts"]
-    ]
+    target, prompts, device, tree = report.target, report.prompts, report.device, report.tree
+    drafts = [f"{d.name} ({d.method}, {d.parameters:,} parameters)" for d in report.drafts]
     # Options at their defaults are left out, but the temperature is always listed.
     defaults = asdict(SamplingConf()) | {"temperature": None}
     sampling = [
-        f"{key} {value}"
-        for key, value in report["sampling"].items()
-        if value is not None and value != defaults.get(key)
+        f"{key} {value}" for key, value in asdict(report.sampling).items() if value != defaults[key]
     ]
-    rules = list(dict.fromkeys(mode["verification"] for mode in _list_draft_modes(report)))
-    threads = f"{device['threads']} thread{'' if device['threads'] == 1 else 's'}"
-    hardware = f"{device['name']} ({device['kind']}, {threads}"
-    compiled = "compiled" if device["compiled"] else "not compiled"
+    rules = list(dict.fromkeys(mode.verification for mode in _list_draft_modes(report)))
+    threads = f"{device.threads} thread{'' if device.threads == 1 else 's'}"
+    compiled = "compiled" if device.compiled else "not compiled"
+    how = "through the chat template" if prompts.chat_template else "as plain text"
+    if 0 < prompts.chat_template < prompts.count:
+        how = f"{prompts.chat_template} of them {how}"
     headline = (
-        f"{target['name']} ({target['parameters']:,} parameters, {device['dtype']}) decoded with "
+        f"{target.name} ({target.parameters:,} parameters, {device.dtype}) decoded with "
         f"{_join_words(drafts) or 'no draft'} was compared with its own autoregressive decoding, "
-        f"prompt by prompt in one run. {describe_prompts(report)} were continued by up to "
-        f"{prompts['max_new_tokens']} tokens on {hardware}, {compiled}), {', '.join(sampling)}; "
-        f"verification: {_join_words(rules) or 'none'}. "
-        f"Tree: {tree['kind']}, {tree['nodes']} nodes of the draft up to depth {tree['depth']}, "
-        f"{tree['copied'] or 'none'} copied by n-gram lookup."
+        f"prompt by prompt in one run. {prompts.count} held-out prompts in "
+        f"{len(prompts.by_category)} categories ({prompts.source}; {how}) were continued by up to "
+        f"{prompts.max_new_tokens} tokens on {device.name} ({device.kind}, {threads}, {compiled}), "
+        f"{', '.join(sampling)}; verification: {_join_words(rules) or 'none'}. "
+        f"Tree: {tree.kind}, {tree.nodes} nodes of the draft up to depth {tree.depth}, "
+        f"{tree.copied or 'none'} copied by n-gram lookup."
     )
     return append_remarks(headline, report)
 
 
-def list_remarks(report: ReportDict) -> list[str]:
-    """List the reasons why a draft's figures cannot be compared with the others as they are."""
-    remarks = [
-        f"{draft['name']} is compared with its own adapted target, whose answers differ from the "
-        f"original's on {target['changed_answers']} of {report['prompts']['count']} prompts."
-        for draft in report["drafts"]
-        if (target := draft["target"])
-    ]
-    lossy = {mode["verification"]: None for mode in _list_draft_modes(report) if mode["lossy"]}
-    return remarks + [
+def append_remarks(text: str, report: Report) -> str:
+    """Append the reasons why a draft's figures cannot be compared with the others as they are."""
+    adapted = (
+        f"{draft.name} is compared with its own adapted target, whose answers differ from the "
+        f"original's on {draft.target.changed_answers} of {report.prompts.count} prompts."
+        for draft in report.drafts
+        if draft.target
+    )
+    rules = dict.fromkeys(mode.verification for mode in _list_draft_modes(report) if mode.lossy)
+    lossy = (
         f"The drafts are verified by the {rule} rule, which is lossy: their answers are not the "
         "target's."
-        for rule in lossy
-    ]
+        for rule in rules
+    )
+    return " ".join([text, *adapted, *lossy])
 
 
-def append_remarks(text: str, report: ReportDict) -> str:
-    """Append the remarks to the text."""
-    return " ".join([text, *list_remarks(report)])
-
-
-def list_absences(report: ReportDict) -> list[str]:
+def list_absences(report: Report) -> list[str]:
     """List each mode that was not measured and its reason; then the checks for contamination."""
     return [
         f"{view.label}: not measured: {view.reason}"
@@ -70,24 +62,34 @@ def list_absences(report: ReportDict) -> list[str]:
     ] + describe_contamination(report)
 
 
-def list_bottlenecks(report: ReportDict) -> list[str]:
-    """List for each main mode the sentence on what limits its speed-up."""
-    return [
-        f"{view.label}: {sentence}"
-        for view in list_modes(report, main=True)
-        if view.mode and (sentence := view.mode.get("bottleneck"))
-    ]
+def describe_contamination(report: Report) -> list[str]:
+    """Return a line for each distinct result of the check, with the drafts that it holds for.
+
+    The list is empty if the check was not requested for any draft.
+    """
+    drafts: dict[str, list[str]] = {}
+    for name, check in report.prompts.contamination.items():
+        drafts.setdefault(_describe_check(check, report.prompts.count), []).append(name)
+    return [f"{', '.join(names)}: {sentence}" for sentence, names in drafts.items()]
 
 
-def explain_undecided(report: ReportDict) -> list[str]:
+def _describe_check(check: Contamination, count: int) -> str:
+    if not check.checked:
+        return f"not checked for held-out prompts in the training data: {check.reason}."
+    if not check.count:
+        return f"none of the {count} held-out prompts is in the training data."
+    ids = ", ".join(check.ids[:3]) + (", ..." if check.count > 3 else "")
+    return f"{check.count} of the {count} held-out prompts are in the training data ({ids})."
+
+
+def explain_undecided(report: Report) -> list[str]:
     """Explain each undecided verdict: the gap that causes it, and how to decide it."""
     gaps = {
-        f"{view.mode['near_tie_gap']:.3g} logits is wider than the {view.mode['explained_gap']:.3g}"
-        for view in list_modes(report)
-        if view.mode and view.mode["lossless"] == LosslessVerdict.undecided
+        f"{mode.near_tie_gap:.3g} logits is wider than the {mode.explained_gap:.3g}"
+        for _, mode in list_measured_modes(report)
+        if mode.lossless is LosslessVerdict.undecided
     }
-    dtype = report["device"]["dtype"]
-    hint = "decode with device.precision=float32"
+    dtype, hint = report.device.dtype, "decode with device.precision=float32"
     if dtype == "float32":
         hint = "one-token passes differ from a single pass over the same tokens"
     return [
@@ -96,8 +98,8 @@ def explain_undecided(report: ReportDict) -> list[str]:
     ]
 
 
-def _list_draft_modes(report: ReportDict) -> list[dict]:
-    return [mode for draft in report["drafts"] for mode in draft["modes"].values() if mode]
+def _list_draft_modes(report: Report) -> list[ModeSection]:
+    return [mode for draft in report.drafts for mode in draft.modes.values() if mode]
 
 
 def _join_words(items: list[str]) -> str:

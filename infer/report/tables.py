@@ -3,6 +3,7 @@
 from rich.console import Console
 from rich.text import Text
 
+from infer.measure.report_schema import Report
 from infer.report.cost_tables import (
     batch_table,
     efficiency_table,
@@ -11,25 +12,26 @@ from infer.report.cost_tables import (
     split_table,
 )
 from infer.report.definitions import select_definitions
-from infer.report.length_table import prompt_length_table
 from infer.report.mode_tables import (
     acceptance_table,
     exactness_table,
     gain_table,
     position_table,
+    prompt_length_table,
+    side_by_side_table,
     summary_table,
 )
-from infer.report.number_format import Table, to_rich_table
+from infer.report.number_format import Table, choose_console, to_rich_table
 from infer.report.prose import build_headline, list_absences
-from infer.report.side_by_side import side_by_side_table
-from infer.report.views import ReportDict, collect_sections, has_several_drafts
+from infer.report.views import collect_sections, has_several_drafts
+from models.console import CONSOLE
 
 
-def build_tables(report: ReportDict) -> list[Table]:
+def build_tables(report: Report) -> list[Table]:
     """Build all tables that have rows, the important ones first."""
-    return _drop_empty(
+    tables = [
         *([side_by_side_table(report)] if has_several_drafts(report) else []),
-        summary_table(collect_sections(report)),
+        summary_table(report),
         gain_table(collect_sections(report)),
         split_table(report),
         efficiency_table(report),
@@ -40,15 +42,16 @@ def build_tables(report: ReportDict) -> list[Table]:
         prompt_length_table(report),
         exactness_table(report),
         latency_table(report),
-    )
+    ]
+    return [table for table in tables if table.rows]
 
 
-def _build_terminal_tables(report: ReportDict) -> list[Table]:
+def _build_terminal_tables(report: Report) -> list[Table]:
     """Build the tables for a terminal; with several drafts they show only the trees, to fit."""
     several = has_several_drafts(report)
-    return _drop_empty(
+    tables = [
         *([side_by_side_table(report)] if several else []),
-        summary_table(collect_sections(report), main=several),
+        summary_table(report, main=several),
         gain_table({"all": report}, main=several),
         split_table(report, main=True),
         batch_table(report),
@@ -56,10 +59,7 @@ def _build_terminal_tables(report: ReportDict) -> list[Table]:
         *([] if several else [position_table(report)]),
         replay_table(report),
         exactness_table(report, main=several),
-    )
-
-
-def _drop_empty(*tables: Table) -> list[Table]:
+    ]
     return [table for table in tables if table.rows]
 
 
@@ -70,7 +70,7 @@ def collect_definitions(tables: list[Table]) -> dict[str, str]:
     )
 
 
-def render_markdown(report: ReportDict) -> str:
+def render_markdown(report: Report) -> str:
     """Render the whole report as Markdown."""
     parts = [
         "# Speculative decoding report",
@@ -89,24 +89,21 @@ def render_markdown(report: ReportDict) -> str:
             "\n".join(f"| {' | '.join(cells)} |" for cells in lines + table.rows),
             *(f"- {line}" for line in table.footnotes),
         ]
-    parts.append("## Definitions")
-    parts.append(
-        "\n".join(
-            f"- **{word}**: {meaning}." for word, meaning in collect_definitions(tables).items()
-        )
+    definitions = collect_definitions(tables).items()
+    return "\n\n".join(
+        [
+            *parts,
+            "## Definitions",
+            "\n".join(f"- **{word}**: {meaning}." for word, meaning in definitions),
+            f"`{report.command}`, {report.created}, prompts sha256 {report.prompts.sha256[:12]}\n",
+        ]
     )
-    origin = f"`{report['command']}`, {report['created']}"
-    sha256 = f"prompts sha256 {report['prompts']['sha256'][:12]}"
-    return "\n\n".join([*parts, f"{origin}, {sha256}"]) + "\n"
 
 
-def print_report(report: ReportDict, console: Console | None = None) -> None:
+def print_report(report: Report, output: Console = CONSOLE) -> None:
     """Print the main tables: ruled on a terminal, plain lines of 100 columns elsewhere."""
-    output = console or Console()
-    plain = Console(file=output.file, width=100, color_system=None)
-    console = output if output.is_terminal else plain
-    console.print(Text(build_headline(report)))
-    for line in list_absences(report):
+    console = choose_console(output)
+    for line in (build_headline(report), *list_absences(report)):
         console.print(Text(line))
     for table in _build_terminal_tables(report):
         console.print()

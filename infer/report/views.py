@@ -1,61 +1,86 @@
-"""A view of a report's modes: their labels, their keys, and which of them matter most."""
+"""A view of a report's modes: their labels, keys and colors, and which of them matter most."""
 
 from dataclasses import dataclass
-from typing import Any
+from itertools import cycle, islice
 
-ReportDict = dict[str, Any]  # or one of its categories, which holds modes under the same keys
-ModeDict = dict[str, Any]
+from infer.measure.report_schema import DraftSection, ModeSection, Report, Section
+
+INK = "#010203"  # a placeholder, replaced by the page's text color
+PAPER = "#fdfcfb"  # a placeholder, replaced by the page's background color
+GRAY = "#999999"
+# Middle tones that stand out on white and on black and for color-blind readers (Okabe and Ito).
+MODE_COLORS = [GRAY, "#e69f00", "#56b4e9", "#d55e00", "#009e73", "#cc79a7", "#0072b2", "#b8a500"]
+DRAFT_COLORS = [
+    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a6fd1", "#b8a500",
+]  # fmt: skip
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ModeView:
     """A mode of a report, or the reason why it was not measured."""
 
     label: str  # in tables and plots
     key: str  # in `per_prompt`
-    mode: ModeDict | None
-    reason: str
-    main: bool  # also shown where there is no room for all modes
+    mode: ModeSection | None
+    reason: str = ""
+    main: bool = True  # also shown where there is no room for all modes
 
 
-def collect_sections(report: ReportDict) -> dict[str, ReportDict]:
+def collect_sections(report: Report) -> dict[str, Section]:
     """Return the categories by name, then all prompts together."""
-    return {**report["categories"], "all": report}
+    return {**report.categories, "all": report}
 
 
-def has_several_drafts(section: ReportDict) -> bool:
+def has_several_drafts(section: Section) -> bool:
     """Return whether the section compares several drafts."""
-    return len(section["drafts"]) > 1
+    return len(section.drafts) > 1
 
 
-def list_modes(section: ReportDict, *, main: bool = False) -> list[ModeView]:
+def list_modes(section: Section, *, main: bool = False) -> list[ModeView]:
     """List the modes of the target, then of each draft; `main` reduces several drafts to trees."""
     views = [
+        ModeView(label=name, key=name, mode=mode, reason=section.not_measured.get(name, ""))
+        for name, mode in (("autoregressive", section.autoregressive), ("ngram", section.ngram))
+    ] + [
         ModeView(
-            label=name,
-            key=name,
-            mode=section[name],
-            reason=section["not_measured"].get(name, ""),
-            main=True,
+            label=mode_label(section, draft, name),
+            key=f"{draft.name}/{name}",
+            mode=mode,
+            reason=draft.not_measured.get(name, ""),
+            main=name == "tree" or not has_several_drafts(section),
         )
-        for name in ("autoregressive", "ngram")
+        for draft in section.drafts
+        for name, mode in draft.modes.items()
     ]
-    for draft in section["drafts"]:
-        views += [
-            ModeView(
-                label=mode_label(section, draft, name),
-                key=f"{draft['name']}/{name}",
-                mode=mode,
-                reason=draft["not_measured"].get(name, ""),
-                main=name == "tree" or not has_several_drafts(section),
-            )
-            for name, mode in draft["modes"].items()
-        ]
     return [view for view in views if view.main or not main]
 
 
-def mode_label(section: ReportDict, draft: dict[str, Any], name: str) -> str:
+def list_measured_modes(section: Section, *, main: bool = False) -> list[tuple[str, ModeSection]]:
+    """List the modes that were measured, with their labels."""
+    return [(view.label, view.mode) for view in list_modes(section, main=main) if view.mode]
+
+
+def mode_label(section: Section, draft: DraftSection, name: str) -> str:
     """Return the label of a draft's mode; it names the draft where there are several."""
     if has_several_drafts(section):
-        return f"{draft['name']} {name}"
+        return f"{draft.name} {name}"
     return "adapted autoregressive" if name == "autoregressive" else name
+
+
+def assign_draft_colors(section: Section) -> list[str]:
+    """Assign a color to each draft; they repeat after the eighth."""
+    return list(islice(cycle(DRAFT_COLORS), len(section.drafts)))
+
+
+def list_colored_modes(section: Section) -> list[tuple[str, ModeView, ModeSection]]:
+    """List the measured modes that the plots show, each with its color and its view.
+
+    The plots show the modes without a trained draft, then all modes of a single draft, or the tree
+    mode of each of several. A mode that was not measured takes a color too.
+    """
+    several = has_several_drafts(section)
+    colors = [GRAY, INK, *assign_draft_colors(section)] if several else cycle(MODE_COLORS)
+    views = list_modes(section, main=True)
+    return [
+        (color, view, view.mode) for color, view in zip(colors, views, strict=False) if view.mode
+    ]

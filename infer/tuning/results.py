@@ -73,8 +73,7 @@ class TuningResult:
 
     def format_speedup(self, candidate: TreeCandidate) -> str:
         """Format the measured speed-up of a candidate, or a dash where it was not measured."""
-        measured = self.speedups.get(candidate.name)
-        return format_estimate(measured and asdict(measured))
+        return format_estimate(self.speedups.get(candidate.name))
 
 
 @dataclass(kw_only=True)

@@ -131,15 +131,6 @@ class Tree:
     levels: tuple[tuple[tuple[int, int], ...], ...] = ()
     copied: int = 0
 
-    def describe(self) -> dict[str, str | int]:
-        """Return the description of the tree in a report."""
-        return {
-            "kind": self.kind.value,
-            "depth": self.depth,
-            "nodes": self.nodes,
-            "copied": self.copied,
-        }
-
     @property
     def max_path_length(self) -> int:
         """Return the number of draft tokens that one round can accept at most."""

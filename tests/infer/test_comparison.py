@@ -1,16 +1,18 @@
 """Several drafts in one report: what is compared with what, and what is said of it."""
 
+from dataclasses import replace
 from html import unescape
 
 import pytest
 
-from infer.measure.records import LosslessVerdict
-from infer.measure.results import ModeResult
-from infer.report.palette import assign_draft_colors
+from infer.measure.intervals import Estimate
+from infer.measure.records import Exactness
+from infer.measure.report_schema import AdaptedTargetInfo, LosslessVerdict
 from infer.report.plots import render_plots
 from infer.report.prose import build_headline
+from infer.report.report_files import write_report_files
 from infer.report.tables import build_tables
-from infer.report.write import write_report_files
+from infer.report.views import assign_draft_colors
 from tests.support.made_report import COMPARED, printed
 
 ADAPTED = (
@@ -21,33 +23,31 @@ LOSSY = "are verified by the typical rule, which is lossy: their answers are not
 
 
 def test_a_draft_with_its_own_target_is_compared_with_that(comparison):
-    usual, adapted, _ = comparison["drafts"]
-    assert usual["target"] is None
-    assert "autoregressive" not in usual["modes"]
-    assert adapted["target"] == {
-        "name": "demo adapted", "parameters": 3_500_000, "adapted_from": "demo",
-        "changed_answers": 5,
-    }  # fmt: skip
-    own, tree = adapted["modes"]["autoregressive"], adapted["modes"]["tree"]
-    speeds = [mode["tokens_per_s"]["mean"] for mode in (tree, own, comparison["autoregressive"])]
-    assert tree["speedup"]["mean"] == pytest.approx(speeds[0] / speeds[1])
+    usual, adapted, _ = comparison.drafts
+    assert usual.target is None
+    assert "autoregressive" not in usual.modes
+    assert adapted.target == AdaptedTargetInfo(
+        name="demo adapted", parameters=3_500_000, adapted_from="demo", changed_answers=5
+    )
+    own, tree = adapted.modes["autoregressive"], adapted.modes["tree"]
+    speeds = [mode.tokens_per_s.mean for mode in (tree, own, comparison.autoregressive)]
+    assert tree.speedup.mean == pytest.approx(speeds[0] / speeds[1])
     assert speeds[1] > 1.1 * speeds[2]  # the two baselines differ, so it matters which
-    assert own["speedup"] == {"mean": 1.0, "ci95": [1.0, 1.0]}
-    assert adapted["gain"]["tree"]["over_ngram"]["speedup"]["mean"] == pytest.approx(
-        tree["speedup"]["mean"] - comparison["ngram"]["speedup"]["mean"]
+    assert own.speedup == Estimate(mean=1.0, ci95=[1.0, 1.0])
+    assert adapted.gain["tree"]["over_ngram"]["speedup"].mean == pytest.approx(
+        tree.speedup.mean - comparison.ngram.speedup.mean
     )
     assert [
-        category["drafts"][1]["target"]["changed_answers"]
-        for category in comparison["categories"].values()
+        category.drafts[1].target.changed_answers for category in comparison.categories.values()
     ] == [5, 0, 0, 0]  # the first twelve prompts are of the first category
 
 
 def test_lossy_verification_is_never_called_lossless(comparison):
-    lossy = comparison["drafts"][2]["modes"]
-    assert {mode["verification"] for mode in lossy.values()} == {"typical"}
-    assert all(mode["lossy"] and mode["lossless"] == "no" for mode in lossy.values())
-    for exact in (comparison["autoregressive"], comparison["ngram"]):
-        assert (exact["verification"], exact["lossless"]) == ("exact", "yes")
+    lossy = comparison.drafts[2].modes
+    assert {mode.verification for mode in lossy.values()} == {"typical"}
+    assert all(mode.lossy and mode.lossless == "no" for mode in lossy.values())
+    for exact in (comparison.autoregressive, comparison.ngram):
+        assert (exact.verification, exact.lossless) == ("exact", "yes")
 
 
 def test_what_forbids_comparing_is_said_in_words(report, comparison, tmp_path):
@@ -74,10 +74,10 @@ def test_drafts_are_shown_side_by_side_first(report, comparison, tmp_path):
     row = dict(zip(table.columns, table.rows[2], strict=True))
     assert (row["M params"], row["MB"]) == ("0.46", "1.89")  # weights and state together
     assert (row["draft ms"], row["verify ms"]) == ("2.00", "13.00")
-    modes = comparison["drafts"][0]["modes"]
+    modes = comparison.drafts[0].modes
     for column, mode in (("chain tau", modes["chain"]), ("tree tau", modes["tree"])):
-        assert row[column] == f"{mode['acceptance_length']['mean']:.2f}"
-    assert row["speed-up"].startswith(f"{modes['tree']['speedup']['mean']:.2f} [")
+        assert row[column] == f"{mode.acceptance_length.mean:.2f}"
+    assert row["speed-up"].startswith(f"{modes['tree'].speedup.mean:.2f} [")
     assert [row[-1] for row in table.rows[2:]] == ["yes", "yes (own)", "no (typical)"]
     assert build_tables(report)[0].title == "Modes by category"  # one draft has nobody beside it
 
@@ -100,13 +100,14 @@ def test_plots_of_several_drafts_show_their_trees(report, comparison):
     assert all(">chain</text>" in svg for svg in alone.values())
 
 
-def test_eight_drafts_have_a_colour_each():
-    assert len(set(assign_draft_colors({"drafts": [None] * 8}))) == 8
-    assert len(assign_draft_colors({"drafts": [None] * 9})) == 9
+def test_eight_drafts_have_a_colour_each(report):
+    eight, nine = (replace(report, drafts=report.drafts * count) for count in (8, 9))
+    assert len(set(assign_draft_colors(eight))) == 8
+    assert len(assign_draft_colors(nine)) == 9
 
 
 def test_a_rule_is_lossy_by_its_proof_not_by_its_name():
     lossy = {name for name in ("exact", "greedy", "coupled", "rejection", "block", "typical")
-             if ModeResult(prompt_results=[], verification=name).is_lossy}  # fmt: skip
+             if Exactness().judge(name).lossy}  # fmt: skip
     assert lossy == {"typical"}
-    assert ModeResult(prompt_results=[], verification="block").lossless == LosslessVerdict.yes
+    assert Exactness().judge("block").lossless == LosslessVerdict.yes

@@ -18,6 +18,7 @@ from infer.engine.decode import Decoder
 from infer.eval import main
 from infer.measure.eval_modes import DraftUnderTest
 from infer.measure.evaluate import evaluate_drafts
+from infer.measure.report_schema import AdaptedTargetInfo, DraftMemory
 from models import checkpoint
 from models.device import DeviceConf, DeviceName
 from models.distill.losses import LossConf
@@ -26,6 +27,7 @@ from models.drafts.ngram import NgramDraft
 from models.errors import UserError
 from models.speculate.sampling import SamplingConf
 from models.speculate.tree import TreeConf
+from tests.support.made_report import as_json, from_json
 from tests.support.tiny import new_draft, tiny_target
 
 TREE = TreeConf(depth=3, nodes=6, width=2, branch=3)
@@ -60,23 +62,23 @@ def test_five_modes_are_judged_and_the_untrained_draft_is_rebuilt(target, folder
         load_draft_under_test(runs / name / "checkpoint", target) for name in ("older", "newer")
     ]
     report = evaluate_drafts(target, drafts, tree=TREE, conf=conf(folder, limit=None))
-    assert [draft["name"] for draft in report["drafts"]] == ["older", "newer"]
-    modes = [report["autoregressive"], report["ngram"]]
-    for draft in report["drafts"]:
-        assert draft["method"] == "eagle3"
-        assert draft["not_measured"] == {}
-        modes += [draft["modes"][name] for name in ("untrained", "chain", "tree")]
-        gain = draft["gain"]["tree"]["over_untrained"]["acceptance_length"]
-        assert gain["mean"] > 0  # it has learned these texts
+    assert [draft.name for draft in report.drafts] == ["older", "newer"]
+    modes = [report.autoregressive, report.ngram]
+    for draft in report.drafts:
+        assert draft.method == "eagle3"
+        assert draft.not_measured == {}
+        modes += [draft.modes[name] for name in ("untrained", "chain", "tree")]
+        gain = draft.gain["tree"]["over_untrained"]["acceptance_length"]
+        assert gain.mean > 0  # it has learned these texts
     for mode in modes:
-        assert mode["lossless"] == "yes"
-        assert (mode["mismatched_prompts"], mode["divergences"]) == (0, [])
-        assert mode["prompts"] == 4
-        assert mode["graphs_after_warmup"] is None  # nothing is compiled here
-    assert report["autoregressive"]["acceptance_length"]["mean"] == 1.0
-    assert report["prompts"]["by_category"] == {"a": 2, "b": 2}
-    assert set(report["categories"]) == {"a", "b"}
-    assert json.dumps(report, allow_nan=False)
+        assert mode.lossless == "yes"
+        assert (mode.mismatched_prompts, mode.divergences) == (0, [])
+        assert mode.prompts == 4
+        assert mode.graphs_after_warmup is None  # nothing is compiled here
+    assert report.autoregressive.acceptance_length.mean == 1.0
+    assert report.prompts.by_category == {"a": 2, "b": 2}
+    assert set(report.categories) == {"a", "b"}
+    assert as_json(from_json(as_json(report))) == as_json(report)
 
 
 def test_a_draft_of_unknown_seed_has_no_untrained_mode_and_says_why(target, folder, tmp_path):
@@ -90,11 +92,11 @@ def test_a_draft_of_unknown_seed_has_no_untrained_mode_and_says_why(target, fold
     report = evaluate_drafts(
         target, [load_draft_under_test(saved, target)], tree=TREE, conf=conf(folder)
     )
-    (draft,) = report["drafts"]
-    assert draft["name"] == "published"
-    assert draft["modes"]["untrained"] is None
-    assert draft["not_measured"] == {"untrained": "the checkpoint does not record its seed"}
-    assert draft["gain"]["tree"]["over_untrained"] is None
+    (draft,) = report.drafts
+    assert draft.name == "published"
+    assert draft.modes["untrained"] is None
+    assert draft.not_measured == {"untrained": "the checkpoint does not record its seed"}
+    assert draft.gain["tree"]["over_untrained"] is None
 
 
 def test_a_deep_tree_is_warned_of(target, folder, caplog):
@@ -209,12 +211,14 @@ def test_memory_is_what_a_draft_holds_beside_its_target(target, folder):
     copying = DraftUnderTest(name="copy", draft=NgramDraft(), untrained="there is none")
     candidates = [load_draft_under_test(directory, target), copying]
     report = evaluate_drafts(target, candidates, tree=TREE, conf=conf(folder, max_new_tokens=2))
-    trained, copied = (draft["memory_bytes"] for draft in report["drafts"])
+    trained, copied = (draft.memory_bytes for draft in report.drafts)
     stored = safetensors.torch.load_file(directory / checkpoint.WEIGHTS_FILE).values()
     # beside what is stored, maps between vocabularies and rotation angles
-    assert 0 <= trained["weights"] - sum(t.nbytes for t in stored) < 1000
+    assert 0 <= trained.weights - sum(t.nbytes for t in stored) < 1000
     slots = 64  # a prompt of 5, an answer of 2 and a round of at least 32, rounded up
-    assert copied == {"weights": 0, "state": 8 * (slots + 1)}  # known ids, and how many they are
+    assert copied == DraftMemory(
+        weights=0, state=8 * (slots + 1)
+    )  # known ids, and how many they are
 
 
 @pytest.fixture(scope="module")
@@ -235,18 +239,20 @@ def test_a_draft_with_a_target_of_its_own_is_judged_by_that(target, adapted, fol
     answers = [alone(one, folder) for one in (target, adapted)]
     changed = sum(ours != theirs for ours, theirs in zip(*answers, strict=True))
     assert changed > 0
-    first, second = report["drafts"]
-    assert first["target"] is None
-    assert second["target"] == {
-        "name": "tiny adapted", "parameters": target.num_parameters, "adapted_from": "tiny",
-        "changed_answers": changed,
-    }  # fmt: skip
-    for mode in (*first["modes"].values(), *second["modes"].values()):
+    first, second = report.drafts
+    assert first.target is None
+    assert second.target == AdaptedTargetInfo(
+        name="tiny adapted",
+        parameters=target.num_parameters,
+        adapted_from="tiny",
+        changed_answers=changed,
+    )
+    for mode in (*first.modes.values(), *second.modes.values()):
         assert (
-            mode is None or mode["lossless"] == "yes"
+            mode is None or mode.lossless == "yes"
         )  # each held against the target that verified it
-    assert second["modes"]["autoregressive"]["speedup"]["mean"] == 1
-    answered = [row["modes"]["own/autoregressive"]["tokens"] for row in report["per_prompt"]]
+    assert second.modes["autoregressive"].speedup.mean == 1
+    answered = [row.modes["own/autoregressive"].tokens for row in report.per_prompt]
     assert answered == [len(ids) for ids in answers[1]]
 
 
@@ -258,8 +264,8 @@ def test_batches_are_judged_by_the_answers_of_one_row(target, folder, learned, m
 
     def verdicts():
         report = evaluate_drafts(target, [draft], tree=TREE, conf=many)
-        (batch,) = report["batches"]
-        return report["drafts"][0]["modes"]["tree"]["lossless"], batch["lossless"]
+        (batch,) = report.batches
+        return report.drafts[0].modes["tree"].lossless, batch.lossless
 
     assert verdicts() == ("yes", "yes")
     monkeypatch.setattr(
@@ -294,20 +300,20 @@ def test_typical_verification_marks_the_drafts_alone(target, folder, learned):
         typical_delta=0.001, sampling=SamplingConf(temperature=1.0),
     )  # fmt: skip
     report = evaluate_drafts(target, [draft], tree=TREE, conf=lossy)
-    modes = report["drafts"][0]["modes"]
+    modes = report.drafts[0].modes
     for mode in (modes["chain"], modes["tree"]):
-        assert (mode["verification"], mode["lossless"]) == ("typical", "no")
-    assert modes["tree"]["mismatched_prompts"] > 0  # almost anything passes
-    for mode in (report["autoregressive"], report["ngram"]):
-        assert (mode["verification"], mode["lossless"]) == ("coupled", "yes")
+        assert (mode.verification, mode.lossless) == ("typical", "no")
+    assert modes["tree"].mismatched_prompts > 0  # almost anything passes
+    for mode in (report.autoregressive, report.ngram):
+        assert (mode.verification, mode.lossless) == ("coupled", "yes")
 
 
 def accepted(report):
     """Accepted tokens of every prompt, by mode."""
     by_mode = {}
-    for row in report["per_prompt"]:
-        for mode, figures in row["modes"].items():
-            by_mode.setdefault(mode, []).append(figures["accepted"])
+    for row in report.per_prompt:
+        for mode, figures in row.modes.items():
+            by_mode.setdefault(mode, []).append(figures.accepted)
     return {mode: tuple(counts) for mode, counts in by_mode.items()}
 
 

@@ -17,7 +17,8 @@ from infer.measure.exactness import (
     logit_shortfall,
     measure_tolerance,
 )
-from infer.measure.records import LosslessVerdict, PromptResult
+from infer.measure.records import PromptResult
+from infer.measure.report_schema import LosslessVerdict
 from infer.verify import target_path
 from models.drafts.ngram import NgramDraft
 from models.speculate.sampling import SamplingConf, gumbel_noise
@@ -69,14 +70,15 @@ class Judged:
         return self.decode(self.decoder(self.draft, tree(), batch=batch))
 
     def compare(self, traces):
-        return compare_answers(self.plain, self.prompts, self.wanted, traces, self.by)
+        return compare_answers(self.plain, self.wanted, traces, self.by)
+
+
+def with_ids(result, ids) -> PromptResult:
+    return replace(result, generation=replace(result.generation, ids=ids))
 
 
 def trace_of(prompt, done) -> PromptResult:
-    return PromptResult(
-        prompt_id=prompt.id, category="all", depth=4, ids=done.ids, accepted=done.accepted,
-        drafted=done.drafted, prefill_s=done.prefill_s, round_s=done.round_s,
-    )  # fmt: skip
+    return PromptResult(prompt=prompt, generation=done, depth=4)
 
 
 @pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
@@ -151,7 +153,7 @@ def test_a_faulty_tree_pass_is_never_lossless(judged, fault, batch, monkeypatch)
     assert judged.measured() == judged.by  # no tree has a part in it
     exactness = judged.compare(judged.trees(batch=batch))
     assert exactness.verdict == LosslessVerdict.no
-    assert exactness.mismatched_prompts > COUNT / 2
+    assert exactness.judge("exact").mismatched_prompts > COUNT / 2
 
 
 def test_a_fault_of_batches_alone_is_seen_there_alone(judged, monkeypatch):
@@ -177,12 +179,12 @@ def test_a_faulty_one_token_pass_leaves_the_verdict_undecided(judged, monkeypatc
 @pytest.mark.parametrize("batch", [1, 4])
 def test_an_honest_runtime_is_lossless(judged, batch):
     traces = judged.trees(batch=batch)
-    assert sum(sum(trace.accepted) for trace in traces) > 0
+    assert sum(sum(trace.generation.accepted) for trace in traces) > 0
     exactness = judged.compare(traces)
     assert exactness.verdict == LosslessVerdict.yes
     assert exactness.mismatches_beyond_gap == 0
     if judged.by.exact_arithmetic:
-        assert exactness.mismatched_prompts == 0
+        assert exactness.judge("exact").mismatched_prompts == 0
 
 
 def test_a_draft_token_in_a_hundred_accepted_wrongly_is_seen(judged, one_percent_wrong):
@@ -192,7 +194,9 @@ def test_a_draft_token_in_a_hundred_accepted_wrongly_is_seen(judged, one_percent
     exactness = judged.compare(traces)
     assert exactness.verdict == LosslessVerdict.no
     assert 0 < exactness.mismatches_beyond_gap <= len(wrong)
-    assert 0 < exactness.mismatched_prompts < COUNT  # the others are exact matches, and counted so
+    assert (
+        0 < exactness.judge("exact").mismatched_prompts < COUNT
+    )  # the others are exact matches, and counted so
 
 
 def test_the_place_of_a_divergence_and_the_gap_there_are_the_targets(judged):
@@ -202,11 +206,11 @@ def test_the_place_of_a_divergence_and_the_gap_there_are_the_targets(judged):
     """
     wanted = judged.wanted[2]
     prompt, place = judged.prompts[2], 9
-    ids = [*prompt.ids, *wanted.ids[:place]]
+    ids = [*prompt.ids, *wanted.generation.ids[:place]]
     logits = judged.target.model(torch.tensor([ids])).logits[0, -1].float()
     first, second = logits.topk(2).indices.tolist()
-    assert first == wanted.ids[place]
-    changed = replace(wanted, ids=[*wanted.ids[:place], second])
+    assert first == wanted.generation.ids[place]
+    changed = with_ids(wanted, [*wanted.generation.ids[:place], second])
     exactness = judged.compare([*judged.wanted[:2], changed])
     (divergence,) = exactness.mismatches
     assert (divergence.prompt_id, divergence.position) == ("p2", place)
@@ -217,8 +221,8 @@ def test_the_place_of_a_divergence_and_the_gap_there_are_the_targets(judged):
 
 def test_a_wrong_first_token_is_seen(judged):
     wanted = judged.wanted[0]
-    ids = [1 + wanted.ids[0] % 60, *wanted.ids[1:]]
-    exactness = judged.compare([replace(wanted, ids=ids)])
+    ids = [1 + wanted.generation.ids[0] % 60, *wanted.generation.ids[1:]]
+    exactness = judged.compare([with_ids(wanted, ids)])
     assert exactness.mismatches[0].position == 0
     assert exactness.verdict == LosslessVerdict.no
 
@@ -226,7 +230,7 @@ def test_a_wrong_first_token_is_seen(judged):
 @pytest.mark.parametrize("kept", [5, 31])
 def test_an_answer_that_ends_too_early_is_seen(judged, kept):
     wanted = judged.wanted[0]
-    exactness = judged.compare([replace(wanted, ids=wanted.ids[:kept])])
+    exactness = judged.compare([with_ids(wanted, wanted.generation.ids[:kept])])
     assert [d.position for d in exactness.mismatches] == [kept]
     assert exactness.verdict == LosslessVerdict.no
 
@@ -234,9 +238,9 @@ def test_an_answer_that_ends_too_early_is_seen(judged, kept):
 def test_a_target_that_answers_differently_twice_is_not_held_against_the_draft(judged):
     """Where a draft's tokens are those that the target prefers, its other answer is rounding."""
     first, *others = judged.wanted
-    ids = [*first.ids[:3], first.ids[3] + 1, *first.ids[4:]]
-    plain = [replace(first, ids=ids), *others]
-    found = compare_answers(judged.plain, judged.prompts, plain, judged.wanted, judged.by)
+    ids = [*first.generation.ids[:3], first.generation.ids[3] + 1, *first.generation.ids[4:]]
+    plain = [with_ids(first, ids), *others]
+    found = compare_answers(judged.plain, plain, judged.wanted, judged.by)
     assert (found.mismatches[0].position, found.mismatches[0].logit_gap) == (3, 0.0)
     exact = judged.by.exact_arithmetic
     assert found.verdict == (LosslessVerdict.no if exact else LosslessVerdict.yes)
@@ -253,10 +257,12 @@ def test_sampled_answers_are_judged_by_the_noise_that_made_them(judged, temperat
     plain = judged.decoder(None, temperature=temperature)
     wanted = judged.decode(plain)
     traces = judged.decode(judged.decoder(NgramDraft(), chain(4), temperature=temperature))
-    exactness = compare_answers(plain, judged.prompts, wanted, traces, judged.by)
+    exactness = compare_answers(plain, wanted, traces, judged.by)
     assert exactness.mismatches_beyond_gap == 0
-    changed = replace(wanted[0], ids=[*wanted[0].ids[:3], 1 + wanted[0].ids[3] % 60])
-    (divergence,) = compare_answers(plain, judged.prompts, wanted, [changed], judged.by).mismatches
+    changed = with_ids(
+        wanted[0], [*wanted[0].generation.ids[:3], 1 + wanted[0].generation.ids[3] % 60]
+    )
+    (divergence,) = compare_answers(plain, wanted, [changed], judged.by).mismatches
     assert divergence.position == 3
     assert divergence.logit_gap > 0
 
@@ -307,7 +313,7 @@ def test_rounding_alone_stays_within_what_the_precision_explains(judged):
 
 @torch.no_grad()
 def test_a_plain_reading_is_that_of_the_whole_model(judged):
-    prompt, answer = judged.prompts[0].ids, judged.wanted[0].ids
+    prompt, answer = judged.prompts[0].ids, judged.wanted[0].generation.ids
     ours = compute_reference_logits(judged.target, prompt, answer, slots=64)
     ids = torch.tensor([[*prompt, *answer]])
     theirs = judged.target.model(ids).logits[0, len(prompt) : -1].float()

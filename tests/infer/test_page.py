@@ -1,22 +1,23 @@
 """The page and the tables promise: all is shown, all is defined, and nothing comes from outside."""
 
-import json
 import re
-from html import escape, unescape
+from dataclasses import replace
+from html import unescape
 from pathlib import Path
 
 import pytest
+from markupsafe import escape
 
+from infer.measure.report_schema import SampleAnswer, TextSpan
 from infer.report.cost_tables import ROUND_PARTS, batch_table, replay_table, split_table
 from infer.report.definitions import DEFINITIONS, get_definition
-from infer.report.html import render_page
+from infer.report.html import KIND_LEGEND, render_page
 from infer.report.mode_tables import acceptance_table, exactness_table, summary_table
 from infer.report.number_format import ABSENT
 from infer.report.plots import render_plots
-from infer.report.sample_answers import KIND_LEGEND
 from infer.report.tables import build_tables, collect_definitions, render_markdown
-from infer.report.views import collect_sections, list_modes
-from tests.support.made_report import COMPARED, PIECES, printed
+from infer.report.views import list_modes
+from tests.support.made_report import COMPARED, PIECES, as_json, from_json, printed
 
 DOCS = (Path(__file__).parents[2] / "docs/report.md").read_text()
 
@@ -24,12 +25,13 @@ DOCS = (Path(__file__).parents[2] / "docs/report.md").read_text()
 @pytest.fixture(scope="module")
 def old(report):
     """Of the same version, from before some things were measured."""
-    made = json.loads(json.dumps(report))
+    made = as_json(report)
     del made["batches"], made["replay"], made["samples"]
-    for section in collect_sections(made).values():
-        for one in list_modes(section):
-            del one.mode["split_ms"], one.mode["bottleneck"]
-    return made
+    for section in (made, *made["categories"].values()):
+        modes = [section["autoregressive"], section["ngram"]]
+        for mode in (*modes, *section["drafts"][0]["modes"].values()):
+            del mode["split_ms"], mode["bottleneck"]
+    return from_json(made)
 
 
 def column(table, name):
@@ -55,10 +57,13 @@ def test_the_page_needs_nothing_from_outside(report, comparison, old):
 
 def test_text_from_outside_is_escaped_in_the_page(report):
     strange = "a <script> & b"
-    html = render_page({**report, "command": strange, "samples": [
-        {"draft": strange, "prompt_id": strange, "mode": "tree",
-         "pieces": [{"text": strange, "kind": "accepted"}]}
-    ]})  # fmt: skip
+    sample = SampleAnswer(
+        draft=strange,
+        prompt_id=strange,
+        mode="tree",
+        pieces=[TextSpan(text=strange, kind="accepted")],
+    )
+    html = render_page(replace(report, command=strange, samples=[sample]))
     assert "<script" not in html
     assert html.count(escape(strange)) >= 3
 
@@ -104,22 +109,23 @@ def test_a_round_is_taken_apart_and_its_bottleneck_stands_below(report, comparis
 def test_speed_against_batch_size_begins_with_one_row(report, comparison):
     table = batch_table(report)
     assert column(table, "batch") == ["1", "4", "16"]
-    tree = report["drafts"][0]["modes"]["tree"]
-    assert column(table, "speed-up")[0].startswith(f"{tree['speedup']['mean']:.2f} [")
+    tree = report.drafts[0].modes["tree"]
+    assert column(table, "speed-up")[0].startswith(f"{tree.speedup.mean:.2f} [")
     assert column(table, "speed-up")[1:] == ["2.00 [1.80, 2.30]", "1.25 [1.05, 1.55]"]
     assert column(table, "tokens/s")[1:] == ["1234.5"] * 2
     # a draft with a target of its own is beside that, alone too
-    own = comparison["drafts"][1]["modes"]["autoregressive"]["tokens_per_s"]["mean"]
+    own = comparison.drafts[1].modes["autoregressive"].tokens_per_s.mean
     assert column(batch_table(comparison), "autoregressive tokens/s")[3] == f"{own:.1f}"
 
 
 def test_verdicts_of_modes_and_batches_are_shown_and_an_open_one_says_what_decides_it(report):
-    made = json.loads(json.dumps(report))
+    made = as_json(report)
     tree = made["drafts"][0]["modes"]["tree"]
     for judged in (tree, *made["batches"]):
         judged.update(lossless="undecided", near_tie_gap=3.0, explained_gap=0.5)
     made["device"]["dtype"] = "bfloat16"
-    assert column(summary_table({"all": made}), "lossless")[-2:] == ["yes", "undecided"]
+    made = from_json(made)
+    assert column(summary_table(made), "lossless")[-2:] == ["yes", "undecided"]
     assert column(exactness_table(made), "explained")[-1] == "0.5"
     assert column(batch_table(made), "lossless") == ["undecided"] * 3
     said = (
@@ -132,7 +138,7 @@ def test_verdicts_of_modes_and_batches_are_shown_and_an_open_one_says_what_decid
 
 
 def test_what_was_not_measured_is_left_out(report, old):
-    for made in ({**report, "batches": []}, old):
+    for made in (replace(report, batches=[]), old):
         assert "batch size" not in render_page(made) + render_markdown(made) + printed(made)
     for said in (render_page(old), render_markdown(old), printed(old)):
         assert "Where a round's time goes" not in unescape(said)
@@ -141,18 +147,21 @@ def test_what_was_not_measured_is_left_out(report, old):
 
 
 def test_tau_per_prompt_stands_beside_tau(report, comparison):
-    tree = report["drafts"][0]["modes"]["tree"]
-    for name, figure in (("tau", ""), ("tau per prompt", "_per_prompt")):
-        mean = tree[f"acceptance_length{figure}"]["mean"]
-        assert column(acceptance_table(report), name)[-1].startswith(f"{mean:.2f} [")
+    tree = report.drafts[0].modes["tree"]
+    for name, figure in (
+        ("tau", tree.acceptance_length),
+        ("tau per prompt", tree.acceptance_length_per_prompt),
+    ):
+        assert column(acceptance_table(report), name)[-1].startswith(f"{figure.mean:.2f} [")
     assert column(replay_table(comparison), "draft") == list(COMPARED)
 
 
 def test_ratio_rules_are_exact_in_distribution_and_not_compared(report):
-    made = json.loads(json.dumps(report))
+    made = as_json(report)
     for mode, rule in (("chain", "block"), ("tree", "rejection")):
         made["drafts"][0]["modes"][mode]["verification"] = rule
-    assert column(summary_table({"all": made}), "lossless")[-2:] == ["in distribution"] * 2
+    made = from_json(made)
+    assert column(summary_table(made), "lossless")[-2:] == ["in distribution"] * 2
     for row in exactness_table(made).rows[-2:]:
         assert row[1:] == ["in distribution", *[ABSENT] * 5]
     assert "verification: exact, block and rejection" in render_page(made)
@@ -168,6 +177,5 @@ def test_answers_show_who_wrote_what_and_keep_their_white_space(report, comparis
     accepted = html[html.index(".accepted {") :]
     assert "underline" in accepted[: accepted.index("}")]  # not by color alone
     assert render_page(comparison).count("<details") == len(COMPARED)
-    long = {"kind": "prompt", "text": "x" * 9999}
-    samples = [{**report["samples"][0], "pieces": [long]}]
-    assert "x" * 401 not in render_page({**report, "samples": samples})
+    long = replace(report.samples[0], pieces=[TextSpan(text="x" * 9999, kind="prompt")])
+    assert "x" * 401 not in render_page(replace(report, samples=[long]))

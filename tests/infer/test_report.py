@@ -7,24 +7,28 @@ from pathlib import Path
 
 import pytest
 
-from infer.measure.report import build_report
-from infer.measure.results import DraftMemory, DraftResult, NotMeasured
+from data.eval_prompts.contamination import Contamination
+from infer.measure.records import DraftResult
+from infer.measure.report_schema import DraftMemory, ReplayResult, TextSpan
 from infer.report.cost_tables import efficiency_table
-from infer.report.length_table import prompt_length_table
-from infer.report.prose import build_headline
-from infer.report.trained_on import describe_contamination
-from infer.report.write import write_report_files
+from infer.report.mode_tables import prompt_length_table
+from infer.report.prose import build_headline, describe_contamination
+from infer.report.report_files import write_report_files
+from scripts.report_schema import SCHEMA_FILE, build_schema
 from tests.support.made_report import (
     CATEGORIES,
     COMPARED,
-    SETTING,
+    FIGURE,
+    as_json,
     draft_run,
+    from_json,
+    made_report,
     measured,
     printed,
 )
 
 ROOT = Path(__file__).parents[2]
-SCHEMA = json.loads((ROOT / "docs/report.schema.json").read_text())
+SCHEMA = json.loads(SCHEMA_FILE.read_text())
 
 
 @pytest.fixture(scope="module")
@@ -36,16 +40,16 @@ def report_without():
         method="medusa",
         num_parameters=10,
         memory=DraftMemory(weights=40, state=0),
-        untrained=NotMeasured(reason="the checkpoint holds no config"),
-        chain=measured(share=0.5, depth=3, nodes=3, round_s=0.012, seed=1, **one),
-        tree=measured(share=0.5, depth=3, nodes=9, round_s=0.012, seed=2, **one),
+        modes={
+            "chain": measured(share=0.5, depth=3, nodes=3, round_s=0.012, seed=1, **one),
+            "tree": measured(share=0.5, depth=3, nodes=9, round_s=0.012, seed=2, **one),
+        },
+        not_measured={"untrained": "the checkpoint holds no config"},
     )
-    return build_report(
-        SETTING,
-        autoregressive=measured(share=0.0, depth=0, nodes=0, round_s=0.01, seed=1, **one),
-        ngram=NotMeasured(reason="switched off"),
-        drafts=[lone, replace(lone, name="org/another")],
-    )
+    plain = measured(share=0.0, depth=0, nodes=0, round_s=0.01, seed=1, **one)
+    made = made_report(plain, plain, [lone, replace(lone, name="org/another")])
+    sections = {name: replace(section, ngram=None) for name, section in made.categories.items()}
+    return replace(made, ngram=None, not_measured={"ngram": "switched off"}, categories=sections)
 
 
 JSON_TYPES = {
@@ -82,6 +86,9 @@ def faults(value, schema, path="report"):
         "title",
         "$schema",
         "$defs",
+        "enum",
+        "default",
+        "propertyNames",
     }
     assert set(schema) <= known, f"{path}: the checker lacks {set(schema) - known}"
     if "$ref" in schema:
@@ -91,6 +98,8 @@ def faults(value, schema, path="report"):
         return [] if [] in found else min(found, key=len)
     if "const" in schema:
         return [] if value == schema["const"] else [f"{path}: not {schema['const']}"]
+    if "enum" in schema:
+        return [] if value in schema["enum"] else [f"{path}: not one of {schema['enum']}"]
     kind = JSON_TYPES[schema["type"]]
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         return [f"{path}: {value!r} is no {schema['type']}"]
@@ -110,6 +119,7 @@ def inner_faults(value, schema, path):
             f"{path}.{key}: missing" for key in schema.get("required", []) if key not in value
         )
         for key, item in value.items():
+            yield from faults(key, schema.get("propertyNames", {"type": "string"}), f"{path}.{key}")
             other = schema.get("additionalProperties", True)
             inner = schema.get("properties", {}).get(key, other)
             if inner is False:
@@ -118,71 +128,78 @@ def inner_faults(value, schema, path):
                 yield from faults(item, inner, f"{path}.{key}")
 
 
+def test_the_published_schema_is_that_of_the_dataclasses():
+    """To renew it: python -m scripts.report_schema."""
+    assert SCHEMA_FILE.read_text() == build_schema()
+
+
 def test_reports_keep_the_published_schema(report, report_without, comparison):
     for made in (report, report_without, comparison):
-        assert faults(json.loads(json.dumps(made, allow_nan=False)), SCHEMA) == []
+        assert faults(as_json(made), SCHEMA) == []
 
 
 def test_what_not_every_run_measures_may_be_absent(report):
     """The version rises when a field changes or goes; such fields may be added without."""
-    old = json.loads(json.dumps(report))
-    del old["batches"], old["replay"], old["samples"]
+    old = as_json(report)
+    del old["batches"], old["replay"], old["samples"], old["by_prompt_length"]
+    del old["prompts"]["source"], old["prompts"]["chat_template"], old["prompts"]["lengths"]
     for section in (old, *old["categories"].values()):
         for mode in section["drafts"][0]["modes"].values():
             del mode["split_ms"], mode["bottleneck"]
     assert faults(old, SCHEMA) == []
+    assert not from_json(old).batches
     assert faults({**old, "schema_version": 1}, SCHEMA) == ["report.schema_version: not 3"]
 
 
 def test_what_is_predicted_comes_from_the_costs_alone(report):
-    for section in (report, *report["categories"].values()):
-        for mode in section["drafts"][0]["modes"].values():
-            costs, tau = mode["costs_ms"], mode["acceptance_length"]["mean"]
-            predicted = tau * costs["autoregressive_step"] / (costs["draft"] + costs["verify"])
-            assert mode["predicted_speedup"] == pytest.approx(predicted)
-            measured_speedup = mode["speedup"]["mean"]
-            assert mode["efficiency"] == pytest.approx(measured_speedup / predicted)
-    assert all("predicted_speedup" not in at for at in report["batches"])
+    for section in (report, *report.categories.values()):
+        for mode in section.drafts[0].modes.values():
+            costs, tau = mode.costs_ms, mode.acceptance_length.mean
+            predicted = tau * costs.autoregressive_step / (costs.draft + costs.verify)
+            assert mode.predicted_speedup == pytest.approx(predicted)
+            measured_speedup = mode.speedup.mean
+            assert mode.efficiency == pytest.approx(measured_speedup / predicted)
+    assert all(not hasattr(at, "predicted_speedup") for at in report.batches)
 
 
 def test_where_nothing_is_compiled_no_graphs_are_counted():
     one = {"per_category": 1, "depth": 0, "nodes": 0, "round_s": 0.01, "seed": 1}
     plain = measured(share=0.0, **one)
     plain.graphs_after_warmup = None
-    made = build_report(SETTING, autoregressive=plain, ngram=NotMeasured(reason="off"), drafts=[])
-    assert faults(json.loads(json.dumps(made)), SCHEMA) == []
+    made = made_report(plain, plain, [])
+    assert faults(as_json(made), SCHEMA) == []
     costs = efficiency_table(made)
-    assert [row[costs.columns.index("new graphs")] for row in costs.rows] == ["-"]
+    assert [row[costs.columns.index("new graphs")] for row in costs.rows] == ["-"] * 2
 
 
 def test_what_was_measured_apart_from_the_modes_is_there(report, comparison):
-    tree = report["drafts"][0]["modes"]["tree"]
-    assert tree["split_ms"]["cache_move"] == pytest.approx(0.3)
-    assert (
-        tree["bottleneck"] == "Of 3.15 tokens a round, verifying takes 1.21 autoregressive steps."
-    )
-    assert report["categories"]["code"]["drafts"][0]["modes"]["tree"]["bottleneck"] is None
-    x = {"mean": 2.0, "ci95": [1.5, 2.5]}
-    assert comparison["replay"] == {name: {"tau": x, "all_positions": x} for name in COMPARED}
-    assert [(at["draft"], at["batch"], at["speedup"]["mean"]) for at in report["batches"]] == [
+    tree = report.drafts[0].modes["tree"]
+    assert tree.split_ms.cache_move == pytest.approx(0.3)
+    assert tree.bottleneck == "Of 3.15 tokens a round, verifying takes 1.21 autoregressive steps."
+    assert report.categories["code"].drafts[0].modes["tree"].bottleneck is None
+    both = ReplayResult(tau=FIGURE, all_positions=FIGURE)
+    assert comparison.replay == dict.fromkeys(COMPARED, both)
+    assert [(at.draft, at.batch, at.speedup.mean) for at in report.batches] == [
         ("eagle3-demo", 16, 1.25),
         ("eagle3-demo", 4, 2.0),
     ]
-    assert report["samples"][0]["pieces"][1] == {"text": "return", "kind": "target"}
-    wrong = json.loads(json.dumps(report))
+    assert report.samples[0].pieces[1] == TextSpan(text="return", kind="target")
+    wrong = as_json(report)
     wrong["samples"][0]["pieces"][0]["kind"] = "guessed"
-    assert faults(wrong, SCHEMA) == ["report.samples[0].pieces[0].kind: not prompt"]
+    assert faults(wrong, SCHEMA) == [
+        "report.samples[0].pieces[0].kind: not one of ['prompt', 'accepted', 'target']"
+    ]
 
 
 def test_memory_bound_speedup_counts_the_drafts_bytes_a_pass(report):
-    modes = report["drafts"][0]["modes"]
+    modes = report.drafts[0].modes
     for name, passes in (("chain", 5), ("tree", 6)):
-        tau, bound = modes[name]["acceptance_length"]["mean"], modes[name]["mbsu"]["mean"]
-        assert modes[name]["draft_passes"] == passes
+        tau, bound = modes[name].acceptance_length.mean, modes[name].mbsu.mean
+        assert modes[name].draft_passes == passes
         assert bound == pytest.approx(tau / (1 + 1_827_156 / 18_271_560 * passes))
-    ngram = report["ngram"]
-    assert ngram["mbsu"] == ngram["acceptance_length"]  # a lookup reads no weights
-    assert report["autoregressive"]["mbsu"] is None
+    ngram = report.ngram
+    assert ngram.mbsu == ngram.acceptance_length  # a lookup reads no weights
+    assert report.autoregressive.mbsu is None
 
 
 def test_what_the_training_data_holds_is_said_in_one_line_a_finding(report, comparison):
@@ -191,32 +208,31 @@ def test_what_the_training_data_holds_is_said_in_one_line_a_finding(report, comp
     first, second = describe_contamination(comparison)
     assert first.startswith("usual, runs/adapted: 1 of the 48")
     assert second.startswith("a-run-with-a-long-name: not checked for held-out prompts in the")
-    clean = {"checked": True, "count": 0, "ids": [], "reason": ""}
-    prompts = {**report["prompts"], "contamination": {"a": clean}}
-    assert describe_contamination({**report, "prompts": prompts}) == [
+    prompts = replace(report.prompts, contamination={"a": Contamination(checked=True)})
+    assert describe_contamination(replace(report, prompts=prompts)) == [
         "a: none of the 48 held-out prompts is in the training data."
     ]
 
 
 def test_tau_is_told_by_prompt_length_beside_the_longest_row_that_was_learned(report, comparison):
     """48 prompts of 100 to 1,200 tokens: each counts in one bucket, and tau is of that bucket."""
-    found = report["by_prompt_length"]
-    assert [(one["up_to"], one["prompts"]) for one in found["buckets"]] == [
+    found = report.by_prompt_length
+    assert [(one.up_to, one.prompts) for one in found.buckets] == [
         (256, 8), (512, 12), (1024, 20), (2048, 8)
     ]  # fmt: skip
-    rows = [row for row in report["per_prompt"] if 256 < row["prompt_tokens"] <= 512]
-    tree = [row["modes"]["eagle3-demo/tree"] for row in rows]
-    tau = 1 + sum(row["accepted"] for row in tree) / sum(row["rounds"] for row in tree)
-    told = found["buckets"][1]["drafts"]["eagle3-demo"]["tree"]
-    assert told["mean"] == pytest.approx(tau)
-    assert told["ci95"][0] < tau < told["ci95"][1]
+    rows = [row for row in report.per_prompt if 256 < row.prompt_tokens <= 512]
+    tree = [row.modes["eagle3-demo/tree"] for row in rows]
+    tau = 1 + sum(row.accepted for row in tree) / sum(row.rounds for row in tree)
+    told = found.buckets[1].drafts["eagle3-demo"]["tree"]
+    assert told.mean == pytest.approx(tau)
+    assert told.ci95[0] < tau < told.ci95[1]
     table = prompt_length_table(report)
     assert table.rows[1][:3] == ["up to 512", "eagle3-demo", "12"]
     assert table.footnotes == [
         "eagle3-demo: trained on rows of at most 512 tokens; it has seen no longer text."
     ]
     assert len(prompt_length_table(comparison).rows) == 4 * 3
-    assert report["prompts"]["lengths"] == {"shortest": 100, "median": 700, "longest": 1200}
+    assert report.prompts.lengths == {"shortest": 100, "median": 700, "longest": 1200}
 
 
 @pytest.mark.parametrize(
@@ -228,14 +244,11 @@ def test_tau_is_told_by_prompt_length_beside_the_longest_row_that_was_learned(re
     ],
 )
 def test_the_first_lines_say_which_prompts_from_where(rendered, how):
-    setting = replace(
-        SETTING, prompts_source="held out of chat.jsonl", num_templated_prompts=rendered
-    )
-    plain = measured(share=0.0, depth=0, nodes=0, round_s=0.01, seed=1)
-    made = build_report(setting, autoregressive=plain, ngram=plain, drafts=[])
+    plain = measured(share=0.0, depth=0, nodes=0, round_s=0.01, seed=1, rendered=rendered)
+    made = made_report(plain, plain, [], source="chat.jsonl")
     said = f"48 held-out prompts in 4 categories (held out of chat.jsonl; {how}) were continued"
     assert said in build_headline(made)
-    assert made["prompts"]["source"] == "held out of chat.jsonl"
+    assert made.prompts.source == "held out of chat.jsonl"
 
 
 def test_every_round_of_every_mode_is_kept(report, tmp_path):
@@ -250,15 +263,16 @@ def test_every_round_of_every_mode_is_kept(report, tmp_path):
     pooled = sum(sum(line["accepted"]) for line in tree) / sum(
         len(line["accepted"]) for line in tree
     )
-    length = report["drafts"][0]["modes"]["tree"]["acceptance_length"]["mean"]
+    length = report.drafts[0].modes["tree"].acceptance_length.mean
     assert 1 + pooled == pytest.approx(length)
     assert all(len(line["round_s"]) == len(line["drafted"]) for line in lines)
     assert not list(tmp_path.glob(".*"))
 
 
 def test_the_schema_refuses_what_it_does_not_name(report):
-    assert faults({**report, "tau": 1}, SCHEMA) == ["report.tau: unknown"]
-    broken = {**report, "autoregressive": {**report["autoregressive"], "batch": "1"}}
+    content = as_json(report)
+    assert faults({**content, "tau": 1}, SCHEMA) == ["report.tau: unknown"]
+    broken = {**content, "autoregressive": {**content["autoregressive"], "batch": "1"}}
     assert faults(broken, SCHEMA) == ["report.autoregressive.batch: '1' is no integer"]
     del broken["autoregressive"]
     assert faults(broken, SCHEMA) == ["report.autoregressive: missing"]
@@ -279,51 +293,51 @@ def test_every_field_is_documented():
 
 
 def test_every_category_holds_every_mode(report):
-    assert list(report["categories"]) == list(CATEGORIES)
-    assert report["prompts"]["by_category"] == dict.fromkeys(CATEGORIES, 12)
-    for category in report["categories"].values():
-        assert category["drafts"][0]["modes"]["tree"]["prompts"] == 12
-    assert report["categories"]["docs"]["drafts"][0]["modes"]["tree"]["mismatched_prompts"] == 0
-    assert report["categories"]["code"]["drafts"][0]["modes"]["tree"]["mismatched_prompts"] == 1
+    assert list(report.categories) == list(CATEGORIES)
+    assert report.prompts.by_category == dict.fromkeys(CATEGORIES, 12)
+    for category in report.categories.values():
+        assert category.drafts[0].modes["tree"].prompts == 12
+    assert report.categories["docs"].drafts[0].modes["tree"].mismatched_prompts == 0
+    assert report.categories["code"].drafts[0].modes["tree"].mismatched_prompts == 1
 
 
 def test_figures_agree_with_the_rows_of_the_prompts(report):
-    tree = report["drafts"][0]["modes"]["tree"]
-    rows = [row["modes"]["eagle3-demo/tree"] for row in report["per_prompt"]]
-    rounds = sum(row["rounds"] for row in rows)
-    tau = sum(row["accepted"] + row["rounds"] for row in rows) / rounds
-    assert tree["acceptance_length"]["mean"] == pytest.approx(tau)
-    assert 1 + sum(tree["acceptance_by_position"]["marginal"]) == pytest.approx(tau)
-    assert tree["efficiency"] == pytest.approx(tree["speedup"]["mean"] / (tau * 0.01 / 0.015))
-    gain = report["drafts"][0]["gain"]["tree"]["over_ngram"]
-    assert gain["acceptance_length"]["mean"] == pytest.approx(
-        tau - report["ngram"]["acceptance_length"]["mean"]
+    tree = report.drafts[0].modes["tree"]
+    rows = [row.modes["eagle3-demo/tree"] for row in report.per_prompt]
+    rounds = sum(row.rounds for row in rows)
+    tau = sum(row.accepted + row.rounds for row in rows) / rounds
+    assert tree.acceptance_length.mean == pytest.approx(tau)
+    assert 1 + sum(tree.acceptance_by_position.marginal) == pytest.approx(tau)
+    assert tree.efficiency == pytest.approx(tree.speedup.mean / (tau * 0.01 / 0.015))
+    gain = report.drafts[0].gain["tree"]["over_ngram"]
+    assert gain["acceptance_length"].mean == pytest.approx(
+        tau - report.ngram.acceptance_length.mean
     )
     assert gain["acceptance_rate"] is None
 
 
 def test_a_mode_that_was_not_measured_is_null_with_its_reason(report_without):
-    draft = report_without["drafts"][0]
-    assert draft["modes"]["untrained"] is None
-    assert draft["not_measured"] == {"untrained": "the checkpoint holds no config"}
-    assert draft["gain"]["tree"] == {"over_untrained": None, "over_ngram": None}
+    draft = report_without.drafts[0]
+    assert draft.modes["untrained"] is None
+    assert draft.not_measured == {"untrained": "the checkpoint holds no config"}
+    assert draft.gain["tree"]["over_untrained"] is None
     assert "ngram: not measured: switched off" in printed(report_without)
 
 
 def test_answers_of_one_token_have_no_rounds_and_no_figures(tmp_path):
     mode = measured(share=0.5, depth=3, nodes=3, round_s=0.012, seed=1, per_category=1)
     for trace in mode.prompt_results:
-        trace.ids, trace.accepted, trace.drafted, trace.round_s = [7], [], [], []
+        answer = trace.generation
+        answer.ids, answer.accepted, answer.drafted, answer.round_s = [7], [], [], []
     memory = DraftMemory(weights=0, state=0)
-    draft = DraftResult(
-        name="a", method="m", num_parameters=0, memory=memory, untrained=mode, chain=mode, tree=mode
-    )
+    modes = dict.fromkeys(("untrained", "chain", "tree"), mode)
+    draft = DraftResult(name="a", method="m", num_parameters=0, memory=memory, modes=modes)
     drafts = [draft, replace(draft, name="b")]
-    made = build_report(SETTING, autoregressive=mode, ngram=mode, drafts=drafts)
+    made = made_report(mode, mode, drafts)
     write_report_files(made, tmp_path)
     assert faults(json.loads((tmp_path / "report.json").read_text()), SCHEMA) == []
-    assert made["ngram"]["acceptance_length"] is made["ngram"]["itl_ms"] is None
-    assert made["ngram"]["ttft_ms"]["p50"] > 0
+    assert made.ngram.acceptance_length is made.ngram.itl_ms is None
+    assert made.ngram.ttft_ms.p50 > 0
 
 
 def test_json_text_page_and_terminal_say_the_same(report, tmp_path):
@@ -335,8 +349,8 @@ def test_json_text_page_and_terminal_say_the_same(report, tmp_path):
         "rounds.jsonl",
     ]
     saved = json.loads((tmp_path / "run/report.json").read_text())
-    length = saved["drafts"][0]["modes"]["tree"]["acceptance_length"]
-    tau = f"{length['mean']:.2f} [{length['ci95'][0]:.2f}, {length['ci95'][1]:.2f}]"
+    length = from_json(saved).drafts[0].modes["tree"].acceptance_length
+    tau = f"{length.mean:.2f} [{length.ci95[0]:.2f}, {length.ci95[1]:.2f}]"
     for said in (
         (tmp_path / "run/report.md").read_text(),
         (tmp_path / "run/report.html").read_text(),
@@ -347,11 +361,10 @@ def test_json_text_page_and_terminal_say_the_same(report, tmp_path):
 
 def test_drafts_that_gain_nothing_make_a_picture_too(tmp_path):
     plain = measured(share=0.0, depth=0, nodes=0, round_s=0.01, seed=1)
-    draft = replace(draft_run("a", 3), untrained=plain, chain=plain, tree=plain)
+    modes = dict.fromkeys(("untrained", "chain", "tree"), plain)
+    draft = replace(draft_run("a", 3), modes=modes)
     drafts = [draft, replace(draft, name="b")]
-    write_report_files(
-        build_report(SETTING, autoregressive=plain, ngram=plain, drafts=drafts), tmp_path
-    )
+    write_report_files(made_report(plain, plain, drafts), tmp_path)
     assert ">speed-up</text>" in (tmp_path / "report.html").read_text()
 
 

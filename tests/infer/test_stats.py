@@ -5,27 +5,26 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from data.eval_prompts.prompts import EvalPrompt
 from infer.measure.intervals import Estimate, bootstrap_t, ratio_of_means
-from infer.measure.metrics import estimate_gain, estimate_metric, memory_bound_speedup
-from infer.measure.records import (
-    Exactness,
-    LogitTolerance,
-    LosslessVerdict,
-    Mismatch,
-    PromptResult,
-    RoundCosts,
+from infer.measure.metrics import (
     acceptance_by_position,
+    estimate_gain,
+    estimate_metric,
     has_tree_rounds,
     inter_token_latency,
     is_looping,
+    memory_bound_speedup,
     percentiles_in_ms,
 )
+from infer.measure.records import Exactness, LogitTolerance, ModeResult
+from infer.measure.report_schema import LosslessVerdict, Mismatch, RoundCosts
+from tests.support.made_report import prompt_result
 
 
 def trace(prompt_id, accepted, *, drafted=None, depth=3, round_s=0.5, tokens=None):
-    return PromptResult(
-        prompt_id=prompt_id,
-        category="code",
+    return prompt_result(
+        prompt={"id": prompt_id},
         ids=list(range(tokens or 1 + sum(accepted) + len(accepted))),
         accepted=accepted,
         drafted=drafted or [depth] * len(accepted),
@@ -39,6 +38,10 @@ def plain(prompt_id, tokens):
     return trace(prompt_id, [0] * (tokens - 1), depth=0, drafted=[0] * (tokens - 1), round_s=0.4)
 
 
+PROMPTS = [
+    EvalPrompt(id="a", category="near", ids=[0]),
+    EvalPrompt(id="b", category="far", ids=[0]),
+]
 # 3 rounds that emit 4 + 1 + 2 = 7 tokens, and 2 rounds that emit 3 + 1 = 4.
 CHAIN = [trace("a", [3, 0, 1]), trace("b", [2, 0])]
 PLAIN = [plain("a", 8), plain("b", 5)]
@@ -60,9 +63,11 @@ def test_acceptance_length_per_prompt_is_the_mean_of_the_prompts_own():
 def test_intervals_are_over_questions_not_over_their_turns():
     rng = np.random.default_rng(0)
     first = [trace(f"q{i}", rng.integers(0, 4, 6).tolist()) for i in range(12)]
-    again = [replace(t, prompt_id=f"{t.prompt_id}#2", question=t.question, turn=1) for t in first]
-    apart = [replace(t, question=t.prompt_id) for t in again]
-    base = [plain(t.prompt_id, 5) for t in first + again]
+    again = [
+        replace(t, prompt=replace(t.prompt, id=f"{t.prompt.id}#2", turn=1)) for t in first
+    ]  # of the same questions
+    apart = [replace(t, prompt=replace(t.prompt, question=t.prompt.id)) for t in again]
+    base = [plain(t.prompt.id, 5) for t in first + again]
     one, two, as_others = (
         estimate_metric("acceptance_length", traces, base)
         for traces in (first, first + again, first + apart)
@@ -70,8 +75,7 @@ def test_intervals_are_over_questions_not_over_their_turns():
     assert two.mean == pytest.approx(one.mean)
     assert two.ci95 == pytest.approx(one.ci95)  # a turn that repeats the first tells nothing new
     assert as_others.ci95[1] - as_others.ci95[0] < 0.8 * (one.ci95[1] - one.ci95[0])
-    worse = [trace(t.prompt_id, [0] * 6) for t in first + again]
-    worse = [replace(t, question=t.prompt_id.partition("#")[0]) for t in worse]
+    worse = [replace(t, generation=trace("", [0] * 6).generation) for t in first + again]
     ours = estimate_gain("acceptance_length", first + again, worse, base)
     assert ours.ci95 == pytest.approx([bound - 1 for bound in one.ci95])
 
@@ -126,14 +130,14 @@ def test_acceptance_rates_of_tree_and_chain_are_not_subtracted():
 
 
 def test_latency_by_hand():
-    assert inter_token_latency(trace("a", [3, 3], tokens=6)) == pytest.approx(1.0 / 5)
-    assert inter_token_latency(trace("a", [], tokens=1)) is None
+    assert inter_token_latency(trace("a", [3, 3], tokens=6).generation) == pytest.approx(1.0 / 5)
+    assert inter_token_latency(trace("a", [], tokens=1).generation) is None
     assert percentiles_in_ms([None]) is None
     assert percentiles_in_ms([0.001, None, 0.003]).p50 == pytest.approx(2)
 
 
 def test_efficiency_predicts_from_tau_and_costs():
-    costs = RoundCosts(draft_s=0.1, verify_s=0.4, step_s=0.25)
+    costs = RoundCosts(draft=0.1, verify=0.4, autoregressive_step=0.25)
     assert costs.predicted_speedup(3.0) == pytest.approx(1.5)
 
 
@@ -145,9 +149,12 @@ def test_divergences_within_the_gap_are_lossless_except_in_exact_arithmetic():
     assert Exactness(mismatches=[near], tolerance=half).verdict == LosslessVerdict.yes
     assert Exactness(mismatches=[near], tolerance=whole).verdict == LosslessVerdict.no
     both = Exactness(mismatches=[near, far], tolerance=half)
-    assert (both.mismatched_prompts, both.mismatches_beyond_gap) == (2, 1)
+    judged = both.judge("exact")
+    assert (judged.mismatched_prompts, judged.divergences_beyond_gap) == (2, 1)
     assert both.verdict == LosslessVerdict.no
-    assert both.select_prompts({"a"}).verdict == LosslessVerdict.yes
+    apart = [replace(trace("a", [0]), prompt=prompt) for prompt in PROMPTS]
+    mode = ModeResult(prompt_results=apart, exactness=both)
+    assert mode.select_category("near").exactness.verdict == LosslessVerdict.yes
 
 
 def test_a_gap_wider_than_explained_decides_nothing_but_in_fp32_a_divergence_does():

@@ -8,7 +8,8 @@ import torch
 from data.eval_prompts.prompts import EvalPrompt
 from infer.engine.decode import Decoder
 from infer.measure.exactness import compare_answers, measure_tolerance
-from infer.measure.records import LosslessVerdict, PromptResult
+from infer.measure.records import PromptResult
+from infer.measure.report_schema import LosslessVerdict
 from models.speculate.sampling import SamplingConf
 from models.target.target import Target
 from tests.support.family_models import family_model, family_target, partly_agreeing
@@ -34,7 +35,9 @@ def decoded(decoder: Decoder, prompts: list[EvalPrompt]) -> list[PromptResult]:
         [p.ids for p in prompts], row_ids=[p.row_id for p in prompts], max_new_tokens=NEW
     )
     pairs = zip(prompts, rows, strict=True)
-    return [PromptResult.from_generation(prompt, row, depth=decoder.depth) for prompt, row in pairs]
+    return [
+        PromptResult(prompt=prompt, generation=row, depth=decoder.depth) for prompt, row in pairs
+    ]
 
 
 @pytest.mark.parametrize("family", ["llama3", "qwen3", "gemma3"])
@@ -50,6 +53,6 @@ def test_two_hundred_prompts_in_bf16_are_answered_losslessly(family, prompts):
         for batch in (1, 4):
             shared = {"sampling": SamplingConf(), "slots": SLOTS, "batch": batch}
             traces = decoded(Decoder(target, draft, tree(), **shared), prompts)
-            found = compare_answers(alone, prompts, plain, traces, by)
-            assert sum(sum(trace.accepted) for trace in traces) > COUNT
+            found = compare_answers(alone, plain, traces, by)
+            assert sum(sum(trace.generation.accepted) for trace in traces) > COUNT
             assert found.verdict == LosslessVerdict.yes, (batch, by, found.mismatches)

@@ -182,8 +182,8 @@ def judged(folder, names, *, tree, **conf):
         for name, draft in zip(names, drafts, strict=True)
     ]
     report = evaluate_drafts(target, some, tree=tree, conf=EvaluationConf(**few | conf))
-    assert report["autoregressive"]["graphs_after_warmup"] == 0
-    return report["graphs"]
+    assert report.autoregressive.graphs_after_warmup == 0
+    return report.graphs
 
 
 SAMPLED = SamplingConf(temperature=1.0, repetition_penalty=1.1)
