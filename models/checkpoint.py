@@ -77,15 +77,16 @@ def load_tensors(directory: Path, expected: Mapping[str, Tensor]) -> dict[str, T
     """
     file_path = directory / WEIGHTS_FILE
     with _report_unreadable(file_path), safe_open(file_path, framework="pt") as file:
-        names = set(file.keys())
-        tensors = {name: file.get_tensor(name) for name in expected if name in names}
-    problems = [f"lacks {name}" for name in sorted(expected.keys() - names)]
-    problems += [f"has the unknown tensor {name}" for name in sorted(names - expected.keys())]
-    problems += [
-        f"has {name} of shape {list(tensor.shape)} instead of {list(expected[name].shape)}"
-        for name, tensor in sorted(tensors.items())
-        if tensor.shape != expected[name].shape
-    ]
+        shapes = {name: list(file.get_slice(name).get_shape()) for name in sorted(file.keys())}
+        problems = [f"lacks {name}" for name in sorted(expected.keys() - shapes.keys())]
+        problems += [f"has the unknown tensor {name}" for name in sorted(shapes.keys() - expected)]
+        problems += [
+            f"has {name} of shape {shapes[name]} instead of {list(expected[name].shape)}"
+            for name in sorted(shapes.keys() & expected.keys())
+            if shapes[name] != list(expected[name].shape)
+        ]
+        # No values are read where names or shapes differ.
+        tensors = {} if problems else {name: file.get_tensor(name) for name in expected}
     problems += [
         f"has {name} as {tensor.dtype} instead of {expected[name].dtype}"
         for name, tensor in sorted(tensors.items())

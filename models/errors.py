@@ -22,6 +22,5 @@ def run_checks(*checks: Callable[[], Any]) -> list[Any]:
             results.append(check())
         except UserError as error:
             problems.append(str(error))
-    if problems:
-        raise UserError("; ".join(problems))
+    require(not problems, "; ".join(problems))
     return results

@@ -17,8 +17,10 @@ class LoraConf:
     alpha: float = 32.0  # the adapter's output is scaled by alpha / rank
 
     def __post_init__(self) -> None:
-        rank_rule = at_least(0, "0 trains every weight")
-        check_values(self, "draft.lora", rank=rank_rule, alpha=replace(POSITIVE, remedy="e.g. 32"))
+        check_values(
+            self, "draft.lora", rank=at_least(0, "0 trains every weight"),
+            alpha=replace(POSITIVE, remedy="e.g. 32"),
+        )  # fmt: skip
 
     def add_adapters(self, model: Any) -> None:
         """Add adapters, initially zero, to `model`; from then on they alone are trained."""

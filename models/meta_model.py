@@ -48,8 +48,10 @@ def build_meta_draft(conf: DraftConf, target: MetaTarget, *, loss: LossConf, see
 
 def collect_models(draft: Draft) -> list[nn.Module]:
     """Collect the draft and the models that it computes with but that are not its submodules."""
-    models = [value.model for value in vars(draft).values() if isinstance(value, LanguageModel)]
-    return [draft, *models]
+    return [
+        draft,
+        *(value.model for value in vars(draft).values() if isinstance(value, LanguageModel)),
+    ]
 
 
 def shard_target(target: MetaTarget, ranks: int, *, replicated: Collection[str] = ()) -> None:
@@ -66,9 +68,10 @@ def shard_target(target: MetaTarget, ranks: int, *, replicated: Collection[str] 
 
 def find_head_layers(target: Target) -> list[str]:
     """Return the names of the output head and of embeddings tied to it: losses read all logits."""
-    modules = target.model.named_modules()
     return [
-        name for name, module in modules if getattr(module, "weight", None) is target.head.weight
+        name
+        for name, module in target.model.named_modules()
+        if getattr(module, "weight", None) is target.head.weight
     ]
 
 

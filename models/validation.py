@@ -47,10 +47,9 @@ def check_values(conf: Any, group: str = "", /, **rules: Rule) -> None:
     `group` is the path of the configuration, such as `optim`. None passes every rule.
     """
     prefix = f"{group}." if group else ""
-    values = {name: getattr(conf, name) for name in rules}
     problems = [
-        rules[name].describe(prefix + name, value)
-        for name, value in values.items()
-        if value is not None and not rules[name].holds(value)
+        rule.describe(prefix + name, value)
+        for name, rule in rules.items()
+        if (value := getattr(conf, name)) is not None and not rule.holds(value)
     ]
     require(not problems, "; ".join(problems))

@@ -51,16 +51,18 @@ def describe_data(data: DataConf, preview: Preview) -> str:
     if any(parts) and not Path(source).is_file():
         source += f" ({', '.join(filter(None, parts))})"
     num_rows = count_training_rows(data)
-    contents = [source, f"{num_rows:,} rows" if num_rows else "", preview.kind, preview.turns]
-    contents += [f"chat template with {data.template}" if data.template else ""]
+    contents = [
+        source, f"{num_rows:,} rows" if num_rows else "", preview.kind, preview.turns,
+        f"chat template with {data.template}" if data.template else "",
+    ]  # fmt: skip
     return "; ".join([*filter(None, contents), f"packed into rows of {data.length:,} tokens"])
 
 
 def prepare_command(conf: TrainConf) -> str:
     """Return the command with which the target answers the prompts of this data."""
-    data, format_key = conf.data, "messages"
-    if data.format in (RowFormat.text, RowFormat.prompt):
-        format_key = data.format.value
+    data = conf.data
+    is_plain = data.format in (RowFormat.text, RowFormat.prompt)
+    format_key = data.format.value if is_plain else "messages"
     overrides = {
         f"{SOURCE_KEY}.path": data.path,
         **_changed_values(data, DataConf(), SOURCE_KEY, ("subset", "split", "limit")),

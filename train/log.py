@@ -161,10 +161,9 @@ class MetricLogger:
         import wandb  # the package is needed only where it is enabled
 
         run = self._wandb_run()
-        page = (self.folder / "report.html").read_text()
         run.log({
             "report/table": wandb.Table(columns=[*summary.columns], data=[*summary.rows]),
-            "report/page": wandb.Html(page, inject=False),
+            "report/page": wandb.Html((self.folder / "report.html").read_text(), inject=False),
         })  # fmt: skip
         artifact = wandb.Artifact(f"draft-{run.id}", type="model")
         artifact.add_dir(str(self.folder / "checkpoint"), name="checkpoint")

@@ -286,8 +286,7 @@ class Trainer:
         progress = self.state.progress
         # Tokens a round alone would favor a trained target that repeats itself: keep the last one.
         pair = SpeculativePair(target=self.target, draft=self.draft)
-        trains_target = pair.adapted_target is not None
-        if progress.best is None or delivered > progress.best or trains_target:
+        if progress.best is None or delivered > progress.best or pair.adapted_target:
             progress.best, progress.best_step = delivered, progress.step
             if self.parallel.is_main:
                 self.draft.save(self.state.folder / "checkpoint", self.target)

@@ -168,9 +168,8 @@ class OptimConf:
         """
         rate = rate or self.learning_rate(self.steps or DEFAULT_STEPS)
         matrices, decayed, plain = split_parameters(draft)
-        muon_matrices = matrices if self.name is OptimName.muon else []
-        if not muon_matrices:
-            decayed = decayed + matrices
+        if self.name is OptimName.adamw:
+            matrices, decayed = [], decayed + matrices
         groups = [
             *_group_by_lr_scale(decayed, self.lr, weight_decay=self.weight_decay),
             *_group_by_lr_scale(plain, self.lr, weight_decay=0.0),
@@ -178,12 +177,12 @@ class OptimConf:
         optimizers: list[Optimizer] = []
         if groups:
             optimizers.append(adamw(groups, lr=self.lr, betas=(self.betas[0], self.betas[1])))
-        if muon_matrices:
+        if matrices:
             lr = 10 * self.lr if self.muon_lr is None else self.muon_lr
             optimizers.append(
                 Muon(
-                    _group_by_lr_scale(muon_matrices, lr), lr=lr, weight_decay=self.weight_decay,
-                    dtype=matmul_dtype(self.muon_precision, muon_matrices[0].device),
+                    _group_by_lr_scale(matrices, lr), lr=lr, weight_decay=self.weight_decay,
+                    dtype=matmul_dtype(self.muon_precision, matrices[0].device),
                 )
             )  # fmt: skip
 

@@ -61,8 +61,9 @@ def open_run(conf: TrainConf, parallel: Parallel) -> RunState:
     if not conf.resume and not parallel.any_rank(is_restart()) and parallel.is_main:
         reset_run_dir(folder)
     parallel.barrier()
-    route = {"device.route": parallel.accelerator.device.type}
-    state = RunState(folder, flatten_config(conf) | route)
+    state = RunState(
+        folder, flatten_config(conf) | {"device.route": parallel.accelerator.device.type}
+    )
     state.load_progress()
     check_same_step(state, parallel)
     if state.progress.step:

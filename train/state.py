@@ -152,8 +152,7 @@ class RunState:
     def remove_old_states(self) -> None:
         """Remove all states but the newest and the one that its progress marks as kept."""
         newest = self.newest_state()
-        progress = _read_progress_file(newest)["progress"] if newest else {}
-        kept_step = progress.get("kept")
+        kept_step = _read_progress_file(newest)["progress"].get("kept") if newest else None
         kept_paths = [newest, None if kept_step is None else self.states_dir / f"{kept_step:08d}"]
         for path in self.states_dir.glob("*"):
             if path not in kept_paths:

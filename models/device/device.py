@@ -133,9 +133,8 @@ class Device:
 
     def compile_region(self, function: Callable) -> Callable:
         """Mark a part that occurs many times in a graph, to be compiled once where possible."""
-        if self.backend == "neuron":
-            return function
-        return torch.compiler.nested_compile_region(function)
+        is_neuron = self.backend == "neuron"
+        return function if is_neuron else torch.compiler.nested_compile_region(function)
 
     @contextmanager
     def cpu_threads_for(self, weights: int) -> Iterator[None]:
@@ -168,12 +167,10 @@ class Device:
 
     def describe(self) -> dict[str, Any]:
         """Describe for the report what ran the measurement, and with which settings."""
-        kind = self.instance_type or platform.processor() or platform.machine()
-        if self.name == "cuda":
-            kind = torch.cuda.get_device_name()
+        kind = torch.cuda.get_device_name() if self.name == "cuda" else self.instance_type
         return {
             "name": self.name,
-            "kind": kind,
+            "kind": kind or platform.processor() or platform.machine(),
             "dtype": str(self.dtype).removeprefix("torch."),
             "threads": torch.get_num_threads(),
             "compiled": self.compiles,

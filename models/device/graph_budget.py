@@ -175,30 +175,27 @@ def call_shape(args: dict[str, Any], constants: dict[int, tuple[Any, str]]) -> C
     >>> call_shape({"ids": torch.zeros(1, 4), "layers": [1, 3]}, {})
     (('ids', torch.Size([1, 4]), torch.float32), ('layers', (1, 3)))
     """
-    shapes: list[tuple[Any, ...]] = []
-    for name, value in args.items():
-        _append_shapes(name, value, shapes, constants)
-    return tuple(shapes)
+    described = (_describe_value(name, value, constants) for name, value in args.items())
+    return tuple(chain.from_iterable(described))
 
 
-def _append_shapes(
-    path: str, value: Any, shapes: list[tuple[Any, ...]], constants: dict[int, tuple[Any, str]]
-) -> None:
+def _describe_value(
+    path: str, value: Any, constants: dict[int, tuple[Any, str]]
+) -> Iterator[tuple[Any, ...]]:
     kind = type(value)
     if isinstance(value, Tensor):
-        shapes.append((path, value.shape, value.dtype))
+        yield path, value.shape, value.dtype
     elif value is None or kind in (bool, int, float, str):
-        shapes.append((path, value))
+        yield path, value
     elif kind is list:  # of numbers
-        shapes.append((path, tuple(value)))
-    elif id(value) in constants:
-        shapes.append((path, constants[id(value)][1]))
-    elif (parts := _name_parts(value, kind)) is not None:
+        yield path, tuple(value)
+    elif id(value) not in constants and (parts := _name_parts(value, kind)) is not None:
         for name, part in parts:
-            _append_shapes(f"{path}.{name}", part, shapes, constants)
+            yield from _describe_value(f"{path}.{name}", part, constants)
     else:
-        constants[id(value)] = value, graph_key_of(value)
-        shapes.append((path, constants[id(value)][1]))
+        if id(value) not in constants:
+            constants[id(value)] = value, graph_key_of(value)
+        yield path, constants[id(value)][1]
 
 
 def _name_parts(value: Any, kind: type) -> Iterable[tuple[Any, Any]] | None:

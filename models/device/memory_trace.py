@@ -126,6 +126,5 @@ def _fake_tensor(tensor: Tensor | None) -> Any:
     if tensor is None or isinstance(tensor, FakeTensor):
         return tensor
     fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
-    if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(fake, requires_grad=tensor.requires_grad)
-    return fake
+    is_parameter = isinstance(tensor, nn.Parameter)
+    return nn.Parameter(fake, requires_grad=tensor.requires_grad) if is_parameter else fake

@@ -81,16 +81,16 @@ class NeuronEnv:
                     f"got {value}; unset {name} or change device.{key}",
                 )
         if on_neuron:
-            self._set_flags(route)
-            _check_core_grouping()
+            self._set_compiler_flags(route)
         if route == "xla":
             check_cache_location(_read_flag("--cache_dir"), host)
         return {name: os.environ[name] for name in (*variables, CC_FLAGS) if name in os.environ}
 
-    def _set_flags(self, route: str) -> None:
+    def _set_compiler_flags(self, route: str) -> None:
         """Set compiler flags for the grouping of cores and for fp32 products.
 
-        By default the XLA route's compiler multiplies fp32 matrices in bfloat16.
+        By default the XLA route's compiler multiplies fp32 matrices in bfloat16. Runtime and
+        compiler must group physical cores alike; both default to 2.
         """
         flags = {
             "--logical-nc-config": self.logical_cores,
@@ -103,6 +103,13 @@ class NeuronEnv:
         ]
         if missing:
             os.environ[CC_FLAGS] = " ".join([*os.environ.get(CC_FLAGS, "").split(), *missing])
+        runtime, compiler = os.environ.get(LOGICAL_CORES), _read_flag("--logical-nc-config")
+        require(
+            (runtime or "2") == (compiler or "2"),
+            "device.logical_cores: runtime and compiler must agree, got "
+            f"{LOGICAL_CORES}={runtime} and --logical-nc-config={compiler} in {CC_FLAGS}; "
+            "unset both and set device.logical_cores",
+        )
 
 
 def _read_flag(name: str) -> str | None:
@@ -110,14 +117,3 @@ def _read_flag(name: str) -> str | None:
     aliases = {name, "-lnc", "--lnc"} if name == "--logical-nc-config" else {name}
     words = shlex.split(os.environ.get(CC_FLAGS, "").replace("=", " "))
     return next((value for word, value in pairwise(words) if word in aliases), None)
-
-
-def _check_core_grouping() -> None:
-    """Check that runtime and compiler group physical cores alike; both default to 2."""
-    runtime, compiler = os.environ.get(LOGICAL_CORES), _read_flag("--logical-nc-config")
-    require(
-        (runtime or "2") == (compiler or "2"),
-        f"device.logical_cores: runtime and compiler must agree, got {LOGICAL_CORES}={runtime} "
-        f"and --logical-nc-config={compiler} in {CC_FLAGS}; unset both and set "
-        "device.logical_cores",
-    )

@@ -13,7 +13,7 @@ from models.device.host import Host
 from models.device.neuron_packages import check_native, check_package_mix, installed_version
 from models.device.xla.device import XlaDevice, open_xla_device
 from models.device.xla.requirements import check_xla
-from models.errors import UserError, require
+from models.errors import require
 
 log = logging.getLogger(__name__)
 SUPPORTED_ACCELERATORS = ("cuda", "neuron")  # PyTorch's names; `auto` takes no untested ones
@@ -94,10 +94,13 @@ def _find_accelerator() -> str | None:
 
 def _check_available(route: str, host: Host) -> None:
     accelerator = _find_accelerator()
-    if route in ("cpu", "xla", accelerator):
-        return
     devices = "cpu" if accelerator is None else f"cpu and {accelerator}"
-    remedy = "use device=auto"
-    if route == "neuron" and not host.has_neuron:
-        remedy = "there is no /dev/neuron*: use a Trainium 2 or 3 instance, or device=auto"
-    raise UserError(f"device.name: PyTorch sees {devices} here, got {route}; {remedy}")
+    remedy = (
+        "there is no /dev/neuron*: use a Trainium 2 or 3 instance, or device=auto"
+        if route == "neuron" and not host.has_neuron
+        else "use device=auto"
+    )
+    require(
+        route in ("cpu", "xla", accelerator),
+        f"device.name: PyTorch sees {devices} here, got {route}; {remedy}",
+    )

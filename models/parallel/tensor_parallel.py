@@ -75,8 +75,9 @@ class ParallelLayers:
         options: dict[str, Any] = {"dtype": weight.dtype, "device": torch.device("meta")}
         with torch.device("meta"):  # some classes read this, and others the argument
             if isinstance(layer, nn.Embedding):
-                by_feature = style.axis == 1
-                return self.embedding(*weight.shape, shard_across_embedding=by_feature, **options)
+                return self.embedding(
+                    *weight.shape, shard_across_embedding=style.axis == 1, **options
+                )
             size_out, size_in = weight.shape
             bias = layer.bias is not None
             if style.axis == OUTPUT_AXIS:
@@ -129,11 +130,11 @@ def plan_shards(
         if style in allowed:
             shards[name] = LayerShard(style=allowed[style])
         else:  # a subclass of an embedding, which does more than look up rows, stays full
-            kind = f"{name} ({type(layer).__name__}, {style})"
-            is_embedding = isinstance(layer, nn.Embedding)
             _check_support(
-                model, ranks, is_embedding, "layers that are linear or an embedding", kind
-            )
+                model, ranks, isinstance(layer, nn.Embedding),
+                "layers that are linear or an embedding",
+                f"{name} ({type(layer).__name__}, {style})",
+            )  # fmt: skip
     for name, attention in model.named_modules():
         if hasattr(attention, "num_key_value_groups"):
             shards |= _plan_kv_heads(model, name, attention, shards, ranks)
@@ -151,8 +152,9 @@ def _plan_kv_heads(
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     _check_support(model, ranks, heads % ranks == 0, f"a divisor of its {heads} attention heads")
     divides = kv_heads % ranks == 0 or ranks % kv_heads == 0
-    rule = f"a divisor or a multiple of its {kv_heads} key-value heads"
-    _check_support(model, ranks, divides, rule)
+    _check_support(
+        model, ranks, divides, f"a divisor or a multiple of its {kv_heads} key-value heads"
+    )
     for inner, parameter in attention.named_parameters():
         fits = f"{name}.{inner.rpartition('.')[0]}" in shards or parameter.numel() == size
         _check_support(model, ranks, fits, "weights of a single head", f"{name}.{inner}")

@@ -132,8 +132,8 @@ def estimate_step_time(
         for dtype, count in phase.flops_by_dtype.items()
     )
     moved = sum(phase.bytes_moved for phase in phases)
-    trained, moments = phases[0].peak_bytes[TRAINED], phases[0].peak_bytes[OPTIMIZER]
-    stepped = WEIGHT_PASSES * trained + 2 * moments
+    held = phases[0].peak_bytes
+    stepped = WEIGHT_PASSES * held[TRAINED] + 2 * held[OPTIMIZER]
     return StepTime(
         arithmetic=arithmetic * layout.micros,
         bandwidth=(moved * layout.micros + stepped) / machine.core_bandwidth,

@@ -21,8 +21,7 @@ def suggest_overrides(plan: MachinePlan) -> list[str]:
     for conf, option, layout_overrides in _list_candidates(plan):
         fitting = _fit_layout(plan, conf, option)
         if fitting is not None:
-            overrides = layout_overrides | fitting
-            return [f"{key}={value}" for key, value in overrides.items()]
+            return [f"{key}={value}" for key, value in (layout_overrides | fitting).items()]
     return []
 
 
@@ -69,8 +68,7 @@ def _fit_layout(
         overrides |= change
         conf = apply_overrides(conf, change)
         smaller = build_layout(conf, plan.machine, option.layout.blocks, option.layout.tensor)
-        option = LayoutOption(layout=smaller, persistent=option.persistent)
-        option = plan.trace_layout(option, conf)
+        option = plan.trace_layout(replace(option, layout=smaller), conf)
     return overrides if plan.fits(option) else None
 
 

@@ -58,43 +58,29 @@ def size_table(plan: MachinePlan) -> Table:
     fast = (
         f"{machine.core_bandwidth / 1e9:,.0f} GB/s and {machine.core_flops(plan.dtype) / 1e12:.4g}"
     )
-    target = plan.conf.target.path or plan.conf.target.name
     layers = ", ".join(map(str, sizes.layers))
     needs = "the final hidden state" + (f" and what enters layers {layers}" if layers else "")
-    states = "three" if plan.conf.num_states == 3 else "two"
     return Table(
         title=f"{plan.conf.run_name} on {machine.name}: {cores}, {fast} TFLOP/s "
         f"{str(plan.dtype).removeprefix('torch.')} each",
         note="",
         columns=["", "", ""],
         rows=[
-            ["target", target, format_param_count(sizes.target)],
+            ["target", plan.conf.target.path or plan.conf.target.name,
+             format_param_count(sizes.target)],
             ["draft", plan.conf.draft.method, format_param_count(sizes.draft)],
             ["of these trained", "", format_param_count(sizes.trained)],
             ["features", needs, f"{sizes.feature_bytes:,} bytes a token"],
             ["graphs", "to compile, without the final evaluation's", str(count_graphs(plan))],
-            ["disk", f"{states} states, two checkpoints", f"{sizes.disk / 1e9:.1f} GB"],
+            ["disk", f"{'three' if plan.conf.num_states == 3 else 'two'} states, two checkpoints",
+             f"{sizes.disk / 1e9:.1f} GB"],
         ],
         label_columns=2,
-    )
+    )  # fmt: skip
 
 
 def layout_table(plan: MachinePlan) -> Table:
     """Tabulate whether each layout fits, and how fast it could be."""
-    rows = []
-    for option in plan.options:
-        layout, fits = option.layout, "yes" if plan.fits(option) else "no"
-        if not option.phases and option.peak_bytes <= plan.byte_limit:
-            fits = ""
-        total = ("" if option.phases else "> ") + format_gib(option.peak_bytes)
-        limits = vars(option.step_time).values() if option.step_time else ()
-        tokens = tokens_per_step(plan)
-        rates = [f"{tokens / seconds:,.0f}" if seconds else "-" for seconds in limits]
-        cells = [
-            f"{'*' if option is plan.best else ''}{layout.tensor}", str(layout.data),
-            f"{layout.rows} x {layout.micros}", total, fits,
-        ]  # fmt: skip
-        rows.append(cells + (rates or [""] * 3))
     return Table(
         title="Layouts: cores that share the target x groups of them with rows of their own",
         note="",
@@ -102,28 +88,43 @@ def layout_table(plan: MachinePlan) -> Table:
             "tensor", "data", "rows x micro-batches", "GiB a core", "fits",
             "tokens/s, arithmetic", "tokens/s, bandwidth", "tokens/s, links",
         ],
-        rows=rows,
+        rows=[_layout_cells(option, plan) for option in plan.options],
         stacked_headers=True,
         footnotes=["* proposed; without figures: too large for any rows, or fewer cores suffice"],
     )  # fmt: skip
 
 
+def _layout_cells(option: LayoutOption, plan: MachinePlan) -> list[str]:
+    layout, fits = option.layout, "yes" if plan.fits(option) else "no"
+    if not option.phases and option.peak_bytes <= plan.byte_limit:
+        fits = ""
+    tokens, limits = tokens_per_step(plan), vars(option.step_time) if option.step_time else {}
+    rates = [f"{tokens / seconds:,.0f}" if seconds else "-" for seconds in limits.values()]
+    return [
+        f"{'*' if option is plan.best else ''}{layout.tensor}", str(layout.data),
+        f"{layout.rows} x {layout.micros}",
+        ("" if option.phases else "> ") + format_gib(option.peak_bytes), fits,
+        *(rates or [""] * 3),
+    ]  # fmt: skip
+
+
 def memory_table(plan: MachinePlan) -> Table:
     """Tabulate the proposed layout's GiB of a core by part, at the peak of each phase."""
-    best = plan.best
-    phases = best.memory_by_phase
-    unit, size = ("GiB", GIB) if best.peak_bytes >= GIB else ("MiB", MIB)
+    phases = plan.best.memory_by_phase
+    unit, size = ("GiB", GIB) if plan.best.peak_bytes >= GIB else ("MiB", MIB)
     rows = [
         [part, *(f"{parts[part] / size:.2f}" for parts in phases.values())]
         for part in MEMORY_PARTS
         if any(parts[part] for parts in phases.values())
     ]
-    total = ["in all", *(f"{parts.total() / size:.2f}" for parts in phases.values())]
     return Table(
         title=f"{unit} a core, at the fullest moment of each phase",
         note="",
         columns=["", *phases],
-        rows=[*rows, total],
+        rows=[
+            *rows,
+            ["in all", *(f"{parts.total() / size:.2f}" for parts in phases.values())],
+        ],
     )
 
 
@@ -132,16 +133,18 @@ def time_table(plan: MachinePlan) -> Table:
     if best.step_time is None:
         return Table(title="", note="", columns=[], rows=[])
     seconds, steps = best.step_time.bound, planned_steps(plan)
-    rows = [["a step", f"{tokens_per_step(plan):,} tokens", f"{seconds:.3g} s"]]
-    if steps is None:
-        rows.append(["the run", f"{plan.conf.optim.epochs:g} epochs", "give the data's tokens=N"])
-    else:
-        rows.append(["the run", f"{steps:,} steps", format_duration(steps * seconds)])
+    rows = [
+        ["a step", f"{tokens_per_step(plan):,} tokens", f"{seconds:.3g} s"],
+        ["the run", f"{plan.conf.optim.epochs:g} epochs", "give the data's tokens=N"]
+        if steps is None
+        else ["the run", f"{steps:,} steps", format_duration(steps * seconds)],
+    ]
     if (tokens := plan.conf.tokens) is not None:
         epoch_time = format_duration(tokens / tokens_per_step(plan) * seconds)
-        features = f"{tokens * plan.sizes.feature_bytes / 1e9:,.0f} GB"
-        rows.append(["the data set, once", f"{tokens:,.0f} tokens", epoch_time])
-        rows.append(["its features", "on disk", features])
+        rows += [
+            ["the data set, once", f"{tokens:,.0f} tokens", epoch_time],
+            ["its features", "on disk", f"{tokens * plan.sizes.feature_bytes / 1e9:,.0f} GB"],
+        ]
     return Table(title="Time at best", note="", columns=["", "", ""], rows=rows, label_columns=2)
 
 

@@ -54,8 +54,10 @@ def trace_run(
                     group["foreach"] = foreach
                 optimizer.step()
         draft.zero_grad()
-        phases.append(optimizer_phase)
-        phases.append(_trace_evaluation(tracer, conf, target, draft, prompt_tokens=prompt_tokens))
+        phases += [
+            optimizer_phase,
+            _trace_evaluation(tracer, conf, target, draft, prompt_tokens=prompt_tokens),
+        ]
         del optimizers  # keeps their state alive until here
     return {phase.name: phase for phase in phases}
 

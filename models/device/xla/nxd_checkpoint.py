@@ -166,9 +166,9 @@ def _merge_repeated_heads(
         if (tensor := weights.get(f"{attention}.{name}")) is not None:
             single = tensor.unflatten(0, split).select(copies_axis, 0)
             weights[f"{attention}.{name}"] = single.flatten(0, 1)
-    rows_repeat = copies_axis == 0
     for name, axis in QUERY_AXES.items():
-        if rows_repeat and (tensor := weights.get(f"{attention}.{name}")) is not None:
+        # Only where the row of all heads repeats, query heads have an order of their own.
+        if copies_axis == 0 and (tensor := weights.get(f"{attention}.{name}")) is not None:
             reordered = tensor.unflatten(axis, (repeats, heads, -1)).transpose(axis, axis + 1)
             weights[f"{attention}.{name}"] = reordered.flatten(axis, axis + 2)
 
