@@ -60,10 +60,11 @@ def shard_target(target: MetaTarget, ranks: int, *, replicated: Collection[str] 
     Call it after drafts are built. Layers named in `replicated` stay whole. Raise UserError where
     the heads cannot be divided among the ranks.
     """
-    layers = _MetaLayers(
-        ranks=ranks, rank=0, column=nn.Linear, row=nn.Linear, embedding=nn.Embedding
+    tensor_parallel.parallelize_model(
+        target.model,
+        _MetaLayers(ranks=ranks, rank=0, column=nn.Linear, row=nn.Linear, embedding=nn.Embedding),
+        replicated=replicated,
     )
-    tensor_parallel.parallelize_model(target.model, layers, replicated=replicated)
 
 
 def find_head_layers(target: Target) -> list[str]:

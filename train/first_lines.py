@@ -77,8 +77,11 @@ def prepare_command(conf: TrainConf) -> str:
 
 def _changed_values(conf: Any, default: Any, group: str, names: Iterable[str]) -> dict[str, Any]:
     """Return overrides of the fields that are not at their defaults."""
-    values = {name: getattr(conf, name) for name in names}
-    return {f"{group}.{k}": v for k, v in values.items() if v != getattr(default, k)}
+    return {
+        f"{group}.{name}": getattr(conf, name)
+        for name in names
+        if getattr(conf, name) != getattr(default, name)
+    }
 
 
 def train_command(conf: TrainConf) -> str:

@@ -173,15 +173,12 @@ class MetricLogger:
 
     def _start_wandb(self, state: RunState) -> None:
         state.progress.tracker = state.progress.tracker or uuid.uuid4().hex[:12]
-        options = {
-            "mode": self.conf.wandb.value,
-            "dir": str(self.folder),
-            "entity": self.conf.entity,
-            "name": self.folder.name,
-            "id": state.progress.tracker,
-            "resume": "allow",
-        }
-        self.accelerator.init_trackers(self.conf.project, state.config, {"wandb": options})
+        self.accelerator.init_trackers(self.conf.project, state.config, {
+            "wandb": {
+                "mode": self.conf.wandb.value, "dir": str(self.folder), "entity": self.conf.entity,
+                "name": self.folder.name, "id": state.progress.tracker, "resume": "allow",
+            },
+        })  # fmt: skip
         if self.accelerator.is_main_process:
             # W&B's own step must not fall, which it does when a killed run continues.
             self._wandb_run().define_metric("*", "step")

@@ -67,7 +67,9 @@ def open_run(conf: TrainConf, parallel: Parallel) -> RunState:
     state.load_progress()
     check_same_step(state, parallel)
     if state.progress.step:
-        check_extension(state, conf.optim, multiple=conf.renewal_interval)
+        # An extension that fails for any number of rows is refused before a model is loaded.
+        steps = known_steps(state, conf.optim)
+        find_resume_state(state, conf.optim, steps, multiple=conf.renewal_interval)
         log.info("%s continues after step %d", folder, state.progress.step)
     parallel.barrier()
     if parallel.is_main:
@@ -96,11 +98,6 @@ def known_steps(state: RunState, optim: OptimConf) -> int | None:
         return optim.steps or DEFAULT_STEPS
     is_same = state.saved_config.get("optim.epochs") == optim.epochs
     return state.progress.steps if is_same else None
-
-
-def check_extension(state: RunState, optim: OptimConf, *, multiple: int) -> None:
-    """Reject, before a model is loaded, an extension that fails for any number of rows."""
-    find_resume_state(state, optim, known_steps(state, optim), multiple=multiple)
 
 
 def find_resume_state(

@@ -173,8 +173,10 @@ class RunState:
             self.progress.best = self.progress.best_step = None
         parallel.barrier()
         if parallel.is_main:
-            progress = json.dumps(saved | {"progress": asdict(self.progress)})
-            write_text_atomically(resume_path / PROGRESS_FILE, progress)
+            write_text_atomically(
+                resume_path / PROGRESS_FILE,
+                json.dumps(saved | {"progress": asdict(self.progress)}),
+            )
             for path in self.complete_states():
                 if path > resume_path:
                     remove_state(path)

@@ -214,8 +214,10 @@ def graph_key_of(value: Any) -> str:
     """
     if not isinstance(value, nn.Module):
         return value.graph_key
-    tensors = chain(value.named_parameters(), value.named_buffers())
-    listed = [(name, tuple(t.shape), str(t.dtype)) for name, t in tensors]
+    listed = [
+        (name, tuple(tensor.shape), str(tensor.dtype))
+        for name, tensor in chain(value.named_parameters(), value.named_buffers())
+    ]
     return f"{type(value).__name__} {hashlib.sha256(str(listed).encode()).hexdigest()[:8]}"
 
 

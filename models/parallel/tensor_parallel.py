@@ -207,8 +207,9 @@ def parallelize_model(
         keys = shards.get(f"{name}.k_proj")
         if keys is not None and not keys.style.full_features:
             model.key_value_heads = max(1, config.num_key_value_heads // layers.ranks)
-            heads = config.num_attention_heads // layers.ranks
-            attention.num_key_value_groups = heads // model.key_value_heads
+            attention.num_key_value_groups = (
+                config.num_attention_heads // layers.ranks // model.key_value_heads
+            )
 
 
 def count_kv_heads(model: Any) -> int:

@@ -26,7 +26,7 @@ from train import state as states
 from train.config import TrainConf
 from train.distributed.parallel import ParallelConf
 from train.optim import OptimConf, Schedule
-from train.run import check_extension, disk_bytes_needed, trained_parameters
+from train.run import disk_bytes_needed, find_resume_state, known_steps, trained_parameters
 from train.state import RunState, SaveSchedule, flatten_config
 
 PARALLEL = ParallelConf().build(CPU, trackers=[])
@@ -182,8 +182,9 @@ def test_what_cannot_be_extended_is_refused_before_a_model_is_loaded(tmp_path, s
     changed = toy_conf(optim={"steps": None} | now, output_dir=str(tmp_path))
     state = RunState(tmp_path / "toy", flatten_config(changed))
     state.load_progress()
+    steps = known_steps(state, changed.optim)
     with pytest.raises(UserError) as refused:
-        check_extension(state, changed.optim, multiple=1)
+        find_resume_state(state, changed.optim, steps, multiple=1)
     assert str(refused.value) == line
 
 

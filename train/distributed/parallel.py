@@ -234,8 +234,8 @@ class Parallel:
         """Build the target, with all weights or this process's part of them."""
         if not self.is_target_split:
             return conf.build(self.device)
-        target = conf.build(self.device, load_model=self._load_part)
-        return target.eager()  # graphs of sharded tensors break at every collective
+        # Eager: graphs of sharded tensors break at every collective.
+        return conf.build(self.device, load_model=self._load_part).eager()
 
     def _load_part(self, source: ModelSource) -> Any:
         """Load this process's part of the weights, and no other."""

@@ -24,9 +24,10 @@ def launch_command() -> list[str]:
     if processes == 1:
         return ["python"]
     local = _read_env_int("LOCAL_WORLD_SIZE", processes)
-    endpoint = ["--rdzv-backend=c10d", "--rdzv-endpoint=NODE0:29400"]
-    nodes = [f"--nnodes={processes // local}", *endpoint] if local < processes else []
-    return ["torchrun", *nodes, f"--nproc-per-node={local}"]
+    nodes = [
+        f"--nnodes={processes // local}", "--rdzv-backend=c10d", "--rdzv-endpoint=NODE0:29400",
+    ]  # fmt: skip
+    return ["torchrun", *(nodes if local < processes else []), f"--nproc-per-node={local}"]
 
 
 def is_restart() -> bool:

@@ -141,8 +141,7 @@ def shard_rows(
     [[1.0, 2.0], [3.0, 4.0], [5.0, 0.0]]
     """
     rows = -(-len(tensor) // ranks)
-    missing = rows * ranks - len(tensor)
-    padded = F.pad(tensor, [0, 0] * (tensor.ndim - 1) + [0, missing])
+    padded = F.pad(tensor, [0, 0] * (tensor.ndim - 1) + [0, rows * ranks - len(tensor)])
     return padded.narrow(0, rank * rows, rows)
 
 

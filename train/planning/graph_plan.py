@@ -30,9 +30,7 @@ def list_graphs(conf: TrainConf, *, lazy: bool = False) -> set[Graph]:
     if lazy:
         names = {"allocate_optimizer_states", "optimizer_step"}
         return {Graph(name) for name in names | ({"see"} if conf.data.keep_features else set())}
-    graphs: set[Graph] = set()
-    if conf.optim.compile:
-        graphs.add(Graph("loss", (micro_batch_size, conf.data.length)))
+    graphs = {Graph("loss", (micro_batch_size, conf.data.length))} if conf.optim.compile else set()
     if compiles_features(conf) and conf.data.source is not DataSource.captured:
         sizes = {conf.optim.batch_size} if conf.data.keep_features else {micro_batch_size}
         if conf.data.on_policy.share:  # rows that the draft wrote have no kept features

@@ -143,10 +143,9 @@ def estimate_step_time(
 
 def _bytes_received(phase: TracedPhase, layout: ProcessLayout) -> int:
     """Return the bytes that a core receives in a step: parts of weights, and gradients."""
-    target, trained = phase.peak_bytes[TARGET], phase.peak_bytes[TRAINED]
-    received = 0
-    if layout.target is Weights.sharded and phase.name == TARGET_PASS:
-        received += layout.micros * target
+    trained = phase.peak_bytes[TRAINED]
+    gathers_target = layout.target is Weights.sharded and phase.name == TARGET_PASS
+    received = layout.micros * phase.peak_bytes[TARGET] if gathers_target else 0
     if layout.draft is Weights.sharded:  # gathered for both passes, reduced once a micro-batch
         received += layout.micros * (2 * (phase.peak_bytes[FROZEN] + trained) + trained)
     elif layout.processes > 1:  # an all-reduce gathers and reduces

@@ -37,8 +37,9 @@ def _list_candidates(
     parallel = replace(conf.parallel, draft=Weights.sharded)
     for option in plan.options:
         change = {"parallel.tensor": option.layout.tensor, "parallel.draft": "sharded"}
-        layout = replace(option.layout, draft=Weights.sharded)
-        sharded = LayoutOption(layout=layout, persistent=option.persistent)
+        sharded = replace(
+            option, layout=replace(option.layout, draft=Weights.sharded), phases={}, step_time=None
+        )
         yield replace(conf, parallel=parallel), sharded, change
     if conf.parallel.tensor > 1:
         return

@@ -164,8 +164,7 @@ def plan_run(conf: TrainPlanConf) -> MachinePlan:
 def count_graphs(plan: MachinePlan) -> int:
     """Count the graphs that a process of the proposed layout compiles before the evaluation."""
     conf, layout = plan.conf, plan.best.layout
-    split = layout.tensor > 1 or layout.target is Weights.sharded
-    parallel = ParallelConf(target=Weights.sharded if split else Weights.replicated)
+    parallel = ParallelConf(target=Weights.sharded if layout.tensor > 1 else layout.target)
     optim = replace(conf.optim, batch_size=layout.rows, accumulation=layout.micros)
     return len(list_graphs(replace(conf, parallel=parallel, optim=optim)))
 

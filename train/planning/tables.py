@@ -27,8 +27,9 @@ MIB, GIB = 2**20, 2**30
 def print_plan(plan: MachinePlan, changes: list[str]) -> None:
     for table in (size_table(plan), layout_table(plan), memory_table(plan), time_table(plan)):
         if table.rows:
-            parts = [f"\n{table.title}", to_rich_table(table, ruled=True), *table.footnotes]
-            print_line(*parts, sep="\n")
+            print_line(
+                f"\n{table.title}", to_rich_table(table, ruled=True), *table.footnotes, sep="\n"
+            )
     print_line(f"\n{describe_fit(plan, changes)}")
 
 

@@ -129,12 +129,11 @@ def fake_stored_output(
     schema: FeatureSchema, needs: Needs, shape: torch.Size, dtype: torch.dtype
 ) -> TargetOutput:
     """Build features in the shapes that data/features/reader.py returns."""
-    hidden_size, k, topk = schema.hidden_size, schema.top_k, None
-    if schema.teacher is TeacherKind.topk:
-        topk = TopKLogits(
-            ids=torch.zeros(*shape, k, dtype=torch.int64), log_probs=torch.zeros(*shape, k),
-            rest=torch.zeros(shape), vocab_size=schema.vocab_size,
-        )  # fmt: skip
+    hidden_size, k = schema.hidden_size, schema.top_k
+    topk = TopKLogits(
+        ids=torch.zeros(*shape, k, dtype=torch.int64), log_probs=torch.zeros(*shape, k),
+        rest=torch.zeros(shape), vocab_size=schema.vocab_size,
+    ) if schema.teacher is TeacherKind.topk else None  # fmt: skip
     hidden_width = hidden_size if needs.hidden or topk is None else 0
     return TargetOutput(
         captured=torch.zeros(*shape, len(needs.layers) * hidden_size, dtype=dtype),

@@ -85,8 +85,9 @@ def _max_prompt_tokens(conf: TrainConf, target: Target) -> int:
     context = getattr(target.config, "max_position_embeddings", None)
     if context is None:
         return conf.data.length - 1
-    answer_tokens = max_answer_tokens(conf.evaluation, context, demo=False)
-    return min(conf.data.length - 1, context - answer_tokens)
+    return min(
+        conf.data.length - 1, context - max_answer_tokens(conf.evaluation, context, demo=False)
+    )
 
 
 def _log_held_out(conf: TrainConf, split: HeldOutSplit, num_final: int, max_tokens: int) -> None:

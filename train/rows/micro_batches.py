@@ -153,10 +153,10 @@ class OnPolicy:
         prompts = [_read_prompt(rows[number], begin) for number, begin, _ in spans]
         # the same on any process
         row_ids = [number * self.rows.length + begin for number, begin, _ in spans]
-        sampling = SamplingConf(temperature=self.conf.temperature, seed=self.order.seed + step)
         answers = generate_answers(
             self.language_model, prompts, max_new_tokens=[end - begin for _, begin, end in spans],
-            sampling=sampling, batch=ANSWER_BATCH_SIZE, row_ids=row_ids, slots=self.rows.length,
+            sampling=SamplingConf(temperature=self.conf.temperature, seed=self.order.seed + step),
+            batch=ANSWER_BATCH_SIZE, row_ids=row_ids, slots=self.rows.length,
         )  # fmt: skip
         for index, ids in answers:
             number, begin, end = spans[index]

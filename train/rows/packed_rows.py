@@ -137,8 +137,11 @@ def write_prompt_hashes(rows: Packed, tokenizer: PreTrainedTokenizerBase, folder
         for number in np.unique(rows.table[:, DOCUMENT]).tolist()
         for prompt_hash in _hash_document(rows.documents[number], tokenizer)
     }
-    file = folder / PROMPT_HASHES_FILE
-    with refuse_full_disk(folder), atomic_path(file) as partial, partial.open("wb") as stream:
+    with (
+        refuse_full_disk(folder),
+        atomic_path(folder / PROMPT_HASHES_FILE) as partial,
+        partial.open("wb") as stream,
+    ):
         np.save(stream, np.array(sorted(hashes), np.uint64))
 
 

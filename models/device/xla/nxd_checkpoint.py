@@ -69,8 +69,7 @@ def _order_by_rank(folder: Path, rank_files: Mapping[re.Match, Path]) -> list[Pa
         f"target.path: the files of all tensor ranks must be present, got {sorted(ranks)} of "
         f"{str(folder)!r}; copy the missing ones",
     )
-    paths = [ranks[rank] for rank in range(len(ranks))]
-    return [path / "checkpoint.pt" if path.is_dir() else path for path in paths]
+    return [path / "checkpoint.pt" if path.is_dir() else path for _, path in sorted(ranks.items())]
 
 
 class _TensorReference:
