@@ -84,12 +84,11 @@ def build_eval_modes(
                 decoder=build_decoder(verifier, layers=candidate.draft.needs.layers),
                 baseline=candidate.baseline,
             )
-        drafts_and_trees = {
-            "untrained": (candidate.untrained, tree),
-            "chain": (candidate.draft, chain),
-            "tree": (candidate.draft, tree),
-        }
-        for name, (draft, draft_tree) in drafts_and_trees.items():
+        for name, draft, draft_tree in (
+            ("untrained", candidate.untrained, tree),
+            ("chain", candidate.draft, chain),
+            ("tree", candidate.draft, tree),
+        ):
             if isinstance(draft, Draft):
                 modes[f"{candidate.name}/{name}"] = EvalMode(
                     decoder=build_decoder(

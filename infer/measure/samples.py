@@ -1,6 +1,6 @@
 """Split a few answers into spans that show which tokens were drafted, for the report."""
 
-from itertools import groupby, repeat
+from itertools import groupby
 from operator import itemgetter
 
 from infer.engine.decode import Generation
@@ -50,5 +50,6 @@ def token_origins(answer: Generation) -> list[TextKind]:
     """Return the origin of each token: `target`, or `accepted` for a draft token."""
     origins: list[TextKind] = ["target"]
     for accepted in answer.accepted:
-        origins += [*repeat("accepted", accepted), "target"]
+        origins.extend("accepted" for _ in range(accepted))
+        origins.append("target")
     return origins[: len(answer.ids)]
