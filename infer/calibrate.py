@@ -106,14 +106,13 @@ def calibrate_tree(
 
 def format_calibration(calibration: Calibration) -> Iterator[str]:
     """Yield the lines for the terminal."""
-    ranks = range(calibration.acceptance.shape[1])
     yield "share of rounds in which the target's token is candidate 0, 1, ... of the draft,"
     yield "among those in which candidate 0 was right at every depth before"
+    ranks = range(calibration.acceptance.shape[1])
     yield "depth  rounds  " + "  ".join(f"{rank:>5}" for rank in ranks)
     rows = zip(calibration.rounds, calibration.acceptance, strict=True)
     for depth, (rounds, shares) in enumerate(rows, 1):
-        cells = "  ".join(f"{share:5.3f}" for share in shares)
-        yield f"{depth:>5}  {int(rounds):>6}  {cells}"
+        yield f"{depth:>5}  {int(rounds):>6}  " + "  ".join(f"{share:5.3f}" for share in shares)
     yield ""
     yield f"{'tree':<14}{'nodes':>5}{'depth':>7}{'expected':>10}  measured tokens a round"
     for name, trial in calibration.trees.items():
@@ -153,8 +152,7 @@ def main(conf: CalibrateConf) -> None:
     target = SpeculativePair(target=target, draft=draft).verifying_target
     with target.device.cpu_threads_for(target.num_parameters // target.num_layers):
         calibration = calibrate_tree(target, draft, prompts, conf)
-    for line in format_calibration(calibration):
-        print_line(line)
+    print_line(*format_calibration(calibration), sep="\n")
     with open_output_file(conf.output) as file:
         about = describe_calibration(calibration, directory, target, prompts)
         write_paths(calibration.paths, file, metadata=about)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from infer.config import OWN_TARGET
 from models import checkpoint
-from models.errors import UserError, require
+from models.errors import require
 from models.files import report_disk_errors
 from models.lock import acquire_lock
 from models.target.target import TargetConf
@@ -25,10 +25,11 @@ def open_checkpoints(paths: list[str] | None, print_line: Callable[[str], None])
     print_line(f"checkpoint: {', '.join(map(str, directories))}")
     for directory in directories:
         checkpoint.read_config(directory)
-    hashes = {
-        path: checkpoint.read_metadata(path).get(checkpoint.TARGET_HASH_KEY) for path in directories
+    by_target = {
+        digest: path
+        for path in directories
+        if (digest := checkpoint.read_metadata(path).get(checkpoint.TARGET_HASH_KEY))
     }
-    by_target = {digest: path for path, digest in hashes.items() if digest}
     listed = ", ".join(f"{path} of {digest[:12]}" for digest, path in by_target.items())
     require(
         len(by_target) <= 1,
@@ -52,11 +53,11 @@ def enable_loggers() -> None:
 def find_newest_run(root: Path = Path("outputs/train")) -> Path:
     """Return the checkpoint of the newest finished training run; raise UserError without one."""
     runs = sorted(root.glob("*/report.json"), key=lambda report: report.stat().st_mtime)
-    if not runs:
-        raise UserError(
-            f"checkpoint: no finished run under {root}, got null; "
-            "run `python -m train` or give checkpoint=DIR"
-        )
+    require(
+        bool(runs),
+        f"checkpoint: no finished run under {root}, got null; run `python -m train` or give "
+        "checkpoint=DIR",
+    )
     return runs[-1].parent / "checkpoint"
 
 

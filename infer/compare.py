@@ -51,9 +51,11 @@ def read_report(path: Path) -> Report:
         report = TypeAdapter(Report).validate_python(content)
     except ValidationError as error:
         first = error.errors()[0]
-        problem = f"invalid values ({'.'.join(map(str, first['loc']))}: {first['msg']})"
-        if first["type"] == "missing":
-            problem = f"no '{first['loc'][-1]}'"
+        problem = (
+            f"no '{first['loc'][-1]}'"
+            if first["type"] == "missing"
+            else f"invalid values ({'.'.join(map(str, first['loc']))}: {first['msg']})"
+        )
         raise UserError(f"{mismatch} {problem} in {file}; {remedy}") from error
     keys = [view.key for view in list_modes(report) if view.mode]
     missing = [key for row in report.per_prompt for key in keys if key not in row.modes]
@@ -121,23 +123,23 @@ def _format_move(change: MetricChange) -> list[str]:
 def _print_comparison(settings: list[str], table: Table, regressions: list[str]) -> None:
     console = choose_console(CONSOLE)
     print_text = partial(console.print, markup=False, highlight=False, soft_wrap=True)
-    print_text("settings that differ:" if settings else "settings: all the same")
-    for line in settings:
-        print_text(f"  {line}")
+    heading = "settings that differ:" if settings else "settings: all the same"
+    print_text("\n  ".join([heading, *settings]))
     console.print()
     console.print(to_rich_table(table, ruled=console.is_terminal))
     console.print(table.note, style="dim", markup=False, highlight=False)
-    verdict = "no regression beyond noise"
-    if regressions:
-        verdict = f"regression: {'; '.join(regressions)}"
-    print_text(f"\n{verdict}")
+    print_text(
+        f"\nregression: {'; '.join(regressions)}" if regressions else "\nno regression beyond noise"
+    )
 
 
 def main(arguments: list[str]) -> int:
     """Print the comparison and return the exit code; a user's mistake exits with code 2."""
     try:
-        count = len(arguments)
-        require(count == 2, f"command line: must be two reports, got {count}; {USAGE}")
+        require(
+            len(arguments) == 2,
+            f"command line: must be two reports, got {len(arguments)}; {USAGE}",
+        )
         before, after = (read_report(Path(argument)) for argument in arguments)
     except UserError as error:
         exit_with_error(error)

@@ -176,18 +176,6 @@ def estimate_seconds(phase: TracedPhase, machine: MachineConf) -> float:
 
 
 def build_plan_table(options: list[DecodeOption]) -> Table:
-    rows = [
-        [
-            str(option.tensor),
-            f"{option.bytes / GIB:.2f}",
-            "yes" if option.fits else "no",
-            *(f"{MS * s:.2f}" for s in (option.prompt_s, option.alone_s)),
-            f"{MS * option.verify_s:.2f} + {MS * option.propose_s:.2f}",
-            f"{option.break_even_length:.2f}",
-            f"{option.most / option.break_even_length:.2f}",
-        ]
-        for option in options
-    ]
     return Table(
         title="Cores a target: at best, in ms",
         note="",
@@ -195,7 +183,18 @@ def build_plan_table(options: list[DecodeOption]) -> Table:
             "tensor", "GiB a core", "fits", "prompt", "token alone", "verify + propose",
             "acceptance length needed", "speed-up if all is accepted",
         ],
-        rows=rows,
+        rows=[
+            [
+                str(option.tensor),
+                f"{option.bytes / GIB:.2f}",
+                "yes" if option.fits else "no",
+                *(f"{MS * s:.2f}" for s in (option.prompt_s, option.alone_s)),
+                f"{MS * option.verify_s:.2f} + {MS * option.propose_s:.2f}",
+                f"{option.break_even_length:.2f}",
+                f"{option.most / option.break_even_length:.2f}",
+            ]
+            for option in options
+        ],
         stacked_headers=True,
     )  # fmt: skip
 

@@ -114,9 +114,7 @@ def choose_tree(bench: CostBench, tuning: DraftTuning, conf: TuneConf) -> Tuning
         ratio = estimate_speedup(sums[candidate.name], sums[best.name])
         if ratio and ratio.ci95 and ratio.ci95[0] > 1:
             best = candidate
-    speedups = {
-        candidate.name: estimate_speedup(sums[candidate.name], baseline) for candidate in measured
-    }
+    speedups = {c.name: estimate_speedup(sums[c.name], baseline) for c in measured}
     best_speedup = speedups[best.name]
     return TuningResult(
         batch=bench.batch,
@@ -155,8 +153,7 @@ def tune_drafts(
             )  # fmt: skip
             tuning.results.append(choose_tree(bench, tuning, conf))
             torch.compiler.reset()  # drops these graphs: the next shapes are different
-            for line in format_result(tuning, tuning.results[-1]):
-                print_line(line)
+            print_line(*format_result(tuning, tuning.results[-1]), sep="\n")
         tunings.append(tuning)
     return tunings
 
@@ -217,8 +214,7 @@ def main(conf: TuneConf) -> None:
     with report_disk_errors(run):
         (run / "tune.json").write_text(json.dumps(report) + "\n")
         write_tree_files(tunings, run, conf)
-    for line in format_summary(tunings, run, conf):
-        print_line(line)
+    print_line(*format_summary(tunings, run, conf), sep="\n")
 
 
 if __name__ == "__main__":

@@ -67,5 +67,6 @@ class TargetAnswerBackend:
         decoder = Decoder(
             self.target, sampling=self.conf.sampling, slots=longest + max_new_tokens, batch=batch
         )
-        min_free_rows = max(1, batch // MIN_BATCH_DIVISOR)
-        return decoder.stream(take, min_free_rows=min_free_rows, eos_ids=self.target.eos_ids)
+        return decoder.stream(
+            take, min_free_rows=max(1, batch // MIN_BATCH_DIVISOR), eos_ids=self.target.eos_ids
+        )

@@ -128,7 +128,6 @@ class Decoder(Session):
         )  # fmt: skip
         running: dict[int, Request] = {}
         state: SessionState | None = None
-        self.round_seconds = []
         while True:
             while requests := take(count_admissible(self, len(running), min_free_rows)):
                 state = self._admit_requests(state, requests, running, criteria)
@@ -138,12 +137,12 @@ class Decoder(Session):
             start = time.perf_counter()
             if phase_timer is not None:
                 phase_timer.start_round()
-            active = [slot in running for slot in range(self.batch)]
-            state.rows.active = torch.tensor(active, device=self.torch_device)
+            state.rows.active = torch.tensor(
+                [slot in running for slot in range(self.batch)], device=self.torch_device
+            )
             state, output = self.run_round(state, phase_timer and phase_timer.end_phase)
             host_rows = output.host_copy.tolist()  # the only read of the round
             round_s = time.perf_counter() - start
-            self.round_seconds.append(round_s)
             if logits_out is not None:
                 logits_out.append(output.logits[0].cpu()[: host_rows[0][-1]])
             finished = self._distribute_tokens(host_rows, round_s, running, criteria)

@@ -29,8 +29,10 @@ def generate_answers(
         batch_limits = [limits[row] for row in rows]
         needed = max(map(add, map(len, batch_prompts), batch_limits))
         decoder = Decoder(target, sampling=sampling, slots=slots or needed, batch=batch_rows)
-        keys = [row_ids[row] for row in rows] if row_ids else rows
         answers = decoder.decode(
-            batch_prompts, row_ids=keys, max_new_tokens=batch_limits, eos_ids=target.eos_ids
+            batch_prompts,
+            row_ids=[row_ids[row] for row in rows] if row_ids else rows,
+            max_new_tokens=batch_limits,
+            eos_ids=target.eos_ids,
         )
         yield from ((row, answer.ids) for row, answer in zip(rows, answers, strict=True))

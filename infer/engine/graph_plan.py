@@ -137,9 +137,8 @@ def _list_decoders(
         draft=DraftSpec(kind=NO_DRAFT, layers=layers), tree=NO_TREE, slots=slots,
         sampling=conf.sampling,
     )  # fmt: skip
-    yield autoregressive, True
     lookup = DraftSpec(kind=NgramDraft.method, layers=layers)
-    yield replace(autoregressive, draft=lookup, tree=chain), True
+    yield from ((autoregressive, True), (replace(autoregressive, draft=lookup, tree=chain), True))
     for draft in drafts:
         alone = replace(autoregressive, draft=replace(draft, kind=NO_DRAFT, shape_key=""))
         speculative = replace(

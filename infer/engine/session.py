@@ -103,8 +103,6 @@ class Session:
         self._draft_next = device.compile(rounds.draft_next, kind=kind)
         self.cache, self.state = self._allocate(batch)
         self._side_buffers: tuple[StaticCache, DraftState] | None = None
-        # of the last call of `decode`; each round counts once, whatever rows it served
-        self.round_seconds: list[float] = []
 
     def _allocate(self, batch: int) -> tuple[StaticCache, DraftState]:
         cache_slots = count_cache_slots(self.tree, self.slots)

@@ -28,8 +28,7 @@ class StopCriteria:
         >>> criteria.find_end([5, 2, 7], num_checked=0, max_new_tokens=9)
         2
         """
-        new = range(num_checked, min(len(ids), max_new_tokens))
-        for i in new:
+        for i in range(num_checked, min(len(ids), max_new_tokens)):
             if ids[i] in self.eos_ids:
                 return self._find_stop_string_end(ids[: i + 1], num_checked) or i + 1
         return self._find_stop_string_end(ids[:max_new_tokens], num_checked) or (

@@ -70,7 +70,9 @@ def measure_batch_size(
     for number in range(NUM_PASSES):
         for name in alternate_order(list(decoders), number):
             passes[name].append(decode_prompts(decoders[name], prompts, conf.new_tokens))
-    plain_results, tree_results = (_average_passes(passes[name]) for name in ("plain", "tree"))
+    plain_results, tree_results = (
+        list(map(_average_results, *passes[name])) for name in ("plain", "tree")
+    )
 
     def estimate(name: str, mode_results: list[PromptResult]) -> Estimate:
         value = estimate_metric(name, mode_results, plain_results)
@@ -105,12 +107,8 @@ def decode_prompts(
     ]
 
 
-def _average_passes(passes: list[list[PromptResult]]) -> list[PromptResult]:
-    """Merge the passes of each prompt into its first result, with the mean time of each round."""
-
-    def average(*results: PromptResult) -> PromptResult:
-        times = zip(*(result.generation.round_s for result in results), strict=True)
-        round_s = [sum(seconds) / len(seconds) for seconds in times]
-        return replace(results[0], generation=replace(results[0].generation, round_s=round_s))
-
-    return list(map(average, *passes))
+def _average_results(*results: PromptResult) -> PromptResult:
+    """Merge a prompt's results of several passes into the first, with mean times of its rounds."""
+    times = zip(*(result.generation.round_s for result in results), strict=True)
+    round_s = [sum(seconds) / len(seconds) for seconds in times]
+    return replace(results[0], generation=replace(results[0].generation, round_s=round_s))

@@ -61,30 +61,34 @@ def build_eval_modes(
     check_context(target, slots)
     build_decoder = partial(Decoder, sampling=conf.sampling, slots=slots)
     exact_rule = build_acceptance_rule(Verification.auto, conf.sampling)
-    layer_lists = [c.draft.needs.layers for c in candidates if c.target is None]
     # Modes without a draft capture the fewest layers that any draft needs, so that they share the
     # graphs of that draft.
-    fewest_layers = min(layer_lists, key=len, default=[])
-    ngram_decoder = build_decoder(
-        target, NgramDraft(), chain, layers=fewest_layers, acceptance_rule=exact_rule
+    fewest_layers = min(
+        (c.draft.needs.layers for c in candidates if c.target is None), key=len, default=[]
     )
     modes = {
         AUTOREGRESSIVE_MODE: EvalMode(
             decoder=build_decoder(target, layers=fewest_layers), baseline=AUTOREGRESSIVE_MODE
         ),
-        "ngram": EvalMode(decoder=ngram_decoder, baseline=AUTOREGRESSIVE_MODE),
+        "ngram": EvalMode(
+            decoder=build_decoder(
+                target, NgramDraft(), chain, layers=fewest_layers, acceptance_rule=exact_rule
+            ),
+            baseline=AUTOREGRESSIVE_MODE,
+        ),
     }
     for candidate in candidates:
         verifier = candidate.target or target
         if candidate.target:
-            target_alone = build_decoder(verifier, layers=candidate.draft.needs.layers)
-            modes[candidate.baseline] = EvalMode(decoder=target_alone, baseline=candidate.baseline)
-        drafts_and_trees = {
-            "untrained": (candidate.untrained, tree),
-            "chain": (candidate.draft, chain),
-            "tree": (candidate.draft, tree),
-        }
-        for name, (draft, draft_tree) in drafts_and_trees.items():
+            modes[candidate.baseline] = EvalMode(
+                decoder=build_decoder(verifier, layers=candidate.draft.needs.layers),
+                baseline=candidate.baseline,
+            )
+        for name, draft, draft_tree in (
+            ("untrained", candidate.untrained, tree),
+            ("chain", candidate.draft, chain),
+            ("tree", candidate.draft, tree),
+        ):
             if isinstance(draft, Draft):
                 modes[f"{candidate.name}/{name}"] = EvalMode(
                     decoder=build_decoder(

@@ -112,7 +112,6 @@ def _describe_setup(
     target: Target, candidates: list[DraftUnderTest], prompts: list[EvalPrompt], tree: Tree,
     conf: EvaluationConf, graph_budget: GraphBudget | None,
 ) -> EvalSetup:  # fmt: skip
-    directories = {candidate.name: candidate.directory for candidate in candidates}
     return EvalSetup(
         schema_version=SCHEMA_VERSION,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -131,9 +130,9 @@ def _describe_setup(
             conf.prompts,
             max_new_tokens=conf.new_tokens,
             contamination={
-                name: check_contamination(prompts, directory)
-                for name, directory in directories.items()
-                if directory
+                candidate.name: check_contamination(prompts, candidate.directory)
+                for candidate in candidates
+                if candidate.directory
             },
         ),
     )
@@ -270,10 +269,9 @@ def _replay_draft(
         target, prompts, sampling=conf.sampling, max_new_tokens=conf.new_tokens,
         layers=candidate.draft.needs.layers, lookahead=tree.max_path_length,
     )  # fmt: skip
-    replay = Replay(
+    accepted = Replay(
         target, candidate.draft, texts, sampling=conf.sampling, verification=conf.verification
-    )
-    accepted = replay.accepted_lengths({"tree": tree})["tree"]
+    ).accepted_lengths({"tree": tree})["tree"]
     tau, all_positions = (
         bootstrap_t(count(accepted)) for count in (count_on_policy, count_all_positions)
     )
@@ -284,8 +282,10 @@ def _replay_draft(
 
 def choose_warmup_prompts(prompts: list[EvalPrompt]) -> list[EvalPrompt]:
     """Choose one prompt of each padded length and one of each category to warm up with."""
-    warmup_prompts = list({bucket_length(len(p.ids)): p for p in prompts}.values())
-    return warmup_prompts + list({p.category: p for p in prompts}.values())
+    return [
+        *{bucket_length(len(p.ids)): p for p in prompts}.values(),
+        *{p.category: p for p in prompts}.values(),
+    ]
 
 
 def _warm_up_modes(

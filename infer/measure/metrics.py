@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import get_args
 
 import numpy as np
 from jaxtyping import Float
@@ -18,7 +17,7 @@ from numpy import ndarray
 from infer.engine.decode import Generation
 from infer.measure.intervals import Estimate, Statistic, bootstrap_t, ratio_of_means
 from infer.measure.records import PromptResult
-from infer.measure.report_schema import GainMetric, Percentiles, PositionAcceptance
+from infer.measure.report_schema import Percentiles, PositionAcceptance
 
 
 @dataclass(kw_only=True)
@@ -78,7 +77,6 @@ EVAL_METRICS = {
         support=(0.0, 1.0),
     ),
 }
-GAIN_METRICS: tuple[GainMetric, ...] = get_args(GainMetric)
 
 
 def estimate_metric(
@@ -150,9 +148,9 @@ def memory_bound_speedup(
     Estimate(mean=2.5, ci95=[2.0, 3.0])
     """
     cost = 1 + bytes_ratio * draft_passes
-    interval = acceptance_length.ci95
     return Estimate(
-        mean=acceptance_length.mean / cost, ci95=interval and [bound / cost for bound in interval]
+        mean=acceptance_length.mean / cost,
+        ci95=acceptance_length.ci95 and [bound / cost for bound in acceptance_length.ci95],
     )
 
 

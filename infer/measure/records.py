@@ -97,8 +97,10 @@ class ModeResult:
         """Return a copy for these prompts alone; the bottleneck, of all prompts, is dropped."""
         results = [r for r in self.prompt_results if r.prompt.category == category]
         ids = {result.prompt.id for result in results}
-        mismatches = [m for m in self.exactness.mismatches if m.prompt_id in ids]
-        exactness = replace(self.exactness, mismatches=mismatches)
+        exactness = replace(
+            self.exactness,
+            mismatches=[m for m in self.exactness.mismatches if m.prompt_id in ids],
+        )
         return replace(self, prompt_results=results, exactness=exactness, bottleneck=None)
 
 

@@ -4,7 +4,6 @@ from typing import Any, get_args
 
 from infer.measure.metrics import (
     EVAL_METRICS,
-    GAIN_METRICS,
     acceptance_by_position,
     estimate_gain,
     estimate_metric,
@@ -19,6 +18,7 @@ from infer.measure.report_schema import (
     AdaptedTargetInfo,
     DraftSection,
     Gain,
+    GainMetric,
     ModeSection,
     Section,
     TrainedMode,
@@ -138,4 +138,4 @@ def _describe_gain(
     if other is None:
         return None
     compared = [result.prompt_results for result in (mode, other, *baselines)]
-    return {name: estimate_gain(name, *compared) for name in GAIN_METRICS}
+    return {name: estimate_gain(name, *compared) for name in get_args(GainMetric)}

@@ -45,11 +45,10 @@ def measure_splits(
     for number in _track_progress(range(PASSES_PER_PROMPT * len(timed_prompts)), "timing rounds"):
         prompt = timed_prompts[number // PASSES_PER_PROMPT]
         for name in alternate_order(list(timed_modes), number):
-            mode = timed_modes[name]
             # None times the fused rounds.
             phase_timers = [timers[name], None]
             for phase_timer in phase_timers[:: -1 if number % 2 else 1]:
-                round_s = _time_rounds(mode, prompt, max_new_tokens, phase_timer)
+                round_s = _time_rounds(timed_modes[name], prompt, max_new_tokens, phase_timer)
                 if phase_timer is None:
                     fused_s[name] += round_s
     return {name: _build_split(timers[name], fused_s[name]) for name in timed_modes}

@@ -11,7 +11,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FixedLocator, NullLocator
 from scipy.optimize import isotonic_regression
 
 from infer.measure.intervals import Estimate
@@ -80,26 +79,19 @@ def plot_speedup_by_batch(axes: Axes, report: Report) -> None:
         # A small shift keeps the intervals of drafts from hiding each other.
         shift = 1 + 0.03 * (index - (len(drafts) - 1) / 2)
         sizes = [row.batch * shift for row in line]
-        axes.plot(sizes, [row.speedup.mean for row in line], color=color, marker="o", ms=5)
+        axes.plot(
+            sizes, [row.speedup.mean for row in line], color=color, marker="o", ms=5,
+            label=f"{draft.name} tree",
+        )  # fmt: skip
         for size, row in zip(sizes, line, strict=True):
             if row.speedup.ci95:
                 axes.plot([size] * 2, row.speedup.ci95, color=color, lw=2, alpha=0.6)
     sizes = sorted({row.batch for row in rows})
     axes.axhline(1, color=INK, lw=0.8, ls="--")
     axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_locator(FixedLocator(sizes))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter("{x:.0f}")
-    axes.set_ylim(bottom=0)
-    axes.set(xlabel="rows decoded at a time", ylabel="speed-up")
-
-
-def build_draft_legend(report: Report) -> list[Line2D]:
-    """Build the legend, one line for each draft."""
-    return [
-        Line2D([], [], color=color, marker="o", ms=5, label=f"{draft.name} tree")
-        for color, draft in zip(assign_draft_colors(report), report.drafts, strict=True)
-    ]
+    axes.set_xticks(sizes, list(map(str, sizes)))
+    axes.set_xticks([], minor=True)
+    axes.set(xlabel="rows decoded at a time", ylabel="speed-up", ylim=(0, None))
 
 
 def plot_speedup_against_length(axes: Axes, report: Report) -> None:
@@ -167,9 +159,11 @@ def _label_points(axes: Axes, report: Report, colors: list[str]) -> None:
         (draft.modes["tree"], draft.name + (" (own target)" if draft.target else ""), color)
         for color, draft in zip(colors, report.drafts, strict=True)
     ]
-    for mode, name, color in modes:
-        if point := _get_plotted(mode):
-            ties.append((point[1].mean, point[0].mean, name, color))
+    ties += [
+        (point[1].mean, point[0].mean, name, color)
+        for mode, name, color in modes
+        if (point := _get_plotted(mode))
+    ]
     ties.sort()
     heights = spread_labels(
         [tie[0] for tie in ties], min_gap=LABEL_SPACING * (top - bottom), limits=(bottom, top)

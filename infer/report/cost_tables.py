@@ -21,33 +21,19 @@ ROUND_PARTS = ("verify", "accept", "cache_move", "draft", "host")  # in the orde
 
 def latency_table(report: Report) -> Table:
     """Build a table of latency percentiles over prompts, for each mode."""
-    rows = [
-        [label, *map(format_percentiles, (mode.ttft_ms, mode.itl_ms, mode.e2e_ms))]
-        for label, mode in list_measured_modes(report)
-    ]
     return Table(
         title="Latency, ms",
         note=f"p50 / p90 / p99 over prompts. {format_definitions('TTFT', 'ITL', 'E2E')}",
         columns=["mode", "TTFT", "ITL", "E2E"],
-        rows=rows,
+        rows=[
+            [label, *map(format_percentiles, (mode.ttft_ms, mode.itl_ms, mode.e2e_ms))]
+            for label, mode in list_measured_modes(report)
+        ],
     )
 
 
 def efficiency_table(report: Report) -> Table:
     """Build a table of measured and predicted speed-up and of the costs behind them."""
-    rows = [
-        [
-            label,
-            format_mean(mode.speedup),
-            format_number(mode.predicted_speedup),
-            format_number(mode.efficiency),
-            format_estimate(mode.mbsu),
-            *map(format_number, (costs.draft, costs.verify, costs.autoregressive_step)),
-            ABSENT if mode.graphs_after_warmup is None else str(mode.graphs_after_warmup),
-        ]
-        for label, mode in list_measured_modes(report)
-        if (costs := mode.costs_ms)
-    ]
     return Table(
         title="Efficiency",
         note=format_definitions("efficiency", "predicted", "MBSU"),
@@ -55,7 +41,19 @@ def efficiency_table(report: Report) -> Table:
             "mode", "speed-up", "predicted", "efficiency", "MBSU", "draft ms", "verify ms",
             "step ms", "new graphs",
         ],
-        rows=rows,
+        rows=[
+            [
+                label,
+                format_mean(mode.speedup),
+                format_number(mode.predicted_speedup),
+                format_number(mode.efficiency),
+                format_estimate(mode.mbsu),
+                *map(format_number, (costs.draft, costs.verify, costs.autoregressive_step)),
+                ABSENT if mode.graphs_after_warmup is None else str(mode.graphs_after_warmup),
+            ]
+            for label, mode in list_measured_modes(report)
+            if (costs := mode.costs_ms)
+        ],
     )  # fmt: skip
 
 

@@ -110,13 +110,13 @@ def find_not_lossless(before: Report, after: Report) -> VerdictPairs:
     old_verdicts, new_verdicts = map(
         _collect_verdicts, _index_modes(before, after), (before, after)
     )
-    verdicts = {}
-    for name, new in new_verdicts.items():
-        old = old_verdicts.get(name)
-        lossy = new.lossy and (old is None or old.lossy)
-        if new.lossless is not LosslessVerdict.yes and not lossy:
-            verdicts[name] = (old and old.lossless, new.lossless)
-    return verdicts
+    pairs = {name: (old_verdicts.get(name), new) for name, new in new_verdicts.items()}
+    return {
+        name: (old and old.lossless, new.lossless)
+        for name, (old, new) in pairs.items()
+        if new.lossless is not LosslessVerdict.yes
+        and not (new.lossy and (old is None or old.lossy))
+    }
 
 
 def _collect_verdicts(views: dict[str, ModeView], report: Report) -> dict[str, Verdict]:
@@ -141,7 +141,7 @@ def find_missing_modes(before: Report, after: Report) -> dict[str, str]:
 
 def _index_modes(before: Report, after: Report) -> list[dict[str, ModeView]]:
     """Index modes by name; if each report has a single draft, the drafts' names do not matter."""
-    alone = all(len(report.drafts) == 1 for report in (before, after))
+    alone = len(before.drafts) == len(after.drafts) == 1
     return [
         {_mode_name(report, view.key) if alone else view.key: view for view in list_modes(report)}
         for report in (before, after)
@@ -198,8 +198,9 @@ def _collect_rows(
         columns(row.modes[key], row.modes.get(baseline, row.modes["autoregressive"]))
         for row in report.per_prompt
     ]
-    questions = [row.question for row in report.per_prompt]
-    return sum_by_question(np.array(rows, dtype=np.float64), questions)
+    return sum_by_question(
+        np.array(rows, dtype=np.float64), [row.question for row in report.per_prompt]
+    )
 
 
 def _join_intervals(

@@ -30,22 +30,6 @@ def side_by_side_table(report: Report) -> Table:
     autoregressive, ngram = report.autoregressive, report.ngram
     # The verification of an empty tree is an autoregressive step.
     step = ngram.costs_ms.autoregressive_step if ngram and ngram.costs_ms else None
-    rows = [
-        ["autoregressive", *[ABSENT] * 4, format_number(step), *_tau_cells(autoregressive, None)],
-        ["n-gram lookup", "ngram", "0", ABSENT, *_cost_cells(ngram), *_tau_cells(ngram, None)],
-    ] + [
-        [
-            draft.name,
-            draft.method,
-            format_millions(draft.parameters),
-            format_millions(draft.memory_bytes.weights + draft.memory_bytes.state),
-            *_cost_cells(draft.modes["tree"]),
-            *_tau_cells(
-                draft.modes["chain"], draft.modes["tree"], has_own_target=draft.target is not None
-            ),
-        ]
-        for draft in report.drafts
-    ]
     return Table(
         title="Drafts side by side",
         note=append_remarks(COSTS_NOTE, report),
@@ -53,7 +37,26 @@ def side_by_side_table(report: Report) -> Table:
             "draft", "method", "M params", "MB", "draft ms", "verify ms", "chain tau", "tree tau",
             "speed-up", "lossless",
         ],
-        rows=rows,
+        rows=[
+            [
+                "autoregressive", *[ABSENT] * 4, format_number(step),
+                *_tau_cells(autoregressive, None),
+            ],
+            ["n-gram lookup", "ngram", "0", ABSENT, *_cost_cells(ngram), *_tau_cells(ngram, None)],
+        ] + [
+            [
+                draft.name,
+                draft.method,
+                format_millions(draft.parameters),
+                format_millions(draft.memory_bytes.weights + draft.memory_bytes.state),
+                *_cost_cells(draft.modes["tree"]),
+                *_tau_cells(
+                    draft.modes["chain"], draft.modes["tree"],
+                    has_own_target=draft.target is not None,
+                ),
+            ]
+            for draft in report.drafts
+        ],
         label_columns=2,
         stacked_headers=True,
     )  # fmt: skip
@@ -61,15 +64,6 @@ def side_by_side_table(report: Report) -> Table:
 
 def summary_table(report: Report, *, main: bool = False) -> Table:
     """Build a table with a row for each mode of each category and of all prompts."""
-    rows = [
-        [
-            f"{name} ({section.autoregressive.prompts})",
-            view.label,
-            *(_mode_cells(view.mode) if view.mode else [ABSENT] * 5),
-        ]
-        for name, section in collect_sections(report).items()
-        for view in list_modes(section, main=main)
-    ]
     return Table(
         title="Modes by category",
         note=append_remarks(
@@ -78,34 +72,41 @@ def summary_table(report: Report, *, main: bool = False) -> Table:
             report,
         ),
         columns=["prompts", "mode", "tau", "delivered", "speed-up", "tokens/s", "lossless"],
-        rows=rows,
+        rows=[
+            [
+                f"{name} ({section.autoregressive.prompts})",
+                view.label,
+                *(_mode_cells(view.mode) if view.mode else [ABSENT] * 5),
+            ]
+            for name, section in collect_sections(report).items()
+            for view in list_modes(section, main=main)
+        ],
         label_columns=2,
     )
 
 
 def gain_table(sections: dict[str, Section], *, main: bool = False) -> Table:
     """Build a table of the gains of each draft's modes over others."""
-    rows = [
-        [
-            name,
-            f"{mode_label(section, draft, mode)} {baseline.replace('_', ' ')}",
-            *(
-                format_estimate(gain[metric] if gain else None, signed=True)
-                for metric in get_args(GainMetric)
-            ),
-        ]
-        for name, section in sections.items()
-        for draft in section.drafts
-        for mode, gains in draft.gain.items()
-        if mode == "tree" or not main
-        for baseline, gain in gains.items()
-    ]
     return Table(
         title="Gains",
         note="Paired differences over the same prompts. No acceptance rate between a tree and a "
         "chain: they are not comparable.",
         columns=["prompts", "gain of", "tau", "acceptance rate", "speed-up"],
-        rows=rows,
+        rows=[
+            [
+                name,
+                f"{mode_label(section, draft, mode)} {baseline.replace('_', ' ')}",
+                *(
+                    format_estimate(gain[metric] if gain else None, signed=True)
+                    for metric in get_args(GainMetric)
+                ),
+            ]
+            for name, section in sections.items()
+            for draft in section.drafts
+            for mode, gains in draft.gain.items()
+            if mode == "tree" or not main
+            for baseline, gain in gains.items()
+        ],
         label_columns=2,
     )
 
@@ -134,20 +135,15 @@ def position_table(report: Report) -> Table:
     """Build a table of marginal and conditional acceptance at each draft position."""
     modes = [(label, mode) for label, mode in list_measured_modes(report) if mode.depth]
     depth = min(MAX_POSITIONS, max((mode.depth for _, mode in modes), default=0))
-    shares = [
-        (label, kind, values[:depth])
-        for label, mode in modes
-        for kind, values in vars(mode.acceptance_by_position).items()
-    ]
-    rows = [
-        [label, kind, *map(format_number, values), *[""] * (depth - len(values))]
-        for label, kind, values in shares
-    ]
     return Table(
         title="Acceptance by position",
         note=f"{get_definition(POSITION_COLUMN)}.",
         columns=["mode", "share", *(str(position + 1) for position in range(depth))],
-        rows=rows,
+        rows=[
+            [label, kind, *map(format_number, values[:depth]), *[""] * (depth - len(values))]
+            for label, mode in modes
+            for kind, values in vars(mode.acceptance_by_position).items()
+        ],
         label_columns=2,
     )
 
@@ -158,15 +154,6 @@ def exactness_table(report: Report, *, main: bool = False) -> Table:
     With `main` and several drafts, it has only trees and modes whose answers differ.
     """
     main_labels = {label for label, _ in list_measured_modes(report, main=True)}
-    rows = [
-        [
-            label,
-            format_lossless(mode),
-            *(_mismatch_cells(mode) if is_compared(mode) else [ABSENT] * 5),
-        ]
-        for label, mode in list_measured_modes(report)
-        if not main or label in main_labels or mode.mismatched_prompts
-    ]
     return Table(
         title="Losslessness",
         note=append_remarks(
@@ -183,7 +170,15 @@ def exactness_table(report: Report, *, main: bool = False) -> Table:
             "beyond it",
             "widest divergence",
         ],
-        rows=rows,
+        rows=[
+            [
+                label,
+                format_lossless(mode),
+                *(_mismatch_cells(mode) if is_compared(mode) else [ABSENT] * 5),
+            ]
+            for label, mode in list_measured_modes(report)
+            if not main or label in main_labels or mode.mismatched_prompts
+        ],
         stacked_headers=True,
         footnotes=explain_undecided(report),
     )
@@ -192,31 +187,29 @@ def exactness_table(report: Report, *, main: bool = False) -> Table:
 def prompt_length_table(report: Report) -> Table:
     """Build a table with a row for each bucket of prompt lengths and each draft."""
     by_length = report.by_prompt_length
-    rows = [
-        [
-            f"up to {bucket.up_to:,}", name, str(bucket.prompts),
-            *(format_estimate(taus[mode]) for mode in get_args(TrainedMode)),
-        ]
-        for bucket in by_length.buckets
-        for name, taus in bucket.drafts.items()
-    ]  # fmt: skip
     return Table(
         title="Tau by prompt length",
         note="Prompt lengths are in tokens of the target.",
         columns=["prompt tokens", "draft", "prompts", "chain tau", "tree tau"],
-        rows=rows,
+        rows=[
+            [
+                f"up to {bucket.up_to:,}",
+                name,
+                str(bucket.prompts),
+                *(format_estimate(taus[mode]) for mode in get_args(TrainedMode)),
+            ]
+            for bucket in by_length.buckets
+            for name, taus in bucket.drafts.items()
+        ],
         label_columns=3,
         footnotes=[
-            f"{name}: {_describe_longest_row(tokens)}"
+            f"{name}: the longest row that it was trained on is not known."
+            if tokens is None
+            else f"{name}: trained on rows of at most {tokens:,} tokens; it has seen no longer "
+            "text."
             for name, tokens in by_length.longest_row.items()
         ],
     )
-
-
-def _describe_longest_row(tokens: int | None) -> str:
-    if tokens is None:
-        return "the longest row that it was trained on is not known."
-    return f"trained on rows of at most {tokens:,} tokens; it has seen no longer text."
 
 
 def _mode_cells(mode: ModeSection) -> list[str]:

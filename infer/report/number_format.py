@@ -50,10 +50,8 @@ def format_estimate(value: Estimate | None, *, signed: bool = False) -> str:
     if value is None:
         return ABSENT
     mean = f"{value.mean:+.2f}" if signed else f"{value.mean:.2f}"
-    if value.ci95 is None:
-        return f"{mean} [?]"
-    low, high = value.ci95
-    return f"{mean} [{low:.2f}, {high:.2f}]"
+    interval = ", ".join(f"{bound:.2f}" for bound in value.ci95) if value.ci95 else "?"
+    return f"{mean} [{interval}]"
 
 
 def format_number(value: float | None) -> str:

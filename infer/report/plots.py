@@ -12,10 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from infer.measure.intervals import Estimate
-from infer.measure.report_schema import ModeSection, Report
+from infer.measure.report_schema import Report
 from infer.report.cost_plots import (
-    build_draft_legend,
     build_marker_legend,
     build_split_legend,
     list_split_modes,
@@ -65,8 +63,9 @@ def render_plots(report: Report) -> dict[str, str]:
             report, plot_round_split, legend, size=(7.2, 1.5 + 0.4 * len(split_modes))
         )
     if collect_batch_rows(report):
-        legend = {"handles": build_draft_legend(report), "loc": "outside right upper"}
-        plots["Speed-up against batch size"] = render_svg(report, plot_speedup_by_batch, legend)
+        plots["Speed-up against batch size"] = render_svg(
+            report, plot_speedup_by_batch, {"loc": "outside right upper"}
+        )
     return plots | {
         "Acceptance by position": render_svg(report, plot_acceptance_by_position, mode_legend),
         "Acceptance length by category": render_svg(report, plot_length_by_category, mode_legend),
@@ -111,14 +110,12 @@ def plot_acceptance_by_position(axes: Axes, report: Report) -> None:
 
 def plot_length_by_category(axes: Axes, report: Report) -> None:
     """Plot tokens a round, with intervals."""
-    _plot_by_category(axes, report, lambda mode: mode.acceptance_length)
-    axes.set_ylabel("acceptance length (tau)")
+    _plot_by_category(axes, report, "acceptance_length", label="acceptance length (tau)")
 
 
 def plot_speedup_by_category(axes: Axes, report: Report) -> None:
     """Plot the speed-up over autoregressive decoding, with intervals."""
-    _plot_by_category(axes, report, lambda mode: mode.speedup)
-    axes.set_ylabel("speed-up over autoregressive")
+    _plot_by_category(axes, report, "speedup", label="speed-up over autoregressive")
 
 
 def plot_latency(axes: Axes, report: Report) -> None:
@@ -128,22 +125,20 @@ def plot_latency(axes: Axes, report: Report) -> None:
         if latencies := [value for value in latencies if value is not None]:
             axes.ecdf(latencies, color=color)
     axes.set(
-        xlabel="inter-token latency of a prompt, ms", ylabel="share of prompts", ylim=(0, 1.02)
-    )
-    axes.set_xlim(left=0)
+        xlabel="inter-token latency of a prompt, ms", xlim=(0, None), ylabel="share of prompts",
+        ylim=(0, 1.02),
+    )  # fmt: skip
 
 
-def _plot_by_category(
-    axes: Axes, report: Report, get_metric: Callable[[ModeSection], Estimate | None]
-) -> None:
+def _plot_by_category(axes: Axes, report: Report, metric: str, *, label: str) -> None:
     sections = collect_sections(report)
     num_modes = len(list_colored_modes(report))
     for group, section in enumerate(sections.values()):
         for index, (color, _, mode) in enumerate(list_colored_modes(section)):
-            if value := get_metric(mode):
+            if value := getattr(mode, metric):
                 x = group + (index - (num_modes - 1) / 2) * 0.8 / num_modes
                 axes.plot([x, x], value.ci95 or [value.mean] * 2, color=color, lw=2)
                 axes.plot(x, value.mean, color=color, marker="o", ms=5)
     axes.axhline(1, color=INK, lw=0.8, ls="--")
     axes.set_xticks(range(len(sections)), list(sections))
-    axes.set_ylim(bottom=0)
+    axes.set(ylim=(0, None), ylabel=label)

@@ -23,7 +23,7 @@ def build_headline(report: Report) -> str:
     how = "through the chat template" if prompts.chat_template else "as plain text"
     if 0 < prompts.chat_template < prompts.count:
         how = f"{prompts.chat_template} of them {how}"
-    headline = (
+    return append_remarks(
         f"{target.name} ({target.parameters:,} parameters, {device.dtype}) decoded with "
         f"{_join_words(drafts) or 'no draft'} was compared with its own autoregressive decoding, "
         f"prompt by prompt in one run. {prompts.count} held-out prompts in "
@@ -31,9 +31,9 @@ def build_headline(report: Report) -> str:
         f"{prompts.max_new_tokens} tokens on {device.name} ({device.kind}, {threads}, {compiled}), "
         f"{', '.join(sampling)}; verification: {_join_words(rules) or 'none'}. "
         f"Tree: {tree.kind}, {tree.nodes} nodes of the draft up to depth {tree.depth}, "
-        f"{tree.copied or 'none'} copied by n-gram lookup."
+        f"{tree.copied or 'none'} copied by n-gram lookup.",
+        report,
     )
-    return append_remarks(headline, report)
 
 
 def append_remarks(text: str, report: Report) -> str:
@@ -44,11 +44,10 @@ def append_remarks(text: str, report: Report) -> str:
         for draft in report.drafts
         if draft.target
     )
-    rules = dict.fromkeys(mode.verification for mode in _list_draft_modes(report) if mode.lossy)
     lossy = (
         f"The drafts are verified by the {rule} rule, which is lossy: their answers are not the "
         "target's."
-        for rule in rules
+        for rule in dict.fromkeys(m.verification for m in _list_draft_modes(report) if m.lossy)
     )
     return " ".join([text, *adapted, *lossy])
 
@@ -89,9 +88,12 @@ def explain_undecided(report: Report) -> list[str]:
         for _, mode in list_measured_modes(report)
         if mode.lossless is LosslessVerdict.undecided
     }
-    dtype, hint = report.device.dtype, "decode with device.precision=float32"
-    if dtype == "float32":
-        hint = "one-token passes differ from a single pass over the same tokens"
+    dtype = report.device.dtype
+    hint = (
+        "one-token passes differ from a single pass over the same tokens"
+        if dtype == "float32"
+        else "decode with device.precision=float32"
+    )
     return [
         f"undecided: a near-tie gap of {gap} that {dtype} explains in this target; {hint}."
         for gap in sorted(gaps)

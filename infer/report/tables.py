@@ -103,12 +103,9 @@ def render_markdown(report: Report) -> str:
 def print_report(report: Report, output: Console = CONSOLE) -> None:
     """Print the main tables: ruled on a terminal, plain lines of 100 columns elsewhere."""
     console = choose_console(output)
-    for line in (build_headline(report), *list_absences(report)):
-        console.print(Text(line))
+    console.print(*map(Text, (build_headline(report), *list_absences(report))), sep="\n")
     for table in _build_terminal_tables(report):
         console.print()
         console.print(Text(table.title, style="bold"))
         console.print(to_rich_table(table, ruled=console.is_terminal))
-        for line in table.footnotes:
-            console.print(Text(line))
-        console.print(Text(table.note, style="dim"))
+        console.print(*map(Text, table.footnotes), Text(table.note, style="dim"), sep="\n")

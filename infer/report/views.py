@@ -80,7 +80,8 @@ def list_colored_modes(section: Section) -> list[tuple[str, ModeView, ModeSectio
     """
     several = has_several_drafts(section)
     colors = [GRAY, INK, *assign_draft_colors(section)] if several else cycle(MODE_COLORS)
-    views = list_modes(section, main=True)
     return [
-        (color, view, view.mode) for color, view in zip(colors, views, strict=False) if view.mode
+        (color, view, view.mode)
+        for color, view in zip(colors, list_modes(section, main=True), strict=False)
+        if view.mode
     ]

@@ -148,7 +148,9 @@ def find_neighbors(
 def select_sweep(candidates: list[TreeCandidate]) -> list[TreeCandidate]:
     """Select every window, the user's tree, and trees of three kinds and four budgets."""
     sizes = sorted({c.size for c in candidates if c.family == "static"})
-    kinds = [f for f in {c.family for c in candidates} if f.partition("+")[0] == "dynamic"]
-    trees = [c for c in candidates if c.family in ("static", *kinds)]
-    sampled_trees = [c for c in trees if c.size in sizes[1:3] + sizes[-2:]]
-    return [c for c in candidates if c.family in ("chain", USER_TREE)] + sampled_trees
+    trees = [
+        c for c in candidates if c.family == "static" or c.family.partition("+")[0] == "dynamic"
+    ]
+    return [c for c in candidates if c.family in ("chain", USER_TREE)] + [
+        c for c in trees if c.size in sizes[1:3] + sizes[-2:]
+    ]

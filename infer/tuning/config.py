@@ -65,12 +65,14 @@ class TuneConf(TreeSearchConf):
             "max_new_tokens": (self.max_new_tokens, DEMO_NEW_TOKENS),
             "batches": (f"[{batch}]", "[1]"),
         }
-        overrides |= {
-            f"evaluation.{key}": value
-            for key, (value, default) in evaluation.items()
-            if value != default
-        }
-        return format_overrides(overrides)
+        return format_overrides(
+            overrides
+            | {
+                f"evaluation.{key}": value
+                for key, (value, default) in evaluation.items()
+                if value != default
+            }
+        )
 
 
 def format_overrides(overrides: dict[str, Any]) -> str:

@@ -263,14 +263,15 @@ def select_probes(candidates: list[TreeCandidate]) -> list[TreeCandidate]:
     families: dict[str, list[TreeCandidate]] = {}
     for candidate in sorted(candidates, key=lambda candidate: candidate.size):
         families.setdefault(candidate.family, []).append(candidate)
-    copied = [candidate for name, family in families.items() if "+" in name for candidate in family]
+    copied = (candidate for name, family in families.items() if "+" in name for candidate in family)
     probes = [
         family[i]
         for family in (families["chain"], families[find_probed_family(families)])
         for i in sorted({0, len(family) // 2, len(family) - 1})
     ]
-    copied = sorted(copied, key=lambda candidate: abs(candidate.size - 16))[:1]
-    return list(dict.fromkeys(probes + copied))
+    return list(
+        dict.fromkeys(probes + sorted(copied, key=lambda candidate: abs(candidate.size - 16))[:1])
+    )
 
 
 def find_probed_family(families: Iterable[str]) -> str:

@@ -140,8 +140,7 @@ def format_summary(tunings: list[DraftTuning], run: Path, conf: TuneConf) -> Ite
     for tuning, result in rows:
         if result.pick:
             checkpoint = format_overrides({"checkpoint": tuning.directory})
-            file = _tree_file(run, tuning, result)
-            overrides = _eval_overrides(result.pick, file, result, conf)
+            overrides = _eval_overrides(result.pick, _tree_file(run, tuning, result), result, conf)
             yield f"python -m infer.eval {checkpoint} {overrides}"
     yield f"all figures: {run / 'tune.json'}"
 
@@ -161,10 +160,13 @@ def write_tree_files(tunings: list[DraftTuning], run: Path, conf: TuneConf) -> N
         if result.pick is None:
             continue
         file = _tree_file(run, tuning, result)
-        is_dynamic = result.pick.conf.kind is TreeKind.dynamic
         content = {
             "tree": result.pick.tree_fields,
-            **({} if is_dynamic else {"paths": result.pick.tree.paths}),
+            **(
+                {}
+                if result.pick.conf.kind is TreeKind.dynamic
+                else {"paths": result.pick.tree.paths}
+            ),
             **_candidate_to_dict(tuning, result, result.pick),
             "overrides": _eval_overrides(result.pick, file, result, conf),
             "verdict": result.verdict.value,

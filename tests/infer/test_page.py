@@ -11,10 +11,10 @@ from markupsafe import escape
 from infer.measure.report_schema import SampleAnswer, TextSpan
 from infer.report.cost_tables import ROUND_PARTS, batch_table, replay_table, split_table
 from infer.report.definitions import DEFINITIONS, get_definition
-from infer.report.html import KIND_LEGEND, render_page
 from infer.report.mode_tables import acceptance_table, exactness_table, summary_table
 from infer.report.number_format import ABSENT
 from infer.report.plots import render_plots
+from infer.report.report_files import KIND_LEGEND, render_page
 from infer.report.tables import build_tables, collect_definitions, render_markdown
 from infer.report.views import list_modes
 from tests.support.made_report import COMPARED, PIECES, as_json, from_json, printed
