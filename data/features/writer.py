@@ -114,12 +114,13 @@ class ShardBuilder:
 
     def _rounding_by_layer(self, means: dict[str, Tensor]) -> dict[str, dict[str, float]]:
         """Name the mean rounding errors by layer; raise UserError where one is not finite."""
-        errors: dict[str, list[float]] = {}
-        if "captured" in means:
-            layers = map("layer {}".format, self.plan.schema.layers)
-            errors |= zip(layers, means["captured"].tolist(), strict=True)
-        if "hidden" in means:
-            errors["final"] = means["hidden"].tolist()
+        layers = {"captured": map("layer {}".format, self.plan.schema.layers), "hidden": ["final"]}
+        errors: dict[str, list[float]] = {
+            layer: error
+            for name, names in layers.items()
+            if name in means
+            for layer, error in zip(names, means[name].view(-1, 2).tolist(), strict=True)
+        }
         for name, (squared, _) in errors.items():
             require(
                 math.isfinite(squared),

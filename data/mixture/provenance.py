@@ -74,8 +74,8 @@ def _iter_file_hashes(source: str, split: str) -> Iterator[tuple[str, str]]:
             edges = stream.read(EDGE_BYTES)
             stream.seek(max(0, size - EDGE_BYTES))
             edges += stream.read(EDGE_BYTES)
-        fingerprint = f"{size} bytes {hashlib.sha256(edges).hexdigest()[:16]}"
-        yield str(file.relative_to(path.parent)), fingerprint
+        digest = hashlib.sha256(edges).hexdigest()[:16]
+        yield str(file.relative_to(path.parent)), f"{size} bytes {digest}"
 
 
 def _flatten_keys(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
