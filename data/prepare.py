@@ -196,8 +196,11 @@ def write_split_part(
     is_empty = len(table) <= conf.worker  # `shard` cannot make an empty part
     part = table.select([]) if is_empty else table.shard(num_shards=conf.workers, index=conf.worker)
     arrow_part: Any = part.with_format("arrow")  # with one batch in memory at a time
-    batches = arrow_part.iter(batch_size=TABLE_BATCH_ROWS)
-    rows = (row_from_columns(columns) for batch in batches for columns in batch.to_pylist())
+    rows = (
+        row_from_columns(columns)
+        for batch in arrow_part.iter(batch_size=TABLE_BATCH_ROWS)
+        for columns in batch.to_pylist()
+    )
     report = AnswersReport()
     needs_answers = split == TRAIN and conf.answers.by is not AnswerSource.none
     if needs_answers and conf.target is not None and len(part):

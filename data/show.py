@@ -9,7 +9,6 @@ Only the target's tokenizer is loaded. The page outputs/show/RUN/sample.html sho
 
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -17,11 +16,10 @@ from pathlib import Path
 from rich.text import Text
 
 from conf.entry import entry_point
-from data.chat.mask_check import MaskStats, check_mask_stats
+from data.chat.mask_check import MaskStats, check_mask_stats, track_mask_stats
 from data.chat.tokenization import iter_demo_documents, iter_unchecked_documents
 from data.config import DataConf, DataSource, DemoAnswerSource
 from data.packing.documents import Documents
-from data.sources.row_formats import TokenizedDocument
 from data.sources.training_rows import check_data
 from data.viewer.documents import (
     DocumentView,
@@ -98,22 +96,15 @@ def main(conf: ShowConf) -> None:
         views = sample_documents(stream, conf.documents, tokenizer, seed=conf.seed)
     source = conf.data.path or "the demo's prompts, followed by the text of their files"
     with report_disk_errors(folder):
-        page = render_page(source, conf.target.name, views, stats, skipped)
-        write_text_atomically(folder / "sample.html", page)
+        write_text_atomically(
+            folder / "sample.html",
+            render_page(source, conf.target.name, views, stats, skipped),
+        )
     for view in views:
         print_document(view, conf)
     print_summary(stats, skipped)
     log.info("the same as a page: %s", folder / "sample.html")
     check_mask_stats(stats, skipped)  # last, so that wrong masks are shown before they are refused
-
-
-def track_mask_stats(
-    documents: Iterable[TokenizedDocument], stats: dict[str, MaskStats]
-) -> Iterator[TokenizedDocument]:
-    """Yield the documents unchanged and count each in the stats of its category."""
-    for document in documents:
-        stats[document.category].add(document)
-        yield document
 
 
 def print_document(view: DocumentView, conf: ShowConf) -> None:

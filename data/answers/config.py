@@ -64,12 +64,9 @@ class AnswersConf:
             f"answers.key_env: must name a variable with a key that HTTP can carry, got "
             f"characters in {self.key_env} beyond printable ASCII; set it again",
         )
-        self._check_secrets()
         if self.context is not None:
             self.prompt_limit(self.context)
-
-    def _check_secrets(self) -> None:
-        """Refuse secrets in settings: config.yaml stores them, and errors and logs show the URL."""
+        # Secrets are refused: config.yaml stores settings, and errors and logs show the URL.
         remedy = f"put the server's key into the variable {self.key_env} (answers.key_env)"
         parts = urlsplit(self.url or "")
         require(

@@ -108,8 +108,11 @@ def documents_from_conversation(
     ends = [turn + 1 for turn in find_assistant_turns(messages)]
     for end in ends if turns is TurnSelection.each else ends[-1:]:
         try:
-            last_only = turns is not TurnSelection.all
-            documents.append(document_from_messages(chat, messages[:end], last_only=last_only))
+            documents.append(
+                document_from_messages(
+                    chat, messages[:end], last_only=turns is not TurnSelection.all
+                )
+            )
         except RowRejectedError as error:
             rejected[str(error)] += 1
     return documents, rejected

@@ -82,8 +82,10 @@ def split_held_out(
 
 def prompt_lengths(documents: Documents) -> Int[np.ndarray, " documents"]:
     """Count the tokens of each document's prompt."""
-    spans = pairwise(documents.starts.tolist())
-    return np.array([prompt_length(documents.answer[slice(*span)]) for span in spans], np.int64)
+    return np.array(
+        [prompt_length(documents.answer[i:j]) for i, j in pairwise(documents.starts.tolist())],
+        np.int64,
+    )
 
 
 def prompt_length(answer: Bool[np.ndarray, " tokens"]) -> int:

@@ -12,11 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from data.config import DEMO
-from data.sources.prompt_formats import (
-    describe_prompt_formats,
-    prompt_from_row,
-    read_prompt_file,
-)
+from data.sources.prompt_formats import describe_prompt_formats, open_prompt_rows, prompt_from_row
 from models.errors import UserError, require
 
 PROMPTS_KEY = "evaluation.prompts"  # config key of the prompts in error messages
@@ -125,7 +121,11 @@ def read_prompt_rows(source: str | Path | None, *, key: str = PROMPTS_KEY) -> li
 
         return [{"id": p.id, "category": p.category, "text": p.text} for p in held_out_prompts()]
     rows = []
-    for number, (location, raw) in enumerate(read_prompt_file(str(source), key), 1):
+    for number, (location, raw, reason, detail) in enumerate(open_prompt_rows(str(source), key), 1):
+        if raw is None:
+            raise UserError(
+                f"{key}: every line must be a JSON object, got {location}: {detail or reason}"
+            )
         try:
             row = prompt_from_row(raw, number)
         except ValueError as error:
@@ -170,7 +170,8 @@ def _build_first_turn(tokenizer, row: dict, key: str) -> EvalPrompt:
     require(bool(ids), f"{key}: every prompt needs a token, got none for id {row['id']}")
     return EvalPrompt(
         id=row["id"], category=row["category"], ids=ids,
-        text=tokenizer.decode(ids, skip_special_tokens=True), messages=messages, remaining_turns=remaining_turns, template_kwargs=template_kwargs,
+        text=tokenizer.decode(ids, skip_special_tokens=True), messages=messages,
+        remaining_turns=remaining_turns, template_kwargs=template_kwargs,
         chat_template=bool(messages) or row.get("chat_template", False),
         held_out_of=row.get("held_out_of", ""),
     )  # fmt: skip

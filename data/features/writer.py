@@ -36,9 +36,8 @@ class ShardBuilder:
 
     def __init__(self, target: Target, plan: CapturePlan, *, batch: int):
         self.target, self.plan, self.batch = target, plan, batch
-        device = target.device
         self._pass = build_target_pass(target, compiled=True)
-        self._look: Callable[[Batch], dict[str, Tensor]] = device.compile_if_lazy(self.look)
+        self._look: Callable[[Batch], dict[str, Tensor]] = target.device.compile_if_lazy(self.look)
 
     @torch.no_grad()
     def look(self, batch: Batch) -> dict[str, Tensor]:

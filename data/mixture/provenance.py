@@ -50,10 +50,7 @@ def collect_provenance(conf: Any, mixture: MixtureConf) -> dict[str, Any]:
     ]
     for key, path, split in (entry for entry in inputs if entry[1] != DEMO):
         try:
-            provenance |= {
-                f"{key}: {name}": fingerprint
-                for name, fingerprint in _iter_file_hashes(path, split)
-            }
+            provenance |= {f"{key}: {name}": sign for name, sign in _iter_file_hashes(path, split)}
         except (OSError, RuntimeError) as error:  # RuntimeError: `~user` of an unknown user
             raise UserError(
                 f"{key}: must be readable, got {path} ({first_line(error)}); check the path"

@@ -49,12 +49,14 @@ def select_rows(
     }
     quotas = compute_quotas({name: len(rows) for name, rows in unique_rows.items()}, conf)
     selected = np.concatenate([rows[: quotas[name]] for name, rows in unique_rows.items()])
-    counts = np.bincount(source, minlength=len(unique_rows)).tolist()
     dropped = {
         name: +Counter(  # the unary plus removes zero counts
-            {"a duplicate": count - len(rows), "beyond its share": len(rows) - quotas[name]}
+            {
+                "a duplicate": np.count_nonzero(source == number) - len(rows),
+                "beyond its share": len(rows) - quotas[name],
+            }
         )
-        for (name, rows), count in zip(unique_rows.items(), counts, strict=True)
+        for number, (name, rows) in enumerate(unique_rows.items())
     }
     return first_rows[np.isin(first_rows, selected)], dropped
 
@@ -94,6 +96,5 @@ def _apportion_rows(shares: dict[str, Fraction], rows: int) -> dict[str, int]:
     exact = {name: share * rows for name, share in shares.items()}
     quotas = {name: int(share) for name, share in exact.items()}
     by_remainder = sorted(exact, key=lambda name: quotas[name] - exact[name])
-    for name in by_remainder[: rows - sum(quotas.values())]:
-        quotas[name] += 1
-    return quotas
+    raised = by_remainder[: rows - sum(quotas.values())]
+    return {name: quota + (name in raised) for name, quota in quotas.items()}

@@ -14,10 +14,11 @@ from huggingface_hub import constants
 
 from data.config import DataConf, DataSource
 from data.sources.files import (
+    JSON_SUFFIXES,
+    PARQUET_SUFFIXES,
     RawRow,
     check_hub_dataset,
     count_rows,
-    is_row_file,
     load_dataset_split,
     read_dataset_rows,
     read_file_rows,
@@ -106,7 +107,9 @@ def _open_raw_rows(conf: DataConf) -> Iterator[RawRow]:
 
 def _is_whole_file(conf: DataConf) -> bool:
     """Return whether the data is all rows of one file, which is read without a copy in a cache."""
-    return is_row_file(Path(str(conf.path)).expanduser()) and "[" not in conf.split
+    file = Path(str(conf.path)).expanduser()
+    is_row_file = file.is_file() and file.name.endswith(JSON_SUFFIXES + PARQUET_SUFFIXES)
+    return is_row_file and "[" not in conf.split
 
 
 def _load_dataset(conf: DataConf) -> Any:
