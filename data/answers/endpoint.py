@@ -172,8 +172,7 @@ def _build_client_options(conf: AnswersConf) -> dict[str, Any]:
 def _parse_model_cards(reply: Any) -> list[dict[str, Any]]:
     """Parse the models of a reply. Raises UnansweredError."""
     try:
-        cards = json.loads(reply.content)["data"]
-        return [card for card in cards if card["id"]]
+        return [card for card in json.loads(reply.content)["data"] if card["id"]]
     except (ValueError, LookupError, TypeError) as error:
         raise UnansweredError("no list of models") from error
 

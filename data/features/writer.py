@@ -144,5 +144,6 @@ def quantize_states(
     """Quantize hidden states; return values, scales and the rounding error of each row."""
     values, scale = quantize(states, schema.dtype)
     error = rounding_error(states, dequantize(values, scale))
-    scales = {} if scale is None else {name + SCALE_SUFFIX: scale}
-    return {name: values, name + ROUNDING_SUFFIX: error} | scales
+    return {name: values, name + ROUNDING_SUFFIX: error} | (
+        {} if scale is None else {name + SCALE_SUFFIX: scale}
+    )

@@ -175,29 +175,24 @@ def _extract_first_turn(row: dict[str, Any]) -> str:
         ) from error
 
 
-def build_length_check(tokenizer: Any, max_tokens: int | None) -> Callable[[PreparedRow], None]:
-    """Build a check of a row's first prompt.
+def check_prompt_length(row: PreparedRow, *, tokenizer: Any, max_tokens: int | None) -> None:
+    """Check a row's first prompt.
 
-    The check raises RowRejectedError for a prompt that cannot be rendered or is longer than
-    `max_tokens`.
+    Raises RowRejectedError for a prompt that cannot be rendered or is longer than `max_tokens`.
     """
-
-    def check(row: PreparedRow) -> None:
-        if row.text is not None:
-            ids = tokenizer(row.text, verbose=False)["input_ids"]
-        else:
-            require(
-                tokenizer.chat_template is not None,
-                "target.name: must have a chat template for conversations, got none; "
-                "map a column of plain text by +mixture.sources.NAME.columns.text=COLUMN",
-            )
-            chat = ChatTemplate(tokenizer=tokenizer, arguments={**row.template, "tools": row.tools})
-            prompt = chat.render(extract_first_prompt(row), add_generation_prompt=True)
-            ids = tokenizer(prompt, add_special_tokens=False, verbose=False)["input_ids"]
-        if max_tokens is not None and len(ids) > max_tokens:
-            raise RowRejectedError(f"a prompt of more than {max_tokens:,} tokens")
-
-    return check
+    if row.text is not None:
+        ids = tokenizer(row.text, verbose=False)["input_ids"]
+    else:
+        require(
+            tokenizer.chat_template is not None,
+            "target.name: must have a chat template for conversations, got none; "
+            "map a column of plain text by +mixture.sources.NAME.columns.text=COLUMN",
+        )
+        chat = ChatTemplate(tokenizer=tokenizer, arguments={**row.template, "tools": row.tools})
+        prompt = chat.render(extract_first_prompt(row), add_generation_prompt=True)
+        ids = tokenizer(prompt, add_special_tokens=False, verbose=False)["input_ids"]
+    if max_tokens is not None and len(ids) > max_tokens:
+        raise RowRejectedError(f"a prompt of more than {max_tokens:,} tokens")
 
 
 def extract_first_prompt(row: PreparedRow) -> list[dict[str, Any]]:

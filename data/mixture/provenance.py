@@ -50,7 +50,10 @@ def collect_provenance(conf: Any, mixture: MixtureConf) -> dict[str, Any]:
     ]
     for key, path, split in (entry for entry in inputs if entry[1] != DEMO):
         try:
-            provenance |= {f"{key}: {name}": sign for name, sign in _iter_file_hashes(path, split)}
+            provenance |= {
+                f"{key}: {name}": fingerprint
+                for name, fingerprint in _iter_file_hashes(path, split)
+            }
         except (OSError, RuntimeError) as error:  # RuntimeError: `~user` of an unknown user
             raise UserError(
                 f"{key}: must be readable, got {path} ({first_line(error)}); check the path"
@@ -71,8 +74,8 @@ def _iter_file_hashes(source: str, split: str) -> Iterator[tuple[str, str]]:
             edges = stream.read(EDGE_BYTES)
             stream.seek(max(0, size - EDGE_BYTES))
             edges += stream.read(EDGE_BYTES)
-        digest = hashlib.sha256(edges).hexdigest()[:16]
-        yield str(file.relative_to(path.parent)), f"{size} bytes {digest}"
+        fingerprint = f"{size} bytes {hashlib.sha256(edges).hexdigest()[:16]}"
+        yield str(file.relative_to(path.parent)), fingerprint
 
 
 def _flatten_keys(value: Any, prefix: str = "") -> list[tuple[str, Any]]:

@@ -65,10 +65,18 @@ def list_data_files(path: Path, word: str) -> list[Path]:
         return [path]
     if not path.is_dir() or any((path / name).exists() for name in SAVED_DATASET_FILES):
         return []
-    suffixes = JSON_SUFFIXES + PARQUET_SUFFIXES
-    files = sorted(f for f in path.iterdir() if f.name.endswith(suffixes) and not f.is_dir())
+    files = sorted(
+        file
+        for file in path.iterdir()
+        if file.name.endswith(JSON_SUFFIXES + PARQUET_SUFFIXES) and not file.is_dir()
+    )
     pattern = re.compile(rf"(?<![a-z]){re.escape(word)}(?![a-z])", re.IGNORECASE)
     return [file for file in files if pattern.search(file.name)] or files
+
+
+def is_row_file(path: Path) -> bool:
+    """Return whether `read_file_rows` can read the file."""
+    return path.is_file() and path.name.endswith(JSON_SUFFIXES + PARQUET_SUFFIXES)
 
 
 def count_rows(file: Path) -> int | None:

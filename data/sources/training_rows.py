@@ -14,11 +14,10 @@ from huggingface_hub import constants
 
 from data.config import DataConf, DataSource
 from data.sources.files import (
-    JSON_SUFFIXES,
-    PARQUET_SUFFIXES,
     RawRow,
     check_hub_dataset,
     count_rows,
+    is_row_file,
     load_dataset_split,
     read_dataset_rows,
     read_file_rows,
@@ -61,8 +60,11 @@ def count_training_rows(conf: DataConf) -> int | None:
     """Count the rows, including unusable ones; return None where that takes reading them all."""
     if conf.source not in (DataSource.dataset, DataSource.jsonl) or conf.path is None:
         return None
-    file = Path(conf.path).expanduser()
-    number = count_rows(file) if _is_whole_file(conf) else len(_load_dataset(conf))
+    number = (
+        count_rows(Path(conf.path).expanduser())
+        if _is_whole_file(conf)
+        else len(_load_dataset(conf))
+    )
     return number if number is None or conf.limit is None else min(number, conf.limit)
 
 
@@ -107,9 +109,7 @@ def _open_raw_rows(conf: DataConf) -> Iterator[RawRow]:
 
 def _is_whole_file(conf: DataConf) -> bool:
     """Return whether the data is all rows of one file, which is read without a copy in a cache."""
-    file = Path(str(conf.path)).expanduser()
-    is_row_file = file.is_file() and file.name.endswith(JSON_SUFFIXES + PARQUET_SUFFIXES)
-    return is_row_file and "[" not in conf.split
+    return is_row_file(Path(str(conf.path)).expanduser()) and "[" not in conf.split
 
 
 def _load_dataset(conf: DataConf) -> Any:
