@@ -49,14 +49,12 @@ def select_rows(
     }
     quotas = compute_quotas({name: len(rows) for name, rows in unique_rows.items()}, conf)
     selected = np.concatenate([rows[: quotas[name]] for name, rows in unique_rows.items()])
+    counts = np.bincount(source, minlength=len(unique_rows)).tolist()
     dropped = {
         name: +Counter(  # the unary plus removes zero counts
-            {
-                "a duplicate": np.count_nonzero(source == number) - len(rows),
-                "beyond its share": len(rows) - quotas[name],
-            }
+            {"a duplicate": count - len(rows), "beyond its share": len(rows) - quotas[name]}
         )
-        for number, (name, rows) in enumerate(unique_rows.items())
+        for (name, rows), count in zip(unique_rows.items(), counts, strict=True)
     }
     return first_rows[np.isin(first_rows, selected)], dropped
 
