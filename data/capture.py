@@ -185,8 +185,12 @@ def write_store_file(
     with report_disk_errors(progress.folder, remedy=RESUME_HINT):
         with atomic_path(progress.folder / name) as partial:
             partial.write_bytes(data)
-        digest = xxhash.xxh3_128_hexdigest(data)
-        progress.record(name, FileRecord(bytes=len(data), xxh3_128=digest, rounding=rounding))
+        progress.record(
+            name,
+            FileRecord(
+                bytes=len(data), xxh3_128=xxhash.xxh3_128_hexdigest(data), rounding=rounding
+            ),
+        )
 
 
 def log_rounding(files: dict[str, FileRecord]) -> None:

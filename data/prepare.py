@@ -15,6 +15,7 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from data.answers.dialogue import AnswerBackend
 from data.answers.endpoint import EndpointAnswerBackend, ServedModel, check_endpoint
 from data.eval_prompts.contamination import prompt_hashes
 from data.mixture.config import MixtureConf
-from data.mixture.filters import FilterRules, build_length_check, read_first_turns
+from data.mixture.filters import FilterRules, check_prompt_length, read_first_turns
 from data.mixture.gather import check_source, ingest_source
 from data.mixture.provenance import (
     check_provenance,
@@ -143,8 +144,10 @@ def build_filter_rules(
         if replace_answers:
             limits.append(conf.answers.prompt_limit(limits[1], served and served.context))
         if max_tokens := [limit for limit in limits if limit is not None]:
-            tokenizer = conf.target.load_tokenizer()
-            check_length = build_length_check(tokenizer, min(max_tokens))
+            check_length = partial(
+                check_prompt_length, tokenizer=conf.target.load_tokenizer(),
+                max_tokens=min(max_tokens),
+            )  # fmt: skip
     return FilterRules(
         mixture=conf.mixture,
         replace_answers=replace_answers,
@@ -196,8 +199,11 @@ def write_split_part(
     is_empty = len(table) <= conf.worker  # `shard` cannot make an empty part
     part = table.select([]) if is_empty else table.shard(num_shards=conf.workers, index=conf.worker)
     arrow_part: Any = part.with_format("arrow")  # with one batch in memory at a time
-    batches = arrow_part.iter(batch_size=TABLE_BATCH_ROWS)
-    rows = (row_from_columns(columns) for batch in batches for columns in batch.to_pylist())
+    rows = (
+        row_from_columns(columns)
+        for batch in arrow_part.iter(batch_size=TABLE_BATCH_ROWS)
+        for columns in batch.to_pylist()
+    )
     report = AnswersReport()
     needs_answers = split == TRAIN and conf.answers.by is not AnswerSource.none
     if needs_answers and conf.target is not None and len(part):

@@ -9,22 +9,17 @@ Only the target's tokenizer is loaded. The page outputs/show/RUN/sample.html sho
 
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
 from rich.text import Text
-from transformers import PreTrainedTokenizerBase
 
 from conf.entry import entry_point
-from data.chat.mask_check import MaskStats, check_mask_stats
-from data.chat.tokenization import iter_unchecked_documents
+from data.chat.mask_check import MaskStats, check_mask_stats, track_mask_stats
+from data.chat.tokenization import iter_demo_documents, iter_unchecked_documents
 from data.config import DataConf, DataSource, DemoAnswerSource
-from data.demo.prompts import training_prompts
 from data.packing.documents import Documents
-from data.sources.row_formats import TokenizedDocument
-from data.sources.tokenized import document_from_pair
 from data.sources.training_rows import check_data
 from data.viewer.documents import (
     DocumentView,
@@ -87,45 +82,29 @@ def main(conf: ShowConf) -> None:
     tokenizer = conf.target.load_tokenizer()
     skipped: Counter[str] = Counter()
     stats: defaultdict[str, MaskStats] = defaultdict(MaskStats)
-    stream = track_mask_stats(islice(stream_documents(conf, tokenizer, skipped), conf.read), stats)
+    documents = (
+        iter_demo_documents(conf.data.answers, tokenizer, seed=conf.seed)
+        if conf.data.source is DataSource.demo
+        else iter_unchecked_documents(conf.data, tokenizer, skipped)
+    )
+    stream = track_mask_stats(islice(documents, conf.read), stats)
     if conf.packed:
-        documents = Documents.from_documents(stream)
+        packable = Documents.from_documents(stream)
         check_mask_stats(stats, skipped)
-        views = list(sample_rows(documents, conf.data, conf.documents, tokenizer, seed=conf.seed))
+        views = list(sample_rows(packable, conf.data, conf.documents, tokenizer, seed=conf.seed))
     else:
         views = sample_documents(stream, conf.documents, tokenizer, seed=conf.seed)
     source = conf.data.path or "the demo's prompts, followed by the text of their files"
     with report_disk_errors(folder):
-        page = render_page(source, conf.target.name, views, stats, skipped)
-        write_text_atomically(folder / "sample.html", page)
+        write_text_atomically(
+            folder / "sample.html",
+            render_page(source, conf.target.name, views, stats, skipped),
+        )
     for view in views:
         print_document(view, conf)
     print_summary(stats, skipped)
     log.info("the same as a page: %s", folder / "sample.html")
     check_mask_stats(stats, skipped)  # last, so that wrong masks are shown before they are refused
-
-
-def track_mask_stats(
-    documents: Iterable[TokenizedDocument], stats: dict[str, MaskStats]
-) -> Iterator[TokenizedDocument]:
-    """Yield the documents unchanged and count each in the stats of its category."""
-    for document in documents:
-        stats[document.category].add(document)
-        yield document
-
-
-def stream_documents(
-    conf: ShowConf, tokenizer: PreTrainedTokenizerBase, skipped: Counter[str]
-) -> Iterator[TokenizedDocument]:
-    """Yield the documents of the data; demo prompts are followed by the text of their files."""
-    if conf.data.source is not DataSource.demo:
-        yield from iter_unchecked_documents(conf.data, tokenizer, skipped)
-        return
-    answers = conf.data.answers
-    for prompt in training_prompts(answers.prompts, seed=conf.seed):
-        prompt_ids, answer_ids = tokenizer([prompt.text, prompt.continuation])["input_ids"]
-        document = document_from_pair(prompt_ids, answer_ids[: answers.max_new_tokens])
-        yield replace(document, category=prompt.category)
 
 
 def print_document(view: DocumentView, conf: ShowConf) -> None:

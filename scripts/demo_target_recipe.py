@@ -18,12 +18,12 @@ from data.demo.corpus import (
     LIBRARY,
     TEST_FOLDERS,
     is_held_out,
+    library_texts,
     list_python_files,
     modules_by_name,
     read_source,
-    training_texts,
 )
-from data.demo.structured import structured_texts
+from data.demo.prompts import structured_texts
 
 VOCAB_SIZE = 4096
 NUM_LAYERS = 48
@@ -44,7 +44,7 @@ NUM_CONVERSATIONS = 3_000
 
 def texts_by_source(seed: int) -> dict[str, list[str]]:
     """Return all training texts by source; tests are left out where Python ships none (Debian)."""
-    code, docs = list(training_texts("code")), list(training_texts("docs"))
+    code, docs = (list(library_texts(kind, held_out=False)) for kind in ("code", "docs"))
     texts = {
         "code": code,
         "docs": docs + build_conversations(code + docs, NUM_CONVERSATIONS, seed=seed),

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from data.demo.corpus import held_out_texts
+from data.demo.corpus import library_texts
 from data.demo.prompts import CATEGORIES, held_out_prompts
 from scripts.demo_target_recipe import encode_texts
 from scripts.train_demo_target import make_loss
@@ -25,7 +25,7 @@ def report(folder: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     for kind in ("code", "docs"):
-        texts = held_out_texts(kind)
+        texts = library_texts(kind, held_out=True)
         stream = torch.from_numpy(encode_texts(tokenizer, texts).astype(np.int64))
         windows = stream[: len(stream) // 257 * 257].view(-1, 257)
         loss = torch.stack([make_loss(model)(rows) for rows in windows.split(8)[:-1]]).mean()

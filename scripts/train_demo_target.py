@@ -28,7 +28,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from data.demo.corpus import held_out_texts
+from data.demo.corpus import library_texts
 from scripts.demo_target_recipe import (
     NUM_LAYERS,
     SOURCE_SHARES,
@@ -210,7 +210,7 @@ def prepare(folder: Path, seed: int) -> Data:
     if not folder.exists():
         texts = texts_by_source(seed)
         tokenizer = build_tokenizer(texts["code"] + texts["docs"])
-        held_out = held_out_texts("code") + held_out_texts("docs")
+        held_out = library_texts("code", held_out=True) + library_texts("docs", held_out=True)
         streams = {source: encode_texts(tokenizer, part) for source, part in texts.items()}
         streams["held_out"] = encode_texts(tokenizer, held_out)
         num_bytes = sum(len(text.encode()) for text in held_out)

@@ -232,8 +232,8 @@ class _AnswerJob:
         if not self.failures:
             file.unlink(missing_ok=True)
             return
-        lines = (json.dumps({"id": row_id, **failure}) for row_id, failure in self.failures.items())
-        file.write_text("".join(f"{line}\n" for line in lines))
+        rows = ({"id": row_id, **failure} for row_id, failure in self.failures.items())
+        file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
         reasons = Counter(failure["reason"] for failure in self.failures.values()).most_common()
         summary = (
             f"{len(self.failures):,} that failed for good "

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from models.errors import UserError, require
 from models.secrets import find_secrets, redact
-from models.speculate.sampling import SamplingConf
+from models.speculate.sampling import SAMPLING_RULES, SamplingConf
 from models.validation import POSITIVE, at_least, check_values
 
 NO_API_KEY = "none"  # sent if the variable is not set, because the client requires a key
@@ -46,30 +46,27 @@ class AnswersConf:
     extra: dict[str, Any] = field(default_factory=dict)  # request fields beyond OpenAI's
 
     def __post_init__(self) -> None:
-        SamplingConf(temperature=self.temperature, top_p=self.top_p, top_k=self.top_k)
         check_values(
-            self, "answers",
+            self, "answers", temperature=SAMPLING_RULES["temperature"],
+            top_p=SAMPLING_RULES["top_p"], top_k=SAMPLING_RULES["top_k"],
             max_new_tokens=at_least(1), batch=at_least(1), concurrency=at_least(1),
             retries=at_least(0), context=at_least(2), timeout_s=POSITIVE,
         )  # fmt: skip
-        if self.by is AnswerSource.endpoint:
-            require(
-                _is_http_url(self.url),
-                "answers.url: must be an address for answers=endpoint, such as "
-                f"http://localhost:8000/v1, got {redact(self.url or 'null')}; give the address "
-                "that the server prints",
-            )
-            require(
-                self.api_key.isascii() and self.api_key.isprintable(),
-                f"answers.key_env: must name a variable with a key that HTTP can carry, got "
-                f"characters in {self.key_env} beyond printable ASCII; set it again",
-            )
-        self._check_secrets()
+        is_endpoint = self.by is AnswerSource.endpoint
+        require(
+            not (is_endpoint or self.url) or _is_http_url(self.url),
+            "answers.url: must be an address for answers=endpoint, such as "
+            f"http://localhost:8000/v1, got {redact(self.url or 'null')}; give the address "
+            "that the server prints",
+        )
+        require(
+            not is_endpoint or (self.api_key.isascii() and self.api_key.isprintable()),
+            f"answers.key_env: must name a variable with a key that HTTP can carry, got "
+            f"characters in {self.key_env} beyond printable ASCII; set it again",
+        )
         if self.context is not None:
             self.prompt_limit(self.context)
-
-    def _check_secrets(self) -> None:
-        """Refuse secrets in settings: config.yaml stores them, and errors and logs show the URL."""
+        # Secrets are refused: config.yaml stores settings, and errors and logs show the URL.
         remedy = f"put the server's key into the variable {self.key_env} (answers.key_env)"
         parts = urlsplit(self.url or "")
         require(

@@ -18,7 +18,7 @@ from data.answers.answer_parsing import (
 from data.answers.config import AnswersConf
 from data.chat.template import ChatTemplate, Message
 from data.sources.prepared_rows import PreparedRow, RecordedDocument, SamplingInfo
-from data.sources.row_formats import RowRejectedError
+from data.sources.row_formats import RowRejectedError, require_row
 
 DIFFERENT_TOOL_CALL = "the target did not call the tool that the data calls"
 UNEXPECTED_TOOL_CALL = "the target called a tool that the data does not call"
@@ -108,7 +108,10 @@ class Dialogue:
                 self.end_reason = CONTEXT_FULL
                 break
             answer = await self._generate_answer(ids)
-            text = self._decode_answer(answer)
+            text = self.tokenizer.decode(
+                answer.ids[:-1] if answer.finish_reason == "stop" else answer.ids,
+                skip_special_tokens=False, clean_up_tokenization_spaces=False,
+            )  # fmt: skip
             has_call = message is not None and message.get("tool_calls")
             rendered = chat.render([*history, message]) if has_call else ""
             reason = self._find_end_reason(answer, text, prompt, rendered)
@@ -135,10 +138,8 @@ class Dialogue:
         return UNEXPECTED_TOOL_CALL if self.row.tools and parse_tool_calls(text) else ""
 
     async def _generate_answer(self, prompt: list[int]) -> Answer:
-        if not prompt:
-            raise RowRejectedError("without a token")
-        if len(prompt) > self.backend.max_prompt_tokens:
-            raise RowRejectedError(PROMPT_TOO_LONG)
+        require_row(bool(prompt), "without a token")
+        require_row(len(prompt) <= self.backend.max_prompt_tokens, PROMPT_TOO_LONG)
         turn = len(self.answers)
         key = derive_answer_seed(self.conf.seed, self.row.id, turn)
         answer = await self.backend.generate_answer(prompt, key=key)
@@ -160,12 +161,6 @@ class Dialogue:
             )
         )  # fmt: skip
         return answer
-
-    def _decode_answer(self, answer: Answer) -> str:
-        ids = answer.ids[:-1] if answer.finish_reason == "stop" else answer.ids
-        return self.tokenizer.decode(
-            ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
 
 
 def build_exact_message(chat: ChatTemplate, history: list[Message], text: str) -> Message:

@@ -132,8 +132,9 @@ class EndpointAnswerBackend:
         ids, reason = choice.get("token_ids"), choice["finish_reason"]
         retokenized = ids is None
         if ids is None:
-            encoding = self.tokenizer(choice["text"], add_special_tokens=False, verbose=False)
-            ids = encoding["input_ids"]
+            ids = self.tokenizer(choice["text"], add_special_tokens=False, verbose=False)[
+                "input_ids"
+            ]
         if reason == "stop" and (not ids or ids[-1] not in self.eos_ids):
             ids = [*ids, self.end_token_id]
         return Answer(ids=ids, finish_reason=reason, retokenized=retokenized)
@@ -171,8 +172,7 @@ def _build_client_options(conf: AnswersConf) -> dict[str, Any]:
 def _parse_model_cards(reply: Any) -> list[dict[str, Any]]:
     """Parse the models of a reply. Raises UnansweredError."""
     try:
-        cards = json.loads(reply.content)["data"]
-        return [card for card in cards if card["id"]]
+        return [card for card in json.loads(reply.content)["data"] if card["id"]]
     except (ValueError, LookupError, TypeError) as error:
         raise UnansweredError("no list of models") from error
 

@@ -9,7 +9,7 @@ import re
 from collections import Counter
 
 from data.chat.template import CharSpan, ChatTemplate, Message, find_added_tokens
-from data.sources.row_formats import RowRejectedError
+from data.sources.row_formats import require_row
 from models.errors import UserError
 
 GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -45,8 +45,12 @@ def find_last_answer(chat: ChatTemplate, messages: list[Message]) -> tuple[str, 
     text, spans = marked or _find_by_prompt(chat, messages)
     text = _strip_trailing_eos(text, chat, messages)
     spans = [(begin, min(end, len(text))) for begin, end in spans if begin < len(text)]
-    if spans and not _has_all_calls(messages[-1], "".join(text[begin:end] for begin, end in spans)):
-        raise RowRejectedError("a tool call that the chat template does not write")
+    answer = "".join(text[begin:end] for begin, end in spans)
+    calls = [call.get("function", call)["name"] for call in messages[-1].get("tool_calls", [])]
+    require_row(  # some templates drop calls
+        not spans or all(answer.count(name) >= count for name, count in Counter(calls).items()),
+        "a tool call that the chat template does not write",
+    )
     return text, spans
 
 
@@ -58,12 +62,6 @@ def _strip_trailing_eos(text: str, chat: ChatTemplate, messages: list[Message]) 
         return text
     continued = chat.render(messages, add_generation_prompt=True)
     return turn if continued.startswith(turn) and not continued.startswith(text) else text
-
-
-def _has_all_calls(message: Message, answer: str) -> bool:
-    """Return whether the answer has all tool calls of its message; some templates drop calls."""
-    counts = Counter(call.get("function", call)["name"] for call in message.get("tool_calls", []))
-    return all(answer.count(name) >= count for name, count in counts.items())
 
 
 def find_assistant_turns(messages: list[Message]) -> list[int]:

@@ -53,13 +53,21 @@ class MaskStats:
         )
 
 
+def track_mask_stats(
+    documents: Iterable[TokenizedDocument], stats: defaultdict[str, MaskStats]
+) -> Iterator[TokenizedDocument]:
+    """Yield the documents unchanged and count each in the stats of its category."""
+    for document in documents:
+        stats[document.category].add(document)
+        yield document
+
+
 def check_documents(
     documents: Iterable[TokenizedDocument], skipped: Counter[str]
 ) -> Iterator[TokenizedDocument]:
     """Yield the documents unchanged; raise UserError where a category's masks are all wrong."""
     stats: defaultdict[str, MaskStats] = defaultdict(MaskStats)
-    for document in documents:
-        stats[document.category].add(document)
+    for document in track_mask_stats(documents, stats):
         if stats[document.category].documents == EARLY_CHECK_DOCUMENTS:
             stats[document.category].check(document.category)
         yield document

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
@@ -18,7 +18,8 @@ from data.chat.answer_spans import (
 )
 from data.chat.mask_check import check_documents
 from data.chat.template import CharSpan, ChatTemplate, Message
-from data.config import DataConf, TurnSelection
+from data.config import DataConf, DemoAnswersConf, TurnSelection
+from data.demo.prompts import training_prompts
 from data.sources.row_formats import (
     REASONING_KEYS,
     Conversation,
@@ -27,7 +28,7 @@ from data.sources.row_formats import (
     RowRejectedError,
     TokenizedDocument,
 )
-from data.sources.tokenized import check_has_prompt
+from data.sources.tokenized import check_has_prompt, document_from_pair
 from data.sources.training_rows import read_training_rows
 
 
@@ -50,6 +51,26 @@ def iter_unchecked_documents(
         documents, rejected = documents_from_row(row, conf, tokenizer)
         skipped.update(rejected)
         yield from documents
+
+
+def iter_demo_documents(
+    conf: DemoAnswersConf, tokenizer: PreTrainedTokenizerBase, *, seed: int,
+    answer_prompts: Callable[[list[list[int]]], list[list[int]]] | None = None,
+) -> Iterator[TokenizedDocument]:  # fmt: skip
+    """Yield the demo's prompts, each with its answer.
+
+    `answer_prompts` maps the token ids of the prompts to those of the answers. Without it, an
+    answer is the text that follows the prompt in its file.
+    """
+    prompts = training_prompts(conf.prompts, seed=seed)
+    prompt_ids: list[list[int]] = tokenizer([prompt.text for prompt in prompts])["input_ids"]
+    if answer_prompts is None:
+        texts = tokenizer([prompt.continuation for prompt in prompts])["input_ids"]
+        answers = [ids[: conf.max_new_tokens] for ids in texts]
+    else:
+        answers = answer_prompts(prompt_ids)
+    for prompt, ids, answer in zip(prompts, prompt_ids, answers, strict=True):
+        yield replace(document_from_pair(ids, answer), category=prompt.category)
 
 
 def documents_from_row(
@@ -87,8 +108,11 @@ def documents_from_conversation(
     ends = [turn + 1 for turn in find_assistant_turns(messages)]
     for end in ends if turns is TurnSelection.each else ends[-1:]:
         try:
-            last_only = turns is not TurnSelection.all
-            documents.append(document_from_messages(chat, messages[:end], last_only=last_only))
+            documents.append(
+                document_from_messages(
+                    chat, messages[:end], last_only=turns is not TurnSelection.all
+                )
+            )
         except RowRejectedError as error:
             rejected[str(error)] += 1
     return documents, rejected

@@ -28,25 +28,19 @@ def is_held_out(name: str) -> bool:
     return int(hashlib.sha256(name.encode()).hexdigest(), 16) % HELD_OUT_SHARE == 0
 
 
-def training_texts(kind: str, library: Path = LIBRARY) -> tuple[str, ...]:
-    """Return the texts of the other modules and topics; `kind` is "code" or "docs"."""
-    return _select_texts(kind, held_out=False, library=library)
-
-
-def held_out_texts(kind: str, library: Path = LIBRARY) -> tuple[str, ...]:
-    """Return the texts of held-out modules and topics; `kind` is "code" or "docs"."""
-    return _select_texts(kind, held_out=True, library=library)
-
-
 @cache
-def _select_texts(kind: str, *, held_out: bool, library: Path) -> tuple[str, ...]:
+def library_texts(kind: str, *, held_out: bool) -> tuple[str, ...]:
+    """Return the texts of the modules and topics that are held out, or of those to train on.
+
+    `kind` is "code" or "docs".
+    """
     if kind == "code":
-        paths = modules_by_name(library).items()
+        paths = modules_by_name(LIBRARY).items()
         texts = [read_source(path) for name, path in paths if is_held_out(name) == held_out]
         return tuple(text for text in texts if text)
     from pydoc_data.topics import topics
 
-    modules = _select_texts("code", held_out=held_out, library=library)
+    modules = library_texts("code", held_out=held_out)
     # the chapters of the language reference that `help("with")` and its like print
     chapters = [
         topics[name].strip() + "\n"

@@ -1,7 +1,8 @@
 """Build the demo's prompts in four categories: held-out ones to evaluate on, others to train on.
 
 The held-out `code` and `docs` prompts are cut from the interpreter's own library at run time;
-`structured` and `open_ended` were written for this project (`written_prompts.jsonl`).
+`structured` and `open_ended` were written for this project (`written_prompts.jsonl`). Texts that
+follow a rule (counting, repetition, records with fixed keys) are generated to train on.
 """
 
 import hashlib
@@ -13,8 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import islice, zip_longest
 from pathlib import Path
 
-from data.demo.corpus import held_out_texts, training_texts
-from data.demo.structured import structured_texts
+from data.demo.corpus import library_texts
 
 CATEGORIES = ("code", "docs", "structured", "open_ended")
 PROMPTS_PER_CATEGORY = 16
@@ -23,6 +23,22 @@ STRUCTURED_CHARS = 80  # fewer than in PROMPT_CHARS, because each digit is a tok
 MIN_ANSWER_CHARS = 150  # text that must follow a cut
 CONTINUATION_CHARS = 600  # text stored after a cut: more tokens than answers have
 WRITTEN_PROMPTS = Path(__file__).with_name("written_prompts.jsonl")
+WORDS = [
+    "alpha", "amber", "anchor", "apple", "arrow", "autumn", "basil", "beacon", "birch", "blue",
+    "bridge", "candle", "canyon", "cedar", "cloud", "copper", "coral", "cotton", "crystal",
+    "delta", "desert", "ember", "falcon", "fern", "forest", "garden", "glacier", "green",
+    "harbor", "hazel", "honey", "indigo", "island", "ivory", "jasmine", "juniper", "kite",
+    "lantern", "lemon", "lilac", "linen", "maple", "marble", "meadow", "mint", "mirror", "moss",
+    "north", "oak", "ocean", "olive", "orange", "orchid", "paper", "pearl", "pebble", "pepper",
+    "pine", "plum", "prairie", "quartz", "rain", "raven", "red", "reef", "ribbon", "river",
+    "rose", "saffron", "sage", "sand", "scarlet", "shadow", "silver", "sky", "snow", "south",
+    "spring", "stone", "summer", "sun", "thistle", "tide", "timber", "topaz", "tulip", "valley",
+    "velvet", "violet", "walnut", "water", "willow", "wind", "winter", "yellow", "zephyr",
+]  # fmt: skip
+KEYS = [
+    "id", "name", "color", "size", "count", "price", "city", "active", "score", "level", "kind",
+    "weight",
+]  # fmt: skip
 
 
 PromptCuts = dict[str, str]  # the text of a prompt to the text that follows it
@@ -42,8 +58,10 @@ def held_out_prompts() -> list[DemoPrompt]:
     """Build 16 prompts per category from text that neither target nor draft was trained on."""
     prompts = []
     for category, cut in (("code", _cut_code), ("docs", _cut_prose)):
-        training_text = "\0".join(training_texts(category))  # held-out text may occur here too
-        texts = _interleave_cuts(cut(text) for text in held_out_texts(category))
+        training_text = "\0".join(
+            library_texts(category, held_out=False)
+        )  # it may repeat held-out text
+        texts = _interleave_cuts(cut(text) for text in library_texts(category, held_out=True))
         unseen = (text for text in texts if text not in training_text)
         prompts += _number_prompts(category, list(islice(unseen, PROMPTS_PER_CATEGORY)), category)
     return prompts + [
@@ -56,7 +74,7 @@ def training_prompts(count: int, seed: int) -> list[DemoPrompt]:
 
     The `open_ended` prompts are paragraphs from inside the library's documentation.
     """
-    code, docs = training_texts("code"), training_texts("docs")
+    code, docs = (library_texts(kind, held_out=False) for kind in ("code", "docs"))
     share = -(-count // len(CATEGORIES))
     cuts = {
         "code": _merge_cuts(_cut_code(text) for text in code),
@@ -133,3 +151,79 @@ def _cut_text(text: str, end: int) -> PromptCuts:
     """Cut a text at `end`, without trailing spaces, and keep the text that follows."""
     prompt = text[:end].rstrip()
     return {prompt: text[len(prompt) : len(prompt) + CONTINUATION_CHARS]}
+
+
+def structured_texts(count: int, *, seed: int) -> list[str]:
+    """Generate `count` texts of 8 to 60 items, each following a single rule.
+
+    The standard library has little such text: a model trained without it loops on such prompts.
+    """
+    rng = random.Random(seed)
+    generators = [
+        _make_counting,
+        _make_listing,
+        _make_records,
+        _make_cycle,
+        _make_table,
+        _make_assignments,
+    ]
+    return [rng.choice(generators)(rng) for _ in range(count)]
+
+
+def _make_counting(rng: random.Random) -> str:
+    start, step = rng.randrange(200), rng.choice([1, 1, 1, 2, 5, 10])
+    separator = rng.choice([", ", " ", "\n", "; "])
+    return separator.join(str(start + step * i) for i in range(rng.randint(30, 60))) + "\n"
+
+
+def _make_listing(rng: random.Random) -> str:
+    word = rng.choice(WORDS)
+    mark = rng.choice(["{w} {i}", "{w}_{i}", "{i}. {w}", "- {w} {i}", "{w}[{i}]"])
+    end = rng.choice(["", ": " + rng.choice(WORDS), " = " + rng.choice(WORDS), ","])
+    start = rng.randrange(60)
+    return "".join(
+        mark.format(w=word, i=start + i) + end + "\n" for i in range(rng.randint(12, 30))
+    )
+
+
+def _make_value(rng: random.Random, key: str, index: int) -> object:
+    if key == "id":
+        return index
+    if key == "active":
+        return rng.random() < 0.5
+    if key in {"name", "color", "city", "kind"}:
+        return rng.choice(WORDS)
+    return rng.randrange(100)
+
+
+def _make_records(rng: random.Random) -> str:
+    keys = ["id", *rng.sample(KEYS[1:], rng.randint(2, 3))]
+    start = rng.randrange(40)
+    lines = [
+        json.dumps({key: _make_value(rng, key, start + i) for key in keys})
+        for i in range(rng.randint(8, 16))
+    ]
+    return rng.choice(["[\n  " + ",\n  ".join(lines) + "\n]\n", "\n".join(lines) + "\n"])
+
+
+def _make_cycle(rng: random.Random) -> str:
+    words = rng.sample(WORDS, rng.randint(2, 5))
+    separator = rng.choice([" ", ", ", "\n", " -> "])
+    return separator.join(words[i % len(words)] for i in range(rng.randint(20, 50))) + "\n"
+
+
+def _make_table(rng: random.Random) -> str:
+    words = rng.sample(WORDS, 2)
+    start = rng.randrange(50)
+    rows = (
+        f"{start + i},{rng.choice(WORDS)},{rng.randrange(100)}\n"
+        for i in range(rng.randint(12, 24))
+    )
+    return "".join([f"id,{words[0]},{words[1]}\n", *rows])
+
+
+def _make_assignments(rng: random.Random) -> str:
+    word, factor = rng.choice(WORDS), rng.randint(1, 9)
+    start = rng.randrange(30)
+    end = start + rng.randint(12, 30)
+    return "".join(f"{word}_{i} = {i * factor}\n" for i in range(start, end))

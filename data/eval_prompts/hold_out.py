@@ -52,12 +52,9 @@ def split_held_out(
     """
     numbers = np.arange(len(documents))
     lengths = prompt_lengths(documents)
-    usable = (
-        count_piece_answers(documents, cut_documents(documents.lengths, numbers, row_length, None))
-        > 0
-    )
-    if max_prompt_tokens is not None:
-        usable &= lengths <= max_prompt_tokens
+    pieces = cut_documents(documents.lengths, numbers, row_length, None)
+    longest = np.inf if max_prompt_tokens is None else max_prompt_tokens
+    usable = (count_piece_answers(documents, pieces) > 0) & (lengths <= longest)
     group = group_by_prompt(documents, lengths)
     is_common = np.bincount(group) > max(MIN_GROUP_LIMIT, len(documents) // 100)
     if is_common.any():
@@ -85,8 +82,10 @@ def split_held_out(
 
 def prompt_lengths(documents: Documents) -> Int[np.ndarray, " documents"]:
     """Count the tokens of each document's prompt."""
-    spans = pairwise(documents.starts.tolist())
-    return np.array([prompt_length(documents.answer[slice(*span)]) for span in spans], np.int64)
+    return np.array(
+        [prompt_length(documents.answer[i:j]) for i, j in pairwise(documents.starts.tolist())],
+        np.int64,
+    )
 
 
 def prompt_length(answer: Bool[np.ndarray, " tokens"]) -> int:

@@ -6,17 +6,13 @@ they were held out of.
 
 import hashlib
 import json
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from data.config import DEMO
-from data.sources.prompt_formats import (
-    describe_prompt_formats,
-    prompt_from_row,
-    read_prompt_file,
-)
+from data.sources.prompt_formats import describe_prompt_formats, open_prompt_rows, prompt_from_row
 from models.errors import UserError, require
 
 PROMPTS_KEY = "evaluation.prompts"  # config key of the prompts in error messages
@@ -65,13 +61,11 @@ def load_eval_prompts(
     rows = read_prompt_rows(path, key=key)
     for name, count in Counter(row["id"] for row in rows).items():
         require(count == 1, f"{key}: every id must be unique, got {name} twice")
-    by_category: defaultdict[str, list[dict]] = defaultdict(list)
-    for row in rows:
-        by_category[row["category"]].append(row)
+    categories = dict.fromkeys(row["category"] for row in rows)
     return [
         _build_first_turn(tokenizer, row, key)
-        for category_rows in by_category.values()
-        for row in category_rows[:limit]
+        for category in categories
+        for row in [row for row in rows if row["category"] == category][:limit]
     ]
 
 
@@ -127,7 +121,11 @@ def read_prompt_rows(source: str | Path | None, *, key: str = PROMPTS_KEY) -> li
 
         return [{"id": p.id, "category": p.category, "text": p.text} for p in held_out_prompts()]
     rows = []
-    for number, (location, raw) in enumerate(read_prompt_file(str(source), key), 1):
+    for number, (location, raw, reason, detail) in enumerate(open_prompt_rows(str(source), key), 1):
+        if raw is None:
+            raise UserError(
+                f"{key}: every line must be a JSON object, got {location}: {detail or reason}"
+            )
         try:
             row = prompt_from_row(raw, number)
         except ValueError as error:
@@ -171,8 +169,9 @@ def _build_first_turn(tokenizer, row: dict, key: str) -> EvalPrompt:
         ids = tokenizer(text)["input_ids"]
     require(bool(ids), f"{key}: every prompt needs a token, got none for id {row['id']}")
     return EvalPrompt(
-        id=row["id"], category=row["category"], ids=ids, text=_decode_text(tokenizer, ids),
-        messages=messages, remaining_turns=remaining_turns, template_kwargs=template_kwargs,
+        id=row["id"], category=row["category"], ids=ids,
+        text=tokenizer.decode(ids, skip_special_tokens=True), messages=messages,
+        remaining_turns=remaining_turns, template_kwargs=template_kwargs,
         chat_template=bool(messages) or row.get("chat_template", False),
         held_out_of=row.get("held_out_of", ""),
     )  # fmt: skip
@@ -184,7 +183,7 @@ def _build_next_turn(tokenizer, previous: EvalPrompt, answer: list[int]) -> Eval
     if previous.messages:
         messages = [
             *previous.messages,
-            {"role": "assistant", "content": _decode_text(tokenizer, answer)},
+            {"role": "assistant", "content": tokenizer.decode(answer, skip_special_tokens=True)},
             {"role": "user", "content": text},
         ]
         ids = _render_ids(tokenizer, messages, previous.template_kwargs)
@@ -194,7 +193,8 @@ def _build_next_turn(tokenizer, previous: EvalPrompt, answer: list[int]) -> Eval
         ids = [*previous.ids, *answer_ids, *turn_ids]
     return replace(
         previous, id=f"{previous.question}#{previous.turn + 2}", ids=ids, turn=previous.turn + 1,
-        text=_decode_text(tokenizer, ids), messages=messages, remaining_turns=remaining_turns,
+        text=tokenizer.decode(ids, skip_special_tokens=True), messages=messages,
+        remaining_turns=remaining_turns,
     )  # fmt: skip
 
 
@@ -204,7 +204,3 @@ def _render_ids(
     return tokenizer.apply_chat_template(
         messages, add_generation_prompt=True, return_dict=True, **template_kwargs
     )["input_ids"]
-
-
-def _decode_text(tokenizer, ids: list[int]) -> str:
-    return tokenizer.decode(ids, skip_special_tokens=True)

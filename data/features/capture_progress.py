@@ -5,6 +5,7 @@ documents. No worker writes another's files, so workers need no coordination.
 """
 
 import logging
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from data.features.manifest import (
 )
 from data.features.plan import CapturePlan
 from data.packing.documents import Documents
-from models.errors import UserError, require
+from models.errors import require
 
 GB = 10**9
 log = logging.getLogger(__name__)
@@ -92,19 +93,19 @@ class CaptureProgress:
         )
         needed, free = plan.total_bytes, shutil.disk_usage(disk).free
         written = sum(path.stat().st_size for path in self.folder.glob("*.safetensors"))
-        if self.conf.budget_gb is not None and needed > self.conf.budget_gb * GB:
-            key, value = "budget_gb", f"{self.conf.budget_gb:.4g}"
-        elif needed - written > free:
-            key, value = "output_dir", f"{free / GB:.4g} GB free in {disk}"
-        else:
-            return
+        budget_gb = math.inf if self.conf.budget_gb is None else self.conf.budget_gb
         tokens, supervised = plan.shard_token_counts.sum(0)
-        raise UserError(
-            f"{key}: must have room for {needed / GB:.4g} GB ({tokens:,} tokens, "
-            f"{supervised / tokens:.0%} supervised, dtype={plan.schema.dtype.value} "
-            f"teacher={plan.schema.teacher.value}), got {value}; take fewer documents by "
-            "data.limit, a smaller dtype or teacher=topk, or choose another output_dir"
-        )
+        for key, room, value in (
+            ("budget_gb", budget_gb * GB, f"{budget_gb:.4g}"),
+            ("output_dir", free + written, f"{free / GB:.4g} GB free in {disk}"),
+        ):
+            require(
+                needed <= room,
+                f"{key}: must have room for {needed / GB:.4g} GB ({tokens:,} tokens, "
+                f"{supervised / tokens:.0%} supervised, dtype={plan.schema.dtype.value} "
+                f"teacher={plan.schema.teacher.value}), got {value}; take fewer documents by "
+                "data.limit, a smaller dtype or teacher=topk, or choose another output_dir",
+            )
 
     def record(self, name: str, file: FileRecord) -> None:
         """Record the checksum of a written file; the file is valid from now on."""

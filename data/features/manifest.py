@@ -147,8 +147,10 @@ class Manifest:
 
     def find_damaged(self, folder: Path, *, checksums: bool) -> Iterator[tuple[str, str]]:
         """Yield the name of each damaged file and a description of its damage."""
-        quiet = not (CONSOLE.is_terminal and checksums)
-        for name in track(sorted(self.files), "checksums", console=CONSOLE, disable=quiet):
+        for name in track(
+            sorted(self.files), "checksums", console=CONSOLE,
+            disable=not (CONSOLE.is_terminal and checksums),
+        ):  # fmt: skip
             path, file = folder / name, self.files[name]
             size = path.stat().st_size if path.exists() else None
             if size is None:

@@ -59,8 +59,6 @@ def find_supervised_tokens(documents: Documents) -> Bool[np.ndarray, " tokens"]:
 
 def truncate_documents(documents: Documents, length: int) -> Documents:
     """Cut each document to at most `length` tokens."""
-    if documents.lengths.max(initial=0) <= length:
-        return documents
     position = np.arange(len(documents.ids)) - np.repeat(documents.starts[:-1], documents.lengths)
     return replace(
         documents,
@@ -166,8 +164,7 @@ class CapturePlan:
 
     def shard_rows(self, shard: int) -> list[int]:
         """List the packed rows that a shard holds."""
-        first = shard * self.rows_per_shard
-        return list(range(first, min(first + self.rows_per_shard, len(self.packed))))
+        return list(range(len(self.packed))[shard * self.rows_per_shard :][: self.rows_per_shard])
 
     def stored_positions(
         self, rows: list[int]
@@ -202,7 +199,6 @@ class CapturePlan:
     @property
     def total_bytes(self) -> int:
         """Estimate the bytes of the store, a little above its size."""
-        tokens, supervised = self.shard_token_counts.sum(0).tolist()
+        feature_bytes = self.schema.num_bytes(*self.shard_token_counts.sum(0).tolist())
         document_bytes = sum(tensor.nbytes for tensor in self.document_tensors().values())
-        num_files = 1 + len(self.shard_token_counts)
-        return self.schema.num_bytes(tokens, supervised) + document_bytes + HEADER_BYTES * num_files
+        return feature_bytes + document_bytes + HEADER_BYTES * (1 + len(self.shard_token_counts))

@@ -36,9 +36,8 @@ class ShardBuilder:
 
     def __init__(self, target: Target, plan: CapturePlan, *, batch: int):
         self.target, self.plan, self.batch = target, plan, batch
-        device = target.device
         self._pass = build_target_pass(target, compiled=True)
-        self._look: Callable[[Batch], dict[str, Tensor]] = device.compile_if_lazy(self.look)
+        self._look: Callable[[Batch], dict[str, Tensor]] = target.device.compile_if_lazy(self.look)
 
     @torch.no_grad()
     def look(self, batch: Batch) -> dict[str, Tensor]:
@@ -114,12 +113,13 @@ class ShardBuilder:
 
     def _rounding_by_layer(self, means: dict[str, Tensor]) -> dict[str, dict[str, float]]:
         """Name the mean rounding errors by layer; raise UserError where one is not finite."""
-        errors: dict[str, list[float]] = {}
-        if "captured" in means:
-            layers = map("layer {}".format, self.plan.schema.layers)
-            errors |= zip(layers, means["captured"].tolist(), strict=True)
-        if "hidden" in means:
-            errors["final"] = means["hidden"].tolist()
+        layers = {"captured": map("layer {}".format, self.plan.schema.layers), "hidden": ["final"]}
+        errors: dict[str, list[float]] = {
+            layer: error
+            for name, names in layers.items()
+            if name in means
+            for layer, error in zip(names, means[name].view(-1, 2).tolist(), strict=True)
+        }
         for name, (squared, _) in errors.items():
             require(
                 math.isfinite(squared),
@@ -144,5 +144,6 @@ def quantize_states(
     """Quantize hidden states; return values, scales and the rounding error of each row."""
     values, scale = quantize(states, schema.dtype)
     error = rounding_error(states, dequantize(values, scale))
-    scales = {} if scale is None else {name + SCALE_SUFFIX: scale}
-    return {name: values, name + ROUNDING_SUFFIX: error} | scales
+    return {name: values, name + ROUNDING_SUFFIX: error} | (
+        {} if scale is None else {name + SCALE_SUFFIX: scale}
+    )

@@ -26,6 +26,7 @@ from data.sources.row_formats import (
     RowRejectedError,
     TokenizedDocument,
     parse_row,
+    require_row,
     text_from_content,
 )
 from models.errors import UserError, require
@@ -58,10 +59,8 @@ def filter_row(
         raise RowRejectedError("token ids without their text")
     turns = _extract_turns(parsed, rules)
     _check_chars(turns, rules.mixture)
-    if rules.excluded_hashes and not rules.excluded_hashes.isdisjoint(
-        _turn_hashes(turns, is_plain_text=isinstance(parsed, PlainText))
-    ):
-        raise RowRejectedError("a prompt that is held out elsewhere")
+    hashes = _turn_hashes(turns, is_plain_text=isinstance(parsed, PlainText))
+    require_row(rules.excluded_hashes.isdisjoint(hashes), "a prompt that is held out elsewhere")
     row = _build_row(raw, parsed, name, source)
     question = "\0".join(normalize_text(text) for role, text in turns if role != "assistant")
     question_hash = hash_text(
@@ -83,10 +82,10 @@ def filter_row(
     if rules.check_length:
         rules.check_length(row_from_columns(columns))  # checks the row that a reader will get
     first_prompt = next(text for role, text in turns if role == "user")
-    held_out = hash_text("held out", normalize_text(first_prompt)) < rules.mixture.held_out * 2**64
+    prompt_hash = hash_text("held out", normalize_text(first_prompt))
     return {name: columns[name] for name in INPUT_SCHEMA.names} | {
         "sign": question_hash,
-        "held_out": held_out,
+        "held_out": prompt_hash < rules.mixture.held_out * 2**64,
     }
 
 
@@ -117,15 +116,13 @@ def _extract_turns(parsed: Conversation | PlainText, rules: FilterRules) -> list
         messages = [message for message in parsed.messages if message["role"] != dropped_role]
     for message in messages:
         needs_text = message["role"] in ("user", "assistant") and "tool_calls" not in message
-        if needs_text and not message["content"].strip():
-            raise RowRejectedError("an empty turn")
+        require_row(bool(not needs_text or message["content"].strip()), "an empty turn")
     return [(message["role"], message["content"]) for message in messages]
 
 
 def _check_chars(turns: list[tuple[str, str]], mixture: MixtureConf) -> None:
     chars = sum(len(text) for _, text in turns)
-    if chars < mixture.min_chars:
-        raise RowRejectedError(f"shorter than {mixture.min_chars:,} characters")
+    require_row(chars >= mixture.min_chars, f"shorter than {mixture.min_chars:,} characters")
     if mixture.max_chars is not None and chars > mixture.max_chars:
         raise RowRejectedError(f"longer than {mixture.max_chars:,} characters")
 
@@ -178,29 +175,24 @@ def _extract_first_turn(row: dict[str, Any]) -> str:
         ) from error
 
 
-def build_length_check(tokenizer: Any, max_tokens: int | None) -> Callable[[PreparedRow], None]:
-    """Build a check of a row's first prompt.
+def check_prompt_length(row: PreparedRow, *, tokenizer: Any, max_tokens: int | None) -> None:
+    """Check a row's first prompt.
 
-    The check raises RowRejectedError for a prompt that cannot be rendered or is longer than
-    `max_tokens`.
+    Raises RowRejectedError for a prompt that cannot be rendered or is longer than `max_tokens`.
     """
-
-    def check(row: PreparedRow) -> None:
-        if row.text is not None:
-            ids = tokenizer(row.text, verbose=False)["input_ids"]
-        else:
-            require(
-                tokenizer.chat_template is not None,
-                "target.name: must have a chat template for conversations, got none; "
-                "map a column of plain text by +mixture.sources.NAME.columns.text=COLUMN",
-            )
-            chat = ChatTemplate(tokenizer=tokenizer, arguments={**row.template, "tools": row.tools})
-            prompt = chat.render(extract_first_prompt(row), add_generation_prompt=True)
-            ids = tokenizer(prompt, add_special_tokens=False, verbose=False)["input_ids"]
-        if max_tokens is not None and len(ids) > max_tokens:
-            raise RowRejectedError(f"a prompt of more than {max_tokens:,} tokens")
-
-    return check
+    if row.text is not None:
+        ids = tokenizer(row.text, verbose=False)["input_ids"]
+    else:
+        require(
+            tokenizer.chat_template is not None,
+            "target.name: must have a chat template for conversations, got none; "
+            "map a column of plain text by +mixture.sources.NAME.columns.text=COLUMN",
+        )
+        chat = ChatTemplate(tokenizer=tokenizer, arguments={**row.template, "tools": row.tools})
+        prompt = chat.render(extract_first_prompt(row), add_generation_prompt=True)
+        ids = tokenizer(prompt, add_special_tokens=False, verbose=False)["input_ids"]
+    if max_tokens is not None and len(ids) > max_tokens:
+        raise RowRejectedError(f"a prompt of more than {max_tokens:,} tokens")
 
 
 def extract_first_prompt(row: PreparedRow) -> list[dict[str, Any]]:

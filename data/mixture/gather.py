@@ -44,8 +44,10 @@ class IngestStats:
 
     def __str__(self) -> str:
         reasons = [f"; {n:,} {reason}" for reason, n in self.dropped.most_common(MAX_REASONS)]
-        usable = self.read - self.dropped.total()
-        return f"{self.read:,} rows read, {usable:,} can be used{''.join(reasons)}"
+        return (
+            f"{self.read:,} rows read, {self.read - self.dropped.total():,} can be used"
+            f"{''.join(reasons)}"
+        )
 
 
 def to_single_line(text: str, max_chars: int) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 
 from data.config import DataConf, DataSource
 from data.eval_prompts.hold_out import prompt_length, spread_over_categories
-from data.mixture.filters import build_length_check
+from data.mixture.filters import check_prompt_length
 from data.mixture.report import HELD_OUT, prompt_row_from_prepared
 from data.packing.documents import Documents
 from data.sources.prepared_rows import read_prepared_rows
@@ -56,11 +56,11 @@ def rows_from_prepared(
     is_wanted = conf.source is DataSource.prepared and conf.split != HELD_OUT and count > 0
     if not (is_wanted and any(folder.glob(f"{HELD_OUT}-*.parquet"))):
         return []
-    check_length, rejected = build_length_check(tokenizer, max_tokens), Counter[str]()
+    rejected: Counter[str] = Counter()
     for row in read_prepared_rows(folder, HELD_OUT):
         row.template = {**conf.template, **row.template}
         try:
-            check_length(row)
+            check_prompt_length(row, tokenizer=tokenizer, max_tokens=max_tokens)
         except RowRejectedError as reason:
             rejected[str(reason)] += 1
         else:

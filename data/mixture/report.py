@@ -12,7 +12,7 @@ from data.answers.answering import AnswersReport
 from data.mixture.filters import extract_first_prompt
 from data.mixture.gather import IngestStats
 from data.sources.prepared_rows import PreparedRow, read_prepared_metadata, read_prepared_rows
-from models.files import atomic_path, write_text_atomically
+from models.files import write_text_atomically
 
 HELD_OUT, TRAIN = SPLITS = ("held_out", "train")
 REPORT_FILE, REPORT_PAGE_FILE, PROMPTS_FILE = "report.json", "report.md", "held_out.jsonl"
@@ -104,12 +104,9 @@ def write_prepare_report(
         "sources": {name: vars(source) for name, source in sources.items()},
         "excluded_prompts": excluded, "answers": answers.to_dict(),
     }  # fmt: skip
-    with (
-        atomic_path(folder / PROMPTS_FILE, partial_dir=worker_dir) as partial,
-        partial.open("w") as file,
-    ):
-        rows = map(prompt_row_from_prepared, read_prepared_rows(folder, HELD_OUT))
-        file.writelines(f"{json.dumps(row)}\n" for row in rows)
+    prompts = map(prompt_row_from_prepared, read_prepared_rows(folder, HELD_OUT))
+    lines = "".join(f"{json.dumps(prompt)}\n" for prompt in prompts)
+    write_text_atomically(folder / PROMPTS_FILE, lines, partial_dir=worker_dir)
     page = PAGE_TEMPLATE.render(
         name=folder.name, sources=sources, excluded=excluded, answers=answers,
         coverage_section=coverage_section, row=_format_table_row,

@@ -94,6 +94,5 @@ def _apportion_rows(shares: dict[str, Fraction], rows: int) -> dict[str, int]:
     exact = {name: share * rows for name, share in shares.items()}
     quotas = {name: int(share) for name, share in exact.items()}
     by_remainder = sorted(exact, key=lambda name: quotas[name] - exact[name])
-    for name in by_remainder[: rows - sum(quotas.values())]:
-        quotas[name] += 1
-    return quotas
+    raised = by_remainder[: rows - sum(quotas.values())]
+    return {name: quota + (name in raised) for name, quota in quotas.items()}

@@ -99,8 +99,8 @@ def read_documents(conf: DataConf, tokenizer: PreTrainedTokenizerBase) -> Docume
     """Read and tokenize the configured data."""
     skipped: Counter[str] = Counter()
     stream = tokenization.iter_documents(conf, tokenizer, skipped)
-    bar = tqdm(stream, desc="tokenize", unit=" documents", disable=None)
-    return replace(Documents.from_documents(iter(bar)), skipped=skipped)
+    documents = iter(tqdm(stream, desc="tokenize", unit=" documents", disable=None))
+    return replace(Documents.from_documents(documents), skipped=skipped)
 
 
 class DocumentPiece(NamedTuple):

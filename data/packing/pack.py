@@ -41,9 +41,11 @@ class PackReport:
         skipped = "".join(f"; {count:,} rows skipped: {reason}" for reason, count in reasons)
         if remaining := sum(self.skipped.values()) - sum(count for _, count in reasons):
             skipped += f"; {remaining:,} for other reasons"
-        long_documents = f"{self.truncated:,} cut"
-        if self.split:
-            long_documents = f"{self.split:,} split ({self.repeated:.1%} of the tokens repeated)"
+        long_documents = (
+            f"{self.split:,} split ({self.repeated:.1%} of the tokens repeated)"
+            if self.split
+            else f"{self.truncated:,} cut"
+        )
         return (
             f"{self.documents:,} documents in {self.rows:,} rows of {self.length} tokens "
             f"({self.fill:.1%} filled, {self.supervised:.1%} of the tokens are answers), "

@@ -16,6 +16,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pyarrow import parquet
+
 from models.errors import UserError, require
 
 JSON_SUFFIXES, PARQUET_SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz"), (".parquet",)
@@ -63,8 +65,11 @@ def list_data_files(path: Path, word: str) -> list[Path]:
         return [path]
     if not path.is_dir() or any((path / name).exists() for name in SAVED_DATASET_FILES):
         return []
-    suffixes = JSON_SUFFIXES + PARQUET_SUFFIXES
-    files = sorted(f for f in path.iterdir() if f.name.endswith(suffixes) and not f.is_dir())
+    files = sorted(
+        file
+        for file in path.iterdir()
+        if file.name.endswith(JSON_SUFFIXES + PARQUET_SUFFIXES) and not file.is_dir()
+    )
     pattern = re.compile(rf"(?<![a-z]){re.escape(word)}(?![a-z])", re.IGNORECASE)
     return [file for file in files if pattern.search(file.name)] or files
 
@@ -77,9 +82,7 @@ def is_row_file(path: Path) -> bool:
 def count_rows(file: Path) -> int | None:
     """Count the rows of a file without parsing them; return None for .json, which needs parsing."""
     if file.suffix in PARQUET_SUFFIXES:
-        import pyarrow.parquet
-
-        return pyarrow.parquet.read_metadata(file).num_rows
+        return parquet.read_metadata(file).num_rows
     if not file.name.endswith((".jsonl", ".jsonl.gz")):
         return None
     with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as lines:
@@ -132,15 +135,15 @@ def _parse_line(location: str, line: bytes) -> RawRow:
 
 
 def _check_object(location: str, row: Any) -> RawRow:
-    if isinstance(row, dict):
-        return RawRow(location, row)
-    return RawRow(location, None, "a line that is not a JSON object", f"a {type(row).__name__}")
+    return (
+        RawRow(location, row)
+        if isinstance(row, dict)
+        else RawRow(location, None, "a line that is not a JSON object", f"a {type(row).__name__}")
+    )
 
 
 def _read_parquet(file: Path) -> Iterator[RawRow]:
-    import pyarrow.parquet
-
-    with pyarrow.parquet.ParquetFile(file) as table:
+    with parquet.ParquetFile(file) as table:
         yield from _read_batches(table.iter_batches(batch_size=TABLE_BATCH_ROWS), str(file))
 
 
@@ -150,8 +153,7 @@ def read_dataset_rows(dataset: Any, name: str) -> Iterator[RawRow]:
 
 
 def _read_batches(batches: Iterable[Any], name: str) -> Iterator[RawRow]:
-    rows = chain.from_iterable(map(_convert_batch, batches))
-    for number, row in enumerate(rows):
+    for number, row in enumerate(chain.from_iterable(map(_convert_batch, batches))):
         if isinstance(row, dict):
             yield RawRow(
                 f"{name}:[{number}]", {key: _drop_nulls(value) for key, value in row.items()}
@@ -166,8 +168,11 @@ def _convert_batch(batch: Any) -> list[dict[str, Any] | tuple[str, str]]:
         return batch.to_pylist()
     except (ValueError, OverflowError) as error:  # overflows are of dates and durations
         if batch.num_rows == 1:
-            is_text = isinstance(error, UnicodeDecodeError)
-            reason = "text that is not UTF-8" if is_text else "a value that is out of range"
+            reason = (
+                "text that is not UTF-8"
+                if isinstance(error, UnicodeDecodeError)
+                else "a value that is out of range"
+            )
             return [(reason, str(error))]
     # a single bad row fails the batch: convert one by one
     rows = (batch.slice(index, 1) for index in range(batch.num_rows))
@@ -201,8 +206,10 @@ def load_dataset_split(
             )
             return splits[name]
         if path.is_file() and path.suffix in DATASET_BUILDERS:
-            builder, file_split = DATASET_BUILDERS[path.suffix], _resolve_split(split, ["train"])
-            return load_dataset(builder, data_files=str(path), split=file_split)
+            return load_dataset(
+                DATASET_BUILDERS[path.suffix], data_files=str(path),
+                split=_resolve_split(split, ["train"]),
+            )  # fmt: skip
         if path.is_dir():
             names = get_dataset_split_names(str(path), subset)
             return load_dataset(str(path), name=subset, split=_resolve_split(split, names))

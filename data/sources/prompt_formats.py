@@ -169,20 +169,11 @@ def describe_prompt_formats() -> str:
     )
 
 
-def read_prompt_file(source: str, key: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each row with its location, which error messages about the row cite.
+def open_prompt_rows(source: str, key: str) -> Iterator[RawRow]:
+    """Open a prompt file, a directory or a dataset; raise UserError, headed by the setting `key`.
 
-    Raises UserError, headed by the setting `key`, where a row cannot be read.
+    Return an iterator over its rows, those that cannot be read included.
     """
-    for location, row, reason, detail in _open_prompt_rows(source, key):
-        if row is None:
-            raise UserError(
-                f"{key}: every line must be a JSON object, got {location}: {detail or reason}"
-            )
-        yield location, row
-
-
-def _open_prompt_rows(source: str, key: str) -> Iterator[RawRow]:
     path = Path(source).expanduser()
     if path.is_dir() and any((path / name).exists() for name in SAVED_DATASET_FILES):
         return _open_dataset(str(path), key, saved=True)

@@ -126,10 +126,8 @@ def parse_row(
             column is not None or format is not RowFormat.auto or detected is not RowFormat.text,
             f"column {column_name} holds a list that is not JSON",
         )
-    labels = {
-        name: raw[name] for name in ("category", "language") if isinstance(raw.get(name), str)
-    }
-    return replace(row, **labels)
+    names = ("category", "language")
+    return replace(row, **{name: raw[name] for name in names if isinstance(raw.get(name), str)})
 
 
 def _parse_column(raw: dict[str, Any], column: str) -> tuple[RowFormat, ParsedRow]:
@@ -144,8 +142,13 @@ def _parse_column(raw: dict[str, Any], column: str) -> tuple[RowFormat, ParsedRo
             )
         case [{"from": _}, *_]:
             require_row(all(isinstance(turn, dict) for turn in value), NOT_AN_OBJECT)
-            turns = [{"role": turn.get("from"), "content": turn.get("value")} for turn in value]
-            return RowFormat.sharegpt, _build_conversation(list(map(_parse_message, turns)), raw)
+            return RowFormat.sharegpt, _build_conversation(
+                [
+                    _parse_message({"role": turn.get("from"), "content": turn.get("value")})
+                    for turn in value
+                ],
+                raw,
+            )
         case [str(), *_] if all(isinstance(text, str) for text in value):
             return RowFormat.ultrachat, _build_conversation(_messages_from_texts(list(value)), raw)
         case [int(), *_] if all(isinstance(token_id, int) for token_id in value):

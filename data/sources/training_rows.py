@@ -60,8 +60,11 @@ def count_training_rows(conf: DataConf) -> int | None:
     """Count the rows, including unusable ones; return None where that takes reading them all."""
     if conf.source not in (DataSource.dataset, DataSource.jsonl) or conf.path is None:
         return None
-    file = Path(conf.path).expanduser()
-    number = count_rows(file) if _is_whole_file(conf) else len(_load_dataset(conf))
+    number = (
+        count_rows(Path(conf.path).expanduser())
+        if _is_whole_file(conf)
+        else len(_load_dataset(conf))
+    )
     return number if number is None or conf.limit is None else min(number, conf.limit)
 
 

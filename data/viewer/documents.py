@@ -127,12 +127,10 @@ def describe_document(document: TokenizedDocument) -> str:
     """Summarize a document in one line: labels, tokens, supervised share and answers."""
     supervised = sum(document.answer)
     answers = sum(answer for answer, _ in groupby(document.answer))
-    labels = [
-        escape_unprintable(label) for label in (document.category, document.language) if label
-    ]
+    labels = filter(None, (document.category, document.language))
     return ", ".join(
         [
-            *labels,
+            *map(escape_unprintable, labels),
             f"{len(document.ids):,} tokens",
             f"{supervised:,} supervised ({supervised / max(len(document.ids), 1):.1%})",
             f"{answers} answer{'s' * (answers != 1)}",

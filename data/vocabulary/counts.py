@@ -138,24 +138,25 @@ def count_training_tokens(
     Counts stored with the data are used where they cover all documents; the counts of held-back
     documents are then subtracted.
     """
-    if conf.path is not None and conf.limit is None and conf.turns is not TurnSelection.last:
-        stored = load_token_counts(Path(conf.path) / TOKEN_COUNTS_FILE, vocab_size, tokenizer_hash)
-        if stored is not None:
-            numbers = np.setdiff1d(np.arange(len(documents)), training).tolist()
-            held_back = (documents[number] for number in numbers)
-            return stored.subtract(count_answer_tokens(held_back, vocab_size, tokenizer))
-    return count_answer_tokens(
-        (documents[number] for number in training.tolist()), vocab_size, tokenizer
+    stored = (
+        load_token_counts(Path(conf.path) / TOKEN_COUNTS_FILE, vocab_size, tokenizer_hash)
+        if conf.path is not None and conf.limit is None and conf.turns is not TurnSelection.last
+        else None
     )
+    held_back = np.setdiff1d(np.arange(len(documents)), training)
+    numbers = (training if stored is None else held_back).tolist()
+    counts = count_answer_tokens((documents[n] for n in numbers), vocab_size, tokenizer)
+    return counts if stored is None else stored.subtract(counts)
 
 
-def save_token_counts(counts: TokenCounts, file: Path, tokenizer_hash: str) -> None:
+def save_token_counts(
+    counts: TokenCounts, file: Path, tokenizer_hash: str, *, partial_dir: Path | None = None
+) -> None:
     """Write one row of counts per category and per language; the metadata holds their names."""
-    kinds = {"categories": counts.categories, "languages": counts.languages}
-    metadata = {kind: json.dumps(list(groups)) for kind, groups in kinds.items()}
-    tensors = {kind: np.stack(list(groups.values())) for kind, groups in kinds.items()}
-    metadata[TOKENIZER_HASH_KEY] = tokenizer_hash
-    with atomic_path(file) as partial:
+    names = {kind: json.dumps(list(groups)) for kind, groups in vars(counts).items()}
+    metadata = names | {TOKENIZER_HASH_KEY: tokenizer_hash}
+    tensors = {kind: np.stack(list(groups.values())) for kind, groups in vars(counts).items()}
+    with atomic_path(file, partial_dir=partial_dir) as partial:
         partial.write_bytes(safetensors.numpy.save(tensors, metadata=metadata))
 
 
@@ -170,12 +171,12 @@ def load_token_counts(file: Path, vocab_size: int, tokenizer_hash: str) -> Token
     if metadata[TOKENIZER_HASH_KEY] != tokenizer_hash:
         return None
     # a target's head may have more rows than its tokenizer has tokens
-    padding = max(0, vocab_size - counts["categories"].shape[1])
-    padded = {
-        kind: np.pad(rows[:, :vocab_size], ((0, 0), (0, padding))) for kind, rows in counts.items()
-    }
+    padding = ((0, 0), (0, max(0, vocab_size - counts["categories"].shape[1])))
     return TokenCounts(
-        **{kind: dict(zip(names[kind], rows, strict=True)) for kind, rows in padded.items()}
+        **{
+            kind: dict(zip(names[kind], np.pad(rows[:, :vocab_size], padding), strict=True))
+            for kind, rows in counts.items()
+        }
     )
 
 
@@ -208,10 +209,10 @@ def build_coverage_table(
     counts: TokenCounts, sizes: list[int], required_ids: list[int]
 ) -> list[list[str]]:
     """Build the table of `compute_coverage`; its first row is the heading."""
-    groups = counts.groups
+    shares = compute_coverage(counts, sizes, required_ids)
     return [["answer tokens", "count", *(f"{size:,} kept" for size in sizes)]] + [
-        [name, f"{int(groups[name].sum()):,}", *(f"{share:.2%}" for share in shares)]
-        for name, shares in compute_coverage(counts, sizes, required_ids).items()
+        [name, f"{int(group.sum()):,}", *(f"{share:.2%}" for share in shares[name])]
+        for name, group in counts.groups.items()
     ]
 
 
@@ -232,8 +233,10 @@ def write_token_counts(folder: Path, tokenizer: PreTrainedTokenizerBase, worker_
     counts = count_answer_tokens(_iter_answered_documents(folder), vocab_size, tokenizer)
     if not counts.categories:
         return ""
-    save_token_counts(counts, worker_dir / TOKEN_COUNTS_FILE, tokenizer_fingerprint(tokenizer))
-    (worker_dir / TOKEN_COUNTS_FILE).replace(folder / TOKEN_COUNTS_FILE)
+    save_token_counts(
+        counts, folder / TOKEN_COUNTS_FILE, tokenizer_fingerprint(tokenizer),
+        partial_dir=worker_dir,
+    )  # fmt: skip
     required_ids = required_token_ids(tokenizer)
     coverage = build_coverage_table(
         counts, sizes_below(len(required_ids), vocab_size), required_ids

@@ -17,6 +17,17 @@ from torch.nn.functional import one_hot
 from models.validation import POSITIVE, Rule, at_least, check_values
 
 UINT32_MASK = 0xFFFFFFFF
+SAMPLING_RULES = {
+    "temperature": Rule(
+        "must be finite and at least 0",
+        lambda value: 0 <= value < math.inf,
+        "0 takes the likeliest token",
+    ),
+    "top_k": at_least(0, "0 keeps every token"),
+    "top_p": Rule("must be in (0, 1]", lambda value: 0 < value <= 1, "1 keeps every token"),
+    "min_p": Rule("must be in [0, 1]", lambda value: 0 <= value <= 1, "0 keeps every token"),
+    "repetition_penalty": replace(POSITIVE, remedy="1 penalizes nothing"),
+}
 
 
 @dataclass(kw_only=True)
@@ -72,19 +83,7 @@ class SamplingConf:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_values(
-            self,
-            "sampling",
-            temperature=Rule(
-                "must be finite and at least 0",
-                lambda value: 0 <= value < math.inf,
-                "0 takes the likeliest token",
-            ),
-            top_k=at_least(0, "0 keeps every token"),
-            top_p=Rule("must be in (0, 1]", lambda value: 0 < value <= 1, "1 keeps every token"),
-            min_p=Rule("must be in [0, 1]", lambda value: 0 <= value <= 1, "0 keeps every token"),
-            repetition_penalty=replace(POSITIVE, remedy="1 penalizes nothing"),
-        )
+        check_values(self, "sampling", **SAMPLING_RULES)
 
     @property
     def is_greedy(self) -> bool:

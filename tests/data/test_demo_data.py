@@ -24,8 +24,8 @@ def test_a_documented_definition_is_one_text():
 
 
 def test_held_out_files_are_never_trained_on():
-    held_out = set(corpus.held_out_texts("code"))
-    trained_on = set(corpus.training_texts("code")) | set(read_test_texts())
+    held_out = set(corpus.library_texts("code", held_out=True))
+    trained_on = set(corpus.library_texts("code", held_out=False)) | set(read_test_texts())
     assert len(held_out) >= 16
     assert not held_out & trained_on
 
@@ -43,7 +43,12 @@ def test_held_out_prompts_have_four_categories_of_sixteen():
 
 
 def test_held_out_prompts_occur_nowhere_in_the_training_text():
-    trained_on = "\0".join((*corpus.training_texts("code"), *corpus.training_texts("docs")))
+    trained_on = "\0".join(
+        (
+            *corpus.library_texts("code", held_out=False),
+            *corpus.library_texts("docs", held_out=False),
+        )
+    )
     assert not [prompt.id for prompt in held_out_prompts() if prompt.text in trained_on]
 
 
@@ -63,12 +68,14 @@ def test_prompts_are_the_same_in_every_process():
     assert training_prompts(40, seed=3) != training_prompts(40, seed=4)
 
 
-def test_a_library_without_tests_is_enough(tmp_path):
+def test_a_library_without_tests_is_enough(tmp_path, monkeypatch):
     (tmp_path / "json").mkdir()
     (tmp_path / "json" / "decoder.py").write_text('"""Decode."""\n')
     (tmp_path / "posixpath.py").write_text("def join(a, b):\n    return a + b\n")
-    assert corpus.training_texts("code", tmp_path) == ('"""Decode."""\n',)
-    assert corpus.held_out_texts("code", tmp_path) == ("def join(a, b):\n    return a + b\n",)
+    monkeypatch.setattr(corpus, "LIBRARY", tmp_path)
+    uncached = corpus.library_texts.__wrapped__
+    assert uncached("code", held_out=False) == ('"""Decode."""\n',)
+    assert uncached("code", held_out=True) == ("def join(a, b):\n    return a + b\n",)
     assert read_test_texts(tmp_path) == []
 
 

@@ -184,6 +184,13 @@ def test_an_endpoint_that_is_not_there_or_of_another_model_is_one_line(folder):
             conf(by=AnswerSource.endpoint, url=wrong)
 
 
+def test_errors_name_the_keys_of_the_answers():
+    with pytest.raises(UserError, match=r"^answers.temperature: .*; answers.top_p: must be in"):
+        conf(temperature=-1, top_p=0)
+    with pytest.raises(UserError, match=r"^answers.url: must be an address .*got http://\[::1;"):
+        conf(by=AnswerSource.target, url="http://[::1")
+
+
 def test_a_key_is_one_that_a_header_can_carry(monkeypatch):
     monkeypatch.setenv("THEIRS", "sk-1\n")  # as `cat` of a file gives it
     asked = {"by": AnswerSource.endpoint, "url": "http://localhost:8000/v1", "key_env": "THEIRS"}

@@ -7,15 +7,15 @@ and the draft's reduced vocabulary, with its coverage of the answers.
 import hashlib
 import json
 import logging
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from rich.progress import track
 from transformers import PreTrainedTokenizerBase
 
+from data.chat.tokenization import iter_demo_documents
 from data.config import DataConf, DataSource, DemoAnswerSource
-from data.demo.prompts import training_prompts
 from data.eval_prompts.contamination import (
     ANSWER_START_CHARS,
     PROMPT_HASHES_FILE,
@@ -26,7 +26,6 @@ from data.mixture.held_out_rows import HeldOutPrompts
 from data.packing.documents import Documents, Packed, read_documents
 from data.packing.pack import DOCUMENT, pack_documents
 from data.sources.row_formats import TokenizedDocument
-from data.sources.tokenized import document_from_pair
 from data.vocabulary.counts import (
     build_coverage_table,
     count_training_tokens,
@@ -69,7 +68,14 @@ def load_training_rows(
             )  # fmt: skip
             documents = store.documents.head(conf.data.limit)
         elif conf.data.source is DataSource.demo:
-            documents = _build_demo_documents(conf, target, parallel)
+            by_target = conf.data.answers.by is DemoAnswerSource.target
+            answer_prompts = partial(_answer_with_target, conf, target, parallel)
+            documents = Documents.from_documents(
+                iter_demo_documents(
+                    conf.data.answers, target.tokenizer, seed=conf.seed,
+                    answer_prompts=answer_prompts if by_target else None,
+                )
+            )  # fmt: skip
         else:
             documents = read_documents(conf.data, target.tokenizer)
         numbers, held_out = hold_out(conf, target, documents)
@@ -80,24 +86,8 @@ def load_training_rows(
     return packed, held_out, store
 
 
-def _build_demo_documents(conf: TrainConf, target: Target, parallel: Parallel) -> Documents:
-    """Build the demo's prompts with answers, by the target or from the corpus."""
-    answers_conf = conf.data.answers
-    prompts = training_prompts(answers_conf.prompts, seed=conf.seed)
-    prompt_ids: list[list[int]] = target.tokenizer([prompt.text for prompt in prompts])["input_ids"]
-    if answers_conf.by is DemoAnswerSource.corpus:
-        continuations = target.tokenizer([prompt.continuation for prompt in prompts])["input_ids"]
-        answers = [tokens[: answers_conf.max_new_tokens] for tokens in continuations]
-    else:
-        answers = _answer_with_target(conf, target, prompt_ids, parallel)
-    return Documents.from_documents(
-        replace(document_from_pair(tokens, answer), category=prompt.category)
-        for prompt, tokens, answer in zip(prompts, prompt_ids, answers, strict=True)
-    )
-
-
 def _answer_with_target(
-    conf: TrainConf, target: Target, prompts: list[list[int]], parallel: Parallel
+    conf: TrainConf, target: Target, parallel: Parallel, prompts: list[list[int]]
 ) -> list[list[int]]:
     """Generate the target's answers, or read those that an earlier run has written."""
     answers_conf = conf.data.answers
