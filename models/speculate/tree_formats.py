@@ -51,12 +51,12 @@ def read_paths(file: Path) -> RankPaths:
     if isinstance(content, dict) and "0" in content:
         return _paths_from_adjacency(content, file)
     paths = content.get("paths") if isinstance(content, dict) else content
-    require(
-        isinstance(paths, list)
-        and all(isinstance(path, list) for path in paths)
-        and all(type(rank) is int for path in paths for rank in path),
-        f"tree.file: must hold a list of rank paths, got {file}; e.g. [[0], [0, 0]]",
-    )
+    if not isinstance(paths, list) or not all(
+        isinstance(path, list) and all(type(rank) is int for rank in path) for path in paths
+    ):
+        raise UserError(
+            f"tree.file: must hold a list of rank paths, got {file}; e.g. [[0], [0, 0]]"
+        )
     return paths
 
 
