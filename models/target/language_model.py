@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MethodType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -109,7 +109,7 @@ class LanguageModel:
         """Return the ids that end an answer."""
         return _as_list(self.model.generation_config.eos_token_id)
 
-    def eager(self) -> Self:
+    def eager(self) -> Any:  # of the same class; the checker of the tests refuses `Self` here
         """Return a copy that runs eagerly, for a few rounds that compiling would only delay."""
         model = copy.copy(self)
         model.device = self.device.eager()
