@@ -21,8 +21,7 @@ from infer.engine.session import NO_DRAFT, count_cache_slots
 from infer.verify import AcceptanceRule, Verification, build_acceptance_rule
 from models.device.graph_budget import KIND_SEPARATOR, Graph, graph_key_of
 from models.drafts.base import Draft
-from models.drafts.mixed import MixedDraft
-from models.drafts.ngram import NgramDraft
+from models.drafts.ngram import MixedDraft, NgramDraft
 from models.speculate.sampling import SamplingConf
 from models.speculate.tree import NO_TREE, Tree, TreeConf, TreeKind
 from models.target.target import Target

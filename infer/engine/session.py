@@ -23,7 +23,7 @@ from infer.engine.row_tensors import allocate_slots, empty_like, scatter_rows
 from infer.verify import AcceptanceRule, build_acceptance_rule
 from infer.verify.base import Verification
 from models.drafts.base import Draft, DraftState
-from models.drafts.mixed import MixedDraft
+from models.drafts.ngram import MixedDraft
 from models.errors import require
 from models.speculate.sampling import History, SamplingConf
 from models.speculate.tree import NO_TREE, Proposal, Tree

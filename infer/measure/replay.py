@@ -26,7 +26,7 @@ from infer.engine.rounds import lookahead_noise
 from infer.measure.acceptance import AcceptanceCounter, build_comb
 from infer.verify import Verification, walk_choices
 from models.drafts.base import Draft, DraftState
-from models.drafts.mixed import MixedDraft
+from models.drafts.ngram import MixedDraft
 from models.errors import require
 from models.speculate.sampling import History, Sampler, SamplingConf
 from models.speculate.tree import Proposal, Tree, ancestor_mask, node_depths, tree_from_paths

@@ -38,7 +38,7 @@ def walk_choices(
         next_id = choice.gather(1, node[:, None])
         ids.append(next_id[:, 0])
         # argmax takes the first of equal siblings: only it may have children, see
-        # models/drafts/mixed.py
+        # models/drafts/ngram.py
         matches = (proposal.parents + 1 == node[:, None]) & (proposal.ids == next_id)
         on_path = on_path & matches.any(1)
         node = torch.where(on_path, matches.int().argmax(1) + 1, node)

@@ -225,8 +225,11 @@ def soft_cross_entropy(draft: DraftDistribution, _conf: LossConf) -> LossTerm:
 def forward_kl(draft: DraftDistribution, _conf: LossConf) -> LossTerm:
     """Compute KL(target || draft)."""
     soft, log_soft = draft.target_dist.soft, draft.target_dist.log_soft
-    value = (soft * (log_soft - draft.log_probs)).sum(-1)
-    return LossTerm(value=value, slope_terms=[(-1.0, soft)], slope_sum=-1.0)
+    return LossTerm(
+        value=(soft * (log_soft - draft.log_probs)).sum(-1),
+        slope_terms=[(-1.0, soft)],
+        slope_sum=-1.0,
+    )
 
 
 def reverse_kl(draft: DraftDistribution, _conf: LossConf) -> LossTerm:
@@ -305,7 +308,8 @@ def topk_kl(draft: DraftDistribution, conf: LossConf) -> LossTerm:
     entropy = torch.special.entr(top_probs).sum(-1) + torch.special.entr(target_rest)
     cross = (top_probs * draft.log_probs.gather(-1, ids)).sum(-1) + target_rest * log_rest
     target_probs = (
-        rest_log_probs + (target_rest.clamp_min(TINY).log() - log_rest)[..., None]
-    ).exp()
-    target_probs = target_probs.scatter(-1, ids, top_probs.expand(ids.shape))
+        (rest_log_probs + (target_rest.clamp_min(TINY).log() - log_rest)[..., None])
+        .exp()
+        .scatter(-1, ids, top_probs.expand(ids.shape))
+    )
     return LossTerm(value=-entropy - cross, slope_terms=[(-1.0, target_probs)], slope_sum=-1.0)

@@ -99,8 +99,9 @@ def _apply_heads(heads: list[Tensor], rows: Float[Tensor, "*steps tokens _"]) ->
     """Multiply all rows by a shared head, or the rows of each step by the head of the step."""
     if len(heads) == 1:
         return nn.functional.linear(rows, heads[0])
-    pairs = zip(rows, heads, strict=True)
-    return torch.stack([nn.functional.linear(step_rows, head) for step_rows, head in pairs])
+    return torch.stack(
+        [nn.functional.linear(step_rows, head) for step_rows, head in zip(rows, heads, strict=True)]
+    )
 
 
 def distillation_loss(

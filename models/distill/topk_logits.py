@@ -21,8 +21,12 @@ class TopKLogits:
         """Build it from the target's logits; sum `rest`, as 1 - top would lose tiny values."""
         log_probs = logits.float().log_softmax(-1)
         top, ids = log_probs.topk(min(k, logits.shape[-1]), -1)
-        rest = log_probs.exp().scatter(-1, ids, 0.0).sum(-1)
-        return cls(ids=ids, log_probs=top, rest=rest, vocab_size=logits.shape[-1])
+        return cls(
+            ids=ids,
+            log_probs=top,
+            rest=log_probs.exp().scatter(-1, ids, 0.0).sum(-1),
+            vocab_size=logits.shape[-1],
+        )
 
     def map_tensors(self, change: Callable[[Tensor], Tensor]) -> "TopKLogits":
         """Apply `change` to every tensor."""

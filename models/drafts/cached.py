@@ -120,10 +120,10 @@ class CachedDraft(Draft):
         lengths, slots = state["lengths"], self.num_slots(state)
         hidden = state["hidden"][:, None]
         visible = lengths.new_zeros((len(lengths), 1, max(tree.scratch_slots, 1)), dtype=torch.bool)
-        used = level = 0
+        used = 0
 
-        def expand(tokens: Tensor, parent_index: Tensor) -> Tensor:
-            nonlocal hidden, visible, used, level
+        def expand(tokens: Tensor, parent_index: Tensor, level: int) -> Tensor:
+            nonlocal hidden, visible, used
             scratch = torch.arange(visible.shape[-1], device=tokens.device)
             new_nodes = used + torch.arange(tokens.shape[1], device=tokens.device)
             visible = visible.gather(1, parent_index[:, :, None].expand(-1, -1, visible.shape[-1]))
@@ -131,11 +131,11 @@ class CachedDraft(Draft):
             hidden = hidden.gather(1, parent_index[:, :, None].expand(-1, -1, hidden.shape[-1]))
             hidden = self.forward_step(
                 state, tokens, hidden,
-                positions=(lengths + level)[:, None].expand_as(tokens),
+                positions=(lengths + level - 1)[:, None].expand_as(tokens),
                 slots=(lengths[:, None] + new_nodes).clamp_max(slots - 1),
                 mask=tree_mask(lengths, visible, slots),
             )  # fmt: skip
-            used, level = used + tokens.shape[1], level + 1
+            used += tokens.shape[1]
             return self.logits(hidden)
 
         return grow(

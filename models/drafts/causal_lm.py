@@ -97,8 +97,9 @@ class CausalLMConf(ModelSource, DraftConf):
             model = self._build_model(target).float()
             if self.lora.rank:
                 self.lora.add_adapters(model)
-        draft = CausalLMDraft(self, model, target, loss=loss, seed=seed)
-        return draft.to(target.head.weight.device)
+        return CausalLMDraft(self, model, target, loss=loss, seed=seed).to(
+            target.head.weight.device
+        )
 
     def _build_model(self, target: Target) -> Any:
         if self.start is InitFrom.checkpoint:
@@ -128,8 +129,7 @@ class CausalLMConf(ModelSource, DraftConf):
             fields = json.loads(metadata["start"])
             conf = cls(**fields | {"start": InitFrom(fields["start"])})
         model = load_full_model(directory, target.device.dtype)
-        draft = CausalLMDraft(conf, model, target, seed=seed)
-        return conf, draft.to(target.head.weight.device)
+        return conf, CausalLMDraft(conf, model, target, seed=seed).to(target.head.weight.device)
 
     def rebuild_untrained(self, draft: Draft, target: Target) -> Draft | str:
         """Rebuild the draft from its origin and seed, or return why that is impossible."""
@@ -199,9 +199,7 @@ class CausalLMDraft(CachedDraft):
 
     def as_language_model(self) -> LanguageModel:
         """Return the model without compilation."""
-        lm = copy.copy(self.lm)
-        lm.device = lm.device.eager()
-        return lm
+        return self.lm.eager()
 
     # --- decoding ---------------------------------------------------------------------------
 
@@ -287,11 +285,13 @@ def prune_layers(target: Target, layers: list[int], *, copy_weights: bool) -> An
     )
     layer_index = re.compile(rf"(?<=^{re.escape(prefix)}\.)\d+")
     target_weights = target.model.state_dict()
-    weights = {}
-    for name in model.state_dict():
-        target_name = layer_index.sub(lambda match: str(layers[int(match[0])]), name)
-        weights[name] = full_tensor(target_weights[target_name])
-    model.load_state_dict(weights)
+    target_names = {
+        name: layer_index.sub(lambda match: str(layers[int(match[0])]), name)
+        for name in model.state_dict()
+    }
+    model.load_state_dict(
+        {name: full_tensor(target_weights[source]) for name, source in target_names.items()}
+    )
     return model
 
 

@@ -73,8 +73,9 @@ class Eagle1Draft(OneLayerDraft):
         self, target: Target, kept_ids: Int[Tensor, " draft_vocab"] | None = None  # noqa: ARG002
     ) -> None:  # fmt: skip
         """Copy the target's embeddings."""
-        embeddings = target.model.get_input_embeddings()
-        self.embed_tokens.load_state_dict({"weight": full_tensor(embeddings.weight)})
+        self.embed_tokens.load_state_dict(
+            {"weight": full_tensor(target.model.get_input_embeddings().weight)}
+        )
 
     def prepare_batch(
         self, batch: Batch, *, step: int, generators: list[np.random.Generator]  # noqa: ARG002

@@ -110,8 +110,12 @@ class Eagle3Draft(OneLayerDraft):
     def loss(self, batch: Batch, target_output: TargetOutput) -> Loss:
         """Compute the loss of `trained_depth` drafting steps at every supervised row."""
         outputs = self.unroll_steps(batch, self.target_features(target_output), carries_grad=True)
-        outputs = [self.norm(output) for output in outputs]
-        return self.distill(outputs, batch, target_output, heads=[self.lm_head.weight])
+        return self.distill(
+            [self.norm(output) for output in outputs],
+            batch,
+            target_output,
+            heads=[self.lm_head.weight],
+        )
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         """Return all tensors; without the maps of a full vocabulary, which vLLM refuses."""

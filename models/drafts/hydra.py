@@ -65,8 +65,7 @@ class PrefixLayer(nn.Module):
     ) -> Float[Tensor, "b t h"]:  # fmt: skip
         """Run the layer; `run_attention` takes its queries, keys and values."""
         layer = cast(DecoderLayer, self.layers[0])
-        attended = run_attention(*layer.project_qkv(hidden, rope))
-        return self.norm(layer.finish(hidden, attended))
+        return self.norm(layer.finish(hidden, run_attention(*layer.project_qkv(hidden, rope))))
 
 
 class HydraDraft(CachedDraft, HeadsDraft):
@@ -111,9 +110,10 @@ class HydraDraft(CachedDraft, HeadsDraft):
         """Compute the loss of all heads; head i reads the text's tokens t+1 .. t+1+i."""
         hidden = self.target_features(target_output)
         if self.prefix_embeding_layer is not None:
-            run_attention = partial(attend, mask=batch.attention_mask())
             hidden = self.prefix_embeding_layer(
-                hidden, self.rotary(hidden, batch.positions), run_attention
+                hidden,
+                self.rotary(hidden, batch.positions),
+                partial(attend, mask=batch.attention_mask()),
             )
         embedded, outputs = self.embed(batch.input_ids), []
         for i, blocks in enumerate(self.hydra_mlp):
@@ -126,9 +126,11 @@ class HydraDraft(CachedDraft, HeadsDraft):
     def new_state(self, batch: int, slots: int) -> DraftState:
         """Return room for hidden state and root of each row, and the prefix layer's cache."""
         weight = self.heads[0].weight
-        state = super().new_state(batch, slots)
-        if self.prefix_embeding_layer is not None:
-            state = new_layer_state(self.config, weight, batch, slots)
+        state = (
+            super().new_state(batch, slots)
+            if self.prefix_embeding_layer is None
+            else new_layer_state(self.config, weight, batch, slots)
+        )
         return state | {"token": weight.new_zeros(batch, dtype=torch.int64)}  # the root
 
     def start(
@@ -162,26 +164,27 @@ class HydraDraft(CachedDraft, HeadsDraft):
     ) -> Float[Tensor, "b t h"]:  # fmt: skip
         """Run the prefix layer over its cache; it reads no tokens."""
         assert self.prefix_embeding_layer is not None
-        run_attention = partial(attend_cached, state, slots=slots, mask=mask)
-        return self.prefix_embeding_layer(hidden, self.rotary(hidden, positions), run_attention)
+        return self.prefix_embeding_layer(
+            hidden,
+            self.rotary(hidden, positions),
+            partial(attend_cached, state, slots=slots, mask=mask),
+        )
 
     def propose(self, state: DraftState, *, tree: Tree, sampler: Sampler) -> Proposal:
         """Grow a tree; the head of each level also reads the embeddings of the path so far."""
-        level = 0
         # [B, W, H + embeddings of the path]: what the head of the level reads at each node
         known = torch.cat([state["hidden"], self.embed(state["token"][:, None])[:, 0]], -1)[:, None]
 
-        def logits() -> Float[Tensor, "b w v"]:
+        def logits(level: int) -> Float[Tensor, "b w v"]:
             return self.heads[level](self.hydra_mlp[level](known))
 
-        def expand(tokens: Tensor, parent_index: Tensor) -> Tensor:
-            nonlocal level, known
+        def expand(tokens: Tensor, parent_index: Tensor, level: int) -> Tensor:
+            nonlocal known
             known = known.gather(1, parent_index[:, :, None].expand(-1, -1, known.shape[-1]))
             known = torch.cat([known, self.embed(tokens)], -1)
-            level += 1
-            return logits()
+            return logits(level)
 
-        return grow(tree, sampler, logits()[:, 0], expand)
+        return grow(tree, sampler, logits(0)[:, 0], expand)
 
 
 @dataclass(kw_only=True)

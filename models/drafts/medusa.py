@@ -102,17 +102,16 @@ class MedusaDraft(HeadsDraft):
 
     def propose(self, state: DraftState, *, tree: Tree, sampler: Sampler) -> Proposal:
         """Grow a tree; all nodes of a level have the logits of one head."""
-        level = 0
 
-        def logits() -> Float[Tensor, "b v"]:
+        def logits(level: int) -> Float[Tensor, "b v"]:
             return self.heads[min(level, len(self.heads) - 1)](self.blocks[level](state["hidden"]))
 
-        def expand(tokens: Tensor, parent_index: Tensor) -> Float[Tensor, "b 1 v"]:  # noqa: ARG001
-            nonlocal level
-            level += 1
-            return logits()[:, None]  # one row of logits for all nodes
+        def expand(
+            tokens: Tensor, parent_index: Tensor, level: int  # noqa: ARG001
+        ) -> Float[Tensor, "b 1 v"]:  # fmt: skip
+            return logits(level)[:, None]  # one row of logits for all nodes
 
-        return grow(tree, sampler, logits(), expand)
+        return grow(tree, sampler, logits(0), expand)
 
 
 @dataclass(kw_only=True)

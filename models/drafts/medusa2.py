@@ -114,10 +114,11 @@ class Medusa2Draft(MedusaDraft):
             labels=shift_left(batch.input_ids, 1).flatten(),
             conf=replace(self.loss_conf, name=LossName.forward_kl),
         )
-        adapted_output = TargetOutput(hidden=adapted.hidden.detach(), captured=adapted.captured)
-        outputs = [block(adapted.hidden.to(self.dtype)) for block in self.blocks]
         heads_loss = self.distill(
-            outputs, batch, adapted_output, heads=[h.weight for h in self.heads]
+            [block(adapted.hidden.to(self.dtype)) for block in self.blocks],
+            batch,
+            TargetOutput(hidden=adapted.hidden.detach(), captured=adapted.captured),
+            heads=[head.weight for head in self.heads],
         )
         # The loop divides by the first term's weight. Rows that count for a head count for the
         # first term too, so its weight is 0 only if both are.

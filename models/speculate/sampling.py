@@ -54,8 +54,7 @@ class History:
 
         `ancestors` is the mask of each node's ancestors and itself.
         """
-        is_token = one_hot(node_ids, self.in_text.shape[-1]).float()
-        on_path = ancestors.float() @ is_token > 0
+        on_path = ancestors.float() @ one_hot(node_ids, self.in_text.shape[-1]).float() > 0
         return History(
             in_text=self.in_text[:, None] | on_path, in_answer=self.in_answer[:, None] | on_path
         )
@@ -144,8 +143,8 @@ class SamplingConf:
         by_rank = _cutoff_distances(ordered, num_top_k)
         if self.top_p < 1:
             probs = ordered[:num_top_k].double().softmax(-1)
-            mass = torch.cat([probs.new_zeros(1), probs.cumsum(0)[:-1]])  # of likelier tokens
-            mass = mass.clamp_max(1.0)
+            # the mass of the likelier tokens
+            mass = torch.cat([probs.new_zeros(1), probs.cumsum(0)[:-1].clamp_max(1.0)])
             num_top_p = int((mass < self.top_p).sum())
             # Either the odds of the likelier tokens change, or the token changes ranks with others.
             odds = (math.log(self.top_p / (1 - self.top_p)) - mass.logit()).to(scores.dtype)

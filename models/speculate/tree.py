@@ -22,9 +22,9 @@ from models.speculate.sampling import Sampler
 from models.speculate.tree_formats import read_fields
 from models.validation import at_least, check_values
 
-# tokens [B, W] (target ids) and the index of each one's parent among the nodes expanded before
-# [B, W] -> raw logits [B, W, draft_vocab], or [B, 1, draft_vocab] if all W have the same
-ExpandFn = Callable[[Tensor, Tensor], Tensor]
+# tokens [B, W] (target ids), the index of each one's parent among the nodes expanded before [B, W],
+# and their depth -> raw logits [B, W, draft_vocab], or [B, 1, draft_vocab] if all W have the same
+ExpandFn = Callable[[Tensor, Tensor, int], Tensor]
 
 
 class TreeKind(Enum):
@@ -97,9 +97,11 @@ class TreeConf:
         if self.kind is TreeKind.dynamic:
             return Tree(kind=self.kind, depth=self.depth, nodes=self.nodes,
                         width=self.expanded, branch=self.branch, copied=self.copied)  # fmt: skip
-        paths = self.paths or []
-        if self.kind is TreeKind.chain:
-            paths = [[0] * d for d in range(1, self.depth + 1)]
+        paths = (
+            [[0] * d for d in range(1, self.depth + 1)]
+            if self.kind is TreeKind.chain
+            else self.paths or []
+        )
         return replace(tree_from_paths(paths, kind=self.kind), copied=self.copied)
 
 
@@ -170,17 +172,16 @@ def tree_from_paths(paths: list[list[int]], *, kind: TreeKind = TreeKind.static)
         f"tree.paths: must be distinct and not empty, got {paths}",
     )
     index: dict[tuple[int, ...], int] = {(): 0}
-    levels: list[list[tuple[int, int]]] = []
+    levels: list[list[tuple[int, int]]] = [[] for _ in unique[-1]]  # the last path is the deepest
     for path in unique:
         require(
             path[:-1] in index and min(path) >= 0,
             f"tree.paths: every path needs its prefix, got {list(path)} without "
             f"{list(path[:-1])}; add it",
         )
-        if len(path) > len(levels):
-            levels.append([])
-        index[path] = len(levels[-1])
-        levels[-1].append((index[path[:-1]], path[-1]))
+        level = levels[len(path) - 1]
+        index[path] = len(level)
+        level.append((index[path[:-1]], path[-1]))
     return Tree(kind=kind, depth=len(levels), nodes=len(unique),
                 levels=tuple(tuple(level) for level in levels))  # fmt: skip
 
@@ -224,11 +225,9 @@ def ancestor_mask(
     ancestors = eye.expand(batch, -1, -1)
     # The root is its own parent.
     jump = torch.cat([torch.zeros_like(parents_BN[:, :1]), parents_BN + 1], 1)
-    reach = 1
-    while reach <= nodes:  # pointer doubling: the reach doubles each time
+    for _ in range(nodes.bit_length()):  # pointer doubling: the reach, 1 at first, doubles
         ancestors = ancestors | ancestors.gather(1, jump[:, :, None].expand_as(ancestors))
         jump = jump.gather(1, jump)
-        reach *= 2
     return ancestors
 
 
@@ -315,7 +314,7 @@ def _grow_static(
             previous, expanded = expanded, sorted({p for p, _ in tree.levels[depth + 1]})
             parent_index = [previous.index(level[i][0]) for i in expanded]
             parent_index_W = torch.tensor(parent_index, device=tokens.device)
-            logits = expand(tokens[:, expanded], parent_index_W.expand(len(tokens), -1))
+            logits = expand(tokens[:, expanded], parent_index_W.expand(len(tokens), -1), depth + 1)
     child_log_probs = None
     if scorer.sampler.draws:
         leaf = torch.full_like(drawn_from[0], -torch.inf)
@@ -344,7 +343,7 @@ def _grow_dynamic(
     for level in range(1, tree.depth):
         width = min(tree.width, token.shape[1])
         beam_logp, beam = _stable_topk(logp, width)
-        logits = expand(token.gather(1, beam), parent_index.gather(1, beam))
+        logits = expand(token.gather(1, beam), parent_index.gather(1, beam), level)
         child_logp, child = (part.expand(-1, width, -1) for part in children(logits, level))
         # index of the parent among all candidates
         parent = (beam + size)[:, :, None].expand_as(child).flatten(1)

@@ -51,7 +51,9 @@ def read_paths(file: Path) -> RankPaths:
     if isinstance(content, dict) and "0" in content:
         return _paths_from_adjacency(content, file)
     paths = content.get("paths") if isinstance(content, dict) else content
-    if not isinstance(paths, list) or not all(map(_is_path, paths)):
+    if not isinstance(paths, list) or not all(
+        isinstance(path, list) and all(type(rank) is int for rank in path) for path in paths
+    ):
         raise UserError(
             f"tree.file: must hold a list of rank paths, got {file}; e.g. [[0], [0, 0]]"
         )
@@ -63,10 +65,6 @@ def _load_json(file: Path) -> Any:
         return json.loads(file.read_text())
     except (OSError, ValueError) as error:
         raise UserError(f"tree.file: must be a readable JSON file, got {file}: {error}") from error
-
-
-def _is_path(path: object) -> bool:
-    return isinstance(path, list) and all(type(rank) is int for rank in path)
 
 
 def write_paths(

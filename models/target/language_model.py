@@ -5,6 +5,7 @@ that enters layer i, which is Hugging Face's `hidden_states[i]` and vLLM's
 `eagle_aux_hidden_state_layer_ids`.
 """
 
+import copy
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -108,6 +109,12 @@ class LanguageModel:
         """Return the ids that end an answer."""
         return _as_list(self.model.generation_config.eos_token_id)
 
+    def eager(self) -> Any:  # of the same class; the checker of the tests refuses `Self` here
+        """Return a copy that runs eagerly, for a few rounds that compiling would only delay."""
+        model = copy.copy(self)
+        model.device = self.device.eager()
+        return model
+
     def logits(self, hidden: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "*batch vocab"]:
         return self.head(hidden)
 
@@ -165,9 +172,11 @@ class LanguageModel:
         """
         in_window = None
         if self.sliding_window is not None:
-            keys = positions
-            if cache is not None and write is not None:
-                keys = cache.record_positions(positions, write)
+            keys = (
+                positions
+                if cache is None or write is None
+                else cache.record_positions(positions, write)
+            )
             in_window = (positions[:, :, None] - keys[:, None] < self.sliding_window)[:, None]
         return architectures.build_layer_masks(self.config, mask, in_window, self.head.weight.dtype)
 

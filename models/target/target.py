@@ -45,8 +45,9 @@ class TargetConf(ModelSource):
         """
         self.read_config()
         model = load_model(self) if load_model else self.load_model(device.dtype)
-        name = name or self.path or self.name
-        target = Target(model, self.load_tokenizer(), name=name, device=device)
+        target = Target(
+            model, self.load_tokenizer(), name=name or self.path or self.name, device=device
+        )
         if not load_model:  # after the checks, which a lazy device would compile
             model.to(device.torch_device)
         return target
@@ -67,12 +68,6 @@ class Target(LanguageModel):
     def graph_key(self) -> str:
         """Add the fingerprint, so that targets of one architecture have graphs of their own."""
         return f"{super().graph_key} {self.fingerprint[:8]}"
-
-    def eager(self) -> "Target":
-        """Return a copy that runs eagerly, for a few rounds that compiling would only delay."""
-        target = copy.copy(self)
-        target.device = self.device.eager()
-        return target
 
     def with_weights(self, lm: LanguageModel, *, name: str) -> "Target":
         """Return a target of the same architecture and tokenizer with the weights of `lm`."""

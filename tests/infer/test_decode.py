@@ -9,8 +9,7 @@ from scipy.stats import chisquare
 from infer.engine.decode import Decoder
 from infer.engine.generate import generate_answers
 from infer.verify import walk_choices
-from models.drafts.mixed import graft_chain
-from models.drafts.ngram import NgramDraft
+from models.drafts.ngram import NgramDraft, graft_chain
 from models.speculate.sampling import Sampler, SamplingConf
 from models.speculate.tree import Proposal
 from tests.support.tiny import chain, mixed, static, tiny_target, tree

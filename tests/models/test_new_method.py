@@ -49,7 +49,7 @@ class BigramDraft(FeatureDraft):
         def logits(tokens):
             return self.head(self.guess(tokens))
 
-        return grow(tree, sampler, logits(state["token"]), lambda tokens, above: logits(tokens))
+        return grow(tree, sampler, logits(state["token"]), lambda tokens, *_: logits(tokens))
 
 
 @dataclass(kw_only=True)

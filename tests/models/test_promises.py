@@ -14,7 +14,7 @@ from models.checkpoint import WEIGHTS_FILE
 from models.distill.losses import LossName
 from models.drafts import METHODS, load_draft
 from models.drafts.base import Draft, DraftState, SpeculativePair
-from models.drafts.mixed import MixedDraft
+from models.drafts.ngram import MixedDraft
 from models.errors import UserError
 from models.lora import merge_adapters
 from models.speculate.sampling import Sampler, SamplingConf

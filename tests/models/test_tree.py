@@ -60,7 +60,7 @@ def grown(tree, *, root=(0,), **kind):
     """The paths of one row, in the order in which they were proposed."""
     before = [root]
 
-    def expand(tokens, above):
+    def expand(tokens, above, level):
         nonlocal before
         before = [
             (*before[parent], token)
@@ -84,7 +84,7 @@ def test_dynamic_trees_are_closed_under_prefixes_also_under_ties(kind):
 def test_equal_scores_everywhere_still_give_a_tree():
     flat = torch.zeros(2, VOCAB)
     proposal = grow(
-        dynamic(), GREEDY, flat, lambda tokens, above: flat[:, None].expand(-1, tokens.shape[1], -1)
+        dynamic(), GREEDY, flat, lambda tokens, *_: flat[:, None].expand(-1, tokens.shape[1], -1)
     )
     assert (proposal.parents < torch.arange(9)).all()
     assert (node_depths(ancestor_mask(proposal.parents))[:, 1:] > 0).all()
