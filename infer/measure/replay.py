@@ -116,7 +116,7 @@ class Replay:
         self.rule, self.vocab_size = sampling, target.vocab_size
 
     @torch.no_grad()
-    def accepted_lengths(self, trees: dict[str, Tree]) -> dict[str, list[Int[ndarray, " starts"]]]:
+    def accepted_lengths(self, trees: dict[str, Tree]) -> dict[str, list[Int[ndarray, " _"]]]:
         """Compute A(s) for every start of every text, by the name of the tree."""
         texts = [
             [{name: batch.replay_tree(tree)[-1] for name, tree in trees.items()} for batch in text]
@@ -221,7 +221,7 @@ def decoding_starts(accepted: Int[ndarray, " starts"]) -> Int[ndarray, " rounds"
     return np.array(rounds, dtype=np.int64)
 
 
-def count_on_policy(accepted: list[Int[ndarray, " starts"]]) -> Float[ndarray, "texts 2"]:
+def count_on_policy(accepted: list[Int[ndarray, " _"]]) -> Float[ndarray, "texts 2"]:
     """Count the tokens and rounds of each text.
 
     The ratio of their sums is the acceptance length (tau).
@@ -229,7 +229,7 @@ def count_on_policy(accepted: list[Int[ndarray, " starts"]]) -> Float[ndarray, "
     return count_all_positions([lengths[decoding_starts(lengths)] for lengths in accepted])
 
 
-def count_all_positions(accepted: list[Int[ndarray, " starts"]]) -> Float[ndarray, "texts 2"]:
+def count_all_positions(accepted: list[Int[ndarray, " _"]]) -> Float[ndarray, "texts 2"]:
     """Count the tokens and rounds of each text with a round from every start.
 
     Decoding does not reach all starts equally often, so that the ratio of sums is not tau.

@@ -10,6 +10,7 @@ from threading import Thread
 import numpy as np
 import pytest
 
+from infer.tuning import cost_model
 from infer.tuning.candidates import USER_TREE, list_candidates
 from infer.tuning.config import TuneConf
 from infer.tuning.cost_model import (
@@ -149,7 +150,7 @@ def test_a_prompt_that_ends_at_its_first_token_can_be_timed(bench, target, monke
     assert bench.benchmark_trees([one])["chain-2"][:, 0].sum() == 0
 
 
-def test_the_machine_is_kept_only_while_something_is_timed(bench):
+def test_the_machine_is_kept_only_while_something_is_timed(bench, monkeypatch):
     compiled = []
 
     def probe(line: str) -> None:
@@ -157,7 +158,7 @@ def test_the_machine_is_kept_only_while_something_is_timed(bench):
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             compiled.append(line)  # beside a tuner that would do the same
 
-    bench.print_line = probe
+    monkeypatch.setattr(cost_model, "print_line", probe)
     one = next(one for one in considered() if one.name == "chain-2")
     bench.measure_steps(one)
     assert len(compiled) == 2
