@@ -186,7 +186,7 @@ def test_an_endpoint_that_is_not_there_or_of_another_model_is_one_line(folder):
 
 def test_errors_name_the_keys_of_the_answers():
     with pytest.raises(UserError, match=r"^answers.temperature: .*; answers.top_p: must be in"):
-        conf(temperature=-1, top_p=0)
+        conf(temperature=-1.0, top_p=0.0)
     with pytest.raises(UserError, match=r"^answers.url: must be an address .*got http://\[::1;"):
         conf(by=AnswerSource.target, url="http://[::1")
 
