@@ -20,7 +20,7 @@ from models.errors import UserError, require
 from models.files import write_text_atomically
 
 PROVENANCE_FILE = "made_from.json"
-EXCLUDED_SPLIT = "test"  # split of a prompt directory, as data/sources/prompt_files.py reads it
+EXCLUDED_SPLIT = "test"  # split of a prompt directory, as data/sources/prompt_formats.py reads it
 IGNORED_SETTINGS = re.compile(  # settings that do not affect the rows
     r"run_name|output_dir|worker|device\..*"
     r"|answers\.(url|key_env|concurrency|retries|timeout_s|skip_failed|batch)"
