@@ -15,6 +15,7 @@ from conf.entry import compose
 from models import checkpoint
 from models.drafts import load_draft
 from models.errors import UserError
+from models.files import PARTIAL_SUFFIX
 from models.target.target import TargetConf
 from tests.support.tiny import CPU, new_draft, tiny_target, tiny_tokenizer
 from train.config import TrainConf
@@ -182,7 +183,7 @@ def test_a_published_draft_of_another_hidden_size_is_refused(folder, tmp_path):
 def test_a_full_disk_is_one_line(refused, folder):
     run = folder / "full" / "eval"
     run.mkdir(parents=True)
-    (run / ".report.json.tmp").symlink_to("/dev/full")
+    (run / f"report.json{PARTIAL_SUFFIX}").symlink_to("/dev/full")
     line, _ = refused(
         infer.eval.main, "checkpoint=draft", "target.name=target", "output_dir=full",
         "evaluation.prompts=prompts.jsonl", "evaluation.max_new_tokens=2", "device.compile=false",

@@ -61,7 +61,7 @@ class Watched(Trainer):
             self.gradient = [
                 optimizer.state[p]["exp_avg"].cpu() / (1 - decay) for p in self.trained
             ]
-            self.warm = self.device.count_graphs()
+            self.warm = self.parallel.device.count_graphs()
 
 
 def prompts() -> list[list[int]]:
