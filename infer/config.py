@@ -114,7 +114,7 @@ def parse_checkpoints(value: Any) -> list[str] | None:
 
 @dataclass(kw_only=True)
 class CheckpointConf:
-    """What commands on checkpoints share: their target, a tree and the device."""
+    """The settings of every command on checkpoints: their target, a tree and the device."""
 
     target: TargetConf = field(default_factory=lambda: TargetConf(name=OWN_TARGET))
     tree: TreeConf = field(default_factory=TreeConf)
@@ -123,7 +123,7 @@ class CheckpointConf:
 
 @dataclass(kw_only=True)
 class TreeSearchConf(CheckpointConf):
-    """What the searches for a tree share; their `tree` is one more, to compare the result with."""
+    """The settings of every search for a tree; `tree` is a further one to compare the result with."""
 
     ranks: int = 10  # draft candidates whose acceptance is measured at each depth
     # as evaluation.prompts; null = the prompts by which training selected the best checkpoint, or,

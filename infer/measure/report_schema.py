@@ -36,7 +36,7 @@ class LosslessVerdict(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceInfo:
-    """What ran the measurement, as `Device.describe` returns it."""
+    """The device that ran the measurement, as `Device.describe` returns it."""
 
     name: str
     kind: str
@@ -178,7 +178,7 @@ class ModeFigures:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """Whether answers are the target's own, and the evidence for it."""
+    """The verdict on whether answers are the target's own, and the evidence for it."""
 
     verification: str
     lossy: bool  # whether the rule keeps the target's distribution only approximately

@@ -2,7 +2,7 @@
 
 `written_by_cb9f3c2` holds a tiny target, a draft of each method that was trained on a text of it
 for 60 steps, and the tokens that each round accepted. The target is stored too, because its random
-weights would differ in their last bits between vector widths.
+weights would differ in their last bits between vector widths. README.md there has the script.
 """
 
 import json

@@ -1,1 +1,1 @@
-"""What only the PyTorch/XLA route needs; its processes are in train/distributed/xla.py."""
+"""The PyTorch/XLA route; its processes are in train/distributed/xla.py."""

@@ -1,4 +1,4 @@
-"""What the XLA route needs: packages that fit together, a device, and a cache of its own."""
+"""Requirements of the XLA route: packages that fit together, a device, and a cache of graphs."""
 
 import os
 from pathlib import Path
