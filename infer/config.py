@@ -123,7 +123,7 @@ class CheckpointConf:
 
 @dataclass(kw_only=True)
 class TreeSearchConf(CheckpointConf):
-    """The settings of every search for a tree; `tree` is a further one to compare the result with."""
+    """The settings of every search for a tree; `tree` is compared with the result."""
 
     ranks: int = 10  # draft candidates whose acceptance is measured at each depth
     # as evaluation.prompts; null = the prompts by which training selected the best checkpoint, or,
