@@ -36,6 +36,7 @@ from omegaconf.errors import (
     ValidationError,
 )
 
+from conf.renamed_keys import find_new_name
 from models.drafts import METHODS
 from models.drafts.base import DraftConf
 from models.errors import UserError
@@ -236,6 +237,8 @@ def error_to_line(error: BaseException) -> str:
 
 
 def _unknown_key_message(key: str, schema: type | None) -> str:
+    if new_name := find_new_name(key):
+        return f"{key}: no such key, it was renamed; write {new_name}"
     if not dataclasses.is_dataclass(schema):  # a free dict, such as chat template arguments
         return f"{key}: no such key; to add it write +{key}=VALUE"
     parent, _, name = key.rpartition(".")

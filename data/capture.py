@@ -110,7 +110,7 @@ def plan_capture(conf: CaptureConf, meta_target: MetaTarget, tokenizer) -> Captu
         needs, hidden_size=meta_target.hidden_size, vocab_size=meta_target.vocab_size
     )
     plan, report = CapturePlan.from_documents(
-        read_documents(conf.data, tokenizer), schema, length=conf.data.length,
+        read_documents(conf.data, tokenizer), schema, length=conf.data.row_length,
         overlap=conf.data.overlap, batch=conf.batch, shard_mb=conf.shard_mb,
     )  # fmt: skip
     log.info("data: %s", report)
@@ -136,8 +136,8 @@ def build_store_spec(
     return StoreSpec(
         target_sha256="",  # set once the target is loaded
         tokenizer_sha256=tokenizer_hash, computed_in=str(device.dtype).removeprefix("torch."),
-        layout=plan.schema, length=conf.data.length, overlap=conf.data.overlap, batch=conf.batch,
-        documents=len(documents), tokens=tokens, supervised=supervised,
+        layout=plan.schema, length=conf.data.row_length, overlap=conf.data.overlap,
+        batch=conf.batch, documents=len(documents), tokens=tokens, supervised=supervised,
         documents_xxh3=content_hash.hexdigest(),
         shards=len(plan.shard_token_counts),
     )  # fmt: skip

@@ -54,7 +54,7 @@ class DemoAnswerSource(Enum):
 class DemoAnswersConf:
     """Settings of the answers to the demo's training prompts."""
 
-    by: DemoAnswerSource = DemoAnswerSource.target
+    source: DemoAnswerSource = DemoAnswerSource.target
     prompts: int = 1000
     max_new_tokens: int = 128
     temperature: float = 0.7
@@ -73,13 +73,13 @@ class OnPolicyConf:
     """The share of training text that the draft generates (DistillSpec, arXiv 2310.08461)."""
 
     share: float = 0.0  # of the rows that training visits
-    every: int = 50  # steps between renewals; training states are saved at multiples of it
+    interval: int = 50  # steps between renewals; training states are saved at multiples of it
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
         check_values(
             self, "data.on_policy",
-            share=replace(SHARE, remedy="0 turns it off"), every=at_least(1),
+            share=replace(SHARE, remedy="0 turns it off"), interval=at_least(1),
             temperature=at_least(0, "0 is greedy"),
         )  # fmt: skip
 
@@ -97,7 +97,7 @@ class DataConf:
     column: str | None = None  # None = messages, conversations, text or ids
     turns: TurnSelection = TurnSelection.auto
     template: dict[str, Any] = field(default_factory=dict)  # arguments of the chat template
-    length: int = 512  # tokens of a packed row
+    row_length: int = 512  # tokens of a packed row
     overlap: int | None = None  # tokens shared by pieces of a long document; None = truncate it
     limit: int | None = None  # rows to read; None = all
     seed: int = 0  # of the order in which rows are visited
@@ -114,10 +114,10 @@ class DataConf:
                 lambda _: self.source is not DataSource.demo,
                 "add data=jsonl",
             ),
-            length=at_least(16, "a row must hold a prompt and its answer"),
+            row_length=at_least(16, "a row must hold a prompt and its answer"),
             overlap=Rule(
-                f"must be 1 to half of data.length={self.length}",
-                lambda overlap: 1 <= overlap <= self.length // 2,
+                f"must be 1 to half of data.row_length={self.row_length}",
+                lambda overlap: 1 <= overlap <= self.row_length // 2,
                 "null cuts long documents at the end",
             ),
             limit=at_least(1, "null reads all rows"),
@@ -147,7 +147,7 @@ class DataConf:
         """Check that the device can process rows of this length; raise UserError otherwise."""
         multiple = device.length_multiple
         require(
-            self.length % multiple == 0,
-            f"data.length: must be a multiple of {multiple} on {device.instance_type}, "
-            f"got {self.length}; take {-(-self.length // multiple) * multiple}",
+            self.row_length % multiple == 0,
+            f"data.row_length: must be a multiple of {multiple} on {device.instance_type}, "
+            f"got {self.row_length}; take {-(-self.row_length // multiple) * multiple}",
         )

@@ -68,7 +68,7 @@ class PrepareConf:
     # A target without a name or path becomes None: prompts are then measured in characters only.
     target: TargetConf | None = field(default_factory=lambda: TargetConf(name=""))
     answers: AnswersConf = field(default_factory=AnswersConf)
-    device: DeviceConf = field(default_factory=DeviceConf)  # answers.by=target
+    device: DeviceConf = field(default_factory=DeviceConf)  # answers.source=target
     worker: int = 0  # this worker's number, in 0..workers - 1
     workers: int = 1  # each takes a share of the rows and writes its own files
     run_name: str = "demo"
@@ -89,8 +89,8 @@ class PrepareConf:
             f"{self.mixture.max_prompt_tokens}; choose one by target=NAME",
         )
         require(
-            self.target is not None or self.answers.by is AnswerSource.none,
-            f"target: must be chosen for answers={self.answers.by.value}, got none; "
+            self.target is not None or self.answers.source is AnswerSource.none,
+            f"target: must be chosen for answers={self.answers.source.value}, got none; "
             "add target=NAME, or answers=none to keep the data's own answers",
         )
 
@@ -108,7 +108,7 @@ def main(conf: PrepareConf) -> None:
         return
     served = (
         check_endpoint(conf.answers, conf.target)
-        if conf.target is not None and conf.answers.by is AnswerSource.endpoint
+        if conf.target is not None and conf.answers.source is AnswerSource.endpoint
         else None
     )
     for name, source in conf.mixture.sources.items():
@@ -137,7 +137,7 @@ def build_filter_rules(
 
     The target's tokenizer measures the prompts; no model is loaded.
     """
-    replace_answers = conf.answers.by is not AnswerSource.none
+    replace_answers = conf.answers.source is not AnswerSource.none
     check_length = None
     if conf.target is not None:
         limits = [conf.mixture.max_prompt_tokens, conf.target.context_length()]
@@ -205,7 +205,7 @@ def write_split_part(
         for columns in batch.to_pylist()
     )
     report = AnswersReport()
-    needs_answers = split == TRAIN and conf.answers.by is not AnswerSource.none
+    needs_answers = split == TRAIN and conf.answers.source is not AnswerSource.none
     if needs_answers and conf.target is not None and len(part):
         backend, tokenizer = build_answer_backend(conf, conf.target, served)
         rows = answer_rows(
@@ -216,11 +216,11 @@ def write_split_part(
 
     def count_licenses() -> Iterator[PreparedRow]:
         for row in rows:
-            license_counts[row.source][row.licence] += 1
+            license_counts[row.source][row.license] += 1
             yield row
 
     def build_footer() -> dict[str, Any]:
-        return {"licences": license_counts, "dropped": report.dropped, **report.to_dict()}
+        return {"licenses": license_counts, "dropped": report.dropped, **report.to_dict()}
 
     write_prepared_rows(file, count_licenses(), build_footer)
     summary = "; ".join(report.summary_lines()) if report.rows else f"{len(part):,} rows"

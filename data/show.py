@@ -49,7 +49,7 @@ class ShowConf:
     data: DataConf = field(default_factory=DataConf)
     target: TargetConf = field(default_factory=TargetConf)  # only its tokenizer is loaded
     documents: int = 6  # documents to show, from all categories in turn; with `packed`, rows
-    packed: bool = False  # show rows of data.length, packed as in training
+    packed: bool = False  # show rows of data.row_length, packed as in training
     read: int | None = 1000  # documents to read and sample from; null = all
     tokens: int = 300  # of a document in the terminal; longer runs lose their middle
     boundaries: bool = False  # mark token boundaries in the terminal; the page can always do so
@@ -66,9 +66,9 @@ class ShowConf:
         )
         require(
             self.data.source is not DataSource.demo
-            or self.data.answers.by is not DemoAnswerSource.target,
-            "data.answers.by: data.show generates nothing, got target; take corpus, or show what "
-            "`python -m data.prepare` wrote: data=prepared data.path=outputs/prepare/demo",
+            or self.data.answers.source is not DemoAnswerSource.target,
+            "data.answers.source: data.show generates nothing, got target; take corpus, or show "
+            "what `python -m data.prepare` wrote: data=prepared data.path=outputs/prepare/demo",
         )
 
 

@@ -32,7 +32,7 @@ class EvaluationConf:
 
     # a file, a folder, a dataset or `demo`; null = prompts held out of the draft's training data
     prompts: str | None = None
-    limit: int | None = None  # prompts of each category; null = all
+    prompts_per_category: int | None = None  # prompts of each category; null = all
     turns: int = 1  # of each conversation; later turns follow the target's own answers
     max_new_tokens: int | None = None  # null = 64 for the demo's prompts, 256 for others
     sampling: SamplingConf = field(default_factory=SamplingConf)
@@ -40,14 +40,14 @@ class EvaluationConf:
     # typical acceptance takes tokens above min(epsilon, delta * exp(-entropy))
     typical_epsilon: float = 0.09
     typical_delta: float = 0.3
-    batches: list[int] = field(default_factory=lambda: [8])  # batch sizes measured besides 1
+    batch_sizes: list[int] = field(default_factory=lambda: [8])  # batch sizes measured besides 1
     replay: bool = False  # also measures proposals at every position of the target's own text
 
     def __post_init__(self) -> None:
         check_values(
-            self, "evaluation", max_new_tokens=at_least(2), limit=at_least(1, "null = all"),
-            turns=at_least(1), batches=EACH_ABOVE_ONE, typical_epsilon=POSITIVE,
-            typical_delta=POSITIVE,
+            self, "evaluation", max_new_tokens=at_least(2),
+            prompts_per_category=at_least(1, "null = all"), turns=at_least(1),
+            batch_sizes=EACH_ABOVE_ONE, typical_epsilon=POSITIVE, typical_delta=POSITIVE,
         )  # fmt: skip
         rule = self.acceptance_rule  # raises UserError if verification and sampling do not fit
         require(
@@ -84,7 +84,9 @@ def check_prompts(target: TargetConf, conf: EvaluationConf) -> None:
     if conf.prompts is None:
         return
     context = target.context_length()
-    prompts = load_eval_prompts(target.load_tokenizer(), conf.prompts, limit=conf.limit)
+    prompts = load_eval_prompts(
+        target.load_tokenizer(), conf.prompts, limit=conf.prompts_per_category
+    )
     longest = max(prompts, key=lambda prompt: len(prompt.ids))
     require(
         context is None or len(longest.ids) + conf.new_tokens <= context,

@@ -61,7 +61,7 @@ class DecodePlanConf:
     prompt_tokens: int = 1024
     context: int = 2048  # tokens of prompt and answer
     share_draft: bool = True  # over the cores of a target, as serving engines do
-    headroom: float = 0.1  # share of a core's memory kept for compiler, runtime, collectives
+    memory_margin: float = 0.1  # share of a core's memory kept for compiler, runtime, collectives
     output: str | None = None  # a file for the plan as JSON
     output_dir: str = "outputs/infer.plan"
     run_name: str = "plan"
@@ -129,9 +129,9 @@ def _estimate_option(
         peak[DRAFT] //= tensor
     return DecodeOption(
         tensor=tensor, bytes=peak.total(), parts=dict(peak),
-        fits=peak.total() <= (1 - conf.headroom) * machine.core_bytes, prompt_s=seconds[PROMPT],
-        alone_s=seconds[ONE_TOKEN], verify_s=seconds[VERIFY], propose_s=seconds[PROPOSE],
-        most=conf.tree.build().max_path_length + 1,
+        fits=peak.total() <= (1 - conf.memory_margin) * machine.core_bytes,
+        prompt_s=seconds[PROMPT], alone_s=seconds[ONE_TOKEN], verify_s=seconds[VERIFY],
+        propose_s=seconds[PROPOSE], most=conf.tree.build().max_path_length + 1,
     )  # fmt: skip
 
 

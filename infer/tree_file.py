@@ -26,9 +26,9 @@ class TreeFileConf:
     def __post_init__(self) -> None:
         tree = self.tree.read()
         require(
-            tree.kind is not TreeKind.dynamic and not tree.copied,
-            f"tree: must be a chain or a static tree, got {tree.kind.value} with {tree.copied} "
-            "copied tokens; no file can hold what each round chooses",
+            tree.kind is not TreeKind.dynamic and not tree.ngram_tokens,
+            f"tree: must be a chain or a static tree, got {tree.kind.value} with "
+            f"{tree.ngram_tokens} copied tokens; no file can hold what each round chooses",
         )
 
 

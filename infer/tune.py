@@ -66,7 +66,7 @@ def estimate_expected_tokens(
     The longest chain is replayed for all windows. With copied tokens a round accepts the longer of
     the tree's path and the copied chain's.
     """
-    without_copies = [candidate for candidate in candidates if not candidate.conf.copied]
+    without_copies = [candidate for candidate in candidates if not candidate.conf.ngram_tokens]
     windows = [c for c in without_copies if c.conf.kind is TreeKind.chain]
     longest = max(windows, key=lambda window: window.size)
     replay = Replay(target, draft, texts, sampling=conf.sampling)
@@ -76,12 +76,12 @@ def estimate_expected_tokens(
     chain_lengths = accepted[longest.name]
     for window in windows:
         accepted[window.name] = [np.minimum(lengths, window.size) for lengths in chain_lengths]
-    if conf.copied:
-        chain = TreeConf(kind=TreeKind.chain, depth=conf.copied).build()
+    if conf.ngram_tokens:
+        chain = TreeConf(kind=TreeKind.chain, depth=conf.ngram_tokens).build()
         lookup = Replay(target, NgramDraft(), texts, sampling=conf.sampling)
         copied_lengths = lookup.accepted_lengths({"lookup": chain})["lookup"]
         for candidate in without_copies:
-            accepted[add_copied_tokens(candidate, conf.copied).name] = list(
+            accepted[add_copied_tokens(candidate, conf.ngram_tokens).name] = list(
                 map(np.maximum, accepted[candidate.name], copied_lengths)
             )
     return {c.name: _count_expected_tokens(accepted[c.name], texts) for c in candidates}
@@ -168,7 +168,7 @@ def _estimate_candidates(
     texts = collect_replay_texts(
         target, prompts, sampling=conf.sampling, max_new_tokens=conf.max_new_tokens,
         layers=draft.needs.layers,
-        lookahead=max(depth, conf.copied, conf.tree.build().max_path_length),
+        lookahead=max(depth, conf.ngram_tokens, conf.tree.build().max_path_length),
     )  # fmt: skip
     require(
         any(text.num_starts for text in texts),
@@ -177,7 +177,7 @@ def _estimate_candidates(
     replay = Replay(target, draft, texts, sampling=conf.sampling)
     acceptance = replay.count_acceptance(depth, conf.ranks).acceptance()
     candidates = list_candidates(
-        acceptance, node_budgets=conf.nodes, copied=conf.copied, user_tree=conf.tree
+        acceptance, node_budgets=conf.nodes, ngram_tokens=conf.ngram_tokens, user_tree=conf.tree
     )
     return DraftTuning(
         name=name, directory=directory, candidates=candidates, acceptance=acceptance,

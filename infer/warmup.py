@@ -44,7 +44,7 @@ def compile_eval_graphs(
                     mode.decoder.decode([prompt.ids], row_ids=[0], max_new_tokens=num_tokens)
             timed = [mode for mode in modes.values() if mode.timed]
             warm_up_unfused(timed, warmup_prompts[0], max_new_tokens=conf.new_tokens)
-            for draft, batch in itertools.product(drafts, conf.batches):
+            for draft, batch in itertools.product(drafts, conf.batch_sizes):
                 batched.build_warm_decoders(
                     draft.target or target, draft, shape, prompts, conf, batch
                 )

@@ -75,7 +75,7 @@ def _inputs(size: Size) -> dict[str, torch.Tensor]:
 def _pass(form: str, inputs: dict[str, torch.Tensor], *, chunk: int) -> float:
     for tensor in inputs.values():
         tensor.grad = None
-    conf = LossConf(name=LossName.lk_hybrid, chunk=chunk)
+    conf = LossConf(name=LossName.lk_hybrid, logits_chunk=chunk)
     heads = {"draft_heads": [inputs["draft_head"]], "target_head": inputs["target_head"]}
     hidden = {name: inputs[name] for name in ("draft_hidden", "target_rows", "weight")}
     total, _ = FORMS[form](**hidden, **heads, labels=None, kept_ids=None, conf=conf)

@@ -57,13 +57,13 @@ def measure(name: str, dtype: str, folder: Path, target: Target, steps: int) -> 
     """Return one row of the table."""
     conf = compose("capture", CaptureConf, [
         f"draft={name}", "data=jsonl", f"data.path={folder}/documents.jsonl",
-        f"data.length={LENGTH}", f"dtype={dtype}", "batch=32", "shard_mb=4", "device=cpu",
+        f"data.row_length={LENGTH}", f"dtype={dtype}", "batch=32", "shard_mb=4", "device=cpu",
         "device.compile=false", f"run_name={name}-{dtype}", f"output_dir={folder}/capture",
     ])  # fmt: skip
     timed, store_folder = captured(conf, target)
     train = compose("train", TrainConf, [
-        f"draft={name}", "data=captured", f"data.path={store_folder}", f"data.length={LENGTH}",
-        "device=cpu", "device.compile=false", f"optim.steps={steps}", f"log.every={LOGGED}",
+        f"draft={name}", "data=captured", f"data.path={store_folder}", f"data.row_length={LENGTH}",
+        "device=cpu", "device.compile=false", f"optim.steps={steps}", f"log.interval={LOGGED}",
         f"run_name={name}-{dtype}", f"output_dir={folder}/train",
     ])  # fmt: skip
     draft = train.draft.build(target, loss=train.loss, seed=0)
@@ -72,7 +72,7 @@ def measure(name: str, dtype: str, folder: Path, target: Target, steps: int) -> 
         needs=draft.needs, dtype=target.device.dtype,
     )  # fmt: skip
     rows, _ = pack_documents(store.documents, LENGTH, overlap=None)
-    read_s, spec = epoch(store, rows, at_a_time=train.optim.batch_size), store.manifest.made
+    read_s, spec = epoch(store, rows, at_a_time=train.optim.micro_batch_size), store.manifest.made
     trained, wait = learn(train, target, draft, store, rows)
     size = sum(file.stat().st_size for file in store_folder.iterdir()) / spec.tokens
     return [
@@ -108,7 +108,7 @@ def captured(conf: CaptureConf, target: Target) -> tuple[Timed, Path]:
 
 def epoch(store: FeatureStore, rows: Packed, *, at_a_time: int) -> float:
     """Return the seconds in which every row is read once, in the order of a run."""
-    order = RowOrder(num_rows=len(rows), batch_size=at_a_time, seed=0)
+    order = RowOrder(num_rows=len(rows), rows_per_step=at_a_time, seed=0)
     began = time.perf_counter()
     for step in range(len(rows) // at_a_time):
         store.read_target_output(rows.pieces(order.batch_rows(step)), rows.length)

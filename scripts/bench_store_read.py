@@ -103,7 +103,7 @@ def measure(
         seconds, cpu_seconds = [], []
         for _ in range(EPOCHS):
             began, cpu_began = time.perf_counter(), time.process_time()
-            order = RowOrder(num_rows=len(rows), batch_size=1, seed=0)
+            order = RowOrder(num_rows=len(rows), rows_per_step=1, seed=0)
             for step in range(len(rows)):
                 store.read_target_output(rows.pieces(order.batch_rows(step)), LENGTH)
             seconds.append(time.perf_counter() - began)

@@ -39,7 +39,8 @@ class Learner:
 def compare(conf: TrainConf, target: Target, *, steps: int) -> Table:
     """Build the table: tokens/s of each configuration, and the first one's speed over it."""
     draft = conf.draft.build(target, loss=conf.loss, seed=conf.seed)
-    batch = rows(target, number=conf.optim.batch_size, length=conf.data.length)
+    number = conf.optim.rows_per_pass(conf.optim.rows_per_step)
+    batch = rows(target, number=number, length=conf.data.row_length)
     compile_ = target.device.compile
     learners = [Learner(compiled=False, plain=False, loss=draft.loss)]
     learners.append(Learner(compiled=False, plain=True, loss=draft.loss))
@@ -130,7 +131,7 @@ def _table(learners: list[Learner], *, tokens: int, steps: int, conf: TrainConf)
         title="Training",
         note=f"Whole steps of {tokens} tokens: target, {conf.draft.method} draft with its unroll, "
         f"backward, optimizer. {steps} steps of each way in turning order; chunks of "
-        f"{conf.loss.chunk} draft rows.",
+        f"{conf.loss.logits_chunk} draft rows.",
         columns=["compiled", "loss", "features", "tokens/s", "first row / this"],
         rows=table_rows,
         label_columns=3,

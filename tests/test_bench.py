@@ -51,7 +51,7 @@ def test_prompt_lookup_gives_the_answers_of_the_tree(target, learned, copies):
 def draft_model(target, learned, tmp_path):
     """A distilled one by its folder: a plain Hugging Face directory, which others take as it is."""
     _, texts = learned
-    draft = CausalLMConf(start=InitFrom.pruned, layers=[0, 5]).build(
+    draft = CausalLMConf(init_from=InitFrom.pruned, layers=[0, 5]).build(
         target, loss=LossConf(), seed=0
     )
     learn(draft, target, batch_of(texts), steps=60)
@@ -181,7 +181,7 @@ def test_the_chunked_loss_costs_less_memory_for_the_same_value():
 
 
 def test_training_is_measured_with_either_loss(target):
-    small = ["optim.batch_size=2", "data.length=40", "draft.layers=[1,3,5]"]
+    small = ["optim.rows_per_step=2", "data.row_length=40", "draft.layers=[1,3,5]"]
     conf = compose("train", TrainConf, [*small, "draft.vocab_size=null"])
     table = bench_train.compare(conf, target, steps=1)
     ways = [["chunked", "live"], ["plain", "live"], ["chunked", "kept"]]

@@ -1,14 +1,26 @@
 """What a user gets wrong ends as one line on stderr and exit code 2, word for word."""
 
+import dataclasses
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from conf.entry import CONF_DIR, entry_point
+from conf.renamed_keys import RENAMED_KEYS
+from data.mixture.config import SourceConf
+from data.prepare import PrepareConf
+from data.show import ShowConf
+from infer.config import EvalConf
+from infer.plan import DecodePlanConf
+from infer.tuning.config import TuneConf
+from models.drafts import METHODS
 from models.errors import UserError
 from train.config import TrainConf
+from train.planning.run_plan import TrainPlanConf
 
 ROOT = Path(__file__).parent.parent
 
@@ -23,8 +35,13 @@ MISTAKES = {
     "loss=kl": f"loss: no such option, got 'kl'; choose one of {options('loss')}",
     "draft.layrs=[1]": "draft.layrs: no such key; did you mean draft.layers?",
     "lr=1": "lr: no such key; did you mean optim.lr?",
-    "log.color=1": "log.color: no such key; choose one of entity, every, project, wandb",
-    "+log.color=1": "log.color: no such key; choose one of entity, every, project, wandb",
+    "log.color=1": "log.color: no such key; choose one of entity, interval, project, wandb",
+    "+log.color=1": "log.color: no such key; choose one of entity, interval, project, wandb",
+    "optim.clip=1": "optim.clip: no such key, it was renamed; write optim.max_grad_norm",
+    "+draft.unroll=3": "draft.unroll: no such key, it was renamed; write draft.ttt_steps",
+    "optim.batch_size=8": "optim.batch_size: no such key, it was renamed; write "
+    "optim.micro_batch_size, the most rows of one pass, and optim.rows_per_step, the rows of a "
+    "whole step over all processes",
     "data.template.thinking=1": "data.template.thinking: no such key; "
     "to add it write +data.template.thinking=VALUE",
     "optim.lr=fast": "optim.lr: must be a number, got 'fast'",
@@ -98,13 +115,43 @@ def test_our_own_faults_keep_their_traceback(command):
 
 def test_a_typo_in_a_file_names_the_file(command, capsys, tmp_path):
     (tmp_path / "mine" / "draft").mkdir(parents=True)
-    text = "defaults: [schema/eagle3, _self_]\nunrol: 3\n"
+    text = "defaults: [schema/eagle3, _self_]\nttt_step: 3\n"
     (tmp_path / "mine" / "draft" / "typo.yaml").write_text(text)
     with pytest.raises(SystemExit):
         command("--config-dir", "mine", "draft=typo")
     assert capsys.readouterr().err == (
-        "error: draft.unrol: no such key; did you mean draft.unroll? (in conf/draft/typo.yaml)\n"
+        "error: draft.ttt_step: no such key; did you mean draft.ttt_steps? "
+        "(in conf/draft/typo.yaml)\n"
     )
+
+
+def test_an_old_key_in_a_file_is_answered_with_its_new_name(command, capsys, tmp_path):
+    (tmp_path / "mine" / "draft").mkdir(parents=True)
+    text = "defaults: [schema/medusa, _self_]\nblocks: 2\n"
+    (tmp_path / "mine" / "draft" / "old.yaml").write_text(text)
+    with pytest.raises(SystemExit):
+        command("--config-dir", "mine", "draft=old")
+    assert capsys.readouterr().err == (
+        "error: draft.blocks: no such key, it was renamed; write draft.num_layers "
+        "(in conf/draft/old.yaml)\n"
+    )
+
+
+def list_keys(schema: type, prefix: str = "") -> Iterator[str]:
+    for field in dataclasses.fields(schema):
+        yield prefix + field.name
+        if dataclasses.is_dataclass(field.type):
+            yield from list_keys(field.type, f"{prefix}{field.name}.")
+
+
+def test_every_renamed_key_is_gone_and_its_new_name_exists():
+    schemas = (TrainPlanConf, DecodePlanConf, EvalConf, TuneConf, PrepareConf, ShowConf)
+    keys = {key for schema in schemas for key in list_keys(schema)}
+    keys |= {key for method in METHODS.values() for key in list_keys(method, "draft.")}
+    keys |= set(list_keys(SourceConf, "mixture.sources.NAME."))
+    for old_key, new_name in RENAMED_KEYS.items():
+        assert old_key not in keys
+        assert set(re.findall(r"\w+(?:\.\w+)+|^\w+$", new_name)) <= keys, new_name
 
 
 def test_a_multirun_gives_each_job_its_own_folder(command, tmp_path):

@@ -41,21 +41,21 @@ class TrainConf:
     output_dir: str = "outputs/train"
     resume: bool = True  # continue the run of this name; false starts it over
     eval_every: int = 100  # steps between measurements of the delivered tokens a round
-    eval_prompts: int = 32  # held-out prompts in each of these measurements
+    num_eval_prompts: int = 32  # held-out prompts in each of these measurements
     held_out_prompts: int = 64  # others, for the report; 0 requires evaluation.prompts
     save_minutes: float = 10.0  # between saved states, each written at the next log line
     save_every: int | None = None  # steps between saved states, in place of save_minutes
 
     def __post_init__(self) -> None:
         check_values(
-            self, eval_every=at_least(1), eval_prompts=at_least(1), save_every=at_least(1),
+            self, eval_every=at_least(1), num_eval_prompts=at_least(1), save_every=at_least(1),
             held_out_prompts=at_least(0), save_minutes=POSITIVE,
         )  # fmt: skip
 
     @property
     def renewal_interval(self) -> int:
         """Return the steps between on-policy renewals; states are saved at multiples of them."""
-        return self.data.on_policy.every if self.data.on_policy.share else 1
+        return self.data.on_policy.interval if self.data.on_policy.share else 1
 
     @property
     def num_states(self) -> int:
@@ -119,7 +119,7 @@ class TrainConf:
         )
         require(
             self.save_every is None or self.save_every % self.renewal_interval == 0,
-            f"save_every: must be a multiple of data.on_policy.every = {on_policy.every}, "
+            f"save_every: must be a multiple of data.on_policy.interval = {on_policy.interval}, "
             f"got {self.save_every}; a continued run rewrites its rows at that step",
         )
         depth, deepest = self.tree.build().depth, self.draft.max_proposal_depth
@@ -145,7 +145,7 @@ class TrainConf:
         require(
             overlap is None or not self.draft.needs_context,
             f"data.overlap: must be null for {self.draft.method}, which reads what the target "
-            f"computed on all earlier tokens, got {overlap}; raise data.length instead",
+            f"computed on all earlier tokens, got {overlap}; raise data.row_length instead",
         )
         require(
             overlap is None or overlap > deepest,
@@ -155,5 +155,5 @@ class TrainConf:
         require(
             overlap is None or not (self.data.on_policy.share or self.loss.half_life),
             "data.overlap: must be null with data.on_policy.share or loss.half_life, which "
-            f"start where an answer does, got {overlap}; raise data.length instead",
+            f"start where an answer does, got {overlap}; raise data.row_length instead",
         )

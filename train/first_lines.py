@@ -55,7 +55,7 @@ def describe_data(data: DataConf, preview: Preview) -> str:
         source, f"{num_rows:,} rows" if num_rows else "", preview.kind, preview.turns,
         f"chat template with {data.template}" if data.template else "",
     ]  # fmt: skip
-    return "; ".join([*filter(None, contents), f"packed into rows of {data.length:,} tokens"])
+    return "; ".join([*filter(None, contents), f"packed into rows of {data.row_length:,} tokens"])
 
 
 def prepare_command(conf: TrainConf) -> str:

@@ -56,10 +56,10 @@ class LogConf:
     wandb: Wandb = Wandb.off
     project: str = "drafts"
     entity: str | None = None
-    every: int = 10  # steps
+    interval: int = 10  # steps
 
     def __post_init__(self) -> None:
-        check_values(self, "log", every=at_least(1))
+        check_values(self, "log", interval=at_least(1))
 
     def list_trackers(self) -> list[str]:
         """Return the trackers to start with Accelerate; raise UserError if wandb is missing."""

@@ -124,7 +124,7 @@ class Trainer:
             builder.build_step, steps=self.rate.steps, early=builder.on_policy is None
         )  # on-policy rows depend on the weights after the step before
         self._step = device.compile_if_lazy(self.optimizer_step)
-        self.metric_buffer = MetricBuffer(steps=conf.log.every)
+        self.metric_buffer = MetricBuffer(steps=conf.log.interval)
         self.progress_bar = ProgressBar(steps_done=self.state.progress.step, steps=self.rate.steps)
         self._restart_clock()
         # In training mode, random layers such as dropout would draw per process and micro-batch:
@@ -142,7 +142,7 @@ class Trainer:
                     self._train_step(done - 1)
                     progress.step = done
                     evaluates = done == steps or done % conf.eval_every == 0
-                    if evaluates or self.saves.is_due(done) or done % conf.log.every == 0:
+                    if evaluates or self.saves.is_due(done) or done % conf.log.interval == 0:
                         # Read before anything is saved: a loss that is not finite ends the run.
                         values = self._read_metrics()
                         if evaluates:
@@ -167,7 +167,7 @@ class Trainer:
             if self.parallel.is_main:
                 drop_later_lines(self.log.file, after=self.state.progress.step)
             if self.conf.data.keep_features:
-                self.features.keep_all(self.conf.optim.batch_size)
+                self.features.keep_all(self.conf.optim.micro_batch_size)
             device.compile_if_lazy(allocate_optimizer_states)(optimizers)
             self.state.load(self.training_state, self.parallel)
             self.parallel.prepare_optimizers(optimizers)
@@ -216,7 +216,7 @@ class Trainer:
             if parameter.grad is not None:
                 parameter.grad.mul_(scale)
         norm = full_tensor(
-            cast(Tensor, accelerator.clip_grad_norm_(self.trained, self.conf.optim.clip))
+            cast(Tensor, accelerator.clip_grad_norm_(self.trained, self.conf.optim.max_grad_norm))
         )
         self.metric_buffer.add(sums | {"grad_norm": torch.stack([norm, torch.ones_like(norm)])})
         for optimizer in self.optimizers:
@@ -239,7 +239,8 @@ class Trainer:
             require(
                 math.isfinite(loss),
                 f"optim.lr: the loss must stay finite, got {loss} at step {step}; lower "
-                "optim.lr or optim.clip under another run_name (the last good state is kept)",
+                "optim.lr or optim.max_grad_norm under another run_name "
+                "(the last good state is kept)",
             )
         seconds = time.perf_counter() - self.clock
         sums = {name: map(sum, zip(*steps, strict=True)) for name, steps in step_sums.items()}

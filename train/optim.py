@@ -50,12 +50,13 @@ class LearningRate:
     steps: int
     warmup_steps: int
     decay_steps: int  # for wsd
-    min_lr: float
+    min_lr_ratio: float
 
     def factor(self, step: int) -> float:
         """Return the share of the peak rate at `step`, a pure function of it.
 
-        >>> rate = OptimConf(warmup=0.2, decay=0.4, schedule=Schedule.wsd).learning_rate(10)
+        >>> conf = OptimConf(warmup_ratio=0.2, decay_ratio=0.4, schedule=Schedule.wsd)
+        >>> rate = conf.learning_rate(10)
         >>> [round(rate.factor(step), 2) for step in range(10)]
         [0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2]
         """
@@ -67,8 +68,8 @@ class LearningRate:
         fall = self.decay_steps if is_wsd else self.steps - self.warmup_steps
         done = max(0, step + 1 - (self.steps - fall)) / (fall + 1)
         if is_wsd:
-            return 1 - done * (1 - self.min_lr)
-        return self.min_lr + (1 - self.min_lr) * (1 + math.cos(math.pi * done)) / 2
+            return 1 - done * (1 - self.min_lr_ratio)
+        return self.min_lr_ratio + (1 - self.min_lr_ratio) * (1 + math.cos(math.pi * done)) / 2
 
     def extendable_from(self, multiple: int) -> int | None:
         """Return the last `multiple` of steps whose state a longer run can continue from, or None.
@@ -92,21 +93,21 @@ class OptimConf:
     betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
     weight_decay: float = 0.0
     schedule: Schedule = Schedule.cosine
-    warmup: float = 0.03  # share of the steps; an extended run keeps it as it was in steps
-    decay: float = 0.2  # share of the steps, for wsd
-    min_lr: float = 0.0  # share of lr at the last step
+    warmup_ratio: float = 0.03  # share of the steps; an extended run keeps it as it was in steps
+    decay_ratio: float = 0.2  # share of the steps, for wsd
+    min_lr_ratio: float = 0.0  # share of lr at the last step
     steps: int | None = None  # null: from `epochs`, else 300
     epochs: float | None = None  # passes over the packed rows, in place of steps
-    batch_size: int = 8  # most rows in a micro-batch of a process
-    accumulation: int = 1  # batch_size x accumulation rows a step, over all processes
-    clip: float = 1.0  # maximum norm of the whole gradient
+    rows_per_step: int = 8  # over all processes; passes accumulate their gradients
+    micro_batch_size: int = 8  # most rows of one pass of a process
+    max_grad_norm: float = 1.0  # maximum norm of the whole gradient
     compile: bool = True  # the loss; takes a minute, more than a short run saves
 
     def __post_init__(self) -> None:
         check_values(
-            self, "optim", steps=at_least(1), epochs=POSITIVE, batch_size=at_least(1),
-            accumulation=at_least(1), warmup=SHARE, decay=SHARE, min_lr=SHARE, lr=POSITIVE,
-            clip=POSITIVE, betas=MOMENT_DECAYS,
+            self, "optim", steps=at_least(1), epochs=POSITIVE, rows_per_step=at_least(1),
+            micro_batch_size=at_least(1), warmup_ratio=SHARE, decay_ratio=SHARE,
+            min_lr_ratio=SHARE, lr=POSITIVE, max_grad_norm=POSITIVE, betas=MOMENT_DECAYS,
         )  # fmt: skip
         require(
             self.epochs is None or self.steps is None,
@@ -114,28 +115,24 @@ class OptimConf:
             f"{self.steps} steps; add optim.steps=null or leave optim.epochs out",
         )
         require(
-            self.warmup + (self.decay if self.schedule is Schedule.wsd else 0) <= 1,
-            "optim.warmup: warm-up and decay must share the steps, "
-            f"got {self.warmup} + {self.decay}; lower one of them",
+            self.warmup_ratio + (self.decay_ratio if self.schedule is Schedule.wsd else 0) <= 1,
+            "optim.warmup_ratio: warm-up and decay must share the steps, "
+            f"got {self.warmup_ratio} + {self.decay_ratio}; lower one of them",
         )
 
-    @property
-    def rows_per_step(self) -> int:
-        """Return the rows of a step, over all processes."""
-        return self.batch_size * self.accumulation
+    def rows_per_pass(self, share: int) -> int:
+        """Return the rows of a pass of a process that has `share` rows of a step.
 
-    def micro_batch_size(self, share: int) -> int:
-        """Return the rows of a micro-batch, where a process has `share` rows of a step.
-
-        >>> OptimConf(batch_size=4).micro_batch_size(6)  # equal sizes share a graph
+        >>> OptimConf(micro_batch_size=4).rows_per_pass(6)  # equal sizes share a graph
         3
         """
-        return max(size for size in range(1, self.batch_size + 1) if share % size == 0)
+        sizes = range(1, min(share, self.micro_batch_size) + 1)
+        return max(size for size in sizes if share % size == 0)
 
     def total_steps(self, rows: int) -> int:
         """Return the steps of a run over `rows` packed rows.
 
-        >>> OptimConf(epochs=2.0, batch_size=4).total_steps(rows=9)
+        >>> OptimConf(epochs=2.0, rows_per_step=4).total_steps(rows=9)
         5
         """
         if self.epochs is not None:
@@ -145,9 +142,9 @@ class OptimConf:
     def learning_rate(self, steps: int, *, warmup_steps: int | None = None) -> LearningRate:
         """Return the rate over `steps` steps; an extended run passes the warm-up it began with."""
         return LearningRate(
-            schedule=self.schedule, steps=steps, decay_steps=round(self.decay * steps),
-            warmup_steps=round(self.warmup * steps) if warmup_steps is None else warmup_steps,
-            min_lr=self.min_lr,
+            schedule=self.schedule, steps=steps, decay_steps=round(self.decay_ratio * steps),
+            warmup_steps=round(self.warmup_ratio * steps) if warmup_steps is None else warmup_steps,
+            min_lr_ratio=self.min_lr_ratio,
         )  # fmt: skip
 
     def check(self, device: Device) -> None:

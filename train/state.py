@@ -43,6 +43,7 @@ from train.distributed.parallel import Parallel
 log = logging.getLogger(__name__)
 
 PROGRESS_FILE = "progress.json"
+STATE_VERSION = 2  # states of version 1 record none
 STATE_DICT_OPTIONS = StateDictOptions(  # keys moments by their weight's name
     flatten_optimizer_state_dict=True,
     ignore_frozen_params=True,
@@ -128,6 +129,12 @@ class RunState:
         if newest is None:
             return
         saved = _read_progress_file(newest)
+        version = saved.get("version", 1)
+        require(
+            version == STATE_VERSION,
+            f"run_name: must name a run of version {STATE_VERSION}, got version {version} in "
+            f"{self.folder}; use another run_name or resume=false",
+        )
         self.saved_config = saved["config"]
         for key in sorted(self.saved_config.keys() | self.config.keys()):
             before, now = self.saved_config.get(key), self.config.get(key)
@@ -144,10 +151,7 @@ class RunState:
                 saved["threads"],
                 torch.get_num_threads(),
             )
-        # States of older versions hold the number of steps in the config alone.
-        self.progress = RunProgress(
-            **({"steps": self.saved_config["optim.steps"]} | saved["progress"])
-        )
+        self.progress = RunProgress(**saved["progress"])
 
     def remove_old_states(self) -> None:
         """Remove all states but the newest and the one that its progress marks as kept."""
@@ -196,6 +200,7 @@ class RunState:
                 )
             if parallel.is_main:
                 saved = {
+                    "version": STATE_VERSION,
                     "progress": asdict(self.progress),
                     "threads": torch.get_num_threads(),
                     "config": self.config,

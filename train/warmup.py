@@ -35,7 +35,7 @@ log = logging.getLogger("train.warmup")
 
 def make_dummy_rows(conf: TrainConf, vocab_size: int) -> Packed:
     """Make one step's rows of random tokens; the first half of each row is a prompt."""
-    length, half = conf.data.length, conf.data.length // 2
+    length, half = conf.data.row_length, conf.data.row_length // 2
     generator = torch.Generator().manual_seed(conf.seed)
     token_rows = torch.randint(vocab_size, (conf.optim.rows_per_step, length), generator=generator)
     documents = Documents.from_documents(

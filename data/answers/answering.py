@@ -81,7 +81,7 @@ class AnswersReport:
     rows: int = 0  # answered rows
     tokens: int = 0  # generated tokens
     finished: Counter[str] = field(default_factory=Counter)  # answers by finish reason
-    retokenised: int = 0  # answers whose token ids were made from text
+    retokenized: int = 0  # answers whose token ids were made from text
     ended: Counter[str] = field(default_factory=Counter)  # rows with turns left, by reason
     # rows of a source, by reason
     dropped: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
@@ -96,7 +96,7 @@ class AnswersReport:
             {
                 "rows": 1,
                 "tokens": sum(answer["tokens"] for answer in answers),
-                "retokenised": sum(answer["retokenised"] for answer in answers),
+                "retokenized": sum(answer["retokenized"] for answer in answers),
                 "finished": [answer["finish_reason"] for answer in answers],
                 "ended": [record["ended"]] if record["ended"] else [],
             }
@@ -113,7 +113,7 @@ class AnswersReport:
         """Add counts as `to_dict` returns them, such as those in the footer of a worker's file."""
         self.rows += counts["rows"]
         self.tokens += counts["tokens"]
-        self.retokenised += counts["retokenised"]
+        self.retokenized += counts["retokenized"]
         self.finished.update(counts["finished"])
         self.ended.update(counts["ended"])
 
@@ -125,7 +125,7 @@ class AnswersReport:
                 f"{count:,} answers ended by {reason}"
                 for reason, count in self.finished.most_common()
             ),
-            *([f"{self.retokenised:,} answers re-tokenized"] if self.retokenised else []),
+            *([f"{self.retokenized:,} answers re-tokenized"] if self.retokenized else []),
             *(f"{count:,} rows shortened: {reason}" for reason, count in self.ended.items()),
         ]
 

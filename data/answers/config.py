@@ -27,7 +27,7 @@ class AnswerSource(Enum):
 class AnswersConf:
     """Settings of the target's answers: sampling, and the backend that generates them."""
 
-    by: AnswerSource = AnswerSource.target
+    source: AnswerSource = AnswerSource.target
     temperature: float = 0.7
     top_p: float = 1.0
     top_k: int = 0
@@ -35,15 +35,15 @@ class AnswersConf:
     max_new_tokens: int = 1024
     context: int | None = None  # tokens of a prompt and its answer; None: the target's limit
     skip_failed: bool = False  # leave out rows that failed permanently instead of raising
-    batch: int = 32  # by=target: rows decoded together
-    # the fields below are for by=endpoint
+    batch: int = 32  # source=target: rows decoded together
+    # the fields below are for source=endpoint
     url: str | None = None
     model: str | None = None  # the endpoint's name of the model; None: the target's name or path
-    key_env: str = "OPENAI_API_KEY"  # environment variable with the API key, if one is needed
+    api_key_env: str = "OPENAI_API_KEY"  # environment variable with the API key, if one is needed
     concurrency: int = 64  # requests in flight
     retries: int = 14  # of a request, 0.5 to 8 s apart: a server may be down for a minute
     timeout_s: float = 600.0  # for a request
-    extra: dict[str, Any] = field(default_factory=dict)  # request fields beyond OpenAI's
+    extra_body: dict[str, Any] = field(default_factory=dict)  # request fields beyond OpenAI's
 
     def __post_init__(self) -> None:
         check_values(
@@ -52,7 +52,7 @@ class AnswersConf:
             max_new_tokens=at_least(1), batch=at_least(1), concurrency=at_least(1),
             retries=at_least(0), context=at_least(2), timeout_s=POSITIVE,
         )  # fmt: skip
-        is_endpoint = self.by is AnswerSource.endpoint
+        is_endpoint = self.source is AnswerSource.endpoint
         require(
             not (is_endpoint or self.url) or _is_http_url(self.url),
             "answers.url: must be an address for answers=endpoint, such as "
@@ -61,20 +61,20 @@ class AnswersConf:
         )
         require(
             not is_endpoint or (self.api_key.isascii() and self.api_key.isprintable()),
-            f"answers.key_env: must name a variable with a key that HTTP can carry, got "
-            f"characters in {self.key_env} beyond printable ASCII; set it again",
+            f"answers.api_key_env: must name a variable with a key that HTTP can carry, got "
+            f"characters in {self.api_key_env} beyond printable ASCII; set it again",
         )
         if self.context is not None:
             self.prompt_limit(self.context)
         # Secrets are refused: config.yaml stores settings, and errors and logs show the URL.
-        remedy = f"put the server's key into the variable {self.key_env} (answers.key_env)"
+        remedy = f"put the server's key into the variable {self.api_key_env} (answers.api_key_env)"
         parts = urlsplit(self.url or "")
         require(
             not ("@" in parts.netloc or parts.query or parts.fragment),
             "answers.url: must be an address without user, password and query, got "
             f"{redact(parts._replace(query='', fragment='').geturl())} with them; {remedy}",
         )
-        for key in find_secrets(self.extra, "answers.extra"):
+        for key in find_secrets(self.extra_body, "answers.extra_body"):
             raise UserError(f"{key}: must not be a secret, got what looks like one; {remedy}")
 
     @property
@@ -106,13 +106,15 @@ class AnswersConf:
     def rows_in_flight(self) -> int:
         """Return the number of rows in flight; each waits for one answer at a time."""
         return (
-            self.concurrency if self.by is AnswerSource.endpoint else self.batch * BATCHES_IN_FLIGHT
+            self.concurrency
+            if self.source is AnswerSource.endpoint
+            else self.batch * BATCHES_IN_FLIGHT
         )
 
     @property
     def api_key(self) -> str:
         """Return the API key from the environment, or `NO_API_KEY`."""
-        return os.environ.get(self.key_env, "").strip() or NO_API_KEY
+        return os.environ.get(self.api_key_env, "").strip() or NO_API_KEY
 
 
 def _is_http_url(url: str | None) -> bool:

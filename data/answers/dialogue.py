@@ -157,7 +157,7 @@ class Dialogue:
                 seed=key,
                 finish_reason=answer.finish_reason,
                 tokens=len(answer.ids),
-                retokenised=answer.retokenized,
+                retokenized=answer.retokenized,
             )
         )  # fmt: skip
         return answer

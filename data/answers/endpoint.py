@@ -2,7 +2,7 @@
 
 Prompts are sent as token ids rendered here by the target's own chat template, so neither the
 server's template nor its parsers interfere. vLLM and SGLang return ids too (`return_token_ids`);
-the text of other servers is tokenized again, and the answer is marked `retokenised`. The client
+the text of other servers is tokenized again, and the answer is marked `retokenized`. The client
 retries transient errors (408, 409, 429, 5xx, timeouts, lost connections) with growing delays. A
 reply without an answer is retried in the same way: a server that shuts down ends its requests as
 `abort` with status 200, and proxies send pages of their own.
@@ -51,7 +51,7 @@ def check_endpoint(conf: AnswersConf, target: TargetConf) -> ServedModel:
         raise UserError(
             f"answers.url: must be an endpoint that can be reached, got {conf.url} "
             f"({_classify_error(error)}); start the server, or correct the URL (it ends in /v1) "
-            f"or the key in ${conf.key_env}"
+            f"or the key in ${conf.api_key_env}"
         ) from error
     names = {conf.model} if conf.model else {target.name, target.path or target.name}
     card = next((card for card in cards if {card["id"], card.get("root")} & names), None)
@@ -88,7 +88,7 @@ def _check_completion(conf: AnswersConf, served: ServedModel, client: openai.Ope
             f"answers.url: must accept token ids as a prompt, got "
             f"{shorten(_redact_error(error, conf), 200)} from "
             f"{conf.url}; check that it serves /v1/completions, and remove a field that it "
-            "rejects by ~answers.extra.FIELD"
+            "rejects by ~answers.extra_body.FIELD"
         ) from error
     if choice.get("token_ids") is None:
         log.warning("answers: %s returns no token ids: its text is tokenized again", conf.url)
@@ -158,7 +158,7 @@ def _build_request(
     return {
         "model": model, "prompt": ids, "max_tokens": max_tokens, "seed": seed,
         "temperature": conf.temperature, "top_p": conf.top_p,
-        "extra_body": {"top_k": conf.top_k or -1, **conf.extra},
+        "extra_body": {"top_k": conf.top_k or -1, **conf.extra_body},
     }  # fmt: skip
 
 

@@ -28,7 +28,7 @@ class CaptureConf:
     dtype: Dtype = Dtype.int8  # of hidden states
     teacher: TeacherKind = TeacherKind.hidden
     top_k: int = 64  # tokens of teacher=topk
-    batch: int = 8  # rows of data.length tokens in each pass of the target
+    batch: int = 8  # rows of data.row_length tokens in each pass of the target
     shard_mb: float = 512.0  # megabytes of a shard; writing one takes three times that in memory
     budget_gb: float | None = None  # disk budget in GB; null = all free space
     checksums: bool = True  # verify checksums of existing files; false compares only their sizes
@@ -57,7 +57,7 @@ class CaptureConf:
         require(
             not needs.context or self.data.overlap is None,
             f"data.overlap: must be null for {self.draft.method}, which reads what the target "
-            f"computed on all tokens before, got {self.data.overlap}; raise data.length instead",
+            f"computed on all tokens before, got {self.data.overlap}; raise data.row_length",
         )
         return FeatureSchema(
             layers=needs.layers, hidden=needs.hidden, context=needs.context, dtype=self.dtype,

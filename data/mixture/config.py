@@ -1,6 +1,6 @@
 """The manifest of a mixture: its sources, their shares, and the filters for every source.
 
-sources:    {chat: {path, share: 0.7, licence, ...}, code: {path, share: 0.3, ...}}
+sources:    {chat: {path, share: 0.7, license, ...}, code: {path, share: 0.3, ...}}
 rows: 1000  -> 700 rows of chat, 300 of code        rows: null -> as many as the shares allow
 
 data/mixture/select.py takes the shares.
@@ -17,7 +17,7 @@ CONTENT_COLUMNS = (
     "messages", "conversations", "data", "ids", "text", "prompt", "instruction", "input",
     "question", "turns", "answer", "output", "response", "completion", "solution",
 )  # fmt: skip
-LABEL_COLUMNS = ("id", "category", "language", "licence", "tools", "template", "system")
+LABEL_COLUMNS = ("id", "category", "language", "license", "tools", "template", "system")
 
 
 @dataclass(kw_only=True)
@@ -31,8 +31,8 @@ class SourceConf:
     columns: dict[str, str] = field(default_factory=dict)  # our name: its column, if not recognized
     share: float | None = None  # weight among the sources; None for all: every row
     limit: int | None = None  # rows to read; None: all
-    # `licence`, `category` and `language` are defaults for rows without their own
-    licence: str = ""
+    # `license`, `category` and `language` are defaults for rows without their own
+    license: str = ""
     category: str = ""
     language: str = ""
     # arguments of the chat template; each row picks one value of a list by its hash

@@ -32,7 +32,7 @@ from data.sources.row_formats import (
 from models.errors import UserError, require
 
 ID_COLUMNS = ("id", "prompt_id", "conversation_id", "question_id", "task_id", "uuid")
-LICENSE_COLUMNS = ("licence", "license")
+LICENSE_COLUMNS = ("license", "licence")  # many data sets spell it the British way
 CANDIDATE_SCHEMA = INPUT_SCHEMA.append(pa.field("sign", pa.uint64())).append(
     pa.field("held_out", pa.bool_())
 )
@@ -146,7 +146,7 @@ def _build_row(
         else {"messages": parsed.messages, "tools": parsed.tools, "template": parsed.template}
     )
     return PreparedRow(
-        id=str(row_id), source=name, licence=row_license or source.licence,
+        id=str(row_id), source=name, license=row_license or source.license,
         category=parsed.category or source.category, language=parsed.language or source.language,
         **content,
     )  # fmt: skip

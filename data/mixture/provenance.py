@@ -15,6 +15,7 @@ from conf.entry import config_to_yaml
 from data.config import DEMO
 from data.mixture.config import MixtureConf
 from data.sources.files import first_line, list_data_files
+from data.sources.prepared_rows import PREPARED_VERSION
 from models import lock
 from models.errors import UserError, require
 from models.files import write_text_atomically
@@ -23,7 +24,7 @@ PROVENANCE_FILE = "made_from.json"
 EXCLUDED_SPLIT = "test"  # split of a prompt directory, as data/sources/prompt_formats.py reads it
 IGNORED_SETTINGS = re.compile(  # settings that do not affect the rows
     r"run_name|output_dir|worker|device\..*"
-    r"|answers\.(url|key_env|concurrency|retries|timeout_s|skip_failed|batch)"
+    r"|answers\.(url|api_key_env|concurrency|retries|timeout_s|skip_failed|batch)"
 )
 EDGE_BYTES = 2**16  # bytes hashed at each end of a file
 
@@ -90,14 +91,23 @@ def claim_folder(folder: Path, provenance: dict[str, Any], worker_dir: Path) -> 
     lock.acquire_lock(worker_dir)
     file = folder / PROVENANCE_FILE
     if not file.exists():
-        write_text_atomically(file, json.dumps(provenance, indent=1), partial_dir=worker_dir)
+        content = json.dumps({"version": PREPARED_VERSION} | provenance, indent=1)
+        write_text_atomically(file, content, partial_dir=worker_dir)
     check_provenance(folder, provenance)  # another process may have been the last to write
 
 
 def check_provenance(folder: Path, provenance: dict[str, Any]) -> None:
     """Check that the folder was made from the same inputs; raise UserError otherwise."""
     file = folder / PROVENANCE_FILE
-    recorded = json.loads(file.read_text()) if file.exists() else provenance
+    if not file.exists():
+        return
+    recorded = json.loads(file.read_text())
+    version = recorded.pop("version", 1)
+    require(
+        version == PREPARED_VERSION,
+        f"run_name: must name a folder of version {PREPARED_VERSION}, got version {version} in "
+        f"{folder}; choose another run_name, or remove the folder",
+    )
     for key in {**recorded, **provenance}:
         require(
             recorded.get(key) == provenance.get(key),

@@ -22,7 +22,7 @@ PAGE_TEMPLATE = Template(  # Markdown, so that nothing is escaped for HTML
 | source | path | license | read | train | held out | dropped | share | requested |
 |---|---|---|---|---|---|---|---|---|
 {% for title, source in sources.items() %}
-{% set licenses = source.licences | map("default", "not stated", true) | join(", ") %}
+{% set licenses = source.licenses | map("default", "not stated", true) | join(", ") %}
 {{ row(title, source.path, licenses or "-", source.read, source.train, source.held_out,
        source.dropped.total(), "{:.1%}".format(source.share),
        "all" if source.share_asked is none else "{:g}".format(source.share_asked)) }}
@@ -66,7 +66,7 @@ class SourceReport(IngestStats):
     held_out: int = 0
     share_asked: float | None = None
     share: float = 0.0
-    licences: Counter[str] = field(default_factory=Counter)
+    licenses: Counter[str] = field(default_factory=Counter)
 
 
 def part_file_path(folder: Path, split: str, worker: int, workers: int) -> Path:
@@ -125,9 +125,9 @@ def _add_file_counts(sources: dict[str, SourceReport], files: list[Path]) -> Ans
         answers.merge_dict(metadata)
         split = file.name.partition("-")[0]
         for name, source in sources.items():
-            licences = metadata["licences"].get(name, {})
-            setattr(source, split, getattr(source, split) + sum(licences.values()))
-            source.licences.update(licences)
+            licenses = metadata["licenses"].get(name, {})
+            setattr(source, split, getattr(source, split) + sum(licenses.values()))
+            source.licenses.update(licenses)
             source.dropped.update(metadata["dropped"].get(name, {}))
     total = sum(source.train + source.held_out for source in sources.values())
     for source in sources.values():

@@ -17,7 +17,7 @@ class RowOrder:
     """
 
     num_rows: int
-    batch_size: int  # rows of an optimizer step, over all ranks and accumulated batches
+    rows_per_step: int  # of the optimizer, over all ranks and accumulated batches
     seed: int
 
     def batch_rows(self, step: int, rank: int = 0, world: int = 1) -> list[int]:
@@ -26,11 +26,11 @@ class RowOrder:
         Raises UserError where the rows cannot be divided evenly among the ranks.
         """
         require(
-            self.batch_size % world == 0,
-            "optim.batch_size: the rows of a step must be a multiple of the processes, "
-            f"got {self.batch_size} for {world}",
+            self.rows_per_step % world == 0,
+            "optim.rows_per_step: must be a multiple of the processes, "
+            f"got {self.rows_per_step} for {world}",
         )
-        visits = range(step * self.batch_size, (step + 1) * self.batch_size)[rank::world]
+        visits = range(step * self.rows_per_step, (step + 1) * self.rows_per_step)[rank::world]
         turns = (divmod(visit, self.num_rows) for visit in visits)
         return [int(_shuffle_rows(self.num_rows, self.seed, epoch)[n]) for epoch, n in turns]
 

@@ -24,6 +24,7 @@ from models.files import atomic_path
 
 BATCH_ROWS, BATCH_CHARS = 256, 2**23  # most rows or characters in memory while a table is written
 METADATA_KEY = b"prepared"  # in the footer of a file
+PREPARED_VERSION = 2  # of the files; those of version 1 record none
 
 
 @dataclass(kw_only=True)
@@ -45,7 +46,7 @@ class SamplingInfo:
     seed: int
     finish_reason: str  # stop | length
     tokens: int
-    retokenised: bool
+    retokenized: bool
 
 
 @dataclass(kw_only=True)
@@ -54,7 +55,7 @@ class PreparedRow:
 
     id: str
     source: str
-    licence: str = ""
+    license: str = ""
     category: str = ""
     language: str = ""
     messages: list[dict[str, Any]] | None = None
@@ -69,7 +70,7 @@ _JSON_COLUMNS = ("messages", "tools", "template")
 _TO_JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=str).encode
 INPUT_SCHEMA = pa.schema(
     [
-        *((name, pa.string()) for name in ("id", "source", "licence", "category", "language")),
+        *((name, pa.string()) for name in ("id", "source", "license", "category", "language")),
         *((name, pa.large_string()) for name in ("messages", "text", "tools", "template")),
     ]
 )
@@ -80,7 +81,7 @@ _SAMPLING_TYPE = pa.struct(
     [
         ("turn", pa.int32()), ("temperature", pa.float64()), ("top_p", pa.float64()),
         ("top_k", pa.int32()), ("seed", pa.int64()), ("finish_reason", pa.string()),
-        ("tokens", pa.int32()), ("retokenised", pa.bool_()),
+        ("tokens", pa.int32()), ("retokenized", pa.bool_()),
     ]
 )  # fmt: skip
 SCHEMA = INPUT_SCHEMA.append(pa.field("documents", pa.list_(_DOCUMENT_TYPE))).append(
@@ -174,18 +175,27 @@ def write_prepared_rows(
     ):
         for batch in batch_records(map(row_to_columns, rows)):
             table.write_batch(pa.RecordBatch.from_pylist(batch, SCHEMA))
-        table.add_key_value_metadata({METADATA_KEY.decode(): json.dumps(build_metadata())})
+        metadata = {"version": PREPARED_VERSION} | build_metadata()
+        table.add_key_value_metadata({METADATA_KEY.decode(): json.dumps(metadata)})
 
 
 def read_prepared_metadata(path: Path) -> dict[str, Any]:
-    """Read the metadata in the footer of a prepared file."""
-    return json.loads(parquet.read_metadata(path).metadata[METADATA_KEY])
+    """Read the metadata in the footer of a prepared file; raise UserError for another version."""
+    footer = parquet.read_metadata(path).metadata or {}
+    metadata = json.loads(footer.get(METADATA_KEY, "{}"))
+    version = metadata.get("version", 1)
+    require(
+        version == PREPARED_VERSION,
+        f"data.path: must be a folder of version {PREPARED_VERSION}, got version {version} in "
+        f"{path}; run `python -m data.prepare` again",
+    )
+    return metadata
 
 
 def read_prepared_rows(folder: Path, split: str = "train") -> Iterator[PreparedRow]:
     """Yield the rows of a prepared folder, streamed file by file without a copy in a cache.
 
-    Raises UserError where the folder has no file of the split.
+    Raises UserError where the folder has no file of the split, or files of another version.
     """
     from datasets import load_dataset
 
@@ -195,5 +205,7 @@ def read_prepared_rows(folder: Path, split: str = "train") -> Iterator[PreparedR
         f"data.path: must be a folder written by data.prepare, got {folder} without "
         f"{split}-*.parquet; run `python -m data.prepare` first",
     )
+    for file in files:
+        read_prepared_metadata(Path(file))
     for columns in load_dataset("parquet", data_files=files, split="train", streaming=True):
         yield row_from_columns(columns)

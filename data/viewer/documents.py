@@ -187,7 +187,7 @@ def sample_rows(
     seed: int,
 ) -> Iterator[DocumentView]:  # fmt: skip
     """Sample rows as training packs the documents."""
-    packed, _ = pack_documents(documents, conf.length, overlap=conf.overlap)
+    packed, _ = pack_documents(documents, conf.row_length, overlap=conf.overlap)
     rows = random.Random(seed).sample(range(len(packed)), min(count, len(packed)))
     for row in sorted(rows):
         [pieces] = packed.pieces([row])
@@ -208,7 +208,7 @@ def sample_rows(
             ]
         yield DocumentView(
             f"row {row:,} of {len(packed):,}",
-            f"{len(pieces)} documents in {conf.length:,} positions, "
+            f"{len(pieces)} documents in {conf.row_length:,} positions, "
             f"{describe_document(row_tokens)}",
             spans,
         )

@@ -66,7 +66,9 @@ class DecoderSpec:
     @property
     def kind(self) -> str:
         kind = self.draft.kind
-        return f"{MixedDraft.method}_{kind}" if self.tree.copied and kind != NO_DRAFT else kind
+        return (
+            f"{MixedDraft.method}_{kind}" if self.tree.ngram_tokens and kind != NO_DRAFT else kind
+        )
 
     def list_graphs(
         self, prompt_lengths: Iterable[int], *, fused: bool = True, unfused: bool = False,
@@ -146,5 +148,5 @@ def _list_decoders(
         if draft.target_key:
             yield alone, True
         yield from ((speculative, True), (replace(speculative, tree=chain), True))
-        for batch in conf.batches:
+        for batch in conf.batch_sizes:
             yield from ((replace(mode, batch=batch), False) for mode in (alone, speculative))

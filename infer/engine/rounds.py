@@ -56,7 +56,7 @@ class DecodePolicy:
         is_chain = (
             sum(map(len, self.tree.levels)) == self.tree.depth
         )  # a dynamic tree has no levels
-        return 0 if is_chain and not self.tree.copied else self.tree.max_path_length
+        return 0 if is_chain and not self.tree.ngram_tokens else self.tree.max_path_length
 
 
 @dataclass(kw_only=True)

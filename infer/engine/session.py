@@ -75,7 +75,7 @@ class Session:
         )
         rule = acceptance_rule or build_acceptance_rule(Verification.auto, sampling)
         rule.check(sampling, tree)
-        if draft is not None and tree.copied:
+        if draft is not None and tree.ngram_tokens:
             draft = MixedDraft(draft)
         self.target, self.draft, self.tree = target, draft, tree
         self.batch, self.slots, self.depth = batch, slots, tree.max_path_length

@@ -49,7 +49,7 @@ class AcceptanceCounter:
 def expected_length(acceptance: Float[ndarray, "depth ranks"], tree: Tree) -> float | None:
     """Return the expected tokens of a round; None for a tree that the table does not cover."""
     depth, ranks = acceptance.shape
-    covered = tree.kind is not TreeKind.dynamic and not tree.copied and tree.depth <= depth
+    covered = tree.kind is not TreeKind.dynamic and not tree.ngram_tokens and tree.depth <= depth
     if not covered or any(rank >= ranks for level in tree.levels for _, rank in level):
         return None
     total, reached = 1.0, [1.0]

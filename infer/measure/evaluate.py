@@ -124,7 +124,9 @@ def _describe_setup(
         graphs=graph_budget and graph_budget.counts(),
         target=TargetInfo(name=target.name, parameters=target.num_parameters),
         sampling=conf.sampling,
-        tree=TreeInfo(kind=tree.kind.value, depth=tree.depth, nodes=tree.nodes, copied=tree.copied),
+        tree=TreeInfo(
+            kind=tree.kind.value, depth=tree.depth, nodes=tree.nodes, copied=tree.ngram_tokens
+        ),
         prompts=describe_prompts(
             prompts,
             conf.prompts,
@@ -157,7 +159,9 @@ def plan_evaluation(
 
 def _load_all_turns(target: Target, conf: EvaluationConf) -> list[EvalPrompt]:
     """Load the prompts, followed by later turns, which continue the target's own answers."""
-    turn = prompts = load_eval_prompts(target.tokenizer, conf.prompts, limit=conf.limit)
+    turn = prompts = load_eval_prompts(
+        target.tokenizer, conf.prompts, limit=conf.prompts_per_category
+    )
     for _ in range(1, conf.turns):
         unfinished = [prompt for prompt in turn if prompt.remaining_turns]
         answers = generate_answers(
@@ -246,7 +250,7 @@ def _measure_draft(
         ),
         batches=[
             measure_batch_size(verifier, candidate, tree, prompts, conf, batch, checks[tree_mode])
-            for batch in conf.batches
+            for batch in conf.batch_sizes
         ],
         replay_result=_replay_draft(verifier, candidate, prompts, tree, conf),
         longest_row=candidate.directory and read_longest_row(candidate.directory),

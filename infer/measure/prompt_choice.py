@@ -91,7 +91,8 @@ def load_calibration_prompts(target: Target, path: str, count: int) -> list[Eval
 
 def read_longest_row(directory: Path) -> int | None:
     """Return the length of the draft's longest training row, where its run records it."""
-    length = _read_data_conf(directory).get("length")
+    data = _read_data_conf(directory)
+    length = data.get("row_length", data.get("length"))  # the name in runs of earlier versions
     return length if isinstance(length, int) else None
 
 

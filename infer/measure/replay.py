@@ -197,7 +197,7 @@ class _PrefixBatch:
         The target's choice after a node of depth d is token d + 1 of the continuation.
         """
         draft, state = self.draft, self.state
-        if not tree.copied:
+        if not tree.ngram_tokens:
             draft, state = draft.draft, state["draft"]
         proposal = draft.propose(state, tree=tree, sampler=self.sampler)
         offsets = 1 + torch.arange(tree.max_path_length + 1, device=self.roots.device)

@@ -53,11 +53,11 @@ class TreeCandidate:
             TreeKind.chain: {"depth": conf.depth},
             TreeKind.static: {},
             TreeKind.dynamic: {
-                "depth": conf.depth, "nodes": conf.nodes, "width": conf.width,
-                "branch": conf.branch,
+                "depth": conf.depth, "nodes": conf.nodes, "beam_width": conf.beam_width,
+                "children": conf.children,
             },
         }  # fmt: skip
-        return {"kind": kind.value, **numbers[kind], "copied": conf.copied}
+        return {"kind": kind.value, **numbers[kind], "ngram_tokens": conf.ngram_tokens}
 
     def tree_overrides(self, file: Path) -> str:
         """Return the overrides that select the tree in `infer.eval`; `file` has static paths."""
@@ -71,13 +71,13 @@ def list_candidates(
     acceptance: Float[ndarray, "depth ranks"],
     *,
     node_budgets: list[int],
-    copied: int,
+    ngram_tokens: int,
     user_tree: TreeConf,
 ) -> list[TreeCandidate]:
     """List the chains, trees of each node budget, and the user's tree, up to the table's depth.
 
     `acceptance` is the share of positions at which the draft's token of a depth and rank is right.
-    Each budget has a best-first, a dynamic and a product tree. If `copied` is not 0, every
+    Each budget has a best-first, a dynamic and a product tree. If `ngram_tokens` is not 0, every
     candidate is listed again with a chain of that many n-gram tokens beside it.
     """
     depth, ranks = acceptance.shape
@@ -93,11 +93,11 @@ def list_candidates(
     if user_tree.build().depth <= depth:
         candidates.append(
             TreeCandidate(
-                name=USER_TREE, family=USER_TREE, conf=replace(user_tree.read(), copied=0)
+                name=USER_TREE, family=USER_TREE, conf=replace(user_tree.read(), ngram_tokens=0)
             )
         )
-    if copied:
-        candidates += [add_copied_tokens(candidate, copied) for candidate in candidates]
+    if ngram_tokens:
+        candidates += [add_copied_tokens(candidate, ngram_tokens) for candidate in candidates]
     return candidates
 
 
@@ -117,10 +117,10 @@ def _tree_candidates(
     )
     max_width = NARROW_WIDTH if budget <= MAX_NARROW_NODES else WIDE_WIDTH
     for family, width in (("dynamic", max_width), ("product", None)):
-        branch = min(ranks, max_width)
-        fits = depth <= budget <= count_candidates(depth, width or budget, branch)
+        children = min(ranks, max_width)
+        fits = depth <= budget <= count_candidates(depth, width or budget, children)
         if fits and not (suffix and family == "product"):
-            conf = TreeConf(depth=depth, nodes=budget, width=width, branch=branch)
+            conf = TreeConf(depth=depth, nodes=budget, beam_width=width, children=children)
             yield _build_candidate(f"{family}{suffix}", conf, size=budget)
 
 
@@ -128,11 +128,11 @@ def _build_candidate(family: str, conf: TreeConf, *, size: int) -> TreeCandidate
     return TreeCandidate(name=f"{family}-{size}", family=family, conf=conf)
 
 
-def add_copied_tokens(candidate: TreeCandidate, copied: int) -> TreeCandidate:
-    """Build the same candidate with a chain of `copied` tokens beside it."""
+def add_copied_tokens(candidate: TreeCandidate, ngram_tokens: int) -> TreeCandidate:
+    """Build the same candidate with a chain of `ngram_tokens` copied tokens beside it."""
     return TreeCandidate(
-        name=f"{candidate.name}+{copied}", family=f"{candidate.family}+{copied}",
-        conf=replace(candidate.conf, copied=copied),
+        name=f"{candidate.name}+{ngram_tokens}", family=f"{candidate.family}+{ngram_tokens}",
+        conf=replace(candidate.conf, ngram_tokens=ngram_tokens),
     )  # fmt: skip
 
 

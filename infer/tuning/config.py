@@ -25,7 +25,7 @@ class TuneConf(TreeSearchConf):
     context: list[int] | None = None  # tokens of prompt and answer; null = what the prompts need
     depth: int = 10  # longest window, deepest node
     nodes: list[int] = field(default_factory=lambda: [4, 8, 16, 24, 32, 63])  # node budgets
-    copied: int = 8  # tokens of n-gram lookup beside the tree; 0 = none
+    ngram_tokens: int = 8  # tokens of n-gram lookup beside the tree; 0 = none
     sweep: bool = False  # also measure every window and a dozen trees, to check the choice
     repeats: int = 2  # decodings of every prompt in each mode, in alternating order
     sampling: SamplingConf = field(default_factory=SamplingConf)
@@ -37,7 +37,7 @@ class TuneConf(TreeSearchConf):
         self.checkpoint = parse_checkpoints(self.checkpoint)
         check_values(
             self, depth=at_least(1), repeats=at_least(1), max_new_tokens=at_least(2),
-            copied=NOT_NEGATIVE, batch=each_at_least(1), nodes=each_at_least(1),
+            ngram_tokens=NOT_NEGATIVE, batch=each_at_least(1), nodes=each_at_least(1),
             context=each_at_least(1),
         )  # fmt: skip
         max_nodes = sum(self.ranks**depth for depth in range(1, self.depth + 1))
@@ -63,7 +63,7 @@ class TuneConf(TreeSearchConf):
         evaluation = {
             "prompts": (self.prompts, None),
             "max_new_tokens": (self.max_new_tokens, DEMO_NEW_TOKENS),
-            "batches": (f"[{batch}]", "[1]"),
+            "batch_sizes": (f"[{batch}]", "[1]"),
         }
         return format_overrides(
             overrides
@@ -78,8 +78,8 @@ class TuneConf(TreeSearchConf):
 def format_overrides(overrides: dict[str, Any]) -> str:
     r"""Format overrides as shell words.
 
-    >>> format_overrides({"tree.width": None, "device.compile": False, "prompts": "my file.jsonl"})
-    'tree.width=null device.compile=false \'prompts="my file.jsonl"\''
+    >>> format_overrides({"tree.file": None, "device.compile": False, "prompts": "my file.jsonl"})
+    'tree.file=null device.compile=false \'prompts="my file.jsonl"\''
     """
     return " ".join(
         shlex.quote(f"{key}={_format_value(value)}") for key, value in overrides.items()

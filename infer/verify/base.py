@@ -124,9 +124,9 @@ class AcceptanceRule:
             "it or take greedy",
         )
         require(
-            tree is None or not tree.copied or not self.needs_drawn_tokens(tree),
+            tree is None or not tree.ngram_tokens or not self.needs_drawn_tokens(tree),
             f"evaluation.verification: {self.name} needs tokens drawn from the draft, got "
-            f"tree.copied={tree and tree.copied}; set it to 0 or take coupled",
+            f"tree.ngram_tokens={tree and tree.ngram_tokens}; set it to 0 or take coupled",
         )
 
     def accept(self, scored: ScoredTree, depth: int) -> AcceptedPath:

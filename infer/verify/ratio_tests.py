@@ -171,10 +171,10 @@ class BlockRule(AcceptanceRule):
     def check(self, sampling: SamplingConf, tree: Tree | None = None) -> None:
         if tree is not None:
             require(
-                tree.kind is TreeKind.chain and not tree.copied,
+                tree.kind is TreeKind.chain and not tree.ngram_tokens,
                 f"evaluation.verification: {self.name} needs a chain without copied tokens, got "
-                f"tree.kind={tree.kind.value}, tree.copied={tree.copied}; take rejection or "
-                "coupled",
+                f"tree.kind={tree.kind.value}, tree.ngram_tokens={tree.ngram_tokens}; take "
+                "rejection or coupled",
             )
         super().check(sampling, tree)
 

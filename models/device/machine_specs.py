@@ -79,7 +79,7 @@ class MachineConf:
         """Raise UserError for a row length that the machine's route would have to pad."""
         require(
             length % self.length_multiple == 0,
-            f"data.length: must be a multiple of {self.length_multiple} on {self.name}, got "
+            f"data.row_length: must be a multiple of {self.length_multiple} on {self.name}, got "
             f"{length}; take {-(-length // self.length_multiple) * self.length_multiple}",
         )
 

@@ -38,7 +38,7 @@ class LossConf:
     step_decay: float = 0.8  # weight of a drafted position / weight of the one before
     half_life: int | None = None  # answer tokens after which the weight halves; None = never
     reduction: Reduction = Reduction.sequence
-    chunk: int = 1024  # tokens whose logits are held at a time
+    logits_chunk: int = 1024  # tokens whose logits are held at a time
 
     def __post_init__(self) -> None:
         check_values(
@@ -52,5 +52,5 @@ class LossConf:
                 "must be in (0, 1]", lambda value: 0 < value <= 1, "1 weighs steps equally"
             ),
             half_life=at_least(1, "null weighs all tokens alike"),
-            chunk=at_least(1, "the default is 1024"),
+            logits_chunk=at_least(1, "the default is 1024"),
         )

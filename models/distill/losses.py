@@ -144,7 +144,7 @@ def chunked_distillation_loss(
     kept_ids: Int[Tensor, " draft_vocab"] | None,
     conf: LossConf,
 ) -> tuple[Float[Tensor, ""], Metrics]:
-    """Compute `distillation_loss` with the logits of at most `conf.chunk` draft rows at a time.
+    """Compute `distillation_loss` with at most `conf.logits_chunk` rows of logits at once.
 
     The gradients of a chunk are computed along with its logits, so that nothing is computed twice.
     """
@@ -156,8 +156,8 @@ def chunked_distillation_loss(
         target_rows = _map_rows(target_rows, lambda t: t[counted])
         weight = weight.index_select(-1, counted)
         labels = None if labels is None else labels[counted]
-    # `conf.chunk` counts draft rows of all steps; a chunk has this many rows of the target.
-    chunk_rows = max(1, conf.chunk // draft_hidden.shape[:-2].numel())
+    # `conf.logits_chunk` counts draft rows of all steps; a chunk has this many rows of the target.
+    chunk_rows = max(1, conf.logits_chunk // draft_hidden.shape[:-2].numel())
     total = weight.new_zeros(())
     head_grads = [
         torch.zeros_like(head, dtype=torch.float32) if head.requires_grad else None

@@ -39,7 +39,7 @@ from models.target.target import Target
 from models.validation import at_least, check_values
 
 # Fields that a checkpoint records, so that the draft before distillation can be rebuilt.
-INITIAL_CONF_KEYS = ("start", "name", "path", "revision", "layers", "max_depth")
+RECORDED_FIELDS = ("name", "path", "revision", "layers", "max_depth")  # in checkpoints
 
 
 class InitFrom(Enum):
@@ -54,7 +54,7 @@ class InitFrom(Enum):
 class CausalLMConf(ModelSource, DraftConf):
     """The model, its initial weights, and the part of it that is trained.
 
-    Name, path and revision are those of a pretrained model, for `start=checkpoint`.
+    Name, path and revision are those of a pretrained model, for `init_from=checkpoint`.
     """
 
     method: ClassVar[str] = "causal_lm"
@@ -62,20 +62,20 @@ class CausalLMConf(ModelSource, DraftConf):
     is_language_model: ClassVar[bool] = True
     config_key: ClassVar[str] = "draft"
 
-    start: InitFrom = InitFrom.checkpoint
+    init_from: InitFrom = InitFrom.checkpoint
     layers: list[int] | None = None  # of the target, if pruned or random; None = every fourth
     lora: LoraConf = field(default_factory=LoraConf)
     max_depth: int = 16  # tokens of the deepest proposal
 
     def __post_init__(self) -> None:
         require(
-            self.start is not InitFrom.checkpoint or bool(self.name or self.path),
-            "draft.name: must be set for draft.start=checkpoint, got nothing; "
+            self.init_from is not InitFrom.checkpoint or bool(self.name or self.path),
+            "draft.name: must be set for draft.init_from=checkpoint, got nothing; "
             "give a hub name, or a local copy by draft.path=DIR",
         )
         require(
-            self.start is not InitFrom.random or not self.lora.rank,
-            f"draft.lora.rank: must be 0 for draft.start=random, got {self.lora.rank}; "
+            self.init_from is not InitFrom.random or not self.lora.rank,
+            f"draft.lora.rank: must be 0 for draft.init_from=random, got {self.lora.rank}; "
             "random weights must all be trained",
         )
         check_values(self, "draft", max_depth=at_least(1))
@@ -87,7 +87,7 @@ class CausalLMConf(ModelSource, DraftConf):
 
     def check(self) -> None:
         """Check that the pretrained model can be read; raise UserError otherwise."""
-        if self.start is InitFrom.checkpoint:
+        if self.init_from is InitFrom.checkpoint:
             self.read_config()
 
     def build(self, target: Target, *, loss: LossConf, seed: int) -> "CausalLMDraft":
@@ -102,7 +102,7 @@ class CausalLMConf(ModelSource, DraftConf):
         )
 
     def _build_model(self, target: Target) -> Any:
-        if self.start is InitFrom.checkpoint:
+        if self.init_from is InitFrom.checkpoint:
             check_same_tokenizer(target, self)
             if target.head.weight.is_meta:  # planning needs shapes only
                 return self.build_planning_model(torch.float32)
@@ -110,7 +110,7 @@ class CausalLMConf(ModelSource, DraftConf):
         default = list(range(0, target.num_layers, 4))
         layers = self.layers or default
         target.check_layers(layers, default=default)
-        return prune_layers(target, layers, copy_weights=self.start is InitFrom.pruned)
+        return prune_layers(target, layers, copy_weights=self.init_from is InitFrom.pruned)
 
     @classmethod
     def matches_config(cls, config: dict[str, Any]) -> bool:
@@ -126,8 +126,8 @@ class CausalLMConf(ModelSource, DraftConf):
         conf.check()
         check_same_tokenizer(target, conf)
         if "start" in metadata:
-            fields = json.loads(metadata["start"])
-            conf = cls(**fields | {"start": InitFrom(fields["start"])})
+            origin = json.loads(metadata["start"])
+            conf = cls(init_from=InitFrom(origin.pop("start")), **origin)
         model = load_full_model(directory, target.device.dtype)
         return conf, CausalLMDraft(conf, model, target, seed=seed).to(target.head.weight.device)
 
@@ -248,8 +248,8 @@ class CausalLMDraft(CachedDraft):
         tensors = merge_adapters(self.model)
         if self.model.config.tie_word_embeddings:
             tensors.pop("lm_head.weight", None)
-        start = {key: getattr(self.conf, key) for key in INITIAL_CONF_KEYS} | {
-            "start": self.conf.start.name
+        origin = {name: getattr(self.conf, name) for name in RECORDED_FIELDS} | {
+            "start": self.conf.init_from.name
         }
 
         def write_extra_files(folder: Path) -> None:
@@ -262,7 +262,7 @@ class CausalLMDraft(CachedDraft):
             target,
             tensors,
             config=self.model.config.to_dict() | {"architectures": [type(self.model).__name__]},
-            metadata={"start": json.dumps(start)},
+            metadata={"start": json.dumps(origin)},
             write_extra_files=write_extra_files,
         )
 

@@ -4,7 +4,7 @@
 
 H_t is the target's last hidden state after its final norm. The layer has no input norm, and its
 output goes straight to the target's head. EAGLE-2 (https://arxiv.org/abs/2406.16858) is the same
-draft decoded with a dynamic tree. With `unroll` above 1 the draft is also trained on its own
+draft decoded with a dynamic tree. With `ttt_steps` above 1 the draft is also trained on its own
 features, as in HASS (https://arxiv.org/abs/2408.15766): no gradients flow between the steps.
 
 Axes: B rows, T tokens, H hidden.
@@ -31,7 +31,7 @@ from models.target.language_model import TargetOutput
 from models.target.target import Target
 from models.validation import at_least, check_values
 
-NOISE_REFERENCE_LENGTH = 512  # tokens of a row at which the width of the noise is `noise`
+NOISE_REFERENCE_LENGTH = 512  # tokens of a row at which the width of the noise is `feature_noise`
 
 
 class Eagle1Draft(OneLayerDraft):
@@ -81,11 +81,11 @@ class Eagle1Draft(OneLayerDraft):
         self, batch: Batch, *, step: int, generators: list[np.random.Generator]  # noqa: ARG002
     ) -> Extras:  # fmt: skip
         """Draw noise for the features, because the features are not exact when it drafts."""
-        if not self.conf.noise:
+        if not self.conf.feature_noise:
             return {}
         length, size = batch.input_ids.shape[1], self.config.hidden_size
         uniform = [generator.random((length, size), dtype=np.float32) for generator in generators]
-        width = self.conf.noise * NOISE_REFERENCE_LENGTH / length
+        width = self.conf.feature_noise * NOISE_REFERENCE_LENGTH / length
         return {"noise": width * (torch.from_numpy(np.stack(uniform)) - 0.5)}
 
     def loss(
@@ -107,7 +107,8 @@ class Eagle1Draft(OneLayerDraft):
         sums = torch.stack([(distance.flatten(1) * is_counted).sum(-1), is_counted.sum(-1)], -1)
         metrics = {f"distance_{i + 1}": step_sums.detach() for i, step_sums in enumerate(sums)}
         return Loss(
-            total=self.conf.regression * (distance * weight).sum() + self.conf.token * tokens.total,
+            total=self.conf.feature_loss_weight * (distance * weight).sum()
+            + self.conf.token_loss_weight * tokens.total,
             weight=tokens.weight,
             metrics=tokens.metrics | metrics,
         )
@@ -121,11 +122,17 @@ class Eagle1Conf(OneLayerConf):
     architecture: ClassVar[str] = "EagleLlamaForCausalLM"
     draft_class: ClassVar[type[FeatureDraft]] = Eagle1Draft
 
-    unroll: int = 1  # drafting steps in training; later ones read the draft's features (HASS)
-    regression: float = 1.0  # weight of the feature loss
-    token: float = 0.1  # weight of the token loss, which `loss` configures
-    noise: float = 0.2  # width of the uniform noise on the target's features in training
+    ttt_steps: int = 1  # drafting steps in training; later ones read the draft's features (HASS)
+    feature_loss_weight: float = 1.0  # weight of the feature loss
+    token_loss_weight: float = 0.1  # weight of the token loss, which `loss` configures
+    feature_noise: float = 0.2  # width of the uniform noise on the target's features in training
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_values(self, "draft", regression=at_least(0), token=at_least(0), noise=at_least(0))
+        check_values(
+            self,
+            "draft",
+            feature_loss_weight=at_least(0),
+            token_loss_weight=at_least(0),
+            feature_noise=at_least(0),
+        )

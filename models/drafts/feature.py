@@ -198,10 +198,10 @@ class HeadsConf(FeatureConf):
     depth_key: ClassVar[str] = "heads"
 
     heads: int = 5  # one for each token of a proposal
-    blocks: int = 1  # residual blocks of each head
+    num_layers: int = 1  # residual blocks of each head
 
     def __post_init__(self) -> None:
-        check_values(self, "draft", heads=at_least(1), blocks=at_least(1))
+        check_values(self, "draft", heads=at_least(1), num_layers=at_least(1))
 
 
 def layer_config(target: Target, architecture: str, **overrides: Any) -> LlamaConfig:

@@ -196,7 +196,7 @@ class HydraConf(HeadsConf):
     draft_class: ClassVar[type[FeatureDraft]] = HydraDraft
 
     heads: int = 4  # one for each token of a proposal
-    prefix: bool = True  # a decoder layer before the heads (Hydra++); the paper's has 4 `blocks`
+    prefix: bool = True  # a decoder layer before the heads (Hydra++; the paper has 4 blocks)
     intermediate_size: int | None = None  # of the prefix layer; None = the target's
 
     @property
@@ -211,7 +211,7 @@ class HydraConf(HeadsConf):
             self.architecture,
             intermediate_size=self.intermediate_size,
             hydra_num_heads=self.heads,
-            hydra_num_layers=self.blocks,
+            hydra_num_layers=self.num_layers,
             hydra_head_arch=HEAD_ARCH_PREFIX if self.prefix else HEAD_ARCH_PLAIN,
             base_model_name_or_path=target.name,
         )
@@ -221,7 +221,7 @@ class HydraConf(HeadsConf):
         """Return the fields of the configuration that `engine_config` wrote to config.json."""
         return {
             "heads": config.hydra_num_heads,
-            "blocks": config.hydra_num_layers,
+            "num_layers": config.hydra_num_layers,
             "prefix": config.hydra_head_arch == HEAD_ARCH_PREFIX,
             "intermediate_size": config.intermediate_size,
         }

@@ -123,7 +123,7 @@ class MedusaConf(HeadsConf):
     draft_class: ClassVar[type[FeatureDraft]] = MedusaDraft
     config_class: ClassVar[Callable[..., Any]] = MedusaConfig
 
-    own_heads: bool = True  # each head has a vocabulary head; False: all share the target's
+    separate_lm_heads: bool = True  # each head has a vocabulary head; False: all share the target's
 
     @property
     def needs_context(self) -> bool:
@@ -139,10 +139,10 @@ class MedusaConf(HeadsConf):
             vocab_size=target.vocab_size,
             truncated_vocab_size=target.vocab_size,
             num_heads=self.heads,
-            num_hidden_layers=self.blocks,
+            num_hidden_layers=self.num_layers,
             max_paths=64,
             topk=10,
-            original_lm_head=not self.own_heads,
+            original_lm_head=not self.separate_lm_heads,
             medusa_fc_bias=True,
         )
 
@@ -151,6 +151,6 @@ class MedusaConf(HeadsConf):
         """Return the fields of the configuration that `engine_config` wrote to config.json."""
         return {
             "heads": config.num_heads,
-            "blocks": config.num_hidden_layers,
-            "own_heads": not config.original_lm_head,
+            "num_layers": config.num_hidden_layers,
+            "separate_lm_heads": not config.original_lm_head,
         }

@@ -4,8 +4,8 @@ Nothing is trained: alone, this is the baseline that every trained draft must be
 decoding). Shapes are fixed, so all earlier positions are compared at once; the longest match wins,
 and the latest among equals.
 
-In a mixed tree a trained draft grows its tree as usual, and lookup adds a chain of `tree.copied`
-tokens. It finds names, loops and quotations; the draft proposes the rest.
+In a mixed tree a trained draft grows its tree as usual, and lookup adds a chain of
+`tree.ngram_tokens` tokens. It finds names, loops and quotations; the draft proposes the rest.
 
 Axes: B rows, S slots, N grown nodes, D copied nodes.
 """
@@ -160,7 +160,7 @@ class MixedDraft(Draft):
         }
 
     def propose(self, state: DraftState, *, tree: Tree, sampler: Sampler) -> Proposal:
-        chain = Tree(kind=TreeKind.chain, depth=tree.copied, nodes=tree.copied)
+        chain = Tree(kind=TreeKind.chain, depth=tree.ngram_tokens, nodes=tree.ngram_tokens)
         grown = self.draft.propose(state["draft"], tree=tree, sampler=sampler)
         copied = self.lookup.propose(state["lookup"], tree=chain, sampler=sampler)
         return graft_chain(grown, copied.ids)

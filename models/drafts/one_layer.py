@@ -31,14 +31,14 @@ class OneLayerConf(FeatureConf):
     """The options of all one-layer methods; everything else follows from the target."""
 
     max_depth: int = 16  # tokens of the deepest proposal
-    unroll: int = 7  # drafting steps in training
+    ttt_steps: int = 7  # drafting steps in training
     intermediate_size: int | None = None  # None = the target's
     heads: int | None = None  # None = the target's
     kv_heads: int | None = None  # None = the target's
     head_size: int | None = None  # None = the target's
 
     def __post_init__(self) -> None:
-        check_values(self, "draft", unroll=at_least(1), max_depth=at_least(1))
+        check_values(self, "draft", ttt_steps=at_least(1), max_depth=at_least(1))
 
     def engine_config(self, target: Target, **overrides: Any) -> LlamaConfig:
         """Build the config of the layer as engines read it; a method passes `overrides`."""
@@ -49,7 +49,7 @@ class OneLayerConf(FeatureConf):
             num_attention_heads=self.heads,
             num_key_value_heads=self.kv_heads,
             head_dim=self.head_size,
-            training_unroll=self.unroll,
+            training_unroll=self.ttt_steps,
             training_max_depth=self.max_depth,
             **overrides,
         )
@@ -57,14 +57,14 @@ class OneLayerConf(FeatureConf):
     @classmethod
     def default_keys(cls, target: Target) -> dict[str, Any]:  # noqa: ARG003
         """Return our own keys, which drafts published elsewhere lack."""
-        return {"training_unroll": cls.unroll, "training_max_depth": cls.max_depth}
+        return {"training_unroll": cls.ttt_steps, "training_max_depth": cls.max_depth}
 
     @classmethod
     def fields_from_config(cls, config: Any) -> dict[str, Any]:
         """Return the fields of the configuration that `engine_config` wrote to config.json."""
         return {
             "max_depth": config.training_max_depth,
-            "unroll": config.training_unroll,
+            "ttt_steps": config.training_unroll,
             "intermediate_size": config.intermediate_size,
             "heads": config.num_attention_heads,
             "kv_heads": config.num_key_value_heads,

@@ -42,9 +42,9 @@ class TreeConf:
     kind: TreeKind = TreeKind.dynamic
     depth: int = 4  # tokens from the root to the deepest node
     nodes: int = 12  # node budget of a dynamic tree, root not counted
-    width: int | None = 4  # nodes expanded a level in a dynamic tree; null = `nodes`
-    branch: int = 4  # children considered of each expanded node in a dynamic tree
-    copied: int = 0  # tokens of another chain, from n-gram lookup
+    beam_width: int | None = 4  # nodes expanded a level in a dynamic tree; null = `nodes`
+    children: int = 4  # children considered of each expanded node in a dynamic tree
+    ngram_tokens: int = 0  # tokens of another chain, from n-gram lookup
     paths: list[list[int]] | None = None  # of a static tree
     file: str | None = None  # in a format of models/speculate/tree_formats.py; replaces the above
 
@@ -54,9 +54,9 @@ class TreeConf:
             "tree",
             depth=at_least(1),
             nodes=at_least(1),
-            width=at_least(1),
-            branch=at_least(1),
-            copied=at_least(0, "0 copies none"),
+            beam_width=at_least(1),
+            children=at_least(1),
+            ngram_tokens=at_least(0, "0 copies none"),
         )
         is_static, is_dynamic = self.kind is TreeKind.static, self.kind is TreeKind.dynamic
         require(
@@ -67,11 +67,11 @@ class TreeConf:
             not is_static or bool(self.paths or self.file),
             "tree.paths: a static tree needs rank paths, got null; set tree.file",
         )
-        pool = count_candidates(self.depth, self.expanded, self.branch)
+        pool = count_candidates(self.depth, self.expanded, self.children)
         require(
             not is_dynamic or self.nodes <= pool,
-            f"tree.nodes: must be at most the {pool} candidates that depth, width and branch "
-            f"give, got {self.nodes}; raise tree.width or tree.branch",
+            f"tree.nodes: must be at most the {pool} candidates that depth, beam_width and "
+            f"children give, got {self.nodes}; raise tree.beam_width or tree.children",
         )
         require(
             not is_dynamic or self.nodes >= self.depth,
@@ -81,7 +81,7 @@ class TreeConf:
     @property
     def expanded(self) -> int:
         """Return the number of nodes expanded a level."""
-        return self.nodes if self.width is None else self.width
+        return self.nodes if self.beam_width is None else self.beam_width
 
     def read(self) -> "TreeConf":
         """Return the configuration with the fields of its file, if it has one."""
@@ -95,25 +95,27 @@ class TreeConf:
         if self.file is not None:
             return self.read().build()
         if self.kind is TreeKind.dynamic:
-            return Tree(kind=self.kind, depth=self.depth, nodes=self.nodes,
-                        width=self.expanded, branch=self.branch, copied=self.copied)  # fmt: skip
+            return Tree(
+                kind=self.kind, depth=self.depth, nodes=self.nodes, beam_width=self.expanded,
+                children=self.children, ngram_tokens=self.ngram_tokens,
+            )  # fmt: skip
         paths = (
             [[0] * d for d in range(1, self.depth + 1)]
             if self.kind is TreeKind.chain
             else self.paths or []
         )
-        return replace(tree_from_paths(paths, kind=self.kind), copied=self.copied)
+        return replace(tree_from_paths(paths, kind=self.kind), ngram_tokens=self.ngram_tokens)
 
 
-def count_candidates(depth: int, width: int, branch: int) -> int:
+def count_candidates(depth: int, beam_width: int, children: int) -> int:
     """Return the number of candidates that a dynamic tree chooses from.
 
     >>> count_candidates(2, 4, 3)  # three, and three behind each of them
     12
     """
-    pool = level = branch
+    pool = level = children
     for _ in range(depth - 1):
-        level = min(width, level) * branch
+        level = min(beam_width, level) * children
         pool += level
     return pool
 
@@ -122,26 +124,26 @@ def count_candidates(depth: int, width: int, branch: int) -> int:
 class Tree:
     """A fixed tree shape; if static, `levels[d][i]` is (index of the parent in level d-1, rank).
 
-    `depth` and `nodes` are those of the grown tree; `copied` nodes are added to it.
+    `depth` and `nodes` are those of the grown tree; `ngram_tokens` copied nodes are added to it.
     """
 
     kind: TreeKind
     depth: int
     nodes: int
-    width: int = 1
-    branch: int = 1
+    beam_width: int = 1
+    children: int = 1
     levels: tuple[tuple[tuple[int, int], ...], ...] = ()
-    copied: int = 0
+    ngram_tokens: int = 0
 
     @property
     def max_path_length(self) -> int:
         """Return the number of draft tokens that one round can accept at most."""
-        return max(self.depth, self.copied)
+        return max(self.depth, self.ngram_tokens)
 
     @property
     def size(self) -> int:
         """Return the number of nodes that the target scores, the root not counted."""
-        return self.nodes + self.copied
+        return self.nodes + self.ngram_tokens
 
     @property
     def paths(self) -> list[list[int]]:
@@ -157,7 +159,7 @@ class Tree:
     def scratch_slots(self) -> int:
         """Return the slots that growing needs in a draft's cache: one for each expanded node."""
         if self.kind is TreeKind.dynamic:
-            return (self.depth - 1) * self.width
+            return (self.depth - 1) * self.beam_width
         return sum(len({parent for parent, _ in level}) for level in self.levels[1:])
 
 
@@ -333,7 +335,7 @@ def _grow_dynamic(
         _, scores = scorer.score_candidates(logits, level)
         # Values above 0, which rounding may cause, would let a child outrank its parent.
         log_probs = scores.float().log_softmax(-1).clamp_max(0.0)
-        logp, token = log_probs.topk(tree.branch, dim=-1)
+        logp, token = log_probs.topk(tree.children, dim=-1)
         return logp, scorer.target_ids(token)
 
     logp, token = (part[:, 0] for part in children(logits, 0))
@@ -341,7 +343,7 @@ def _grow_dynamic(
     size = 0  # candidates before this level
     parent_index = torch.zeros_like(token)
     for level in range(1, tree.depth):
-        width = min(tree.width, token.shape[1])
+        width = min(tree.beam_width, token.shape[1])
         beam_logp, beam = _stable_topk(logp, width)
         logits = expand(token.gather(1, beam), parent_index.gather(1, beam), level)
         child_logp, child = (part.expand(-1, width, -1) for part in children(logits, level))

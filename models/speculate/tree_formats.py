@@ -18,7 +18,13 @@ from models.errors import UserError, require
 
 RankPaths = list[list[int]]
 TREE_KINDS = ("chain", "static", "dynamic")
-INTEGER_FIELDS = {"depth", "nodes", "width", "branch", "copied"}  # fields of a TreeConf
+INTEGER_FIELDS = {
+    "depth",
+    "nodes",
+    "beam_width",
+    "children",
+    "ngram_tokens",
+}  # fields of a TreeConf
 
 
 class TreeFormat(Enum):
@@ -36,11 +42,12 @@ def read_fields(file: Path) -> dict[str, Any]:
     if not isinstance(fields, dict):
         return {"kind": "static", "paths": read_paths(file)}
     kind, numbers = fields.get("kind"), {k: v for k, v in fields.items() if k != "kind"}
-    are_integers = all(type(v) is int for k, v in numbers.items() if (k, v) != ("width", None))
+    are_integers = all(type(v) is int for k, v in numbers.items() if (k, v) != ("beam_width", None))
     require(
         kind in TREE_KINDS and numbers.keys() <= INTEGER_FIELDS and are_integers,
         f"tree.file: `tree` must hold a kind of {', '.join(TREE_KINDS)} and whole numbers for "
-        f"{', '.join(sorted(INTEGER_FIELDS))}, got {fields} in {file}",
+        f"{', '.join(sorted(INTEGER_FIELDS))}, got {fields} in {file}; "
+        "width, branch and copied of earlier files are beam_width, children and ngram_tokens",
     )
     return fields | ({"paths": read_paths(file)} if kind == "static" else {})
 

@@ -130,20 +130,20 @@ def test_a_list_tells_the_shape_and_a_text_of_the_same_column_does_not():
 
 def test_columns_of_any_name_are_mapped():
     raw = {"chat": messages(*CHAT), "text": "noise", "uid": 7, "topic": "tides", "spdx": "MIT"}
-    names = {"messages": "chat", "id": "uid", "category": "topic", "licence": "spdx"}
+    names = {"messages": "chat", "id": "uid", "category": "topic", "license": "spdx"}
     row = made(raw, columns=names)
     assert row.messages == messages(*CHAT)
-    assert (row.id[:2], row.category, row.licence) == ("7-", "tides", "MIT")
+    assert (row.id[:2], row.category, row.license) == ("7-", "tides", "MIT")
     with pytest.raises(RowRejectedError, match="no column chat"):
         made({"text": "noise"}, columns=names)
 
 
 def test_what_the_source_says_holds_for_rows_that_do_not_say_it():
-    told = {"licence": "MIT", "category": "c", "language": "en", "template": {"a": 1, "b": 2}}
+    told = {"license": "MIT", "category": "c", "language": "en", "template": {"a": 1, "b": 2}}
     row = made({"prompt": "Hi", "category": "own", "template": {"b": 3}}, **told)
-    assert (row.licence, row.category, row.language) == ("MIT", "own", "en")
+    assert (row.license, row.category, row.language) == ("MIT", "own", "en")
     row = made({"messages": messages(*CHAT), "template": {"b": 3}, "license": "CC0"}, **told)
-    assert (row.licence, row.template) == ("CC0", {"a": 1, "b": 3})
+    assert (row.license, row.template) == ("CC0", {"a": 1, "b": 3})
 
 
 def test_of_a_list_of_template_arguments_each_row_keeps_its_own():

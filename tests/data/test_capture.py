@@ -250,10 +250,11 @@ def test_a_killed_capture_goes_on(folder, tmp_path):
     wanted.output_dir = str(tmp_path)
     store = tmp_path / "small"
     words = [
-        "target.path=" + wanted.target.path, "target.name=tiny", "draft.unroll=2",
+        "target.path=" + wanted.target.path, "target.name=tiny", "draft.ttt_steps=2",
         f"draft.layers={LAYERS}", "data=jsonl", f"data.path={wanted.data.path}",
-        f"data.length={wanted.data.length}", "device=cpu", "device.compile=false", "batch=2",
-        "shard_mb=0.02", "run_name=small", f"output_dir={tmp_path}", "draft.vocab_size=null",
+        f"data.row_length={wanted.data.row_length}", "device=cpu", "device.compile=false",
+        "batch=2", "shard_mb=0.02", "run_name=small", f"output_dir={tmp_path}",
+        "draft.vocab_size=null",
     ]  # fmt: skip
     run = subprocess.Popen(
         [sys.executable, "-m", "data.capture", *words],

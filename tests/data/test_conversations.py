@@ -224,13 +224,13 @@ def test_an_unreachable_hub_name_says_how_to_use_a_local_path(table, monkeypatch
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: DataConf(length=4), "data.length: must be at least 16, got 4"),
+        (lambda: DataConf(row_length=4), "data.row_length: must be at least 16, got 4"),
         (lambda: DataConf(limit=0), "data.limit: must be at least 1, got 0; null reads all rows"),
         (
             lambda: DataConf(path="x"),
             "data.path: must be null for data.source=demo, got x; add data=jsonl",
         ),
-        (lambda: DataConf(length=4, limit=0), r"data.length: .*; data.limit: "),
+        (lambda: DataConf(row_length=4, limit=0), r"data.row_length: .*; data.limit: "),
         (lambda: DemoAnswersConf(prompts=0), "data.answers.prompts: must be at least 1, got 0"),
         (
             lambda: DemoAnswersConf(temperature=-1.0),

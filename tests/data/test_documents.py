@@ -63,7 +63,7 @@ def test_conversations_are_read_and_what_is_none_is_counted(tmp_path):
     conf = written(tmp_path, {"messages": CHAT}, {"nothing": 1})
     documents = read_documents(conf, chat_tokenizer(PLAIN))
     assert (len(documents), sum(documents.skipped.values())) == (1, 1)
-    _, report = pack_documents(documents, conf.length)
+    _, report = pack_documents(documents, conf.row_length)
     assert f"1 rows skipped: {next(iter(documents.skipped))}" in str(report)
 
 

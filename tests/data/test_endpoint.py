@@ -63,7 +63,8 @@ def serving(folder, **options):
 
 def reach(url, folder, **changes) -> tuple[AnswersConf, EndpointAnswerBackend]:
     how = conf(
-        **{"by": AnswerSource.endpoint, "url": url, "extra": IDS, "concurrency": 8} | changes
+        **{"source": AnswerSource.endpoint, "url": url, "extra_body": IDS, "concurrency": 8}
+        | changes
     )
     where = TargetConf(name="tiny", path=str(folder))
     served = check_endpoint(how, where)
@@ -98,9 +99,9 @@ def test_text_is_split_anew_where_no_ids_are_given_and_says_so(folder, own, tmp_
         made, report = answered(asked(ROWS), reach(url, folder), tmp_path / "j")
     rows, _ = own
     assert [row.documents for row in made] == [row.documents for row in rows]  # one token a word
-    assert all(drawn.retokenised for row in made for drawn in row.answers)
-    assert report.retokenised == report.finished.total()
-    assert f"{report.retokenised} answers re-tokenized" in report.summary_lines()
+    assert all(drawn.retokenized for row in made for drawn in row.answers)
+    assert report.retokenized == report.finished.total()
+    assert f"{report.retokenized} answers re-tokenized" in report.summary_lines()
 
 
 def test_a_fifth_of_the_requests_may_fail(folder, own, tmp_path):
@@ -152,7 +153,7 @@ def test_a_prompt_has_the_room_that_the_server_gives_it(folder, tmp_path):
 
 
 def test_a_field_that_the_server_refuses_is_named_before_a_row_is_asked(folder):
-    says = r"got Error code: 400 .*not permitted: top_k.*remove a field .*~answers.extra.FIELD"
+    says = r"got Error code: 400 .*not permitted: top_k.*remove a field .*~answers.extra_body.FIELD"
     with serving(folder, refused="top_k") as (url, _), pytest.raises(UserError, match=says):
         reach(url, folder)
 
@@ -168,7 +169,7 @@ def test_an_endpoint_that_is_not_there_or_of_another_model_is_one_line(folder):
         for path, names in (("9b", "9b or other"), (None, "other")):
             with pytest.raises(UserError, match=f"got {names}, but it serves tiny, adapter; "):
                 check_endpoint(
-                    conf(by=AnswerSource.endpoint, url=url), TargetConf(name="other", path=path)
+                    conf(source=AnswerSource.endpoint, url=url), TargetConf(name="other", path=path)
                 )
         with pytest.raises(UserError, match=r"max_new_tokens: must fit into the 64 .*, got 64"):
             reach(url, folder, max_new_tokens=64)
@@ -181,23 +182,29 @@ def test_an_endpoint_that_is_not_there_or_of_another_model_is_one_line(folder):
         assert (adapter.model, adapter.max_prompt_tokens) == ("adapter", 47)
     for wrong in (None, "localhost:8000/v1", "http://[::1/v1", "http://host:99999/v1"):
         with pytest.raises(UserError, match=r"answers.url: must be an address .*got "):
-            conf(by=AnswerSource.endpoint, url=wrong)
+            conf(source=AnswerSource.endpoint, url=wrong)
 
 
 def test_errors_name_the_keys_of_the_answers():
     with pytest.raises(UserError, match=r"^answers.temperature: .*; answers.top_p: must be in"):
         conf(temperature=-1.0, top_p=0.0)
     with pytest.raises(UserError, match=r"^answers.url: must be an address .*got http://\[::1;"):
-        conf(by=AnswerSource.target, url="http://[::1")
+        conf(source=AnswerSource.target, url="http://[::1")
 
 
 def test_a_key_is_one_that_a_header_can_carry(monkeypatch):
     monkeypatch.setenv("THEIRS", "sk-1\n")  # as `cat` of a file gives it
-    asked = {"by": AnswerSource.endpoint, "url": "http://localhost:8000/v1", "key_env": "THEIRS"}
+    asked = {
+        "source": AnswerSource.endpoint,
+        "url": "http://localhost:8000/v1",
+        "api_key_env": "THEIRS",
+    }
     assert conf(**asked).api_key == "sk-1"
     for wrong in ("sk-\u00e9", "sk-1\nsk-2"):
         monkeypatch.setenv("THEIRS", wrong)
-        with pytest.raises(UserError, match=r"answers.key_env: must name .* THEIRS beyond printab"):
+        with pytest.raises(
+            UserError, match=r"answers.api_key_env: must name .* THEIRS beyond printab"
+        ):
             conf(**asked)
 
 

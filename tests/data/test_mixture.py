@@ -85,9 +85,9 @@ def test_a_share_is_taken_from_the_front_whatever_the_other_sources_hold():
     assert taken[0] == taken[1] == set(np.argsort(ours)[:20].tolist())
 
 
-def test_the_shipped_mixture_says_licences_and_has_both_modes():
+def test_the_shipped_mixture_says_licenses_and_has_both_modes():
     conf = compose("prepare", PrepareConf, ["mixture=chat"]).mixture
-    assert all(source.licence and source.share for source in conf.sources.values())
+    assert all(source.license and source.share for source in conf.sources.values())
     modes = [source.template["enable_thinking"] for source in conf.sources.values()]
     assert True in modes
     assert False in modes

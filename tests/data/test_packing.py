@@ -64,7 +64,7 @@ def test_no_document_is_split_or_lost():
 
 
 ROWS = {f"conversations, {n}": (sharegpt_like(20_000, n), n) for n in (2048, 4096, 16384)}
-ROWS["the demo"] = (demo_like(1536), compose("train", TrainConf, []).data.length)
+ROWS["the demo"] = (demo_like(1536), compose("train", TrainConf, []).data.row_length)
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -125,11 +125,13 @@ def test_only_those_asked_for_are_packed():
 
 
 def test_rows_too_short_for_any_prompt_are_refused():
-    with pytest.raises(UserError, match=r"data.length: must reach beyond the prompts, got 16"):
+    with pytest.raises(UserError, match=r"data.row_length: must reach beyond the prompts, got 16"):
         pack_documents(made(piece(20, 5)), 16)
 
 
 @pytest.mark.parametrize("overlap", [0, 9])
 def test_an_overlap_of_nothing_or_most_is_refused(overlap):
-    with pytest.raises(UserError, match=r"data.overlap: must be 1 to half of data.length=16, got"):
-        DataConf(source=DataSource.jsonl, path="x", length=16, overlap=overlap)
+    with pytest.raises(
+        UserError, match=r"data.overlap: must be 1 to half of data.row_length=16, got"
+    ):
+        DataConf(source=DataSource.jsonl, path="x", row_length=16, overlap=overlap)

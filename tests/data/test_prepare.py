@@ -4,11 +4,14 @@ import json
 from collections import Counter
 
 import pytest
+from pyarrow import parquet
 
 from data.config import DataConf, DataSource
 from data.eval_prompts.prompts import read_prompt_rows as read_prompts
 from data.mixture.config import SourceConf
+from data.mixture.provenance import PROVENANCE_FILE
 from data.sources.prepared_rows import (
+    METADATA_KEY,
     PreparedRow,
     RecordedDocument,
     SamplingInfo,
@@ -95,16 +98,38 @@ def test_shares_are_exact_and_summed_up(tmp_path):
     lines(tmp_path / "b.jsonl", range(100), word="other")
     out = prepare(
         tmp_path, rows=50, a=SourceConf(path="a.jsonl", share=0.8),
-        b=SourceConf(path="b.jsonl", share=0.2, licence="MIT"),
+        b=SourceConf(path="b.jsonl", share=0.2, license="MIT"),
     )  # fmt: skip
     found = report(out)["sources"]
     assert {name: one["train"] + one["held_out"] for name, one in found.items()} == {
         "a": 40, "b": 10,
     }  # fmt: skip
     assert found["b"]["dropped"] == {"beyond its share": 90}
-    assert found["b"]["licences"] == {"MIT": 10}
+    assert found["b"]["licenses"] == {"MIT": 10}
     assert "| b |" in (out / "report.md").read_text()
     assert "MIT" in (out / "report.md").read_text()
+
+
+def test_a_folder_of_an_earlier_version_is_refused_with_its_version(tmp_path):
+    lines(tmp_path / "a.jsonl", range(4))
+    out = prepare(tmp_path, a="a.jsonl")
+    (file,) = out.glob("train-*.parquet")
+    table = parquet.read_table(file)
+    table = table.replace_schema_metadata(
+        {METADATA_KEY: b'{"dropped": {}}'}  # as the first version wrote it
+    )
+    parquet.write_table(table, file)
+    with pytest.raises(UserError) as refused:
+        next(read_prepared_rows(out))
+    assert str(refused.value) == (
+        f"data.path: must be a folder of version 2, got version 1 in {file}; "
+        "run `python -m data.prepare` again"
+    )
+    provenance = json.loads((out / PROVENANCE_FILE).read_text())
+    del provenance["version"]
+    (out / PROVENANCE_FILE).write_text(json.dumps(provenance))
+    with pytest.raises(UserError, match=r"version 2, got version 1 in .*; choose another run_name"):
+        prepare(tmp_path, a="a.jsonl")
 
 
 def test_prompts_that_the_target_cannot_read_are_dropped(tmp_path):
@@ -117,7 +142,7 @@ def test_prompts_that_the_target_cannot_read_are_dropped(tmp_path):
 def test_training_learns_recorded_spans_else_the_rows_own_answers(tmp_path):
     chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
     drawn = SamplingInfo(turn=1, temperature=0.7, top_p=1.0, top_k=0, seed=1, finish_reason="stop",
-                  tokens=2, retokenised=False)  # fmt: skip
+                  tokens=2, retokenized=False)  # fmt: skip
     told = {"source": "s", "category": "c", "language": "en"}
     kept = [
         PreparedRow(

@@ -98,7 +98,7 @@ def test_every_row_is_kept_or_counted_under_its_reason(prepared):
 def test_the_files_hold_what_the_report_says(prepared):
     out, _, _ = prepared
     report = json.loads((out / "report.json").read_text())
-    names = ["id", "source", "licence", "template"]
+    names = ["id", "source", "license", "template"]
     tables = {
         split: pq.read_table(next(out.glob(f"{split}-*.parquet")), columns=names)
         for split in ("train", "held_out")
@@ -108,9 +108,9 @@ def test_the_files_hold_what_the_report_says(prepared):
     }
     rows = pa.concat_tables(tables.values()).to_pydict()
     assert len(set(rows["id"])) == len(rows["id"])  # every id is its own
-    written = Counter(zip(rows["source"], rows["licence"], strict=True))
+    written = Counter(zip(rows["source"], rows["license"], strict=True))
     assert written == {
-        (name, f"{name} licence"): source["train"] + source["held_out"]
+        (name, f"{name} license"): source["train"] + source["held_out"]
         for name, source in report["sources"].items()
     }
     modes = Counter(rows["template"])  # of chat alone, half of the rows each

@@ -96,7 +96,7 @@ def test_columns_that_are_not_there_are_said(tmp_path, capsys):
 
 def test_what_data_says_of_itself_stays_in_its_line(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"a\\nb|\\ud800": 1}\n')
-    out = prepare(tmp_path, a=SourceConf(path="a.jsonl", licence="MIT\nor | else"))
+    out = prepare(tmp_path, a=SourceConf(path="a.jsonl", license="MIT\nor | else"))
     page = (out / "report.md").read_text()
     assert r"a.jsonl:2 (the row has a b\|\ud800) |" in page
     assert r"| MIT or \| else |" in page

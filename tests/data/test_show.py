@@ -109,7 +109,7 @@ def test_rows_are_shown_as_training_packs_them(rows, capsys):
 
 def test_what_a_later_piece_repeats_is_shown_as_context(tokenizer):
     documents = Documents.from_documents([document_from_pair([7] * 4, [8] * 20)])
-    split = DataConf(source=DataSource.jsonl, path="x", length=16, overlap=5)
+    split = DataConf(source=DataSource.jsonl, path="x", row_length=16, overlap=5)
     first, second = sample_rows(documents, split, 2, tokenizer, seed=0)
     assert "16 tokens, 12 supervised (75.0%)" in first.description
     assert "13 tokens, 8 supervised (61.5%)" in second.description
@@ -139,7 +139,10 @@ def test_a_broken_mask_is_shown_before_it_is_refused(rows, capsys):
     ("words", "message"),
     [
         (["data=jsonl", "data.path=none.jsonl"], "data.path: must be a JSONL file, got none.jsonl"),
-        (["data.answers.by=target"], "data.answers.by: data.show generates nothing, got target;"),
+        (
+            ["data.answers.source=target"],
+            "data.answers.source: data.show generates nothing, got target;",
+        ),
         (["data=captured", "data.path=x"], "data.source: data.show reads rows, got captured;"),
         (["documents=0"], "documents: must be at least 1, got 0"),
         (["target.name=none"], "target.name: must be"),
@@ -157,7 +160,7 @@ def test_mistakes_are_one_line(rows, monkeypatch, capfd, words, message):
 
 def test_bare_it_shows_the_demo_without_generating():
     bare = compose("show", ShowConf, [])
-    assert (bare.data.source, bare.data.answers.by.value) == (DataSource.demo, "corpus")
+    assert (bare.data.source, bare.data.answers.source.value) == (DataSource.demo, "corpus")
     assert bare.target.name == "demo"
 
 

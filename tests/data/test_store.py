@@ -92,12 +92,12 @@ def test_smaller_stores_are_within_their_rounding(folder, target, dtype):
 
 
 METHODS = {
-    "eagle1": (Eagle1Conf(unroll=2), Needs(layers=[], hidden=True, context=True)),
+    "eagle1": (Eagle1Conf(ttt_steps=2), Needs(layers=[], hidden=True, context=True)),
     "medusa": (MedusaConf(heads=2), Needs(layers=[], hidden=True, context=False)),
     "hydra": (HydraConf(heads=2, prefix=False), Needs(layers=[], hidden=True, context=False)),
     "hydra++": (HydraConf(heads=2, prefix=True), Needs(layers=[], hidden=True, context=True)),
     "draft model": (
-        CausalLMConf(start=InitFrom.pruned, layers=[0, 3]),
+        CausalLMConf(init_from=InitFrom.pruned, layers=[0, 3]),
         Needs(layers=[], hidden=False, context=False),
     ),
 }

@@ -35,19 +35,18 @@ TRAIN = [
     "data.answers.batch=96",
     "data.answers.max_new_tokens=64",
     "optim.steps=80",
-    "optim.batch_size=4",
-    "optim.accumulation=1",
+    "optim.rows_per_step=4",
     "eval_every=80",
-    "eval_prompts=1",
+    "num_eval_prompts=1",
     "tree=chain",
     f"tree.depth={DRAFTED}",
-    "evaluation.limit=1",
+    "evaluation.prompts_per_category=1",
     "evaluation.max_new_tokens=4",
-    "evaluation.batches=[]",
+    "evaluation.batch_sizes=[]",
 ]
 # by the engine's own name of the method
 DRAFTS = {
-    "eagle3": ["draft=demo", f"draft.unroll={DRAFTED}", "draft.vocab_size=null"],
+    "eagle3": ["draft=demo", f"draft.ttt_steps={DRAFTED}", "draft.vocab_size=null"],
     "eagle": ["draft=demo-eagle1"],
     # The third head is slow to learn: after 80 steps it is right in none to one of 500 rounds.
     "medusa": ["draft=demo-medusa", f"draft.heads={DRAFTED}", "optim.steps=240"],

@@ -36,7 +36,7 @@ class Machine:
 
     def cost(self, one):
         extra = {"dynamic": 0.1, "product": 0.2, "static": 0.0}.get(kind(one), 0.0)
-        copying = 0.05 if one.conf.copied else 0.0
+        copying = 0.05 if one.conf.ngram_tokens else 0.0
         return 1.1 + self.node * one.tree.size + self.draft_pass * one.tree.depth + extra + copying
 
     def steps(self, one):
@@ -48,7 +48,7 @@ def worth(one):
     """Concave in size, a little more for what adapts and for copies."""
     kinds = {"chain": 0.8, "static": 1.1, "dynamic": 1.2, "product": 1.25, USER_TREE: 1.0}
     reach = min(one.tree.depth, np.log1p(one.size))
-    return 1 + kinds[kind(one)] * reach / 2 + 0.3 * bool(one.conf.copied)
+    return 1 + kinds[kind(one)] * reach / 2 + 0.3 * bool(one.conf.ngram_tokens)
 
 
 @pytest.mark.parametrize("node", [0.001, 0.01, 0.05, 0.3])
@@ -64,7 +64,9 @@ def test_few_timings_find_the_best_shape(node, draft_pass):
 
 
 def test_where_no_budget_fits_the_draft_windows_and_the_given_tree_are_chosen_from():
-    found = list_candidates(np.full((4, 1), 0.6), node_budgets=[8], copied=0, user_tree=GIVEN_TREE)
+    found = list_candidates(
+        np.full((4, 1), 0.6), node_budgets=[8], ngram_tokens=0, user_tree=GIVEN_TREE
+    )
     machine = Machine()
     tokens = {one.name: float(worth(one)) for one in found}
     curve, best = choose_candidate(machine.steps, found, tokens)

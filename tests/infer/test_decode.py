@@ -163,7 +163,7 @@ def test_a_mixed_tree_accepts_what_either_half_alone_would(target, learned):
     prompts = [text[:12] for text in texts]
     grown = decode(Decoder(target, draft, tree(), sampling=GREEDY, slots=64), prompts)
     copied = decode(Decoder(target, NgramDraft(), chain(4), sampling=GREEDY, slots=64), prompts)
-    shape = replace(tree(), copied=4)
+    shape = replace(tree(), ngram_tokens=4)
     both = decode(Decoder(target, draft, shape, sampling=GREEDY, slots=64), prompts)
     firsts = zip(both, grown, copied, strict=True)
     assert all(b.accepted[0] >= max(g.accepted[0], c.accepted[0]) for b, g, c in firsts)

@@ -30,7 +30,7 @@ from models.speculate.tree import TreeConf
 from tests.support.made_report import as_json, from_json
 from tests.support.tiny import new_draft, tiny_target
 
-TREE = TreeConf(depth=3, nodes=6, width=2, branch=3)
+TREE = TreeConf(depth=3, nodes=6, beam_width=2, children=3)
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def folder(tmp_path_factory, target, learned):
 
 
 def conf(folder, **more):
-    few = {"max_new_tokens": 8, "limit": 1, "batches": []}
+    few = {"max_new_tokens": 8, "prompts_per_category": 1, "batch_sizes": []}
     return EvaluationConf(**{"prompts": str(folder / "prompts.jsonl")} | few | more)
 
 
@@ -61,7 +61,9 @@ def test_five_modes_are_judged_and_the_untrained_draft_is_rebuilt(target, folder
     drafts = [
         load_draft_under_test(runs / name / "checkpoint", target) for name in ("older", "newer")
     ]
-    report = evaluate_drafts(target, drafts, tree=TREE, conf=conf(folder, limit=None))
+    report = evaluate_drafts(
+        target, drafts, tree=TREE, conf=conf(folder, prompts_per_category=None)
+    )
     assert [draft.name for draft in report.drafts] == ["older", "newer"]
     modes = [report.autoregressive, report.ngram]
     for draft in report.drafts:
@@ -100,7 +102,7 @@ def test_a_draft_of_unknown_seed_has_no_untrained_mode_and_says_why(target, fold
 
 
 def test_a_deep_tree_is_warned_of(target, folder, caplog):
-    deep = TreeConf(depth=6, nodes=8, width=2, branch=3)
+    deep = TreeConf(depth=6, nodes=8, beam_width=2, children=3)
     draft = load_draft_under_test(folder / "outputs" / "train" / "newer" / "checkpoint", target)
     evaluate_drafts(target, [draft], tree=deep, conf=conf(folder, max_new_tokens=2))
     assert "tree.depth: 6 is deeper than the 4 steps that newer was trained for" in caplog.text
@@ -113,9 +115,10 @@ def command(folder, monkeypatch, capsys):
 
     def run(*arguments: str) -> str:
         given = [
-            "target.name=target", "evaluation.prompts=prompts.jsonl", "evaluation.limit=1",
+            "target.name=target", "evaluation.prompts=prompts.jsonl",
+            "evaluation.prompts_per_category=1",
             "evaluation.max_new_tokens=4", "device.compile=false", "device.threads=1",
-            "tree.depth=2", "evaluation.batches=[2]",
+            "tree.depth=2", "evaluation.batch_sizes=[2]",
         ]  # fmt: skip
         monkeypatch.setattr(sys, "argv", ["infer.eval", *given, *arguments])
         main()
@@ -234,7 +237,7 @@ def adapted(target):
 def test_a_draft_with_a_target_of_its_own_is_judged_by_that(target, adapted, folder, learned):
     usual = DraftUnderTest(name="usual", draft=learned[0], untrained="not asked for")
     own = DraftUnderTest(name="own", draft=learned[0], untrained="not asked for", target=adapted)
-    whole = conf(folder, limit=None)
+    whole = conf(folder, prompts_per_category=None)
     report = evaluate_drafts(target, [usual, own], tree=TREE, conf=whole)
     answers = [alone(one, folder) for one in (target, adapted)]
     changed = sum(ours != theirs for ours, theirs in zip(*answers, strict=True))
@@ -260,7 +263,7 @@ def test_batches_are_judged_by_the_answers_of_one_row(target, folder, learned, m
     """A fault that only rows beside others have: each is read through the tree of the first."""
     honest = rounds.tree_mask
     draft = DraftUnderTest(name="learned", draft=learned[0], untrained="not asked for")
-    many = conf(folder, limit=None, batches=[4], max_new_tokens=24)
+    many = conf(folder, prompts_per_category=None, batch_sizes=[4], max_new_tokens=24)
 
     def verdicts():
         report = evaluate_drafts(target, [draft], tree=TREE, conf=many)
@@ -296,7 +299,7 @@ def test_a_checkpoint_brings_its_target(target, tmp_path):
 def test_typical_verification_marks_the_drafts_alone(target, folder, learned):
     draft = DraftUnderTest(name="learned", draft=learned[0], untrained="not asked for")
     lossy = conf(
-        folder, limit=None, verification=Verification.typical, typical_epsilon=0.001,
+        folder, prompts_per_category=None, verification=Verification.typical, typical_epsilon=0.001,
         typical_delta=0.001, sampling=SamplingConf(temperature=1.0),
     )  # fmt: skip
     report = evaluate_drafts(target, [draft], tree=TREE, conf=lossy)

@@ -112,7 +112,7 @@ def test_a_chain_tells_of_every_shorter_window(target, drafts, prompts):
 
 def test_copied_tokens_are_worth_the_longer_of_both(target, drafts, prompts):
     shapes = {
-        "grown": TreeConf(depth=3, nodes=6, width=2, branch=3).build(), "both": mixed(),
+        "grown": TreeConf(depth=3, nodes=6, beam_width=2, children=3).build(), "both": mixed(),
     }  # fmt: skip
     found = replayed(target, drafts["medusa"], shapes, prompts, GREEDY)
     copied = replayed(target, NgramDraft(), {"chain": chain(4)}, prompts, GREEDY)["chain"]

@@ -39,7 +39,7 @@ def test_every_window_and_every_budget_is_there_with_and_without_copies():
     assert [one.size for one in found.values() if one.family == "static-d2"] == [4, 8, 16]
     assert all(one.tree.depth == 2 for one in found.values() if one.family.endswith("-d2"))
     for name, one in found.items():
-        if not one.conf.copied:
+        if not one.conf.ngram_tokens:
             assert found[f"{name}+4"].tree.size == one.tree.size + 4
     assert found[USER_TREE].tree.nodes == 4
 
@@ -86,7 +86,7 @@ def test_what_was_tuned_under_goes_into_the_command():
     assert (told.target, told.device) == (conf.target, conf.device)
     assert told.evaluation.sampling == conf.sampling
     assert told.evaluation.prompts == conf.prompts == "it's mine.jsonl"
-    assert (told.evaluation.max_new_tokens, told.evaluation.batches) == (32, [4])
+    assert (told.evaluation.max_new_tokens, told.evaluation.batch_sizes) == (32, [4])
     assert compose("tune", TuneConf, []).eval_overrides(1) == ""
 
 
@@ -122,7 +122,7 @@ def test_a_sweep_has_every_window_and_a_dozen_trees():
 
 def test_what_a_shape_is_worth_is_what_decoding_with_it_yields(target, learned):
     draft, written = learned
-    conf = TuneConf(depth=4, ranks=4, copied=3, max_new_tokens=20)
+    conf = TuneConf(depth=4, ranks=4, ngram_tokens=3, max_new_tokens=20)
     prompts = prompts_of(written)[:6]
     read = collect_replay_texts(
         target, prompts, sampling=conf.sampling, max_new_tokens=20, layers=draft.needs.layers,
@@ -192,12 +192,12 @@ def test_the_choice_is_left_as_a_file_that_says_how_to_decode_with_it(command):
         conf = compose("eval", EvalConf, shlex.split(left["overrides"]))
         assert conf.tree.build().size == shape["nodes"]
         assert (conf.target.name, conf.evaluation.prompts) == ("target", "prompts.jsonl")
-        assert (conf.evaluation.max_new_tokens, conf.evaluation.batches) == (8, [4])
+        assert (conf.evaluation.max_new_tokens, conf.evaluation.batch_sizes) == (8, [4])
 
 
 def test_a_draft_that_is_never_right_is_not_worth_speculating(command):
     out = command("checkpoint=[outputs/train/good/checkpoint,outputs/train/untrained/checkpoint]",
-                  "copied=0")  # fmt: skip
+                  "ngram_tokens=0")  # fmt: skip
     saved = json.loads(Path("outputs/infer.tune/tune/tune.json").read_text())
     assert [draft["name"] for draft in saved["drafts"]] == ["good", "untrained"]
     (cell,) = saved["drafts"][1]["cells"]
@@ -210,7 +210,7 @@ REFUSED = {
     "batch=[]": "batch: must list numbers of at least 1, got []",
     "nodes=[0]": "nodes: must list numbers of at least 1, got [0]",
     "depth=0": "depth: must be at least 1, got 0",
-    "copied=-1": "copied: must not be negative, got -1; 0 copies none",
+    "ngram_tokens=-1": "ngram_tokens: must not be negative, got -1; 0 copies none",
     "max_new_tokens=1": "max_new_tokens: must be at least 2, got 1",
     "ranks=1 depth=4 nodes=[8,16]": "nodes: must list a budget of at most the 4 paths that "
     "depth and ranks give, got [8, 16]; raise depth or ranks",

@@ -319,7 +319,7 @@ def shape(kind: str, **conf) -> Tree:
     return TreeConf(kind=TreeKind(kind), depth=2, nodes=4, paths=paths, **conf).build()
 
 
-ALL = {f"{kind}{copied or ''}": shape(kind, copied=copied)
+ALL = {f"{kind}{copied or ''}": shape(kind, ngram_tokens=copied)
        for kind in ("chain", "static", "dynamic") for copied in (0, 3)}  # fmt: skip
 PROVEN = {
     GreedyRule(): set(ALL),

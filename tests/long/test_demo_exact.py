@@ -19,8 +19,8 @@ NEW = 64
 TRAIN = (
     "device=cpu", "device.precision=float32", "device.compile=false", "data.answers.prompts=96",
     "data.answers.batch=96", "data.answers.max_new_tokens=64", "optim.steps=60",
-    "optim.batch_size=8", "eval_every=60", "eval_prompts=1", "evaluation.limit=1",
-    "evaluation.max_new_tokens=4",
+    "optim.rows_per_step=8", "eval_every=60", "num_eval_prompts=1",
+    "evaluation.prompts_per_category=1", "evaluation.max_new_tokens=4",
 )  # fmt: skip
 
 

@@ -21,13 +21,16 @@ pytestmark = pytest.mark.slow
 ELSEWHERE = {"-m", "mixture=chat"}  # a sweep of the demo; sources on the hub, answered by a server
 SHORT = {
     "train": [
-        "optim.steps=4", "optim.accumulation=1", "optim.batch_size=2", "data.length=256",
-        "eval_prompts=2", "evaluation.max_new_tokens=8", "evaluation.limit=1",
-        "evaluation.batches=[]", "log=console",
+        "optim.steps=4", "optim.rows_per_step=2", "data.row_length=256",
+        "num_eval_prompts=2", "evaluation.max_new_tokens=8", "evaluation.prompts_per_category=1",
+        "evaluation.batch_sizes=[]", "log=console",
     ],
     "data.prepare": ["answers.max_new_tokens=32", "mixture.held_out=0.2"],
-    "data.capture": ["data.length=256"],
-    "infer.eval": ["evaluation.max_new_tokens=8", "evaluation.limit=1", "evaluation.batches=[]"],
+    "data.capture": ["data.row_length=256"],
+    "infer.eval": [
+        "evaluation.max_new_tokens=8", "evaluation.prompts_per_category=1",
+        "evaluation.batch_sizes=[]",
+    ],
     "infer.tune": ["max_new_tokens=8", "num_prompts=2", "nodes=[4]", "depth=3", "repeats=1"],
 }  # fmt: skip
 MODELS = {"train", "data.prepare", "data.show", "data.capture"}  # others know it from a checkpoint

@@ -46,7 +46,7 @@ def test_rows_without_weight_teach_nothing(name, steps, share):
 @pytest.mark.parametrize("chunk", [1, 8, 1024])
 def test_chunks_change_neither_value_nor_gradient(name, kept, steps, chunk):
     args = inputs(steps=steps, kept=kept)
-    plain, chunked = both(args, conf_of(name, chunk=chunk))
+    plain, chunked = both(args, conf_of(name, logits_chunk=chunk))
     all_close(chunked, plain)
 
 
@@ -58,7 +58,7 @@ def test_each_step_may_have_a_head_of_its_own(chunk):
     args["draft_heads"] += [whole[:11], torch.randn(11, 6)]
     results = []
     for form in (distillation_loss, chunked_distillation_loss):
-        total, _ = form(**args, conf=LossConf(chunk=chunk))
+        total, _ = form(**args, conf=LossConf(logits_logits_chunk=chunk))
         learns = [args["draft_hidden"], args["draft_heads"][0], whole]
         results.append([total, *torch.autograd.grad(total, learns)])
     assert all(grad.any() for grad in results[0])
@@ -78,7 +78,7 @@ def test_the_targets_logits_are_computed_once_for_all_steps():
     head.register_forward_hook(lambda _, seen, __: rows.append(len(seen[0])))
     args = inputs(steps=(3,), own_heads=True) | {"target_head": head}
     args["weight"] = args["weight"] + 0.1
-    chunked_distillation_loss(**args, conf=LossConf(chunk=12))
+    chunked_distillation_loss(**args, conf=LossConf(logits_chunk=12))
     assert rows == [4] * 6  # 23 tokens
 
 
@@ -87,7 +87,7 @@ def test_uncovered_rows_teach_nothing_and_count_as_misses():
     args = inputs(kept=kept)
     args["target_head"] = torch.zeros(11, 5)
     args["target_head"][4, 0], args["target_rows"][:, 0] = 1.0, 9.0  # token 4, always
-    total, metrics = chunked_distillation_loss(**args, conf=LossConf(chunk=4))
+    total, metrics = chunked_distillation_loss(**args, conf=LossConf(logits_chunk=4))
     (grad,) = torch.autograd.grad(total, args["draft_hidden"])
     assert total == 0
     assert not grad.any()
@@ -97,7 +97,7 @@ def test_uncovered_rows_teach_nothing_and_count_as_misses():
 
 def test_a_head_may_be_a_module_with_bias():
     args, head = inputs(), nn.Linear(5, 11)
-    plain, chunked = both(args | {"target_head": head}, LossConf(chunk=4))
+    plain, chunked = both(args | {"target_head": head}, LossConf(logits_chunk=4))
     all_close(chunked, plain)
     assert head.weight.grad is None
 
@@ -118,7 +118,9 @@ def test_bf16_autocast_keeps_the_softmax_in_fp32(name):
 def test_compiles_into_one_graph(name, bias, monkeypatch):
     plain = unchecked_losses(monkeypatch)
     args = inputs(kept=KEPT, steps=(2,), own_heads=True)
-    conf = plain.LossConf(name=plain.LossName[name.value], chunk=16, temperature=0.7, top_k=2)
+    conf = plain.LossConf(
+        name=plain.LossName[name.value], logits_chunk=16, temperature=0.7, top_k=2
+    )
     if bias:
         args["target_head"] = nn.Linear(5, 11).requires_grad_(False)
     compiled = torch.compile(plain.chunked_distillation_loss, backend="aot_eager", fullgraph=True)
@@ -161,7 +163,7 @@ def test_chunks_never_hold_tokens_by_vocabulary(name, steps):
     numel = {}
     for form in (distillation_loss, chunked_distillation_loss):
         with Largest() as largest:
-            form(**args, conf=conf_of(name, chunk=chunk))[0].backward()
+            form(**args, conf=conf_of(name, logits_chunk=chunk))[0].backward()
         numel[form] = largest.numel
     assert numel[distillation_loss] >= tokens * vocab
     assert numel[chunked_distillation_loss] <= chunk * vocab

@@ -185,8 +185,8 @@ def test_the_command_distils_what_is_on_disk(tmp_path, tied):
         "train", TrainConf,
         [
             "draft=qwen3-1.7b", f"target.path={tmp_path}/target", f"draft.path={tmp_path}/draft",
-            "data=jsonl", f"data.path={tmp_path}/chats.jsonl", "data.length=32", "optim.steps=4",
-            "optim.batch_size=2", "optim.accumulation=1", "eval_every=4", "eval_prompts=1",
+            "data=jsonl", f"data.path={tmp_path}/chats.jsonl", "data.row_length=32",
+            "optim.steps=4", "optim.rows_per_step=2", "eval_every=4", "num_eval_prompts=1",
             f"evaluation.prompts={tmp_path}/prompts.jsonl", "evaluation.max_new_tokens=8",
             "device=cpu", "device.compile=false", "device.threads=1", "run_name=distilled",
             f"output_dir={tmp_path}/out",
@@ -256,7 +256,7 @@ def test_a_pruned_target_is_the_target_without_the_other_layers(target, family):
         )  # fmt: skip
         target = Target(LlamaForCausalLM(config), tiny_tokenizer(), name="llama", device=CPU)
     kept = [0, 2, 5]
-    conf = CausalLMConf(start=InitFrom.pruned, layers=kept)
+    conf = CausalLMConf(init_from=InitFrom.pruned, layers=kept)
     draft = conf.build(target, loss=LossConf(), seed=0)
     wanted = copy.deepcopy(target.model)
     for i, layer in enumerate(wanted.get_decoder().layers):
@@ -268,7 +268,7 @@ def test_a_pruned_target_is_the_target_without_the_other_layers(target, family):
 
 
 def test_a_random_start_is_drawn_from_the_seed(target):
-    conf = CausalLMConf(start=InitFrom.random, layers=[0, 5])
+    conf = CausalLMConf(init_from=InitFrom.random, layers=[0, 5])
     first, same, other = (conf.build(target, loss=LossConf(), seed=s) for s in (0, 0, 1))
     weights = [d.model.model.layers[0].mlp.up_proj.weight for d in (first, same, other)]
     assert torch.equal(weights[0], weights[1])
@@ -288,9 +288,9 @@ def test_a_plain_checkpoint_is_judged_without_having_been_distilled(target, tmp_
 def on_policy(target, *, share: float = 0.5, rank: int = 0, world: int = 1) -> OnPolicy:
     rows = toy_rows()
     return OnPolicy(
-        conf=OnPolicyConf(share=share, every=4, temperature=1.0),
+        conf=OnPolicyConf(share=share, interval=4, temperature=1.0),
         rows=rows,
-        order=RowOrder(seed=1, num_rows=len(rows), batch_size=8),
+        order=RowOrder(seed=1, num_rows=len(rows), rows_per_step=8),
         language_model=target,
         rank=rank,
         world_size=world,
@@ -364,7 +364,7 @@ def test_other_targets_are_not_touched_by_a_draft_of_their_layers():
     """A pruned draft copies: training it leaves the target's weights alone."""
     target = tiny_target(seed=2)
     before = [p.clone() for p in target.model.parameters()]
-    draft = CausalLMConf(start=InitFrom.pruned, layers=[0, 5]).build(
+    draft = CausalLMConf(init_from=InitFrom.pruned, layers=[0, 5]).build(
         target, loss=LossConf(), seed=0
     )
     learn(draft, target, batch_of(sampled_texts(target, count=2, length=16)), steps=3)

@@ -170,4 +170,4 @@ def test_layers_that_a_small_target_lacks_are_refused_with_those_it_has():
     with pytest.raises(UserError, match=rule + r"; null takes \[1, 2, 3\]$"):
         new_draft(target, layers=[2, 18, 33])
     with pytest.raises(UserError, match=r"got \[4\]; null takes \[0\]$"):
-        CausalLMConf(start=InitFrom.pruned, layers=[4]).build(target, loss=LossConf(), seed=0)
+        CausalLMConf(init_from=InitFrom.pruned, layers=[4]).build(target, loss=LossConf(), seed=0)

@@ -175,7 +175,7 @@ def test_a_run_compiles_what_it_announced():
 def judged(folder, names, *, tree, **conf):
     """Announced and called, by function, of an eager evaluation whose shapes are counted."""
     target = tiny_target(seed=0, device=counting())
-    few = {"prompts": str(prompt_file(folder)), "max_new_tokens": 4, "batches": [2]}
+    few = {"prompts": str(prompt_file(folder)), "max_new_tokens": 4, "batch_sizes": [2]}
     drafts = [CASES[name].build(target) for name in names]
     some = [
         DraftUnderTest(name=name, draft=draft, untrained=draft, target=draft.target_for(target))
@@ -207,11 +207,11 @@ def test_own_words_and_kept_features_have_the_shapes_that_were_announced():
     device = counting()
     target = tiny_target(seed=0, device=device)
     for case, data in (
-        ("draft model", {"on_policy": OnPolicyConf(share=0.5, every=2)}),
+        ("draft model", {"on_policy": OnPolicyConf(share=0.5, interval=2)}),
         ("medusa", {"keep_features": True}),  # ten rows in groups of four: the last is filled up
     ):
         conf = toy_conf(draft=CASES[case].conf, optim={"steps": 4})
-        conf.data = DataConf(length=LENGTH, **data)
+        conf.data = DataConf(row_length=LENGTH, **data)
         counted = loop_over(conf, CASES[case].build(target), target, device)
         assert counted.counts() == {
             name: {"announced": 1, "compiled": 1} for name in ("features", "loss")
@@ -243,7 +243,7 @@ def test_a_lazy_device_compiles_whole_steps_as_announced(monkeypatch):
     for case, data in (("eagle3", {}), ("medusa", {"keep_features": True})):
         called.clear()
         conf = toy_conf(draft=CASES[case].conf, optim={"steps": 4})
-        conf.data = DataConf(length=LENGTH, **data)
+        conf.data = DataConf(row_length=LENGTH, **data)
         counted = loop_over(conf, CASES[case].build(target), target, device)
         names = {graph.function for graph in graph_plan.list_graphs(conf, lazy=True)}
         assert called == names
@@ -263,7 +263,7 @@ def test_graphs_that_training_did_not_announce_stand_in_its_metrics(tmp_path):
     device = counting()
     target = tiny_target(seed=0, device=device)
     conf = toy_conf(draft=CASES["medusa"].conf, optim={"steps": 4})
-    conf.data, conf.log.every = DataConf(length=LENGTH), 1
+    conf.data, conf.log.interval = DataConf(row_length=LENGTH), 1
     draft = Growing(conf.draft, conf.draft.engine_config(target), target)
     counted = loop_in(tmp_path, conf, draft, target, device)
     assert counted.counts()["loss"] == {"announced": 1, "compiled": 2}
@@ -271,9 +271,9 @@ def test_graphs_that_training_did_not_announce_stand_in_its_metrics(tmp_path):
 
 
 def test_the_plan_of_a_training_run_counts_its_shapes():
-    conf = toy_conf(optim={"batch_size": 4, "accumulation": 2})
+    conf = toy_conf(optim={"rows_per_step": 8, "micro_batch_size": 4})
     assert graph_plan.list_graphs(conf) == {
-        Graph("loss", (4, conf.data.length)), Graph("features", (4, conf.data.length))
+        Graph("loss", (4, conf.data.row_length)), Graph("features", (4, conf.data.row_length))
     }  # fmt: skip
     conf.optim.compile = False
     assert graph_plan.list_graphs(conf) == set()
@@ -284,12 +284,14 @@ def test_a_warm_up_calls_every_shape_of_training_and_evaluation(tmp_path, caplog
     target = tiny_target(seed=0)
     target.model.save_pretrained(tmp_path / "target")
     target.tokenizer.save_pretrained(tmp_path / "target")
-    evaluation = EvaluationConf(prompts=str(prompt_file(tmp_path)), max_new_tokens=4, batches=[2])
+    evaluation = EvaluationConf(
+        prompts=str(prompt_file(tmp_path)), max_new_tokens=4, batch_sizes=[2]
+    )
     conf = toy_conf(
         draft=CASES["eagle3"].conf, optim={"steps": 4}, tree=TREE, evaluation=evaluation,
         target=TargetConf(name=str(tmp_path / "target")), output_dir=str(tmp_path / "runs"),
     )  # fmt: skip
-    conf.data = DataConf(length=LENGTH)
+    conf.data = DataConf(row_length=LENGTH)
     (tmp_path / "thrown away").mkdir()
     with caplog.at_level(logging.INFO):
         parallel = conf.parallel.build(counting(), trackers=[])
@@ -367,7 +369,7 @@ def numbered(rows):
 
 
 def test_noise_is_drawn_before_the_loss_from_numbers_that_belong_to_the_rows(target):
-    draft = Eagle1Conf(noise=0.5).build(target, loss=LossConf(), seed=0)
+    draft = Eagle1Conf(feature_noise=0.5).build(target, loss=LossConf(), seed=0)
     batch = batch_of(texts(*[LENGTH] * ROWS))
     seen = features(target, draft.needs.layers, batch)
     with Operations() as done:
@@ -387,7 +389,7 @@ def test_the_host_reads_as_often_for_many_steps_as_for_few(target):
 
     def reads(steps):
         conf = toy_conf(draft=CASES["medusa"].conf, optim={"steps": steps}, save_every=99)
-        conf.data, conf.log.every, conf.eval_every = DataConf(length=LENGTH), steps, 99
+        conf.data, conf.log.interval, conf.eval_every = DataConf(row_length=LENGTH), steps, 99
         draft = CASES["medusa"].build(target)
         with counted_reads() as read, Operations() as done:
             loop_over(conf, draft, target, CPU)

@@ -45,20 +45,22 @@ def test_medusa_is_written_as_vllm_reads_it(target, tmp_path):
         for i in range(3) for j in range(2)
         for part, shape in [("weight", [SIZE, SIZE]), ("bias", [SIZE])]
     }  # fmt: skip
-    build(MedusaConf(heads=3, blocks=2), target).save(tmp_path / "own", target)
+    build(MedusaConf(heads=3, num_layers=2), target).save(tmp_path / "own", target)
     heads = {f"lm_heads.{i}.weight": [VOCAB, SIZE] for i in range(3)}
     assert names(tmp_path / "own") == blocks | heads
-    build(MedusaConf(heads=3, blocks=2, own_heads=False), target).save(tmp_path / "one", target)
+    build(MedusaConf(heads=3, num_layers=2, separate_lm_heads=False), target).save(
+        tmp_path / "one", target
+    )
     assert names(tmp_path / "one") == blocks | {"lm_head.weight": [VOCAB, SIZE]}
     conf, draft = load_draft(tmp_path / "one", target)
-    assert conf.own_heads is False
+    assert conf.separate_lm_heads is False
     assert draft.config.original_lm_head
     assert draft.config.model_type == "medusa"
 
 
 def test_an_untrained_medusa_repeats_the_targets_own_guess(target):
     text = sampled_texts(target, count=1, length=30)[0]
-    draft = build(MedusaConf(heads=3, blocks=2), target)
+    draft = build(MedusaConf(heads=3, num_layers=2), target)
     decoder = Decoder(target, draft, chain(3), sampling=SamplingConf(), slots=64)
     rounds = []
     watch_rounds(
@@ -74,7 +76,7 @@ def test_an_untrained_medusa_repeats_the_targets_own_guess(target):
 
 def test_no_two_blocks_share_weights(target):
     """`Sequential(*[block] * n)` has shipped, in several toolkits."""
-    for conf in (MedusaConf(heads=3, blocks=3), HydraConf(heads=3, blocks=3)):
+    for conf in (MedusaConf(heads=3, num_layers=3), HydraConf(heads=3, num_layers=3)):
         draft = build(conf, target)
         places = [p.data_ptr() for p in draft.parameters()]
         assert len(set(places)) == len(places)
@@ -84,14 +86,14 @@ def test_no_two_blocks_share_weights(target):
 
 
 def test_one_head_for_all_stays_the_targets(target):
-    draft = build(MedusaConf(heads=3, own_heads=False), target)
+    draft = build(MedusaConf(heads=3, separate_lm_heads=False), target)
     learn(draft, target, texts_of(target), steps=5)
     assert torch.equal(draft.lm_head.weight, target.head.weight)
 
 
 @pytest.mark.parametrize("prefix", [False, True])
 def test_hydra_is_written_by_its_authors_names(target, tmp_path, prefix):
-    build(HydraConf(heads=2, blocks=2, prefix=prefix), target).save(tmp_path, target)
+    build(HydraConf(heads=2, num_layers=2, prefix=prefix), target).save(tmp_path, target)
     found = names(tmp_path)
     assert found["hydra_mlp.1.0.linear.weight"] == [SIZE, 3 * SIZE]
     assert found["hydra_mlp.1.0.res_connection.weight"] == [SIZE, 3 * SIZE]

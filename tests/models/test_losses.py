@@ -131,7 +131,7 @@ def test_a_vocabulary_of_152_thousand(name, size, form):
         args["target_head"][kept] *= 3
         args["labels"] = kept[args["labels"] % size]
     args = without_kinks(args)
-    conf = conf_of(name, top_k=10_000, chunk=2)
+    conf = conf_of(name, top_k=10_000, logits_chunk=2)
     total, *_, hidden_grad, head_grad = learned(FORMS[form], args, conf)
     expected = reference(args, conf)
     torch.testing.assert_close(total, expected[0], **CLOSE)

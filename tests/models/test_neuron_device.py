@@ -32,10 +32,10 @@ pytestmark = [
 ]
 
 SMALL = [
-    "target.name=target", "draft.layers=[1,3,5]", "draft.unroll=2", "draft.vocab_size=null",
-    "data=jsonl", "data.path=rows.jsonl", "data.length=64", "evaluation.prompts=prompts.jsonl",
-    "evaluation.max_new_tokens=2", "evaluation.batches=[]", "tree=chain", "tree.depth=2",
-    "optim=adamw", "optim.steps=1", "optim.batch_size=2", "optim.compile=false", "save_every=1",
+    "target.name=target", "draft.layers=[1,3,5]", "draft.ttt_steps=2", "draft.vocab_size=null",
+    "data=jsonl", "data.path=rows.jsonl", "data.row_length=64", "evaluation.prompts=prompts.jsonl",
+    "evaluation.max_new_tokens=2", "evaluation.batch_sizes=[]", "tree=chain", "tree.depth=2",
+    "optim=adamw", "optim.steps=1", "optim.rows_per_step=2", "optim.compile=false", "save_every=1",
     "eval_every=9", "device.compile=false", "device.threads=1", "output_dir=out", "run_name=there",
 ]  # fmt: skip
 

@@ -98,12 +98,12 @@ def test_a_file_and_a_yaml_are_trained_reported_and_judged(target, tmp_path):
     common = [
         f"target.path={tmp_path}/target", "device=cpu", "device.compile=false", "tree=dynamic",
         "device.threads=1", f"evaluation.prompts={tmp_path}/prompts.jsonl",
-        "evaluation.max_new_tokens=24", "evaluation.batches=[]",
+        "evaluation.max_new_tokens=24", "evaluation.batch_sizes=[]",
     ]  # fmt: skip
     run(
         copy, "train", "draft=bigram", "data=jsonl", f"data.path={tmp_path}/rows.jsonl",
-        "data.length=32", "optim.steps=150", "optim.batch_size=4", "optim.lr=3e-2",
-        "optim.compile=false", "eval_every=150", "eval_prompts=2", "run_name=new", *common,
+        "data.row_length=32", "optim.steps=150", "optim.rows_per_step=4", "optim.lr=3e-2",
+        "optim.compile=false", "eval_every=150", "num_eval_prompts=2", "run_name=new", *common,
     )  # fmt: skip
     out = run(copy, "infer.eval", "checkpoint=outputs/train/new/checkpoint", *common)
     assert "bigram" in out

@@ -108,7 +108,7 @@ def kept(module):
 def test_a_proposal_leaves_the_state_unchanged(case, shape, target):
     """All of it but scratch, the slots of a cache behind the known tokens."""
     draft = CASES[case].build(target).eval()
-    draft = MixedDraft(draft) if SHAPES[shape].copied else draft
+    draft = MixedDraft(draft) if SHAPES[shape].ngram_tokens else draft
     ids, lengths = torch.arange(1, 19).view(2, 9), torch.tensor([9, 6])
     positions = torch.arange(9).expand(2, 9)
     with torch.no_grad():

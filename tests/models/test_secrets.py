@@ -39,19 +39,19 @@ URL = "answers.url=http://localhost:8000/v1"
 )
 def test_an_address_with_credentials_is_refused_without_saying_them(url):
     with pytest.raises(UserError, match=r"^answers\.url: must be an address ") as refused:
-        AnswersConf(by=AnswerSource.endpoint, url=url)
+        AnswersConf(source=AnswerSource.endpoint, url=url)
     assert "hunter2" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
     ("override", "key"),
     [
-        ("+answers.extra.api_key=hunter2", "api_key"),
-        ("+answers.extra.headers={Authorization: hunter2}", "headers.Authorization"),
-        ("+answers.extra.more=[{password: hunter2}]", r"more\[0\].password"),
-        ("+answers.extra.session_token=hunter2", "session_token"),
-        ("+answers.extra.note='Bearer hunter2'", "note"),
-        ("+answers.extra.proxy='http://me:hunter2@proxy'", "proxy"),
+        ("+answers.extra_body.api_key=hunter2", "api_key"),
+        ("+answers.extra_body.headers={Authorization: hunter2}", "headers.Authorization"),
+        ("+answers.extra_body.more=[{password: hunter2}]", r"more\[0\].password"),
+        ("+answers.extra_body.session_token=hunter2", "session_token"),
+        ("+answers.extra_body.note='Bearer hunter2'", "note"),
+        ("+answers.extra_body.proxy='http://me:hunter2@proxy'", "proxy"),
     ],
 )
 def test_a_secret_among_further_fields_is_refused_by_its_key(override, key):
@@ -60,7 +60,7 @@ def test_a_secret_among_further_fields_is_refused_by_its_key(override, key):
     ) as refused:
         compose("prepare", PrepareConf, [*ENDPOINT, URL, override])
     assert "hunter2" not in str(refused.value)
-    assert "OPENAI_API_KEY (answers.key_env)" in str(refused.value)
+    assert "OPENAI_API_KEY (answers.api_key_env)" in str(refused.value)
 
 
 def test_fields_that_servers_know_are_no_secrets(monkeypatch):
@@ -69,7 +69,7 @@ def test_fields_that_servers_know_are_no_secrets(monkeypatch):
         "return_token_ids=true", "skip_special_tokens=false", "stop_token_ids=[1]", "min_tokens=1",
         "truncate_prompt_tokens=9", "allowed_token_ids=[1]", "cache_salt=x", "bad_words=[a]",
     )  # fmt: skip
-    extra = [f"++answers.extra.{field}" for field in fields]
+    extra = [f"++answers.extra_body.{field}" for field in fields]
     conf = compose("prepare", PrepareConf, [*ENDPOINT, URL, *extra])
     assert conf.answers.api_key == "hunter2"
     assert "hunter2" not in config_to_yaml(conf)
@@ -99,7 +99,7 @@ def test_a_proxy_of_the_environment_is_not_shown_where_it_does_not_answer(monkey
         monkeypatch.setenv(name, f"http://me:hunter2@127.0.0.1:{free_port()}")
     for name in ("NO_PROXY", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
-    conf = AnswersConf(by=AnswerSource.endpoint, url="http://server.invalid/v1")
+    conf = AnswersConf(source=AnswerSource.endpoint, url="http://server.invalid/v1")
     with pytest.raises(UserError, match=r"answers\.url: must be an endpoint") as refused:
         check_endpoint(conf, TargetConf())
     assert "hunter2" not in str(refused.value)

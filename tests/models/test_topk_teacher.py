@@ -110,7 +110,7 @@ def test_all_tokens_are_the_whole_target(name, kept):
 @pytest.mark.parametrize("chunk", [1, 8, 1024])
 def test_chunks_change_nothing(name, chunk):
     args = with_top(inputs(steps=(3,), kept=KEPT))
-    plain, chunked = both(args, conf_of(name, chunk=chunk))
+    plain, chunked = both(args, conf_of(name, logits_chunk=chunk))
     all_close(chunked, plain)
 
 
@@ -170,7 +170,7 @@ def test_the_targets_head_is_not_applied_and_chunks_stay_small(name):
     tokens, vocab, chunk = 256, 500, 32
     args = with_top(inputs(tokens=tokens, vocab=vocab)) | {"target_head": torch.empty(0, 0)}
     with Largest() as largest:
-        chunked_distillation_loss(**args, conf=conf_of(name, chunk=chunk))[0].backward()
+        chunked_distillation_loss(**args, conf=conf_of(name, logits_chunk=chunk))[0].backward()
     assert largest.numel <= chunk * (vocab + 1)
 
 
@@ -180,7 +180,7 @@ def test_compiles_into_one_graph(monkeypatch):
     args["target_rows"] = plain.TopKLogits(**vars(args["target_rows"]))
     compiled = torch.compile(plain.chunked_distillation_loss, backend="aot_eager", fullgraph=True)
     for name in ("lk_hybrid", "ce"):
-        conf = plain.LossConf(name=plain.LossName[name], chunk=16, top_k=2)
+        conf = plain.LossConf(name=plain.LossName[name], logits_chunk=16, top_k=2)
         results = []
         for form in (plain.chunked_distillation_loss, compiled):
             total, _ = form(**args, conf=conf)

@@ -30,7 +30,7 @@ GREEDY = Sampler(rule=SamplingConf())
 
 
 def dynamic(**conf):
-    return TreeConf(**{"depth": 4, "nodes": 9, "width": 3, "branch": 3} | conf).build()
+    return TreeConf(**{"depth": 4, "nodes": 9, "beam_width": 3, "children": 3} | conf).build()
 
 
 def scores_of(path, *, ties=False, cut=False):
@@ -104,7 +104,9 @@ def likeliest(root, nodes, depth):
 
 
 def test_dynamic_trees_are_those_of_best_first_search():
-    tree = dynamic(depth=3, nodes=12, width=VOCAB**2, branch=VOCAB)  # wide enough to prune nothing
+    tree = dynamic(
+        depth=3, nodes=12, beam_width=VOCAB**2, children=VOCAB
+    )  # wide enough to prune nothing
     for number in range(20):
         assert grown(tree, root=(number,)) == likeliest((number,), nodes=12, depth=3)
 
@@ -113,7 +115,7 @@ def test_dynamic_trees_are_those_of_best_first_search():
 def test_a_width_of_all_nodes_prunes_nothing(nodes):
     """Independent guesses, a distribution a depth: the tree is the best of all trees."""
     numbers = np.random.default_rng(nodes)
-    tree = TreeConf(depth=4, nodes=nodes, width=None, branch=VOCAB).build()
+    tree = TreeConf(depth=4, nodes=nodes, beam_width=None, children=VOCAB).build()
     for _ in range(20):
         table = numbers.dirichlet(np.ones(VOCAB), size=4)
         logits = torch.from_numpy(table).log()[:, None]
@@ -217,7 +219,7 @@ def test_ancestors_are_those_of_a_plain_loop():
 REFUSED = {
     "tree.depth: must be at least 1, got 0": {"depth": 0},
     "tree.nodes: must be at most the 6 candidates": {
-        "depth": 2, "width": 4, "branch": 2, "nodes": 7,
+        "depth": 2, "beam_width": 4, "children": 2, "nodes": 7,
     },
     "tree.nodes: must be at least tree.depth = 4, got 3": {"nodes": 3},
     "tree.paths: a static tree needs rank paths, got null": {"kind": TreeKind.static},
@@ -245,10 +247,10 @@ def test_impossible_trees_are_refused_by_key(message):
 
 def test_every_tree_that_is_not_refused_has_the_nodes_it_promises():
     for depth, width, branch, nodes in [(2, 4, 2, 6), (3, 1, 1, 3), (1, 1, 5, 5), (3, 2, 4, 20)]:
-        tree = dynamic(depth=depth, width=width, branch=branch, nodes=nodes)
+        tree = dynamic(depth=depth, beam_width=width, children=branch, nodes=nodes)
         assert len(grown(tree)) == nodes
         with pytest.raises(UserError, match=r"tree\.nodes: must be at most"):
-            dynamic(depth=depth, width=width, branch=branch, nodes=nodes + 1)
+            dynamic(depth=depth, beam_width=width, children=branch, nodes=nodes + 1)
 
 
 def test_the_published_medusa_tree_is_whole():

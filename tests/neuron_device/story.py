@@ -31,10 +31,12 @@ from train.config import TrainConf
 from train.distributed.parallel import build_accelerator
 
 DRAFTS: dict[str, DraftConf] = {
-    "eagle3": Eagle3Conf(layers=LAYERS, unroll=2),
-    "eagle1": Eagle1Conf(token=1.0, noise=0.2),  # what it reads is disturbed at random
+    "eagle3": Eagle3Conf(layers=LAYERS, ttt_steps=2),
+    "eagle1": Eagle1Conf(
+        token_loss_weight=1.0, feature_noise=0.2
+    ),  # what it reads is disturbed at random
     "medusa": MedusaConf(heads=4),
-    "draft model": CausalLMConf(start=InitFrom.pruned, layers=[0, 5]),
+    "draft model": CausalLMConf(init_from=InitFrom.pruned, layers=[0, 5]),
 }
 PROMPTS = [[5, 9, 2, 7, 11, 3], [8, 1, 4]]
 GREEDY, SAMPLED = SamplingConf(), SamplingConf(temperature=0.8, seed=3)
@@ -106,7 +108,7 @@ def trained(where: str, name: str, folder: Path) -> dict[str, Any]:
     }
 
 
-FEW = {"steps": 3, "batch_size": 2}
+FEW = {"steps": 3, "rows_per_step": 2}
 
 
 def compiled(folder: Path) -> dict[str, Any]:

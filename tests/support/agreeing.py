@@ -24,11 +24,13 @@ PATHS = [[0], [1], [2], [0, 0], [0, 1], [1, 0]]
 SHAPES: dict[str, Tree] = {
     "chain": TreeConf(kind=TreeKind.chain, depth=DEPTH).build(),
     "static": TreeConf(kind=TreeKind.static, paths=PATHS).build(),
-    "dynamic": TreeConf(depth=DEPTH, nodes=5, width=2, branch=3).build(),
-    "product": TreeConf(depth=DEPTH, nodes=6, width=None, branch=3).build(),
-    "chain, copied": TreeConf(kind=TreeKind.chain, depth=DEPTH, copied=2).build(),
-    "static, copied": TreeConf(kind=TreeKind.static, paths=PATHS, copied=2).build(),
-    "dynamic, copied": TreeConf(depth=DEPTH, nodes=4, width=2, branch=2, copied=2).build(),
+    "dynamic": TreeConf(depth=DEPTH, nodes=5, beam_width=2, children=3).build(),
+    "product": TreeConf(depth=DEPTH, nodes=6, beam_width=None, children=3).build(),
+    "chain, copied": TreeConf(kind=TreeKind.chain, depth=DEPTH, ngram_tokens=2).build(),
+    "static, copied": TreeConf(kind=TreeKind.static, paths=PATHS, ngram_tokens=2).build(),
+    "dynamic, copied": TreeConf(
+        depth=DEPTH, nodes=4, beam_width=2, children=2, ngram_tokens=2
+    ).build(),
 }
 
 
@@ -47,8 +49,8 @@ def small_drafts(target: Target) -> dict[str, Draft]:
     """A little trained on sampled texts; the draft model is the target with noised weights."""
     batch = sampled(target)
     loss = LossConf(step_decay=1.0)
-    eagle = Eagle3Conf(layers=LAYERS, unroll=2).build(target, loss=loss, seed=0)
-    reduced = Eagle3Conf(layers=LAYERS, unroll=2, vocab_size=10)
+    eagle = Eagle3Conf(layers=LAYERS, ttt_steps=2).build(target, loss=loss, seed=0)
+    reduced = Eagle3Conf(layers=LAYERS, ttt_steps=2, vocab_size=10)
     reduced = reduced.build(target, loss=loss, seed=0)
     reduced.prepare(
         batch.input_ids.flatten().bincount(minlength=WORDS), target=target, required_ids=[0]

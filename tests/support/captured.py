@@ -43,12 +43,12 @@ def conf(folder: Path, *, draft: DraftConf | None = None, precision: str = "floa
     """A capture of a handful of shards."""
     settings = {"batch": 2, "shard_mb": 0.02, "run_name": "small"} | changes
     data = DataConf(
-        source=DataSource.jsonl, path=str(folder / "documents.jsonl"), length=LENGTH,
+        source=DataSource.jsonl, path=str(folder / "documents.jsonl"), row_length=LENGTH,
         overlap=settings.pop("overlap", None), limit=settings.pop("limit", None),
     )  # fmt: skip
     return CaptureConf(
         target=TargetConf(name="tiny", path=str(folder / "target")),
-        draft=draft or Eagle3Conf(layers=LAYERS, unroll=2), data=data,
+        draft=draft or Eagle3Conf(layers=LAYERS, ttt_steps=2), data=data,
         device=DeviceConf(name=DeviceName.cpu, precision=Precision(precision), compile=False),
         output_dir=str(folder / "capture"), **settings,
     )  # fmt: skip

@@ -27,8 +27,8 @@ from tests.support.toy_run import toy_conf, toy_run
 from train.distributed import parallel
 
 DRAFTS = {
-    "eagle3": Eagle3Conf(layers=[0, 1, 2], unroll=2),
-    "draft model": CausalLMConf(start=InitFrom.pruned, layers=[0]),
+    "eagle3": Eagle3Conf(layers=[0, 1, 2], ttt_steps=2),
+    "draft model": CausalLMConf(init_from=InitFrom.pruned, layers=[0]),
 }
 SMALL_BUCKET_MB = 0.004  # about one weight of the draft
 parts: Counter[str] = Counter()
@@ -50,9 +50,9 @@ def run(folder: Path, name: str, *, compiled: bool, bucket_mb: float = 25) -> No
     )
     conf = toy_conf(
         draft=DRAFTS[name], data=DataConf(seed=1),
-        optim={"steps": 3, "batch_size": 2, "accumulation": 4},
+        optim={"steps": 3, "rows_per_step": 8, "micro_batch_size": 2},
     )  # fmt: skip
-    conf.log.every = 1
+    conf.log.interval = 1
     toy_run(folder, conf, target=layout_target(device), device=device)
 
 

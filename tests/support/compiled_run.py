@@ -59,7 +59,7 @@ SHAPES = {
     "ngram": chain(3),
     "chain": chain(3),
     "static": TreeConf(kind=TreeKind.static, paths=[[0], [1], [0, 0], [0, 1], [0, 0, 0]]).build(),
-    "dynamic": TreeConf(depth=3, nodes=6, width=2, branch=3).build(),
+    "dynamic": TreeConf(depth=3, nodes=6, beam_width=2, children=3).build(),
     "mixed": mixed(),
     "typical": mixed(),  # the same tree, sampled, with candidates that are typical of the target
 }
@@ -99,7 +99,7 @@ def decode(decoder: Decoder, texts: list[list[int]]) -> list:
 
 def drafts_of(target: Target) -> list[Draft]:
     """Before and after some training: of one shape."""
-    untrained, trained = new_draft(target, unroll=3), new_draft(target, unroll=3)
+    untrained, trained = new_draft(target, ttt_steps=3), new_draft(target, ttt_steps=3)
     learn(trained, target, batch_of(sampled_texts(target, count=4, length=24)), steps=60)
     return [untrained, trained]
 

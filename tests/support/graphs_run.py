@@ -29,7 +29,7 @@ from train.state import RunState, flatten_config
 
 LENGTHS = (5, 70)  # two padded lengths
 ROWS, LENGTH = 10, 24
-TREE = TreeConf(depth=3, nodes=6, width=2, branch=3, copied=4)
+TREE = TreeConf(depth=3, nodes=6, beam_width=2, children=3, ngram_tokens=4)
 
 
 def texts(*lengths: int) -> list[list[int]]:
@@ -85,7 +85,7 @@ def prompt_file(folder: Path) -> Path:
 def judged(target: Target) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         file = prompt_file(Path(folder))
-        conf = EvaluationConf(prompts=str(file), max_new_tokens=4, batches=[2])
+        conf = EvaluationConf(prompts=str(file), max_new_tokens=4, batch_sizes=[2])
         drafts = [new_draft(target), new_draft(target)]
         one = DraftUnderTest(name="one", draft=drafts[0], untrained=drafts[1])
         return evaluate_drafts(target, [one], tree=TREE, conf=conf)

@@ -41,17 +41,17 @@ class Learner:
 BY_TOKEN = LossConf(reduction=Reduction.token)
 LEARNERS = {
     "toy, dropout": Learner(draft=ToyConf(dropout=0.3)),
-    "eagle3, reduced": Learner(draft=Eagle3Conf(layers=[0, 1, 2], unroll=2, vocab_size=20)),
-    "hass, noise": Learner(draft=Eagle1Conf(noise=0.2, unroll=2)),
+    "eagle3, reduced": Learner(draft=Eagle3Conf(layers=[0, 1, 2], ttt_steps=2, vocab_size=20)),
+    "hass, noise": Learner(draft=Eagle1Conf(feature_noise=0.2, ttt_steps=2)),
     "medusa": Learner(draft=MedusaConf(heads=2)),
     "medusa2, ramp": Learner(
         draft=Medusa2Conf(heads=2, lora=LoraConf(rank=4), heads_warmup=12), loss=BY_TOKEN
     ),
     "hydra": Learner(draft=HydraConf(heads=2)),
     "draft model, own words": Learner(
-        draft=CausalLMConf(start=InitFrom.pruned, layers=[0, 2]),
+        draft=CausalLMConf(init_from=InitFrom.pruned, layers=[0, 2]),
         loss=BY_TOKEN,
-        data={"on_policy": OnPolicyConf(share=0.5, every=5)},
+        data={"on_policy": OnPolicyConf(share=0.5, interval=5)},
     ),
 }
 
@@ -74,8 +74,8 @@ def train(name: str, folder: Path, *, at_a_time: int) -> None:
     conf = toy_conf(
         draft=learner.draft, data=DataConf(seed=1, **learner.data), loss=learner.loss,
         optim={
-            "steps": STEPS, "batch_size": at_a_time, "accumulation": ROWS // at_a_time, "lr": 1e-3,
-            "clip": 1e3,  # a clipped gradient has one size, however it was scaled
+            "steps": STEPS, "rows_per_step": ROWS, "micro_batch_size": at_a_time, "lr": 1e-3,
+            "max_grad_norm": 1e3,  # a clipped gradient has one size, however it was scaled
         },
         eval_every=STEPS, save_every=STEPS,
     )  # fmt: skip

@@ -23,7 +23,7 @@ each_steps = pytest.mark.parametrize("steps", [(), (3,)], ids=["flat", "steps"])
 
 def conf_of(name, **changes):
     """Settings that reach every branch in a vocabulary of 5."""
-    return LossConf(**{"name": name, "beta": 0.3, "top_k": 2, "chunk": 8} | changes)
+    return LossConf(**{"name": name, "beta": 0.3, "top_k": 2, "logits_chunk": 8} | changes)
 
 
 def logits_of(*rows):

@@ -146,7 +146,7 @@ def build(folder: Path) -> dict[str, Counter[str]]:
     prompts = folder / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"question": q, "answer": ""}) + "\n" for q in HELD_OUT))
     sources = {
-        name: {"path": str(folder / file), "licence": f"{name} licence"}
+        name: {"path": str(folder / file), "license": f"{name} license"}
         for name, file in files.items()
     }
     sources["chat"] |= {"language": "en", "template": {"enable_thinking": [True, False]}}

@@ -29,20 +29,20 @@ class Case:
 
 
 DEPTH = 4  # of the chains that are measured
-PRUNED = {"start": InitFrom.pruned, "layers": [0, 5]}
+PRUNED = {"init_from": InitFrom.pruned, "layers": [0, 5]}
 CASES = {
-    "eagle3": Case(conf=Eagle3Conf(layers=LAYERS, unroll=4)),
-    "eagle1": Case(conf=Eagle1Conf(token=1.0, noise=0.0)),
-    "hass": Case(conf=Eagle1Conf(token=1.0, noise=0.0, unroll=4)),
+    "eagle3": Case(conf=Eagle3Conf(layers=LAYERS, ttt_steps=4)),
+    "eagle1": Case(conf=Eagle1Conf(token_loss_weight=1.0, feature_noise=0.0)),
+    "hass": Case(conf=Eagle1Conf(token_loss_weight=1.0, feature_noise=0.0, ttt_steps=4)),
     "medusa": Case(conf=MedusaConf(heads=4), lr=2e-2),
     "medusa2": Case(
         conf=Medusa2Conf(heads=4, lora=LoraConf(rank=8), heads_weight=1.0, heads_lr_scale=2.0),
         lr=1e-2,
     ),
     "hydra": Case(conf=HydraConf(prefix=False)),
-    "hydra++": Case(conf=HydraConf(blocks=2)),
+    "hydra++": Case(conf=HydraConf(num_layers=2)),
     "draft model": Case(conf=CausalLMConf(**PRUNED)),
-    "draft model, random": Case(conf=CausalLMConf(**PRUNED | {"start": InitFrom.random})),
+    "draft model, random": Case(conf=CausalLMConf(**PRUNED | {"init_from": InitFrom.random})),
     "draft model, LoRA": Case(conf=CausalLMConf(**PRUNED, lora=LoraConf(rank=8))),
 }
 

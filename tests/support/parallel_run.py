@@ -36,11 +36,11 @@ from train.quick_eval import build_quick_eval
 from train.state import RunState, flatten_config
 
 DRAFTS = {
-    "eagle3": Eagle3Conf(layers=[0, 1, 2], unroll=2),
-    "eagle1": Eagle1Conf(noise=0.0),
+    "eagle3": Eagle3Conf(layers=[0, 1, 2], ttt_steps=2),
+    "eagle1": Eagle1Conf(feature_noise=0.0),
     "medusa": MedusaConf(heads=2),
     "hydra": HydraConf(heads=2),
-    "pruned": CausalLMConf(start=InitFrom.pruned, layers=[0, 3]),
+    "pruned": CausalLMConf(init_from=InitFrom.pruned, layers=[0, 3]),
 }
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6]]
 
@@ -74,9 +74,9 @@ def run(
         target=TargetConf(path=str(target)),
         draft=DRAFTS[draft],
         parallel=ParallelConf(**layout),
-        optim={"steps": 4, "batch_size": 1, "accumulation": 8, **optim},
+        optim={"steps": 4, "rows_per_step": 8, "micro_batch_size": 1, **optim},
     )
-    conf.log.every = conf.save_every = 1
+    conf.log.interval = conf.save_every = 1
     device = conf.device.build()
     spread = conf.parallel.build(device, trackers=[])
     place = Path(folder)

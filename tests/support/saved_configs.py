@@ -57,9 +57,11 @@ NEWER: dict[str, Callable[[], Any]] = {
 DRAFTS: dict[str, DraftConf] = {
     "eagle3": Eagle3Conf(layers=[1, 2, 3]),
     "eagle1": Eagle1Conf(),
-    "hydra": HydraConf(blocks=2),
+    "hydra": HydraConf(num_layers=2),
     "medusa2": Medusa2Conf(),  # its heads turn nothing, its adapted target does
-    "draft model": CausalLMConf(start=InitFrom.pruned, layers=[1, 2]),  # one of each kind of layer
+    "draft model": CausalLMConf(
+        init_from=InitFrom.pruned, layers=[1, 2]
+    ),  # one of each kind of layer
 }
 SAVED = [(family, draft) for family in ("qwen3", "llama3") for draft in DRAFTS]
 SAVED += [("gemma3", "draft model"), ("gpt_oss", "draft model")]

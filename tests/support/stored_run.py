@@ -52,12 +52,12 @@ def training(
     path = folder / "documents.jsonl" if store is None else store
     return TrainConf(
         target=TargetConf(name="tiny", path=str(folder / "target")), draft=draft,
-        data=DataConf(source=source, path=str(path), length=LENGTH),
+        data=DataConf(source=source, path=str(path), row_length=LENGTH),
         loss=loss or LossConf(),
         device=DeviceConf(name=DeviceName.cpu, precision=Precision(BF16), compile=False),
-        optim=OptimConf(steps=6, batch_size=4, lr=3e-3, compile=False),
-        log=LogConf(every=1), run_name=name, output_dir=str(folder / "train"),
-        eval_every=3, eval_prompts=2, save_every=2,
+        optim=OptimConf(steps=6, micro_batch_size=4, lr=3e-3, compile=False),
+        log=LogConf(interval=1), run_name=name, output_dir=str(folder / "train"),
+        eval_every=3, num_eval_prompts=2, save_every=2,
     )  # fmt: skip
 
 
@@ -105,7 +105,7 @@ if __name__ == "__main__":
     given, kept, called = sys.argv[1:]
     learned(
         training(
-            Path(given), Eagle3Conf(layers=LAYERS, unroll=2), name=called,
+            Path(given), Eagle3Conf(layers=LAYERS, ttt_steps=2), name=called,
             store=Path(kept),
         )
     )  # fmt: skip

@@ -85,7 +85,7 @@ def demo_target() -> Target:
 
 
 def new_draft(target: Target, **conf) -> Eagle3Draft:
-    conf = {"layers": LAYERS, "unroll": 4} | conf
+    conf = {"layers": LAYERS, "ttt_steps": 4} | conf
     return Eagle3Conf(**conf).build(target, loss=LossConf(step_decay=1.0), seed=0)
 
 
@@ -154,11 +154,11 @@ def chain(depth: int):
 
 
 def tree(depth: int = 4):
-    return TreeConf(depth=depth, nodes=10, width=3, branch=3).build()
+    return TreeConf(depth=depth, nodes=10, beam_width=3, children=3).build()
 
 
 def mixed():
-    return TreeConf(depth=3, nodes=6, width=2, branch=3, copied=4).build()
+    return TreeConf(depth=3, nodes=6, beam_width=2, children=3, ngram_tokens=4).build()
 
 
 def static():

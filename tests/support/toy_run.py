@@ -118,8 +118,10 @@ def toy_conf(**changes) -> TrainConf:
         draft=changes.pop("draft", None) or ToyConf(dropout=changes.pop("dropout", 0.1)),
         data=DataConf(seed=1),
         device=DeviceConf(name=DeviceName.cpu, precision=Precision.float32, compile=False),
-        optim=OptimConf(**{"steps": 12, "batch_size": 4, "lr": 3e-3, "warmup": 0.1, **optim}),
-        log=LogConf(every=3),
+        optim=OptimConf(
+            **{"steps": 12, "rows_per_step": 4, "lr": 3e-3, "warmup_ratio": 0.1, **optim}
+        ),
+        log=LogConf(interval=3),
         run_name="toy",
         eval_every=4,
         save_every=2,

@@ -11,7 +11,9 @@ GIVEN_TREE = TreeConf(kind=TreeKind.static, paths=[[0], [1], [2], [0, 0]])
 
 
 def considered(*, nodes=(4, 8, 16, 32), copied=4, table=TABLE):
-    return list_candidates(table, node_budgets=list(nodes), copied=copied, user_tree=GIVEN_TREE)
+    return list_candidates(
+        table, node_budgets=list(nodes), ngram_tokens=copied, user_tree=GIVEN_TREE
+    )
 
 
 def prompts_of(written):

@@ -25,7 +25,7 @@ CHAIN = TreeConf(kind=TreeKind.chain, depth=2)
 def main(what: str, folder: str) -> None:
     torch.set_num_threads(1)
     target = tiny_target(seed=0, device=replace(CPU, compiles=True))
-    conf = EvaluationConf(prompts=str(prompt_file(Path(folder))), max_new_tokens=4, batches=[])
+    conf = EvaluationConf(prompts=str(prompt_file(Path(folder))), max_new_tokens=4, batch_sizes=[])
     draft = new_draft(target)
     one = DraftUnderTest(name="one", draft=draft, untrained=draft)
     run = {"warm": compile_eval_graphs, "judge": evaluate_drafts}[what]

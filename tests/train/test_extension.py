@@ -30,13 +30,13 @@ from train.run import disk_bytes_needed, find_resume_state, known_steps, trained
 from train.state import RunState, SaveSchedule, flatten_config
 
 PARALLEL = ParallelConf().build(CPU, trackers=[])
-WSD = {"schedule": Schedule.wsd, "decay": 0.25}  # of 12 steps the last 3, of 20 the last 5
+WSD = {"schedule": Schedule.wsd, "decay_ratio": 0.25}  # of 12 steps the last 3, of 20 the last 5
 CONSTANT = {"schedule": Schedule.constant}
 WARMUP_OF_20 = 0.05  # one step, as a tenth of 12
 
 
 def conf(steps: int, schedule: dict, *, warmup: float = 0.1, **changes) -> TrainConf:
-    return toy_conf(optim={"steps": steps, "warmup": warmup, **schedule}, **changes)
+    return toy_conf(optim={"steps": steps, "warmup_ratio": warmup, **schedule}, **changes)
 
 
 def kept_states(folder: Path) -> list[str]:
@@ -121,7 +121,7 @@ def test_a_run_that_is_extended_in_its_warm_up_ends_it_at_the_same_step(tmp_path
 def test_rows_that_a_draft_writes_are_renewed_where_an_extended_run_begins(tmp_path, caplog):
     """With a constant rate too: the last step is not one at which they are written anew."""
     caplog.set_level(logging.INFO)
-    data = DataConf(seed=1, on_policy=OnPolicyConf(share=0.5, every=5))
+    data = DataConf(seed=1, on_policy=OnPolicyConf(share=0.5, interval=5))
     run, whole = tmp_path / "run", tmp_path / "whole"
     toy_run(run, conf(12, CONSTANT, data=data, save_every=None))
     assert kept_states(run) == ["00000010", "00000012"]
@@ -170,7 +170,7 @@ ELSE = "use another run_name or resume=false"
             f"optim.steps: must be above the 12 steps done, got 8; {ELSE}",
         ),
         (
-            {"steps": 12} | WSD | {"decay": 0.9}, {"steps": 20} | WSD | {"decay": 0.9},
+            {"steps": 12} | WSD | {"decay_ratio": 0.9}, {"steps": 20} | WSD | {"decay_ratio": 0.9},
             "optim.steps: the rates up to a saved state (step 12) must be those of the new run, "
             f"got 20 after 12; give more steps, or {ELSE}",
         ),
@@ -210,7 +210,7 @@ def test_epochs_become_steps_once_and_can_be_raised(tmp_path, caplog):
     toy_run(tmp_path / "run", toy_conf(optim=optim | {"epochs": 1.5}))
     assert metrics(tmp_path / "run")[-1]["step"] == 9
     toy_run(tmp_path / "run", toy_conf(optim=optim | {"epochs": 3.0}))
-    toy_run(tmp_path / "whole", toy_conf(optim=optim | {"steps": 18, "warmup": 1 / 18}))
+    toy_run(tmp_path / "whole", toy_conf(optim=optim | {"steps": 18, "warmup_ratio": 1 / 18}))
     assert_same_end(tmp_path / "run", tmp_path / "whole")
 
 
@@ -220,7 +220,7 @@ def test_rows_and_tokens_seen_are_counted_on_after_a_kill(tmp_path, caplog):
         toy_run(tmp_path, toy_conf(), interrupt_at=7)
     toy_run(tmp_path, toy_conf())
     rows = toy_rows()
-    order = RowOrder(seed=1, num_rows=ROWS, batch_size=4)
+    order = RowOrder(seed=1, num_rows=ROWS, rows_per_step=4)
     tokens, answers = 0, 0
     found = {int(line["step"]): line for line in metrics(tmp_path)}
     for step in range(12):
@@ -290,7 +290,7 @@ def test_states_are_saved_by_time_at_log_lines_and_always_where_they_are_needed(
     assert saved_steps(tmp_path / "quick", toy_conf(**quick)) == [3, 4, 6, 8, 9, 12]
     assert saved_steps(tmp_path / "slow", toy_conf(**slow)) == [12]
     assert saved_steps(tmp_path / "kept", conf(12, WSD, **slow)) == [8, 12]
-    data = DataConf(seed=1, on_policy=OnPolicyConf(share=0.5, every=5))
+    data = DataConf(seed=1, on_policy=OnPolicyConf(share=0.5, interval=5))
     assert saved_steps(tmp_path / "rewritten", toy_conf(data=data, **quick)) == [5, 10, 12]
     with pytest.raises(UserError, match=r"save_minutes: must be positive, got 0"):
         toy_conf(save_minutes=0.0)

@@ -62,7 +62,7 @@ def test_frozen_parameters_are_left_alone():
 
 @pytest.mark.parametrize("schedule", Schedule)
 def test_every_schedule_warms_up_and_stays_within_its_bounds(schedule):
-    conf = OptimConf(warmup=0.1, decay=0.3, min_lr=0.1, schedule=schedule)
+    conf = OptimConf(warmup_ratio=0.1, decay_ratio=0.3, min_lr_ratio=0.1, schedule=schedule)
     factors = [conf.learning_rate(100).factor(step) for step in range(100)]
     assert factors[:10] == pytest.approx([(step + 1) / 10 for step in range(10)])
     assert factors[10] > 0.99
@@ -71,13 +71,13 @@ def test_every_schedule_warms_up_and_stays_within_its_bounds(schedule):
 
 
 def test_cosine_passes_the_middle_and_ends_near_its_floor():
-    rate = OptimConf(warmup=0.0, min_lr=0.2).learning_rate(100)
+    rate = OptimConf(warmup_ratio=0.0, min_lr_ratio=0.2).learning_rate(100)
     assert rate.factor(49) == pytest.approx(0.6, abs=0.01)
     assert rate.factor(99) == pytest.approx(0.2, abs=0.01)
 
 
 def test_wsd_holds_then_falls():
-    rate = OptimConf(warmup=0.1, decay=0.3, schedule=Schedule.wsd).learning_rate(100)
+    rate = OptimConf(warmup_ratio=0.1, decay_ratio=0.3, schedule=Schedule.wsd).learning_rate(100)
     assert {rate.factor(step) for step in range(9, 70)} == {1.0}
     assert rate.factor(70) < 1
     assert 0 < rate.factor(99) < 0.05
@@ -115,10 +115,16 @@ def test_both_optimizers_learn(name):
     ("wrong", "message"),
     [
         ({"steps": 0}, r"optim\.steps: must be at least 1, got 0"),
-        ({"warmup": 1.5}, r"optim\.warmup: is a share and must lie in 0\.\.1, got 1\.5"),
+        (
+            {"warmup_ratio": 1.5},
+            r"optim\.warmup_ratio: is a share and must lie in 0\.\.1, got 1\.5",
+        ),
         ({"lr": -1.0}, r"optim\.lr: must be positive, got -1\.0"),
         ({"betas": [0.9]}, r"optim\.betas: must be two numbers in \[0, 1\), got \[0\.9\]"),
-        ({"warmup": 0.5, "decay": 0.6, "schedule": Schedule.wsd}, r"optim\.warmup: .*share"),
+        (
+            {"warmup_ratio": 0.5, "decay_ratio": 0.6, "schedule": Schedule.wsd},
+            r"optim\.warmup_ratio: .*share",
+        ),
     ],
 )
 def test_wrong_settings_are_refused_by_key(wrong, message):

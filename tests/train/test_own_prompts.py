@@ -83,11 +83,11 @@ def save_target(folder: Path) -> None:
 
 def conf(folder: Path, *overrides: str) -> TrainConf:
     given = {
-        "target.name": folder / "target", "draft.layers": [0, 1, 2], "draft.unroll": 2,
+        "target.name": folder / "target", "draft.layers": [0, 1, 2], "draft.ttt_steps": 2,
         "draft.vocab_size": "null", "data": "jsonl", "data.path": folder / "rows.jsonl",
-        "data.length": 256, "data.turns": "each", "evaluation.max_new_tokens": 3,
-        "evaluation.batches": [], "optim": "adamw", "optim.steps": 1, "optim.batch_size": 2,
-        "held_out_prompts": 6, "eval_prompts": 3, "run_name": "run",
+        "data.row_length": 256, "data.turns": "each", "evaluation.max_new_tokens": 3,
+        "evaluation.batch_sizes": [], "optim": "adamw", "optim.steps": 1, "optim.rows_per_step": 2,
+        "held_out_prompts": 6, "num_eval_prompts": 3, "run_name": "run",
         "output_dir": folder / "outputs" / "train",
     }  # fmt: skip
     return compose(
@@ -215,7 +215,7 @@ def hold_out_of(folder, place, count):
 
 
 def test_eval_takes_the_prompts_of_the_run(run, command, folder):
-    command(infer.eval.main, "evaluation.max_new_tokens=2", "evaluation.batches=[]")
+    command(infer.eval.main, "evaluation.max_new_tokens=2", "evaluation.batch_sizes=[]")
     ours = report_of(folder / "outputs/infer.eval/eval")
     assert ours["prompts"]["sha256"] == report_of(run)["prompts"]["sha256"]
     assert ours["prompts"]["source"] == report_of(run)["prompts"]["source"]
@@ -230,7 +230,7 @@ def test_trees_are_tuned_on_what_chose_the_checkpoint(run, command, folder, toke
     command(infer.calibrate.main, *few, "nodes=2")
     told = json.loads((folder / "outputs/infer.calibrate/calibrate/tree.json").read_text())
     assert told["prompts"] == {"count": 3, "sha256": selection}
-    command(infer.tune.main, *few, "nodes=[2]", "batch=[1]", "repeats=1", "copied=0")
+    command(infer.tune.main, *few, "nodes=[2]", "batch=[1]", "repeats=1", "ngram_tokens=0")
     told = json.loads((folder / "outputs/infer.tune/tune/tune.json").read_text())
     assert told["prompts"]["sha256"] == selection
     assert selection != report_of(run)["prompts"]["sha256"]
@@ -300,7 +300,7 @@ def prepared(folder: Path, *, held: int) -> Path:
 
 
 def held_of(folder: Path, data: Path, *overrides: str):
-    wanted = conf(folder, "data=prepared", f"data.path={data}", "data.length=256", *overrides)
+    wanted = conf(folder, "data=prepared", f"data.path={data}", "data.row_length=256", *overrides)
     target = wanted.target.build(CPU)
     learned, held = hold_out(wanted, target, read_documents(wanted.data, target.tokenizer))
     return learned, held, target.tokenizer
@@ -346,7 +346,7 @@ def test_data_with_nothing_to_hold_back_is_refused_in_one_line(folder, tmp_path)
     write_lines(tmp_path / "one.jsonl", conversations(1))
     with pytest.raises(UserError, match=r"^held_out_prompts: must leave as many .* got 1 in .*one"):
         held_of(folder, tmp_path, "data=jsonl", f"data.path={tmp_path / 'one.jsonl'}")
-    named = ["evaluation.prompts=demo", "data.overlap=8", "data.length=16"]
+    named = ["evaluation.prompts=demo", "data.overlap=8", "data.row_length=16"]
     long = tmp_path / "long.jsonl"
     write_lines(long, [{"prompt": "word " * 40, "completion": "end"} for _ in range(9)])
     with pytest.raises(UserError, match=r"^data\.length: must leave prompts .* got 16: .*long"):

@@ -34,8 +34,8 @@ REAL = sorted(
     path.stem for path in (Path(CONF_DIR) / "draft").glob("*.yaml") if "demo" not in path.stem
 )
 SMALL = [
-    "data.length=128", "optim.steps=2", "optim.batch_size=2", "optim.accumulation=1",
-    "draft.unroll=2", "eval_every=2", "eval_prompts=2", "device=cpu", "device.compile=false",
+    "data.row_length=128", "optim.steps=2", "optim.rows_per_step=2",
+    "draft.ttt_steps=2", "eval_every=2", "num_eval_prompts=2", "device=cpu", "device.compile=false",
     "device.threads=1", "tree=chain", "tree.depth=3",
 ]  # fmt: skip
 
@@ -79,7 +79,7 @@ def conf(*overrides: str) -> TrainConf:
 def test_every_real_draft_brings_public_data_that_the_command_line_overrides(draft):
     brought = conf(f"draft={draft}").data
     assert brought.path == "HuggingFaceH4/ultrachat_200k"
-    assert (brought.length, brought.turns) == (2048, TurnSelection.auto)
+    assert (brought.row_length, brought.turns) == (2048, TurnSelection.auto)
     for order in ([f"draft={draft}", "data=jsonl"], ["data=jsonl", f"draft={draft}"]):
         assert conf(*order, "data.path=rows.jsonl").data.source is DataSource.jsonl
     assert conf(f"draft={draft}", "data=sharegpt").data.path.startswith("Aeala/")
@@ -94,8 +94,8 @@ def test_the_shipped_experiment_has_turns_that_its_template_can_do():
 def test_a_run_over_several_turns_says_what_it_trains_on_and_ends_in_a_report(run, folder):
     code, said = run(
         train.__main__.main, "draft=qwen3-8b-eagle3", "target.path=target", "data.path=rows.jsonl",
-        "run_name=first", "evaluation.limit=1", "evaluation.max_new_tokens=4", "data=ultrachat",
-        "evaluation.batches=[]", *SMALL,
+        "run_name=first", "evaluation.prompts_per_category=1", "evaluation.max_new_tokens=4",
+        "data=ultrachat",         "evaluation.batch_sizes=[]", *SMALL,
     )  # fmt: skip
     assert code == 0
     first = said.splitlines()
@@ -113,7 +113,7 @@ def test_printed_commands_compose_to_this_target_these_prompts_and_that_folder()
     typed = [
         "draft=qwen3-1.7b", "data=jsonl", 'data.path="my rows,1.jsonl"', "data.column=said",
         "data.limit=50", "+data.template.enable_thinking=false", "target.path=/models/mine",
-        "optim.lr=1e-4", "data.length=256", "run_name=mine",
+        "optim.lr=1e-4", "data.row_length=256", "run_name=mine",
     ]  # fmt: skip
     mine = conf(*typed)
     first, second = (shlex.split(line)[3:] for line in (prepare_command(mine), train_command(mine)))
@@ -122,12 +122,12 @@ def test_printed_commands_compose_to_this_target_these_prompts_and_that_folder()
     assert (source.path, source.limit) == ("my rows,1.jsonl", 50)
     assert source.columns == {"messages": "said"}
     assert source.template == {"enable_thinking": False}
-    assert prepared.answers.by.value == "target"
+    assert prepared.answers.source.value == "target"
     assert prepared.target == mine.target
     again = conf(*second)
     made = f"{prepared.output_dir}/{prepared.run_name}"
     assert (again.data.source, again.data.path) == (DataSource.prepared, made)
-    assert (again.target, again.draft, again.data.length) == (mine.target, mine.draft, 256)
+    assert (again.target, again.draft, again.data.row_length) == (mine.target, mine.draft, 256)
     assert again.optim.lr == mine.optim.lr
     assert again.run_name != mine.run_name
 
@@ -264,7 +264,7 @@ def test_naming_the_demos_data_is_no_other_run():
 def test_a_plan_needs_no_data(choice, run):
     code, said = run(
         train.plan.main, "draft=qwen3-8b-medusa", "machine=trn2.3xlarge", "target.path=unread",
-        "data.length=128", *choice.split(),
+        "data.row_length=128", *choice.split(),
     )  # fmt: skip
     assert code == 0, said
     assert ("no feature store there" in said) == ("captured" in choice)
@@ -273,7 +273,7 @@ def test_a_plan_needs_no_data(choice, run):
 @pytest.mark.parametrize("data", ["ultrachat", "sharegpt", "jsonl", "prepared", "captured"])
 def test_a_plan_takes_rows_of_2048_tokens_where_nothing_names_another_length(data):
     planned = compose("train_plan", TrainPlanConf, ["draft=qwen3-32b-eagle3", f"data={data}"])
-    assert planned.data.length == 2048
+    assert planned.data.row_length == 2048
 
 
 def test_a_draft_is_planned_for_decoding_whatever_its_data(run):

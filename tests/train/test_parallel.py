@@ -130,7 +130,7 @@ def refuse(conf: ParallelConf, target: TargetConf, *, rows: int, adapts: bool) -
         (4, {"tensor": 3}, 8, False, r"parallel\.tensor: must divide the 4 processes, got 3"),
         (1, {"tensor": 2}, 8, False, r"parallel\.tensor: must divide the 1 processes, got 2"),
         (4, {"tensor": 4}, 8, False, r"parallel\.tensor: must divide the target's 2 key-value he"),
-        (4, {}, 6, False, r"optim\.accumulation: .* multiple of the 4 data-parallel .*, got 6; "),
+        (4, {}, 6, False, r"optim\.rows_per_step: .* multiple of the 4 data-parallel .*, got 6; "),
         (4, {"tensor": 2}, 8, True, r"parallel: a draft that adapts its target needs both whole"),
         (4, {"draft": Weights.sharded}, 8, True, r"parallel: a draft that adapts its target"),
     ],

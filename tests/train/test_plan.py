@@ -68,8 +68,8 @@ def config() -> Qwen3Config:
 
 
 def conf(*overrides: str) -> TrainConf:
-    small = ["optim=adamw", "optim.batch_size=2", "optim.compile=false", "tree=chain",
-             "tree.depth=3", f"data.length={LENGTH}", "eval_prompts=4", "run_name=made",
+    small = ["optim=adamw", "optim.rows_per_step=2", "optim.compile=false", "tree=chain",
+             "tree.depth=3", f"data.row_length={LENGTH}", "num_eval_prompts=4", "run_name=made",
              "evaluation.max_new_tokens=6"]  # fmt: skip
     return compose("train", TrainConf, [*small, *overrides])
 
@@ -108,12 +108,13 @@ def allocated(work) -> int:
 
 
 @pytest.mark.parametrize(
-    ("kind", "device", "accumulation"),
+    ("kind", "device", "micro_batches"),
     [(kind, CPU, 1) for kind in KINDS] + [("eagle3", HALF, 2)],
     ids=lambda value: value.dtype if isinstance(value, Device) else value,
 )
-def test_a_step_takes_the_memory_that_was_planned(kind, device, accumulation, tmp_path):
-    run = conf(*KINDS[kind], f"optim.accumulation={accumulation}")
+def test_a_step_takes_the_memory_that_was_planned(kind, device, micro_batches, tmp_path):
+    rows = [f"optim.rows_per_step={2 * micro_batches}", "optim.micro_batch_size=2"]
+    run = conf(*KINDS[kind], *rows)
     loop = prepared(run, device, tmp_path)
     loop._train_step(0)  # makes the moments
     taken = allocated(lambda: loop._train_step(1))
@@ -153,7 +154,7 @@ def test_a_step_takes_the_memory_that_was_planned(kind, device, accumulation, tm
 def test_an_evaluation_takes_the_memory_that_was_planned(tmp_path):
     run = conf(*KINDS["eagle3"])
     loop = prepared(run, CPU, tmp_path)
-    prompts = torch.randint(1, VOCAB, (run.eval_prompts, PROMPT)).tolist()
+    prompts = torch.randint(1, VOCAB, (run.num_eval_prompts, PROMPT)).tolist()
     judge = build_quick_eval(loop.target, prompts, run.tree.build(), run.evaluation)
     taken = allocated(lambda: judge(loop.draft.eval()))
     target = model_outline(CPU)
@@ -229,8 +230,8 @@ def place(tmp_path):
 
 
 def plan_conf(place, *overrides: str, machine: MachineConf = GENEROUS) -> TrainPlanConf:
-    base = ["draft=demo-medusa", f"target.path={place / 'target'}", "optim.batch_size=4",
-            f"data.length={LENGTH}", "tree=chain", "tree.depth=3", "device=cpu"]  # fmt: skip
+    base = ["draft=demo-medusa", f"target.path={place / 'target'}", "optim.rows_per_step=4",
+            f"data.row_length={LENGTH}", "tree=chain", "tree.depth=3", "device=cpu"]  # fmt: skip
     found = compose("train_plan", TrainPlanConf, [*base, *overrides])
     found.machine = machine
     return found
@@ -247,7 +248,7 @@ def test_a_plan_that_does_not_fit_names_overrides_with_which_it_does(place):
 
 
 def test_every_layout_does_all_rows_on_the_cores_there_are(place):
-    run = plan_conf(place, "optim.batch_size=3", "optim.accumulation=2")
+    run = plan_conf(place, "optim.rows_per_step=6", "optim.micro_batch_size=3")
     found = list_layouts(run, GENEROUS, model_outline(CPU))
     assert [layout.tensor for layout in found] == [1, 2, 4, 8]
     for layout in found:
@@ -259,7 +260,7 @@ def test_the_command_prints_a_plan_and_writes_it(place, capsys, monkeypatch):
     file = place / "plans" / "plan.json"
     monkeypatch.setattr("sys.argv", [
         "plan", "draft=demo-medusa", f"target.path={place / 'target'}", "machine=trn2.3xlarge",
-        "tokens=1e6", f"data.length={LENGTH}", f"output={file}",
+        "tokens=1e6", f"data.row_length={LENGTH}", f"output={file}",
     ])  # fmt: skip
     main()
     printed = capsys.readouterr().out
@@ -288,10 +289,13 @@ def test_a_plan_of_epochs_knows_its_steps_where_the_tokens_are_known(place):
 @pytest.mark.parametrize(
     ("overrides", "line"),
     [
-        (["data.length=100"], "data.length: must be a multiple of 32 on made, got 100; take 128"),
+        (
+            ["data.row_length=100"],
+            "data.row_length: must be a multiple of 32 on made, got 100; take 128",
+        ),
         (["parallel.tensor=3"], "parallel.tensor: must divide the 8 cores of made, got 3"),
         (["tree.depth=9"], "tree.depth: must be at most the 4 tokens"),
-        (["headroom=1.5"], "headroom: is a share"),
+        (["memory_margin=1.5"], "memory_margin: is a share"),
         (["target.path=null", "target.name=nobody/nothing"], "target.name: must be a reachable"),
     ],
 )

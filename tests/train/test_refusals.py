@@ -141,9 +141,9 @@ def test_train_refuses_before_a_model_is_loaded(mistake, message, refused):
 
 
 def test_a_length_that_the_machine_would_pad_is_refused():
-    conf = compose("train", TrainConf, ["optim=adamw", "data.length=200"])
+    conf = compose("train", TrainConf, ["optim=adamw", "data.row_length=200"])
     conf.check_device(CPU)
-    with pytest.raises(UserError, match=r"data.length: must be a multiple of 128 .* take 256"):
+    with pytest.raises(UserError, match=r"data.row_length: must be a multiple of 128 .* take 256"):
         conf.check_device(replace(CPU, name="neuron", instance_type="trn2.48xlarge"))
 
 

@@ -40,14 +40,14 @@ def folder(tmp_path):
 
 def rows_of(folder) -> Packed:
     """As a process that has just started reads and packs them."""
-    conf = DataConf(source=DataSource.prepared, path=str(folder), length=64)
-    return pack_documents(read_documents(conf, tiny_tokenizer()), conf.length)[0]
+    conf = DataConf(source=DataSource.prepared, path=str(folder), row_length=64)
+    return pack_documents(read_documents(conf, tiny_tokenizer()), conf.row_length)[0]
 
 
 def visited(folder, *, rank: int = 0, world: int = 1, steps=range(STEPS)) -> list[torch.Tensor]:
     """Token ids of this process's rows, step by step."""
     rows = rows_of(folder)
-    order = RowOrder(num_rows=len(rows), batch_size=8, seed=3)
+    order = RowOrder(num_rows=len(rows), rows_per_step=8, seed=3)
     return [rows.batch(order.batch_rows(step, rank, world)).input_ids for step in steps]
 
 

@@ -1,5 +1,6 @@
 """Promises of saved states: whole or absent, the same run or refused."""
 
+import json
 import resource
 from contextlib import suppress
 from dataclasses import replace
@@ -114,10 +115,24 @@ def test_a_changed_config_is_refused_by_its_key(started, key, before, now):
 
 def test_what_does_not_change_the_weights_may_change(started):
     folder, conf = started
-    changed = replace(conf, log=replace(conf.log, every=5), save_every=7, resume=False)
+    changed = replace(conf, log=replace(conf.log, interval=5), save_every=7, resume=False)
     state = RunState(folder, flatten_config(changed))
     state.load_progress()
     assert state.progress.step == 8
+
+
+def test_a_run_of_an_earlier_version_is_refused_with_its_version(started):
+    folder, conf = started
+    progress = folder / "state" / "00000008" / "progress.json"
+    saved = json.loads(progress.read_text())
+    del saved["version"]  # as the first version wrote it
+    progress.write_text(json.dumps(saved))
+    with pytest.raises(UserError) as refused:
+        RunState(folder, flatten_config(conf)).load_progress()
+    assert str(refused.value) == (
+        f"run_name: must name a run of version 2, got version 1 in {folder}; "
+        "use another run_name or resume=false"
+    )
 
 
 def test_another_thread_count_is_said(started, caplog):

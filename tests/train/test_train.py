@@ -18,7 +18,7 @@ from tests.support.toy_run import ROWS, ToyDraft, metrics, toy_conf, toy_run, to
 from train.optim import OptimName
 from train.state import RunState
 
-UNCLIPPED = {"clip": 1e3}  # a clipped gradient has one size, however it was scaled
+UNCLIPPED = {"max_grad_norm": 1e3}  # a clipped gradient has one size, however it was scaled
 
 
 def assert_close(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]):
@@ -28,8 +28,8 @@ def assert_close(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]):
 
 
 def test_accumulation_changes_nothing(tmp_path):
-    for folder, batch_size, accumulation in (("whole", 4, 1), ("split", 2, 2)):
-        optim = {"batch_size": batch_size, "accumulation": accumulation, **UNCLIPPED}
+    for folder, micro_batch_size in (("whole", 4), ("split", 2)):
+        optim = {"rows_per_step": 4, "micro_batch_size": micro_batch_size, **UNCLIPPED}
         toy_run(tmp_path / folder, toy_conf(dropout=0.0, optim=optim))
     assert_close(weights(tmp_path / "whole"), weights(tmp_path / "split"))
 
@@ -75,7 +75,7 @@ def test_processes_that_see_other_states_are_refused(tmp_path):
 
 
 def test_processes_change_nothing(tmp_path):
-    changes = {"dropout": 0.0, "optim": {"batch_size": 1, "accumulation": 4, **UNCLIPPED}}
+    changes = {"dropout": 0.0, "optim": {"rows_per_step": 4, "micro_batch_size": 1, **UNCLIPPED}}
     ranks = two_processes(tmp_path / "two", changes=changes)
     assert [rank.communicate(timeout=100) and rank.returncode for rank in ranks] == [0, 0]
     toy_run(tmp_path / "one", toy_conf(dropout=0.0, optim=UNCLIPPED))

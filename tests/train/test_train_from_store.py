@@ -28,12 +28,12 @@ from train.planning.run_plan import TrainPlanConf, plan_run
 from train.planning.trace import DRAFT_PASS, TARGET_PASS, fake_stored_output
 
 METHODS = {
-    "eagle3": Eagle3Conf(layers=LAYERS, unroll=2, vocab_size=40),
-    "eagle1": Eagle1Conf(noise=0.0),
+    "eagle3": Eagle3Conf(layers=LAYERS, ttt_steps=2, vocab_size=40),
+    "eagle1": Eagle1Conf(feature_noise=0.0),
     "medusa": MedusaConf(heads=4),
     "hydra": HydraConf(heads=4, prefix=False),
     "hydra++": HydraConf(heads=4),
-    "draft model": CausalLMConf(start=InitFrom.pruned, layers=[0, 5]),
+    "draft model": CausalLMConf(init_from=InitFrom.pruned, layers=[0, 5]),
 }
 EAGLE3, MEDUSA = METHODS["eagle3"], METHODS["medusa"]
 # rounding makes another token the likeliest here and there: which a small vocabulary may lack
@@ -214,7 +214,7 @@ def test_a_target_that_learns_has_no_store(folder, store):
 
 
 def test_a_draft_that_writes_its_own_rows_has_no_store(folder, store):
-    share = {"on_policy": OnPolicyConf(share=0.5, every=2)}
+    share = {"on_policy": OnPolicyConf(share=0.5, interval=2)}
     said = refused(folder, METHODS["draft model"], store, "on policy", data=share)
     assert said.startswith("data.on_policy.share: must be 0.0 with data.source=captured, got 0.5")
 

@@ -32,21 +32,25 @@ from train.planning import graph_plan
 from train.state import RunState, flatten_config
 
 STEPS, LENGTH, NEW, SLOTS = 200, 40, 24, 128
+ROWS = 4  # of a micro-batch
 # method -> draft, learning rate, micro-batches a step
 METHODS = {
-    "eagle3": (Eagle3Conf(layers=LAYERS, unroll=3), 5e-3, 1),
+    "eagle3": (Eagle3Conf(layers=LAYERS, ttt_steps=3), 5e-3, 1),
     "medusa": (MedusaConf(heads=4), 2e-2, 2),
-    "draft model": (CausalLMConf(start=InitFrom.pruned, layers=[0, 5]), 5e-3, 1),
+    "draft model": (CausalLMConf(init_from=InitFrom.pruned, layers=[0, 5]), 5e-3, 1),
 }
 
 
 def conf_of(method: str) -> TrainConf:
-    draft, lr, accumulation = METHODS[method]
-    optim = {"steps": STEPS, "lr": lr, "accumulation": accumulation, "clip": 1e3}
+    draft, lr, micro_batches = METHODS[method]
+    optim = {
+        "steps": STEPS, "lr": lr, "max_grad_norm": 1e3,
+        "rows_per_step": ROWS * micro_batches, "micro_batch_size": ROWS,
+    }  # fmt: skip
     conf = toy_conf(draft=draft, optim=optim)
-    conf.log, conf.loss = LogConf(every=1), LossConf(step_decay=1.0)
+    conf.log, conf.loss = LogConf(interval=1), LossConf(step_decay=1.0)
     conf.eval_every = conf.save_every = STEPS
-    conf.data.length = LENGTH
+    conf.data.row_length = LENGTH
     return conf
 
 

@@ -74,9 +74,8 @@ class ParallelConf:
         data_ranks = processes // self.tensor
         require(
             rows % data_ranks == 0,
-            f"optim.accumulation: the rows of a step, optim.batch_size x optim.accumulation, "
-            f"must be a multiple of the {data_ranks} data-parallel processes, got {rows}; "
-            f"give {data_ranks} rows or a multiple of that",
+            f"optim.rows_per_step: must be a multiple of the {data_ranks} data-parallel processes, "
+            f"got {rows}; give {data_ranks} rows or a multiple of that",
         )
         splits = self.splits_target or self.draft is Weights.sharded
         require(

@@ -24,16 +24,18 @@ def compiles_features(conf: TrainConf) -> bool:
 
 def list_graphs(conf: TrainConf, *, lazy: bool = False) -> set[Graph]:
     """List the graphs that train/loop.py calls, on each process; `lazy` is Device.lazy."""
-    micro_batch_size = conf.optim.micro_batch_size(
+    micro_batch_size = conf.optim.rows_per_pass(
         conf.optim.rows_per_step // (get_world_size() // conf.parallel.tensor)
     )
     if lazy:
         names = {"allocate_optimizer_states", "optimizer_step"}
         return {Graph(name) for name in names | ({"see"} if conf.data.keep_features else set())}
-    graphs = {Graph("loss", (micro_batch_size, conf.data.length))} if conf.optim.compile else set()
+    graphs = (
+        {Graph("loss", (micro_batch_size, conf.data.row_length))} if conf.optim.compile else set()
+    )
     if compiles_features(conf) and conf.data.source is not DataSource.captured:
-        sizes = {conf.optim.batch_size} if conf.data.keep_features else {micro_batch_size}
+        sizes = {conf.optim.micro_batch_size} if conf.data.keep_features else {micro_batch_size}
         if conf.data.on_policy.share:  # rows that the draft wrote have no kept features
             sizes.add(micro_batch_size)
-        graphs |= {Graph("features", (rows, conf.data.length)) for rows in sizes}
+        graphs |= {Graph("features", (rows, conf.data.row_length)) for rows in sizes}
     return graphs

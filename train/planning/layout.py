@@ -44,6 +44,13 @@ class ProcessLayout:
     def processes(self) -> int:
         return self.tensor * self.data
 
+    def split_rows(self, conf: TrainConf) -> TrainConf:
+        """Return the config of one process alone: its rows of a step, in its passes."""
+        optim = replace(
+            conf.optim, rows_per_step=self.rows * self.micros, micro_batch_size=self.rows
+        )
+        return replace(conf, optim=optim)
+
 
 def list_layouts(conf: TrainConf, machine: MachineConf, target: MetaTarget) -> list[ProcessLayout]:
     """List layouts by the cores that share the target: the configured number, or powers of two.
@@ -82,7 +89,7 @@ def build_layout(conf: TrainConf, machine: MachineConf, blocks: int, tensor: int
     """Build the layout with the most groups that fit the cores and share a step's rows evenly."""
     rows, groups = conf.optim.rows_per_step, machine.total_cores // tensor
     data = max(n for n in range(1, groups + 1) if rows % n == 0)
-    micro_rows = conf.optim.micro_batch_size(rows // data)
+    micro_rows = conf.optim.rows_per_pass(rows // data)
     return ProcessLayout(
         tensor=tensor, data=data, rows=micro_rows, micros=rows // data // micro_rows, blocks=blocks,
         target=conf.parallel.target, draft=conf.parallel.draft,

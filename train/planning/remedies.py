@@ -44,7 +44,9 @@ def _list_candidates(
     if conf.parallel.tensor > 1:
         return
     rows = max(conf.optim.rows_per_step, plan.machine.total_cores)
-    change = {"parallel": "sharded", "optim.batch_size": 1, "optim.accumulation": rows}
+    change = {"parallel": "sharded", "optim.micro_batch_size": 1}
+    if rows > conf.optim.rows_per_step:
+        change["optim.rows_per_step"] = rows
     conf = apply_overrides(conf, {key: value for key, value in change.items() if "." in key})
     conf = replace(conf, parallel=replace(parallel, target=Weights.sharded))
     layout = build_layout(conf, plan.machine, smallest.layout.blocks, 1)
@@ -85,20 +87,18 @@ def _shrink_tightest_phase(
     if share >= 1:
         return {}
     if tightest == EVALUATION:
-        prompts = int(conf.eval_prompts * share)
-        return {"eval_prompts": prompts} if prompts >= 1 else {}
+        prompts = int(conf.num_eval_prompts * share)
+        return {"num_eval_prompts": prompts} if prompts >= 1 else {}
     logits = phases[tightest][LOGITS]
     spare = limit - fixed - (growing - logits)
     if spare >= logits / MAX_LOGIT_CHUNKS:
-        return {"loss.chunk": max(1, int(conf.loss.chunk * spare / logits))}
+        return {"loss.logits_chunk": max(1, int(conf.loss.logits_chunk * spare / logits))}
     fitting_rows = option.layout.rows * share
     if option.layout.rows > 1:
-        rows = conf.optim.rows_per_step
-        fewer = max(n for n in range(1, max(1, int(fitting_rows)) + 1) if rows % n == 0)
-        return {"optim.batch_size": fewer, "optim.accumulation": rows // fewer}
+        return {"optim.micro_batch_size": max(1, int(fitting_rows))}
     multiple = max(MIN_ROW_LENGTH, plan.machine.length_multiple)
-    length = int(conf.data.length * fitting_rows) // multiple * multiple
-    return {"data.length": length} if length >= MIN_ROW_LENGTH else {}
+    length = int(conf.data.row_length * fitting_rows) // multiple * multiple
+    return {"data.row_length": length} if length >= MIN_ROW_LENGTH else {}
 
 
 def _split_bytes(phase: str, parts: Counter[str]) -> tuple[int, int]:

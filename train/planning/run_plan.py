@@ -37,7 +37,7 @@ class TrainPlanConf(TrainConf):
     """Configuration of a run, of the machine to plan it for, and of the plan's file."""
 
     machine: MachineConf = field(default_factory=MachineConf)
-    headroom: float = 0.1  # share of a core's memory for compiler, runtime, collectives
+    memory_margin: float = 0.1  # share of a core's memory for compiler, runtime, collectives
     prompt_tokens: int | None = None  # of the longest held-out prompt; null = a whole row
     tokens: float | None = None  # of the data set; null = what the steps of the run read
     output: str | None = None  # file for the plan as JSON
@@ -45,7 +45,7 @@ class TrainPlanConf(TrainConf):
     def __post_init__(self) -> None:
         super().__post_init__()
         below_one = Rule("is a share and must lie in 0..1, below 1", lambda value: 0 <= value < 1)
-        check_values(self, headroom=below_one, prompt_tokens=at_least(1), tokens=at_least(1))
+        check_values(self, memory_margin=below_one, prompt_tokens=at_least(1), tokens=at_least(1))
 
 
 @dataclass(kw_only=True)
@@ -94,7 +94,7 @@ class MachinePlan:
     @property
     def byte_limit(self) -> float:
         """Return the bytes of a core that a run may take."""
-        return (1 - self.conf.headroom) * self.machine.core_bytes
+        return (1 - self.conf.memory_margin) * self.machine.core_bytes
 
     def fits(self, option: LayoutOption) -> bool:
         return bool(option.phases) and option.peak_bytes <= self.byte_limit
@@ -119,12 +119,11 @@ class MachinePlan:
     def trace_layout(self, option: LayoutOption, conf: TrainPlanConf) -> LayoutOption:
         """Trace a run of this option's layout; return the option with its memory and step time."""
         layout = option.layout
-        optim = replace(conf.optim, batch_size=layout.rows, accumulation=layout.micros)
         target, draft = _build_models(conf, self.dtype, layout.tensor)
         store = compatibility.read_store_manifest(conf.data, target, draft)
         phases = trace_run(
-            replace(conf, optim=optim), target, draft, foreach=self.machine.name != LOCAL_MACHINE,
-            prompt_tokens=min(conf.prompt_tokens or conf.data.length, conf.data.length),
+            layout.split_rows(conf), target, draft, foreach=self.machine.name != LOCAL_MACHINE,
+            prompt_tokens=min(conf.prompt_tokens or conf.data.row_length, conf.data.row_length),
             stored_schema=store and store.made.layout,
         )  # fmt: skip
         step_time = estimate_step_time(phases, layout, self.machine)
@@ -137,7 +136,7 @@ def plan_run(conf: TrainPlanConf) -> MachinePlan:
     dtype = conf.machine.target_dtype(conf.device)
     machine = conf.machine.resolve(conf.device)
     machine.check_dtype(dtype)
-    machine.check_length(conf.data.length)
+    machine.check_length(conf.data.row_length)
     target, draft = _build_models(conf, dtype)
     store = compatibility.read_store_manifest(conf.data, target, draft)
     if store is not None and conf.tokens is None:
@@ -165,8 +164,7 @@ def count_graphs(plan: MachinePlan) -> int:
     """Count the graphs that a process of the proposed layout compiles before the evaluation."""
     conf, layout = plan.conf, plan.best.layout
     parallel = ParallelConf(target=Weights.sharded if layout.tensor > 1 else layout.target)
-    optim = replace(conf.optim, batch_size=layout.rows, accumulation=layout.micros)
-    return len(list_graphs(replace(conf, parallel=parallel, optim=optim)))
+    return len(list_graphs(replace(layout.split_rows(conf), parallel=parallel)))
 
 
 def _build_models(

@@ -154,11 +154,11 @@ def planned_steps(plan: MachinePlan) -> int | None:
     optim, tokens = plan.conf.optim, plan.conf.tokens
     if optim.epochs is not None and tokens is None:
         return None
-    return optim.total_steps(rows=math.ceil((tokens or 0) / plan.conf.data.length))
+    return optim.total_steps(rows=math.ceil((tokens or 0) / plan.conf.data.row_length))
 
 
 def tokens_per_step(plan: MachinePlan) -> int:
-    return plan.conf.optim.rows_per_step * plan.conf.data.length
+    return plan.conf.optim.rows_per_step * plan.conf.data.row_length
 
 
 def format_gib(size: float | int) -> str:

@@ -45,10 +45,11 @@ def trace_run(
     widths = {target.vocab_size} | ({len(draft.kept_ids)} if draft.kept_ids is not None else set())
     with fake_model([target.model, *collect_models(draft)], vocab=widths) as tracer:
         optimizers = _build_optimizers(tracer, conf, target, draft.eval())
-        batch = fullest_batch(conf.optim.batch_size, conf.data.length)
+        rows = conf.optim.rows_per_pass(conf.optim.rows_per_step)
+        batch = fullest_batch(rows, conf.data.row_length)
         phases = _trace_micro_batch(tracer, conf, target, draft, batch, stored_schema)
         with tracer.trace_phase(OPTIMIZER_STEP) as optimizer_phase:
-            torch.nn.utils.clip_grad_norm_(trained_parameters(draft), conf.optim.clip)
+            torch.nn.utils.clip_grad_norm_(trained_parameters(draft), conf.optim.max_grad_norm)
             for optimizer in optimizers:
                 for group in optimizer.param_groups:
                     group["foreach"] = foreach
@@ -107,7 +108,7 @@ def _trace_micro_batch(
         parameter.register_post_accumulate_grad_hook(
             lambda parameter: tracer.label_tensors(GRADIENTS, [parameter.grad])
         )
-    if conf.optim.accumulation > 1:
+    if conf.optim.rows_per_step > len(batch.input_ids):
         for parameter in trained:
             parameter.grad = torch.empty_like(parameter)
         tracer.label_tensors(GRADIENTS, [parameter.grad for parameter in trained])
@@ -145,7 +146,7 @@ def _trace_evaluation(
     tracer: MemoryTracer, conf: TrainConf, target: MetaTarget, draft: Draft, *, prompt_tokens: int
 ) -> TracedPhase:
     """Trace train/quick_eval.py up to the first token of all held-out prompts together."""
-    rows = conf.eval_prompts
+    rows = conf.num_eval_prompts
     with tracer.trace_phase(EVALUATION) as phase, torch.no_grad():
         decoder = Decoder(
             SpeculativePair(target=target, draft=draft).verifying_target, draft, conf.tree.build(),

@@ -42,7 +42,7 @@ def hold_out(
     """Return the numbers of the documents to train on, and the prompts that are held out."""
     if conf.data.source is DataSource.demo:
         split = split_held_out(
-            documents, selection=conf.eval_prompts, final=0, row_length=conf.data.length
+            documents, selection=conf.num_eval_prompts, final=0, row_length=conf.data.row_length
         )
         return split.training, HeldOutPrompts(
             selection=rows_from_documents(documents, split.selection, "the demo")
@@ -50,13 +50,14 @@ def hold_out(
     max_tokens = _max_prompt_tokens(conf, target)
     prepared = rows_from_prepared(conf.data, target.tokenizer, conf.held_out_prompts, max_tokens)
     split = split_held_out(
-        documents, selection=conf.eval_prompts, final=conf.held_out_prompts - len(prepared),
-        row_length=conf.data.length, max_prompt_tokens=max_tokens,
+        documents, selection=conf.num_eval_prompts, final=conf.held_out_prompts - len(prepared),
+        row_length=conf.data.row_length, max_prompt_tokens=max_tokens,
     )  # fmt: skip
     data_name = format_data_name(conf.data)
     require(
         bool(split.selection),
-        f"data.length: must leave prompts for choosing a checkpoint, got {conf.data.length}: "
+        "data.row_length: must leave prompts for choosing a checkpoint, "
+        f"got {conf.data.row_length}: "
         f"{data_name} has no prompt of at most {max_tokens} tokens that fits in a row with an "
         "answer; raise it or lower evaluation.max_new_tokens",
     )
@@ -84,9 +85,9 @@ def _max_prompt_tokens(conf: TrainConf, target: Target) -> int:
     """Return the most tokens of a prompt that a training row and the target's positions hold."""
     context = getattr(target.config, "max_position_embeddings", None)
     if context is None:
-        return conf.data.length - 1
+        return conf.data.row_length - 1
     return min(
-        conf.data.length - 1, context - max_answer_tokens(conf.evaluation, context, demo=False)
+        conf.data.row_length - 1, context - max_answer_tokens(conf.evaluation, context, demo=False)
     )
 
 
@@ -94,7 +95,7 @@ def _log_held_out(conf: TrainConf, split: HeldOutSplit, num_final: int, max_toke
     if split.num_too_long:
         log.info(
             "data: %d conversations cannot be held out: prompts of more than %d tokens, or no "
-            "answer within data.length",
+            "answer within data.row_length",
             split.num_too_long, max_tokens,
         )  # fmt: skip
     require(

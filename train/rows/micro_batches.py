@@ -1,7 +1,7 @@
 """Micro-batches of each step: this process's rows, built by a thread one step ahead.
 
 With on-policy rows the draft trains on answers that it has written itself (DistillSpec). Every
-`every` steps, it rewrites the rows that it will visit until the next renewal. Which visits use
+`interval` steps, it rewrites the rows that it will visit until the next renewal. Which visits use
 them, and what is written, depend on the seed, the step, the row and the weights at the renewal
 alone, not on the process. States are saved at renewals, so a continued run writes the same rows
 again.
@@ -60,9 +60,11 @@ class MicroBatchBuilder:
         self.seed, self.parallel, self.draft, self.features = conf.seed, parallel, draft, features
         # The order is that of whole steps, so how a step is split changes nothing.
         self.order = RowOrder(
-            seed=conf.data.seed, num_rows=len(features.rows), batch_size=conf.optim.rows_per_step
+            seed=conf.data.seed,
+            num_rows=len(features.rows),
+            rows_per_step=conf.optim.rows_per_step,
         )
-        self.size = conf.optim.micro_batch_size(conf.optim.rows_per_step // parallel.num_data_ranks)
+        self.size = conf.optim.rows_per_pass(conf.optim.rows_per_step // parallel.num_data_ranks)
         language_model = draft.as_language_model() if conf.data.on_policy.share else None
         self.on_policy = None if language_model is None else OnPolicy(
             conf=conf.data.on_policy, rows=features.rows, order=self.order,
@@ -96,7 +98,7 @@ class MicroBatchBuilder:
         """Flag those of this process's rows that the draft writes itself."""
         if self.on_policy is None:
             return [False] * count
-        if step % self.on_policy.conf.every == 0:
+        if step % self.on_policy.conf.interval == 0:
             with full_params(self.draft):
                 self.on_policy.renew(step)
         return self.on_policy.select_rows(step)
@@ -116,14 +118,14 @@ class OnPolicy:
 
     def select_rows(self, step: int) -> list[bool]:
         """Flag those of this process's visits in a step that use rows written by the draft."""
-        numbers = np.random.default_rng([self.order.seed, 1, step]).random(self.order.batch_size)
+        numbers = np.random.default_rng([self.order.seed, 1, step]).random(self.order.rows_per_step)
         return (numbers < self.conf.share)[self.rank :: self.world_size].tolist()
 
     def renew(self, step: int) -> None:
         """Write the rows that the steps from here to the next renewal use."""
         numbers = sorted({
             row
-            for later_step in range(step, step + self.conf.every)
+            for later_step in range(step, step + self.conf.interval)
             for row, is_drafted in zip(
                 self.order.batch_rows(later_step, self.rank, self.world_size),
                 self.select_rows(later_step),

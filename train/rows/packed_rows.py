@@ -68,7 +68,7 @@ def load_training_rows(
             )  # fmt: skip
             documents = store.documents.head(conf.data.limit)
         elif conf.data.source is DataSource.demo:
-            by_target = conf.data.answers.by is DemoAnswerSource.target
+            by_target = conf.data.answers.source is DemoAnswerSource.target
             answer_prompts = partial(_answer_with_target, conf, target, parallel)
             documents = Documents.from_documents(
                 iter_demo_documents(
@@ -80,7 +80,7 @@ def load_training_rows(
             documents = read_documents(conf.data, target.tokenizer)
         numbers, held_out = hold_out(conf, target, documents)
     packed, report = pack_documents(
-        documents, conf.data.length, overlap=conf.data.overlap, document_numbers=numbers
+        documents, conf.data.row_length, overlap=conf.data.overlap, document_numbers=numbers
     )
     log.info("data: %s", report)
     return packed, held_out, store
