@@ -29,7 +29,7 @@ from infer.measure.acceptance import expected_length
 from infer.measure.intervals import Estimate, bootstrap_t
 from infer.measure.replay import Replay, collect_replay_texts, count_on_policy
 from infer.report.number_format import format_estimate, format_number
-from models.console import print_line
+from models.console import print_line, setup_logging
 from models.drafts import load_draft
 from models.drafts.base import Draft, SpeculativePair
 from models.errors import require
@@ -143,6 +143,7 @@ def describe_calibration(
 
 @entry_point("calibrate", CalibrateConf)
 def main(conf: CalibrateConf) -> None:
+    setup_logging()
     (directory,) = open_checkpoints([conf.checkpoint] if conf.checkpoint else None, print_line)
     check_inputs(conf.tree, conf.prompts, key="prompts")
     with open_output_file(conf.output) as file:

@@ -1,6 +1,5 @@
 """Checkpoints as arguments of a command: paths, run names and target; and its output folder."""
 
-import logging
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,7 +19,6 @@ def open_checkpoints(paths: list[str] | None, print_line: Callable[[str], None])
 
     UserError is raised where one cannot be read or they do not go together. No weights are loaded.
     """
-    enable_loggers()
     directories = [Path(path) for path in paths or [find_newest_run()]]
     print_line(f"checkpoint: {', '.join(map(str, directories))}")
     for directory in directories:
@@ -38,16 +36,6 @@ def open_checkpoints(paths: list[str] | None, print_line: Callable[[str], None])
     )
     run_names(directories)  # raises UserError if a run is listed twice
     return directories
-
-
-def enable_loggers() -> None:
-    """Enable our loggers, which Hydra disables, and the device's messages at level INFO."""
-    logging.basicConfig(format="%(message)s")
-    logging.root.setLevel(logging.WARNING)
-    logging.getLogger("models.device").setLevel(logging.INFO)
-    for name in list(logging.root.manager.loggerDict):
-        if name.partition(".")[0] in ("data", "infer", "models"):
-            logging.getLogger(name).disabled = False
 
 
 def find_newest_run(root: Path = Path("outputs/train")) -> Path:

@@ -14,12 +14,13 @@ from infer.draft_loading import check_inputs, load_evaluation
 from infer.measure.evaluate import evaluate_drafts
 from infer.report.report_files import write_report_files
 from infer.report.tables import print_report
-from models.console import print_line
+from models.console import print_line, setup_logging
 from models.files import report_disk_errors
 
 
 @entry_point("eval", EvalConf)
 def main(conf: EvalConf) -> None:
+    setup_logging()
     directories = open_checkpoints(conf.checkpoint, print_line)
     run = Path(conf.output_dir) / conf.run_name
     check_inputs(conf.tree, conf.evaluation.prompts)

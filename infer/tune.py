@@ -47,7 +47,7 @@ from infer.tuning.results import (
     format_summary,
     write_tree_files,
 )
-from models.console import print_line
+from models.console import print_line, setup_logging
 from models.drafts import load_draft
 from models.drafts.base import Draft, SpeculativePair
 from models.drafts.ngram import NgramDraft
@@ -198,6 +198,7 @@ def check_prompts_fit(conf: TuneConf, prompts: list[EvalPrompt]) -> None:
 
 @entry_point("tune", TuneConf)
 def main(conf: TuneConf) -> None:
+    setup_logging()
     directories = open_checkpoints(conf.checkpoint, print_line)
     run = Path(conf.output_dir) / conf.run_name
     check_inputs(conf.tree, conf.prompts, key="prompts")

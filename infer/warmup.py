@@ -18,7 +18,7 @@ from infer.measure.eval_modes import DraftUnderTest, build_eval_modes
 from infer.measure.evaluate import choose_warmup_prompts, plan_evaluation
 from infer.measure.exactness import measure_tolerance
 from infer.measure.timing import WARMUP_TOKENS, warm_up_unfused
-from models.console import print_line
+from models.console import print_line, setup_logging
 from models.speculate.tree import TreeConf
 from models.target.target import Target
 
@@ -52,6 +52,7 @@ def compile_eval_graphs(
 
 @entry_point("eval_warmup", EvalConf)
 def main(conf: EvalConf) -> None:
+    setup_logging()
     directories = open_checkpoints(conf.checkpoint, print_line)
     check_inputs(conf.tree, conf.evaluation.prompts)
     target, drafts, evaluation = load_evaluation(conf, directories)

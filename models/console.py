@@ -64,8 +64,5 @@ def setup_logging() -> None:
         handler = logging.StreamHandler(sys.stdout)
         disable_progress_bar()  # the bar of loading weights would become one long line
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler], force=True)
-    for name in list(logging.root.manager.loggerDict):
-        if name.partition(".")[0] in PACKAGES:
-            logger = logging.getLogger(name)
-            logger.disabled = False  # Hydra disables every existing logger
-            logger.setLevel(logging.INFO if main_process else logging.ERROR)
+    for name in PACKAGES:
+        logging.getLogger(name).setLevel(logging.INFO if main_process else logging.ERROR)

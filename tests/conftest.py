@@ -32,9 +32,6 @@ def pytest_collection_modifyitems(items):
 def _fresh():
     torch.manual_seed(0)
     logging.root.setLevel(logging.WARNING)
-    for logger in logging.root.manager.loggerDict.values():
-        if isinstance(logger, logging.Logger):
-            logger.disabled = False  # a command run in this process has silenced it through Hydra
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """What a user gets wrong ends as one line on stderr and exit code 2, word for word."""
 
 import dataclasses
+import logging
 import re
 import subprocess
 import sys
@@ -106,6 +107,13 @@ def test_ctrl_c_is_no_fault(command, capsys):
     with pytest.raises(SystemExit) as stop:
         command(fail=KeyboardInterrupt())
     assert (stop.value.code, capsys.readouterr().err) == (130, "interrupted\n")
+
+
+def test_hydra_leaves_loggers_as_they_are(command):
+    logger = logging.getLogger("models.device.route_choice")
+    command()
+    assert not logger.disabled
+    assert not logging.root.handlers
 
 
 def test_our_own_faults_keep_their_traceback(command):

@@ -10,7 +10,7 @@ import safetensors.torch
 import torch
 
 from data.eval_prompts.prompts import load_eval_prompts
-from infer.checkpoint_paths import enable_loggers, find_newest_run, open_checkpoints, run_names
+from infer.checkpoint_paths import find_newest_run, open_checkpoints, run_names
 from infer.config import EvaluationConf, Verification
 from infer.draft_loading import load_draft_under_test
 from infer.engine import rounds
@@ -20,6 +20,7 @@ from infer.measure.eval_modes import DraftUnderTest
 from infer.measure.evaluate import evaluate_drafts
 from infer.measure.report_schema import AdaptedTargetInfo, DraftMemory
 from models import checkpoint
+from models.console import setup_logging
 from models.device import DeviceConf, DeviceName
 from models.distill.losses import LossConf
 from models.drafts.medusa2 import Medusa2Conf
@@ -325,8 +326,7 @@ def test_without_a_run_the_way_to_one_is_said(tmp_path):
         find_newest_run(tmp_path)
 
 
-def test_the_device_that_is_taken_is_said(caplog):
-    enable_loggers()
+def test_the_device_that_is_taken_is_said(capsys):
+    setup_logging()
     DeviceConf(name=DeviceName.cpu, compile=False).build()
-    (said,) = caplog.messages
-    assert said.startswith("device: cpu, as configured (torch ")
+    assert capsys.readouterr().out.startswith("device: cpu, as configured (torch ")

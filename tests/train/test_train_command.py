@@ -1,7 +1,6 @@
 """Promises of `python -m train`, on a target built here: from a data file to a report."""
 
 import json
-import logging
 from pathlib import Path
 
 import pytest
@@ -103,7 +102,6 @@ def test_a_run_leaves_a_checkpoint_and_a_report_and_is_not_repeated(folder, caps
 def test_a_missing_compiler_is_said_and_the_run_goes_on(folder, capsys, monkeypatch):
     monkeypatch.setenv("PATH", str(folder))  # no compiler there
     route_choice.can_compile.cache_clear()
-    logging.getLogger("models.device.route_choice").disabled = True  # as Hydra leaves it
     try:
         run(conf(folder, "device.compile=true", "run_name=uncompiled", "optim.steps=1"))
     finally:
