@@ -23,8 +23,8 @@ from numpy import ndarray
 from conf.entry import entry_point
 from data.eval_prompts.prompts import EvalPrompt, fingerprint_prompts
 from infer.checkpoint_paths import open_checkpoints
+from infer.command_inputs import check_inputs, load_calibration
 from infer.config import CalibrateConf
-from infer.draft_loading import check_inputs, load_calibration
 from infer.measure.acceptance import expected_length
 from infer.measure.intervals import Estimate, bootstrap_t
 from infer.measure.replay import Replay, collect_replay_texts, count_on_policy

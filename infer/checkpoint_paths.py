@@ -1,6 +1,5 @@
-"""Checkpoints as arguments of a command: paths, run names and target; and its output folder."""
+"""Checkpoints as arguments of a command: their paths, run names and target."""
 
-import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import zip_longest
@@ -9,8 +8,6 @@ from pathlib import Path
 from infer.config import OWN_TARGET
 from models import checkpoint
 from models.errors import require
-from models.files import report_disk_errors
-from models.lock import acquire_lock
 from models.target.target import TargetConf
 
 
@@ -55,14 +52,6 @@ def resolve_target(conf: TargetConf, directories: list[Path]) -> TargetConf:
         return conf
     names = [checkpoint.read_metadata(directory).get("target_name") for directory in directories]
     return replace(conf, name=next(filter(None, names), "demo"))
-
-
-def make_writable(run: Path) -> None:
-    """Create and lock the folder of a run; raise UserError if it is not writable or in use."""
-    with report_disk_errors(run):
-        run.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=run).close()
-        acquire_lock(run)
 
 
 def run_names(directories: list[Path]) -> list[str]:

@@ -8,14 +8,15 @@ python -m infer.eval checkpoint=[DIR,DIR]
 from pathlib import Path
 
 from conf.entry import entry_point
-from infer.checkpoint_paths import make_writable, open_checkpoints
+from infer.checkpoint_paths import open_checkpoints
+from infer.command_inputs import check_inputs, load_evaluation
 from infer.config import EvalConf
-from infer.draft_loading import check_inputs, load_evaluation
 from infer.measure.evaluate import evaluate_drafts
 from infer.report.report_files import write_report_files
 from infer.report.tables import print_report
 from models.console import print_line, setup_logging
 from models.files import report_disk_errors
+from models.lock import claim_run_folder
 
 
 @entry_point("eval", EvalConf)
@@ -24,7 +25,7 @@ def main(conf: EvalConf) -> None:
     directories = open_checkpoints(conf.checkpoint, print_line)
     run = Path(conf.output_dir) / conf.run_name
     check_inputs(conf.tree, conf.evaluation.prompts)
-    make_writable(run)
+    claim_run_folder(run)
     target, drafts, evaluation = load_evaluation(conf, directories)
     report = evaluate_drafts(target, drafts, tree=conf.tree, conf=evaluation, print_line=print_line)
     with report_disk_errors(run):

@@ -19,8 +19,8 @@ from numpy import ndarray
 
 from conf.entry import entry_point
 from data.eval_prompts.prompts import EvalPrompt
-from infer.checkpoint_paths import make_writable, open_checkpoints, run_names
-from infer.draft_loading import check_inputs, load_calibration
+from infer.checkpoint_paths import open_checkpoints, run_names
+from infer.command_inputs import check_inputs, load_calibration
 from infer.measure.intervals import Estimate, bootstrap_t
 from infer.measure.replay import (
     Replay,
@@ -53,6 +53,7 @@ from models.drafts.base import Draft, SpeculativePair
 from models.drafts.ngram import NgramDraft
 from models.errors import require
 from models.files import report_disk_errors
+from models.lock import claim_run_folder
 from models.speculate.tree import TreeConf, TreeKind
 from models.target.target import Target
 
@@ -202,7 +203,7 @@ def main(conf: TuneConf) -> None:
     directories = open_checkpoints(conf.checkpoint, print_line)
     run = Path(conf.output_dir) / conf.run_name
     check_inputs(conf.tree, conf.prompts, key="prompts")
-    make_writable(run)
+    claim_run_folder(run)
     target, prompts = load_calibration(conf, directories)
     check_prompts_fit(conf, prompts)
     with target.device.cpu_threads_for(target.num_parameters // target.num_layers):

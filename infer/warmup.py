@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 from conf.entry import entry_point
 from infer.checkpoint_paths import open_checkpoints
+from infer.command_inputs import check_inputs, load_evaluation
 from infer.config import EvalConf, EvaluationConf
-from infer.draft_loading import check_inputs, load_evaluation
 from infer.measure import batched
 from infer.measure.eval_modes import DraftUnderTest, build_eval_modes
 from infer.measure.evaluate import choose_warmup_prompts, plan_evaluation

@@ -11,6 +11,7 @@ import os
 import shlex
 import socket
 import sys
+import tempfile
 import time
 from datetime import datetime
 from pathlib import Path
@@ -24,6 +25,14 @@ LOCK_FILE = "lock"  # name of the lock file in a run's folder
 # Errors of network file systems that have no locks, or have them switched off.
 UNSUPPORTED_ERRNOS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 _held_locks: dict[Path, int] = {}  # descriptors: a lock lasts as long as its file is open
+
+
+def claim_run_folder(folder: Path) -> None:
+    """Create and lock a run's folder; raise UserError if it is not writable or in use."""
+    with report_disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+        acquire_lock(folder)
 
 
 def acquire_lock(folder: Path, name: str = LOCK_FILE, *, timeout_s: float = 0.0) -> None:

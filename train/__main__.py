@@ -8,7 +8,7 @@ import logging
 from pathlib import Path
 
 from conf.entry import entry_point
-from infer.draft_loading import load_draft_under_test
+from infer.command_inputs import load_draft_under_test
 from infer.eval import evaluate_drafts
 from infer.measure.report_schema import EvalReport
 from infer.report.report_files import write_report_files

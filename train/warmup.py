@@ -18,7 +18,7 @@ from data.config import DataSource
 from data.packing.documents import Documents, Packed
 from data.packing.pack import pack_documents
 from data.sources.tokenized import document_from_pair
-from infer.draft_loading import load_draft_under_test
+from infer.command_inputs import load_draft_under_test
 from infer.warmup import compile_eval_graphs
 from models.console import setup_logging
 from models.parallel.dtensor import full_params

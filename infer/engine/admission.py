@@ -1,9 +1,16 @@
-"""Admission of prompts: how many are prefilled next, how they are padded, which rows they take."""
+"""Admission of requests: how many are prefilled next, how they are padded, which rows they take.
+
+The caller of `Decoder.stream` (infer/engine/decode.py) chooses which requests are next.
+"""
+
+import time
 
 import torch
 from torch import Tensor
 
+from infer.engine.requests import Request
 from infer.engine.session import Session, SessionState
+from infer.engine.stopping import StopCriteria
 from models.drafts.base import DraftState
 from models.target.cache import StaticCache
 
@@ -47,15 +54,29 @@ def prefill_prompts(
     )
 
 
-def admit_prompts(
-    session: Session, state: SessionState | None, prompts: list[list[int]], row_ids: list[int],
-    slots: list[int], *, is_idle: bool,
+def admit_requests(
+    session: Session, state: SessionState | None, requests: list[Request],
+    running: dict[int, Request], criteria: StopCriteria,
 ) -> SessionState:  # fmt: skip
-    """Prefill prompts into the rows `slots`, the first of the free ones; return the new state.
+    """Prefill requests into the first free rows and add them to `running`; return the new state.
 
-    `is_idle`: no row holds an answer, so that all rows may be overwritten.
+    A request that its first token ends is finished and never runs.
     """
-    if is_idle and (session.batch == 1 or not session.target.device.has_static_shapes):
-        return prefill_prompts(session, prompts, row_ids)[0]
-    prefilled, _, _ = prefill_prompts(session, prompts, row_ids, session.side_buffers(len(prompts)))
-    return session.insert(state, prefilled, torch.tensor(slots, device=session.torch_device))
+    start = time.perf_counter()
+    rows = [row for row in range(session.batch) if row not in running][: len(requests)]
+    prompts, row_ids = [r.ids for r in requests], [r.row_id for r in requests]
+    if not running and (session.batch == 1 or not session.target.device.has_static_shapes):
+        state, _, _ = prefill_prompts(session, prompts, row_ids)  # overwrites all rows
+    else:
+        buffers = session.side_buffers(len(prompts))
+        prefilled, _, _ = prefill_prompts(session, prompts, row_ids, buffers)
+        row_numbers = torch.tensor(rows, device=session.torch_device)
+        state = session.insert(state, prefilled, row_numbers)
+    first_tokens = state.rows.root.tolist()
+    prefill_s = time.perf_counter() - start
+    for row, request in zip(rows, requests, strict=True):
+        request.generation.ids, request.generation.prefill_s = [first_tokens[row]], prefill_s
+        request.truncate_if_finished(criteria, num_new=1)
+        if not request.finished:
+            running[row] = request
+    return state

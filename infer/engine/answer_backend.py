@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from data.answers.config import AnswersConf
 from data.answers.dialogue import Answer
 from infer.engine.admission import bucket_length
-from infer.engine.decode import Decoder, Request
+from infer.engine.decode import Decoder
+from infer.engine.requests import Request
 from models.target.target import Target
 
 BATCH_WAIT_S = 0.002  # in which the first requests arrive

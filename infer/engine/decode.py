@@ -1,89 +1,29 @@
 """The decoding loop: continuous batching of prompts over the rows of a session.
 
-Prompts are put in free rows (infer/engine/admission.py); then all rows go through rounds together
-(infer/engine/session.py), however many tokens each of them accepts. The host reads one small tensor
-a round. Autoregressive decoding is the same loop with an empty tree.
+The caller chooses which requests are next; they are admitted to free rows
+(infer/engine/admission.py). Then all rows go through rounds together (infer/engine/session.py),
+however many tokens each of them accepts. The host reads one small tensor per round. Autoregressive
+decoding is the same loop with an empty tree.
 """
 
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import islice
 
 import torch
 from torch import Tensor
 
-from infer.engine.admission import admit_prompts, count_admissible, prefill_prompts
+from infer.engine.admission import admit_requests, count_admissible, prefill_prompts
 from infer.engine.phase_timer import PhaseTimer
+from infer.engine.requests import Generation, Request
 from infer.engine.session import Session, SessionState
 from infer.engine.stopping import StopCriteria
 from models.errors import require
 from models.target.target import Target
 
 # returns up to so many of the waiting requests, and removes them from the queue
-TakeRequests = Callable[[int], list["Request"]]
-
-
-@dataclass(kw_only=True)
-class Generation:
-    """One row's answer, and what each round contributed to it.
-
-    The first token comes from the prefill. `ids` is truncated at the end of the answer. `accepted`
-    is not: it counts everything that verification accepted, also past the end.
-    """
-
-    ids: list[int] = field(default_factory=list)
-    accepted: list[int] = field(default_factory=list)  # draft tokens of each round
-    drafted: list[int] = field(default_factory=list)  # nodes proposed in each round
-    prefill_s: float = 0.0  # until the first token is on the host
-    round_s: list[float] = field(default_factory=list)
-    round_share_s: list[float] = field(default_factory=list)  # round_s / active rows
-
-    def add_round(self, ids: list[int], *, drafted: int, round_s: float, active_rows: int) -> None:
-        """Append the tokens of a round that `active_rows` rows shared."""
-        self.ids += ids
-        self.accepted.append(len(ids) - 1)
-        self.drafted.append(drafted)
-        self.round_s.append(round_s)
-        self.round_share_s.append(round_s / active_rows)
-
-    @property
-    def rounds(self) -> int:
-        return len(self.accepted)
-
-    @property
-    def decoded_tokens(self) -> int:
-        """Return the number of tokens that rounds added to the answer."""
-        return len(self.ids) - 1
-
-    @property
-    def decode_s(self) -> float:
-        return sum(self.round_s, 0.0)
-
-    @property
-    def e2e_s(self) -> float:
-        return self.prefill_s + self.decode_s
-
-
-@dataclass(kw_only=True, eq=False)
-class Request:
-    """A prompt and its answer so far."""
-
-    ids: list[int]
-    row_id: int  # keys the noise
-    max_new_tokens: int
-    generation: Generation = field(default_factory=Generation)
-    finished: bool = False
-
-    def truncate_if_finished(self, criteria: StopCriteria, *, num_new: int) -> None:
-        """Cut the answer and finish the request if the last `num_new` tokens end it."""
-        ids = self.generation.ids
-        end = criteria.find_end(
-            ids, num_checked=len(ids) - num_new, max_new_tokens=self.max_new_tokens
-        )
-        self.generation.ids = ids[:end]
-        self.finished = end is not None
+TakeRequests = Callable[[int], list[Request]]
 
 
 class Decoder(Session):
@@ -130,7 +70,7 @@ class Decoder(Session):
         state: SessionState | None = None
         while True:
             while requests := take(count_admissible(self, len(running), min_free_rows)):
-                state = self._admit_requests(state, requests, running, criteria)
+                state = admit_requests(self, state, requests, running, criteria)
                 yield from (request for request in requests if request.finished)
             if state is None or not running:
                 return
@@ -200,26 +140,6 @@ class Decoder(Session):
                 f"got {len(ids)} + {limit}; shorten the prompts",
             )
             yield Request(ids=ids, row_id=row_id, max_new_tokens=limit)
-
-    def _admit_requests(
-        self, state: SessionState | None, requests: list[Request], running: dict[int, Request],
-        criteria: StopCriteria,
-    ) -> SessionState:  # fmt: skip
-        """Put requests in free rows; those that their first token ends are not running."""
-        start = time.perf_counter()
-        slots = [slot for slot in range(self.batch) if slot not in running][: len(requests)]
-        state = admit_prompts(
-            self, state, [request.ids for request in requests],
-            [request.row_id for request in requests], slots, is_idle=not running,
-        )  # fmt: skip
-        first_tokens = state.rows.root.tolist()
-        prefill_s = time.perf_counter() - start
-        for slot, request in zip(slots, requests, strict=True):
-            request.generation.ids, request.generation.prefill_s = [first_tokens[slot]], prefill_s
-            request.truncate_if_finished(criteria, num_new=1)
-            if not request.finished:
-                running[slot] = request
-        return state
 
     def _detokenize(self, ids: list[int]) -> str:
         assert isinstance(self.target, Target)

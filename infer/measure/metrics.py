@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
-from infer.engine.decode import Generation
+from infer.engine.requests import Generation
 from infer.measure.intervals import Estimate, Statistic, bootstrap_t, ratio_of_means
 from infer.measure.records import PromptResult
 from infer.measure.report_schema import Percentiles, PositionAcceptance

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 
 from data.eval_prompts.prompts import EvalPrompt
-from infer.engine.decode import Generation
+from infer.engine.requests import Generation
 from infer.measure.report_schema import (
     BatchSection,
     DraftMemory,

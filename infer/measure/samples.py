@@ -3,7 +3,7 @@
 from itertools import groupby
 from operator import itemgetter
 
-from infer.engine.decode import Generation
+from infer.engine.requests import Generation
 from infer.measure.records import PromptResult
 from infer.measure.report_schema import SampleAnswer, TextKind, TextSpan
 from models.target.target import Target

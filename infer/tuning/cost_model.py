@@ -20,7 +20,8 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from data.eval_prompts.prompts import EvalPrompt
-from infer.engine.decode import Decoder, Generation
+from infer.engine.decode import Decoder
+from infer.engine.requests import Generation
 from infer.tuning.candidates import TreeCandidate
 from infer.tuning.config import TuneConf
 from models.console import print_line

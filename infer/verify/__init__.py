@@ -1,11 +1,12 @@
 """Acceptance rules: each accepts one path of a token tree; all but `typical` are lossless.
 
+The rule is called once a round, on the device, by `accept` in infer/engine/rounds.py.
 `docs/exactness.md` has the proofs and the trees that each rule supports.
 """
 
 from infer.verify.base import AcceptanceRule, AcceptedPath, ScoredTree, Verification
-from infer.verify.ratio_tests import BlockRule, RejectionRule
-from infer.verify.target_path import CoupledRule, GreedyRule, TypicalRule, walk_choices
+from infer.verify.ratio_test_rules import BlockRule, RejectionRule
+from infer.verify.target_choice_rules import CoupledRule, GreedyRule, TypicalRule, walk_choices
 from models.speculate.sampling import SamplingConf
 
 __all__ = [

@@ -1,4 +1,8 @@
-"""Devices: where tensors live, how functions are compiled. Only this package names hardware."""
+"""Devices: where tensors live, how functions are compiled.
+
+A new kind of device gets a name (config.py), a rule that chooses it (route_choice.py), a Device or
+a subclass of it (device.py), and a YAML in conf/device/.
+"""
 
 from models.device.neuron_packages import guard_torch_autoload
 

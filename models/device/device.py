@@ -1,4 +1,7 @@
-"""A device: where tensors live, how functions are compiled, how clocks wait for results."""
+"""A device: where tensors live, how functions are compiled, how clocks wait for results.
+
+Kinds are named in config.py and chosen in route_choice.py.
+"""
 
 import functools
 import platform

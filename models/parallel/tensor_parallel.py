@@ -1,4 +1,7 @@
-"""Tensor parallelism of a frozen model: its own `tp_plan`, applied with the caller's layer classes.
+"""Tensor parallelism of a frozen target on the XLA route, and of its plan for every machine.
+
+Elsewhere transformers splits the target itself, in train/distributed/parallel.py. Both follow the
+model's `tp_plan`, which this module applies with the caller's layer classes.
 
 The plan gives some layers a style, which sets the axis along which ranks shard their weight, and
 whether their input and output features are full or, between two sharded layers, in parts:

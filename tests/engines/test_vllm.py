@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from data.eval_prompts.prompts import EvalPrompt, load_eval_prompts
-from infer.engine.decode import Decoder, Generation
+from infer.engine.decode import Decoder
+from infer.engine.requests import Generation
 from models.distill.losses import LossConf
 from models.drafts import load_draft
 from models.speculate.sampling import SamplingConf

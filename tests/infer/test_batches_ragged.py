@@ -5,8 +5,9 @@ from itertools import islice
 import pytest
 import torch
 
-from infer.engine.decode import Decoder, Request
+from infer.engine.decode import Decoder
 from infer.engine.phase_timer import PhaseTimer
+from infer.engine.requests import Request
 from infer.verify import Verification, build_acceptance_rule
 from models.speculate.sampling import SamplingConf
 from tests.support.agreeing import METHODS, SHAPES, WORDS

@@ -11,8 +11,8 @@ import torch
 
 from data.eval_prompts.prompts import load_eval_prompts
 from infer.checkpoint_paths import find_newest_run, open_checkpoints, run_names
+from infer.command_inputs import load_draft_under_test
 from infer.config import EvaluationConf, Verification
-from infer.draft_loading import load_draft_under_test
 from infer.engine import rounds
 from infer.engine.decode import Decoder
 from infer.eval import main

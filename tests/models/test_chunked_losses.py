@@ -58,7 +58,7 @@ def test_each_step_may_have_a_head_of_its_own(chunk):
     args["draft_heads"] += [whole[:11], torch.randn(11, 6)]
     results = []
     for form in (distillation_loss, chunked_distillation_loss):
-        total, _ = form(**args, conf=LossConf(logits_logits_chunk=chunk))
+        total, _ = form(**args, conf=LossConf(logits_chunk=chunk))
         learns = [args["draft_hidden"], args["draft_heads"][0], whole]
         results.append([total, *torch.autograd.grad(total, learns)])
     assert all(grad.any() for grad in results[0])

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from data.mixture.provenance import claim_folder, release_worker_dir
-from infer.checkpoint_paths import make_writable
 from models import lock
 from models.errors import UserError
 from tests.support.killing import newest_step, toy_process
@@ -76,7 +75,7 @@ def test_every_command_that_keeps_results_is_kept_out_until_the_holder_is_killed
     conf = toy_conf(output_dir=str(tmp_path), run_name="run", resume=False)
     commands = {
         "train": lambda: open_run(conf, ParallelConf().build(CPU, trackers=[])),
-        "infer": lambda: make_writable(run),
+        "infer": lambda: lock.claim_run_folder(run),
         "data.prepare": lambda: claim_folder(tmp_path, {}, run),
     }
     with held_elsewhere(run) as holder:

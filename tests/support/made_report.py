@@ -10,7 +10,7 @@ from rich.console import Console
 
 from data.eval_prompts.contamination import Contamination
 from data.eval_prompts.prompts import EvalPrompt
-from infer.engine.decode import Generation
+from infer.engine.requests import Generation
 from infer.measure.intervals import Estimate
 from infer.measure.records import (
     AdaptedTarget,
