@@ -45,7 +45,7 @@ def train(name: str, target: Target, device: Device, **data) -> dict[str, dict[s
     """Ten rows, four a step: the last group of kept features is not full."""
     case = CASES[name]
     conf = toy_conf(draft=case.conf, optim={"steps": 4})
-    conf.data = replace(conf.data, length=LENGTH, **data)
+    conf.data = replace(conf.data, row_length=LENGTH, **data)
     draft = case.build(target)
     counted = loop_over(conf, draft, target, device).counts()
     return {kind: count for kind, count in counted.items() if any(count.values())}
