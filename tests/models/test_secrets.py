@@ -56,7 +56,7 @@ def test_an_address_with_credentials_is_refused_without_saying_them(url):
 )
 def test_a_secret_among_further_fields_is_refused_by_its_key(override, key):
     with pytest.raises(
-        UserError, match=rf"^answers\.extra\.{key}: must not be a secret"
+        UserError, match=rf"^answers\.extra_body\.{key}: must not be a secret"
     ) as refused:
         compose("prepare", PrepareConf, [*ENDPOINT, URL, override])
     assert "hunter2" not in str(refused.value)
