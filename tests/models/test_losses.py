@@ -300,7 +300,7 @@ def test_a_label_outside_the_drafts_vocabulary_teaches_nothing():
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("chunk", 0), ("step_decay", 1.5), ("temperature", 0.0), ("temperature", -1.0),
+        ("logits_chunk", 0), ("step_decay", 1.5), ("temperature", 0.0), ("temperature", -1.0),
         ("beta", 1.1), ("beta", -0.1), ("top_k", 0), ("lk_eta", -1.0), ("half_life", 0),
     ],
 )  # fmt: skip
