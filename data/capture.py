@@ -86,7 +86,7 @@ def capture_features(conf: CaptureConf, *, command: str) -> Path:
 
 
 def resolve_demo_data(data: DataConf) -> DataConf:
-    """Replace the demo's prompts by the folder that data.prepare made of them; keep other data.
+    """Return the settings, with data.prepare's folder in place of the demo's prompts.
 
     Raise UserError if that folder does not exist.
     """
@@ -101,7 +101,7 @@ def resolve_demo_data(data: DataConf) -> DataConf:
 
 
 def plan_capture(conf: CaptureConf, meta_target: MetaTarget, tokenizer) -> CapturePlan:
-    """Read and pack the documents and plan their shards.
+    """Read and pack the documents, return the plan of their shards and log its size.
 
     Raise UserError if the draft's features cannot be stored.
     """
@@ -117,9 +117,10 @@ def plan_capture(conf: CaptureConf, meta_target: MetaTarget, tokenizer) -> Captu
     tokens, supervised = plan.shard_token_counts.sum(0)
     bytes_per_token = plan.total_bytes / tokens
     log.info(
-        "store: %.4g GB in %d shards, %.0f bytes a token (%.3f of four bf16 hidden states at every "
-        "token); %.0f%% of the tokens are supervised",
+        "store: %.4g GB in %d shards, %.0f bytes per token (%.3f of four bf16 hidden states at "
+        "every token); %.0f%% of the tokens are supervised",
         plan.total_bytes / GB, len(plan.shard_token_counts), bytes_per_token,
+        # Four values of 2 bytes.
         bytes_per_token / (8 * meta_target.hidden_size), 100 * supervised / tokens,
     )  # fmt: skip
     return plan
@@ -194,7 +195,7 @@ def write_store_file(
 
 
 def log_rounding(files: dict[str, FileRecord]) -> None:
-    """Log the rounding error of each layer's worst shard; warn where too many values became 0."""
+    """Log the rounding error of each layer's worst shard; warn if too many values became 0."""
     for layer in dict.fromkeys(layer for file in files.values() for layer in file.rounding):
         errors = [file.rounding[layer] for file in files.values() if layer in file.rounding]
         relative, lost = (max(error[name] for error in errors) for name in ("relative", "lost"))

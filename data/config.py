@@ -16,7 +16,7 @@ class DataSource(Enum):
     """The source of the training documents."""
 
     demo = "demo"  # prompts of the embedded demo, answered by the target
-    jsonl = "jsonl"  # a file with one JSON object a line
+    jsonl = "jsonl"  # a file with one JSON object per line
     captured = "captured"  # a feature store, written by data.capture
     dataset = "dataset"  # a Hugging Face dataset: hub name, saved directory or data file
     prepared = "prepared"  # a folder that data.prepare wrote
@@ -37,7 +37,7 @@ class RowFormat(Enum):
 class TurnSelection(Enum):
     """The assistant turns of a conversation that a draft trains on."""
 
-    auto = "auto"  # `all` where the chat template leaves earlier turns unchanged, else `each`
+    auto = "auto"  # `all` if the chat template leaves earlier turns unchanged, else `each`
     all = "all"  # every turn, one document per conversation
     each = "each"  # every turn, one document per turn with the history as the target read it
     last = "last"  # the last turn only
@@ -126,7 +126,7 @@ class DataConf:
     def check_path(self) -> None:
         """Check that the source has its path; raise UserError otherwise.
 
-        This is no rule of `__post_init__`, because plans read no data and need no path.
+        `__post_init__` does not check this, because plans read no data and need no path.
         """
         require(
             self.source is DataSource.demo or self.path is not None,

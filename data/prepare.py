@@ -133,7 +133,7 @@ def main(conf: PrepareConf) -> None:
 def build_filter_rules(
     conf: PrepareConf, excluded: Iterable[str], served: ServedModel | None
 ) -> FilterRules:
-    """Build the rules that accept or reject a row.
+    """Return the rules that accept or reject a row.
 
     The target's tokenizer measures the prompts; no model is loaded.
     """
@@ -151,7 +151,7 @@ def build_filter_rules(
     return FilterRules(
         mixture=conf.mixture,
         replace_answers=replace_answers,
-        excluded_hashes={sign for text in excluded for sign in prompt_hashes(text, text)},
+        excluded_hashes={value for text in excluded for value in prompt_hashes(text, text)},
         check_length=check_length,
     )
 
@@ -248,7 +248,7 @@ def finish_folder(
 def build_answer_backend(
     conf: PrepareConf, target: TargetConf, served: ServedModel | None
 ) -> tuple[AnswerBackend, Any]:
-    """Build the backend that answers prompts, and return it with the target's tokenizer."""
+    """Return the backend that answers prompts, and the target's tokenizer."""
     if served is not None:
         tokenizer = target.load_tokenizer()
         return EndpointAnswerBackend(conf.answers, served, target, tokenizer), tokenizer

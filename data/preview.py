@@ -19,9 +19,9 @@ from models.errors import run_checks
 from models.target.target import TargetConf
 
 PREVIEW_ROWS = 100
-LAST_TURN_ONLY, DOCUMENT_PER_TURN = "the last turn of each", "one document a turn"
+LAST_TURN_ONLY, DOCUMENT_PER_TURN = "the last turn of each", "one document per turn"
 DOCUMENT_PER_CONVERSATION = (
-    "one document a conversation, because the chat template leaves earlier turns unchanged"
+    "one document per conversation, because the chat template leaves earlier turns unchanged"
 )
 REWRITTEN_TURNS = f"{DOCUMENT_PER_TURN}, because the chat template rewrites earlier turns"
 
@@ -32,7 +32,7 @@ class Preview:
 
     kind: str
     turns: str = ""  # the documents made from a conversation of several turns
-    is_author_unknown: bool = False  # True where the answers may not be the target's own
+    is_author_unknown: bool = False  # True if the answers may not be the target's own
 
 
 def check_and_read_first_rows(conf: DataConf, *checks: Callable[[], Any]) -> list[ParsedRow]:
@@ -48,7 +48,7 @@ def check_and_read_first_rows(conf: DataConf, *checks: Callable[[], Any]) -> lis
 
 
 def preview_rows(conf: DataConf, target: TargetConf, rows: list[ParsedRow]) -> Preview:
-    """Describe the rows; raise UserError where the chat template does not support data.turns."""
+    """Return what the rows are; raise UserError if the chat template does not allow data.turns."""
     conversations = [row for row in rows if isinstance(row, Conversation)]
     if conversations:
         multi_turn = [row for row in conversations if len(find_assistant_turns(row.messages)) > 1]

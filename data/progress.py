@@ -51,14 +51,14 @@ class RowProgress(RichProgress):
             self._log_line()
 
     def _format_rates(self) -> str:
-        """Format the rates, the failures and the time left.
+        """Return the rates, the failures and the time left as one text.
 
         The estimate covers the whole run: rich's own averages over 30 s, and one batch may take
         longer than that.
         """
-        elapsed = max(time.monotonic() - self.start_time, 1e-3)
+        elapsed = max(time.monotonic() - self.start_time, 1e-3)  # avoids dividing by 0
         rows_left = max(self.total - self.already_done - self.done - self.failed, 0)
-        has_estimate = 0 < min(self.total / 100, 100) < self.done  # too few rows give none
+        has_estimate = 0 < min(self.total / 100, 100) < self.done  # a few rows say too little
         rates = [
             f"{self.done / elapsed:.1f} rows/s",
             f"{self.tokens / elapsed:,.0f} tokens/s" if self.tokens else "",

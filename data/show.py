@@ -104,7 +104,7 @@ def main(conf: ShowConf) -> None:
         print_document(view, conf)
     print_summary(stats, skipped)
     log.info("the same as a page: %s", folder / "sample.html")
-    check_mask_stats(stats, skipped)  # last, so that wrong masks are shown before they are refused
+    check_mask_stats(stats, skipped)  # last, so that wrong masks are shown before they are rejected
 
 
 def print_document(view: DocumentView, conf: ShowConf) -> None:

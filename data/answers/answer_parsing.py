@@ -13,7 +13,7 @@ from data.chat.template import Message
 from data.sources.row_formats import REASONING_KEYS
 
 THOUGHT_END = "</think>"  # Qwen3, DeepSeek and most others; the prompt may hold the start tag
-# Harmony (gpt-oss): one message per channel, each with a recipient or none
+# Harmony (gpt-oss): one message per channel, with or without a recipient
 HARMONY_CHANNEL = re.compile(
     r"<\|channel\|>(?P<name>\w+)(?P<header>[^<]*(?:<\|constrain\|>[^<]*)?)<\|message\|>"
     r"(?P<text>.*?)(?=<\|end\|>|<\|call\|>|<\|return\|>|<\|start\|>|$)",
@@ -25,7 +25,7 @@ _json_decoder = json.JSONDecoder()
 
 
 def message_from_text(text: str) -> Message:
-    r"""Build the assistant's message that templates render as they would in serving.
+    r"""Return the assistant's message that a template renders as it does in serving.
 
     >>> message_from_text("<think>\nEasy.\n</think>\n\n4")["content"]
     '4'
@@ -38,20 +38,20 @@ def message_from_text(text: str) -> Message:
         reasoning, end, content = text.rpartition(THOUGHT_END)
         reasoning = reasoning.strip().removeprefix("<think>").strip("\n")
         content = content.lstrip("\n") if end else content
-    # Templates read different keys for the reasoning, and treat empty reasoning as none.
+    # Templates read different keys for the reasoning, and treat empty reasoning as absent.
     fields = dict.fromkeys(REASONING_KEYS, reasoning) if reasoning else {}
     return {"role": "assistant", "content": content, **fields}
 
 
 def merge_tool_call(message: Message, text: str) -> Message:
-    """Combine the data's message, whose tool call the target repeated, with the target's text."""
+    """Return the data's message with the target's text; the target repeated its tool call."""
     generated = message_from_text(text)
     content = TOOL_CALL_START.split(generated["content"])[0].strip()
     return {**message, **generated, "content": content}
 
 
 def parse_tool_calls(text: str) -> list[tuple[str, Any]]:
-    r"""Parse the names and arguments of tool calls in any known notation.
+    r"""Return the names and arguments of the tool calls in a text, in any known notation.
 
     >>> parse_tool_calls('<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>')
     [('add', {'a': 1})]

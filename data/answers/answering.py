@@ -1,7 +1,7 @@
 """Concurrent generation of the target's answers to any number of rows, journaled row by row.
 
-A killed run resumes where its journal ends. Every row is answered exactly once: it is complete in
-the journal, or it is requested again.
+A killed run resumes at the end of its journal. Every row is answered exactly once: it is complete
+in the journal, or it is requested again.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ class Journal:
     def __init__(self, path: Path, file: BinaryIO):
         require(
             try_lock(file),
-            f"run_name: must have one process per worker, got another that writes {path}; "
+            f"run_name: must have one process per worker, got a second one that writes {path}; "
             "wait until it ends, or give each process its own worker",
         )
         self._folder, self._file = path.parent, file
@@ -142,14 +142,15 @@ def answer_rows(
 ) -> Iterator[PreparedRow]:
     """Answer the rows and yield them in their order; `report` is filled with the counts.
 
-    Every row is answered before the first one is yielded. Raises UserError if a row failed
-    permanently and `conf.skip_failed` is false; the same call then retries only the failed rows.
+    Every row is answered, and the backend closed, before the first one is yielded. Permanent
+    failures are listed in a file beside the journal. Raises UserError if there are any and
+    `conf.skip_failed` is false; the same call then retries only the failed rows.
     """
     journal.parent.mkdir(parents=True, exist_ok=True)
     with journal.open("a+b") as file:  # closing it releases the lock
         records = Journal(journal, file)
         job = _AnswerJob(backend=backend, tokenizer=tokenizer, conf=conf, journal=records)
-        # Runner.run would delay Ctrl-C until a batch is decoded
+        # Runner.run would delay Ctrl-C until a batch is decoded.
         with asyncio.Runner() as runner:
             row_ids = runner.get_loop().run_until_complete(job.answer_all(rows, total))
         job.report_failures(journal.with_suffix(".failed.jsonl"))
@@ -174,8 +175,8 @@ class _AnswerJob:
     journal: Journal
     # rows that failed permanently: source, reason and detail by the row's id
     failures: dict[str, dict[str, str]] = field(default_factory=dict)
-    failures_in_a_row: int = 0  # permanent failures since the last finished row
-    is_aborted: bool = False  # too many failures in a row: the rest is skipped
+    consecutive_failures: int = 0  # permanent failures since the last finished row
+    is_aborted: bool = False  # True after too many consecutive failures: the rest is skipped
 
     async def answer_all(self, rows: Iterable[PreparedRow], total: int | None) -> list[str]:
         """Answer every row that the journal lacks, `conf.rows_in_flight` at a time.
@@ -205,6 +206,7 @@ class _AnswerJob:
         return row_ids
 
     async def _answer_row(self, row: PreparedRow, progress: RowProgress) -> None:
+        """Answer one row, and record it in the journal or, if it fails, in `failures`."""
         dialogue = Dialogue(row=row, backend=self.backend, tokenizer=self.tokenizer, conf=self.conf)
         try:
             answered = await dialogue.answer_turns()
@@ -212,23 +214,26 @@ class _AnswerJob:
             self.failures[row.id] = {
                 "source": row.source, "reason": str(error), "detail": error.detail
             }  # fmt: skip
-            self.failures_in_a_row += 1
-            self.is_aborted |= self.failures_in_a_row >= max(
+            self.consecutive_failures += 1
+            self.is_aborted |= self.consecutive_failures >= max(
                 MIN_FAILURES_TO_ABORT, self.conf.rows_in_flight
             )
             progress.count(failed=1)
             return
-        except RowRejectedError as reason:
-            self.journal.write(row.id, {"source": row.source, "dropped": str(reason)})
+        except RowRejectedError as error:
+            self.journal.write(row.id, {"source": row.source, "dropped": str(error)})
         else:
             self.journal.write(
                 row.id, {"ended": dialogue.end_reason, "row": row_to_columns(answered)}
             )
-        self.failures_in_a_row = 0
+        self.consecutive_failures = 0
         progress.count(done=1, tokens=sum(answer.tokens for answer in dialogue.answers))
 
     def report_failures(self, file: Path) -> None:
-        """Write the permanent failures to `file`; raise UserError unless they may be left out."""
+        """Write the permanent failures to `file`, or remove it if there are none.
+
+        Raises UserError for failures that may not be left out.
+        """
         if not self.failures:
             file.unlink(missing_ok=True)
             return
@@ -243,6 +248,6 @@ class _AnswerJob:
         require(
             self.conf.skip_failed and not self.is_aborted,
             f"answers: every row must be answered, got {summary}; rerun the command to "
-            "retry these alone, or set answers.skip_failed=true to leave them out",
+            "retry only these, or set answers.skip_failed=true to leave them out",
         )
         log.warning("answers: left out %s", summary)

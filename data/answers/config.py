@@ -66,7 +66,7 @@ class AnswersConf:
         )
         if self.context is not None:
             self.prompt_limit(self.context)
-        # Secrets are refused: config.yaml stores settings, and errors and logs show the URL.
+        # Secrets are rejected: config.yaml stores settings, and errors and logs show the URL.
         remedy = f"put the server's key into the variable {self.api_key_env} (answers.api_key_env)"
         parts = urlsplit(self.url or "")
         require(
@@ -87,7 +87,7 @@ class AnswersConf:
     def prompt_limit(self, *contexts: int | None) -> int:
         """Return the maximum number of prompt tokens in the smallest known context.
 
-        Raises UserError if no context is known, or if none of it is left for a prompt.
+        Raises UserError if no context is known, or if it leaves no room for a prompt.
         """
         limits = [tokens for tokens in (self.context, *contexts) if tokens is not None]
         require(

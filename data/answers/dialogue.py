@@ -1,7 +1,7 @@
 """One conversation, answered turn by turn: each prompt is the history as answered so far.
 
 Prompts and answers are recorded as token ids. Turns share a document as long as a prompt begins
-with all tokens of the document; a new document begins where a template rewrites the history (for
+with all tokens of the document; a new document begins if a template rewrites the history (for
 example by dropping old reasoning) or text is tokenized differently.
 """
 
@@ -89,14 +89,17 @@ class Dialogue:
         else:
             arguments = {**self.row.template, "tools": self.row.tools}
             chat = ChatTemplate(tokenizer=self.tokenizer, arguments=arguments)
-            chat.render(messages)  # a template that refuses the row raises before any request
+            chat.render(messages)  # raises before any request if the template rejects the row
             messages = await self._answer_messages(chat, messages)
         return replace(self.row, messages=messages, documents=self.documents, answers=self.answers)
 
     async def _answer_messages(self, chat: ChatTemplate, messages: list[Message]) -> list[Message]:
-        """Replace the assistant's messages by the target's until the dialogue cannot go on."""
+        """Return the messages with the target's answers, up to the last one that it could give.
+
+        If turns of the data are left, `end_reason` says why.
+        """
         history: list[Message] = []
-        # None stands for an answer that the data does not have
+        # None stands for an answer that the data lacks.
         turns = messages if messages[-1]["role"] == "assistant" else [*messages, None]
         for index, message in enumerate(turns):
             if message is not None and message["role"] != "assistant":
@@ -123,13 +126,13 @@ class Dialogue:
             if reason and index + 1 < len(turns):
                 self.end_reason = reason
                 break
-        last = max(n for n, message in enumerate(history, 1) if message["role"] == "assistant")
-        return history[:last]
+        end = max(n for n, message in enumerate(history, 1) if message["role"] == "assistant")
+        return history[:end]
 
     def _find_end_reason(self, answer: Answer, text: str, prompt: str, rendered: str) -> str:
         """Return the reason why the dialogue ends with this answer; empty if it goes on.
 
-        `rendered` is the conversation with the data's own tool call; empty if it has none here.
+        `rendered` is the conversation with the data's own tool call; empty without a call.
         """
         if answer.finish_reason != "stop":
             return ANSWER_CUT
@@ -137,17 +140,21 @@ class Dialogue:
             return "" if is_same_tool_call(text, prompt, rendered) else DIFFERENT_TOOL_CALL
         return UNEXPECTED_TOOL_CALL if self.row.tools and parse_tool_calls(text) else ""
 
-    async def _generate_answer(self, prompt: list[int]) -> Answer:
-        require_row(bool(prompt), "without a token")
-        require_row(len(prompt) <= self.backend.max_prompt_tokens, PROMPT_TOO_LONG)
+    async def _generate_answer(self, prompt_ids: list[int]) -> Answer:
+        """Return the answer to a prompt, and record it in `documents` and `answers`."""
+        require_row(bool(prompt_ids), "without a token")
+        require_row(len(prompt_ids) <= self.backend.max_prompt_tokens, PROMPT_TOO_LONG)
         turn = len(self.answers)
         key = derive_answer_seed(self.conf.seed, self.row.id, turn)
-        answer = await self.backend.generate_answer(prompt, key=key)
-        if not self.documents or prompt[: len(self.documents[-1].ids)] != self.documents[-1].ids:
+        answer = await self.backend.generate_answer(prompt_ids, key=key)
+        if (
+            not self.documents
+            or prompt_ids[: len(self.documents[-1].ids)] != self.documents[-1].ids
+        ):
             self.documents.append(RecordedDocument(ids=[], spans=[]))
         document = self.documents[-1]
-        document.ids = [*prompt, *answer.ids]
-        document.spans.append([len(prompt), len(document.ids)])
+        document.ids = [*prompt_ids, *answer.ids]
+        document.spans.append([len(prompt_ids), len(document.ids)])
         self.answers.append(
             SamplingInfo(
                 turn=turn,
@@ -164,9 +171,10 @@ class Dialogue:
 
 
 def build_exact_message(chat: ChatTemplate, history: list[Message], text: str) -> Message:
-    """Build the message that the template renders to `text`.
+    """Return the message that the template renders to `text`.
 
-    Templates add or trim spaces, so the content is tried as it is and then stripped.
+    Templates add or trim spaces, so the content is tried as it is and then stripped; the message
+    keeps it as it is if neither renders to `text`.
     """
     message = message_from_text(text)
     for variant in (message, {**message, "content": message["content"].strip()}):

@@ -38,9 +38,10 @@ class ServedModel:
 
 
 def check_endpoint(conf: AnswersConf, target: TargetConf) -> ServedModel:
-    """Check that the endpoint is reachable and serves the target; raise UserError otherwise.
+    """Return the model under which the endpoint serves the target.
 
-    No model and no tokenizer is loaded.
+    Raises UserError if the endpoint is unreachable, serves other models, has too small a context or
+    rejects a request for one token. No model and no tokenizer is loaded.
     """
     client = openai.OpenAI(**_build_client_options(conf))
     try:
@@ -49,9 +50,9 @@ def check_endpoint(conf: AnswersConf, target: TargetConf) -> ServedModel:
         )
     except (openai.OpenAIError, UnansweredError) as error:
         raise UserError(
-            f"answers.url: must be an endpoint that can be reached, got {conf.url} "
-            f"({_classify_error(error)}); start the server, or correct the URL (it ends in /v1) "
-            f"or the key in ${conf.api_key_env}"
+            f"answers.url: must be a reachable endpoint, got {conf.url} "
+            f"({_classify_error(error)}); start the server, or correct the URL (it should end "
+            f"in /v1) or the key in ${conf.api_key_env}"
         ) from error
     names = {conf.model} if conf.model else {target.name, target.path or target.name}
     card = next((card for card in cards if {card["id"], card.get("root")} & names), None)
@@ -59,16 +60,18 @@ def check_endpoint(conf: AnswersConf, target: TargetConf) -> ServedModel:
         raise UserError(
             f"answers.model: must be served by {conf.url}, got "
             f"{' or '.join(sorted(names))}, but it serves "
-            f"{', '.join(card['id'] for card in cards) or 'none'}; start the target there, or "
-            "set the server's name for it"
+            f"{', '.join(card['id'] for card in cards) or 'no models'}; start the target there, "
+            "or set answers.model to the server's name for it"
         )
-    # only the base model of an adapter reports a context length
+    # An adapter's card has no context length; its base model's card, named as its parent, has one.
     base = next((base for base in cards if base["id"] == card.get("parent")), card)
     served = ServedModel(model=card["id"], context=base.get("max_model_len"))
     key = "context" if conf.context else "max_new_tokens"
+    rule = "fit into" if conf.context else "leave room for a prompt in"
     require(
+        # A prompt has at least one token.
         served.context is None or served.context >= (conf.context or conf.max_new_tokens + 1),
-        f"answers.{key}: must fit into the {served.context} tokens that {conf.url} serves, got "
+        f"answers.{key}: must {rule} the {served.context} tokens that {conf.url} serves, got "
         f"{getattr(conf, key)}; lower it, or raise the server's --max-model-len",
     )
     _check_completion(conf, served, client)
@@ -99,7 +102,7 @@ class EndpointAnswerBackend:
 
     def __init__(self, conf: AnswersConf, served: ServedModel, target: TargetConf, tokenizer: Any):
         self.conf, self.model, self.tokenizer = conf, served.model, tokenizer
-        # one less because SGLang refuses a request that would fill its context
+        # One less, because SGLang rejects a request that would fill its context.
         self.max_prompt_tokens = conf.prompt_limit(served.context, target.context_length()) - 1
         self.eos_ids = target.eos_ids()
         self.end_token_id = find_end_of_turn_id(tokenizer, self.eos_ids)
@@ -129,6 +132,7 @@ class EndpointAnswerBackend:
         await self.client.close()
 
     def _parse_answer(self, choice: dict[str, Any]) -> Answer:
+        """Build the answer; tokenize its text without ids, and add an end token that is missing."""
         ids, reason = choice.get("token_ids"), choice["finish_reason"]
         retokenized = ids is None
         if ids is None:
@@ -143,7 +147,7 @@ class EndpointAnswerBackend:
 def find_end_of_turn_id(tokenizer: Any, eos_ids: Collection[int]) -> int:
     """Return the end-of-sequence id that the chat template writes after an answer.
 
-    Falls back to the tokenizer's own.
+    Without a template, or if it writes none of `eos_ids`, return the tokenizer's own.
     """
     if tokenizer.chat_template is None:
         return tokenizer.eos_token_id
@@ -170,7 +174,7 @@ def _build_client_options(conf: AnswersConf) -> dict[str, Any]:
 
 
 def _parse_model_cards(reply: Any) -> list[dict[str, Any]]:
-    """Parse the models of a reply. Raises UnansweredError."""
+    """Return the model cards of a reply. Raises UnansweredError."""
     try:
         return [card for card in json.loads(reply.content)["data"] if card["id"]]
     except (ValueError, LookupError, TypeError) as error:
@@ -178,10 +182,10 @@ def _parse_model_cards(reply: Any) -> list[dict[str, Any]]:
 
 
 def _parse_choice(reply: Any) -> dict[str, Any]:
-    """Parse the answer of a reply. Raises UnansweredError."""
+    """Return the first choice of a reply. Raises UnansweredError if it holds no answer."""
     try:
         choice = json.loads(reply.content)["choices"][0]
-        reason, _ = choice["finish_reason"], choice["text"]
+        reason, _ = choice["finish_reason"], choice["text"]  # KeyError: a choice without text
     except (ValueError, LookupError, TypeError) as error:
         raise UnansweredError("no completion") from error
     if reason not in ("stop", "length"):
@@ -190,7 +194,7 @@ def _parse_choice(reply: Any) -> dict[str, Any]:
 
 
 def _redact_error(error: Exception, conf: AnswersConf) -> str:
-    """Remove the API key from a server's message: some servers repeat a key that they refuse."""
+    """Return the error's text without the API key, which some servers repeat on rejecting it."""
     return str(error).replace(conf.api_key, "***") if conf.api_key != NO_API_KEY else str(error)
 
 

@@ -1,6 +1,6 @@
 """Find the parts of a rendered conversation that the target generated, turn by turn.
 
-Each turn is compared with its prompt (data/chat/template.py). Where a template marks its answers
+Each turn is compared with its prompt (data/chat/template.py). If a template marks its answers
 with {% generation %}, the marks decide within the text that follows the prompt. A single text for
 all turns needs a template that never rewrites earlier turns, which is checked for every turn.
 """
@@ -22,46 +22,53 @@ class RewrittenError(UserError):
 def find_all_answers(chat: ChatTemplate, messages: list[Message]) -> tuple[str, list[CharSpan]]:
     """Return the text up to the end of the last answer, and the spans of all answers in it.
 
-    Raises RewrittenError where no single text holds all answers as they were generated.
+    Without an answer the text is returned whole. Raises RewrittenError if the template renders an
+    earlier turn differently once later messages follow it.
     """
     text, spans = chat.render(messages), []
     for turn in find_assistant_turns(messages):
-        prefix, answer = find_last_answer(chat, messages[: turn + 1])
+        prefix, answer_spans = find_last_answer(chat, messages[: turn + 1])
         if not text.startswith(prefix):
             raise RewrittenError(
-                "data.turns: the chat template must not rewrite earlier turns, got another text "
-                f"for message {turn} once later messages follow it; set data.turns=each"
+                "data.turns: the chat template must not rewrite earlier turns, but the text up to "
+                f"message {turn} changes once later messages follow it; set data.turns=each"
             )
-        spans += answer
-    return text[: spans[-1][1]] if spans else text, spans
+        spans += answer_spans
+    end = spans[-1][1] if spans else len(text)
+    return text[:end], spans
 
 
 def find_last_answer(chat: ChatTemplate, messages: list[Message]) -> tuple[str, list[CharSpan]]:
-    """Return serving's prompt followed by the last answer, and the answer's spans in that text.
+    """Return the prompt as serving renders it with the last answer, and the answer's spans in it.
 
-    Raises RowRejectedError where no rendered text shows both, or where it lacks a tool call.
+    Raises RowRejectedError if no rendered text shows both, or if it lacks a tool call.
     """
     marked = _find_by_marks(chat, messages) if GENERATION_TAG.search(chat.source) else None
     text, spans = marked or _find_by_prompt(chat, messages)
     text = _strip_trailing_eos(text, chat, messages)
     spans = [(begin, min(end, len(text))) for begin, end in spans if begin < len(text)]
-    answer = "".join(text[begin:end] for begin, end in spans)
+    answer_text = "".join(text[begin:end] for begin, end in spans)
     calls = [call.get("function", call)["name"] for call in messages[-1].get("tool_calls", [])]
-    require_row(  # some templates drop calls
-        not spans or all(answer.count(name) >= count for name, count in Counter(calls).items()),
+    require_row(  # Some templates drop calls.
+        not spans
+        or all(answer_text.count(name) >= count for name, count in Counter(calls).items()),
         "a tool call that the chat template does not write",
     )
     return text, spans
 
 
 def _strip_trailing_eos(text: str, chat: ChatTemplate, messages: list[Message]) -> str:
-    """Strip the EOS token that some templates write after the last turn, whatever its role."""
+    """Return the text without the EOS token that some templates write after the last turn.
+
+    A turn's own end-of-turn token stays, even if it is the EOS token.
+    """
     eos = str(chat.tokenizer.eos_token or "")
-    turn = text.removesuffix(eos).rstrip()
-    if not turn.endswith(tuple(find_added_tokens(chat.tokenizer))):
+    stripped = text.removesuffix(eos).rstrip()
+    if not stripped.endswith(tuple(find_added_tokens(chat.tokenizer))):
         return text
     continued = chat.render(messages, add_generation_prompt=True)
-    return turn if continued.startswith(turn) and not continued.startswith(text) else text
+    # An EOS token that is missing once the conversation goes on belongs to no turn.
+    return stripped if continued.startswith(stripped) and not continued.startswith(text) else text
 
 
 def find_assistant_turns(messages: list[Message]) -> list[int]:
@@ -80,7 +87,7 @@ def _find_by_marks(
 ) -> tuple[str, list[CharSpan]] | None:
     """Return the text and the marked spans after the prompt, each to the end of its turn.
 
-    Return None where the text does not begin with the prompt. Marks are clipped, because authors
+    Return None if the text does not begin with the prompt. Marks are clipped, because authors
     put the tags before or after headers and end-of-turn tokens.
     """
     text, marks = chat.render_with_marks(messages)
@@ -94,11 +101,12 @@ def _find_by_marks(
         for left, right in marks
         if right > begin
     ]
-    return text[: spans[-1][1] if spans else begin], spans
+    end = spans[-1][1] if spans else begin
+    return text[:end], spans
 
 
 def _extend_to_end_of_turn(text: str, begin: int, end: int, chat: ChatTemplate) -> str:
-    """Return a marked answer with its end-of-turn token, from inside or just after the mark."""
+    """Return a marked answer with its end-of-turn token, which may lie in the mark or after it."""
     eos = str(chat.tokenizer.eos_token or "")
     if eos and text.startswith(eos, end):
         return text[begin:end] + eos
@@ -110,6 +118,6 @@ def _extend_to_end_of_turn(text: str, begin: int, end: int, chat: ChatTemplate) 
 
 
 def _trim_after_end_of_turn(answer: str, chat: ChatTemplate) -> str:
-    """Trim the line break that many templates write after the end-of-turn token."""
+    """Return the answer without the line break that many templates write after its last token."""
     trimmed = answer.rstrip()
     return trimmed if trimmed.endswith(tuple(find_added_tokens(chat.tokenizer))) else answer

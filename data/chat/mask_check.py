@@ -1,4 +1,4 @@
-"""Count masks by category and refuse, early, those that supervise nothing or the prompts too.
+"""Count masks by category and reject, early, those that supervise nothing or the prompts too.
 
 Both result from a wrong chat template or wrong answer flags, and neither raises an error in
 training.
@@ -39,7 +39,7 @@ class MaskStats:
         )
 
     def check(self, category: str) -> None:
-        """Check that not every document is masked wrongly; raise UserError otherwise."""
+        """Raise UserError if every document lacks an answer token, or every one lacks a prompt."""
         of_category = f" of category {category!r}" if category else ""
         require(
             not self.documents or self.without_answers < self.documents,
@@ -65,7 +65,7 @@ def track_mask_stats(
 def check_documents(
     documents: Iterable[TokenizedDocument], skipped: Counter[str]
 ) -> Iterator[TokenizedDocument]:
-    """Yield the documents unchanged; raise UserError where a category's masks are all wrong."""
+    """Yield the documents unchanged; raise UserError if a category's masks are all wrong."""
     stats: defaultdict[str, MaskStats] = defaultdict(MaskStats)
     for document in track_mask_stats(documents, stats):
         if stats[document.category].documents == EARLY_CHECK_DOCUMENTS:

@@ -41,7 +41,7 @@ def _reject_on_template_error() -> Iterator[None]:
     try:
         yield
     except (TemplateError, TypeError) as error:  # TypeError is raised for values that are not JSON
-        raise RowRejectedError(f"refused by the chat template: {error}") from error
+        raise RowRejectedError(f"rejected by the chat template: {error}") from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,20 +75,20 @@ class ChatTemplate:
     def render(
         self, messages: list[Message], *, add_generation_prompt: bool = False, **switches: bool
     ) -> str:
-        """Render the conversation; `add_generation_prompt` adds the header of the next answer.
+        """Return the rendered conversation; `add_generation_prompt` adds the next answer's header.
 
-        `switches` override the template's arguments. Raises RowRejectedError where the template
-        refuses the conversation.
+        `switches` override the template's arguments. Raises RowRejectedError if the template
+        rejects the conversation.
         """
         arguments = {**self.arguments, **switches, "add_generation_prompt": add_generation_prompt}
         with _reject_on_template_error():
             return str(self.tokenizer.apply_chat_template(messages, tokenize=False, **arguments))
 
     def render_with_marks(self, messages: list[Message]) -> tuple[str, list[CharSpan]]:
-        """Render the conversation and return the spans marked with {% generation %}.
+        """Return the rendered conversation and its spans marked with {% generation %}.
 
         The tokenizer's own `return_assistant_tokens_mask` maps the same marks to tokens, but its
-        mask runs to the end of the text where a mark ends in a space that belongs to no token.
+        mask runs to the end of the text if a mark ends in a space that belongs to no token.
         """
         arguments: Any = self.tokenizer.special_tokens_map | self.arguments
         with _reject_on_template_error():
@@ -102,17 +102,18 @@ class ChatTemplate:
         return text, list(marks)
 
     def render_prompts(self, history: list[Message]) -> Iterator[tuple[str, dict[str, bool]]]:
-        """Yield the prompt of the next answer, and those with thinking switched off by an argument.
+        """Yield prompts of the next answer, each with the switches that override the arguments.
 
-        Thinking is switched off only where the arguments leave it open. Serving without thinking
-        sends the empty thought in the prompt, so the target never generates one.
+        The first has no switches; each other one turns thinking off by one argument that is not
+        set. Serving without thinking sends the empty thought in the prompt, so the target never
+        generates one.
         """
         names = [n for n in THINKING_SWITCHES if n not in self.arguments and n in self.source]
         for switches in ({}, *({name: False} for name in names)):
             yield self.render(history, add_generation_prompt=True, **switches), switches
 
     def split_answer(self, history: list[Message], message: Message) -> tuple[str, str]:
-        """Return the prompt and the answer to it; raise RowRejectedError where no text shows both.
+        """Return the prompt and the answer to it; raise RowRejectedError if no text shows both.
 
         Some templates drop from the history what they wrote into the prompt, such as thoughts. The
         answer is then taken from a text with the last question only, and the full text must end
@@ -134,7 +135,7 @@ class ChatTemplate:
     ) -> tuple[str, str, dict[str, bool]] | None:
         """Return the longest prompt that the text begins with, the answer and the switches.
 
-        Return None where the text begins with no prompt.
+        Return None if the text begins with none of the prompts.
         """
         text = self.render([*history, message])
         splits = [

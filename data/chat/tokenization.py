@@ -37,7 +37,7 @@ def iter_documents(
 ) -> Iterator[TokenizedDocument]:
     """Yield every document of the data; `skipped` counts the rows left out, by reason.
 
-    Raises UserError where a category's masks are all wrong: after its first 1,000 documents, or at
+    Raises UserError if a category's masks are all wrong: after its first 1,000 documents, or at
     the end of the data.
     """
     return check_documents(iter_unchecked_documents(conf, tokenizer, skipped), skipped)
@@ -60,13 +60,13 @@ def iter_demo_documents(
     """Yield the demo's prompts, each with its answer.
 
     `answer_prompts` maps the token ids of the prompts to those of the answers. Without it, an
-    answer is the text that follows the prompt in its file.
+    answer is the text that follows the prompt in its file, cut to `conf.max_new_tokens`.
     """
     prompts = training_prompts(conf.prompts, seed=seed)
     prompt_ids: list[list[int]] = tokenizer([prompt.text for prompt in prompts])["input_ids"]
     if answer_prompts is None:
-        texts = tokenizer([prompt.continuation for prompt in prompts])["input_ids"]
-        answers = [ids[: conf.max_new_tokens] for ids in texts]
+        continuations = tokenizer([prompt.continuation for prompt in prompts])["input_ids"]
+        answers = [ids[: conf.max_new_tokens] for ids in continuations]
     else:
         answers = answer_prompts(prompt_ids)
     for prompt, ids, answer in zip(prompts, prompt_ids, answers, strict=True):
@@ -76,9 +76,9 @@ def iter_demo_documents(
 def documents_from_row(
     row: ParsedRow, conf: DataConf, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[list[TokenizedDocument], Counter[str]]:
-    """Return the document of a row, or one for each assistant turn of a conversation.
+    """Return the documents of a row, and the counts of rejected ones by reason.
 
-    Return the counts of rejected documents, by reason, with them.
+    A conversation gives the documents that `conf.turns` asks for, any other row gives one.
     """
     rejected: Counter[str] = Counter()
     match row:
@@ -102,8 +102,9 @@ def documents_from_conversation(
         with suppress(RowRejectedError, RewrittenError):
             return [document_from_messages(chat, messages)], Counter()
         documents, rejected = documents_from_conversation(chat, messages, TurnSelection.each)
-        # a conversation without documents counts once
-        return documents, rejected if documents else Counter([*rejected][:1])
+        # A conversation without documents counts once, under its first reason.
+        rejected = rejected if documents else Counter([*rejected][:1])
+        return documents, rejected
     documents, rejected = [], Counter()
     ends = [turn + 1 for turn in find_assistant_turns(messages)]
     for end in ends if turns is TurnSelection.each else ends[-1:]:
@@ -119,7 +120,7 @@ def documents_from_conversation(
 
 
 def document_from_text(tokenizer: PreTrainedTokenizerBase, text: str) -> TokenizedDocument:
-    """Tokenize a plain text and mark all tokens but the first, which has no context."""
+    """Return the tokens of a plain text, all marked but the first, which has no context."""
     ids = list(tokenizer(text, verbose=False)["input_ids"])
     return TokenizedDocument(ids=ids, answer=[position > 0 for position in range(len(ids))])
 
@@ -127,10 +128,10 @@ def document_from_text(tokenizer: PreTrainedTokenizerBase, text: str) -> Tokeniz
 def document_from_messages(
     chat: ChatTemplate, messages: list[Message], *, last_only: bool = False
 ) -> TokenizedDocument:
-    """Tokenize a conversation and mark its assistant turns, each with its end-of-turn token.
+    """Return the tokens of a conversation, with each answer and its end-of-turn token marked.
 
-    Raises RowRejectedError where the prompt that the target read cannot be rendered, and
-    RewrittenError where no single text holds all answers.
+    With `last_only` only the last answer is marked. Raises RowRejectedError if the prompt that the
+    target read cannot be rendered, and RewrittenError if no single text holds all answers.
     """
     messages = [_fill_reasoning_keys(message) for message in messages]
     text, spans = (
@@ -140,7 +141,10 @@ def document_from_messages(
 
 
 def _fill_reasoning_keys(message: Message) -> Message:
-    """Copy a message's reasoning to every key that templates read; each silently drops others."""
+    """Return the message with its reasoning under every key that templates read.
+
+    A template silently drops reasoning under a key that it does not read.
+    """
     reasoning = next((message[key] for key in REASONING_KEYS if message.get(key)), None)
     return message if reasoning is None else {**dict.fromkeys(REASONING_KEYS, reasoning), **message}
 
@@ -148,9 +152,9 @@ def _fill_reasoning_keys(message: Message) -> Message:
 def _tokenize_text(
     tokenizer: PreTrainedTokenizerBase, text: str, spans: list[CharSpan]
 ) -> TokenizedDocument:
-    """Tokenize a text and mark the tokens of its spans.
+    """Return the tokens of a text, with those of its spans marked.
 
-    Serving tokenizes a prompt alone, so the text is split where answers begin: no token may lie
+    Serving tokenizes a prompt by itself, so the text is split where answers begin: no token may lie
     across the end of a prompt.
     """
     begins = [begin for begin, _ in spans] if _can_tokenize_parts(tokenizer) else []
@@ -172,10 +176,10 @@ def _can_tokenize_parts(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 def _mark_answer_tokens(offsets: list[CharSpan], text: str, spans: list[CharSpan]) -> list[bool]:
-    """Mark the tokens that lie in an answer.
+    """Return a flag for each token that is True if the token lies in an answer.
 
-    The last token may reach beyond the answer by white space, as an end-of-turn token does that
-    includes a line break.
+    The last token of an answer may extend past it by white space, as an end-of-turn token that
+    includes a line break does.
     """
     answer = [False] * len(offsets)
     starts = [start for start, _ in offsets]

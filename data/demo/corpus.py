@@ -1,7 +1,7 @@
 """Read the demo's text: source code and documentation of Python's standard library.
 
 None of it is committed. A hash of its name decides whether a file is held out, so the split is the
-same for every interpreter. The library's tests are left to the recipe of the demo target.
+same for every interpreter. The library's tests are used only by the recipe of the demo target.
 """
 
 import ast
@@ -41,7 +41,7 @@ def library_texts(kind: str, *, held_out: bool) -> tuple[str, ...]:
     from pydoc_data.topics import topics
 
     modules = library_texts("code", held_out=held_out)
-    # the chapters of the language reference that `help("with")` and its like print
+    # Chapters of the language reference, which calls such as `help("with")` print.
     chapters = [
         topics[name].strip() + "\n"
         for name in sorted(topics)
@@ -88,7 +88,7 @@ def list_python_files(library: Path) -> Iterator[tuple[str, Path]]:
 
 
 def read_source(path: Path) -> str | None:
-    """Read a file; return None where it is not UTF-8, as some tests are, or too large."""
+    """Read a file; return None if it is not UTF-8, as some tests are, or too large."""
     if path.stat().st_size > MAX_FILE_BYTES:
         return None
     try:

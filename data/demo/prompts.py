@@ -58,9 +58,8 @@ def held_out_prompts() -> list[DemoPrompt]:
     """Build 16 prompts per category from text that neither target nor draft was trained on."""
     prompts = []
     for category, cut in (("code", _cut_code), ("docs", _cut_prose)):
-        training_text = "\0".join(
-            library_texts(category, held_out=False)
-        )  # it may repeat held-out text
+        # Held-out text that training text repeats is not unseen.
+        training_text = "\0".join(library_texts(category, held_out=False))
         texts = _interleave_cuts(cut(text) for text in library_texts(category, held_out=True))
         unseen = (text for text in texts if text not in training_text)
         prompts += _number_prompts(category, list(islice(unseen, PROMPTS_PER_CATEGORY)), category)
@@ -75,7 +74,7 @@ def training_prompts(count: int, seed: int) -> list[DemoPrompt]:
     The `open_ended` prompts are paragraphs from inside the library's documentation.
     """
     code, docs = (library_texts(kind, held_out=False) for kind in ("code", "docs"))
-    share = -(-count // len(CATEGORIES))
+    share = -(-count // len(CATEGORIES))  # rounded up
     cuts = {
         "code": _merge_cuts(_cut_code(text) for text in code),
         "docs": _merge_cuts(_cut_prose(text) for text in docs),
@@ -84,13 +83,15 @@ def training_prompts(count: int, seed: int) -> list[DemoPrompt]:
     }
     held_out = {prompt.text for prompt in held_out_prompts()}
     rng = random.Random(seed)
-    prompts = []
+    prompts_by_category = []
     for category in CATEGORIES:
         texts = sorted(set(cuts[category]) - held_out)
         sampled = rng.sample(texts, k=min(share, len(texts)))
         numbered = _number_prompts(f"train-{category}", sampled, category)
-        prompts.append([replace(p, continuation=cuts[category][p.text]) for p in numbered])
-    return [prompt for turn in zip(*prompts, strict=False) for prompt in turn][:count]
+        prompts_by_category.append(
+            [replace(p, continuation=cuts[category][p.text]) for p in numbered]
+        )
+    return [prompt for turn in zip(*prompts_by_category, strict=False) for prompt in turn][:count]
 
 
 def _merge_cuts(groups: Iterable[PromptCuts]) -> PromptCuts:
@@ -117,7 +118,7 @@ def _hash_text(text: str) -> str:
 
 
 def _cut_code(source: str) -> PromptCuts:
-    """Cut the first lines of every function and class, as many full lines as fit."""
+    """Cut out the first lines of every function and class, as many whole lines as fit."""
     low, high = PROMPT_CHARS
     cuts = {}
     for match in re.finditer(r"^ *(?:def|class|async def) ", source, flags=re.MULTILINE):

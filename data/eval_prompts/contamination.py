@@ -31,7 +31,10 @@ class Contamination:
 
 
 def check_contamination(prompts: list[EvalPrompt], checkpoint_dir: Path) -> Contamination:
-    """Find the held-out prompts that occur in the training data of the checkpoint's run."""
+    """Return the held-out prompts that occur in the training data of the checkpoint's run.
+
+    If the run's file of hashes cannot be read, the result says so in `reason`.
+    """
     file = checkpoint_dir.resolve().parent / PROMPT_HASHES_FILE
     try:
         training_hashes = set(np.load(file, allow_pickle=False).tolist())
@@ -46,7 +49,7 @@ def check_contamination(prompts: list[EvalPrompt], checkpoint_dir: Path) -> Cont
 
 
 def prompt_hashes(prompt: str, answer: str) -> list[int]:
-    """Hash a prompt's whole text, and the beginning of an answer that is long enough.
+    """Return hashes of a prompt's whole text, and of the beginning of a long enough answer.
 
     >>> prompt_hashes("Two  words", "") == prompt_hashes("two words ", "a short answer")
     True
@@ -57,7 +60,7 @@ def prompt_hashes(prompt: str, answer: str) -> list[int]:
 
 
 def normalize_text(text: str) -> str:
-    r"""Normalize case, white space and the Unicode form of accents.
+    r"""Return the text casefolded, in Unicode NFC, with each run of whitespace as one space.
 
     >>> normalize_text("Caf\u00e9  au lait") == normalize_text("CAFE\u0301 au\nlait")
     True
@@ -66,5 +69,5 @@ def normalize_text(text: str) -> str:
 
 
 def hash_text(kind: str, text: str) -> int:
-    """Hash a text to 64 bits; `kind` separates hashes for different purposes."""
+    """Return a 64-bit hash of a text; `kind` separates hashes for different purposes."""
     return int.from_bytes(hashlib.blake2b(f"{kind} {text}".encode(), digest_size=8).digest(), "big")

@@ -47,7 +47,9 @@ def split_held_out(
 ) -> HeldOutSplit:
     """Hold back at most half of the groups, spread over the data and all of its categories.
 
-    `selection` and `final` are numbers of prompts; `row_length` is the number of tokens of a
+    `selection` and `final` are numbers of prompts; if both are wanted, `selection` gets at most a
+    third of what may be held back. Training prompts stand in, with a warning in the log, if nothing
+    can be held back for `selection`. `row_length` is the number of tokens of a
     training row, and `max_prompt_tokens` the longest usable prompt.
     """
     numbers = np.arange(len(documents))
@@ -89,7 +91,7 @@ def prompt_lengths(documents: Documents) -> Int[np.ndarray, " documents"]:
 
 
 def prompt_length(answer: Bool[np.ndarray, " tokens"]) -> int:
-    """Count the tokens before the first answer token; of a plain text, its first few tokens.
+    """Count the tokens before the first answer token, or the first few tokens of a plain text.
 
     >>> prompt_length(np.array([False, False, True, True]))
     2
@@ -130,15 +132,18 @@ def _spread_groups(documents: Documents, members: list[list[int]], count: int) -
 
 
 def spread_over_categories(category: Int[np.ndarray, " all"], count: int) -> list[int]:
-    """Choose `count` indices evenly, then give each missing category an index of the largest one.
+    """Return `count` indices, evenly spaced except that each category has at least one.
+
+    A missing category takes the last index of the largest one. If `count` is too small for that,
+    some categories stay without an index, and the log has a warning.
 
     >>> spread_over_categories(np.array([0, 0, 0, 0, 0, 7, 0, 0]), 3)
     [0, 3, 5]
     """
     indices = np.linspace(0, len(category) - 1, count, dtype=int).tolist()
     for missing in np.setdiff1d(category, category[indices]).tolist() if count else ():
-        largest, number = Counter(category[indices].tolist()).most_common(1)[0]
-        if number == 1:
+        largest, size = Counter(category[indices].tolist()).most_common(1)[0]
+        if size == 1:
             log.warning("data: %d held-out prompts are too few for all categories", count)
             break
         last = max(index for index in indices if category[index] == largest)

@@ -1,7 +1,7 @@
 """Held-out prompts that evaluate a draft: the demo's, a prompt file, or a dataset.
 
 A run writes its own prompt file (`data/mixture/held_out_rows.py`), whose rows name the data that
-they were held out of.
+they were held out from.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ class EvalPrompt:
     # tools and arguments of the chat template
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     chat_template: bool = False  # True if a chat template rendered the ids
-    held_out_of: str = ""  # the data that the prompt was held out of
+    held_out_of: str = ""  # the data that the prompt was held out from
 
     def __post_init__(self) -> None:
         if not self.question:
@@ -47,20 +47,20 @@ class EvalPrompt:
 
     @property
     def row_id(self) -> int:
-        """Return the key of the sampling noise (31 bits), which depends on the id alone."""
+        """Return the key of the sampling noise (31 bits), which depends only on the id."""
         return int.from_bytes(hashlib.sha256(self.id.encode()).digest()[:4], "big") >> 1
 
 
 def load_eval_prompts(
     tokenizer, path: str | None, *, limit: int | None, key: str = PROMPTS_KEY
 ) -> list[EvalPrompt]:
-    """Load first turns in file order, at most `limit` per category.
+    """Return the first turns, category by category in file order, at most `limit` of each.
 
     `path` is as in `read_prompt_rows`. Raises UserError for a duplicate id.
     """
     rows = read_prompt_rows(path, key=key)
-    for name, count in Counter(row["id"] for row in rows).items():
-        require(count == 1, f"{key}: every id must be unique, got {name} twice")
+    for row_id, count in Counter(row["id"] for row in rows).items():
+        require(count == 1, f"{key}: every id must be unique, got {row_id} more than once")
     categories = dict.fromkeys(row["category"] for row in rows)
     return [
         _build_first_turn(tokenizer, row, key)
@@ -72,7 +72,7 @@ def load_eval_prompts(
 def build_next_turns(
     tokenizer, prompts: list[EvalPrompt], answers: list[list[int]]
 ) -> list[EvalPrompt]:
-    """Build the next turn of each conversation that has one, after the target's `answers`."""
+    """Return the next turn of each conversation that has one, after the target's `answers`."""
     return [
         _build_next_turn(tokenizer, prompt, answer)
         for prompt, answer in zip(prompts, answers, strict=True)
@@ -81,11 +81,11 @@ def build_next_turns(
 
 
 def describe_origin(prompts: list[EvalPrompt], path: str | None) -> str:
-    """Describe where the prompts come from.
+    """Return a phrase that says where the prompts come from.
 
     >>> held_back = EvalPrompt(id="1", category="all", ids=[1], held_out_of="chat.jsonl")
     >>> describe_origin([held_back], "outputs/train/run/held_out.jsonl")
-    'held out of chat.jsonl'
+    'held out from chat.jsonl'
     """
     if path in (None, DEMO):
         return "the demo's"
@@ -93,15 +93,15 @@ def describe_origin(prompts: list[EvalPrompt], path: str | None) -> str:
     if "" in counts:
         return str(path)
     return ", ".join(
-        f"{count} held out of {name}" if len(counts) > 1 else f"held out of {name}"
+        f"{count} held out from {name}" if len(counts) > 1 else f"held out from {name}"
         for name, count in counts.items()
     )
 
 
 def fingerprint_prompts(prompts: list[EvalPrompt]) -> str:
-    """Hash the ids and tokens of the first turns; reports with equal hashes are comparable.
+    """Return a hash of the first turns' ids and tokens; reports with equal hashes are comparable.
 
-    Later turns count by their texts alone, because their token ids depend on answers.
+    Later turns count only by their texts, because their token ids depend on answers.
     """
     content = [
         [p.id, p.ids] + ([p.remaining_turns] if p.remaining_turns else [])
@@ -112,9 +112,9 @@ def fingerprint_prompts(prompts: list[EvalPrompt]) -> str:
 
 
 def read_prompt_rows(source: str | Path | None, *, key: str = PROMPTS_KEY) -> list[dict]:
-    """Read prompts of a file, a directory or a dataset as rows of `prompt_from_row`.
+    """Return the prompts of a file, a directory or a dataset as `prompt_from_row` builds them.
 
-    None and `demo` stand for the demo's prompts. Raises UserError for a line that is no prompt.
+    None and `demo` stand for the demo's prompts. Raises UserError for a line that is not a prompt.
     """
     if source in (None, DEMO):
         from data.demo.prompts import held_out_prompts
@@ -133,7 +133,7 @@ def read_prompt_rows(source: str | Path | None, *, key: str = PROMPTS_KEY) -> li
         if row is None:
             raise UserError(
                 f"{key}: every line must have the columns of a known format, got "
-                f"{', '.join(raw) or 'none'} at {location}; known formats are "
+                f"{', '.join(raw) or 'no columns'} at {location}; known formats are "
                 f"{describe_prompt_formats()}"
             )
         if "held_out_of" in raw:
@@ -191,7 +191,7 @@ def _build_next_turn(tokenizer, previous: EvalPrompt, answer: list[int]) -> Eval
         answer_ids = answer[:-1] if answer[-1:] == [tokenizer.eos_token_id] else answer
         turn_ids = tokenizer(TURN_SEPARATOR + text, add_special_tokens=False)["input_ids"]
         ids = [*previous.ids, *answer_ids, *turn_ids]
-    return replace(
+    return replace(  # Ids count turns from 1, `turn` counts them from 0.
         previous, id=f"{previous.question}#{previous.turn + 2}", ids=ids, turn=previous.turn + 1,
         text=tokenizer.decode(ids, skip_special_tokens=True), messages=messages,
         remaining_turns=remaining_turns,

@@ -31,8 +31,8 @@ log = logging.getLogger(__name__)
 class CaptureProgress:
     """The manifest of one process, updated as its files are written.
 
-    It takes up the files that are recorded already. Raises UserError if the folder holds another
-    capture.
+    Files that an earlier run of this process recorded are kept. Raises UserError if the folder
+    holds a different capture.
     """
 
     def __init__(self, conf: CaptureConf, spec: StoreSpec, documents: Documents, command: str):
@@ -57,7 +57,7 @@ class CaptureProgress:
                 self.manifest.files.update(manifest.files)
 
     def set_target(self, target_sha256: str) -> None:
-        """Record the loaded target's hash; raise UserError where the store has another target."""
+        """Record the loaded target's hash; raise UserError if the store has a different one."""
         self.manifest = replace(
             self.manifest, made=replace(self.manifest.made, target_sha256=target_sha256)
         )
@@ -75,7 +75,7 @@ class CaptureProgress:
         )
 
     def missing_files(self) -> list[str]:
-        """List the files that this process still has to write; warn of damaged ones."""
+        """Return the names of the files still to be written; log a warning for damaged ones."""
         shards = range(self.conf.worker, self.manifest.made.shards, self.conf.workers)
         names = [DOCUMENTS_FILE] * (self.conf.worker == 0) + [shard_name(shard) for shard in shards]
         damaged = dict(self.manifest.find_damaged(self.folder, checksums=self.conf.checksums))
@@ -84,9 +84,9 @@ class CaptureProgress:
         return [name for name in names if name in damaged or name not in self.manifest.files]
 
     def check_disk_space(self, plan: CapturePlan) -> None:
-        """Check that the store fits its budget and the disk, which may hold a part of it already.
+        """Raise UserError unless the store fits its budget and the disk.
 
-        Raises UserError otherwise.
+        Files of the store that exist already count as free space: the plan's bytes include them.
         """
         disk = next(
             path for path in (self.folder, *self.folder.absolute().parents) if path.exists()

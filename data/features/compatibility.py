@@ -18,7 +18,7 @@ from models.target.target import Target, TargetConf
 def check_captured_data(
     data: DataConf, *, target: TargetConf, draft: DraftConf, loss: LossConf
 ) -> None:
-    """Check before weights are read that the run can train from its store, else raise UserError."""
+    """Raise UserError, before weights are read, if the run cannot train from its store."""
     if data.source is not DataSource.captured:
         return
     for key, value in (
@@ -47,14 +47,14 @@ def check_captured_data(
     require(
         manifest.made.layout.teacher is not TeacherKind.topk or loss.temperature == 1,
         f"loss.temperature: must be 1 with a store of teacher=topk, got {loss.temperature}; "
-        "the mass of the tokens beyond the top k is known only at temperature 1",
+        "the mass of the tokens outside the top k is known only at temperature 1",
     )
 
 
 def read_store_manifest(data: DataConf, target: Target, draft: Draft) -> Manifest | None:
-    """Read the manifest of the run's store; None where the run does not train from a store.
+    """Return the manifest of the run's store, or None if the run does not train from a store.
 
-    Raises UserError where the store was captured from a target of another shape or lacks features.
+    Raises UserError if the store was captured from a target of a different shape or lacks features.
     """
     if data.source is not DataSource.captured:
         return None

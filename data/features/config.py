@@ -48,7 +48,7 @@ class CaptureConf:
         )
 
     def build_schema(self, needs: Needs, *, hidden_size: int, vocab_size: int) -> FeatureSchema:
-        """Build the schema of the store; raise UserError where the features cannot be stored."""
+        """Build the schema of the store; raise UserError if the features cannot be stored."""
         require(
             needs.storable,
             f"draft: must leave its target as it is, got {self.draft.method}, whose features "
@@ -57,7 +57,7 @@ class CaptureConf:
         require(
             not needs.context or self.data.overlap is None,
             f"data.overlap: must be null for {self.draft.method}, which reads what the target "
-            f"computed on all tokens before, got {self.data.overlap}; raise data.row_length",
+            f"computed on all earlier tokens, got {self.data.overlap}; raise data.row_length",
         )
         return FeatureSchema(
             layers=needs.layers, hidden=needs.hidden, context=needs.context, dtype=self.dtype,

@@ -47,7 +47,7 @@ class StoreSpec:
     shards: int
 
     def describe_differences(self, other: "StoreSpec") -> list[str]:
-        """List the fields in which `other` differs, with both values."""
+        """Return a phrase with both values for each field in which `other` differs."""
         ours, theirs = (vars(spec) | vars(spec.layout) | {"layout": ""} for spec in (self, other))
         return [
             f"{name} {getattr(theirs[name], 'value', theirs[name])} instead of "
@@ -100,9 +100,9 @@ class Manifest:
         self, folder: Path, *, needs: Needs, tokenizer_hash: str | None = None,
         target_hash: str | None = None, hidden_size: int | None = None,
     ) -> None:  # fmt: skip
-        """Check that the store is finished, is of this target, and holds what a draft needs.
+        """Raise UserError unless the store is finished, of this target, and holds all of `needs`.
 
-        What is None is not compared. Raises UserError otherwise.
+        A hash or size of None is not compared.
         """
         done, total = len(self.files.keys() & set(self.file_names)), len(self.file_names)
         worker_hint = ", and likewise for each worker" if "workers=" in self.command else ""
@@ -121,7 +121,7 @@ class Manifest:
             ("target", self.made.target_sha256, target_hash),
         ):
             if expected not in (None, stored):
-                raise UserError(
+                raise UserError(  # 18 characters hold a hidden size, or tell hashes apart.
                     f"data.path: must be a store of this {kind} ({expected[:18]}), got {folder}, "
                     f"which is for a different one ({stored[:18]}, captured from {self.target}); "
                     f"capture again for this {kind} under another run_name"
@@ -134,7 +134,7 @@ class Manifest:
         )
 
     def check_undamaged(self, folder: Path, *, checksums: bool) -> None:
-        """Check every file's size, with `checksums` also its hash; raise UserError for damage."""
+        """Check every file's size, and its hash if `checksums`; raise UserError for damage."""
         for name, damage in self.find_damaged(folder, checksums=checksums):
             raise self.damaged_error(folder, name, damage)
 
@@ -163,7 +163,7 @@ class Manifest:
 
 
 def resume_command(folder: Path, command: str) -> str:
-    """Rewrite a capture's command so that it resumes in `folder`, even if the store was moved.
+    """Return a capture's command, changed to resume in `folder` even if the store was moved.
 
     >>> resume_command(Path("disk/chat"), "python -m data.capture run_name=chat draft=demo")
     'python -m data.capture draft=demo output_dir=disk run_name=chat'
@@ -182,9 +182,9 @@ def manifest_name(worker: int, workers: int) -> str:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read all manifests of a store and merge them.
+    """Return the merged manifests of a store.
 
-    Raises UserError where there are none, where one is unreadable, or where captures differ.
+    Raises UserError if there are no manifests, if one is unreadable, or if their captures differ.
     """
     paths = sorted(folder.glob("manifest*.json"))
     require(
@@ -206,7 +206,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def read_worker_manifest(path: Path) -> Manifest:
-    """Read the manifest of one process; raise UserError where it is damaged or outdated."""
+    """Read the manifest of one process; raise UserError if it is damaged or outdated."""
     try:
         saved = json.loads(path.read_text())
         if (version := saved.pop("version")) != MANIFEST_VERSION:
@@ -225,11 +225,11 @@ def read_worker_manifest(path: Path) -> Manifest:
 
 
 def hash_manifest(saved: dict[str, Any]) -> str:
-    """Hash the content of a manifest."""
+    """Return a hash of the content of a manifest."""
     return xxhash.xxh3_128_hexdigest(json.dumps(saved).encode())
 
 
 def hash_file(path: Path) -> str:
-    """Hash a file with XXH3-128, which is as fast as disks read."""
+    """Return a file's XXH3-128 hash, which is computed as fast as disks read."""
     with path.open("rb", buffering=0) as file:
         return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()

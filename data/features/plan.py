@@ -42,7 +42,7 @@ class SegmentIndex:
 
 
 def find_supervised_tokens(documents: Documents) -> Bool[np.ndarray, " tokens"]:
-    """Mark answer tokens and the tokens right before them, the only ones that losses use.
+    """Return a mask of answer tokens and the tokens right before them, which are all losses use.
 
     >>> from data.sources.row_formats import TokenizedDocument
     >>> first = TokenizedDocument(ids=[1, 2, 3, 4], answer=[False, False, True, False])
@@ -53,12 +53,12 @@ def find_supervised_tokens(documents: Documents) -> Bool[np.ndarray, " tokens"]:
     supervised = documents.answer.copy()
     supervised[:-1] |= documents.answer[1:]
     last = documents.starts[1:] - 1
-    supervised[last] = documents.answer[last]  # the token after it belongs to another document
+    supervised[last] = documents.answer[last]  # the token after it belongs to the next document
     return supervised
 
 
 def truncate_documents(documents: Documents, length: int) -> Documents:
-    """Cut each document to at most `length` tokens."""
+    """Return the documents, each cut to at most `length` tokens."""
     position = np.arange(len(documents.ids)) - np.repeat(documents.starts[:-1], documents.lengths)
     return replace(
         documents,
@@ -71,9 +71,9 @@ def truncate_documents(documents: Documents, length: int) -> Documents:
 def build_segment_index(
     packed: Packed, supervised_mask: Bool[np.ndarray, " tokens"], *, rows_per_shard: int
 ) -> tuple[SegmentIndex, Int[np.ndarray, "shards 2"]]:
-    """Build one segment for each piece, row after row, and count the tokens of each shard.
+    """Return one segment for each piece, row after row, and the token counts of each shard.
 
-    The counts are of tokens and of supervised tokens.
+    The counts are of all tokens and of supervised tokens.
     """
     document, begin, end = packed.table[:, [DOCUMENT, BEGIN, END]].astype(np.int64).T
     begin = np.maximum(begin, _previous_piece_ends(document, begin, end))
@@ -149,7 +149,10 @@ class CapturePlan:
         cls, documents: Documents, schema: FeatureSchema, *, length: int, overlap: int | None,
         batch: int, shard_mb: float,
     ) -> tuple["CapturePlan", PackReport]:  # fmt: skip
-        """Pack documents into rows and assign them to shards of complete batches."""
+        """Return the plan and the report of packing documents into rows, in shards of full batches.
+
+        Without an overlap, documents longer than a row are truncated.
+        """
         if overlap is None:
             documents = truncate_documents(documents, length)
         packed, report = pack_documents(documents, length, overlap=overlap)
@@ -179,7 +182,7 @@ class CapturePlan:
             for piece in range(*self.packed.starts[row : row + 2].tolist()):
                 _, begin, end, _ = self.packed.table[piece].tolist()
                 right += end - begin
-                # an overlap's tokens are stored with the piece before: count from the right
+                # The overlap is stored with the previous piece, so positions count from the right.
                 stored = np.arange(right - int(self.segment_index.tokens[piece]), right)
                 mask = self.supervised_mask[int(self.segment_index.first[piece]) :][: len(stored)]
                 positions.append(stored)
@@ -198,7 +201,7 @@ class CapturePlan:
 
     @property
     def total_bytes(self) -> int:
-        """Estimate the bytes of the store, a little above its size."""
+        """Return an estimate of the bytes of the store, a little above its size."""
         feature_bytes = self.schema.num_bytes(*self.shard_token_counts.sum(0).tolist())
         document_bytes = sum(tensor.nbytes for tensor in self.document_tensors().values())
         return feature_bytes + document_bytes + HEADER_BYTES * (1 + len(self.shard_token_counts))

@@ -76,7 +76,7 @@ class FeatureStore:
         return cls(folder, manifest, needs, dtype)
 
     def _map_tensors(self, folder: Path, file: str, names: list[str]) -> dict[str, Tensor]:
-        """Map tensors of a file into memory without reading them."""
+        """Return tensors of a file, mapped into memory without being read."""
         try:
             with safe_open(folder / file, framework="pt") as tensors:
                 return {name: tensors.get_tensor(name) for name in names}
@@ -84,7 +84,7 @@ class FeatureStore:
             raise self.manifest.damaged_error(folder, file, f"changed: {error}") from error
 
     def read_target_output(self, rows: list[list[DocumentPiece]], length: int) -> TargetOutput:
-        """Read the target output of packed rows of `length` positions on the host.
+        """Return the stored target output of packed rows of `length` positions, on the host.
 
         Positions that are not stored are 0; they have no weight in any loss.
         """
@@ -102,6 +102,7 @@ class FeatureStore:
         )
 
     def _locate_rows(self, rows: list[list[DocumentPiece]], length: int) -> LocatedSegments:
+        """Return the segments that hold the rows' pieces, with the positions of their tokens."""
         located = []
         for number, row in enumerate(rows):
             offset = number * length
@@ -117,12 +118,12 @@ class FeatureStore:
     def _read_hidden_states(
         self, name: str, segments: LocatedSegments, shape: tuple[int, int]
     ) -> Float[Tensor, "rows length width"]:
-        """Read and dequantize hidden states, those of a token's layers side by side.
+        """Return dequantized hidden states, with those of a token's layers side by side.
 
         Rows are read in small chunks so that the intermediate values stay in the processor's cache.
         """
         spec = self.tensor_specs[name]
-        # numpy uses huge pages on Linux: page faults on small ones cost more time than the filling
+        # numpy uses huge pages on Linux: page faults on small ones take longer than filling them.
         zeros = np.zeros((math.prod(shape), math.prod(spec.shape) * self.dtype.itemsize), np.uint8)
         output = torch.from_numpy(zeros).view(self.dtype)
         for segment, token_positions in segments:
@@ -136,10 +137,10 @@ class FeatureStore:
         return output.unflatten(0, shape)
 
     def _read_topk_logits(self, segments: LocatedSegments, shape: tuple[int, int]) -> TopKLogits:
-        """Read the top-k logits of rows.
+        """Return the top-k logits of rows.
 
-        Positions that are not stored get a valid distribution: a loss that is not finite would
-        stay so when multiplied by its weight of 0.
+        Positions that are not stored get a valid distribution, k tokens of probability 1 / (2k) and
+        1/2 for the rest: a loss that is not finite would stay so when multiplied by its weight, 0.
         """
         k = self.manifest.made.layout.top_k
         positions = np.concatenate(
@@ -164,7 +165,9 @@ class FeatureStore:
 def split_contiguous(
     first: int, positions: Int[np.ndarray, " rows"]
 ) -> Iterator[tuple[slice, slice]]:
-    """Split shard rows from `first` on into chunks whose destinations are contiguous too.
+    """Split shard rows from `first` on into chunks that go to contiguous positions.
+
+    Yield the slices of shard rows and of positions, of at most CHUNK_ROWS each.
 
     >>> list(split_contiguous(5, np.array([2, 3, 7])))
     [(slice(5, 7, None), slice(2, 4, None)), (slice(7, 8, None), slice(7, 8, None))]

@@ -13,9 +13,9 @@ tokens of an answer and the token before each of them.
 Hidden states take a half or a quarter of their bytes, with a scale for each row: the hidden state
 of one layer at one token.
 
-    bf16   2 bytes a value                     exact for a target in bfloat16
-    int8   1 byte a value and 4 a row          scale * round(x / scale), scale = max|x| / 127
-    fp8    1 byte a value and 4 a row          e4m3 of x / scale, scale = max|x| / 448
+    bf16   2 bytes per value                   exact for a target in bfloat16
+    int8   1 byte per value and 4 per row      scale * round(x / scale), scale = max|x| / 127
+    fp8    1 byte per value and 4 per row      e4m3 of x / scale, scale = max|x| / 448
 
 int8 has one step size for the whole row. It is more precise than fp8 while the values of a row are
 of similar size, but one value of 1e4 among ones rounds all others to 0: `rounding_error` counts
@@ -53,7 +53,7 @@ class Dtype(Enum):
 
     @property
     def max_value(self) -> float | None:
-        """Return the value that a row's largest is scaled to; None where rows have no scale."""
+        """Return the value that a row's largest is scaled to; None if rows have no scale."""
         return {"bf16": None, "int8": 127.0, "fp8": 448.0}[self.value]
 
 
@@ -108,14 +108,14 @@ class FeatureSchema:
         return [values] if self.dtype.max_value is None else [values, scales]
 
     def num_bytes(self, tokens: int, supervised: int) -> int:
-        """Compute the bytes of the features of `tokens`, of which `supervised` are supervised."""
+        """Return the bytes of the features of `tokens` tokens, `supervised` of them supervised."""
         return sum(
             (tokens if spec.per_token else supervised) * prod(spec.shape) * spec.dtype.itemsize
             for spec in self.tensor_specs
         )
 
     def describe_missing(self, needs: Needs) -> str | None:
-        """Describe what a method needs and this schema lacks; None where it has everything."""
+        """Describe what a method needs and this schema lacks; return None if nothing is missing."""
         problems = {
             f"captured layers {needs.layers}, got {self.layers or 'none'}": (
                 needs.layers and needs.layers != self.layers
@@ -154,14 +154,14 @@ def quantize(
 def dequantize(
     values: Tensor, scale: Float[Tensor, "*batch"] | None
 ) -> Float[Tensor, "*batch width"]:
-    """Undo `quantize` up to rounding; the result is bf16 where there is no scale, else fp32."""
+    """Undo `quantize` up to rounding; the result is fp32, or bf16 if there is no scale."""
     return values if scale is None else values.float() * scale[..., None]
 
 
 def widen_fp8(values: Tensor) -> Tensor:
     """Convert fp8 to fp32 and return any other type unchanged.
 
-    It is faster than PyTorch on the host, which converts fp8 value by value. The shifted bits are
+    This is faster than PyTorch on the host, which converts fp8 value by value. The shifted bits are
     those of an fp32 number whose exponent is 120 too small.
 
     >>> codes = [code for code in range(-128, 127) if code != -1]  # 127 and -1 encode NaN
@@ -171,7 +171,7 @@ def widen_fp8(values: Tensor) -> Tensor:
     """
     if values.dtype is not torch.float8_e4m3fn:
         return values
-    sign_and_rest = -0x7810_0000  # 0x87F00000 in two's complement
+    sign_and_rest = -0x7810_0000  # 0x87F00000 in two's complement: bit 31 and bits 20 to 26
     bits = values.view(torch.int8).int().bitwise_left_shift_(20).bitwise_and_(sign_and_rest)
     return bits.view(torch.float32).mul_(2.0**120)
 

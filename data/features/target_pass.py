@@ -12,14 +12,14 @@ TargetPass = Callable[[Target, list[int], Batch], TargetOutput]
 
 
 def features(target: Target, layers: list[int], batch: Batch) -> TargetOutput:
-    """Compute the target's captured layers and final hidden states on a batch of packed rows."""
+    """Return the target's captured layers and final hidden states on a batch of packed rows."""
     return target.forward_hidden(
         batch.input_ids, positions=batch.positions, mask=batch.attention_mask(), layers=layers
     )
 
 
 def build_target_pass(target: Target, *, compiled: bool) -> TargetPass:
-    """Return `features`, compiled into one graph if `compiled`."""
+    """Return `features`, as one compiled graph if `compiled`."""
     if not compiled:
         return features
     return target.device.compile_part(features, frozen_names=FROZEN_PREFIXES)

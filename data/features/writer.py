@@ -41,7 +41,7 @@ class ShardBuilder:
 
     @torch.no_grad()
     def look(self, batch: Batch) -> dict[str, Tensor]:
-        """Compute every tensor of the schema, and the rounding errors, at every position."""
+        """Return every tensor of the schema, and the rounding errors, at every position."""
         schema = self.plan.schema
         target_output = self._pass(self.target, schema.layers, batch)
         tensors: dict[str, Tensor] = {}
@@ -70,7 +70,7 @@ class ShardBuilder:
     def build_shard(
         self, number: int, report_progress: Callable[[int, int], None]
     ) -> tuple[dict[str, Tensor], dict[str, dict[str, float]]]:
-        """Build a shard and its rounding errors by layer.
+        """Return the tensors of a shard, and its rounding errors by layer.
 
         `report_progress` is called after each batch with the numbers of its rows and tokens.
         """
@@ -83,7 +83,7 @@ class ShardBuilder:
             for spec in specs
         }
         unfilled = dict(shard)
-        sums = {spec.name: torch.zeros(2).double() for spec in specs}
+        error_sums = {spec.name: torch.zeros(2).double() for spec in specs}
         rows = self.plan.shard_rows(number)
         for first in range(0, len(rows), self.batch):
             batch_rows = rows[first : first + self.batch]
@@ -97,28 +97,28 @@ class ShardBuilder:
                 filled.copy_(_select_rows(features[name], index))
                 if name + ROUNDING_SUFFIX in features:
                     errors = features[name + ROUNDING_SUFFIX][index].double()
-                    sums[name] = sums[name] + errors.sum(0)
+                    error_sums[name] = error_sums[name] + errors.sum(0)
             report_progress(len(batch_rows), len(token_index))
-        means = {name: sums[name] / len(values) for name, values in shard.items()}
-        return shard, self._rounding_by_layer(means)
+        mean_errors = {name: error_sums[name] / len(values) for name, values in shard.items()}
+        return shard, self._rounding_by_layer(mean_errors)
 
     def _features_on_host(self, rows: list[int]) -> dict[str, Tensor]:
-        """Compute the features of rows and flatten them over positions.
+        """Return the features of rows, flattened over positions, on the host.
 
-        The last batch is filled up with other rows: every batch has one size and shares one graph.
+        The last batch is filled up with other rows, so that every batch has one size and one graph.
         """
         full_batch = [(rows[0] + i) % len(self.plan.packed) for i in range(self.batch)]
         batch = self.plan.packed.batch(full_batch).to(self.target.device.torch_device)
         return {name: values.cpu().flatten(0, 1) for name, values in self._look(batch).items()}
 
-    def _rounding_by_layer(self, means: dict[str, Tensor]) -> dict[str, dict[str, float]]:
-        """Name the mean rounding errors by layer; raise UserError where one is not finite."""
+    def _rounding_by_layer(self, mean_errors: dict[str, Tensor]) -> dict[str, dict[str, float]]:
+        """Return the mean rounding errors by layer; raise UserError if one is not finite."""
         layers = {"captured": map("layer {}".format, self.plan.schema.layers), "hidden": ["final"]}
         errors: dict[str, list[float]] = {
             layer: error
             for name, names in layers.items()
-            if name in means
-            for layer, error in zip(names, means[name].view(-1, 2).tolist(), strict=True)
+            if name in mean_errors
+            for layer, error in zip(names, mean_errors[name].view(-1, 2).tolist(), strict=True)
         }
         for name, (squared, _) in errors.items():
             require(
@@ -141,7 +141,7 @@ def _select_rows(values: Tensor, index: Tensor) -> Tensor:
 def quantize_states(
     name: str, states: Float[Tensor, "*batch width"], schema: FeatureSchema
 ) -> dict[str, Tensor]:
-    """Quantize hidden states; return values, scales and the rounding error of each row."""
+    """Return the quantized values, the scales and the rounding error of each hidden state."""
     values, scale = quantize(states, schema.dtype)
     error = rounding_error(states, dequantize(values, scale))
     return {name: values, name + ROUNDING_SUFFIX: error} | (

@@ -63,7 +63,7 @@ class MixtureConf:
     """The sources of a prepared folder, its size and its filters."""
 
     sources: dict[str, SourceConf] = field(default_factory=dict)
-    rows: int | None = None  # total with held-out rows; None: the most that the shares allow
+    rows: int | None = None  # total, held-out rows included; None: the most that the shares allow
     exclude: list[str] = field(default_factory=lambda: ["demo"])  # prompt files held out elsewhere
     held_out: float = 0.01  # share of the first prompts, chosen by their hash
     min_chars: int = 1  # characters of a row

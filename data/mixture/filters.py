@@ -3,7 +3,7 @@
     raw row -> our column names -> row format -> checks -> columns, `sign`, `held_out`
 
 `sign` is a hash of everything that the row asks; rows with equal hashes are duplicates. `held_out`
-depends on a hash of the first prompt alone, so a row never changes its split when data is added.
+depends only on a hash of the first prompt, so a row never changes its split when data is added.
 """
 
 import json
@@ -52,7 +52,7 @@ class FilterRules:
 def filter_row(
     raw: dict[str, Any], name: str, source: SourceConf, rules: FilterRules
 ) -> dict[str, Any]:
-    """Convert a raw row to candidate columns. Raises RowRejectedError with the reason."""
+    """Return a raw row as candidate columns. Raises RowRejectedError with the reason."""
     raw = map_columns(raw, source.columns)
     parsed = parse_row(raw)
     if isinstance(parsed, TokenizedDocument):
@@ -77,7 +77,7 @@ def filter_row(
         columns = row_to_columns(row)
     except ValueError as error:
         raise RowRejectedError("a number that JSON does not have", str(error)) from error
-    # raises UnicodeEncodeError for an unpaired surrogate
+    # This raises UnicodeEncodeError for an unpaired surrogate.
     "".join(value for value in columns.values() if isinstance(value, str)).encode()
     if rules.check_length:
         rules.check_length(row_from_columns(columns))  # checks the row that a reader will get
@@ -85,12 +85,12 @@ def filter_row(
     prompt_hash = hash_text("held out", normalize_text(first_prompt))
     return {name: columns[name] for name in INPUT_SCHEMA.names} | {
         "sign": question_hash,
-        "held_out": prompt_hash < rules.mixture.held_out * 2**64,
+        "held_out": prompt_hash < rules.mixture.held_out * 2**64,  # hashes have 64 bits
     }
 
 
 def map_columns(raw: dict[str, Any], columns: dict[str, str]) -> dict[str, Any]:
-    """Rename the row's columns to our names.
+    """Return the row with its columns renamed to our names.
 
     If `columns` maps any content column, the row's other content columns are dropped.
     """
@@ -110,7 +110,7 @@ def _extract_turns(parsed: Conversation | PlainText, rules: FilterRules) -> list
     if isinstance(parsed, PlainText):
         messages = [{"role": "user", "content": parsed.text}]
     else:
-        # an empty system prompt means the same as none
+        # An empty system prompt means the same as no system prompt.
         parsed.messages = [m for m in parsed.messages if m["role"] != "system" or m["content"]]
         dropped_role = "assistant" if rules.replace_answers else None
         messages = [message for message in parsed.messages if message["role"] != dropped_role]
@@ -128,11 +128,11 @@ def _check_chars(turns: list[tuple[str, str]], mixture: MixtureConf) -> None:
 
 
 def _turn_hashes(turns: list[tuple[str, str]], *, is_plain_text: bool) -> Iterator[int]:
-    """Hash every question and the beginning of its answer; a plain text serves as both."""
+    """Yield hashes of every question and of its answer's beginning; a plain text is both."""
     for (role, text), (next_role, next_text) in zip(turns, [*turns[1:], ("", "")], strict=True):
         if role == "user":
-            answer = text if is_plain_text else next_text if next_role == "assistant" else ""
-            yield from prompt_hashes(text, answer)
+            answer = next_text if next_role == "assistant" else ""
+            yield from prompt_hashes(text, text if is_plain_text else answer)
 
 
 def _build_row(
@@ -176,9 +176,9 @@ def _extract_first_turn(row: dict[str, Any]) -> str:
 
 
 def check_prompt_length(row: PreparedRow, *, tokenizer: Any, max_tokens: int | None) -> None:
-    """Check a row's first prompt.
+    """Raise RowRejectedError if the first prompt cannot be rendered or exceeds `max_tokens`.
 
-    Raises RowRejectedError for a prompt that cannot be rendered or is longer than `max_tokens`.
+    Raises UserError for a conversation if the tokenizer has no chat template.
     """
     if row.text is not None:
         ids = tokenizer(row.text, verbose=False)["input_ids"]

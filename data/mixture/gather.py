@@ -51,7 +51,7 @@ class IngestStats:
 
 
 def to_single_line(text: str, max_chars: int) -> str:
-    """Convert text of the data to one line of valid UTF-8 that fits into a report."""
+    """Return text of the data as one line of valid UTF-8 that fits into a report."""
     text = " ".join(text.encode(errors="backslashreplace").decode().split())
     return text if len(text) <= max_chars else f"{text[:max_chars]} ..."
 
@@ -78,7 +78,7 @@ def check_source(name: str, source: SourceConf) -> None:
     )
     require(
         any(_has_known_columns(row, source) for row in rows),
-        f"{key}.columns: must name the column of the messages, text or prompt where the format "
+        f"{key}.columns: must name the column of the messages, text or prompt if the format "
         f"is unknown, got columns {to_single_line(', '.join(columns), 500)} in "
         f"{source.path}; write columns: {{messages: COLUMN}}, or "
         f"+{key}.columns.messages=COLUMN",
@@ -97,7 +97,7 @@ def _has_known_columns(row: dict[str, Any], source: SourceConf) -> bool:
 
 
 def open_source_rows(name: str, source: SourceConf) -> Iterator[RawRow]:
-    """Open the source at once and return an iterator of its rows."""
+    """Resolve the source immediately and return a lazy iterator over its rows."""
     if source.path == DEMO:
         from data.demo.prompts import training_prompts
 
@@ -115,7 +115,7 @@ def open_source_rows(name: str, source: SourceConf) -> Iterator[RawRow]:
 def ingest_source(name: str, source: SourceConf, rules: FilterRules, file: Path) -> IngestStats:
     """Write all candidate rows of the source to `file`, unless a finished file exists.
 
-    Raises UserError where no row can be used.
+    Return the counts of its rows. Raises UserError if no row can be used.
     """
     stats_file = file.with_suffix(".json")  # written last: it marks a finished file
     stats = IngestStats()

@@ -65,8 +65,8 @@ def rows_from_prepared(
             rejected[str(reason)] += 1
         else:
             usable_rows.append(row)
-    for reason, number in rejected.items():
-        log.info("data: %d prompts held out of %s are left out: %s", number, folder, reason)
+    for reason, num_rejected in rejected.items():
+        log.info("data: %d prompts held out from %s are left out: %s", num_rejected, folder, reason)
     _, category = np.unique([row.category for row in usable_rows], return_inverse=True)
     return [
         prompt_row_from_prepared(usable_rows[index])

@@ -1,4 +1,4 @@
-"""Provenance of a prepared folder: the same command resumes it, and any other is refused."""
+"""Provenance of a prepared folder: the same command resumes it, and any other is rejected."""
 
 import hashlib
 import json
@@ -30,7 +30,7 @@ EDGE_BYTES = 2**16  # bytes hashed at each end of a file
 
 
 def collect_provenance(conf: Any, mixture: MixtureConf) -> dict[str, Any]:
-    """Collect the settings and a fingerprint of every input file under flat keys.
+    """Return the settings and a fingerprint of every input file under flat keys.
 
     Raises UserError for a file that cannot be read.
     """
@@ -86,7 +86,10 @@ def _flatten_keys(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def claim_folder(folder: Path, provenance: dict[str, Any], worker_dir: Path) -> None:
-    """Begin or resume the folder; `worker_dir` is the directory that only this process writes."""
+    """Lock `worker_dir`, which only this process writes, and record the folder's provenance.
+
+    Raises UserError if the folder has a different provenance.
+    """
     worker_dir.mkdir(parents=True, exist_ok=True)
     lock.acquire_lock(worker_dir)
     file = folder / PROVENANCE_FILE

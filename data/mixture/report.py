@@ -90,7 +90,7 @@ def write_prepare_report(
     """Add the counts of all workers' files; write the report and the held-out prompts.
 
     Each file is written atomically, and the report last: it marks a finished folder.
-    `coverage_section`: the report's section on draft vocabularies.
+    `coverage_section` is the report's section on draft vocabularies.
     """
     answers = _add_file_counts(sources, list_part_files(folder, workers))
     dropped = sum((source.dropped for source in sources.values()), Counter[str]())

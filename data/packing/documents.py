@@ -1,8 +1,8 @@
 """Store documents in flat arrays, their tokens end to end, and rows that refer to them.
 
-    Documents       ids, answer flags, start of each document      5 bytes a token, 20 a document
+    Documents       ids, answer flags, document starts      5 bytes per token, 20 per document
     DocumentPiece   tokens [begin, end) of a document
-    Packed          rows of pieces                                 16 bytes a piece, 8 a row
+    Packed          rows of pieces                          16 bytes per piece, 8 per row
 
 Nothing is padded in storage; `Packed.batch` builds padded tensors on demand.
 """
@@ -34,7 +34,9 @@ class Documents:
     starts: Int[np.ndarray, " ends"]  # int64: document i is tokens starts[i] to starts[i + 1]
     category: Int[np.ndarray, " documents"]  # int32: index into `categories`
     language: Int[np.ndarray, " documents"]  # int32: index into `languages`
-    conversation: Int[np.ndarray, " documents"]  # int32: shared by its documents; < 0 means none
+    conversation: Int[
+        np.ndarray, " documents"
+    ]  # int32: shared by its documents; < 0: no conversation
     categories: list[str]
     languages: list[str]
     skipped: dict[str, int] = field(default_factory=dict)  # rows of the source left out, by reason
@@ -52,6 +54,7 @@ class Documents:
             starts.append(len(ids))
             category.append(categories.setdefault(document.category, len(categories)))
             language.append(languages.setdefault(document.language, len(languages)))
+            # ~number is negative, and so different for each document without a conversation.
             conversation.append(~number if document.conversation is None else document.conversation)
         return cls(
             ids=np.asarray(ids), answer=np.asarray(answer).view(bool),
@@ -96,7 +99,7 @@ class Documents:
 
 
 def read_documents(conf: DataConf, tokenizer: PreTrainedTokenizerBase) -> Documents:
-    """Read and tokenize the configured data."""
+    """Read and tokenize the configured data; show a progress bar on a terminal."""
     skipped: Counter[str] = Counter()
     stream = tokenization.iter_documents(conf, tokenizer, skipped)
     documents = iter(tqdm(stream, desc="tokenize", unit=" documents", disable=None))
@@ -137,7 +140,7 @@ class Packed:
         return [[DocumentPiece(*piece) for piece in table.tolist()] for table in tables]
 
     def batch(self, rows: list[int]) -> Batch:
-        """Build the tensors of these rows; padding has position 0, document -1 and no answer."""
+        """Return the tensors of these rows; padding has position 0, document -1 and no answer."""
         shape = (len(rows), self.length)
         ids, document = np.full(shape, self.pad_id), np.full(shape, -1)
         answer, context, positions = (np.zeros(shape, kind) for kind in (bool, bool, int))

@@ -61,7 +61,7 @@ def pack_documents(
 
     The rows depend on nothing else, so every process and every resumed run packs the same. Later
     pieces of a long document repeat `overlap` tokens as context; None truncates it instead. Raises
-    UserError where no answer token is left.
+    UserError if no answer token is left.
     """
     numbers = np.arange(len(documents)) if document_numbers is None else document_numbers
     pieces = cut_documents(documents.lengths, numbers, length, overlap)
@@ -109,7 +109,7 @@ def cut_documents(
     """
     ends, context = lengths[numbers], overlap or 0
     num_pieces = np.ones_like(ends)
-    if overlap is not None:  # steps beyond the first row, rounded up
+    if overlap is not None:  # `//` rounds the negative excess down, so the pieces are rounded up
         num_pieces -= (length - ends).clip(max=0) // (length - overlap)
     document = np.repeat(np.arange(len(numbers)), num_pieces)
     index = np.arange(len(document)) - np.repeat(num_pieces.cumsum() - num_pieces, num_pieces)
@@ -137,11 +137,12 @@ def best_fit(sizes: Int[np.ndarray, " pieces"], length: int) -> Int[np.ndarray, 
     [1, 1, 0, 0]
     """
     rows_by_room: list[list[int]] = [[] for _ in range(length + 1)]  # entry r: rows with room r
-    rooms = 0  # bit r is set where a row has room for exactly r tokens
+    rooms = 0  # bit r is set if a row has room for exactly r tokens
     num_rows, row_of_piece = 0, np.empty(len(sizes), np.int64)
     order = np.argsort(-sizes, kind="stable")
     for piece, size in zip(order.tolist(), sizes[order].tolist(), strict=True):
         if fitting := rooms >> size:
+            # The lowest set bit of `fitting` is the least room that is enough.
             room = size + (fitting & -fitting).bit_length() - 1
             row = rows_by_room[room].pop()
             rooms ^= (not rows_by_room[room]) << room

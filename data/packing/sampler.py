@@ -23,19 +23,19 @@ class RowOrder:
     def batch_rows(self, step: int, rank: int = 0, world: int = 1) -> list[int]:
         """Return this rank's share of the rows of a step.
 
-        Raises UserError where the rows cannot be divided evenly among the ranks.
+        Raises UserError if the rows cannot be divided evenly among the ranks.
         """
         require(
             self.rows_per_step % world == 0,
-            "optim.rows_per_step: must be a multiple of the processes, "
+            "optim.rows_per_step: must be a multiple of the number of processes, "
             f"got {self.rows_per_step} for {world}",
         )
         visits = range(step * self.rows_per_step, (step + 1) * self.rows_per_step)[rank::world]
-        turns = (divmod(visit, self.num_rows) for visit in visits)
-        return [int(_shuffle_rows(self.num_rows, self.seed, epoch)[n]) for epoch, n in turns]
+        places = (divmod(visit, self.num_rows) for visit in visits)
+        return [int(_shuffle_rows(self.num_rows, self.seed, epoch)[n]) for epoch, n in places]
 
 
 @lru_cache(maxsize=4)
 def _shuffle_rows(rows: int, seed: int, epoch: int) -> np.ndarray:
-    # Seed and epoch are a pair and no sum, because seed 1 must not repeat the epochs of seed 0.
+    # Seed and epoch are a pair, not a sum, because seed 1 must not repeat the epochs of seed 0.
     return np.random.default_rng([seed, epoch]).permutation(rows)

@@ -29,7 +29,7 @@ LOCAL_REMEDY = (
     "without a network give a local path by {key}=FILE: a .jsonl, .json, .parquet or .arrow file, "
     "or a directory written by save_to_disk"
 )
-SPLIT_NAME = re.compile(r"(^|\+)\s*[^\[+]+")  # in train[1000:]+test
+SPLIT_NAME = re.compile(r"(^|\+)\s*[^\[+]+")  # `train` and `test` in train[1000:]+test
 
 
 class RawRow(NamedTuple):
@@ -45,9 +45,10 @@ def open_rows(
     source: str, *, key: str, subset: str | None = None, split: str = "train",
     revision: str | None = None,
 ) -> Iterator[RawRow]:  # fmt: skip
-    """Open the source at once and return an iterator over its rows.
+    """Resolve the source immediately and return a lazy iterator over its rows.
 
-    `key` is the setting that named the source; error messages begin with it.
+    `subset` and `revision` concern only datasets. `key` is the setting that named the source; error
+    messages begin with it.
     """
     if files := list_data_files(Path(source).expanduser(), split):
         return (raw for file in files for raw in read_file_rows(file, key))
@@ -90,7 +91,7 @@ def count_rows(file: Path) -> int | None:
 
 
 def read_file_rows(file: Path, key: str) -> Iterator[RawRow]:
-    """Yield the rows of one file; raise UserError where the file itself is damaged."""
+    """Yield the rows of one file; raise UserError if the file itself is damaged."""
     try:
         yield from _read_parquet(file) if file.suffix in PARQUET_SUFFIXES else _read_json(file)
     except (OSError, ValueError, EOFError, RecursionError, zlib.error) as error:
@@ -102,6 +103,7 @@ def read_file_rows(file: Path, key: str) -> Iterator[RawRow]:
 
 def _read_json(file: Path) -> Iterator[RawRow]:
     with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
+        # 64 bytes are enough for a byte-order mark, some white space and the first character.
         start = stream.peek(64).removeprefix(codecs.BOM_UTF8).lstrip()
         if file.name.endswith((".json", ".json.gz")) and start[:1] == b"[":
             rows = enumerate(json.load(stream))
@@ -124,6 +126,7 @@ def _is_cut(line: bytes) -> bool:
 
 
 def _parse_line(location: str, line: bytes) -> RawRow:
+    """Return the line's row, or a row that holds the reason why it cannot be parsed."""
     if _is_cut(line):
         return RawRow(location, None, "a line that is too long", f"over {MAX_LINE_BYTES:,} bytes")
     try:
@@ -131,7 +134,7 @@ def _parse_line(location: str, line: bytes) -> RawRow:
     except UnicodeDecodeError as error:
         return RawRow(location, None, "a line that is not UTF-8", str(error))
     except (ValueError, RecursionError) as error:
-        return RawRow(location, None, "a line that is not JSON", str(error))
+        return RawRow(location, None, "a line that cannot be parsed as JSON", str(error))
 
 
 def _check_object(location: str, row: Any) -> RawRow:
@@ -166,7 +169,7 @@ def _convert_batch(batch: Any) -> list[dict[str, Any] | tuple[str, str]]:
     """Convert a batch to rows; one that Python cannot represent becomes (reason, detail)."""
     try:
         return batch.to_pylist()
-    except (ValueError, OverflowError) as error:  # overflows are of dates and durations
+    except (ValueError, OverflowError) as error:  # OverflowError: dates and durations
         if batch.num_rows == 1:
             reason = (
                 "text that is not UTF-8"
@@ -174,13 +177,13 @@ def _convert_batch(batch: Any) -> list[dict[str, Any] | tuple[str, str]]:
                 else "a value that is out of range"
             )
             return [(reason, str(error))]
-    # a single bad row fails the batch: convert one by one
+    # A single bad row fails the whole batch, so rows are converted one by one.
     rows = (batch.slice(index, 1) for index in range(batch.num_rows))
     return list(chain.from_iterable(map(_convert_batch, rows)))
 
 
 def _drop_nulls(value: Any) -> Any:
-    """Drop null keys: tables add them to objects that lack a key, and templates test for keys."""
+    """Return the value without null keys, which tables add and templates mistake for set keys."""
     if isinstance(value, dict):
         return {key: _drop_nulls(item) for key, item in value.items() if item is not None}
     return [_drop_nulls(item) for item in value] if isinstance(value, list) else value
@@ -189,7 +192,10 @@ def _drop_nulls(value: Any) -> Any:
 def load_dataset_split(
     source: str, *, key: str, subset: str | None, split: str, revision: str | None = None
 ) -> Any:
-    """Load one split of a Hugging Face dataset: a hub name, a saved directory or a data file."""
+    """Return one split of a Hugging Face dataset: a hub name, a saved directory or a data file.
+
+    Raises UserError, which begins with the setting `key`, if the split cannot be loaded.
+    """
     from datasets import get_dataset_split_names, load_dataset, load_from_disk
     from datasets.exceptions import DatasetsError
 
@@ -199,20 +205,21 @@ def load_dataset_split(
             return load_from_disk(str(path))
         if (path / "dataset_dict.json").is_file():
             splits: Any = load_from_disk(str(path))
-            name = _resolve_split(split, list(splits))
+            split = _resolve_split(split, list(splits))
             require(
-                name in splits,
-                f"{key.rpartition('.')[0]}.split: must be one of {', '.join(splits)}, got {name!r}",
+                split in splits,
+                f"{key.rpartition('.')[0]}.split: must be one of {', '.join(splits)}, "
+                f"got {split!r}",
             )
-            return splits[name]
+            return splits[split]
         if path.is_file() and path.suffix in DATASET_BUILDERS:
             return load_dataset(
                 DATASET_BUILDERS[path.suffix], data_files=str(path),
                 split=_resolve_split(split, ["train"]),
             )  # fmt: skip
         if path.is_dir():
-            names = get_dataset_split_names(str(path), subset)
-            return load_dataset(str(path), name=subset, split=_resolve_split(split, names))
+            splits = get_dataset_split_names(str(path), subset)
+            return load_dataset(str(path), name=subset, split=_resolve_split(split, splits))
         check_hub_dataset(source, key)
         return _load_from_hub(source, subset, split, revision)
     except (DatasetsError, OSError, ValueError) as error:
@@ -244,7 +251,7 @@ def _load_from_hub(name: str, subset: str | None, split: str, revision: str | No
 
 
 def check_hub_dataset(name: str, key: str) -> None:
-    """Check that the hub has the dataset and answers; raise UserError otherwise."""
+    """Check that the hub is reachable and has the dataset; raise UserError otherwise."""
     from huggingface_hub.errors import HTTPError
 
     is_path = name.startswith(("/", ".", "~")) or Path(name).suffix in DATASET_BUILDERS
@@ -263,10 +270,13 @@ def check_hub_dataset(name: str, key: str) -> None:
 
 @lru_cache
 def query_hub(name: str) -> None:
-    """Request the dataset's metadata once; loading would retry for half a minute before failing."""
+    """Request the dataset's metadata, once per process; let the client's errors pass.
+
+    Loading would retry for half a minute before it fails.
+    """
     from huggingface_hub import HfApi, constants
 
-    if not constants.HF_HUB_OFFLINE:  # offline, loading reads the cache and fails at once
+    if not constants.HF_HUB_OFFLINE:  # offline, loading reads the cache or fails immediately
         HfApi().dataset_info(name, timeout=10)
 
 

@@ -24,7 +24,7 @@ from models.files import atomic_path
 
 BATCH_ROWS, BATCH_CHARS = 256, 2**23  # most rows or characters in memory while a table is written
 METADATA_KEY = b"prepared"  # in the footer of a file
-PREPARED_VERSION = 2  # of the files; those of version 1 record none
+PREPARED_VERSION = 2  # of the files; a file of version 1 records no version
 
 
 @dataclass(kw_only=True)
@@ -115,7 +115,7 @@ def row_from_columns(columns: dict[str, Any]) -> PreparedRow:
 
 
 def parse_recorded_documents(row: PreparedRow, turns: TurnSelection) -> Iterator[TokenizedDocument]:
-    """Yield the documents that were recorded with the target's answers."""
+    """Yield the documents recorded with the target's answers; with turns=last, the last answer."""
     recorded = row.documents
     if recorded and turns is TurnSelection.last:
         recorded = [RecordedDocument(ids=recorded[-1].ids, spans=recorded[-1].spans[-1:])]
@@ -141,16 +141,16 @@ def parse_prepared_row(
         yield PlainText(text=row.text, **labels)
     else:
         messages = row.messages or []
-        last = max((n for n, m in enumerate(messages, 1) if m["role"] == "assistant"), default=0)
-        require_row(last > 0, "no assistant turn")
+        end = max((n for n, m in enumerate(messages, 1) if m["role"] == "assistant"), default=0)
+        require_row(end > 0, "no assistant turn")
         # Messages after the last answer hold nothing to train on.
         yield Conversation(
-            messages=messages[:last], tools=row.tools, template=row.template, **labels
+            messages=messages[:end], tools=row.tools, template=row.template, **labels
         )
 
 
 def batch_records(records: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """Yield batches of rows, limited by their number and by their text."""
+    """Yield batches of at most BATCH_ROWS records and about BATCH_CHARS characters."""
     batch, chars = [], 0
     for columns in records:
         batch.append(columns)
@@ -180,7 +180,7 @@ def write_prepared_rows(
 
 
 def read_prepared_metadata(path: Path) -> dict[str, Any]:
-    """Read the metadata in the footer of a prepared file; raise UserError for another version."""
+    """Read the metadata in the footer of a prepared file; reject any other version by UserError."""
     footer = parquet.read_metadata(path).metadata or {}
     metadata = json.loads(footer.get(METADATA_KEY, "{}"))
     version = metadata.get("version", 1)
@@ -195,7 +195,7 @@ def read_prepared_metadata(path: Path) -> dict[str, Any]:
 def read_prepared_rows(folder: Path, split: str = "train") -> Iterator[PreparedRow]:
     """Yield the rows of a prepared folder, streamed file by file without a copy in a cache.
 
-    Raises UserError where the folder has no file of the split, or files of another version.
+    Raises UserError if the folder has no file of the split, or files of a different version.
     """
     from datasets import load_dataset
 

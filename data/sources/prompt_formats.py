@@ -3,7 +3,7 @@
 Files are JSONL, JSON, Parquet, a directory of them, or a Hugging Face dataset.
 
 A row becomes {"id", "category"} and one of `text` (continued without a template), `messages`,
-`turns` (the user's turns, rendered by the chat template where the target has one), or `ids` (a
+`turns` (the user's turns, rendered by the chat template if the target has one), or `ids` (a
 prompt held out by a training run, as token ids of the run's target).
 """
 
@@ -47,7 +47,7 @@ def _prompt_from_instruction(row: PromptRow) -> PromptRow:
 
 
 def _prompt_from_messages(row: PromptRow) -> PromptRow:
-    """Return the messages in the `prompt` column, or no fields where it holds no list."""
+    """Return the `prompt` column as messages, or an empty row if it holds no list."""
     return {"messages": row["prompt"]} if isinstance(row["prompt"], list) else {}
 
 
@@ -88,7 +88,7 @@ COLUMN_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
 }
 
-# The first format whose columns a row has wins, so formats stand before those that are subsets.
+# The first format whose columns a row has wins, so formats with more columns stand first.
 PROMPT_FORMATS = {
     "messages": PromptFormat(
         columns=("messages",),
@@ -136,10 +136,10 @@ PROMPT_FORMATS = {
 
 
 def prompt_from_row(row: PromptRow, number: int) -> PromptRow | None:
-    """Convert a row to a prompt, or return None where its format is unknown.
+    """Return the row as a prompt, or None if its format is unknown.
 
-    `number` becomes the id of a row without one. Raises ValueError where a column of the format
-    holds a value of the wrong type.
+    `number` becomes the id of a row without one. Raises ValueError if a column of the format holds
+    a value of the wrong type.
 
     >>> prompt_from_row({"question_id": 81, "category": "writing", "turns": ["Go.", "Again."]}, 1)
     {'id': '81', 'category': 'writing', 'turns': ['Go.', 'Again.']}
@@ -149,12 +149,12 @@ def prompt_from_row(row: PromptRow, number: int) -> PromptRow | None:
     for prompt_format in PROMPT_FORMATS.values():
         if all(row.get(column) is not None for column in prompt_format.columns):
             for column in prompt_format.columns + prompt_format.optional_columns:
-                is_valid, rule = COLUMN_CHECKS.get(column, (None, ""))
-                if is_valid and row.get(column) is not None and not is_valid(row[column]):
+                check, rule = COLUMN_CHECKS.get(column, (None, ""))
+                if check and row.get(column) is not None and not check(row[column]):
                     raise ValueError(f"`{column}` must be {rule}, got {shortened(row[column])}")
-            name = row.get(prompt_format.id_column)
+            row_id = row.get(prompt_format.id_column)
             return {
-                "id": str(number if name is None else name),
+                "id": str(number if row_id is None else row_id),
                 "category": str(row.get("category") or prompt_format.default_category),
                 **prompt_format.to_prompt(row),
             }
@@ -162,7 +162,7 @@ def prompt_from_row(row: PromptRow, number: int) -> PromptRow | None:
 
 
 def describe_prompt_formats() -> str:
-    """List the known formats with their columns, for an error message."""
+    """Return the known formats with their columns as one line for an error message."""
     return "; ".join(
         f"{name} ({', '.join(prompt_format.columns)})"
         for name, prompt_format in PROMPT_FORMATS.items()
@@ -170,9 +170,10 @@ def describe_prompt_formats() -> str:
 
 
 def open_prompt_rows(source: str, key: str) -> Iterator[RawRow]:
-    """Open a prompt file, a directory or a dataset; raise UserError, headed by the setting `key`.
+    """Return an iterator over the rows of a prompt file, a directory or a dataset.
 
-    Return an iterator over its rows, those that cannot be read included.
+    Rows that cannot be read are included. Errors are of type UserError and begin with `key`, the
+    setting that named the source.
     """
     path = Path(source).expanduser()
     if path.is_dir() and any((path / name).exists() for name in SAVED_DATASET_FILES):
@@ -185,7 +186,7 @@ def open_prompt_rows(source: str, key: str) -> Iterator[RawRow]:
     is_path = name.startswith(("/", ".", "~")) or name.endswith(JSON_SUFFIXES + PARQUET_SUFFIXES)
     require(
         name.count("/") == 1 and not is_path,
-        f"{key}: must be a readable JSONL file, got {source}; demo reads the demo's",
+        f"{key}: must be a readable JSONL file, got {source}; `demo` stands for the demo's prompts",
     )
     return _open_dataset(source, key)
 
@@ -193,7 +194,7 @@ def open_prompt_rows(source: str, key: str) -> Iterator[RawRow]:
 def _open_dataset(source: str, key: str, *, saved: bool = False) -> Iterator[RawRow]:
     from datasets import Dataset, load_dataset, load_from_disk
 
-    name, _, suffix = source.partition(":")
+    name, _, suffix = source.partition(":")  # NAME[:SUBSET[:SPLIT]]
     subset, _, split = suffix.partition(":")
     try:
         if saved:
@@ -207,7 +208,7 @@ def _open_dataset(source: str, key: str, *, saved: bool = False) -> Iterator[Raw
             f"({first_line(error)}); without a network give a local path"
         ) from error
     if not isinstance(dataset, Dataset):
-        name = split or next(name for name in (*SPLIT_PREFERENCE, *dataset) if name in dataset)
-        require(name in dataset, f"{key}: split must be one of {', '.join(dataset)}, got {name}")
-        dataset = dataset[name]
+        split = split or next(name for name in (*SPLIT_PREFERENCE, *dataset) if name in dataset)
+        require(split in dataset, f"{key}: split must be one of {', '.join(dataset)}, got {split}")
+        dataset = dataset[split]
     return read_dataset_rows(dataset, source)

@@ -15,7 +15,7 @@ from data.sources.prompt_formats import prompt_from_row
 
 @dataclass(kw_only=True)
 class LabeledRow:
-    """The labels by which metrics are grouped; empty where the row has none.
+    """The labels by which metrics are grouped; empty if the row has no label.
 
     `conversation` is the number of the row that a chat template renders; all documents of one
     conversation share it. It is None for plain texts and for token ids.
@@ -101,7 +101,7 @@ ANSWER_COLUMNS = ("output", "response", "answer", "completion", "solution")  # b
 def parse_row(
     raw: dict[str, Any], format: RowFormat = RowFormat.auto, column: str | None = None
 ) -> ParsedRow:
-    """Parse a row by the value of its column; raise RowRejectedError where it cannot be used.
+    """Parse a row by the value of its column; raise RowRejectedError if it cannot be used.
 
     The value determines the format, whatever the column is called. A `format` other than auto is
     the only one accepted.
@@ -166,7 +166,7 @@ def _parse_column(raw: dict[str, Any], column: str) -> tuple[RowFormat, ParsedRo
 
 
 def _parse_prompt_row(raw: dict[str, Any], column: str | None) -> ParsedRow:
-    """Parse a row in the format of a prompt file, with its answer where the row has one."""
+    """Parse a row in the format of a prompt file, with its answer if the row has one."""
     if column is not None:
         raw = {name: raw.get(name) for name in (*SYSTEM_COLUMNS, *ANSWER_COLUMNS)} | {
             "prompt": raw.get(column)
@@ -178,23 +178,26 @@ def _parse_prompt_row(raw: dict[str, Any], column: str | None) -> ParsedRow:
     if prompt is None:
         raise RowRejectedError("no messages, text or prompt", f"the row has {', '.join(raw)}")
     require_row("ids" not in prompt, "token ids in place of a prompt")
-    answer = _parse_answer(raw)
+    answer_messages = _parse_answer(raw)
     if "messages" in prompt:
         messages = [_parse_message(message) for message in prompt["messages"]]
         has_answer = messages[-1:] and messages[-1]["role"] == "assistant"
-        return _build_conversation(messages if has_answer else messages + answer, raw)
+        return _build_conversation(messages if has_answer else messages + answer_messages, raw)
     if "text" in prompt and raw.get("text") is not None:
         return PlainText(text=prompt["text"])
     questions = prompt["turns"] if "turns" in prompt else [prompt["text"]]
-    if len(questions) == 1 and answer:
-        return _build_conversation([*_messages_from_texts(questions), *answer], raw)
+    if len(questions) == 1 and answer_messages:
+        return _build_conversation([*_messages_from_texts(questions), *answer_messages], raw)
     # Empty assistant turns stand between the questions until answers are generated.
-    turns = [text for question in questions for text in (question, "")][:-1]
-    return _build_conversation(_messages_from_texts(turns), raw)
+    texts = [text for question in questions for text in (question, "")][:-1]
+    return _build_conversation(_messages_from_texts(texts), raw)
 
 
 def _parse_answer(raw: dict[str, Any]) -> list[dict[str, Any]]:
-    """Parse the answer column of a prompt row: a text, or messages as in TRL's datasets."""
+    """Return the messages of a prompt row's answer, a text or messages as in TRL's datasets.
+
+    The list is empty if the row has no answer.
+    """
     for name in ANSWER_COLUMNS:
         match _parse_json_list(raw.get(name)):
             case str(text) if text:
@@ -214,7 +217,7 @@ def _messages_from_texts(texts: list[str]) -> list[dict[str, Any]]:
 
 def _parse_message(raw: Any) -> dict[str, Any]:
     require_row(isinstance(raw, dict), NOT_AN_OBJECT)
-    # Tables fill absent keys with None and some writers with []; templates test for the key alone.
+    # Tables fill absent keys with None and some writers with []; templates test only for the key.
     message = {key: raw[key] for key in MESSAGE_KEYS if raw.get(key) not in (None, [])}
     role = message.get("role")
     if not isinstance(role, str) or role not in ROLE_NAMES:
@@ -239,10 +242,11 @@ def text_from_content(value: Any) -> str:
 
 
 def _parse_tool_calls(value: Any) -> list[dict[str, Any]]:
-    """Parse one tool call, a list of them, or None for no calls."""
+    """Return the tool calls in a value that holds one call, a list of calls or None."""
     value = _parse_json(value, "tool_calls")
+    single = [] if value is None else [value]
     calls = []
-    for call in value if isinstance(value, list) else [] if value is None else [value]:
+    for call in value if isinstance(value, list) else single:
         match call:
             case {"function": {"name": str()} as function}:
                 calls.append({**call, "function": _parse_arguments(function)})
@@ -254,7 +258,7 @@ def _parse_tool_calls(value: Any) -> list[dict[str, Any]]:
 
 
 def _parse_arguments(function: dict[str, Any]) -> dict[str, Any]:
-    """Parse arguments that are a JSON text: templates would write it as a quoted string."""
+    """Return the function with its JSON arguments parsed: templates would quote a string."""
     arguments = function.get("arguments")
     if not isinstance(arguments, str):
         return function
@@ -293,7 +297,11 @@ def _parse_json_list(value: Any) -> Any:
 
 
 def _parse_json(value: Any, name: str) -> Any:
-    """Parse a value that a table stores as JSON, so that rows do not get the keys of all rows."""
+    """Return a value that may be stored as JSON text, parsed.
+
+    Tables store it as JSON because every row of a nested column has the keys of all rows. Raises
+    RowRejectedError for a text that cannot be parsed.
+    """
     if not isinstance(value, str):
         return value
     try:

@@ -57,21 +57,22 @@ def check_data_exists(conf: DataConf) -> None:
 
 
 def count_training_rows(conf: DataConf) -> int | None:
-    """Count the rows, including unusable ones; return None where that takes reading them all."""
+    """Count the rows, including unusable ones; return None if that takes reading them all."""
     if conf.source not in (DataSource.dataset, DataSource.jsonl) or conf.path is None:
         return None
-    number = (
+    count = (
         count_rows(Path(conf.path).expanduser())
         if _is_whole_file(conf)
         else len(_load_dataset(conf))
     )
-    return number if number is None or conf.limit is None else min(number, conf.limit)
+    return count if count is None or conf.limit is None else min(count, conf.limit)
 
 
 def read_training_rows(conf: DataConf, skipped: Counter[str]) -> Iterator[ParsedRow]:
-    """Open the data at once and return an iterator over its rows.
+    """Return a lazy iterator over the rows of the data.
 
-    `skipped` is filled with the counts of skipped rows by reason.
+    A dataset is loaded immediately, files are opened with the first row. `skipped` is filled with
+    the counts of skipped rows by reason. Raises UserError if no row can be used.
     """
     if conf.source is DataSource.demo or conf.path is None:
         raise ValueError("the demo has prompts, not rows")
@@ -147,14 +148,15 @@ def _parse_rows(
 def truncate_to_last_answer(row: ParsedRow) -> ParsedRow:
     """Cut a conversation after its last answer, because later messages hold nothing to train on.
 
-    Raises RowRejectedError where there is no answer or an empty assistant turn.
+    Other rows are returned unchanged. Raises RowRejectedError for a conversation without an
+    assistant turn, or with an empty one.
     """
     if not isinstance(row, Conversation):
         return row
-    answers = [turn for turn, m in enumerate(row.messages, 1) if m["role"] == "assistant"]
-    require_row(bool(answers), "no assistant turn")
+    answer_ends = [end for end, m in enumerate(row.messages, 1) if m["role"] == "assistant"]
+    require_row(bool(answer_ends), "no assistant turn")
     require_row(all(map(_has_content, row.messages)), "an empty turn")
-    return replace(row, messages=row.messages[: answers[-1]])
+    return replace(row, messages=row.messages[: answer_ends[-1]])
 
 
 def _has_content(message: dict[str, Any]) -> bool:

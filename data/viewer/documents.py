@@ -22,7 +22,7 @@ from data.packing.pack import pack_documents
 from data.sources.row_formats import TokenizedDocument
 
 NEWLINE_MARK = "\u21b5"  # in front of every line break, which an answer may begin or end with
-ANSWER_OPEN, ANSWER_CLOSE = "\u00ab", "\u00bb"  # around answers where there is no color
+ANSWER_OPEN, ANSWER_CLOSE = "\u00ab", "\u00bb"  # around answers if there is no color
 INCOMPLETE_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 MAX_CHARACTER_TOKENS = 8  # tokens of one character
 MIN_RUN_TOKENS = 16  # tokens of a run that are always shown
@@ -61,7 +61,7 @@ def split_into_spans(
     group: list[int] = []
     for end, (token, answer) in enumerate(zip(document.ids, document.answer, strict=True), 1):
         group.append(token)
-        # decoded after the group before it: some tokenizers drop a space at the start of a text
+        # Decoded after the previous group: some tokenizers drop a space at the start of a text.
         prefix, text = (str(tokenizer.decode(ids)) for ids in (previous, previous + group))
         text = text[len(prefix) :]
         is_last = end == len(document.ids) or document.answer[end] != answer
@@ -80,7 +80,7 @@ def escape_unprintable(text: str) -> str:
 
 
 def shorten_spans(spans: list[TokenSpan], limit: int) -> list[TokenSpan]:
-    """Shorten to about `limit` spans by omitting the middle of long prompts and answers."""
+    """Return about `limit` spans, without the middle of long prompts and answers."""
     runs = [(answer, list(run)) for answer, run in groupby(spans, key=lambda span: span.answer)]
     half = max(MIN_RUN_TOKENS, limit // max(len(runs), 1)) // 2
     shortened = []
@@ -115,7 +115,7 @@ def render_legend() -> Text:
 
 
 def render_plain(spans: list[TokenSpan], *, boundaries: bool) -> str:
-    """Render spans without color: answers stand between quotation marks."""
+    """Return the text of spans, with answers between quotation marks."""
     text = ""
     for answer, run in groupby(spans, key=lambda span: span.answer):
         part = ("|" if boundaries else "").join(span.text for span in run)
@@ -124,7 +124,7 @@ def render_plain(spans: list[TokenSpan], *, boundaries: bool) -> str:
 
 
 def describe_document(document: TokenizedDocument) -> str:
-    """Summarize a document in one line: labels, tokens, supervised share and answers."""
+    """Return one line on a document: its labels, tokens, supervised share and answers."""
     supervised = sum(document.answer)
     answers = sum(answer for answer, _ in groupby(document.answer))
     labels = filter(None, (document.category, document.language))
@@ -139,7 +139,7 @@ def describe_document(document: TokenizedDocument) -> str:
 
 
 def build_mask_table(stats_by_category: Mapping[str, MaskStats]) -> list[list[str]]:
-    """Build a table of mask statistics by category, with a header and a total of several."""
+    """Return a table of mask statistics by category: a header, rows and, if several, a total."""
     rows = dict(sorted(stats_by_category.items()))
     if len(rows) > 1:
         rows["all"] = sum(stats_by_category.values(), start=MaskStats())
@@ -186,29 +186,30 @@ def sample_rows(
     documents: Documents, conf: DataConf, count: int, tokenizer: PreTrainedTokenizerBase, *,
     seed: int,
 ) -> Iterator[DocumentView]:  # fmt: skip
-    """Sample rows as training packs the documents."""
+    """Yield a random sample of the rows that training packs from the documents."""
     packed, _ = pack_documents(documents, conf.row_length, overlap=conf.overlap)
     rows = random.Random(seed).sample(range(len(packed)), min(count, len(packed)))
     for row in sorted(rows):
         [pieces] = packed.pieces([row])
-        spans, row_tokens = [], TokenizedDocument(ids=[], answer=[])
+        spans, row_document = [], TokenizedDocument(ids=[], answer=[])
         for piece in pieces:
             document = documents[piece.document]
-            tokens = TokenizedDocument(
+            piece_document = TokenizedDocument(
                 ids=document.ids[piece.begin : piece.end],
+                # Context has no loss and is shown like a prompt.
                 answer=[False] * (piece.loss_begin - piece.begin)
                 + document.answer[piece.loss_begin : piece.end],
             )
-            row_tokens.ids += tokens.ids
-            row_tokens.answer += tokens.answer
+            row_document.ids += piece_document.ids
+            row_document.answer += piece_document.answer
             spans += [
                 TokenSpan(f"--- document {piece.document:,} ---\n", (), False, left_out=True),
-                *split_into_spans(tokenizer, tokens),
+                *split_into_spans(tokenizer, piece_document),
                 TokenSpan("\n", (), False, left_out=True),
             ]
         yield DocumentView(
             f"row {row:,} of {len(packed):,}",
             f"{len(pieces)} documents in {conf.row_length:,} positions, "
-            f"{describe_document(row_tokens)}",
+            f"{describe_document(row_document)}",
             spans,
         )

@@ -32,7 +32,7 @@ def render_page(
     stats_by_category: Mapping[str, MaskStats],
     skipped: Counter[str],
 ) -> str:
-    """Render the page."""
+    """Return the page as HTML."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
@@ -50,6 +50,6 @@ def render_page(
 
 
 def _measure_runs(spans: list[TokenSpan]) -> list[tuple[bool, int]]:
-    """Count the tokens of each run of answers or prompts, for the bar that shows where they are."""
+    """Return whether each run is an answer, and its tokens, for the bar that shows the runs."""
     runs = groupby(spans, key=lambda span: span.answer)
     return [(answer, sum(len(span.ids) for span in run)) for answer, run in runs]

@@ -54,25 +54,28 @@ class TokenCounts:
 
     @property
     def groups(self) -> dict[str, Int[Tensor, " vocab"]]:
-        """Return the total counts, then those of each category and language, largest first."""
+        """Return the total counts, then those of each category and language, largest first.
+
+        The groups of a kind after the first MAX_TABLE_GROUPS are added up in one.
+        """
         groups = {"all": self.total}
         for kind, counts in (("category", self.categories), ("language", self.languages)):
             largest = sorted(counts.items(), key=lambda group: -group[1].sum())
-            for name, tokens in largest[:MAX_TABLE_GROUPS]:
-                groups[f"{kind} {name}"] = torch.from_numpy(tokens)
-            if rest := [tokens for _, tokens in largest[MAX_TABLE_GROUPS:]]:
+            for name, token_counts in largest[:MAX_TABLE_GROUPS]:
+                groups[f"{kind} {name}"] = torch.from_numpy(token_counts)
+            if rest := [token_counts for _, token_counts in largest[MAX_TABLE_GROUPS:]]:
                 groups[f"{kind}: {len(rest)} others"] = torch.from_numpy(np.sum(rest, axis=0))
         return groups
 
     def subtract(self, part: "TokenCounts") -> "TokenCounts":
-        """Subtract the counts of a part of these documents."""
+        """Return the counts without those of `part`, which are of some of these documents."""
         remaining: dict[str, dict[str, np.ndarray]] = {
-            kind: {name: tokens - vars(part)[kind].get(name, 0) for name, tokens in groups.items()}
+            kind: {name: counts - vars(part)[kind].get(name, 0) for name, counts in groups.items()}
             for kind, groups in vars(self).items()
         }
         return TokenCounts(
             **{
-                kind: {name: tokens for name, tokens in groups.items() if tokens.any()}
+                kind: {name: counts for name, counts in groups.items() if counts.any()}
                 for kind, groups in remaining.items()
             }
         )
@@ -85,8 +88,8 @@ def count_answer_tokens(
 ) -> TokenCounts:
     """Count the answer tokens of the documents.
 
-    The language of a document without one is detected from its answers; without a tokenizer it is
-    undetermined. Raises UserError for token ids beyond the vocabulary.
+    The language of an unlabeled document is detected from its answers; without a tokenizer it is
+    undetermined. Raises UserError for token ids outside the vocabulary.
     """
     categories: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(vocab_size, np.int64))
     languages: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(vocab_size, np.int64))
@@ -99,19 +102,19 @@ def count_answer_tokens(
             f"data: token ids must be below the target's vocabulary of {vocab_size}, "
             f"got {ids.max()}; tokenize with the target's own tokenizer",
         )
-        answer = ids[np.asarray(document.answer)]
+        answer_ids = ids[np.asarray(document.answer)]
         language = document.language or UNKNOWN_LANGUAGE
         if tokenizer is not None and not document.language:
             language = detect_language(
-                str(tokenizer.decode(answer[:LANGUAGE_SAMPLE_TOKENS], skip_special_tokens=True))
+                str(tokenizer.decode(answer_ids[:LANGUAGE_SAMPLE_TOKENS], skip_special_tokens=True))
             )
-        np.add.at(categories[document.category or UNNAMED_CATEGORY], answer, 1)
-        np.add.at(languages[language], answer, 1)
+        np.add.at(categories[document.category or UNNAMED_CATEGORY], answer_ids, 1)
+        np.add.at(languages[language], answer_ids, 1)
     return TokenCounts(categories=dict(categories), languages=dict(languages))
 
 
 def detect_language(text: str) -> str:
-    """Return the ISO 639-1 code of the likeliest language; `und` where none is likely.
+    """Return the ISO 639-1 code of the likeliest language, or `und` if no language is likely.
 
     >>> detect_language("Wer zuletzt lacht, lacht am besten."), detect_language("x = [1, 2]")
     ('de', 'und')
@@ -135,7 +138,7 @@ def count_training_tokens(
 ) -> TokenCounts:  # fmt: skip
     """Count the answer tokens of the training documents; `training` holds their numbers.
 
-    Counts stored with the data are used where they cover all documents; the counts of held-back
+    Counts stored with the data are used if they cover all documents; the counts of held-back
     documents are then subtracted.
     """
     stored = (
@@ -161,7 +164,7 @@ def save_token_counts(
 
 
 def load_token_counts(file: Path, vocab_size: int, tokenizer_hash: str) -> TokenCounts | None:
-    """Load the counts of a file; None if it is missing or of another tokenizer."""
+    """Load the counts of a file; return None if it is missing or of a different tokenizer."""
     if not file.exists():
         return None
     with safetensors.safe_open(file, "numpy") as tensors:
@@ -170,7 +173,7 @@ def load_token_counts(file: Path, vocab_size: int, tokenizer_hash: str) -> Token
         counts = {kind: tensors.get_tensor(kind) for kind in names}
     if metadata[TOKENIZER_HASH_KEY] != tokenizer_hash:
         return None
-    # a target's head may have more rows than its tokenizer has tokens
+    # A target's vocabulary may be padded past the tokens of its tokenizer.
     padding = ((0, 0), (0, max(0, vocab_size - counts["categories"].shape[1])))
     return TokenCounts(
         **{
@@ -186,7 +189,7 @@ def sizes_around(size: int, min_size: int, max_size: int) -> list[int]:
 
 
 def sizes_below(min_size: int, max_size: int) -> list[int]:
-    """Return the five largest powers of two from `min_size` to below `max_size`.
+    """Return the five largest powers of two that are at least `min_size` and below `max_size`.
 
     >>> sizes_below(300, 4096)
     [512, 1024, 2048]
@@ -208,7 +211,7 @@ def compute_coverage(
 def build_coverage_table(
     counts: TokenCounts, sizes: list[int], required_ids: list[int]
 ) -> list[list[str]]:
-    """Build the table of `compute_coverage`; its first row is the heading."""
+    """Return the result of `compute_coverage` as a table whose first row is the heading."""
     shares = compute_coverage(counts, sizes, required_ids)
     return [["answer tokens", "count", *(f"{size:,} kept" for size in sizes)]] + [
         [name, f"{int(group.sum()):,}", *(f"{share:.2%}" for share in shares[name])]
@@ -217,7 +220,7 @@ def build_coverage_table(
 
 
 def render_markdown_table(rows: list[list[str]]) -> str:
-    """Render a Markdown table; columns after the first are numbers, aligned right."""
+    """Return a Markdown table whose columns after the first, all numbers, are aligned right."""
     separator = ["---", *["---:"] * (len(rows[0]) - 1)]
     cells = [[cell.replace("|", "\\|") for cell in row] for row in (rows[0], separator, *rows[1:])]
     return "".join(f"| {' | '.join(row)} |\n" for row in cells)

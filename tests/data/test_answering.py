@@ -105,7 +105,7 @@ def test_prompts_are_continued_and_rows_that_cannot_be_asked_are_counted(target,
     assert report.dropped == {
         "made": {
             PROMPT_TOO_LONG: 1,
-            "refused by the chat template: no such role": 1,
+            "rejected by the chat template: no such role": 1,
             "without a token": 1,
         }
     }
@@ -191,7 +191,7 @@ def test_one_process_a_journal(target, tmp_path):
         rows, Unwilling(), target.tokenizer, conf(), tmp_path / "j", report=AnswersReport()
     )
     next(first)
-    with pytest.raises(UserError, match="another that writes"):
+    with pytest.raises(UserError, match="a second one that writes"):
         answered(target, tmp_path / "j", rows, Unwilling())
     first.close()
     answered(target, tmp_path / "j", rows, Unwilling())

@@ -72,7 +72,7 @@ def test_a_conversation_that_the_template_refuses_is_counted(tmp_path):
     strict = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
     documents = read_documents(conf, chat_tokenizer(strict + PLAIN))
     assert len(documents) == 1
-    assert documents.skipped == {"refused by the chat template: no system": 1}
+    assert documents.skipped == {"rejected by the chat template: no system": 1}
 
 
 def test_texts_and_ids_are_read(tmp_path):

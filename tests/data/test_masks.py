@@ -206,7 +206,7 @@ def test_what_a_template_does_not_take_is_counted():
     assert not documents  # no call is written, and no result
     unwritten, refused = skipped
     assert unwritten == "a tool call that the chat template does not write"
-    assert refused.startswith("refused by the chat template: Conversation roles must alternate")
+    assert refused.startswith("rejected by the chat template: Conversation roles must alternate")
     assert read(llama, TWICE[:2], tools=TOOLS)[1].total() == 1
     assert read(harmony, TWICE[:2], tools=TOOLS)[1] == {unwritten: 1}  # one of two
     no_json = chat_tokenizer("{{ messages[0].nothing | tojson }}" + PLAIN)

@@ -51,7 +51,7 @@ def test_every_row_is_answered_or_counted(made):
     train, held_out = list(read_prepared_rows(made)), list(read_prepared_rows(made, "held_out"))
     assert report["read"] == ROWS + 2 == len(train) + len(held_out) + report["dropped"]
     assert report["dropped_by_reason"] == {
-        "a prompt of more than 248 tokens": 1, "refused by the chat template: no such role": 1
+        "a prompt of more than 248 tokens": 1, "rejected by the chat template: no such role": 1
     }  # fmt: skip
     assert report["answers"]["rows"] == len(train)
     assert report["answers"]["tokens"] == sum(a.tokens for row in train for a in row.answers)

@@ -233,7 +233,7 @@ def test_what_cannot_be_found_is_refused_without_a_network(tmp_path, monkeypatch
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     for name in ("nowhere", "./no/where", "a/b.jsonl"):
-        with pytest.raises(UserError, match=r"must be a readable JSONL file, got .*; demo reads"):
+        with pytest.raises(UserError, match=r"must be a readable JSONL file, got .*; `demo` "):
             read_prompt_rows(name)
     with pytest.raises(UserError, match="must be a dataset that can be loaded, got 'no/where:a'"):
         read_prompt_rows("no/where:a")

@@ -72,11 +72,11 @@ def test_broken_lines_are_named_by_place_and_reason(tmp_path, monkeypatch):
     found = read(file)
     assert [raw.row for raw in found] == [{"text": "a"}, *[None] * 5, {"text": "b"}]
     assert [(raw.location, raw.reason) for raw in found if raw.row is None] == [
-        (f"{file}:3", "a line that is not JSON"),
+        (f"{file}:3", "a line that cannot be parsed as JSON"),
         (f"{file}:4", "a line that is not UTF-8"),
         (f"{file}:5", "a line that is not a JSON object"),
         (f"{file}:6", "a line that is too long"),
-        (f"{file}:7", "a line that is not JSON"),
+        (f"{file}:7", "a line that cannot be parsed as JSON"),
     ]
 
 

@@ -245,7 +245,7 @@ REFUSED = {
     "depth=17": "depth: must be at most the 16 tokens that the draft can propose, got 17; "
     "lower depth",
     "prompts=none.jsonl": "prompts: must be a readable JSONL file, got none.jsonl; "
-    "demo reads the demo's",
+    "`demo` stands for the demo's prompts",
     "output=target/config.json/tree.json": "output: must be a writable file, "
     "got target/config.json/tree.json (File exists); choose another",
 }

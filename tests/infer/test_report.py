@@ -246,9 +246,9 @@ def test_tau_is_told_by_prompt_length_beside_the_longest_row_that_was_learned(re
 def test_the_first_lines_say_which_prompts_from_where(rendered, how):
     plain = measured(share=0.0, depth=0, nodes=0, round_s=0.01, seed=1, rendered=rendered)
     made = made_report(plain, plain, [], source="chat.jsonl")
-    said = f"48 held-out prompts in 4 categories (held out of chat.jsonl; {how}) were continued"
+    said = f"48 held-out prompts in 4 categories (held out from chat.jsonl; {how}) were continued"
     assert said in build_headline(made)
-    assert made.prompts.source == "held out of chat.jsonl"
+    assert made.prompts.source == "held out from chat.jsonl"
 
 
 def test_every_round_of_every_mode_is_kept(report, tmp_path):

@@ -100,7 +100,7 @@ def test_a_proxy_of_the_environment_is_not_shown_where_it_does_not_answer(monkey
     for name in ("NO_PROXY", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
     conf = AnswersConf(source=AnswerSource.endpoint, url="http://server.invalid/v1")
-    with pytest.raises(UserError, match=r"answers\.url: must be an endpoint") as refused:
+    with pytest.raises(UserError, match=r"answers\.url: must be a reachable endpoint") as refused:
         check_endpoint(conf, TargetConf())
     assert "hunter2" not in str(refused.value)
 

@@ -15,7 +15,7 @@ ROWS = {"sharegpt": 50_000, "chat": 25_000, "plain": 15_000, "tools": 10_000}
 TOOLS = [{"type": "function", "function": {"name": "tide", "parameters": {"type": "object"}}}]
 NOTHING = "no messages, text or prompt"
 FAULTS = {  # rows of ShareGPT by the reason that they must be counted under
-    "a line that is not JSON": 700,
+    "a line that cannot be parsed as JSON": 700,
     "a line that is not UTF-8": 300,
     "a line that is not a JSON object": 100,
     "half of a surrogate pair": 50,
@@ -44,7 +44,7 @@ def faulty(reason: str, n: int) -> bytes:
             return b'{"text": "\xff\xfe %d"}' % n
         case "half of a surrogate pair":
             return b'{"text": "\\ud800 %d"}' % n
-        case "a line that is not JSON":
+        case "a line that cannot be parsed as JSON":
             return b'{"conversations": [%d' % n
         case "a line that is not a JSON object":
             return b"[%d]" % n

@@ -97,7 +97,7 @@ def conf(folder: Path, *overrides: str) -> TrainConf:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A finished run on conversations of several turns, one document a turn."""
+    """A finished run on conversations of several turns, one document per turn."""
     folder = tmp_path_factory.mktemp("own")
     save_target(folder / "target")
     write_lines(folder / "rows.jsonl", conversations(27))
@@ -138,10 +138,10 @@ def test_the_report_is_of_prompts_held_out_of_the_runs_own_data(folder, run, tok
     found = report_of(run)["prompts"]
     assert (found["count"], found["chat_template"]) == (6, 6)
     assert set(found["by_category"]) == {"chat", "code"}
-    assert found["source"] == f"held out of {folder / 'rows.jsonl'}"
+    assert found["source"] == f"held out from {folder / 'rows.jsonl'}"
     assert found["sha256"] == fingerprint_prompts(prompts)
     first = (run / "report.md").read_text().split("\n\n")[1]
-    assert f"held out of {folder / 'rows.jsonl'}; through the chat template" in first
+    assert f"held out from {folder / 'rows.jsonl'}; through the chat template" in first
 
 
 def test_held_out_prompts_are_what_serving_would_send(folder, run, tokenizer):
@@ -337,7 +337,7 @@ def test_prompts_without_room_for_an_answer_are_left_out_and_counted(folder, tmp
     caplog.set_level("INFO")
     data = prepared(tmp_path / "data", held=10)
     _, held, _ = held_of(folder, data, "evaluation.max_new_tokens=483")
-    assert "prompts held out of" in caplog.text
+    assert "prompts held out from" in caplog.text
     assert "a prompt of more than 29 tokens" in caplog.text
     assert all("ids" not in row or len(row["ids"]) <= 29 for row in held.final)
 

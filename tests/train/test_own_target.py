@@ -100,8 +100,8 @@ def test_a_run_over_several_turns_says_what_it_trains_on_and_ends_in_a_report(ru
     assert code == 0
     first = said.splitlines()
     assert first[0] == (
-        "training data: rows.jsonl; 24 rows; conversations; one document a turn, because the chat "
-        "template rewrites earlier turns; packed into rows of 128 tokens"
+        "training data: rows.jsonl; 24 rows; conversations; one document per turn, because the "
+        "chat template rewrites earlier turns; packed into rows of 128 tokens"
     )
     assert first[1].startswith("these answers are not known to be the target's own")
     prepare, again = commands("\n".join(first[2:6]))
@@ -169,7 +169,7 @@ def test_automatic_turns_are_those_that_the_template_can_do(folder, target, docu
     rows.data.turns = TurnSelection.each
     assert (
         preview_rows(rows.data, place, check_and_read_first_rows(rows.data)).turns
-        == "one document a turn"
+        == "one document per turn"
     )
     each = read_documents(rows.data, place.load_tokenizer())
     assert found.answer.sum() == each.answer.sum()
