@@ -75,7 +75,8 @@ def load_tensors(directory: Path, expected: Mapping[str, Tensor]) -> dict[str, T
     """Load the tensors of a checkpoint onto the CPU, in their stored types.
 
     `expected` gives names and shapes, and whether values are floats or integers, for example a
-    state dict on the meta device. Raise UserError where a tensor is missing, unknown or different.
+    state dict on the meta device. Raise UserError if a tensor is missing or unknown, or has a
+    different shape or kind of number.
     """
     file_path = directory / WEIGHTS_FILE
     with _report_unreadable(file_path), safe_open(file_path, framework="pt") as file:
@@ -87,7 +88,7 @@ def load_tensors(directory: Path, expected: Mapping[str, Tensor]) -> dict[str, T
             for name in sorted(shapes.keys() & expected.keys())
             if shapes[name] != list(expected[name].shape)
         ]
-        # No values are read where names or shapes differ.
+        # If names or shapes differ, no values are read.
         tensors = {} if problems else {name: file.get_tensor(name) for name in expected}
     problems += [
         f"has {name} as {tensor.dtype} instead of {expected[name].dtype}"
@@ -105,7 +106,7 @@ def load_tensors(directory: Path, expected: Mapping[str, Tensor]) -> dict[str, T
 
 @contextmanager
 def _report_unreadable(path: Path) -> Iterator[None]:
-    """Turn the error of a file that is missing or corrupt into a one-line UserError."""
+    """Turn an error that the block raises for a missing or corrupt file into a UserError."""
     try:
         yield
     except (OSError, ValueError, SafetensorError) as error:
@@ -121,14 +122,14 @@ def _report_unreadable(path: Path) -> Iterator[None]:
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """Parse config.json; raise UserError where it is missing or corrupt."""
+    """Return the content of config.json; raise UserError if it is missing or corrupt."""
     path = directory / CONFIG_FILE
     with _report_unreadable(path):
         return json.loads(path.read_text())
 
 
 def build_metadata(target: Any) -> dict[str, str]:
-    """Build the metadata that ties a draft to the target that it was distilled from."""
+    """Return the metadata that ties a draft to the target that it was distilled for."""
     return {
         TARGET_HASH_KEY: target.fingerprint,
         TOKENIZER_HASH_KEY: target.tokenizer_fingerprint,
@@ -137,7 +138,7 @@ def build_metadata(target: Any) -> dict[str, str]:
 
 
 def read_metadata(directory: Path) -> dict[str, str]:
-    """Read the metadata of model.safetensors alone; a sharded checkpoint has none."""
+    """Return the metadata of model.safetensors; a sharded checkpoint has none."""
     path = directory / WEIGHTS_FILE
     if not path.exists() and path.with_name(f"{WEIGHTS_FILE}.index.json").exists():
         return {}
@@ -158,14 +159,15 @@ def check_metadata(metadata: Mapping[str, str], *, target_hash: str, tokenizer_h
         require(
             stored == expected,
             f"checkpoint: must be distilled for this {kind} ({expected[:12]}), got one distilled "
-            f"for another {kind} ({stored[:12]}); set target to the model it was distilled for",
+            f"for a different {kind} ({stored[:12]}); set target to the model it was distilled for",
         )
 
 
 def target_fingerprint(model) -> str:
-    """Hash what determines a model's outputs: config, and name, shape and 64 values of each weight.
+    """Return a hash of a model's config, and of the name, shape and 64 values of each weight.
 
     Values are rounded to bf16, so that a model has the same fingerprint at every precision.
+    Collective for a sharded model: call it on every rank that holds a shard.
     """
     config = model.config.get_text_config().to_dict()
     digest = _hash_json({key: config.get(key) for key in _FINGERPRINT_KEYS})
@@ -178,7 +180,7 @@ def target_fingerprint(model) -> str:
 
 
 def hash_tensors(tensors: Mapping[str, Tensor]) -> str:
-    """Hash the name and every value of each tensor."""
+    """Return a hash of the name and every value of each tensor."""
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         digest.update(name.encode())
@@ -187,7 +189,7 @@ def hash_tensors(tensors: Mapping[str, Tensor]) -> str:
 
 
 def tokenizer_fingerprint(tokenizer) -> str:
-    """Hash the id of each token, and the list of special ids."""
+    """Return a hash of each token with its id, and of the special ids."""
     vocab, special = sorted(tokenizer.get_vocab().items()), sorted(tokenizer.all_special_ids)
     return _hash_json([vocab, special]).hexdigest()
 

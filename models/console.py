@@ -50,7 +50,7 @@ def print_table(columns: list[str], rows: list[list[str]]) -> None:
 
 
 def setup_logging() -> None:
-    """Print this project's log messages, and only the warnings of libraries.
+    """Configure logging: print this project's messages, and only the warnings of libraries.
 
     Call it before anything is built, so that the warning of a missing compiler is shown. Accelerate
     is not set up by then, so the launcher's RANK tells which process is the main one.

@@ -19,7 +19,7 @@ PARTIAL_SUFFIX = ".partial"  # suffix of unfinished files and folders, which may
 def report_disk_errors(
     directory: Path, *, remedy: str = "free some space or choose another folder"
 ) -> Iterator[None]:
-    """Turn an OSError of the disk into a one-line UserError."""
+    """Turn an OSError that the block raises into a one-line UserError about `directory`."""
     try:
         yield
     except OSError as error:
@@ -30,7 +30,7 @@ def report_disk_errors(
 
 @contextmanager
 def open_output_file(name: str) -> Iterator[Path]:
-    """Create the folder of a command's `output` and yield its path; raise UserError on OSError."""
+    """Create the folder of a command's `output` and yield its path; turn OSError into UserError."""
     file = Path(name)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -45,8 +45,8 @@ def open_output_file(name: str) -> Iterator[Path]:
 def atomic_path(path: Path, *, partial_dir: Path | None = None) -> Iterator[Path]:
     """Yield a temporary path that becomes `path` at the end, or is deleted if the block raises.
 
-    It lies beside `path`, or in `partial_dir`, a folder of this process's own on the same disk,
-    where several processes may write `path` at the same time.
+    The temporary path lies beside `path`, or in `partial_dir`. If several processes may write
+    `path` at the same time, each needs a `partial_dir` of its own, on the same disk.
     """
     partial = (partial_dir or path.parent) / (path.name + PARTIAL_SUFFIX)
     try:

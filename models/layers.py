@@ -41,7 +41,7 @@ class GatedMLP(nn.Module):
 def apply_rope(
     x: Float[Tensor, "b h t d"], cos: Float[Tensor, "b t d"], sin: Float[Tensor, "b t d"]
 ) -> Float[Tensor, "b h t d"]:
-    """Apply rotary position embedding in the half-split layout of Llama and Qwen."""
+    """Return `x` with rotary position embedding in the half-split layout of Llama and Qwen."""
     left, right = x.chunk(2, -1)
     rotated = torch.cat([-right, left], -1)
     return (x * cos[:, None] + rotated * sin[:, None]).to(x.dtype)
@@ -51,7 +51,7 @@ def attend(
     query: Float[Tensor, "b h t d"], key: Float[Tensor, "b kv s d"],
     value: Float[Tensor, "b kv s d"], mask: Bool[Tensor, "b 1 t s"],
 ) -> Float[Tensor, "b h t d"]:  # fmt: skip
-    """Compute softmax attention with grouped key-value heads; True in the mask attends."""
+    """Return softmax attention with grouped key-value heads; True in `mask` lets a query attend."""
     return F.scaled_dot_product_attention(query, key, value, mask, enable_gqa=True)
 
 
@@ -59,11 +59,13 @@ def attend_unrolled(
     query: Float[Tensor, "b h t d"], keys: list[Float[Tensor, "b kv t d"]],
     values: list[Float[Tensor, "b kv t d"]], mask: Bool[Tensor, "b 1 t t"],
 ) -> Float[Tensor, "b h t d"]:  # fmt: skip
-    """Compute the attention of one step of the training-time test (EAGLE-3, arXiv 2503.01840).
+    """Return the attention of one step of the training-time test (EAGLE-3, arXiv 2503.01840).
 
-    A row attends to the keys of step 0 through `mask`, and to its own key alone of each later step.
-    So the dense part is an ordinary masked attention, each later key adds one score per row, and
-    log-sum-exp merges the two: this needs neither a growing mask nor a T x (T * steps) product.
+    Each query attends to the step-0 keys that `mask` allows and, in each later step, only to the
+    key at its own position. So step 0 is an ordinary masked attention, each later step adds one
+    score per query, and log-sum-exp merges them: this needs neither a growing mask nor a
+    T x (T * steps) score matrix. `mask` must allow at least one key for each query, or the output
+    is NaN.
     """
     groups = query.shape[1] // keys[0].shape[1]
     keys = [key.repeat_interleave(groups, 1) for key in keys]
@@ -84,7 +86,7 @@ def attend_unrolled(
 
 
 class Attention(nn.Module):
-    """Projections of Llama attention, from `width` features a token; callers run the softmax."""
+    """Projections of Llama attention, from `width` features per token; callers run the softmax."""
 
     def __init__(self, config: Any, width: int):
         super().__init__()
@@ -106,7 +108,10 @@ class Attention(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """A Llama layer split around its attention, so that training and decoding share the rest."""
+    """A Llama layer in two parts, before and after its attention, which the caller computes.
+
+    Training and decoding attend in different ways and share the rest.
+    """
 
     def __init__(self, config: Any, *, width: int | None = None, input_norm: bool = True):
         super().__init__()
@@ -144,7 +149,7 @@ class Eagle3Layer(DecoderLayer):
 
 
 def init_normal(*parts: nn.Module) -> None:
-    """Draw linear weights from N(0, 0.02^2), as most language models do."""
+    """Redraw all linear weights in place from N(0, 0.02^2), as most language models do."""
     for part in parts:
         for module in part.modules():
             if isinstance(module, nn.Linear):

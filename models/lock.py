@@ -60,6 +60,7 @@ def acquire_lock(folder: Path, name: str = LOCK_FILE, *, timeout_s: float = 0.0)
 
 
 def _lock_within(descriptor: int, timeout_s: float) -> bool:
+    """Retry `try_lock` for up to `timeout_s` seconds; return whether the file is locked."""
     deadline = time.monotonic() + timeout_s
     if timeout_s and not try_lock(descriptor):
         log.info("another process holds the run's folder: waiting up to %.0f s", timeout_s)
@@ -69,17 +70,17 @@ def _lock_within(descriptor: int, timeout_s: float) -> bool:
 
 
 def release_lock(folder: Path, name: str = LOCK_FILE) -> None:
-    """Release the lock of a folder; do nothing where this process does not hold it."""
+    """Release the lock of a folder; do nothing if this process does not hold it."""
     if (descriptor := _held_locks.pop((folder / name).resolve(), None)) is not None:
         os.close(descriptor)
 
 
 def try_lock(file: IO | int) -> bool:
-    """Lock an open file and return True, or return False where another process holds it.
+    """Lock an open file and return True, or return False if another process holds its lock.
 
-    Where the file system has no locks, log a warning and treat the file as locked.
+    If the file system has no locks, log a warning and treat the file as locked.
     """
-    import fcntl  # missing on Windows, where commands stop before they get here
+    import fcntl  # missing on Windows, but there commands stop before they get here
 
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -104,7 +105,7 @@ def wait_for_lock(file: IO, *, exclusive: bool) -> None:
 
 
 def _forget_locks() -> None:
-    """Close a forked child's inherited descriptors: it would go on holding its parent's locks."""
+    """Close the descriptors that a forked child inherits: else it would hold its parent's locks."""
     while _held_locks:
         os.close(_held_locks.popitem()[1])
 
@@ -114,7 +115,7 @@ if hasattr(os, "register_at_fork"):  # missing on Windows
 
 
 def _describe_holder() -> str:
-    """Format process, host, time and command of the holder in one line."""
+    """Return process, host, time and command of this process, in one line."""
     since = datetime.now().astimezone().isoformat(timespec="seconds")
     command = json.dumps(shlex.join(sys.orig_argv))
     return f"process {os.getpid()} on {socket.gethostname()} since {since} with {command}"

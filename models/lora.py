@@ -23,7 +23,7 @@ class LoraConf:
         )  # fmt: skip
 
     def add_adapters(self, model: Any) -> None:
-        """Add adapters, initially zero, to `model`; from then on they alone are trained."""
+        """Add adapters, initially zero, to `model` in place, and freeze all its other weights."""
         from peft import LoraConfig, inject_adapter_in_model
 
         options: Any = {"r": self.rank, "lora_alpha": self.alpha}

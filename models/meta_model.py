@@ -57,8 +57,8 @@ def collect_models(draft: Draft) -> list[nn.Module]:
 def shard_target(target: MetaTarget, ranks: int, *, replicated: Collection[str] = ()) -> None:
     """Cut a target down to what one of `ranks` tensor-parallel processes holds.
 
-    Call it after drafts are built. Layers named in `replicated` stay whole. Raise UserError where
-    the heads cannot be divided among the ranks.
+    The target is changed in place, so call it after drafts are built. Layers named in `replicated`
+    stay whole. Raise UserError if the heads cannot be divided among the ranks.
     """
     tensor_parallel.parallelize_model(
         target.model,
@@ -68,7 +68,10 @@ def shard_target(target: MetaTarget, ranks: int, *, replicated: Collection[str] 
 
 
 def find_head_layers(target: Target) -> list[str]:
-    """Return the names of the output head and of embeddings tied to it: losses read all logits."""
+    """Return the names of the output head and of embeddings tied to it.
+
+    A draft's loss reads all logits, so callers keep these layers whole on each rank.
+    """
     return [
         name
         for name, module in target.model.named_modules()
@@ -78,10 +81,13 @@ def find_head_layers(target: Target) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class _MetaLayers(ParallelLayers):
-    """Parallel layers on `meta`, cut in place. Copies of its own part stand in for other ranks'."""
+    """Parallel layers on `meta`, cut in place.
+
+    Nothing is communicated: copies of a rank's own part stand in for the parts of other ranks.
+    """
 
     def build_sharded(self, layer: Any, shard: LayerShard) -> nn.Module:
-        """Cut the layer's parameters, and compute what the parallel layer would communicate."""
+        """Cut the layer's parameters in place, and give inputs and outputs their sizes by hooks."""
         for name, full in layer.named_parameters():
             share = shard.shard(name, full, ranks=self.ranks, rank=self.rank)
             setattr(layer, name, nn.Parameter(share, requires_grad=False))
@@ -97,6 +103,6 @@ class _MetaLayers(ParallelLayers):
 
 
 def _gather_linear(layer: nn.Linear, ranks: int, features: Tensor) -> Tensor:
-    """Compute a layer of which each rank has a part of the outputs but the whole bias."""
+    """Return the full outputs of a layer of which each rank has a part, but the whole bias."""
     full = torch.cat([F.linear(features, layer.weight)] * ranks, -1)
     return full if layer.bias is None else full + layer.bias

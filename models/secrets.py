@@ -36,7 +36,7 @@ def find_secrets(settings: Any, path: str) -> Iterator[str]:
 
 
 def redact(text: str) -> str:
-    """Blank out the credentials in URLs and addresses.
+    """Return `text` with the credentials in URLs and addresses replaced by ***.
 
     >>> redact("got http://me:pass@host/v1, got me:pass@host")
     'got http://***@host/v1, got ***@host'

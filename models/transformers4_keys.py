@@ -1,8 +1,8 @@
-"""The names that transformers 4 reads for what transformers 5 writes to config.json.
+"""The keys of config.json under the names that transformers 4 reads.
 
 transformers 5 keeps the rotary settings in `rope_parameters` and the precision in `dtype`. Readers
-on transformers 4 (NxD Inference) and converters of the older names (speculators) do not find those
-and silently take theta 10,000 without scaling.
+on transformers 4 (NxD Inference) and converters that expect the older names (speculators) do not
+find these settings, and silently take theta 10,000 without scaling.
 """
 
 from typing import Any
@@ -12,10 +12,10 @@ TOP_LEVEL_KEYS = ("rope_theta", "partial_rotary_factor")
 
 
 def add_older_keys(config: dict[str, Any]) -> dict[str, Any]:
-    """Add the older names to a configuration and to those nested in it, with the same meaning.
+    """Return a configuration with the older names added, also in those nested in it.
 
-    transformers 5 reads the older names too, and `rope_scaling` even before `rope_parameters`:
-    both must be written together, by this function alone.
+    transformers 5 reads the older names too, and `rope_scaling` even before `rope_parameters`, so
+    that both must agree: only this function writes them.
 
     >>> rope = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0}
     >>> keys = add_older_keys({"rope_parameters": rope, "dtype": "bfloat16"})
@@ -34,10 +34,10 @@ def add_older_keys(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _older_rope_keys(rope: dict[str, Any]) -> dict[str, Any]:
-    """Translate `rope_parameters`, which may hold an entry per kind of layer, to the older names.
+    """Return `rope_parameters`, which may hold an entry per kind of layer, under the older names.
 
-    Older configurations scale full attention alone. Sliding layers with other parameters have a
-    separate base frequency (Gemma 3).
+    In older configurations `rope_scaling` applies only to full attention. Sliding layers have a
+    base frequency of their own (Gemma 3).
     """
     full = rope.get("full_attention", rope)
     if not full:

@@ -29,7 +29,7 @@ def at_most(maximum: int | float, remedy: str = "") -> Rule:
 
 
 def each_at_least(minimum: int | float, remedy: str = "") -> Rule:
-    """Return the rule for a list of numbers that must not be empty."""
+    """Return the rule that a list is not empty and that none of its numbers is below `minimum`."""
     return Rule(
         f"must list numbers of at least {minimum}",
         lambda values: bool(values) and min(values) >= minimum,
@@ -44,7 +44,8 @@ SHARE = Rule("is a share and must lie in 0..1", lambda value: 0 <= value <= 1)
 def check_values(conf: Any, group: str = "", /, **rules: Rule) -> None:
     """Check fields of a configuration by name; raise one UserError that lists all broken rules.
 
-    `group` is the path of the configuration, such as `optim`. None passes every rule.
+    `group` is the path of the configuration, such as `optim`. A field that is None passes every
+    rule.
     """
     prefix = f"{group}." if group else ""
     problems = [

@@ -65,7 +65,7 @@ def _inputs(size: Size) -> dict[str, torch.Tensor]:
 
     return {
         "draft_hidden": normal(size.tokens, size.width).requires_grad_(),
-        "target_rows": normal(size.tokens, size.width),
+        "target_hidden_or_topk": normal(size.tokens, size.width),
         "draft_head": normal(size.vocab, size.width).requires_grad_(),
         "target_head": normal(size.vocab, size.width),
         "weight": torch.ones(size.tokens),
@@ -77,7 +77,7 @@ def _pass(form: str, inputs: dict[str, torch.Tensor], *, chunk: int) -> float:
         tensor.grad = None
     conf = LossConf(name=LossName.lk_hybrid, logits_chunk=chunk)
     heads = {"draft_heads": [inputs["draft_head"]], "target_head": inputs["target_head"]}
-    hidden = {name: inputs[name] for name in ("draft_hidden", "target_rows", "weight")}
+    hidden = {name: inputs[name] for name in ("draft_hidden", "target_hidden_or_topk", "weight")}
     total, _ = FORMS[form](**hidden, **heads, labels=None, kept_ids=None, conf=conf)
     total.backward()
     return total.item() / len(inputs["weight"])

@@ -36,7 +36,7 @@ class Precision(Enum):
 
 
 def matmul_dtype(precision: Precision, device: torch.device) -> torch.dtype:
-    """Return the type of number that large matrix products are computed in.
+    """Return the number type in which large matrix products are computed.
 
     CPUs without matrix units for bf16 compute them several times slower than in fp32.
     """
@@ -64,11 +64,15 @@ class DeviceConf(NeuronEnv):
         )
 
     def build(self) -> Device:
-        """Choose a device, log why, and set the environment; raise UserError if unavailable."""
+        """Choose a device, log why, set its environment variables and threads, and return it.
+
+        Raise UserError if it is unavailable.
+        """
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         host = Host()
         route, reason = choose_route(self.name.value, host)
+        # Before the device is opened, because compiler and runtime read the variables then.
         environment = self.set_environment(route, on_neuron=is_neuron_route(route), host=host)
         log.info("device: %s, %s (%s)", route, reason, _describe_host(host))
         device_class, torch_device = open_device(route)
@@ -76,6 +80,7 @@ class DeviceConf(NeuronEnv):
             name=route,
             torch_device=torch_device,
             dtype=matmul_dtype(self.precision, torch_device),
+            # PyTorch/XLA computes everything as compiled graphs, whatever `compile` says.
             compiles=route == "xla" or (self.compile and can_compile(route)),
             backend="neuron" if route == "neuron" else "inductor",
             threads=self.threads,
@@ -85,7 +90,7 @@ class DeviceConf(NeuronEnv):
 
 
 def _describe_host(host: Host) -> str:
-    """Format the packages and the hardware that the choice depends on."""
+    """Return the packages and the hardware that the choice depends on, as text."""
     packages = [f"{name} {version}" for name in PACKAGES if (version := installed_version(name))]
     hardware = [host.instance_type or "", "/dev/neuron*" if host.has_neuron else ""]
     return ", ".join([*packages, *filter(None, hardware)])

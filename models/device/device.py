@@ -22,10 +22,10 @@ from models.device.graph_budget import (
     format_counts,
 )
 
-SMALL_LAYER_WEIGHTS = 1_000_000  # one core reads as many in a fraction of a millisecond
+SMALL_LAYER_WEIGHTS = 1_000_000  # one core reads this many in a fraction of a millisecond
 # Prompt buckets x tree shapes. torch fails above its limit, which is 8 by default.
 MAX_GRAPHS_PER_FUNCTION = 64
-SLOW_COMPILERS = ("neuron", "xla")  # one graph can take an hour, so unannounced ones are refused
+SLOW_COMPILERS = ("neuron", "xla")  # one graph can take an hour, so unannounced ones are errors
 
 
 @dataclass(kw_only=True)
@@ -40,7 +40,7 @@ class Device:
     threads: int | None = None  # of the CPU, if the user chose it
     instance_type: str | None = None  # EC2's type of a Trainium or Inferentia machine
     environment: dict[str, str] = field(default_factory=dict)  # variables for compiler and runtime
-    counts_shapes: bool = False  # counts shapes even where nothing is compiled
+    counts_shapes: bool = False  # counts shapes even if nothing is compiled
     ledger: GraphLedger = field(default_factory=GraphLedger, compare=False, repr=False)
     # No fields, as they follow from the class.
     lazy = False  # operations are recorded, and computed as one graph at the next sync
@@ -54,13 +54,13 @@ class Device:
     def compile(
         self, function: Callable, *, frozen_names: tuple[str, ...] = (), kind: str = ""
     ) -> Callable:
-        """Compile a function to one static graph without breaks; return it if compiling is off.
+        """Return the function compiled to static graphs without breaks, or itself if it is not.
 
-        Inside `expect_graphs`, a call that needs an unannounced graph is refused where compiling is
-        slow, and counted elsewhere.
+        Inside `expect_graphs`, a call that needs an unannounced graph raises an error on devices
+        that compile slowly, and is counted on others.
 
         Each `kind` has graphs of its own: PyTorch checks a call against all graphs of a function,
-        and fails where a module of another class lacks an attribute that a graph has read.
+        and fails if a module of a different class lacks an attribute that a graph has read.
 
         Before each call PyTorch checks that everything the function has read is unchanged. Values
         below `frozen_names` cannot change and are not checked: for the 530 weights of a deep target
@@ -76,11 +76,11 @@ class Device:
         )
 
     def compile_part(self, function: Callable, *, frozen_names: tuple[str, ...] = ()) -> Callable:
-        """Compile a part of a step, except on a lazy device, where the whole step is one graph."""
+        """Return a part of a step compiled; on a lazy device unchanged, as a step is one graph."""
         return self.compile(function, frozen_names=frozen_names)
 
     def compile_if_lazy(self, function: Callable) -> Callable:
-        """Compile small operations between graphs on a lazy device; leave them eager elsewhere."""
+        """Return small operations between graphs compiled on a lazy device, elsewhere unchanged."""
         return function
 
     def choose_graphs(self, *, whole: Iterable[Graph], parts: Iterable[Graph]) -> set[Graph]:
@@ -97,8 +97,8 @@ class Device:
     ) -> Iterator[GraphBudget | None]:
         """Check calls in the block against the `needed` graphs; yield None if nothing is compiled.
 
-        Print how many graphs are announced, and in the end how many were compiled, which is fewer
-        where this process already had some. `on_graph` gets a line for each graph with its time.
+        Print how many graphs are announced, and in the end how many were compiled, which are fewer
+        if this process already had some. `on_graph` gets a line for each graph with its time.
         """
         if not self.has_static_shapes:
             yield None
@@ -127,15 +127,21 @@ class Device:
 
     @property
     def length_multiple(self) -> int:
-        """Return what the length of training rows must be a multiple of, as in conf/machine."""
+        """Return the number that the length of training rows must be a multiple of.
+
+        conf/machine has the same numbers.
+        """
         return 128 if self.instance_type and self.name in ("neuron", "xla") else 1
 
     def eager(self) -> "Device":
-        """Return a device for little work, which compiling would only delay."""
+        """Return a copy that compiles nothing, for work too little to compile for."""
         return replace(self, compiles=False, counts_shapes=False)
 
     def compile_region(self, function: Callable) -> Callable:
-        """Mark a part that occurs many times in a graph, to be compiled once where possible."""
+        """Return a part that occurs many times in a graph marked, so that it is compiled only once.
+
+        With the Neuron backend it is returned unchanged.
+        """
         is_neuron = self.backend == "neuron"
         return function if is_neuron else torch.compiler.nested_compile_region(function)
 
@@ -144,7 +150,7 @@ class Device:
         """Use one CPU thread while passes read few tokens, if layers have few `weights`.
 
         Waking a second thread takes as long as such a layer does, and much longer if the machine
-        has given its core to another process. A number of threads that the user chose stays.
+        has given its core to a different process. A number of threads that the user chose stays.
         """
         before = torch.get_num_threads()
         if (
@@ -165,11 +171,11 @@ class Device:
 
     @staticmethod
     def count_graphs() -> int:
-        """Count the graphs compiled so far in this process; none may be added after warm-up."""
+        """Return the number of graphs compiled in this process; it must not grow after warm-up."""
         return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
     def describe(self) -> dict[str, Any]:
-        """Describe for the report what ran the measurement, and with which settings."""
+        """Return the hardware and the settings of a measurement, for its report."""
         kind = torch.cuda.get_device_name() if self.name == "cuda" else self.instance_type
         return {
             "name": self.name,
@@ -196,7 +202,7 @@ def _cpu_vector_width() -> int:
 
 @functools.cache
 def _copy_with_name(function: Any, name: str) -> Callable:
-    """Copy a function with its own code object, which PyTorch keeps graphs by."""
+    """Return a copy of a function with its own code object, by which PyTorch keeps graphs."""
     code = function.__code__.replace(co_name=name)
     copy = types.FunctionType(
         code, function.__globals__, name, function.__defaults__, function.__closure__

@@ -1,9 +1,9 @@
 """The graphs that a run compiles: announced before it starts, checked on every call while it runs.
 
 A graph belongs to a function and a shape: the sizes and types of its tensors, and every argument
-that is not a tensor, such as a tree or the layers to capture. Where a graph can take an hour to
-compile, a run is strict: an unannounced graph is refused before it is compiled. Elsewhere it is
-compiled and counted, with a warning.
+that is not a tensor, such as a tree or the layers to capture. If a device can take an hour to
+compile a graph, its runs are strict: an unannounced graph is an error before it is compiled. On
+others it is compiled and counted, with a warning.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ class Graph(NamedTuple):
 
 
 class UnannouncedGraphError(RuntimeError):
-    """A call that needs a graph beyond those that the run announced for its function."""
+    """A call that needs more graphs than the run announced for its function."""
 
 
 @dataclass(kw_only=True)
@@ -54,7 +54,7 @@ class GraphBudget:
 
     @property
     def unannounced(self) -> int:
-        """Count the graphs beyond those announced.
+        """Return the number of graphs that the run needed but did not announce.
 
         Shapes that were called count too: their graphs may stem from an earlier run in this
         process.
@@ -70,7 +70,7 @@ class GraphBudget:
         }
 
     def record_call(self, function: str, shape: CallShape) -> None:
-        """Record a call; report a new shape beyond those announced before it is recorded."""
+        """Record the shape of a call; before that, report it if it is one more than announced."""
         known = self.called_shapes[function]
         if shape not in known and len(known) >= self.announced[function]:
             self._report_unannounced(function, describe_shape(shape, list(known)))
@@ -79,7 +79,10 @@ class GraphBudget:
     def record_compiled(
         self, function: str, count: int, shape: CallShape, *, seconds: float
     ) -> None:
-        """Record the graphs that a call compiled; more than announced are recompilations."""
+        """Record the graphs that a call compiled, and report more than the function announced.
+
+        The shapes were checked before, so that these are recompilations of a known shape.
+        """
         if self.on_graph is not None:
             known = [other for other in self.called_shapes[function] if other != shape]
             description = shorten(describe_shape(shape, known), 120, placeholder=" ...")
@@ -113,7 +116,10 @@ class GraphLedger:
 
     @contextmanager
     def expect_graphs(self, graphs: Iterable[Graph], *, strict: bool) -> Iterator[GraphBudget]:
-        """Check calls in the block against these graphs; `strict` raises at the first other one."""
+        """Yield a budget of these graphs, against which calls in the block are checked.
+
+        If `strict`, the first call that needs a different graph raises UnannouncedGraphError.
+        """
         announced = Counter(g.function for g in set(graphs))
         before, self.budget = self.budget, GraphBudget(announced=announced, strict=strict)
         try:
@@ -132,7 +138,7 @@ class GraphLedger:
             budget.warming = before
 
     def count_shapes(self) -> int:
-        """Count the shapes that were called: the graphs, where nothing is really compiled."""
+        """Return the number of shapes called: the number of graphs if everything were compiled."""
         return sum(map(len, self.budget.called_shapes.values())) if self.budget else 0
 
     def count_calls(
@@ -143,7 +149,7 @@ class GraphLedger:
         name: str,
         count_compiled: Callable[[], int],
     ) -> Callable:
-        """Wrap `function`, compiled from `original`, so that the budget checks each of its calls.
+        """Return `function`, compiled from `original`, such that the budget checks each call.
 
         `count_compiled` returns how many graphs were compiled so far.
         """
@@ -166,7 +172,7 @@ class GraphLedger:
 
 
 def call_shape(args: dict[str, Any], constants: dict[int, tuple[Any, str]]) -> CallShape:
-    """Describe everything in a call's arguments that graphs depend on, by name.
+    """Return everything in a call's arguments that graphs depend on, by name.
 
     Arguments whose parts cannot change, such as a model, a cache or a plan, are described once and
     then kept in `constants`.
@@ -199,7 +205,7 @@ def _describe_value(
 
 
 def _name_parts(value: Any, kind: type) -> Iterable[tuple[Any, Any]] | None:
-    """Return the parts of a container or of a dataclass of tensors; None for other values."""
+    """Return the named parts of a container or a dataclass without `graph_key`, else None."""
     if kind is tuple:
         return enumerate(value)
     if is_dataclass(kind) and not hasattr(kind, "graph_key"):
@@ -208,7 +214,7 @@ def _name_parts(value: Any, kind: type) -> Iterable[tuple[Any, Any]] | None:
 
 
 def graph_key_of(value: Any) -> str:
-    """Describe what graphs depend on in a value that cannot change.
+    """Return a key of what graphs depend on in a value that cannot change.
 
     Modules are described by their class and their tensors, other values by their `graph_key`.
     """
@@ -222,7 +228,7 @@ def graph_key_of(value: Any) -> str:
 
 
 def describe_shape(shape: CallShape, known: Sequence[CallShape] = ()) -> str:
-    """Format a shape; with `known` ones, only how it differs from the nearest of them.
+    """Return a shape as text; with `known` shapes, only the parts not in the most similar one.
 
     >>> from torch import Size, int64
     >>> known = [(("ids", Size([1, 64]), int64), ("layers", (1, 3)))]
@@ -238,7 +244,7 @@ def describe_shape(shape: CallShape, known: Sequence[CallShape] = ()) -> str:
 
 
 def format_counts(counts: Mapping[str, int]) -> str:
-    """Format graph counts by function, with the kinds of a function added up.
+    """Return graph counts as text, in total and by function, all kinds of a function together.
 
     >>> format_counts({"fused:eagle3": 2, "fused:alone": 1, "prefill": 2})
     '5 (fused 3, prefill 2)'

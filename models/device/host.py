@@ -41,6 +41,7 @@ class Host:
         lines = (self.root / "proc/mounts").read_text().splitlines()
         mounts = [("/", ""), *(line.split()[1:3] for line in lines)]
         holding = [(Path(point), kind) for point, kind in mounts if folder.is_relative_to(point)]
-        # Of equals the first is the largest, and a later mount hides an earlier one.
+        # The deepest mount point holds the folder. `max` returns the first of several that are
+        # equal, and reversed order puts the latest mount, which hides the earlier ones, first.
         _, kind = max(reversed(holding), key=lambda mount: len(mount[0].parts))
         return kind if kind in NETWORK_FILESYSTEMS else None

@@ -20,7 +20,7 @@ from models.validation import at_least, check_values
 LOCAL_MACHINE = "here"
 MEASURE_SECONDS = 0.5  # of each measurement
 MATRIX_SIZE = 2048  # rows and columns of the matrices that are multiplied
-COPY_BYTES = 1 << 28  # more than caches hold
+COPY_BYTES = 1 << 28  # more than any cache holds
 
 
 @dataclass(kw_only=True)
@@ -62,7 +62,7 @@ class MachineConf:
         return self.link_gb_s * 1e9 / self.cores or math.inf
 
     def core_flops(self, dtype: torch.dtype) -> float:
-        """Return the operations of a core per second; unlisted types are computed in fp32."""
+        """Return the operations of a core per second; types that are not listed count as fp32."""
         name = str(dtype).removeprefix("torch.")
         return self.tflops.get(name, self.tflops["float32"]) * 1e12 / self.cores
 
@@ -77,30 +77,32 @@ class MachineConf:
 
     def check_length(self, length: int) -> None:
         """Raise UserError for a row length that the machine's route would have to pad."""
+        next_multiple = -(-length // self.length_multiple) * self.length_multiple
         require(
             length % self.length_multiple == 0,
             f"data.row_length: must be a multiple of {self.length_multiple} on {self.name}, got "
-            f"{length}; take {-(-length // self.length_multiple) * self.length_multiple}",
+            f"{length}; take {next_multiple}",
         )
 
     def target_dtype(self, device: DeviceConf) -> torch.dtype:
-        """Return the target's number type: what `device` builds here, or would build there."""
+        """Return the target's number type on this machine, chosen as `device` chooses it."""
         if self.name == LOCAL_MACHINE:
             return device.build().dtype
         return torch.float32 if device.precision is Precision.float32 else torch.bfloat16
 
     def resolve(self, device: DeviceConf) -> "MachineConf":
-        """Return this config, or for `here` one that is measured on the device."""
+        """Return this config, or for `here` one that is measured, on the device that it builds."""
         return measure_machine(device.build()) if self.name == LOCAL_MACHINE else self
 
 
 def measure_machine(device: Device) -> MachineConf:
-    """Measure this machine in about two seconds."""
+    """Measure this machine in about two seconds, and return its figures."""
     memory = psutil.virtual_memory()
     torch_device, size, chips = device.torch_device, float(memory.total), 1
     if torch_device.type != "cpu":
         size = float(torch.get_device_module(torch_device.type).mem_get_info()[1])
         chips = torch.accelerator.device_count()
+    # Source and destination, of 4 bytes per element, have COPY_BYTES together.
     source = torch.ones(COPY_BYTES // 8, device=torch_device)
     destination = torch.empty_like(source)
     copy_seconds = _time_fastest(lambda: destination.copy_(source), device)
@@ -120,7 +122,7 @@ def measure_machine(device: Device) -> MachineConf:
 
 
 def _round_figure(figure: float) -> float:
-    """Round to three digits: a slow machine's figure is a divisor and must not become 0.
+    """Return a figure with three significant digits, so that a small one, a divisor, is not 0.
 
     >>> _round_figure(0.031415), _round_figure(212.34)
     (0.0314, 212.0)
@@ -129,15 +131,15 @@ def _round_figure(figure: float) -> float:
 
 
 def _measure_flops(device: Device, dtype: torch.dtype) -> float:
-    """Measure the operations per second of a matrix product."""
+    """Return the measured operations per second of a matrix product."""
     left = torch.ones(MATRIX_SIZE, MATRIX_SIZE, dtype=dtype, device=device.torch_device)
     return 2 * MATRIX_SIZE**3 / _time_fastest(lambda: left @ left, device)
 
 
 def _time_fastest(work: Callable[[], object], device: Device) -> float:
-    """Return the seconds of the fastest try: slower ones waited for something else."""
+    """Return the seconds of the fastest of several calls: slower ones waited for something else."""
     best, until = math.inf, time.perf_counter() + MEASURE_SECONDS
-    work()
+    work()  # allocates and initializes, so it is not timed
     while time.perf_counter() < until:
         device.synchronize()
         start = time.perf_counter()

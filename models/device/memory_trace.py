@@ -2,7 +2,7 @@
 
 The functions of a run are called with PyTorch's fake tensors, which have shapes, types and
 lifetimes but no memory: the tracer counts each operator's result when it is created and when it is
-freed. Sizes that depend on data are taken at their largest.
+freed. A size that depends on data is the largest possible one.
 """
 
 import functools
@@ -38,8 +38,8 @@ class TracedPhase:
     name: str
     peak_bytes: Counter[str] = field(default_factory=Counter)  # by part, at the peak of the total
     flops_by_dtype: Counter[torch.dtype] = field(default_factory=Counter)  # of matrix products
-    bytes_moved: int = 0  # read and written by matrix products; the rest is fused
-    bytes_read: Counter[str] = field(default_factory=Counter)  # of these, by part
+    bytes_moved: int = 0  # by matrix products; other operations are fused with them
+    bytes_read: Counter[str] = field(default_factory=Counter)  # by matrix products, by part
 
 
 class MemoryTracer(TorchDispatchMode):
@@ -70,7 +70,7 @@ class MemoryTracer(TorchDispatchMode):
     ) -> Any:
         if func is aten._local_scalar_dense.default:  # a number that the host reads
             return 1.0 if args[0].is_floating_point() else 1
-        if func is aten.nonzero.default:
+        if func is aten.nonzero.default:  # as if no element was zero
             return torch.arange(args[0].numel())[:, None].expand(-1, args[0].ndim)
         result = func(*args, **(kwargs or {}))
         outputs = [tensor for tensor in tree_leaves(result) if isinstance(tensor, Tensor)]
@@ -90,6 +90,7 @@ class MemoryTracer(TorchDispatchMode):
         return result
 
     def _record_tensor(self, tensor: Tensor, part: str | None) -> None:
+        """Count the tensor's storage until it is freed, or move it to `part` if already counted."""
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
         if key in self._storages:
@@ -112,9 +113,12 @@ class MemoryTracer(TorchDispatchMode):
 
 @contextmanager
 def fake_model(modules: Iterable[nn.Module], *, vocab: Iterable[int]) -> Iterator[MemoryTracer]:
-    """Let modules built on `meta` compute in the block, as on a CPU but without memory."""
+    """Let modules built on `meta` compute in the block, as on a CPU but without memory.
+
+    Their parameters and buffers are replaced by fake ones, and stay so. Yield the tracer.
+    """
     with FakeTensorMode(), MemoryTracer(vocab) as tracer:
-        fake_tensor = functools.cache(_fake_tensor)  # tied tensors share their fake one
+        fake_tensor = functools.cache(_fake_tensor)  # one per tensor: tied weights stay tied
         for owner in chain.from_iterable(module.modules() for module in modules):
             for tensors in (owner._parameters, owner._buffers):
                 tensors.update((name, fake_tensor(tensor)) for name, tensor in [*tensors.items()])

@@ -1,7 +1,7 @@
 """Environment variables of Neuron's compiler and runtime: set from the config, and recorded.
 
 They are set before the device is first used, when runtime and compiler read them. Variables that
-are already set stay. One that contradicts the config is refused, as one of the two is a mistake.
+are already set stay. One that contradicts the config is an error, as one of the two is a mistake.
 """
 
 import os
@@ -58,14 +58,17 @@ class NeuronEnv:
         )
 
     def set_environment(self, route: str, *, on_neuron: bool, host: Host) -> dict[str, str]:
-        """Set the environment; return the resulting values of all variables of the route."""
+        """Set the environment; return the resulting values of all variables of the route.
+
+        Raise UserError for a setting that the route lacks or that contradicts the environment.
+        """
         for key in () if on_neuron else NEURON_VARIABLES.values():
             require(
                 getattr(self, key) in (None, False),
                 f"device.{key}: is a setting of Neuron cores, got {getattr(self, key)} with the "
                 f"device {route}; leave it out",
             )
-        if route not in CACHE_VARIABLES:  # PyTorch has a default for the cache of its own compiler
+        if route not in CACHE_VARIABLES:  # Inductor's cache has a default
             variables = {} if self.cache_dir is None else {INDUCTOR_CACHE: self.cache_dir}
             os.environ.update(variables)
             return variables
@@ -113,7 +116,7 @@ class NeuronEnv:
 
 
 def _read_flag(name: str) -> str | None:
-    """Read the value of a compiler flag, written `--flag=value` or `--flag value`."""
+    """Return the value of a compiler flag, written `--flag=value` or `--flag value`, or None."""
     aliases = {name, "-lnc", "--lnc"} if name == "--logical-nc-config" else {name}
     words = shlex.split(os.environ.get(CC_FLAGS, "").replace("=", " "))
     return next((value for word, value in pairwise(words) if word in aliases), None)

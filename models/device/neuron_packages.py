@@ -47,9 +47,10 @@ def is_native() -> bool:
 
 
 def guard_torch_autoload() -> None:
-    """Keep PyTorch, before it is imported, from loading a native package for another version.
+    """Keep PyTorch from loading a native package that is made for a different version of it.
 
-    PyTorch would load it automatically and raise a traceback; `check_native` raises a UserError.
+    PyTorch would load it when it is imported, and fail with a traceback; `check_native` raises a
+    UserError instead. Call this before torch is imported: it sets an environment variable.
     """
     if is_native() and minor_version("torch-neuronx") != minor_version("torch"):
         os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
@@ -73,7 +74,7 @@ def check_package_mix() -> None:
 
 
 def check_native() -> None:
-    """Raise UserError where the native packages are missing or do not match."""
+    """Raise UserError if the native packages are missing or do not match."""
     version = minor_version("torch-neuronx")
     require(
         version is not None,
@@ -99,7 +100,7 @@ def check_native() -> None:
 
 
 def check_compiler() -> None:
-    """Raise UserError where Neuron's compiler is missing."""
+    """Raise UserError if Neuron's compiler is missing."""
     require(
         installed_version("neuronx-cc") is not None or shutil.which("neuronx-cc") is not None,
         "device.name: Neuron's compiler neuronx-cc must be installed, got none; "

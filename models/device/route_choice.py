@@ -27,9 +27,10 @@ class RouteChoice(NamedTuple):
 
 
 def choose_route(name: str, host: Host) -> RouteChoice:
-    """Choose the route for a device name; raise UserError with the reason if it is unavailable.
+    """Return the route for a device name; raise UserError with the reason if it is unavailable.
 
-    `auto` refuses broken Neuron packages too: a user who installed them does not expect the CPU.
+    Broken Neuron packages are an error for `auto` too, because a user who installed them does not
+    expect the CPU.
     """
     if name in ("auto", "neuron", "xla"):
         check_package_mix()
@@ -59,7 +60,10 @@ def open_device(route: str) -> tuple[type[Device], torch.device]:
 
 @functools.cache
 def can_compile(name: str) -> bool:
-    """Return whether Inductor has the C++ compiler that it needs on a CPU; warn once if not."""
+    """Return whether functions can be compiled: on a CPU, Inductor needs a C++ compiler.
+
+    Log a warning, once, if it is missing.
+    """
     if name != "cpu" or any(shutil.which(tool) for tool in ("g++", "clang++", "c++")):
         return True
     log.warning("no C++ compiler found: compiled parts run eagerly (install g++ for full speed)")

@@ -1,4 +1,4 @@
-"""The losses: the value of each for a row of logits, and its slope over the vocabulary.
+"""The losses: the value of each for one token's logits, and its slope over the vocabulary.
 
 With draft = softmax(logits), a loss of that distribution has the gradient
 
@@ -8,7 +8,7 @@ so value and slope define a loss, in a few lines each. Terms of the slope that a
 the draft cancel and are left out. All computations are in fp32.
 
 `soft` is the target's distribution renormalized over the draft's vocabulary. `probs` is not
-renormalized: it yields the true acceptance probability, and sums to less than 1 where the draft's
+renormalized: it yields the true acceptance probability, and sums to less than 1 if the draft's
 vocabulary lacks tokens.
 
 With only the target's k likeliest tokens (`TopKLogits`) both distributions are made coarse: a
@@ -34,7 +34,7 @@ TINY = torch.finfo(torch.float32).tiny
 
 @dataclass(kw_only=True)
 class TargetDistribution:
-    """The target's distribution over a draft vocabulary: one column a token, or coarse."""
+    """The target's distribution over a draft vocabulary: one column per token, or coarse."""
 
     probs: Float[Tensor, "tokens columns"]  # sums to less than 1 if the vocabulary is reduced
     soft: Float[Tensor, "tokens columns"]  # renormalized over the draft's vocabulary
@@ -45,12 +45,12 @@ class TargetDistribution:
     label: Int[Tensor, " num_token_columns"] | None
     # Whether the draft's vocabulary has the token that the loss supervises.
     covered: Bool[Tensor, " num_token_columns"]
-    # If coarse, the draft ids of the columns; draft_vocab where the draft lacks the token.
+    # If coarse, the draft ids of the columns; draft_vocab for a token that the draft lacks.
     column_ids: Int[Tensor, "tokens k"] | None = None
 
     @property
     def num_token_columns(self) -> int:
-        """Return the number of columns that are one token each."""
+        """Return the number of columns that stand for a single token: all but the bucket."""
         return (self.soft if self.column_ids is None else self.column_ids).shape[-1]
 
 
@@ -58,7 +58,11 @@ def target_distribution(
     logits: Float[Tensor, "tokens vocab"], *, labels: Int[Tensor, " tokens"] | None,
     kept_ids: Int[Tensor, " draft_vocab"] | None, temperature: float,
 ) -> TargetDistribution:  # fmt: skip
-    """Build the target's rows; `labels` (target ids) replace its top tokens for `covered`."""
+    """Return the target's distribution over the draft's vocabulary.
+
+    With `labels` (target ids), `covered` tells whether the draft has the label of each token
+    instead of the target's likeliest token.
+    """
     logits = logits.float()
     top_token = logits.argmax(-1)
     if temperature != 1:
@@ -86,7 +90,7 @@ def target_distribution(
 
 
 def _draft_id_lookup(kept_ids: Int[Tensor, " draft_vocab"], vocab: int) -> Int[Tensor, " vocab"]:
-    """Return the draft id of each target id, or -1 where there is none."""
+    """Return the draft id of each target id, or -1 if it has none."""
     draft_ids = torch.arange(len(kept_ids), device=kept_ids.device)
     return kept_ids.new_full((vocab,), -1).scatter(0, kept_ids, draft_ids)
 
@@ -95,7 +99,10 @@ def target_distribution_from_topk(
     top: TopKLogits, *, labels: Int[Tensor, " tokens"] | None,
     kept_ids: Int[Tensor, " draft_vocab"] | None,
 ) -> TargetDistribution:  # fmt: skip
-    """Build coarse rows; a reduced vocabulary is assumed to hold all tokens of the bucket."""
+    """Return the target's coarse distribution over the draft's vocabulary.
+
+    A reduced vocabulary is assumed to hold all tokens of the bucket.
+    """
     ids = top.ids.long()
     kept_ids = torch.arange(top.vocab_size, device=ids.device) if kept_ids is None else kept_ids
     draft_ids = _draft_id_lookup(kept_ids, top.vocab_size)
@@ -126,18 +133,19 @@ class DraftDistribution:
     def probs_below_target(self) -> Float[Tensor, "*steps tokens columns"]:
         """Return the draft's probabilities where they are below the target's, and 0 elsewhere.
 
-        These are the probabilities that alpha rises with.
+        alpha rises with these probabilities only.
         """
         return torch.where(self.probs < self.target_dist.probs, self.probs, 0.0)
 
     def expand_grad(
         self, grad: Float[Tensor, "*steps tokens columns"]
     ) -> Float[Tensor, "*steps tokens draft_vocab"]:
-        """Return the gradient of the draft's logits from that of its columns."""
+        """Return the gradient with respect to the draft's logits, given that of its columns."""
         if self.bucket_logits is None or self.target_dist.column_ids is None:
             return grad
         columns = self.target_dist.column_ids.expand(*grad.shape[:-1], -1)
         share = (self.bucket_logits - _bucket_logit(self.bucket_logits)).exp()
+        # The last column of the result belongs to tokens that the draft lacks.
         return (share * grad[..., -1:]).scatter_(-1, columns, grad[..., :-1])[..., :-1]
 
 
@@ -152,7 +160,7 @@ def draft_distribution(
     *,
     temperature: float,
 ) -> DraftDistribution:
-    """Build the draft's rows from its logits."""
+    """Return the draft's distribution in the columns of the target's, given the draft's logits."""
     logits = logits.float()
     top_token = logits.argmax(-1)
     if temperature != 1:
@@ -160,7 +168,7 @@ def draft_distribution(
     bucket_logits, column_logits = None, logits
     if target_dist.column_ids is not None:
         columns = target_dist.column_ids.expand(*logits.shape[:-1], -1)
-        bucket_logits = pad(logits, (0, 1), value=-torch.inf)  # a column for tokens that it lacks
+        bucket_logits = pad(logits, (0, 1), value=-torch.inf)  # for tokens that the draft lacks
         top_logits, bucket_logits = (
             bucket_logits.gather(-1, columns),
             bucket_logits.scatter(-1, columns, -torch.inf),
@@ -189,25 +197,25 @@ def draft_distribution(
 
 @dataclass(kw_only=True)
 class LossTerm:
-    """The loss of each row, and its slope as a sum of terms: factor of the row * term.
+    """The loss of each token, and its slope as a sum of terms: factor of the token * term.
 
     Every operation over the vocabulary is a pass over memory. Separate factors can be multiplied by
-    the row's weight before they are applied to the vocabulary.
+    the token's weight before they are applied to the vocabulary.
     """
 
     value: Float[Tensor, "*steps tokens"]
     # ([*steps, tokens] or a number, [..., draft_vocab])
     slope_terms: list[tuple[Tensor | float, Tensor]]
     slope_sum: Float[Tensor, "*steps tokens"] | float  # over the vocabulary, `label` included
-    label: Int[Tensor, "*steps tokens"] | None = None  # a token whose slope has another -1
+    label: Int[Tensor, "*steps tokens"] | None = None  # the slope of this token has an extra -1
 
     def gradient(
         self, draft: DraftDistribution, scale: Float[Tensor, "*steps tokens"]
     ) -> Float[Tensor, "*steps tokens draft_vocab"]:
         """Return the gradient of scale * value with respect to the draft's logits."""
         grad = draft.probs * (-scale * self.slope_sum)[..., None]
-        for factor, part in self.slope_terms:
-            grad.addcmul_(part, (scale * factor)[..., None])
+        for factor, term in self.slope_terms:
+            grad.addcmul_(term, (scale * factor)[..., None])
         grad = draft.expand_grad(grad)
         if self.label is not None:
             grad.scatter_add_(-1, self.label[..., None], -scale[..., None])
@@ -215,7 +223,7 @@ class LossTerm:
 
 
 def soft_cross_entropy(draft: DraftDistribution, _conf: LossConf) -> LossTerm:
-    """Compute the cross entropy with the target's distribution."""
+    """Return the cross entropy with the target's distribution."""
     soft = draft.target_dist.soft
     return LossTerm(
         value=-(soft * draft.log_probs).sum(-1), slope_terms=[(-1.0, soft)], slope_sum=-1.0
@@ -223,7 +231,7 @@ def soft_cross_entropy(draft: DraftDistribution, _conf: LossConf) -> LossTerm:
 
 
 def forward_kl(draft: DraftDistribution, _conf: LossConf) -> LossTerm:
-    """Compute KL(target || draft)."""
+    """Return KL(target || draft)."""
     soft, log_soft = draft.target_dist.soft, draft.target_dist.log_soft
     return LossTerm(
         value=(soft * (log_soft - draft.log_probs)).sum(-1),
@@ -233,19 +241,19 @@ def forward_kl(draft: DraftDistribution, _conf: LossConf) -> LossTerm:
 
 
 def reverse_kl(draft: DraftDistribution, _conf: LossConf) -> LossTerm:
-    """Compute KL(draft || target)."""
+    """Return KL(draft || target)."""
     slope = draft.probs * (draft.log_probs - draft.target_dist.log_soft)
     value = slope.sum(-1)
     return LossTerm(value=value, slope_terms=[(1.0, slope)], slope_sum=value)
 
 
 def jensen_shannon(draft: DraftDistribution, conf: LossConf) -> LossTerm:
-    """Compute the generalized Jensen-Shannon divergence (https://arxiv.org/abs/2306.13649).
+    """Return the generalized Jensen-Shannon divergence (https://arxiv.org/abs/2306.13649).
 
-    It is beta KL(target || mixed) + (1 - beta) KL(draft || mixed), where mixed = beta target +
-    (1 - beta) draft. It vanishes towards both ends: divided by beta it tends to the forward KL at
-    0, divided by 1 - beta to the reverse KL at 1. At exactly 0 and 1 it is these, undivided, as in
-    TRL.
+    It is beta KL(target || mixed) + (1 - beta) KL(draft || mixed), with mixed = beta target +
+    (1 - beta) draft. It vanishes as beta approaches 0 or 1: divided by beta it tends to the forward
+    KL at 0, divided by 1 - beta to the reverse KL at 1. At exactly 0 and 1 the loss is these KLs,
+    undivided, as in TRL.
     """
     beta, target_dist = conf.beta, draft.target_dist
     if beta in (0, 1):
@@ -262,13 +270,13 @@ def jensen_shannon(draft: DraftDistribution, conf: LossConf) -> LossTerm:
 
 
 def total_variation(draft: DraftDistribution, _conf: LossConf) -> LossTerm:
-    """Compute 1 - alpha: the total variation distance, and the rejection probability."""
+    """Return 1 - alpha: the total variation distance, which is the rejection probability."""
     below = draft.probs_below_target()
     return LossTerm(value=1 - draft.alpha, slope_terms=[(-1.0, below)], slope_sum=-below.sum(-1))
 
 
 def cross_entropy(draft: DraftDistribution, _conf: LossConf) -> LossTerm:
-    """Compute the cross entropy with the text's token."""
+    """Return the cross entropy with the text's token."""
     label, log_prob = draft.target_dist.label, draft.label_log_prob
     assert label is not None, "loss.name=ce: needs labels"
     assert log_prob is not None
@@ -281,22 +289,23 @@ def cross_entropy(draft: DraftDistribution, _conf: LossConf) -> LossTerm:
 
 
 def lk_hybrid(draft: DraftDistribution, conf: LossConf) -> LossTerm:
-    """Compute the LK hybrid loss (https://arxiv.org/abs/2602.23881).
+    """Return the LK hybrid loss (https://arxiv.org/abs/2602.23881).
 
-    It moves from the forward KL to `tv` as the draft gets better: it is trust * KL + (1 - trust) *
-    (1 - alpha), where trust = exp(-loss.lk_eta * alpha) is a constant in the gradient.
+    It moves from the forward KL to `tv` as the draft gets better: it is kl_weight * KL +
+    (1 - kl_weight) * (1 - alpha), with kl_weight = exp(-loss.lk_eta * alpha), which the gradient
+    treats as a constant.
     """
     kl, soft, below = forward_kl(draft, conf), draft.target_dist.soft, draft.probs_below_target()
-    trust = torch.exp(-conf.lk_eta * draft.alpha.detach())
+    kl_weight = torch.exp(-conf.lk_eta * draft.alpha.detach())
     return LossTerm(
-        value=trust * kl.value + (1 - trust) * (1 - draft.alpha),
-        slope_terms=[(-trust, soft), (trust - 1, below)],
-        slope_sum=-trust - (1 - trust) * below.sum(-1),
+        value=kl_weight * kl.value + (1 - kl_weight) * (1 - draft.alpha),
+        slope_terms=[(-kl_weight, soft), (kl_weight - 1, below)],
+        slope_sum=-kl_weight - (1 - kl_weight) * below.sum(-1),
     )
 
 
 def topk_kl(draft: DraftDistribution, conf: LossConf) -> LossTerm:
-    """Compute the forward KL over the target's k likeliest tokens and one bucket of all others."""
+    """Return the forward KL over the target's k likeliest tokens and one bucket of all others."""
     soft = draft.target_dist.soft
     num_tokens = draft.target_dist.num_token_columns  # without the bucket of a coarse target
     top_probs, ids = soft[..., :num_tokens].topk(min(conf.top_k, num_tokens), -1)

@@ -3,9 +3,9 @@
 `models.distill.divergences` defines the losses, `config` their options; this file has the output
 heads and the computation in chunks.
 
-A row whose likeliest target token (for `ce`: whose text token) is outside the draft's vocabulary is
-not `covered`: its loss is 0 (as in EAGLE-3), its weight stays in the denominator, and the metrics
-count it as a miss.
+A position whose likeliest target token (for `ce`: whose text token) is outside the draft's
+vocabulary is not `covered`: its loss is 0 (as in EAGLE-3), its weight stays in the denominator, and
+the metrics count it as a miss.
 
 `chunked_distillation_loss` also applies the output heads and never holds [tokens, vocab] for more
 than one chunk; its value and gradient equal those of `distillation_loss`, the plain form.
@@ -42,7 +42,7 @@ LOSS_FUNCTIONS: dict[LossName, Callable[[DraftDistribution, LossConf], LossTerm]
 
 @dataclass(kw_only=True)
 class TokenLosses:
-    """The loss and the metrics of each draft row."""
+    """The loss and the metrics of each drafted token."""
 
     loss: Float[Tensor, "*steps tokens"]
     alpha: Float[Tensor, "*steps tokens"]  # 1 - total variation distance
@@ -50,7 +50,7 @@ class TokenLosses:
     covered: Bool[Tensor, "*steps tokens"]  # whether the draft's vocabulary has the token
 
     def metric_sums(self, is_counted: Bool[Tensor, "*steps tokens"]) -> Metrics:
-        """Return each metric's (sum, count) by step over the counted rows, without weights."""
+        """Return each metric's unweighted (sum, count) over the counted tokens: [*steps, 2]."""
         count = is_counted.sum(-1).float()
         return {
             name: torch.stack([getattr(self, name).float().mul(is_counted).sum(-1), count], -1)
@@ -59,19 +59,23 @@ class TokenLosses:
 
 
 def build_target_distribution(
-    head: TargetHead, target_rows: Tensor | TopKLogits, labels: Tensor | None,
+    head: TargetHead, target_hidden_or_topk: Tensor | TopKLogits, labels: Tensor | None,
     kept_ids: Tensor | None, conf: LossConf,
 ) -> TargetDistribution:  # fmt: skip
-    """Build the distribution by the target's head, or from its likeliest tokens."""
+    """Return the target's distribution, from hidden states and its head or from top-k logits.
+
+    `labels` are used only by `loss.name=ce`.
+    """
     labels = labels if conf.name is LossName.ce else None
-    if isinstance(target_rows, TopKLogits):
+    if isinstance(target_hidden_or_topk, TopKLogits):
         assert conf.temperature == 1, "loss.temperature: must be 1 for top-k logits"
         return divergences.target_distribution_from_topk(
-            target_rows, labels=labels, kept_ids=kept_ids
+            target_hidden_or_topk, labels=labels, kept_ids=kept_ids
         )
-    logits = (
-        nn.functional.linear(target_rows, head) if isinstance(head, Tensor) else head(target_rows)
-    )
+    if isinstance(head, Tensor):
+        logits = nn.functional.linear(target_hidden_or_topk, head)
+    else:
+        logits = head(target_hidden_or_topk)
     return divergences.target_distribution(
         logits.detach(), labels=labels, kept_ids=kept_ids, temperature=conf.temperature
     )
@@ -80,7 +84,7 @@ def build_target_distribution(
 def evaluate_loss(
     draft_dist: DraftDistribution, kept_ids: Tensor | None, conf: LossConf
 ) -> tuple[TokenLosses, LossTerm]:
-    """Return losses and metrics of each draft row, and the loss term that yields their gradient."""
+    """Return each token's loss and metrics, and the loss term that yields their gradient."""
     target_dist, term = draft_dist.target_dist, LOSS_FUNCTIONS[conf.name](draft_dist, conf)
     top_token = draft_dist.top_token if kept_ids is None else kept_ids[draft_dist.top_token]
     covered = target_dist.covered.expand(top_token.shape)
@@ -95,18 +99,21 @@ def evaluate_loss(
     )
 
 
-def _apply_heads(heads: list[Tensor], rows: Float[Tensor, "*steps tokens _"]) -> Tensor:
-    """Multiply all rows by a shared head, or the rows of each step by the head of the step."""
+def _apply_heads(heads: list[Tensor], hidden: Float[Tensor, "*steps tokens _"]) -> Tensor:
+    """Return the product of all steps with a shared head, or of each step with its own head."""
     if len(heads) == 1:
-        return nn.functional.linear(rows, heads[0])
+        return nn.functional.linear(hidden, heads[0])
     return torch.stack(
-        [nn.functional.linear(step_rows, head) for step_rows, head in zip(rows, heads, strict=True)]
+        [
+            nn.functional.linear(step_hidden, head)
+            for step_hidden, head in zip(hidden, heads, strict=True)
+        ]
     )
 
 
 def distillation_loss(
     draft_hidden: Float[Tensor, "*steps tokens draft_width"],
-    target_rows: Float[Tensor, "tokens target_width"] | TopKLogits,
+    target_hidden_or_topk: Float[Tensor, "tokens target_width"] | TopKLogits,
     *,
     draft_heads: list[Tensor],
     target_head: TargetHead,
@@ -115,15 +122,17 @@ def distillation_loss(
     kept_ids: Int[Tensor, " draft_vocab"] | None,
     conf: LossConf,
 ) -> tuple[Float[Tensor, ""], Metrics]:
-    """Return the sum of the weighted losses, and the metrics of the rows whose weight is not 0.
+    """Return the sum of the weighted losses, and the metrics of the tokens whose weight is not 0.
 
-    Row t of every step is compared with row t of the target, which is a hidden state for the
-    target's head or the likeliest tokens. The step axis is optional; all steps share the target's
-    rows.
+    Token t of every step is compared with the target's distribution t, which all steps share. The
+    step axis is optional.
+    `target_hidden_or_topk`: hidden states for the target's head, or the likeliest tokens.
     `draft_heads` [draft_vocab, draft_width]: one for all steps, or one for each of them.
-    `labels`: the text's token at the position that row t of the target predicts, a target id.
+    `labels`: the text's token (a target id) that the target's distribution t predicts.
     """
-    target_dist = build_target_distribution(target_head, target_rows, labels, kept_ids, conf)
+    target_dist = build_target_distribution(
+        target_head, target_hidden_or_topk, labels, kept_ids, conf
+    )
     draft_dist = divergences.draft_distribution(
         _apply_heads(draft_heads, draft_hidden), target_dist, temperature=conf.temperature
     )
@@ -135,7 +144,7 @@ def distillation_loss(
 
 def chunked_distillation_loss(
     draft_hidden: Float[Tensor, "*steps tokens draft_width"],
-    target_rows: Float[Tensor, "tokens target_width"] | TopKLogits,
+    target_hidden_or_topk: Float[Tensor, "tokens target_width"] | TopKLogits,
     *,
     draft_heads: list[Tensor],
     target_head: TargetHead,
@@ -144,20 +153,20 @@ def chunked_distillation_loss(
     kept_ids: Int[Tensor, " draft_vocab"] | None,
     conf: LossConf,
 ) -> tuple[Float[Tensor, ""], Metrics]:
-    """Compute `distillation_loss` with at most `conf.logits_chunk` rows of logits at once.
+    """Return what `distillation_loss` does, holding at most `conf.logits_chunk` tokens' logits.
 
     The gradients of a chunk are computed along with its logits, so that nothing is computed twice.
     """
     if weight.device.type == "cpu" and not torch.compiler.is_compiling():
-        # Rows of prompts and padding weigh 0. On other devices dropping them would make the device
-        # wait for the host, and give every batch its own graph.
+        # Prompts and padding weigh 0. On other devices dropping them would make the device wait for
+        # the host, and give every batch its own graph.
         counted = weight.reshape(-1, weight.shape[-1]).any(0).nonzero()[:, 0]
         draft_hidden = draft_hidden.index_select(-2, counted)
-        target_rows = _map_rows(target_rows, lambda t: t[counted])
+        target_hidden_or_topk = _map_tensors(target_hidden_or_topk, lambda t: t[counted])
         weight = weight.index_select(-1, counted)
         labels = None if labels is None else labels[counted]
-    # `conf.logits_chunk` counts draft rows of all steps; a chunk has this many rows of the target.
-    chunk_rows = max(1, conf.logits_chunk // draft_hidden.shape[:-2].numel())
+    # `conf.logits_chunk` counts the drafted tokens of all steps, which share the target's.
+    chunk_size = max(1, conf.logits_chunk // draft_hidden.shape[:-2].numel())
     total = weight.new_zeros(())
     head_grads = [
         torch.zeros_like(head, dtype=torch.float32) if head.requires_grad else None
@@ -168,7 +177,7 @@ def chunked_distillation_loss(
 
     with torch.no_grad():
         for hidden, target_chunk, chunk_weight, chunk_labels in _split_chunks(
-            draft_hidden.detach(), target_rows, weight, labels, rows=chunk_rows
+            draft_hidden.detach(), target_hidden_or_topk, weight, labels, size=chunk_size
         ):
             target_dist = build_target_distribution(
                 target_head, target_chunk, chunk_labels, kept_ids, conf
@@ -181,6 +190,7 @@ def chunked_distillation_loss(
             grad = grad.to(hidden.dtype)
             hidden_grads.append(_apply_heads([head.T for head in draft_heads], grad))
             _add_head_grads(head_grads, grad, hidden)
+        # The last chunk was padded.
         hidden_grad = torch.cat(hidden_grads, -2).narrow(-2, 0, weight.shape[-1])
         metrics = {
             name: torch.stack([sums[name] for sums in chunk_sums]).sum(0) for name in METRIC_NAMES
@@ -192,26 +202,36 @@ def chunked_distillation_loss(
     return total, metrics
 
 
-def _map_rows(rows: Tensor | TopKLogits, change: Callable[[Tensor], Tensor]) -> Tensor | TopKLogits:
-    return rows.map_tensors(change) if isinstance(rows, TopKLogits) else change(rows)
+def _map_tensors(
+    hidden_or_topk: Tensor | TopKLogits, change: Callable[[Tensor], Tensor]
+) -> Tensor | TopKLogits:
+    if isinstance(hidden_or_topk, TopKLogits):
+        return hidden_or_topk.map_tensors(change)
+    return change(hidden_or_topk)
 
 
 def _split_chunks(
     draft_hidden: Tensor,
-    target_rows: Tensor | TopKLogits,
+    target_hidden_or_topk: Tensor | TopKLogits,
     weight: Tensor,
     labels: Tensor | None,
     *,
-    rows: int,
+    size: int,
 ) -> Iterator[tuple[Tensor, Tensor | TopKLogits, Tensor, Tensor | None]]:
-    """Yield chunks of `rows` target rows with all that belongs to them; pad the last with 0."""
-    padding, pad = -weight.shape[-1] % rows, nn.functional.pad
-    weights = pad(weight, (0, padding)).split(rows, -1)
+    """Yield the arguments in chunks of `size` target positions; pad the last chunk with 0.
+
+    All chunks have one shape, so that they share a graph.
+    """
+    padding, pad = -weight.shape[-1] % size, nn.functional.pad
+    weights = pad(weight, (0, padding)).split(size, -1)
     yield from zip(
-        pad(draft_hidden, (0, 0, 0, padding)).split(rows, -2),
-        _map_rows(target_rows, lambda t: pad(t, (0, 0) * (t.ndim - 1) + (0, padding))).split(rows),
+        pad(draft_hidden, (0, 0, 0, padding)).split(size, -2),
+        # The first axis is padded; the list of pads starts with the last one.
+        _map_tensors(
+            target_hidden_or_topk, lambda t: pad(t, (0, 0) * (t.ndim - 1) + (0, padding))
+        ).split(size),
         weights,
-        [None] * len(weights) if labels is None else pad(labels, (0, padding)).split(rows),
+        [None] * len(weights) if labels is None else pad(labels, (0, padding)).split(size),
         strict=True,
     )
 
@@ -223,23 +243,26 @@ def _loss_and_grad(
     kept_ids: Tensor | None,
     conf: LossConf,
 ) -> tuple[TokenLosses, Tensor]:
-    """Return the losses of a chunk, and the gradient of the logits of their weighted sum."""
+    """Return the losses of a chunk, and the gradient of their weighted sum for the logits."""
     draft_dist = divergences.draft_distribution(logits, target_dist, temperature=conf.temperature)
     losses, term = evaluate_loss(draft_dist, kept_ids, conf)
     return losses, term.gradient(draft_dist, weight * losses.covered / conf.temperature)
 
 
 def _add_head_grads(head_grads: list[Tensor | None], grad: Tensor, hidden: Tensor) -> None:
-    """Add a chunk's gradients of the heads: of one head per step, or of one for all steps."""
+    """Add a chunk's gradients to `head_grads`, in place: one head per step, or one for all steps.
+
+    A frozen head has None there.
+    """
     pairs = [(grad, hidden)] if len(head_grads) == 1 else zip(grad, hidden, strict=True)
-    for head_grad, (g, h) in zip(head_grads, pairs, strict=True):
+    for head_grad, (logit_grad, head_input) in zip(head_grads, pairs, strict=True):
         if head_grad is not None:
-            head_grad += g.flatten(0, -2).T @ h.flatten(0, -2)
+            head_grad += logit_grad.flatten(0, -2).T @ head_input.flatten(0, -2)
 
 
-def _attach_grad(value: Tensor, source: Tensor, grad: Tensor | None) -> Tensor:
-    """Return `value` with `grad` as its gradient in `source`, by adding a zero that has it."""
-    if grad is None or not source.requires_grad:
+def _attach_grad(value: Tensor, variable: Tensor, grad: Tensor | None) -> Tensor:
+    """Return `value` with the gradient `grad` for `variable`, by adding a zero that has it."""
+    if grad is None or not variable.requires_grad:
         return value
-    carrier = (source * grad).sum()
+    carrier = (variable * grad).sum()
     return value + (carrier - carrier.detach())

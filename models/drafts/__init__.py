@@ -26,7 +26,10 @@ METHODS = {conf.method: conf for conf in _iter_methods(DraftConf)}
 
 
 def load_draft(directory: Path, target: Target) -> tuple[DraftConf, Draft]:
-    """Load a checkpoint of any method; raise UserError if it does not fit the target."""
+    """Return the configuration and the draft of a checkpoint of any method.
+
+    Raise UserError if it does not fit the target.
+    """
     config = read_config(directory)
     if matching := [conf for conf in METHODS.values() if conf.matches_config(config)]:
         return matching[-1].load(directory, target)  # the last match is the most specific

@@ -26,7 +26,7 @@ class Batch:
     """Packed training rows: each holds several documents or pieces of documents."""
 
     input_ids: Int[Tensor, "rows length"]
-    answer_mask: Bool[Tensor, "rows length"]  # ids[t] is a token of an answer
+    answer_mask: Bool[Tensor, "rows length"]  # input_ids[t] is a token of an answer
     document_ids: Int[Tensor, "rows length"]  # number of the document within its row, -1 = padding
     positions: Int[Tensor, "rows length"]  # restart at 0 in each document
     # The context at the start of a later piece: its tokens are trained with the piece before.
@@ -39,7 +39,7 @@ class Batch:
     def attention_mask(self) -> Bool[Tensor, "rows 1 length length"]:
         """Return a causal mask within documents.
 
-        Padding attends to itself, so that no softmax row is empty.
+        Padding attends to earlier padding and itself, so that no query is without a key.
         """
         same_document = self.document_ids[:, :, None] == self.document_ids[:, None, :]
         length = self.input_ids.shape[1]
@@ -60,12 +60,12 @@ class Loss:
 class Needs:
     """The target outputs that a method reads: a forward pass or a feature store provides them.
 
-    The target's distributions at the supervised rows, which every loss uses, come on top.
+    They also provide the target's distributions at the supervised positions, which every loss uses.
     """
 
     layers: list[int]  # captured layers: hidden_states[i], the tensor that enters layer i
     hidden: bool  # the draft reads the final hidden state; otherwise only the loss does
-    context: bool  # outputs at all rows are needed; False: at supervised rows only
+    context: bool  # outputs at all positions are needed; False: at supervised positions only
     storable: bool = True  # False: the outputs change during training
 
 
@@ -106,9 +106,9 @@ class Draft(nn.Module):
         target: Target,  # noqa: ARG002
         required_ids: list[int],  # noqa: ARG002
     ) -> dict[str, float]:
-        """Make the last choices before training from the token counts of the training answers.
+        """Adapt the draft to the token counts of the training answers; return figures to print.
 
-        A reduced vocabulary keeps `required_ids`. Returns figures to print, by name.
+        It is called once before training. A reduced vocabulary keeps `required_ids`.
         """
         return {}
 
@@ -129,7 +129,7 @@ class Draft(nn.Module):
         return {}
 
     def term_weights(self, batch: Batch) -> Float[Tensor, " terms"] | None:  # noqa: ARG002
-        """Return the weights of loss terms that count different rows, computed from masks alone.
+        """Return the weights of loss terms that count different positions, from the masks only.
 
         `loss` then receives `step_weights`, the sums of these weights over all rows of the
         optimizer step, and scales its terms by them. With None, `Loss.weight` is the weight of the
@@ -138,7 +138,7 @@ class Draft(nn.Module):
         return None
 
     def loss(self, batch: Batch, target_output: TargetOutput) -> Loss:
-        """Compute the training loss of one batch from the target's output on it.
+        """Return the training loss of one batch, given the target's output on it.
 
         The results of `prepare_batch` and `step_weights` are passed as further named arguments.
         """
@@ -157,14 +157,14 @@ class Draft(nn.Module):
         first_token: Int[Tensor, " batch"],
         target_output: TargetOutput,
     ) -> DraftState:
-        """Return the state after the prompts (`lengths` tokens a row) and their first new token."""
+        """Return the state after the prompts (of `lengths` tokens) and their first new token."""
         raise NotImplementedError
 
     def propose(self, state: DraftState, *, tree: Tree, sampler: Sampler) -> Proposal:
-        """Propose a token tree below the last known token; leave the state unchanged.
+        """Return a token tree below the last known token; leave the state unchanged.
 
-        Slots of a cache behind the known tokens are no part of the state but scratch, which a
-        proposal overwrites, because shapes and addresses of the cache are fixed.
+        A cache's slots past the known tokens are scratch, not a part of the state: a proposal
+        overwrites them, because shapes and addresses of the cache are fixed.
         """
         raise NotImplementedError
 
@@ -174,7 +174,7 @@ class Draft(nn.Module):
     ) -> DraftState:  # fmt: skip
         """Return the state after the target emitted the first `count` of `input_ids`.
 
-        `target_output` holds the positions before the emitted tokens.
+        `target_output` holds, for each emitted token, the target's outputs one position before it.
         """
         raise NotImplementedError
 
@@ -187,7 +187,7 @@ class Draft(nn.Module):
         config: dict[str, Any], metadata: dict[str, str] | None = None,
         write_extra_files: Callable[[Path], None] | None = None,
     ) -> None:  # fmt: skip
-        """Write tensors in the target's dtype, with config.json, hashes of the target and seed."""
+        """Write a checkpoint: `tensors` in the target's dtype, config, target hashes and seed."""
         dtype = target.head.weight.dtype
         checkpoint.save_checkpoint(
             directory,
@@ -232,7 +232,7 @@ class DraftConf:
         return True
 
     def check(self) -> None:
-        """Check everything that needs no model; raise UserError where it is wrong."""
+        """Check everything that needs no model; raise UserError if it is wrong."""
 
     def build(self, target: Target, *, loss: LossConf, seed: int) -> Draft:
         """Build a new draft for this target; raise UserError if the two do not fit."""
@@ -245,7 +245,10 @@ class DraftConf:
 
     @classmethod
     def load(cls, directory: Path, target: Target) -> tuple["DraftConf", Draft]:
-        """Load a checkpoint; raise UserError for another target, tokenizer or layout."""
+        """Return the configuration and the draft of a checkpoint.
+
+        Raise UserError if it was made for a different target or tokenizer, or has a wrong layout.
+        """
         raise NotImplementedError
 
     def rebuild_untrained(self, draft: Draft, target: Target) -> Draft | str:
@@ -272,7 +275,7 @@ class SpeculativePair:
 
 
 def read_origin(directory: Path, target: Target) -> tuple[dict[str, str], int | None]:
-    """Return the metadata and the seed of a checkpoint; raise UserError for another target."""
+    """Return the metadata and the seed of a checkpoint; raise UserError for a different target."""
     metadata = checkpoint.read_metadata(directory)
     checkpoint.check_metadata(
         metadata,
@@ -282,10 +285,13 @@ def read_origin(directory: Path, target: Target) -> tuple[dict[str, str], int | 
     return metadata, int(metadata["seed"]) if "seed" in metadata else None
 
 
-def store_last_hidden(
+def with_last_hidden(
     state: DraftState, hidden: Float[Tensor, "batch path width"], count: Int[Tensor, " batch"]
 ) -> DraftState:
-    """Store the hidden state at the last of `count` positions; rows of count 0 keep theirs."""
+    """Return the state with the hidden state at the last of each row's first `count` positions.
+
+    Rows whose count is 0 keep the one that they have.
+    """
     last = (count - 1).clamp_min(0)[:, None, None].expand(-1, 1, hidden.shape[-1])
     return state | {
         "hidden": torch.where((count > 0)[:, None], hidden.gather(1, last)[:, 0], state["hidden"])

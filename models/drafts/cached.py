@@ -2,8 +2,8 @@
 
     slots:  [ known tokens 0 .. length-1 | nodes expanded while growing ... | garbage ]
 
-`advance` reads the emitted tokens and `propose` grows a tree behind them. The nodes are written
-behind the known tokens and last for one round: the next `advance` overwrites them.
+`advance` reads the emitted tokens and `propose` grows a tree below the last of them. The nodes are
+written after the known tokens and last for one round: the next `advance` overwrites them.
 
 Axes: B rows, T tokens, W tree nodes expanded at once, H hidden, S slots.
 """
@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from models.drafts.base import Draft, DraftState, store_last_hidden
+from models.drafts.base import Draft, DraftState, with_last_hidden
 from models.layers import attend
 from models.speculate.sampling import Sampler
 from models.speculate.tree import Proposal, Tree, grow
@@ -34,14 +34,14 @@ class CachedDraft(Draft):
         self, state: DraftState, tokens: Int[Tensor, "b t"], hidden: Tensor, *,
         positions: Int[Tensor, "b t"], slots: Int[Tensor, "b t"], mask: Bool[Tensor, "b 1 t s"],
     ) -> Float[Tensor, "b t h"]:  # fmt: skip
-        """Run one pass: write at `slots`, attend through `mask`.
+        """Run one pass: write at `slots`, attend through `mask`, and return the outputs.
 
         `hidden` is the target's feature before each token, or the output of its parent node.
         """
         raise NotImplementedError
 
     def num_slots(self, state: DraftState) -> int:
-        """Return the slots of the cache, the garbage slot included."""
+        """Return the number of slots of the cache, the garbage slot included."""
         return state["keys"].shape[2]
 
     def target_features(self, target_output: TargetOutput) -> Float[Tensor, "b t h"]:
@@ -60,7 +60,10 @@ class CachedDraft(Draft):
         count: Int[Tensor, " b"],
         target_output: TargetOutput,
     ) -> DraftState:
-        """Run a pass over the emitted tokens; it overwrites the nodes of the last round."""
+        """Run a pass over the emitted tokens, and return the state after them.
+
+        It overwrites the nodes of the last round.
+        """
         lengths = state["lengths"]
         new = torch.arange(input_ids.shape[1], device=input_ids.device)
         causal = (new <= new[:, None]).expand(len(input_ids), -1, -1)
@@ -83,20 +86,21 @@ class CachedDraft(Draft):
         mask: Bool[Tensor, "b 1 t s"],
         count: Int[Tensor, " b"],
     ) -> DraftState:
-        """Run a pass over tokens that have features of the target, and keep the first `count`.
+        """Run a pass over tokens that have features of the target.
 
-        Later passes overwrite the rest.
+        Return the state after the first `count` of them. Later passes overwrite what this one
+        writes for the others.
         """
         hidden = self.forward_step(
             state,
             tokens,
             self.target_features(target_output),
             positions=positions,
-            # A row that has ended may be at the last slots: positions beyond them go to garbage.
+            # A row that has ended may have no slots left: it writes to the last, the garbage slot.
             slots=positions.clamp_max(mask.shape[-1] - 1),
             mask=mask,
         )
-        return store_last_hidden(state | {"lengths": state["lengths"] + count}, hidden, count)
+        return with_last_hidden(state | {"lengths": state["lengths"] + count}, hidden, count)
 
     def start_cache(
         self,
@@ -105,7 +109,7 @@ class CachedDraft(Draft):
         target_output: TargetOutput,
         count: Int[Tensor, " b"],
     ) -> DraftState:
-        """Run a pass over the first tokens of each row, and keep the first `count`."""
+        """Run a pass over the first tokens of each row; return the state after `count` of them."""
         return self.extend_state(
             state | {"lengths": torch.zeros_like(count)},
             tokens,
@@ -116,7 +120,7 @@ class CachedDraft(Draft):
         )
 
     def propose(self, state: DraftState, *, tree: Tree, sampler: Sampler) -> Proposal:
-        """Grow a tree; its expanded nodes use the slots behind the known tokens."""
+        """Grow a tree and return it; its expanded nodes use the slots after the known tokens."""
         lengths, slots = state["lengths"], self.num_slots(state)
         hidden = state["hidden"][:, None]
         visible = lengths.new_zeros((len(lengths), 1, max(tree.scratch_slots, 1)), dtype=torch.bool)
@@ -131,6 +135,7 @@ class CachedDraft(Draft):
             hidden = hidden.gather(1, parent_index[:, :, None].expand(-1, -1, hidden.shape[-1]))
             hidden = self.forward_step(
                 state, tokens, hidden,
+                # The root's children, at level 1, take the first position after the known tokens.
                 positions=(lengths + level - 1)[:, None].expand_as(tokens),
                 slots=(lengths[:, None] + new_nodes).clamp_max(slots - 1),
                 mask=tree_mask(lengths, visible, slots),
@@ -160,7 +165,7 @@ def attend_cached(
     state: DraftState, query: Float[Tensor, "b h t d"], key: Float[Tensor, "b kv t d"],
     value: Float[Tensor, "b kv t d"], *, slots: Int[Tensor, "b t"], mask: Bool[Tensor, "b 1 t s"],
 ) -> Float[Tensor, "b h t d"]:  # fmt: skip
-    """Write keys and values at `slots` of the cache, and attend to it through `mask`."""
+    """Write keys and values at `slots` of the cache, and return the attention through `mask`."""
     index = slot_index(state["keys"], slots)
     state["keys"][index], state["values"][index] = key, value
     return attend(query, state["keys"], state["values"], mask)

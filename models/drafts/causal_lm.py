@@ -1,6 +1,6 @@
 """A draft model: any small causal LM with the target's tokenizer, distilled to agree with it.
 
-    row t:   tokens up to t   ->   token t+1, compared with the target's distribution at row t
+    position t:   tokens up to t   ->   token t+1, compared with the target's distribution at t
 
 It starts as a checkpoint, as some of the target's layers, or at random. All weights or only
 adapters (LoRA) are trained, and it is saved as a plain Hugging Face directory. The losses, and
@@ -39,7 +39,7 @@ from models.target.target import Target
 from models.validation import at_least, check_values
 
 # Fields that a checkpoint records, so that the draft before distillation can be rebuilt.
-RECORDED_FIELDS = ("name", "path", "revision", "layers", "max_depth")  # in checkpoints
+RECORDED_FIELDS = ("name", "path", "revision", "layers", "max_depth")
 
 
 class InitFrom(Enum):
@@ -91,7 +91,7 @@ class CausalLMConf(ModelSource, DraftConf):
             self.read_config()
 
     def build(self, target: Target, *, loss: LossConf, seed: int) -> "CausalLMDraft":
-        """Build the draft before distillation, in fp32; raise UserError for another tokenizer."""
+        """Build the draft before distillation, in fp32; raise UserError for a wrong tokenizer."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = self._build_model(target).float()
@@ -120,7 +120,10 @@ class CausalLMConf(ModelSource, DraftConf):
 
     @classmethod
     def load(cls, directory: Path, target: Target) -> tuple["CausalLMConf", "CausalLMDraft"]:
-        """Load a checkpoint; raise UserError for another target, tokenizer or layout."""
+        """Return the configuration and the draft of a checkpoint.
+
+        Raise UserError if it was made for a different target or tokenizer, or has a wrong layout.
+        """
         metadata, seed = read_origin(directory, target)
         conf = cls(path=str(directory))
         conf.check()
@@ -132,7 +135,7 @@ class CausalLMConf(ModelSource, DraftConf):
         return conf, CausalLMDraft(conf, model, target, seed=seed).to(target.head.weight.device)
 
     def rebuild_untrained(self, draft: Draft, target: Target) -> Draft | str:
-        """Rebuild the draft from its origin and seed, or return why that is impossible."""
+        """Return the draft rebuilt from its origin and seed, or why that is impossible."""
         if draft.seed is None:
             return "the checkpoint does not record what it was started from"
         try:
@@ -155,7 +158,7 @@ class CausalLMDraft(CachedDraft):
         self.max_depth = self.trained_depth = conf.max_depth
         self.model = model
         self.lm = LanguageModel(model, device=target.device)
-        # Either model may pad its embeddings and head beyond the tokens of the tokenizer.
+        # Either model may pad its embeddings and head past the tokens of the tokenizer.
         self.vocab_size = min(self.lm.vocab_size, target.vocab_size)
         self._frozen: tuple[nn.Module] = (target.head,)  # inside a tuple it is not a submodule
         self.target_vocab = target.vocab_size
@@ -168,7 +171,7 @@ class CausalLMDraft(CachedDraft):
         return torch.arange(self.vocab_size, device=self.lm.head.weight.device)
 
     def loss(self, batch: Batch, target_output: TargetOutput) -> Loss:
-        """Compute the loss of every answer token, given all tokens before it."""
+        """Return the loss of every answer token, given all tokens before it."""
         hidden = self.lm.forward_hidden(
             self._clamp_ids(batch.input_ids),
             positions=batch.positions,
@@ -194,7 +197,7 @@ class CausalLMDraft(CachedDraft):
         return Loss(total=total, weight=total_weight, metrics=metrics)
 
     def _clamp_ids(self, input_ids: Int[Tensor, "b t"]) -> Int[Tensor, "b t"]:
-        """Clamp ids to the draft's embeddings: a target may emit an id of its padding rows."""
+        """Return ids that the draft has embeddings for: a target may emit an id past these."""
         return input_ids.clamp_max(self.lm.vocab_size - 1)
 
     def as_language_model(self) -> LanguageModel:
@@ -204,7 +207,7 @@ class CausalLMDraft(CachedDraft):
     # --- decoding ---------------------------------------------------------------------------
 
     def new_state(self, batch: int, slots: int) -> DraftState:
-        """Return an empty cache, and the last hidden state of each row."""
+        """Return an empty cache, and room for the last hidden state of each row."""
         weight = self.lm.head.weight
         return {
             "cache": self.lm.new_cache(batch, slots),
@@ -219,7 +222,7 @@ class CausalLMDraft(CachedDraft):
         self, state: DraftState, input_ids: Int[Tensor, "b prompt"], *,
         lengths: Int[Tensor, " b"], first_token: Int[Tensor, " b"], target_output: TargetOutput,
     ) -> DraftState:  # fmt: skip
-        """Run a pass over the prompts and their first new tokens."""
+        """Run a pass over the prompts and their first new tokens; return the state after them."""
         tokens = torch.cat([input_ids, torch.zeros_like(input_ids[:, :1])], 1)
         tokens = tokens.scatter(1, lengths[:, None], first_token[:, None])
         return self.start_cache(state, tokens, target_output, lengths + 1)
@@ -228,7 +231,7 @@ class CausalLMDraft(CachedDraft):
         self, state: DraftState, tokens: Int[Tensor, "b t"], hidden: Tensor, *,  # noqa: ARG002
         positions: Int[Tensor, "b t"], slots: Int[Tensor, "b t"], mask: Bool[Tensor, "b 1 t s"],
     ) -> Float[Tensor, "b t h"]:  # fmt: skip
-        """Run the model over its cache."""
+        """Run the model over its cache: write at `slots`, attend through `mask`."""
         return self.lm.forward_hidden(
             self._clamp_ids(tokens),
             positions=positions,
@@ -268,7 +271,7 @@ class CausalLMDraft(CachedDraft):
 
 
 def prune_layers(target: Target, layers: list[int], *, copy_weights: bool) -> Any:
-    """Build the target with only these of its layers; copy their weights or draw random ones."""
+    """Build a model of only these layers of the target, with their weights or random ones."""
     config = copy.deepcopy(target.model.config)
     text_config = config.get_text_config()
     text_config.num_hidden_layers = len(layers)
@@ -290,7 +293,7 @@ def prune_layers(target: Target, layers: list[int], *, copy_weights: bool) -> An
         for name in model.state_dict()
     }
     model.load_state_dict(
-        {name: full_tensor(target_weights[source]) for name, source in target_names.items()}
+        {name: full_tensor(target_weights[origin]) for name, origin in target_names.items()}
     )
     return model
 
@@ -318,7 +321,7 @@ def load_full_model(directory: Path, dtype: torch.dtype) -> Any:
 
 
 def check_same_tokenizer(target: Target, source: ModelSource) -> None:
-    """Raise UserError with the first token that differs: ids must mean the same to both models."""
+    """Raise UserError, with the first difference, unless both models have the same tokens by id."""
     if target.tokenizer is None:
         return
     target_tokens, draft_tokens = (

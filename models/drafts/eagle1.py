@@ -1,11 +1,11 @@
 """EAGLE-1 (https://arxiv.org/abs/2401.15077): one layer that predicts the target's next feature.
 
-    row t:   fc(embedding of token t+1, H_t)  ->  decoder layer  ->  H_{t+1}  ->  token t+2
+    position t:  fc(embedding of token t+1, H_t)  ->  decoder layer  ->  H_{t+1}  ->  token t+2
 
 H_t is the target's last hidden state after its final norm. The layer has no input norm, and its
 output goes straight to the target's head. EAGLE-2 (https://arxiv.org/abs/2406.16858) is the same
 draft decoded with a dynamic tree. With `ttt_steps` above 1 the draft is also trained on its own
-features, as in HASS (https://arxiv.org/abs/2408.15766): no gradients flow between the steps.
+features, as in HASS (https://arxiv.org/abs/2408.15766); no gradients flow back through these.
 
 Axes: B rows, T tokens, H hidden.
 """
@@ -20,7 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
-from models.distill.loss_weights import row_weights, shift_left
+from models.distill.loss_weights import position_weights, shift_left
 from models.distill.losses import LossConf
 from models.drafts.base import Batch, Extras, Loss, Needs
 from models.drafts.feature import FeatureDraft
@@ -31,7 +31,7 @@ from models.target.language_model import TargetOutput
 from models.target.target import Target
 from models.validation import at_least, check_values
 
-NOISE_REFERENCE_LENGTH = 512  # tokens of a row at which the width of the noise is `feature_noise`
+NOISE_REFERENCE_LENGTH = 512  # row length for which the width of the noise is `feature_noise`
 
 
 class Eagle1Draft(OneLayerDraft):
@@ -72,7 +72,7 @@ class Eagle1Draft(OneLayerDraft):
     def copy_target_weights(
         self, target: Target, kept_ids: Int[Tensor, " draft_vocab"] | None = None  # noqa: ARG002
     ) -> None:  # fmt: skip
-        """Copy the target's embeddings."""
+        """Copy the target's embeddings into the draft."""
         self.embed_tokens.load_state_dict(
             {"weight": full_tensor(target.model.get_input_embeddings().weight)}
         )
@@ -80,7 +80,10 @@ class Eagle1Draft(OneLayerDraft):
     def prepare_batch(
         self, batch: Batch, *, step: int, generators: list[np.random.Generator]  # noqa: ARG002
     ) -> Extras:  # fmt: skip
-        """Draw noise for the features, because the features are not exact when it drafts."""
+        """Return uniform noise for the features, which are not exact when the draft unrolls.
+
+        Longer rows get less noise, in inverse proportion to their length.
+        """
         if not self.conf.feature_noise:
             return {}
         length, size = batch.input_ids.shape[1], self.config.hidden_size
@@ -91,26 +94,34 @@ class Eagle1Draft(OneLayerDraft):
     def loss(
         self, batch: Batch, target_output: TargetOutput, noise: Float[Tensor, "b t h"] | None = None
     ) -> Loss:
-        """Compute the distance to the target's next features, and the loss of their tokens."""
+        """Return the weighted sum of the feature loss (smooth L1) and the token distillation loss.
+
+        `noise` is added to the features that the draft reads, not to those that it predicts.
+        """
         features = self.target_features(target_output)
         outputs = self.unroll_steps(
-            batch, features if noise is None else features + noise, carries_grad=False
+            batch,
+            features if noise is None else features + noise,
+            backprop_through_outputs=False,
         )
-        tokens = self.distill(outputs, batch, target_output, heads=[full_tensor(self.head.weight)])
-        weight, _ = row_weights(
+        token_loss = self.distill(
+            outputs, batch, target_output, heads=[full_tensor(self.head.weight)]
+        )
+        weights, _ = position_weights(
             batch.answer_mask, batch.document_ids, steps=self.trained_depth, conf=self.loss_conf
         )
         targets = [shift_left(features, 1 + i) for i in range(self.trained_depth)]
         errors = F.smooth_l1_loss(torch.stack(outputs), torch.stack(targets), reduction="none")
         distance = errors.float().mean(-1)
-        is_counted = (weight != 0).flatten(1)
-        sums = torch.stack([(distance.flatten(1) * is_counted).sum(-1), is_counted.sum(-1)], -1)
-        metrics = {f"distance_{i + 1}": step_sums.detach() for i, step_sums in enumerate(sums)}
+        is_counted = (weights != 0).flatten(1)
+        # (sum, count) of each step
+        pairs = torch.stack([(distance.flatten(1) * is_counted).sum(-1), is_counted.sum(-1)], -1)
+        metrics = {f"distance_{i + 1}": pair.detach() for i, pair in enumerate(pairs)}
         return Loss(
-            total=self.conf.feature_loss_weight * (distance * weight).sum()
-            + self.conf.token_loss_weight * tokens.total,
-            weight=tokens.weight,
-            metrics=tokens.metrics | metrics,
+            total=self.conf.feature_loss_weight * (distance * weights).sum()
+            + self.conf.token_loss_weight * token_loss.total,
+            weight=token_loss.weight,
+            metrics=token_loss.metrics | metrics,
         )
 
 

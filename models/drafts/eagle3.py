@@ -1,7 +1,7 @@
 """EAGLE-3 (https://arxiv.org/abs/2503.01840): one layer that drafts from the target's features.
 
-    row t:   fc(low, mid, high captured at t), embedding of token t+1   ->   token t+2
-    step i:  the same row, with its own output and the embedding of token t+1+i -> token t+2+i
+    position t:  fc(low, mid, high captured at t), embedding of token t+1  ->  token t+2
+    step i:      its own last output, embedding of token t+1+i             ->  token t+2+i
 
 Training unrolls the steps that decoding performs (training-time test), so that the layer is trained
 on its own output. The recurrence carries the layer's output before the final norm, and the
@@ -63,7 +63,10 @@ class Eagle3Draft(OneLayerDraft):
     def prepare(
         self, counts: Int[Tensor, " vocab"], *, target: Target, required_ids: list[int]
     ) -> dict[str, float]:
-        """Choose the reduced vocabulary by the token counts of the answers."""
+        """Choose the reduced vocabulary by the token counts of the answers; return its coverage.
+
+        Embeddings and head are copied from the target again, for the new vocabulary.
+        """
         kept_ids = draft_vocab.choose_kept_ids(counts, self.config.draft_vocab_size, required_ids)
         self.copy_target_weights(target, kept_ids)
         return {"coverage": draft_vocab.token_coverage(counts, kept_ids)}
@@ -72,7 +75,7 @@ class Eagle3Draft(OneLayerDraft):
     def copy_target_weights(
         self, target: Target, kept_ids: Int[Tensor, " draft_vocab"] | None = None
     ) -> None:
-        """Copy the target's embeddings and the head rows of the kept ids, by default the first."""
+        """Copy the target's embeddings and its head for `kept_ids`, by default the first ids."""
         if target.head.weight.is_meta:
             return  # a meta tensor has a shape but no values
         if kept_ids is None:
@@ -93,14 +96,17 @@ class Eagle3Draft(OneLayerDraft):
     # --- the layer ---------------------------------------------------------------------------
 
     def target_features(self, target_output: TargetOutput) -> Float[Tensor, "b t h"]:
-        """Project the captured layers to one feature."""
+        """Return the captured layers, projected to one feature."""
         return self.fc(target_output.captured.to(self.fc.weight.dtype))
 
     def project_inputs(
         self, embedded: Float[Tensor, "b t h"], hidden: Float[Tensor, "b t h"],
         rope: tuple[Tensor, Tensor],
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-        """Return the feature as residual stream; attention reads it beside the embedding."""
+        """Return the feature as the residual stream, and queries, keys and values.
+
+        Attention reads the embedding and the feature side by side.
+        """
         return hidden, *self.midlayer.project_pair(embedded, hidden, rope)
 
     def logits(self, hidden: Float[Tensor, "b t h"]) -> Float[Tensor, "b t draft_vocab"]:
@@ -108,8 +114,10 @@ class Eagle3Draft(OneLayerDraft):
         return self.lm_head(self.norm(hidden))
 
     def loss(self, batch: Batch, target_output: TargetOutput) -> Loss:
-        """Compute the loss of `trained_depth` drafting steps at every supervised row."""
-        outputs = self.unroll_steps(batch, self.target_features(target_output), carries_grad=True)
+        """Return the loss of `trained_depth` drafting steps at every supervised position."""
+        outputs = self.unroll_steps(
+            batch, self.target_features(target_output), backprop_through_outputs=True
+        )
         return self.distill(
             [self.norm(output) for output in outputs],
             batch,
@@ -118,7 +126,7 @@ class Eagle3Draft(OneLayerDraft):
         )
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
-        """Return all tensors; without the maps of a full vocabulary, which vLLM refuses."""
+        """Return all tensors, except the maps of a full vocabulary, which vLLM rejects."""
         omitted = ("d2t", "t2d") if self.kept_ids is None else ()
         return {name: tensor for name, tensor in self.state_dict().items() if name not in omitted}
 
@@ -178,10 +186,11 @@ class Eagle3Conf(OneLayerConf):
 
 
 def default_layers(target: Target) -> list[int]:
-    """Return a low, a middle and a high layer: those that engines assume, where they exist.
+    """Return a low, a middle and a high layer: those that engines assume, if the target has them.
 
     Engines assume [2, n // 2, n - 3], which are distinct and in order from 7 layers up. For smaller
-    targets other layers are taken, and the checkpoint names them.
+    targets other layers are returned (fewer than three if the target has one or two), and the
+    checkpoint names them.
     """
     num_layers = target.num_layers
     return (

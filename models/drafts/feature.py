@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 
 from models import checkpoint
-from models.distill.loss_weights import row_weights, shift_left, shift_right
+from models.distill.loss_weights import position_weights, shift_left, shift_right
 from models.distill.losses import LossConf, chunked_distillation_loss
 from models.drafts.base import Batch, Draft, DraftConf, DraftState, Loss, read_origin
 from models.errors import require
@@ -51,27 +51,28 @@ class FeatureDraft(Draft):
     def copy_target_weights(
         self, target: Target, kept_ids: Int[Tensor, " draft_vocab"] | None = None
     ) -> None:
-        """Copy what a new draft takes over from the target; `kept_ids` is its own vocabulary."""
+        """Copy what a new draft takes from the target; `kept_ids` is the draft's vocabulary."""
 
     def distill(
         self, outputs: list[Float[Tensor, "b t width"]], batch: Batch,
         target_output: TargetOutput, *, heads: list[Tensor],
     ) -> Loss:  # fmt: skip
-        """Compute the loss of all steps: step i of row t proposes token t+2+i.
+        """Return the loss of all steps: step i of position t proposes token t+2+i.
 
-        Its target distribution is the target's at row t+1+i. `outputs` are the inputs of the heads;
-        there is one head for all steps, or one for each.
+        It is compared with the target's distribution at position t+1+i. `outputs` are the inputs of
+        the heads; there is one head for all steps, or one for each.
         """
-        row_weight, total_weight = row_weights(
+        weights_by_step, total_weight = position_weights(
             batch.answer_mask,
             batch.document_ids,
             steps=len(outputs),
             conf=self.loss_conf,
             context_mask=batch.context_mask,
         )
-        # Each step moves to the row of its target distribution, so that all steps share the logits.
+        # Each step moves to the position of its target distribution, so that all steps share the
+        # target's logits.
         aligned = [shift_right(output, 1 + i) for i, output in enumerate(outputs)]
-        weights = [shift_right(step_weight, 1 + i) for i, step_weight in enumerate(row_weight)]
+        weights = [shift_right(step_weight, 1 + i) for i, step_weight in enumerate(weights_by_step)]
         total, metrics = chunked_distillation_loss(
             torch.stack(aligned).flatten(1, 2),
             target_output.loss_inputs(),
@@ -86,9 +87,9 @@ class FeatureDraft(Draft):
             total=total,
             weight=total_weight,
             metrics={
-                f"{name}_{i + 1}": sums
+                f"{name}_{i + 1}": sum_and_count
                 for name, steps in metrics.items()
-                for i, sums in enumerate(steps)
+                for i, sum_and_count in enumerate(steps)
             },
         )
 
@@ -103,7 +104,10 @@ class FeatureDraft(Draft):
         )
 
     def restore(self, directory: Path, target: Target) -> None:
-        """Load the tensors that `save` wrote; raise UserError for a missing or unknown one."""
+        """Load the tensors that `save` wrote, and move the draft to the target's device.
+
+        Raise UserError for a missing or unknown tensor.
+        """
         tensors = checkpoint.load_tensors(directory, self.checkpoint_tensors())
         self.load_state_dict(tensors, strict=False)  # `load_tensors` was strict already
         self.to(target.head.weight.device)
@@ -140,7 +144,10 @@ class FeatureConf(DraftConf):
 
     @classmethod
     def load(cls, directory: Path, target: Target) -> tuple["FeatureConf", FeatureDraft]:
-        """Load a checkpoint; raise UserError for another target, tokenizer or layout."""
+        """Return the configuration and the draft of a checkpoint.
+
+        Raise UserError if it was made for a different target or tokenizer, or has a wrong layout.
+        """
         _, seed = read_origin(directory, target)
         config = cls.config_class(**(cls.default_keys(target) | checkpoint.read_config(directory)))
         require(
@@ -154,7 +161,7 @@ class FeatureConf(DraftConf):
         return conf, draft
 
     def rebuild_untrained(self, draft: Draft, target: Target) -> Draft | str:
-        """Rebuild the draft from its seed and vocabulary, or return why that is impossible."""
+        """Return the draft rebuilt from its seed and vocabulary, or why that is impossible."""
         if draft.seed is None:
             return "the checkpoint does not record its seed"
         untrained = self.build(target, loss=draft.loss_conf, seed=draft.seed)
@@ -187,7 +194,7 @@ class HeadsDraft(FeatureDraft):
         return min(depth, 1)
 
     def new_state(self, batch: int, slots: int) -> DraftState:  # noqa: ARG002
-        """Return room for one hidden state a row."""
+        """Return room for one hidden state per row."""
         return {"hidden": self.heads[0].weight.new_zeros(batch, self.config.hidden_size)}
 
 

@@ -24,7 +24,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from models.distill.loss_weights import shift_left
 from models.distill.losses import LossConf
-from models.drafts.base import Batch, DraftState, Loss, Needs, store_last_hidden
+from models.drafts.base import Batch, DraftState, Loss, Needs, with_last_hidden
 from models.drafts.cached import CachedDraft, attend_cached, new_layer_state
 from models.drafts.feature import FeatureDraft, HeadsConf, HeadsDraft, layer_config
 from models.layers import DecoderLayer, RMSNorm, attend, init_normal
@@ -63,7 +63,7 @@ class PrefixLayer(nn.Module):
         self, hidden: Float[Tensor, "b t h"], rope: tuple[Tensor, Tensor],
         run_attention: Callable[[Tensor, Tensor, Tensor], Tensor],
     ) -> Float[Tensor, "b t h"]:  # fmt: skip
-        """Run the layer; `run_attention` takes its queries, keys and values."""
+        """Return the normed output; `run_attention` takes the layer's queries, keys and values."""
         layer = cast(DecoderLayer, self.layers[0])
         return self.norm(layer.finish(hidden, run_attention(*layer.project_qkv(hidden, rope))))
 
@@ -107,7 +107,7 @@ class HydraDraft(CachedDraft, HeadsDraft):
         return target_output.hidden.to(self.dtype)
 
     def loss(self, batch: Batch, target_output: TargetOutput) -> Loss:
-        """Compute the loss of all heads; head i reads the text's tokens t+1 .. t+1+i."""
+        """Return the loss of all heads; head i reads the text's tokens t+1 .. t+1+i."""
         hidden = self.target_features(target_output)
         if self.prefix_embeding_layer is not None:
             hidden = self.prefix_embeding_layer(
@@ -124,7 +124,7 @@ class HydraDraft(CachedDraft, HeadsDraft):
         )
 
     def new_state(self, batch: int, slots: int) -> DraftState:
-        """Return room for hidden state and root of each row, and the prefix layer's cache."""
+        """Return room for each row's hidden state and root, and the prefix layer's cache."""
         weight = self.heads[0].weight
         state = (
             super().new_state(batch, slots)
@@ -137,10 +137,10 @@ class HydraDraft(CachedDraft, HeadsDraft):
         self, state: DraftState, input_ids: Int[Tensor, "b prompt"], *,
         lengths: Int[Tensor, " b"], first_token: Int[Tensor, " b"], target_output: TargetOutput,
     ) -> DraftState:  # fmt: skip
-        """Keep the first token and the hidden state before it."""
+        """Return the state with the first token and the hidden state before it."""
         state = state | {"token": first_token}
         if self.prefix_embeding_layer is None:
-            return store_last_hidden(state, self.target_features(target_output), lengths)
+            return with_last_hidden(state, self.target_features(target_output), lengths)
         return self.start_cache(state, input_ids, target_output, lengths)
 
     def advance(
@@ -151,18 +151,18 @@ class HydraDraft(CachedDraft, HeadsDraft):
         count: Int[Tensor, " b"],
         target_output: TargetOutput,
     ) -> DraftState:
-        """Keep the last emitted token and the hidden state before it."""
+        """Return the state with the last emitted token and the hidden state before it."""
         last = input_ids.gather(1, (count - 1).clamp_min(0)[:, None])[:, 0]
         state = state | {"token": torch.where(count > 0, last, state["token"])}
         if self.prefix_embeding_layer is None:
-            return store_last_hidden(state, self.target_features(target_output), count)
+            return with_last_hidden(state, self.target_features(target_output), count)
         return super().advance(state, input_ids, count=count, target_output=target_output)
 
     def forward_step(
         self, state: DraftState, tokens: Int[Tensor, "b t"], hidden: Tensor, *,  # noqa: ARG002
         positions: Int[Tensor, "b t"], slots: Int[Tensor, "b t"], mask: Bool[Tensor, "b 1 t s"],
     ) -> Float[Tensor, "b t h"]:  # fmt: skip
-        """Run the prefix layer over its cache; it reads no tokens."""
+        """Run the prefix layer over its cache; it reads hidden states only, no tokens."""
         assert self.prefix_embeding_layer is not None
         return self.prefix_embeding_layer(
             hidden,
@@ -171,7 +171,7 @@ class HydraDraft(CachedDraft, HeadsDraft):
         )
 
     def propose(self, state: DraftState, *, tree: Tree, sampler: Sampler) -> Proposal:
-        """Grow a tree; the head of each level also reads the embeddings of the path so far."""
+        """Grow a tree and return it; each level's head also reads the embeddings of the path."""
         # [B, W, H + embeddings of the path]: what the head of the level reads at each node
         known = torch.cat([state["hidden"], self.embed(state["token"][:, None])[:, 0]], -1)[:, None]
 
@@ -201,7 +201,7 @@ class HydraConf(HeadsConf):
 
     @property
     def needs_context(self) -> bool:
-        """Return whether there is a prefix layer: only it reads other rows."""
+        """Return whether there is a prefix layer: only it reads other positions."""
         return self.prefix
 
     def engine_config(self, target: Target) -> LlamaConfig:

@@ -2,10 +2,10 @@
 
     head i:  residual blocks over H_t, then a vocabulary head   ->   token t+2+i
 
-The heads are independent of one another: the probability of a proposed path is the product of
-theirs, and a tree takes the likeliest paths. H_t is the input of the target's own head, after the
-final norm. Blocks start as the identity and heads as the target's. Checkpoints have the layout that
-vLLM's loader reads.
+The heads are independent of one another: the probability of a proposed path is the product of what
+they give its tokens, and a tree takes the likeliest paths. H_t is the input of the target's own
+head, after the final norm. Blocks start as the identity and heads as the target's. Checkpoints have
+the layout that vLLM's loader reads.
 
 Axes: B rows, T tokens, H hidden, V vocabulary.
 """
@@ -20,7 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from models.distill.losses import LossConf
-from models.drafts.base import Batch, DraftState, Loss, Needs, store_last_hidden
+from models.drafts.base import Batch, DraftState, Loss, Needs, with_last_hidden
 from models.drafts.feature import FeatureDraft, HeadsConf, HeadsDraft
 from models.speculate.sampling import Sampler
 from models.speculate.tree import Proposal, Tree, grow
@@ -79,7 +79,7 @@ class MedusaDraft(HeadsDraft):
         return list(heads)
 
     def loss(self, batch: Batch, target_output: TargetOutput) -> Loss:
-        """Compute the loss of all heads."""
+        """Return the loss of all heads."""
         hidden = target_output.hidden.to(self.dtype)
         outputs = [block(hidden) for block in self.blocks]
         return self.distill(
@@ -90,18 +90,18 @@ class MedusaDraft(HeadsDraft):
         self, state: DraftState, input_ids: Int[Tensor, "b prompt"], *,  # noqa: ARG002
         lengths: Int[Tensor, " b"], first_token: Int[Tensor, " b"], target_output: TargetOutput,  # noqa: ARG002
     ) -> DraftState:  # fmt: skip
-        """Keep the hidden state of each prompt's last token."""
-        return store_last_hidden(state, target_output.hidden.to(self.dtype), lengths)
+        """Return the state with the hidden state of each prompt's last token."""
+        return with_last_hidden(state, target_output.hidden.to(self.dtype), lengths)
 
     def advance(
         self, state: DraftState, input_ids: Int[Tensor, "b path"], *,  # noqa: ARG002
         count: Int[Tensor, " b"], target_output: TargetOutput,
     ) -> DraftState:  # fmt: skip
-        """Keep the hidden state before the last emitted token of each row."""
-        return store_last_hidden(state, target_output.hidden.to(self.dtype), count)
+        """Return the state with the hidden state before the last emitted token of each row."""
+        return with_last_hidden(state, target_output.hidden.to(self.dtype), count)
 
     def propose(self, state: DraftState, *, tree: Tree, sampler: Sampler) -> Proposal:
-        """Grow a tree; all nodes of a level have the logits of one head."""
+        """Grow a tree and return it; all nodes of a level have the same logits, of one head."""
 
         def logits(level: int) -> Float[Tensor, "b v"]:
             return self.heads[min(level, len(self.heads) - 1)](self.blocks[level](state["hidden"]))
@@ -109,7 +109,7 @@ class MedusaDraft(HeadsDraft):
         def expand(
             tokens: Tensor, parent_index: Tensor, level: int  # noqa: ARG001
         ) -> Float[Tensor, "b 1 v"]:  # fmt: skip
-            return logits(level)[:, None]  # one row of logits for all nodes
+            return logits(level)[:, None]  # the same logits for all nodes
 
         return grow(tree, sampler, logits(0), expand)
 
@@ -127,7 +127,7 @@ class MedusaConf(HeadsConf):
 
     @property
     def needs_context(self) -> bool:
-        """Return False: each row is drafted from its own hidden state."""
+        """Return False: each position is drafted from its own hidden state."""
         return False
 
     def engine_config(self, target: Target) -> MedusaConfig:

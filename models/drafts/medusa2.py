@@ -6,9 +6,9 @@ self-distillation preserves its outputs: the loss ties its distributions to the 
     loss = keep_weight * KL(original target || adapted target)
            + heads_weight * ramp * loss of the Medusa heads
 
-The terms count different rows, so each is a mean over its own rows of the whole step. The adapted
-target, which is not the model that it was made from, then verifies the draft: it is saved beside
-the heads, and reports compare with it and mention it.
+The terms count different positions, so each is a mean over its own positions of the whole optimizer
+step. The adapted target, whose outputs differ from those of the original, then verifies the draft:
+it is saved beside the heads, and reports compare with it and mention it.
 """
 
 import copy
@@ -24,7 +24,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from models import checkpoint
-from models.distill.loss_weights import row_weights, shift_left, token_weights
+from models.distill.loss_weights import position_weights, shift_left, token_weights
 from models.distill.losses import LossConf, LossName, chunked_distillation_loss
 from models.drafts.base import Batch, Draft, Extras, Loss
 from models.drafts.feature import FeatureDraft
@@ -51,7 +51,10 @@ class Medusa2Draft(MedusaDraft):
         self.lm: LanguageModel | None = None  # the adapted target during training
 
     def add_adapters(self, target: Target) -> None:
-        """Copy the target with adapters; the copy shares the frozen weights to save memory."""
+        """Set `lm` to a copy of the target with adapters, and register the adapters as parameters.
+
+        The copy shares the frozen weights to save memory. The heads get their learning-rate factor.
+        """
         for parameter in self.parameters():
             setattr(parameter, LR_SCALE_ATTRIBUTE, self.conf.heads_lr_scale)
         shared = {id(t): t for t in [*target.model.parameters(), *target.model.buffers()]}
@@ -65,7 +68,7 @@ class Medusa2Draft(MedusaDraft):
         self.adapters = nn.ParameterList(adapters)
 
     def restore(self, directory: Path, target: Target) -> None:
-        """Load the heads and the adapted target; raise UserError where they do not fit."""
+        """Load the heads and the adapted target; raise UserError if they do not fit."""
         super().restore(directory, target)
         folder = directory / getattr(self.config, TARGET_FOLDER_KEY)
         self.adapted_target = TargetConf(path=str(folder)).build(
@@ -75,25 +78,26 @@ class Medusa2Draft(MedusaDraft):
     def prepare_batch(
         self, batch: Batch, *, step: int, generators: list[np.random.Generator]  # noqa: ARG002
     ) -> Extras:  # fmt: skip
-        """Return the ramp of the heads' loss: a quarter of a sine.
+        """Return the ramp of the heads' loss: a quarter of a sine wave, from 0 to 1.
 
-        The gradients of untrained heads would distort the target.
+        Without a ramp, the gradients of untrained heads would distort the target.
         """
         progress = min((step + 1) / max(self.conf.heads_warmup, 1), 1.0)
         return {"ramp": torch.tensor(math.sin(progress * math.pi / 2))}
 
     def term_weights(self, batch: Batch) -> Float[Tensor, " terms"]:
         """Return the weights of the distance to the original target and of the heads' loss."""
-        masks = {"conf": self.loss_conf, "context_mask": batch.context_mask}
-        _, keep_sum = token_weights(batch.answer_mask, batch.document_ids, **masks)
-        _, heads_sum = row_weights(batch.answer_mask, batch.document_ids, steps=1, **masks)
+        options = {"conf": self.loss_conf, "context_mask": batch.context_mask}
+        _, keep_sum = token_weights(batch.answer_mask, batch.document_ids, **options)
+        # The divisor is the sum at step 0, whatever the number of steps.
+        _, heads_sum = position_weights(batch.answer_mask, batch.document_ids, steps=1, **options)
         return torch.stack([keep_sum, heads_sum])
 
     def loss(
         self, batch: Batch, target_output: TargetOutput, ramp: Tensor | float = 1.0,
         step_weights: Float[Tensor, " terms"] | None = None,
     ) -> Loss:  # fmt: skip
-        """Compute both terms; without `step_weights` the batch is the whole step."""
+        """Return the sum of both terms; without `step_weights` the batch is the whole step."""
         assert self.lm is not None
         adapted = self.lm.forward_hidden(
             batch.input_ids, positions=batch.positions, mask=batch.attention_mask(), layers=[]
@@ -120,8 +124,9 @@ class Medusa2Draft(MedusaDraft):
             TargetOutput(hidden=adapted.hidden.detach(), captured=adapted.captured),
             heads=[head.weight for head in self.heads],
         )
-        # The loop divides by the first term's weight. Rows that count for a head count for the
-        # first term too, so its weight is 0 only if both are.
+        # The loop divides by the first term's weight, so the other term is scaled by their ratio.
+        # Positions that count for a head count for the first term too, so that its weight is 0 only
+        # if both are.
         keep_sum, heads_sum = self.term_weights(batch) if step_weights is None else step_weights
         ratio = torch.where(heads_sum > 0, keep_sum / heads_sum, 0.0)
         return Loss(
@@ -138,7 +143,7 @@ class Medusa2Draft(MedusaDraft):
         return target.with_weights(self.lm, name=f"{target.name} adapted")
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
-        """Return the heads, which is the checkpoint of Medusa-1."""
+        """Return the tensors of the heads only: those of a Medusa-1 checkpoint."""
         return {
             name: tensor
             for name, tensor in super().checkpoint_tensors().items()
@@ -146,7 +151,10 @@ class Medusa2Draft(MedusaDraft):
         }
 
     def save(self, directory: Path, target: Target) -> None:
-        """Write the heads and, in a subfolder, the adapted target as a Hugging Face model."""
+        """Write the heads and, in a subfolder, the adapted target as a Hugging Face model.
+
+        Subfolders of earlier saves are deleted.
+        """
         assert self.lm is not None
         tensors = {
             name: tensor.to(target.head.weight.dtype)
@@ -200,5 +208,5 @@ class Medusa2Conf(MedusaConf):
         return super().matches_config(config) and TARGET_FOLDER_KEY in config
 
     def rebuild_untrained(self, draft: Draft, target: Target) -> Draft | str:
-        """Return heads that predict what the head of the verifying target predicts."""
+        """Return new heads, which predict what the head of the verifying target predicts."""
         return super().build(target, loss=draft.loss_conf, seed=0)

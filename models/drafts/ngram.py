@@ -1,8 +1,8 @@
 """N-gram lookup: copy the tokens that followed an earlier occurrence of the last tokens.
 
-Nothing is trained: alone, this is the baseline that every trained draft must beat (prompt lookup
-decoding). Shapes are fixed, so all earlier positions are compared at once; the longest match wins,
-and the latest among equals.
+Nothing is trained: on its own, this is the baseline that every trained draft must beat (prompt
+lookup decoding). Shapes are fixed, so all earlier positions are compared at once; the longest match
+wins, and the latest one if several are equally long.
 
 In a mixed tree a trained draft grows its tree as usual, and lookup adds a chain of
 `tree.ngram_tokens` tokens. It finds names, loops and quotations; the draft proposes the rest.
@@ -36,7 +36,7 @@ class NgramDraft(Draft):
         return 0
 
     def new_state(self, batch: int, slots: int) -> DraftState:
-        """Return empty texts."""
+        """Return empty rows: a slot without a token holds -1."""
         return {
             "ids": torch.full((batch, slots), -1, dtype=torch.int64),
             "lengths": torch.zeros(batch, dtype=torch.int64),  # known tokens, the root included
@@ -51,7 +51,7 @@ class NgramDraft(Draft):
         first_token: Int[Tensor, " batch"],
         target_output: TargetOutput | None,  # noqa: ARG002
     ) -> DraftState:
-        """Store the prompts and their first new tokens; free slots hold -1."""
+        """Return the state with the prompts and their first new tokens; free slots hold -1."""
         slot = torch.arange(state["ids"].shape[1], device=input_ids.device)
         token_ids = torch.nn.functional.pad(
             input_ids, (0, len(slot) - input_ids.shape[1]), value=-1
@@ -64,10 +64,10 @@ class NgramDraft(Draft):
         self, state: DraftState, input_ids: Int[Tensor, "batch path"], *,
         count: Int[Tensor, " batch"], target_output: TargetOutput | None,  # noqa: ARG002
     ) -> DraftState:  # fmt: skip
-        """Append the emitted tokens."""
+        """Return the state with the emitted tokens appended."""
         token_ids, lengths = state["ids"], state["lengths"]
         new = torch.arange(input_ids.shape[1], device=input_ids.device)
-        # Tokens that are not emitted land behind `lengths`, where nothing compares them and the
+        # Tokens that are not emitted land past the new length, where nothing compares them and the
         # next round overwrites them.
         slots = (lengths[:, None] + new).clamp_max(token_ids.shape[1] - 1)
         return {"ids": token_ids.scatter(1, slots, input_ids), "lengths": lengths + count}
@@ -79,7 +79,7 @@ class NgramDraft(Draft):
         tree: Tree,
         sampler: Sampler,  # noqa: ARG002
     ) -> Proposal:
-        """Copy a chain of `tree.depth` tokens from behind the best match."""
+        """Return a chain of `tree.depth` tokens: a copy of those after the best match."""
         token_ids, lengths = state["ids"], state["lengths"]
         start = self._find_match(token_ids, lengths)
         step = torch.arange(tree.depth, device=token_ids.device)
@@ -91,7 +91,7 @@ class NgramDraft(Draft):
     def _find_match(
         self, token_ids: Int[Tensor, "batch slots"], lengths: Int[Tensor, " batch"]
     ) -> Int[Tensor, " batch"]:
-        """Return the slot of the first token to copy: behind the best match, else the root."""
+        """Return the slot of the first token to copy: after the best match, else the root's."""
         slot = torch.arange(token_ids.shape[1], device=token_ids.device)
         match_length = torch.zeros_like(token_ids)
         is_match = torch.ones_like(token_ids, dtype=torch.bool)
@@ -101,6 +101,7 @@ class NgramDraft(Draft):
             is_match = is_match & (earlier_token == last_token) & (slot > offset)
             match_length = match_length + is_match
         has_match = (slot[None] < lengths[:, None]) & (match_length > 0)
+        # The longest match wins, then the latest: a slot is less than the number of slots.
         best = torch.where(has_match, match_length * token_ids.shape[1] + slot, -1).argmax(1)
         # A row without tokens may get any slot, but it must be a valid one.
         return torch.where(has_match.any(1), best, (lengths - 1).clamp_min(0))
@@ -167,10 +168,11 @@ class MixedDraft(Draft):
 
 
 def graft_chain(grown: Proposal, chain: Int[Tensor, "batch copied"]) -> Proposal:
-    """Add a chain of tokens below the root; where the tree holds its tokens, it follows the tree.
+    """Return the proposal with a chain of tokens below its root, merged with equal paths.
 
-    The nodes of that part exist twice. The later ones have no children, and `walk_choices` takes
-    the first of equal siblings.
+    As long as the tree has the chain's tokens, the next token becomes a child of the tree's node.
+    The nodes of that part exist twice. The copies have no children, and `walk_choices` takes the
+    first of equal siblings.
 
     >>> tree = Proposal(ids=torch.tensor([[7, 8]]), parents=torch.tensor([[-1, -1]]))
     >>> graft_chain(tree, torch.tensor([[8, 5]]))  # 5 becomes a child of the first 8

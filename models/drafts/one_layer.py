@@ -1,7 +1,7 @@
 """The base of the EAGLE methods: one decoder layer that drafts from the target's features.
 
-    row t:   a feature of position t, embedding of token t+1   ->   token t+2
-    step i:  the same row, with its own output and the embedding of token t+1+i -> token t+2+i
+    position t:  a feature of position t, embedding of token t+1  ->  token t+2
+    step i:      its own last output, embedding of token t+1+i    ->  token t+2+i
 
 Axes: B rows, T tokens, H hidden.
 """
@@ -41,7 +41,7 @@ class OneLayerConf(FeatureConf):
         check_values(self, "draft", ttt_steps=at_least(1), max_depth=at_least(1))
 
     def engine_config(self, target: Target, **overrides: Any) -> LlamaConfig:
-        """Build the config of the layer as engines read it; a method passes `overrides`."""
+        """Return the config of the layer as engines read it; a method passes `overrides`."""
         return layer_config(
             target,
             self.architecture,
@@ -56,7 +56,7 @@ class OneLayerConf(FeatureConf):
 
     @classmethod
     def default_keys(cls, target: Target) -> dict[str, Any]:  # noqa: ARG003
-        """Return our own keys, which drafts published elsewhere lack."""
+        """Return the keys of config.json that only this project writes, with their defaults."""
         return {"training_unroll": cls.ttt_steps, "training_max_depth": cls.max_depth}
 
     @classmethod
@@ -99,11 +99,12 @@ class OneLayerDraft(CachedDraft, FeatureDraft):
     # --- training ---------------------------------------------------------------------------
 
     def unroll_steps(
-        self, batch: Batch, hidden: Float[Tensor, "b t h"], *, carries_grad: bool
+        self, batch: Batch, hidden: Float[Tensor, "b t h"], *, backprop_through_outputs: bool
     ) -> list[Float[Tensor, "b t h"]]:
         """Return the layer's output at each of the steps that decoding performs.
 
-        `carries_grad` lets gradients flow from a step into the steps before it.
+        Each step reads the output of the step before. `backprop_through_outputs` lets gradients
+        flow back through it; they always flow through the keys and values of earlier steps.
         """
         embedded, mask = self.embed_tokens(batch.input_ids), batch.attention_mask()
         keys, values, outputs = [], [], []
@@ -115,7 +116,7 @@ class OneLayerDraft(CachedDraft, FeatureDraft):
             values.append(value)
             attended = attend_unrolled(query, keys, values, mask)
             outputs.append(self.layer.finish(stream, attended))
-            hidden = outputs[-1] if carries_grad else outputs[-1].detach()
+            hidden = outputs[-1] if backprop_through_outputs else outputs[-1].detach()
         return outputs
 
     # --- decoding ---------------------------------------------------------------------------
@@ -128,7 +129,10 @@ class OneLayerDraft(CachedDraft, FeatureDraft):
         self, state: DraftState, input_ids: Int[Tensor, "b prompt"], *,
         lengths: Int[Tensor, " b"], first_token: Int[Tensor, " b"], target_output: TargetOutput,
     ) -> DraftState:  # fmt: skip
-        """Read the prompts: row t pairs the feature of position t with the token at t+1."""
+        """Run a pass over the prompts, and return the state after them.
+
+        Position t pairs the feature of position t with the token at t+1.
+        """
         last = torch.arange(input_ids.shape[1], device=input_ids.device) == (lengths - 1)[:, None]
         tokens = torch.where(last, first_token[:, None], shift_left(input_ids, 1))
         return self.start_cache(state, tokens, target_output, lengths)

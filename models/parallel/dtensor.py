@@ -16,7 +16,9 @@ def full_tensor(tensor: Tensor) -> Tensor:
 def full_params(module: nn.Module) -> Iterator[None]:
     """Replace the module's sharded parameters by full, plain ones while the block runs.
 
-    Its forward hooks stay as they are: call submodules only, not the module itself.
+    Collective: enter the block on every rank that holds a shard.
+
+    The module's forward hooks stay as they are: call its submodules, not the module itself.
     """
     sharded = [
         (owner, name, parameter)

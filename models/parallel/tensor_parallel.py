@@ -73,7 +73,7 @@ class ParallelLayers:
     embedding: Callable[..., nn.Module]  # ParallelEmbedding
 
     def build_sharded(self, layer: Any, shard: "LayerShard") -> nn.Module:
-        """Build the sharded form of a layer, without weights."""
+        """Return the sharded form of a layer, without weights."""
         style, weight = shard.style, layer.weight
         options: dict[str, Any] = {"dtype": weight.dtype, "device": torch.device("meta")}
         with torch.device("meta"):  # some classes read this, and others the argument
@@ -107,20 +107,22 @@ class LayerShard:
         return OUTPUT_AXIS if self.style == LINEAR_STYLES["colwise"] else None
 
     def shard(self, parameter: str, full: Tensor, *, ranks: int, rank: int) -> Tensor:
-        """Copy this rank's share of a full parameter."""
+        """Return a copy of this rank's share of a full parameter."""
         axis = self.axis_of(parameter)
         if axis is None:
             return full.clone()
-        size = full.shape[axis] * self.repeats // ranks  # with repeats, one head
+        # If heads are repeated, a share is one head, and `repeats` neighbors have the same one.
+        size = full.shape[axis] * self.repeats // ranks
         return full.narrow(axis, rank // self.repeats * size, size).clone()
 
 
 def plan_shards(
     model: Any, ranks: int, *, replicated: Collection[str] = ()
 ) -> dict[str, LayerShard]:
-    """Plan which layers of a model are sharded, and how. The model may be on `meta`.
+    """Return by name how each sharded layer of a model is divided. The model may be on `meta`.
 
-    Layers named in `replicated` stay full, as do embedding and head where ranks do not divide them.
+    Layers named in `replicated` stay full, as do embedding and head if `ranks` does not divide
+    them. Raise UserError for a model or layer that cannot be sharded.
     """
     base_plan = model.config.get_text_config().base_model_tp_plan
     _check_support(model, ranks, base_plan, "a tensor-parallel plan for its layers", "none")
@@ -147,7 +149,10 @@ def plan_shards(
 def _plan_kv_heads(
     model: Any, name: str, attention: Any, shards: Mapping[str, LayerShard], ranks: int
 ) -> dict[str, LayerShard]:
-    """Plan the projections to keys and values, where ranks divide or repeat the heads."""
+    """Return the plan of the projections to keys and values, whose heads are divided or repeated.
+
+    Raise UserError if the number of ranks does not fit the heads.
+    """
     keys, values = f"{name}.k_proj", f"{name}.v_proj"
     if keys not in shards or shards[keys].style.full_features:
         return {}
@@ -168,7 +173,10 @@ def _plan_kv_heads(
 def _drop_indivisible(
     model: Any, shards: Mapping[str, LayerShard], ranks: int
 ) -> dict[str, LayerShard]:
-    """Drop embedding and head if indivisible by `ranks`; raise UserError for other layers."""
+    """Return `shards` without embedding and head if these are indivisible by `ranks`.
+
+    Raise UserError for other layers that are indivisible.
+    """
     tables = (model.get_input_embeddings(), model.get_output_embeddings())
     sizes = {
         name: model.get_submodule(name).weight.shape[shard.style.axis] * shard.repeats
@@ -193,7 +201,10 @@ def _check_support(model: Any, ranks: int, holds: Any, rule: str, got: str = "")
 def parallelize_model(
     model: Any, layers: ParallelLayers, *, replicated: Collection[str] = ()
 ) -> None:
-    """Replace layers in place by sharded ones with this rank's share."""
+    """Replace layers in place by sharded ones with this rank's share.
+
+    It also sets the numbers of this rank's heads, which the cache and the attention modules read.
+    """
     shards = plan_shards(model, layers.ranks, replicated=replicated)
     for name, shard in shards.items():
         layer = model.get_submodule(name)

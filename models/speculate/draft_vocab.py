@@ -1,8 +1,8 @@
-"""A reduced draft vocabulary: the most frequent tokens of the answers, for a small head.
+"""A reduced draft vocabulary: the most frequent tokens of the answers, so that the head is small.
 
 Draft id i stands for target id i + d2t[i]; t2d is the mask of target ids that the draft has. Both
 are in the checkpoint in the form that serving engines read. Bytes and special tokens are always
-kept: without them a draft could not end an answer or spell a word that it has no token for.
+kept: without them a draft could neither end an answer nor spell a word that it has no token for.
 """
 
 import torch
@@ -47,9 +47,9 @@ def choose_kept_ids(
         f"draft.vocab_size: must hold the {len(required_ids)} byte and special tokens, "
         f"got {size}; give at least {len(required_ids)}, or null for all {vocab_size} tokens",
     )
-    rank = counts.clone()
-    rank[required_ids] = counts.max() + 1
-    return rank.argsort(descending=True, stable=True)[:size].sort().values
+    priority = counts.clone()
+    priority[required_ids] = counts.max() + 1  # above every other token
+    return priority.argsort(descending=True, stable=True)[:size].sort().values
 
 
 def offsets_from_kept_ids(kept_ids: Int[Tensor, " draft_vocab"]) -> Int[Tensor, " draft_vocab"]:

@@ -2,8 +2,8 @@
 
 A token is the argmax of the warped logits plus Gumbel noise, which samples their softmax exactly.
 The noise is a function of (seed, row id, turn, position, token) only. Target and draft add the same
-noise, so they tend to choose the same token, and the output depends on the target and the key but
-not on the proposals: https://arxiv.org/abs/2408.07978.
+noise, so they tend to choose the same token, and the output depends on the target and on the
+arguments of that function but not on the proposals: https://arxiv.org/abs/2408.07978.
 """
 
 import math
@@ -41,7 +41,7 @@ class History:
     def from_prompts(
         cls, input_ids: Int[Tensor, "batch prompt"], lengths: Int[Tensor, " batch"], vocab: int
     ) -> "History":
-        """Build the history of prompts without answers; `lengths` are their tokens."""
+        """Build the history of prompts of `lengths` tokens, without answers."""
         is_prompt = torch.arange(input_ids.shape[1], device=input_ids.device) < lengths[:, None]
         counts = torch.zeros(len(input_ids), vocab, dtype=torch.int64, device=input_ids.device)
         in_prompt = counts.scatter_add(1, input_ids, is_prompt.long()) > 0
@@ -100,11 +100,11 @@ class SamplingConf:
     def warp(
         self, logits: Float[Tensor, "*rows vocab"], history: History | None = None
     ) -> Float[Tensor, "*rows vocab"]:
-        """Apply penalties, temperature, top-k, top-p and min-p, in the order of transformers.
+        """Return logits after penalties, temperature, top-k, top-p and min-p, in this order.
 
-        A token of logit -inf is never sampled. transformers has no presence penalty; this one is
-        OpenAI's and follows the repetition penalty as in vLLM. A greedy rule applies only the
-        penalties, because no other step changes which token is likeliest.
+        The order is that of transformers, which has no presence penalty; this one is OpenAI's and
+        follows the repetition penalty as in vLLM. A token of logit -inf is never sampled. A greedy
+        rule applies only the penalties, because no other step changes which token is likeliest.
         """
         scores = self.apply_penalties(logits.float(), history)
         if self.is_greedy:
@@ -125,11 +125,11 @@ class SamplingConf:
         return scores
 
     def drop_margins(self, scores: Float[Tensor, " vocab"]) -> Float[Tensor, " vocab"]:
-        """Return by how much two scores must approach each other for a token to be dropped.
+        """Return by how much two scores must approach each other for each token to be dropped.
 
-        Negative values are those of dropped tokens, for the token to be kept. `scores` are
-        penalized logits over the temperature. If rounding may move scores by that much, top-k,
-        top-p and min-p may keep another set of tokens.
+        For a dropped token it is negative: minus the approach after which it would be kept.
+        `scores` are penalized logits over the temperature. If rounding may move scores by that
+        much, top-k, top-p and min-p may keep a different set of tokens.
 
         >>> rule = SamplingConf(temperature=1.0, top_k=2)
         >>> rule.drop_margins(torch.tensor([4.0, 1.0, 2.5]))
@@ -163,7 +163,7 @@ class SamplingConf:
     def apply_penalties(
         self, scores: Float[Tensor, "*rows vocab"], history: History | None
     ) -> Float[Tensor, "*rows vocab"]:
-        """Apply the repetition penalty and the presence penalty."""
+        """Return scores after the repetition penalty and the presence penalty."""
         if not self.has_penalties or history is None:
             return scores
         penalty = self.repetition_penalty
@@ -174,9 +174,10 @@ class SamplingConf:
 
 
 def _cutoff_distances(ordered: Float[Tensor, " vocab"], num_kept: int) -> Float[Tensor, " vocab"]:
-    """Return the distance of each score from the first on the other side of the cutoff.
+    """Return the difference of each score from the nearest on the other side of the cutoff.
 
-    It is positive for the first `num_kept` scores and negative for the others.
+    It is positive for the first `num_kept` scores and negative for the others. `ordered` is in
+    descending order. If all scores are kept, nothing is on the other side: the difference is inf.
     """
     ends = torch.cat([ordered, ordered.new_tensor([-math.inf])])
     return torch.cat([ordered[:num_kept] - ends[num_kept], ordered[num_kept:] - ends[num_kept - 1]])
@@ -193,7 +194,7 @@ class Sampler:
     """
 
     rule: SamplingConf
-    noise: Float[Tensor, "batch ahead vocab"] | None = None  # of the positions behind the root
+    noise: Float[Tensor, "batch ahead vocab"] | None = None  # of the positions after the root
     history: History | None = None  # of each row up to its root
     draws: bool = False
 
@@ -201,7 +202,7 @@ class Sampler:
         self, logits: Float[Tensor, "batch nodes draft_vocab"],
         kept_ids: Int[Tensor, " draft_vocab"] | None,
     ) -> Float[Tensor, "batch nodes draft_vocab"]:  # fmt: skip
-        """Apply the rule to raw logits, with the history of each row's root."""
+        """Return raw logits under the rule, with the history of each row's root."""
         if self.history is None:
             return self.rule.warp(logits)
         in_text, in_answer = (
@@ -216,7 +217,7 @@ class Sampler:
         self, warped: Float[Tensor, "batch nodes draft_vocab"], level: int,
         kept_ids: Int[Tensor, " draft_vocab"] | None,
     ) -> Float[Tensor, "batch nodes draft_vocab"]:  # fmt: skip
-        """Add the noise of the position `level + 1` behind the root."""
+        """Return warped logits plus the noise of the position `level + 1` after the root."""
         if self.noise is None:
             return warped
         noise = self.noise[:, level]
@@ -245,7 +246,7 @@ def uniform_noise(
     turn: int | Int[Tensor, " batch"],
     positions: Int[Tensor, "batch positions"],
 ) -> Float[Tensor, "batch positions"]:
-    """Return numbers in (0, 1) with the key of the noise."""
+    """Return uniform numbers in (0, 1), a function of the arguments like `gumbel_noise`."""
     return _hash_uniform(seed, row_ids, turn, positions, torch.zeros_like(positions[0, :1]))[..., 0]
 
 
@@ -258,6 +259,8 @@ def _hash_uniform(
     )
     # Two keys of 32 bits avoid collisions.
     bits = _mix_bits(outer ^ _mix_bits(inner ^ (vocab_ids & UINT32_MASK)))
+    # The middles of 2^32 equal intervals; fp32 rounds the last ones to 1, so the clamp takes the
+    # largest number below 1.
     return ((bits.float() + 0.5) * 2.0**-32).clamp_max(1 - 2.0**-24)
 
 

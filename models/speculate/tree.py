@@ -3,7 +3,7 @@
 A tree grows level by level from the root, the last known token. Chains and static trees take fixed
 ranks of each node's children; dynamic trees keep the likeliest nodes (EAGLE-2, arXiv 2406.16858).
 
-Axes: B rows, N nodes (root not counted), W nodes expanded at once, K children a node, V vocabulary.
+Axes: B rows, N nodes (root not counted), W nodes expanded at once, V vocabulary.
 """
 
 import heapq
@@ -42,9 +42,9 @@ class TreeConf:
     kind: TreeKind = TreeKind.dynamic
     depth: int = 4  # tokens from the root to the deepest node
     nodes: int = 12  # node budget of a dynamic tree, root not counted
-    beam_width: int | None = 4  # nodes expanded a level in a dynamic tree; null = `nodes`
-    children: int = 4  # children considered of each expanded node in a dynamic tree
-    ngram_tokens: int = 0  # tokens of another chain, from n-gram lookup
+    beam_width: int | None = 4  # nodes expanded per level of a dynamic tree; null = `nodes`
+    children: int = 4  # candidates below each expanded node of a dynamic tree
+    ngram_tokens: int = 0  # tokens of an additional chain, from n-gram lookup
     paths: list[list[int]] | None = None  # of a static tree
     file: str | None = None  # in a format of models/speculate/tree_formats.py; replaces the above
 
@@ -80,7 +80,7 @@ class TreeConf:
 
     @property
     def expanded(self) -> int:
-        """Return the number of nodes expanded a level."""
+        """Return the number of nodes expanded per level of a dynamic tree."""
         return self.nodes if self.beam_width is None else self.beam_width
 
     def read(self) -> "TreeConf":
@@ -110,7 +110,7 @@ class TreeConf:
 def count_candidates(depth: int, beam_width: int, children: int) -> int:
     """Return the number of candidates that a dynamic tree chooses from.
 
-    >>> count_candidates(2, 4, 3)  # three, and three behind each of them
+    >>> count_candidates(2, 4, 3)  # three, and three below each of them
     12
     """
     pool = level = children
@@ -191,24 +191,25 @@ def tree_from_paths(paths: list[list[int]], *, kind: TreeKind = TreeKind.static)
 def best_first_paths(acceptance: Float[ndarray, "depth ranks"], nodes: int) -> list[list[int]]:
     """Return the paths of the tree with the most expected accepted tokens, best path first.
 
-    The tree has `nodes` nodes. `acceptance[d, r]` is the probability of the candidate of rank r
-    behind a path of depth d; the probability of a path is the product, and the expectation is the
-    sum over nodes. No product exceeds its parent's, so the `nodes` largest products form a tree,
-    and no tree has a larger sum.
+    The tree has `nodes` nodes. `acceptance[d, r]` is the probability that the candidate of rank r
+    below an accepted path of depth d is accepted. The probability of a path is the product of its
+    candidates', and the expectation is the sum over paths. No product exceeds its parent's, so the
+    `nodes` largest products form a tree, and no tree has a larger sum.
 
     >>> import numpy as np
     >>> best_first_paths(np.array([[0.6, 0.3], [0.6, 0.1]]), 3)
     [[0], [0, 0], [1]]
     """
+    # Probabilities are negated, as heapq pops the smallest. The root comes first, with 1.
     queue: list[tuple[float, int, tuple[int, ...]]] = [(-1.0, 0, ())]
     paths: list[list[int]] = []
     while len(paths) <= nodes:
-        value, depth, path = heapq.heappop(queue)
+        negated, depth, path = heapq.heappop(queue)
         paths.append(list(path))
         if depth < len(acceptance):
             for rank, share in enumerate(acceptance[depth].tolist()):
-                heapq.heappush(queue, (value * share, depth + 1, (*path, rank)))
-    return paths[1:]
+                heapq.heappush(queue, (negated * share, depth + 1, (*path, rank)))
+    return paths[1:]  # without the root
 
 
 def ancestor_mask(
@@ -240,11 +241,11 @@ def node_depths(ancestors: Bool[Tensor, "batch nodes nodes"]) -> Int[Tensor, "ba
 
 @dataclass(kw_only=True)
 class Proposal:
-    """A token tree a row: node i is a child of node `parents[i]`; -1 is the root, the last token.
+    """One token tree per row: node i is a child of node `parents[i]`; -1 is the root.
 
-    `child_log_probs`: log-probabilities that the children of root and nodes were drawn from,
-    without replacement and in their order; rows of leaves are not used. None: the tree was not
-    drawn.
+    The root is the last known token and not a node. `child_log_probs`: the log-probabilities from
+    which the children of the root and of each node were drawn, without replacement and in their
+    order; entries of leaves are not used. It is None if the tree was not drawn.
     """
 
     ids: Int[Tensor, "batch nodes"]
@@ -256,10 +257,11 @@ def grow(
     tree: Tree, sampler: Sampler, first: Float[Tensor, "batch draft_vocab"], expand: ExpandFn, *,
     kept_ids: Int[Tensor, " draft_vocab"] | None = None, vocab_size: int | None = None,
 ) -> Proposal:  # fmt: skip
-    """Grow `tree` from the root's raw logits `first`; `expand` returns those behind chosen nodes.
+    """Return a proposal of the shape of `tree`, grown from the root's raw logits `first`.
 
-    It may return one row of logits for all of them. `kept_ids` are the target ids of a reduced
-    draft vocabulary, and `vocab_size` is the size of the target's.
+    `expand` returns the raw logits after each chosen node, or the same ones for all of them.
+    `kept_ids` are the target ids of a reduced draft vocabulary, and `vocab_size` is the size of the
+    target's.
     """
     grow_kind = _grow_dynamic if tree.kind is TreeKind.dynamic else _grow_static
     return grow_kind(
@@ -296,8 +298,9 @@ class _CandidateScorer:
 def _grow_static(
     tree: Tree, scorer: _CandidateScorer, logits: Tensor, expand: ExpandFn
 ) -> Proposal:
-    expanded = [0]  # the nodes of the last level that were expanded
-    ids, parents, offset = [], [], -1
+    expanded = [0]  # indices in the level above of the nodes whose children are drafted
+    ids, parents = [], []
+    offset = -1  # number of the first node of the level above; -1 is the root
     drawn_from: dict[int, Tensor] = {}  # by node; 0 is the root
     for depth, level in enumerate(tree.levels):
         ranks = max(rank for _, rank in level) + 1
@@ -357,7 +360,7 @@ def _grow_dynamic(
     all_logp, candidates, parents = (torch.cat(parts, 1) for parts in zip(*pool, strict=True))
     _, best = _stable_topk(all_logp, tree.nodes)
     node_index = torch.arange(tree.nodes, device=best.device).expand_as(best)
-    # node of a candidate in the tree, or -1
+    # the node of each candidate in the tree, or -1 if it was not chosen
     node_of = torch.full_like(candidates, -1).scatter(1, best, node_index)
     best_parent = parents.gather(1, best)
     return Proposal(
@@ -367,7 +370,7 @@ def _grow_dynamic(
 
 
 def _stable_topk(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the top `count` in a strict total order: by value, then the earlier candidate.
+    """Return the values and indices of the top `count`: by value, of equal ones the earlier.
 
     Parents come before their children and score no less, so a tree that is cut by this order is
     prefix-closed and lists parents first, even with ties.

@@ -36,7 +36,10 @@ class TreeFormat(Enum):
 
 
 def read_fields(file: Path) -> dict[str, Any]:
-    """Parse a tree file of any format into TreeConf fields; `kind` is a string."""
+    """Return the TreeConf fields of a tree file of any format; `kind` is a string.
+
+    Raise UserError if the file is unreadable or invalid.
+    """
     content = _load_json(file)
     fields = content.get("tree") if isinstance(content, dict) else None
     if not isinstance(fields, dict):
@@ -53,7 +56,7 @@ def read_fields(file: Path) -> dict[str, Any]:
 
 
 def read_paths(file: Path) -> RankPaths:
-    """Read the rank paths of a tree file of any format."""
+    """Return the rank paths of a tree file of any format; raise UserError if it has none."""
     content = _load_json(file)
     if isinstance(content, dict) and "0" in content:
         return _paths_from_adjacency(content, file)
@@ -108,10 +111,10 @@ def paths_to_adjacency(paths: RankPaths) -> dict[str, list[str]]:
 
 
 def _paths_from_adjacency(children: dict[str, Any], file: Path) -> RankPaths:
-    """Return the paths level by level from the root; raise UserError for ids in another order."""
+    """Return the paths level by level from the root; raise UserError for ids out of order."""
     rule = f"tree.file: must number nodes level by level from root 0, got {file}"
     paths: list[list[int]] = [[]]
-    for number, path in enumerate(paths):  # the loop also visits the paths that it appends
+    for number, path in enumerate(paths):  # this also visits the paths that the loop appends
         child_ids = children.get(str(number), [])
         expected = [str(len(paths) + rank) for rank in range(len(child_ids))]
         require(

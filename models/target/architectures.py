@@ -6,18 +6,18 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-# Families whose sliding windows are served, by how their decoder takes the masks of its layers. In
-# those with a single mask the window applies to all layers or to none.
+# Families whose sliding windows are served: their decoders take a single mask, so that the window
+# applies to all layers or to none, or a mask for each type of layer.
 SINGLE_MASK_MODELS = ("mistral", "mixtral", "qwen3_moe", "starcoder2")
 MASK_BY_TYPE_MODELS = ("gemma3_text", "gpt_oss", "ministral", "olmo3", "qwen2", "qwen3")
-SINK_MODELS = ("gpt_oss",)  # eager attention alone adds the sink logit to each softmax
+SINK_MODELS = ("gpt_oss",)  # only eager attention adds the sink logit to each softmax
 SOFTCAP_KEYS = ("attn_logit_softcapping", "final_logit_softcapping")
 # Under these types a token's rotation depends on the longest row of the batch.
 LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 
 
 def get_sliding_window(text: Any) -> int | None:
-    """Return the window of sliding layers, in tokens with the query; None if no layer slides."""
+    """Return the window of sliding layers in tokens, the query's included; None if none slides."""
     kinds = getattr(text, "layer_types", None)
     if text.model_type not in SINGLE_MASK_MODELS and kinds and "sliding_attention" not in kinds:
         return None
@@ -25,7 +25,7 @@ def get_sliding_window(text: Any) -> int | None:
 
 
 def choose_attention(config: Any) -> str:
-    """Choose the attention implementation of transformers: one that takes any mask."""
+    """Return the name of an attention implementation of transformers that takes any mask."""
     return "eager" if config.get_text_config().model_type in SINK_MODELS else "sdpa"
 
 
@@ -81,7 +81,7 @@ def find_unsupported(config: Any) -> list[str]:
 
 
 def get_rope_parameters(text: Any) -> dict[str, dict[str, Any]]:
-    """Return rotary parameters by kind of layer; a single entry where all layers share them."""
+    """Return rotary parameters by kind of layer; shared ones are under `full_attention`."""
     parameters = getattr(text, "rope_parameters", None) or {}
     by_kind = {kind: rope for kind, rope in parameters.items() if isinstance(rope, dict)}
     return by_kind or {"full_attention": parameters}

@@ -2,9 +2,9 @@
 
     slots:  [ committed 0 .. length-1 | scratch length .. length+nodes | free ...  | garbage ]
 
-The root and the nodes of a tree are written behind the committed tokens of each row, so a chain is
+The root and the nodes of a tree are written after the committed tokens of each row, so a chain is
 in place already and only the accepted path of a tree moves, at the beginning of the next pass.
-A smaller `length` rolls back: slots behind it are masked and then overwritten. Rows without work
+A smaller `length` rolls back: slots past it are masked and then overwritten. Rows without work
 write to the garbage slot. All shapes are fixed at construction.
 
 Layers with a sliding window keep every key too, and mask those that have left the window. This is
@@ -23,10 +23,10 @@ from transformers import Cache
 
 @dataclass(frozen=True, kw_only=True)
 class CacheWrite:
-    """The slots where one pass writes its keys and values, and the moves that it makes before.
+    """The slots where one pass writes its keys and values, and the moves that it makes first.
 
-    It moves the path that the previous round accepted of its tree. As part of each layer's single
-    graph, the move avoids hundreds of separate operations on the caches of all layers.
+    It moves the path of the tree that the previous round accepted. The move is part of each layer's
+    single graph, which avoids hundreds of separate operations on the caches of all layers.
     """
 
     slots: Int[Tensor, "batch new"]
@@ -55,7 +55,7 @@ class StaticCache(Cache):
 
     @property
     def graph_key(self) -> str:
-        """Describe what graphs depend on (see models/device/graph_budget.py)."""
+        """Return what graphs depend on (see models/device/graph_budget.py)."""
         rows, slots = self.positions.shape
         return f"{rows} rows of {slots} slots, {self.keys[0].dtype}"
 
@@ -73,7 +73,7 @@ class StaticCache(Cache):
         return self.positions
 
     def layer_args(self, i: int, write: CacheWrite) -> tuple[Tensor, ...]:
-        """Return the arguments of the LayerCache of layer `i`."""
+        """Return the arguments of the constructor of layer `i`'s LayerCache."""
         return self.keys[i], self.values[i], write.slots, write.move_from, write.move_to
 
     def move(self, move_from: Int[Tensor, "b path"], move_to: Int[Tensor, "b path"]) -> None:
@@ -84,10 +84,12 @@ class StaticCache(Cache):
         self.positions[row, move_to] = self.positions[row, move_from]
 
     def scatter_rows(self, other: "StaticCache", rows: Int[Tensor, " rows"]) -> None:
-        """Overwrite these rows with those of another cache."""
-        sources = (*other.keys, *other.values, other.positions)
-        for tensor, source in zip((*self.keys, *self.values, self.positions), sources, strict=True):
-            tensor.index_copy_(0, rows, source)
+        """Overwrite these rows with the rows of `other`, in the same order."""
+        theirs = (*other.keys, *other.values, other.positions)
+        for tensor, other_tensor in zip(
+            (*self.keys, *self.values, self.positions), theirs, strict=True
+        ):
+            tensor.index_copy_(0, rows, other_tensor)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
         return 0  # callers always pass positions, so nothing is derived from this
@@ -121,7 +123,10 @@ class LayerCache(Cache):
 def slot_index(
     stored: Float[Tensor, "b h s d"], slots: Int[Tensor, "b t"]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Index `slots` of every head; Inductor then writes in place, where scatter copies all."""
+    """Return an index of `slots` in every head.
+
+    Inductor writes through it in place, whereas it would copy the whole cache for a scatter.
+    """
     rows = torch.arange(stored.shape[0], device=stored.device)[:, None, None]
     heads = torch.arange(stored.shape[1], device=stored.device)[None, :, None]
     return rows, heads, slots[:, None, :]
@@ -130,14 +135,14 @@ def slot_index(
 def tree_mask(
     lengths: Int[Tensor, " batch"], visible: Bool[Tensor, "batch new scratch"], slots: int
 ) -> Bool[Tensor, "batch 1 new slots"]:
-    """Mask all but the committed tokens and the nodes behind them that are `visible` to a new one.
+    """Return a mask of the slots that new tokens attend to: committed ones and `visible` nodes.
 
     >>> chain = torch.ones(1, 2, 2, dtype=torch.bool).tril()
     >>> tree_mask(torch.tensor([3]), chain, 6).int()[0, 0]
     tensor([[1, 1, 1, 1, 0, 0],
             [1, 1, 1, 1, 1, 0]], dtype=torch.int32)
     """
-    # the node that each slot holds
+    # the node that each slot holds; negative for committed tokens
     node = torch.arange(slots, device=lengths.device)[None, :] - lengths[:, None]
     new, scratch = visible.shape[1:]
     index = node.clamp(0, scratch - 1)[:, None, :].expand(-1, new, -1)
@@ -148,7 +153,10 @@ def tree_mask(
 def prompt_mask(
     lengths: Int[Tensor, " batch"], new: int, slots: int
 ) -> Bool[Tensor, "batch 1 new slots"]:
-    """Build a causal mask over the first `new` slots; nothing reads padding behind a row."""
+    """Return a causal mask over the first `new` slots, the same for all rows.
+
+    Padding follows a row's last token, so that no token of the row attends to it.
+    """
     query = torch.arange(new, device=lengths.device)[:, None]
     slot = torch.arange(slots, device=lengths.device)[None, :]
     return (slot <= query)[None, None].expand(len(lengths), 1, new, slots)

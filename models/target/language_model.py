@@ -48,7 +48,7 @@ class TargetOutput:
         )
 
     def loss_inputs(self) -> Float[Tensor, "rows hidden"] | TopKLogits:
-        """Return what drafts are trained on, a row per position: hidden states or top-k logits."""
+        """Return the hidden states or the top-k logits of all positions, the rows concatenated."""
         if self.topk is None:
             return self.hidden.flatten(0, 1)
         return self.topk.map_tensors(lambda t: t.flatten(0, 1))
@@ -96,7 +96,7 @@ class LanguageModel:
 
     @property
     def graph_key(self) -> str:
-        """Describe what graphs depend on (see models/device/graph_budget.py)."""
+        """Return what graphs depend on (see models/device/graph_budget.py)."""
         return graph_key_of(self.model)
 
     @property
@@ -109,8 +109,8 @@ class LanguageModel:
         """Return the ids that end an answer."""
         return _as_list(self.model.generation_config.eos_token_id)
 
-    def eager(self) -> Any:  # of the same class; the checker of the tests refuses `Self` here
-        """Return a copy that runs eagerly, for a few rounds that compiling would only delay."""
+    def eager(self) -> Any:  # of the same class; the checker of the tests rejects `Self` here
+        """Return a shallow copy that runs eagerly, for rounds too few to compile for."""
         model = copy.copy(self)
         model.device = self.device.eager()
         return model
@@ -140,8 +140,11 @@ class LanguageModel:
         cache: StaticCache | None = None,
         write: CacheWrite | None = None,
     ) -> TargetOutput:
-        """Run one forward pass; with a cache, keys and values go to the slots of `write`."""
-        # a new dict, so that graphs do not depend on what other callers of the layers left in it
+        """Run one forward pass and return its outputs, with the inputs of the captured `layers`.
+
+        With a cache, keys and values are written to the slots of `write`.
+        """
+        # A new dict: graphs must not depend on what an earlier pass left in it.
         self._forward_state.layer_inputs = {}
         if cache is not None:
             assert write is not None
@@ -154,7 +157,7 @@ class LanguageModel:
             use_cache=cache is not None,
         ).last_hidden_state
         captured = [self._forward_state.layer_inputs[i] for i in layers]
-        # else a compiled graph would return every layer's input
+        # Otherwise a compiled graph would return every layer's input.
         self._forward_state.layer_inputs = {}
         self._forward_state.cache_write = None
         return TargetOutput(
@@ -167,8 +170,8 @@ class LanguageModel:
     ) -> Any:  # fmt: skip
         """Build the attention masks of all layers.
 
-        A window counts positions, not slots: tree nodes are stored behind one another, and siblings
-        share a position.
+        A window counts positions, not slots: siblings of a tree have slots of their own but share a
+        position. With a cache, the positions of the new tokens are recorded in it.
         """
         in_window = None
         if self.sliding_window is not None:
@@ -199,7 +202,7 @@ def _hooked_forward(layer: Any, hidden_states: Tensor, **kwargs: Any) -> Any:
 def _run_layer(
     layer: nn.Module, hidden_states: Tensor, cache_args: tuple[Tensor, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Run one layer. With tensors and constants alone as inputs, it is traced once for all."""
+    """Run one layer. As its inputs are only tensors and constants, it is traced once for all."""
     if cache_args:
         kwargs = kwargs | {"past_key_values": LayerCache(*cache_args)}
     return type(layer).forward(layer, hidden_states, **kwargs)
@@ -253,7 +256,7 @@ class ModelSource:
     def build_planning_model(self, dtype: torch.dtype) -> Any:
         """Build the model for planning, without weights, on `meta`.
 
-        It needs config.json alone, which this package has for the models that conf/ names.
+        Only config.json is needed, and this package has that of the models that conf/ names.
         """
         shipped = SHIPPED_CONFIGS / f"{self.name}.json"
         if self.path is None and shipped.exists():
@@ -269,7 +272,7 @@ class ModelSource:
         return self._from_pretrained(AutoTokenizer)
 
     def context_length(self) -> int | None:
-        """Return how many tokens the model has positions for, if its config states it."""
+        """Return the number of tokens that the model has positions for; None if not stated."""
         return getattr(self.read_config().get_text_config(), "max_position_embeddings", None)
 
     def eos_ids(self) -> list[int]:
@@ -282,7 +285,10 @@ class ModelSource:
         return _as_list(generation.eos_token_id)
 
     def _check_hub(self) -> None:
-        """Check that the hub answers: from_pretrained would retry for half a minute and fail."""
+        """Raise an error if the hub lacks the model or does not answer; do nothing if it is cached.
+
+        from_pretrained would retry for half a minute before it fails.
+        """
         from huggingface_hub import HfApi, constants, try_to_load_from_cache
 
         if self.path is not None:

@@ -39,9 +39,10 @@ class TargetConf(ModelSource):
         self, device: Device, *, name: str | None = None,
         load_model: Callable[[ModelSource], Any] | None = None,
     ) -> "Target":  # fmt: skip
-        """Load and freeze; raise UserError for a model that is missing or cannot be served exactly.
+        """Load the model, freeze it and move it to the device; return it with its tokenizer.
 
-        `load_model` loads a model that is divided among several devices.
+        `load_model` loads a model that is divided among several devices, and leaves it there. Raise
+        UserError for a model that is missing or cannot be served exactly.
         """
         self.read_config()
         model = load_model(self) if load_model else self.load_model(device.dtype)
@@ -54,7 +55,7 @@ class TargetConf(ModelSource):
 
 
 class Target(LanguageModel):
-    """A frozen causal LM. `tokenizer` is None only in tests that use ids alone."""
+    """A frozen causal LM. `tokenizer` is None only in tests that use nothing but token ids."""
 
     def __init__(self, model: Any, tokenizer: Any, *, name: str, device: Device):
         super().__init__(model.eval().requires_grad_(False), device=device)
@@ -66,7 +67,7 @@ class Target(LanguageModel):
 
     @property
     def graph_key(self) -> str:
-        """Add the fingerprint, so that targets of one architecture have graphs of their own."""
+        """Return the key with the fingerprint, so that each target has graphs of its own."""
         return f"{super().graph_key} {self.fingerprint[:8]}"
 
     def with_weights(self, lm: LanguageModel, *, name: str) -> "Target":
@@ -96,12 +97,14 @@ class Target(LanguageModel):
 
     @torch.no_grad()
     def _check_logits(self) -> None:
-        """Refuse families that scale or cap logits after the head: they are not served exactly."""
+        """Reject models that scale or cap logits after the LM head, which `logits` does not do."""
+        # Two tokens are enough to compare, and every vocabulary has the ids 0 and 1.
         input_ids = torch.arange(2, device=self.head.weight.device)[None]
         expected = self.model(input_ids=input_ids).logits
         logits = self.logits(self.decoder(input_ids=input_ids).last_hidden_state)
         require(
+            # Both passes compute the same in the same precision; bfloat16 rounds by 0.4 % at most.
             torch.allclose(expected.float(), logits.float(), atol=1e-3, rtol=1e-2),
-            f"target.name: {type(self.model).__name__} changes its logits after the head and "
-            f"cannot be served exactly, got {self.name!r}; choose another target",
+            "target.name: the model must not scale or cap its logits after the LM head, got "
+            f"{self.name!r} ({type(self.model).__name__}); choose another target",
         )

@@ -8,7 +8,7 @@ from data.packing.documents import DocumentPiece, Documents
 from data.packing.pack import pack_documents
 from data.sources.row_formats import TokenizedDocument
 from models.distill.config import LossConf, Reduction
-from models.distill.loss_weights import row_weights, token_weights
+from models.distill.loss_weights import position_weights, token_weights
 from models.errors import UserError
 from tests.support.methods import CASES
 from tests.support.tiny import tiny_target
@@ -41,7 +41,7 @@ def learned(document: TokenizedDocument, length: int, overlap: int | None) -> li
         batch = packed.batch([row])
         said = {"conf": TOKEN, "context_mask": batch.context_mask}
         ((token,), _) = token_weights(batch.answer_mask, batch.document_ids, **said)
-        (heads, _) = row_weights(batch.answer_mask, batch.document_ids, steps=STEPS, **said)
+        (heads, _) = position_weights(batch.answer_mask, batch.document_ids, steps=STEPS, **said)
         for found, weights, first in ((sums[0], token[None], 1), (sums[1], heads[:, 0], 2)):
             for step, place in weights.nonzero().tolist():
                 at = int(batch.input_ids[0, place])

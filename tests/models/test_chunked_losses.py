@@ -86,7 +86,7 @@ def test_uncovered_rows_teach_nothing_and_count_as_misses():
     kept = torch.tensor([0, 1])
     args = inputs(kept=kept)
     args["target_head"] = torch.zeros(11, 5)
-    args["target_head"][4, 0], args["target_rows"][:, 0] = 1.0, 9.0  # token 4, always
+    args["target_head"][4, 0], args["target_hidden_or_topk"][:, 0] = 1.0, 9.0  # token 4, always
     total, metrics = chunked_distillation_loss(**args, conf=LossConf(logits_chunk=4))
     (grad,) = torch.autograd.grad(total, args["draft_hidden"])
     assert total == 0
@@ -180,7 +180,7 @@ def summed(rows, conf):
     args = inputs(tokens=4 * length, kept=KEPT)
     weight, denominator = token_weights(answer[rows], document[rows], conf=conf)
     mine = text[rows].flatten()
-    for key in ("target_rows", "labels"):
+    for key in ("target_hidden_or_topk", "labels"):
         args[key] = args[key][mine]
     hidden, (head,) = args["draft_hidden"], args["draft_heads"]
     total, _ = chunked_distillation_loss(

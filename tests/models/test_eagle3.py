@@ -7,7 +7,7 @@ import torch
 
 from infer.engine.decode import Decoder
 from models.distill.config import LossConf, Reduction
-from models.distill.loss_weights import row_weights
+from models.distill.loss_weights import position_weights
 from models.drafts import load_draft
 from models.drafts.causal_lm import CausalLMConf, InitFrom
 from models.errors import UserError
@@ -76,7 +76,9 @@ def test_training_unroll_is_what_decoding_computes(target, learned):
         layers=draft.needs.layers,
     )
     with torch.no_grad():
-        outputs = draft.unroll_steps(batch, draft.target_features(seen), carries_grad=True)
+        outputs = draft.unroll_steps(
+            batch, draft.target_features(seen), backprop_through_outputs=True
+        )
         row = 11
         prompt = TargetOutput(
             hidden=seen.hidden[:, : row + 1], captured=seen.captured[:, : row + 1]
@@ -106,7 +108,7 @@ def test_supervised_rows_are_the_rollouts_of_decoding():
     """Two documents in a row: prompt of 2, answer of 4; prompt of 1, answer of 3; padding."""
     answer = torch.tensor([[0, 0, 1, 1, 1, 1, 0, 1, 1, 1, 0, 0]]).bool()
     document = torch.tensor([[0, 0, 0, 0, 0, 0, 1, 1, 1, 1, -1, -1]])
-    weight, count = row_weights(
+    weight, count = position_weights(
         answer, document, steps=3, conf=LossConf(step_decay=0.5, reduction=Reduction.token)
     )
     assert (weight[0, 0] > 0).int().tolist() == [0, 1, 1, 1, 0, 0, 1, 1, 0, 0, 0, 0]
@@ -114,7 +116,7 @@ def test_supervised_rows_are_the_rollouts_of_decoding():
     assert (weight[2, 0] > 0).int().tolist() == [0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
     assert weight[1].max() == 0.5
     assert count == 5
-    weight, count = row_weights(
+    weight, count = position_weights(
         answer, document, steps=3, conf=LossConf(reduction=Reduction.sequence)
     )
     assert count == 2  # every document weighs the same

@@ -61,7 +61,7 @@ def reference(args, conf):
     kept = torch.arange(vocab) if args["kept_ids"] is None else args["kept_ids"]
     hidden = args["draft_hidden"].detach().double().requires_grad_()
     heads = [head.detach().double().requires_grad_() for head in args["draft_heads"]]
-    logits = args["target_rows"].double() @ args["target_head"].double().T
+    logits = args["target_hidden_or_topk"].double() @ args["target_head"].double().T
     total = torch.zeros((), dtype=torch.float64)
     steps = args["weight"].reshape(-1, len(logits))
     for step, weights in enumerate(steps):
@@ -102,7 +102,7 @@ def without_kinks(args):
     """
     head, kept = args["draft_heads"][0].detach(), args["kept_ids"]
     draw = torch.Generator().manual_seed(2)
-    theirs = args["target_rows"].double() @ args["target_head"].double().T
+    theirs = args["target_hidden_or_topk"].double() @ args["target_head"].double().T
     theirs = theirs.log_softmax(-1)
     theirs = theirs if kept is None else theirs[:, kept]
     while True:

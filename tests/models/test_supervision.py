@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from models.distill.config import LossConf, Reduction
-from models.distill.loss_weights import row_weights, token_weights
+from models.distill.loss_weights import position_weights, token_weights
 
 # a document of two answers (3 and 2 tokens), one of an answer of 4, and padding
 ANSWER = torch.tensor([[0, 1, 1, 1, 0, 0, 1, 1, 1, 1, 1, 1, 0]]).bool()
@@ -36,7 +36,7 @@ def test_a_drafted_position_weighs_what_its_token_weighs():
     """Row t drafts token t+2 at step 0 and t+3 at step 1, which decays further."""
     root = 0.5**0.5
     conf = LossConf(reduction=TOKEN, half_life=2, step_decay=0.8)
-    weight, total = row_weights(ANSWER, DOCUMENT, steps=2, conf=conf)
+    weight, total = position_weights(ANSWER, DOCUMENT, steps=2, conf=conf)
     first = [root, 0.5, 0, 0, 0, root, 0, 0.0, 0.5, root / 2, 0, 0, 0]
     close(weight[0], first)
     close(weight[1], [0.4, 0, 0, 0, 0, 0, 0, 0, 0.4 * root, 0, 0, 0, 0])
@@ -51,7 +51,7 @@ def test_each_document_weighs_one(half_life):
     document = torch.cat([DOCUMENT, DOCUMENT])
     for weight, total in (
         token_weights(answer, document, conf=conf),
-        row_weights(answer, document, steps=3, conf=conf),
+        position_weights(answer, document, steps=3, conf=conf),
     ):
         first = weight.reshape(-1, *answer.shape)[0]
         close(first[0, :8].sum(), [1])
@@ -63,7 +63,7 @@ def test_each_document_weighs_one(half_life):
 def test_half_life_keeps_the_balance_of_steps():
     """What weighs less by its place weighs less at every step: no row is there at step 1 alone."""
     conf = LossConf(half_life=3, step_decay=0.5)
-    weight, _ = row_weights(ANSWER, DOCUMENT, steps=3, conf=conf)
+    weight, _ = position_weights(ANSWER, DOCUMENT, steps=3, conf=conf)
     assert ((weight[1:] > 0) <= (weight[:-1] > 0)).all()
     assert (weight[1:] <= weight[:-1]).all()
 
@@ -71,7 +71,10 @@ def test_half_life_keeps_the_balance_of_steps():
 def test_a_long_half_life_weighs_all_alike():
     for reduction in Reduction:
         flat, long = (LossConf(half_life=h, reduction=reduction) for h in (None, 10**9))
-        for weights in (token_weights, lambda *args, **named: row_weights(*args, steps=3, **named)):
+        for weights in (
+            token_weights,
+            lambda *args, **named: position_weights(*args, steps=3, **named),
+        ):
             for a, b in zip(
                 weights(ANSWER, DOCUMENT, conf=flat),
                 weights(ANSWER, DOCUMENT, conf=long),

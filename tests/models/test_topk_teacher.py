@@ -26,14 +26,16 @@ K = 4
 def with_top(args, k=K):
     """The same rows, of whose target no more is known than k tokens and the rest."""
     return args | {
-        "target_rows": TopKLogits.from_logits(args["target_rows"] @ args["target_head"].T, k)
+        "target_hidden_or_topk": TopKLogits.from_logits(
+            args["target_hidden_or_topk"] @ args["target_head"].T, k
+        )
     }
 
 
 def by_hand(args, conf, k=K):
     """Losses of the coarse distributions, in fp64, every sum written out."""
     logits = args["draft_hidden"].double() @ args["draft_heads"][0].double().T
-    target = (args["target_rows"] @ args["target_head"].T).double().softmax(-1)
+    target = (args["target_hidden_or_topk"] @ args["target_head"].T).double().softmax(-1)
     kept = range(target.shape[-1]) if args["kept_ids"] is None else args["kept_ids"].tolist()
     total = torch.zeros((), dtype=torch.float64)
     for row in range(len(target)):
@@ -120,7 +122,7 @@ def test_sharp_distributions_and_rows_without_any_stay_finite(name, spread, monk
     """A store gives zeros where nothing is stored; a bucket may underflow."""
     args = with_top(inputs(steps=(2,), kept=KEPT, spread=spread))
     empty = torch.arange(23) % 3 == 0
-    args["target_rows"] = args["target_rows"].map_tensors(
+    args["target_hidden_or_topk"] = args["target_hidden_or_topk"].map_tensors(
         lambda t: t.masked_fill(empty.reshape(-1, *[1] * (t.ndim - 1)), 0)
     )
     args["weight"] = args["weight"] * ~empty
@@ -146,7 +148,7 @@ def test_the_bucket_flatters_alpha_by_no_more_than_it_holds(kept):
         assert torch.equal(found[name], exact[name])
     over = found["alpha"][:, 0] - exact["alpha"][:, 0]
     assert (over > -1e-6).all()
-    assert (over <= known["target_rows"].rest + 1e-6).all()
+    assert (over <= known["target_hidden_or_topk"].rest + 1e-6).all()
     assert (over > 0.01).any()
 
 
@@ -177,7 +179,7 @@ def test_the_targets_head_is_not_applied_and_chunks_stay_small(name):
 def test_compiles_into_one_graph(monkeypatch):
     plain = unchecked_losses(monkeypatch)
     args = with_top(inputs(kept=KEPT, steps=(2,)))
-    args["target_rows"] = plain.TopKLogits(**vars(args["target_rows"]))
+    args["target_hidden_or_topk"] = plain.TopKLogits(**vars(args["target_hidden_or_topk"]))
     compiled = torch.compile(plain.chunked_distillation_loss, backend="aot_eager", fullgraph=True)
     for name in ("lk_hybrid", "ce"):
         conf = plain.LossConf(name=plain.LossName[name], logits_chunk=16, top_k=2)

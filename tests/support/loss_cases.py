@@ -47,7 +47,7 @@ def inputs(*, tokens=23, steps=(), kept=None, vocab=11, own_heads=False, spread=
 
     return {
         "draft_hidden": normal(*steps, tokens, 6).requires_grad_(),
-        "target_rows": normal(tokens, 5),
+        "target_hidden_or_topk": normal(tokens, 5),
         "draft_heads": [(spread * normal(draft_vocab, 6)).requires_grad_() for _ in range(heads)],
         "target_head": spread * normal(vocab, 5),
         "weight": torch.rand(*steps, tokens, generator=draw).sub(0.3).clamp_min(0),

@@ -1,8 +1,8 @@
 """The device of PyTorch/XLA, which records operations and computes them at the next sync.
 
 A graph is everything recorded between two syncs, and the tensors alive at its end are its results.
-A sync before a function and one after it therefore make it one graph. An operation that would force
-a sync in between, such as reading a value or one that XLA lacks, raises an error with its location.
+A sync before a function and one after it therefore make it one graph. What would force a sync in
+between, such as reading a value or an operation that XLA lacks, raises an error with its location.
 """
 
 import functools
@@ -17,7 +17,7 @@ from models.device.graph_budget import GraphLedger
 
 
 def open_xla_device() -> torch.device:
-    """Return the device, after a setting that modules need to be moved to it."""
+    """Change a setting of PyTorch for moving modules to the device, and return the device."""
     import torch_xla  # pyright: ignore[reportMissingImports]
 
     # Otherwise a module moved to XLA gets new parameters, and tied weights are no longer tied.
@@ -37,7 +37,7 @@ class XlaDevice(Device):
         frozen_names: tuple[str, ...],  # noqa: ARG002
         kind: str,  # noqa: ARG002
     ) -> Callable:
-        """Make a function one graph."""
+        """Return the function with a sync before and after it, so that each call is one graph."""
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -58,7 +58,7 @@ class XlaDevice(Device):
         return function
 
     def eager(self) -> Device:
-        """Return a copy whose graphs count in no run's budget: this device always compiles."""
+        """Return a copy whose graphs count in no run's budget; it compiles too: XLA always does."""
         return replace(self, ledger=GraphLedger())
 
     def synchronize(self) -> None:
@@ -69,7 +69,7 @@ class XlaDevice(Device):
 
     @staticmethod
     def count_graphs() -> int:
-        """Count all graphs compiled so far in this process.
+        """Return the number of graphs compiled so far in this process.
 
         Pending operations are computed first, so that their graph counts here and not at the next
         sync.

@@ -11,12 +11,13 @@ and `parallel_layers.save(..., DIR)` writes DIR/tp_rank_00_pp_rank_00/checkpoint
 of Hugging Face, but NxD's own models fuse some layers and concatenate their parts in each rank:
 
     gate_up_proj                    gate_proj, up_proj
-    qkv_proj                        q_proj, k_proj, v_proj   (as many key-value heads)
-    qkv_proj.weight_q, _k, _v       q_proj, k_proj, v_proj   (grouped heads)
+    qkv_proj                        q_proj, k_proj, v_proj   (as many key-value as query heads)
+    qkv_proj.weight_q, _k, _v       q_proj, k_proj, v_proj   (fewer key-value heads)
 
-Where ranks outnumber key-value heads, each head is repeated in one of two orders: neighbors hold
-the same head, or the row of all heads repeats. The equality of keys shows which. In the second, the
-order of query heads differs from the model's, so that each rank holds the keys of its queries.
+If there are more ranks than key-value heads, each head is repeated in one of two orders: neighbors
+hold the same head, or the sequence of all heads repeats. Which one follows from the keys that are
+equal. In the second, the order of query heads differs from the model's, so that each rank holds the
+keys of its queries.
 
     heads k0 k1, queries q0 .. q3, 4 ranks      k0 k0 k1 k1 | q0 q1 q2 q3
                                                 k0 k1 k0 k1 | q0 q2 q1 q3
@@ -45,7 +46,7 @@ StateDict = Mapping[str, Shaped[Tensor, "..."]]
 
 
 def find_rank_files(folder: Path) -> list[Path]:
-    """Find the file of each tensor rank, in order; none if this is not an NxD checkpoint."""
+    """Return the file of each tensor rank, in order; no files if it is not an NxD checkpoint."""
     finished = sorted(folder.glob("*/done"), key=lambda done: done.stat().st_mtime)
     folders = [folder, folder / "model", *(done.parent / "model" for done in finished[-1:])]
     for candidate in folders:
@@ -79,7 +80,7 @@ class _TensorReference:
 
 
 def read_share(file: Path) -> StateDict:
-    """Read the share of one rank; unpickle nothing but tensors, numbers and references."""
+    """Return the share of one rank; unpickle nothing but tensors, numbers and references."""
     unknown = torch.serialization.get_unsafe_globals_in_checkpoint(file)
     references: list[Any] = [
         (_TensorReference, name) for name in unknown if name.endswith(".TensorReference")
@@ -96,7 +97,10 @@ def read_share(file: Path) -> StateDict:
 
 
 def merge_shares(shares: Sequence[StateDict], model: Any) -> dict[str, Shaped[Tensor, "..."]]:
-    """Merge the shares of all ranks, in order, to weights of `model`, which may be on `meta`."""
+    """Return the weights of `model`, merged from the shares of all ranks in order.
+
+    `model` may be on `meta`. Raise UserError if the shares are not those of such a model.
+    """
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     shares = [_split_fused(share, shapes) for share in shares]
     _check_names(set(shares[0]), set(shapes), model.config.get_text_config())
@@ -131,7 +135,7 @@ def _check_names(names: set[str], expected: set[str], config: Any) -> None:
 
 
 def _split_fused(share: StateDict, expected: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Split fused layers and rename all tensors to the names of Hugging Face."""
+    """Return the share with fused layers split and all tensors under Hugging Face's names."""
     renamed = {}
     for name, tensor in share.items():
         *path, layer, parameter = name.split(".")
@@ -146,7 +150,7 @@ def _split_fused(share: StateDict, expected: Mapping[str, Any]) -> dict[str, Ten
 def _merge_repeated_heads(
     weights: dict[str, Tensor], attention: str, model: Any, shapes: Mapping[str, Any]
 ) -> None:
-    """Keep one copy of each key-value head, and put query heads in the order of the model."""
+    """Change `weights`: one copy of each key-value head, query heads in the order of the model."""
     keys = weights[f"{attention}.k_proj.weight"]
     repeats, remainder = divmod(len(keys), shapes[f"{attention}.k_proj.weight"][0])
     if repeats <= 1 or remainder:
@@ -166,7 +170,7 @@ def _merge_repeated_heads(
             single = tensor.unflatten(0, split).select(copies_axis, 0)
             weights[f"{attention}.{name}"] = single.flatten(0, 1)
     for name, axis in QUERY_AXES.items():
-        # Only where the row of all heads repeats, query heads have an order of their own.
+        # Only if the sequence of all heads repeats, query heads have an order of their own.
         if copies_axis == 0 and (tensor := weights.get(f"{attention}.{name}")) is not None:
             reordered = tensor.unflatten(axis, (repeats, heads, -1)).transpose(axis, axis + 1)
             weights[f"{attention}.{name}"] = reordered.flatten(axis, axis + 2)

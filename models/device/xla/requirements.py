@@ -13,11 +13,11 @@ from models.device.neuron_packages import (
 from models.errors import require
 
 CACHE_VARIABLE = "NEURON_COMPILE_CACHE_URL"
-DEFAULT_CACHE = "/var/tmp/neuron-compile-cache"  # where the route stores graphs by default
+DEFAULT_CACHE = "/var/tmp/neuron-compile-cache"  # the route stores graphs here by default
 
 
 def check_xla(host: Host, *, on_neuron: bool) -> None:
-    """Raise UserError where the device or the packages of the route are missing or do not match.
+    """Raise UserError if the device or the packages of the route are missing or do not match.
 
     With `on_neuron`, libneuronxla runs on Neuron cores; else the device is XLA's own CPU device.
     """
@@ -42,7 +42,10 @@ def check_xla(host: Host, *, on_neuron: bool) -> None:
 
 
 def check_cache_location(cache: str | None, host: Host) -> None:
-    """Raise UserError for a cache, given or in the environment, that several hosts would write."""
+    """Raise UserError for a cache on a file system that several hosts may share.
+
+    `cache` None is the cache of the environment, or the default one.
+    """
     cache = cache or os.environ.get(CACHE_VARIABLE, DEFAULT_CACHE)
     filesystem = None if "://" in cache else host.network_filesystem(Path(cache))
     require(
