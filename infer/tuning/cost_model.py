@@ -163,8 +163,10 @@ class CostBench:
         self, decoder: Decoder, prompts: list[EvalPrompt]
     ) -> Float[ndarray, "prompts tokens_seconds"]:
         """Decode the prompts; return the tokens that rounds added and each row's share of time."""
-        answers = self.decode(decoder, prompts, stop_at_eos=True)
-        return np.array([[a.decoded_tokens, sum(a.round_s) / self.batch] for a in answers], float)
+        generations = self.decode(decoder, prompts, stop_at_eos=True)
+        return np.array(
+            [[g.decoded_tokens, sum(g.round_s) / self.batch] for g in generations], float
+        )
 
 
 class CostCurve:
