@@ -1,4 +1,4 @@
-"""Search the best static tree for a draft, from how often each of its candidates is accepted.
+"""Search for a draft's best static tree, by how often each of its candidates is accepted.
 
 python -m infer.calibrate                   the newest finished training run
 python -m infer.calibrate checkpoint=DIR nodes=24 depth=4
@@ -42,7 +42,7 @@ from models.target.target import Target
 
 @dataclass(kw_only=True)
 class TreeTrial:
-    """A tree, with its expected and its measured tokens a round."""
+    """A tree, with its expected and its measured tokens per round."""
 
     tree: Tree
     expected: float | None  # None: the table has no entry for some node
@@ -66,7 +66,10 @@ class Calibration:
 def calibrate_tree(
     target: Target, draft: Draft, prompts: list[EvalPrompt], conf: CalibrateConf
 ) -> Calibration:
-    """Measure acceptance on a comb, search a tree, and compare it with a chain and `conf.tree`."""
+    """Measure acceptance by depth and rank, and search for the tree of most expected tokens.
+
+    Return both, with that tree, a chain and `conf.tree` measured on the same prompts.
+    """
     require(
         conf.depth <= draft.max_depth,
         f"depth: must be at most the {draft.max_depth} tokens that the draft can propose, got "
@@ -114,7 +117,7 @@ def format_calibration(calibration: Calibration) -> Iterator[str]:
     for depth, (rounds, shares) in enumerate(rows, 1):
         yield f"{depth:>5}  {int(rounds):>6}  " + "  ".join(f"{share:5.3f}" for share in shares)
     yield ""
-    yield f"{'tree':<14}{'nodes':>5}{'depth':>7}{'expected':>10}  measured tokens a round"
+    yield f"{'tree':<14}{'nodes':>5}{'depth':>7}{'expected':>10}  measured tokens per round"
     for name, trial in calibration.trees.items():
         yield (
             f"{name:<14}{trial.tree.size:>5}{trial.tree.max_path_length:>7}"
@@ -146,7 +149,7 @@ def main(conf: CalibrateConf) -> None:
     setup_logging()
     (directory,) = open_checkpoints([conf.checkpoint] if conf.checkpoint else None, print_line)
     check_inputs(conf.tree, conf.prompts, key="prompts")
-    with open_output_file(conf.output) as file:
+    with open_output_file(conf.output) as file:  # fails now if the folder is not writable
         tempfile.TemporaryFile(dir=file.parent).close()
     target, prompts = load_calibration(conf, [directory])
     _, draft = load_draft(directory, target)
@@ -155,8 +158,8 @@ def main(conf: CalibrateConf) -> None:
         calibration = calibrate_tree(target, draft, prompts, conf)
     print_line(*format_calibration(calibration), sep="\n")
     with open_output_file(conf.output) as file:
-        about = describe_calibration(calibration, directory, target, prompts)
-        write_paths(calibration.paths, file, metadata=about)
+        metadata = describe_calibration(calibration, directory, target, prompts)
+        write_paths(calibration.paths, file, metadata=metadata)
     print_line(f"\n{len(prompts)} prompts, the same for table and trees; on held-out prompts run:")
     print_line(f"python -m infer.eval checkpoint={directory} tree=static tree.file={file}")
 

@@ -12,9 +12,9 @@ from models.target.target import TargetConf
 
 
 def open_checkpoints(paths: list[str] | None, print_line: Callable[[str], None]) -> list[Path]:
-    """Check the checkpoints at `paths`, or the newest run's; return their directories.
+    """Check the checkpoints at `paths`, or the newest run's; print and return their directories.
 
-    UserError is raised where one cannot be read or they do not go together. No weights are loaded.
+    Raise UserError if one cannot be read or they do not go together. No weights are loaded.
     """
     directories = [Path(path) for path in paths or [find_newest_run()]]
     print_line(f"checkpoint: {', '.join(map(str, directories))}")
@@ -36,7 +36,7 @@ def open_checkpoints(paths: list[str] | None, print_line: Callable[[str], None])
 
 
 def find_newest_run(root: Path = Path("outputs/train")) -> Path:
-    """Return the checkpoint of the newest finished training run; raise UserError without one."""
+    """Return the checkpoint of the newest finished training run; raise UserError if none exists."""
     runs = sorted(root.glob("*/report.json"), key=lambda report: report.stat().st_mtime)
     require(
         bool(runs),
@@ -47,7 +47,7 @@ def find_newest_run(root: Path = Path("outputs/train")) -> Path:
 
 
 def resolve_target(conf: TargetConf, directories: list[Path]) -> TargetConf:
-    """Return the configured target; `own` becomes the target named in the checkpoints."""
+    """Return the configured target; `own` becomes the one that the checkpoints name, or `demo`."""
     if conf.name != OWN_TARGET:
         return conf
     names = [checkpoint.read_metadata(directory).get("target_name") for directory in directories]
@@ -55,7 +55,9 @@ def resolve_target(conf: TargetConf, directories: list[Path]) -> TargetConf:
 
 
 def run_names(directories: list[Path]) -> list[str]:
-    """Name each run by its folder, prefixed by the nearest parents that distinguish namesakes.
+    """Return a name per run: its folder, prefixed with the nearest parents that tell runs apart.
+
+    Raise UserError if a run is listed twice.
 
     >>> demos = [Path("/a/out/demo/checkpoint"), Path("/b/out/demo/checkpoint")]
     >>> run_names([*demos, Path("/b/medusa")])
@@ -72,8 +74,12 @@ def run_names(directories: list[Path]) -> list[str]:
 
 
 def _unique_names(paths: list[Path]) -> dict[Path, str]:
-    """Name each path; prefix equal names by the parent folders in which the paths differ."""
+    """Return a unique name per path: its last part, prefixed with parents in which paths differ.
+
+    Once two names are equal, all names are prefixed.
+    """
     names = {path: path.name for path in paths}
+    # The parents of each path from the nearest on, without the root "/", which is in every path.
     for parents in zip_longest(*(path.parts[-2:0:-1] for path in paths), fillvalue=""):
         if len(set(names.values())) == len(paths):
             break

@@ -19,7 +19,7 @@ from models.target.target import Target
 
 
 def check_inputs(tree: TreeConf, prompts: str | None, *, key: str = PROMPTS_KEY) -> None:
-    """Check a tree and a file of prompts before a model is loaded; raise UserError otherwise."""
+    """Read a tree and a file of prompts, before a model is loaded; raise UserError if they fail."""
     tree.build()
     if prompts is not None:
         read_prompt_rows(prompts, key=key)
@@ -28,7 +28,7 @@ def check_inputs(tree: TreeConf, prompts: str | None, *, key: str = PROMPTS_KEY)
 def load_draft_under_test(
     directory: Path, target: Target, *, name: str | None = None
 ) -> DraftUnderTest:
-    """Load a checkpoint, and rebuild its draft as it was before distillation."""
+    """Load the draft of a checkpoint, and rebuild it as it was before distillation."""
     conf, draft = load_draft(directory, target)
     pair = SpeculativePair(target=target, draft=draft)
     return DraftUnderTest(
@@ -55,7 +55,11 @@ def load_evaluation(
 def load_calibration(
     conf: TreeSearchConf, directories: list[Path]
 ) -> tuple[Target, list[EvalPrompt]]:
-    """Load the checkpoints' target, and prompts other than those of their final report."""
+    """Load the checkpoints' target and the calibration prompts.
+
+    By default these are the held-out prompts that selected the best checkpoint, or for the demo
+    prompts of its training data. The final report uses neither.
+    """
     target_conf = resolve_target(conf.target, directories)
     path = conf.prompts or find_held_out_file(
         directories, target_conf, SELECTION_FILE, key="prompts"

@@ -34,7 +34,7 @@ DECIMALS = {"tokens/s": 1, "acceptance rate": 3}
 
 
 def read_report(path: Path) -> Report:
-    """Read a report.json, or the one in a directory; raise UserError if it has another schema."""
+    """Read a report.json, or the one in a directory; raise UserError if its schema differs."""
     file = path / "report.json" if path.is_dir() else path
     remedy = "measure again with python -m infer.eval"
     try:
@@ -89,11 +89,11 @@ def _build_table(
     pairing = "paired by prompt" if same else "unpaired: the reports hold different prompts"
     return Table(
         title="Figures",
-        note=f"Differences are {pairing}. Brackets: intervals that the tau and speed-up of all "
-        "modes together leave in at most 5 % of comparisons where nothing changed.",
+        note=f"Differences are {pairing}. Brackets: intervals of the differences. If nothing "
+        "changed, those of tau and speed-up all contain 0 in at least 95 % of comparisons.",
         columns=["mode", "figure", "before", "after", "difference", "beyond noise"],
         rows=[
-            *map(_format_move, changes),
+            *map(_format_change, changes),
             *(
                 [name, "lossless", before or ABSENT, after, ABSENT, "must be yes"]
                 for name, (before, after) in not_lossless.items()
@@ -104,7 +104,7 @@ def _build_table(
     )
 
 
-def _format_move(change: MetricChange) -> list[str]:
+def _format_change(change: MetricChange) -> list[str]:
     decimals = DECIMALS.get(change.metric, 2)
     difference = f"{change.after - change.before:+.{decimals}f}"
     low, high = change.interval or (None, None)

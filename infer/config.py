@@ -1,6 +1,6 @@
 """The configuration of `infer.eval`, `infer.calibrate` and the evaluation of a training run.
 
-Two checks stand beside it, that prompts and answers fit in the context of a target.
+Two functions check that prompts and answers fit in the context of a target.
 """
 
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ OWN_TARGET = "own"  # a target.name: the target that the draft was distilled fro
 EACH_ABOVE_ONE = Rule(
     "must be 2 or more each",
     lambda batches: all(batch > 1 for batch in batches),
-    "[] measures one row at a time alone",
+    "[] measures only one row at a time",
 )
 
 
@@ -58,19 +58,19 @@ class EvaluationConf:
 
     @property
     def new_tokens(self) -> int:
-        """Return the maximum tokens of an answer."""
+        """Return the maximum number of tokens of an answer."""
         if self.max_new_tokens is not None:
             return self.max_new_tokens
         return DEMO_NEW_TOKENS if self.prompts in (None, DEMO) else DEFAULT_NEW_TOKENS
 
     @property
     def quick_tokens(self) -> int:
-        """Return the maximum tokens during training, where few suffice to compare checkpoints."""
+        """Return the maximum during training, where few tokens suffice to compare checkpoints."""
         return DEMO_NEW_TOKENS if self.max_new_tokens is None else self.max_new_tokens
 
     @property
     def acceptance_rule(self) -> AcceptanceRule:
-        """Return the acceptance rule of `Decoder`."""
+        """Return the acceptance rule for `Decoder`."""
         typical = TypicalRule(epsilon=self.typical_epsilon, delta=self.typical_delta)
         return build_acceptance_rule(self.verification, self.sampling, typical=typical)
 
@@ -97,7 +97,7 @@ def check_prompts(target: TargetConf, conf: EvaluationConf) -> None:
 
 
 def check_context(target: Target, tokens: int) -> None:
-    """Check that the target has positions for so many tokens; raise UserError otherwise."""
+    """Check that the target has positions for that many tokens; raise UserError otherwise."""
     context = getattr(target.config, "max_position_embeddings", None)
     require(
         context is None or tokens <= context,
@@ -107,7 +107,10 @@ def check_context(target: Target, tokens: int) -> None:
 
 
 def parse_checkpoints(value: Any) -> list[str] | None:
-    """Return `checkpoint` as a list of directories; None stands for the newest finished run."""
+    """Return `checkpoint` as a list of directories; None stands for the newest finished run.
+
+    Raise UserError if it is neither a directory nor a list of them.
+    """
     paths = [value] if isinstance(value, str) else value
     if value is None or (isinstance(paths, list) and paths and {str} == set(map(type, paths))):
         return paths

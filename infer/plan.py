@@ -80,14 +80,14 @@ class DecodeOption:
     """The best-case memory and times of decoding with a target split over `tensor` cores."""
 
     tensor: int
-    bytes: int  # peak memory of a core
+    bytes: int  # peak memory per core
     parts: dict[str, int]  # bytes of the peak, by kind
     fits: bool
     prompt_s: float
-    alone_s: float  # of a token without a draft
+    alone_s: float  # per token without a draft
     verify_s: float
     propose_s: float
-    most: int  # tokens of a round that accepts its longest path
+    most: int  # tokens per round if its longest path is accepted
 
     @property
     def break_even_length(self) -> float:
@@ -96,7 +96,10 @@ class DecodeOption:
 
 
 def list_options(conf: DecodePlanConf) -> list[DecodeOption]:
-    """Estimate one option for each power of two of cores that can hold the target."""
+    """Return one option per power of two of cores that can hold the target.
+
+    Raise UserError if no number of cores can.
+    """
     machine, dtype = conf.machine.resolve(conf.device), conf.machine.target_dtype(conf.device)
     machine.check_dtype(dtype)
     meta_target, options = build_meta_target(conf.target, dtype), []
@@ -137,7 +140,7 @@ def _estimate_option(
 
 @torch.no_grad()
 def trace_phases(conf: DecodePlanConf, target: MetaTarget, draft: Draft) -> list[TracedPhase]:
-    """Trace four phases: prompt, one token without a draft, verification and proposal of a tree."""
+    """Return traces of four phases: prompt, one token without a draft, verification, proposal."""
     vocab = {target.vocab_size} | ({len(draft.kept_ids)} if draft.kept_ids is not None else set())
     with fake_model([target.model, *collect_models(draft)], vocab=vocab) as tracer:
         tracer.label_tensors(DRAFT, [*draft.parameters(), *draft.buffers()])
@@ -152,7 +155,7 @@ def trace_phases(conf: DecodePlanConf, target: MetaTarget, draft: Draft) -> list
                 conf.batch, bucket_length(conf.prompt_tokens), dtype=torch.int64
             )
             lengths = torch.full((conf.batch,), conf.prompt_tokens)
-            state, _, _ = session.prefill(input_ids, lengths, lengths)
+            state, _, _ = session.prefill(input_ids, lengths, lengths)  # any row_ids will do
         empty = input_ids[:, :0]
         with tracer.trace_phase(ONE_TOKEN) as one_token:
             session.verify(replace(state, proposal=Proposal(ids=empty, parents=empty)))
@@ -165,7 +168,7 @@ def trace_phases(conf: DecodePlanConf, target: MetaTarget, draft: Draft) -> list
 
 
 def estimate_seconds(phase: TracedPhase, machine: MachineConf) -> float:
-    """Estimate the least seconds of a phase: weights and cache are read once, nothing waits."""
+    """Return the least seconds of a phase: weights and cache are read once, and nothing waits."""
     reads = phase.bytes_read[TARGET] + phase.bytes_read[DRAFT]
     if phase.name in (ONE_TOKEN, VERIFY):
         reads += phase.peak_bytes[CACHE]
@@ -177,10 +180,10 @@ def estimate_seconds(phase: TracedPhase, machine: MachineConf) -> float:
 
 def build_plan_table(options: list[DecodeOption]) -> Table:
     return Table(
-        title="Cores a target: at best, in ms",
+        title="Cores per target: at best, in ms",
         note="",
         columns=[
-            "tensor", "GiB a core", "fits", "prompt", "token alone", "verify + propose",
+            "tensor", "GiB per core", "fits", "prompt", "token alone", "verify + propose",
             "acceptance length needed", "speed-up if all is accepted",
         ],
         rows=[
@@ -200,14 +203,14 @@ def build_plan_table(options: list[DecodeOption]) -> Table:
 
 
 def summarize_options(conf: DecodePlanConf, options: list[DecodeOption]) -> str:
-    """Describe the fitting option of least latency, or what to change so that one fits."""
+    """Return a line on the fitting option of least latency, or on how to make one fit."""
     fitting = [option for option in options if option.fits]
     if fitting:
         best = min(fitting, key=lambda option: option.alone_s)
         return (
-            f"On {best.tensor} cores: {MS * best.alone_s:.2f} ms a token at best without a draft; "
-            f"this draft wins above {best.break_even_length:.2f} tokens a round, of {best.most} at "
-            "most"
+            f"On {best.tensor} cores: {MS * best.alone_s:.2f} ms per token at best without a "
+            f"draft; this draft wins above {best.break_even_length:.2f} tokens per round, of "
+            f"{best.most} at most"
         )
     smallest = min(options, key=lambda option: option.bytes)
     if smallest.parts.get("cache", 0) > smallest.bytes / 2 and conf.batch > 1:

@@ -3,10 +3,10 @@
 python -m infer.tune checkpoint=DIR
 python -m infer.tune checkpoint=[A,B] batch=[1,8] context=[1024,8192] prompts=mine.jsonl
 
-Tokens a round are estimated by replay (`infer/measure/replay.py`), the cost of a round from timings
-of a few candidates (`infer/tuning/cost_model.py`). The candidate predicted best is timed until no
-other is predicted to be better. Then it is measured in decoding, with its neighbors and the target
-alone. Limits of the method: docs/tuning.md.
+Tokens per round are estimated by replay (`infer/measure/replay.py`), the cost of a round from
+timings of a few candidates (`infer/tuning/cost_model.py`). The candidate predicted best is timed
+until no other is predicted to be better. Then it is measured in decoding, beside its neighbors and
+the target without a draft. Limits of the method: docs/tuning.md.
 """
 
 import itertools
@@ -62,10 +62,10 @@ def estimate_expected_tokens(
     target: Target, draft: Draft, candidates: list[TreeCandidate], texts: list[ReplayText],
     conf: TuneConf,
 ) -> dict[str, ExpectedTokens]:  # fmt: skip
-    """Estimate the expected tokens of each candidate by replay.
+    """Return the expected tokens of each candidate by name, estimated by replay.
 
-    The longest chain is replayed for all windows. With copied tokens a round accepts the longer of
-    the tree's path and the copied chain's.
+    Of the windows only the longest is replayed: a shorter one accepts the same tokens up to its
+    length. With copied tokens, a round accepts the longer of the tree's path and the copies'.
     """
     without_copies = [candidate for candidate in candidates if not candidate.conf.ngram_tokens]
     windows = [c for c in without_copies if c.conf.kind is TreeKind.chain]
@@ -89,7 +89,7 @@ def estimate_expected_tokens(
 
 
 def _count_expected_tokens(accepted: list[ndarray], texts: list[ReplayText]) -> ExpectedTokens:
-    """Count tokens a round; `accepted` has the length of a round from each start of each text."""
+    """Return tokens per round; `accepted` has the accepted tokens from each start of each text."""
     tokens, rounds = count_on_policy(accepted).sum(0)
     all_tokens, all_rounds = count_all_positions(accepted).sum(0)
     return ExpectedTokens(
@@ -99,23 +99,26 @@ def _count_expected_tokens(accepted: list[ndarray], texts: list[ReplayText]) -> 
 
 
 def choose_tree(bench: CostBench, tuning: DraftTuning, conf: TuneConf) -> TuningResult:
-    """Choose a candidate and measure it, its neighbors and, with `sweep`, many others."""
+    """Choose a candidate; measure it, its neighbors and, with `sweep`, many others.
+
+    A neighbor replaces the choice if it is faster beyond noise.
+    """
     candidates = tuning.candidates
     swept = select_sweep(candidates) if conf.sweep else []
     for candidate in [None, *dict.fromkeys(select_probes(candidates) + swept)]:
-        bench.decoder_for(candidate)
+        bench.decoder_for(candidate)  # compiles it, before any is timed
     kept_tokens = {name: tokens.kept for name, tokens in tuning.expected_tokens.items()}
     curve, best = choose_candidate(bench.measure_steps, candidates, kept_tokens)
     for candidate in find_neighbors(best, candidates):
         curve.add(candidate, bench.measure_steps(candidate))
     measured = list(dict.fromkeys([best, *find_neighbors(best, candidates), *swept]))
-    sums = bench.benchmark_trees(measured)
-    baseline = sums[AUTOREGRESSIVE]
+    tokens_seconds = bench.benchmark_trees(measured)
+    baseline = tokens_seconds[AUTOREGRESSIVE]
     for candidate in find_neighbors(best, candidates):
-        ratio = estimate_speedup(sums[candidate.name], sums[best.name])
-        if ratio and ratio.ci95 and ratio.ci95[0] > 1:
+        speedup = estimate_speedup(tokens_seconds[candidate.name], tokens_seconds[best.name])
+        if speedup and speedup.ci95 and speedup.ci95[0] > 1:
             best = candidate
-    speedups = {c.name: estimate_speedup(sums[c.name], baseline) for c in measured}
+    speedups = {c.name: estimate_speedup(tokens_seconds[c.name], baseline) for c in measured}
     best_speedup = speedups[best.name]
     return TuningResult(
         batch=bench.batch,
@@ -126,22 +129,26 @@ def choose_tree(bench: CostBench, tuning: DraftTuning, conf: TuneConf) -> Tuning
         speedups=speedups,
         pick=best if best_speedup and best_speedup.mean > 1 else None,
         best_over_each={
-            candidate.name: estimate_speedup(sums[best.name], sums[candidate.name])
+            candidate.name: estimate_speedup(
+                tokens_seconds[best.name], tokens_seconds[candidate.name]
+            )
             for candidate in measured
         },
     )
 
 
 def estimate_speedup(ours: ndarray, theirs: ndarray) -> Estimate | None:
-    """Estimate our tokens a second over theirs, paired by prompt; rows are (tokens, seconds)."""
+    """Estimate our tokens/s over theirs, paired by prompt; the columns are tokens and seconds."""
     rows = np.concatenate([ours, theirs], 1)
-    return bootstrap_t(rows, lambda m: m[..., 0] / m[..., 1] * m[..., 3] / m[..., 2])
+    return bootstrap_t(
+        rows, lambda means: means[..., 0] / means[..., 1] * means[..., 3] / means[..., 2]
+    )
 
 
 def tune_drafts(
     target: Target, drafts: dict[str, tuple[Path, Draft]], prompts: list[EvalPrompt], conf: TuneConf
 ) -> list[DraftTuning]:
-    """Tune each draft for each batch and context."""
+    """Tune each draft for each batch and context; print each result as soon as it is known."""
     tunings = []
     needed_context = max(len(prompt.ids) for prompt in prompts) + conf.max_new_tokens
     for name, (directory, draft) in drafts.items():
@@ -163,7 +170,10 @@ def _estimate_candidates(
     target: Target, name: str, directory: Path, draft: Draft, prompts: list[EvalPrompt],
     conf: TuneConf,
 ) -> DraftTuning:  # fmt: skip
-    """List the candidates of a draft with their expected tokens, from one run of the target."""
+    """Return the candidates of a draft with their expected tokens, from one run of the target.
+
+    Raise UserError if no answer has more than one token.
+    """
     depth = min(conf.depth, draft.max_depth)
     print_line(f"{name}: replaying the target's answers to {len(prompts)} prompts")
     texts = collect_replay_texts(

@@ -27,7 +27,7 @@ def compile_eval_graphs(
     target: Target, drafts: list[DraftUnderTest], *, tree: TreeConf, conf: EvaluationConf,
     print_line: Callable[[str], None],
 ) -> None:  # fmt: skip
-    """Call every function of an evaluation once in each of its shapes."""
+    """Compile the graphs of an evaluation by calling every function once in each of its shapes."""
     if not target.device.has_static_shapes:
         print_line("graphs: nothing is compiled here")
         return

@@ -14,7 +14,7 @@ from infer.engine.stopping import StopCriteria
 from models.drafts.base import DraftState
 from models.target.cache import StaticCache
 
-MIN_BUCKET = 64  # tokens; prompts are padded to the next power of two, each with its own graph
+MIN_BUCKET = 64  # tokens; longer prompts are padded to a power of two: one graph per length
 
 
 def bucket_length(length: int) -> int:
@@ -23,9 +23,10 @@ def bucket_length(length: int) -> int:
 
 
 def count_admissible(session: Session, num_running: int, min_free_rows: int) -> int:
-    """Return how many prompts to prefill next: 1 with static shapes, to need fewer graphs.
+    """Return how many prompts to prefill next.
 
-    With dynamic shapes all free rows, once `min_free_rows` are free or no row is running.
+    With static shapes this is at most 1, to need fewer graphs. With dynamic shapes it is the number
+    of free rows, or 0 while some row is running and fewer than `min_free_rows` are free.
     """
     free = session.batch - num_running
     if session.target.device.has_static_shapes:
@@ -37,9 +38,10 @@ def prefill_prompts(
     session: Session, prompts: list[list[int]], row_ids: list[int],
     buffers: tuple[StaticCache, DraftState] | None = None,
 ) -> tuple[SessionState, Tensor, Tensor]:  # fmt: skip
-    """Prefill prompts into the first rows; return also their first tokens' logits and scores.
+    """Prefill prompts into the first rows; return the state, and first tokens' logits and scores.
 
-    With `buffers` they are the rows of these, as in `Session.prefill`.
+    The prompts are padded to one length, and the batch is filled with empty prompts. With `buffers`
+    the rows are those of the buffers, as in `Session.prefill`.
     """
     batch = len(buffers[0].positions) if buffers else session.batch
     length = min(bucket_length(max(map(len, prompts))), session.slots)
@@ -58,9 +60,10 @@ def admit_requests(
     session: Session, state: SessionState | None, requests: list[Request],
     running: dict[int, Request], criteria: StopCriteria,
 ) -> SessionState:  # fmt: skip
-    """Prefill requests into the first free rows and add them to `running`; return the new state.
+    """Prefill requests into the first free rows; return the new state.
 
-    A request that its first token ends is finished and never runs.
+    Each request gets its first token and its prefill time, and is added to `running` by row. A
+    request that already ends with its first token is marked as finished instead.
     """
     start = time.perf_counter()
     rows = [row for row in range(session.batch) if row not in running][: len(requests)]

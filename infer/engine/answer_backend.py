@@ -10,8 +10,8 @@ from infer.engine.decode import Decoder
 from infer.engine.requests import Request
 from models.target.target import Target
 
-BATCH_WAIT_S = 0.002  # in which the first requests arrive
-MIN_BATCH_DIVISOR = 4  # prompts wait until 1/4 of the rows are free: prefilling one wastes a pass
+BATCH_WAIT_S = 0.002  # before the first batch, so that requests sent together share it
+MIN_BATCH_DIVISOR = 4  # prompts wait until 1/4 of the rows are free, to share a prefill pass
 
 
 class TargetAnswerBackend:
@@ -31,15 +31,15 @@ class TargetAnswerBackend:
 
     async def generate_answer(self, ids: list[int], *, key: int) -> Answer:
         request = Request(ids=ids, row_id=key, max_new_tokens=self.conf.max_new_tokens)
-        answer = self.answer_futures[request] = asyncio.get_running_loop().create_future()
+        future = self.answer_futures[request] = asyncio.get_running_loop().create_future()
         self.waiting.append(request)
         if self.serve_task is None or self.serve_task.done():
             self.serve_task = asyncio.create_task(self._serve())
         serve_task = self.serve_task
-        await asyncio.wait((answer, serve_task), return_when=asyncio.FIRST_COMPLETED)
-        if not answer.done():
+        await asyncio.wait((future, serve_task), return_when=asyncio.FIRST_COMPLETED)
+        if not future.done():
             serve_task.result()  # raises the error that ended it
-        return answer.result()
+        return future.result()
 
     async def close(self) -> None:
         """Do nothing: there is no connection to close."""
@@ -54,7 +54,11 @@ class TargetAnswerBackend:
                 await asyncio.sleep(0)  # lets the caller go on, and perhaps add a request
 
     def _decode_waiting(self) -> Iterator[Request]:
-        """Decode waiting requests, and new ones whose prompts are no longer than the longest."""
+        """Decode waiting requests; yield each when it is finished.
+
+        Requests that arrive meanwhile join if their prompts are no longer than the longest one at
+        the start. Those that are taken leave `self.waiting`.
+        """
         static, max_new_tokens = self.target.device.has_static_shapes, self.conf.max_new_tokens
         longest = max(len(request.ids) for request in self.waiting)
         longest = bucket_length(longest) if static else longest

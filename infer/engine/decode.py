@@ -22,12 +22,12 @@ from infer.engine.stopping import StopCriteria
 from models.errors import require
 from models.target.target import Target
 
-# returns up to so many of the waiting requests, and removes them from the queue
+# Returns at most the given number of waiting requests, and removes them from the queue.
 TakeRequests = Callable[[int], list[Request]]
 
 
 class Decoder(Session):
-    """A session that decodes any number of prompts; the next takes a finished one's row."""
+    """A session that decodes any number of prompts: the next takes the row of a finished one."""
 
     @torch.no_grad()
     def decode(
@@ -36,11 +36,13 @@ class Decoder(Session):
         stop: Sequence[str] = (), logits_out: list[Tensor] | None = None,
         phase_timer: PhaseTimer | None = None,
     ) -> list[Generation]:  # fmt: skip
-        """Continue any number of prompts, `batch` at a time; the next takes a finished one's row.
+        """Return one generation per prompt, in order, decoding at most `self.batch` at a time.
 
-        Answers are cut at `max_new_tokens`, after an EOS and after the token that completes a
-        string of `stop`. `logits_out` collects the target's logits after each token, for batch 1.
-        With `phase_timer` rounds run unfused, and their phases are timed.
+        An answer ends at `max_new_tokens`, after an EOS token, or after the token that completes
+        one of the `stop` strings, whichever comes first; with `eos_ids` None, no token is an EOS.
+        `row_ids` key the noise of each prompt. `logits_out`, which needs batch 1, is extended by
+        the target's logits after each token. With `phase_timer`, rounds run unfused so that each
+        phase can be timed.
         """
         requests = list(self._make_requests(prompts, row_ids, max_new_tokens))
         waiting = iter(requests)
@@ -48,7 +50,7 @@ class Decoder(Session):
             lambda count: list(islice(waiting, count)), eos_ids=eos_ids, stop=stop,
             logits_out=logits_out, phase_timer=phase_timer,
         )  # fmt: skip
-        deque(finished, maxlen=0)
+        deque(finished, maxlen=0)  # runs the stream to its end; `requests` hold the generations
         return [request.generation for request in requests]
 
     @torch.no_grad()
@@ -57,10 +59,11 @@ class Decoder(Session):
         stop: Sequence[str] = (), logits_out: list[Tensor] | None = None,
         phase_timer: PhaseTimer | None = None,
     ) -> Iterator[Request]:  # fmt: skip
-        """Decode the requests that `take` returns, yielding each as it ends, until there are none.
+        """Yield each request that `take` returns when it is finished, until no request is left.
 
-        `take` is called before every round; its prompts must fit in the slots. With dynamic shapes
-        it is called with 0 until `min_free_rows` rows are free, to prefill that many together.
+        `take` is called before every round with the number of prompts to prefill; the prompts must
+        fit in the slots. With dynamic shapes that number is 0 until `min_free_rows` rows are free,
+        so that several prompts share a prefill pass. The other arguments are those of `decode`.
         """
         criteria = StopCriteria(
             eos_ids=frozenset(eos_ids or []), stop_strings=tuple(stop),
@@ -78,12 +81,12 @@ class Decoder(Session):
             if phase_timer is not None:
                 phase_timer.start_round()
             state.rows.active = torch.tensor(
-                [slot in running for slot in range(self.batch)], device=self.torch_device
+                [row in running for row in range(self.batch)], device=self.torch_device
             )
             state, output = self.run_round(state, phase_timer and phase_timer.end_phase)
             host_rows = output.host_copy.tolist()  # the only read of the round
             round_s = time.perf_counter() - start
-            if logits_out is not None:
+            if logits_out is not None:  # the last number of a row counts its emitted tokens
                 logits_out.append(output.logits[0].cpu()[: host_rows[0][-1]])
             finished = self._distribute_tokens(host_rows, round_s, running, criteria)
             if phase_timer is not None:
@@ -95,10 +98,10 @@ class Decoder(Session):
     def score_tokens(
         self, prompt: list[int], row_id: int, ids: list[int]
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the target's logits and scores for the position of each of `ids`, read one by one.
+        """Yield the target's logits and scores for each of `ids`, decoded one token at a time.
 
-        Sampling takes the argmax of the scores: logits, or warped logits plus noise. Requires a
-        decoder without a draft and of one row.
+        Scores are the warped logits, plus noise if the target samples; their argmax is the token
+        that the target chooses. The decoder must have one row and no draft.
         """
         (request,) = self._make_requests([prompt], [row_id], len(ids))
         state, logits, scores = prefill_prompts(self, [request.ids], [request.row_id])
@@ -114,21 +117,24 @@ class Decoder(Session):
     ) -> list[Request]:  # fmt: skip
         """Append a round's tokens to each running request; remove and return the finished ones."""
         active = list(running.items())
-        for slot, request in active:
-            *tokens, count = host_rows[slot]
+        for row, request in active:
+            *tokens, count = host_rows[row]
             request.generation.add_round(
                 tokens[:count], drafted=self.tree.size, round_s=round_s, active_rows=len(active)
             )
             request.truncate_if_finished(criteria, num_new=count)
             if request.finished:
-                del running[slot]
+                del running[row]
         return [request for _, request in active if request.finished]
 
     def _make_requests(
         self, prompts: Sequence[list[int]], row_ids: Sequence[int], limits: int | Sequence[int]
     ) -> Iterator[Request]:
-        by_row = [limits] * len(prompts) if isinstance(limits, int) else limits
-        for index, (ids, row_id, limit) in enumerate(zip(prompts, row_ids, by_row, strict=True)):
+        """Yield one request per prompt; raise UserError if a prompt is empty or does not fit."""
+        prompt_limits = [limits] * len(prompts) if isinstance(limits, int) else limits
+        for index, (ids, row_id, limit) in enumerate(
+            zip(prompts, row_ids, prompt_limits, strict=True)
+        ):
             require(
                 len(ids) > 0,
                 f"evaluation.prompts: every prompt needs a token, got none for number {index}; "

@@ -1,8 +1,8 @@
 """List the graphs that an evaluation needs, from its configuration and the prompt lengths.
 
-    prefill    one for each padded prompt length
-    begin      one for each padded prompt length, draft and tree
-    fused      one round; one for each decoder
+    prefill    one per padded prompt length
+    begin      one per padded prompt length, draft and tree
+    fused      a whole round; one per decoder
     score, accept, move, draft_next                        the parts of a round, which are timed
     allocate_slots, open_slots, empty_like, scatter_rows   the code between them, on lazy devices
                                                            (Device.compile_if_lazy)
@@ -60,23 +60,24 @@ class DecoderSpec:
     def policy(self) -> DecodePolicy:
         rule = self.acceptance_rule or build_acceptance_rule(Verification.auto, self.sampling)
         return DecodePolicy(
-            sampling_rule=self.sampling, acceptance_rule=rule, tree=self.tree, vocab_size=0
-        )
+            sampling_rule=self.sampling, acceptance_rule=rule, tree=self.tree,
+            vocab_size=0,  # which graph keys do not contain
+        )  # fmt: skip
 
     @property
     def kind(self) -> str:
-        kind = self.draft.kind
-        return (
-            f"{MixedDraft.method}_{kind}" if self.tree.ngram_tokens and kind != NO_DRAFT else kind
-        )
+        if self.tree.ngram_tokens and self.draft.kind != NO_DRAFT:
+            return f"{MixedDraft.method}_{self.draft.kind}"
+        return self.draft.kind
 
     def list_graphs(
         self, prompt_lengths: Iterable[int], *, fused: bool = True, unfused: bool = False,
         lazy: bool = False,
     ) -> Iterator[Graph]:  # fmt: skip
-        """List the graphs of decoding prompts of these lengths, in fused or unfused rounds or both.
+        """Yield the graphs that decoding prompts of these lengths needs.
 
-        `lazy`: Device.lazy.
+        Rounds are `fused`, `unfused` or both. With `lazy` (`Device.lazy`) the code between the
+        steps has graphs too.
         """
         draft, policy, slots = self.draft, self.policy, count_cache_slots(self.tree, self.slots)
         target_key = (draft.target_key, draft.layers, slots)
@@ -113,7 +114,7 @@ def plan_eval_graphs(
     drafts: Sequence[DraftSpec], *, tree: Tree, prompt_lengths: Sequence[int], conf: EvaluationConf,
     fused: bool = True, lazy: bool = False,
 ) -> set[Graph]:  # fmt: skip
-    """Collect the graphs of infer/measure/evaluate.py for prompts of these lengths."""
+    """Return the graphs that infer/measure/evaluate.py needs for prompts of these lengths."""
     slots = max(prompt_lengths) + conf.new_tokens
     return {
         graph
@@ -141,12 +142,12 @@ def _list_decoders(
     lookup = DraftSpec(kind=NgramDraft.method, layers=layers)
     yield from ((autoregressive, True), (replace(autoregressive, draft=lookup, tree=chain), True))
     for draft in drafts:
-        alone = replace(autoregressive, draft=replace(draft, kind=NO_DRAFT, shape_key=""))
+        target_only = replace(autoregressive, draft=replace(draft, kind=NO_DRAFT, shape_key=""))
         speculative = replace(
             autoregressive, draft=draft, tree=tree, acceptance_rule=conf.acceptance_rule
         )
         if draft.target_key:
-            yield alone, True
+            yield target_only, True
         yield from ((speculative, True), (replace(speculative, tree=chain), True))
         for batch in conf.batch_sizes:
-            yield from ((replace(mode, batch=batch), False) for mode in (alone, speculative))
+            yield from ((replace(mode, batch=batch), False) for mode in (target_only, speculative))

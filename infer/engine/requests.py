@@ -10,11 +10,11 @@ class Generation:
     """One row's answer, and what each round contributed to it.
 
     The first token comes from the prefill. `ids` is truncated at the end of the answer. `accepted`
-    is not: it counts everything that verification accepted, also past the end.
+    is not: it counts everything that verification accepted, even past the end.
     """
 
     ids: list[int] = field(default_factory=list)
-    accepted: list[int] = field(default_factory=list)  # draft tokens of each round
+    accepted: list[int] = field(default_factory=list)  # draft tokens accepted in each round
     drafted: list[int] = field(default_factory=list)  # nodes proposed in each round
     prefill_s: float = 0.0  # until the first token is on the host
     round_s: list[float] = field(default_factory=list)
@@ -23,7 +23,7 @@ class Generation:
     def add_round(self, ids: list[int], *, drafted: int, round_s: float, active_rows: int) -> None:
         """Append the tokens of a round that `active_rows` rows shared."""
         self.ids += ids
-        self.accepted.append(len(ids) - 1)
+        self.accepted.append(len(ids) - 1)  # the last token is the target's own
         self.drafted.append(drafted)
         self.round_s.append(round_s)
         self.round_share_s.append(round_s / active_rows)
@@ -34,7 +34,7 @@ class Generation:
 
     @property
     def decoded_tokens(self) -> int:
-        """Return the number of tokens that rounds added to the answer."""
+        """Return the number of tokens that rounds added to the answer: all but the prefill's."""
         return len(self.ids) - 1
 
     @property
@@ -62,5 +62,5 @@ class Request:
         end = criteria.find_end(
             ids, num_checked=len(ids) - num_new, max_new_tokens=self.max_new_tokens
         )
-        self.generation.ids = ids[:end]
+        self.generation.ids = ids[:end]  # all of them if `end` is None
         self.finished = end is not None

@@ -25,7 +25,7 @@ from models.speculate.tree import Proposal, Tree, ancestor_mask, node_depths
 from models.target.cache import CacheWrite, StaticCache, prompt_mask, tree_mask
 from models.target.language_model import LanguageModel, TargetOutput
 
-# The uses of random numbers; each derives its own seed. Ratio tests are exact only where draft,
+# The uses of random numbers; each derives its own seed. Ratio tests are exact only if draft,
 # coins and residual share no noise (docs/exactness.md).
 TARGET_NOISE, DRAFT_NOISE, COIN_NOISE, RESIDUAL_NOISE = range(4)
 
@@ -48,14 +48,14 @@ class DecodePolicy:
     def lookahead(self) -> int:
         """Return the number of positions after the root whose noise target and draft share."""
         is_coupled = not self.sampling_rule.is_greedy and not self.acceptance_rule.is_ratio_test
+        # + 1: after the deepest node, the target emits a token of its own
         return self.tree.max_path_length + 1 if is_coupled else 0
 
     @property
     def max_moves(self) -> int:
         """Return how many tokens a round may have to move: 0 for a chain, which is in place."""
-        is_chain = (
-            sum(map(len, self.tree.levels)) == self.tree.depth
-        )  # a dynamic tree has no levels
+        # A chain has one node per level; a dynamic tree has no levels.
+        is_chain = sum(map(len, self.tree.levels)) == self.tree.depth
         return 0 if is_chain and not self.tree.ngram_tokens else self.tree.max_path_length
 
 
@@ -66,7 +66,7 @@ class SlotState:
     The root is the last known token; its key is not in the cache yet.
     """
 
-    row_ids: Int[Tensor, " batch"]  # from the data, never the batch slot: they key the noise
+    row_ids: Int[Tensor, " batch"]  # from the data, not indices into the batch: they key the noise
     lengths: Int[Tensor, " batch"]  # committed tokens, without the root
     root: Int[Tensor, " batch"]
     active: Bool[Tensor, " batch"]
@@ -90,7 +90,7 @@ class RoundOutput:
 
 def derive_seed(rule: SamplingConf, use: int) -> int:
     """Return the seed of one use of random numbers; TARGET_NOISE has the user's seed."""
-    return rule.seed + (use << 48)
+    return rule.seed + (use << 48)  # far apart: users' seeds are smaller
 
 
 def lookahead_noise(
@@ -120,9 +120,10 @@ def prefill(
 ) -> tuple[
     TargetOutput, Float[Tensor, "batch vocab"], Float[Tensor, "batch vocab"], History | None
 ]:  # fmt: skip
-    """Read the padded prompts; return the target's output, first tokens' logits, scores, history.
+    """Read the padded prompts into `cache`, which is changed in place.
 
-    Nothing here depends on the tree, so all decoders share these graphs, one a padded length.
+    Return the target's output, the logits and scores of the first tokens, and the history. Nothing
+    here depends on the tree, so all decoders share these graphs, one per padded length.
     """
     num_positions, num_slots = input_ids.shape[1], cache.garbage_slot + 1
     positions = torch.arange(num_positions, device=input_ids.device).expand_as(input_ids)
@@ -146,11 +147,11 @@ def open_slots(
     row_ids: Int[Tensor, " batch"], lengths: Int[Tensor, " batch"],
     scores: Float[Tensor, "batch vocab"], history: History | None,
 ) -> tuple[SlotState, SlotState, Proposal]:  # fmt: skip
-    """Return the rows after their prompts, a copy for the draft, and an empty tree.
+    """Return the state of the rows after their prompts, a copy for the draft, and an empty tree.
 
     The root of each row is the argmax of its scores. The draft needs a copy because it may keep
     tensors of its rows: if the rows of a round shared a tensor with the draft's state, that round
-    would need another graph.
+    would need a graph of its own.
     """
     source, destination = (
         torch.full((len(lengths), max_moves), garbage_slot, device=lengths.device) for _ in range(2)
@@ -172,7 +173,11 @@ def score(
     rows: SlotState,
     proposal: Proposal,
 ) -> tuple[TargetOutput, Float[Tensor, "batch verified vocab"]]:
-    """Run the target once over root and nodes; return its output and the logits after each."""
+    """Run the target once over root and nodes; return its output and the logits after each.
+
+    The cache is changed in place: keys of the last round's path are moved, those of root and nodes
+    are added.
+    """
     input_ids = torch.cat([rows.root[:, None], proposal.ids], 1)
     num_nodes, num_slots = input_ids.shape[1], cache.garbage_slot + 1
     ancestors = ancestor_mask(proposal.parents)
@@ -196,10 +201,11 @@ def accept(
     scored = _score_nodes(policy, rows, proposal, logits)
     path = policy.acceptance_rule.accept(scored, policy.tree.max_path_length)
     count = torch.where(rows.active, path.count, 0)
-    step = torch.arange(1, rows.source.shape[1] + 1, device=count.device)
-    moves = step < count[:, None]
+    # The root is in place, and the target's own token, the last of `count`, has no key yet.
+    offset = torch.arange(1, rows.source.shape[1] + 1, device=count.device)
+    is_moved = offset < count[:, None]
     lengths = rows.lengths + count
-    last = path.ids.gather(1, (count - 1).clamp_min(0)[:, None])[:, 0]
+    last = path.ids.gather(1, (count - 1).clamp_min(0)[:, None])[:, 0]  # inactive rows have count 0
     next_rows = SlotState(
         row_ids=rows.row_ids,
         lengths=lengths,
@@ -211,9 +217,9 @@ def accept(
         history=rows.history
         and rows.history.add(torch.cat([rows.root[:, None], path.ids[:, :-1]], 1), count),
         source=torch.where(
-            moves, rows.lengths[:, None] + path.nodes[:, 1 : 1 + len(step)], garbage_slot
+            is_moved, rows.lengths[:, None] + path.nodes[:, 1 : 1 + len(offset)], garbage_slot
         ),
-        destination=torch.where(moves, rows.lengths[:, None] + step, garbage_slot),
+        destination=torch.where(is_moved, rows.lengths[:, None] + offset, garbage_slot),
     )
     return next_rows, RoundOutput(
         ids=path.ids, count=count,
@@ -229,7 +235,7 @@ def accept(
 def _on_path(
     values: Float[Tensor, "batch verified width"], path: Int[Tensor, "batch path"]
 ) -> Float[Tensor, "batch path width"]:
-    """Select the values of the nodes of a path."""
+    """Return the values at the nodes of each row's path."""
     if not values.shape[-1]:  # no layer is captured, and XLA cannot gather from width 0
         return values[:, : path.shape[1]]
     return values.gather(1, path[:, :, None].expand(-1, -1, values.shape[-1]))
@@ -251,7 +257,7 @@ def _score_nodes(
             proposal=proposal, warped_logits=warped, noise=rows.noise.gather(1, depth)
         )
     node = torch.arange(warped.shape[1], device=warped.device).expand(len(warped), -1)
-    # no two rounds of a row have the same length, so the length identifies the round
+    # No two rounds of a row start at the same length, so the length identifies the round.
     row_ids, turn = rows.row_ids, rows.lengths
     return ScoredTree(
         proposal=proposal,
@@ -266,7 +272,7 @@ def _score_nodes(
 
 
 def move(cache: StaticCache, rows: SlotState) -> SlotState:
-    """Move the accepted path to its final slots; return rows with no pending move."""
+    """Move keys of the accepted path to their final slots in `cache`; return rows without moves."""
     cache.move(rows.source, rows.destination)
     nowhere = torch.full_like(rows.source, cache.garbage_slot)
     return replace(rows, source=nowhere, destination=nowhere.clone())
@@ -311,7 +317,7 @@ def fused(
     rows: SlotState,
     proposal: Proposal,
 ) -> tuple[SlotState, RoundOutput, DraftState, Proposal]:
-    """Run a whole round in one graph."""
+    """Run a whole round in one graph; return the results of `accept` and of `draft_next`."""
     target_output, logits = score(target, cache, layers, rows, proposal)
     rows, round_output = accept(policy, cache.garbage_slot, rows, proposal, target_output, logits)
     if draft is not None:
@@ -323,7 +329,8 @@ def make_sampler(policy: DecodePolicy, rows: SlotState) -> Sampler:
     """Build the draft's sampler for the tokens after the root of each row."""
     history = rows.history and rows.history.add(rows.root[:, None], torch.ones_like(rows.root))
     if not policy.acceptance_rule.needs_drawn_tokens(policy.tree):
-        # the noise of coupled sampling; None in a ratio test, whose dynamic tree grows without
+        # This is the noise of coupled sampling. It is None in a ratio test, whose dynamic tree is
+        # built without noise.
         return Sampler(rule=policy.sampling_rule, noise=rows.noise, history=history)
     positions = torch.arange(policy.tree.depth, device=rows.root.device).expand(len(rows.root), -1)
     noise = _keyed_noise(

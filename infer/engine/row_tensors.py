@@ -1,4 +1,4 @@
-"""Tensors with one entry a row, however nested: allocated, filled with zeros, written row by row.
+"""Tensors with one entry per row, however nested: allocated, filled with zeros, written row by row.
 
 The functions are compiled on lazy devices, and their graphs have the names of the functions.
 """
@@ -17,9 +17,13 @@ from models.target.language_model import LanguageModel
 def allocate_slots(
     target: LanguageModel, draft: Draft | None, batch: int, slots: int
 ) -> tuple[StaticCache, DraftState]:
-    """Allocate the target's cache and the draft's state for `batch` rows of `slots` tokens."""
-    state, device = draft.new_state(batch, slots) if draft else {}, target.device.torch_device
-    # a draft without weights allocates its state on the host; caches are on the device already
+    """Allocate the target's cache and the draft's state for `batch` rows of `slots` tokens.
+
+    Without a draft the state is empty.
+    """
+    state = draft.new_state(batch, slots) if draft else {}
+    device = target.device.torch_device
+    # A draft without weights allocates its state on the host; for other drafts, nothing moves.
     state = tree_map_only(Tensor, lambda tensor: tensor.to(device), state)
     return target.new_cache(batch, slots), state
 
@@ -29,14 +33,17 @@ def empty_like(rows: Any, batch: int) -> Any:
     return tree_map_only(Tensor, lambda tensor: tensor.new_zeros(batch, *tensor.shape[1:]), rows)
 
 
-def scatter_rows(state: Any, rows: Any, slots: Int[Tensor, " rows"]) -> Any:
-    """Return `state` with `rows` written to `slots` in every tensor, however nested."""
+def scatter_rows(state: Any, rows: Any, row_numbers: Int[Tensor, " rows"]) -> Any:
+    """Return `state` with `rows` at `row_numbers` of every tensor, however nested.
+
+    Tensors are copied, caches are changed in place.
+    """
 
     def write_rows(stored: Any, new: Any) -> Any:
         if isinstance(stored, Tensor):
-            return stored.index_copy(0, slots, new)
+            return stored.index_copy(0, row_numbers, new)
         if isinstance(stored, StaticCache):  # in place, because it is by far the largest
-            stored.scatter_rows(new, slots)
+            stored.scatter_rows(new, row_numbers)
         return stored
 
     return tree_map(write_rows, state, rows)

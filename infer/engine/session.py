@@ -3,7 +3,7 @@
     prefill    read the prompts; the draft proposes its first trees
     verify     the target scores a proposal        }
     accept     one path of it is emitted           }  a round, which `run_round` fuses into one
-    commit     its keys move to their final slots  }  graph where the device allows it
+    commit     its keys move to their final slots  }  graph unless its phases are timed
     propose    the draft takes the next proposal   }
 
 The steps are functions of tensors (infer/engine/rounds.py), so that sessions of equal shapes share
@@ -32,10 +32,10 @@ from models.target.language_model import LanguageModel, TargetOutput
 from models.target.target import Target
 
 NO_DRAFT = "alone"  # the kind of rounds without a draft
-MIN_SCRATCH_SLOTS = 32  # slots that a round may use at least: see SLOT_ALIGNMENT
+MIN_SCRATCH_SLOTS = 32  # least number of slots kept for a round: see SLOT_ALIGNMENT
 SLOT_ALIGNMENT = 32  # cache sizes are rounded up to it, so that different trees share graphs
-# Arguments of target passes whose guards dynamo may skip. Two others identify them and are checked:
-# the target's fingerprint and the cache's number of slots.
+# Arguments of target passes whose guards dynamo may skip: two other arguments identify them and are
+# checked, the target's fingerprint and the cache's number of slots.
 FROZEN_PREFIXES = ("target.decoder.", "cache.keys[", "cache.values[")
 
 
@@ -54,9 +54,13 @@ for _container in (SlotState, Proposal, History, SessionState):  # tree_map look
 
 
 def count_cache_slots(tree: Tree, slots: int) -> int:
-    """Return the size of the caches: `slots`, a round's nodes, and tokens emitted past the end."""
+    """Return the size of the caches: `slots`, a round's nodes, and tokens emitted past the end.
+
+    The size is a multiple of SLOT_ALIGNMENT.
+    """
+    # + 1: a round emits its path and one token of the target's own
     scratch = max(max(tree.size, tree.scratch_slots) + tree.max_path_length + 1, MIN_SCRATCH_SLOTS)
-    return -(-(slots + scratch) // SLOT_ALIGNMENT) * SLOT_ALIGNMENT
+    return -(-(slots + scratch) // SLOT_ALIGNMENT) * SLOT_ALIGNMENT  # rounded up
 
 
 class Session:
@@ -91,7 +95,7 @@ class Session:
         self._open_slots = device.compile_if_lazy(rounds.open_slots)
         self._empty_like = device.compile_if_lazy(empty_like)
         self._scatter_rows = device.compile_if_lazy(scatter_rows)
-        # a Target's weights are frozen; those of a draft that writes texts of its own are not
+        # A Target's weights are frozen; those of a draft that generates text in its place are not.
         frozen = FROZEN_PREFIXES if isinstance(target, Target) else ()
         kind = draft.graph_kind if draft else NO_DRAFT
         self._prefill = device.compile(rounds.prefill, frozen_names=frozen)
@@ -109,7 +113,10 @@ class Session:
         return self._allocate_slots(self.target, self.draft, batch, cache_slots)
 
     def side_buffers(self, batch: int) -> tuple[StaticCache, DraftState]:
-        """Return buffers for prompts that are prefilled while the session's rows hold answers."""
+        """Return buffers for prompts that are prefilled while the session's rows hold answers.
+
+        They are reused until a different `batch` is needed.
+        """
         if self._side_buffers is None or len(self._side_buffers[0].positions) != batch:
             self._side_buffers = self._allocate(batch)
         return self._side_buffers
@@ -120,11 +127,12 @@ class Session:
     ) -> tuple[
         SessionState, Float[Tensor, "batch vocab"], Float[Tensor, "batch vocab"]
     ]:  # fmt: skip
-        """Read padded prompts; return also the logits and the scores of their first tokens.
+        """Read padded prompts; return the state, and the logits and scores of their first tokens.
 
         With `buffers` the prompts are read into these, not into the session's own rows.
         """
-        policy, (cache, draft_state) = self.policy, buffers or (self.cache, self.state)
+        policy = self.policy
+        cache, draft_state = buffers or (self.cache, self.state)
         target_output, logits, scores, history = self._prefill(
             self.target, cache, self.layers, policy.sampling_rule, input_ids, lengths, row_ids
         )
@@ -140,15 +148,18 @@ class Session:
         return state, logits, scores
 
     def insert(
-        self, state: SessionState | None, prefilled: SessionState, slots: Int[Tensor, " rows"]
+        self, state: SessionState | None, prefilled: SessionState, row_numbers: Int[Tensor, " rows"]
     ) -> SessionState:
-        """Write prefilled rows to `slots` of a state; None stands for idle rows."""
+        """Return a state with prefilled rows at `row_numbers`; None stands for idle rows.
+
+        The cache of the state is changed in place.
+        """
         if state is None:
             idle = self._empty_like(
                 {"rows": prefilled.rows, "proposal": prefilled.proposal}, self.batch
             )
             state = SessionState(**idle, cache=self.cache, draft_state=self.state)
-        return self._scatter_rows(state, prefilled, slots)
+        return self._scatter_rows(state, prefilled, row_numbers)
 
     def verify(
         self, state: SessionState
@@ -160,20 +171,20 @@ class Session:
         self, state: SessionState, target_output: TargetOutput,
         logits: Float[Tensor, "batch verified vocab"],
     ) -> tuple[SessionState, RoundOutput]:  # fmt: skip
-        """Accept one path of the proposal and emit its tokens."""
+        """Accept one path of the proposal; return the state and the emitted tokens."""
         rows, output = self._accept(
             self.policy, state.cache.garbage_slot, state.rows, state.proposal, target_output, logits
         )
         return replace(state, rows=rows), output
 
     def commit(self, state: SessionState) -> SessionState:
-        """Move the keys of the accepted path to their final slots."""
+        """Move the keys of the accepted path to their final slots; return the state."""
         if not self.policy.max_moves:
             return state
         return replace(state, rows=self._move(state.cache, state.rows))
 
     def propose(self, state: SessionState, output: RoundOutput) -> SessionState:
-        """Advance the draft by the emitted tokens and take its next proposal."""
+        """Advance the draft by the emitted tokens; return the state with its next proposal."""
         if self.draft is None:
             return state
         draft_state, proposal = self._draft_next(
@@ -184,7 +195,11 @@ class Session:
     def run_round(
         self, state: SessionState, end_phase: Callable[[str], None] | None = None
     ) -> tuple[SessionState, RoundOutput]:
-        """Run a round in one graph, or with `end_phase` in parts, each of which it times."""
+        """Run a round; return the state and the emitted tokens.
+
+        The round is one graph. With `end_phase` it runs in parts, and `end_phase` is called with
+        the name of each as it ends.
+        """
         if end_phase is None:
             rows, output, draft_state, proposal = self._fused(
                 self.target, state.cache, self.layers, self.policy, self.draft, state.draft_state,

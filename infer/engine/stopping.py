@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True)
 class StopCriteria:
-    """The conditions that end an answer, with the result of decoding one token at a time.
+    """The conditions that end an answer, at the same token as decoding one token at a time.
 
     Stop strings are matched in the answer's text, not in the prompt's; the token that completes one
     is kept in full, as in transformers.

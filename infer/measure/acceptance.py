@@ -1,8 +1,8 @@
 """Count acceptance by depth and rank: how often each draft candidate is the target's token.
 
-It is counted with a comb: at each depth the `ranks` likeliest children of the likeliest path. After
-a less likely sibling, acceptance is assumed to equal that after the likeliest one, as in Medusa's
-own search (arXiv 2401.10774, section 3.1).
+It is counted with a comb, a tree of the `ranks` likeliest children of the likeliest path at each
+depth. After a less likely sibling, acceptance is assumed to equal that after the likeliest one, as
+in Medusa's own search (arXiv 2401.10774, section 3.1).
 
 Axes: B rows, D depth, R ranks.
 """
@@ -16,7 +16,7 @@ from models.speculate.tree import Proposal, Tree, TreeKind
 
 
 def build_comb(depth: int, ranks: int) -> list[list[int]]:
-    """Return the paths of all candidates along the likeliest path.
+    """Return the paths of a comb, by depth and rank.
 
     >>> build_comb(2, 3)
     [[0], [1], [2], [0, 0], [0, 1], [0, 2]]
@@ -34,25 +34,26 @@ class AcceptanceCounter:
     def __call__(
         self, proposal: Proposal, emitted: Int[Tensor, "batch path"], count: Int[Tensor, " batch"]
     ) -> None:
+        """Count a round of each row: its comb, what it emitted, and how much (0 if it is idle)."""
         children_BDR = proposal.ids.unflatten(1, (self.depth, self.ranks))
         hits_BDR = children_BDR == emitted[:, : self.depth, None]
-        # Where all tokens before were the likeliest, `emitted` is the target's choice on this path.
+        # If all tokens before were the likeliest, `emitted` is the target's choice on this path.
         before_BD = torch.cat([(count > 0)[:, None], hits_BDR[:, :-1, 0]], 1).cumprod(1).bool()
         self.rounds += before_BD.sum(0).cpu()
         self.hits += (hits_BDR & before_BD[:, :, None]).sum(0).cpu()
 
     def acceptance(self) -> Float[ndarray, "depth ranks"]:
-        """Return the acceptance by depth and rank; 0 where no round got so deep."""
+        """Return the acceptance by depth and rank; 0 if no round got that deep."""
         return (self.hits / self.rounds.clamp_min(1)[:, None]).double().numpy()
 
 
 def expected_length(acceptance: Float[ndarray, "depth ranks"], tree: Tree) -> float | None:
-    """Return the expected tokens of a round; None for a tree that the table does not cover."""
+    """Return the expected tokens per round; None for a tree that the table does not cover."""
     depth, ranks = acceptance.shape
     covered = tree.kind is not TreeKind.dynamic and not tree.ngram_tokens and tree.depth <= depth
     if not covered or any(rank >= ranks for level in tree.levels for _, rank in level):
         return None
-    total, reached = 1.0, [1.0]
+    total, reached = 1.0, [1.0]  # the target's own token; the probability of reaching the root
     for shares, level in zip(acceptance, tree.levels, strict=False):
         reached = [reached[parent] * float(shares[rank]) for parent, rank in level]
         total += sum(reached)

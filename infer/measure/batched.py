@@ -1,4 +1,4 @@
-"""Measure the speed-up by batch size, where many prompts are decoded together.
+"""Measure the speed-up by batch size, when many prompts are decoded together.
 
 A finished row is replaced by the next prompt. The time of a round is shared equally by its active
 rows. The shares of all prompts add up to the time of all rounds, so that tokens over shares is the
@@ -33,7 +33,7 @@ def build_warm_decoders(
     conf: EvaluationConf,
     batch: int,
 ) -> dict[str, Decoder]:
-    """Build the decoders `plain` and `tree`, with all their graphs compiled."""
+    """Return the decoders `plain` and `tree`, with all their graphs compiled."""
     slots = max(len(prompt.ids) for prompt in prompts) + conf.new_tokens
     decoders = {
         name: Decoder(
@@ -43,7 +43,7 @@ def build_warm_decoders(
         )
         for name, draft, draft_tree in (("plain", None, NO_TREE), ("tree", candidate.draft, tree))
     }  # fmt: skip
-    # One prompt of each padded length, and more prompts than rows, because a refill is a graph too.
+    # One prompt of each padded length, and more prompts than rows: a refill has its own graph.
     warmup_prompts = list({bucket_length(len(p.ids)): p for p in prompts}.values())
     warmup_prompts += (prompts * batch)[:batch]
     with target.device.ledger.warming():
@@ -92,7 +92,7 @@ def measure_batch_size(
 def decode_prompts(
     decoder: Decoder, prompts: list[EvalPrompt], max_new_tokens: int
 ) -> list[PromptResult]:
-    """Decode the prompts; the seconds of a round are each row's share of it."""
+    """Decode the prompts; in the results, the time of a round is the row's share of it."""
     generations = decoder.decode(
         [p.ids for p in prompts], row_ids=[p.row_id for p in prompts],
         max_new_tokens=max_new_tokens, eos_ids=decoder.target.eos_ids,
@@ -108,7 +108,7 @@ def decode_prompts(
 
 
 def _average_results(*results: PromptResult) -> PromptResult:
-    """Merge a prompt's results of several passes into the first, with mean times of its rounds."""
+    """Return the first of a prompt's results in several passes, with the mean times of rounds."""
     times = zip(*(result.generation.round_s for result in results), strict=True)
     round_s = [sum(seconds) / len(seconds) for seconds in times]
     return replace(results[0], generation=replace(results[0].generation, round_s=round_s))

@@ -23,8 +23,8 @@ AUTOREGRESSIVE_MODE = "autoregressive"
 class DraftUnderTest:
     """A draft to evaluate, with its version before distillation, or why there is none.
 
-    `target` is the adapted target, where the draft's method trains one: it verifies the draft and
-    is its baseline.
+    `target` is the adapted target if the draft's method trains one: it verifies the draft and is
+    its baseline.
     """
 
     name: str
@@ -52,9 +52,9 @@ def build_eval_modes(
     target: Target, candidates: list[DraftUnderTest], tree: Tree, prompts: list[EvalPrompt],
     conf: EvaluationConf,
 ) -> dict[str, EvalMode]:  # fmt: skip
-    """Build all modes by name.
+    """Return all modes by name; raise UserError if prompts and answers exceed the context.
 
-    The autoregressive and n-gram modes always keep the target's own answers.
+    The autoregressive and n-gram modes always use a rule that keeps the target's own answers.
     """
     chain = TreeConf(kind=TreeKind.chain, depth=tree.depth).build()
     slots = max(len(prompt.ids) for prompt in prompts) + conf.new_tokens
@@ -101,7 +101,7 @@ def build_eval_modes(
 
 
 def check_tree_depth(candidates: list[DraftUnderTest], tree: Tree) -> None:
-    """Raise UserError with the name of the draft where the tree is too deep for one of several.
+    """Raise UserError with the name of the draft if the tree is too deep for one of several.
 
     For a single draft, the decoder's own check suffices.
     """
@@ -115,7 +115,7 @@ def check_tree_depth(candidates: list[DraftUnderTest], tree: Tree) -> None:
 
 
 def warn_tree_depth(name: str, decoder: Decoder) -> None:
-    """Log a warning where the tree is deeper than the draft was trained for."""
+    """Log a warning if the tree of a mode `tree` is deeper than the draft was trained for."""
     depth = decoder.tree.depth
     trained_depth = decoder.draft.trained_depth if decoder.draft else depth
     if depth > trained_depth and name.endswith("/tree"):

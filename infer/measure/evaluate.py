@@ -70,7 +70,7 @@ def evaluate_drafts(
     target: Target, candidates: list[DraftUnderTest], *, tree: TreeConf, conf: EvaluationConf,
     print_line: Callable[[str], None] = log.info,
 ) -> EvalReport:  # fmt: skip
-    """Evaluate the drafts in all modes; raise UserError before decoding where settings conflict."""
+    """Evaluate the drafts in all modes; raise UserError before decoding if settings conflict."""
     with target.device.cpu_threads_for(target.num_parameters // target.num_layers):
         return _run_evaluation(target, candidates, tree.build(), conf, print_line)
 
@@ -143,7 +143,10 @@ def _describe_setup(
 def plan_evaluation(
     target: Target, candidates: list[DraftUnderTest], tree: Tree, conf: EvaluationConf
 ) -> tuple[list[EvalPrompt], set[Graph]]:
-    """Load the prompts of an evaluation, and list the graphs that it will need."""
+    """Load the prompts of an evaluation; return them and the graphs that it will need.
+
+    Raise UserError if drafts, tree and acceptance rule do not fit.
+    """
     check_tree_depth(candidates, tree)
     conf.acceptance_rule.check(conf.sampling, tree)
     prompts = _load_all_turns(target, conf)
@@ -159,18 +162,20 @@ def plan_evaluation(
 
 def _load_all_turns(target: Target, conf: EvaluationConf) -> list[EvalPrompt]:
     """Load the prompts, followed by later turns, which continue the target's own answers."""
-    turn = prompts = load_eval_prompts(
+    turn_prompts = prompts = load_eval_prompts(
         target.tokenizer, conf.prompts, limit=conf.prompts_per_category
     )
     for _ in range(1, conf.turns):
-        unfinished = [prompt for prompt in turn if prompt.remaining_turns]
+        unfinished = [prompt for prompt in turn_prompts if prompt.remaining_turns]
         answers = generate_answers(
             target.eager(),  # graphs are announced only once the prompts are known
             [prompt.ids for prompt in unfinished], max_new_tokens=conf.new_tokens,
             sampling=conf.sampling, row_ids=[prompt.row_id for prompt in unfinished],
         )  # fmt: skip
-        turn = build_next_turns(target.tokenizer, unfinished, [ids for _, ids in sorted(answers)])
-        prompts = prompts + turn
+        turn_prompts = build_next_turns(
+            target.tokenizer, unfinished, [ids for _, ids in sorted(answers)]
+        )
+        prompts = prompts + turn_prompts
     return prompts
 
 
@@ -181,9 +186,9 @@ def _check_answers(
     tolerances: dict[str, LogitTolerance],
     answers: list[PromptResult],
 ) -> Exactness:
-    """Compare answers in a mode with those of its baseline.
+    """Return how answers in a mode compare with those of its baseline.
 
-    Ratio tests draw other answers: there is nothing to compare.
+    Ratio tests draw different answers, so there is nothing to compare.
     """
     if mode.decoder.policy.acceptance_rule.is_ratio_test:
         return Exactness()
@@ -285,7 +290,7 @@ def _replay_draft(
 
 
 def choose_warmup_prompts(prompts: list[EvalPrompt]) -> list[EvalPrompt]:
-    """Choose one prompt of each padded length and one of each category to warm up with."""
+    """Return one prompt of each padded length and one of each category, to warm up with."""
     return [
         *{bucket_length(len(p.ids)): p for p in prompts}.values(),
         *{p.category: p for p in prompts}.values(),

@@ -27,13 +27,13 @@ UNEXPLAINED_GAP = torch.finfo(torch.float32).max
 ROUNDING_MARGIN = 2.0  # a mismatch involves two logits, and rounding may move each of them
 GAP_QUANTILE = 0.999
 SUBLAYERS_PER_LAYER = 2  # attention and MLP each round the residual stream once
-MAX_MEASURED_TOKENS = 64  # per answer; bounds the rows of logits that are held in memory
+MAX_MEASURED_TOKENS = 64  # per answer; bounds the logits that are held in memory
 
 
 def measure_tolerance(
     decoder: Decoder, prompts: Iterable[EvalPrompt], *, max_new_tokens: int
 ) -> LogitTolerance:
-    """Measure the tolerance by decoding token by token and rereading the tokens in one plain pass.
+    """Return the tolerance, measured by decoding token by token and rereading in one plain pass.
 
     `decoder` must be autoregressive. Neither side uses trees, so that a wrong mask, position or
     cache move of a tree cannot widen the gap that trees are judged by.
@@ -64,7 +64,7 @@ def measure_tolerance(
 def compute_reference_logits(
     target: LanguageModel, prompt: list[int], answer: list[int], *, slots: int
 ) -> Float[Tensor, "rows vocab"]:
-    """Compute the logits after each token of the answer but the last, in a single pass.
+    """Return the logits after each token of the answer but the last, from a single pass.
 
     The answer must have at most MAX_MEASURED_TOKENS tokens.
 
@@ -72,13 +72,13 @@ def compute_reference_logits(
     cache. Padding follows the text, where the causal mask hides it, and the number of logits does
     not depend on the answer's length, so that texts of different lengths share few shapes.
     """
-    text = [*prompt, *answer[:-1]]
-    input_ids = torch.zeros(1, min(bucket_length(len(text)), slots), dtype=torch.int64)
-    input_ids[0, : len(text)] = torch.tensor(text)
-    rows = (len(prompt) + torch.arange(MAX_MEASURED_TOKENS)).clamp(max=input_ids.shape[1] - 1)
+    text_ids = [*prompt, *answer[:-1]]
+    input_ids = torch.zeros(1, min(bucket_length(len(text_ids)), slots), dtype=torch.int64)
+    input_ids[0, : len(text_ids)] = torch.tensor(text_ids)
+    positions = (len(prompt) + torch.arange(MAX_MEASURED_TOKENS)).clamp(max=input_ids.shape[1] - 1)
     device = target.device.torch_device
     hidden = target.decoder(input_ids=input_ids.to(device), use_cache=False).last_hidden_state
-    logits = target.logits(hidden[0].index_select(0, rows.to(device)))
+    logits = target.logits(hidden[0].index_select(0, positions.to(device)))
     return logits.cpu().float()[: len(answer) - 1]
 
 
@@ -90,23 +90,24 @@ def derive_tolerance(
     hidden_size: int,
     dtype: torch.dtype,
 ) -> LogitTolerance:
-    """Derive the gap that rounding may close, and the widest gap that the precision explains.
+    """Return the gap that rounding may close, and the widest gap that the precision explains.
 
     `differences` are the absolute differences of logits between the two passes, `largest_logit` is
     the largest absolute logit. With eps the spacing of numbers just above 1 (2^-7 in bf16):
 
     * A logit is a rounded number, so two passes may differ by one step, eps * largest_logit at
-      most, even where nothing before it differed. The gap is never smaller than that.
+      most, even if nothing before it differed. The gap is never smaller than that.
     * A residual stream is rounded after each of its 2 * num_layers sublayers. Each may differ by
       one step, independently of the others, so the steps add up like a random walk, to
       sqrt(2 * num_layers) of them. Sums are accumulated in fp32: those of hidden_size terms in
-      another order differ by sqrt(hidden_size) fp32 steps, which matters in fp32 alone.
+      another order differ by sqrt(hidden_size) fp32 steps, which matters only in fp32.
 
-    A router of experts is not covered: where it chooses other experts, logits move by any amount.
+    A router of experts is not covered: when it chooses other experts, logits move by any amount.
     Such targets show a wider gap than the precision explains.
     """
     step = torch.finfo(dtype).eps + torch.finfo(torch.float32).eps * hidden_size**0.5
     one_step_gap = ROUNDING_MARGIN * step * largest_logit
+    # kthvalue counts from 1
     measured = differences.kthvalue(1 + int(GAP_QUANTILE * (len(differences) - 1))).values
     return LogitTolerance(
         near_tie_gap=max(ROUNDING_MARGIN * float(measured), one_step_gap),
@@ -121,7 +122,7 @@ def compare_answers(
     results: list[PromptResult],
     tolerance: LogitTolerance,
 ) -> Exactness:
-    """Find every mismatch of `results` with the target, as scored by an autoregressive `decoder`.
+    """Return every mismatch of `results` with the target, as scored by an autoregressive `decoder`.
 
     Answers that equal those of `baseline` need no scoring.
     """
@@ -145,9 +146,9 @@ def _find_mismatches(
 ) -> list[tuple[int, float]]:  # fmt: skip
     """Return (position, logit gap) of each token that the target, token by token, does not choose.
 
-    Where the target chooses every token and `ids` still differs from `expected`, the answer ended
-    at the wrong position, or the target answered differently twice: some devices add in any order.
-    The former gets a gap that nothing explains, the latter a gap of 0.
+    If the target chooses every token and `ids` still differs from `expected`, the answer ended at
+    the wrong position, or the target answered differently the second time: some devices add
+    in any order. The former gets a gap that nothing explains, the latter a gap of 0.
     """
     rule = decoder.policy.sampling_rule
     mismatches = [

@@ -34,7 +34,7 @@ Statistic = Callable[[ndarray], ndarray]
 class Estimate:
     """A metric's value and its 95 % interval.
 
-    `ci95` is None where no standard error can be computed, as with a single prompt.
+    `ci95` is None if no standard error can be computed, as with a single prompt.
     """
 
     mean: float
@@ -54,7 +54,7 @@ def bootstrap_t(
 ) -> Estimate | None:
     """Estimate `statistic` of the column means, with its interval clipped to `support`.
 
-    Return None where it is undefined, as is the acceptance rate of a mode that drafts nothing.
+    Return None if it is undefined, like the acceptance rate of a mode that drafts nothing.
 
     >>> bootstrap_t(np.array([[6.0, 2.0], [9.0, 3.0]]))  # every prompt has the ratio 3
     Estimate(mean=3.0, ci95=[3.0, 3.0])
@@ -68,7 +68,10 @@ def bootstrap_t(
 def estimate_interval(
     rows: Float[ndarray, "prompts columns"], statistic: Statistic, *, level: float
 ) -> tuple[float | None, list[float] | None]:
-    """Return the statistic of the column means and its interval at confidence `level`."""
+    """Return the statistic of the column means and its interval at confidence `level`.
+
+    Either is None if it is undefined. Without spread both bounds are the statistic.
+    """
     with np.errstate(divide="ignore", invalid="ignore"):
         mean = float(statistic(rows.mean(0, keepdims=True))[0])
         if not np.isfinite(mean):
@@ -79,7 +82,7 @@ def estimate_interval(
         (error,) = _jackknife_errors(rows, once, rows.sum(0, keepdims=True), statistic).tolist()
         if not np.isfinite(error):
             return mean, None
-        if error <= 1e-12 * max(1.0, abs(mean)):
+        if error <= 1e-12 * max(1.0, abs(mean)):  # rounding only
             return mean, [mean, mean]
         tail = (1 - level) / 2
         t_low, t_high = _studentized_quantiles(rows, statistic, mean=mean, error=error, tail=tail)
@@ -98,7 +101,7 @@ def _jackknife_errors(
     occurrence of a prompt is left out once.
     """
     num_prompts = len(rows)
-    # With columns first `statistic` reads memory in order, which is several times as fast.
+    # With the columns first, `statistic` reads memory in order, which is several times as fast.
     totals, terms = (np.ascontiguousarray(part.T) / (num_prompts - 1) for part in (sums, rows))
     means_without = totals[:, :, None] - terms[:, None, :]
     values = np.where(times > 0, statistic(np.moveaxis(means_without, 0, -1)), 0.0)
@@ -113,7 +116,7 @@ def _studentized_quantiles(
 ) -> tuple[float, float]:
     """Return the quantiles `tail` and 1 - `tail` of (estimate - truth) / standard error.
 
-    They are Student's with too few prompts, or where too many resamples have no spread.
+    They are those of Student's t with too few prompts, or if too many resamples have no spread.
     """
     student = float(stats.t.ppf(1 - tail, len(rows) - 1))
     if len(rows) < MIN_PROMPTS:
@@ -123,7 +126,7 @@ def _studentized_quantiles(
     blocks = zip(np.split(times, RESAMPLE_BLOCKS), np.split(sums, RESAMPLE_BLOCKS), strict=True)
     errors = np.hstack([_jackknife_errors(rows, *block, statistic) for block in blocks])
     t = (statistic(sums / len(rows)) - mean) / errors
-    defined = np.isfinite(t) & (errors > 1e-9 * error)
+    defined = np.isfinite(t) & (errors > 1e-9 * error)  # a smaller error is rounding only
     if defined.mean() < 1 - MAX_UNDEFINED_SHARE:
         return -student, student
     low, high = np.quantile(t[defined], [tail, 1 - tail])
@@ -132,7 +135,7 @@ def _studentized_quantiles(
 
 @lru_cache(maxsize=16)
 def _draw_resamples(num_prompts: int) -> Float[ndarray, "resamples prompts"]:
-    """Count how often each resample holds each prompt; equal for every metric and every run."""
+    """Return how often each resample holds each prompt; equal for every metric and every run."""
     drawn = np.random.default_rng(BOOTSTRAP_SEED).integers(
         num_prompts, size=(NUM_RESAMPLES, num_prompts)
     )

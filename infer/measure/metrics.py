@@ -39,7 +39,7 @@ def ratio_of_ratios(means: Float[ndarray, "... 4"]) -> Float[ndarray, "..."]:
 
 
 def _prompt_acceptance(answer: Generation) -> tuple[float, float]:
-    """Return the acceptance length of one prompt and its weight: 0 where it has no rounds."""
+    """Return the acceptance length of one prompt and its weight, which is 0 without rounds."""
     return (sum(answer.accepted) / answer.rounds + 1, 1.0) if answer.rounds else (0.0, 0.0)
 
 
@@ -84,7 +84,7 @@ def estimate_metric(
 ) -> Estimate | None:
     """Estimate a metric of EVAL_METRICS with its interval.
 
-    `autoregressive` must hold the same prompts. Return None where the metric is undefined.
+    `autoregressive` must hold the same prompts. Return None if the metric is undefined.
     """
     metric = EVAL_METRICS[name]
     rows = sum_by_question(
@@ -102,7 +102,7 @@ def estimate_gain(
 ) -> Estimate | None:
     """Estimate the metric of `results` minus that of `other`, paired by prompt.
 
-    `others_autoregressive` is the baseline of `other` where that has another target. Return None
+    `others_autoregressive` is the baseline of `other` if that has a different target. Return None
     for the acceptance rate of a tree minus that of a chain: siblings exclude each other, so a
     tree's rate is lower by construction.
     """
@@ -111,8 +111,8 @@ def estimate_gain(
     metric = EVAL_METRICS[name]
     columns = _collect_rows(metric, results, autoregressive)
     other_columns = _collect_rows(metric, other, others_autoregressive or autoregressive)
-    order = {result.prompt.id: row for row, result in enumerate(other)}
-    paired = other_columns[[order[result.prompt.id] for result in results]]
+    other_row = {result.prompt.id: row for row, result in enumerate(other)}
+    paired = other_columns[[other_row[result.prompt.id] for result in results]]
     rows = sum_by_question(np.hstack([columns, paired]), [r.prompt.question for r in results])
     return bootstrap_t(rows, subtract_statistics(metric.statistic, columns.shape[1]))
 
@@ -125,15 +125,15 @@ def subtract_statistics(statistic: Statistic, columns: int) -> Statistic:
 def sum_by_question(
     rows: Float[ndarray, "prompts columns"], questions: list[str]
 ) -> Float[ndarray, "questions columns"]:
-    """Sum the rows of each question over its turns.
+    """Return one row per question: the sum over its turns.
 
     >>> sum_by_question(np.array([[1.0, 2.0], [5.0, 0.0], [3.0, 4.0]]), ["a", "b", "a"])
     array([[4., 6.],
            [5., 0.]])
     """
-    number = {question: row for row, question in enumerate(dict.fromkeys(questions))}
-    sums = np.zeros((len(number), rows.shape[1]))
-    np.add.at(sums, [number[question] for question in questions], rows)
+    row_of = {question: row for row, question in enumerate(dict.fromkeys(questions))}
+    sums = np.zeros((len(row_of), rows.shape[1]))
+    np.add.at(sums, [row_of[question] for question in questions], rows)
     return sums
 
 
@@ -168,7 +168,7 @@ def has_tree_rounds(results: list[PromptResult]) -> bool:
 
 
 def acceptance_by_position(results: list[PromptResult]) -> PositionAcceptance:
-    """Compute the shares of rounds that accept at least 1, 2, ... draft tokens."""
+    """Return the shares of rounds that accept at least 1, 2, ... draft tokens."""
     accepted = np.array([count for result in results for count in result.generation.accepted])
     depth = max((result.depth for result in results), default=0)
     reached = [int((accepted >= position).sum()) for position in range(depth + 1)]
@@ -187,7 +187,7 @@ def inter_token_latency(answer: Generation) -> float | None:
 
 
 def percentiles_in_ms(seconds: list[float | None]) -> Percentiles | None:
-    """Return percentiles over prompts, in milliseconds; None where no prompt has a value."""
+    """Return percentiles over prompts, in milliseconds; None if no prompt has a value."""
     milliseconds = [1000 * value for value in seconds if value is not None]
     if not milliseconds:
         return None

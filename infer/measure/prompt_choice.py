@@ -1,4 +1,4 @@
-"""Choose the prompts that drafts are evaluated or tuned on where the user names none.
+"""Choose the prompts that drafts are evaluated or tuned on if the user names no prompts.
 
 A training run stores the prompts that it held out of its data beside its checkpoint
 (`data/mixture/held_out_rows.py`); the demo has its own. There is no other default: without either
@@ -31,7 +31,7 @@ def resolve_prompts(
 ) -> EvaluationConf:
     """Return `conf` with its prompts and its limit of new tokens filled in; load no model.
 
-    Raise UserError where no prompts can be chosen.
+    Raise UserError if no prompts can be chosen.
     """
     prompts = conf.prompts or find_held_out_file(
         directories, target, FINAL_FILE, key="evaluation.prompts"
@@ -57,8 +57,8 @@ def find_held_out_file(
 ) -> str:
     """Return the path of the prompts that the runs of these checkpoints held out.
 
-    It is `demo` where they are the demo's. Raise UserError where a run left no such file, or where
-    the files of several runs differ.
+    It is `demo` if they are the demo's. Raise UserError if a run left no such file, or if the files
+    of several runs differ.
     """
     paths = {directory: directory.resolve().parent / file for directory in directories}
     held_out = {directory: path for directory, path in paths.items() if path.exists()}
@@ -90,14 +90,14 @@ def load_calibration_prompts(target: Target, path: str, count: int) -> list[Eval
 
 
 def read_longest_row(directory: Path) -> int | None:
-    """Return the length of the draft's longest training row, where its run records it."""
+    """Return the length of the draft's longest training row; None if its run does not record it."""
     data = _read_data_conf(directory)
-    length = data.get("row_length", data.get("length"))  # the name in runs of earlier versions
+    length = data.get("row_length", data.get("length"))  # `length` in runs of earlier versions
     return length if isinstance(length, int) else None
 
 
 def _read_data_conf(directory: Path) -> dict[str, Any]:
-    """Return the data section of the run's config; empty where the config cannot be read."""
+    """Return the data section of the run's config; empty if the config cannot be read."""
     try:
         conf = yaml.safe_load((directory.resolve().parent / RUN_CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):

@@ -66,7 +66,7 @@ class Exactness:
         return LosslessVerdict.no if self.mismatches_beyond_gap else LosslessVerdict.yes
 
     def judge(self, verification: str) -> Verdict:
-        """Return the verdict on a rule: `no` for a lossy one, even where its answers agree."""
+        """Return the verdict on a rule: `no` for a lossy one, even if its answers agree."""
         lossy = verification in LOSSY_RULES
         return Verdict(
             verification=verification,
@@ -94,7 +94,7 @@ class ModeResult:
     bottleneck: str | None = None
 
     def select_category(self, category: str) -> "ModeResult":
-        """Return a copy for these prompts alone; the bottleneck, of all prompts, is dropped."""
+        """Return a copy with only the prompts of a category, and without the bottleneck."""
         results = [r for r in self.prompt_results if r.prompt.category == category]
         ids = {result.prompt.id for result in results}
         exactness = replace(
@@ -117,8 +117,8 @@ class DraftResult:
     """The results of one draft.
 
     Its modes are `untrained` (before distillation), `chain` and `tree`; those of a draft with an
-    adapted target begin with the `autoregressive` mode of that. `not_measured` has the reason for
-    each missing mode.
+    adapted target begin with the `autoregressive` mode of that target. `not_measured` has
+    the reason for each missing mode.
     """
 
     name: str
@@ -134,6 +134,6 @@ class DraftResult:
     longest_row: int | None = None  # tokens of the longest row that it was trained on
 
     def select_category(self, category: str) -> "DraftResult":
-        """Return a copy whose modes hold these prompts alone."""
+        """Return a copy whose modes hold only the prompts of a category."""
         modes = {name: mode.select_category(category) for name, mode in self.modes.items()}
         return replace(self, modes=modes)

@@ -1,7 +1,7 @@
 """Trajectory replay: compute the acceptance of any draft and tree from one run of the target.
 
-Where the target's tokens do not depend on the draft (greedy, coupled), every prefix of its text is
-the start of a possible round. `start` reads the prefix, `propose` builds its tree, and the longest
+If the target's tokens do not depend on the draft (greedy, coupled), every prefix of its text is the
+start of a possible round. `start` reads the prefix, `propose` builds its tree, and the longest
 path of the tree that the text continues with has A(s) draft tokens: those that a round after token
 s accepts. Decoding jumps from s to s + A(s) + 1: these starts give the acceptance length itself,
 round by round. All starts together predict decoding less directly, but with less noise.
@@ -61,7 +61,7 @@ def collect_replay_texts(
     target: Target, prompts: list[EvalPrompt], *, sampling: SamplingConf, max_new_tokens: int,
     layers: list[int], lookahead: int,
 ) -> list[ReplayText]:  # fmt: skip
-    """Generate the target's own answers, and reread each in one pass that captures `layers`.
+    """Return the target's own answers, with its output from one pass that captures `layers`.
 
     `lookahead` is the depth of the deepest node that any tree will have.
     """
@@ -78,11 +78,11 @@ def collect_replay_texts(
         )
         for prompt, generation in zip(batch, generations, strict=True):
             ids = torch.tensor(prompt.ids + generation.ids, device=target.device.torch_device)
-            ends = [i for i, token in enumerate(generation.ids) if token in target.eos_ids]
+            eos_indices = [i for i, token in enumerate(generation.ids) if token in target.eos_ids]
             texts.append(
                 ReplayText(
                     ids=ids, prompt_length=len(prompt.ids), row_id=prompt.row_id,
-                    answer_length=min([max_new_tokens, *(end + 1 for end in ends)]),
+                    answer_length=min([max_new_tokens, *(i + 1 for i in eos_indices)]),
                     target_output=_capture_features(target, ids, layers),
                 )
             )  # fmt: skip
@@ -117,37 +117,42 @@ class Replay:
 
     @torch.no_grad()
     def accepted_lengths(self, trees: dict[str, Tree]) -> dict[str, list[Int[ndarray, " _"]]]:
-        """Compute A(s) for every start of every text, by the name of the tree."""
+        """Return A(s) for every start of every text, by the name of the tree."""
         texts = [
-            [{name: batch.replay_tree(tree)[-1] for name, tree in trees.items()} for batch in text]
-            for text in self._split_texts(list(trees.values()))
+            [{name: b.replay_tree(tree)[-1] for name, tree in trees.items()} for b in batches]
+            for batches in self._split_texts(list(trees.values()))
         ]
         no_starts = np.zeros(0, dtype=np.int64)
         return {
             name: [
-                np.concatenate([no_starts, *(batch[name].cpu().numpy() for batch in text)])
-                for text in texts
+                np.concatenate([no_starts, *(lengths[name].cpu().numpy() for lengths in batches)])
+                for batches in texts
             ]
             for name in trees
         }
 
     @torch.no_grad()
     def count_acceptance(self, depth: int, ranks: int) -> AcceptanceCounter:
-        """Count acceptance by depth and rank in the rounds that decoding with a comb would have."""
+        """Return acceptance by depth and rank, counted in the rounds of decoding with a comb.
+
+        The comb has the `ranks` likeliest candidates at each depth (infer/measure/acceptance.py).
+        """
         comb, counter = tree_from_paths(build_comb(depth, ranks)), AcceptanceCounter(depth, ranks)
-        for text in self._split_texts([comb]):
-            if batches := [batch.replay_tree(comb) for batch in text]:
-                ids, parents, emitted, accepted = map(torch.cat, zip(*batches, strict=True))
+        for batches in self._split_texts([comb]):
+            if replayed := [batch.replay_tree(comb) for batch in batches]:
+                ids, parents, emitted, accepted = map(torch.cat, zip(*replayed, strict=True))
+                # Decoding begins rounds only at these; a round emits accepted tokens and one more.
                 starts = decoding_starts(accepted.cpu().numpy())
                 proposal = Proposal(ids=ids[starts], parents=parents[starts])
                 counter(proposal, emitted[starts], 1 + accepted[starts])
         return counter
 
     def _split_texts(self, trees: list[Tree]) -> Iterator[Iterator["_PrefixBatch"]]:
-        """Yield the batches of starts of each text, of which one at a time is in memory.
+        """Yield an iterator over the batches of starts of each text; only one batch is in memory.
 
-        There is no batch for an answer of a single token, which has no starts.
+        The iterator is empty for an answer of a single token, which has no starts.
         """
+        # `1 +`: a round emits its path and one token of the target's own
         extra_slots = 1 + max(
             max(tree.size, tree.scratch_slots) + tree.max_path_length for tree in trees
         )
@@ -161,7 +166,7 @@ class Replay:
 
 
 class _PrefixBatch:
-    """Consecutive starts of a text as rows of a batch, in the state that decoding would be in."""
+    """Consecutive starts of a text as rows of a batch, in the state that decoding has there."""
 
     def __init__(
         self, replay: Replay, text: ReplayText, starts: Int[Tensor, " batch"], slots: int,
@@ -192,7 +197,7 @@ class _PrefixBatch:
         self.sampler = Sampler(rule=rule, noise=noise, history=history)
 
     def replay_tree(self, tree: Tree) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the proposal's ids and parents, the text after each start, and A(s).
+        """Return the proposal's ids and parents, the ids after each start, and A(s).
 
         The target's choice after a node of depth d is token d + 1 of the continuation.
         """
@@ -209,7 +214,7 @@ class _PrefixBatch:
 
 
 def decoding_starts(accepted: Int[ndarray, " starts"]) -> Int[ndarray, " rounds"]:
-    """Return the starts of the rounds that decoding would have.
+    """Return the starts that decoding reaches: a round skips the tokens that it emits.
 
     >>> decoding_starts(np.array([2, 0, 1, 0, 3, 0]))
     array([0, 3, 4])
@@ -222,7 +227,7 @@ def decoding_starts(accepted: Int[ndarray, " starts"]) -> Int[ndarray, " rounds"
 
 
 def count_on_policy(accepted: list[Int[ndarray, " _"]]) -> Float[ndarray, "texts 2"]:
-    """Count the tokens and rounds of each text.
+    """Return the tokens and rounds of decoding each text.
 
     The ratio of their sums is the acceptance length (tau).
     """
@@ -230,7 +235,7 @@ def count_on_policy(accepted: list[Int[ndarray, " _"]]) -> Float[ndarray, "texts
 
 
 def count_all_positions(accepted: list[Int[ndarray, " _"]]) -> Float[ndarray, "texts 2"]:
-    """Count the tokens and rounds of each text with a round from every start.
+    """Return the tokens and rounds of each text with a round from every start.
 
     Decoding does not reach all starts equally often, so that the ratio of sums is not tau.
     """

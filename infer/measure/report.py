@@ -32,7 +32,7 @@ def describe_prompts(
     max_new_tokens: int,
     contamination: dict[str, Contamination],
 ) -> PromptSet:
-    """Describe the prompts of a report, which come from `path`."""
+    """Return the description of a report's prompts, which come from `path`."""
     lengths = sorted(len(prompt.ids) for prompt in prompts)
     return PromptSet(
         count=len(prompts),
@@ -88,7 +88,7 @@ def build_report(
 
 
 def prompt_length_bucket(tokens: int) -> int:
-    """Return the bucket of a prompt of so many tokens, named by its upper bound.
+    """Return the upper bound of the bucket of a prompt of this many tokens.
 
     >>> [prompt_length_bucket(tokens) for tokens in (1, 256, 257, 3000)]
     [256, 256, 512, 4096]

@@ -90,7 +90,7 @@ class PositionAcceptance:
     """Acceptance at position 1, 2, ....
 
     `marginal` is the share of all rounds, `conditional` the share of the rounds that accepted the
-    position before (None where there is no such round).
+    position before (None if there is no such round).
     """
 
     marginal: list[Share]
@@ -106,7 +106,7 @@ class Percentiles:
 
 @dataclass(frozen=True, kw_only=True)
 class Mismatch:
-    """A token that the target would not have emitted.
+    """A token that the target, decoding one token at a time, does not emit.
 
     `logit_gap` is how much higher the target rated its own choice.
     """
@@ -139,7 +139,7 @@ class RoundSplit:
     cache_move: Amount
     host: float
     round: Amount
-    fused_round: Amount | None  # None where rounds are not fused
+    fused_round: Amount | None  # None if rounds are not fused
 
     @property
     def plain_step(self) -> float:
@@ -227,7 +227,7 @@ class BatchSection(Verdict, BatchFigures):
 class ReplayResult:
     """Acceptance lengths on the target's own text.
 
-    `tau` is over the rounds that decoding would have, `all_positions` over rounds from every token.
+    `tau` is over the rounds of decoding, `all_positions` over rounds from every token.
     """
 
     tau: Estimate
@@ -264,7 +264,7 @@ class DraftMemory:
 class DraftSection:
     """A draft: its modes, and the gains of the trained ones.
 
-    `target` is None where the report's target verifies the draft. Otherwise `modes` begins with
+    `target` is None if the report's target verifies the draft. Otherwise `modes` begins with
     the autoregressive mode of the adapted target.
     """
 
@@ -338,7 +338,7 @@ class PromptRow:
 class EvalSetup:
     """The setup of an evaluation: everything that a reader needs to repeat it.
 
-    `graphs` counts those announced and compiled by function; it is None where nothing is compiled.
+    `graphs` counts those announced and compiled by function; it is None if nothing is compiled.
     """
 
     schema_version: Literal[3]

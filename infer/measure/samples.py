@@ -14,7 +14,7 @@ MAX_SAMPLES = 4  # answers shown for each draft
 def collect_samples(
     target: Target, tree_results: list[PromptResult], *, draft: str
 ) -> list[SampleAnswer]:
-    """Split the answers to the first prompt of each category into spans, MAX_SAMPLES at most."""
+    """Return answers as spans: to the first prompt of each category, MAX_SAMPLES at most."""
     first: dict[str, PromptResult] = {}
     for result in tree_results:
         first.setdefault(result.prompt.category, result)
@@ -27,7 +27,7 @@ def collect_samples(
 
 
 def _split_spans(target: Target, result: PromptResult) -> list[TextSpan]:
-    """Split prompt and answer into spans of text of one origin.
+    """Return prompt and answer as spans of text of one origin.
 
     A character of several tokens belongs to the token that completes it.
     """

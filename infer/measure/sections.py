@@ -47,7 +47,7 @@ def build_section(
 def _describe_draft(
     draft: DraftResult, autoregressive: ModeResult, ngram: ModeResult, target_bytes: int | None
 ) -> DraftSection:
-    """Describe a draft, compared with its adapted target where it has one."""
+    """Describe a draft, compared with its adapted target if it has one."""
     adapted, modes = draft.target, draft.modes
     baseline = modes.get("autoregressive", autoregressive)
     verifier_bytes = adapted.weight_bytes if adapted else target_bytes

@@ -15,7 +15,7 @@ WARMUP_TOKENS = 4  # tokens decoded to warm up unfused rounds
 
 
 def alternate_order(names: Sequence[str], number: int) -> list[str]:
-    """Order the modes for repetition `number`, so that slow drift cancels.
+    """Return the order of the modes in repetition `number`, in which slow drift cancels.
 
     The order is reversed every other time (ABBA), and each pair begins with the next mode.
 
@@ -30,10 +30,10 @@ def alternate_order(names: Sequence[str], number: int) -> list[str]:
 def measure_splits(
     modes: dict[str, EvalMode], prompts: list[EvalPrompt], *, max_new_tokens: int
 ) -> dict[str, RoundSplit]:
-    """Measure the phases of each timed mode's rounds, on one prompt of each category.
+    """Return the times of each timed mode's phases, measured on one prompt of each category.
 
-    The phases are those of unfused rounds. Where rounds are fused, each prompt is decoded with both
-    kinds of rounds in succession, and the result also holds the time of the whole fused round.
+    The phases are those of unfused rounds. Each prompt is decoded with both kinds of rounds in
+    succession, and the result also holds the time of the whole fused round.
     """
     timed_modes = {name: mode for name, mode in modes.items() if mode.timed}
     timed_prompts = list({prompt.category: prompt for prompt in prompts}.values())
@@ -45,7 +45,7 @@ def measure_splits(
     for number in _track_progress(range(PASSES_PER_PROMPT * len(timed_prompts)), "timing rounds"):
         prompt = timed_prompts[number // PASSES_PER_PROMPT]
         for name in alternate_order(list(timed_modes), number):
-            # None times the fused rounds.
+            # With None, rounds run fused.
             phase_timers = [timers[name], None]
             for phase_timer in phase_timers[:: -1 if number % 2 else 1]:
                 round_s = _time_rounds(timed_modes[name], prompt, max_new_tokens, phase_timer)
@@ -65,7 +65,7 @@ def warm_up_unfused(modes: Iterable[EvalMode], prompt: EvalPrompt, *, max_new_to
 def derive_costs(
     modes: dict[str, EvalMode], splits: dict[str, RoundSplit]
 ) -> dict[str, RoundCosts]:
-    """Derive the costs of each mode with a draft: a draft and a verify pass, and a plain step."""
+    """Return the costs of each mode with a draft: a draft and a verify pass, and a plain step."""
     return {
         name: RoundCosts(
             draft=split.draft,
@@ -78,7 +78,7 @@ def derive_costs(
 
 
 def describe_bottleneck(split: RoundSplit, baseline: RoundSplit, acceptance_length: float) -> str:
-    """Describe what limits the speed-up most, with the phases in autoregressive steps.
+    """Return a sentence on what limits the speed-up most, with phases in autoregressive steps.
 
     A round that cost just one such step would make the speed-up equal to the acceptance length.
     """

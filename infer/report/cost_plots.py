@@ -33,7 +33,7 @@ MODE_MARKERS: dict[str, Any] = {
 
 
 def list_split_modes(report: Report) -> list[tuple[str, ModeSection]]:
-    """List the main modes whose rounds were timed by part."""
+    """Return the main modes whose rounds were timed by part, with their labels."""
     return [
         (label, mode)
         for label, mode in list_measured_modes(report, main=True)
@@ -59,15 +59,15 @@ def plot_round_split(axes: Axes, report: Report) -> None:
     axes.set_yticks(range(len(modes)), [label for label, _ in modes])
     axes.invert_yaxis()
     axes.tick_params(axis="y", length=0)
-    axes.set(xlabel="autoregressive steps; tokens a round", xlim=(0, None))
+    axes.set(xlabel="autoregressive steps; tokens per round", xlim=(0, None))
 
 
 def build_split_legend() -> list[Patch | Line2D]:
-    """Build the legend, in the order of the parts of a bar."""
+    """Return the entries of the legend, in the order of the parts of a bar."""
     return [
         *(Patch(color=color, label=part.replace("_", " ")) for part, color in PART_COLORS.items()),
         Line2D([], [], ls="", label="fused round", ms=10, **FUSED_STYLE),
-        Line2D([], [], ls="", label="tokens a round (tau)", **TAU_STYLE),
+        Line2D([], [], ls="", label="tokens per round (tau)", **TAU_STYLE),
     ]
 
 
@@ -117,11 +117,11 @@ def plot_speedup_against_length(axes: Axes, report: Report) -> None:
         speedups=[value for *_, speedup in points for value in speedup.ci95 or [speedup.mean]],
     )
     _label_points(axes, report, colors)
-    axes.set(xlabel="acceptance length (tau), tokens a round", ylabel="speed-up")
+    axes.set(xlabel="acceptance length (tau), tokens per round", ylabel="speed-up")
 
 
 def build_marker_legend() -> list[Line2D]:
-    """Build the legend of filled and hollow markers."""
+    """Return the legend's entries for filled and hollow markers."""
     return [
         Line2D([], [], color=INK, ls="", label=label, **MODE_MARKERS[name])
         for name, label in (("tree", "tree"), ("chain", "chain of the same draft"))
@@ -129,7 +129,7 @@ def build_marker_legend() -> list[Line2D]:
 
 
 def _get_plotted(mode: ModeSection | None) -> tuple[Estimate, Estimate] | None:
-    """Return the acceptance length and the speed-up of a mode that has both."""
+    """Return the acceptance length and the speed-up of a mode, or None if it lacks either."""
     if mode is None or mode.acceptance_length is None or mode.speedup is None:
         return None
     return mode.acceptance_length, mode.speedup
@@ -182,12 +182,13 @@ def _label_points(axes: Axes, report: Report, colors: list[str]) -> None:
 def spread_labels(
     heights: list[float], *, min_gap: float, limits: tuple[float, float]
 ) -> list[float]:
-    """Move rising heights as little as possible to be `min_gap` apart and within the limits.
+    """Return rising heights, moved as little as possible to be `min_gap` apart and within limits.
 
     >>> spread_labels([1.0, 1.0, 5.0], min_gap=0.5, limits=(0.0, 4.0))
     [0.75, 1.25, 4.0]
     """
-    steps = min_gap * np.arange(len(heights))
+    offsets = min_gap * np.arange(len(heights))
     bottom, top = limits
-    fitted = isotonic_regression(np.array(heights) - steps).x
-    return (fitted.clip(bottom, top - steps[-1]) + steps).tolist()
+    # Heights are `min_gap` apart exactly if they still rise without their offsets.
+    fitted = isotonic_regression(np.array(heights) - offsets).x
+    return (fitted.clip(bottom, top - offsets[-1]) + offsets).tolist()

@@ -33,7 +33,7 @@ def latency_table(report: Report) -> Table:
 
 
 def efficiency_table(report: Report) -> Table:
-    """Build a table of measured and predicted speed-up and of the costs behind them."""
+    """Build a table of measured and predicted speed-up, and of the costs of a round."""
     return Table(
         title="Efficiency",
         note=format_definitions("efficiency", "predicted", "MBSU"),
@@ -58,7 +58,7 @@ def efficiency_table(report: Report) -> Table:
 
 
 def split_table(report: Report, *, main: bool = False) -> Table:
-    """Build a table of the parts of a round, with the bottleneck of each main mode below."""
+    """Build a table of the parts of a round; footnotes name the bottleneck of each main mode."""
     return Table(
         title="Where a round's time goes, ms",
         note="Parts of the unfused round, timed one after the other. "
@@ -114,7 +114,7 @@ def batch_table(report: Report) -> Table:
 
 
 def collect_batch_rows(report: Report) -> list[BatchSection]:
-    """Collect rows by draft and batch size; the mode `tree` is the row of batch 1.
+    """Return rows by draft and batch size; the mode `tree` is the row of batch 1.
 
     A draft without measured batches has no rows.
     """

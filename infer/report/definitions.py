@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 POSITION_COLUMN = "at position"  # defines all columns whose names are numbers
 DEFINITIONS = {
-    "tau": "tokens a round, the target's own included, over all rounds (acceptance length)",
-    "delivered": "tokens a round that the user gets: tau without what is cut off after the end",
+    "tau": "tokens per round, the target's own included, over all rounds (acceptance length)",
+    "delivered": "tokens per round that the user gets: tau without what is cut off after the end",
     "tau per prompt": "mean of each prompt's own tau, so that every prompt weighs the same",
     "acceptance rate": "accepted / drafted tokens; of a tree, all its nodes count as drafted",
     "speed-up": "tokens/s over those of autoregressive decoding, same prompts and run",
@@ -15,27 +15,29 @@ DEFINITIONS = {
     "explains: decode in fp32) or in distribution (proven, not compared token by token)",
     "M params": "millions of parameters of the draft",
     "MB": "megabytes of the draft's weights and its state of one row",
-    "draft ms": "milliseconds a round that the draft takes",
-    "verify ms": "milliseconds a round to score the tree, accept a path and move the cache",
+    "draft ms": "milliseconds per round that the draft takes",
+    "verify ms": "milliseconds per round to score the tree, accept a path and move the cache",
     "step ms": "milliseconds of an autoregressive step: verifying and accepting an empty tree",
-    "chain tau": "tau with one candidate a position",
-    "tree tau": "tau with several candidates a position",
+    "chain tau": "tau with one candidate per position",
+    "tree tau": "tau with several candidates per position",
     POSITION_COLUMN: "marginal: share of rounds that accept at least that many draft tokens; "
     "conditional: the same among rounds that accepted the one before",
     "mismatched": "prompts whose answer is not the autoregressive one, token for token",
     "near-tie gap": "how close two logits must be for rounding to swap them, measured without "
     "trees",
-    "explained": "the widest such gap that precision and depth of the target explain",
-    "beyond it": "divergences where the target preferred its own token by more than that",
-    "widest divergence": "the largest such preference, its prompt and its position in the answer",
+    "explained gap": "the widest near-tie gap that precision and depth of the target explain",
+    "beyond gap": "divergences at which the target preferred its own token by more than the "
+    "near-tie gap",
+    "widest divergence": "the widest logit gap of a divergence, its prompt and its position in the "
+    "answer",
     "TTFT": "time to first token, ms: the prefill",
     "ITL": "inter-token latency of a prompt, ms: (E2E - TTFT) / (tokens - 1)",
     "E2E": "the whole request, ms",
     "predicted": "speed-up of a loop that only drafts and verifies: tau x step / (draft + verify)",
     "efficiency": "measured speed-up / predicted speed-up",
     "MBSU": "memory-bound speed-up: tau / (1 + c L), c the draft's bytes over the target's, L its "
-    "passes a round; independent of the device",
-    "new graphs": "graphs compiled after the warm-up, in all modes together; - where nothing is "
+    "passes per round; independent of the device",
+    "new graphs": "graphs compiled after the warm-up, in all modes together; - if nothing is "
     "compiled",
     "verify": "the target's pass over the tree",
     "accept": "the choice of a path by the rule of verification",
@@ -46,14 +48,13 @@ DEFINITIONS = {
     "round": "the whole unfused round, timed by itself",
     "fused round": "the same round as one graph, decoded in turns with the unfused one",
     "autoregressive tokens/s": "tokens/s of autoregressive decoding with as many rows at a time",
-    "on-policy tau": "tau of the rounds that decoding would take, computed from the target's own "
-    "text",
-    "all-positions tau": "tokens a round if a round began after every token of that text",
+    "on-policy tau": "tau of the rounds of decoding, computed from the target's own text",
+    "all-positions tau": "tokens per round if a round began after every token of that text",
 }
 
 
 def select_definitions(words: Iterable[str]) -> dict[str, str]:
-    """Select the definitions of `words`, in the order of this file; skip words without any.
+    """Return the definitions of `words`, in the order of this file; skip words without any.
 
     >>> list(select_definitions(["mode", "3", "MB", "tau"]))
     ['tau', 'MB', 'at position']
@@ -63,12 +64,12 @@ def select_definitions(words: Iterable[str]) -> dict[str, str]:
 
 
 def get_definition(word: str) -> str:
-    """Return the definition of a column, or an empty string."""
+    """Return the definition of a column, or an empty string if it has none."""
     return next(iter(select_definitions([word]).values()), "")
 
 
 def format_definitions(*words: str) -> str:
-    """Format the definitions of `words` as text under a table.
+    """Return the definitions of `words` as text under a table.
 
     >>> format_definitions("sum", "MB")
     "MB: megabytes of the draft's weights and its state of one row. sum: these parts together."

@@ -120,7 +120,7 @@ def find_not_lossless(before: Report, after: Report) -> VerdictPairs:
 
 
 def _collect_verdicts(views: dict[str, ModeView], report: Report) -> dict[str, Verdict]:
-    """Collect by name everything that has a verdict on losslessness: modes and batches."""
+    """Return by name all verdicts on losslessness: those of modes and of batches."""
     names = {view.key: name for name, view in views.items()}
     verdicts: dict[str, Verdict] = {name: v.mode for name, v in views.items() if v.mode}
     for batch in report.batches:
@@ -140,16 +140,19 @@ def find_missing_modes(before: Report, after: Report) -> dict[str, str]:
 
 
 def _index_modes(before: Report, after: Report) -> list[dict[str, ModeView]]:
-    """Index modes by name; if each report has a single draft, the drafts' names do not matter."""
-    alone = len(before.drafts) == len(after.drafts) == 1
+    """Return each report's modes by name; with one draft in each, its name does not matter."""
+    single_draft = len(before.drafts) == len(after.drafts) == 1
     return [
-        {_mode_name(report, view.key) if alone else view.key: view for view in list_modes(report)}
+        {
+            _mode_name(report, view.key) if single_draft else view.key: view
+            for view in list_modes(report)
+        }
         for report in (before, after)
     ]
 
 
 def _mode_name(report: Report, key: str) -> str:
-    """Replace the only draft's name by `draft`, so that no mode is taken for one of the target."""
+    """Replace the only draft's name with `draft`, so that no mode is taken for the target's."""
     prefix = f"{report.drafts[0].name}/"
     return f"draft/{key.removeprefix(prefix)}" if key.startswith(prefix) else key
 

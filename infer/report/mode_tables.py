@@ -19,6 +19,10 @@ from infer.report.views import collect_sections, list_measured_modes, list_modes
 
 # More columns do not fit into 100 characters; report.json holds every position.
 MAX_POSITIONS = 10
+MODE_COLUMNS = ["tau", "delivered", "speed-up", "tokens/s", "lossless"]
+MISMATCH_COLUMNS = [
+    "mismatched", "near-tie gap", "explained gap", "beyond gap", "widest divergence",
+]  # fmt: skip
 COSTS_NOTE = (
     f"{format_definitions('tau', 'draft ms', 'verify ms', 'MB')} Costs and speed-up are the tree's "
     "(of lookup: the chain's). Brackets: 95 % interval over prompts."
@@ -26,7 +30,7 @@ COSTS_NOTE = (
 
 
 def side_by_side_table(report: Report) -> Table:
-    """Build a table with a row for each draft: its costs and its gains."""
+    """Build a table of costs and speed-ups with a row for each draft and each mode without one."""
     autoregressive, ngram = report.autoregressive, report.ngram
     # The verification of an empty tree is an autoregressive step.
     step = ngram.costs_ms.autoregressive_step if ngram and ngram.costs_ms else None
@@ -71,12 +75,12 @@ def summary_table(report: Report, *, main: bool = False) -> Table:
             "interval over prompts; parentheses: their number.",
             report,
         ),
-        columns=["prompts", "mode", "tau", "delivered", "speed-up", "tokens/s", "lossless"],
+        columns=["prompts", "mode", *MODE_COLUMNS],
         rows=[
             [
                 f"{name} ({section.autoregressive.prompts})",
                 view.label,
-                *(_mode_cells(view.mode) if view.mode else [ABSENT] * 5),
+                *(_mode_cells(view.mode) if view.mode else [ABSENT] * len(MODE_COLUMNS)),
             ]
             for name, section in collect_sections(report).items()
             for view in list_modes(section, main=main)
@@ -112,7 +116,7 @@ def gain_table(sections: dict[str, Section], *, main: bool = False) -> Table:
 
 
 def acceptance_table(report: Report, *, main: bool = False) -> Table:
-    """Build a table of acceptance figures, with the modes that propose something."""
+    """Build a table of the acceptance figures of all modes that draft tokens."""
     return Table(
         title="Acceptance",
         note=format_definitions("delivered", "tau per prompt", "acceptance rate"),
@@ -151,30 +155,22 @@ def position_table(report: Report) -> Table:
 def exactness_table(report: Report, *, main: bool = False) -> Table:
     """Build a table of the comparison with the answers of autoregressive decoding.
 
-    With `main` and several drafts, it has only trees and modes whose answers differ.
+    With `main`, keep the main modes and any other mode whose answers differ.
     """
     main_labels = {label for label, _ in list_measured_modes(report, main=True)}
     return Table(
         title="Losslessness",
         note=append_remarks(
-            "Answers compared with autoregressive decoding, token for token; in fp32 none may "
-            f"differ. {format_definitions('lossless')}",
+            "Answers compared with autoregressive decoding, token for token; in fp32 all must "
+            f"match. {format_definitions('lossless')}",
             report,
         ),
-        columns=[
-            "mode",
-            "lossless",
-            "mismatched",
-            "near-tie gap",
-            "explained",
-            "beyond it",
-            "widest divergence",
-        ],
+        columns=["mode", "lossless", *MISMATCH_COLUMNS],
         rows=[
             [
                 label,
                 format_lossless(mode),
-                *(_mismatch_cells(mode) if is_compared(mode) else [ABSENT] * 5),
+                *(_mismatch_cells(mode) if is_compared(mode) else [ABSENT] * len(MISMATCH_COLUMNS)),
             ]
             for label, mode in list_measured_modes(report)
             if not main or label in main_labels or mode.mismatched_prompts
@@ -234,7 +230,7 @@ def _mismatch_cells(mode: ModeSection) -> list[str]:
 
 
 def _cost_cells(mode: ModeSection | None) -> list[str]:
-    """Format milliseconds a round of the draft and of the verification."""
+    """Format milliseconds per round of the draft and of the verification."""
     costs = mode and mode.costs_ms
     return [format_number(costs.draft), format_number(costs.verify)] if costs else [ABSENT] * 2
 
@@ -242,7 +238,7 @@ def _cost_cells(mode: ModeSection | None) -> list[str]:
 def _tau_cells(
     chain: ModeSection | None, tree: ModeSection | None, *, has_own_target: bool = False
 ) -> list[str]:
-    """Format tau of chain and tree, and speed-up and losslessness of the tree, else of the chain.
+    """Format tau of chain and tree, and speed-up and losslessness of the tree (or the chain).
 
     With `has_own_target`, answers are compared with those of a target that the draft adapted.
     """

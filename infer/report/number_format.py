@@ -40,7 +40,7 @@ def to_rich_table(table: Table, *, ruled: bool) -> RichTable:
 
 
 def choose_console(output: Console) -> Console:
-    """Return the console itself if it is a terminal, else one of 100 plain columns."""
+    """Return `output` if it is a terminal, else a plain console of 100 columns to the same file."""
     plain = Console(file=output.file, width=100, color_system=None)
     return output if output.is_terminal else plain
 
@@ -74,7 +74,7 @@ def format_millions(count: int) -> str:
 
 
 def format_lossless(verdict: Verdict) -> str:
-    """Format the verdict on losslessness; name the rule where it is lossy."""
+    """Format the verdict on losslessness; name the rule if it is lossy."""
     if verdict.lossy:
         return f"no ({verdict.verification})"
     return verdict.lossless if is_compared(verdict) else "in distribution"

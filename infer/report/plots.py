@@ -45,7 +45,7 @@ PLOT_STYLE: Any = {  # matplotlib types its keys as a closed set
 
 
 def render_plots(report: Report) -> dict[str, str]:
-    """Render all plots, by title; with several drafts the plot to choose one by comes first."""
+    """Return all plots as SVG, by title; with several drafts, the plot to choose by comes first."""
     mode_lines = [
         Line2D([], [], color=color, marker="o", ms=4, label=view.label)
         for color, view, _ in list_colored_modes(report)
@@ -78,7 +78,7 @@ def render_svg(
     report: Report, plot: Callable[[Axes, Report], None], legend: dict[str, Any], *,
     size: tuple[float, float] = (7.2, 3.6),
 ) -> str:  # fmt: skip
-    """Render one plot as an <svg> element without references to anything outside the page."""
+    """Return one plot as an <svg> element without references to anything outside the page."""
     with mpl.rc_context({**PLOT_STYLE, "svg.hashsalt": plot.__name__}):
         figure = Figure(figsize=size, layout="constrained")
         axes = figure.add_subplot()
@@ -109,7 +109,7 @@ def plot_acceptance_by_position(axes: Axes, report: Report) -> None:
 
 
 def plot_length_by_category(axes: Axes, report: Report) -> None:
-    """Plot tokens a round, with intervals."""
+    """Plot tokens per round, with intervals."""
     _plot_by_category(axes, report, "acceptance_length", label="acceptance length (tau)")
 
 

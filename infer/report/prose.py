@@ -9,7 +9,7 @@ from models.speculate.sampling import SamplingConf
 
 
 def build_headline(report: Report) -> str:
-    """Describe in three sentences what was measured, and on what; then append the remarks."""
+    """Return sentences on what was measured, with what and on what, followed by the remarks."""
     target, prompts, device, tree = report.target, report.prompts, report.device, report.tree
     drafts = [f"{d.name} ({d.method}, {d.parameters:,} parameters)" for d in report.drafts]
     # Options at their defaults are left out, but the temperature is always listed.
@@ -53,7 +53,7 @@ def append_remarks(text: str, report: Report) -> str:
 
 
 def list_absences(report: Report) -> list[str]:
-    """List each mode that was not measured and its reason; then the checks for contamination."""
+    """Return a line per mode that was not measured, then those on contamination."""
     return [
         f"{view.label}: not measured: {view.reason}"
         for view in list_modes(report)
@@ -82,7 +82,7 @@ def _describe_check(check: Contamination, count: int) -> str:
 
 
 def explain_undecided(report: Report) -> list[str]:
-    """Explain each undecided verdict: the gap that causes it, and how to decide it."""
+    """Return a line per cause of undecided verdicts: the gap, and how to decide them."""
     gaps = {
         f"{mode.near_tie_gap:.3g} logits is wider than the {mode.explained_gap:.3g}"
         for _, mode in list_measured_modes(report)

@@ -17,7 +17,7 @@ from infer.report.tables import build_tables, collect_definitions, render_markdo
 from infer.report.views import has_several_drafts
 from models.files import write_text_atomically
 
-MAX_PROMPT_CHARS = 400  # the last characters of a prompt that are shown
+MAX_PROMPT_CHARS = 400  # characters that are shown of a prompt: its last ones
 KIND_LEGEND = {
     "prompt": "the prompt",
     "accepted": "written by the draft, accepted",
@@ -26,7 +26,7 @@ KIND_LEGEND = {
 
 
 def render_page(report: Report) -> str:
-    """Render the whole page, in which all text is escaped."""
+    """Return report.html; all text in it is escaped."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -51,7 +51,7 @@ def render_page(report: Report) -> str:
 
 
 def write_report_files(report: Report, directory: Path) -> None:
-    """Write report.json, report.md and report.html, and for an evaluation rounds.jsonl."""
+    """Write report.json, report.md, report.html and, for an evaluation, rounds.jsonl."""
     directory.mkdir(parents=True, exist_ok=True)
     content = asdict(report)
     rounds = content.pop("rounds", [])
@@ -62,5 +62,5 @@ def write_report_files(report: Report, directory: Path) -> None:
         "rounds.jsonl": "".join(json.dumps(row, allow_nan=False) + "\n" for row in rounds),
     }
     for name, text in files.items():
-        if text:
+        if text:  # a report that was read from a file has no rounds
             write_text_atomically(directory / name, text)

@@ -28,7 +28,7 @@ from models.console import CONSOLE
 
 
 def build_tables(report: Report) -> list[Table]:
-    """Build all tables that have rows, the important ones first."""
+    """Build all tables that have rows, the most important ones first."""
     tables = [
         *([side_by_side_table(report)] if has_several_drafts(report) else []),
         summary_table(report),
@@ -64,14 +64,14 @@ def _build_terminal_tables(report: Report) -> list[Table]:
 
 
 def collect_definitions(tables: list[Table]) -> dict[str, str]:
-    """Collect the definitions of all figures in the tables."""
+    """Return the definitions of all figures in the tables."""
     return select_definitions(
         column for table in tables for column in table.columns[table.label_columns :]
     )
 
 
 def render_markdown(report: Report) -> str:
-    """Render the whole report as Markdown."""
+    """Return the whole report as Markdown."""
     parts = [
         "# Speculative decoding report",
         build_headline(report),

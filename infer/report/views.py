@@ -37,7 +37,7 @@ def has_several_drafts(section: Section) -> bool:
 
 
 def list_modes(section: Section, *, main: bool = False) -> list[ModeView]:
-    """List the modes of the target, then of each draft; `main` reduces several drafts to trees."""
+    """Return the modes of the target, then of each draft; of several drafts, `main` keeps trees."""
     views = [
         ModeView(label=name, key=name, mode=mode, reason=section.not_measured.get(name, ""))
         for name, mode in (("autoregressive", section.autoregressive), ("ngram", section.ngram))
@@ -56,24 +56,24 @@ def list_modes(section: Section, *, main: bool = False) -> list[ModeView]:
 
 
 def list_measured_modes(section: Section, *, main: bool = False) -> list[tuple[str, ModeSection]]:
-    """List the modes that were measured, with their labels."""
+    """Return the modes that were measured, with their labels."""
     return [(view.label, view.mode) for view in list_modes(section, main=main) if view.mode]
 
 
 def mode_label(section: Section, draft: DraftSection, name: str) -> str:
-    """Return the label of a draft's mode; it names the draft where there are several."""
+    """Return the label of a draft's mode; it names the draft if there are several."""
     if has_several_drafts(section):
         return f"{draft.name} {name}"
     return "adapted autoregressive" if name == "autoregressive" else name
 
 
 def assign_draft_colors(section: Section) -> list[str]:
-    """Assign a color to each draft; they repeat after the eighth."""
+    """Return a color for each draft; colors repeat after the eighth."""
     return list(islice(cycle(DRAFT_COLORS), len(section.drafts)))
 
 
 def list_colored_modes(section: Section) -> list[tuple[str, ModeView, ModeSection]]:
-    """List the measured modes that the plots show, each with its color and its view.
+    """Return the measured modes that the plots show, each with its color and its view.
 
     The plots show the modes without a trained draft, then all modes of a single draft, or the tree
     mode of each of several. A mode that was not measured takes a color too.

@@ -74,7 +74,7 @@ def list_candidates(
     ngram_tokens: int,
     user_tree: TreeConf,
 ) -> list[TreeCandidate]:
-    """List the chains, trees of each node budget, and the user's tree, up to the table's depth.
+    """Return the chains, trees of each node budget, and the user's tree, up to the table's depth.
 
     `acceptance` is the share of positions at which the draft's token of a depth and rank is right.
     Each budget has a best-first, a dynamic and a product tree. If `ngram_tokens` is not 0, every
@@ -139,10 +139,10 @@ def add_copied_tokens(candidate: TreeCandidate, ngram_tokens: int) -> TreeCandid
 def find_neighbors(
     candidate: TreeCandidate, candidates: list[TreeCandidate]
 ) -> list[TreeCandidate]:
-    """Find the next smaller and the next larger candidate of the same family."""
+    """Return the next smaller and the next larger candidate of the same family, if any."""
     family = sorted((c for c in candidates if c.family == candidate.family), key=lambda c: c.size)
-    position = family.index(candidate)
-    return family[max(position - 1, 0) : position] + family[position + 1 : position + 2]
+    index = family.index(candidate)
+    return family[max(index - 1, 0) : index] + family[index + 1 : index + 2]
 
 
 def select_sweep(candidates: list[TreeCandidate]) -> list[TreeCandidate]:
@@ -151,6 +151,7 @@ def select_sweep(candidates: list[TreeCandidate]) -> list[TreeCandidate]:
     trees = [
         c for c in candidates if c.family == "static" or c.family.partition("+")[0] == "dynamic"
     ]
+    # The four budgets are the second and third smallest, and the two largest.
     return [c for c in candidates if c.family in ("chain", USER_TREE)] + [
         c for c in trees if c.size in sizes[1:3] + sizes[-2:]
     ]

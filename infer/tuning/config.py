@@ -13,7 +13,7 @@ from models.speculate.sampling import SamplingConf
 from models.target.target import TargetConf
 from models.validation import Rule, at_least, check_values, each_at_least
 
-NOT_NEGATIVE = Rule("must not be negative", lambda value: value >= 0, "0 copies none")
+NOT_NEGATIVE = Rule("must not be negative", lambda value: value >= 0, "0 copies no tokens")
 
 
 @dataclass(kw_only=True)
@@ -76,7 +76,7 @@ class TuneConf(TreeSearchConf):
 
 
 def format_overrides(overrides: dict[str, Any]) -> str:
-    r"""Format overrides as shell words.
+    r"""Return the overrides as shell words.
 
     >>> format_overrides({"tree.file": None, "device.compile": False, "prompts": "my file.jsonl"})
     'tree.file=null device.compile=false \'prompts="my file.jsonl"\''
@@ -87,7 +87,7 @@ def format_overrides(overrides: dict[str, Any]) -> str:
 
 
 def _format_value(value: Any) -> str:
-    """Format a value as Hydra parses it."""
+    """Return the text that Hydra parses as `value`."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     text = str(value.value if isinstance(value, Enum) else value)

@@ -36,7 +36,7 @@ MAX_EXTRA_TIMINGS = 12  # timings after the probes, until the predicted best was
 
 @contextmanager
 def hold_timing_lock(*, exclusive: bool) -> Iterator[None]:
-    """Hold a lock among a user's tuners: shared to compile, exclusive to time.
+    """Wait for and hold a lock among a user's tuners: shared to compile, exclusive to time.
 
     Waiters hold the gate lock so that later compiles cannot starve them. Must not be nested: the
     inner lock would wait for the outer one.
@@ -62,7 +62,10 @@ class CostBench:
     decoders: dict[str, Decoder] = field(default_factory=dict)
 
     def decoder_for(self, candidate: TreeCandidate | None) -> Decoder:
-        """Return the compiled decoder of a candidate, or the autoregressive one for None."""
+        """Return the decoder of a candidate, or the autoregressive one for None.
+
+        It is built and compiled by its first call, which is printed and waits for tuners that time.
+        """
         name = candidate.name if candidate else AUTOREGRESSIVE
         if name not in self.decoders:
             print_line(f"batch {self.batch}, context {self.context}: compiling {name}")
@@ -72,7 +75,7 @@ class CostBench:
                     self.target, sampling=self.conf.sampling, slots=self.context, batch=self.batch,
                     layers=self.draft.needs.layers, **options,
                 )  # fmt: skip
-                # one prompt more than rows, so that the refill of a slot is compiled too
+                # one prompt more than rows, so that the refill of a row is compiled too
                 self.decode(
                     decoder, (self.prompts * (self.batch + 1))[: self.batch + 1], stop_at_eos=False
                 )
@@ -82,7 +85,7 @@ class CostBench:
     def decode(
         self, decoder: Decoder, prompts: list[EvalPrompt], *, stop_at_eos: bool
     ) -> list[Generation]:
-        """Decode prompts to the end of their answers, or all to `max_new_tokens`."""
+        """Decode prompts to `max_new_tokens`, with `stop_at_eos` to the end of their answers."""
         return decoder.decode(
             [p.ids for p in prompts],
             row_ids=[p.row_id for p in prompts],
@@ -91,7 +94,7 @@ class CostBench:
         )
 
     def measure_steps(self, candidate: TreeCandidate) -> float:
-        """Measure the autoregressive steps that a round takes: the median of several turns."""
+        """Return the cost of a round in autoregressive steps: the median of several turns."""
         baseline, speculative = self.decoder_for(None), self.decoder_for(candidate)
         turns = []
         with hold_timing_lock(exclusive=True):
@@ -103,7 +106,7 @@ class CostBench:
         return statistics.median(turns)
 
     def _median_round_s(self, decoder: Decoder) -> float:
-        """Return the median round time in seconds.
+        """Return the median time of a round in seconds, of the row with the most rounds.
 
         Shapes are static, so the choice of prompts and the ends of answers do not matter.
         """
@@ -113,13 +116,13 @@ class CostBench:
     def benchmark_trees(
         self, candidates: list[TreeCandidate]
     ) -> dict[str, Float[ndarray, "prompts tokens_seconds"]]:
-        """Measure tokens and seconds of every prompt in every mode, in alternating order (ABBA).
+        """Return tokens and seconds of every prompt, by mode; modes alternate in order (ABBA).
 
-        The seconds of a prompt are its slot's share of each round. A round takes the same time with
-        empty slots, so this is the speed of a busy machine even while the last prompts leave slots
-        empty. At batch size 1 the modes alternate prompt by prompt. A larger batch decodes all
-        prompts in one long turn: there the target alone is decoded before each mode, and its time
-        corrects for changes in the machine's speed.
+        The seconds of a prompt are its row's share of each round. A round takes the same time with
+        idle rows, so this is the speed of a busy machine even while the last prompts leave rows
+        idle. At batch size 1 the modes alternate prompt by prompt. A larger batch decodes all
+        prompts in one long turn: the target without a draft is decoded before each mode, and its
+        time corrects for changes in the machine's speed.
         """
         modes = {
             candidate.name if candidate else AUTOREGRESSIVE: self.decoder_for(candidate)
@@ -133,34 +136,36 @@ class CostBench:
             )
 
     def _benchmark_alternating(self, modes: dict[str, Decoder]) -> dict[str, ndarray]:
-        sums = {name: np.zeros((len(self.prompts), 2)) for name in modes}
-        for row, number in itertools.product(range(len(self.prompts)), range(self.conf.repeats)):
-            for name in list(modes)[:: 1 - 2 * (number % 2)]:
-                sums[name][row] += self._time_prompts(modes[name], [self.prompts[row]])[0]
-        return sums
+        totals = {name: np.zeros((len(self.prompts), 2)) for name in modes}
+        for index, number in itertools.product(range(len(self.prompts)), range(self.conf.repeats)):
+            for name in list(modes)[:: 1 - 2 * (number % 2)]:  # backward in every second repeat
+                totals[name][index] += self._time_prompts(modes[name], [self.prompts[index]])[0]
+        return totals
 
     def _benchmark_interleaved(self, modes: dict[str, Decoder]) -> dict[str, ndarray]:
         baseline, baseline_runs = modes[AUTOREGRESSIVE], []
         speculative = [name for name in modes if name != AUTOREGRESSIVE]
-        sums = {name: np.zeros((len(self.prompts), 2)) for name in speculative}
+        totals = {name: np.zeros((len(self.prompts), 2)) for name in speculative}
         for number in range(self.conf.repeats):
-            for name in speculative[:: 1 - 2 * (number % 2)]:
+            for name in speculative[:: 1 - 2 * (number % 2)]:  # backward in every second repeat
                 baseline_runs.append(self._time_prompts(baseline, self.prompts))
-                # the time is 0 where all answers end at their first token
+                # The time is 0 if all answers end at their first token.
                 baseline_s = baseline_runs[-1][:, 1].sum() or 1.0
-                sums[name] += self._time_prompts(modes[name], self.prompts) / [1.0, baseline_s]
+                totals[name] += self._time_prompts(modes[name], self.prompts) / [1.0, baseline_s]
+        # Seconds so far are relative to the baseline's turn before: scale them by its mean time.
         mean = np.mean(baseline_runs, 0)
         mean_s = mean[:, 1].sum()
-        return {name: rows * [1.0, mean_s] for name, rows in sums.items()} | {
+        return {name: total * [1.0, mean_s] for name, total in totals.items()} | {
             AUTOREGRESSIVE: self.conf.repeats * mean
         }
 
     def _time_prompts(
         self, decoder: Decoder, prompts: list[EvalPrompt]
     ) -> Float[ndarray, "prompts tokens_seconds"]:
+        """Decode the prompts; return the tokens that rounds added and each row's share of time."""
         generations = self.decode(decoder, prompts, stop_at_eos=True)
         return np.array(
-            [[len(row.ids) - 1, sum(row.round_s) / self.batch] for row in generations], float
+            [[g.decoded_tokens, sum(g.round_s) / self.batch] for g in generations], float
         )
 
 
@@ -194,7 +199,7 @@ class CostCurve:
         return find_probed_family({candidate.family for candidate in self._timings})
 
     def _timed_candidates(self, family: str) -> list[TreeCandidate]:
-        """Return the timed candidates of a family by size."""
+        """Return the timed candidates of a family, ordered by size."""
         timed = [candidate for candidate in self._timings if candidate.family == family]
         return sorted(timed, key=lambda candidate: candidate.size)
 
@@ -225,7 +230,7 @@ class CostCurve:
     def _family_offset(self, family: str) -> float:
         """Return the mean residual of a family.
 
-        A family with copied tokens that was not timed has that of all timed ones with copies.
+        A family with copied tokens that was not timed gets that of all timed ones with copies.
         """
         if family in ("chain", self._probed_family):
             return 0.0
@@ -240,9 +245,10 @@ def choose_candidate(
     measure_steps: Callable[[TreeCandidate], float], candidates: list[TreeCandidate],
     tokens: dict[str, float],
 ) -> tuple[CostCurve, TreeCandidate]:  # fmt: skip
-    """Choose the candidate of the most `tokens` over steps a round, with as few timings as needed.
+    """Choose the candidate with the most `tokens` per step, with as few timings as possible.
 
-    The choice is timed twice: the best of many timings is often one that was too fast by chance.
+    Return the cost curve and the candidate. The choice is timed twice: the best of many timings is
+    often one that was too fast by chance.
     """
     curve = CostCurve()
     for candidate in select_probes(candidates):
@@ -270,11 +276,12 @@ def select_probes(candidates: list[TreeCandidate]) -> list[TreeCandidate]:
         for family in (families["chain"], families[find_probed_family(families)])
         for i in sorted({0, len(family) // 2, len(family) - 1})
     ]
+    # The probe with copies is the one nearest to 16 nodes, a medium size.
     return list(
         dict.fromkeys(probes + sorted(copied, key=lambda candidate: abs(candidate.size - 16))[:1])
     )
 
 
 def find_probed_family(families: Iterable[str]) -> str:
-    """Return the family timed at several sizes: trees, or chains where no budget fits the depth."""
+    """Return the family timed at several sizes: trees, or chains if no budget fits the depth."""
     return next(kind for kind in ("dynamic", "static", "chain") if kind in families)

@@ -25,9 +25,9 @@ MAX_SHOWN_CANDIDATES = 8  # candidates of each result in the terminal; tune.json
 
 @dataclass(kw_only=True)
 class ExpectedTokens:
-    """The tokens a round of a candidate, estimated by replay."""
+    """The tokens per round of a candidate, estimated by replay."""
 
-    kept: float  # delivered tokens a round, without those after the answer's end
+    kept: float  # delivered tokens per round, without those after the answer's end
     tau: float  # acceptance length
     all_positions: float  # acceptance length if rounds began at every token equally often
 
@@ -59,7 +59,7 @@ class TuningResult:
 
     batch: int
     context: int
-    token_s: float  # seconds a token of the target alone; rows in a batch share a step's time
+    token_s: float  # seconds per token of the target alone; rows in a batch share a step's time
     cost_curve: CostCurve
     pick: TreeCandidate | None
     best: TreeCandidate  # the best candidate, even if it is slower than no speculation
@@ -72,7 +72,7 @@ class TuningResult:
         return TuningVerdict.from_speedup(self.speedups[self.best.name])
 
     def format_speedup(self, candidate: TreeCandidate) -> str:
-        """Format the measured speed-up of a candidate, or a dash where it was not measured."""
+        """Format the measured speed-up of a candidate, or a dash if it was not measured."""
         return format_estimate(self.speedups.get(candidate.name))
 
 
@@ -96,11 +96,11 @@ class DraftTuning:
 
 
 def format_result(tuning: DraftTuning, result: TuningResult) -> Iterator[str]:
-    """Format the candidates with the highest predicted speed-ups, and all that were measured."""
+    """Yield lines on the candidates of the highest predicted speed-ups and all measured ones."""
     yield ""
     yield (
-        f"{tuning.name}, batch {result.batch}, context {result.context}: alone, the target takes "
-        f"{1e3 * result.token_s:.2f} ms a token"
+        f"{tuning.name}, batch {result.batch}, context {result.context}: without a draft, the "
+        f"target takes {1e3 * result.token_s:.2f} ms per token"
     )
     yield f"{'shape':<14}{'nodes':>6}{'depth':>6}{'tau':>6}{'cost':>7}{'predicted':>10}  measured"
     ranked = sorted(
@@ -124,9 +124,9 @@ def format_result(tuning: DraftTuning, result: TuningResult) -> Iterator[str]:
 
 
 def format_summary(tunings: list[DraftTuning], run: Path, conf: TuneConf) -> Iterator[str]:
-    """Format one line for each result, and the command that decodes with each choice."""
+    """Yield one line for each result, and the command that decodes with each choice."""
     yield ""
-    yield "cost: autoregressive steps a round (~ interpolated); speed-up over the target alone"
+    yield "cost: autoregressive steps per round (~ interpolated); speed-up over the target alone"
     yield f"{'batch':>5}{'context':>9}  {'draft':<20}{'choice':<16}{'predicted':>9}  measured"
     rows = [(tuning, result) for tuning in tunings for result in tuning.results]
     for tuning, result in sorted(rows, key=lambda row: (row[1].batch, row[1].context)):
@@ -154,7 +154,7 @@ def _eval_overrides(pick: TreeCandidate, file: Path, result: TuningResult, conf:
 
 
 def write_tree_files(tunings: list[DraftTuning], run: Path, conf: TuneConf) -> None:
-    """Write a tree file for each choice: its fields, a static tree's paths, and the overrides."""
+    """Write a tree file for each choice: its fields, the paths unless dynamic, and overrides."""
     rows = [(tuning, result) for tuning in tunings for result in tuning.results]
     for tuning, result in rows:
         if result.pick is None:
@@ -180,7 +180,7 @@ def write_tree_files(tunings: list[DraftTuning], run: Path, conf: TuneConf) -> N
 def build_tuning_report(
     tunings: list[DraftTuning], target: Target, device: dict[str, Any], prompts: list[EvalPrompt]
 ) -> dict[str, Any]:
-    """Build the dictionary of all predictions and measurements for tune.json."""
+    """Return all predictions and measurements, for tune.json."""
     return {
         "target": target.name,
         "device": device,
@@ -214,7 +214,7 @@ def build_tuning_report(
 def _candidate_to_dict(
     tuning: DraftTuning, result: TuningResult, candidate: TreeCandidate
 ) -> dict[str, Any]:
-    """Build the report of a candidate; `best_over_it` is the best one's speed over its own."""
+    """Return the report of a candidate; `best_over_it` is the best one's speed over its own."""
     measured = result.speedups.get(candidate.name)
     best_over_it = result.best_over_each.get(candidate.name)
     return {

@@ -1,6 +1,6 @@
 """Acceptance rules: each accepts one path of a token tree; all but `typical` are lossless.
 
-The rule is called once a round, on the device, by `accept` in infer/engine/rounds.py.
+The rule is called once per round, on the device, by `accept` in infer/engine/rounds.py.
 `docs/exactness.md` has the proofs and the trees that each rule supports.
 """
 
@@ -27,7 +27,9 @@ __all__ = [
 def build_acceptance_rule(
     verification: Verification, sampling: SamplingConf, *, typical: TypicalRule | None = None
 ) -> AcceptanceRule:
-    """Build the rule of that name, with the thresholds of `typical` for the typical rule.
+    """Return the rule that `verification` names; raise UserError if it does not fit `sampling`.
+
+    `typical` has the thresholds of the typical rule.
 
     >>> build_acceptance_rule(Verification.auto, SamplingConf(temperature=0.7)).name
     'coupled'

@@ -32,7 +32,7 @@ class Verification(Enum):
 class ScoredTree:
     """A proposed tree with the target's logits at its nodes, and the random numbers of the round.
 
-    The `verified` axis is of the root and all nodes; logits of a node are of the token after it.
+    The `verified` axis is the root and then all nodes; logits of a node are for the token after it.
     """
 
     proposal: Proposal
@@ -73,7 +73,7 @@ class AcceptedPath:
 def build_accepted_path(
     proposal: Proposal, end: Int[Tensor, " batch"], next_token: Int[Tensor, " batch"], depth: int
 ) -> AcceptedPath:
-    """Build the path from the root to node `end`, followed by the target's `next_token`.
+    """Return the path from the root to node `end`, followed by the target's `next_token`.
 
     >>> tree = Proposal(ids=torch.tensor([[7, 8, 9]]), parents=torch.tensor([[-1, -1, 1]]))
     >>> build_accepted_path(tree, torch.tensor([3]), torch.tensor([5]), depth=3)
@@ -83,12 +83,12 @@ def build_accepted_path(
     depth_BN = node_depths(ancestors_BNN)
     end_B1 = end[:, None]
     length_B1 = depth_BN.gather(1, end_B1)
-    step_D = torch.arange(depth + 1, device=end.device)
+    level_D = torch.arange(depth + 1, device=end.device)
     path_BN = ancestors_BNN.gather(1, end_B1[:, :, None].expand_as(ancestors_BNN[:, :1]))[:, 0]
-    at_step_BDN = path_BN[:, None] & (depth_BN[:, None] == step_D[:, None])
-    nodes_BD = torch.where(step_D <= length_B1, at_step_BDN.int().argmax(-1), end_B1)
+    at_level_BDN = path_BN[:, None] & (depth_BN[:, None] == level_D[:, None])
+    nodes_BD = torch.where(level_D <= length_B1, at_level_BDN.int().argmax(-1), end_B1)
     token_BD = pad(proposal.ids, (1, 0)).gather(1, nodes_BD.roll(-1, 1))  # of the path's next node
-    ids_BD = torch.where(step_D < length_B1, token_BD, next_token[:, None])
+    ids_BD = torch.where(level_D < length_B1, token_BD, next_token[:, None])
     return AcceptedPath(ids=ids_BD, nodes=nodes_BD, count=length_B1[:, 0] + 1)
 
 
@@ -111,7 +111,7 @@ class AcceptanceRule:
     def check(self, sampling: SamplingConf, tree: Tree | None = None) -> None:
         """Check that the rule is proven for this sampling and tree; raise UserError otherwise.
 
-        Without a tree only the sampling is checked.
+        If `tree` is None, only the sampling is checked.
         """
         key, temperature = "evaluation.sampling.temperature", sampling.temperature
         require(
@@ -130,5 +130,5 @@ class AcceptanceRule:
         )
 
     def accept(self, scored: ScoredTree, depth: int) -> AcceptedPath:
-        """Accept one path of the tree and emit one token after it."""
+        """Return one path of the tree and one token after it; no path is longer than `depth`."""
         raise NotImplementedError

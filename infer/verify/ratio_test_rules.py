@@ -46,9 +46,9 @@ def compute_residual(
     target: Float[Tensor, "batch vocab"], draft: Float[Tensor, "batch vocab"],
     token: Int[Tensor, " batch"],
 ) -> Residual:  # fmt: skip
-    """Compute the residual of one child from the residuals that its earlier siblings left.
+    """Return the residual of one child, from the residuals that its earlier siblings left.
 
-    `target` sums to 1. `draft` need not; it is one-hot where the token was not sampled.
+    `target` sums to 1. `draft` need not; it is one-hot if the token was not sampled.
 
     >>> target, draft = torch.tensor([[0.5, 0.5, 0.0]]), torch.tensor([[0.25, 0.5, 0.25]])
     >>> residual = compute_residual(target, draft, torch.tensor([2]))  # target probability 0
@@ -58,10 +58,10 @@ def compute_residual(
     index = token[:, None]
     draft_probs = _normalize(draft)
     draft_prob = draft_probs.gather(1, index)
-    possible = draft_prob > 0  # False where no mass was left to sample from: an arbitrary token
+    possible = draft_prob > 0  # False if no mass was left to sample from: the token is arbitrary
     accept_prob = torch.where(possible, target.gather(1, index) / draft_prob, 0.0).clamp_max(1.0)
     remaining = (target - draft_probs).clamp_min(0.0)
-    # where target and draft are equal, rejection is impossible: any residual will do
+    # If target and draft are equal, rejection is impossible: any residual will do.
     is_valid = possible & (remaining.sum(-1, keepdim=True) > 0)
     return Residual(
         accept_prob=accept_prob[:, 0],
@@ -71,15 +71,15 @@ def compute_residual(
 
 
 def _normalize(weights: Tensor) -> Tensor:
-    """Scale weights to sum 1; rows of zeros stay unchanged."""
+    """Return weights scaled to sum 1; rows of zeros stay unchanged."""
     return weights / weights.sum(-1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
 
 
 @dataclass(frozen=True)
 class RejectionRule(AcceptanceRule):
-    """Recursive rejection sampling, with one uniform number for each node.
+    """Recursive rejection sampling, with one uniform number per node.
 
-    The residual must be sampled with other noise than the children.
+    The residual must be sampled with noise that the children were not sampled with.
     """
 
     name = "rejection"
@@ -136,8 +136,8 @@ def compute_block_residual(
 ) -> tuple[Float[Tensor, "batch nodes"], Float[Tensor, "batch verified vocab"]]:
     """Return the probability that the path ends at each node, and the residuals of the target.
 
-    The probability of a node is conditional: the path ends at no later one. Residuals are not
-    normalized. `draft` sums to 1; it is one-hot where a token was not sampled.
+    The probability of a node is conditional on the path ending at no later node. Residuals are not
+    normalized. `draft` sums to 1; it is one-hot if a token was not sampled.
     """
     before = target[:, :-1]
     target_prob, draft_prob = (
@@ -146,12 +146,12 @@ def compute_block_residual(
     ratio = torch.where(draft_prob > 0, target_prob / draft_prob, 0.0)
     ratio = ratio.clamp_max(torch.finfo(ratio.dtype).max)  # 0 times infinity would be NaN
     acceptable = [torch.ones_like(target[:, 0, 0])]
-    for step in ratio.unbind(1):
-        acceptable.append((acceptable[-1] * step).clamp_max(1.0))
+    for node_ratio in ratio.unbind(1):
+        acceptable.append((acceptable[-1] * node_ratio).clamp_max(1.0))
     acceptable = torch.stack(acceptable, 1)
     residual = (acceptable[:, :-1, None] * before - draft).clamp_min(0.0)
     mass = residual.sum(-1)
-    # where target and draft are equal no mass is left and no path ends: any distribution will do
+    # If target and draft are equal, no mass is left and no path ends: any distribution will do.
     middle = torch.where(mass > 0, mass / (mass + (1 - acceptable[:, :-1])), 0.0)
     end_prob = torch.cat([middle, acceptable[:, -1:]], 1)[:, 1:]
     residual = torch.where(mass[..., None] > 0, residual, before)
@@ -160,9 +160,9 @@ def compute_block_residual(
 
 @dataclass(frozen=True)
 class BlockRule(AcceptanceRule):
-    """Block verification, with one uniform number for each node.
+    """Block verification, with one uniform number per node.
 
-    The residual must be sampled with other noise than the chain.
+    The residual must be sampled with noise that the chain was not sampled with.
     """
 
     name = "block"
@@ -187,8 +187,9 @@ class BlockRule(AcceptanceRule):
         else:
             draft = proposal.child_log_probs[:, :-1].exp()
         end_prob, residual = compute_block_residual(target, draft, proposal.ids)
-        number = torch.arange(1, end_prob.shape[1] + 1, device=end_prob.device)
-        node = pad(torch.where(uniforms < end_prob, number, 0), (1, 0)).amax(1)
+        # The path ends at the last node that passes, or at the root, which is node 0.
+        node_index = torch.arange(1, end_prob.shape[1] + 1, device=end_prob.device)
+        node = pad(torch.where(uniforms < end_prob, node_index, 0), (1, 0)).amax(1)
         index = node[:, None, None].expand(-1, 1, residual.shape[-1])
         next_token = scored.sample_token(residual.gather(1, index)[:, 0], node)
         return build_accepted_path(proposal, node, next_token, depth)

@@ -1,4 +1,4 @@
-"""Rules that read the target alone: the path that it takes itself, or one that it finds likely.
+"""Rules that read only the target: the path that it takes itself, or one that it finds likely.
 
 `greedy` and `coupled`: the target chooses one token after every node: the likeliest (greedy), or
 the one that its keyed noise selects (coupled, inference by sample-and-walk: Rowan et al., arXiv
@@ -24,7 +24,7 @@ from models.speculate.tree import Proposal, ancestor_mask, node_depths
 def walk_choices(
     proposal: Proposal, choice: Int[Tensor, "batch verified"], depth: int
 ) -> AcceptedPath:
-    """Follow the target's choices from the root as far as the tree contains them.
+    """Return the path of the target's choices from the root, as far as the tree contains them.
 
     >>> tree = Proposal(ids=torch.tensor([[7, 8, 9]]), parents=torch.tensor([[-1, -1, 1]]))
     >>> walk_choices(tree, torch.tensor([[8, 0, 9, 5]]), depth=2)  # 8 at the root, then 9, then 5
@@ -37,8 +37,8 @@ def walk_choices(
     for _ in range(depth):
         next_id = choice.gather(1, node[:, None])
         ids.append(next_id[:, 0])
-        # argmax takes the first of equal siblings: only it may have children, see
-        # models/drafts/ngram.py
+        # argmax takes the first of equal siblings, the only one that may have children: see
+        # models/drafts/ngram.py.
         matches = (proposal.parents + 1 == node[:, None]) & (proposal.ids == next_id)
         on_path = on_path & matches.any(1)
         node = torch.where(on_path, matches.int().argmax(1) + 1, node)
@@ -73,7 +73,7 @@ class GreedyRule(CoupledRule):
 class TypicalRule(AcceptanceRule):
     """Typical acceptance: a token of probability p passes if p >= min(epsilon, delta * exp(-H)).
 
-    H is the entropy of the target's distribution: the threshold is high where the target is
+    H is the entropy of the target's distribution: the threshold is high when the target is
     certain. The emitted tokens do not have the target's distribution.
     Medusa, arXiv 2401.10774, section 3.3.1.
     """
@@ -91,19 +91,19 @@ class TypicalRule(AcceptanceRule):
         probs = warped.softmax(-1)
         entropy = -torch.xlogy(probs, probs).sum(-1)
         threshold = (self.delta * (-entropy).exp()).clamp_max(self.epsilon)
-        parent = proposal.parents + 1
+        parent = proposal.parents + 1  # on the `verified` axis, the root comes first
         index = parent * warped.shape[-1] + proposal.ids
         return probs.flatten(1).gather(1, index) >= threshold.gather(1, parent)
 
     def accept(self, scored: ScoredTree, depth: int) -> AcceptedPath:
-        """Accept the longest path of typical nodes, followed by the target's choice.
+        """Return the longest path of typical nodes, followed by the target's choice.
 
-        Among equally long paths the first proposed end is taken, which is the draft's likeliest
-        because nodes are sorted.
+        Of equally long paths, the one whose end comes first in the tree is taken: it is the draft's
+        likeliest, because nodes are sorted.
         """
         proposal = scored.proposal
         ancestors_BNN = ancestor_mask(proposal.parents)
-        # the root was emitted before
+        # The root always passes: it was emitted before.
         allowed_BN = pad(self.typical_nodes(proposal, scored.warped_logits), (1, 0), value=True)
         reached_BN = (allowed_BN[:, None] | ~ancestors_BNN).all(-1)
         end_B = torch.where(reached_BN, node_depths(ancestors_BNN), -1).argmax(1)

@@ -126,7 +126,7 @@ def test_verdicts_of_modes_and_batches_are_shown_and_an_open_one_says_what_decid
     made["device"]["dtype"] = "bfloat16"
     made = from_json(made)
     assert column(summary_table(made), "lossless")[-2:] == ["yes", "undecided"]
-    assert column(exactness_table(made), "explained")[-1] == "0.5"
+    assert column(exactness_table(made), "explained gap")[-1] == "0.5"
     assert column(batch_table(made), "lossless") == ["undecided"] * 3
     said = (
         "undecided: a near-tie gap of 3 logits is wider than the 0.5 that bfloat16 explains in "

@@ -210,7 +210,7 @@ REFUSED = {
     "batch=[]": "batch: must list numbers of at least 1, got []",
     "nodes=[0]": "nodes: must list numbers of at least 1, got [0]",
     "depth=0": "depth: must be at least 1, got 0",
-    "ngram_tokens=-1": "ngram_tokens: must not be negative, got -1; 0 copies none",
+    "ngram_tokens=-1": "ngram_tokens: must not be negative, got -1; 0 copies no tokens",
     "max_new_tokens=1": "max_new_tokens: must be at least 2, got 1",
     "ranks=1 depth=4 nodes=[8,16]": "nodes: must list a budget of at most the 4 paths that "
     "depth and ranks give, got [8, 16]; raise depth or ranks",
