@@ -120,6 +120,7 @@ class Trainer:
             compiled=graph_plan.compiles_features(conf),
         )  # fmt: skip
         builder = MicroBatchBuilder(conf, self.parallel, self.draft, self.features)
+        self.rows_per_pass = builder.size
         self.prefetcher = Prefetcher(
             builder.build_step, steps=self.rate.steps, early=builder.on_policy is None
         )  # on-policy rows depend on the weights after the step before
@@ -167,7 +168,7 @@ class Trainer:
             if self.parallel.is_main:
                 drop_later_lines(self.log.file, after=self.state.progress.step)
             if self.conf.data.keep_features:
-                self.features.keep_all(self.conf.optim.micro_batch_size)
+                self.features.keep_all(self.rows_per_pass)
             device.compile_if_lazy(allocate_optimizer_states)(optimizers)
             self.state.load(self.training_state, self.parallel)
             self.parallel.prepare_optimizers(optimizers)

@@ -244,8 +244,7 @@ def test_a_state_holds_what_is_trained_alone(tmp_path):
     assert disk_bytes_needed(draft) == 2 * sum(p.nbytes for p in draft.parameters()) + 2 * more
 
 
-def test_a_state_with_frozen_tables_and_without_counts_is_continued(tmp_path, monkeypatch):
-    """As versions before have written them."""
+def test_a_state_with_frozen_tables_is_continued(tmp_path, monkeypatch):
     with monkeypatch.context() as older:
         older.setattr(
             states, "STATE_DICT_OPTIONS", StateDictOptions(flatten_optimizer_state_dict=True)
@@ -253,10 +252,6 @@ def test_a_state_with_frozen_tables_and_without_counts_is_continued(tmp_path, mo
         with pytest.raises(KeyboardInterrupt):
             toy_run(tmp_path / "run", toy_conf(), interrupt_at=7)
     assert "draft.frozen.weight" in weights(tmp_path / "run")
-    file = tmp_path / "run" / "state" / "00000006" / "progress.json"
-    saved = json.loads(file.read_text())
-    saved["progress"] = {key: saved["progress"][key] for key in ("step", "best", "best_step")}
-    file.write_text(json.dumps(saved))
     toy_run(tmp_path / "run", toy_conf())
     toy_run(tmp_path / "whole", toy_conf())
     assert_same_end(tmp_path / "run", tmp_path / "whole")

@@ -34,8 +34,5 @@ def list_graphs(conf: TrainConf, *, lazy: bool = False) -> set[Graph]:
         {Graph("loss", (micro_batch_size, conf.data.row_length))} if conf.optim.compile else set()
     )
     if compiles_features(conf) and conf.data.source is not DataSource.captured:
-        sizes = {conf.optim.micro_batch_size} if conf.data.keep_features else {micro_batch_size}
-        if conf.data.on_policy.share:  # rows that the draft wrote have no kept features
-            sizes.add(micro_batch_size)
-        graphs |= {Graph("features", (rows, conf.data.row_length)) for rows in sizes}
+        graphs |= {Graph("features", (micro_batch_size, conf.data.row_length))}
     return graphs
