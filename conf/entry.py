@@ -89,7 +89,7 @@ def entry_point(name: str, schema: type[Conf]) -> Callable[[Callable[[Conf], Non
 
         @functools.wraps(main)
         def run() -> None:
-            refuse_windows(os.name)
+            reject_windows(os.name)
             os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise instead of print
             try:
                 command()
@@ -106,12 +106,9 @@ def entry_point(name: str, schema: type[Conf]) -> Callable[[Callable[[Conf], Non
     return decorate
 
 
-def refuse_windows(system: str) -> None:
-    """Exit on Windows, where files cannot be locked or flushed as runs need.
-
-    `system` is `os.name`.
-    """
-    if system == "nt":
+def reject_windows(os_name: str) -> None:
+    """Exit with code 2 on Windows, where files cannot be locked or flushed as runs need."""
+    if os_name == "nt":
         exit_with_error(
             UserError("system: must be Linux or macOS, got Windows; use WSL 2 or a container")
         )
@@ -123,7 +120,7 @@ def register_schema(name: str, schema: type) -> None:
 
 
 def compose(name: str, schema: type[Conf], overrides: list[str]) -> Conf:
-    """Compose the config that `entry_point` passes to main, for callers without a command line."""
+    """Return the config that `entry_point` passes to main, for callers without a command line."""
     register_schema(name, schema)
     with hydra.initialize_config_dir(config_dir=CONF_DIR, version_base="1.3"):
         cfg = hydra.compose(name, overrides=overrides, return_hydra_config=True)
@@ -134,7 +131,10 @@ def compose(name: str, schema: type[Conf], overrides: list[str]) -> Conf:
 
 
 def validate_config(cfg: DictConfig) -> Any:
-    """Convert the composed config to its dataclass, which runs the checks of `__post_init__`."""
+    """Return the composed config as its dataclass, which runs the checks of `__post_init__`.
+
+    Raise UserError for a key that the dataclass does not have.
+    """
     conf = OmegaConf.to_object(cfg)
     for key, parent in _find_unknown_keys(conf):
         raise UserError(_unknown_key_message(key, type(parent)))
@@ -142,7 +142,7 @@ def validate_config(cfg: DictConfig) -> Any:
 
 
 def _find_unknown_keys(conf: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield keys that `+key=value` added without a field for them, and their dataclass."""
+    """Yield each key that `+key=value` added although no field has its name, and its dataclass."""
     fields = {f.name for f in dataclasses.fields(conf)}
     for name, value in vars(conf).items():
         if name not in fields and not name.startswith("_"):
@@ -152,12 +152,15 @@ def _find_unknown_keys(conf: Any, prefix: str = "") -> Iterator[tuple[str, Any]]
 
 
 def config_to_yaml(conf: Any) -> str:
-    """Return the config as a run stores it; `draft.method` names the class for `read_config`."""
+    """Return the config as YAML, as a run stores it.
+
+    `read_config` finds the draft's class by the added key `draft.method`.
+    """
     return OmegaConf.to_yaml(OmegaConf.create(_to_plain(conf)))
 
 
 def read_config(path: Path, schema: type[Conf]) -> Conf:
-    """Read back the YAML of `config_to_yaml`."""
+    """Return the config whose YAML `config_to_yaml` wrote."""
     saved = yaml.safe_load(path.read_text())
     cfg = OmegaConf.structured(schema)
     if "draft" in saved:
@@ -192,7 +195,7 @@ def _run_name() -> str:
 
 
 def list_typed_overrides() -> list[str]:
-    """List the overrides of the command line."""
+    """Return the overrides of the command line."""
     return list(HydraConfig.get().overrides.task)
 
 
@@ -212,7 +215,7 @@ def exit_with_error(error: Exception) -> NoReturn:
 
 
 def error_to_line(error: BaseException) -> str:
-    """Format any error of ours, of Hydra or of OmegaConf as one line.
+    """Format any error of this project, of Hydra or of OmegaConf as one line.
 
     The form is `<key>: <rule>, got <value>; <remedy>`.
     """
@@ -269,7 +272,7 @@ def _missing_value_message(error: MissingMandatoryValue) -> str:
 
 
 def _config_file_note(error: BaseException) -> str:
-    """Return a note on the YAML file of the error; empty if Hydra does not name it."""
+    """Return a note that names the YAML file of the error, or "" if Hydra does not name it."""
     match = re.match(r"In '([^']+)'", str(error))
     return f" (in conf/{match[1]}.yaml)" if match else ""
 
@@ -283,9 +286,10 @@ def _reword_message(text: str) -> str:
 
 
 def _is_raised_by_hydra(error: BaseException) -> bool:
-    """Return whether Hydra or OmegaConf raised the error.
+    """Return whether the error was raised in the code of Hydra or OmegaConf.
 
-    They raise plain ValueError or AssertionError for some mistakes, such as `target=null`.
+    Its type does not tell: for some mistakes, such as `target=null`, they raise a plain ValueError
+    or AssertionError.
     """
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return frames[-1].f_globals["__name__"].startswith(("hydra.", "omegaconf."))

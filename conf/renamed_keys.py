@@ -1,4 +1,7 @@
-"""Former names of configuration keys, so that an old command is answered with the new name."""
+"""Former names of configuration keys, so that an old command is answered with the new name.
+
+NAME in a key stands for the name of a source of the mixture, which the user chooses.
+"""
 
 import re
 
@@ -38,12 +41,14 @@ RENAMED_KEYS = {
 
 
 def find_new_name(key: str) -> str | None:
-    """Return what to write in place of a key of earlier versions, or None for any other key.
+    """Return the current name of a renamed configuration key, or None if it was not renamed.
 
     >>> find_new_name("mixture.sources.chat.licence")
     'mixture.sources.chat.license'
     """
     pattern = re.compile(r"(?<=^mixture\.sources\.)[^.]+")
-    source = pattern.search(key)
+    match = pattern.search(key)
     new_name = RENAMED_KEYS.get(pattern.sub("NAME", key))
-    return new_name and new_name.replace("NAME", source[0]) if source else new_name
+    if match is None or new_name is None:
+        return new_name
+    return new_name.replace("NAME", match[0])

@@ -225,7 +225,7 @@ def table(groups: list[Group], *, version: str | None, prompts: int, new_tokens:
         title="Beside other engines",
         note=f"{_words(groups)}{prompts} prompts, each {TURNS} times, {new_tokens} new tokens, "
         "from ids to ids; brackets: 95 % interval over prompts; ours: with the same draft, our "
-        "chain, or our loop where there is no draft; same answers: as our loop gives; graphs: "
+        "chain, or our loop if there is no draft; same answers: as our loop gives; graphs: "
         f"compiled while measuring{f'; vLLM {version}' if version else ''}.",
         columns=["draft", "decoding", "proposed", "tokens/s", "ours / this",
                  "our tree / this", "same answers", "graphs"],

@@ -2,8 +2,8 @@
 
     python -m scripts.bench_loss chunked --vocab 151936 --tokens 768 --width 512 --chunk 128
 
-As a program it measures one form in a fresh process, so that the peak memory is that of this form
-alone, and prints JSON. `compare` runs it for both forms in alternating order.
+As a program it measures one form in a fresh process, so that the peak memory is only that of this
+form, and prints JSON. `compare` runs it for both forms in alternating order.
 """
 
 import argparse

@@ -88,7 +88,8 @@ def main() -> None:
     _, report = pack_documents(documents, args.length)
     print(report)
     print(
-        f"read: {(read_peak - start_peak) / tokens:.2f} bytes a token at most, of {tokens:,} tokens"
+        f"read: {(read_peak - start_peak) / tokens:.2f} bytes per token at most, "
+        f"of {tokens:,} tokens"
     )
     print(
         f"pack: {time.process_time() - began:.2f} s, "

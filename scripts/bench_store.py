@@ -47,10 +47,10 @@ STORES = (("demo", "bf16"), ("demo", "int8"), ("demo-medusa", "bf16"), ("demo-me
 
 @dataclass(kw_only=True)
 class Timed:
-    """The seconds of the target pass alone and of the capture, over the same rows."""
+    """Seconds of only the target pass, and of the whole capture, over the same rows."""
 
-    alone: float = 0.0
-    captured: float = 0.0
+    target_pass_s: float = 0.0
+    capture_s: float = 0.0
 
 
 def measure(name: str, dtype: str, folder: Path, target: Target, steps: int) -> list[str]:
@@ -77,14 +77,17 @@ def measure(name: str, dtype: str, folder: Path, target: Target, steps: int) -> 
     size = sum(file.stat().st_size for file in store_folder.iterdir()) / spec.tokens
     return [
         train.draft.method, dtype, f"{size:.0f}", f"{size / (8 * target.hidden_size):.3f}",
-        f"{spec.supervised / spec.tokens:.0%}", f"{spec.tokens / timed.captured:,.0f}",
-        f"{spec.tokens / timed.alone:,.0f}", f"{spec.tokens / read_s:,.0f}", f"{trained:,.0f}",
-        f"{wait:.2%}",
+        f"{spec.supervised / spec.tokens:.0%}", f"{spec.tokens / timed.capture_s:,.0f}",
+        f"{spec.tokens / timed.target_pass_s:,.0f}", f"{spec.tokens / read_s:,.0f}",
+        f"{trained:,.0f}", f"{wait:.2%}",
     ]  # fmt: skip
 
 
 def captured(conf: CaptureConf, target: Target) -> tuple[Timed, Path]:
-    """Capture as data/capture.py does, and time a plain target pass before each shard."""
+    """Capture as data/capture.py does, and return the times and the folder of the store.
+
+    A plain target pass is timed before each shard.
+    """
     plan = plan_capture(conf, build_meta_target(conf.target, target.device.dtype), target.tokenizer)
     spec = build_store_spec(plan, conf, target.device, target.tokenizer_fingerprint)
     progress = CaptureProgress(conf, spec, plan.packed.documents, command="")
@@ -101,8 +104,8 @@ def captured(conf: CaptureConf, target: Target) -> tuple[Timed, Path]:
         write_store_file(
             progress, shard_name(number), *builder.build_shard(number, lambda *_: None)
         )
-        timed.alone += pass_ended - began
-        timed.captured += time.perf_counter() - pass_ended
+        timed.target_pass_s += pass_ended - began
+        timed.capture_s += time.perf_counter() - pass_ended
     return timed, progress.folder
 
 

@@ -44,7 +44,7 @@ class Count:
 
 
 def read_modules() -> list[Module]:
-    """Parse every file of the product."""
+    """Return every file of the product, parsed."""
     files = sorted(file for package in PACKAGES for file in (ROOT / package).rglob("*.py"))
     return [
         Module(
@@ -55,7 +55,7 @@ def read_modules() -> list[Module]:
 
 
 def count_all(modules: list[Module]) -> list[Count]:
-    """Compute every count that has a bound."""
+    """Return every count that has a bound."""
     docstrings = [place for module in modules for place in list_docstrings(module)]
     fragments = [f"{place}: {first}" for place, first in docstrings if FRAGMENT.match(first)]
     functions = [place for module in modules for place in list_functions(module)]

@@ -43,7 +43,7 @@ NUM_CONVERSATIONS = 3_000
 
 
 def texts_by_source(seed: int) -> dict[str, list[str]]:
-    """Return all training texts by source; tests are left out where Python ships none (Debian)."""
+    """Return all training texts by source; tests are left out if Python ships none (Debian)."""
     code, docs = (list(library_texts(kind, held_out=False)) for kind in ("code", "docs"))
     texts = {
         "code": code,

@@ -12,7 +12,7 @@ BOUND = re.compile(r"(?P<name>[\w.-]+)(?:\[[\w,]+\])?>=(?P<version>[\w.]+)")
 
 
 def lower_bounds(pyproject: dict) -> dict[str, str]:
-    """Map each package that the project and its tests need to its lowest allowed version."""
+    """Return the lowest allowed version of each package that the project and its tests need."""
     requirements = [*pyproject["project"]["dependencies"], *pyproject["dependency-groups"]["dev"]]
     matches = [BOUND.match(requirement) for requirement in requirements]
     return {match["name"]: match["version"] for match in matches if match}

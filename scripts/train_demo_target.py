@@ -80,7 +80,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
-    """Push all singular values near 1 by five Newton-Schulz steps."""
+    """Return the matrices with singular values near 1, after five Newton-Schulz steps."""
     wide = matrices.shape[-2] <= matrices.shape[-1]
     x = matrices if wide else matrices.mT
     x = (x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)).bfloat16()

@@ -1,4 +1,4 @@
-"""Decode greedily with vLLM on request of another process; runs in the engines' environment.
+"""Decode greedily with vLLM on request of a different process; runs in the engines' environment.
 
     .venv-engines/bin/python scripts/vllm_answers.py TARGET --method eagle3 --draft DIR --drafted 4
 
@@ -47,7 +47,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("target")
     parser.add_argument("--method", help="the engine's name of it; default: one token at a time")
     parser.add_argument("--draft")
-    parser.add_argument("--drafted", type=int, default=4, help="draft tokens a round")
+    parser.add_argument("--drafted", type=int, default=4, help="draft tokens per round")
     parser.add_argument("--slots", type=int, default=512, help="for prompt, answer and drafts")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--eager", action="store_true", help="compile nothing")

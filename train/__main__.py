@@ -21,7 +21,7 @@ from train.loop import Trainer
 from train.quick_eval import build_quick_eval
 from train.rows.held_out import check_held_out_unchanged, resolve_evaluation, write_held_out
 from train.rows.packed_rows import choose_vocabulary, load_training_rows, write_prompt_hashes
-from train.run import check_free_disk, known_steps, open_run, refuse_full_disk
+from train.run import check_disk_space, known_steps, open_run, report_full_disk
 
 log = logging.getLogger("train")
 
@@ -38,7 +38,7 @@ def main(conf: TrainConf) -> None:
     draft = conf.draft.build(target, loss=conf.loss, seed=conf.seed)
     if layers := draft.needs.layers:
         log.info("draft: captures what enters layers %s of %d", layers, target.num_layers)
-    check_free_disk(run.folder, draft, target, num_states=conf.num_states)
+    check_disk_space(run.folder, draft, target, num_states=conf.num_states)
     metric_logger = MetricLogger(conf.log, run, parallel.accelerator)
 
     steps = known_steps(run, conf.optim)
@@ -50,7 +50,7 @@ def main(conf: TrainConf) -> None:
             write_held_out(held_out, run.folder)
             write_prompt_hashes(rows, target.tokenizer, run.folder)
         choose_vocabulary(draft, target, rows, conf.data, run.folder if parallel.is_main else None)
-        tree, selection = conf.tree.build(), [row["ids"] for row in held_out.selection]
+        tree, selection_prompts = conf.tree.build(), [row["ids"] for row in held_out.selection]
         if tree.depth > draft.trained_depth:
             log.warning(
                 "tree.depth: %d is deeper than the %d steps that the draft is trained for; "
@@ -59,15 +59,15 @@ def main(conf: TrainConf) -> None:
         Trainer(
             conf=conf, parallel=parallel, target=target, draft=draft, rows=rows, store=store,
             state=run, log=metric_logger,
-            evaluate=build_quick_eval(target, selection, tree, conf.evaluation),
+            evaluate=build_quick_eval(target, selection_prompts, tree, conf.evaluation),
         ).run()  # fmt: skip
     else:
         log.info("%s is trained already: only its evaluation is repeated", run.folder)
 
     if parallel.runs_target:
         evaluation = resolve_evaluation(conf, run.folder)
-        best = load_draft_under_test(run.folder / "checkpoint", target)
-        report = evaluate_drafts(target, [best], tree=conf.tree, conf=evaluation)
+        best_draft = load_draft_under_test(run.folder / "checkpoint", target)
+        report = evaluate_drafts(target, [best_draft], tree=conf.tree, conf=evaluation)
         if parallel.is_main:
             publish_report(report, run.folder, metric_logger)
     parallel.barrier()
@@ -75,7 +75,7 @@ def main(conf: TrainConf) -> None:
 
 
 def publish_report(report: EvalReport, folder: Path, metric_logger: MetricLogger) -> None:
-    with refuse_full_disk(folder):
+    with report_full_disk(folder):
         write_report_files(report, folder)
     metric_logger.upload_report(summary_table(report))
     print_report(report)

@@ -40,9 +40,9 @@ class TrainConf:
     run_name: str = MISSING
     output_dir: str = "outputs/train"
     resume: bool = True  # continue the run of this name; false starts it over
-    eval_every: int = 100  # steps between measurements of the delivered tokens a round
+    eval_every: int = 100  # steps between measurements of the delivered tokens per round
     num_eval_prompts: int = 32  # held-out prompts in each of these measurements
-    held_out_prompts: int = 64  # others, for the report; 0 requires evaluation.prompts
+    held_out_prompts: int = 64  # other prompts, for the report; 0 requires evaluation.prompts
     save_minutes: float = 10.0  # between saved states, each written at the next log line
     save_every: int | None = None  # steps between saved states, in place of save_minutes
 
@@ -59,7 +59,11 @@ class TrainConf:
 
     @property
     def num_states(self) -> int:
-        """Count the states on disk during a save: the last, the new, and one to extend from."""
+        """Return the most states on disk at once.
+
+        During a save these are the last and the new one, and if the run can be extended from an
+        earlier state, that one too.
+        """
         schedule = self.optim.schedule
         keeps_extendable = schedule is Schedule.wsd or (
             schedule is Schedule.constant and self.renewal_interval > 1
@@ -67,9 +71,10 @@ class TrainConf:
         return 3 if keeps_extendable else 2
 
     def check(self, *, reads_data: bool = True) -> Preview | None:
-        """Reject an invalid configuration before a model is loaded, by a UserError.
+        """Return a preview of the first rows of the data, or None without `reads_data`.
 
-        Return a preview of the first rows of the data; a warm-up reads none.
+        Raise UserError for an invalid configuration, before a model is loaded. A warm-up reads no
+        data.
         """
         self.check_settings()
         self.parallel.check(
@@ -82,7 +87,7 @@ class TrainConf:
             self.evaluation.prompts is not None
             or self.held_out_prompts > 0
             or self.data.source is DataSource.demo,
-            "held_out_prompts: must be at least 1 where evaluation.prompts is not set, got 0; "
+            "held_out_prompts: must be at least 1 if evaluation.prompts is not set, got 0; "
             "raise it or give evaluation.prompts=FILE",
         )
         checks = [self.target.read_config, self.draft.check]
@@ -104,7 +109,7 @@ class TrainConf:
         return preview
 
     def check_settings(self) -> None:
-        """Check the settings that need no file and no model; raise UserError for a wrong one."""
+        """Raise UserError for a wrong setting, as far as that takes no file and no model."""
         self._check_overlap()
         on_policy = self.data.on_policy
         require(
@@ -136,7 +141,7 @@ class TrainConf:
         return self.parallel.build(device, trackers=trackers)
 
     def check_device(self, device: Device) -> None:
-        """Check, before a model is loaded, that this device can do what the run needs."""
+        """Raise UserError, before a model is loaded, if the device cannot do what the run needs."""
         self.optim.check(device)
         self.data.check_device(device)
 
@@ -155,5 +160,5 @@ class TrainConf:
         require(
             overlap is None or not (self.data.on_policy.share or self.loss.half_life),
             "data.overlap: must be null with data.on_policy.share or loss.half_life, which "
-            f"start where an answer does, got {overlap}; raise data.row_length instead",
+            f"start with an answer, got {overlap}; raise data.row_length instead",
         )

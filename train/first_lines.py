@@ -25,7 +25,7 @@ DATA_OVERRIDES = re.compile(  # overrides that name the data or the run folder
 
 
 def announce_data(conf: TrainConf, preview: Preview) -> None:
-    """Log what the data is, and a remedy where its answers may not be the target's own."""
+    """Log what the data is, and a remedy if its answers may not be the target's own."""
     if not log.isEnabledFor(logging.INFO):  # only the main process logs
         return
     log.info("training data: %s", describe_data(conf.data, preview))
@@ -45,7 +45,7 @@ def announce_data(conf: TrainConf, preview: Preview) -> None:
 
 
 def describe_data(data: DataConf, preview: Preview) -> str:
-    """Describe the rows: source, number, contents and packing."""
+    """Describe the rows in a line: source, number, contents and packing."""
     source = data.path or "the embedded demo"
     parts = [data.subset, data.split] if data.source is DataSource.dataset else []
     if any(parts) and not Path(source).is_file():
@@ -76,7 +76,7 @@ def prepare_command(conf: TrainConf) -> str:
 
 
 def _changed_values(conf: Any, default: Any, group: str, names: Iterable[str]) -> dict[str, Any]:
-    """Return overrides of the fields that are not at their defaults."""
+    """Return the fields that are not at their defaults, by override key."""
     return {
         f"{group}.{name}": getattr(conf, name)
         for name in names
@@ -85,7 +85,7 @@ def _changed_values(conf: Any, default: Any, group: str, names: Iterable[str]) -
 
 
 def train_command(conf: TrainConf) -> str:
-    """Return this run's command for the answers that `prepare_command` writes."""
+    """Return this run's command, changed to train on the answers that `prepare_command` writes."""
     overrides = [
         override for override in list_typed_overrides() if not DATA_OVERRIDES.fullmatch(override)
     ]

@@ -1,6 +1,6 @@
 """Metrics of a run: a flat JSON object per line of metrics.jsonl, and optionally W&B.
 
-Those of training steps are kept on the device, and read in one transfer for each line.
+Metrics of training steps are kept on the device, and read in one transfer for each line.
 
 A terminal shows a progress bar; elsewhere the same figures are plain log lines.
 """
@@ -92,7 +92,10 @@ class MetricBuffer:
         self.num_lines += 1
 
     def read(self, parallel: Parallel) -> dict[str, list[tuple[float, float]]]:
-        """Return what each step since the last call has added, summed over all processes."""
+        """Return (sum, count) of each metric for each step since the last call; collective.
+
+        They are summed over all processes. The buffer is empty afterwards.
+        """
         assert self.lines is not None
         num_steps, self.num_lines = self.num_lines, 0
         steps = parallel.all_reduce_sum(self.lines).tolist()[:num_steps]
@@ -100,7 +103,7 @@ class MetricBuffer:
 
 
 class ProgressBar(Progress):
-    """The progress of training: a bar on a terminal, otherwise a log line for each report."""
+    """The progress of training: a bar on a terminal, otherwise a log line per report."""
 
     def __init__(self, *, steps_done: int, steps: int):
         super().__init__(
@@ -112,7 +115,7 @@ class ProgressBar(Progress):
         self.bar = self.add_task("", total=steps, completed=steps_done)
 
     def report(self, step: int, values: dict[str, float], *, seconds_per_step: float) -> None:
-        """Show the metrics of a step, the last one completed."""
+        """Show the metrics after `step` completed steps, and the time left."""
         figures = "  ".join(
             f"{name} {format_metric(values[name])}" for name in PROGRESS_METRICS if name in values
         )
@@ -126,7 +129,7 @@ class ProgressBar(Progress):
 
 
 def format_metric(value: float) -> str:
-    """Write a figure of any size in few characters.
+    """Format a figure of any size in few characters.
 
     >>> [format_metric(value) for value in (0.00123456, 2.5, 4_915_200.0)]
     ['0.001235', '2.5', '4,915,200']
@@ -158,7 +161,7 @@ class MetricLogger:
         """Upload the report and the checkpoint to the tracker."""
         if self.conf.wandb is Wandb.off:
             return
-        import wandb  # the package is needed only where it is enabled
+        import wandb  # imported here, because the package is needed only if it is enabled
 
         run = self._wandb_run()
         run.log({
@@ -180,7 +183,7 @@ class MetricLogger:
             },
         })  # fmt: skip
         if self.accelerator.is_main_process:
-            # W&B's own step must not fall, which it does when a killed run continues.
+            # Plot over our step: W&B's own must not decrease, as it does if a killed run continues.
             self._wandb_run().define_metric("*", "step")
 
     def _wandb_run(self) -> Any:
@@ -188,7 +191,7 @@ class MetricLogger:
 
 
 def drop_later_lines(file: Path, *, after: int) -> None:
-    """Drop lines of later steps, which a continued run will write again, and a torn last line."""
+    """Drop lines of later steps, which a continued run writes again, and a torn last line."""
     if file.exists():
         lines = takewhile(
             lambda line: line.endswith("\n") and json.loads(line)["step"] <= after,

@@ -32,7 +32,7 @@ from train.optim import allocate_optimizer_states
 from train.planning import graph_plan
 from train.rows.features import TargetFeatures
 from train.rows.micro_batches import MicroBatch, MicroBatchBuilder, Prefetcher
-from train.run import refuse_full_disk, set_total_steps
+from train.run import report_full_disk, set_total_steps
 from train.state import RunProgress, RunState, SaveSchedule, TrainingState
 
 log = logging.getLogger(__name__)
@@ -51,9 +51,10 @@ class LossModule(nn.Module):
 
 
 def expected_length(values: dict[str, float]) -> dict[str, float]:
-    """Compute the acceptance length of a chain, where a method reports `hit_<i>`.
+    """Return the acceptance length of a chain as `tau`, or {} if no `hit_<i>` is reported.
 
-    `hit_<i>` is the share of i-th tokens that are right, among those whose predecessors are.
+    `hit_<i>` is the share of i-th draft tokens that are right, among those whose predecessors are.
+    The target's own token adds 1.
 
     >>> expected_length({"hit_1": 0.5, "hit_2": 0.5})
     {'tau': 1.75}
@@ -63,15 +64,15 @@ def expected_length(values: dict[str, float]) -> dict[str, float]:
 
 
 def describe_coverage(steps: int, rows_per_step: int, rows: int) -> str:
-    """Describe how much of the data a run will visit.
+    """Describe in a line how much of the data a run will visit.
 
     >>> describe_coverage(300, 8, 40_000)
     '300 steps x 8 rows = 2,400 of 40,000 rows (0.06 epochs)'
     """
-    visits = steps * rows_per_step
+    rows_visited = steps * rows_per_step
     return (
-        f"{steps:,} steps x {rows_per_step:,} rows = {visits:,} of {rows:,} rows "
-        f"({visits / rows:.3g} epochs)"
+        f"{steps:,} steps x {rows_per_step:,} rows = {rows_visited:,} of {rows:,} rows "
+        f"({rows_visited / rows:.3g} epochs)"
     )
 
 
@@ -86,11 +87,11 @@ class Trainer:
     rows: Packed
     state: RunState
     log: MetricLogger
-    evaluate: Callable[[Draft], dict[str, float]]  # decodes; delivered_per_round and more
-    store: FeatureStore | None = None  # of the rows; None: the target computes them
+    evaluate: Callable[[Draft], dict[str, float]]  # must return delivered_per_round
+    store: FeatureStore | None = None  # holds the rows' features; None: the target computes them
 
     def __post_init__(self) -> None:
-        """Build all that the steps use; `_resume` then fills it from the newest state."""
+        """Build all that the steps use, and rewind an extended run; `_resume` loads its state."""
         conf, device, multiple = self.conf, self.parallel.device, self.conf.renewal_interval
         self.rate = set_total_steps(
             self.state, conf.optim, self.parallel, rows=len(self.rows), multiple=multiple
@@ -133,35 +134,49 @@ class Trainer:
         self.draft.eval()
 
     def run(self) -> RunProgress:
-        """Train to the last step, and leave the best checkpoint in the run folder."""
+        """Train to the last step, and return the run's progress.
+
+        Metrics, states and the best checkpoint are written into the run folder on the way. Raise
+        UserError if a loss is not finite or the disk is full.
+        """
         conf, progress, steps = self.conf, self.state.progress, self.rate.steps
         with self._resume():
             log.info(describe_coverage(steps, conf.optim.rows_per_step, len(self.rows)))
             self._restart_clock()
-            with refuse_full_disk(self.state.folder), self.progress_bar:
-                for done in range(progress.step + 1, steps + 1):
-                    self._train_step(done - 1)
-                    progress.step = done
-                    evaluates = done == steps or done % conf.eval_every == 0
-                    if evaluates or self.saves.is_due(done) or done % conf.log.interval == 0:
-                        # Read before anything is saved: a loss that is not finite ends the run.
-                        values = self._read_metrics()
-                        if evaluates:
+            with report_full_disk(self.state.folder), self.progress_bar:
+                for steps_done in range(progress.step + 1, steps + 1):
+                    self._train_step(steps_done - 1)
+                    progress.step = steps_done
+                    should_evaluate = steps_done == steps or steps_done % conf.eval_every == 0
+                    should_log = should_evaluate or steps_done % conf.log.interval == 0
+                    if should_log or self.saves.is_due(steps_done):
+                        # Read the metrics before saving, so that a non-finite loss ends the run
+                        # without saving a bad state.
+                        values = self._report_metrics()
+                        if should_evaluate:
                             values |= self._evaluate_draft()
-                        self.log.write(done, values)
+                        self.log.write(steps_done, values)
+                        # A collective, so only here; it can make a state due by time.
                         self.saves.read_clock()
-                    if self.saves.is_due(done):
+                    if self.saves.is_due(steps_done):
                         self._save()
         return progress
 
     def warmup(self, on_graph: Callable[[str], None]) -> None:
-        """Take one step, which compiles every graph; nothing of it is saved."""
+        """Take one step, which compiles every graph, and save nothing.
+
+        `on_graph` gets a line for each compiled graph.
+        """
         with self._resume(on_graph):
             self._train_step(0)
 
     @contextmanager
     def _resume(self, on_graph: Callable[[str], None] | None = None) -> Iterator[None]:
-        """Load the newest state, if there is one, and count the graphs that the block compiles."""
+        """Load the newest state, if there is one, for the steps of the block.
+
+        Metrics of later steps are dropped, and features to keep are computed. Graphs that are
+        compiled from here to the end of the block are checked against those announced.
+        """
         device, optimizers = self.parallel.device, self.training_state.optimizers
         needed = graph_plan.list_graphs(self.conf, lazy=device.lazy)
         with device.expect_graphs(needed, log.info, on_graph=on_graph), closing(self.prefetcher):
@@ -183,14 +198,17 @@ class Trainer:
 
     def _train_step(self, step: int) -> None:
         device = self.parallel.accelerator.device
-        self._step(
+        self._step(  # with a dict: graphs are told apart by its tensors, while a list means numbers
             {n: micro_batch.to(device) for n, micro_batch in enumerate(self.prefetcher.take(step))}
         )
         for schedule in self.schedules:
             schedule.step()
 
     def optimizer_step(self, micro_batches: dict[int, MicroBatch]) -> None:
-        """Take one step by the gradient of the loss, summed over all rows / its summed weight."""
+        """Update the weights by the gradient of the step's loss, and buffer its metrics.
+
+        The loss of a step is its sum over all rows of all processes, divided by its summed weight.
+        """
         accelerator = self.parallel.accelerator
         step_extras = self._sum_term_weights([*micro_batches.values()])
         sums: dict[str, Tensor] = {}
@@ -203,15 +221,17 @@ class Trainer:
             with nullcontext() if is_last else accelerator.no_sync(self.loss_module):
                 loss = self.loss_module(batch, target_output, micro_batch.extras | step_extras)
                 accelerator.backward(loss.total)
-            tokens = batch.document_ids >= 0
+            is_token = batch.document_ids >= 0  # the rest is padding
+            in_answer = is_token & batch.answer_mask
             pairs = loss.metrics | {
                 "loss": torch.stack([loss.total.detach(), loss.weight]).float(),
-                "tokens": torch.stack([tokens.sum(), (tokens & batch.answer_mask).sum()]).float(),
+                "tokens": torch.stack([is_token.sum(), in_answer.sum()]).float(),
             }
             sums = {name: sums[name] + pair if sums else pair for name, pair in pairs.items()}
 
         weight = self.parallel.all_reduce_sum(sums["loss"])[1]
-        # Gradients are means over the processes; a step without any answer changes nothing.
+        # Gradients are means over the processes, hence the factor. `tiny` is for a step without any
+        # answer, whose weight and gradients are 0.
         scale = accelerator.num_processes / weight.clamp_min(torch.finfo(weight.dtype).tiny)
         for parameter in self.trained:
             if parameter.grad is not None:
@@ -225,56 +245,69 @@ class Trainer:
             optimizer.zero_grad()
 
     def _sum_term_weights(self, micro_batches: list[MicroBatch]) -> Extras:
-        """Sum the weights of the loss's terms over all rows of the step; {} if it has none."""
+        """Return the weights of the loss's terms as `step_weights`, summed over the step's rows.
+
+        A loss without terms has none: return {}.
+        """
         weights = [m.term_weights for m in micro_batches if m.term_weights is not None]
         if not weights:
             return {}
         return {"step_weights": self.parallel.all_reduce_sum(torch.stack(weights).sum(0))}
 
-    def _read_metrics(self) -> dict[str, float]:
-        """Read and average the buffered metrics; raise UserError if a loss is not finite."""
-        progress, done = self.state.progress, self.state.progress.step
+    def _report_metrics(self) -> dict[str, float]:
+        """Return the averages of the buffered metrics, by their `train/` names; collective.
+
+        Empty the buffer, count its tokens in the run's progress, update the progress bar and
+        restart the clock. Raise UserError if a loss is not finite.
+        """
+        progress, steps_done = self.state.progress, self.state.progress.step
         step_sums = self.metric_buffer.read(self.parallel)
+        # A step whose rows contain no answer has weight 0.
         losses = [total / weight if weight else 0.0 for total, weight in step_sums.pop("loss")]
-        for step, loss in enumerate(losses, start=done - len(losses) + 1):
+        for step, loss in enumerate(losses, start=steps_done - len(losses) + 1):
             require(
                 math.isfinite(loss),
-                f"optim.lr: the loss must stay finite, got {loss} at step {step}; lower "
-                "optim.lr or optim.max_grad_norm under another run_name "
+                f"optim.lr: the loss must stay finite, got {loss} at step {step}; start again "
+                "under another run_name with a lower optim.lr or optim.max_grad_norm "
                 "(the last good state is kept)",
             )
-        seconds = time.perf_counter() - self.clock
+        seconds = time.perf_counter() - self.clock_start
         sums = {name: map(sum, zip(*steps, strict=True)) for name, steps in step_sums.items()}
-        # The processes of a tensor group read the same rows.
-        tokens, answers = (count / self.conf.parallel.tensor for count in sums.pop("tokens"))
+        # The processes of a tensor group read the same rows, so each counts the same tokens.
+        tokens, answer_tokens = (count / self.conf.parallel.tensor for count in sums.pop("tokens"))
         progress.tokens += round(tokens)
-        progress.answer_tokens += round(answers)
-        visits = done * self.conf.optim.rows_per_step
+        progress.answer_tokens += round(answer_tokens)
+        rows_visited = steps_done * self.conf.optim.rows_per_step
         values = {
             "loss": sum(losses) / len(losses),
-            "lr": self.conf.optim.lr * self.rate.factor(done - 1),
+            "lr": self.conf.optim.lr * self.rate.factor(steps_done - 1),  # that of the last step
             **{name: total / max(count, 1) for name, (total, count) in sums.items()},
-            "rows": float(visits),
+            "rows": float(rows_visited),
             "tokens": float(progress.tokens),
             "answer_tokens": float(progress.answer_tokens),
-            "epochs": visits / len(self.rows),
+            "epochs": rows_visited / len(self.rows),
             "tokens_per_s": tokens / seconds,
             "data_wait": self.prefetcher.wait_seconds / seconds,
         }
         values |= expected_length(values)
-        if (graphs := self.parallel.device.ledger.budget) is not None:
-            values["graphs_unannounced"] = graphs.unannounced
-        self.progress_bar.report(done, values, seconds_per_step=seconds / (done - self.since))
+        if (graph_budget := self.parallel.device.ledger.budget) is not None:
+            values["graphs_unannounced"] = graph_budget.unannounced
+        seconds_per_step = seconds / (steps_done - self.clock_start_step)
+        self.progress_bar.report(steps_done, values, seconds_per_step=seconds_per_step)
         self._restart_clock()
         return {f"train/{name}": value for name, value in values.items()}
 
     def _restart_clock(self) -> None:
         """Restart the clock of the training time, which excludes evaluation and saving."""
-        self.clock, self.since = time.perf_counter(), self.state.progress.step
+        self.clock_start, self.clock_start_step = time.perf_counter(), self.state.progress.step
         self.prefetcher.wait_seconds = 0.0
 
     def _evaluate_draft(self) -> dict[str, float]:
-        """Decode held-out prompts, and save this draft if it is the best so far."""
+        """Decode held-out prompts, and return the metrics by their `eval/` names; collective.
+
+        Save the draft if it is the best so far, and restart the clock. Return {} on processes that
+        do not run the target.
+        """
         values: dict[str, float] = {}
         with full_params(self.draft):
             if self.parallel.runs_target:
@@ -286,13 +319,13 @@ class Trainer:
 
     def _save_if_best(self, delivered: float) -> None:
         progress = self.state.progress
-        # Tokens a round alone would favor a trained target that repeats itself: keep the last one.
+        # An adapted target that repeats itself has the most tokens per round: keep its last draft.
         pair = SpeculativePair(target=self.target, draft=self.draft)
         if progress.best is None or delivered > progress.best or pair.adapted_target:
             progress.best, progress.best_step = delivered, progress.step
             if self.parallel.is_main:
                 self.draft.save(self.state.folder / "checkpoint", self.target)
         log.info(
-            "step %d  delivered tokens a round %.3f, best %.3f at step %s",
+            "step %d  delivered tokens per round %.3f, best %.3f at step %s",
             progress.step, delivered, progress.best, progress.best_step,
         )  # fmt: skip

@@ -25,7 +25,7 @@ class Muon(torch.optim.Muon):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update every weight that has a gradient."""
+        """Update every weight that has a gradient; return the closure's loss, if there is one."""
         loss = None if closure is None else torch.enable_grad()(closure)()
         for group in self.param_groups:
             for weight in (p for p in group["params"] if p.grad is not None):
@@ -47,6 +47,7 @@ class Muon(torch.optim.Muon):
         )  # fmt: skip
         rows, columns = weight.shape
         weight.mul_(1 - group["lr"] * group["weight_decay"])
+        # The factor is torch.optim.Muon's default, adjust_lr_fn="original".
         weight.add_(update, alpha=-group["lr"] * math.sqrt(max(1, rows / columns)))
 
 
@@ -54,14 +55,15 @@ def orthogonalize(
     matrix: Float[Tensor, "rows columns"], coefficients: tuple[float, float, float], *,
     steps: int, eps: float,
 ) -> Float[Tensor, "rows columns"]:  # fmt: skip
-    """Bring all singular values near 1 by a quintic Newton-Schulz iteration, in matrix's dtype.
+    """Return `matrix` with all singular values brought near 1, in its dtype.
 
-    Each step maps a singular value x to a*x + b*x**3 + c*x**5. The coefficients trade the last
-    digits for steps: values end between 0.7 and 1.2, which serves as well as 1.
+    Each step of this quintic Newton-Schulz iteration maps a singular value x to
+    a*x + b*x**3 + c*x**5. The coefficients trade the last digits for steps: values end between 0.7
+    and 1.2, which serves as well as 1.
     """
     a, b, c = coefficients
     tall = matrix.shape[0] > matrix.shape[1]
-    flat = matrix.T if tall else matrix  # makes the products below as small as they can be
+    flat = matrix.T if tall else matrix  # so that `square` is as small as possible
     flat = flat / flat.norm().clamp(min=eps)  # bounds the singular values by 1
     for _ in range(steps):
         square = flat @ flat.T

@@ -35,7 +35,7 @@ class Schedule(Enum):
     constant = "constant"
 
 
-DEFAULT_STEPS = 300  # where neither optim.steps nor optim.epochs is set
+DEFAULT_STEPS = 300  # if neither optim.steps nor optim.epochs is set
 MOMENT_DECAYS = Rule(
     "must be two numbers in [0, 1)",
     lambda betas: len(betas) == 2 and all(0 <= beta < 1 for beta in betas),
@@ -65,16 +65,18 @@ class LearningRate:
         if self.schedule is Schedule.constant:
             return 1.0
         is_wsd = self.schedule is Schedule.wsd
-        fall = self.decay_steps if is_wsd else self.steps - self.warmup_steps
-        done = max(0, step + 1 - (self.steps - fall)) / (fall + 1)
+        decay_steps = self.decay_steps if is_wsd else self.steps - self.warmup_steps
+        # + 1: the rate reaches its minimum one step after the last, so that the last one trains.
+        decayed = max(0, step + 1 - (self.steps - decay_steps)) / (decay_steps + 1)
         if is_wsd:
-            return 1 - done * (1 - self.min_lr_ratio)
-        return self.min_lr_ratio + (1 - self.min_lr_ratio) * (1 + math.cos(math.pi * done)) / 2
+            return 1 - decayed * (1 - self.min_lr_ratio)
+        return self.min_lr_ratio + (1 - self.min_lr_ratio) * (1 + math.cos(math.pi * decayed)) / 2
 
     def extendable_from(self, multiple: int) -> int | None:
-        """Return the last `multiple` of steps whose state a longer run can continue from, or None.
+        """Return the last multiple of `multiple` from which a longer run can continue, or None.
 
-        The rate of the next step must be the longer run's as well, hence one step before the decay.
+        A state also contains the rate of the next step, which must be the longer run's as well:
+        hence one step before the decay.
         """
         if self.schedule is Schedule.cosine:
             return None
@@ -95,7 +97,7 @@ class OptimConf:
     schedule: Schedule = Schedule.cosine
     warmup_ratio: float = 0.03  # share of the steps; an extended run keeps it as it was in steps
     decay_ratio: float = 0.2  # share of the steps, for wsd
-    min_lr_ratio: float = 0.0  # share of lr at the last step
+    min_lr_ratio: float = 0.0  # share of lr that the decay leads to, one step after the last
     steps: int | None = None  # null: from `epochs`, else 300
     epochs: float | None = None  # passes over the packed rows, in place of steps
     rows_per_step: int = 8  # over all processes; passes accumulate their gradients
@@ -111,7 +113,7 @@ class OptimConf:
         )  # fmt: skip
         require(
             self.epochs is None or self.steps is None,
-            f"optim.epochs: must be null where optim.steps is set, got {self.epochs} and "
+            f"optim.epochs: must be null if optim.steps is set, got {self.epochs} and "
             f"{self.steps} steps; add optim.steps=null or leave optim.epochs out",
         )
         require(
@@ -121,9 +123,9 @@ class OptimConf:
         )
 
     def rows_per_pass(self, share: int) -> int:
-        """Return the rows of a pass of a process that has `share` rows of a step.
+        """Return the rows per pass of a process that has `share` rows of a step.
 
-        >>> OptimConf(micro_batch_size=4).rows_per_pass(6)  # equal sizes share a graph
+        >>> OptimConf(micro_batch_size=4).rows_per_pass(6)  # not 4 + 2: equal sizes share a graph
         3
         """
         sizes = range(1, min(share, self.micro_batch_size) + 1)
@@ -140,7 +142,10 @@ class OptimConf:
         return self.steps or DEFAULT_STEPS
 
     def learning_rate(self, steps: int, *, warmup_steps: int | None = None) -> LearningRate:
-        """Return the rate over `steps` steps; an extended run passes the warm-up it began with."""
+        """Return the learning rate over `steps` steps.
+
+        `warmup_steps`: those that an extended run began with; None computes them from `steps`.
+        """
         return LearningRate(
             schedule=self.schedule, steps=steps, decay_steps=round(self.decay_ratio * steps),
             warmup_steps=round(self.warmup_ratio * steps) if warmup_steps is None else warmup_steps,
@@ -148,7 +153,7 @@ class OptimConf:
         )  # fmt: skip
 
     def check(self, device: Device) -> None:
-        """Check, before a model is loaded, that the device has the optimizer's operations."""
+        """Raise UserError if the device lacks the optimizer's operations. No model is needed."""
         require(
             device.has_scaled_addmm or self.name is OptimName.adamw,
             f"optim.name: must be adamw with device={device.name}, whose graphs cannot hold "
@@ -158,9 +163,9 @@ class OptimConf:
     def build(
         self, draft: nn.Module, adamw: type[AdamW] = AdamW, *, rate: LearningRate | None = None
     ) -> tuple[list[Optimizer], list[LambdaLR]]:
-        """Build an optimizer and its schedule for each kind of parameter that is trained.
+        """Return an optimizer for each kind of trained parameter, and a schedule for each of them.
 
-        `rate` is needed where the steps depend on the number of rows, or the warm-up on an earlier
+        `rate` is needed if the steps depend on the number of rows, or the warm-up on an earlier
         run.
         """
         rate = rate or self.learning_rate(self.steps or DEFAULT_STEPS)
@@ -190,20 +195,23 @@ class OptimConf:
 
 
 def allocate_optimizer_states(optimizers: list[Optimizer]) -> None:
-    """Allocate what the first step would, which then compiles no graph of its own."""
+    """Set each parameter's optimizer state to what the first step would allocate.
+
+    The first step then needs no graph of its own.
+    """
     for optimizer in optimizers:
-        adamw = isinstance(optimizer, AdamW)
-        averages = ("exp_avg", "exp_avg_sq") if adamw else ("momentum_buffer",)
+        is_adamw = isinstance(optimizer, AdamW)
+        averages = ("exp_avg", "exp_avg_sq") if is_adamw else ("momentum_buffer",)
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
             optimizer.state[parameter] = {
                 name: torch.zeros_like(parameter) for name in averages
-            } | ({"step": torch.tensor(0.0)} if adamw else {})
+            } | ({"step": torch.tensor(0.0)} if is_adamw else {})
 
 
 def _group_by_lr_scale(
     params: list[nn.Parameter], lr: float, **options: float
 ) -> list[dict[str, Any]]:
-    """Build a group for each `lr_scale`, an attribute that methods set on parameters."""
+    """Return a parameter group per `lr_scale`, an attribute that methods set on parameters."""
     scales = sorted({getattr(p, "lr_scale", 1.0) for p in params})
     return [
         {"params": [p for p in params if getattr(p, "lr_scale", 1.0) == scale], "lr": lr * scale}
@@ -217,7 +225,8 @@ def split_parameters(
 ) -> tuple[list[nn.Parameter], list[nn.Parameter], list[nn.Parameter]]:
     """Split trained parameters into (hidden matrices, other decayed weights, undecayed weights).
 
-    A head is a matrix, but as in an embedding each row is a token's: Muon would mix the tokens.
+    A head does not count as a hidden matrix: as in an embedding, each of its rows belongs to a
+    token, and Muon would mix the tokens.
     """
     embeddings = {
         id(module.weight) for module in draft.modules() if isinstance(module, nn.Embedding)

@@ -1,11 +1,11 @@
 """Start or continue a run: claim its folder, load its progress, decide how many steps it takes.
 
-The folder is checked before anything slow; a full disk is an error of one line, at any time.
+The folder is checked before anything slow. A full disk is reported in one line, at any time.
 
-A run can continue with a different number of steps than it was started with. A saved state serves
-the new number if the learning rate up to that state was what a run of the new number would have had
-from its beginning. With a constant rate that is the newest state, with wsd the state kept from
-before the decay. With cosine, which falls from the warm-up on, no state serves.
+A run can continue with a different number of steps than it was started with, from a saved state
+whose learning rates so far are also those of a run started with the new number. With a constant
+rate that is the newest state, with wsd the state kept from before the decay. With cosine, whose
+rate falls from the warm-up on, there is no such state.
 """
 
 import errno
@@ -34,7 +34,7 @@ from train.state import RunState, flatten_config, remove_state
 
 LEASE_S = 180.0  # longer than NFSv4 keeps the lock of a node that vanished: 90 s, and 90 s of grace
 DISK_FULL_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-# torch and safetensors write from C++ and Rust, whose errors have the reason in their text at best:
+# torch and safetensors write from C++ and Rust, whose errors give the reason only in their text:
 # torch reports a short write as `unexpected pos`.
 DISK_FULL_MESSAGES = (
     "no space left",
@@ -52,7 +52,12 @@ log = logging.getLogger(__name__)
 
 
 def open_run(conf: TrainConf, parallel: Parallel) -> RunState:
-    """Claim the run's folder and load its progress, before anything slow is done."""
+    """Claim the run's folder and return its state with the progress loaded; collective.
+
+    The main process locks the folder, empties it if the run is started over, removes outdated
+    states and writes config.yaml. Raise UserError if the folder cannot be used, or if the run
+    cannot continue with this config.
+    """
     folder = Path(conf.output_dir) / conf.run_name
     create_run_dir(folder)
     if parallel.is_main:  # before any file of a run in progress is read or removed
@@ -67,7 +72,8 @@ def open_run(conf: TrainConf, parallel: Parallel) -> RunState:
     state.load_progress()
     check_same_step(state, parallel)
     if state.progress.step:
-        # An extension that fails for any number of rows is refused before a model is loaded.
+        # Called for its UserError: if the run cannot be extended whatever its number of rows, that
+        # is reported before a model is loaded.
         steps = known_steps(state, conf.optim)
         find_resume_state(state, conf.optim, steps, multiple=conf.renewal_interval)
         log.info("%s continues after step %d", folder, state.progress.step)
@@ -87,13 +93,13 @@ def check_same_step(state: RunState, parallel: Parallel) -> None:
     require(
         parallel.all_ranks_agree(step),
         f"output_dir: must show every process the same states, got step {step} here and "
-        f"another elsewhere in {state.states_dir}; start again, or use a file system that all "
-        "share",
+        f"a different one elsewhere in {state.states_dir}; start again, or use a file system "
+        "that all share",
     )
 
 
 def known_steps(state: RunState, optim: OptimConf) -> int | None:
-    """Return the steps of the whole run, or None where they depend on the number of rows."""
+    """Return the steps of the whole run, or None if they depend on the number of rows."""
     if optim.epochs is None:
         return optim.steps or DEFAULT_STEPS
     is_same = state.saved_config.get("optim.epochs") == optim.epochs
@@ -103,11 +109,11 @@ def known_steps(state: RunState, optim: OptimConf) -> int | None:
 def find_resume_state(
     state: RunState, optim: OptimConf, steps: int | None, *, multiple: int
 ) -> Path | None:
-    """Return the state from which the run continues to `steps`, or None if it has no state.
+    """Return the state from which the run continues to `steps`, or None if nothing is saved.
 
-    Raises UserError if no state serves. Steps that are not known yet may be those of the run,
-    except with a schedule that serves no other number. On-policy rows are rewritten every
-    `multiple` steps, and a run can continue only from such a step.
+    Raise UserError if the run cannot be extended to `steps`. None, while the rows are not counted
+    yet, returns the newest state, but is an error with cosine, which allows no other number. Only
+    multiples of `multiple` serve an extension: on-policy rows are rewritten at these steps.
     """
     progress, is_cosine = state.progress, optim.schedule is Schedule.cosine
     if not progress.step or steps == progress.steps or (steps is None and not is_cosine):
@@ -118,8 +124,8 @@ def find_resume_state(
     new = optim.learning_rate(steps, warmup_steps=old.warmup_steps)
     for path in sorted(state.complete_states(), reverse=True):
         num_rates = int(path.name) + 1  # the state also contains the rate of the step after it
-        same = all(old.factor(step) == new.factor(step) for step in range(num_rates))
-        if same and int(path.name) % multiple == 0:
+        same_rates = all(old.factor(step) == new.factor(step) for step in range(num_rates))
+        if same_rates and int(path.name) % multiple == 0:
             return path
     raise _extension_error(state, optim, steps)
 
@@ -127,8 +133,13 @@ def find_resume_state(
 def set_total_steps(
     state: RunState, optim: OptimConf, parallel: Parallel, *, rows: int, multiple: int
 ) -> LearningRate:
-    """Set the number of steps of the run, and rewind to the state that it continues from."""
-    steps, progress = known_steps(state, optim) or optim.total_steps(rows), state.progress
+    """Set the run's number of steps, and return its learning rate; collective.
+
+    A run that is extended is rewound to the state that it continues from: later states and the
+    report are removed. Raise UserError if it cannot be extended.
+    """
+    progress = state.progress
+    steps = known_steps(state, optim) or optim.total_steps(rows)
     path = find_resume_state(state, optim, steps, multiple=multiple)
     warmup_steps = progress.warmup_steps
     if path is not None and steps != progress.steps:
@@ -138,7 +149,7 @@ def set_total_steps(
         warmup_steps = _saved_learning_rate(state, optim).warmup_steps
         state.rewind_to(path, parallel)
         if parallel.is_main:
-            for name in REPORT_FILES:  # of a draft that is not the run's last any more
+            for name in REPORT_FILES:  # they describe a draft that is no longer the run's last
                 (state.folder / name).unlink(missing_ok=True)
     rate = optim.learning_rate(steps, warmup_steps=warmup_steps)
     state.progress.steps, state.progress.warmup_steps = steps, rate.warmup_steps
@@ -152,7 +163,7 @@ def _saved_learning_rate(state: RunState, optim: OptimConf) -> LearningRate:
 
 
 def _extension_error(state: RunState, optim: OptimConf, new_steps: int | None) -> UserError:
-    """Build the error of a run that cannot get `new_steps` (None: not known yet)."""
+    """Build the UserError of a run that cannot be extended to `new_steps` (None: not known yet)."""
     progress, restart = state.progress, "use another run_name or resume=false"
     key, before, got = "optim.steps", progress.steps, f"{new_steps}"
     if optim.epochs is not None:
@@ -176,15 +187,18 @@ def _extension_error(state: RunState, optim: OptimConf, new_steps: int | None) -
 
 
 def create_run_dir(folder: Path) -> None:
-    """Create the run folder and check that it is writable; raise UserError otherwise."""
-    with report_disk_errors(folder, remedy="choose another"), refuse_full_disk(folder):
+    """Create the run folder; raise UserError if it is not writable."""
+    with report_disk_errors(folder, remedy="choose another"), report_full_disk(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(bytes(4096))
 
 
 def reset_run_dir(folder: Path) -> None:
-    """Remove what an earlier run of this name left, its state first and by one rename."""
+    """Remove the files of an earlier run of this name.
+
+    Its states go first, by one rename, so that a kill leaves either all of them or none.
+    """
     remove_state(folder / "state")
     if (folder / "checkpoint").exists():
         shutil.rmtree(folder / "checkpoint")
@@ -192,30 +206,34 @@ def reset_run_dir(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def check_free_disk(
+def check_disk_space(
     folder: Path, draft: Draft, target: Target | None = None, *, num_states: int = 2
 ) -> None:
-    """Check that the disk has room for what a run of this draft writes; raise UserError if not."""
+    """Raise UserError if the disk lacks space for the files of a run.
+
+    The parameters are those of `disk_bytes_needed`.
+    """
     needed = disk_bytes_needed(draft, target, num_states=num_states)
     free = shutil.disk_usage(folder).free
     require(
         free >= needed,
-        f"output_dir: needs {needed / 1e9:.2f} GB of free disk for this draft, "
+        f"output_dir: needs {needed / 1e9:.2f} GB of free disk space for this draft, "
         f"got {free / 1e9:.2f} GB in {folder}; free some space or choose another output_dir",
     )
 
 
 def disk_bytes_needed(draft: Draft, target: Target | None = None, *, num_states: int = 2) -> int:
-    """Return the bytes of `num_states` states and of two checkpoints, old and new.
+    """Return the bytes of `num_states` states and of two checkpoints.
 
-    A state holds the trained weights and their two moments. The checkpoint of a draft that adapts
-    its `target` includes the adapted target.
+    A new state or checkpoint is complete before the old one is removed, so there are at least two
+    of each. A state holds the trained weights and their two moments. `target` is needed for a draft
+    that adapts it, whose checkpoint includes the adapted target.
     """
     needed = 2 * sum(p.nbytes for p in draft.parameters())
     needed += num_states * 3 * sum(p.nbytes for p in trained_parameters(draft))
     pair = None if target is None else SpeculativePair(target=target, draft=draft)
     if pair is not None and (adapted := pair.adapted_target) is not None:
-        # The adapters, its only trained part, are merged when it is written.
+        # Its only trained parameters are adapters, which are merged when it is written.
         needed += 2 * sum(p.nbytes for p in adapted.model.parameters() if not p.requires_grad)
     return needed
 
@@ -225,12 +243,12 @@ def trained_parameters(module: nn.Module) -> list[nn.Parameter]:
 
 
 @contextmanager
-def refuse_full_disk(folder: Path) -> Iterator[None]:
-    """Turn the errors of a full disk into a UserError of one line."""
+def report_full_disk(folder: Path) -> Iterator[None]:
+    """Turn errors of a full disk, raised in the block, into a one-line UserError."""
     try:
         yield
     except (OSError, RuntimeError, SafetensorError, CheckpointException) as error:
-        is_full = any(part in str(error).lower() for part in DISK_FULL_MESSAGES)
+        is_full = any(message in str(error).lower() for message in DISK_FULL_MESSAGES)
         if getattr(error, "errno", None) not in DISK_FULL_ERRNOS and not is_full:
             raise
         raise UserError(

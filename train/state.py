@@ -3,13 +3,13 @@
     state/00000120/            trained weights, optimizers, schedules, and progress.json
     state/00000160.partial/    being written; removed when the run is started again
 
-Frozen weights are left out: a draft is built with them. Where the schedule has a decay, the state
-from before it is kept beside the newest state, and an extended run continues from there.
+Frozen weights are left out: a draft is built with them. If the schedule has a decay, the state from
+before it is kept beside the newest state, and an extended run continues from there.
 
 A state gets its name by one rename, and only then is the previous state removed, so a kill at any
 moment leaves a complete state. Every process writes its part (torch.distributed.checkpoint), and
 any number of processes can read it back. No state of random generators is saved: each step seeds
-its own by its number.
+its own generators by its number.
 """
 
 import json
@@ -43,7 +43,7 @@ from train.distributed.parallel import Parallel
 log = logging.getLogger(__name__)
 
 PROGRESS_FILE = "progress.json"
-STATE_VERSION = 2  # states of version 1 record none
+STATE_VERSION = 2  # states of version 1 record no version
 STATE_DICT_OPTIONS = StateDictOptions(  # keys moments by their weight's name
     flatten_optimizer_state_dict=True,
     ignore_frozen_params=True,
@@ -56,7 +56,7 @@ CHANGEABLE_KEYS = (
     "save_minutes", "device.threads", "device.name", "device.cache_dir", "device.visible_cores",
     "device.num_cores", "parallel.",
 )  # fmt: skip
-EXTENSION_KEYS = ("optim.steps", "optim.epochs")  # train/run.py checks whether they may
+EXTENSION_KEYS = ("optim.steps", "optim.epochs")  # train/run.py checks whether they may differ
 
 
 @dataclass(kw_only=True)
@@ -69,13 +69,13 @@ class RunProgress:
     kept: int | None = None  # step of the state that is kept for an extension of the run
     tokens: int = 0  # of the visited rows
     answer_tokens: int = 0  # of these, tokens of answers
-    best: float | None = None  # delivered tokens a round of the checkpoint
+    best: float | None = None  # delivered tokens per round of the checkpoint
     best_step: int | None = None
     tracker: str | None = None  # id of the tracker's run, to continue its curves
 
 
 def flatten_config(conf: Any, prefix: str = "") -> dict[str, Any]:
-    """Flatten a config into JSON values by dotted key."""
+    """Return the values of a config by dotted key, as JSON can hold them."""
     values = {f"{prefix}method": conf.method} if isinstance(conf, DraftConf) else {}
     for key, value in ((prefix + part.name, getattr(conf, part.name)) for part in fields(conf)):
         if is_dataclass(value):
@@ -116,15 +116,18 @@ class RunState:
         self.saved_config: dict[str, Any] = {}  # the config of the newest state
 
     def complete_states(self) -> list[Path]:
-        """List the states that are not being written."""
+        """Return the states that are completely written, in no particular order."""
         return [path for path in self.states_dir.glob("*") if path.suffix != PARTIAL_SUFFIX]
 
     def newest_state(self) -> Path | None:
-        """Return the last complete state, or None."""
+        """Return the complete state of the latest step, or None."""
         return max(self.complete_states(), default=None)
 
     def load_progress(self) -> None:
-        """Load the run's progress; raise UserError if it was started with another config."""
+        """Load the progress and the config of the newest state, if there is one.
+
+        Raise UserError if the run was started with a different config.
+        """
         newest = self.newest_state()
         if newest is None:
             return
@@ -165,14 +168,14 @@ class RunState:
     def rewind_to(self, resume_path: Path, parallel: Parallel) -> None:
         """Make `resume_path` the newest state: later steps are repeated, with other results."""
         previous, newest = self.progress, self.newest_state()
-        parallel.barrier()  # else a process might look for a state that is removed already
+        parallel.barrier()  # a process might otherwise look for a state that is already removed
         if resume_path == newest:
             return
         saved = _read_progress_file(resume_path)
         self.progress = RunProgress(**saved["progress"] | {"tracker": previous.tracker})
         # An unfinished run may have saved a better draft after its last state.
-        unfinished = previous.step != previous.steps
-        if unfinished or previous.best_step is None or previous.best_step > self.progress.step:
+        is_unfinished = previous.step != previous.steps
+        if is_unfinished or previous.best_step is None or previous.best_step > self.progress.step:
             # The checkpoint is of a step that the run now repeats: the next one replaces it.
             self.progress.best = self.progress.best_step = None
         parallel.barrier()
@@ -187,7 +190,7 @@ class RunState:
         parallel.barrier()
 
     def save(self, training_state: TrainingState, parallel: Parallel) -> None:
-        """Save a state in place of the newest, on all processes together."""
+        """Save a state and remove the previous one, unless it is kept; collective."""
         path = self.states_dir / f"{self.progress.step:08d}"
         partial = path.with_name(path.name + PARTIAL_SUFFIX)
         with atomic_directory(path) if parallel.is_main else nullcontext(partial) as partial:
@@ -225,7 +228,10 @@ def _read_progress_file(state: Path) -> dict[str, Any]:
 
 
 def remove_state(state: Path) -> None:
-    """Remove a state, or all, renamed first: a kill must not leave a part that looks complete."""
+    """Remove a state, or the folder of all states.
+
+    It is renamed first, so that a kill does not leave a part of it that looks complete.
+    """
     partial = state.with_suffix(PARTIAL_SUFFIX)
     if partial != state and state.exists():
         shutil.rmtree(partial, ignore_errors=True)
@@ -248,23 +254,23 @@ class SaveSchedule:
     parallel: Parallel
     minutes: float
     every_steps: int | None  # in place of the minutes
-    multiple: int  # steps; by time, states are saved only at multiples of this
-    required_steps: set[int]  # steps whose states are saved at any time
+    multiple: int  # steps; if `minutes` decide, states are saved only at multiples of this
+    required_steps: set[int]  # steps whose states are always saved
     overdue: bool = False
     saved_at: float = field(default_factory=time.perf_counter)
 
-    def is_due(self, done: int) -> bool:
-        """Return whether to save the state after `done` steps, by the last reading of the clock."""
+    def is_due(self, steps_done: int) -> bool:
+        """Return whether to save the state after these steps, by the last reading of the clock."""
         interval = self.every_steps or self.multiple
-        in_time = self.every_steps is not None or self.overdue
-        return done in self.required_steps or (in_time and done % interval == 0)
+        may_save = self.every_steps is not None or self.overdue
+        return steps_done in self.required_steps or (may_save and steps_done % interval == 0)
 
     def read_clock(self) -> None:
-        """Read the main process's clock: a collective, so not for every step."""
+        """Set `overdue` by the main process's clock: a collective, so not for every step."""
         if self.every_steps is None and not self.overdue:
-            late = time.perf_counter() - self.saved_at >= 60 * self.minutes
-            self.overdue = self.parallel.any_rank(self.parallel.is_main and late)
+            is_late = time.perf_counter() - self.saved_at >= 60 * self.minutes
+            self.overdue = self.parallel.any_rank(self.parallel.is_main and is_late)
 
     def restart(self) -> None:
-        """Restart the count: a state was saved."""
+        """Restart the clock: a state was saved."""
         self.overdue, self.saved_at = False, time.perf_counter()

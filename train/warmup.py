@@ -2,7 +2,7 @@
 
 python -m train.warmup draft=NAME ...       with the arguments of `python -m train`
 
-The warm-up takes one step, on dummy rows unless the run holds prompts out of its data, then
+The warm-up takes one step, on dummy rows unless prompts are held out from the run's data, then
 compiles what the evaluation at the end needs; each graph is printed with its time. Graphs last as
 long as the compiler's cache does (docs/graphs.md). No run folder is written.
 """
@@ -34,26 +34,26 @@ log = logging.getLogger("train.warmup")
 
 
 def make_dummy_rows(conf: TrainConf, vocab_size: int) -> Packed:
-    """Make one step's rows of random tokens; the first half of each row is a prompt."""
+    """Build the rows of one step from random tokens; the first half of each row is a prompt."""
     length, half = conf.data.row_length, conf.data.row_length // 2
     generator = torch.Generator().manual_seed(conf.seed)
     token_rows = torch.randint(vocab_size, (conf.optim.rows_per_step, length), generator=generator)
     documents = Documents.from_documents(
         document_from_pair(ids[:half], ids[half:]) for ids in token_rows.tolist()
     )
-    return pack_documents(documents, length, overlap=conf.data.overlap)[0]
+    return pack_documents(documents, length, overlap=conf.data.overlap)[0]  # without the report
 
 
-def compile_all(conf: TrainConf, parallel: Parallel, folder: Path) -> None:
-    """Compile what train/__main__.py would, in a temporary folder."""
+def compile_training_graphs(conf: TrainConf, parallel: Parallel, folder: Path) -> None:
+    """Compile ahead of time every graph that train/__main__.py would; `folder` is temporary."""
     if not parallel.device.has_static_shapes:
-        log.info("graphs: nothing is compiled here")
+        log.info("graphs: none to compile, because compiling is off on this device")
         return
     target = parallel.build_target(conf.target)
     draft = conf.draft.build(target, loss=conf.loss, seed=conf.seed)
     if conf.data.source is not DataSource.captured and has_external_prompts(conf):
         rows, store = make_dummy_rows(conf, target.vocab_size), None
-    else:  # some graphs depend on the lengths of the prompts that are held out of the data
+    else:  # some graphs depend on the lengths of the held-out prompts
         rows, held_out, store = load_training_rows(conf, target, draft, parallel)
         write_held_out(held_out, folder)
     choose_vocabulary(draft, target, rows, conf.data, folder=None)
@@ -65,11 +65,13 @@ def compile_all(conf: TrainConf, parallel: Parallel, folder: Path) -> None:
     ).warmup(log.info)  # fmt: skip
     with full_params(draft):
         if parallel.runs_target:
+            # Saved and loaded as at the end of a run: some methods merge their adapters into the
+            # target when they are saved, and graphs depend on the modules.
             draft.save(folder / "checkpoint", target)
-            best = load_draft_under_test(folder / "checkpoint", target)
+            draft_under_test = load_draft_under_test(folder / "checkpoint", target)
             evaluation = resolve_evaluation(conf, folder)
             compile_eval_graphs(
-                target, [best], tree=conf.tree, conf=evaluation, print_line=log.info
+                target, [draft_under_test], tree=conf.tree, conf=evaluation, print_line=log.info
             )
 
 
@@ -79,7 +81,7 @@ def main(conf: TrainConf) -> None:
     conf.check(reads_data=False)
     parallel = conf.build_parallel(trackers=[])
     with tempfile.TemporaryDirectory() as folder:
-        compile_all(conf, parallel, Path(folder))
+        compile_training_graphs(conf, parallel, Path(folder))
     parallel.barrier()
     parallel.accelerator.end_training()
 

@@ -38,7 +38,7 @@ from tests.support.methods import CASES
 from tests.support.tiny import CPU, batch_of, tiny_target
 from tests.support.toy_run import metrics, toy_conf
 from train.planning import graph_plan
-from train.warmup import compile_all
+from train.warmup import compile_training_graphs
 
 ROOT = Path(__file__).parents[2]
 RANDOM = ("rand", "bernoulli", "dropout", "multinomial", "normal", "uniform")
@@ -295,7 +295,7 @@ def test_a_warm_up_calls_every_shape_of_training_and_evaluation(tmp_path, caplog
     (tmp_path / "thrown away").mkdir()
     with caplog.at_level(logging.INFO):
         parallel = conf.parallel.build(counting(), trackers=[])
-        compile_all(conf, parallel, tmp_path / "thrown away")
+        compile_training_graphs(conf, parallel, tmp_path / "thrown away")
     lines = [record.getMessage() for record in caplog.records]
     training, judging = (i for i, line in enumerate(lines) if line.endswith("announced"))
     assert lines[training].removesuffix("announced") == "graphs: 2 (features 1, loss 1) "

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from conf.entry import compose, config_to_yaml, entry_point, refuse_windows
+from conf.entry import compose, config_to_yaml, entry_point, reject_windows
 from data.answers.config import AnswersConf, AnswerSource
 from data.answers.endpoint import check_endpoint
 from data.prepare import PrepareConf
@@ -112,9 +112,9 @@ def test_plain_messages_are_left_as_they_are():
 
 
 def test_windows_is_refused_in_one_line(capsys):
-    refuse_windows(os.name)
+    reject_windows(os.name)
     with pytest.raises(SystemExit) as stop:
-        refuse_windows("nt")
+        reject_windows("nt")
     assert stop.value.code == 2
     assert capsys.readouterr().err == (
         "error: system: must be Linux or macOS, got Windows; use WSL 2 or a container\n"

@@ -192,7 +192,7 @@ def test_steps_and_epochs_are_not_both_given():
     with pytest.raises(UserError) as refused:
         OptimConf(steps=270, epochs=2.0)
     assert str(refused.value) == (
-        "optim.epochs: must be null where optim.steps is set, got 2.0 and 270 steps; "
+        "optim.epochs: must be null if optim.steps is set, got 2.0 and 270 steps; "
         "add optim.steps=null or leave optim.epochs out"
     )
     with pytest.raises(UserError, match=r"optim\.epochs: must be positive, got 0"):

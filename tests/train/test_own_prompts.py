@@ -351,7 +351,7 @@ def test_data_with_nothing_to_hold_back_is_refused_in_one_line(folder, tmp_path)
     write_lines(long, [{"prompt": "word " * 40, "completion": "end"} for _ in range(9)])
     with pytest.raises(UserError, match=r"^data\.row_length: must leave prompts .* got 16: .*long"):
         held_of(folder, tmp_path, "data=jsonl", f"data.path={long}", *named)
-    with pytest.raises(UserError, match=r"^held_out_prompts: must be at least 1 where evaluation"):
+    with pytest.raises(UserError, match=r"^held_out_prompts: must be at least 1 if evaluation"):
         conf(folder, "held_out_prompts=0").check()
 
 

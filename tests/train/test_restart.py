@@ -47,7 +47,7 @@ def test_a_restart_resumes_even_a_run_that_was_to_start_over(tmp_path, monkeypat
 def test_restarts_of_several_nodes_need_a_store_for_each_attempt(monkeypatch):
     for name, value in SEVERAL_NODES.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match=r"TORCH_DISABLE_SHARE_RDZV_TCP_STORE: must be 1 where sev"):
+    with pytest.raises(UserError, match=r"TORCH_DISABLE_SHARE_RDZV_TCP_STORE: must be 1 if sev"):
         torchrun.check_launch()
     for name, harmless in (
         ("TORCHELASTIC_USE_AGENT_STORE", "False"),

@@ -18,10 +18,10 @@ from tests.support.methods import CASES
 from tests.support.toy_run import metrics, toy_conf, toy_run, weights
 from train.log import drop_later_lines
 from train.run import (
-    check_free_disk,
+    check_disk_space,
     create_run_dir,
     disk_bytes_needed,
-    refuse_full_disk,
+    report_full_disk,
     reset_run_dir,
 )
 from train.state import RunProgress, RunState, flatten_config
@@ -174,8 +174,8 @@ def test_too_little_room_is_refused(tmp_path):
     huge = Draft()
     with torch.device("meta"):
         huge.layer = torch.nn.Linear(10**8, 10**8)
-    with pytest.raises(UserError, match=r"output_dir: needs 3[0-9]{8}.* GB of free disk"):
-        check_free_disk(tmp_path, huge)
+    with pytest.raises(UserError, match=r"output_dir: needs 3[0-9]{8}.* GB of free disk space"):
+        check_disk_space(tmp_path, huge)
 
 
 @pytest.mark.parametrize("name", ["medusa", "medusa2"])
@@ -210,7 +210,7 @@ def test_a_disk_that_fills_up_is_one_line_and_the_last_state_is_kept(tmp_path, m
 
 
 def test_other_errors_stay_what_they_are(tmp_path):
-    with pytest.raises(RuntimeError, match="shape"), refuse_full_disk(tmp_path):
+    with pytest.raises(RuntimeError, match="shape"), report_full_disk(tmp_path):
         raise RuntimeError("shape mismatch")
 
 

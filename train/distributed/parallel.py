@@ -63,7 +63,7 @@ class ParallelConf:
         self, *, rows: int, trains_target: bool,
         device: DeviceName = DeviceName.auto, optimizer: str = "adamw",
     ) -> None:  # fmt: skip
-        """Check what does not depend on the target; raise UserError otherwise."""
+        """Raise UserError for a setting that cannot work, whatever the target."""
         torchrun.check_launch()
         processes = torchrun.get_world_size()
         require(
@@ -85,18 +85,18 @@ class ParallelConf:
             "leave parallel at its defaults or choose another draft",
         )
         if device is DeviceName.xla:
-            from train.distributed import xla  # which imports this module
+            from train.distributed import xla  # imported late, because it imports this module
 
             xla.check_layout(self, optimizer)
-        elif splits:  # it failed with torch 2.9; 2.10 to 2.12 are untested
-            require(  # containers come with pre-releases: 2.13.0a0
+        elif splits:  # splitting failed with torch 2.9; 2.10 to 2.12 are untested
+            require(  # .dev0 admits the pre-releases of containers, such as 2.13.0a0
                 torch.__version__ >= f"{MIN_TORCH}.dev0",
                 f"parallel: tensor and sharded need torch {MIN_TORCH} or newer, got "
                 f"{torch.__version__}; upgrade torch, or set parallel=data",
             )
 
     def check_target(self, target: TargetConf, *, device: DeviceName = DeviceName.auto) -> None:
-        """Check without weights that the target can be split; raise UserError otherwise."""
+        """Raise UserError if the target cannot be split. No weights are loaded."""
         if self.tensor == 1:
             return
         if device is DeviceName.xla:
@@ -105,7 +105,7 @@ class ParallelConf:
             self.check_heads(target.read_config().get_text_config())
 
     def check_heads(self, config: Any) -> None:
-        """Check that DTensor can split a model of this config; raise UserError otherwise."""
+        """Raise UserError if DTensor cannot split a model of this config."""
         for heads, kind in (
             (config.num_key_value_heads, "key-value heads"),
             (config.num_attention_heads, "attention heads"),
@@ -117,7 +117,7 @@ class ParallelConf:
             )
 
     def build(self, device: Device, *, trackers: list[str]) -> "Parallel":
-        """Build the processes of the device's route; raise UserError where it cannot split."""
+        """Build the processes of the device's route; raise UserError if it cannot train."""
         parallel_class = Parallel
         if device.name == "xla":
             from train.distributed import xla
@@ -132,7 +132,7 @@ class ParallelConf:
 
 def build_accelerator(device: Device, *, trackers: list[str]) -> Accelerator:
     """Build an Accelerator with the device's mixed precision; master weights stay fp32."""
-    # A sweep runs several configs in one process, and Accelerate would refuse a second precision.
+    # A sweep runs several configs in one process, and Accelerate would reject a second precision.
     AcceleratorState._reset_state()
     accelerator = Accelerator(
         mixed_precision="bf16" if device.dtype is torch.bfloat16 else "no",
@@ -151,7 +151,7 @@ def build_accelerator(device: Device, *, trackers: list[str]) -> Accelerator:
     require(
         accelerator.device.type == device.torch_device.type,
         f"device.name: Accelerate trains on {accelerator.device.type} here, got {device.name}; "
-        "where torch_xla is installed, set USE_TORCH_XLA=0 to leave it alone",
+        "if torch_xla is installed, set USE_TORCH_XLA=0 to leave it alone",
     )
     return accelerator
 
@@ -186,7 +186,7 @@ class Parallel:
     def runs_target(self) -> bool:
         """Return True if this process runs the target for work that is needed only once.
 
-        A split target needs all ranks, so all run it.
+        That is the main process, but a split target needs all processes.
         """
         return self.is_main or self.is_target_split
 
@@ -196,7 +196,7 @@ class Parallel:
 
     @property
     def compiles_loss(self) -> bool:
-        """Return True if the loss can be compiled: gathering a sharded target's head cannot."""
+        """Return True unless the loss gathers a sharded target's head, which cannot be compiled."""
         return self.is_single_process or self.conf.target is Weights.replicated
 
     def barrier(self) -> None:
@@ -218,13 +218,16 @@ class Parallel:
         return len(cast(Tensor, self.accelerator.gather(numbers)).unique()) == 1
 
     def main_first(self) -> AbstractContextManager[None]:
-        """Run the block on the main process first; at once everywhere if the target is split."""
+        """Return a context whose block runs on the main process before the others.
+
+        With a split target, which needs all processes, it runs on all of them at once.
+        """
         if self.is_target_split or self.is_single_process:
             return nullcontext()
         return self.accelerator.main_process_first()
 
     def all_reduce_sum(self, values: Tensor) -> Tensor:
-        """Sum `values` over all processes."""
+        """Return the sum of `values` over all processes; collective."""
         return cast(Tensor, self.accelerator.reduce(values, "sum"))
 
     # --- the target ---------------------------------------------------------------------------
@@ -237,7 +240,7 @@ class Parallel:
         return conf.build(self.device, load_model=self._load_part).eager()
 
     def _load_part(self, source: ModelSource) -> Any:
-        """Load this process's part of the weights, and no other."""
+        """Load the model with only this process's part of the weights."""
         from transformers.distributed.configuration_utils import DistributedConfig
 
         sharded = self.conf.target is Weights.sharded
@@ -262,7 +265,10 @@ class Parallel:
     # --- the draft ----------------------------------------------------------------------------
 
     def prepare(self, loss_module: nn.Module) -> nn.Module:
-        """Average the module's gradients over all processes. Call it before building optimizers."""
+        """Return the module, wrapped to average its gradients over all processes.
+
+        It may replace the parameters by shards: build optimizers after it.
+        """
         if self.conf.draft is Weights.replicated or self.is_single_process:
             return self.accelerator.prepare(loss_module)
         from torch.distributed.device_mesh import init_device_mesh
@@ -278,11 +284,14 @@ class Parallel:
         return AdamW
 
     def prepare_optimizers(self, optimizers: list[Optimizer]) -> None:
-        """Shard the moments where FSDP2 does not. Call it between loading and the first step."""
+        """Shard the moments if FSDP2 does not. Call it between loading and the first step."""
 
     def full_moments(
         self,
         optimizers: list[Optimizer],  # noqa: ARG002
     ) -> AbstractContextManager[None]:
-        """Gather the moments of full weights while the context is open."""
+        """Return a context in which each optimizer's `state` has all that a saved state needs.
+
+        Here it always has: torch.distributed.checkpoint saves DTensor shards as they are.
+        """
         return nullcontext()

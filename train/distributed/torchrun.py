@@ -19,15 +19,22 @@ def get_world_size() -> int:
 
 
 def launch_command() -> list[str]:
-    """Return a command that launches as many processes; NODE0 is left for the user to fill in."""
+    """Return the words of a command that launches as many processes as this run has.
+
+    With several nodes, NODE0 is left for the user to fill in.
+    """
     processes = get_world_size()
     if processes == 1:
         return ["python"]
-    local = _read_env_int("LOCAL_WORLD_SIZE", processes)
-    nodes = [
-        f"--nnodes={processes // local}", "--rdzv-backend=c10d", "--rdzv-endpoint=NODE0:29400",
+    per_node = _read_env_int("LOCAL_WORLD_SIZE", processes)
+    node_flags = [
+        f"--nnodes={processes // per_node}", "--rdzv-backend=c10d", "--rdzv-endpoint=NODE0:29400",
     ]  # fmt: skip
-    return ["torchrun", *(nodes if local < processes else []), f"--nproc-per-node={local}"]
+    return [
+        "torchrun",
+        *(node_flags if per_node < processes else []),
+        f"--nproc-per-node={per_node}",
+    ]
 
 
 def is_restart() -> bool:
@@ -36,22 +43,22 @@ def is_restart() -> bool:
 
 
 def check_launch() -> None:
-    """Check that restarts of this launch would not hang; raise UserError otherwise."""
+    """Raise UserError if a restart of this launch would hang."""
     several_nodes = _read_env_int("LOCAL_WORLD_SIZE", 1) < get_world_size()
-    restarts = several_nodes and _read_env_int("TORCHELASTIC_MAX_RESTARTS", 0) > 0
+    may_restart = several_nodes and _read_env_int("TORCHELASTIC_MAX_RESTARTS", 0) > 0
     require(
-        not (_is_store_shared() and restarts),
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE: must be 1 where several nodes may restart, got "
+        not (_is_store_shared() and may_restart),
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE: must be 1 if several nodes may restart, got "
         "nothing; export it for torchrun on every node, or launch with --max-restarts=0",
     )
 
 
 def rendezvous_url() -> str | None:
-    """Return the URL of the rendezvous; None leaves it to PyTorch.
+    """Return the URL of the rendezvous, or None to leave it to PyTorch.
 
-    torchrun keeps one store for all attempts, where a later attempt would find the addresses of
-    dead processes. So keys are prefixed by the number of the attempt. Each node counts its own
-    attempts, so this works on one node only.
+    torchrun keeps one store for all attempts, in which a later attempt would find the addresses of
+    dead processes. So the handler, which is registered here, prefixes keys with the number of the
+    attempt. Each node counts its own attempts, so this works on one node only.
     """
     if not _is_store_shared():
         return None

@@ -31,7 +31,10 @@ class XlaParallel(Parallel):
     """The processes of a run on the XLA route."""
 
     def all_reduce_sum(self, values: Tensor) -> Tensor:
-        """Sum `values`; Accelerate's reduce would end the graph that is being recorded."""
+        """Return the sum over all processes, within the graph that is being recorded.
+
+        Accelerate's reduce would end the graph.
+        """
         if self.is_single_process:
             return values
         from torch_xla.core import xla_model  # pyright: ignore[reportMissingImports]
@@ -39,7 +42,11 @@ class XlaParallel(Parallel):
         return xla_model.all_reduce(xla_model.REDUCE_SUM, values)
 
     def build_target(self, conf: TargetConf) -> Target:
-        """Load the full target on the host, for its fingerprint and tables, and split it there."""
+        """Build the target, with this process's part of its layers.
+
+        All weights are loaded on the host, because the fingerprint and the tables (embedding and
+        head) need them, and the layers are split there.
+        """
         if not self.is_target_split:
             return conf.build(self.device)
         target = conf.build(
@@ -57,9 +64,10 @@ class XlaParallel(Parallel):
         if not engine.model_parallel_is_initialized():
             engine.initialize_model_parallel(tensor_model_parallel_size=self.conf.tensor)
         require(
-            engine.get_data_parallel_rank() == self.data_rank,  # Trn2 has rings (0..15, 48..63)
-            "parallel.tensor: neuronx-distributed must group neighboring processes, got other "
-            f"groups for {self.conf.tensor} on this instance; choose another parallel.tensor",
+            # On Trn2, a group may be a ring of processes such as 0..15 and 48..63.
+            engine.get_data_parallel_rank() == self.data_rank,
+            "parallel.tensor: neuronx-distributed must group neighboring processes, got different "
+            f"groups for {self.conf.tensor} on this instance; change parallel.tensor",
         )
         return ParallelLayers(
             ranks=self.conf.tensor,
@@ -93,16 +101,21 @@ class XlaParallel(Parallel):
 
     @contextmanager
     def full_moments(self, optimizers: list[Optimizer]) -> Iterator[None]:
+        """Hold the moments of full weights in the optimizers' `state` for the block; collective.
+
+        The shards are in the engine all the time, so clearing `state` loses nothing. After an
+        error, which ends the run, `state` is not cleared.
+        """
         sharded = filter_sharded(optimizers)
         for optimizer in sharded:
-            optimizer.gather_moments()
+            optimizer.gather_state()
         yield
         for optimizer in sharded:
             optimizer.state.clear()
 
 
 def check_layout(conf: ParallelConf, optimizer: str) -> None:
-    """Refuse what neuronx-distributed and ZeRO-1 cannot do in place of DTensor and FSDP2."""
+    """Raise UserError for layouts that neuronx-distributed and ZeRO-1 do not support."""
     require(
         conf.target is Weights.replicated,
         "parallel.target: must be replicated with device=xla, got sharded; "
@@ -116,7 +129,10 @@ def check_layout(conf: ParallelConf, optimizer: str) -> None:
 
 
 def import_neuronx_distributed(ranks: int) -> tuple[Any, Any]:
-    """Import the layers and groups of neuronx-distributed; raise UserError if that fails."""
+    """Import and return neuronx-distributed's `layers` and `parallel_state` modules.
+
+    Raise UserError, which mentions the number of `ranks`, if that fails.
+    """
     try:
         from neuronx_distributed.parallel_layers import (  # pyright: ignore[reportMissingImports]
             layers,
@@ -125,7 +141,7 @@ def import_neuronx_distributed(ranks: int) -> tuple[Any, Any]:
     except ImportError as error:
         raise UserError(
             "parallel.tensor: with device=xla a target is split by neuronx-distributed, got "
-            f"{ranks} where it cannot be imported ({error}); run scripts/setup_trn1.sh, or use "
+            f"{ranks}, but it cannot be imported ({error}); run scripts/setup_trn1.sh, or use "
             "parallel.tensor=1"
         ) from None
     return layers, parallel_state
@@ -134,35 +150,37 @@ def import_neuronx_distributed(ranks: int) -> tuple[Any, Any]:
 def shard_rows(
     tensor: Float[Tensor, "rows ..."], *, ranks: int, rank: int
 ) -> Float[Tensor, "shard_rows ..."]:
-    """Return the rows of one process, padded with zeros.
+    """Return the shard of one process, padded with zeros along the first axis.
 
     >>> import torch
     >>> [shard_rows(torch.arange(1.0, 6.0), ranks=3, rank=rank).tolist() for rank in range(3)]
     [[1.0, 2.0], [3.0, 4.0], [5.0, 0.0]]
     """
-    rows = -(-len(tensor) // ranks)
-    padded = F.pad(tensor, [0, 0] * (tensor.ndim - 1) + [0, rows * ranks - len(tensor)])
-    return padded.narrow(0, rank * rows, rows)
+    rows_per_rank = -(-len(tensor) // ranks)  # rounded up
+    # F.pad takes (before, after) pairs from the last axis to the first.
+    padded = F.pad(tensor, [0, 0] * (tensor.ndim - 1) + [0, rows_per_rank * ranks - len(tensor)])
+    return padded.narrow(0, rank * rows_per_rank, rows_per_rank)
 
 
 class ShardedAdamW(AdamW):
     """AdamW whose moments are sharded from `shard_moments` on.
 
-    It keeps the parameter groups, so schedules act on it as before.
+    From then on the engine holds the moments, and `state` is empty outside of
+    `XlaParallel.full_moments`. The parameter groups stay, so schedules act on it as before.
     """
 
     engine: Any = None
     gather: Callable[[Tensor], Tensor]
 
     def shard_moments(
-        self, engine: Callable[..., Any], gather: Callable[[Tensor], Tensor], *,
+        self, engine_class: Callable[..., Any], gather: Callable[[Tensor], Tensor], *,
         ranks: int, rank: int,
     ) -> None:  # fmt: skip
-        """Shard the loaded moments, and take all further steps with `engine`."""
+        """Build the engine, which takes all further steps, and move the moments to it, sharded."""
         options = {name: self.defaults[name] for name in ("lr", "betas", "eps", "weight_decay")}
         self.gather = gather
-        # the groups are shared, so that schedules still set the learning rate
-        self.engine = engine(
+        # The groups are shared, so that schedules still set the learning rate.
+        self.engine = engine_class(
             self.param_groups, AdamW, grad_clipping=False, pin_layout=False,
             save_master_weights=True, **options,
         )  # fmt: skip
@@ -171,15 +189,15 @@ class ShardedAdamW(AdamW):
                 self.engine.base_optimizer.state[shard] = {
                     name: shard_rows(value, ranks=ranks, rank=rank).to(shard.device).clone()
                     if value.ndim
-                    else value.cpu()
+                    else value.cpu()  # the step counter
                     for name, value in moments.items()
                 }
 
     def step(self, closure: Any = None) -> Any:
         return super().step(closure) if self.engine is None else self.engine.step(closure)
 
-    def gather_moments(self) -> None:
-        """Gather the moments of full weights to the host; collective."""
+    def gather_state(self) -> None:
+        """Fill `state` with the moments of full weights, on the host; collective."""
         for weight, shard in self._weight_shard_pairs():
             self.state[weight] = {
                 name: self.gather(value)[: len(weight)].cpu() if value.ndim else value.cpu()

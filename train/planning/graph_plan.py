@@ -1,9 +1,9 @@
-"""List the graphs that a training run needs, from its configuration alone.
+"""List the graphs that a training run needs, which depend only on its configuration.
 
     loss       the draft's loss of a micro-batch, and its gradient
-    features   the target's pass over rows: a micro-batch, or a group to keep; none with a store
+    features   the target's pass over rows: a micro-batch, or a group to keep; not with a store
 
-Where operations are recorded, both are part of one graph, `optimizer_step`;
+On a lazy device, which records operations, both are part of one graph, `optimizer_step`;
 `allocate_optimizer_states` allocates the moments before it, and `see` is the pass over rows whose
 features are kept.
 
@@ -23,7 +23,7 @@ def compiles_features(conf: TrainConf) -> bool:
 
 
 def list_graphs(conf: TrainConf, *, lazy: bool = False) -> set[Graph]:
-    """List the graphs that train/loop.py calls, on each process; `lazy` is Device.lazy."""
+    """Return the graphs that train/loop.py calls on each process; `lazy` is Device.lazy."""
     micro_batch_size = conf.optim.rows_per_pass(
         conf.optim.rows_per_step // (get_world_size() // conf.parallel.tensor)
     )

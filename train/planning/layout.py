@@ -1,4 +1,4 @@
-"""Layouts of a run over the cores of a machine: memory of a core, and the best step time."""
+"""Layouts of a run over the cores of a machine: memory per core, and the best step time."""
 
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -22,7 +22,8 @@ from train.planning.trace import (
 )
 
 BUCKETS = "gradient buckets"
-WEIGHT_PASSES = 3  # reads of weight and gradient, write of the weight; moments have two
+WEIGHT_PASSES = 3  # a step reads weight and gradient and writes the weight
+MOMENT_PASSES = 2  # and reads and writes each moment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +46,7 @@ class ProcessLayout:
         return self.tensor * self.data
 
     def split_rows(self, conf: TrainConf) -> TrainConf:
-        """Return the config of one process alone: its rows of a step, in its passes."""
+        """Return the config of a run of one process, with only its share of the rows per step."""
         optim = replace(
             conf.optim, rows_per_step=self.rows * self.micros, micro_batch_size=self.rows
         )
@@ -53,9 +54,10 @@ class ProcessLayout:
 
 
 def list_layouts(conf: TrainConf, machine: MachineConf, target: MetaTarget) -> list[ProcessLayout]:
-    """List layouts by the cores that share the target: the configured number, or powers of two.
+    """Return a layout for each number of cores that can share the target.
 
-    Raises UserError if the configured number cannot share it.
+    The numbers are powers of two, or only the configured number if it is above 1. Raise UserError
+    if that many cores cannot share it.
     """
     if conf.parallel.tensor > 1:
         check_tensor_size(conf.parallel, machine, target)
@@ -73,7 +75,7 @@ def list_layouts(conf: TrainConf, machine: MachineConf, target: MetaTarget) -> l
 
 
 def check_tensor_size(parallel: ParallelConf, machine: MachineConf, target: MetaTarget) -> None:
-    """Check that `parallel.tensor` cores can hold the target together; raise UserError if not."""
+    """Raise UserError if `parallel.tensor` cores cannot hold the target together."""
     tensor = parallel.tensor
     require(
         machine.total_cores % tensor == 0,
@@ -97,7 +99,7 @@ def build_layout(conf: TrainConf, machine: MachineConf, blocks: int, tensor: int
 
 
 def core_memory(phase: TracedPhase, layout: ProcessLayout) -> Counter[str]:
-    """Return the bytes of a core by part, in a layout that shares weights or gradients."""
+    """Return the bytes per core by part, of a phase that was traced without other processes."""
     parts = phase.peak_bytes.copy()
     if layout.processes > 1:  # gradients are reduced from a copy, sharded or not
         parts[BUCKETS] = parts[TRAINED]
@@ -116,7 +118,7 @@ def core_memory(phase: TracedPhase, layout: ProcessLayout) -> Counter[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class StepTime:
-    """Seconds of an optimizer step, by each limit alone."""
+    """Seconds of an optimizer step if only one limit applied, for each limit."""
 
     arithmetic: float
     bandwidth: float
@@ -130,8 +132,8 @@ class StepTime:
 def estimate_step_time(
     traced: dict[str, TracedPhase], layout: ProcessLayout, machine: MachineConf
 ) -> StepTime:
-    """Estimate the best case: matrix products alone, the rest fused, no wait for other cores."""
-    # with a feature store there is no target pass
+    """Estimate the best case: only matrix products count, the rest is fused, no core waits."""
+    # With a feature store there is no target pass.
     phases = [traced[name] for name in (TARGET_PASS, DRAFT_PASS) if name in traced]
     arithmetic = sum(
         count / machine.core_flops(dtype)
@@ -140,7 +142,7 @@ def estimate_step_time(
     )
     moved = sum(phase.bytes_moved for phase in phases)
     held = phases[0].peak_bytes
-    stepped = WEIGHT_PASSES * held[TRAINED] + 2 * held[OPTIMIZER]
+    stepped = WEIGHT_PASSES * held[TRAINED] + MOMENT_PASSES * held[OPTIMIZER]
     return StepTime(
         arithmetic=arithmetic * layout.micros,
         bandwidth=(moved * layout.micros + stepped) / machine.core_bandwidth,
@@ -153,7 +155,7 @@ def _bytes_received(phase: TracedPhase, layout: ProcessLayout) -> int:
     trained = phase.peak_bytes[TRAINED]
     gathers_target = layout.target is Weights.sharded and phase.name == TARGET_PASS
     received = layout.micros * phase.peak_bytes[TARGET] if gathers_target else 0
-    if layout.draft is Weights.sharded:  # gathered for both passes, reduced once a micro-batch
+    if layout.draft is Weights.sharded:  # gathered for both passes, reduced once per micro-batch
         received += layout.micros * (2 * (phase.peak_bytes[FROZEN] + trained) + trained)
     elif layout.processes > 1:  # an all-reduce gathers and reduces
         received += 2 * trained

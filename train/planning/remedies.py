@@ -11,13 +11,16 @@ from train.planning.layout import BUCKETS, build_layout
 from train.planning.run_plan import LayoutOption, MachinePlan, TrainPlanConf
 from train.planning.trace import EVALUATION, GRADIENTS, PERSISTENT_PARTS, TRAINED
 
-MAX_TRIES = 6  # a layout; each changes one size in proportion, which may be too little
+MAX_TRIES = 6  # per layout; each changes one size in proportion, which may be too little
 MAX_LOGIT_CHUNKS = 16  # most parts that a chunk of logits is split into, before rows shrink
 MIN_ROW_LENGTH = 128  # tokens of a row
 
 
 def suggest_overrides(plan: MachinePlan) -> list[str]:
-    """Return overrides of the first layout that can be made to fit, sharded where necessary."""
+    """Return the overrides with which the first possible layout fits, or [] if none does.
+
+    Layouts that shard the draft, or both models, are tried last.
+    """
     for conf, option, layout_overrides in _list_candidates(plan):
         fitting = _fit_layout(plan, conf, option)
         if fitting is not None:
@@ -28,7 +31,10 @@ def suggest_overrides(plan: MachinePlan) -> list[str]:
 def _list_candidates(
     plan: MachinePlan,
 ) -> Iterator[tuple[TrainPlanConf, LayoutOption, dict[str, Any]]]:
-    """Yield configurations to try: as it is, with a sharded draft, with both sharded."""
+    """Yield configurations to try, with their layout and the overrides that lead to it.
+
+    First the plan's own, then with a sharded draft, then with draft and target sharded.
+    """
     conf, smallest = plan.conf, plan.options[0]
     for option in plan.options:
         yield conf, option, {"parallel.tensor": option.layout.tensor}
@@ -56,7 +62,7 @@ def _list_candidates(
 def _fit_layout(
     plan: MachinePlan, conf: TrainPlanConf, option: LayoutOption
 ) -> dict[str, int] | None:
-    """Return overrides that make one layout fit, or None."""
+    """Return the overrides that make this layout fit, or None if none do."""
     if not option.phases:
         if option.peak_bytes > plan.byte_limit:
             return None
@@ -78,7 +84,7 @@ def _fit_layout(
 def _shrink_tightest_phase(
     conf: TrainPlanConf, option: LayoutOption, plan: MachinePlan
 ) -> dict[str, int]:
-    """Return an override that shrinks the tightest phase in proportion; {} if none can."""
+    """Return an override that shrinks the tightest phase in proportion, or {} if none can."""
     limit, phases = plan.byte_limit, option.memory_by_phase
     sizes = {name: _split_bytes(name, parts) for name, parts in phases.items()}
     shares = {name: (limit - fixed) / growing for name, (fixed, growing) in sizes.items()}
@@ -102,7 +108,7 @@ def _shrink_tightest_phase(
 
 
 def _split_bytes(phase: str, parts: Counter[str]) -> tuple[int, int]:
-    """Split the bytes of a phase into a fixed part and one that grows with its sizes."""
+    """Return the bytes of a phase as (fixed, growing with its sizes)."""
     held = sum(parts[part] for part in (*PERSISTENT_PARTS, BUCKETS, GRADIENTS))
     # At the end of a training step, every trained weight has a gradient.
     missing = 0 if phase == EVALUATION else max(0, parts[TRAINED] - parts[GRADIENTS])

@@ -39,7 +39,7 @@ class TrainPlanConf(TrainConf):
     machine: MachineConf = field(default_factory=MachineConf)
     memory_margin: float = 0.1  # share of a core's memory for compiler, runtime, collectives
     prompt_tokens: int | None = None  # of the longest held-out prompt; null = a whole row
-    tokens: float | None = None  # of the data set; null = what the steps of the run read
+    tokens: float | None = None  # of the data set; null = those that the steps of the run read
     output: str | None = None  # file for the plan as JSON
 
     def __post_init__(self) -> None:
@@ -50,22 +50,22 @@ class TrainPlanConf(TrainConf):
 
 @dataclass(kw_only=True)
 class LayoutOption:
-    """A layout, with its memory and step time where it was traced."""
+    """A layout, with its memory and step time if it was traced."""
 
     layout: ProcessLayout
     persistent: TracedPhase  # memory of its processes in every step
-    phases: dict[str, TracedPhase] = field(default_factory=dict)  # none where it was not traced
+    phases: dict[str, TracedPhase] = field(default_factory=dict)  # empty if it was not traced
     step_time: StepTime | None = None
 
     @property
     def memory_by_phase(self) -> dict[str, Counter[str]]:
-        """Return the bytes of a core by part, at the fullest moment of each phase."""
+        """Return the bytes per core by part, at the fullest moment of each phase."""
         phases = self.phases or {"every step": self.persistent}
         return {name: core_memory(phase, self.layout) for name, phase in phases.items()}
 
     @property
     def peak_bytes(self) -> int:
-        """Return the bytes of a core at its fullest moment; without a trace, a lower bound."""
+        """Return the bytes per core at the fullest moment; without a trace, a lower bound."""
         return max(parts.total() for parts in self.memory_by_phase.values())
 
 
@@ -77,7 +77,7 @@ class ModelSizes:
     draft: int  # parameters
     trained: int  # parameters
     layers: list[int]  # captured layers of the target
-    feature_bytes: int  # of a token, as the method needs them or as the store holds them
+    feature_bytes: int  # per token, as the method needs them or as the store holds them
     disk: int  # bytes of states and checkpoints
 
 
@@ -93,7 +93,7 @@ class MachinePlan:
 
     @property
     def byte_limit(self) -> float:
-        """Return the bytes of a core that a run may take."""
+        """Return the bytes per core that a run may take."""
         return (1 - self.conf.memory_margin) * self.machine.core_bytes
 
     def fits(self, option: LayoutOption) -> bool:
@@ -131,7 +131,7 @@ class MachinePlan:
 
 
 def plan_run(conf: TrainPlanConf) -> MachinePlan:
-    """Plan all layouts of a run; raise UserError for what no layout can do."""
+    """Return a plan with all layouts of a run; raise UserError for what no layout can do."""
     conf.check_settings()
     dtype = conf.machine.target_dtype(conf.device)
     machine = conf.machine.resolve(conf.device)
@@ -170,7 +170,7 @@ def count_graphs(plan: MachinePlan) -> int:
 def _build_models(
     conf: TrainPlanConf, dtype: torch.dtype, tensor: int = 1
 ) -> tuple[MetaTarget, Draft]:
-    """Build what one of `tensor` cores that share the target holds of the models."""
+    """Build target and draft as one core holds them if `tensor` cores share the target."""
     target = build_meta_target(conf.target, dtype)
     draft = build_meta_draft(conf.draft, target, loss=conf.loss, seed=conf.seed)
     if tensor > 1:
@@ -181,6 +181,7 @@ def _build_models(
 def _measure_sizes(
     target: MetaTarget, draft: Draft, store: Manifest | None, *, num_states: int
 ) -> ModelSizes:
+    # 1: the final hidden state
     computed = (1 + len(draft.needs.layers)) * target.hidden_size * target.device.dtype.itemsize
     return ModelSizes(
         target=target.num_parameters,

@@ -34,9 +34,9 @@ def print_plan(plan: MachinePlan, changes: list[str]) -> None:
 
 
 def describe_fit(plan: MachinePlan, changes: list[str]) -> str:
-    """Describe whether the run fits, and if not, what to change."""
+    """Describe in a sentence whether the run fits, and if not, what to change."""
     best, size = plan.best, plan.machine.core_bytes
-    limit = f"{format_gib(plan.byte_limit)} of {format_gib(size)} GiB a core"
+    limit = f"{format_gib(plan.byte_limit)} of {format_gib(size)} GiB per core"
     if plan.fits(best):
         return (
             f"It fits: {format_gib(best.peak_bytes)} GiB of {limit}. Start {describe_launch(plan)}"
@@ -49,7 +49,7 @@ def describe_launch(plan: MachinePlan) -> str:
     """Describe the processes to start, and the rows that would use idle cores."""
     layout, cores = plan.best.layout, plan.machine.total_cores
     idle, rows = cores - layout.processes, cores // layout.tensor
-    advice = f"; {idle} cores have no rows: {rows} rows a step would use all" if idle else ""
+    advice = f"; {idle} cores have no rows: {rows} rows per step would use all" if idle else ""
     return f"{layout.processes} processes, parallel.tensor={layout.tensor}{advice}"
 
 
@@ -71,7 +71,7 @@ def size_table(plan: MachinePlan) -> Table:
              format_param_count(sizes.target)],
             ["draft", plan.conf.draft.method, format_param_count(sizes.draft)],
             ["of these trained", "", format_param_count(sizes.trained)],
-            ["features", needs, f"{sizes.feature_bytes:,} bytes a token"],
+            ["features", needs, f"{sizes.feature_bytes:,} bytes per token"],
             ["graphs", "to compile, without the final evaluation's", str(count_graphs(plan))],
             ["disk", f"{'three' if plan.conf.num_states == 3 else 'two'} states, two checkpoints",
              f"{sizes.disk / 1e9:.1f} GB"],
@@ -86,7 +86,7 @@ def layout_table(plan: MachinePlan) -> Table:
         title="Layouts: cores that share the target x groups of them with rows of their own",
         note="",
         columns=[
-            "tensor", "data", "rows x micro-batches", "GiB a core", "fits",
+            "tensor", "data", "rows x micro-batches", "GiB per core", "fits",
             "tokens/s, arithmetic", "tokens/s, bandwidth", "tokens/s, links",
         ],
         rows=[_layout_cells(option, plan) for option in plan.options],
@@ -110,7 +110,7 @@ def _layout_cells(option: LayoutOption, plan: MachinePlan) -> list[str]:
 
 
 def memory_table(plan: MachinePlan) -> Table:
-    """Tabulate the proposed layout's GiB of a core by part, at the peak of each phase."""
+    """Tabulate the proposed layout's memory per core by part, at the peak of each phase."""
     phases = plan.best.memory_by_phase
     unit, size = ("GiB", GIB) if plan.best.peak_bytes >= GIB else ("MiB", MIB)
     rows = [
@@ -119,7 +119,7 @@ def memory_table(plan: MachinePlan) -> Table:
         if any(parts[part] for parts in phases.values())
     ]
     return Table(
-        title=f"{unit} a core, at the fullest moment of each phase",
+        title=f"{unit} per core, at the fullest moment of each phase",
         note="",
         columns=["", *phases],
         rows=[
@@ -150,7 +150,10 @@ def time_table(plan: MachinePlan) -> Table:
 
 
 def planned_steps(plan: MachinePlan) -> int | None:
-    """Return the steps of the run; with epochs, an estimate for rows without padding."""
+    """Return the steps of the run, or None if they depend on an unknown number of tokens.
+
+    With epochs, this is an estimate for rows without padding.
+    """
     optim, tokens = plan.conf.optim, plan.conf.tokens
     if optim.epochs is not None and tokens is None:
         return None
@@ -195,7 +198,7 @@ def format_duration(seconds: float) -> str:
 
 
 def plan_to_json(plan: MachinePlan) -> dict[str, Any]:
-    """Convert the plan to JSON, in bytes and seconds."""
+    """Return the plan as JSON values, in bytes and seconds."""
     best = plan.best
     return {
         "machine": vars(plan.machine) | {"dtype": str(plan.dtype).removeprefix("torch.")},

@@ -1,6 +1,6 @@
 """Trace the memory of a training step and of an evaluation, on tensors without memory.
 
-The phases are those of a run: the target's pass over a batch (none with a feature store), the
+The phases are those of a run: the target's pass over a batch (not with a feature store), the
 draft's loss and its gradient, and the optimizer step; at intervals, held-out prompts are decoded.
 One phase runs at a time, on top of what is always held: the weights and the optimizer's moments.
 """
@@ -38,9 +38,10 @@ def trace_run(
     conf: TrainConf, target: MetaTarget, draft: Draft, *, prompt_tokens: int, foreach: bool = False,
     stored_schema: FeatureSchema | None = None,
 ) -> dict[str, TracedPhase]:  # fmt: skip
-    """Trace the phases of a run with held-out prompts of `prompt_tokens` tokens.
+    """Return the traced phases of a run by name, with held-out prompts of `prompt_tokens` tokens.
 
-    `foreach`: how accelerators step. `stored_schema`: of the feature store with the rows, if any.
+    `foreach`: whether optimizers update all weights at once, as on accelerators. `stored_schema`:
+    schema of the feature store that replaces the target's pass, if there is one.
     """
     widths = {target.vocab_size} | ({len(draft.kept_ids)} if draft.kept_ids is not None else set())
     with fake_model([target.model, *collect_models(draft)], vocab=widths) as tracer:
@@ -64,7 +65,10 @@ def trace_run(
 
 
 def persistent_memory(conf: TrainConf, target: MetaTarget, draft: Draft) -> TracedPhase:
-    """Return what every training step holds, whatever its rows; takes a fraction of a second."""
+    """Return the memory that every training step holds, whatever its rows.
+
+    This takes a fraction of a second: nothing is traced.
+    """
     with fake_model([target.model, *collect_models(draft)], vocab=[]) as tracer:
         optimizers = _build_optimizers(tracer, conf, target, draft)
         persistent = Counter({part: tracer.live_bytes[part] for part in PERSISTENT_PARTS})
@@ -74,7 +78,7 @@ def persistent_memory(conf: TrainConf, target: MetaTarget, draft: Draft) -> Trac
 
 
 def fullest_batch(rows: int, length: int) -> Batch:
-    """Build a batch of one document a row, all of it answers: no batch needs more memory."""
+    """Build a batch of one document per row, all of it answers: no batch needs more memory."""
     ids = torch.zeros(rows, length, dtype=torch.int64)
     return Batch(
         input_ids=ids,
@@ -87,7 +91,7 @@ def fullest_batch(rows: int, length: int) -> Batch:
 def _build_optimizers(
     tracer: MemoryTracer, conf: TrainConf, target: MetaTarget, draft: Draft
 ) -> list[Optimizer]:
-    """Build the optimizers with their states, and label these and all weights."""
+    """Build the optimizers with their states, and label the states and all weights."""
     tracer.label_tensors(FROZEN, [*draft.parameters(), *draft.buffers()])
     tracer.label_tensors(TRAINED, trained_parameters(draft))
     tracer.label_tensors(TARGET, [*target.model.parameters(), *target.model.buffers()])
@@ -102,7 +106,10 @@ def _trace_micro_batch(
     tracer: MemoryTracer, conf: TrainConf, target: MetaTarget, draft: Draft, batch: Batch,
     schema: FeatureSchema | None,
 ) -> list[TracedPhase]:  # fmt: skip
-    """Trace the passes of a micro-batch; a second one adds to the gradients of the first."""
+    """Trace the passes of a micro-batch, which leave gradients behind.
+
+    If a step has several micro-batches, the gradients of an earlier one are held as well.
+    """
     trained = trained_parameters(draft)
     for parameter in trained:
         parameter.register_post_accumulate_grad_hook(
@@ -145,7 +152,7 @@ def fake_stored_output(
 def _trace_evaluation(
     tracer: MemoryTracer, conf: TrainConf, target: MetaTarget, draft: Draft, *, prompt_tokens: int
 ) -> TracedPhase:
-    """Trace train/quick_eval.py up to the first token of all held-out prompts together."""
+    """Trace train/quick_eval.py up to the first token of all held-out prompts, in one batch."""
     rows = conf.num_eval_prompts
     with tracer.trace_phase(EVALUATION) as phase, torch.no_grad():
         decoder = Decoder(

@@ -34,28 +34,33 @@ class TargetFeatures:
         self._pass = build_target_pass(target, compiled=compiled)
         self.cached: TargetOutput | None = None
 
-    def lookup(self, rows: list[int]) -> TargetOutput | None:
+    def look_up(self, row_numbers: list[int]) -> TargetOutput | None:
         """Return these rows' features, on the host, or None if the target must compute them."""
         if self.store is not None:
-            return self.store.read_target_output(self.rows.pieces(rows), self.rows.length)
+            return self.store.read_target_output(self.rows.pieces(row_numbers), self.rows.length)
         if self.cached is None:
             return None
-        return TargetOutput(hidden=self.cached.hidden[rows], captured=self.cached.captured[rows])
+        return TargetOutput(
+            hidden=self.cached.hidden[row_numbers], captured=self.cached.captured[row_numbers]
+        )
 
     @torch.no_grad()
     def see(self, batch: Batch) -> TargetOutput:
+        """Return the features of a batch, computed by the target; also the name of a graph."""
         return self._pass(self.target, self.layers, batch)
 
     def keep_all(self, batch_size: int) -> None:
-        """Compute the features of all rows and keep them in memory.
+        """Compute the features of all rows and keep them in host memory.
 
         The groups do not depend on the step that a run continues from, so that sums round alike.
+        Raise UserError if the machine lacks the memory.
         """
         device, num_rows = self.target.device.torch_device, len(self.rows)
         compute = self.target.device.compile_if_lazy(self.see)
         groups = torch.arange(num_rows).split(batch_size)
         for group in track(groups, "features", console=CONSOLE, disable=not CONSOLE.is_terminal):
-            group_rows = (group[0] + torch.arange(batch_size)) % num_rows  # one size, so one graph
+            # The last group is filled up from the first rows: one size, so one graph.
+            group_rows = (group[0] + torch.arange(batch_size)) % num_rows
             target_output = compute(self.rows.batch(group_rows.tolist()).to(device))
             if self.cached is None:
                 self.cached = _allocate_features(target_output, num_rows)
@@ -64,7 +69,7 @@ class TargetFeatures:
 
 
 def _allocate_features(example: TargetOutput, num_rows: int) -> TargetOutput:
-    """Allocate tensors for all rows; raise UserError where the machine lacks the memory."""
+    """Return empty tensors for all rows; raise UserError if the machine lacks the memory."""
     tensors = [getattr(example, name) for name in CACHED_FIELDS]
     needed = sum(num_rows * tensor[0].nbytes for tensor in tensors)
     free = psutil.virtual_memory().available

@@ -1,4 +1,4 @@
-"""Prompts that a run holds out of its data, and the files in its folder that contain them.
+"""Prompts that a run holds out from its data, and the files in its folder that contain them.
 
     outputs/train/RUN/held_out.jsonl    for its report, for `infer.eval` and for its warm-up
     outputs/train/RUN/selection.jsonl   for the choice of its checkpoint, and for `infer.tune`
@@ -31,7 +31,7 @@ from models.errors import require
 from models.files import write_text_atomically
 from models.target.target import Target
 from train.config import TrainConf
-from train.run import refuse_full_disk
+from train.run import report_full_disk
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,10 @@ log = logging.getLogger(__name__)
 def hold_out(
     conf: TrainConf, target: Target, documents: Documents
 ) -> tuple[Int[np.ndarray, " training"], HeldOutPrompts]:
-    """Return the numbers of the documents to train on, and the prompts that are held out."""
+    """Return the numbers of the documents to train on, and the held-out prompts.
+
+    Raise UserError if too few prompts can be held out.
+    """
     if conf.data.source is DataSource.demo:
         split = split_held_out(
             documents, selection=conf.num_eval_prompts, final=0, row_length=conf.data.row_length
@@ -82,7 +85,11 @@ def resolve_evaluation(conf: TrainConf, folder: Path) -> EvaluationConf:
 
 
 def _max_prompt_tokens(conf: TrainConf, target: Target) -> int:
-    """Return the most tokens of a prompt that a training row and the target's positions hold."""
+    """Return the most tokens that a prompt may have.
+
+    A training row must hold it with a token of an answer, and the target's positions with the
+    longest answer.
+    """
     context = getattr(target.config, "max_position_embeddings", None)
     if context is None:
         return conf.data.row_length - 1
@@ -92,6 +99,7 @@ def _max_prompt_tokens(conf: TrainConf, target: Target) -> int:
 
 
 def _log_held_out(conf: TrainConf, split: HeldOutSplit, num_final: int, max_tokens: int) -> None:
+    """Log the prompts that are missing, and why; raise UserError if the report has none at all."""
     if split.num_too_long:
         log.info(
             "data: %d conversations cannot be held out: prompts of more than %d tokens, or no "
@@ -115,9 +123,9 @@ def _log_held_out(conf: TrainConf, split: HeldOutSplit, num_final: int, max_toke
 
 
 def write_held_out(prompts: HeldOutPrompts, folder: Path) -> None:
-    """Write the files of a run that is evaluated on its own data."""
+    """Write the files of a run that is evaluated on its own data; other runs have none."""
     for file, text in _held_out_files(prompts, folder).items():
-        with refuse_full_disk(folder):
+        with report_full_disk(folder):
             write_text_atomically(file, text)
 
 
@@ -127,7 +135,7 @@ def check_held_out_unchanged(prompts: HeldOutPrompts, folder: Path) -> None:
         require(
             not file.exists() or file.read_text() == text,
             "data: must hold out the conversations that the run was started with, got others "
-            f"than in {file}, as the data or evaluation.max_new_tokens has changed; "
+            f"than in {file}, because the data or evaluation.max_new_tokens has changed; "
             "restore it, or use another run_name or resume=false",
         )
 

@@ -2,8 +2,8 @@
 
 With on-policy rows the draft trains on answers that it has written itself (DistillSpec). Every
 `interval` steps, it rewrites the rows that it will visit until the next renewal. Which visits use
-them, and what is written, depend on the seed, the step, the row and the weights at the renewal
-alone, not on the process. States are saved at renewals, so a continued run writes the same rows
+them, and what is written, depend only on the seed, the step, the row and the weights at the
+renewal, not on the process. States are saved at renewals, so a continued run writes the same rows
 again.
 """
 
@@ -31,7 +31,7 @@ from train.rows.features import TargetFeatures
 
 Item = TypeVar("Item")
 ANSWER_BATCH_SIZE = 128  # prompts that are decoded together
-BATCH_FIELDS = ("input_ids", "answer_mask", "document_ids", "positions")  # rows without context
+BATCH_FIELDS = ("input_ids", "answer_mask", "document_ids", "positions")  # of rows without context
 
 
 @dataclass(kw_only=True)
@@ -73,29 +73,40 @@ class MicroBatchBuilder:
         )  # fmt: skip
 
     def build_step(self, step: int) -> list[MicroBatch]:
-        """Build the micro-batches of a step, of equal sizes."""
-        rows = self.order.batch_rows(step, self.parallel.data_rank, self.parallel.num_data_ranks)
-        drafted = self._select_draft_rows(step, len(rows))
+        """Return this process's micro-batches of a step, of equal sizes.
+
+        At a renewal, the draft first writes the on-policy rows.
+        """
+        row_numbers = self.order.batch_rows(
+            step, self.parallel.data_rank, self.parallel.num_data_ranks
+        )
+        drafted = self._select_draft_rows(step, len(row_numbers))
         return [
             self._build_micro_batch(
-                step, rows[first : first + self.size], drafted[first : first + self.size]
+                step, row_numbers[first : first + self.size], drafted[first : first + self.size]
             )
-            for first in range(0, len(rows), self.size)
+            for first in range(0, len(row_numbers), self.size)
         ]
 
-    def _build_micro_batch(self, step: int, rows: list[int], drafted: list[bool]) -> MicroBatch:
+    def _build_micro_batch(
+        self, step: int, row_numbers: list[int], drafted: list[bool]
+    ) -> MicroBatch:
         if self.on_policy is not None and any(drafted):
-            batch, target_output = self.on_policy.build_batch(rows, drafted), None
+            batch, target_output = self.on_policy.build_batch(row_numbers, drafted), None
         else:
-            batch, target_output = self.features.rows.batch(rows), self.features.lookup(rows)
-        generators = [np.random.default_rng([self.seed, step, row]) for row in rows]
+            batch = self.features.rows.batch(row_numbers)
+            target_output = self.features.look_up(row_numbers)
+        generators = [np.random.default_rng([self.seed, step, number]) for number in row_numbers]
         return MicroBatch(
             batch=batch, target_output=target_output, term_weights=self.draft.term_weights(batch),
             extras=self.draft.prepare_batch(batch, step=step, generators=generators),
         )  # fmt: skip
 
     def _select_draft_rows(self, step: int, count: int) -> list[bool]:
-        """Flag those of this process's rows that the draft writes itself."""
+        """Return for each of this process's rows whether to use it as the draft has written it.
+
+        At a renewal, the draft first writes the rows that are used before the next one.
+        """
         if self.on_policy is None:
             return [False] * count
         if step % self.on_policy.conf.interval == 0:
@@ -117,56 +128,61 @@ class OnPolicy:
     written: dict[int, Batch] = field(default_factory=dict)  # by row number
 
     def select_rows(self, step: int) -> list[bool]:
-        """Flag those of this process's visits in a step that use rows written by the draft."""
-        numbers = np.random.default_rng([self.order.seed, 1, step]).random(self.order.rows_per_step)
-        return (numbers < self.conf.share)[self.rank :: self.world_size].tolist()
+        """Return for each of this process's visits in a step whether it uses a row of the draft."""
+        # Drawn for the whole step, so that they do not depend on the number of processes.
+        draws = np.random.default_rng([self.order.seed, 1, step]).random(self.order.rows_per_step)
+        return (draws < self.conf.share)[self.rank :: self.world_size].tolist()
 
     def renew(self, step: int) -> None:
-        """Write the rows that the steps from here to the next renewal use."""
-        numbers = sorted({
-            row
+        """Let the draft write the rows that the steps from here to the next renewal use."""
+        row_numbers = sorted({
+            number
             for later_step in range(step, step + self.conf.interval)
-            for row, is_drafted in zip(
+            for number, is_drafted in zip(
                 self.order.batch_rows(later_step, self.rank, self.world_size),
                 self.select_rows(later_step),
                 strict=True,
             )
             if is_drafted
         })  # fmt: skip
-        self.written = dict(zip(numbers, self._generate_rows(numbers, step), strict=True))
+        self.written = dict(zip(row_numbers, self._generate_rows(row_numbers, step), strict=True))
 
-    def build_batch(self, rows: list[int], drafted: list[bool]) -> Batch:
-        """Build a batch of these rows, those flagged as the draft has written them."""
-        parts = [
-            self.written[row] if is_drafted else self.rows.batch([row])
-            for row, is_drafted in zip(rows, drafted, strict=True)
+    def build_batch(self, row_numbers: list[int], drafted: list[bool]) -> Batch:
+        """Build a batch of these rows; flagged rows are those that the draft has written."""
+        rows = [
+            self.written[number] if is_drafted else self.rows.batch([number])
+            for number, is_drafted in zip(row_numbers, drafted, strict=True)
         ]
         return Batch(
-            **{name: torch.cat([getattr(part, name) for part in parts]) for name in BATCH_FIELDS}
+            **{name: torch.cat([getattr(row, name) for row in rows]) for name in BATCH_FIELDS}
         )
 
-    def _generate_rows(self, numbers: list[int], step: int) -> list[Batch]:
-        rows = {number: self.rows.batch([number]) for number in numbers}
+    def _generate_rows(self, row_numbers: list[int], step: int) -> list[Batch]:
+        """Return the rows with the first answer of each document rewritten by the draft.
+
+        What follows in the document, the rest of the old answer and later turns, is dropped.
+        """
+        rows = {number: self.rows.batch([number]) for number in row_numbers}
         spans = [
             (number, begin, end)
             for number, row in rows.items()
             for begin, end in first_answer_spans(row)
         ]
         prompts = [_read_prompt(rows[number], begin) for number, begin, _ in spans]
-        # the same on any process
+        # They key the sampling noise, so they must be the same on any process.
         row_ids = [number * self.rows.length + begin for number, begin, _ in spans]
         answers = generate_answers(
             self.language_model, prompts, max_new_tokens=[end - begin for _, begin, end in spans],
             sampling=SamplingConf(temperature=self.conf.temperature, seed=self.order.seed + step),
             batch=ANSWER_BATCH_SIZE, row_ids=row_ids, slots=self.rows.length,
         )  # fmt: skip
-        for index, ids in answers:
+        for index, answer_ids in answers:
             number, begin, end = spans[index]
-            row, ids = rows[number], ids[: end - begin]
-            row.input_ids[0, begin : begin + len(ids)] = torch.tensor(ids)
+            row, new_ids = rows[number], answer_ids[: end - begin]
+            row.input_ids[0, begin : begin + len(new_ids)] = torch.tensor(new_ids)
             rest = row.document_ids[0] == row.document_ids[0, begin].clone()
-            rest[: begin + len(ids)] = False
-            row.document_ids[0, rest] = -1  # drops the rest of the old answer, and later turns
+            rest[: begin + len(new_ids)] = False
+            row.document_ids[0, rest] = -1  # padding
             row.answer_mask[0, rest] = False
         return [*rows.values()]
 
@@ -178,14 +194,17 @@ def _read_prompt(row: Batch, begin: int) -> list[int]:
 
 
 def first_answer_spans(row: Batch) -> list[tuple[int, int]]:
-    """Return [begin, end) of the first answer of each document that has a prompt."""
+    """Return [begin, end) of the first answer of each document that has a prompt.
+
+    `row` is a batch of one row.
+    """
     spans = []
-    for number in range(int(row.document_ids.max()) + 1):
-        inside = row.document_ids[0] == number
-        answer = row.answer_mask[0] & inside
-        begin = int(answer.int().argmax())
-        length = int(answer[begin:].int().cumprod(0).sum())
-        if answer.any() and begin > int(inside.int().argmax()):
+    for document_id in range(int(row.document_ids.max()) + 1):
+        inside = row.document_ids[0] == document_id
+        in_answer = row.answer_mask[0] & inside
+        begin = int(in_answer.int().argmax())  # the first True
+        length = int(in_answer[begin:].int().cumprod(0).sum())  # the run of True from there
+        if in_answer.any() and begin > int(inside.int().argmax()):
             spans.append((begin, begin + length))
     return spans
 
@@ -193,7 +212,7 @@ def first_answer_spans(row: Batch) -> list[tuple[int, int]]:
 class Prefetcher(Generic[Item]):
     """Builder of each step's input by `make`: one step `early`, or when it is taken.
 
-    `wait_seconds`: how long the run has waited for it since this was last set to 0.
+    `wait_seconds`: how long `take` has waited for inputs since this was last set to 0.
     """
 
     def __init__(self, make: Callable[[int], Item], *, steps: int, early: bool):
@@ -203,7 +222,10 @@ class Prefetcher(Generic[Item]):
         self._next: Future[Item] | None = None
 
     def take(self, step: int) -> Item:
-        """Return the input of this step; raise what `make` raised."""
+        """Return the input of this step, and start on the next one if `early`.
+
+        Raise what `make` raised.
+        """
         began = time.perf_counter()
         item = self._next.result() if self._next else self.make(step)
         self.wait_seconds += time.perf_counter() - began

@@ -1,7 +1,7 @@
 """Packed rows that a run trains on, without the prompts that it is evaluated on.
 
-Two things follow from them: hashes of their prompts, in which held-out prompts are looked up later,
-and the draft's reduced vocabulary, with its coverage of the answers.
+Two things are computed from them: hashes of their prompts, in which held-out prompts are looked up
+later, and the draft's reduced vocabulary, with its coverage of the answers.
 """
 
 import hashlib
@@ -42,10 +42,10 @@ from models.target.target import Target
 from train.config import TrainConf
 from train.distributed.parallel import Parallel
 from train.rows.held_out import hold_out
-from train.run import refuse_full_disk
+from train.run import report_full_disk
 
 log = logging.getLogger(__name__)
-VOCABULARY_FILE = "vocabulary.md"  # in a run folder; the checkpoint alone lists the tokens
+VOCABULARY_FILE = "vocabulary.md"  # in a run folder; only the checkpoint lists the tokens
 # Enough for the beginning of an answer: a character has at most 4 bytes, a token at least one.
 MAX_START_TOKENS = 4 * ANSWER_START_CHARS
 
@@ -53,9 +53,10 @@ MAX_START_TOKENS = 4 * ANSWER_START_CHARS
 def load_training_rows(
     conf: TrainConf, target: Target, draft: Draft, parallel: Parallel
 ) -> tuple[Packed, HeldOutPrompts, FeatureStore | None]:
-    """Return the rows to train on, the prompts held out of them, and the store of their features.
+    """Return the rows to train on, the held-out prompts, and the store of the rows' features.
 
-    Without a store, the target computes the features.
+    The store is None if the target computes the features. Raise UserError if the data cannot be
+    read, or leaves too few prompts to hold out.
     """
     store = None
     with parallel.main_first():
@@ -89,7 +90,7 @@ def load_training_rows(
 def _answer_with_target(
     conf: TrainConf, target: Target, parallel: Parallel, prompts: list[list[int]]
 ) -> list[list[int]]:
-    """Generate the target's answers, or read those that an earlier run has written."""
+    """Return the target's answers, from a file of an earlier run or generated and written to it."""
     answers_conf = conf.data.answers
     sampling = SamplingConf(temperature=answers_conf.temperature, seed=conf.seed)
     inputs = [
@@ -115,20 +116,20 @@ def _answer_with_target(
     answers = [ids for _, ids in sorted(generated)]
     if parallel.is_main:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with refuse_full_disk(path.parent):
+        with report_full_disk(path.parent):
             write_text_atomically(path, json.dumps(answers))
     return answers
 
 
 def write_prompt_hashes(rows: Packed, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write the hashes of all prompts and answer starts in the rows."""
+    """Write the hashes of all prompts and answer starts in the rows to the run folder."""
     hashes = {
         prompt_hash
         for number in np.unique(rows.table[:, DOCUMENT]).tolist()
         for prompt_hash in _hash_document(rows.documents[number], tokenizer)
     }
     with (
-        refuse_full_disk(folder),
+        report_full_disk(folder),
         atomic_path(folder / PROMPT_HASHES_FILE) as partial,
         partial.open("wb") as stream,
     ):
@@ -136,9 +137,10 @@ def write_prompt_hashes(rows: Packed, tokenizer: PreTrainedTokenizerBase, folder
 
 
 def _hash_document(document: TokenizedDocument, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Hash the text before the first answer, and the beginning of the answer.
+    """Return the hashes of the text before the first answer, and of the answer's beginning.
 
-    With at most one token before the answer, the document is a plain text: its beginning is hashed.
+    A document with at most one token before its answer is a plain text, of which only the beginning
+    is hashed.
     """
     answer_start = document.answer.index(True)
     text_start = 0 if answer_start <= 1 else answer_start
@@ -150,12 +152,12 @@ def _hash_document(document: TokenizedDocument, tokenizer: PreTrainedTokenizerBa
 def choose_vocabulary(
     draft: Draft, target: Target, rows: Packed, conf: DataConf, folder: Path | None
 ) -> None:
-    """Count the tokens of the answers, let the draft choose its own, and print their coverage.
+    """Let the draft choose its vocabulary by the tokens of the answers, and print its coverage.
 
-    Vocabularies of about half and double the size are printed for comparison. Documents that are
-    held out of the rows are not counted.
+    Vocabularies of about half and double the size are printed for comparison. Held-out documents
+    are not counted.
 
-    `folder`: where the table is written too; None in processes that print and write nothing.
+    `folder`: where the table is also written; None in processes that print and write nothing.
     """
     counts = count_training_tokens(
         conf, rows.documents, rows.document_numbers, target.vocab_size,
@@ -169,5 +171,5 @@ def choose_vocabulary(
         sizes = sizes_around(len(draft.kept_ids), len(required_ids), target.vocab_size)
         coverage = build_coverage_table(counts, sizes, required_ids)
         print_table(coverage[0], coverage[1:])
-        with refuse_full_disk(folder):
+        with report_full_disk(folder):
             (folder / VOCABULARY_FILE).write_text(render_markdown_table(coverage))
