@@ -39,7 +39,7 @@ def find_all_answers(chat: ChatTemplate, messages: list[Message]) -> tuple[str, 
 
 
 def find_last_answer(chat: ChatTemplate, messages: list[Message]) -> tuple[str, list[CharSpan]]:
-    """Return the prompt as serving renders it with the last answer, and the answer's spans in it.
+    """Return serving's prompt followed by the last answer, and the answer's spans in that text.
 
     Raises RowRejectedError if no rendered text shows both, or if it lacks a tool call.
     """

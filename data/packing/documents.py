@@ -34,9 +34,7 @@ class Documents:
     starts: Int[np.ndarray, " ends"]  # int64: document i is tokens starts[i] to starts[i + 1]
     category: Int[np.ndarray, " documents"]  # int32: index into `categories`
     language: Int[np.ndarray, " documents"]  # int32: index into `languages`
-    conversation: Int[
-        np.ndarray, " documents"
-    ]  # int32: shared by its documents; < 0: no conversation
+    conversation: Int[np.ndarray, " documents"]  # int32: shared by its documents; negative: none
     categories: list[str]
     languages: list[str]
     skipped: dict[str, int] = field(default_factory=dict)  # rows of the source left out, by reason
@@ -54,7 +52,7 @@ class Documents:
             starts.append(len(ids))
             category.append(categories.setdefault(document.category, len(categories)))
             language.append(languages.setdefault(document.language, len(languages)))
-            # ~number is negative, and so different for each document without a conversation.
+            # Without a conversation: ~number, which is negative and unique to the document.
             conversation.append(~number if document.conversation is None else document.conversation)
         return cls(
             ids=np.asarray(ids), answer=np.asarray(answer).view(bool),
