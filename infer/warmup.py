@@ -29,7 +29,7 @@ def compile_eval_graphs(
 ) -> None:  # fmt: skip
     """Compile the graphs of an evaluation by calling every function once in each of its shapes."""
     if not target.device.has_static_shapes:
-        print_line("graphs: nothing is compiled here")
+        print_line("graphs: none to compile, because compiling is off on this device")
         return
     shape, num_tokens = tree.build(), min(WARMUP_TOKENS, conf.new_tokens)
     with target.device.cpu_threads_for(target.num_parameters // target.num_layers):

@@ -15,6 +15,7 @@ from operator import mul
 from typing import cast
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from data.features.reader import FeatureStore
@@ -74,6 +75,17 @@ def describe_coverage(steps: int, rows_per_step: int, rows: int) -> str:
         f"{steps:,} steps x {rows_per_step:,} rows = {rows_visited:,} of {rows:,} rows "
         f"({rows_visited / rows:.3g} epochs)"
     )
+
+
+def gradient_scale(weight: Float[Tensor, ""], num_processes: int) -> Float[Tensor, ""]:
+    """Return the factor that turns gradients, which are means over the processes, into the loss's.
+
+    It is 0 for a step without any answer, whose weight and gradients are 0.
+
+    >>> gradient_scale(torch.tensor(0.0), 8), gradient_scale(torch.tensor(4.0), 8)
+    (tensor(0.), tensor(2.))
+    """
+    return torch.where(weight > 0, num_processes / weight, 0.0)
 
 
 @dataclass(kw_only=True)
@@ -230,9 +242,7 @@ class Trainer:
             sums = {name: sums[name] + pair if sums else pair for name, pair in pairs.items()}
 
         weight = self.parallel.all_reduce_sum(sums["loss"])[1]
-        # Gradients are means over the processes, hence the factor. `tiny` is for a step without any
-        # answer, whose weight and gradients are 0.
-        scale = accelerator.num_processes / weight.clamp_min(torch.finfo(weight.dtype).tiny)
+        scale = gradient_scale(weight, accelerator.num_processes)
         for parameter in self.trained:
             if parameter.grad is not None:
                 parameter.grad.mul_(scale)
