@@ -73,7 +73,7 @@ def test_a_mark_reaches_from_the_prompt_to_the_end_of_the_turn(last_only):
 
 
 def test_marks_do_not_hide_that_a_template_rewrites_earlier_turns():
-    with pytest.raises(UserError, match=r"^data.turns: .*for message 2 once .*data.turns=each"):
+    with pytest.raises(UserError, match=r"^data.turns: .*message 2 changes .*data.turns=each"):
         document_from_messages(chat(WIDE), CHAT)
 
 
