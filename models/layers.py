@@ -139,13 +139,17 @@ class Eagle3Layer(DecoderLayer):
     def __init__(self, config: Any):
         super().__init__(config, width=2 * config.hidden_size)
         self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.norm_before_residual = config.norm_before_residual
 
     def project_pair(
         self, embedded: Float[Tensor, "b t h"], hidden: Float[Tensor, "b t h"],
         rope: tuple[Tensor, Tensor],
-    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        wide = torch.cat([self.input_layernorm(embedded), self.hidden_norm(hidden)], -1)
-        return self.self_attn.project_qkv(wide, rope)
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+        """Return the residual stream, and queries, keys and values."""
+        normed = self.hidden_norm(hidden)
+        wide = torch.cat([self.input_layernorm(embedded), normed], -1)
+        stream = normed if self.norm_before_residual else hidden
+        return stream, *self.self_attn.project_qkv(wide, rope)
 
 
 def init_normal(*parts: nn.Module) -> None:

@@ -30,6 +30,8 @@ from models.speculate import draft_vocab
 from models.target.language_model import TargetOutput
 from models.target.target import Target
 
+NORM_SWITCHES = ("norm_before_residual", "norm_before_fc", "norm_output")  # keys of config.json
+
 
 class Eagle3Draft(OneLayerDraft):
     """A decoder layer with its embeddings, its head and its draft vocabulary."""
@@ -46,10 +48,12 @@ class Eagle3Draft(OneLayerDraft):
         self.needs = Needs(layers=layers, hidden=False, context=True)
         size, draft_vocab_size = self.config.hidden_size, self.config.draft_vocab_size
         self.embed_tokens.requires_grad_(conf.train_embeddings)
+        if config.norm_before_fc:
+            self.input_norm = RMSNorm(len(layers) * size, config.rms_norm_eps)
         self.fc = nn.Linear(len(layers) * size, size, bias=False)
         self.midlayer = Eagle3Layer(config)
         self.norm = RMSNorm(size, self.config.rms_norm_eps)
-        self.lm_head = nn.Linear(size, draft_vocab_size, bias=False)
+        self.lm_head = nn.Linear(size, draft_vocab_size, bias=False).requires_grad_(conf.train_head)
         self.register_buffer("d2t", torch.zeros(draft_vocab_size, dtype=torch.int64))
         self.register_buffer("t2d", torch.ones(self.config.vocab_size, dtype=torch.bool))
         init_normal(self.fc, self.midlayer)
@@ -97,7 +101,8 @@ class Eagle3Draft(OneLayerDraft):
 
     def target_features(self, target_output: TargetOutput) -> Float[Tensor, "b t h"]:
         """Return the captured layers, projected to one feature."""
-        return self.fc(target_output.captured.to(self.fc.weight.dtype))
+        captured = target_output.captured.to(self.fc.weight.dtype)
+        return self.fc(self.input_norm(captured) if self.config.norm_before_fc else captured)
 
     def project_inputs(
         self, embedded: Float[Tensor, "b t h"], hidden: Float[Tensor, "b t h"],
@@ -107,11 +112,22 @@ class Eagle3Draft(OneLayerDraft):
 
         Attention reads the embedding and the feature side by side.
         """
-        return hidden, *self.midlayer.project_pair(embedded, hidden, rope)
+        return self.midlayer.project_pair(embedded, hidden, rope)
+
+    def finish(
+        self, stream: Float[Tensor, "b t h"], attended: Float[Tensor, "b heads t d"]
+    ) -> Float[Tensor, "b t h"]:
+        """Return the output of the layer, with `norm_output` after the final norm."""
+        output = super().finish(stream, attended)
+        return self.norm(output) if self.config.norm_output else output
+
+    def head_inputs(self, output: Float[Tensor, "b t h"]) -> Float[Tensor, "b t h"]:
+        """Apply the final norm, if `finish` has not."""
+        return output if self.config.norm_output else self.norm(output)
 
     def logits(self, hidden: Float[Tensor, "b t h"]) -> Float[Tensor, "b t draft_vocab"]:
         """Apply the final norm and the head."""
-        return self.lm_head(self.norm(hidden))
+        return self.lm_head(self.head_inputs(hidden))
 
     def loss(self, batch: Batch, target_output: TargetOutput) -> Loss:
         """Return the loss of `trained_depth` drafting steps at every supervised position."""
@@ -119,7 +135,7 @@ class Eagle3Draft(OneLayerDraft):
             batch, self.target_features(target_output), backprop_through_outputs=True
         )
         return self.distill(
-            [self.norm(output) for output in outputs],
+            [self.head_inputs(output) for output in outputs],
             batch,
             target_output,
             heads=[self.lm_head.weight],
@@ -142,6 +158,10 @@ class Eagle3Conf(OneLayerConf):
     layers: list[int] | None = None  # captured layers; None = those of `default_layers`
     vocab_size: int | None = None  # of a reduced draft vocabulary; None = the target's
     train_embeddings: bool = False
+    train_head: bool = True  # else the head stays the target's
+    norm_before_residual: bool = False  # the residual stream begins with the normed feature
+    norm_before_fc: bool = False  # the captured layers are normed together before `fc`
+    norm_output: bool = False  # the next step reads the output after the final norm
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -164,7 +184,7 @@ class Eagle3Conf(OneLayerConf):
                 "eagle_aux_hidden_state_layer_ids": layers,
                 "use_aux_hidden_state": True,
             },
-            norm_before_residual=False,
+            **{name: getattr(self, name) for name in NORM_SWITCHES},
             **overrides,
         )
 
@@ -174,6 +194,7 @@ class Eagle3Conf(OneLayerConf):
         return super().default_keys(target) | {
             "draft_vocab_size": target.vocab_size,
             "eagle_aux_hidden_state_layer_ids": default_layers(target),
+            **dict.fromkeys(NORM_SWITCHES, False),
         }
 
     @classmethod
@@ -182,6 +203,7 @@ class Eagle3Conf(OneLayerConf):
         return super().fields_from_config(config) | {
             "layers": list(config.eagle_aux_hidden_state_layer_ids),
             "vocab_size": config.draft_vocab_size,
+            **{name: getattr(config, name) for name in NORM_SWITCHES},
         }
 
 

@@ -96,6 +96,12 @@ class OneLayerDraft(CachedDraft, FeatureDraft):
         """Return the residual stream that enters the layer, and its queries, keys and values."""
         raise NotImplementedError
 
+    def finish(
+        self, stream: Float[Tensor, "b t h"], attended: Float[Tensor, "b heads t d"]
+    ) -> Float[Tensor, "b t h"]:
+        """Return the output of the layer, which the next step reads."""
+        return self.layer.finish(stream, attended)
+
     # --- training ---------------------------------------------------------------------------
 
     def unroll_steps(
@@ -115,7 +121,7 @@ class OneLayerDraft(CachedDraft, FeatureDraft):
             keys.append(key)
             values.append(value)
             attended = attend_unrolled(query, keys, values, mask)
-            outputs.append(self.layer.finish(stream, attended))
+            outputs.append(self.finish(stream, attended))
             hidden = outputs[-1] if backprop_through_outputs else outputs[-1].detach()
         return outputs
 
@@ -146,4 +152,4 @@ class OneLayerDraft(CachedDraft, FeatureDraft):
             self.embed_tokens(tokens), hidden, self.rotary(hidden, positions)
         )
         attended = attend_cached(state, query, key, value, slots=slots, mask=mask)
-        return self.layer.finish(stream, attended)
+        return self.finish(stream, attended)

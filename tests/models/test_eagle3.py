@@ -10,7 +10,9 @@ from models.distill.config import LossConf, Reduction
 from models.distill.loss_weights import position_weights
 from models.drafts import load_draft
 from models.drafts.causal_lm import CausalLMConf, InitFrom
+from models.drafts.eagle3 import NORM_SWITCHES
 from models.errors import UserError
+from models.layers import RMSNorm
 from models.speculate.sampling import SamplingConf
 from models.target.language_model import TargetOutput
 from tests.support.methods import eventful_text, share_of_maximum
@@ -102,6 +104,62 @@ def test_training_unroll_is_what_decoding_computes(target, learned):
                 mask=torch.arange(33)[None, None, None] <= row + step,
             )
             torch.testing.assert_close(hidden[:, 0], outputs[step][:, row], atol=1e-5, rtol=1e-4)
+
+
+SWITCHES = {
+    "plain": (),
+    "residual": ("norm_before_residual",),
+    "fc": ("norm_before_fc",),
+    "output": ("norm_output",),
+    "all": NORM_SWITCHES,
+}
+
+
+@pytest.mark.parametrize("switches", SWITCHES.values(), ids=SWITCHES)
+def test_norm_switches_are_those_of_the_published_layout(target, sample, switches):
+    """Two steps of one position, written out in the order in which vLLM applies the norms."""
+    draft = new_draft(target, ttt_steps=2, **dict.fromkeys(switches, True))
+    with torch.no_grad():
+        for norm in (part for part in draft.modules() if isinstance(part, RMSNorm)):
+            norm.weight.uniform_(0.5, 2.0)
+    weights = draft.checkpoint_tensors()
+    assert ("input_norm.weight" in weights) == ("norm_before_fc" in switches)
+
+    def normed(x, name):
+        x = x * (x.pow(2).mean(-1, keepdim=True) + draft.config.rms_norm_eps).rsqrt()
+        return x * weights[f"{name}.weight"]
+
+    batch = batch_of([sample[:2]])
+    seen = target.forward_hidden(
+        batch.input_ids, positions=batch.positions, mask=batch.attention_mask(),
+        layers=draft.needs.layers,
+    )  # fmt: skip
+    captured = seen.captured[:, :1]
+    if "norm_before_fc" in switches:
+        captured = normed(captured, "input_norm")
+    feature = captured @ weights["fc.weight"].T
+    embedded = weights["embed_tokens.weight"][sample[1]]
+    hidden = normed(feature, "midlayer.hidden_norm")
+    stream = hidden if "norm_before_residual" in switches else feature
+    wide = torch.cat([normed(embedded, "midlayer.input_layernorm").expand_as(hidden), hidden], -1)
+    value = wide @ weights["midlayer.self_attn.v_proj.weight"].T  # all that position 0 attends to
+    groups = draft.config.num_attention_heads // draft.config.num_key_value_heads
+    value = value.unflatten(-1, (-1, draft.config.head_dim)).repeat_interleave(groups, -2)
+    stream = stream + value.flatten(-2) @ weights["midlayer.self_attn.o_proj.weight"].T
+    entered = normed(stream, "midlayer.post_attention_layernorm")
+    gate, up, down = (
+        weights[f"midlayer.mlp.{name}_proj.weight"] for name in ("gate", "up", "down")
+    )
+    output = stream + (torch.nn.functional.silu(entered @ gate.T) * (entered @ up.T)) @ down.T
+    carried = normed(output, "norm") if "norm_output" in switches else output
+    logits = normed(output, "norm") @ weights["lm_head.weight"].T
+    with torch.no_grad():
+        first, second = draft.unroll_steps(
+            batch, draft.target_features(seen), backprop_through_outputs=True
+        )
+        torch.testing.assert_close(first[:, :1], carried, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(draft.logits(first[:, :1]), logits, atol=1e-5, rtol=1e-4)
+    assert not torch.equal(first, second)
 
 
 def test_supervised_rows_are_the_rollouts_of_decoding():

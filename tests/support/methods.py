@@ -32,6 +32,16 @@ DEPTH = 4  # of the chains that are measured
 PRUNED = {"init_from": InitFrom.pruned, "layers": [0, 5]}
 CASES = {
     "eagle3": Case(conf=Eagle3Conf(layers=LAYERS, ttt_steps=4)),
+    "eagle3, norms": Case(
+        conf=Eagle3Conf(
+            layers=LAYERS,
+            ttt_steps=4,
+            train_head=False,
+            norm_before_residual=True,
+            norm_before_fc=True,
+            norm_output=True,
+        )
+    ),
     "eagle1": Case(conf=Eagle1Conf(token_loss_weight=1.0, feature_noise=0.0)),
     "hass": Case(conf=Eagle1Conf(token_loss_weight=1.0, feature_noise=0.0, ttt_steps=4)),
     "medusa": Case(conf=MedusaConf(heads=4), lr=2e-2),
