@@ -1,18 +1,25 @@
 """Define the demo's target: its training text, its tokenizer and its architecture.
 
-`python -m scripts.train_demo_target` trains it and writes it to `data/demo/target`.
+`python -m scripts.train_demo_target` trains it; a second, wide shape is for studies.
 """
 
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    PretrainedConfig,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+)
 
 from data.demo.corpus import (
     LIBRARY,
@@ -105,40 +112,72 @@ def build_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
     )
 
 
-def build_model(num_layers: int = NUM_LAYERS) -> Qwen3ForCausalLM:
-    """Build the untrained model, deep and narrow so that one layer is a small share of its cost."""
-    model = Qwen3ForCausalLM(
-        Qwen3Config(
+@dataclass(frozen=True, kw_only=True)
+class TargetShape:
+    """The architecture of a target, and its depths by share of the training time."""
+
+    config: type[PretrainedConfig]
+    num_layers: int
+    settings: dict[str, Any]
+    growth: tuple[tuple[float, int], ...]
+
+    def layers_at(self, used_share: float) -> int:
+        """Return the number of layers at this share of the time."""
+        return [layers for share, layers in self.growth if used_share >= share][-1]
+
+
+SHAPES = {
+    # The demo's target is deep and narrow, so that one layer is a small share of its cost.
+    "deep": TargetShape(
+        config=Qwen3Config, num_layers=NUM_LAYERS,
+        settings={
+            "hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 32,
+            "intermediate_size": 256, "tie_word_embeddings": True,
+        },
+        growth=((0.0, NUM_LAYERS // 4), (0.2, NUM_LAYERS // 2), (0.45, NUM_LAYERS)),
+    ),
+    # A second target for studies: shallow and wide, of 9.6 million parameters.
+    "wide": TargetShape(
+        config=LlamaConfig, num_layers=6,
+        settings={
+            "hidden_size": 320, "num_attention_heads": 5, "num_key_value_heads": 5, "head_dim": 64,
+            "intermediate_size": 784, "tie_word_embeddings": False,
+        },
+        growth=((0.0, 6),),
+    ),
+}  # fmt: skip
+
+
+def build_model(shape: TargetShape = SHAPES["deep"], num_layers: int | None = None) -> Any:
+    """Build the untrained model, by default of the shape's full depth."""
+    model = AutoModelForCausalLM.from_config(
+        shape.config(
+            **shape.settings,
+            num_hidden_layers=num_layers or shape.num_layers,
             vocab_size=VOCAB_SIZE,
-            hidden_size=64,
-            num_hidden_layers=num_layers,
-            num_attention_heads=2,
-            num_key_value_heads=2,
-            head_dim=32,
-            intermediate_size=256,
             max_position_embeddings=2048,
             rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
-            tie_word_embeddings=True,
             bos_token_id=None,
             eos_token_id=0,
             pad_token_id=0,
             initializer_range=0.02,
-        )
+        ),
+        dtype=torch.float32,
     )
     with torch.no_grad():  # GPT-2's initialization keeps the scale of the residual stream at depth
         for name, param in model.named_parameters():
             if name.endswith(("o_proj.weight", "down_proj.weight")):
-                param.div_(math.sqrt(2 * NUM_LAYERS))
+                param.div_(math.sqrt(2 * shape.num_layers))
     return model
 
 
-def deepen_model(model: Qwen3ForCausalLM, num_layers: int) -> Qwen3ForCausalLM:
+def deepen_model(model: Any, shape: TargetShape, num_layers: int) -> Any:
     """Build a deeper model from repeated copies of the model's layers, in their order.
 
     Training a shallow model first reaches most of its quality in a fraction of the time (stacking,
     Du et al., arXiv 2405.15319).
     """
-    deeper: Any = build_model(num_layers)
+    deeper = build_model(shape, num_layers)
     old, new = model.state_dict(), {}
     old_layers = model.config.num_hidden_layers
     for name in deeper.state_dict():

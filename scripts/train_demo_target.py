@@ -22,15 +22,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch import multiprocessing as mp
 from torch.nn import functional as F
-from transformers import (
-    AutoTokenizer,
-    PreTrainedTokenizerFast,
-    Qwen3ForCausalLM,
-)
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from data.demo.corpus import library_texts
 from scripts.demo_target_recipe import (
-    NUM_LAYERS,
+    SHAPES,
     SOURCE_SHARES,
     build_model,
     build_tokenizer,
@@ -42,7 +38,6 @@ from scripts.demo_target_recipe import (
 MINUTES_BETWEEN_SNAPSHOTS = 5
 WARM_UP_STEPS = 100
 HELD_OUT_BATCHES = 4
-GROWTH = ((0.0, NUM_LAYERS // 4), (0.2, NUM_LAYERS // 2), (0.45, NUM_LAYERS))  # by share of time
 
 
 class Muon(torch.optim.Optimizer):
@@ -114,11 +109,6 @@ def lr_scale(step: int, used_share: float) -> float:
     return min(1.0, (step + 1) / WARM_UP_STEPS, max(0.0, (1 - used_share) / 0.3))
 
 
-def layers_at(used_share: float) -> int:
-    """Return the number of layers at this share of the time; it grows twice."""
-    return [layers for share, layers in GROWTH if used_share >= share][-1]
-
-
 def batches(
     streams: dict[str, np.ndarray], args: argparse.Namespace, seed: int
 ) -> Iterator[Tensor]:
@@ -135,7 +125,7 @@ def batches(
         yield torch.from_numpy(np.stack(rows))
 
 
-def make_loss(model: Qwen3ForCausalLM) -> Callable[[Tensor], Tensor]:
+def make_loss(model: Any) -> Callable[[Tensor], Tensor]:
     def loss_of(ids: Tensor) -> Tensor:
         ids = ids.to(model.device)
         with torch.autocast(model.device.type, torch.bfloat16):
@@ -176,11 +166,11 @@ def average_gradients(model: nn.Module) -> None:
         grad.copy_(part.view_as(grad))
 
 
-def save_snapshot(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
+def save_snapshot(model: Any, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
     """Write a bf16 Hugging Face directory under a temporary name, then rename it to `out`."""
     new, old = out.with_name(out.name + ".new"), out.with_name(out.name + ".old")
     shutil.rmtree(new, ignore_errors=True)
-    half = Qwen3ForCausalLM(model.config).to(torch.bfloat16)
+    half = type(model)(model.config).to(torch.bfloat16)
     half.load_state_dict(model.state_dict())
     half.config.dtype = torch.bfloat16
     half.save_pretrained(new)
@@ -238,7 +228,7 @@ def start_worker(rank: int, args: argparse.Namespace) -> torch.device:
     return torch.device("cuda" if args.workers == 1 and torch.cuda.is_available() else "cpu")
 
 
-def compile_layers(model: Qwen3ForCausalLM) -> None:
+def compile_layers(model: Any) -> None:
     """Compile each layer; all layers share one graph because only their weights differ."""
     for layer in model.model.layers:
         layer.compile(dynamic=False)
@@ -249,7 +239,8 @@ def train(rank: int, args: argparse.Namespace, data: Data) -> None:
     device = start_worker(rank, args)
     torch.manual_seed(args.seed)
     saved = torch.load(side_file(args, ".state"), map_location=device) if args.resume else None
-    model: Any = build_model(saved["layers"] if saved else layers_at(0.0))
+    shape = SHAPES[args.shape]
+    model = build_model(shape, saved["layers"] if saved else shape.layers_at(0.0))
     model.to(device)
     compile_layers(model)
     optimizers = build_optimizers(model)
@@ -268,8 +259,8 @@ def train(rank: int, args: argparse.Namespace, data: Data) -> None:
     began, recent = time.monotonic() - 60 * minutes, []
     next_snapshot = minutes + args.first_snapshot
     while minutes < args.minutes:
-        if model.config.num_hidden_layers < layers_at(minutes / args.minutes):
-            model = deepen_model(model, layers_at(minutes / args.minutes))
+        if model.config.num_hidden_layers < shape.layers_at(minutes / args.minutes):
+            model = deepen_model(model, shape, shape.layers_at(minutes / args.minutes))
             compile_layers(model)
             optimizers, loss_of = build_optimizers(model), make_loss(model)
         scale = lr_scale(step, minutes / args.minutes)
@@ -359,6 +350,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=52, help="budget, compilation not counted")
     parser.add_argument("--out", type=Path, default=Path("outputs/demo_target"))
+    parser.add_argument(
+        "--shape", choices=SHAPES, default="deep", help="deep: the demo's; wide: for studies"
+    )
     parser.add_argument(
         "--workers",
         type=int,
