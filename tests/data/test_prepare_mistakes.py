@@ -107,8 +107,8 @@ def test_what_data_says_of_itself_stays_in_its_line(tmp_path):
     [
         ('{"caption": "x", "url": "y"}\n', r"sources.a.columns: .* got columns caption, url in"),
         ('{"a\\nb": 1}\n', r"sources.a.columns: .* got columns a b in"),
-        ("text,id\nHi,1\n", r"sources.a.path: must hold rows that can be read, got a line that is "
-                            r"not JSON at .*a.jsonl:1 .*; give JSON lines, a JSON array or Parq"),
+        ("text,id\nHi,1\n", r"sources.a.path: must hold rows that can be read, got a line that "
+                            r"cannot be parsed as JSON at .*a.jsonl:1 .*; give JSON lines, a JSON"),
         ("", r"sources.a.path: must hold rows that can be read, got none in .*a.jsonl"),
         ('{"text": " "}\n' * 3, r"sources.a: must hold a row that can be used, got 3 rows read, "
                                 r"0 can be used; 3 an empty turn; remove the source"),

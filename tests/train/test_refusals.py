@@ -192,7 +192,6 @@ def test_a_full_disk_is_one_line(refused, folder):
 
 
 def test_eval_says_that_a_tree_is_deeper_than_the_draft_was_trained_for(folder, monkeypatch, capfd):
-    """Hydra switches loggers off; this one must still be heard."""
     monkeypatch.chdir(folder)
     given = [
         "checkpoint=draft", "target.name=target", "tree.depth=6", "device.compile=false",
@@ -200,4 +199,4 @@ def test_eval_says_that_a_tree_is_deeper_than_the_draft_was_trained_for(folder, 
     ]  # fmt: skip
     monkeypatch.setattr(sys, "argv", ["infer.eval", *given])
     infer.eval.main()
-    assert "tree.depth: 6 is deeper than the 4 steps" in capfd.readouterr().err
+    assert "tree.depth: 6 is deeper than the 4 steps" in capfd.readouterr().out
