@@ -19,6 +19,7 @@ from infer.engine.decode import Decoder
 from infer.engine.requests import Generation
 from models.distill.losses import LossConf
 from models.drafts import load_draft
+from models.drafts.eagle3 import NORM_SWITCHES
 from models.speculate.sampling import SamplingConf
 from models.speculate.tree import TreeConf, TreeKind
 from models.target.target import DEMO_TARGET, Target
@@ -45,9 +46,11 @@ TRAIN = [
     "evaluation.max_new_tokens=4",
     "evaluation.batch_sizes=[]",
 ]
-# by the engine's own name of the method
+EAGLE3 = ["draft=demo", f"draft.ttt_steps={DRAFTED}", "draft.vocab_size=null"]
+# by the engine's own name of the method, and what is switched on
 DRAFTS = {
-    "eagle3": ["draft=demo", f"draft.ttt_steps={DRAFTED}", "draft.vocab_size=null"],
+    "eagle3": EAGLE3,
+    **{f"eagle3 {switch}": [*EAGLE3, f"draft.{switch}=true"] for switch in NORM_SWITCHES},
     "eagle": ["draft=demo-eagle1"],
     # The third head is slow to learn: after 80 steps it is right in none to one of 500 rounds.
     "medusa": ["draft=demo-medusa", f"draft.heads={DRAFTED}", "optim.steps=240"],
@@ -75,15 +78,17 @@ def runs(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module", params=DRAFTS)
 def trained(request, runs) -> tuple[str, Path]:
     """A method's name, and a checkpoint of it."""
-    own = [*DRAFTS[request.param], f"output_dir={runs}", f"run_name={request.param}"]
+    name = request.param.replace(" ", "-")
+    own = [*DRAFTS[request.param], f"output_dir={runs}", f"run_name={name}"]
     run([sys.executable, "-m", "train", *TRAIN, *own])
-    return request.param, runs / request.param / "checkpoint"
+    return request.param, runs / name / "checkpoint"
 
 
 def test_vllm_gives_the_same_tokens_rounds_and_acceptance(target, prompts, trained, tmp_path):
-    method, checkpoint = trained
+    name, checkpoint = trained
+    method = name.partition(" ")[0]
     compare(target, prompts, checkpoint, method, tmp_path)
-    if method == "eagle3":
+    if name == "eagle3":
         compare(target, prompts, reduced(target, checkpoint, tmp_path), method, tmp_path)
 
 
