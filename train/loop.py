@@ -10,8 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
-from itertools import accumulate
-from operator import mul
 from typing import cast
 
 import torch
@@ -31,6 +29,7 @@ from train.distributed.parallel import Parallel
 from train.log import MetricBuffer, MetricLogger, ProgressBar, drop_later_lines
 from train.optim import allocate_optimizer_states
 from train.planning import graph_plan
+from train.quick_eval import chain_acceptance_length
 from train.rows.features import TargetFeatures
 from train.rows.micro_batches import MicroBatch, MicroBatchBuilder, Prefetcher
 from train.run import report_full_disk, set_total_steps
@@ -49,19 +48,6 @@ class LossModule(nn.Module):
 
     def forward(self, batch: Batch, target_output: TargetOutput, extras: Extras) -> Loss:
         return self.loss(batch, target_output, **extras)
-
-
-def expected_length(values: dict[str, float]) -> dict[str, float]:
-    """Return the acceptance length of a chain as `tau`, or {} if no `hit_<i>` is reported.
-
-    `hit_<i>` is the share of i-th draft tokens that are right, among those whose predecessors are.
-    The target's own token adds 1.
-
-    >>> expected_length({"hit_1": 0.5, "hit_2": 0.5})
-    {'tau': 1.75}
-    """
-    hits = [values[f"hit_{i}"] for i in range(1, len(values) + 1) if f"hit_{i}" in values]
-    return {"tau": 1 + sum(accumulate(hits, mul))} if hits else {}
 
 
 def describe_coverage(steps: int, rows_per_step: int, rows: int) -> str:
@@ -299,7 +285,8 @@ class Trainer:
             "tokens_per_s": tokens / seconds,
             "data_wait": self.prefetcher.wait_seconds / seconds,
         }
-        values |= expected_length(values)
+        if (tau := chain_acceptance_length(values)) is not None:
+            values["tau"] = tau
         if (graph_budget := self.parallel.device.ledger.budget) is not None:
             values["graphs_unannounced"] = graph_budget.unannounced
         seconds_per_step = seconds / (steps_done - self.clock_start_step)

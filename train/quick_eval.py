@@ -1,12 +1,64 @@
-"""Evaluation during training: a few prompts, decoded with the tree that will be served."""
+"""Evaluation during training: a few prompts, decoded with the tree that will be served.
 
+The draft's loss on the decoded answers gives a second figure: the acceptance length of a chain that
+reads the text, as in training. What a draft loses from there to decoding is the gap of the two.
+"""
+
+from collections import defaultdict
 from collections.abc import Callable
+from itertools import accumulate
+from operator import mul
 
+import torch
+
+from data.features.target_pass import build_target_pass
 from infer.config import EvaluationConf
 from infer.engine.decode import Decoder
-from models.drafts.base import Draft, SpeculativePair
+from models.drafts.base import Batch, Draft, SpeculativePair
 from models.speculate.tree import Tree
 from models.target.target import Target
+
+
+def chain_acceptance_length(metrics: dict[str, float]) -> float | None:
+    """Return the acceptance length of a chain that reads the text, or None without `hit_<i>`.
+
+    `hit_<i>` is the share of i-th draft tokens that are right, among those whose predecessors are.
+    The target's own token adds 1.
+
+    >>> chain_acceptance_length({"hit_1": 0.5, "hit_2": 0.5})
+    1.75
+    """
+    hits = [metrics[f"hit_{i}"] for i in range(1, len(metrics) + 1) if f"hit_{i}" in metrics]
+    return 1 + sum(accumulate(hits, mul)) if hits else None
+
+
+@torch.no_grad()
+def measure_loss_metrics(
+    target: Target, draft: Draft, prompts: list[list[int]], answers: list[list[int]], *, length: int
+) -> dict[str, float]:
+    """Return the averages of the metrics of the draft's loss over the answers' tokens.
+
+    Texts are read one by one, all padded to `length` tokens. A device that compiles every operation
+    would need graphs of its own: the result is {} there.
+    """
+    device = target.device
+    if device.lazy:
+        return {}
+    run_target = build_target_pass(target, compiled=False)
+    sums: dict[str, torch.Tensor] = defaultdict(lambda: torch.zeros(2))
+    for prompt, answer in zip(prompts, answers, strict=True):
+        position, end = torch.arange(length), len(prompt) + len(answer)
+        ids = torch.tensor(prompt + answer + [0] * (length - end))
+        batch = Batch(
+            input_ids=ids[None],
+            answer_mask=((position >= len(prompt)) & (position < end))[None],
+            document_ids=torch.where(position < end, 0, -1)[None],
+            positions=position[None],
+        ).to(device.torch_device)
+        loss = draft.loss(batch, run_target(target, draft.needs.layers, batch))
+        for name, pair in loss.metrics.items():
+            sums[name] += pair.cpu()
+    return {name: float(total / count.clamp_min(1)) for name, (total, count) in sums.items()}
 
 
 def build_quick_eval(
@@ -14,9 +66,10 @@ def build_quick_eval(
 ) -> Callable[[Draft], dict[str, float]]:
     """Return a function that decodes `prompts` with a draft and returns the draft's metrics.
 
-    These are the delivered tokens per round, the acceptance length, and the share of rounds that
-    accepted at least each depth. Delivered tokens do not include tokens past the end of an answer,
-    which no user gets, nor the first token, which the prefill emits.
+    These are the delivered tokens per round, the acceptance length, the share of rounds that
+    accepted at least each depth, and `teacher_forced_tau` on the same answers. Delivered tokens do
+    not include tokens past the end of an answer, which no user gets, nor the first token, which the
+    prefill emits.
     """
     slots = max(len(prompt) for prompt in prompts) + conf.quick_tokens
 
@@ -33,12 +86,17 @@ def build_quick_eval(
         accepted = [count for generation in generations for count in generation.accepted]
         rounds = max(1, len(accepted))  # no round is needed if the first token ends every answer
         delivered = sum(len(generation.ids) - 1 for generation in generations)
-        return {
+        figures = {
             "delivered_per_round": delivered / rounds,
             "acceptance_length": 1 + sum(accepted) / rounds,  # 1: the target's own token
         } | {
             f"accepted_{depth}": sum(count >= depth for count in accepted) / rounds
             for depth in range(1, tree.max_path_length + 1)
         }
+        answers = [generation.ids for generation in generations]
+        metrics = measure_loss_metrics(target, draft, prompts, answers, length=slots)
+        if (tau := chain_acceptance_length(metrics)) is not None:
+            figures["teacher_forced_tau"] = tau
+        return figures
 
     return evaluate

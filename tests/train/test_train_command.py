@@ -10,7 +10,7 @@ from conf.entry import compose
 from infer.config import EvaluationConf
 from models.device import route_choice
 from models.errors import UserError
-from tests.support.tiny import CPU, new_draft, sampled_texts, tree
+from tests.support.tiny import CPU, chain, new_draft, sampled_texts, tree
 from tests.support.toy_run import metrics, weights
 from train.__main__ import main
 from train.config import TrainConf
@@ -150,6 +150,15 @@ def test_measuring_tells_a_draft_that_learned_from_one_that_did_not(target, lear
     assert shares == sorted(shares, reverse=True)
     assert good["acceptance_length"] == pytest.approx(1 + sum(shares))
     assert good["delivered_per_round"] <= good["acceptance_length"]
+    assert good["teacher_forced_tau"] > 3 > bad["teacher_forced_tau"]
+
+
+def test_a_chain_of_a_learned_text_accepts_what_training_promises(target, learned):
+    draft, texts = learned
+    prompts = [text[:4] for text in texts]
+    conf = EvaluationConf(max_new_tokens=20)
+    figures = build_quick_eval(target, prompts, chain(draft.trained_depth), conf)(draft)
+    assert figures["teacher_forced_tau"] == pytest.approx(figures["acceptance_length"], abs=0.3)
 
 
 def test_what_is_accepted_behind_the_limit_is_not_delivered(target, learned):
