@@ -6,11 +6,19 @@ most of a training step there.
 
 import math
 from collections.abc import Callable
+from enum import Enum
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+
+class MuonScaling(Enum):
+    """The factor of an orthogonalized update: of its singular values, or of its entries."""
+
+    original = "original"  # sqrt(max(1, rows / columns))
+    match_rms_adamw = "match_rms_adamw"  # 0.2 sqrt(max(rows, columns)): entries as large as AdamW's
 
 
 class Muon(torch.optim.Muon):
@@ -19,8 +27,11 @@ class Muon(torch.optim.Muon):
     A saved state does not hold the precision, and states of torch.optim.Muon can be loaded.
     """
 
-    def __init__(self, params: Any, *, lr: float, weight_decay: float, dtype: torch.dtype):
-        super().__init__(params, lr=lr, weight_decay=weight_decay)
+    def __init__(
+        self, params: Any, *, lr: float, weight_decay: float, dtype: torch.dtype,
+        scaling: MuonScaling = MuonScaling.original,
+    ):  # fmt: skip
+        super().__init__(params, lr=lr, weight_decay=weight_decay, adjust_lr_fn=scaling.value)
         self.dtype = dtype
 
     @torch.no_grad()
@@ -46,9 +57,13 @@ class Muon(torch.optim.Muon):
             eps=group["eps"],
         )  # fmt: skip
         rows, columns = weight.shape
+        scale = (  # PyTorch's own states may hold None, its default, for the original
+            0.2 * math.sqrt(max(rows, columns))
+            if group["adjust_lr_fn"] == MuonScaling.match_rms_adamw.value
+            else math.sqrt(max(1, rows / columns))
+        )
         weight.mul_(1 - group["lr"] * group["weight_decay"])
-        # The factor is torch.optim.Muon's default, adjust_lr_fn="original".
-        weight.add_(update, alpha=-group["lr"] * math.sqrt(max(1, rows / columns)))
+        weight.add_(update, alpha=-group["lr"] * scale)
 
 
 def orthogonalize(

@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from models.device import Device, Precision, matmul_dtype
 from models.errors import require
 from models.validation import POSITIVE, SHARE, Rule, at_least, check_values
-from train.muon import Muon
+from train.muon import Muon, MuonScaling
 
 
 class OptimName(Enum):
@@ -91,6 +91,7 @@ class OptimConf:
     name: OptimName = OptimName.adamw
     lr: float = 1e-3
     muon_lr: float | None = None  # None: ten times lr, the usual ratio
+    muon_scaling: MuonScaling = MuonScaling.original
     muon_precision: Precision = Precision.auto  # auto: float32 on a CPU, bfloat16 elsewhere
     betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
     weight_decay: float = 0.0
@@ -185,6 +186,7 @@ class OptimConf:
                 Muon(
                     _group_by_lr_scale(matrices, lr), lr=lr, weight_decay=self.weight_decay,
                     dtype=matmul_dtype(self.muon_precision, matrices[0].device),
+                    scaling=self.muon_scaling,
                 )
             )  # fmt: skip
 

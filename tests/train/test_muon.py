@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from models.device import Precision, matmul_dtype
-from train.muon import Muon, orthogonalize
+from train.muon import Muon, MuonScaling, orthogonalize
 from train.optim import OptimConf, OptimName
 
 SHAPES = {"tall": (24, 8), "square": (16, 16), "wide": (8, 40)}
@@ -30,11 +30,12 @@ def steps(optimizer: torch.optim.Optimizer, *, first: int, last: int) -> None:
         optimizer.step()
 
 
-def test_in_bf16_every_weight_is_that_of_pytorch_bit_for_bit():
+@pytest.mark.parametrize("scaling", MuonScaling)
+def test_in_bf16_every_weight_is_that_of_pytorch_bit_for_bit(scaling):
     ours, theirs = weights_of(0), weights_of(0)
     settings = {"lr": 0.1, "weight_decay": 0.3}
-    steps(Muon(ours, **settings, dtype=torch.bfloat16), first=0, last=4)
-    steps(torch.optim.Muon(theirs, **settings), first=0, last=4)
+    steps(Muon(ours, **settings, dtype=torch.bfloat16, scaling=scaling), first=0, last=4)
+    steps(torch.optim.Muon(theirs, **settings, adjust_lr_fn=scaling.value), first=0, last=4)
     assert all(map(torch.equal, ours, theirs))
 
 
