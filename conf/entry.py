@@ -147,8 +147,12 @@ def _find_unknown_keys(conf: Any, prefix: str = "") -> Iterator[tuple[str, Any]]
     for name, value in vars(conf).items():
         if name not in fields and not name.startswith("_"):
             yield prefix + name, conf
-        if dataclasses.is_dataclass(value):
-            yield from _find_unknown_keys(value, f"{prefix}{name}.")
+        parts = {name: value}
+        if isinstance(value, dict):
+            parts = {f"{name}.{key}": part for key, part in value.items()}
+        for path, part in parts.items():
+            if dataclasses.is_dataclass(part):
+                yield from _find_unknown_keys(part, f"{prefix}{path}.")
 
 
 def config_to_yaml(conf: Any) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from conf.entry import CONF_DIR, entry_point
+from conf.entry import CONF_DIR, compose, entry_point
 from conf.renamed_keys import RENAMED_KEYS
 from data.mixture.config import SourceConf
 from data.prepare import PrepareConf
@@ -143,6 +143,12 @@ def test_an_old_key_in_a_file_is_answered_with_its_new_name(command, capsys, tmp
         "error: draft.blocks: no such key, it was renamed; write draft.num_layers "
         "(in conf/draft/old.yaml)\n"
     )
+
+
+def test_an_unknown_key_of_a_source_is_refused_even_if_it_is_added():
+    source = ["mixture=one", "mixture.sources.rows.path=rows.jsonl"]
+    with pytest.raises(UserError, match=r"^mixture\.sources\.rows\.pth: no such key; did you mean"):
+        compose("prepare", PrepareConf, [*source, "+mixture.sources.rows.pth=other.jsonl"])
 
 
 def list_keys(schema: type, prefix: str = "") -> Iterator[str]:
