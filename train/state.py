@@ -230,7 +230,7 @@ def _read_progress_file(state: Path) -> dict[str, Any]:
 def remove_state(state: Path) -> None:
     """Remove a state, or the folder of all states.
 
-    It is renamed first, so that a kill does not leave a part of it that looks complete.
+    It is renamed first, so that a killed process does not leave a part of it that looks complete.
     """
     partial = state.with_suffix(PARTIAL_SUFFIX)
     if partial != state and state.exists():

@@ -182,7 +182,7 @@ def _parse_model_cards(reply: Any) -> list[dict[str, Any]]:
 
 
 def _parse_choice(reply: Any) -> dict[str, Any]:
-    """Return the first choice of a reply. Raises UnansweredError if it holds no answer."""
+    """Return the first choice of a response; raise UnansweredError if it holds no answer."""
     try:
         choice = json.loads(reply.content)["choices"][0]
         reason, _ = choice["finish_reason"], choice["text"]  # KeyError: a choice without text

@@ -69,13 +69,13 @@ def held_out_prompts() -> list[DemoPrompt]:
 
 
 def training_prompts(count: int, seed: int) -> list[DemoPrompt]:
-    """Build at most `count` different prompts from training files, the four categories in turn.
+    """Return at most `count` distinct prompts from training files, the four categories in turn.
 
-    The `open_ended` prompts are paragraphs from inside the library's documentation.
+    The `open_ended` prompts are paragraphs from inside the standard library's documentation.
     """
     code, docs = (library_texts(kind, held_out=False) for kind in ("code", "docs"))
     share = -(-count // len(CATEGORIES))  # rounded up
-    cuts = {
+    continuations = {  # by category, then by prompt
         "code": _merge_cuts(_cut_code(text) for text in code),
         "docs": _merge_cuts(_cut_prose(text) for text in docs),
         "structured": _merge_cuts(map(_cut_structured, structured_texts(2 * share, seed=seed))),
@@ -85,11 +85,11 @@ def training_prompts(count: int, seed: int) -> list[DemoPrompt]:
     rng = random.Random(seed)
     prompts_by_category = []
     for category in CATEGORIES:
-        texts = sorted(set(cuts[category]) - held_out)
+        texts = sorted(set(continuations[category]) - held_out)
         sampled = rng.sample(texts, k=min(share, len(texts)))
         numbered = _number_prompts(f"train-{category}", sampled, category)
         prompts_by_category.append(
-            [replace(p, continuation=cuts[category][p.text]) for p in numbered]
+            [replace(p, continuation=continuations[category][p.text]) for p in numbered]
         )
     return [prompt for turn in zip(*prompts_by_category, strict=False) for prompt in turn][:count]
 

@@ -16,9 +16,9 @@ from infer.measure.report_schema import (
     TargetInfo,
     Verdict,
 )
-from infer.verify import TypicalRule
+from infer.verify import RULES
 
-LOSSY_RULES = (TypicalRule.name,)
+LOSSY_RULES = tuple(rule.name for rule in RULES if not rule.lossless)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -148,11 +148,12 @@ class Replay:
         return counter
 
     def _split_texts(self, trees: list[Tree]) -> Iterator[Iterator["_PrefixBatch"]]:
-        """Yield an iterator over the batches of starts of each text; only one batch is in memory.
+        """Yield for each text an iterator over batches of its starts; only one is in memory.
 
-        The iterator is empty for an answer of a single token, which has no starts.
+        Exhaust each iterator before the next is taken. It is empty for a text whose answer is a
+        single token, which has no starts.
         """
-        # `1 +`: a round emits its path and one token of the target's own
+        # `1 +`: a round emits its path and one token from the target.
         extra_slots = 1 + max(
             max(tree.size, tree.scratch_slots) + tree.max_path_length for tree in trees
         )
@@ -214,7 +215,9 @@ class _PrefixBatch:
 
 
 def decoding_starts(accepted: Int[ndarray, " starts"]) -> Int[ndarray, " rounds"]:
-    """Return the starts that decoding reaches: a round skips the tokens that it emits.
+    """Return the starts that decoding reaches: a round begins after the tokens of the last one.
+
+    `accepted` holds the draft tokens that a round from each start accepts; it emits one more.
 
     >>> decoding_starts(np.array([2, 0, 1, 0, 3, 0]))
     array([0, 3, 4])

@@ -78,13 +78,13 @@ def derive_costs(
 
 
 def describe_bottleneck(split: RoundSplit, baseline: RoundSplit, acceptance_length: float) -> str:
-    """Return a sentence on what limits the speed-up most, with phases in autoregressive steps.
+    """Return a sentence on what limits the speed-up most; costs are in autoregressive steps.
 
     A round that cost just one such step would make the speed-up equal to the acceptance length.
     """
     step = baseline.plain_step
     extra_steps = {
-        "verifying more than one token": split.verify / step - baseline.verify / step,
+        "verifying more than one token": (split.verify - baseline.verify) / step,
         "drafting": split.draft / step,
         "accepting": (split.accept - baseline.accept) / step,
         "moving the cache": split.cache_move / step,
@@ -94,8 +94,8 @@ def describe_bottleneck(split: RoundSplit, baseline: RoundSplit, acceptance_leng
     listed = ", ".join(f"{name} {steps:.2f}" for name, steps in others)
     return (
         f"{largest[0].capitalize()} limits the speed-up most: a round yields "
-        f"{acceptance_length:.2f} tokens and costs one autoregressive step, plus {largest[1]:.2f} "
-        f"of a step for this; other extra costs: {listed}."
+        f"{acceptance_length:.2f} tokens and costs one autoregressive step plus {largest[1]:.2f} "
+        f"steps for this; other extra costs, in steps: {listed}."
     )
 
 

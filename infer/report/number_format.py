@@ -7,11 +7,12 @@ from rich.table import Table as RichTable
 
 from infer.measure.intervals import Estimate
 from infer.measure.report_schema import Percentiles, Verdict
+from infer.verify import RULES
 from models.console import build_aligned_table
 
 ABSENT = "-"
 # Rules that are proven lossless in distribution, which no single answer can show.
-UNCOMPARED_RULES = ("rejection", "block")
+UNCOMPARED_RULES = tuple(rule.name for rule in RULES if rule.is_ratio_test)
 
 
 @dataclass(kw_only=True)

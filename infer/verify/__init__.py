@@ -5,11 +5,14 @@ The rule is called once per round, on the device, by `accept` in infer/engine/ro
 """
 
 from infer.verify.base import AcceptanceRule, AcceptedPath, ScoredTree, Verification
-from infer.verify.ratio_test_rules import BlockRule, RejectionRule
-from infer.verify.target_choice_rules import CoupledRule, GreedyRule, TypicalRule, walk_choices
+from infer.verify.greedy_and_coupled import CoupledRule, GreedyRule, TypicalRule, walk_choices
+from infer.verify.rejection_and_block import BlockRule, RejectionRule
 from models.speculate.sampling import SamplingConf
 
+RULES = (GreedyRule, CoupledRule, RejectionRule, BlockRule, TypicalRule)
+
 __all__ = [
+    "RULES",
     "AcceptanceRule",
     "AcceptedPath",
     "BlockRule",
@@ -36,7 +39,7 @@ def build_acceptance_rule(
     """
     if verification is Verification.auto:
         verification = Verification.coupled if sampling.temperature > 0 else Verification.greedy
-    rules = (GreedyRule(), CoupledRule(), RejectionRule(), BlockRule(), typical or TypicalRule())
-    (rule,) = [rule for rule in rules if rule.name == verification.value]
+    (build,) = [rule for rule in RULES if rule.name == verification.value]
+    rule = typical if typical is not None and build is TypicalRule else build()
     rule.check(sampling)
     return rule

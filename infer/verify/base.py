@@ -53,7 +53,10 @@ class ScoredTree:
     def sample_token(
         self, weights: Float[Tensor, "batch vocab"], node: Int[Tensor, " batch"]
     ) -> Int[Tensor, " batch"]:
-        """Sample a token from unnormalized `weights` with the noise after `node`."""
+        """Return the token after `node`, sampled from unnormalized `weights` (Gumbel-max trick).
+
+        Without noise, it is the likeliest token.
+        """
         scores = weights.log()
         if self.noise is not None:
             index = node[:, None, None].expand(-1, 1, weights.shape[-1])

@@ -68,7 +68,7 @@ class Device:
         """
         if not self.has_static_shapes:
             return function
-        return self.ledger.count_calls(
+        return self.ledger.record_calls(
             self._compile_function(function, frozen_names, kind) if self.compiles else function,
             original=function,
             name=f"{function.__name__}{KIND_SEPARATOR}{kind}" if kind else function.__name__,

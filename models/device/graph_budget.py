@@ -141,7 +141,7 @@ class GraphLedger:
         """Return the number of shapes called: the number of graphs if everything were compiled."""
         return sum(map(len, self.budget.called_shapes.values())) if self.budget else 0
 
-    def count_calls(
+    def record_calls(
         self,
         function: Callable,
         *,
@@ -149,9 +149,9 @@ class GraphLedger:
         name: str,
         count_compiled: Callable[[], int],
     ) -> Callable:
-        """Return `function`, compiled from `original`, such that the budget checks each call.
+        """Return `function`, compiled from `original`, so that each call is recorded in the budget.
 
-        `count_compiled` returns how many graphs were compiled so far.
+        `count_compiled` returns how many graphs have been compiled so far.
         """
         names = list(inspect.signature(original).parameters)
         constants: dict[int, tuple[Any, str]] = {}

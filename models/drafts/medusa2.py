@@ -68,11 +68,11 @@ class Medusa2Draft(MedusaDraft):
         self.adapters = nn.ParameterList(adapters)
 
     def restore(self, directory: Path, target: Target) -> None:
-        """Load the heads and the adapted target; raise UserError if they do not fit."""
+        """Load the heads and the adapted target; raise UserError if they do not match."""
         super().restore(directory, target)
         folder = directory / getattr(self.config, TARGET_FOLDER_KEY)
         self.adapted_target = TargetConf(path=str(folder)).build(
-            target.device, name=f"{target.name} adapted by {directory}"
+            target.device, name=f"{target.name}, adapted in {directory}"
         )
 
     def prepare_batch(

@@ -91,7 +91,7 @@ class NgramDraft(Draft):
     def _find_match(
         self, token_ids: Int[Tensor, "batch slots"], lengths: Int[Tensor, " batch"]
     ) -> Int[Tensor, " batch"]:
-        """Return the slot of the first token to copy: after the best match, else the root's."""
+        """Return the slot of the first token to copy: the one after the best match, or the root."""
         slot = torch.arange(token_ids.shape[1], device=token_ids.device)
         match_length = torch.zeros_like(token_ids)
         is_match = torch.ones_like(token_ids, dtype=torch.bool)

@@ -244,7 +244,7 @@ class ModelSource:
             )
 
     def load_model(self, dtype: torch.dtype, **layout: Any) -> Any:
-        """Load the weights; `layout` makes transformers load a part of them on each process."""
+        """Load the model; with `layout`, each process loads only its part of the weights."""
         config = self.read_config()
         options = {"dtype": dtype, "attn_implementation": architectures.choose_attention(config)}
         if self.path and (rank_files := find_rank_files(Path(self.path))):

@@ -19,7 +19,7 @@ from infer.measure.exactness import (
 )
 from infer.measure.records import PromptResult
 from infer.measure.report_schema import LosslessVerdict
-from infer.verify import target_choice_rules
+from infer.verify import greedy_and_coupled
 from models.drafts.ngram import NgramDraft
 from models.speculate.sampling import SamplingConf, gumbel_noise
 from models.speculate.tree import NO_TREE
@@ -89,7 +89,7 @@ def judged(request, learned):
 @pytest.fixture
 def one_percent_wrong(monkeypatch):
     """A runtime that takes the draft's token for the target's at one node in a hundred."""
-    honest, seen, wrong = target_choice_rules.walk_choices, [0], []
+    honest, seen, wrong = greedy_and_coupled.walk_choices, [0], []
 
     def walk(proposal, choice, depth):
         choice = choice.clone()
@@ -100,7 +100,7 @@ def one_percent_wrong(monkeypatch):
                 wrong.append(node)
         return honest(proposal, choice, depth)
 
-    monkeypatch.setattr(target_choice_rules, "walk_choices", walk)
+    monkeypatch.setattr(greedy_and_coupled, "walk_choices", walk)
     return seen, wrong
 
 

@@ -20,7 +20,7 @@ from infer.verify import (
     TypicalRule,
     Verification,
 )
-from infer.verify.ratio_test_rules import compute_block_residual, compute_residual
+from infer.verify.rejection_and_block import compute_block_residual, compute_residual
 from models.errors import UserError
 from models.speculate.sampling import SamplingConf
 from models.speculate.tree import Proposal, Tree, TreeConf, TreeKind, tree_from_paths

@@ -6,7 +6,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from models.device.xla.nxd_checkpoint import find_rank_files, merge_shares, read_share
+from models.device.xla.nxd_checkpoint import find_rank_files, merge_shares, read_rank_shard
 from models.errors import UserError
 from models.parallel.tensor_parallel import plan_shards
 from models.target.target import TargetConf
@@ -106,7 +106,7 @@ def test_tensors_in_files_of_their_own_are_read(tmp_path, monkeypatch):
     for number in range(2):
         torch.save(torch.full((2,), number), own / f"tensor_{number}.pt")
     (file,) = find_rank_files(tmp_path)
-    assert {name: tensor.tolist() for name, tensor in read_share(file).items()} == {
+    assert {name: tensor.tolist() for name, tensor in read_rank_shard(file).items()} == {
         "a.weight": [0, 0], "b.weight": [1, 1],
     }  # fmt: skip
 
@@ -116,7 +116,7 @@ def test_the_older_layout_is_found(tmp_path):
         folder = tmp_path / f"tp_rank_{rank:02d}_pp_rank_00"
         folder.mkdir()
         torch.save({"model": {"rank": torch.tensor(rank)}}, folder / "checkpoint.pt")
-    assert [int(read_share(file)["rank"]) for file in find_rank_files(tmp_path)] == [0, 1]
+    assert [int(read_rank_shard(file)["rank"]) for file in find_rank_files(tmp_path)] == [0, 1]
 
 
 def test_what_is_no_such_checkpoint_has_no_files(tmp_path):

@@ -83,7 +83,9 @@ def test_a_keyword_that_the_engine_does_not_take_fails():
 
 
 def test_without_the_engine_the_xla_route_says_so_before_anything_is_loaded():
-    with pytest.raises(UserError, match=r"got 2, but it cannot be imported .*run scripts/setup"):
+    with pytest.raises(
+        UserError, match=r"must be 1 without neuronx.* got 2 and .*run scripts/setup"
+    ):
         ParallelConf(tensor=2).build(replace(CPU, name="xla"), trackers=[])
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from infer.verify import BlockRule, RejectionRule, ScoredTree, ratio_test_rules
+from infer.verify import BlockRule, RejectionRule, ScoredTree, rejection_and_block
 from models.speculate.tree import Proposal, ancestor_mask, tree_from_paths
 
 WORDS = 3
@@ -169,7 +169,7 @@ def judge_tree(trees: Trees) -> Judged:
         token = proposal.ids[:, node]
         if proposal.child_log_probs is None:
             draft[parent + 1] = one_hot(token, left[0].shape[1]).double()
-        weighed = ratio_test_rules.compute_residual(left[parent + 1], draft[parent + 1], token)
+        weighed = rejection_and_block.compute_residual(left[parent + 1], draft[parent + 1], token)
         left[parent + 1], draft[parent + 1] = weighed.target, weighed.draft
         odds.append(weighed.accept_prob)
         ends.append(ends[parent + 1] * weighed.accept_prob)
@@ -182,7 +182,7 @@ def judge_chain(trees: Trees) -> Judged:
     ids, behind = trees.proposal.ids, trees.proposal.child_log_probs
     drawn = one_hot(ids, trees.target.shape[-1]).double()
     draft = drawn if behind is None else behind[:, :-1].exp()
-    odds, left = ratio_test_rules.compute_block_residual(trees.target, draft, ids)
+    odds, left = rejection_and_block.compute_block_residual(trees.target, draft, ids)
     ends, open_ = [], torch.ones(len(ids), dtype=torch.float64)
     for chance in reversed(odds.unbind(1)):
         ends.insert(0, open_ * chance)

@@ -265,16 +265,16 @@ class Parallel:
     # --- the draft ----------------------------------------------------------------------------
 
     def prepare(self, loss_module: nn.Module) -> nn.Module:
-        """Return the module, wrapped to average its gradients over all processes.
+        """Return the module, set up to average its gradients over all processes.
 
-        It may replace the parameters by shards: build optimizers after it.
+        This may replace its parameters with shards, so build optimizers afterwards.
         """
         if self.conf.draft is Weights.replicated or self.is_single_process:
             return self.accelerator.prepare(loss_module)
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
-        # One FSDP unit, because methods read weights outside of the modules that hold them.
+        # One FSDP unit, because some drafts read a module's weights without calling its forward.
         mesh = init_device_mesh(self.device.torch_device.type, (self.accelerator.num_processes,))
         fully_shard(loss_module.to(self.accelerator.device), mesh=mesh)
         return self.accelerator.prepare_model(loss_module, evaluation_mode=True)  # without DDP

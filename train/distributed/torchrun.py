@@ -19,9 +19,9 @@ def get_world_size() -> int:
 
 
 def launch_command() -> list[str]:
-    """Return the words of a command that launches as many processes as this run has.
+    """Return the start of a command line that launches as many processes as this run has.
 
-    With several nodes, NODE0 is left for the user to fill in.
+    With several nodes, NODE0 stands for the address of the first, which the user fills in.
     """
     processes = get_world_size()
     if processes == 1:

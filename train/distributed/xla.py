@@ -103,7 +103,7 @@ class XlaParallel(Parallel):
     def full_moments(self, optimizers: list[Optimizer]) -> Iterator[None]:
         """Hold the moments of full weights in the optimizers' `state` for the block; collective.
 
-        The shards are in the engine all the time, so clearing `state` loses nothing. After an
+        The engine keeps the shards throughout, so clearing `state` loses nothing. After an
         error, which ends the run, `state` is not cleared.
         """
         sharded = filter_sharded(optimizers)
@@ -131,7 +131,7 @@ def check_layout(conf: ParallelConf, optimizer: str) -> None:
 def import_neuronx_distributed(ranks: int) -> tuple[Any, Any]:
     """Import and return neuronx-distributed's `layers` and `parallel_state` modules.
 
-    Raise UserError, which mentions the number of `ranks`, if that fails.
+    Raise UserError, whose message states the number of `ranks`, if that fails.
     """
     try:
         from neuronx_distributed.parallel_layers import (  # pyright: ignore[reportMissingImports]
@@ -140,9 +140,8 @@ def import_neuronx_distributed(ranks: int) -> tuple[Any, Any]:
         )
     except ImportError as error:
         raise UserError(
-            "parallel.tensor: with device=xla a target is split by neuronx-distributed, got "
-            f"{ranks}, but it cannot be imported ({error}); run scripts/setup_trn1.sh, or use "
-            "parallel.tensor=1"
+            "parallel.tensor: must be 1 without neuronx-distributed, which splits the target with "
+            f"device=xla, got {ranks} and {error}; run scripts/setup_trn1.sh"
         ) from None
     return layers, parallel_state
 

@@ -136,7 +136,7 @@ def _trace_micro_batch(
 def fake_stored_output(
     schema: FeatureSchema, needs: Needs, shape: torch.Size, dtype: torch.dtype
 ) -> TargetOutput:
-    """Build features in the shapes that data/features/reader.py returns."""
+    """Build all-zero features in the shapes that data/features/reader.py returns."""
     hidden_size, k = schema.hidden_size, schema.top_k
     topk = TopKLogits(
         ids=torch.zeros(*shape, k, dtype=torch.int64), log_probs=torch.zeros(*shape, k),

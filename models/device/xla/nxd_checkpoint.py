@@ -79,20 +79,20 @@ class _TensorReference:
     tid: int
 
 
-def read_share(file: Path) -> StateDict:
-    """Return the share of one rank; unpickle nothing but tensors, numbers and references."""
-    unknown = torch.serialization.get_unsafe_globals_in_checkpoint(file)
-    references: list[Any] = [
-        (_TensorReference, name) for name in unknown if name.endswith(".TensorReference")
+def read_rank_shard(file: Path) -> StateDict:
+    """Return the shard of one rank; unpickle only plain data, tensors and tensor references."""
+    unsafe_globals = torch.serialization.get_unsafe_globals_in_checkpoint(file)
+    allowed_globals: list[Any] = [
+        (_TensorReference, name) for name in unsafe_globals if name.endswith(".TensorReference")
     ]
-    with torch.serialization.safe_globals(references):
-        share = torch.load(file, map_location="cpu", weights_only=True)
+    with torch.serialization.safe_globals(allowed_globals):
+        shard = torch.load(file, map_location="cpu", weights_only=True)
     tensors = Path(f"{file}.tensors")
     return {
         name: torch.load(tensors / f"tensor_{value.tid}.pt", map_location="cpu", weights_only=True)
         if isinstance(value, _TensorReference)
         else value
-        for name, value in share.get("model", share).items()
+        for name, value in shard.get("model", shard).items()
     }
 
 
@@ -178,5 +178,5 @@ def _merge_repeated_heads(
 
 def load_rank_files(rank_files: Sequence[Path], model: Any, **kwargs: Any) -> Any:
     """Load the full model of an NxD checkpoint; `model` is the same without weights."""
-    weights = merge_shares([read_share(file) for file in rank_files], model)
+    weights = merge_shares([read_rank_shard(file) for file in rank_files], model)
     return type(model).from_pretrained(None, config=model.config, state_dict=weights, **kwargs)
