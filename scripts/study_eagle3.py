@@ -42,13 +42,28 @@ BASE = [
     "evaluation.batch_sizes=[]",
 ]  # fmt: skip
 NEURON_NORMS = ["draft.norm_before_residual=true", "draft.norm_before_fc=true"]
+THREE_NORMS = [*NEURON_NORMS, "draft.norm_output=true"]
+# The optimizer of speculators 0.9: Muon scaled like AdamW, weight decay, linear decay.
+PEER_OPTIMIZER = [
+    "optim.lr=1e-2", "optim.muon_lr=1e-2", "optim.muon_scaling=match_rms_adamw",
+    "optim.weight_decay=0.1", "optim.schedule=wsd", "optim.warmup_ratio=0.01",
+    "optim.decay_ratio=0.99",
+]  # fmt: skip
+PEER_LOSS = ["loss=forward_kl", "loss.step_decay=1.0", "loss.reduction=token"]
+PEER_DRAFT = ["draft.train_head=false", "draft.ttt_steps=3", "draft.intermediate_size=256"]
 SETTINGS = {
     "base": [],
+    "peer's optimizer": PEER_OPTIMIZER,
+    "peer's recipe": [*THREE_NORMS, *PEER_DRAFT, *PEER_LOSS, *PEER_OPTIMIZER],
+    "peer's recipe, two norms": [*NEURON_NORMS, *PEER_DRAFT, *PEER_LOSS, *PEER_OPTIMIZER],
+    "peer's recipe, our optimizer": [*THREE_NORMS, *PEER_DRAFT, *PEER_LOSS],
+    "peer's recipe, our loss": [*THREE_NORMS, *PEER_DRAFT, *PEER_OPTIMIZER],
+    "peer's recipe, our draft": [*THREE_NORMS, *PEER_LOSS, *PEER_OPTIMIZER],
     "residual": NEURON_NORMS[:1],
     "fc": NEURON_NORMS[1:],
     "output": ["draft.norm_output=true"],
     "two norms": NEURON_NORMS,
-    "three norms": [*NEURON_NORMS, "draft.norm_output=true"],
+    "three norms": THREE_NORMS,
     "frozen head": ["draft.train_head=false"],
     "forward KL": ["loss=forward_kl"],
     "two norms, frozen head": [*NEURON_NORMS, "draft.train_head=false"],
@@ -56,7 +71,7 @@ SETTINGS = {
         *NEURON_NORMS, "draft.train_head=false", "loss=forward_kl",
     ],
     "three norms, frozen head, forward KL": [
-        *NEURON_NORMS, "draft.norm_output=true", "draft.train_head=false", "loss=forward_kl",
+        *THREE_NORMS, "draft.train_head=false", "loss=forward_kl",
     ],
 }  # fmt: skip
 
@@ -83,7 +98,8 @@ def main() -> None:
 
 
 def run_folder(setting: str, seed: int, args: argparse.Namespace) -> Path:
-    return args.output / f"{setting.replace(', ', '-').replace(' ', '_')}-seed{seed}"
+    name = setting.replace(", ", "-").replace(" ", "_").replace("'", "")
+    return args.output / f"{name}-seed{seed}"
 
 
 def train(seed: int, setting: str, *, args: argparse.Namespace) -> int:
