@@ -76,10 +76,10 @@ def build_quick_eval(
     def evaluate(draft: Draft) -> dict[str, float]:
         # Eager: compiling would take longer than the few rounds that are decoded here.
         verifying_target = SpeculativePair(target=target, draft=draft).verifying_target.eager()
-        decoder = Decoder(
+        # The decoder is not kept: its caches are freed before the loss takes memory.
+        generations = Decoder(
             verifying_target, draft, tree, sampling=conf.sampling, slots=slots, batch=len(prompts)
-        )
-        generations = decoder.decode(
+        ).decode(
             prompts, row_ids=list(range(len(prompts))),
             max_new_tokens=conf.quick_tokens, eos_ids=target.eos_ids,
         )  # fmt: skip

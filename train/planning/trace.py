@@ -152,14 +152,17 @@ def fake_stored_output(
 def _trace_evaluation(
     tracer: MemoryTracer, conf: TrainConf, target: MetaTarget, draft: Draft, *, prompt_tokens: int
 ) -> TracedPhase:
-    """Trace train/quick_eval.py up to the first token of all held-out prompts, in one batch."""
-    rows = conf.num_eval_prompts
+    """Trace train/quick_eval.py: the prefill of all held-out prompts, then the loss of one text."""
+    rows, slots = conf.num_eval_prompts, prompt_tokens + conf.evaluation.quick_tokens
     with tracer.trace_phase(EVALUATION) as phase, torch.no_grad():
         decoder = Decoder(
             SpeculativePair(target=target, draft=draft).verifying_target, draft, conf.tree.build(),
             sampling=conf.evaluation.sampling,
-            slots=prompt_tokens + conf.evaluation.quick_tokens, batch=rows,
+            slots=slots, batch=rows,
         )  # fmt: skip
         tracer.label_tensors(CACHE, [*decoder.cache.keys, *decoder.cache.values])
         decoder.decode([[0] * prompt_tokens] * rows, row_ids=range(rows), max_new_tokens=1)
+        del decoder
+        batch = fullest_batch(1, slots)
+        draft.loss(batch, features(target, draft.needs.layers, batch))
     return phase
