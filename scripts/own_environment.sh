@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Functions shared by setup_engines.sh, setup_floor.sh, setup_transformers4.sh and setup_xla.sh: packages that
-# conflict with ours get a separate environment, which is created once.
+# Functions shared by setup_engines.sh, setup_floor.sh, setup_speculators.sh, setup_transformers4.sh and
+# setup_xla.sh: packages that conflict with ours get a separate environment, which is created once.
 
 # make_once NAME DIRECTORY PACKAGES GB: exits if the environment is ready, or if the disk has no room for it
 # and its wheels. The file $ready marks a complete environment.
@@ -22,3 +22,11 @@ make_once() {
 }
 
 pip() { "$directory/bin/python" -m pip -qq --disable-pip-version-check "$@"; }
+
+# install_cpu_torch VERSION: the +cpu build, from the configured indexes or from PyTorch's own.
+install_cpu_torch() {
+  echo "$directory: installing torch $1, CPU build"
+  pip install "torch==$1+cpu" 2>/dev/null ||
+    pip install --timeout 20 --retries 1 \
+      --extra-index-url https://download.pytorch.org/whl/cpu "torch==$1+cpu"
+}

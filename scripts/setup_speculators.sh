@@ -10,10 +10,7 @@ torch=2.13.0
 speculators=0.9.0
 make_once speculators "${1:-.venv-speculators}" "torch $torch speculators $speculators" 4
 
-echo "speculators: installing torch $torch, CPU build"
-pip install "torch==$torch+cpu" 2>/dev/null ||
-  pip install --timeout 20 --retries 1 \
-    --extra-index-url https://download.pytorch.org/whl/cpu "torch==$torch+cpu"
+install_cpu_torch "$torch"
 
 # Without its dependencies, because torchvision and torchaudio have no CPU builds on PyPI; nothing here imports them.
 echo "speculators: installing speculators $speculators"

@@ -121,28 +121,20 @@ def test_our_own_faults_keep_their_traceback(command):
         command(fail=ValueError("a bug"))
 
 
-def test_a_typo_in_a_file_names_the_file(command, capsys, tmp_path):
+@pytest.mark.parametrize(
+    ("method", "key", "answer"),
+    [
+        ("eagle3", "ttt_step", "no such key; did you mean draft.ttt_steps?"),
+        ("medusa", "blocks", "no such key, it was renamed; write draft.num_layers"),
+    ],
+)
+def test_an_unknown_key_in_a_file_names_the_file(method, key, answer, command, capsys, tmp_path):
     (tmp_path / "mine" / "draft").mkdir(parents=True)
-    text = "defaults: [schema/eagle3, _self_]\nttt_step: 3\n"
-    (tmp_path / "mine" / "draft" / "typo.yaml").write_text(text)
+    text = f"defaults: [schema/{method}, _self_]\n{key}: 3\n"
+    (tmp_path / "mine" / "draft" / "wrong.yaml").write_text(text)
     with pytest.raises(SystemExit):
-        command("--config-dir", "mine", "draft=typo")
-    assert capsys.readouterr().err == (
-        "error: draft.ttt_step: no such key; did you mean draft.ttt_steps? "
-        "(in conf/draft/typo.yaml)\n"
-    )
-
-
-def test_an_old_key_in_a_file_is_answered_with_its_new_name(command, capsys, tmp_path):
-    (tmp_path / "mine" / "draft").mkdir(parents=True)
-    text = "defaults: [schema/medusa, _self_]\nblocks: 2\n"
-    (tmp_path / "mine" / "draft" / "old.yaml").write_text(text)
-    with pytest.raises(SystemExit):
-        command("--config-dir", "mine", "draft=old")
-    assert capsys.readouterr().err == (
-        "error: draft.blocks: no such key, it was renamed; write draft.num_layers "
-        "(in conf/draft/old.yaml)\n"
-    )
+        command("--config-dir", "mine", "draft=wrong")
+    assert capsys.readouterr().err == f"error: draft.{key}: {answer} (in conf/draft/wrong.yaml)\n"
 
 
 def test_an_unknown_key_of_a_source_is_refused_even_if_it_is_added():

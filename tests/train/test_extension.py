@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.distributed.checkpoint.state_dict import StateDictOptions
 
 from data.config import DataConf, OnPolicyConf
 from data.packing.sampler import RowOrder
@@ -242,19 +241,6 @@ def test_a_state_holds_what_is_trained_alone(tmp_path):
     more = disk_bytes_needed(draft, num_states=3) - disk_bytes_needed(draft, num_states=2)
     assert more == 3 * sum(p.nbytes for p in trained_parameters(draft))
     assert disk_bytes_needed(draft) == 2 * sum(p.nbytes for p in draft.parameters()) + 2 * more
-
-
-def test_a_state_with_frozen_tables_is_continued(tmp_path, monkeypatch):
-    with monkeypatch.context() as older:
-        older.setattr(
-            states, "STATE_DICT_OPTIONS", StateDictOptions(flatten_optimizer_state_dict=True)
-        )
-        with pytest.raises(KeyboardInterrupt):
-            toy_run(tmp_path / "run", toy_conf(), interrupt_at=7)
-    assert "draft.frozen.weight" in weights(tmp_path / "run")
-    toy_run(tmp_path / "run", toy_conf())
-    toy_run(tmp_path / "whole", toy_conf())
-    assert_same_end(tmp_path / "run", tmp_path / "whole")
 
 
 def test_a_setting_that_the_run_of_an_older_version_lacks_is_named(tmp_path):
