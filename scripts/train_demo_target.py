@@ -59,7 +59,8 @@ class Muon(torch.optim.Optimizer):
                 momenta = [self._momentum(param, group) for param in params]
                 local = slice(dist.get_rank(), None, dist.get_world_size())
                 updates = torch.zeros(len(params), *shape, device=params[0].device)
-                updates[local] = orthogonalize(torch.stack(momenta[local]))
+                if momenta[local]:  # fewer matrices than workers leave some without one
+                    updates[local] = orthogonalize(torch.stack(momenta[local]))
                 sum_over_workers(updates)
                 scale = group["lr"] * math.sqrt(max(1.0, shape[0] / shape[1]))
                 torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
@@ -86,14 +87,13 @@ def orthogonalize(matrices: Tensor) -> Tensor:
 
 
 def build_optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
-    """Build Muon for the layers' matrices and AdamW for embeddings and norms."""
-    matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
-    embeddings_and_norms = [p for n, p in model.named_parameters() if p.ndim == 1 or "embed" in n]
+    """Build Muon for the layers' matrices and AdamW for embeddings, a head and norms."""
+    in_layers = [n.startswith("model.layers") and p.ndim == 2 for n, p in model.named_parameters()]
+    matrices = [p for p, is_matrix in zip(model.parameters(), in_layers, strict=True) if is_matrix]
+    others = [p for p, is_matrix in zip(model.parameters(), in_layers, strict=True) if not is_matrix]
     optimizers = [
         Muon(matrices, lr=0.02, momentum=0.95, weight_decay=0.1),
-        torch.optim.AdamW(
-            embeddings_and_norms, lr=3e-3, betas=(0.9, 0.95), weight_decay=0.0, fused=True
-        ),
+        torch.optim.AdamW(others, lr=3e-3, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
     ]
     for optimizer in optimizers:
         for group in optimizer.param_groups:
