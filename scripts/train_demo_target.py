@@ -88,9 +88,9 @@ def orthogonalize(matrices: Tensor) -> Tensor:
 
 def build_optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
     """Build Muon for the layers' matrices and AdamW for embeddings, a head and norms."""
-    in_layers = [n.startswith("model.layers") and p.ndim == 2 for n, p in model.named_parameters()]
-    matrices = [p for p, is_matrix in zip(model.parameters(), in_layers, strict=True) if is_matrix]
-    others = [p for p, is_matrix in zip(model.parameters(), in_layers, strict=True) if not is_matrix]
+    named = list(model.named_parameters())
+    matrices = [p for n, p in named if p.ndim == 2 and n.startswith("model.layers")]
+    others = [p for n, p in named if p.ndim == 1 or not n.startswith("model.layers")]
     optimizers = [
         Muon(matrices, lr=0.02, momentum=0.95, weight_decay=0.1),
         torch.optim.AdamW(others, lr=3e-3, betas=(0.9, 0.95), weight_decay=0.0, fused=True),

@@ -54,6 +54,8 @@ def measure_loss_metrics(
             answer_mask=((position >= len(prompt)) & (position < end))[None],
             document_ids=torch.where(position < end, 0, -1)[None],
             positions=position[None],
+            # Decoding drafts no prompt token and not the first of the answer, whatever is trained.
+            context_mask=(position <= len(prompt))[None],
         ).to(device.torch_device)
         loss = draft.loss(batch, run_target(target, draft.needs.layers, batch))
         for name, pair in loss.metrics.items():

@@ -30,6 +30,11 @@ def check_captured_data(
             f"{key}: must be {type(value)(0)} with data.source=captured, got {value}; a store "
             "holds what the target computed on its own documents, for all epochs",
         )
+    require(
+        not loss.on_prompts,
+        "loss.on_prompts: must be false with data.source=captured, whose teacher covers answers "
+        "only, got true; set it to false or train on the documents that were captured",
+    )
     shape = build_meta_target(target, torch.float32)
     needs = build_meta_draft(draft, shape, loss=loss, seed=0).needs
     require(

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from models.errors import require
 from models.validation import POSITIVE, Rule, at_least, check_values
 
 
@@ -38,6 +39,7 @@ class LossConf:
     step_decay: float = 0.8  # weight of a drafted position / weight of the one before
     half_life: int | None = None  # answer tokens after which the weight halves; None = never
     reduction: Reduction = Reduction.sequence
+    on_prompts: bool = False  # the tokens of prompts are learned like those of answers
     logits_chunk: int = 1024  # tokens whose logits are held at a time
 
     def __post_init__(self) -> None:
@@ -53,4 +55,9 @@ class LossConf:
             ),
             half_life=at_least(1, "null weighs all tokens alike"),
             logits_chunk=at_least(1, "the default is 1024"),
+        )
+        require(
+            not self.on_prompts or self.half_life is None,
+            "loss.on_prompts: must be false with loss.half_life, which counts from the start of an "
+            f"answer, got half_life={self.half_life}; leave one of them out",
         )

@@ -2,8 +2,10 @@
 
 An answer token weighs 1. With `loss.half_life` the weight halves after each `half_life` tokens of
 the answer, because early draft tokens decide more of what follows. A position has the weight of
-the token that it drafts. When a split document's later piece repeats the end of the piece before
-as its context, those tokens weigh 0: they are trained in the piece before.
+the token that it drafts. With `loss.on_prompts` a prompt's tokens count like those of an answer:
+there, too, the draft learns the target's distributions. When a split document's later piece repeats
+the end of the piece before as its context, those tokens weigh 0: they are trained in the piece
+before.
 """
 
 import torch
@@ -24,8 +26,7 @@ def position_weights(
     document, because decoding drafts only after an answer token. Tokens in `context_mask` weigh 0.
     The divisor is the sum of the weights at step 0.
     """
-    # All padding has document id -1, so `same_document` below does not exclude it.
-    is_answer = answer_mask & (document_ids >= 0)
+    is_answer = _find_learned_tokens(answer_mask, document_ids, conf)
     token_weight = _answer_token_weights(is_answer, document_ids, context_mask, conf)
     is_counted, weights = shift_left(is_answer, 1), []
     for i in range(steps):
@@ -47,13 +48,21 @@ def token_weights(
     answer's first token (the target's prefill returns it), but it is trained too: it uses the same
     parameters as the others, and answers of one token would otherwise count nowhere.
     """
-    is_answer = answer_mask & (document_ids >= 0)
+    is_answer = _find_learned_tokens(answer_mask, document_ids, conf)
     is_counted = shift_left(is_answer, 1) & (shift_left(document_ids, 1, fill=-1) == document_ids)
     weight = is_counted * shift_left(
         _answer_token_weights(is_answer, document_ids, context_mask, conf), 1
     )
     (weight,), total = _apply_reduction(weight[None], document_ids, conf)
     return weight, total
+
+
+def _find_learned_tokens(
+    answer_mask: Bool[Tensor, "rows length"], document_ids: Int[Tensor, "rows length"],
+    conf: LossConf,
+) -> Bool[Tensor, "rows length"]:  # fmt: skip
+    # All padding has the document id -1, so it would pass for one document.
+    return (answer_mask | conf.on_prompts) & (document_ids >= 0)
 
 
 def _answer_token_weights(

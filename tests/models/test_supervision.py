@@ -23,6 +23,18 @@ def test_a_language_model_learns_every_answer_token():
     assert total == 8
 
 
+def test_prompts_can_be_learned_like_answers():
+    """The weights are those of the same text as one answer; padding stays out."""
+    conf = LossConf(reduction=TOKEN, on_prompts=True, step_decay=0.8)
+    answers_only = LossConf(reduction=TOKEN, step_decay=0.8)
+    everything = DOCUMENT >= 0
+    for weigh, steps in ((token_weights, {}), (position_weights, {"steps": 2})):
+        weight, total = weigh(ANSWER, DOCUMENT, conf=conf, **steps)
+        expected, expected_total = weigh(everything, DOCUMENT, conf=answers_only, **steps)
+        torch.testing.assert_close(weight, expected)
+        assert total == expected_total > weigh(ANSWER, DOCUMENT, conf=answers_only, **steps)[1]
+
+
 def test_half_life_counts_from_the_start_of_each_answer():
     """Two tokens on, a token weighs half. The second document begins with its answer."""
     root = 0.5**0.5
