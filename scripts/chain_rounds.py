@@ -45,9 +45,7 @@ def replay_chains(
     target: Target, draft: Draft, texts: list[ReplayText], depths: list[int]
 ) -> dict[int, list[list[int]]]:
     """Return by the chain's depth, for each prompt, what each round of decoding accepts."""
-    chains = {
-        str(depth): TreeConf(kind=TreeKind.chain, depth=depth).build() for depth in depths
-    }
+    chains = {str(depth): TreeConf(kind=TreeKind.chain, depth=depth).build() for depth in depths}
     accepted = Replay(target, draft, texts, sampling=SamplingConf()).accepted_lengths(chains)
     return {
         depth: [lengths[decoding_starts(lengths)].tolist() for lengths in accepted[str(depth)]]

@@ -153,9 +153,7 @@ def measure(args: argparse.Namespace) -> None:
 def count_rounds(setting: str, args: argparse.Namespace) -> list[ndarray]:
     """Return the counts of each seed whose run is measured."""
     files = [run_folder(setting, seed, args) / "accepted.json" for seed in args.seeds]
-    return [
-        tabulate_rounds(json.loads(file.read_text()), DEPTH) for file in files if file.exists()
-    ]
+    return [tabulate_rounds(json.loads(file.read_text()), DEPTH) for file in files if file.exists()]
 
 
 def render_table(args: argparse.Namespace) -> str:
