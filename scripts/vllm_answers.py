@@ -6,8 +6,9 @@ The first output line reports readiness: `{"version": ..., "threads": ...}`. Eac
 `{"ids": [prompt], "tokens": count}` then yields one output line, `{"ids": [answer], "seconds": ...,
 "graphs": compiled during it}`. Times run from ids to ids without the pipe. A request's `stop` lists
 the token ids that end an answer; by default there are none. With `--count` an answer also has its
-`rounds` and what they `accepted` at each position. Nothing of this project is imported, because the
-engines' environment does not contain it. The engine's output goes to stderr.
+`rounds`, the tokens that they `drafted`, and those `accepted` at each position. Nothing of this
+project is imported, because the engines' environment does not contain it. The engine's output goes
+to stderr.
 """
 
 import argparse
@@ -57,7 +58,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--slots", type=int, default=512, help="for prompt, answer and drafts")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--eager", action="store_true", help="compile nothing")
-    parser.add_argument("--count", action="store_true", help="rounds and accepted draft tokens")
+    parser.add_argument("--count", action="store_true", help="rounds and draft tokens")
     return parser.parse_args()
 
 
@@ -85,11 +86,12 @@ def ready(vllm, torch) -> dict:
 
 
 def read_counters(llm) -> dict:
-    """Return the rounds, and the accepted draft tokens by position, since the engine's start."""
+    """Return rounds, draft tokens and accepted draft tokens by position since the start."""
     metrics = {metric.name: metric for metric in llm.get_metrics()}
     prefix = "vllm:spec_decode_num_"
     return {
         "rounds": metrics[f"{prefix}drafts"].value,
+        "drafted": metrics[f"{prefix}draft_tokens"].value,
         "accepted": metrics[f"{prefix}accepted_tokens_per_pos"].values,
     }
 
@@ -99,6 +101,7 @@ def subtract_counters(after: dict, before: dict) -> dict:
     accepted = zip(after["accepted"], before["accepted"], strict=True)
     return {
         "rounds": after["rounds"] - before["rounds"],
+        "drafted": after["drafted"] - before["drafted"],
         "accepted": [now - then for now, then in accepted],
     }
 
