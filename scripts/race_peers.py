@@ -24,7 +24,7 @@ import torch
 from models.device import DeviceConf, DeviceName
 from models.errors import UserError, require
 from scripts.bench_engines import environment
-from scripts.bench_tables import machine, show, write
+from scripts.bench_tables import PAGE, machine, show, write
 from scripts.chain_rounds import name_target
 from scripts.peer_documents import SUMMARY
 from scripts.race_runs import LOOKUP_FILE, OURS, SIDES, Race, Run
@@ -37,12 +37,13 @@ RATES = [3e-3, 1e-2, 3e-2]
 def main() -> None:
     args = parse_arguments()
     torch.set_num_threads(1)
-    race = Race(
-        output=args.output, target=args.target, prompts=args.prompts, steps=args.steps,
-        overrides=args.data_overrides,
-    )  # fmt: skip
     try:
-        race.save()
+        race = Race.load(args.output) if args.table else begin_race(args)
+        name = name_target(race.target)
+        require(
+            not args.write or f"<!-- race-{name} -->" in PAGE.read_text(),
+            f"--write: must be for a target with markers in {PAGE.name}, got {name}; leave it out",
+        )
         if not args.table:
             hold_race(race, args)
     except UserError as error:
@@ -51,7 +52,6 @@ def main() -> None:
     for table in tables:
         show(table)
     if args.write:
-        name = name_target(race.target)
         device = DeviceConf(name=DeviceName.cpu, compile=False).build()
         write(f"race-{name}", *tables, setting=f"target `{name}`, {machine(device)}")
 
@@ -71,6 +71,16 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--table", action="store_true", help="only print what is measured already")
     parser.add_argument("--write", action="store_true", help="update docs/benchmarks.md")
     return parser.parse_args()
+
+
+def begin_race(args: argparse.Namespace) -> Race:
+    """Return the race of these arguments, with its settings written to its folder."""
+    race = Race(
+        output=args.output, target=args.target, prompts=args.prompts, steps=args.steps,
+        overrides=args.data_overrides,
+    )  # fmt: skip
+    race.save()
+    return race
 
 
 def hold_race(race: Race, args: argparse.Namespace) -> None:

@@ -56,8 +56,10 @@ class Race:
 
     @classmethod
     def load(cls, output: Path) -> "Race":
-        """Return the race of a folder."""
-        return cls(output=output, **json.loads((output / "race.json").read_text()))
+        """Return the race of a folder; raise UserError if it holds none."""
+        file = output / "race.json"
+        require(file.exists(), f"--output: must be the folder of a race, got {output}; choose it")
+        return cls(output=output, **json.loads(file.read_text()))
 
 
 @dataclass(frozen=True, kw_only=True)
