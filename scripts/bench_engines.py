@@ -11,7 +11,7 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,9 +78,11 @@ class Engine:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log,
         )  # fmt: skip
 
-    def request(self, prompt: Prompt, count: int) -> dict:
+    def request(self, prompt: Prompt, count: int, *, stop: Sequence[int] = ()) -> dict:
+        """Return the answer of up to `count` tokens, which an id of `stop` may end."""
         assert self.process.stdin
-        self.process.stdin.write(json.dumps({"ids": prompt, "tokens": count}) + "\n")
+        request = {"ids": prompt, "tokens": count, "stop": list(stop)}
+        self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
         return self.read_line()
 

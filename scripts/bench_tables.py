@@ -34,11 +34,15 @@ def show(table: Table) -> None:
     console.print(Text(table.note, style="dim"))
 
 
-def markdown(table: Table, *, setting: str) -> str:
-    """Return the table with its note and the setting of the measurement as Markdown."""
-    rule = ["---"] * table.label_columns + ["---:"] * (len(table.columns) - table.label_columns)
-    lines = [f"| {' | '.join(cells)} |" for cells in [table.columns, rule, *table.rows]]
-    return "\n".join([*lines, "", table.note, "", f"Measured on {setting}."])
+def markdown(*tables: Table, setting: str) -> str:
+    """Return the tables with their notes and the setting of the measurement as Markdown."""
+    lines = []
+    for table in tables:
+        rule = ["---"] * table.label_columns
+        rule += ["---:"] * (len(table.columns) - table.label_columns)
+        lines += [f"| {' | '.join(cells)} |" for cells in [table.columns, rule, *table.rows]]
+        lines += ["", table.note, ""]
+    return "\n".join([*lines, f"Measured on {setting}."])
 
 
 def replaced(page: str, name: str, content: str) -> str:
@@ -57,9 +61,9 @@ def replaced(page: str, name: str, content: str) -> str:
     return f"{before}{begin}\n{content}\n{end}{after}"
 
 
-def write(name: str, table: Table, *, setting: str, page: Path = PAGE) -> None:
-    """Write a measured table between its markers on the page."""
-    text = replaced(page.read_text(), name, markdown(table, setting=setting))
+def write(name: str, *tables: Table, setting: str, page: Path = PAGE) -> None:
+    """Write measured tables between their markers on the page."""
+    text = replaced(page.read_text(), name, markdown(*tables, setting=setting))
     page.write_text(text)
 
 

@@ -1,143 +1,153 @@
-"""Let speculators train on the documents of a study run, and replay its draft beside ours.
+"""Race our EAGLE-3 against that of speculators: equal answers, steps and tokens, several rates.
 
     bash scripts/setup_speculators.sh
-    python -m scripts.race_peers export outputs/peer/data --seed 0
-    .venv-speculators/bin/python scripts/train_speculators.py --speculator-type eagle3 \\
-        --verifier-name-or-path data/demo/target --data-path outputs/peer/data \\
-        --save-path outputs/peer/run --total-seq-len 2048 --max-steps 400 --epochs 20 \\
-        --checkpoint-freq 20 --lr 1e-2 --seed 0 --hidden-states-dtype float32 --num-workers 0 \\
-        --draft-attn-impl sdpa --loss-implementation eager --on-missing raise \\
-        --train-data-ratio 0.98
-    python -m scripts.race_peers measure outputs/peer/run/19
+    python -m scripts.race_peers --output outputs/race
+    python -m scripts.race_peers --target outputs/wide --output outputs/race-wide --engine --write
 
-Both trainers then see the same answers of the same target. The peer packs whole documents by itself
-and holds 2 % of them out, which it has no switch for.
+Both trainers get the same answers of the same target. Each side chooses its rate with the first
+seed, by a chain of four on prompts that are not judged; the other seeds train at that rate. The
+judged prompts are the demo's held-out ones or those of `--prompts`. Every run and measurement is a
+process on one thread; what is finished is not repeated, so a stopped race goes on where it was.
+With `--engine`, vLLM serves all chosen drafts too (`make test-engines` installs it).
 """
 
 import argparse
-import json
+import sys
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
-from datasets import Dataset
-from safetensors.torch import load_file, save_file
-from torch import Tensor
 
-from conf.entry import compose
-from data.packing.documents import Packed
-from infer.measure.replay import Replay, decoding_starts
 from models.device import DeviceConf, DeviceName
-from models.distill.losses import LossConf
-from models.drafts.eagle3 import NORM_SWITCHES, Eagle3Conf, Eagle3Draft
-from models.speculate.sampling import SamplingConf
-from models.speculate.tree import TreeConf, TreeKind
-from models.target.target import Target, TargetConf
-from scripts.study_eagle3 import BASE, DEPTH, collect_texts
-from train.config import TrainConf
-from train.rows.packed_rows import load_training_rows
+from models.errors import UserError, require
+from scripts.bench_engines import environment
+from scripts.bench_tables import PAGE, machine, show, write
+from scripts.chain_rounds import name_target
+from scripts.peer_documents import SUMMARY
+from scripts.race_runs import LOOKUP_FILE, OURS, SIDES, Race, Run
+from scripts.race_tables import build_tables, choose_rate
+from scripts.race_training import find_peer, run_process, train_run
+
+RATES = [3e-3, 1e-2, 3e-2]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    commands = parser.add_subparsers(dest="command", required=True)
-    export = commands.add_parser("export", help="write documents and hidden states")
-    export.add_argument("folder", type=Path)
-    export.add_argument("--seed", type=int, default=0)
-    export.add_argument("--output", type=Path, default=Path("outputs/study"), help="of the study")
-    measure = commands.add_parser("measure", help="replay a checkpoint of speculators")
-    measure.add_argument("folder", type=Path)
-    args = parser.parse_args()
+    args = parse_arguments()
     torch.set_num_threads(1)
-    if args.command == "export":
-        export_documents(args)
-    else:
-        measure_peer(args.folder)
+    try:
+        race = Race.load(args.output) if args.table else begin_race(args)
+        name = name_target(race.target)
+        require(
+            not args.write or f"<!-- race-{name} -->" in PAGE.read_text(),
+            f"--write: must be for a target with markers in {PAGE.name}, got {name}; leave it out",
+        )
+        if not args.table:
+            hold_race(race, args)
+    except UserError as error:
+        sys.exit(f"error: {error}")
+    tables = build_tables(race)
+    for table in tables:
+        show(table)
+    if args.write:
+        device = DeviceConf(name=DeviceName.cpu, compile=False).build()
+        write(f"race-{name}", *tables, setting=f"target `{name}`, {machine(device)}")
 
 
-def export_documents(args: argparse.Namespace) -> None:
-    """Write the documents that a study run of this seed trains on, in the layout of speculators.
-
-    A document's file has the captured layers and the last hidden state before the final norm.
-    """
-    overrides = [f"seed={args.seed}", f"data.seed={args.seed}", f"output_dir={args.output}"]
-    conf = compose("train", TrainConf, [*BASE, *overrides, "run_name=export"])
-    parallel = conf.build_parallel(trackers=[])
-    target = parallel.build_target(conf.target)
-    draft = conf.draft.build(target, loss=conf.loss, seed=0)
-    rows, _, _ = load_training_rows(conf, target, draft, parallel)
-    documents = split_documents(rows)
-    columns = {
-        "input_ids": [ids.tolist() for ids, _ in documents],
-        "loss_mask": [mask.int().tolist() for _, mask in documents],
-        "seq_len": [len(ids) for ids, _ in documents],
-    }
-    Dataset.from_dict(columns).with_format("torch").save_to_disk(args.folder)
-    (args.folder / "hidden_states").mkdir(exist_ok=True)
-    for number, (ids, _) in enumerate(documents):
-        states = run_target(target, ids, draft.needs.layers)
-        file = args.folder / "hidden_states" / f"hs_{number}.safetensors"
-        save_file({"hidden_states": states, "token_ids": ids}, file)
-    print(f"{len(documents):,} documents, {sum(columns['seq_len']):,} tokens: {args.folder}")
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--target", help="a directory; by default the demo's target")
+    parser.add_argument("--prompts", help="a file of judged prompts; by default the demo's")
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--rates", nargs="+", type=float, default=RATES, help="of ours")
+    parser.add_argument("--peer-rates", nargs="+", type=float, default=RATES)
+    parser.add_argument("--data-overrides", nargs="*", default=[], help="of `python -m train`")
+    parser.add_argument("--output", type=Path, default=Path("outputs/race"))
+    parser.add_argument("--jobs", type=int, default=2, help="processes side by side")
+    parser.add_argument("--engine", action="store_true", help="serve the drafts by vLLM too")
+    parser.add_argument("--table", action="store_true", help="only print what is measured already")
+    parser.add_argument("--write", action="store_true", help="update docs/benchmarks.md")
+    return parser.parse_args()
 
 
-def split_documents(rows: Packed) -> list[tuple[Tensor, Tensor]]:
-    """Return the token ids and the answer mask of every document of the packed rows."""
-    documents = []
-    for number in range(len(rows)):
-        batch = rows.batch([number])
-        for document in batch.document_ids[0].unique().tolist():
-            if document >= 0:
-                part = batch.document_ids[0] == document
-                documents.append((batch.input_ids[0][part], batch.answer_mask[0][part]))
-    return documents
+def begin_race(args: argparse.Namespace) -> Race:
+    """Return the race of these arguments, with its settings written to its folder."""
+    race = Race(
+        output=args.output, target=args.target, prompts=args.prompts, steps=args.steps,
+        overrides=args.data_overrides,
+    )  # fmt: skip
+    race.save()
+    return race
 
 
-@torch.no_grad()
-def run_target(target: Target, ids: Tensor, layers: list[int]) -> Tensor:
-    """Return what enters `layers` and the final norm, as [tokens, layers + 1, width]."""
-    entered: list[Tensor] = []
-    model: Any = target.model
-    hook = model.model.norm.register_forward_pre_hook(lambda _, inputs: entered.append(inputs[0]))
-    output = model(input_ids=ids[None], output_hidden_states=True, use_cache=False)
-    hook.remove()
-    states = [output.hidden_states[layer] for layer in layers] + entered
-    return torch.cat(states).transpose(0, 1).float().contiguous()
-
-
-def load_peer(folder: Path, target: Target) -> Eagle3Draft:
-    """Return the draft of a checkpoint of speculators with the target's vocabulary."""
-    config = json.loads((folder / "config.json").read_text())
-    layer = config["transformer_layer_config"]
-    conf = Eagle3Conf(
-        layers=config["eagle_aux_hidden_state_layer_ids"],
-        intermediate_size=layer["intermediate_size"],
-        heads=layer["num_attention_heads"],
-        kv_heads=layer["num_key_value_heads"],
-        head_size=layer["head_dim"],
-        **{name: bool(config.get(name)) for name in NORM_SWITCHES},
+def hold_race(race: Race, args: argparse.Namespace) -> None:
+    """Train and measure everything that is not finished yet."""
+    find_peer()
+    require(
+        not args.engine or any(environment().glob(".ready-*")),
+        f"--engine: must have vLLM's environment, got {environment()}; run "
+        "`bash scripts/setup_engines.sh`",
     )
-    draft = conf.build(target, loss=LossConf(), seed=0)
-    assert isinstance(draft, Eagle3Draft)
-    tensors = load_file(folder / "model.safetensors")
-    named = {name.replace("layers.0.", "midlayer."): tensor for name, tensor in tensors.items()}
-    mapped = {name: named[name] for name in draft.checkpoint_tensors()}
-    draft.load_state_dict(mapped, strict=False)
-    return draft.eval()
+    first, *_ = args.seeds
+    trials = [
+        Run(race=race, side=side, rate=rate, seed=first)
+        for pair in zip_longest(args.rates, args.peer_rates)
+        for side, rate in zip(SIDES, pair, strict=True)
+        if rate is not None
+    ]
+    train_all(trials, args.jobs)
+    measure_all("calibration", trials, args.jobs)
+    figures = race.list_figures()
+    chosen = [
+        Run(race=race, side=side, rate=choose_rate(figures, side), seed=seed)
+        for seed in args.seeds
+        for side in SIDES
+    ]
+    train_all(chosen, args.jobs)
+    measure_all("runtime", chosen, args.jobs)
+    if args.engine:
+        measure_all("vllm", chosen, args.jobs)
+    if not (race.output / LOOKUP_FILE).exists():
+        work_off([partial(do_stage, "lookup", chosen[0])], args.jobs)
 
 
-def measure_peer(folder: Path) -> None:
-    """Print the acceptance length of a chain and the shares of its rounds that got that deep."""
-    target = TargetConf().build(DeviceConf(name=DeviceName.cpu, compile=False).build())
-    draft = load_peer(folder, target)
-    texts = collect_texts(target, draft.needs.layers)
-    chain = TreeConf(kind=TreeKind.chain, depth=DEPTH).build()
-    replay = Replay(target, draft, texts, sampling=SamplingConf())
-    accepted = replay.accepted_lengths({"chain": chain})["chain"]
-    counts = np.concatenate([lengths[decoding_starts(lengths)] for lengths in accepted])
-    shares = " ".join(f"{(counts >= depth).mean():.2f}" for depth in range(1, DEPTH + 1))
-    print(f"tau {1 + counts.mean():.2f}, accepted at 1-{DEPTH}: {shares}")
+def train_all(runs: list[Run], jobs: int) -> None:
+    """Write the documents of the runs' seeds, then train the runs."""
+    by_seed = {run.seed: run for run in runs if run.side == OURS}
+    missing = [
+        run for seed, run in by_seed.items() if not (run.race.documents(seed) / SUMMARY).exists()
+    ]
+    work_off((partial(do_stage, "documents", run) for run in missing), jobs)
+    work_off((partial(train_run, run) for run in runs if not run.figures), jobs)
+
+
+def measure_all(stage: str, runs: list[Run], jobs: int) -> None:
+    """Measure every run whose figures lack the stage."""
+    work_off((partial(do_stage, stage, run) for run in runs if stage not in run.figures), jobs)
+
+
+def do_stage(stage: str, run: Run) -> int:
+    """Do a stage in a process of its own; return the exit code."""
+    command = [
+        sys.executable, "-m", "scripts.race_stage", str(run.race.output), stage,
+        f"--side={run.side}", f"--rate={run.rate}", f"--seed={run.seed}",
+    ]  # fmt: skip
+    code, _ = run_process(command, run.file.with_suffix(f".{stage}.log"))
+    return code
+
+
+def work_off(work: Iterable[Callable[[], int]], jobs: int) -> None:
+    """Do all work, so many processes side by side; end the command if any has failed."""
+    with ThreadPoolExecutor(jobs) as pool:
+        codes = list(pool.map(lambda task: task(), work))
+    require(
+        not any(codes),
+        f"{sum(map(bool, codes))} of {len(codes)} processes failed; see their logs, and call the "
+        "command again",
+    )
 
 
 if __name__ == "__main__":

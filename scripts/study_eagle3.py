@@ -21,18 +21,21 @@ from pathlib import Path
 import numpy as np
 from numpy import ndarray
 
-from data.config import DEMO
 from data.eval_prompts.prompts import load_eval_prompts
-from infer.measure.intervals import bootstrap_t
-from infer.measure.replay import Replay, ReplayText, collect_replay_texts, decoding_starts
-from models.device import DeviceConf, DeviceName
+from infer.measure.replay import ReplayText
 from models.drafts import load_draft
-from models.speculate.sampling import SamplingConf
-from models.speculate.tree import TreeConf, TreeKind
-from models.target.target import Target, TargetConf
+from scripts.chain_rounds import (
+    acceptance_length,
+    collect_texts,
+    load_target,
+    name_target,
+    render_difference,
+    render_shares,
+    replay_chains,
+    tabulate_rounds,
+)
 
 DEPTH = 4  # of the chain
-NEW_TOKENS = 64
 BASE = [
     "draft=demo", "draft.vocab_size=null", "optim=demo", "optim.rows_per_step=8",
     "optim.micro_batch_size=8", "data.for_any_target=true", "data.answers.prompts=2048",
@@ -106,20 +109,25 @@ def train(seed: int, setting: str, *, args: argparse.Namespace) -> int:
     """Run one training process with its output in a log; return its exit code."""
     folder = run_folder(setting, seed, args)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    command = [
-        sys.executable, "-m", "train", *BASE, f"optim.steps={args.steps}",
-        f"eval_every={args.steps}", f"seed={seed}", f"data.seed={seed}",
-        f"output_dir={args.output}", f"run_name={folder.name}", *SETTINGS[setting],
-        *args.overrides,
-    ]  # fmt: skip
-    if args.target is not None:
-        command += [f"target.path={args.target}", f"target.name={Path(args.target).name}"]
+    overrides = build_overrides(folder, seed=seed, steps=args.steps, target=args.target)
+    command = [sys.executable, "-m", "train", *overrides, *SETTINGS[setting], *args.overrides]
     with folder.with_suffix(".log").open("w") as log:
         print(f"{folder.name}: {log.name}", flush=True)
         environment = os.environ | {"PYTHONUNBUFFERED": "1"}
         return subprocess.run(
             command, stdout=log, stderr=log, env=environment, check=False
         ).returncode
+
+
+def build_overrides(folder: Path, *, seed: int, steps: int, target: str | None) -> list[str]:
+    """Return the overrides that every run has, whatever its setting."""
+    overrides = [
+        *BASE, f"optim.steps={steps}", f"eval_every={steps}", f"seed={seed}", f"data.seed={seed}",
+        f"output_dir={folder.parent}", f"run_name={folder.name}",
+    ]  # fmt: skip
+    if target is not None:
+        overrides += [f"target.path={target}", f"target.name={name_target(target)}"]
+    return overrides
 
 
 def measure(args: argparse.Namespace) -> None:
@@ -132,41 +140,20 @@ def measure(args: argparse.Namespace) -> None:
     ]
     if not folders:
         return
-    name = DEMO if args.target is None else Path(args.target).name
-    conf = TargetConf(name=name, path=args.target)
-    target = conf.build(DeviceConf(name=DeviceName.cpu, compile=False).build())
+    target = load_target(args.target)
+    prompts = load_eval_prompts(target.tokenizer, None, limit=None)
     texts: list[ReplayText] = []
     for folder in folders:
         _, draft = load_draft(folder / "checkpoint", target)
-        texts = texts or collect_texts(target, draft.needs.layers)
-        replay = Replay(target, draft, texts, sampling=SamplingConf())
-        chain = TreeConf(kind=TreeKind.chain, depth=DEPTH).build()
-        accepted = replay.accepted_lengths({"chain": chain})["chain"]
-        rounds = [lengths[decoding_starts(lengths)].tolist() for lengths in accepted]
+        texts = texts or collect_texts(target, prompts, layers=draft.needs.layers, depth=DEPTH)
+        rounds = replay_chains(target, draft, texts, [DEPTH])[DEPTH]
         (folder / "accepted.json").write_text(json.dumps(rounds))
 
 
-def collect_texts(target: Target, layers: list[int]) -> list[ReplayText]:
-    """Return the target's answers to the demo's held-out prompts."""
-    prompts = load_eval_prompts(target.tokenizer, None, limit=None)
-    return collect_replay_texts(
-        target, prompts, sampling=SamplingConf(), max_new_tokens=NEW_TOKENS, layers=layers,
-        lookahead=DEPTH,
-    )  # fmt: skip
-
-
-def count_rounds(setting: str, args: argparse.Namespace) -> ndarray:
-    """Return for each prompt the tokens, rounds and rounds that reached each depth, over seeds."""
-    sums = []
-    for seed in args.seeds:
-        file = run_folder(setting, seed, args) / "accepted.json"
-        if file.exists():
-            counts = [np.array(rounds) for rounds in json.loads(file.read_text())]
-            reached = [[(c >= depth).sum() for depth in range(1, DEPTH + 1)] for c in counts]
-            sums.append(
-                [[c.sum() + len(c), len(c), *r] for c, r in zip(counts, reached, strict=True)]
-            )
-    return np.array(sums, dtype=np.float64)
+def count_rounds(setting: str, args: argparse.Namespace) -> list[ndarray]:
+    """Return the counts of each seed whose run is measured."""
+    files = [run_folder(setting, seed, args) / "accepted.json" for seed in args.seeds]
+    return [tabulate_rounds(json.loads(file.read_text()), DEPTH) for file in files if file.exists()]
 
 
 def render_table(args: argparse.Namespace) -> str:
@@ -178,23 +165,16 @@ def render_table(args: argparse.Namespace) -> str:
     first: ndarray | None = None
     for setting in args.settings:
         counts = count_rounds(setting, args)
-        if not len(counts):
+        if not counts:
             continue
-        by_seed = ", ".join(f"{c[:, 0].sum() / c[:, 1].sum():.2f}" for c in counts)
-        total = counts.sum(0)
+        by_seed = ", ".join(f"{acceptance_length(c):.2f}" for c in counts)
+        total = np.sum(counts, axis=0)
+        interval = "" if first is None else render_difference(total, first)
         first = total if first is None else first
-        paired = bootstrap_t(
-            np.concatenate([total[:, :2], first[:, :2]], 1),
-            lambda means: means[..., 0] / means[..., 1] - means[..., 2] / means[..., 3],
+        lines.append(
+            f"| {setting} | {by_seed} | {acceptance_length(total):.2f} | {interval} "
+            f"| {render_shares(total)} |"
         )
-        interval = (
-            ""
-            if paired is None or paired.ci95 is None or total is first
-            else (f"{paired.mean:+.2f} [{paired.ci95[0]:+.2f}, {paired.ci95[1]:+.2f}]")
-        )
-        accepted = " ".join(f"{share:.2f}" for share in total[:, 2:].sum(0) / total[:, 1].sum())
-        tau = total[:, 0].sum() / total[:, 1].sum()
-        lines.append(f"| {setting} | {by_seed} | {tau:.2f} | {interval} | {accepted} |")
     return "\n".join(lines)
 
 

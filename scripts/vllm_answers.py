@@ -4,9 +4,11 @@
 
 The first output line reports readiness: `{"version": ..., "threads": ...}`. Each input line
 `{"ids": [prompt], "tokens": count}` then yields one output line, `{"ids": [answer], "seconds": ...,
-"graphs": compiled during it}`. Times run from ids to ids without the pipe. Nothing of this project
-is imported, because the engines' environment does not contain it. The engine's output goes to
-stderr.
+"graphs": compiled during it}`. Times run from ids to ids without the pipe. A request's `stop` lists
+the token ids that end an answer; by default there are none. With `--count` an answer also has its
+`rounds`, the tokens that they `drafted`, and those `accepted` at each position. Nothing of this
+project is imported, because the engines' environment does not contain it. The engine's output goes
+to stderr.
 """
 
 import argparse
@@ -25,13 +27,15 @@ def main() -> None:
     from torch._dynamo.utils import counters
 
     llm = vllm.LLM(**settings(arguments))
+    total = read_counters(llm) if arguments.count else {}
     print(json.dumps(ready(vllm, torch)), file=answers, flush=True)
     for line in sys.stdin:
         request = json.loads(line)
         # End tokens are ignored, so that all engines decode the same number of tokens.
         greedy = vllm.SamplingParams(
-            temperature=0.0, max_tokens=request["tokens"], ignore_eos=True, detokenize=False
-        )
+            temperature=0.0, max_tokens=request["tokens"], ignore_eos=True, detokenize=False,
+            stop_token_ids=request.get("stop", []),
+        )  # fmt: skip
         compiled, began = counters["stats"]["unique_graphs"], time.perf_counter()
         [result] = llm.generate({"prompt_token_ids": request["ids"]}, greedy, use_tqdm=False)
         answer = {
@@ -39,6 +43,9 @@ def main() -> None:
             "seconds": time.perf_counter() - began,
             "graphs": counters["stats"]["unique_graphs"] - compiled,
         }
+        if arguments.count:
+            before, total = total, read_counters(llm)
+            answer |= subtract_counters(total, before)
         print(json.dumps(answer), file=answers, flush=True)
 
 
@@ -51,6 +58,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--slots", type=int, default=512, help="for prompt, answer and drafts")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--eager", action="store_true", help="compile nothing")
+    parser.add_argument("--count", action="store_true", help="rounds and draft tokens")
     return parser.parse_args()
 
 
@@ -68,12 +76,34 @@ def settings(arguments: argparse.Namespace) -> dict:
         "max_model_len": arguments.slots,
         "max_num_seqs": 1,
         "enable_prefix_caching": False,  # repeated prompts must be prefilled again
+        "disable_log_stats": not arguments.count,  # they include the counters
         "speculative_config": drafting if arguments.method else None,
     }
 
 
 def ready(vllm, torch) -> dict:
     return {"version": vllm.__version__, "threads": torch.get_num_threads()}
+
+
+def read_counters(llm) -> dict:
+    """Return rounds, draft tokens and accepted draft tokens by position since the start."""
+    metrics = {metric.name: metric for metric in llm.get_metrics()}
+    prefix = "vllm:spec_decode_num_"
+    return {
+        "rounds": metrics[f"{prefix}drafts"].value,
+        "drafted": metrics[f"{prefix}draft_tokens"].value,
+        "accepted": metrics[f"{prefix}accepted_tokens_per_pos"].values,
+    }
+
+
+def subtract_counters(after: dict, before: dict) -> dict:
+    """Return what the counters have grown by."""
+    accepted = zip(after["accepted"], before["accepted"], strict=True)
+    return {
+        "rounds": after["rounds"] - before["rounds"],
+        "drafted": after["drafted"] - before["drafted"],
+        "accepted": [now - then for now, then in accepted],
+    }
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ vLLM decodes a chain greedily in fp32. Counts are compared as well as tokens: ve
 misread draft, so that equal tokens alone would say nothing about the checkpoint.
 """
 
-import json
 import os
 import subprocess
 import sys
@@ -23,11 +22,12 @@ from models.drafts.eagle3 import NORM_SWITCHES
 from models.speculate.sampling import SamplingConf
 from models.speculate.tree import TreeConf, TreeKind
 from models.target.target import DEMO_TARGET, Target
+from scripts.bench_engines import Engine
 from tests.support.tiny import demo_target
 
-HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
-ENGINES = Path(os.environ.get("ENGINES", ROOT / ".venv-engines"))
+ROOT = Path(__file__).parents[2]
 DRAFTED, TOKENS, SLOTS = 3, 64, 512
+COUNTED = ("ids", "rounds", "drafted", "accepted")  # accepted: by position
 # A short distillation: the draft has to be right often, not always.
 TRAIN = [
     "device=cpu",
@@ -87,21 +87,19 @@ def trained(request, runs) -> tuple[str, Path]:
 def test_vllm_gives_the_same_tokens_rounds_and_acceptance(target, prompts, trained, tmp_path):
     name, checkpoint = trained
     method = name.partition(" ")[0]
-    compare(target, prompts, checkpoint, method, tmp_path)
+    compare(target, prompts, checkpoint, method)
     if name == "eagle3":
-        compare(target, prompts, reduced(target, checkpoint, tmp_path), method, tmp_path)
+        compare(target, prompts, reduced(target, checkpoint, tmp_path), method)
 
 
-def compare(
-    target: Target, prompts: list[EvalPrompt], checkpoint: Path, method: str, folder: Path
-) -> None:
+def compare(target: Target, prompts: list[EvalPrompt], checkpoint: Path, method: str) -> None:
     ours = decode(target, prompts, checkpoint)
-    theirs = serve(prompts, checkpoint, method, folder)
+    theirs = serve(prompts, checkpoint, method)
     for prompt, own, other in zip(prompts, ours, theirs, strict=True):
         assert own == other, f"{prompt.id} is decoded differently"
     rounds = sum(own["rounds"] for own in ours)
     for position in range(DRAFTED):
-        accepted = sum(own["accepted_by_position"][position] for own in ours)
+        accepted = sum(own["accepted"][position] for own in ours)
         assert 0 < accepted < rounds, f"position {position} cannot tell right from wrong"
 
 
@@ -133,21 +131,23 @@ def counted(answer: Generation) -> dict:
         "ids": answer.ids,
         "rounds": len(answer.accepted),
         "drafted": sum(answer.drafted),
-        "accepted": sum(answer.accepted),
-        "accepted_by_position": [
+        "accepted": [
             sum(number > position for number in answer.accepted) for position in range(DRAFTED)
         ],
     }
 
 
-def serve(prompts: list[EvalPrompt], checkpoint: Path, method: str, folder: Path) -> list[dict]:
-    asked, answered = folder / "prompts.json", folder / "answers.json"
-    asked.write_text(json.dumps([prompt.ids for prompt in prompts]))
-    numbers = [f"--drafted={DRAFTED}", f"--tokens={TOKENS}", f"--slots={SLOTS}"]
-    numbers.append(f"--method={method}")
-    python = ENGINES / "bin" / "python"
-    run([python, HERE / "serve_vllm.py", DEMO_TARGET, checkpoint, asked, answered, *numbers])
-    return json.loads(answered.read_text())
+def serve(prompts: list[EvalPrompt], checkpoint: Path, method: str) -> list[dict]:
+    engine = Engine([
+        str(DEMO_TARGET), "--eager", "--count", f"--method={method}", f"--draft={checkpoint}",
+        f"--drafted={DRAFTED}", f"--slots={SLOTS}",
+    ])  # fmt: skip
+    try:
+        engine.read_line()  # It is ready.
+        answers = [engine.request(prompt.ids, TOKENS) for prompt in prompts]
+    finally:
+        engine.close()
+    return [{name: answer[name] for name in COUNTED} for answer in answers]
 
 
 def run(command: list[str | Path]) -> None:

@@ -1,0 +1,112 @@
+"""Train a run of either side in a process of its own, and read what the training has cost.
+
+Both sides count the tokens of all steps without padding, and the seconds of their training loops:
+batches, forward and backward passes and updates, without validation and saving. Features of the
+target are computed before the first step on both sides.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from models.errors import require
+from scripts.race_runs import OURS, STEP_TOKENS, Run
+from scripts.study_eagle3 import SETTINGS, build_overrides
+
+ROOT = Path(__file__).parent.parent
+# The setting that does best in scripts/study_eagle3.py, with an MLP as wide as the target's.
+OUR_SETTING = [*SETTINGS["peer's recipe, two norms"], "draft.intermediate_size=null"]
+PEER_SETTING = [
+    "--speculator-type=eagle3", f"--total-seq-len={STEP_TOKENS}", "--hidden-states-dtype=float32",
+    "--num-workers=0", "--draft-attn-impl=sdpa", "--loss-implementation=eager",
+    "--on-missing=raise", "--log-freq=1",
+]  # fmt: skip
+
+
+def train_run(run: Run) -> int:
+    """Train a run from its start and write its cost; return the exit code."""
+    shutil.rmtree(run.folder, ignore_errors=True)  # what a stopped run has left
+    ours = [sys.executable, "-m", "train", *our_overrides(run)]
+    command = ours if run.side == OURS else peer_command(run)
+    code, peak_bytes = run_process(command, run.file.with_suffix(".log"))
+    if code == 0:
+        read_cost = read_our_cost if run.side == OURS else read_peer_cost
+        tokens, seconds = read_cost(run.folder, run.race.steps)
+        run.add_figures(
+            side=run.side, rate=run.rate, seed=run.seed, steps=run.race.steps, tokens=tokens,
+            seconds=seconds, peak_bytes=peak_bytes,
+        )  # fmt: skip
+    return code
+
+
+def our_overrides(run: Run) -> list[str]:
+    """Return the overrides of a run of ours."""
+    overrides = build_overrides(
+        run.folder, seed=run.seed, steps=run.race.steps, target=run.race.target
+    )
+    rates = [f"optim.lr={run.rate}", f"optim.muon_lr={run.rate}"]
+    return [*overrides, *OUR_SETTING, *rates, *run.race.overrides]
+
+
+def peer_command(run: Run) -> list[str]:
+    """Return the command that trains the peer; it holds out the last document."""
+    summary, epochs = run.read_summary(), run.count_epochs()
+    count = len(summary["lengths"])
+    return [
+        str(find_peer() / "bin" / "python"), str(ROOT / "scripts" / "train_speculators.py"),
+        *PEER_SETTING, f"--verifier-name-or-path={run.race.target_path}",
+        f"--data-path={run.race.documents(run.seed)}", f"--save-path={run.folder}",
+        f"--seed={run.seed}", f"--lr={run.rate}", f"--max-steps={run.race.steps}",
+        f"--epochs={epochs}", f"--checkpoint-freq={epochs}",
+        f"--train-data-ratio={(count - 0.5) / count}",
+        "--target-layer-ids", *map(str, summary["layers"]),
+    ]  # fmt: skip
+
+
+def find_peer() -> Path:
+    """Return the peer's environment; raise UserError if there is none."""
+    folder = Path(os.environ.get("SPECULATORS", ROOT / ".venv-speculators"))
+    require(
+        any(folder.glob(".ready-*")),
+        f"SPECULATORS: must be the environment of speculators, got {folder}; run "
+        "`bash scripts/setup_speculators.sh`",
+    )
+    return folder
+
+
+def run_process(command: list[str], log: Path) -> tuple[int, int]:
+    """Run a command on one thread with its output in a log; return its exit code and peak bytes.
+
+    On Linux the peak is at least that of the caller, so the caller must load no model.
+    """
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    print(log, flush=True)
+    with log.open("w") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=file, env=environment)
+        _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    return process.returncode, 1024 * usage.ru_maxrss
+
+
+def read_our_cost(folder: Path, steps: int) -> tuple[int, float]:
+    """Return tokens and seconds of all steps from the metrics of `python -m train`."""
+    tokens, seconds = 0.0, 0.0
+    for metrics in map(json.loads, (folder / "metrics.jsonl").read_text().splitlines()):
+        if metrics["step"] <= steps and "train/tokens" in metrics:
+            seconds += (metrics["train/tokens"] - tokens) / metrics["train/tokens_per_s"]
+            tokens = metrics["train/tokens"]
+    return round(tokens), seconds
+
+
+def read_peer_cost(folder: Path, steps: int) -> tuple[int, float]:
+    """Return tokens and seconds of all steps from the records of the peer's steps."""
+    tokens, seconds = 0.0, 0.0
+    for record in map(json.loads, (folder / "steps.jsonl").read_text().splitlines()):
+        if "profile" in record and record["global_step"] < steps:
+            step_seconds = record["profile"]["step_ms"] / 1000
+            tokens += record["profile"]["tokens_per_s"] * step_seconds
+            seconds += step_seconds
+    return round(tokens), seconds
