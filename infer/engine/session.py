@@ -97,6 +97,10 @@ class Session:
         self._scatter_rows = device.compile_if_lazy(scatter_rows)
         # A Target's weights are frozen; those of a draft that generates text in its place are not.
         frozen = FROZEN_PREFIXES if isinstance(target, Target) else ()
+        if isinstance(target, Target):
+            device.arrange_weights(target.model)
+            if draft is not None:
+                device.arrange_weights(draft)
         kind = draft.graph_kind if draft else NO_DRAFT
         self._prefill = device.compile(rounds.prefill, frozen_names=frozen)
         self._begin = device.compile(rounds.begin, kind=kind)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch._dynamo  # counters live here; importing it compiles nothing
+from torch import nn
 
 from models.device.graph_budget import (
     KIND_SEPARATOR,
@@ -144,6 +145,20 @@ class Device:
         """
         is_neuron = self.backend == "neuron"
         return function if is_neuron else torch.compiler.nested_compile_region(function)
+
+    def arrange_weights(self, module: nn.Module) -> None:
+        """Store the fp32 weights of linear layers by column, in place, on a CPU that compiles.
+
+        Only their strides change. MKL then multiplies 5 rows in half the time and 13 rows in a
+        third of it, while bf16 products would get slower. Embeddings, which a head may share, stay
+        in rows, because a lookup reads rows.
+        """
+        if self.name != "cpu" or not self.compiles:
+            return
+        embeddings = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)}
+        for layer in (m for m in module.modules() if isinstance(m, nn.Linear)):
+            if layer.weight.dtype is torch.float32 and id(layer.weight) not in embeddings:
+                layer.weight.data = layer.weight.data.t().contiguous().t()
 
     @contextmanager
     def cpu_threads_for(self, weights: int) -> Iterator[None]:

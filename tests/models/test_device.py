@@ -1,12 +1,17 @@
 """Which device is taken, and what is said where it is not there."""
 
 import logging
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
 from models.device import Device, DeviceConf, DeviceName, Precision, route_choice
 from models.errors import UserError
+
+CPU = torch.device("cpu")
+NO_BIAS = partial(torch.nn.Linear, bias=False)
 
 
 @pytest.fixture
@@ -114,3 +119,22 @@ def test_tiny_layers_are_not_shared_among_threads_unless_the_user_says_so(chosen
         assert torch.get_num_threads() == outside
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_cpu_that_compiles_stores_weights_by_column_and_changes_no_value(tied):
+    """An embedding, which a tied head shares, stays in rows; without compilation, all do."""
+    device = Device(name="cpu", torch_device=CPU, dtype=torch.float32, compiles=True)
+    model = torch.nn.ModuleDict(
+        {"embed": torch.nn.Embedding(7, 4), "layer": torch.nn.Linear(4, 6), "head": NO_BIAS(4, 7)}
+    )
+    if tied:
+        model["head"].weight = model["embed"].weight
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    replace(device, compiles=False).arrange_weights(model)
+    assert model["layer"].weight.is_contiguous()
+    device.arrange_weights(model)
+    assert all(map(torch.equal, model.state_dict().values(), before.values()))
+    assert model["layer"].weight.T.is_contiguous()
+    assert model["head"].weight.is_contiguous() is tied
+    assert model["embed"].weight.is_contiguous()
