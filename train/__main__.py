@@ -38,6 +38,8 @@ def main(conf: TrainConf) -> None:
     draft = conf.draft.build(target, loss=conf.loss, seed=conf.seed)
     if layers := draft.needs.layers:
         log.info("draft: captures what enters layers %s of %d", layers, target.num_layers)
+    if (limits := conf.draft.describe_engine_limits()) is not None:
+        log.warning(limits)
     check_disk_space(run.folder, draft, target, num_states=conf.num_states)
     metric_logger = MetricLogger(conf.log, run, parallel.accelerator)
 

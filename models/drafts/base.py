@@ -231,6 +231,10 @@ class DraftConf:
         """
         return True
 
+    def describe_engine_limits(self) -> str | None:
+        """Return which engines read the checkpoint, or None if all that read the method do."""
+        return None
+
     def check(self) -> None:
         """Check everything that needs no model; raise UserError if it is wrong."""
 

@@ -156,7 +156,9 @@ class Eagle3Conf(OneLayerConf):
     draft_class: ClassVar[type[FeatureDraft]] = Eagle3Draft
 
     layers: list[int] | None = None  # captured layers; None = those of `default_layers`
-    vocab_size: int | None = None  # of a reduced draft vocabulary; None = the target's
+    # The draft's tokens; None = all of the target's. A head of 150,000 tokens costs a draft of an 8B
+    # target more than its layer.
+    vocab_size: int | None = 32_000
     train_embeddings: bool = False
     train_head: bool = True  # else the head stays the target's
     norm_before_residual: bool = False  # the residual stream begins with the normed feature
@@ -170,6 +172,12 @@ class Eagle3Conf(OneLayerConf):
             f"draft.layers: must be strictly increasing, got {self.layers}; "
             "null takes low, middle and high",
         )
+
+    def describe_engine_limits(self) -> str | None:
+        """Return which engines read `norm_output`, if it is on."""
+        if not self.norm_output:
+            return None
+        return "draft.norm_output: vLLM reads it, vLLM Neuron does not; set it to false to serve there"
 
     def engine_config(self, target: Target, **overrides: Any) -> LlamaConfig:
         """Build the config that engines read: a flat Llama config with EAGLE-3's keys."""

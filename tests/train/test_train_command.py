@@ -76,6 +76,7 @@ def run(conf: TrainConf):
 def test_a_run_leaves_a_checkpoint_and_a_report_and_is_not_repeated(folder, capsys):
     run(conf(folder, "log.wandb=offline"))
     said = capsys.readouterr().out
+    assert "norm_output" not in said
     assert "deeper than the 2 steps that the draft is trained for" in said
     assert "draft: captures what enters layers [1, 3, 5] of 6\n" in said
     out = folder / "out" / "run"
@@ -103,10 +104,13 @@ def test_a_missing_compiler_is_said_and_the_run_goes_on(folder, capsys, monkeypa
     monkeypatch.setenv("PATH", str(folder))  # no compiler there
     route_choice.can_compile.cache_clear()
     try:
-        run(conf(folder, "device.compile=true", "run_name=uncompiled", "optim.steps=1"))
+        overrides = ["run_name=uncompiled", "optim.steps=1", "draft.norm_output=true"]
+        run(conf(folder, "device.compile=true", *overrides))
     finally:
         route_choice.can_compile.cache_clear()
-    assert "no C++ compiler found: compiled parts run eagerly" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "no C++ compiler found: compiled parts run eagerly" in said
+    assert "draft.norm_output: vLLM reads it, vLLM Neuron does not" in said
     report = json.loads((folder / "out" / "uncompiled" / "report.json").read_text())
     assert report["device"]["compiled"] is False
 
