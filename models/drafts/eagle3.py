@@ -156,8 +156,7 @@ class Eagle3Conf(OneLayerConf):
     draft_class: ClassVar[type[FeatureDraft]] = Eagle3Draft
 
     layers: list[int] | None = None  # captured layers; None = those of `default_layers`
-    # The draft's tokens; None = all of the target's. A head of 150,000 tokens costs a draft of an 8B
-    # target more than its layer.
+    # None = the target's; a head of 150,000 tokens costs the draft of an 8B more than its layer
     vocab_size: int | None = 32_000
     train_embeddings: bool = False
     train_head: bool = True  # else the head stays the target's
@@ -177,7 +176,7 @@ class Eagle3Conf(OneLayerConf):
         """Return which engines read `norm_output`, if it is on."""
         if not self.norm_output:
             return None
-        return "draft.norm_output: vLLM reads it, vLLM Neuron does not; set it to false to serve there"
+        return "draft.norm_output: vLLM reads it, vLLM Neuron does not; false serves both"
 
     def engine_config(self, target: Target, **overrides: Any) -> LlamaConfig:
         """Build the config that engines read: a flat Llama config with EAGLE-3's keys."""
