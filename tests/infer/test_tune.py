@@ -14,10 +14,11 @@ from infer.config import EvalConf
 from infer.engine.decode import Decoder
 from infer.measure.intervals import Estimate
 from infer.measure.replay import collect_replay_texts
-from infer.tune import estimate_expected_tokens, main
+from infer.tune import main
 from infer.tuning.candidates import USER_TREE, find_neighbors, select_sweep
 from infer.tuning.config import TuneConf
 from infer.tuning.results import TuningVerdict
+from infer.tuning.search import estimate_expected_tokens
 from models.errors import UserError
 from models.speculate.sampling import SamplingConf
 from models.speculate.tree import TreeConf, TreeKind
