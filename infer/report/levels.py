@@ -39,7 +39,9 @@ def _describe_chain(chain: ModeSection) -> str | None:
     if costs is None or costs.level is None or not shares:
         return None
     step = costs.autoregressive_step
-    level_steps = max(0.0, (costs.draft + costs.verify) / step - 1) / len(shares)
+    # Verification of a few tokens may be timed as faster than that of one, by noise.
+    verify_ms = max(0.0, costs.verify - step) / len(shares)
+    level_steps = (costs.level + verify_ms) / step
     num_paying = count_paying_levels(shares, level_steps)
     verdict = f"{num_paying} of {len(shares)} pay, counted from the first"
     if num_paying == 0:
