@@ -51,7 +51,7 @@ class EvaluationConf:
         )  # fmt: skip
         rule = self.acceptance_rule  # raises UserError if verification and sampling do not fit
         require(
-            not self.replay or (rule.lossless and not rule.is_ratio_test),
+            not self.replay or self.keeps_target_answers,
             "evaluation.replay: needs greedy or coupled verification, whose answers do not depend "
             f"on the draft, got {rule.name}; set it to false",
         )
@@ -73,6 +73,12 @@ class EvaluationConf:
         """Return the acceptance rule for `Decoder`."""
         typical = TypicalRule(epsilon=self.typical_epsilon, delta=self.typical_delta)
         return build_acceptance_rule(self.verification, self.sampling, typical=typical)
+
+    @property
+    def keeps_target_answers(self) -> bool:
+        """Return whether answers do not depend on the draft, so that they can be replayed."""
+        rule = self.acceptance_rule
+        return rule.lossless and not rule.is_ratio_test
 
 
 def check_prompts(target: TargetConf, conf: EvaluationConf) -> None:

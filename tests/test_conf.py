@@ -9,6 +9,7 @@ from conf.entry import CONF_DIR, compose, config_to_yaml, read_config
 from data.prepare import PrepareConf
 from infer.config import CalibrateConf, EvalConf
 from models.drafts import METHODS
+from models.speculate.tree import TreeConf, TreeKind
 from train.config import TrainConf
 from train.plan import TrainPlanConf
 
@@ -57,6 +58,16 @@ def test_every_option_composes_and_validates(option):
     conf = compose(name, schema, [option, *NEEDS.get(option, [])])
     assert type(conf) is schema
     assert not hasattr(conf, "draft") or type(conf.draft) in METHODS.values()
+
+
+@pytest.mark.parametrize("draft", [option for option in OPTIONS if option.startswith("draft=")])
+def test_a_real_draft_is_tuned_for_its_report_and_a_demo_keeps_its_tree(draft):
+    conf = train(draft)
+    assert conf.tree.auto == ("demo" not in draft)
+    assert dataclasses.replace(conf.tree, auto=False) == train("tree=mixed").tree
+    for order in ([draft, "tree=chain"], ["tree=chain", draft]):
+        assert train(*order).tree == TreeConf(kind=TreeKind.chain, depth=4)
+    assert train(draft, "tree=auto").tree.auto
 
 
 def test_every_group_has_options():

@@ -13,6 +13,7 @@ from infer.eval import evaluate_drafts
 from infer.measure.report_schema import EvalReport
 from infer.report.report_files import write_report_files
 from infer.report.tables import print_report, summary_table
+from infer.tuning.auto import tune_drafts_for_report
 from models.console import setup_logging
 from train.config import TrainConf
 from train.first_lines import announce_data
@@ -69,7 +70,11 @@ def main(conf: TrainConf) -> None:
     if parallel.runs_target:
         evaluation = resolve_evaluation(conf, run.folder)
         best_draft = load_draft_under_test(run.folder / "checkpoint", target)
-        report = evaluate_drafts(target, [best_draft], tree=conf.tree, conf=evaluation)
+        drafts = tune_drafts_for_report(
+            target, [best_draft], tree=conf.tree, conf=evaluation, target_conf=conf.target,
+            print_line=log.info, is_target_split=parallel.is_target_split,
+        )  # fmt: skip
+        report = evaluate_drafts(target, drafts, tree=conf.tree, conf=evaluation)
         if parallel.is_main:
             publish_report(report, run.folder, metric_logger)
     parallel.barrier()

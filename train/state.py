@@ -54,7 +54,7 @@ STATE_DICT_OPTIONS = StateDictOptions(  # keys moments by their weight's name
 CHANGEABLE_KEYS = (
     "log.", "data.for_any_target", "evaluation.", "output_dir", "resume", "save_every",
     "save_minutes", "device.threads", "device.name", "device.cache_dir", "device.visible_cores",
-    "device.num_cores", "parallel.",
+    "device.num_cores", "parallel.", "tree.auto",
 )  # fmt: skip
 EXTENSION_KEYS = ("optim.steps", "optim.epochs")  # train/run.py checks whether they may differ
 

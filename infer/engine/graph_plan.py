@@ -112,13 +112,27 @@ class DecoderSpec:
 
 def plan_eval_graphs(
     drafts: Sequence[DraftSpec], *, tree: Tree, prompt_lengths: Sequence[int], conf: EvaluationConf,
-    fused: bool = True, lazy: bool = False,
+    tuned: Sequence[tuple[DraftSpec, Tree]] = (), fused: bool = True, lazy: bool = False,
 ) -> set[Graph]:  # fmt: skip
-    """Return the graphs that infer/measure/evaluate.py needs for prompts of these lengths."""
+    """Return the graphs that infer/measure/evaluate.py needs for prompts of these lengths.
+
+    `tuned` are the drafts and trees of the modes `tuned`.
+    """
     slots = max(prompt_lengths) + conf.new_tokens
+    decoders = [*_list_decoders(drafts, tree, slots, conf)]
+    decoders += [
+        (
+            DecoderSpec(
+                draft=draft, tree=tuned_tree, slots=slots, sampling=conf.sampling,
+                acceptance_rule=conf.acceptance_rule,
+            ),
+            True,
+        )
+        for draft, tuned_tree in tuned
+    ]  # fmt: skip
     return {
         graph
-        for spec, timed in _list_decoders(drafts, tree, slots, conf)
+        for spec, timed in decoders
         for graph in spec.list_graphs(
             prompt_lengths, fused=fused, unfused=timed or not fused, lazy=lazy
         )

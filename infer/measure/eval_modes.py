@@ -20,6 +20,15 @@ AUTOREGRESSIVE_MODE = "autoregressive"
 
 
 @dataclass(kw_only=True)
+class TunedDecoding:
+    """The decoding that the tuner chose for a draft: with it, by n-gram lookup, or with neither."""
+
+    description: str
+    draft: Draft | None
+    tree: Tree
+
+
+@dataclass(kw_only=True)
 class DraftUnderTest:
     """A draft to evaluate, with its version before distillation, or why there is none.
 
@@ -32,6 +41,7 @@ class DraftUnderTest:
     untrained: Draft | str
     target: Target | None = None
     directory: Path | None = None  # directory of its checkpoint
+    tuned: TunedDecoding | None = None
 
     @property
     def baseline(self) -> str:
@@ -97,6 +107,14 @@ def build_eval_modes(
                     baseline=candidate.baseline,
                     timed=name != "untrained",  # its rounds cost as much as the trained tree's
                 )
+        if tuned := candidate.tuned:
+            modes[f"{candidate.name}/tuned"] = EvalMode(
+                decoder=build_decoder(
+                    verifier, tuned.draft, tuned.tree, layers=candidate.draft.needs.layers,
+                    acceptance_rule=conf.acceptance_rule,
+                ),
+                baseline=candidate.baseline,
+            )  # fmt: skip
     return modes
 
 

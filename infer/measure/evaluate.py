@@ -5,6 +5,7 @@ import logging
 import shlex
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -19,6 +20,7 @@ from infer.config import EvaluationConf
 from infer.engine import graph_plan
 from infer.engine.admission import bucket_length
 from infer.engine.generate import generate_answers
+from infer.engine.session import NO_DRAFT
 from infer.measure.batched import decode_prompts, measure_batch_size
 from infer.measure.eval_modes import (
     AUTOREGRESSIVE_MODE,
@@ -155,9 +157,19 @@ def plan_evaluation(
         tree=tree,
         prompt_lengths=[len(prompt.ids) for prompt in prompts],
         conf=conf,
+        tuned=[(_spec_tuned_draft(c), c.tuned.tree) for c in candidates if c.tuned],
         lazy=target.device.lazy,
     )
     return prompts, needed_graphs
+
+
+def _spec_tuned_draft(candidate: DraftUnderTest) -> graph_plan.DraftSpec:
+    """Describe what decodes in the mode `tuned`, with the layers that the draft captures."""
+    spec = graph_plan.DraftSpec.from_draft(candidate.draft, candidate.target)
+    tuned_draft = candidate.tuned and candidate.tuned.draft
+    if tuned_draft is candidate.draft:
+        return spec
+    return replace(spec, kind=tuned_draft.graph_kind if tuned_draft else NO_DRAFT, shape_key="")
 
 
 def _load_all_turns(target: Target, conf: EvaluationConf) -> list[EvalPrompt]:
@@ -258,6 +270,7 @@ def _measure_draft(
             for batch in conf.batch_sizes
         ],
         replay_result=_replay_draft(verifier, candidate, prompts, tree, conf),
+        tuned_tree=candidate.tuned and candidate.tuned.description,
         longest_row=candidate.directory and read_longest_row(candidate.directory),
         samples=collect_samples(
             verifier, mode_results[tree_mode].prompt_results, draft=candidate.name

@@ -116,9 +116,9 @@ class AdaptedTarget(TargetInfo):
 class DraftResult:
     """The results of one draft.
 
-    Its modes are `untrained` (before distillation), `chain` and `tree`; those of a draft with an
-    adapted target begin with the `autoregressive` mode of that target. `not_measured` has
-    the reason for each missing mode.
+    Its modes are `untrained` (before distillation), `chain`, `tree` and perhaps `tuned`; those of a
+    draft with an adapted target begin with the `autoregressive` mode of that target. `not_measured`
+    has the reason for each missing mode.
     """
 
     name: str
@@ -132,6 +132,7 @@ class DraftResult:
     batches: list[BatchSection] = field(default_factory=list)
     samples: list[SampleAnswer] = field(default_factory=list)
     longest_row: int | None = None  # tokens of the longest row that it was trained on
+    tuned_tree: str | None = None  # the decoding of the mode `tuned`, in words
 
     def select_category(self, category: str) -> "DraftResult":
         """Return a copy whose modes hold only the prompts of a category."""

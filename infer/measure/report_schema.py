@@ -118,11 +118,15 @@ class Mismatch:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundCosts:
-    """Milliseconds that a round drafts and verifies, and those of an autoregressive step."""
+    """Milliseconds that a round drafts and verifies, and those of an autoregressive step.
+
+    `level` is the part of `draft` that a level of the tree takes on average.
+    """
 
     draft: Amount
     verify: Amount
     autoregressive_step: Amount
+    level: Amount | None = None  # None for n-gram lookup, which has no levels to compute
 
     def predicted_speedup(self, acceptance_length: float) -> float:
         """Return the speed-up of a loop that does nothing but draft and verify."""
@@ -277,6 +281,7 @@ class DraftSection:
         dict[str, ModeSection | None],
         Field(json_schema_extra={"required": ["untrained", "chain", "tree"]}),
     ]
+    tuned_tree: str | None = None  # the decoding of the mode `tuned`, in words
     not_measured: dict[str, str]
     gain: dict[TrainedMode, dict[Literal["over_untrained", "over_ngram"], Gain | None]]
 

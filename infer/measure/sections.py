@@ -24,7 +24,7 @@ from infer.measure.report_schema import (
     TrainedMode,
 )
 
-DRAFT_MODES = ("autoregressive", "untrained", "chain", "tree")
+DRAFT_MODES = ("autoregressive", "untrained", "chain", "tree", "tuned")
 
 
 def build_section(
@@ -71,6 +71,7 @@ def _describe_draft(
             for name in DRAFT_MODES
             if name in modes or name in draft.not_measured
         },
+        tuned_tree=draft.tuned_tree,
         not_measured=draft.not_measured,
         gain={
             name: {

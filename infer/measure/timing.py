@@ -66,15 +66,17 @@ def derive_costs(
     modes: dict[str, EvalMode], splits: dict[str, RoundSplit]
 ) -> dict[str, RoundCosts]:
     """Return the costs of each mode with a draft: a draft and a verify pass, and a plain step."""
-    return {
-        name: RoundCosts(
-            draft=split.draft,
-            verify=split.verify + split.accept + split.cache_move,
-            autoregressive_step=splits[modes[name].baseline].plain_step,
-        )
-        for name, split in splits.items()
-        if modes[name].decoder.draft is not None
-    }
+    costs = {}
+    for name, split in splits.items():
+        draft, depth = modes[name].decoder.draft, modes[name].decoder.tree.depth
+        if draft is not None:
+            costs[name] = RoundCosts(
+                draft=split.draft,
+                verify=split.verify + split.accept + split.cache_move,
+                autoregressive_step=splits[modes[name].baseline].plain_step,
+                level=split.draft / depth if draft.passes(depth) else None,
+            )
+    return costs
 
 
 def describe_bottleneck(split: RoundSplit, baseline: RoundSplit, acceptance_length: float) -> str:

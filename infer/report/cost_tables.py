@@ -2,8 +2,9 @@
 
 from dataclasses import fields
 
-from infer.measure.report_schema import BatchSection, Report
+from infer.measure.report_schema import BatchSection, Report, RoundCosts
 from infer.report.definitions import format_definitions
+from infer.report.levels import describe_levels
 from infer.report.number_format import (
     ABSENT,
     Table,
@@ -58,14 +59,17 @@ def efficiency_table(report: Report) -> Table:
 
 
 def split_table(report: Report, *, main: bool = False) -> Table:
-    """Build a table of the parts of a round; footnotes name the bottleneck of each main mode."""
+    """Build a table of the parts of a round.
+
+    Footnotes name the bottleneck of each main mode, and the levels of each chain that pay.
+    """
     return Table(
         title="Where a round's time goes, ms",
         note="Parts of the unfused round, timed one after the other. "
-        + format_definitions("sum", "round", "fused round"),
+        + format_definitions("sum", "round", "fused round", "level ms", "level steps"),
         columns=[
             "mode", *(part.replace("_", " ") for part in ROUND_PARTS), "sum", "round",
-            "fused round",
+            "fused round", "level ms", "level steps",
         ],
         rows=[
             [
@@ -74,6 +78,7 @@ def split_table(report: Report, *, main: bool = False) -> Table:
                 format_number(sum(getattr(split, part) for part in ROUND_PARTS)),
                 format_number(split.round),
                 format_number(split.fused_round),
+                *_level_cells(mode.costs_ms),
             ]
             for label, mode in list_measured_modes(report, main=main)
             if (split := mode.split_ms)
@@ -82,8 +87,17 @@ def split_table(report: Report, *, main: bool = False) -> Table:
             f"{label}: {mode.bottleneck}"
             for label, mode in list_measured_modes(report, main=True)
             if mode.bottleneck
-        ],
+        ]
+        + [*describe_levels(report)],
+        stacked_headers=True,
     )  # fmt: skip
+
+
+def _level_cells(costs: RoundCosts | None) -> list[str]:
+    """Format what drafting a level costs, in milliseconds and in autoregressive steps."""
+    if costs is None or costs.level is None:
+        return [ABSENT] * 2
+    return [format_number(costs.level), format_number(costs.level / costs.autoregressive_step)]
 
 
 def batch_table(report: Report) -> Table:

@@ -47,6 +47,8 @@ DEFINITIONS = {
     "sum": "these parts together",
     "round": "the whole unfused round, timed by itself",
     "fused round": "the same round as one graph, decoded in turns with the unfused one",
+    "level ms": "milliseconds that drafting takes a level: draft / depth; - for n-gram lookup",
+    "level steps": "the same in autoregressive steps",
     "autoregressive tokens/s": "tokens/s of autoregressive decoding with as many rows at a time",
     "on-policy tau": "tau of the rounds of decoding, computed from the target's own text",
     "all-positions tau": "tokens per round if a round began after every token of that text",

@@ -94,6 +94,7 @@ def _collect_settings(report: Report) -> dict[str, Any]:
             if key not in DERIVED_SETTINGS
         }
         | {"drafts": ", ".join(drafts)}
+        | {f"{draft.name}: tuned": draft.tuned_tree for draft in report.drafts if draft.tuned_tree}
         | {
             f"{label}: {key}": getattr(mode, key)
             for label, mode in list_measured_modes(report)

@@ -4,6 +4,7 @@ from dataclasses import asdict
 
 from data.eval_prompts.contamination import Contamination
 from infer.measure.report_schema import LosslessVerdict, ModeSection, Report
+from infer.report.number_format import format_estimate
 from infer.report.views import list_measured_modes, list_modes
 from models.speculate.sampling import SamplingConf
 
@@ -31,9 +32,20 @@ def build_headline(report: Report) -> str:
         f"{prompts.max_new_tokens} tokens on {device.name} ({device.kind}, {threads}, {compiled}), "
         f"{', '.join(sampling)}; verification: {_join_words(rules) or 'none'}. "
         f"Tree: {tree.kind}, {tree.nodes} nodes of the draft up to depth {tree.depth}, "
-        f"{tree.copied or 'none'} copied by n-gram lookup.",
+        f"{tree.copied or 'none'} copied by n-gram lookup."
+        f"{_describe_tuned(report)}",
         report,
     )
+
+
+def _describe_tuned(report: Report) -> str:
+    """Return a sentence on what the mode `tuned` of each draft decodes with, if any has one."""
+    tuned = [
+        f"{draft.name} {draft.tuned_tree} (speed-up {format_estimate(mode.speedup)})"
+        for draft in report.drafts
+        if (mode := draft.modes.get("tuned"))
+    ]
+    return f" Tuned for this device on other prompts: {'; '.join(tuned)}." if tuned else ""
 
 
 def append_remarks(text: str, report: Report) -> str:

@@ -1,9 +1,9 @@
-"""Candidates of the tuner: the trees and windows that a draft could decode with.
+"""Candidates of the tuner: the trees and windows that a draft, or n-gram lookup, could decode with.
 
 A family is one kind of tree in increasing sizes; adjacent sizes are neighbors.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +26,7 @@ NARROW_WIDTH, WIDE_WIDTH = 4, 8
 MAX_NARROW_NODES = 12  # nodes of a small tree
 SHALLOW_DEPTHS = (2, 4)  # depths of trees for drafts with expensive passes
 USER_TREE = "given"  # name of the user's own tree, from the `tree` config
+LOOKUP = "ngram"  # family of the windows that n-gram lookup decodes alone, without the draft
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -44,6 +45,24 @@ class TreeCandidate:
     def size(self) -> int:
         """Return the number of nodes that the draft proposes; it orders a family."""
         return self.tree.nodes
+
+    @property
+    def is_lookup(self) -> bool:
+        """Return whether n-gram lookup decodes alone."""
+        return self.family == LOOKUP
+
+    @property
+    def description(self) -> str:
+        """Return the candidate in words, for readers who do not know its name."""
+        tree, copied = self.tree, self.conf.ngram_tokens
+        if self.is_lookup:
+            return f"n-gram lookup alone, {tree.depth} tokens"
+        shape = (
+            f"chain of {tree.depth}"
+            if tree.kind is TreeKind.chain
+            else f"{tree.kind.value} tree of {tree.nodes} nodes, depth {tree.depth}"
+        )
+        return shape + (f", and {copied} copied tokens" if copied else "")
 
     @property
     def tree_fields(self) -> dict[str, int | str | None]:
@@ -73,12 +92,14 @@ def list_candidates(
     node_budgets: list[int],
     ngram_tokens: int,
     user_tree: TreeConf,
+    ngram_windows: Sequence[int] = (),
 ) -> list[TreeCandidate]:
     """Return the chains, trees of each node budget, and the user's tree, up to the table's depth.
 
     `acceptance` is the share of positions at which the draft's token of a depth and rank is right.
     Each budget has a best-first, a dynamic and a product tree. If `ngram_tokens` is not 0, every
-    candidate is listed again with a chain of that many n-gram tokens beside it.
+    candidate is listed again with a chain of that many n-gram tokens beside it. The last ones are
+    the windows of n-gram lookup alone.
     """
     depth, ranks = acceptance.shape
     candidates = [
@@ -98,7 +119,10 @@ def list_candidates(
         )
     if ngram_tokens:
         candidates += [add_copied_tokens(candidate, ngram_tokens) for candidate in candidates]
-    return candidates
+    return candidates + [
+        _build_candidate(LOOKUP, TreeConf(kind=TreeKind.chain, depth=window), size=window)
+        for window in sorted(set(ngram_windows))
+    ]
 
 
 def _tree_candidates(
@@ -152,6 +176,6 @@ def select_sweep(candidates: list[TreeCandidate]) -> list[TreeCandidate]:
         c for c in candidates if c.family == "static" or c.family.partition("+")[0] == "dynamic"
     ]
     # The four budgets are the second and third smallest, and the two largest.
-    return [c for c in candidates if c.family in ("chain", USER_TREE)] + [
+    return [c for c in candidates if c.family in ("chain", LOOKUP, USER_TREE)] + [
         c for c in trees if c.size in sizes[1:3] + sizes[-2:]
     ]

@@ -8,12 +8,18 @@ from typing import Any
 
 from infer.config import DEMO_NEW_TOKENS, OWN_TARGET, TreeSearchConf, parse_checkpoints
 from models.device import DeviceConf
+from models.drafts.ngram import MAX_WINDOW
 from models.errors import require
 from models.speculate.sampling import SamplingConf
 from models.target.target import TargetConf
 from models.validation import Rule, at_least, check_values, each_at_least
 
 NOT_NEGATIVE = Rule("must not be negative", lambda value: value >= 0, "0 copies no tokens")
+NGRAM_WINDOWS = Rule(
+    f"must list numbers in 1..{MAX_WINDOW}",
+    lambda windows: all(1 <= window <= MAX_WINDOW for window in windows),
+    "[] leaves lookup alone out",
+)
 
 
 @dataclass(kw_only=True)
@@ -26,6 +32,7 @@ class TuneConf(TreeSearchConf):
     depth: int = 10  # longest window, deepest node
     nodes: list[int] = field(default_factory=lambda: [4, 8, 16, 24, 32, 63])  # node budgets
     ngram_tokens: int = 8  # tokens of n-gram lookup beside the tree; 0 = none
+    ngram_windows: list[int] = field(default_factory=lambda: [4, 8, 16])  # of lookup alone
     sweep: bool = False  # also measure every window and a dozen trees, to check the choice
     repeats: int = 2  # decodings of every prompt in each mode, in alternating order
     sampling: SamplingConf = field(default_factory=SamplingConf)
@@ -37,8 +44,8 @@ class TuneConf(TreeSearchConf):
         self.checkpoint = parse_checkpoints(self.checkpoint)
         check_values(
             self, depth=at_least(1), repeats=at_least(1), max_new_tokens=at_least(2),
-            ngram_tokens=NOT_NEGATIVE, batch=each_at_least(1), nodes=each_at_least(1),
-            context=each_at_least(1),
+            ngram_tokens=NOT_NEGATIVE, ngram_windows=NGRAM_WINDOWS, batch=each_at_least(1),
+            nodes=each_at_least(1), context=each_at_least(1),
         )  # fmt: skip
         max_nodes = sum(self.ranks**depth for depth in range(1, self.depth + 1))
         require(
@@ -46,6 +53,11 @@ class TuneConf(TreeSearchConf):
             f"nodes: must list a budget of at most the {max_nodes} paths that depth and ranks "
             f"give, got {self.nodes}; raise depth or ranks",
         )
+
+    @property
+    def longest_copy(self) -> int:
+        """Return the most tokens that n-gram lookup copies, beside a tree or alone."""
+        return max([self.ngram_tokens, *self.ngram_windows])
 
     def eval_overrides(self, batch: int) -> str:
         """Return the overrides, besides checkpoint and tree, that reproduce the tuning setup."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -22,10 +23,11 @@ from numpy import ndarray
 from data.eval_prompts.prompts import EvalPrompt
 from infer.engine.decode import Decoder
 from infer.engine.requests import Generation
-from infer.tuning.candidates import TreeCandidate
+from infer.tuning.candidates import LOOKUP, TreeCandidate
 from infer.tuning.config import TuneConf
 from models.console import print_line
 from models.drafts.base import Draft
+from models.drafts.ngram import NgramDraft
 from models.lock import wait_for_lock
 from models.target.target import Target
 
@@ -69,7 +71,10 @@ class CostBench:
         name = candidate.name if candidate else AUTOREGRESSIVE
         if name not in self.decoders:
             print_line(f"batch {self.batch}, context {self.context}: compiling {name}")
-            options = {"draft": self.draft, "tree": candidate.tree} if candidate else {}
+            options: dict[str, Any] = {}
+            if candidate:
+                draft = NgramDraft() if candidate.is_lookup else self.draft
+                options = {"draft": draft, "tree": candidate.tree}
             with hold_timing_lock(exclusive=False):
                 decoder = Decoder(
                     self.target, sampling=self.conf.sampling, slots=self.context, batch=self.batch,
@@ -266,7 +271,10 @@ def choose_candidate(
 
 
 def select_probes(candidates: list[TreeCandidate]) -> list[TreeCandidate]:
-    """Select the candidates timed first: a few windows, trees of one kind, and one with copies."""
+    """Select the candidates timed first: a few windows, trees of one kind, and one with copies.
+
+    The windows of n-gram lookup alone, which resemble no other candidate, are all timed.
+    """
     families: dict[str, list[TreeCandidate]] = {}
     for candidate in sorted(candidates, key=lambda candidate: candidate.size):
         families.setdefault(candidate.family, []).append(candidate)
@@ -277,9 +285,8 @@ def select_probes(candidates: list[TreeCandidate]) -> list[TreeCandidate]:
         for i in sorted({0, len(family) // 2, len(family) - 1})
     ]
     # The probe with copies is the one nearest to 16 nodes, a medium size.
-    return list(
-        dict.fromkeys(probes + sorted(copied, key=lambda candidate: abs(candidate.size - 16))[:1])
-    )
+    probes += sorted(copied, key=lambda candidate: abs(candidate.size - 16))[:1]
+    return list(dict.fromkeys(probes + families.get(LOOKUP, [])))
 
 
 def find_probed_family(families: Iterable[str]) -> str:

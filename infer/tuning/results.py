@@ -141,7 +141,8 @@ def format_summary(tunings: list[DraftTuning], run: Path, conf: TuneConf) -> Ite
         if result.pick:
             checkpoint = format_overrides({"checkpoint": tuning.directory})
             overrides = _eval_overrides(result.pick, _tree_file(run, tuning, result), result, conf)
-            yield f"python -m infer.eval {checkpoint} {overrides}"
+            note = "  # its mode ngram; no draft is needed" if result.pick.is_lookup else ""
+            yield f"python -m infer.eval {checkpoint} {overrides}{note}"
     yield f"all figures: {run / 'tune.json'}"
 
 
@@ -169,6 +170,7 @@ def write_tree_files(tunings: list[DraftTuning], run: Path, conf: TuneConf) -> N
             ),
             **_candidate_to_dict(tuning, result, result.pick),
             "overrides": _eval_overrides(result.pick, file, result, conf),
+            "mode": "ngram" if result.pick.is_lookup else "tree",
             "verdict": result.verdict.value,
             "checkpoint": str(tuning.directory),
             "batch": result.batch,

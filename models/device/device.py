@@ -26,7 +26,7 @@ from models.device.graph_budget import (
 SMALL_LAYER_WEIGHTS = 1_000_000  # one core reads this many in a fraction of a millisecond
 # Prompt buckets x tree shapes. torch fails above its limit, which is 8 by default.
 MAX_GRAPHS_PER_FUNCTION = 64
-SLOW_COMPILERS = ("neuron", "xla")  # one graph can take an hour, so unannounced ones are errors
+SLOW_COMPILERS = ("neuron", "xla")  # so unannounced graphs are errors
 
 
 @dataclass(kw_only=True)
@@ -51,6 +51,11 @@ class Device:
     def has_static_shapes(self) -> bool:
         """Return whether calls must have few shapes."""
         return self.compiles or self.counts_shapes
+
+    @property
+    def compiles_slowly(self) -> bool:
+        """Return whether one graph can take an hour to compile."""
+        return self.name in SLOW_COMPILERS
 
     def compile(
         self, function: Callable, *, frozen_names: tuple[str, ...] = (), kind: str = ""
@@ -104,7 +109,7 @@ class Device:
         if not self.has_static_shapes:
             yield None
             return
-        with self.ledger.expect_graphs(needed, strict=self.name in SLOW_COMPILERS) as budget:
+        with self.ledger.expect_graphs(needed, strict=self.compiles_slowly) as budget:
             budget.on_graph = on_graph
             print_line(f"graphs: {format_counts(budget.announced)} announced")
             yield budget

@@ -19,13 +19,15 @@ from models.speculate.sampling import Sampler
 from models.speculate.tree import Proposal, Tree, TreeKind
 from models.target.language_model import TargetOutput
 
+MAX_WINDOW = 64  # copied tokens of a round
+
 
 class NgramDraft(Draft):
     """A draft that copies chains; it compares at most `max_match_length` tokens of context."""
 
     method = "ngram"
 
-    def __init__(self, *, max_match_length: int = 3, max_depth: int = 64):
+    def __init__(self, *, max_match_length: int = 3, max_depth: int = MAX_WINDOW):
         super().__init__()
         self.max_match_length = max_match_length
         self.needs = Needs(layers=[], hidden=False, context=False)

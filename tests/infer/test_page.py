@@ -98,12 +98,58 @@ def test_a_round_is_taken_apart_and_its_bottleneck_stands_below(report, comparis
     for name, value in (("sum", "15.00"), ("round", "15.00"), ("fused round", "14.00")):
         assert column(table, name)[-1] == value
     sentence = "Of 3.15 tokens a round, verifying takes 1.21 autoregressive steps."
-    assert table.footnotes == [f"tree: {sentence}"]
+    assert table.footnotes[:-1] == [f"tree: {sentence}"]
     assert sentence in render_page(report)
     assert f"- tree: {sentence}" in render_markdown(report)
     shown = printed(comparison)
     assert f"usual tree: {sentence}" in shown
     assert "usual chain" not in shown  # on a terminal, main modes alone
+
+
+def test_what_a_level_costs_stands_beside_the_levels_that_pay(report, comparison):
+    """A chain of 5 in rounds of 13 ms, 2 of them to draft, where a step takes 10 ms."""
+    table = split_table(report)
+    assert column(table, "level ms")[-2:] == ["0.40", "0.33"]
+    assert column(table, "level steps")[-2:] == ["0.04", "0.03"]
+    assert column(table, "level ms")[0] == ABSENT  # nothing is drafted
+    cheap = (
+        "A level of the chain adds 0.06 autoregressive steps to a round, 0.04 of them to draft it. "
+        "It pays if the share of rounds that accept it is above that times the speed-up without "
+        "it: all 5 pay, and a deeper chain may too."
+    )
+    assert table.footnotes[-1] == cheap
+    assert cheap in render_page(report)
+    assert f"usual: {cheap}" in " ".join(printed(comparison).split())
+    made = as_json(report)
+    for draft_ms, verdict in (
+        (14.0, "2 of 5 pay, counted from the first."),
+        (97.0, "not even the first pays, which 0.67 of rounds accept: n-gram lookup alone or no "
+         "speculation is the right answer."),
+    ):  # fmt: skip
+        made["drafts"][0]["modes"]["chain"]["costs_ms"].update(draft=draft_ms, level=draft_ms / 5)
+        assert split_table(from_json(made)).footnotes[-1].endswith(verdict)
+    made["drafts"][0]["modes"]["chain"]["costs_ms"].pop("level")
+    assert len(split_table(from_json(made)).footnotes) == 1
+
+
+def test_the_tuned_mode_is_named_in_the_first_lines_and_shown_as_the_others(report):
+    made = as_json(report)
+    for section in (made, *made["categories"].values()):
+        (draft,) = section["drafts"]
+        draft["tuned_tree"] = "chain of 5"
+        draft["modes"]["tuned"] = draft["modes"]["chain"]
+    for row in made["per_prompt"]:
+        row["modes"]["eagle3-demo/tuned"] = row["modes"]["eagle3-demo/chain"]
+    tuned = from_json(made)
+    assert column(summary_table(tuned), "mode")[-1] == "tuned"
+    speedup = tuned.drafts[0].modes["chain"].speedup
+    said = "Tuned for this device on other prompts: eagle3-demo chain of 5 (speed-up "
+    said += f"{speedup.mean:.2f} ["
+    for text in (render_page(tuned), render_markdown(tuned), " ".join(printed(tuned).split())):
+        assert said in text
+    assert "Tuned" not in render_page(report)
+    assert max(map(len, printed(tuned).splitlines())) <= 100
+    assert max(map(len, printed(report).splitlines())) <= 100
 
 
 def test_speed_against_batch_size_begins_with_one_row(report, comparison):

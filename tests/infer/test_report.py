@@ -145,9 +145,11 @@ def test_what_not_every_run_measures_may_be_absent(report):
     del old["prompts"]["source"], old["prompts"]["chat_template"], old["prompts"]["lengths"]
     for section in (old, *old["categories"].values()):
         for mode in section["drafts"][0]["modes"].values():
-            del mode["split_ms"], mode["bottleneck"]
+            del mode["split_ms"], mode["bottleneck"], mode["costs_ms"]["level"]
+        del section["drafts"][0]["tuned_tree"]
     assert faults(old, SCHEMA) == []
     assert not from_json(old).batches
+    assert from_json(old).drafts[0].tuned_tree is None
     assert faults({**old, "schema_version": 1}, SCHEMA) == ["report.schema_version: not 3"]
 
 

@@ -14,10 +14,20 @@ from infer.config import EvalConf
 from infer.engine.decode import Decoder
 from infer.measure.intervals import Estimate
 from infer.measure.replay import collect_replay_texts
-from infer.tune import estimate_expected_tokens, main
+from infer.tune import main
 from infer.tuning.candidates import USER_TREE, find_neighbors, select_sweep
 from infer.tuning.config import TuneConf
-from infer.tuning.results import TuningVerdict
+from infer.tuning.cost_model import CostCurve, select_probes
+from infer.tuning.results import (
+    DraftTuning,
+    ExpectedTokens,
+    TuningResult,
+    TuningVerdict,
+    format_summary,
+    write_tree_files,
+)
+from infer.tuning.search import estimate_expected_tokens
+from models.drafts.ngram import NgramDraft
 from models.errors import UserError
 from models.speculate.sampling import SamplingConf
 from models.speculate.tree import TreeConf, TreeKind
@@ -42,6 +52,15 @@ def test_every_window_and_every_budget_is_there_with_and_without_copies():
         if not one.conf.ngram_tokens:
             assert found[f"{name}+4"].tree.size == one.tree.size + 4
     assert found[USER_TREE].tree.nodes == 4
+
+
+def test_lookup_alone_has_its_windows_and_is_timed_at_each():
+    candidates = considered(lookup=(4, 8, 16))
+    lookups = [candidate for candidate in candidates if candidate.is_lookup]
+    assert [candidate.name for candidate in lookups] == ["ngram-4", "ngram-8", "ngram-16"]
+    assert set(lookups) <= set(select_probes(candidates))
+    assert find_neighbors(lookups[0], candidates) == lookups[1:2]
+    assert not considered(lookup=())[-1].is_lookup
 
 
 def test_a_draft_of_one_token_has_windows_and_trees_of_one_token():
@@ -122,20 +141,22 @@ def test_a_sweep_has_every_window_and_a_dozen_trees():
 
 def test_what_a_shape_is_worth_is_what_decoding_with_it_yields(target, learned):
     draft, written = learned
-    conf = TuneConf(depth=4, ranks=4, ngram_tokens=3, max_new_tokens=20)
+    conf = TuneConf(depth=4, ranks=4, ngram_tokens=3, ngram_windows=[2, 6], max_new_tokens=20)
     prompts = prompts_of(written)[:6]
     read = collect_replay_texts(
         target, prompts, sampling=conf.sampling, max_new_tokens=20, layers=draft.needs.layers,
-        lookahead=4,
+        lookahead=6,
     )  # fmt: skip
-    found = considered(nodes=(4, 8), copied=3, table=TABLE[:4])
+    found = considered(nodes=(4, 8), copied=3, table=TABLE[:4], lookup=(2, 6))
     tokens = estimate_expected_tokens(target, draft, found, read, conf)
     assert set(tokens) == {one.name for one in found}
-    for name in ("chain-2", "chain-4+3", "static-8", "dynamic-8+3", USER_TREE):
+    shapes = ("chain-2", "chain-4+3", "static-8", "dynamic-8+3", USER_TREE, "ngram-2", "ngram-6")
+    for name in shapes:
         (one,) = [one for one in found if one.name == name]
         decoder = Decoder(
-            target, draft, one.tree, sampling=SamplingConf(), slots=64, batch=len(prompts)
-        )
+            target, NgramDraft() if one.is_lookup else draft, one.tree, sampling=SamplingConf(),
+            slots=64, batch=len(prompts),
+        )  # fmt: skip
         done = decoder.decode(
             [p.ids for p in prompts], row_ids=[p.row_id for p in prompts], max_new_tokens=20,
             eos_ids=target.eos_ids,
@@ -195,9 +216,33 @@ def test_the_choice_is_left_as_a_file_that_says_how_to_decode_with_it(command):
         assert (conf.evaluation.max_new_tokens, conf.evaluation.batch_sizes) == (8, [4])
 
 
+def test_lookup_alone_is_left_as_the_mode_of_the_report_that_decodes_with_it(tmp_path):
+    """Nothing is drafted: the figures of the draft's modes are not those of the choice."""
+    candidates, curve = considered(lookup=(4,)), CostCurve()
+    tokens = ExpectedTokens(kept=2.0, tau=2.0, all_positions=2.0)
+    for candidate in candidates:
+        curve.add(candidate, 1.5)
+    pick = candidates[-1]
+    speedups = {pick.name: Estimate(mean=1.3, ci95=[1.2, 1.4])}
+    result = TuningResult(
+        batch=1, context=40, token_s=0.01, cost_curve=curve, pick=pick, best=pick,
+        speedups=speedups, best_over_each=speedups,
+    )  # fmt: skip
+    tuning = DraftTuning(
+        name="new", directory=tmp_path, candidates=candidates, acceptance=TABLE,
+        expected_tokens={c.name: tokens for c in candidates}, results=[result],
+    )  # fmt: skip
+    write_tree_files([tuning], tmp_path, TuneConf())
+    left = json.loads((tmp_path / "new-b1-c40.json").read_text())
+    assert (left["name"], left["mode"]) == ("ngram-4", "ngram")
+    assert compose("eval", EvalConf, shlex.split(left["overrides"])).tree.build() == pick.tree
+    *_, line, _ = format_summary([tuning], tmp_path, TuneConf())
+    assert line.endswith(f" {left['overrides']}  # its mode ngram; no draft is needed")
+
+
 def test_a_draft_that_is_never_right_is_not_worth_speculating(command):
     out = command("checkpoint=[outputs/train/good/checkpoint,outputs/train/untrained/checkpoint]",
-                  "ngram_tokens=0")  # fmt: skip
+                  "ngram_tokens=0", "ngram_windows=[]")  # fmt: skip
     saved = json.loads(Path("outputs/infer.tune/tune/tune.json").read_text())
     assert [draft["name"] for draft in saved["drafts"]] == ["good", "untrained"]
     (cell,) = saved["drafts"][1]["cells"]
@@ -211,6 +256,8 @@ REFUSED = {
     "nodes=[0]": "nodes: must list numbers of at least 1, got [0]",
     "depth=0": "depth: must be at least 1, got 0",
     "ngram_tokens=-1": "ngram_tokens: must not be negative, got -1; 0 copies no tokens",
+    "ngram_windows=[4,65]": "ngram_windows: must list numbers in 1..64, got [4, 65]; "
+    "[] leaves lookup alone out",
     "max_new_tokens=1": "max_new_tokens: must be at least 2, got 1",
     "ranks=1 depth=4 nodes=[8,16]": "nodes: must list a budget of at most the 4 paths that "
     "depth and ranks give, got [8, 16]; raise depth or ranks",

@@ -188,7 +188,8 @@ def test_the_command_distils_what_is_on_disk(tmp_path, tied):
             "data=jsonl", f"data.path={tmp_path}/chats.jsonl", "data.row_length=32",
             "optim.steps=4", "optim.rows_per_step=2", "eval_every=4", "num_eval_prompts=1",
             f"evaluation.prompts={tmp_path}/prompts.jsonl", "evaluation.max_new_tokens=8",
-            "device=cpu", "device.compile=false", "device.threads=1", "run_name=distilled",
+            "device=cpu", "device.compile=false", "device.threads=1", "tree=mixed",
+            "run_name=distilled",
             f"output_dir={tmp_path}/out",
         ],
     )  # fmt: skip

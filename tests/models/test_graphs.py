@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from data.config import DataConf, OnPolicyConf
 from data.features.target_pass import features
 from infer.config import EvaluationConf
-from infer.measure.eval_modes import DraftUnderTest
+from infer.measure.eval_modes import DraftUnderTest, TunedDecoding
 from infer.measure.evaluate import evaluate_drafts
 from infer.verify import Verification
 from models.device.graph_budget import Graph, GraphLedger, UnannouncedGraphError
@@ -29,13 +29,14 @@ from models.device.xla.device import XlaDevice
 from models.distill.losses import LossConf
 from models.drafts.eagle1 import Eagle1Conf
 from models.drafts.medusa import MedusaDraft
+from models.drafts.ngram import NgramDraft
 from models.speculate.sampling import SamplingConf
-from models.speculate.tree import TreeConf, TreeKind
+from models.speculate.tree import NO_TREE, TreeConf, TreeKind
 from models.target.target import TargetConf
 from tests.support.compiled_run import counted_reads
 from tests.support.graphs_run import LENGTH, ROWS, TREE, loop_in, loop_over, prompt_file, texts
 from tests.support.methods import CASES
-from tests.support.tiny import CPU, batch_of, tiny_target
+from tests.support.tiny import CPU, batch_of, chain, mixed, tiny_target
 from tests.support.toy_run import metrics, toy_conf
 from train.planning import graph_plan
 from train.warmup import compile_training_graphs
@@ -172,15 +173,18 @@ def test_a_run_compiles_what_it_announced():
     assert found["late"] == 0
 
 
-def judged(folder, names, *, tree, **conf):
+def judged(folder, names, *, tree, tuned=None, **conf):
     """Announced and called, by function, of an eager evaluation whose shapes are counted."""
     target = tiny_target(seed=0, device=counting())
     few = {"prompts": str(prompt_file(folder)), "max_new_tokens": 4, "batch_sizes": [2]}
     drafts = [CASES[name].build(target) for name in names]
     some = [
-        DraftUnderTest(name=name, draft=draft, untrained=draft, target=draft.target_for(target))
+        DraftUnderTest(
+            name=name, draft=draft, untrained=draft, target=draft.target_for(target),
+            tuned=tuned and tuned(draft),
+        )
         for name, draft in zip(names, drafts, strict=True)
-    ]
+    ]  # fmt: skip
     report = evaluate_drafts(target, some, tree=tree, conf=EvaluationConf(**few | conf))
     assert report.autoregressive.graphs_after_warmup == 0
     return report.graphs
@@ -200,6 +204,19 @@ CHAIN = TreeConf(kind=TreeKind.chain, depth=3)
 )
 def test_drafts_side_by_side_need_what_was_announced(tmp_path, names, tree, conf):
     for function, count in judged(tmp_path, names, tree=tree, **conf).items():
+        assert count["compiled"] == count["announced"], function
+
+
+@pytest.mark.parametrize(
+    ("name", "tuned"),
+    [
+        ("medusa2", lambda _: TunedDecoding(description="none", draft=None, tree=NO_TREE)),
+        ("hass", lambda _: TunedDecoding(description="copies", draft=NgramDraft(), tree=chain(6))),
+        ("hass", lambda draft: TunedDecoding(description="small", draft=draft, tree=mixed())),
+    ],
+)
+def test_the_tuned_mode_needs_what_was_announced(tmp_path, name, tuned):
+    for function, count in judged(tmp_path, [name], tree=CHAIN, tuned=tuned).items():
         assert count["compiled"] == count["announced"], function
 
 

@@ -95,13 +95,18 @@ def traces(*, share, depth, nodes, round_s, seed, per_category=12, rendered=0):
 
 
 def measured(**kwargs):
-    draft = 2.0 if kwargs["depth"] else 0.0
+    depth = kwargs["depth"]
+    draft = 2.0 if depth else 0.0
     round_ms = 1000 * kwargs["round_s"]
+    level = draft / depth if depth else None
+    costs = RoundCosts(
+        draft=draft, verify=round_ms - draft, autoregressive_step=10.0, level=level
+    )  # fmt: skip
     return ModeResult(
         prompt_results=traces(**kwargs),
-        costs=RoundCosts(draft=draft, verify=round_ms - draft, autoregressive_step=10.0),
+        costs=costs,
         graphs_after_warmup=0,
-        draft_passes=kwargs["depth"],
+        draft_passes=depth,
         split=split(draft=draft, round_ms=round_ms),
     )
 

@@ -10,10 +10,11 @@ TABLE = np.array([[0.6, 0.2, 0.1, 0.05]] * 6)
 GIVEN_TREE = TreeConf(kind=TreeKind.static, paths=[[0], [1], [2], [0, 0]])
 
 
-def considered(*, nodes=(4, 8, 16, 32), copied=4, table=TABLE):
+def considered(*, nodes=(4, 8, 16, 32), copied=4, table=TABLE, lookup=()):
     return list_candidates(
-        table, node_budgets=list(nodes), ngram_tokens=copied, user_tree=GIVEN_TREE
-    )
+        table, node_budgets=list(nodes), ngram_tokens=copied, user_tree=GIVEN_TREE,
+        ngram_windows=lookup,
+    )  # fmt: skip
 
 
 def prompts_of(written):

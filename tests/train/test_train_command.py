@@ -1,6 +1,7 @@
 """Promises of `python -m train`, on a target built here: from a data file to a report."""
 
 import json
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 from conf.entry import compose
 from infer.config import EvaluationConf
+from infer.tuning import auto, cost_model
 from models.device import route_choice
 from models.errors import UserError
 from tests.support.tiny import CPU, chain, new_draft, sampled_texts, tree
@@ -98,6 +100,25 @@ def test_a_run_leaves_a_checkpoint_and_a_report_and_is_not_repeated(folder, caps
     again = conf(folder, "optim.lr=0.01", "resume=false")
     assert open_run(again, ParallelConf().build(CPU, trackers=[])).progress.step == 0
     assert {path.name for path in out.iterdir()} == {"config.yaml", "lock", "wandb"}
+
+
+def test_a_run_with_a_tuned_tree_measures_it_beside_the_others(
+    folder, capsys, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # with a tuner's lock of its own
+    monkeypatch.setattr(cost_model, "TIMED_TURNS", 1)
+    monkeypatch.setattr(cost_model, "MAX_EXTRA_TIMINGS", 1)
+    monkeypatch.setattr(auto, "NODE_BUDGETS", [4])
+    auto_tree = ["tree=auto", "tree.depth=2", "tree.nodes=4", "run_name=auto", "optim.steps=1"]
+    run(conf(folder, *auto_tree, "evaluation.batch_sizes=[]", "evaluation.prompts_per_category=1"))
+    out = capsys.readouterr().out
+    # two chose the checkpoint, and one of them is in the file that judges it
+    assert "tree=auto: timing trees on 1 of the prompts that the report does not use" in out
+    (draft,) = json.loads((folder / "out" / "auto" / "report.json").read_text())["drafts"]
+    assert f"tree=auto: {draft['name']}: " in out
+    assert draft["tuned_tree"] in out
+    assert draft["modes"]["tuned"]["lossless"] == "yes"
+    assert draft["modes"]["tuned"]["speedup"]["mean"] > 0
 
 
 def test_a_missing_compiler_is_said_and_the_run_goes_on(folder, capsys, monkeypatch):

@@ -1,0 +1,171 @@
+"""Tune the drafts of a report before it is measured: `tree=auto`.
+
+The search is that of `infer.tune`, at batch size 1 and bounded. Beside its own best it decodes
+with the user's tree, the chain of that depth and n-gram lookup alone, so that the mode `tuned` is
+not slower than any mode of the report, as far as other prompts tell. It needs answers that do not
+depend on the draft, one process, and a compiler that takes seconds; without them it is skipped.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from data.eval_prompts.hold_out import spread_over_categories
+from data.eval_prompts.prompts import EvalPrompt, load_eval_prompts
+from data.mixture.held_out_rows import SELECTION_FILE
+from infer.config import EvaluationConf
+from infer.measure.eval_modes import DraftUnderTest, TunedDecoding
+from infer.measure.prompt_choice import find_held_out_file, load_calibration_prompts
+from infer.tuning.candidates import USER_TREE, TreeCandidate
+from infer.tuning.config import TuneConf
+from infer.tuning.cost_model import CostBench
+from infer.tuning.results import DraftTuning, TuningResult
+from infer.tuning.search import choose_tree, estimate_candidates
+from models.drafts.base import Draft
+from models.drafts.ngram import NgramDraft
+from models.errors import UserError, require
+from models.speculate.tree import NO_TREE, TreeConf
+from models.target.target import Target, TargetConf
+
+MAX_PROMPTS, MAX_NEW_TOKENS = 16, 64
+MAX_DEPTH = 8  # of windows and trees, unless the user's tree is deeper
+NODE_BUDGETS = [8, 16, 32]
+NGRAM_TOKENS = 8  # beside a tree, unless the user's tree has another number
+NGRAM_WINDOWS = (4, 8, 16)
+
+
+def tune_drafts_for_report(
+    target: Target, drafts: list[DraftUnderTest], *, tree: TreeConf, conf: EvaluationConf,
+    target_conf: TargetConf, print_line: Callable[[str], None], is_target_split: bool = False,
+) -> list[DraftUnderTest]:  # fmt: skip
+    """Return the drafts with the decoding that the tuner chooses for each, if `tree.auto` is set.
+
+    If they cannot be tuned, print a line on the reason and return them as they are: a finished
+    training run must still be measured.
+    """
+    if not tree.auto:
+        return drafts
+    directories = [draft.directory for draft in drafts if draft.directory]
+    try:
+        check_tunable(target, conf, is_target_split=is_target_split)
+        prompts = choose_prompts(target, directories, target_conf, conf)
+        print_line(
+            f"tree=auto: timing trees on {len(prompts)} of the prompts that the report does not "
+            "use; this compiles some twenty shapes"
+        )
+        with target.device.cpu_threads_for(target.num_parameters // target.num_layers):
+            return [_tune_draft(target, draft, prompts, tree, conf, print_line) for draft in drafts]
+    except (UserError, torch.OutOfMemoryError) as error:
+        reason = str(error) if isinstance(error, UserError) else "memory: too little for all trees"
+        checkpoints = ",".join(map(str, directories))
+        print_line(
+            f"tree=auto: not tuned, the report has no mode `tuned`. {reason}. To tune apart from "
+            f"it: python -m infer.tune checkpoint=[{checkpoints}]"
+        )
+        return drafts
+
+
+def check_tunable(target: Target, conf: EvaluationConf, *, is_target_split: bool) -> None:
+    """Raise UserError if trees cannot be tuned with this target, device and acceptance rule."""
+    require(
+        conf.keeps_target_answers,
+        "evaluation.verification: must be greedy or coupled for tree=auto, whose replay needs "
+        f"answers that do not depend on the draft, got {conf.acceptance_rule.name}",
+    )
+    require(
+        not is_target_split,
+        "parallel: must leave the target on one device for tree=auto, because processes that time "
+        "trees choose different ones, got a split target",
+    )
+    require(
+        not target.device.compiles_slowly,
+        "device: must compile a shape in seconds for tree=auto, which tries some twenty, got "
+        f"{target.device.name}",
+    )
+
+
+def choose_prompts(
+    target: Target, directories: Sequence[Path], target_conf: TargetConf, conf: EvaluationConf
+) -> list[EvalPrompt]:
+    """Return up to MAX_PROMPTS of the prompts of `infer.tune`, of all categories.
+
+    None of them is in the report. Raise UserError if there are none.
+    """
+    path = find_held_out_file(directories, target_conf, SELECTION_FILE, key="prompts")
+    judged = load_eval_prompts(target.tokenizer, conf.prompts, limit=None)
+    judged_ids = {tuple(prompt.ids) for prompt in judged}
+    prompts = [
+        prompt
+        for prompt in load_calibration_prompts(target, path, MAX_PROMPTS)
+        if tuple(prompt.ids) not in judged_ids
+    ]
+    require(bool(prompts), f"prompts: must not all be in the report, got those of {path}")
+    _, category = np.unique([prompt.category for prompt in prompts], return_inverse=True)
+    count = min(MAX_PROMPTS, len(prompts))
+    return [prompts[index] for index in spread_over_categories(category, count)]
+
+
+def _tune_draft(
+    target: Target, draft: DraftUnderTest, prompts: list[EvalPrompt], tree: TreeConf,
+    conf: EvaluationConf, print_line: Callable[[str], None],
+) -> DraftUnderTest:  # fmt: skip
+    """Return a draft with its tuned decoding; print the choice and the seconds it took."""
+    start = time.perf_counter()
+    tune_conf = build_tune_conf(tree, draft.draft, conf)
+    verifier = draft.target or target
+    tuning = estimate_candidates(
+        verifier, draft.name, draft.directory or Path(), draft.draft, prompts, tune_conf
+    )
+    bench = CostBench(
+        target=verifier, draft=draft.draft, prompts=prompts, conf=tune_conf, batch=1,
+        context=max(len(prompt.ids) for prompt in prompts) + tune_conf.max_new_tokens,
+    )  # fmt: skip
+    result = choose_tree(bench, tuning, list_rivals(tuning, tree))
+    torch.compiler.reset()  # drops these graphs: those of the report have other shapes
+    fastest, pays = choose_fastest(tuning, result)
+    print_line(
+        f"tree=auto: {draft.name}: {'' if pays else 'no speculation; the fastest was '}"
+        f"{fastest.description}, speed-up {result.format_speedup(fastest)}; "
+        f"took {time.perf_counter() - start:.0f} s"
+    )
+    return replace(draft, tuned=_build_decoding(fastest if pays else None, draft.draft))
+
+
+def build_tune_conf(tree: TreeConf, draft: Draft, conf: EvaluationConf) -> TuneConf:
+    """Return the settings of a bounded search, which includes the user's tree as it is."""
+    shape = tree.build()
+    depth = max(shape.depth, min(draft.trained_depth, MAX_DEPTH))
+    return TuneConf(
+        tree=tree, sampling=conf.sampling, batch=[1], depth=min(depth, draft.max_depth),
+        nodes=NODE_BUDGETS, ngram_tokens=shape.ngram_tokens or NGRAM_TOKENS,
+        ngram_windows=sorted({shape.depth, *NGRAM_WINDOWS}),
+        max_new_tokens=min(MAX_NEW_TOKENS, conf.new_tokens),
+    )  # fmt: skip
+
+
+def list_rivals(tuning: DraftTuning, tree: TreeConf) -> list[TreeCandidate]:
+    """Return the candidates that the report measures too, and every window of lookup alone."""
+    shape = tree.build()
+    user_tree = f"{USER_TREE}+{shape.ngram_tokens}" if shape.ngram_tokens else USER_TREE
+    names = (f"chain-{shape.depth}", user_tree)
+    return [c for c in tuning.candidates if c.is_lookup or c.name in names]
+
+
+def choose_fastest(tuning: DraftTuning, result: TuningResult) -> tuple[TreeCandidate, bool]:
+    """Return the fastest of the decoded candidates, and whether it beats no speculation."""
+    speeds = {name: speedup.mean for name, speedup in result.speedups.items() if speedup}
+    fastest = max(tuning.candidates, key=lambda candidate: speeds.get(candidate.name, 0.0))
+    return fastest, speeds.get(fastest.name, 0.0) > 1
+
+
+def _build_decoding(choice: TreeCandidate | None, draft: Draft) -> TunedDecoding:
+    if choice is None:
+        return TunedDecoding(description="no speculation", draft=None, tree=NO_TREE)
+    return TunedDecoding(
+        description=choice.description, tree=choice.tree,
+        draft=NgramDraft() if choice.is_lookup else draft,
+    )  # fmt: skip

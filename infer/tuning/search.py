@@ -1,0 +1,165 @@
+"""Search the fastest candidate of one draft for one device, batch size and context.
+
+Tokens per round are estimated by replay (`infer/measure/replay.py`), the cost of a round from
+timings of a few candidates (`infer/tuning/cost_model.py`). The candidate predicted best is timed
+until no other is predicted to be better. Then it is measured in decoding, beside its neighbors and
+the target without a draft.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy import ndarray
+
+from data.eval_prompts.prompts import EvalPrompt
+from infer.measure.intervals import Estimate, bootstrap_t
+from infer.measure.replay import (
+    Replay,
+    ReplayText,
+    collect_replay_texts,
+    count_all_positions,
+    count_on_policy,
+)
+from infer.tuning.candidates import (
+    TreeCandidate,
+    add_copied_tokens,
+    find_neighbors,
+    list_candidates,
+)
+from infer.tuning.config import TuneConf
+from infer.tuning.cost_model import AUTOREGRESSIVE, CostBench, choose_candidate, select_probes
+from infer.tuning.results import DraftTuning, ExpectedTokens, TuningResult
+from models.console import print_line
+from models.drafts.base import Draft
+from models.drafts.ngram import NgramDraft
+from models.errors import require
+from models.speculate.tree import TreeConf, TreeKind
+from models.target.target import Target
+
+AcceptedLengths = list[ndarray]  # of each text: the accepted tokens from each start
+
+
+def estimate_candidates(
+    target: Target, name: str, directory: Path, draft: Draft, prompts: list[EvalPrompt],
+    conf: TuneConf,
+) -> DraftTuning:  # fmt: skip
+    """Return the candidates of a draft with their expected tokens, from one run of the target.
+
+    Raise UserError if no answer has more than one token.
+    """
+    depth = min(conf.depth, draft.max_depth)
+    print_line(f"{name}: replaying the target's answers to {len(prompts)} prompts")
+    texts = collect_replay_texts(
+        target, prompts, sampling=conf.sampling, max_new_tokens=conf.max_new_tokens,
+        layers=draft.needs.layers,
+        lookahead=max(depth, conf.longest_copy, conf.tree.build().max_path_length),
+    )  # fmt: skip
+    require(
+        any(text.num_starts for text in texts),
+        "prompts: must have answers of more than one token, got none; choose others",
+    )
+    replay = Replay(target, draft, texts, sampling=conf.sampling)
+    acceptance = replay.count_acceptance(depth, conf.ranks).acceptance()
+    candidates = list_candidates(
+        acceptance, node_budgets=conf.nodes, ngram_tokens=conf.ngram_tokens, user_tree=conf.tree,
+        ngram_windows=conf.ngram_windows,
+    )  # fmt: skip
+    return DraftTuning(
+        name=name, directory=directory, candidates=candidates, acceptance=acceptance,
+        expected_tokens=estimate_expected_tokens(target, draft, candidates, texts, conf),
+    )  # fmt: skip
+
+
+def estimate_expected_tokens(
+    target: Target, draft: Draft, candidates: list[TreeCandidate], texts: list[ReplayText],
+    conf: TuneConf,
+) -> dict[str, ExpectedTokens]:  # fmt: skip
+    """Return the expected tokens of each candidate by name, estimated by replay.
+
+    Of the windows only the longest is replayed: a shorter one accepts the same tokens up to its
+    length. With copied tokens, a round accepts the longer of the tree's path and the copies'.
+    """
+    lookups = [candidate for candidate in candidates if candidate.is_lookup]
+    without_copies = [c for c in candidates if not (c.conf.ngram_tokens or c.is_lookup)]
+    windows = [c for c in without_copies if c.conf.kind is TreeKind.chain]
+    longest = max(windows, key=lambda window: window.size)
+    replay = Replay(target, draft, texts, sampling=conf.sampling)
+    accepted = replay.accepted_lengths(
+        {c.name: c.tree for c in without_copies if c not in windows} | {longest.name: longest.tree}
+    )
+    chain_lengths = accepted[longest.name]
+    accepted |= {window.name: _cut_lengths(chain_lengths, window.size) for window in windows}
+    if conf.longest_copy:
+        chain = TreeConf(kind=TreeKind.chain, depth=conf.longest_copy).build()
+        lookup = Replay(target, NgramDraft(), texts, sampling=conf.sampling)
+        copied_lengths = lookup.accepted_lengths({"lookup": chain})["lookup"]
+        accepted |= {c.name: _cut_lengths(copied_lengths, c.size) for c in lookups}
+        copied_lengths = _cut_lengths(copied_lengths, conf.ngram_tokens)
+        for candidate in without_copies if conf.ngram_tokens else ():
+            accepted[add_copied_tokens(candidate, conf.ngram_tokens).name] = list(
+                map(np.maximum, accepted[candidate.name], copied_lengths)
+            )
+    return {c.name: _count_expected_tokens(accepted[c.name], texts) for c in candidates}
+
+
+def _cut_lengths(accepted: AcceptedLengths, window: int) -> AcceptedLengths:
+    """Return what a chain of `window` tokens accepts, from what a longer one does."""
+    return [np.minimum(lengths, window) for lengths in accepted]
+
+
+def _count_expected_tokens(accepted: AcceptedLengths, texts: list[ReplayText]) -> ExpectedTokens:
+    tokens, rounds = count_on_policy(accepted).sum(0)
+    all_tokens, all_rounds = count_all_positions(accepted).sum(0)
+    return ExpectedTokens(
+        kept=sum(text.num_starts for text in texts) / max(rounds, 1),
+        tau=tokens / max(rounds, 1), all_positions=all_tokens / max(all_rounds, 1),
+    )  # fmt: skip
+
+
+def choose_tree(
+    bench: CostBench, tuning: DraftTuning, also_measured: Sequence[TreeCandidate] = ()
+) -> TuningResult:
+    """Choose a candidate; measure it, its neighbors and those of `also_measured`.
+
+    A neighbor replaces the choice if it is faster beyond noise.
+    """
+    candidates = tuning.candidates
+    for candidate in [None, *dict.fromkeys([*select_probes(candidates), *also_measured])]:
+        bench.decoder_for(candidate)  # compiles it, before any is timed
+    kept_tokens = {name: tokens.kept for name, tokens in tuning.expected_tokens.items()}
+    curve, best = choose_candidate(bench.measure_steps, candidates, kept_tokens)
+    for candidate in find_neighbors(best, candidates):
+        curve.add(candidate, bench.measure_steps(candidate))
+    measured = list(dict.fromkeys([best, *find_neighbors(best, candidates), *also_measured]))
+    tokens_seconds = bench.benchmark_trees(measured)
+    baseline = tokens_seconds[AUTOREGRESSIVE]
+    for candidate in find_neighbors(best, candidates):
+        speedup = estimate_speedup(tokens_seconds[candidate.name], tokens_seconds[best.name])
+        if speedup and speedup.ci95 and speedup.ci95[0] > 1:
+            best = candidate
+    speedups = {c.name: estimate_speedup(tokens_seconds[c.name], baseline) for c in measured}
+    best_speedup = speedups[best.name]
+    return TuningResult(
+        batch=bench.batch,
+        context=bench.context,
+        cost_curve=curve,
+        best=best,
+        token_s=float(baseline[:, 1].sum() / baseline[:, 0].sum()),
+        speedups=speedups,
+        pick=best if best_speedup and best_speedup.mean > 1 else None,
+        best_over_each={
+            candidate.name: estimate_speedup(
+                tokens_seconds[best.name], tokens_seconds[candidate.name]
+            )
+            for candidate in measured
+        },
+    )
+
+
+def estimate_speedup(ours: ndarray, theirs: ndarray) -> Estimate | None:
+    """Estimate our tokens/s over theirs, paired by prompt; the columns are tokens and seconds."""
+    rows = np.concatenate([ours, theirs], 1)
+    return bootstrap_t(
+        rows, lambda means: means[..., 0] / means[..., 1] * means[..., 3] / means[..., 2]
+    )

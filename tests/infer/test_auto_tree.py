@@ -1,0 +1,221 @@
+"""`tree=auto`: what is chosen, on which prompts, against what, and where nothing can be tuned."""
+
+import json
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data.eval_prompts.prompts import EvalPrompt, load_eval_prompts
+from infer.command_inputs import load_draft_under_test
+from infer.config import EvaluationConf, Verification
+from infer.measure.eval_modes import TunedDecoding, build_eval_modes
+from infer.measure.evaluate import evaluate_drafts
+from infer.report.prose import build_headline
+from infer.tuning import auto, cost_model
+from infer.tuning.auto import (
+    build_tune_conf,
+    choose_fastest,
+    choose_prompts,
+    list_rivals,
+    tune_drafts_for_report,
+)
+from infer.tuning.candidates import list_candidates
+from infer.tuning.cost_model import AUTOREGRESSIVE, CostBench
+from infer.tuning.results import DraftTuning, ExpectedTokens
+from infer.tuning.search import choose_tree, estimate_candidates
+from models.speculate.sampling import SamplingConf
+from models.speculate.tree import NO_TREE, TreeConf, TreeKind
+from models.target.target import TargetConf
+from tests.support.made_report import as_json, from_json
+from tests.support.tiny import new_draft, sampled_texts
+from tests.support.tuning import GIVEN_TREE, TABLE
+
+pytestmark = pytest.mark.usefixtures("many_calls")
+
+OWN = TargetConf(name="tiny")
+AUTO = TreeConf(depth=2, nodes=4, beam_width=2, children=2, ngram_tokens=3, auto=True)
+
+
+@pytest.fixture(autouse=True)
+def small_search(tmp_path, monkeypatch):
+    """Few trees and timings, and a lock of its own, so that no test waits for another's timing."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(auto, "NODE_BUDGETS", [4])
+    monkeypatch.setattr(auto, "MAX_DEPTH", 2)
+    monkeypatch.setattr(cost_model, "TIMED_TURNS", 1)
+    monkeypatch.setattr(cost_model, "MAX_EXTRA_TIMINGS", 1)
+
+
+@pytest.fixture(scope="module")
+def texts(target) -> list[list[int]]:
+    """Beginnings of the target's own texts that end within a loop, which lookup continues."""
+    long = sampled_texts(target, count=8, length=56)
+    return [long[number][:cut] for number, cut in ((1, 20), (4, 34), (7, 52), (1, 30), (7, 50))]
+
+
+@pytest.fixture
+def run(tmp_path, target, texts) -> Path:
+    """A run of a draft without training; a prompt of its report also chose its checkpoint."""
+    new_draft(target).save(tmp_path / "run" / "checkpoint", target)
+    for name, part in (("held_out", texts[:3]), ("selection", texts[2:])):
+        rows = [{"id": f"{name}-{i}", "category": "a", "ids": ids} for i, ids in enumerate(part)]
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (tmp_path / "run" / f"{name}.jsonl").write_text(text)
+    return tmp_path / "run"
+
+
+def evaluation(run: Path, **changes) -> EvaluationConf:
+    given = {"prompts": str(run / "held_out.jsonl"), "max_new_tokens": 8, "batch_sizes": []}
+    return EvaluationConf(**given | changes)
+
+
+def tune(target, run: Path, conf: EvaluationConf, **changes):
+    """Return the tuned draft and the printed lines."""
+    lines: list[str] = []
+    draft = load_draft_under_test(run / "checkpoint", target)
+    given = {"tree": AUTO, "conf": conf, "target_conf": OWN, "print_line": lines.append}
+    (tuned,) = tune_drafts_for_report(target, [draft], **given | changes)
+    return tuned, lines
+
+
+def test_an_untrained_draft_of_a_repeating_target_is_replaced_by_lookup_alone(target, run):
+    """The tiny target loops: lookup finds its period, which a draft without training never does."""
+    conf = evaluation(run)
+    draft, lines = tune(target, run, conf)
+    assert draft.tuned.description.startswith("n-gram lookup alone, ")
+    assert lines[0].startswith("tree=auto: timing trees on 2 of the prompts that the report ")
+    assert lines[1].startswith(f"tree=auto: run: {draft.tuned.description}, speed-up ")
+    assert lines[1].endswith(" s")
+    report = evaluate_drafts(target, [draft], tree=AUTO, conf=conf)
+    (section,) = report.drafts
+    assert section.tuned_tree == draft.tuned.description
+    assert section.modes["tuned"].lossless == "yes"
+    assert section.modes["tuned"].acceptance_length.mean > section.modes["tree"].depth
+    assert set(section.modes) == {"untrained", "chain", "tree", "tuned"}
+    assert as_json(from_json(as_json(report))) == as_json(report)
+    assert f"run {section.tuned_tree} (speed-up " in build_headline(report)
+
+
+class SlowDevice(CostBench):
+    """A device whose rounds cost `node_steps` autoregressive steps for each node."""
+
+    node_steps: float
+    kept_tokens: dict[str, ExpectedTokens]
+
+    def decoder_for(self, candidate):
+        """Nothing is compiled."""
+
+    def measure_steps(self, candidate):
+        return 1 + self.node_steps * candidate.tree.size
+
+    def benchmark_trees(self, candidates):
+        steps = {
+            c.name: self.measure_steps(c) / self.kept_tokens[c.name].kept for c in candidates
+        } | {AUTOREGRESSIVE: 1.0}
+        return {name: np.array([[8.0, 8.0 * seconds]] * 9) for name, seconds in steps.items()}
+
+
+@pytest.mark.parametrize(("node_steps", "pays"), [(0.01, True), (10.0, False)])
+def test_the_fastest_is_chosen_and_no_speculation_where_nothing_pays(
+    target, texts, node_steps, pays
+):
+    draft, conf = new_draft(target), EvaluationConf(max_new_tokens=8)
+    settings = build_tune_conf(AUTO, draft, conf)
+    prompts = [EvalPrompt(id=str(i), category="a", ids=ids) for i, ids in enumerate(texts)]
+    tuning = estimate_candidates(target, "new", Path(), draft, prompts, settings)
+    bench = SlowDevice(
+        target=target, draft=draft, prompts=prompts, conf=settings, batch=1, context=64
+    )
+    bench.node_steps, bench.kept_tokens = node_steps, tuning.expected_tokens
+    rivals = list_rivals(tuning, AUTO)
+    result = choose_tree(bench, tuning, rivals)
+    assert {rival.name for rival in rivals} <= set(result.speedups)
+    fastest, beats_none = choose_fastest(tuning, result)
+    speeds = {name: speedup.mean for name, speedup in result.speedups.items()}
+    assert speeds[fastest.name] == max(speeds.values())
+    assert beats_none == pays == (max(speeds.values()) > 1)
+
+
+def test_no_speculation_is_a_mode_that_drafts_nothing(target, run):
+    decoding = TunedDecoding(description="no speculation", draft=None, tree=NO_TREE)
+    draft = replace(load_draft_under_test(run / "checkpoint", target), tuned=decoding)
+    (section,) = evaluate_drafts(target, [draft], tree=AUTO, conf=evaluation(run)).drafts
+    mode = section.modes["tuned"]
+    assert (section.tuned_tree, mode.nodes, mode.lossless) == ("no speculation", 0, "yes")
+    assert mode.acceptance_length.mean == 1
+
+
+def test_prompts_of_the_report_do_not_choose_the_tree(target, run):
+    """One prompt stands in both files."""
+    conf = evaluation(run)
+    chosen = choose_prompts(target, [run / "checkpoint"], OWN, conf)
+    judged = load_eval_prompts(target.tokenizer, conf.prompts, limit=None)
+    assert len(chosen) == 2
+    assert not {tuple(p.ids) for p in chosen} & {tuple(p.ids) for p in judged}
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [AUTO, GIVEN_TREE, TreeConf(kind=TreeKind.chain, depth=3), TreeConf(depth=3, ngram_tokens=8)],
+)
+def test_every_mode_of_the_report_is_among_what_is_decoded(target, run, tree):
+    draft = load_draft_under_test(run / "checkpoint", target)
+    conf = evaluation(run)
+    settings = build_tune_conf(tree, draft.draft, conf)
+    candidates = list_candidates(
+        TABLE[: settings.depth], node_budgets=settings.nodes, ngram_tokens=settings.ngram_tokens,
+        user_tree=tree, ngram_windows=settings.ngram_windows,
+    )  # fmt: skip
+    tuning = DraftTuning(
+        name="run", directory=run, candidates=candidates, expected_tokens={}, acceptance=TABLE
+    )
+    decoded = {(rival.is_lookup, rival.tree) for rival in list_rivals(tuning, tree)}
+    prompts = load_eval_prompts(target.tokenizer, conf.prompts, limit=None)
+    modes = build_eval_modes(target, [draft], tree.build(), prompts, conf)
+    reported = {
+        (name == "ngram", modes[name].decoder.tree) for name in ("ngram", "run/chain", "run/tree")
+    }
+    assert reported <= decoded
+
+
+def test_the_search_stays_small_whatever_the_draft_can_do(target):
+    deep = new_draft(target, ttt_steps=12, max_depth=16)
+    conf = build_tune_conf(AUTO, deep, EvaluationConf(max_new_tokens=999))
+    assert (conf.depth, conf.batch, conf.max_new_tokens) == (2, [1], 64)
+    assert build_tune_conf(replace(AUTO, depth=4), deep, EvaluationConf()).depth == 4
+
+
+SKIPPED = {
+    "evaluation.verification": {"verification": Verification.typical},
+    "parallel": {"is_target_split": True},
+    "prompts": {"file": "selection.jsonl"},
+}
+
+
+@pytest.mark.parametrize("key", SKIPPED)
+def test_what_cannot_be_tuned_is_said_in_one_line_and_does_not_end_the_run(target, run, key):
+    changes = dict(SKIPPED[key])
+    if file := changes.pop("file", None):
+        (run / file).unlink()
+    sampled = SamplingConf(temperature=1.0)
+    verification = changes.pop("verification", Verification.auto)
+    conf = evaluation(run, sampling=sampled, verification=verification)
+    draft, (line,) = tune(target, run, conf, **changes)
+    assert draft.tuned is None
+    assert line.startswith(f"tree=auto: not tuned, the report has no mode `tuned`. {key}: must ")
+    assert line.endswith(f"python -m infer.tune checkpoint=[{run / 'checkpoint'}]")
+
+
+def test_a_device_that_compiles_for_hours_tunes_nothing(target, run, monkeypatch):
+    monkeypatch.setattr(target, "device", replace(target.device, name="neuron"))
+    draft, (line,) = tune(target, run, evaluation(run))
+    assert draft.tuned is None
+    assert "device: must compile a shape in seconds" in line
+
+
+def test_without_auto_nothing_is_tuned_or_said(target, run):
+    draft, lines = tune(target, run, evaluation(run), tree=replace(AUTO, auto=False))
+    assert (draft.tuned, lines) == (None, [])
