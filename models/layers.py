@@ -141,15 +141,13 @@ class Eagle3Layer(DecoderLayer):
         self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.norm_before_residual = config.norm_before_residual
 
-    def project_pair(
-        self, embedded: Float[Tensor, "b t h"], hidden: Float[Tensor, "b t h"],
-        rope: tuple[Tensor, Tensor],
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-        """Return the residual stream, and queries, keys and values."""
+    def norm_pair(
+        self, embedded: Float[Tensor, "b t h"], hidden: Float[Tensor, "b t h"]
+    ) -> tuple[Float[Tensor, "b t h"], Float[Tensor, "b t 2*h"]]:
+        """Return the residual stream, and what attention reads: both inputs, normed."""
         normed = self.hidden_norm(hidden)
-        wide = torch.cat([self.input_layernorm(embedded), normed], -1)
-        stream = normed if self.norm_before_residual else hidden
-        return stream, *self.self_attn.project_qkv(wide, rope)
+        pair = torch.cat([self.input_layernorm(embedded), normed], -1)
+        return normed if self.norm_before_residual else hidden, pair
 
 
 def init_normal(*parts: nn.Module) -> None:

@@ -16,7 +16,7 @@ from typing import ClassVar, cast
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
@@ -59,10 +59,10 @@ class Eagle1Draft(OneLayerDraft):
 
     def project_inputs(
         self, embedded: Float[Tensor, "b t h"], hidden: Float[Tensor, "b t h"],
-        rope: tuple[Tensor, Tensor],
+        rope: tuple[Tensor, Tensor], kept: Bool[Tensor, "b t inputs"] | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
         """Project embedding and feature to the residual stream, then to queries, keys, values."""
-        stream = self.fc(torch.cat([embedded, hidden], -1))
+        stream = self.fc(self.drop_inputs(torch.cat([embedded, hidden], -1), kept))
         return stream, *self.layer.project_qkv(stream, rope)
 
     def logits(self, hidden: Float[Tensor, "b t h"]) -> Float[Tensor, "b t vocab"]:
@@ -78,22 +78,24 @@ class Eagle1Draft(OneLayerDraft):
         )
 
     def prepare_batch(
-        self, batch: Batch, *, step: int, generators: list[np.random.Generator]  # noqa: ARG002
+        self, batch: Batch, *, step: int, generators: list[np.random.Generator]
     ) -> Extras:  # fmt: skip
         """Return uniform noise for the features, which are not exact when the draft unrolls.
 
         Longer rows get less noise, in inverse proportion to their length.
         """
+        extras = super().prepare_batch(batch, step=step, generators=generators)
         if not self.conf.feature_noise:
-            return {}
+            return extras
         length, size = batch.input_ids.shape[1], self.config.hidden_size
         uniform = [generator.random((length, size), dtype=np.float32) for generator in generators]
         width = self.conf.feature_noise * NOISE_REFERENCE_LENGTH / length
-        return {"noise": width * (torch.from_numpy(np.stack(uniform)) - 0.5)}
+        return extras | {"noise": width * (torch.from_numpy(np.stack(uniform)) - 0.5)}
 
     def loss(
-        self, batch: Batch, target_output: TargetOutput, noise: Float[Tensor, "b t h"] | None = None
-    ) -> Loss:
+        self, batch: Batch, target_output: TargetOutput,
+        noise: Float[Tensor, "b t h"] | None = None, kept: Bool[Tensor, "b t inputs"] | None = None,
+    ) -> Loss:  # fmt: skip
         """Return the weighted sum of the feature loss (smooth L1) and the token distillation loss.
 
         `noise` is added to the features that the draft reads, not to those that it predicts.
@@ -103,6 +105,7 @@ class Eagle1Draft(OneLayerDraft):
             batch,
             features if noise is None else features + noise,
             backprop_through_outputs=False,
+            kept=kept,
         )
         token_loss = self.distill(
             outputs, batch, target_output, heads=[full_tensor(self.head.weight)]

@@ -106,13 +106,15 @@ class Eagle3Draft(OneLayerDraft):
 
     def project_inputs(
         self, embedded: Float[Tensor, "b t h"], hidden: Float[Tensor, "b t h"],
-        rope: tuple[Tensor, Tensor],
+        rope: tuple[Tensor, Tensor], kept: Bool[Tensor, "b t inputs"] | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
         """Return the feature as the residual stream, and queries, keys and values.
 
         Attention reads the embedding and the feature side by side.
         """
-        return self.midlayer.project_pair(embedded, hidden, rope)
+        stream, pair = self.midlayer.norm_pair(embedded, hidden)
+        inputs = self.drop_inputs(pair, kept)
+        return stream, *self.midlayer.self_attn.project_qkv(inputs, rope)
 
     def finish(
         self, stream: Float[Tensor, "b t h"], attended: Float[Tensor, "b heads t d"]
@@ -129,10 +131,13 @@ class Eagle3Draft(OneLayerDraft):
         """Apply the final norm and the head."""
         return self.lm_head(self.head_inputs(hidden))
 
-    def loss(self, batch: Batch, target_output: TargetOutput) -> Loss:
+    def loss(
+        self, batch: Batch, target_output: TargetOutput,
+        kept: Bool[Tensor, "b t inputs"] | None = None,
+    ) -> Loss:  # fmt: skip
         """Return the loss of `trained_depth` drafting steps at every supervised position."""
         outputs = self.unroll_steps(
-            batch, self.target_features(target_output), backprop_through_outputs=True
+            batch, self.target_features(target_output), backprop_through_outputs=True, kept=kept
         )
         return self.distill(
             [self.head_inputs(output) for output in outputs],

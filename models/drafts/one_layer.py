@@ -9,6 +9,7 @@ Axes: B rows, T tokens, H hidden.
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -17,13 +18,15 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from models.distill.loss_weights import shift_left
 from models.distill.losses import LossConf
-from models.drafts.base import Batch, DraftState
+from models.drafts.base import Batch, DraftState, Extras
 from models.drafts.cached import CachedDraft, attend_cached, new_layer_state
 from models.drafts.feature import FeatureConf, FeatureDraft, layer_config
 from models.layers import DecoderLayer, attend_unrolled
 from models.target.language_model import TargetOutput
 from models.target.target import Target
-from models.validation import at_least, check_values
+from models.validation import Rule, at_least, check_values
+
+BELOW_ONE = Rule("must be in [0, 1)", lambda share: 0 <= share < 1, "0 keeps every input")
 
 
 @dataclass(kw_only=True)
@@ -36,9 +39,10 @@ class OneLayerConf(FeatureConf):
     heads: int | None = None  # None = the target's
     kv_heads: int | None = None  # None = the target's
     head_size: int | None = None  # None = the target's
+    dropout: float = 0.0  # share of the layer's inputs that training zeroes
 
     def __post_init__(self) -> None:
-        check_values(self, "draft", ttt_steps=at_least(1), max_depth=at_least(1))
+        check_values(self, "draft", ttt_steps=at_least(1), max_depth=at_least(1), dropout=BELOW_ONE)
 
     def engine_config(self, target: Target, **overrides: Any) -> LlamaConfig:
         """Return the config of the layer as engines read it; a method passes `overrides`."""
@@ -91,10 +95,19 @@ class OneLayerDraft(CachedDraft, FeatureDraft):
 
     def project_inputs(
         self, embedded: Float[Tensor, "b t h"], hidden: Float[Tensor, "b t h"],
-        rope: tuple[Tensor, Tensor],
+        rope: tuple[Tensor, Tensor], kept: Bool[Tensor, "b t inputs"] | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-        """Return the residual stream that enters the layer, and its queries, keys and values."""
+        """Return the residual stream that enters the layer, and its queries, keys and values.
+
+        `kept` are the inputs that dropout keeps, embedding and feature side by side.
+        """
         raise NotImplementedError
+
+    def drop_inputs(
+        self, inputs: Float[Tensor, "b t inputs"], kept: Bool[Tensor, "b t inputs"] | None
+    ) -> Float[Tensor, "b t inputs"]:
+        """Zero the inputs that are not kept, and scale the others so that the mean stays."""
+        return inputs if kept is None else inputs * kept / (1 - self.conf.dropout)
 
     def finish(
         self, stream: Float[Tensor, "b t h"], attended: Float[Tensor, "b heads t d"]
@@ -104,19 +117,31 @@ class OneLayerDraft(CachedDraft, FeatureDraft):
 
     # --- training ---------------------------------------------------------------------------
 
+    def prepare_batch(
+        self, batch: Batch, *, step: int, generators: list[np.random.Generator]  # noqa: ARG002
+    ) -> Extras:  # fmt: skip
+        """Return the inputs that dropout keeps, the same ones at all steps of a position."""
+        if not self.conf.dropout:
+            return {}
+        shape = (batch.input_ids.shape[1], 2 * self.config.hidden_size)
+        kept = [g.random(shape, dtype=np.float32) >= self.conf.dropout for g in generators]
+        return {"kept": torch.from_numpy(np.stack(kept))}
+
     def unroll_steps(
-        self, batch: Batch, hidden: Float[Tensor, "b t h"], *, backprop_through_outputs: bool
-    ) -> list[Float[Tensor, "b t h"]]:
+        self, batch: Batch, hidden: Float[Tensor, "b t h"], *, backprop_through_outputs: bool,
+        kept: Bool[Tensor, "b t inputs"] | None = None,
+    ) -> list[Float[Tensor, "b t h"]]:  # fmt: skip
         """Return the layer's output at each of the steps that decoding performs.
 
         Each step reads the output of the step before. `backprop_through_outputs` lets gradients
-        flow back through it; they always flow through the keys and values of earlier steps.
+        flow back through it; they always flow through the keys and values of earlier steps. `kept`
+        are the inputs that dropout keeps.
         """
         embedded, mask = self.embed_tokens(batch.input_ids), batch.attention_mask()
         keys, values, outputs = [], [], []
         for i in range(self.trained_depth):
             stream, query, key, value = self.project_inputs(
-                shift_left(embedded, 1 + i), hidden, self.rotary(hidden, batch.positions + i)
+                shift_left(embedded, 1 + i), hidden, self.rotary(hidden, batch.positions + i), kept
             )
             keys.append(key)
             values.append(value)

@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 
@@ -231,3 +232,22 @@ def test_layers_that_a_small_target_lacks_are_refused_with_those_it_has():
         new_draft(target, layers=[2, 18, 33])
     with pytest.raises(UserError, match=r"got \[4\]; null takes \[0\]$"):
         CausalLMConf(init_from=InitFrom.pruned, layers=[4]).build(target, loss=LossConf(), seed=0)
+
+
+def test_dropout_zeroes_inputs_in_training_only_and_keeps_their_mean(target):
+    """The numbers belong to the rows: any order and split of a batch gets the same ones."""
+    draft = new_draft(target, dropout=0.25)
+    batch = batch_of([list(range(1, 13)), list(range(3, 15))])
+    kept = draft.prepare_batch(batch, step=0, generators=row_generators(0, 1))["kept"]
+    backwards = draft.prepare_batch(batch, step=0, generators=row_generators(1, 0))["kept"]
+    assert torch.equal(backwards, kept.flip(0))
+    inputs = torch.randn(kept.shape).exp()
+    dropped = draft.drop_inputs(inputs, kept)
+    assert torch.equal(dropped == 0, ~kept)
+    assert float(dropped.mean()) == pytest.approx(float(inputs.mean()), rel=0.1)
+    assert torch.equal(draft.drop_inputs(inputs, None), inputs)
+    assert new_draft(target).prepare_batch(batch, step=0, generators=row_generators(0, 1)) == {}
+
+
+def row_generators(*rows: int) -> list[np.random.Generator]:
+    return [np.random.default_rng([0, 0, row]) for row in rows]
