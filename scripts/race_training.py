@@ -17,8 +17,7 @@ from scripts.race_runs import OURS, STEP_TOKENS, Run
 from scripts.study_eagle3 import SETTINGS, build_overrides
 
 ROOT = Path(__file__).parent.parent
-# The setting that does best in scripts/study_eagle3.py, with an MLP as wide as the target's.
-OUR_SETTING = [*SETTINGS["peer's recipe, two norms"], "draft.intermediate_size=null"]
+OUR_SETTING = SETTINGS["ours"]  # what does best in scripts/study_eagle3.py
 PEER_SETTING = [
     "--speculator-type=eagle3", f"--total-seq-len={STEP_TOKENS}", "--hidden-states-dtype=float32",
     "--num-workers=0", "--draft-attn-impl=sdpa", "--loss-implementation=eager",

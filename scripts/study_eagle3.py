@@ -54,6 +54,11 @@ PEER_OPTIMIZER = [
 ]  # fmt: skip
 PEER_LOSS = ["loss=forward_kl", "loss.step_decay=1.0", "loss.reduction=token"]
 PEER_DRAFT = ["draft.train_head=false", "draft.ttt_steps=3", "draft.intermediate_size=256"]
+# The same without `norm_output`, with the target's own width of the MLP.
+NEURON_RECIPE = [
+    *NEURON_NORMS, *PEER_DRAFT, "draft.intermediate_size=null", *PEER_LOSS, *PEER_OPTIMIZER,
+]  # fmt: skip
+OURS = [*NEURON_RECIPE, "loss.on_prompts=true", "draft.dropout=0.2"]
 SETTINGS = {
     "base": [],
     "peer's optimizer": PEER_OPTIMIZER,
@@ -62,6 +67,22 @@ SETTINGS = {
     "peer's recipe, our optimizer": [*THREE_NORMS, *PEER_DRAFT, *PEER_LOSS],
     "peer's recipe, our loss": [*THREE_NORMS, *PEER_DRAFT, *PEER_OPTIMIZER],
     "peer's recipe, our draft": [*THREE_NORMS, *PEER_LOSS, *PEER_OPTIMIZER],
+    "ours": OURS,
+    "ours, answers only": [*OURS, "loss.on_prompts=false"],
+    "ours, dropout 0": [*OURS, "draft.dropout=0"],
+    "ours, dropout 0.1": [*OURS, "draft.dropout=0.1"],
+    "ours, MLP of 256": [*OURS, "draft.intermediate_size=256"],
+    "ours, MLP of 1568": [*OURS, "draft.intermediate_size=1568"],
+    "ours, four steps": [*OURS, "draft.ttt_steps=4"],
+    "ours, LK hybrid": [*OURS, "loss=lk_hybrid"],
+    "ours, weight decay 0.5": [*OURS, "optim.weight_decay=0.5"],
+    "ours, trained head": [*OURS, "draft.train_head=true", "optim.lr=1e-3"],
+    "ours, rate 2e-2": [*OURS, "optim.lr=2e-2", "optim.muon_lr=2e-2"],
+    "ours, rate 5e-3": [*OURS, "optim.lr=5e-3", "optim.muon_lr=5e-3"],
+    "ours, layers 2, 4, 5": [*OURS, "draft.layers=[2,4,5]"],
+    "ours, no norms": [
+        *OURS, "draft.norm_before_residual=false", "draft.norm_before_fc=false",
+    ],
     "residual": NEURON_NORMS[:1],
     "fc": NEURON_NORMS[1:],
     "output": ["draft.norm_output=true"],
