@@ -58,7 +58,7 @@ PEER_DRAFT = ["draft.train_head=false", "draft.ttt_steps=3", "draft.intermediate
 NEURON_RECIPE = [
     *NEURON_NORMS, *PEER_DRAFT, "draft.intermediate_size=null", *PEER_LOSS, *PEER_OPTIMIZER,
 ]  # fmt: skip
-OURS = [*NEURON_RECIPE, "loss.on_prompts=true", "draft.dropout=0.2"]
+OURS = [*NEURON_RECIPE, "draft.ttt_steps=4", "loss.on_prompts=true", "draft.dropout=0.2"]
 SETTINGS = {
     "base": [],
     "peer's optimizer": PEER_OPTIMIZER,
@@ -73,7 +73,8 @@ SETTINGS = {
     "ours, dropout 0.1": [*OURS, "draft.dropout=0.1"],
     "ours, MLP of 256": [*OURS, "draft.intermediate_size=256"],
     "ours, MLP of 1568": [*OURS, "draft.intermediate_size=1568"],
-    "ours, four steps": [*OURS, "draft.ttt_steps=4"],
+    "ours, three steps": [*OURS, "draft.ttt_steps=3"],
+    "ours, five steps": [*OURS, "draft.ttt_steps=5"],
     "ours, LK hybrid": [*OURS, "loss=lk_hybrid"],
     "ours, weight decay 0.5": [*OURS, "optim.weight_decay=0.5"],
     "ours, trained head": [*OURS, "draft.train_head=true", "optim.lr=1e-3"],
