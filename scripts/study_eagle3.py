@@ -58,7 +58,7 @@ PEER_DRAFT = ["draft.train_head=false", "draft.ttt_steps=3", "draft.intermediate
 NEURON_RECIPE = [
     *NEURON_NORMS, *PEER_DRAFT, "draft.intermediate_size=null", *PEER_LOSS, *PEER_OPTIMIZER,
 ]  # fmt: skip
-OURS = [*NEURON_RECIPE, "draft.ttt_steps=4", "loss.on_prompts=true", "draft.dropout=0.2"]
+OURS = [*NEURON_RECIPE, "draft.ttt_steps=4", "loss.on_prompts=true", "draft.dropout=0.1"]
 SETTINGS = {
     "base": [],
     "peer's optimizer": PEER_OPTIMIZER,
@@ -70,7 +70,7 @@ SETTINGS = {
     "ours": OURS,
     "ours, answers only": [*OURS, "loss.on_prompts=false"],
     "ours, dropout 0": [*OURS, "draft.dropout=0"],
-    "ours, dropout 0.1": [*OURS, "draft.dropout=0.1"],
+    "ours, dropout 0.2": [*OURS, "draft.dropout=0.2"],
     "ours, MLP of 256": [*OURS, "draft.intermediate_size=256"],
     "ours, MLP of 1568": [*OURS, "draft.intermediate_size=1568"],
     "ours, three steps": [*OURS, "draft.ttt_steps=3"],
