@@ -34,6 +34,7 @@ from models.errors import require
 from models.files import atomic_path, report_disk_errors, write_text_atomically
 from models.lock import LOCK_FILE, acquire_lock
 from models.meta_model import MetaTarget, build_meta_draft, build_meta_target
+from models.target.precision import build_device
 
 log = logging.getLogger("data.capture")
 DEMO_FOLDER = Path("outputs/prepare/demo")
@@ -61,7 +62,7 @@ def capture_features(conf: CaptureConf, *, command: str) -> Path:
     )
     rows = check_and_read_first_rows(conf.data, conf.target.read_config, conf.draft.check)
     preview_rows(conf.data, conf.target, rows)
-    device = conf.device.build()
+    device = build_device(conf.device, conf.target)
     conf.data.check_device(device)
     meta_target = build_meta_target(conf.target, device.dtype)
     tokenizer = conf.target.load_tokenizer()

@@ -55,6 +55,7 @@ from models.console import setup_logging
 from models.device import DeviceConf
 from models.errors import UserError, require
 from models.files import report_disk_errors, write_text_atomically
+from models.target.precision import build_device
 from models.target.target import TargetConf
 
 log = logging.getLogger("data.prepare")
@@ -255,7 +256,7 @@ def build_answer_backend(
     # Commands stand above the packages, so this one may import infer; only this branch needs it.
     from infer.engine.answer_backend import TargetAnswerBackend
 
-    built_target = target.build(conf.device.build())
+    built_target = target.build(build_device(conf.device, target))
     return TargetAnswerBackend(built_target, conf.answers), built_target.tokenizer
 
 

@@ -15,6 +15,7 @@ from infer.measure.prompt_choice import (
 from models.drafts import load_draft
 from models.drafts.base import SpeculativePair
 from models.speculate.tree import TreeConf
+from models.target.precision import build_device
 from models.target.target import Target
 
 
@@ -44,7 +45,7 @@ def load_evaluation(
     target_conf = resolve_target(conf.target, directories)
     evaluation = resolve_prompts(conf.evaluation, directories, target_conf)
     check_prompts(target_conf, evaluation)
-    target = target_conf.build(conf.device.build())
+    target = target_conf.build(build_device(conf.device, target_conf))
     drafts = [
         load_draft_under_test(directory, target, name=name)
         for name, directory in zip(run_names(directories), directories, strict=True)
@@ -64,5 +65,5 @@ def load_calibration(
     path = conf.prompts or find_held_out_file(
         directories, target_conf, SELECTION_FILE, key="prompts"
     )
-    target = target_conf.build(conf.device.build())
+    target = target_conf.build(build_device(conf.device, target_conf))
     return target, load_calibration_prompts(target, path, conf.num_prompts)

@@ -35,6 +35,7 @@ from models.meta_model import (
 from models.parallel.tensor_parallel import plan_shards
 from models.speculate.sampling import SamplingConf
 from models.speculate.tree import Proposal, TreeConf
+from models.target.precision import resolve_machine
 from models.target.target import TargetConf
 from models.validation import at_least, check_values
 
@@ -100,7 +101,7 @@ def list_options(conf: DecodePlanConf) -> list[DecodeOption]:
 
     Raise UserError if no number of cores can.
     """
-    machine, dtype = conf.machine.resolve(conf.device), conf.machine.target_dtype(conf.device)
+    machine, dtype = resolve_machine(conf.machine, conf.device, conf.target)
     machine.check_dtype(dtype)
     meta_target, options = build_meta_target(conf.target, dtype), []
     for tensor in (2**n for n in range(machine.total_cores.bit_length())):

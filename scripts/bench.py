@@ -29,6 +29,7 @@ from models.drafts.base import DraftConf
 from models.drafts.causal_lm import CausalLMConf
 from models.drafts.eagle3 import Eagle3Conf
 from models.errors import UserError
+from models.target.precision import build_device
 from scripts import bench_decoding, bench_engines, bench_loss, bench_train
 from scripts.bench_tables import machine, show, write
 from train.config import TrainConf
@@ -73,7 +74,7 @@ def measure(args: argparse.Namespace) -> Iterator[tuple[str, Table, str]]:
     overrides += [f"device.threads={args.threads}"] if args.threads else []
     overrides += ["device.compile=false"] if args.eager else []
     conf = compose("train", TrainConf, overrides)
-    device = conf.device.build()
+    device = build_device(conf.device, conf.target)
     target = conf.target.build(device)
     draft = load_draft(checkpoint, target)[1] if checkpoint else None
     machine_text = machine(device)

@@ -4,9 +4,9 @@
     python -m scripts.study_eagle3 --target outputs/wide --steps 400 --table
 
 A run is `python -m train` with the overrides of its setting, `--jobs` runs side by side on one
-thread each. Its last weights are replayed on the target's own answers to the demo's held-out
-prompts, greedy, as a chain of four: that is what decoding accepts, round by round. Finished runs
-are not repeated.
+thread each; `variant=` is no override but a change of scripts/study_variants.py. Its last weights
+are replayed on the target's own answers to the demo's held-out prompts, greedy, as a chain of four:
+that is what decoding accepts, round by round. Finished runs are not repeated.
 """
 
 import argparse
@@ -36,6 +36,7 @@ from scripts.chain_rounds import (
 )
 
 DEPTH = 4  # of the chain
+VARIANT = "variant="
 BASE = [
     "draft=demo", "draft.vocab_size=null", "optim=demo", "optim.rows_per_step=8",
     "optim.micro_batch_size=8", "data.for_any_target=true", "data.answers.prompts=2048",
@@ -84,6 +85,18 @@ SETTINGS = {
     "ours, no norms": [
         *OURS, "draft.norm_before_residual=false", "draft.norm_before_fc=false",
     ],
+    "ours, three norms": [*OURS, "draft.norm_output=true"],
+    "ours, trained embeddings": [*OURS, "draft.train_embeddings=true", "optim.lr=1e-3"],
+    "ours, total variation": [*OURS, "loss=tv"],
+    "ours, step weights 0.8": [*OURS, "loss.step_decay=0.8"],
+    "ours, weight decay 0": [*OURS, "optim.weight_decay=0"],
+    "ours, rows of 128": [
+        *OURS, "data.row_length=128", "optim.rows_per_step=16", "optim.micro_batch_size=16",
+    ],
+    "ours, short rows first": [f"{VARIANT}by_length", *OURS],
+    "ours, average of weights": [f"{VARIANT}ema", *OURS],
+    "ours, last layer first": [f"{VARIANT}last_layer", *OURS],
+    "ours, no copied tokens": [f"{VARIANT}ngram_hard", *OURS],
     "residual": NEURON_NORMS[:1],
     "fc": NEURON_NORMS[1:],
     "output": ["draft.norm_output=true"],
@@ -132,13 +145,25 @@ def train(seed: int, setting: str, *, args: argparse.Namespace) -> int:
     folder = run_folder(setting, seed, args)
     folder.parent.mkdir(parents=True, exist_ok=True)
     overrides = build_overrides(folder, seed=seed, steps=args.steps, target=args.target)
-    command = [sys.executable, "-m", "train", *overrides, *SETTINGS[setting], *args.overrides]
+    module, changes = name_module(SETTINGS[setting])
+    command = [sys.executable, "-m", *module, *overrides, *changes, *args.overrides]
     with folder.with_suffix(".log").open("w") as log:
         print(f"{folder.name}: {log.name}", flush=True)
         environment = os.environ | {"PYTHONUNBUFFERED": "1"}
         return subprocess.run(
             command, stdout=log, stderr=log, env=environment, check=False
         ).returncode
+
+
+def name_module(changes: list[str]) -> tuple[list[str], list[str]]:
+    """Return the module that trains, with its argument, and the overrides of a setting.
+
+    >>> name_module(["variant=ema", "optim.lr=1e-2"])
+    (['scripts.study_variants', 'ema'], ['optim.lr=1e-2'])
+    """
+    if changes and changes[0].startswith(VARIANT):
+        return ["scripts.study_variants", changes[0].removeprefix(VARIANT)], changes[1:]
+    return ["train"], changes
 
 
 def build_overrides(folder: Path, *, seed: int, steps: int, target: str | None) -> list[str]:

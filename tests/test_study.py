@@ -4,8 +4,18 @@ import argparse
 import json
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
-from scripts import study_eagle3
+from data.packing import sampler
+from data.packing.documents import Packed
+from models.distill.losses import LossConf
+from models.drafts.base import Batch
+from models.drafts.eagle3 import Eagle3Draft
+from scripts import study_eagle3, study_variants
+from tests.support.tiny import new_draft
+from tests.support.toy_run import toy_conf, toy_rows, toy_run, toy_target
+from train.loop import Trainer
 
 ROUNDS = {  # accepted draft tokens of each round, prompt by prompt
     "base": [[0, 1], [2, 0, 1]],
@@ -41,5 +51,64 @@ def test_every_setting_is_a_valid_run():
     from conf.entry import compose
     from train.config import TrainConf
 
-    for overrides in study_eagle3.SETTINGS.values():
+    for setting in study_eagle3.SETTINGS.values():
+        module, overrides = study_eagle3.name_module(setting)
+        assert module == ["train"] or module[1] in study_variants.VARIANTS
         compose("train", TrainConf, [*study_eagle3.BASE, "optim.steps=400", *overrides])
+
+
+def test_a_copied_token_is_one_that_lookup_would_propose_from_its_own_document():
+    input_ids = torch.tensor([[7, 8, 9, 7, 8, 9, 7, 8, 9]])
+    document_ids = torch.tensor([[0, 0, 0, 0, 0, 0, 1, 1, 1]])
+    batch = Batch(
+        input_ids=input_ids, answer_mask=torch.ones_like(input_ids, dtype=torch.bool),
+        document_ids=document_ids, positions=torch.zeros_like(input_ids),
+    )  # fmt: skip
+    copied = study_variants.find_copied_tokens(batch)
+    assert copied.nonzero()[:, 1].tolist() == [5]  # only the second 7 8 is followed by a known 9
+
+
+@pytest.fixture
+def replaced(monkeypatch):
+    """Functions that variants replace, restored after the test."""
+    for owner, name in (
+        (Trainer, "optimizer_step"), (Trainer, "_evaluate_draft"),
+        (Eagle3Draft, "copy_target_weights"), (sampler, "_shuffle_rows"), (Packed, "batch"),
+    ):  # fmt: skip
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+
+
+def test_the_average_is_judged_and_saved_and_training_goes_on_without_it(replaced, tmp_path):
+    plain, _ = toy_run(tmp_path / "plain", toy_conf(eval_every=12))
+    study_variants.VARIANTS["ema"]()
+    averaged, _ = toy_run(tmp_path / "ema", toy_conf(eval_every=12))
+    assert torch.equal(plain.mix.weight, averaged.mix.weight)
+    saved, last = (
+        load_file(tmp_path / name / "checkpoint" / "model.safetensors")["mix.weight"]
+        for name in ("ema", "plain")
+    )
+    initial = toy_conf().draft.build(toy_target(), loss=LossConf(), seed=0).mix.weight
+    assert 0 < (saved - initial).norm() < (last - initial).norm()
+
+
+def test_the_layer_starts_as_the_targets_last(replaced, target):
+    study_variants.VARIANTS["last_layer"]()
+    draft, last = new_draft(target), target.decoder.layers[-1]
+    assert torch.equal(draft.midlayer.mlp.down_proj.weight, last.mlp.down_proj.weight)
+    queries, size = draft.midlayer.self_attn.q_proj.weight, target.hidden_size
+    assert torch.equal(queries[:, size:], last.self_attn.q_proj.weight)
+
+
+def test_rows_of_short_documents_come_first(replaced):
+    study_variants.VARIANTS["by_length"]()
+    order = sampler.RowOrder(num_rows=6, rows_per_step=4, seed=0)
+    assert order.batch_rows(0) == [5, 4, 3, 2]
+    assert order.batch_rows(1) == [1, 0, 5, 4]
+
+
+def test_copied_tokens_become_context(replaced):
+    plain = toy_rows().batch([0])
+    study_variants.VARIANTS["ngram_hard"]()
+    batch = toy_rows().batch([0])
+    assert torch.equal(batch.input_ids, plain.input_ids)
+    assert torch.equal(batch.context_mask, study_variants.find_copied_tokens(plain))

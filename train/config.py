@@ -13,6 +13,7 @@ from models.distill.losses import LossConf, LossName
 from models.drafts.base import DraftConf
 from models.errors import require, run_checks
 from models.speculate.tree import TreeConf
+from models.target.precision import build_device
 from models.target.target import TargetConf
 from models.validation import POSITIVE, at_least, check_values
 from train.distributed.parallel import Parallel, ParallelConf
@@ -136,7 +137,7 @@ class TrainConf:
 
     def build_parallel(self, *, trackers: list[str]) -> Parallel:
         """Build the run's processes, after `check`; raise UserError for what they cannot do."""
-        device = self.device.build()
+        device = build_device(self.device, self.target)
         self.check_device(device)
         return self.parallel.build(device, trackers=trackers)
 

@@ -30,7 +30,7 @@ class DeviceName(Enum):
 class Precision(Enum):
     """Number types of target and runtime, or of Muon's products; drafts have fp32 masters."""
 
-    auto = "auto"  # float32 on a CPU, bfloat16 elsewhere
+    auto = "auto"  # bfloat16; on a CPU by models/target/precision.py, else float32
     float32 = "float32"
     bfloat16 = "bfloat16"
 

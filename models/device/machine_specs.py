@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import psutil
 import torch
 
-from models.device import Device, DeviceConf, Precision
+from models.device import Device
 from models.errors import require
 from models.validation import at_least, check_values
 
@@ -83,16 +83,6 @@ class MachineConf:
             f"data.row_length: must be a multiple of {self.length_multiple} on {self.name}, got "
             f"{length}; take {next_multiple}",
         )
-
-    def target_dtype(self, device: DeviceConf) -> torch.dtype:
-        """Return the target's number type on this machine, chosen as `device` chooses it."""
-        if self.name == LOCAL_MACHINE:
-            return device.build().dtype
-        return torch.float32 if device.precision is Precision.float32 else torch.bfloat16
-
-    def resolve(self, device: DeviceConf) -> "MachineConf":
-        """Return this config, or for `here` one that is measured, on the device that it builds."""
-        return measure_machine(device.build()) if self.name == LOCAL_MACHINE else self
 
 
 def measure_machine(device: Device) -> MachineConf:

@@ -17,6 +17,7 @@ from models.meta_model import (
     find_head_layers,
     shard_target,
 )
+from models.target.precision import resolve_machine
 from models.validation import Rule, at_least, check_values
 from train.config import TrainConf
 from train.distributed.parallel import ParallelConf, Weights
@@ -133,8 +134,7 @@ class MachinePlan:
 def plan_run(conf: TrainPlanConf) -> MachinePlan:
     """Return a plan with all layouts of a run; raise UserError for what no layout can do."""
     conf.check_settings()
-    dtype = conf.machine.target_dtype(conf.device)
-    machine = conf.machine.resolve(conf.device)
+    machine, dtype = resolve_machine(conf.machine, conf.device, conf.target)
     machine.check_dtype(dtype)
     machine.check_length(conf.data.row_length)
     target, draft = _build_models(conf, dtype)
