@@ -37,8 +37,8 @@ from omegaconf.errors import (
 )
 
 from conf.renamed_keys import find_new_name
-from models.drafts import METHODS
-from models.drafts.base import DraftConf
+from models.drafts.config import METHODS
+from models.drafts.config.base import DraftConf
 from models.errors import UserError
 from models.secrets import redact
 
@@ -70,7 +70,11 @@ Conf = TypeVar("Conf")
 
 for _method, _schema in METHODS.items():
     ConfigStore.instance().store(
-        group="draft/schema", name=_method, node=_schema, package="draft", provider="models.drafts"
+        group="draft/schema",
+        name=_method,
+        node=_schema,
+        package="draft",
+        provider="models.drafts.config",
     )
 
 

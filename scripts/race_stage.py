@@ -19,8 +19,8 @@ from conf.entry import compose
 from data.config import DEMO
 from data.eval_prompts.prompts import EvalPrompt, load_eval_prompts
 from infer.measure.prompt_choice import load_calibration_prompts
-from models.drafts import load_draft
 from models.drafts.base import Draft
+from models.drafts.registry import build_draft, load_draft
 from models.files import write_text_atomically
 from models.target.target import Target
 from scripts.bench_decoding import generate, precision
@@ -35,7 +35,8 @@ from scripts.chain_rounds import (
 from scripts.peer_documents import load_peer, split_documents, write_documents
 from scripts.race_runs import DEPTHS, LOOKUP_FILE, OURS, PEER, SIDES, Race, Run
 from scripts.race_training import our_overrides
-from train.config import TrainConf
+from train.checks import build_run_parallel
+from train.config.run import TrainConf
 from train.rows.packed_rows import load_training_rows
 
 CALIBRATION_PROMPTS = 64
@@ -58,9 +59,9 @@ def main() -> None:
 def export_documents(run: Run) -> None:
     """Write the documents that our runs of this seed train on; a run's rate does not matter."""
     conf = compose("train", TrainConf, our_overrides(run))
-    parallel = conf.build_parallel(trackers=[])
+    parallel = build_run_parallel(conf, trackers=[])
     target = parallel.build_target(conf.target)
-    draft = conf.draft.build(target, loss=conf.loss, seed=conf.seed)
+    draft = build_draft(conf.draft, target, loss=conf.loss, seed=conf.seed)
     rows, _, _ = load_training_rows(conf, target, draft, parallel)
     folder = run.race.documents(run.seed)
     write_documents(split_documents(rows), folder, target=target, layers=draft.needs.layers)

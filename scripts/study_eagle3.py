@@ -23,7 +23,7 @@ from numpy import ndarray
 
 from data.eval_prompts.prompts import load_eval_prompts
 from infer.measure.replay import ReplayText
-from models.drafts import load_draft
+from models.drafts.registry import load_draft
 from scripts.chain_rounds import (
     acceptance_length,
     collect_texts,

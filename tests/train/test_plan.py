@@ -12,22 +12,26 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from conf.entry import compose
 from infer import plan as infer_plan
-from models.device import Device
-from models.device.machine_specs import MachineConf, measure_machine
+from models.device.config import MachineConf
+from models.device.device import Device
+from models.device.machine_specs import check_dtype, measure_machine
 from models.device.memory_trace import fake_model
+from models.drafts.registry import build_draft
 from models.errors import UserError
 from models.meta_model import MetaTarget, build_meta_draft, build_meta_target, shard_target
 from models.parallel import tensor_parallel
-from models.target.target import Target, TargetConf
+from models.target.config import TargetConf
+from models.target.target import Target
 from tests.support.family_models import SHAPE
 from tests.support.packed import packed_of
 from tests.support.parallel_layers import shard_state_dict
 from tests.support.sharded import CUT, HEADED, model_of
 from tests.support.tiny import CPU
-from train.config import TrainConf
+from train.config.run import TrainConf, TrainPlanConf
+from train.distributed.parallel import build_parallel
 from train.log import MetricLogger
 from train.loop import Trainer
-from train.plan import TrainPlanConf, main
+from train.plan import main
 from train.planning.layout import list_layouts
 from train.planning.remedies import suggest_overrides
 from train.planning.run_plan import plan_run
@@ -83,10 +87,10 @@ def prepared(conf: TrainConf, device: Device, folder) -> Trainer:
     """A real run of random weights, every token of its rows an answer."""
     torch.manual_seed(0)
     target = Target(Qwen3ForCausalLM(config()).to(device.dtype), None, name="made", device=device)
-    draft = conf.draft.build(target, loss=conf.loss, seed=0)
+    draft = build_draft(conf.draft, target, loss=conf.loss, seed=0)
     full = fullest_batch(conf.optim.rows_per_step, LENGTH)
     rows = packed_of(replace(full, input_ids=torch.randint(1, VOCAB, full.input_ids.shape)))
-    parallel = conf.parallel.build(device, trackers=[])
+    parallel = build_parallel(conf.parallel, device, trackers=[])
     state = RunState(folder, flatten_config(conf))
     return Trainer(
         conf=conf, parallel=parallel, target=target, draft=draft, rows=rows,
@@ -330,7 +334,7 @@ def test_this_machine_is_measured():
     assert found.memory_gib > 0.5
     assert found.bandwidth_gb_s > 0
     assert set(found.tflops) == {"float32"}
-    found.check_dtype(torch.float32)
+    check_dtype(found, torch.float32)
 
 
 # --- decoding -------------------------------------------------------------------------------------
