@@ -68,6 +68,9 @@ MESSAGE_REWRITES = {
 
 Conf = TypeVar("Conf")
 
+# Hydra copies this store, with all schemas, for each of the 120 lists that --help looks up, which
+# takes seconds. A singleton needs no copy, and Hydra copies each schema that it loads from it.
+ConfigStore.__deepcopy__ = lambda self, _: self  # pyright: ignore[reportAttributeAccessIssue]
 for _method, _schema in METHODS.items():
     ConfigStore.instance().store(
         group="draft/schema",
