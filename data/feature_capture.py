@@ -23,13 +23,12 @@ from data.progress import RowProgress
 from models.checkpoint import tokenizer_fingerprint
 from models.device.device import Device
 from models.device.graph_budget import Graph
-from models.drafts.registry import check_draft
 from models.errors import require
 from models.files import atomic_path, report_disk_errors, write_text_atomically
 from models.lock import LOCK_FILE, acquire_lock
 from models.meta_model import MetaTarget, build_meta_draft, build_meta_target
 from models.target.precision import build_device
-from models.target.pretrained import load_tokenizer, read_model_config
+from models.target.pretrained import check_pretrained, load_tokenizer
 from models.target.target import load_target
 
 log = logging.getLogger("data.capture")
@@ -51,7 +50,9 @@ def capture_features(conf: CaptureConf, *, command: str) -> Path:
         "data=prepared",
     )
     rows = check_and_read_first_rows(
-        conf.data, partial(read_model_config, conf.target), partial(check_draft, conf.draft)
+        conf.data,
+        partial(check_pretrained, conf.target),
+        partial(check_pretrained, conf.draft.pretrained),
     )
     preview_rows(conf.data, conf.target, rows)
     device = build_device(conf.device, conf.target)

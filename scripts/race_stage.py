@@ -28,7 +28,7 @@ from scripts.bench_engines import Engine
 from scripts.chain_rounds import (
     NEW_TOKENS,
     collect_texts,
-    load_target,
+    load_cpu_target,
     replay_chains,
     tabulate_rounds,
 )
@@ -82,7 +82,7 @@ def load_judged_prompts(race: Race, target: Target) -> list[EvalPrompt]:
 
 def replay_calibration(run: Run) -> None:
     """Count a chain on prompts that are not judged; they choose the rate of a side."""
-    target = load_target(run.race.target)
+    target = load_cpu_target(run.race.target)
     prompts = load_calibration_prompts(target, DEMO, CALIBRATION_PROMPTS)
     counts = count_rounds(run, target, prompts, depths=DEPTHS[-1:])
     run.add_figures(calibration=counts)
@@ -90,7 +90,7 @@ def replay_calibration(run: Run) -> None:
 
 def replay_judged(run: Run) -> None:
     """Count the chains on the judged prompts."""
-    target = load_target(run.race.target)
+    target = load_cpu_target(run.race.target)
     prompts = load_judged_prompts(run.race, target)
     run.add_figures(runtime=count_rounds(run, target, prompts, depths=DEPTHS))
 
@@ -107,7 +107,7 @@ def count_rounds(
 
 def serve_judged(run: Run) -> None:
     """Count the chains that vLLM decodes, by the engine's own counters."""
-    target = load_target(run.race.target)
+    target = load_cpu_target(run.race.target)
     prompts = load_judged_prompts(run.race, target)
     slots = max(len(prompt.ids) for prompt in prompts) + NEW_TOKENS + 2 * max(DEPTHS)
     counts, version = {}, ""
@@ -134,7 +134,7 @@ def count_served(engine: Engine, prompt: EvalPrompt, target: Target) -> list[int
 
 def look_up_judged(run: Run) -> None:
     """Count new tokens and forward passes of prompt lookup; the first pass reads the prompt."""
-    target = load_target(run.race.target)
+    target = load_cpu_target(run.race.target)
     prompts = load_judged_prompts(run.race, target)
     model: nn.Module = target.model
     passes = 0

@@ -13,9 +13,12 @@ from train.config.run import TrainConf
 def main(conf: TrainConf) -> None:
     setup_logging()
     conf.check_settings()
+    from train.checks import check_run
+
+    preview = check_run(conf)
     from train.distillation import distill_draft
 
-    distill_draft(conf)
+    distill_draft(conf, preview)
 
 
 if __name__ == "__main__":

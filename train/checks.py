@@ -8,10 +8,9 @@ from data.features.compatibility import check_captured_data
 from data.preview import Preview, check_and_read_first_rows, preview_rows
 from infer.measure.context_limits import check_prompts
 from models.device.device import Device
-from models.drafts.registry import check_draft
 from models.errors import require, run_checks
 from models.target.precision import build_device
-from models.target.pretrained import read_model_config
+from models.target.pretrained import check_pretrained
 from train.config.run import TrainConf
 from train.distributed.parallel import Parallel, build_parallel, check_parallel, check_target_split
 from train.optim import check_optimizer
@@ -38,7 +37,10 @@ def check_run(conf: TrainConf, *, reads_data: bool = True) -> Preview | None:
         "held_out_prompts: must be at least 1 if evaluation.prompts is not set, got 0; "
         "raise it or give evaluation.prompts=FILE",
     )
-    checks = [partial(read_model_config, conf.target), partial(check_draft, conf.draft)]
+    checks = [
+        partial(check_pretrained, conf.target),
+        partial(check_pretrained, conf.draft.pretrained),
+    ]
     preview = None
     if reads_data:
         conf.data.check_target(conf.target)

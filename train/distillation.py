@@ -3,6 +3,7 @@
 import logging
 from pathlib import Path
 
+from data.preview import Preview
 from infer.command_inputs import load_draft_under_test
 from infer.measure.evaluate import evaluate_drafts
 from infer.measure.report_schema import EvalReport
@@ -10,7 +11,7 @@ from infer.report.report_files import write_report_files
 from infer.report.tables import print_report, summary_table
 from infer.tuning.auto import tune_drafts_for_report
 from models.drafts.registry import build_draft
-from train.checks import build_run_parallel, check_run
+from train.checks import build_run_parallel
 from train.config.run import TrainConf
 from train.first_lines import announce_data
 from train.log import MetricLogger
@@ -23,9 +24,12 @@ from train.run import check_disk_space, known_steps, open_run, report_full_disk
 log = logging.getLogger("train")
 
 
-def distill_draft(conf: TrainConf) -> None:
-    """Train the draft of a configuration, measure it and publish its report."""
-    if (preview := check_run(conf)) is not None:
+def distill_draft(conf: TrainConf, preview: Preview | None) -> None:
+    """Train the draft of a checked configuration, measure it and publish its report.
+
+    `preview` is what `check_run` returned.
+    """
+    if preview is not None:
         announce_data(conf, preview)
     parallel = build_run_parallel(conf, trackers=conf.log.list_trackers())
     run = open_run(conf, parallel)

@@ -89,10 +89,6 @@ class Draft(nn.Module):
         self.loss_conf, self.seed = loss or LossConf(), seed
 
     @classmethod
-    def check_conf(cls, conf: Any) -> None:
-        """Check the options as far as that takes no weights; raise UserError if they are wrong."""
-
-    @classmethod
     def build(cls, conf: Any, target: Target, *, loss: LossConf, seed: int) -> "Draft":
         """Build a new draft for this target; raise UserError if the two do not fit."""
         raise NotImplementedError

@@ -38,6 +38,7 @@ from models.target.config import ModelSource
 from models.target.language_model import LanguageModel, TargetOutput
 from models.target.pretrained import (
     build_planning_model,
+    check_pretrained,
     load_model,
     load_tokenizer,
     read_model_config,
@@ -69,12 +70,6 @@ class CausalLMDraft(CachedDraft):
         self.target_vocab = target.vocab_size
 
     @classmethod
-    def check_conf(cls, conf: CausalLMConf) -> None:
-        """Check that the pretrained model can be read; raise UserError otherwise."""
-        if conf.init_from is InitFrom.checkpoint:
-            read_model_config(conf)
-
-    @classmethod
     def build(
         cls, conf: CausalLMConf, target: Target, *, loss: LossConf, seed: int
     ) -> "CausalLMDraft":
@@ -100,7 +95,7 @@ class CausalLMDraft(CachedDraft):
         """
         metadata, seed = read_origin(directory, target)
         conf = CausalLMConf(path=str(directory))
-        cls.check_conf(conf)
+        check_pretrained(conf)
         check_same_tokenizer(target, conf)
         if "start" in metadata:
             origin = json.loads(metadata["start"])

@@ -17,11 +17,6 @@ def find_draft_class(conf: DraftConf | type[DraftConf]) -> type[Draft]:
     return resolve_name(conf.draft_class)
 
 
-def check_draft(conf: DraftConf) -> None:
-    """Check the options as far as that takes no weights; raise UserError if they are wrong."""
-    find_draft_class(conf).check_conf(conf)
-
-
 def build_draft(conf: DraftConf, target: Target, *, loss: LossConf, seed: int) -> Draft:
     """Build a new draft for this target; raise UserError if the two do not fit."""
     return find_draft_class(conf).build(conf, target, loss=loss, seed=seed)

@@ -28,6 +28,12 @@ def read_model_config(source: ModelSource) -> Any:
     return config
 
 
+def check_pretrained(source: ModelSource | None) -> None:
+    """Raise UserError for a model that is missing or not served exactly; None passes."""
+    if source is not None:
+        read_model_config(source)
+
+
 def build_meta_model(source: ModelSource) -> Any:
     """Build the model without weights, on `meta`."""
     with torch.device("meta"):

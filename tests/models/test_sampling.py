@@ -249,7 +249,7 @@ def test_noise_and_warping_compile_into_one_graph(backend, monkeypatch):
 
     def sample(logits, row_ids, positions):
         noise = plain.gumbel_noise(rule.seed, row_ids, 0, positions, torch.arange(12))
-        return noise, (warp_logits(rule, logits) + noise).argmax(-1)
+        return noise, (plain.warp_logits(rule, logits) + noise).argmax(-1)
 
     args = (torch.randn(4, 2, 12), torch.tensor([5, 6, 7, 1 << 40]), torch.arange(8).view(4, 2))
     noise, tokens = torch.compile(sample, backend=backend, fullgraph=True)(*args)

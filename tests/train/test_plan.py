@@ -11,7 +11,9 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from conf.entry import compose
+from infer import decode_plan
 from infer import plan as infer_plan
+from infer.config import DecodePlanConf
 from models.device.config import MachineConf
 from models.device.device import Device
 from models.device.machine_specs import check_dtype, measure_machine
@@ -340,17 +342,17 @@ def test_this_machine_is_measured():
 # --- decoding -------------------------------------------------------------------------------------
 
 
-def infer_conf(place, *overrides: str) -> infer_plan.DecodePlanConf:
+def infer_conf(place, *overrides: str) -> DecodePlanConf:
     base = ["draft=demo-medusa", f"target.path={place / 'target'}", "tree=chain", "tree.depth=3",
             "prompt_tokens=60", "context=200", "device=cpu"]  # fmt: skip
-    found = compose("infer_plan", infer_plan.DecodePlanConf, [*base, *overrides])
+    found = compose("infer_plan", DecodePlanConf, [*base, *overrides])
     two = {"chips": 1, "cores": 2, "bandwidth_gb_s": 50.0}
     found.machine = MachineConf(**vars(GENEROUS) | two)
     return found
 
 
 def test_a_token_takes_the_time_to_read_the_weights_and_the_cache(place):
-    first, second = infer_plan.list_options(infer_conf(place))
+    first, second = decode_plan.list_options(infer_conf(place))
     model = model_outline(HALF).model
     table = model.get_input_embeddings().weight.nbytes  # of which a token reads one row
     weights = sum(p.nbytes for p in model.parameters() if p.ndim > 1) - table
@@ -362,7 +364,7 @@ def test_a_token_takes_the_time_to_read_the_weights_and_the_cache(place):
 def test_what_a_draft_costs_is_what_must_be_accepted(place):
     """Medusa's heads are read once a round, whatever the depth."""
     (short, _), (long, _) = (
-        infer_plan.list_options(infer_conf(place, f"tree.depth={depth}")) for depth in (1, 4)
+        decode_plan.list_options(infer_conf(place, f"tree.depth={depth}")) for depth in (1, 4)
     )
     assert short.propose_s < long.propose_s
     assert long.break_even_length == (long.verify_s + long.propose_s) / long.alone_s
@@ -381,4 +383,4 @@ def test_a_target_too_large_for_the_machine_is_refused(place):
     run = infer_conf(place)
     run.machine = MachineConf(**vars(GENEROUS) | {"memory_gib": 0.001})
     with pytest.raises(UserError, match="machine: must hold the target, got made"):
-        infer_plan.list_options(run)
+        decode_plan.list_options(run)

@@ -17,7 +17,7 @@ from models.drafts.registry import load_draft
 from models.errors import UserError
 from models.files import PARTIAL_SUFFIX
 from models.target.config import TargetConf
-from models.target.target import load_target
+from models.target.target import Target, load_target
 from tests.support.tiny import CPU, new_draft, tiny_target, tiny_tokenizer
 from train.checks import check_run_device
 from train.config.run import TrainConf
@@ -50,11 +50,11 @@ def refused(folder, monkeypatch, capfd):
     monkeypatch.chdir(folder)
     loaded = []
 
-    def build(self, device, honest=TargetConf.build):
-        loaded.append(self.name)
-        return honest(self, device)
+    def init(self, *args, name, honest=Target.__init__, **options):
+        loaded.append(name)
+        honest(self, *args, name=name, **options)
 
-    monkeypatch.setattr(TargetConf, "build", build)
+    monkeypatch.setattr(Target, "__init__", init)
 
     def run(main, *arguments: str) -> tuple[str, bool]:
         monkeypatch.setattr(sys, "argv", [main.__module__, *arguments])

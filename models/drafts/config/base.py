@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from models.target.config import ModelSource
+
 
 @dataclass(kw_only=True)
 class DraftConf:
@@ -27,6 +29,11 @@ class DraftConf:
         A method that needs context cannot be trained on split documents.
         """
         return True
+
+    @property
+    def pretrained(self) -> ModelSource | None:
+        """Return the pretrained model that the draft starts from, or None if there is none."""
+        return None
 
     def describe_engine_limits(self) -> str | None:
         """Return which engines read the checkpoint, or None if all that read the method do."""

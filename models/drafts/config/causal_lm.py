@@ -51,6 +51,11 @@ class CausalLMConf(ModelSource, DraftConf):
         check_values(self, "draft", max_depth=at_least(1))
 
     @property
+    def pretrained(self) -> ModelSource | None:
+        """Return the model itself, unless it is cut out of the target."""
+        return self if self.init_from is InitFrom.checkpoint else None
+
+    @property
     def needs_context(self) -> bool:
         """Return False: the draft reads tokens and nothing of the target."""
         return False
