@@ -35,7 +35,7 @@ from models.drafts.base import Needs
 from models.drafts.config.bigram import BigramConf
 from models.drafts.feature import FeatureDraft, layer_config
 from models.distill.loss_weights import shift_left
-from models.speculate.tree import grow
+from models.speculate.growth import grow
 
 
 class BigramDraft(FeatureDraft):
