@@ -37,8 +37,8 @@ from omegaconf.errors import (
 )
 
 from conf.renamed_keys import find_new_name
-from models.drafts import METHODS
-from models.drafts.base import DraftConf
+from models.drafts.config import METHODS
+from models.drafts.config.base import DraftConf
 from models.errors import UserError
 from models.secrets import redact
 
@@ -68,9 +68,16 @@ MESSAGE_REWRITES = {
 
 Conf = TypeVar("Conf")
 
+# Hydra copies this store, with all schemas, for each of the 120 lists that --help looks up, which
+# takes seconds. A singleton needs no copy, and Hydra copies each schema that it loads from it.
+ConfigStore.__deepcopy__ = lambda self, _: self  # pyright: ignore[reportAttributeAccessIssue]
 for _method, _schema in METHODS.items():
     ConfigStore.instance().store(
-        group="draft/schema", name=_method, node=_schema, package="draft", provider="models.drafts"
+        group="draft/schema",
+        name=_method,
+        node=_schema,
+        package="draft",
+        provider="models.drafts.config",
     )
 
 

@@ -1,12 +1,11 @@
-"""Configure training data: its source, the format of its rows, the length of packed rows."""
+"""Configure training data (source, format, length of packed rows) and `data.show`."""
 
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
-from models.device import Device
 from models.errors import require
-from models.target.target import TargetConf
+from models.target.config import TargetConf
 from models.validation import SHARE, Rule, at_least, check_values
 
 DEMO = "demo"  # stands in for a path and names the embedded demo's prompts
@@ -143,11 +142,40 @@ class DataConf:
             "brings its data, or type data=demo to use them anyway",
         )
 
-    def check_device(self, device: Device) -> None:
-        """Check that the device can process rows of this length; raise UserError otherwise."""
-        multiple = device.length_multiple
+    def check_row_length(self, multiple: int, *, on: str | None) -> None:
+        """Raise UserError unless rows are a multiple that the machine `on` can process."""
         require(
             self.row_length % multiple == 0,
-            f"data.row_length: must be a multiple of {multiple} on {device.instance_type}, "
+            f"data.row_length: must be a multiple of {multiple} on {on}, "
             f"got {self.row_length}; take {-(-self.row_length // multiple) * multiple}",
+        )
+
+
+@dataclass(kw_only=True)
+class ShowConf:
+    """Settings of `data.show`."""
+
+    data: DataConf = field(default_factory=DataConf)
+    target: TargetConf = field(default_factory=TargetConf)  # only its tokenizer is loaded
+    documents: int = 6  # documents to show, from all categories in turn; with `packed`, rows
+    packed: bool = False  # show rows of data.row_length, packed as in training
+    read: int | None = 1000  # documents to read and sample from; null = all
+    tokens: int = 300  # of a document in the terminal; longer runs lose their middle
+    boundaries: bool = False  # mark token boundaries in the terminal; the page can always do so
+    seed: int = 0  # of the sample
+    run_name: str = "show"
+    output_dir: str = "outputs/show"
+
+    def __post_init__(self) -> None:
+        check_values(self, documents=at_least(1), read=at_least(1), tokens=at_least(1))
+        require(
+            self.data.source is not DataSource.captured,
+            "data.source: data.show reads rows, got captured; show what the store was captured "
+            "from",
+        )
+        require(
+            self.data.source is not DataSource.demo
+            or self.data.answers.source is not DemoAnswerSource.target,
+            "data.answers.source: data.show generates nothing, got target; take corpus, or show "
+            "what `python -m data.prepare` wrote: data=prepared data.path=outputs/prepare/demo",
         )

@@ -16,7 +16,8 @@ from data.config import DataConf, DataSource, TurnSelection
 from data.sources.row_formats import Conversation, ParsedRow, PlainText
 from data.sources.training_rows import check_data_exists, read_training_rows
 from models.errors import run_checks
-from models.target.target import TargetConf
+from models.target.config import TargetConf
+from models.target.pretrained import load_tokenizer
 
 PREVIEW_ROWS = 100
 LAST_TURN_ONLY, DOCUMENT_PER_TURN = "the last turn of each", "one document per turn"
@@ -53,7 +54,7 @@ def preview_rows(conf: DataConf, target: TargetConf, rows: list[ParsedRow]) -> P
     if conversations:
         multi_turn = [row for row in conversations if len(find_assistant_turns(row.messages)) > 1]
         row = (multi_turn or conversations)[0]
-        documents, _ = documents_from_row(row, conf, target.load_tokenizer())
+        documents, _ = documents_from_row(row, conf, load_tokenizer(target))
         descriptions = {TurnSelection.last: LAST_TURN_ONLY, TurnSelection.each: DOCUMENT_PER_TURN}
         turns = descriptions.get(
             conf.turns, DOCUMENT_PER_CONVERSATION if len(documents) == 1 else REWRITTEN_TURNS

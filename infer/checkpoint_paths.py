@@ -6,9 +6,9 @@ from itertools import zip_longest
 from pathlib import Path
 
 from infer.config import OWN_TARGET
-from models import checkpoint
+from models import checkpoint_files
 from models.errors import require
-from models.target.target import TargetConf
+from models.target.config import TargetConf
 
 
 def open_checkpoints(paths: list[str] | None, print_line: Callable[[str], None]) -> list[Path]:
@@ -19,11 +19,11 @@ def open_checkpoints(paths: list[str] | None, print_line: Callable[[str], None])
     directories = [Path(path) for path in paths or [find_newest_run()]]
     print_line(f"checkpoint: {', '.join(map(str, directories))}")
     for directory in directories:
-        checkpoint.read_config(directory)
+        checkpoint_files.read_config(directory)
     by_target = {
         digest: path
         for path in directories
-        if (digest := checkpoint.read_metadata(path).get(checkpoint.TARGET_HASH_KEY))
+        if (digest := checkpoint_files.read_metadata(path).get(checkpoint_files.TARGET_HASH_KEY))
     }
     listed = ", ".join(f"{path} of {digest[:12]}" for digest, path in by_target.items())
     require(
@@ -50,7 +50,9 @@ def resolve_target(conf: TargetConf, directories: list[Path]) -> TargetConf:
     """Return the configured target; `own` becomes the one that the checkpoints name, or `demo`."""
     if conf.name != OWN_TARGET:
         return conf
-    names = [checkpoint.read_metadata(directory).get("target_name") for directory in directories]
+    names = [
+        checkpoint_files.read_metadata(directory).get("target_name") for directory in directories
+    ]
     return replace(conf, name=next(filter(None, names), "demo"))
 
 

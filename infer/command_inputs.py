@@ -2,39 +2,32 @@
 
 from pathlib import Path
 
-from data.eval_prompts.prompts import PROMPTS_KEY, EvalPrompt, read_prompt_rows
+from data.eval_prompts.prompts import EvalPrompt
 from data.mixture.held_out_rows import SELECTION_FILE
 from infer.checkpoint_paths import resolve_target, run_names
-from infer.config import EvalConf, EvaluationConf, TreeSearchConf, check_prompts
+from infer.config import EvalConf, EvaluationConf, TreeSearchConf
+from infer.measure.context_limits import check_prompts
 from infer.measure.eval_modes import DraftUnderTest
 from infer.measure.prompt_choice import (
     find_held_out_file,
     load_calibration_prompts,
     resolve_prompts,
 )
-from models.drafts import load_draft
 from models.drafts.base import SpeculativePair
-from models.speculate.tree import TreeConf
+from models.drafts.registry import load_draft
 from models.target.precision import build_device
-from models.target.target import Target
-
-
-def check_inputs(tree: TreeConf, prompts: str | None, *, key: str = PROMPTS_KEY) -> None:
-    """Read a tree and a file of prompts, before a model is loaded; raise UserError if they fail."""
-    tree.build()
-    if prompts is not None:
-        read_prompt_rows(prompts, key=key)
+from models.target.target import Target, load_target
 
 
 def load_draft_under_test(
     directory: Path, target: Target, *, name: str | None = None
 ) -> DraftUnderTest:
     """Load the draft of a checkpoint, and rebuild it as it was before distillation."""
-    conf, draft = load_draft(directory, target)
+    _, draft = load_draft(directory, target)
     pair = SpeculativePair(target=target, draft=draft)
     return DraftUnderTest(
         name=name or run_names([directory])[0], draft=draft, target=pair.adapted_target,
-        directory=directory, untrained=conf.rebuild_untrained(draft, pair.verifying_target),
+        directory=directory, untrained=draft.rebuild_untrained(pair.verifying_target),
     )  # fmt: skip
 
 
@@ -45,7 +38,7 @@ def load_evaluation(
     target_conf = resolve_target(conf.target, directories)
     evaluation = resolve_prompts(conf.evaluation, directories, target_conf)
     check_prompts(target_conf, evaluation)
-    target = target_conf.build(build_device(conf.device, target_conf))
+    target = load_target(target_conf, build_device(conf.device, target_conf))
     drafts = [
         load_draft_under_test(directory, target, name=name)
         for name, directory in zip(run_names(directories), directories, strict=True)
@@ -65,5 +58,5 @@ def load_calibration(
     path = conf.prompts or find_held_out_file(
         directories, target_conf, SELECTION_FILE, key="prompts"
     )
-    target = target_conf.build(build_device(conf.device, target_conf))
+    target = load_target(target_conf, build_device(conf.device, target_conf))
     return target, load_calibration_prompts(target, path, conf.num_prompts)

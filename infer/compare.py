@@ -8,129 +8,32 @@ are not shown to be lossless, or a mode is no longer measured.
 
 import json
 import sys
-from functools import partial
 from pathlib import Path
-
-from pydantic import TypeAdapter, ValidationError
+from typing import Any
 
 from conf.entry import exit_with_error
-from infer.measure.report_schema import SCHEMA_VERSION, Report
-from infer.report.diff import (
-    MetricChange,
-    VerdictPairs,
-    compare_metrics,
-    find_changed_settings,
-    find_missing_modes,
-    find_not_lossless,
-    has_same_prompts,
-)
-from infer.report.number_format import ABSENT, Table, choose_console, to_rich_table
-from infer.report.views import list_modes
-from models.console import CONSOLE
 from models.errors import UserError, require
 
 USAGE = "python -m infer.compare BEFORE/report.json AFTER/report.json"
-DECIMALS = {"tokens/s": 1, "acceptance rate": 3}
 
 
-def read_report(path: Path) -> Report:
-    """Read a report.json, or the one in a directory; raise UserError if its schema differs."""
+def read_json(path: Path) -> tuple[Any, Path]:
+    """Return the content of a report.json, or of the one in a directory, and the file."""
     file = path / "report.json" if path.is_dir() else path
-    remedy = "measure again with python -m infer.eval"
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        return json.loads(file.read_text(encoding="utf-8")), file
     except (OSError, ValueError) as error:
         raise UserError(f"report: must be a readable report.json, got {file}; {USAGE}") from error
-    version = content.get("schema_version") if isinstance(content, dict) else None
-    require(
-        version == SCHEMA_VERSION,
-        f"report: must be of schema version {SCHEMA_VERSION}, got {version} in {file}; {remedy}",
-    )
-    mismatch = "report: must match docs/report.schema.json, got"
-    try:
-        report = TypeAdapter(Report).validate_python(content)
-    except ValidationError as error:
-        first = error.errors()[0]
-        problem = (
-            f"no '{first['loc'][-1]}'"
-            if first["type"] == "missing"
-            else f"invalid values ({'.'.join(map(str, first['loc']))}: {first['msg']})"
-        )
-        raise UserError(f"{mismatch} {problem} in {file}; {remedy}") from error
-    keys = [view.key for view in list_modes(report) if view.mode]
-    missing = [key for row in report.per_prompt for key in keys if key not in row.modes]
-    require(not missing, f"{mismatch} no '{''.join(missing[:1])}' in {file}; {remedy}")
-    return report
 
 
-def compare_reports(before: Report, after: Report) -> tuple[list[str], Table, list[str]]:
-    """Return the changed settings, a table of changed metrics, and the regressions."""
-    changes = list(compare_metrics(before, after))
-    not_lossless = find_not_lossless(before, after)
-    missing = find_missing_modes(before, after)
-    regressions = [
-        *(f"{change.mode} {change.metric}" for change in changes if change.is_regression),
-        *(f"{name} lossless: {verdict}" for name, (_, verdict) in not_lossless.items()),
-        *(
-            f"{name} is no longer measured" + (f" ({reason})" if reason else "")
-            for name, reason in missing.items()
-        ),
-    ]
-    return (
-        find_changed_settings(before, after),
-        _build_table(changes, not_lossless, list(missing), same=has_same_prompts(before, after)),
-        regressions,
-    )
+def compare_files(before: Path, after: Path) -> int:
+    """Print the comparison of two reports and return the exit code."""
+    contents = [read_json(before), read_json(after)]
+    from infer.report.comparison import compare_reports, parse_report, print_comparison
 
-
-def _build_table(
-    changes: list[MetricChange], not_lossless: VerdictPairs, missing: list[str], *, same: bool
-) -> Table:
-    pairing = "paired by prompt" if same else "unpaired: the reports hold different prompts"
-    return Table(
-        title="Figures",
-        note=f"Differences are {pairing}. Brackets: intervals of the differences. If nothing "
-        "changed, those of tau and speed-up all contain 0 in at least 95 % of comparisons.",
-        columns=["mode", "figure", "before", "after", "difference", "beyond noise"],
-        rows=[
-            *map(_format_change, changes),
-            *(
-                [name, "lossless", before or ABSENT, after, ABSENT, "must be yes"]
-                for name, (before, after) in not_lossless.items()
-            ),
-            *([name, "measured", "yes", "NO", ABSENT, "worse"] for name in missing),
-        ],
-        label_columns=2,
-    )
-
-
-def _format_change(change: MetricChange) -> list[str]:
-    decimals = DECIMALS.get(change.metric, 2)
-    difference = f"{change.after - change.before:+.{decimals}f}"
-    low, high = change.interval or (None, None)
-    interval = "[?]" if low is None else f"[{low:.{decimals}f}, {high:.{decimals}f}]"
-    verdict = "better" if change.after > change.before else "worse"
-    return [
-        change.mode,
-        change.metric,
-        f"{change.before:.{decimals}f}",
-        f"{change.after:.{decimals}f}",
-        f"{difference} {interval}",
-        verdict if change.is_beyond_noise else "no",
-    ]
-
-
-def _print_comparison(settings: list[str], table: Table, regressions: list[str]) -> None:
-    console = choose_console(CONSOLE)
-    print_text = partial(console.print, markup=False, highlight=False, soft_wrap=True)
-    heading = "settings that differ:" if settings else "settings: all the same"
-    print_text("\n  ".join([heading, *settings]))
-    console.print()
-    console.print(to_rich_table(table, ruled=console.is_terminal))
-    console.print(table.note, style="dim", markup=False, highlight=False)
-    print_text(
-        f"\nregression: {'; '.join(regressions)}" if regressions else "\nno regression beyond noise"
-    )
+    settings, table, regressions = compare_reports(*(parse_report(*each) for each in contents))
+    print_comparison(settings, table, regressions)
+    return int(bool(regressions))
 
 
 def main(arguments: list[str]) -> int:
@@ -140,12 +43,9 @@ def main(arguments: list[str]) -> int:
             len(arguments) == 2,
             f"command line: must be two reports, got {len(arguments)}; {USAGE}",
         )
-        before, after = (read_report(Path(argument)) for argument in arguments)
+        return compare_files(*map(Path, arguments))
     except UserError as error:
         exit_with_error(error)
-    settings, table, regressions = compare_reports(before, after)
-    _print_comparison(settings, table, regressions)
-    return int(bool(regressions))
 
 
 if __name__ == "__main__":

@@ -1,21 +1,19 @@
-"""The configuration of `infer.eval`, `infer.calibrate` and the evaluation of a training run.
-
-Two functions check that prompts and answers fit in the context of a target.
-"""
+"""The configuration of the commands on checkpoints, of `infer.plan`, and of an evaluation."""
 
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 from data.config import DEMO
-from data.eval_prompts.prompts import load_eval_prompts
-from infer.verify import AcceptanceRule, TypicalRule, Verification, build_acceptance_rule
-from models.device import DeviceConf
+from models.device.config import DeviceConf, MachineConf
+from models.distill.config import LossConf
+from models.drafts.config.base import DraftConf
 from models.errors import UserError, require
-from models.speculate.sampling import SamplingConf
-from models.speculate.tree import TreeConf
-from models.target.target import Target, TargetConf
+from models.speculate.config import SamplingConf, TreeConf
+from models.target.config import TargetConf
 from models.validation import POSITIVE, Rule, at_least, at_most, check_values
 
+MISSING: Any = "???"  # OmegaConf's mark of a required value
 MAX_RANKS = 256  # every draft vocabulary keeps the 256 bytes
 DEMO_NEW_TOKENS, DEFAULT_NEW_TOKENS = 64, 256  # of answers to the demo's and to other prompts
 OWN_TARGET = "own"  # a target.name: the target that the draft was distilled from
@@ -24,6 +22,47 @@ EACH_ABOVE_ONE = Rule(
     lambda batches: all(batch > 1 for batch in batches),
     "[] measures only one row at a time",
 )
+
+
+class Verification(Enum):
+    """The name of an acceptance rule, and what it promises; see docs/exactness.md."""
+
+    auto = "auto"  # greedy at temperature 0, else coupled
+    greedy = "greedy"
+    coupled = "coupled"
+    rejection = "rejection"
+    block = "block"
+    typical = "typical"  # lossy: marked wherever its results are printed
+
+    @property
+    def is_lossless(self) -> bool:
+        """Return whether emitted tokens have the target's distribution."""
+        return self is not Verification.typical
+
+    @property
+    def is_ratio_test(self) -> bool:
+        """Return whether it accepts with a probability of target / draft."""
+        return self in (Verification.rejection, Verification.block)
+
+    def resolve(self, sampling: SamplingConf) -> "Verification":
+        """Return the rule that is meant with this sampling."""
+        if self is not Verification.auto:
+            return self
+        return Verification.coupled if sampling.temperature > 0 else Verification.greedy
+
+    def check_sampling(self, sampling: SamplingConf) -> None:
+        """Raise UserError unless the rule is proven for this sampling."""
+        key, temperature = "evaluation.sampling.temperature", sampling.temperature
+        is_greedy = self is Verification.greedy
+        require(
+            not is_greedy or temperature <= 0,
+            f"evaluation.verification: {self.value} needs {key} 0, got {temperature}; take coupled",
+        )
+        require(
+            is_greedy or temperature != 0,
+            f"evaluation.verification: {self.value} needs {key} above 0, got {temperature}; raise "
+            "it or take greedy",
+        )
 
 
 @dataclass(kw_only=True)
@@ -49,11 +88,11 @@ class EvaluationConf:
             prompts_per_category=at_least(1, "null = all"), turns=at_least(1),
             batch_sizes=EACH_ABOVE_ONE, typical_epsilon=POSITIVE, typical_delta=POSITIVE,
         )  # fmt: skip
-        rule = self.acceptance_rule  # raises UserError if verification and sampling do not fit
+        self.rule.check_sampling(self.sampling)
         require(
             not self.replay or self.keeps_target_answers,
             "evaluation.replay: needs greedy or coupled verification, whose answers do not depend "
-            f"on the draft, got {rule.name}; set it to false",
+            f"on the draft, got {self.rule.value}; set it to false",
         )
 
     @property
@@ -69,47 +108,14 @@ class EvaluationConf:
         return DEMO_NEW_TOKENS if self.max_new_tokens is None else self.max_new_tokens
 
     @property
-    def acceptance_rule(self) -> AcceptanceRule:
-        """Return the acceptance rule for `Decoder`."""
-        typical = TypicalRule(epsilon=self.typical_epsilon, delta=self.typical_delta)
-        return build_acceptance_rule(self.verification, self.sampling, typical=typical)
+    def rule(self) -> Verification:
+        """Return the rule that is meant, which is never `auto`."""
+        return self.verification.resolve(self.sampling)
 
     @property
     def keeps_target_answers(self) -> bool:
         """Return whether answers do not depend on the draft, so that they can be replayed."""
-        rule = self.acceptance_rule
-        return rule.lossless and not rule.is_ratio_test
-
-
-def check_prompts(target: TargetConf, conf: EvaluationConf) -> None:
-    """Check that every prompt of the file fits with its answer; raise UserError otherwise.
-
-    No model is loaded. The demo's own prompts are short and not checked; later turns are checked
-    by `check_context` as soon as they are known.
-    """
-    if conf.prompts is None:
-        return
-    context = target.context_length()
-    prompts = load_eval_prompts(
-        target.load_tokenizer(), conf.prompts, limit=conf.prompts_per_category
-    )
-    longest = max(prompts, key=lambda prompt: len(prompt.ids))
-    require(
-        context is None or len(longest.ids) + conf.new_tokens <= context,
-        f"evaluation.prompts: prompt and answer must fit in the {context} positions of "
-        f"{target.name}, got prompt {longest.id} of {len(longest.ids)} tokens and "
-        f"evaluation.max_new_tokens={conf.new_tokens}; shorten the prompt or lower that",
-    )
-
-
-def check_context(target: Target, tokens: int) -> None:
-    """Check that the target has positions for that many tokens; raise UserError otherwise."""
-    context = getattr(target.config, "max_position_embeddings", None)
-    require(
-        context is None or tokens <= context,
-        f"evaluation.max_new_tokens: prompt and answer must fit in the {context} positions of "
-        f"{target.name}, got {tokens}; lower it or shorten the prompts",
-    )
+        return self.rule.is_lossless and not self.rule.is_ratio_test
 
 
 def parse_checkpoints(value: Any) -> list[str] | None:
@@ -183,4 +189,35 @@ class CalibrateConf(TreeSearchConf):
             self.nodes <= num_paths,
             f"nodes: must be at most the {num_paths} paths that depth and ranks give, got "
             f"{self.nodes}; raise depth or ranks",
+        )
+
+
+@dataclass(kw_only=True)
+class DecodePlanConf:
+    """The configuration of `python -m infer.plan`: models, decoding and machine."""
+
+    target: TargetConf = field(default_factory=TargetConf)
+    draft: DraftConf = MISSING
+    tree: TreeConf = field(default_factory=TreeConf)
+    loss: LossConf = field(default_factory=LossConf)  # set by the draft's configuration
+    optim: Any = None  # set by the draft's configuration, like `data`; both are unused
+    data: Any = None
+    sampling: SamplingConf = field(default_factory=SamplingConf)
+    device: DeviceConf = field(default_factory=DeviceConf)
+    machine: MachineConf = field(default_factory=MachineConf)
+    batch: int = 1
+    prompt_tokens: int = 1024
+    context: int = 2048  # tokens of prompt and answer
+    share_draft: bool = True  # over the cores of a target, as serving engines do
+    memory_margin: float = 0.1  # share of a core's memory kept for compiler, runtime, collectives
+    output: str | None = None  # a file for the plan as JSON
+    output_dir: str = "outputs/infer.plan"
+    run_name: str = "plan"
+
+    def __post_init__(self) -> None:
+        check_values(self, batch=at_least(1), prompt_tokens=at_least(1))
+        require(
+            self.context > self.prompt_tokens,
+            f"context: must be more than the {self.prompt_tokens} tokens of the prompt, got "
+            f"{self.context}; raise it or lower prompt_tokens",
         )

@@ -10,7 +10,8 @@ from conf.entry import entry_point
 from models.console import print_line
 from models.errors import require
 from models.files import open_output_file
-from models.speculate.tree import TreeConf, TreeKind
+from models.speculate.config import TreeConf
+from models.speculate.tree import TreeKind
 from models.speculate.tree_formats import TreeFormat, write_paths
 
 

@@ -6,72 +6,14 @@ python -m infer.tune checkpoint=[A,B] batch=[1,8] context=[1024,8192] prompts=mi
 The search is in `infer/tuning/search.py`. Limits of the method: docs/tuning.md.
 """
 
-import itertools
-import json
-from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from conf.entry import entry_point
-from data.eval_prompts.prompts import EvalPrompt
-from infer.checkpoint_paths import open_checkpoints, run_names
-from infer.command_inputs import check_inputs, load_calibration
-from infer.tuning.candidates import select_sweep
+from infer.checkpoint_paths import open_checkpoints
+from infer.input_checks import check_inputs
 from infer.tuning.config import TuneConf
-from infer.tuning.cost_model import CostBench
-from infer.tuning.results import (
-    DraftTuning,
-    build_tuning_report,
-    format_result,
-    format_summary,
-    write_tree_files,
-)
-from infer.tuning.search import choose_tree, estimate_candidates
 from models.console import print_line, setup_logging
-from models.drafts import load_draft
-from models.drafts.base import Draft, SpeculativePair
-from models.errors import require
-from models.files import report_disk_errors
 from models.lock import claim_run_folder
-from models.target.target import Target
-
-
-def tune_drafts(
-    target: Target, drafts: dict[str, tuple[Path, Draft]], prompts: list[EvalPrompt], conf: TuneConf
-) -> list[DraftTuning]:
-    """Tune each draft for each batch and context; print each result as soon as it is known."""
-    tunings = []
-    needed_context = max(len(prompt.ids) for prompt in prompts) + conf.max_new_tokens
-    for name, (directory, draft) in drafts.items():
-        draft_target = SpeculativePair(target=target, draft=draft).verifying_target
-        # `infer.eval` decodes with lookup in a chain that the draft can propose too.
-        windows = [window for window in conf.ngram_windows if window <= draft.max_depth]
-        tuning = estimate_candidates(
-            draft_target, name, directory, draft, prompts, replace(conf, ngram_windows=windows)
-        )
-        for batch, context in itertools.product(conf.batch, conf.context or [needed_context]):
-            bench = CostBench(
-                target=draft_target, draft=draft, prompts=prompts, conf=conf, batch=batch,
-                context=context,
-            )  # fmt: skip
-            swept = select_sweep(tuning.candidates) if conf.sweep else []
-            tuning.results.append(choose_tree(bench, tuning, swept))
-            torch.compiler.reset()  # drops these graphs: the next shapes are different
-            print_line(*format_result(tuning, tuning.results[-1]), sep="\n")
-        tunings.append(tuning)
-    return tunings
-
-
-def check_prompts_fit(conf: TuneConf, prompts: list[EvalPrompt]) -> None:
-    """Check that prompts and answers fit in every context; raise UserError otherwise."""
-    longest = max(len(prompt.ids) for prompt in prompts)
-    for context in conf.context or []:
-        require(
-            context >= longest + conf.max_new_tokens,
-            f"context: must hold prompt and answer, {longest} + {conf.max_new_tokens} tokens, "
-            f"got {context}; raise it or shorten max_new_tokens",
-        )
 
 
 @entry_point("tune", TuneConf)
@@ -81,19 +23,9 @@ def main(conf: TuneConf) -> None:
     run = Path(conf.output_dir) / conf.run_name
     check_inputs(conf.tree, conf.prompts, key="prompts")
     claim_run_folder(run)
-    target, prompts = load_calibration(conf, directories)
-    check_prompts_fit(conf, prompts)
-    with target.device.cpu_threads_for(target.num_parameters // target.num_layers):
-        drafts = {
-            name: (directory, load_draft(directory, target)[1])
-            for name, directory in zip(run_names(directories), directories, strict=True)
-        }
-        tunings = tune_drafts(target, drafts, prompts, conf)
-        report = build_tuning_report(tunings, target, target.device.describe(), prompts)
-    with report_disk_errors(run):
-        (run / "tune.json").write_text(json.dumps(report) + "\n")
-        write_tree_files(tunings, run, conf)
-    print_line(*format_summary(tunings, run, conf), sep="\n")
+    from infer.tree_tuning import tune_checkpoints
+
+    tune_checkpoints(conf, directories, run)
 
 
 if __name__ == "__main__":

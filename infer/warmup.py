@@ -6,48 +6,11 @@ Each graph is printed with the time that it took. Graphs last as long as the com
 (device.cache_dir): docs/graphs.md. Nothing else is written.
 """
 
-import itertools
-from collections.abc import Callable
-
 from conf.entry import entry_point
 from infer.checkpoint_paths import open_checkpoints
-from infer.command_inputs import check_inputs, load_evaluation
-from infer.config import EvalConf, EvaluationConf
-from infer.measure import batched
-from infer.measure.eval_modes import DraftUnderTest, build_eval_modes
-from infer.measure.evaluate import choose_warmup_prompts, plan_evaluation
-from infer.measure.exactness import measure_tolerance
-from infer.measure.timing import WARMUP_TOKENS, warm_up_unfused
+from infer.config import EvalConf
+from infer.input_checks import check_inputs
 from models.console import print_line, setup_logging
-from models.speculate.tree import TreeConf
-from models.target.target import Target
-
-
-def compile_eval_graphs(
-    target: Target, drafts: list[DraftUnderTest], *, tree: TreeConf, conf: EvaluationConf,
-    print_line: Callable[[str], None],
-) -> None:  # fmt: skip
-    """Compile the graphs of an evaluation by calling every function once in each of its shapes."""
-    if not target.device.has_static_shapes:
-        print_line("graphs: none to compile, because compiling is off on this device")
-        return
-    shape, num_tokens = tree.build(), min(WARMUP_TOKENS, conf.new_tokens)
-    with target.device.cpu_threads_for(target.num_parameters // target.num_layers):
-        prompts, graphs = plan_evaluation(target, drafts, shape, conf)
-        with target.device.expect_graphs(graphs, print_line, on_graph=print_line):
-            modes = build_eval_modes(target, drafts, shape, prompts, conf)
-            warmup_prompts = choose_warmup_prompts(prompts)
-            for name, mode in modes.items():
-                if name == mode.baseline:  # its own passes measure the tolerance of comparisons
-                    measure_tolerance(mode.decoder, warmup_prompts, max_new_tokens=conf.new_tokens)
-                for prompt in warmup_prompts:
-                    mode.decoder.decode([prompt.ids], row_ids=[0], max_new_tokens=num_tokens)
-            timed = [mode for mode in modes.values() if mode.timed]
-            warm_up_unfused(timed, warmup_prompts[0], max_new_tokens=conf.new_tokens)
-            for draft, batch in itertools.product(drafts, conf.batch_sizes):
-                batched.build_warm_decoders(
-                    draft.target or target, draft, shape, prompts, conf, batch
-                )
 
 
 @entry_point("eval_warmup", EvalConf)
@@ -55,6 +18,9 @@ def main(conf: EvalConf) -> None:
     setup_logging()
     directories = open_checkpoints(conf.checkpoint, print_line)
     check_inputs(conf.tree, conf.evaluation.prompts)
+    from infer.command_inputs import load_evaluation
+    from infer.graph_warmup import compile_eval_graphs
+
     target, drafts, evaluation = load_evaluation(conf, directories)
     compile_eval_graphs(target, drafts, tree=conf.tree, conf=evaluation, print_line=print_line)
 

@@ -8,23 +8,26 @@ a draft language model is read by transformers (models/drafts/causal_lm.py).
 import hashlib
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
-from models.errors import UserError, require
+from models.checkpoint_files import (
+    CONFIG_FILE,
+    TARGET_HASH_KEY,
+    TOKENIZER_HASH_KEY,
+    WEIGHTS_FILE,
+    report_unreadable,
+)
+from models.errors import require
 from models.files import PARTIAL_SUFFIX, atomic_path, report_disk_errors
 from models.parallel.dtensor import full_tensor
 from models.transformers4_keys import add_older_keys
-
-WEIGHTS_FILE, CONFIG_FILE = "model.safetensors", "config.json"
-TARGET_HASH_KEY, TOKENIZER_HASH_KEY = "target_sha256", "tokenizer_sha256"
 
 # Settings that the weights do not show. RoPE is left out: a longer context is still the same
 # target, and versions of transformers spell its settings differently.
@@ -79,7 +82,7 @@ def load_tensors(directory: Path, expected: Mapping[str, Tensor]) -> dict[str, T
     different shape or kind of number.
     """
     file_path = directory / WEIGHTS_FILE
-    with _report_unreadable(file_path), safe_open(file_path, framework="pt") as file:
+    with report_unreadable(file_path), safe_open(file_path, framework="pt") as file:
         shapes = {name: list(file.get_slice(name).get_shape()) for name in sorted(file.keys())}
         problems = [f"lacks {name}" for name in sorted(expected.keys() - shapes.keys())]
         problems += [f"has the unknown tensor {name}" for name in sorted(shapes.keys() - expected)]
@@ -104,30 +107,6 @@ def load_tensors(directory: Path, expected: Mapping[str, Tensor]) -> dict[str, T
     return tensors
 
 
-@contextmanager
-def _report_unreadable(path: Path) -> Iterator[None]:
-    """Turn an error that the block raises for a missing or corrupt file into a UserError."""
-    try:
-        yield
-    except (OSError, ValueError, SafetensorError) as error:
-        if not path.exists():
-            raise UserError(
-                f"checkpoint: must be a folder with {path.name}, got {path.parent}; "
-                "give the checkpoint folder of a finished run"
-            ) from error
-        raise UserError(
-            f"checkpoint: must be a complete file, got {path}, which is truncated or corrupt "
-            f"({error}); copy it again or repeat the run"
-        ) from error
-
-
-def read_config(directory: Path) -> dict[str, Any]:
-    """Return the content of config.json; raise UserError if it is missing or corrupt."""
-    path = directory / CONFIG_FILE
-    with _report_unreadable(path):
-        return json.loads(path.read_text())
-
-
 def build_metadata(target: Any) -> dict[str, str]:
     """Return the metadata that ties a draft to the target that it was distilled for."""
     return {
@@ -135,15 +114,6 @@ def build_metadata(target: Any) -> dict[str, str]:
         TOKENIZER_HASH_KEY: target.tokenizer_fingerprint,
         "target_name": target.name,
     }
-
-
-def read_metadata(directory: Path) -> dict[str, str]:
-    """Return the metadata of model.safetensors; a sharded checkpoint has none."""
-    path = directory / WEIGHTS_FILE
-    if not path.exists() and path.with_name(f"{WEIGHTS_FILE}.index.json").exists():
-        return {}
-    with _report_unreadable(path), safe_open(path, framework="pt") as file:
-        return file.metadata() or {}
 
 
 def check_metadata(metadata: Mapping[str, str], *, target_hash: str, tokenizer_hash: str) -> None:

@@ -9,7 +9,6 @@ from rich.console import Console
 from rich.logging import RichHandler
 from rich.table import Table
 from rich.text import Text
-from transformers.utils.logging import disable_progress_bar
 
 CONSOLE = Console()
 print_line = Console(soft_wrap=True, highlight=False).print  # never breaks or colors a long line
@@ -62,7 +61,9 @@ def setup_logging() -> None:
         )
     else:
         handler = logging.StreamHandler(sys.stdout)
-        disable_progress_bar()  # the bar of loading weights would become one long line
+        # The bars of downloads and of loading weights would become long lines. huggingface_hub
+        # reads the variable when it is imported, and transformers asks huggingface_hub.
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler], force=True)
     for name in PACKAGES:
         logging.getLogger(name).setLevel(logging.INFO if main_process else logging.ERROR)

@@ -1,33 +1,17 @@
 """Low-rank adapters (LoRA, https://arxiv.org/abs/2106.09685), as peft puts them into a model."""
 
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from models.validation import POSITIVE, at_least, check_values
 
+def add_adapters(model: Any, *, rank: int, alpha: float) -> None:
+    """Add adapters, initially zero, to `model` in place, and freeze all its other weights."""
+    from peft import LoraConfig, inject_adapter_in_model
 
-@dataclass(kw_only=True)
-class LoraConf:
-    """Adapters of every linear layer but the head; rank 0 adds none."""
-
-    rank: int = 0
-    alpha: float = 32.0  # the adapter's output is scaled by alpha / rank
-
-    def __post_init__(self) -> None:
-        check_values(
-            self, "draft.lora", rank=at_least(0, "0 trains every weight"),
-            alpha=replace(POSITIVE, remedy="e.g. 32"),
-        )  # fmt: skip
-
-    def add_adapters(self, model: Any) -> None:
-        """Add adapters, initially zero, to `model` in place, and freeze all its other weights."""
-        from peft import LoraConfig, inject_adapter_in_model
-
-        options: Any = {"r": self.rank, "lora_alpha": self.alpha}
-        inject_adapter_in_model(LoraConfig(target_modules="all-linear", **options), model)
+    options: Any = {"r": rank, "lora_alpha": alpha}
+    inject_adapter_in_model(LoraConfig(target_modules="all-linear", **options), model)
 
 
 @torch.no_grad()

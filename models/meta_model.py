@@ -10,13 +10,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.device import Device
-from models.distill.losses import LossConf
-from models.drafts.base import Draft, DraftConf
+from models.device.device import Device
+from models.distill.config import LossConf
+from models.drafts.base import Draft
+from models.drafts.config.base import DraftConf
+from models.drafts.registry import build_draft
 from models.parallel import tensor_parallel
 from models.parallel.tensor_parallel import INPUT_AXIS, LayerShard, ParallelLayers
+from models.target.config import TargetConf
 from models.target.language_model import LanguageModel
-from models.target.target import Target, TargetConf
+from models.target.pretrained import build_planning_model
+from models.target.target import Target
 
 
 class MetaTarget(Target):
@@ -37,13 +41,13 @@ class MetaTarget(Target):
 def build_meta_target(conf: TargetConf, dtype: torch.dtype) -> MetaTarget:
     """Build the target that its config.json describes, on `meta`."""
     device = Device(name="cpu", torch_device=torch.device("cpu"), dtype=dtype, compiles=False)
-    return MetaTarget(conf.build_planning_model(dtype), name=conf.path or conf.name, device=device)
+    return MetaTarget(build_planning_model(conf, dtype), name=conf.path or conf.name, device=device)
 
 
 def build_meta_draft(conf: DraftConf, target: MetaTarget, *, loss: LossConf, seed: int) -> Draft:
     """Build the draft that a run would start with, on `meta`."""
     with torch.device("meta"):
-        return conf.build(target, loss=loss, seed=seed)
+        return build_draft(conf, target, loss=loss, seed=seed)
 
 
 def collect_models(draft: Draft) -> list[nn.Module]:

@@ -17,22 +17,25 @@ from pathlib import Path
 import torch
 from transformers.utils import logging
 
+from models.drafts.registry import find_draft_class
+from models.target.target import load_target
+
 sys.path.insert(0, str(Path(__file__).parent.parent))  # so that it runs from any directory
 
 from conf.entry import compose, exit_with_error
 from data.eval_prompts.prompts import load_eval_prompts
 from infer.checkpoint_paths import find_newest_run
 from infer.report.tables import Table
-from models.checkpoint import read_config
-from models.drafts import load_draft
-from models.drafts.base import DraftConf
-from models.drafts.causal_lm import CausalLMConf
-from models.drafts.eagle3 import Eagle3Conf
+from models.checkpoint_files import read_config
+from models.drafts.config.base import DraftConf
+from models.drafts.config.causal_lm import CausalLMConf
+from models.drafts.config.eagle3 import Eagle3Conf
+from models.drafts.registry import load_draft
 from models.errors import UserError
 from models.target.precision import build_device
 from scripts import bench_decoding, bench_engines, bench_loss, bench_train
 from scripts.bench_tables import machine, show, write
-from train.config import TrainConf
+from train.config.run import TrainConf
 
 PARTS = ("ar", "lookup", "engines", "loss", "train")
 
@@ -75,7 +78,7 @@ def measure(args: argparse.Namespace) -> Iterator[tuple[str, Table, str]]:
     overrides += ["device.compile=false"] if args.eager else []
     conf = compose("train", TrainConf, overrides)
     device = build_device(conf.device, conf.target)
-    target = conf.target.build(device)
+    target = load_target(conf.target, device)
     draft = load_draft(checkpoint, target)[1] if checkpoint else None
     machine_text = machine(device)
     setting = f"target `{args.target}`, {machine_text}"
@@ -143,7 +146,7 @@ def newest_of(method: type[DraftConf], remedy: str) -> Path | None:
     """Return the checkpoint of the method's newest run; without one print a line, return None."""
     runs = sorted(Path("outputs/train").glob("*/report.json"), key=lambda r: r.stat().st_mtime)
     for folder in [run.parent / "checkpoint" for run in reversed(runs)]:
-        if method.matches_config(read_config(folder)):
+        if find_draft_class(method).matches_config(read_config(folder)):
             return folder
     print(f"engines: no {method.method} draft under outputs/train, measuring without it; {remedy}")
     return None

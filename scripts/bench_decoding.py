@@ -22,9 +22,9 @@ from infer.engine.admission import bucket_length
 from infer.engine.decode import Decoder
 from infer.measure.intervals import Estimate, bootstrap_t
 from infer.report.tables import Table
-from models.device import Device
+from models.device.device import Device
 from models.drafts.base import Draft
-from models.speculate.sampling import SamplingConf
+from models.speculate.config import SamplingConf
 from models.speculate.tree import NO_TREE, Tree
 from models.target.target import Target
 

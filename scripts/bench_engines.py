@@ -22,7 +22,8 @@ from torch import nn
 
 from infer.report.tables import Table
 from models.drafts.base import Draft
-from models.speculate.tree import Tree, TreeConf, TreeKind
+from models.speculate.config import TreeConf
+from models.speculate.tree import Tree, TreeKind
 from models.target.target import Target
 from scripts.bench_decoding import (
     Contender,

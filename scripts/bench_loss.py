@@ -18,7 +18,8 @@ from pathlib import Path
 import torch
 
 from infer.report.tables import Table
-from models.distill.losses import LossConf, LossName, chunked_distillation_loss, distillation_loss
+from models.distill.config import LossConf, LossName
+from models.distill.losses import chunked_distillation_loss, distillation_loss
 
 FORMS = {"plain": distillation_loss, "chunked": chunked_distillation_loss}
 ORDER = ("plain", "chunked", "chunked", "plain")

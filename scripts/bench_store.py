@@ -18,8 +18,8 @@ import torch
 from transformers.utils import logging
 
 from conf.entry import compose
-from data.capture import build_store_spec, plan_capture, write_store_file
 from data.demo.prompts import training_prompts
+from data.feature_capture import build_store_spec, plan_capture, write_store_file
 from data.features.capture_progress import CaptureProgress
 from data.features.config import CaptureConf
 from data.features.manifest import DOCUMENTS_FILE, shard_name
@@ -31,11 +31,14 @@ from data.packing.pack import pack_documents
 from data.packing.sampler import RowOrder
 from data.sources.tokenized import document_from_pair
 from infer.report.tables import Table
+from models.device.opening import open_device
 from models.drafts.base import Draft
+from models.drafts.registry import build_draft
 from models.meta_model import build_meta_target
-from models.target.target import Target
+from models.target.target import Target, load_target
 from scripts.bench_tables import machine, show, write
-from train.config import TrainConf
+from train.checks import build_run_parallel
+from train.config.run import TrainConf
 from train.log import MetricLogger
 from train.loop import Trainer
 from train.run import open_run
@@ -66,7 +69,7 @@ def measure(name: str, dtype: str, folder: Path, target: Target, steps: int) -> 
         "device=cpu", "device.compile=false", f"optim.steps={steps}", f"log.interval={LOGGED}",
         f"run_name={name}-{dtype}", f"output_dir={folder}/train",
     ])  # fmt: skip
-    draft = train.draft.build(target, loss=train.loss, seed=0)
+    draft = build_draft(train.draft, target, loss=train.loss, seed=0)
     store = FeatureStore.open(
         store_folder, target_hash=target.fingerprint, tokenizer_hash=target.tokenizer_fingerprint,
         needs=draft.needs, dtype=target.device.dtype,
@@ -84,7 +87,7 @@ def measure(name: str, dtype: str, folder: Path, target: Target, steps: int) -> 
 
 
 def captured(conf: CaptureConf, target: Target) -> tuple[Timed, Path]:
-    """Capture as data/capture.py does, and return the times and the folder of the store.
+    """Capture as data/feature_capture.py does, and return the times and the folder of the store.
 
     A plain target pass is timed before each shard.
     """
@@ -123,7 +126,7 @@ def learn(
     conf: TrainConf, target: Target, draft: Draft, store: FeatureStore, rows: Packed
 ) -> tuple[float, float]:
     """Return the tokens/s of training steps and the share of their time spent waiting for data."""
-    parallel = conf.build_parallel(trackers=[])
+    parallel = build_run_parallel(conf, trackers=[])
     run = open_run(conf, parallel)
     Trainer(
         conf=conf, parallel=parallel, target=target, draft=draft, rows=rows, store=store,
@@ -173,7 +176,7 @@ def main() -> None:
     args = parser.parse_args()
     logging.disable_progress_bar()  # for loading weights
     conf = compose("train", TrainConf, ["device=cpu", "device.compile=false"])
-    target = conf.target.build(conf.device.build())
+    target = load_target(conf.target, open_device(conf.device))
     results = table(args, target)
     show(results)
     if args.write:

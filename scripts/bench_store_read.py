@@ -15,19 +15,20 @@ from pathlib import Path
 import torch
 
 from conf.entry import compose
-from data.capture import write_store_file
+from data.feature_capture import write_store_file
 from data.features.capture_progress import CaptureProgress
-from data.features.config import CaptureConf
+from data.features.config import CaptureConf, Dtype, TeacherKind
 from data.features.manifest import DOCUMENTS_FILE, StoreSpec, shard_name
 from data.features.plan import CapturePlan
 from data.features.reader import FeatureStore
-from data.features.schema import Dtype, FeatureSchema, TeacherKind
+from data.features.schema import FeatureSchema
 from data.packing.documents import Documents
 from data.packing.pack import pack_documents
 from data.packing.sampler import RowOrder
 from data.sources.row_formats import TokenizedDocument
 from infer.report.tables import Table
-from models.device import DeviceConf, DeviceName
+from models.device.config import DeviceConf, DeviceName
+from models.device.opening import open_device
 from models.drafts.base import Needs
 from scripts.bench_store import PAGE
 from scripts.bench_tables import machine, show, write
@@ -124,7 +125,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--write", action="store_true", help="update docs/features.md")
     args = parser.parse_args()
-    device = DeviceConf(name=DeviceName.cpu, threads=args.threads, compile=False).build()
+    device = open_device(DeviceConf(name=DeviceName.cpu, threads=args.threads, compile=False))
     table = Table(
         title="Reading a feature store",
         note=f"Random features, H = {args.hidden}, {DOCUMENTS_READ} documents in rows of {LENGTH}, "

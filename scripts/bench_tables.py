@@ -13,7 +13,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from infer.report.tables import Table
-from models.device import Device
+from models.device.device import Device
 
 PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 

@@ -15,9 +15,11 @@ from infer.report.tables import Table
 from models.distill.losses import distillation_loss
 from models.drafts import feature
 from models.drafts.base import Batch, Draft, Loss
+from models.drafts.registry import build_draft
 from models.target.language_model import TargetOutput
 from models.target.target import Target
-from train.config import TrainConf
+from train.config.run import TrainConf
+from train.optim import build_optimizers
 
 PROMPT = 32  # prompt tokens of each row
 
@@ -38,7 +40,7 @@ class Learner:
 
 def compare(conf: TrainConf, target: Target, *, steps: int) -> Table:
     """Build the table: tokens/s of each configuration, and the first one's speed over it."""
-    draft = conf.draft.build(target, loss=conf.loss, seed=conf.seed)
+    draft = build_draft(conf.draft, target, loss=conf.loss, seed=conf.seed)
     number = conf.optim.rows_per_pass(conf.optim.rows_per_step)
     batch = rows(target, number=number, length=conf.data.row_length)
     compile_ = target.device.compile
@@ -52,7 +54,7 @@ def compare(conf: TrainConf, target: Target, *, steps: int) -> Table:
         learners.append(
             Learner(compiled=True, plain=False, loss=compile_(draft.loss), features=features)
         )
-    optimizers, _ = conf.optim.build(draft)
+    optimizers, _ = build_optimizers(conf.optim, draft)
     for learner in learners:
         learn(learner, draft, target, batch, optimizers)  # compiles; not timed
     for turn in range(steps):

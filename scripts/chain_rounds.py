@@ -11,11 +11,13 @@ from data.config import DEMO
 from data.eval_prompts.prompts import EvalPrompt
 from infer.measure.intervals import bootstrap_t
 from infer.measure.replay import Replay, ReplayText, collect_replay_texts, decoding_starts
-from models.device import DeviceConf, DeviceName
+from models.device.config import DeviceConf, DeviceName
+from models.device.opening import open_device
 from models.drafts.base import Draft
-from models.speculate.sampling import SamplingConf
-from models.speculate.tree import TreeConf, TreeKind
-from models.target.target import Target, TargetConf
+from models.speculate.config import SamplingConf, TreeConf
+from models.speculate.tree import TreeKind
+from models.target.config import TargetConf
+from models.target.target import Target, load_target
 
 NEW_TOKENS = 64
 
@@ -25,10 +27,10 @@ def name_target(path: str | None) -> str:
     return DEMO if path is None else path.rstrip("/").rpartition("/")[2]
 
 
-def load_target(path: str | None) -> Target:
+def load_cpu_target(path: str | None) -> Target:
     """Return the target of a directory, or the demo's, on the CPU and eager."""
     conf = TargetConf(name=name_target(path), path=path)
-    return conf.build(DeviceConf(name=DeviceName.cpu, compile=False).build())
+    return load_target(conf, open_device(DeviceConf(name=DeviceName.cpu, compile=False)))
 
 
 def collect_texts(

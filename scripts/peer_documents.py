@@ -14,8 +14,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from data.packing.documents import Packed
-from models.distill.losses import LossConf
-from models.drafts.eagle3 import NORM_SWITCHES, Eagle3Conf, Eagle3Draft
+from models.distill.config import LossConf
+from models.drafts.config.eagle3 import Eagle3Conf
+from models.drafts.eagle3 import NORM_SWITCHES, Eagle3Draft
+from models.drafts.registry import build_draft
 from models.files import write_text_atomically
 from models.target.target import Target
 
@@ -78,7 +80,7 @@ def load_peer(folder: Path, target: Target) -> Eagle3Draft:
         head_size=layer["head_dim"],
         **{name: bool(config.get(name)) for name in NORM_SWITCHES},
     )
-    draft = conf.build(target, loss=LossConf(), seed=0)
+    draft = build_draft(conf, target, loss=LossConf(), seed=0)
     assert isinstance(draft, Eagle3Draft)
     tensors = load_file(folder / "model.safetensors")
     named = {name.replace("layers.0.", "midlayer."): tensor for name, tensor in tensors.items()}

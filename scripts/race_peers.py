@@ -21,7 +21,8 @@ from pathlib import Path
 
 import torch
 
-from models.device import DeviceConf, DeviceName
+from models.device.config import DeviceConf, DeviceName
+from models.device.opening import open_device
 from models.errors import UserError, require
 from scripts.bench_engines import environment
 from scripts.bench_tables import PAGE, machine, show, write
@@ -52,7 +53,7 @@ def main() -> None:
     for table in tables:
         show(table)
     if args.write:
-        device = DeviceConf(name=DeviceName.cpu, compile=False).build()
+        device = open_device(DeviceConf(name=DeviceName.cpu, compile=False))
         write(f"race-{name}", *tables, setting=f"target `{name}`, {machine(device)}")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from models.errors import require
 from models.files import write_text_atomically
-from models.target.target import TargetConf
+from models.target.config import TargetConf
 from scripts.chain_rounds import name_target
 from scripts.peer_documents import SUMMARY
 

@@ -19,8 +19,8 @@ from conf.entry import compose
 from data.config import DEMO
 from data.eval_prompts.prompts import EvalPrompt, load_eval_prompts
 from infer.measure.prompt_choice import load_calibration_prompts
-from models.drafts import load_draft
 from models.drafts.base import Draft
+from models.drafts.registry import build_draft, load_draft
 from models.files import write_text_atomically
 from models.target.target import Target
 from scripts.bench_decoding import generate, precision
@@ -28,14 +28,15 @@ from scripts.bench_engines import Engine
 from scripts.chain_rounds import (
     NEW_TOKENS,
     collect_texts,
-    load_target,
+    load_cpu_target,
     replay_chains,
     tabulate_rounds,
 )
 from scripts.peer_documents import load_peer, split_documents, write_documents
 from scripts.race_runs import DEPTHS, LOOKUP_FILE, OURS, PEER, SIDES, Race, Run
 from scripts.race_training import our_overrides
-from train.config import TrainConf
+from train.checks import build_run_parallel
+from train.config.run import TrainConf
 from train.rows.packed_rows import load_training_rows
 
 CALIBRATION_PROMPTS = 64
@@ -58,9 +59,9 @@ def main() -> None:
 def export_documents(run: Run) -> None:
     """Write the documents that our runs of this seed train on; a run's rate does not matter."""
     conf = compose("train", TrainConf, our_overrides(run))
-    parallel = conf.build_parallel(trackers=[])
+    parallel = build_run_parallel(conf, trackers=[])
     target = parallel.build_target(conf.target)
-    draft = conf.draft.build(target, loss=conf.loss, seed=conf.seed)
+    draft = build_draft(conf.draft, target, loss=conf.loss, seed=conf.seed)
     rows, _, _ = load_training_rows(conf, target, draft, parallel)
     folder = run.race.documents(run.seed)
     write_documents(split_documents(rows), folder, target=target, layers=draft.needs.layers)
@@ -81,7 +82,7 @@ def load_judged_prompts(race: Race, target: Target) -> list[EvalPrompt]:
 
 def replay_calibration(run: Run) -> None:
     """Count a chain on prompts that are not judged; they choose the rate of a side."""
-    target = load_target(run.race.target)
+    target = load_cpu_target(run.race.target)
     prompts = load_calibration_prompts(target, DEMO, CALIBRATION_PROMPTS)
     counts = count_rounds(run, target, prompts, depths=DEPTHS[-1:])
     run.add_figures(calibration=counts)
@@ -89,7 +90,7 @@ def replay_calibration(run: Run) -> None:
 
 def replay_judged(run: Run) -> None:
     """Count the chains on the judged prompts."""
-    target = load_target(run.race.target)
+    target = load_cpu_target(run.race.target)
     prompts = load_judged_prompts(run.race, target)
     run.add_figures(runtime=count_rounds(run, target, prompts, depths=DEPTHS))
 
@@ -106,7 +107,7 @@ def count_rounds(
 
 def serve_judged(run: Run) -> None:
     """Count the chains that vLLM decodes, by the engine's own counters."""
-    target = load_target(run.race.target)
+    target = load_cpu_target(run.race.target)
     prompts = load_judged_prompts(run.race, target)
     slots = max(len(prompt.ids) for prompt in prompts) + NEW_TOKENS + 2 * max(DEPTHS)
     counts, version = {}, ""
@@ -133,7 +134,7 @@ def count_served(engine: Engine, prompt: EvalPrompt, target: Target) -> list[int
 
 def look_up_judged(run: Run) -> None:
     """Count new tokens and forward passes of prompt lookup; the first pass reads the prompt."""
-    target = load_target(run.race.target)
+    target = load_cpu_target(run.race.target)
     prompts = load_judged_prompts(run.race, target)
     model: nn.Module = target.model
     passes = 0

@@ -23,11 +23,11 @@ from numpy import ndarray
 
 from data.eval_prompts.prompts import load_eval_prompts
 from infer.measure.replay import ReplayText
-from models.drafts import load_draft
+from models.drafts.registry import load_draft
 from scripts.chain_rounds import (
     acceptance_length,
     collect_texts,
-    load_target,
+    load_cpu_target,
     name_target,
     render_difference,
     render_shares,
@@ -187,7 +187,7 @@ def measure(args: argparse.Namespace) -> None:
     ]
     if not folders:
         return
-    target = load_target(args.target)
+    target = load_cpu_target(args.target)
     prompts = load_eval_prompts(target.tokenizer, None, limit=None)
     texts: list[ReplayText] = []
     for folder in folders:

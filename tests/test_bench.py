@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from conf.entry import compose
-from models.distill.losses import LossConf
-from models.drafts.causal_lm import CausalLMConf, InitFrom
+from models.distill.config import LossConf
+from models.drafts.config.causal_lm import CausalLMConf, InitFrom
+from models.drafts.registry import build_draft
 from scripts import bench, bench_decoding, bench_engines, bench_loss, bench_train
 from scripts.bench_tables import PAGE, markdown, replaced
 from tests.support.tiny import batch_of, learn, tree
-from train.config import TrainConf
+from train.config.run import TrainConf
 
 SMALL = bench_loss.Size(vocab=16_000, tokens=128, width=8, chunk=4)
 
@@ -51,8 +52,8 @@ def test_prompt_lookup_gives_the_answers_of_the_tree(target, learned, copies):
 def draft_model(target, learned, tmp_path):
     """A distilled one by its folder: a plain Hugging Face directory, which others take as it is."""
     _, texts = learned
-    draft = CausalLMConf(init_from=InitFrom.pruned, layers=[0, 5]).build(
-        target, loss=LossConf(), seed=0
+    draft = build_draft(
+        CausalLMConf(init_from=InitFrom.pruned, layers=[0, 5]), target, loss=LossConf(), seed=0
     )
     learn(draft, target, batch_of(texts), steps=60)
     draft.save(tmp_path / "draft", target)

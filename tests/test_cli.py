@@ -12,16 +12,13 @@ import pytest
 
 from conf.entry import CONF_DIR, compose, entry_point
 from conf.renamed_keys import RENAMED_KEYS
-from data.mixture.config import SourceConf
-from data.prepare import PrepareConf
-from data.show import ShowConf
-from infer.config import EvalConf
-from infer.plan import DecodePlanConf
+from data.config import ShowConf
+from data.mixture.config import PrepareConf, SourceConf
+from infer.config import DecodePlanConf, EvalConf
 from infer.tuning.config import TuneConf
-from models.drafts import METHODS
+from models.drafts.config import METHODS
 from models.errors import UserError
-from train.config import TrainConf
-from train.planning.run_plan import TrainPlanConf
+from train.config.run import TrainConf, TrainPlanConf
 
 ROOT = Path(__file__).parent.parent
 

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from conf.entry import CONF_DIR, compose, config_to_yaml, read_config
-from data.prepare import PrepareConf
+from data.mixture.config import PrepareConf
 from infer.config import CalibrateConf, EvalConf
-from models.drafts import METHODS
-from models.speculate.tree import TreeConf, TreeKind
-from train.config import TrainConf
-from train.plan import TrainPlanConf
+from models.drafts.config import METHODS
+from models.speculate.config import TreeConf
+from models.speculate.tree import TreeKind
+from train.config.run import TrainConf, TrainPlanConf
 
 GROUPS = (
     "target",

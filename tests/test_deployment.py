@@ -14,7 +14,7 @@ import yaml
 
 from conf.entry import USER_ERRORS, error_to_line
 from tests.support.commands import ROOT, Command, assert_suits_its_route, code, commands, refusals
-from train.config import TrainConf
+from train.config.run import TrainConf
 
 SCRIPTS = sorted((ROOT / "scripts").rglob("*.sh"))
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -9,9 +9,10 @@ from safetensors.torch import load_file
 
 from data.packing import sampler
 from data.packing.documents import Packed
-from models.distill.losses import LossConf
+from models.distill.config import LossConf
 from models.drafts.base import Batch
 from models.drafts.eagle3 import Eagle3Draft
+from models.drafts.registry import build_draft
 from scripts import study_eagle3, study_variants
 from tests.support.tiny import new_draft
 from tests.support.toy_run import toy_conf, toy_rows, toy_run, toy_target
@@ -49,7 +50,7 @@ def test_a_setting_without_a_run_is_left_out(args):
 
 def test_every_setting_is_a_valid_run():
     from conf.entry import compose
-    from train.config import TrainConf
+    from train.config.run import TrainConf
 
     for setting in study_eagle3.SETTINGS.values():
         module, overrides = study_eagle3.name_module(setting)
@@ -87,7 +88,7 @@ def test_the_average_is_judged_and_saved_and_training_goes_on_without_it(replace
         load_file(tmp_path / name / "checkpoint" / "model.safetensors")["mix.weight"]
         for name in ("ema", "plain")
     )
-    initial = toy_conf().draft.build(toy_target(), loss=LossConf(), seed=0).mix.weight
+    initial = build_draft(toy_conf().draft, toy_target(), loss=LossConf(), seed=0).mix.weight
     assert 0 < (saved - initial).norm() < (last - initial).norm()
 
 

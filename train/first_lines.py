@@ -12,8 +12,8 @@ from data.config import DataConf, DataSource, RowFormat
 from data.preview import Preview
 from data.sources.training_rows import count_training_rows
 from infer.tuning.config import format_overrides
-from models.target.target import TargetConf
-from train.config import TrainConf
+from models.target.config import TargetConf
+from train.config.run import TrainConf
 from train.distributed.torchrun import launch_command
 
 log = logging.getLogger(__name__)

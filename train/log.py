@@ -8,9 +8,6 @@ A terminal shows a progress bar; elsewhere the same figures are plain log lines.
 import json
 import logging
 import uuid
-from dataclasses import dataclass
-from enum import Enum
-from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -29,9 +26,8 @@ from torch import Tensor
 
 from infer.report.tables import Table
 from models.console import CONSOLE
-from models.errors import require
 from models.files import write_text_atomically
-from models.validation import at_least, check_values
+from train.config.log import LogConf, Wandb
 from train.distributed.parallel import Parallel
 from train.state import RunState
 
@@ -39,38 +35,6 @@ PROGRESS_METRICS = (  # the others are plotted, not printed
     "rows", "epochs", "tokens", "loss", "tau", "lr", "tokens_per_s", "data_wait",
 )  # fmt: skip
 log = logging.getLogger(__name__)
-
-
-class Wandb(Enum):
-    """Modes of Weights & Biases; `offline` writes a folder for `wandb sync`."""
-
-    off = "off"
-    offline = "offline"
-    online = "online"
-
-
-@dataclass(kw_only=True)
-class LogConf:
-    """Configuration of a run's metrics: how often they are written, and where."""
-
-    wandb: Wandb = Wandb.off
-    project: str = "drafts"
-    entity: str | None = None
-    interval: int = 10  # steps
-
-    def __post_init__(self) -> None:
-        check_values(self, "log", interval=at_least(1))
-
-    def list_trackers(self) -> list[str]:
-        """Return the trackers to start with Accelerate; raise UserError if wandb is missing."""
-        if self.wandb is Wandb.off:
-            return []
-        require(
-            find_spec("wandb") is not None,
-            f"log.wandb: needs the wandb package, got {self.wandb.value}; "
-            "run `pip install wandb`, or set log.wandb=off",
-        )
-        return ["wandb"]
 
 
 class MetricBuffer:

@@ -18,16 +18,16 @@ from torch import Tensor, nn
 
 from data.features.reader import FeatureStore
 from data.packing.documents import Packed
-from models.device import Device
+from models.device.device import Device
 from models.drafts.base import Batch, Draft, Extras, Loss, SpeculativePair
 from models.errors import require
 from models.parallel.dtensor import full_params, full_tensor
 from models.target.language_model import TargetOutput
 from models.target.target import Target
-from train.config import TrainConf
+from train.config.run import TrainConf
 from train.distributed.parallel import Parallel
 from train.log import MetricBuffer, MetricLogger, ProgressBar, drop_later_lines
-from train.optim import allocate_optimizer_states
+from train.optim import allocate_optimizer_states, build_optimizers
 from train.planning import graph_plan
 from train.quick_eval import chain_acceptance_length
 from train.rows.features import TargetFeatures
@@ -105,8 +105,8 @@ class Trainer:
             )
         )
         # Built after sharding, from the weights that this process holds.
-        optimizers, schedules = conf.optim.build(
-            self.draft, self.parallel.adamw_class, rate=self.rate
+        optimizers, schedules = build_optimizers(
+            conf.optim, self.draft, self.parallel.adamw_class, rate=self.rate
         )
         self.training_state = TrainingState(
             module=self.loss_module, optimizers=optimizers, schedules=[*schedules]

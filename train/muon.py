@@ -6,19 +6,13 @@ most of a training step there.
 
 import math
 from collections.abc import Callable
-from enum import Enum
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-
-class MuonScaling(Enum):
-    """The factor of an orthogonalized update: of its singular values, or of its entries."""
-
-    original = "original"  # sqrt(max(1, rows / columns))
-    match_rms_adamw = "match_rms_adamw"  # 0.2 sqrt(max(rows, columns)): entries as large as AdamW's
+from train.config.optim import MuonScaling
 
 
 class Muon(torch.optim.Muon):

@@ -4,9 +4,6 @@ Muon (https://kellerjordan.github.io/posts/muon/) trains the matrices between em
 AdamW the rest. Parameters and moments are fp32 whatever the forward pass runs in.
 """
 
-import math
-from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
 import torch
@@ -14,186 +11,58 @@ from torch import nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from models.device import Device, Precision, matmul_dtype
+from models.device.device import Device, matmul_dtype
 from models.errors import require
-from models.validation import POSITIVE, SHARE, Rule, at_least, check_values
-from train.muon import Muon, MuonScaling
+from train.config.optim import DEFAULT_STEPS, LearningRate, OptimConf, OptimName
+from train.muon import Muon
 
 
-class OptimName(Enum):
-    """Optimizer of the hidden matrices."""
-
-    adamw = "adamw"
-    muon = "muon"
-
-
-class Schedule(Enum):
-    """Shape of the learning rate after the warm-up."""
-
-    cosine = "cosine"
-    wsd = "wsd"  # warm-up, stable, decay
-    constant = "constant"
+def check_optimizer(conf: OptimConf, device: Device) -> None:
+    """Raise UserError if the device lacks the optimizer's operations. No model is needed."""
+    require(
+        device.has_scaled_addmm or conf.name is OptimName.adamw,
+        f"optim.name: must be adamw with device={device.name}, whose graphs cannot hold "
+        "Muon's products (scaled addmm), got muon; use optim=adamw",
+    )
 
 
-DEFAULT_STEPS = 300  # if neither optim.steps nor optim.epochs is set
-MOMENT_DECAYS = Rule(
-    "must be two numbers in [0, 1)",
-    lambda betas: len(betas) == 2 and all(0 <= beta < 1 for beta in betas),
-)
+def build_optimizers(
+    conf: OptimConf,
+    draft: nn.Module,
+    adamw: type[AdamW] = AdamW,
+    *,
+    rate: LearningRate | None = None,
+) -> tuple[list[Optimizer], list[LambdaLR]]:
+    """Return an optimizer for each kind of trained parameter, and a schedule for each of them.
 
-
-@dataclass(frozen=True, kw_only=True)
-class LearningRate:
-    """The learning rate over a run, as a share of its peak."""
-
-    schedule: Schedule
-    steps: int
-    warmup_steps: int
-    decay_steps: int  # for wsd
-    min_lr_ratio: float
-
-    def factor(self, step: int) -> float:
-        """Return the share of the peak rate at `step`, a pure function of it.
-
-        >>> conf = OptimConf(warmup_ratio=0.2, decay_ratio=0.4, schedule=Schedule.wsd)
-        >>> rate = conf.learning_rate(10)
-        >>> [round(rate.factor(step), 2) for step in range(10)]
-        [0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2]
-        """
-        if step < self.warmup_steps:
-            return (step + 1) / self.warmup_steps
-        if self.schedule is Schedule.constant:
-            return 1.0
-        is_wsd = self.schedule is Schedule.wsd
-        decay_steps = self.decay_steps if is_wsd else self.steps - self.warmup_steps
-        # + 1: the rate reaches its minimum one step after the last, so that the last one trains.
-        decayed = max(0, step + 1 - (self.steps - decay_steps)) / (decay_steps + 1)
-        if is_wsd:
-            return 1 - decayed * (1 - self.min_lr_ratio)
-        return self.min_lr_ratio + (1 - self.min_lr_ratio) * (1 + math.cos(math.pi * decayed)) / 2
-
-    def extendable_from(self, multiple: int) -> int | None:
-        """Return the last multiple of `multiple` from which a longer run can continue, or None.
-
-        A state also contains the rate of the next step, which must be the longer run's as well:
-        hence one step before the decay.
-        """
-        if self.schedule is Schedule.cosine:
-            return None
-        last = self.steps - (self.decay_steps + 1 if self.schedule is Schedule.wsd else 0)
-        return last // multiple * multiple
-
-
-@dataclass(kw_only=True)
-class OptimConf:
-    """Configuration of the optimizer, the learning rate, the steps and the rows of a step."""
-
-    name: OptimName = OptimName.adamw
-    lr: float = 1e-3
-    muon_lr: float | None = None  # None: ten times lr, the usual ratio
-    muon_scaling: MuonScaling = MuonScaling.original
-    muon_precision: Precision = Precision.auto  # auto: float32 on a CPU, bfloat16 elsewhere
-    betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
-    weight_decay: float = 0.0
-    schedule: Schedule = Schedule.cosine
-    warmup_ratio: float = 0.03  # share of the steps; an extended run keeps it as it was in steps
-    decay_ratio: float = 0.2  # share of the steps, for wsd
-    min_lr_ratio: float = 0.0  # share of lr that the decay leads to, one step after the last
-    steps: int | None = None  # null: from `epochs`, else 300
-    epochs: float | None = None  # passes over the packed rows, in place of steps
-    rows_per_step: int = 8  # over all processes; passes accumulate their gradients
-    micro_batch_size: int = 8  # most rows of one pass of a process
-    max_grad_norm: float = 1.0  # maximum norm of the whole gradient
-    compile: bool = True  # the loss; takes a minute, more than a short run saves
-
-    def __post_init__(self) -> None:
-        check_values(
-            self, "optim", steps=at_least(1), epochs=POSITIVE, rows_per_step=at_least(1),
-            micro_batch_size=at_least(1), warmup_ratio=SHARE, decay_ratio=SHARE,
-            min_lr_ratio=SHARE, lr=POSITIVE, max_grad_norm=POSITIVE, betas=MOMENT_DECAYS,
-        )  # fmt: skip
-        require(
-            self.epochs is None or self.steps is None,
-            f"optim.epochs: must be null if optim.steps is set, got {self.epochs} and "
-            f"{self.steps} steps; add optim.steps=null or leave optim.epochs out",
-        )
-        require(
-            self.warmup_ratio + (self.decay_ratio if self.schedule is Schedule.wsd else 0) <= 1,
-            "optim.warmup_ratio: warm-up and decay must share the steps, "
-            f"got {self.warmup_ratio} + {self.decay_ratio}; lower one of them",
-        )
-
-    def rows_per_pass(self, share: int) -> int:
-        """Return the rows per pass of a process that has `share` rows of a step.
-
-        >>> OptimConf(micro_batch_size=4).rows_per_pass(6)  # not 4 + 2: equal sizes share a graph
-        3
-        """
-        sizes = range(1, min(share, self.micro_batch_size) + 1)
-        return max(size for size in sizes if share % size == 0)
-
-    def total_steps(self, rows: int) -> int:
-        """Return the steps of a run over `rows` packed rows.
-
-        >>> OptimConf(epochs=2.0, rows_per_step=4).total_steps(rows=9)
-        5
-        """
-        if self.epochs is not None:
-            return math.ceil(self.epochs * rows / self.rows_per_step)
-        return self.steps or DEFAULT_STEPS
-
-    def learning_rate(self, steps: int, *, warmup_steps: int | None = None) -> LearningRate:
-        """Return the learning rate over `steps` steps.
-
-        `warmup_steps`: those that an extended run began with; None computes them from `steps`.
-        """
-        return LearningRate(
-            schedule=self.schedule, steps=steps, decay_steps=round(self.decay_ratio * steps),
-            warmup_steps=round(self.warmup_ratio * steps) if warmup_steps is None else warmup_steps,
-            min_lr_ratio=self.min_lr_ratio,
+    `rate` is needed if the steps depend on the number of rows, or the warm-up on an earlier
+    run.
+    """
+    rate = rate or conf.learning_rate(conf.steps or DEFAULT_STEPS)
+    matrices, decayed, plain = split_parameters(draft)
+    if conf.name is OptimName.adamw:
+        matrices, decayed = [], decayed + matrices
+    groups = [
+        *_group_by_lr_scale(decayed, conf.lr, weight_decay=conf.weight_decay),
+        *_group_by_lr_scale(plain, conf.lr, weight_decay=0.0),
+    ]
+    optimizers: list[Optimizer] = []
+    if groups:
+        optimizers.append(adamw(groups, lr=conf.lr, betas=(conf.betas[0], conf.betas[1])))
+    if matrices:
+        lr = 10 * conf.lr if conf.muon_lr is None else conf.muon_lr
+        optimizers.append(
+            Muon(
+                _group_by_lr_scale(matrices, lr), lr=lr, weight_decay=conf.weight_decay,
+                dtype=matmul_dtype(conf.muon_precision, matrices[0].device),
+                scaling=conf.muon_scaling,
+            )
         )  # fmt: skip
 
-    def check(self, device: Device) -> None:
-        """Raise UserError if the device lacks the optimizer's operations. No model is needed."""
-        require(
-            device.has_scaled_addmm or self.name is OptimName.adamw,
-            f"optim.name: must be adamw with device={device.name}, whose graphs cannot hold "
-            "Muon's products (scaled addmm), got muon; use optim=adamw",
-        )
+    def factor(step: int) -> float:  # a bound method would be pickled into the saved state
+        return rate.factor(step)
 
-    def build(
-        self, draft: nn.Module, adamw: type[AdamW] = AdamW, *, rate: LearningRate | None = None
-    ) -> tuple[list[Optimizer], list[LambdaLR]]:
-        """Return an optimizer for each kind of trained parameter, and a schedule for each of them.
-
-        `rate` is needed if the steps depend on the number of rows, or the warm-up on an earlier
-        run.
-        """
-        rate = rate or self.learning_rate(self.steps or DEFAULT_STEPS)
-        matrices, decayed, plain = split_parameters(draft)
-        if self.name is OptimName.adamw:
-            matrices, decayed = [], decayed + matrices
-        groups = [
-            *_group_by_lr_scale(decayed, self.lr, weight_decay=self.weight_decay),
-            *_group_by_lr_scale(plain, self.lr, weight_decay=0.0),
-        ]
-        optimizers: list[Optimizer] = []
-        if groups:
-            optimizers.append(adamw(groups, lr=self.lr, betas=(self.betas[0], self.betas[1])))
-        if matrices:
-            lr = 10 * self.lr if self.muon_lr is None else self.muon_lr
-            optimizers.append(
-                Muon(
-                    _group_by_lr_scale(matrices, lr), lr=lr, weight_decay=self.weight_decay,
-                    dtype=matmul_dtype(self.muon_precision, matrices[0].device),
-                    scaling=self.muon_scaling,
-                )
-            )  # fmt: skip
-
-        def factor(step: int) -> float:  # a bound method would be pickled into the saved state
-            return rate.factor(step)
-
-        return optimizers, [LambdaLR(optimizer, factor) for optimizer in optimizers]
+    return optimizers, [LambdaLR(optimizer, factor) for optimizer in optimizers]
 
 
 def allocate_optimizer_states(optimizers: list[Optimizer]) -> None:

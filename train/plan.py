@@ -12,9 +12,7 @@ from conf.entry import entry_point
 from data.config import DataSource
 from models.console import print_line
 from models.files import open_output_file
-from train.planning.remedies import suggest_overrides
-from train.planning.run_plan import TrainPlanConf, plan_run
-from train.planning.tables import plan_to_json, print_plan
+from train.config.run import TrainPlanConf
 
 
 @entry_point("train_plan", TrainPlanConf)
@@ -23,6 +21,11 @@ def main(conf: TrainPlanConf) -> None:
     if conf.data.source is DataSource.captured and not has_store:
         print_line("data.path: no feature store there, so the plan includes the target's passes")
         conf = replace(conf, data=replace(conf.data, source=DataSource.prepared))
+    conf.check_settings()
+    from train.planning.remedies import suggest_overrides
+    from train.planning.run_plan import plan_run
+    from train.planning.tables import plan_to_json, print_plan
+
     plan = plan_run(conf)
     fixes = [] if plan.fits(plan.best) else suggest_overrides(plan)
     print_plan(plan, fixes)

@@ -26,10 +26,10 @@ from models.errors import UserError, require
 from models.files import report_disk_errors
 from models.lock import acquire_lock
 from models.target.target import Target
-from train.config import TrainConf
+from train.config.optim import DEFAULT_STEPS, LearningRate, OptimConf, Schedule
+from train.config.run import TrainConf
 from train.distributed.parallel import Parallel
 from train.distributed.torchrun import is_restart
-from train.optim import DEFAULT_STEPS, LearningRate, OptimConf, Schedule
 from train.state import RunState, flatten_config, remove_state
 
 LEASE_S = 180.0  # longer than NFSv4 keeps the lock of a node that vanished: 90 s, and 90 s of grace

@@ -7,83 +7,18 @@ compiles what the evaluation at the end needs; each graph is printed with its ti
 long as the compiler's cache does (docs/graphs.md). No run folder is written.
 """
 
-import logging
-import tempfile
-from pathlib import Path
-
-import torch
-
 from conf.entry import entry_point
-from data.config import DataSource
-from data.packing.documents import Documents, Packed
-from data.packing.pack import pack_documents
-from data.sources.tokenized import document_from_pair
-from infer.command_inputs import load_draft_under_test
-from infer.warmup import compile_eval_graphs
 from models.console import setup_logging
-from models.parallel.dtensor import full_params
-from train.config import TrainConf
-from train.distributed.parallel import Parallel
-from train.log import LogConf, MetricLogger
-from train.loop import Trainer
-from train.rows.held_out import has_external_prompts, resolve_evaluation, write_held_out
-from train.rows.packed_rows import choose_vocabulary, load_training_rows
-from train.state import RunState, flatten_config
-
-log = logging.getLogger("train.warmup")
-
-
-def make_dummy_rows(conf: TrainConf, vocab_size: int) -> Packed:
-    """Build the rows of one step from random tokens; the first half of each row is a prompt."""
-    length, half = conf.data.row_length, conf.data.row_length // 2
-    generator = torch.Generator().manual_seed(conf.seed)
-    token_rows = torch.randint(vocab_size, (conf.optim.rows_per_step, length), generator=generator)
-    documents = Documents.from_documents(
-        document_from_pair(ids[:half], ids[half:]) for ids in token_rows.tolist()
-    )
-    return pack_documents(documents, length, overlap=conf.data.overlap)[0]  # without the report
-
-
-def compile_training_graphs(conf: TrainConf, parallel: Parallel, folder: Path) -> None:
-    """Compile ahead of time every graph that train/__main__.py would; `folder` is temporary."""
-    if not parallel.device.has_static_shapes:
-        log.info("graphs: none to compile, because compiling is off on this device")
-        return
-    target = parallel.build_target(conf.target)
-    draft = conf.draft.build(target, loss=conf.loss, seed=conf.seed)
-    if conf.data.source is not DataSource.captured and has_external_prompts(conf):
-        rows, store = make_dummy_rows(conf, target.vocab_size), None
-    else:  # some graphs depend on the lengths of the held-out prompts
-        rows, held_out, store = load_training_rows(conf, target, draft, parallel)
-        write_held_out(held_out, folder)
-    choose_vocabulary(draft, target, rows, conf.data, folder=None)
-    state = RunState(folder, flatten_config(conf))
-    Trainer(
-        conf=conf, parallel=parallel, target=target, draft=draft, rows=rows, store=store,
-        state=state, log=MetricLogger(LogConf(), state, parallel.accelerator),
-        evaluate=lambda _: {},
-    ).warmup(log.info)  # fmt: skip
-    with full_params(draft):
-        if parallel.runs_target:
-            # Saved and loaded as at the end of a run: some methods merge their adapters into the
-            # target when they are saved, and graphs depend on the modules.
-            draft.save(folder / "checkpoint", target)
-            draft_under_test = load_draft_under_test(folder / "checkpoint", target)
-            evaluation = resolve_evaluation(conf, folder)
-            compile_eval_graphs(
-                target, [draft_under_test], tree=conf.tree, conf=evaluation, print_line=log.info
-            )
+from train.config.run import TrainConf
 
 
 @entry_point("train_warmup", TrainConf)
 def main(conf: TrainConf) -> None:
     setup_logging()
-    conf.check(reads_data=False)
-    parallel = conf.build_parallel(trackers=[])
-    with tempfile.TemporaryDirectory() as folder:
-        compile_training_graphs(conf, parallel, Path(folder))
-    parallel.barrier()
-    parallel.accelerator.end_training()
+    conf.check_settings()
+    from train.graph_warmup import warm_up_run
+
+    warm_up_run(conf)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from models.errors import UserError, require
 from models.secrets import find_secrets, redact
-from models.speculate.sampling import SAMPLING_RULES, SamplingConf
+from models.speculate.config import SAMPLING_RULES, SamplingConf
 from models.validation import POSITIVE, at_least, check_values
 
 NO_API_KEY = "none"  # sent if the variable is not set, because the client requires a key

@@ -21,7 +21,8 @@ import openai
 from data.answers.config import NO_API_KEY, AnswersConf
 from data.answers.dialogue import Answer, UnansweredError
 from models.errors import UserError, require
-from models.target.target import TargetConf
+from models.target.config import TargetConf
+from models.target.pretrained import read_context_length, read_eos_ids
 
 log = logging.getLogger(__name__)
 CONNECT_TIMEOUT_S = 10.0  # a host that is down never answers
@@ -103,8 +104,8 @@ class EndpointAnswerBackend:
     def __init__(self, conf: AnswersConf, served: ServedModel, target: TargetConf, tokenizer: Any):
         self.conf, self.model, self.tokenizer = conf, served.model, tokenizer
         # One less, because SGLang rejects a request that would fill its context.
-        self.max_prompt_tokens = conf.prompt_limit(served.context, target.context_length()) - 1
-        self.eos_ids = target.eos_ids()
+        self.max_prompt_tokens = conf.prompt_limit(served.context, read_context_length(target)) - 1
+        self.eos_ids = read_eos_ids(target)
         self.end_token_id = find_end_of_turn_id(tokenizer, self.eos_ids)
         self.client = openai.AsyncOpenAI(**_build_client_options(conf))
 

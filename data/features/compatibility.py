@@ -5,14 +5,17 @@ from pathlib import Path
 import torch
 
 from data.config import DataConf, DataSource
+from data.features.config import TeacherKind
 from data.features.manifest import Manifest, read_manifest
-from data.features.schema import TeacherKind
 from models.checkpoint import tokenizer_fingerprint
-from models.distill.losses import LossConf
-from models.drafts.base import Draft, DraftConf
+from models.distill.config import LossConf
+from models.drafts.base import Draft
+from models.drafts.config.base import DraftConf
 from models.errors import require
 from models.meta_model import build_meta_draft, build_meta_target
-from models.target.target import Target, TargetConf
+from models.target.config import TargetConf
+from models.target.pretrained import load_tokenizer
+from models.target.target import Target
 
 
 def check_captured_data(
@@ -46,7 +49,7 @@ def check_captured_data(
     manifest = read_manifest(folder)
     manifest.check_serves(
         folder, needs=needs, hidden_size=shape.hidden_size,
-        tokenizer_hash=tokenizer_fingerprint(target.load_tokenizer()),
+        tokenizer_hash=tokenizer_fingerprint(load_tokenizer(target)),
     )  # fmt: skip
     manifest.check_undamaged(folder, checksums=False)  # checksums follow once the target is loaded
     require(

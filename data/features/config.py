@@ -1,18 +1,38 @@
 """Configuration of `python -m data.capture`."""
 
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 from data.config import DataConf
-from data.features.schema import Dtype, FeatureSchema, TeacherKind
-from models.device import DeviceConf
-from models.distill.losses import LossConf
-from models.drafts.base import DraftConf, Needs
+from models.device.config import DeviceConf
+from models.distill.config import LossConf
+from models.drafts.config.base import DraftConf
 from models.errors import require
-from models.target.target import TargetConf
+from models.target.config import TargetConf
 from models.validation import POSITIVE, at_least, check_values
 
 MISSING: Any = "???"  # OmegaConf's marker for a required value
+
+
+class Dtype(Enum):
+    """The storage type of hidden states."""
+
+    bf16 = "bf16"
+    int8 = "int8"
+    fp8 = "fp8"
+
+    @property
+    def max_value(self) -> float | None:
+        """Return the value that a row's largest is scaled to; None if rows have no scale."""
+        return {"bf16": None, "int8": 127.0, "fp8": 448.0}[self.value]
+
+
+class TeacherKind(Enum):
+    """The form in which the target's distribution is stored."""
+
+    hidden = "hidden"  # the final hidden state, for the target's head: exact but for rounding
+    topk = "topk"  # the k likeliest tokens and the mass of the rest
 
 
 @dataclass(kw_only=True)
@@ -47,21 +67,3 @@ class CaptureConf:
             0 <= self.worker < self.workers,
             f"worker: must lie in 0..{self.workers - 1}, got {self.worker}; raise workers",
         )
-
-    def build_schema(self, needs: Needs, *, hidden_size: int, vocab_size: int) -> FeatureSchema:
-        """Build the schema of the store; raise UserError if the features cannot be stored."""
-        require(
-            needs.storable,
-            f"draft: must leave its target as it is, got {self.draft.method}, whose features "
-            "change during training; train it without a store",
-        )
-        require(
-            not needs.context or self.data.overlap is None,
-            f"data.overlap: must be null for {self.draft.method}, which reads what the target "
-            f"computed on all earlier tokens, got {self.data.overlap}; raise data.row_length",
-        )
-        return FeatureSchema(
-            layers=needs.layers, hidden=needs.hidden, context=needs.context, dtype=self.dtype,
-            teacher=self.teacher, top_k=min(self.top_k, vocab_size), hidden_size=hidden_size,
-            vocab_size=vocab_size,
-        )  # fmt: skip

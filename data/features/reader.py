@@ -16,9 +16,10 @@ from jaxtyping import Bool, Float, Int
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from data.features.config import TeacherKind
 from data.features.manifest import DOCUMENTS_FILE, Manifest, read_manifest, shard_name
 from data.features.plan import DOCUMENT_FIELDS, Segment, SegmentIndex, find_segments
-from data.features.schema import SCALE_SUFFIX, TeacherKind, dequantize, widen_fp8
+from data.features.schema import SCALE_SUFFIX, dequantize, widen_fp8
 from data.packing.documents import DocumentPiece, Documents
 from models.distill.topk_logits import TopKLogits
 from models.drafts.base import Needs

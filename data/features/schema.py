@@ -25,7 +25,6 @@ outlier as large as 1e5.
 """
 
 from dataclasses import dataclass
-from enum import Enum
 from math import prod
 from typing import NamedTuple
 
@@ -33,35 +32,19 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from data.features.config import CaptureConf, Dtype, TeacherKind
 from models.drafts.base import Needs
+from models.errors import require
 
 SMALLEST = torch.finfo(torch.float32).tiny  # avoids dividing a row of zeros by 0
 SCALE_SUFFIX = ".scale"  # follows the name of the scaled tensor
 
 
-class Dtype(Enum):
-    """The storage type of hidden states."""
-
-    bf16 = "bf16"
-    int8 = "int8"
-    fp8 = "fp8"
-
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        """Return the PyTorch type of stored values."""
-        return {"bf16": torch.bfloat16, "int8": torch.int8, "fp8": torch.float8_e4m3fn}[self.value]
-
-    @property
-    def max_value(self) -> float | None:
-        """Return the value that a row's largest is scaled to; None if rows have no scale."""
-        return {"bf16": None, "int8": 127.0, "fp8": 448.0}[self.value]
-
-
-class TeacherKind(Enum):
-    """The form in which the target's distribution is stored."""
-
-    hidden = "hidden"  # the final hidden state, for the target's head: exact but for rounding
-    topk = "topk"  # the k likeliest tokens and the mass of the rest
+TORCH_DTYPES = {
+    Dtype.bf16: torch.bfloat16,
+    Dtype.int8: torch.int8,
+    Dtype.fp8: torch.float8_e4m3fn,
+}  # of stored values
 
 
 class TensorSpec(NamedTuple):
@@ -103,7 +86,7 @@ class FeatureSchema:
         return specs
 
     def _hidden_state_specs(self, name: str, *rows: int, per_token: bool) -> list[TensorSpec]:
-        values = TensorSpec(name, (*rows, self.hidden_size), self.dtype.torch_dtype, per_token)
+        values = TensorSpec(name, (*rows, self.hidden_size), TORCH_DTYPES[self.dtype], per_token)
         scales = TensorSpec(name + SCALE_SUFFIX, rows, torch.float32, per_token)
         return [values] if self.dtype.max_value is None else [values, scales]
 
@@ -133,6 +116,27 @@ class FeatureSchema:
         return next((problem for problem, exists in problems.items() if exists), None)
 
 
+def build_schema(
+    conf: CaptureConf, needs: Needs, *, hidden_size: int, vocab_size: int
+) -> FeatureSchema:
+    """Build the schema of the store; raise UserError if the features cannot be stored."""
+    require(
+        needs.storable,
+        f"draft: must leave its target as it is, got {conf.draft.method}, whose features "
+        "change during training; train it without a store",
+    )
+    require(
+        not needs.context or conf.data.overlap is None,
+        f"data.overlap: must be null for {conf.draft.method}, which reads what the target "
+        f"computed on all earlier tokens, got {conf.data.overlap}; raise data.row_length",
+    )
+    return FeatureSchema(
+        layers=needs.layers, hidden=needs.hidden, context=needs.context, dtype=conf.dtype,
+        teacher=conf.teacher, top_k=min(conf.top_k, vocab_size), hidden_size=hidden_size,
+        vocab_size=vocab_size,
+    )  # fmt: skip
+
+
 def quantize(
     rows: Float[Tensor, "*batch width"], dtype: Dtype
 ) -> tuple[Tensor, Float[Tensor, "*batch"] | None]:
@@ -144,11 +148,11 @@ def quantize(
     [0.0, 0.0, 0.0]
     """
     if dtype.max_value is None:
-        return rows.to(dtype.torch_dtype), None
+        return rows.to(TORCH_DTYPES[dtype]), None
     rows = rows.float()
     scale = (rows.abs().amax(-1) / dtype.max_value).clamp_min(SMALLEST)
     scaled = rows / scale[..., None]
-    return (scaled.round() if dtype is Dtype.int8 else scaled).to(dtype.torch_dtype), scale
+    return (scaled.round() if dtype is Dtype.int8 else scaled).to(TORCH_DTYPES[dtype]), scale
 
 
 def dequantize(

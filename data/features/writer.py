@@ -12,15 +12,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from data.features.config import TeacherKind
 from data.features.plan import CapturePlan
-from data.features.schema import (
-    SCALE_SUFFIX,
-    FeatureSchema,
-    TeacherKind,
-    dequantize,
-    quantize,
-    rounding_error,
-)
+from data.features.schema import SCALE_SUFFIX, FeatureSchema, dequantize, quantize, rounding_error
 from data.features.target_pass import build_target_pass
 from models.distill.topk_logits import TopKLogits
 from models.drafts.base import Batch

@@ -7,10 +7,13 @@ data/mixture/select.py takes the shares.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from data.answers.config import AnswersConf, AnswerSource
+from models.device.config import DeviceConf
 from models.errors import UserError, require
+from models.target.config import TargetConf
 from models.validation import Rule, at_least, check_values
 
 CONTENT_COLUMNS = (
@@ -98,3 +101,38 @@ class MixtureConf:
                 lambda chars: self.max_chars is None or chars <= self.max_chars,
             ),
         )  # fmt: skip
+
+
+@dataclass(kw_only=True)
+class PrepareConf:
+    """Settings of `data.prepare`."""
+
+    mixture: MixtureConf
+    # A target without a name or path becomes None: prompts are then measured in characters only.
+    target: TargetConf | None = field(default_factory=lambda: TargetConf(name=""))
+    answers: AnswersConf = field(default_factory=AnswersConf)
+    device: DeviceConf = field(default_factory=DeviceConf)  # answers.source=target
+    worker: int = 0  # this worker's number, in 0..workers - 1
+    workers: int = 1  # each takes a share of the rows and writes its own files
+    run_name: str = "demo"
+    output_dir: str = "outputs/prepare"
+
+    def __post_init__(self) -> None:
+        if self.target is not None and not self.target.name:
+            path = self.target.path
+            self.target = replace(self.target, name=path) if path is not None else None
+        require(
+            0 <= self.worker < self.workers,
+            f"worker: must lie in 0..{self.workers - 1} of workers={self.workers}, "
+            f"got {self.worker}",
+        )
+        require(
+            self.target is not None or self.mixture.max_prompt_tokens is None,
+            "mixture.max_prompt_tokens: must be null without a target, got "
+            f"{self.mixture.max_prompt_tokens}; choose one by target=NAME",
+        )
+        require(
+            self.target is not None or self.answers.source is AnswerSource.none,
+            f"target: must be chosen for answers={self.answers.source.value}, got none; "
+            "add target=NAME, or answers=none to keep the data's own answers",
+        )

@@ -196,10 +196,12 @@ def load_dataset_split(
 
     Raises UserError, which begins with the setting `key`, if the split cannot be loaded.
     """
+    path = Path(source).expanduser()
+    if not path.exists():
+        _check_hub_name(source, key)
     from datasets import get_dataset_split_names, load_dataset, load_from_disk
     from datasets.exceptions import DatasetsError
 
-    path = Path(source).expanduser()
     try:
         if (path / "state.json").is_file():
             return load_from_disk(str(path))
@@ -254,11 +256,7 @@ def check_hub_dataset(name: str, key: str) -> None:
     """Check that the hub is reachable and has the dataset; raise UserError otherwise."""
     from huggingface_hub.errors import HTTPError
 
-    is_path = name.startswith(("/", ".", "~")) or Path(name).suffix in DATASET_BUILDERS
-    require(
-        not is_path and name.count("/") <= 1,
-        f"{key}: must exist, got {name!r}; check the path, or give a hub name",
-    )
+    _check_hub_name(name, key)
     try:
         query_hub(name)
     except HTTPError as error:
@@ -266,6 +264,15 @@ def check_hub_dataset(name: str, key: str) -> None:
             f"{key}: must be a reachable hub name, got {name!r} ({first_line(error)}); "
             f"set HF_HUB_OFFLINE=1 to use a copy in the cache; {LOCAL_REMEDY.format(key=key)}"
         ) from error
+
+
+def _check_hub_name(name: str, key: str) -> None:
+    """Raise UserError for a name that can only be a path."""
+    is_path = name.startswith(("/", ".", "~")) or Path(name).suffix in DATASET_BUILDERS
+    require(
+        not is_path and name.count("/") <= 1,
+        f"{key}: must exist, got {name!r}; check the path, or give a hub name",
+    )
 
 
 @lru_cache

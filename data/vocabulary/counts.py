@@ -26,7 +26,8 @@ from data.packing.documents import Documents
 from data.progress import RowProgress
 from data.sources.prepared_rows import parse_recorded_documents, read_prepared_rows
 from data.sources.row_formats import TokenizedDocument
-from models.checkpoint import TOKENIZER_HASH_KEY, tokenizer_fingerprint
+from models.checkpoint import tokenizer_fingerprint
+from models.checkpoint_files import TOKENIZER_HASH_KEY
 from models.errors import require
 from models.files import atomic_path
 from models.speculate.draft_vocab import choose_kept_ids, required_token_ids, token_coverage

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from operator import add
 
 from infer.engine.decode import Decoder
-from models.speculate.sampling import SamplingConf
+from models.speculate.config import SamplingConf
 from models.target.language_model import LanguageModel
 
 

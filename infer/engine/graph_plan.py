@@ -14,16 +14,16 @@ set. The plan reads specs, not models, so it can be made before anything is load
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from infer.config import EvaluationConf
+from infer.config import EvaluationConf, Verification
 from infer.engine.admission import bucket_length
 from infer.engine.rounds import DecodePolicy
 from infer.engine.session import NO_DRAFT, count_cache_slots
-from infer.verify import AcceptanceRule, Verification, build_acceptance_rule
+from infer.verify import AcceptanceRule, build_acceptance_rule, build_evaluation_rule
 from models.device.graph_budget import KIND_SEPARATOR, Graph, graph_key_of
 from models.drafts.base import Draft
 from models.drafts.ngram import MixedDraft, NgramDraft
-from models.speculate.sampling import SamplingConf
-from models.speculate.tree import NO_TREE, Tree, TreeConf, TreeKind
+from models.speculate.config import SamplingConf, TreeConf
+from models.speculate.tree import NO_TREE, Tree, TreeKind
 from models.target.target import Target
 
 
@@ -124,7 +124,7 @@ def plan_eval_graphs(
         (
             DecoderSpec(
                 draft=draft, tree=tuned_tree, slots=slots, sampling=conf.sampling,
-                acceptance_rule=conf.acceptance_rule,
+                acceptance_rule=build_evaluation_rule(conf),
             ),
             True,
         )
@@ -158,7 +158,7 @@ def _list_decoders(
     for draft in drafts:
         target_only = replace(autoregressive, draft=replace(draft, kind=NO_DRAFT, shape_key=""))
         speculative = replace(
-            autoregressive, draft=draft, tree=tree, acceptance_rule=conf.acceptance_rule
+            autoregressive, draft=draft, tree=tree, acceptance_rule=build_evaluation_rule(conf)
         )
         if draft.target_key:
             yield target_only, True

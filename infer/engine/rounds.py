@@ -20,8 +20,10 @@ from torch import Tensor
 
 from infer.verify import AcceptanceRule, ScoredTree
 from models.drafts.base import Draft, DraftState
-from models.speculate.sampling import History, Sampler, SamplingConf, gumbel_noise, uniform_noise
-from models.speculate.tree import Proposal, Tree, ancestor_mask, node_depths
+from models.speculate.config import SamplingConf
+from models.speculate.growth import Proposal, ancestor_mask, node_depths
+from models.speculate.sampling import History, Sampler, gumbel_noise, uniform_noise, warp_logits
+from models.speculate.tree import Tree
 from models.target.cache import CacheWrite, StaticCache, prompt_mask, tree_mask
 from models.target.language_model import LanguageModel, TargetOutput
 
@@ -135,7 +137,7 @@ def prefill(
     logits = target.logits(target_output.hidden.gather(1, last))[:, 0]
     vocab_size = logits.shape[-1]
     history = History.from_prompts(input_ids, lengths, vocab_size) if rule.has_penalties else None
-    scores = rule.warp(logits, history)
+    scores = warp_logits(rule, logits, history)
     if not rule.is_greedy:
         positions = lengths[:, None]
         scores = scores + _keyed_noise(rule, TARGET_NOISE, vocab_size, row_ids, 0, positions)[:, 0]
@@ -248,7 +250,7 @@ def _score_nodes(
     ancestors = ancestor_mask(proposal.parents)
     node_ids = torch.cat([rows.root[:, None], proposal.ids], 1)
     history = rows.history and rows.history.on_path(node_ids, ancestors)
-    warped = policy.sampling_rule.warp(logits, history)
+    warped = warp_logits(policy.sampling_rule, logits, history)
     if policy.sampling_rule.is_greedy:
         return ScoredTree(proposal=proposal, warped_logits=warped)
     if rows.noise is not None:

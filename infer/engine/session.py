@@ -17,16 +17,18 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils._pytree import register_dataclass
 
+from infer.config import Verification
 from infer.engine import rounds
 from infer.engine.rounds import DecodePolicy, RoundOutput, SlotState
 from infer.engine.row_tensors import allocate_slots, empty_like, scatter_rows
 from infer.verify import AcceptanceRule, build_acceptance_rule
-from infer.verify.base import Verification
 from models.drafts.base import Draft, DraftState
 from models.drafts.ngram import MixedDraft
 from models.errors import require
-from models.speculate.sampling import History, SamplingConf
-from models.speculate.tree import NO_TREE, Proposal, Tree
+from models.speculate.config import SamplingConf
+from models.speculate.growth import Proposal
+from models.speculate.sampling import History
+from models.speculate.tree import NO_TREE, Tree
 from models.target.cache import StaticCache
 from models.target.language_model import LanguageModel, TargetOutput
 from models.target.target import Target

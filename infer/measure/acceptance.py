@@ -7,12 +7,15 @@ in Medusa's own search (arXiv 2401.10774, section 3.1).
 Axes: B rows, D depth, R ranks.
 """
 
+import heapq
+
 import torch
 from jaxtyping import Float, Int
 from numpy import ndarray
 from torch import Tensor
 
-from models.speculate.tree import Proposal, Tree, TreeKind
+from models.speculate.growth import Proposal
+from models.speculate.tree import Tree, TreeKind
 
 
 def build_comb(depth: int, ranks: int) -> list[list[int]]:
@@ -58,3 +61,27 @@ def expected_length(acceptance: Float[ndarray, "depth ranks"], tree: Tree) -> fl
         reached = [reached[parent] * float(shares[rank]) for parent, rank in level]
         total += sum(reached)
     return total
+
+
+def best_first_paths(acceptance: Float[ndarray, "depth ranks"], nodes: int) -> list[list[int]]:
+    """Return the paths of the tree with the most expected accepted tokens, best path first.
+
+    The tree has `nodes` nodes. `acceptance[d, r]` is the probability that the candidate of rank r
+    below an accepted path of depth d is accepted. The probability of a path is the product of its
+    candidates', and the expectation is the sum over paths. No product exceeds its parent's, so the
+    `nodes` largest products form a tree, and no tree has a larger sum.
+
+    >>> import numpy as np
+    >>> best_first_paths(np.array([[0.6, 0.3], [0.6, 0.1]]), 3)
+    [[0], [0, 0], [1]]
+    """
+    # Probabilities are negated, as heapq pops the smallest. The root comes first, with 1.
+    queue: list[tuple[float, int, tuple[int, ...]]] = [(-1.0, 0, ())]
+    paths: list[list[int]] = []
+    while len(paths) <= nodes:
+        negated, depth, path = heapq.heappop(queue)
+        paths.append(list(path))
+        if depth < len(acceptance):
+            for rank, share in enumerate(acceptance[depth].tolist()):
+                heapq.heappush(queue, (negated * share, depth + 1, (*path, rank)))
+    return paths[1:]  # without the root

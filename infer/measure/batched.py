@@ -19,6 +19,7 @@ from infer.measure.metrics import estimate_metric
 from infer.measure.records import Exactness, PromptResult
 from infer.measure.report_schema import BatchSection
 from infer.measure.timing import alternate_order
+from infer.verify import build_evaluation_rule
 from models.speculate.tree import NO_TREE, Tree
 from models.target.target import Target
 
@@ -39,7 +40,7 @@ def build_warm_decoders(
         name: Decoder(
             target, draft, draft_tree, sampling=conf.sampling, slots=slots, batch=batch,
             layers=candidate.draft.needs.layers,
-            acceptance_rule=conf.acceptance_rule if draft else None,
+            acceptance_rule=build_evaluation_rule(conf) if draft else None,
         )
         for name, draft, draft_tree in (("plain", None, NO_TREE), ("tree", candidate.draft, tree))
     }  # fmt: skip
@@ -85,7 +86,7 @@ def measure_batch_size(
         tokens_per_s=estimate("tokens_per_s", tree_results),
         autoregressive_tokens_per_s=estimate("tokens_per_s", plain_results),
         acceptance_length=estimate("acceptance_length", tree_results),
-        **vars(check_answers([*chain(*passes["tree"])]).judge(conf.acceptance_rule.name)),
+        **vars(check_answers([*chain(*passes["tree"])]).judge(build_evaluation_rule(conf).name)),
     )  # fmt: skip
 
 

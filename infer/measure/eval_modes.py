@@ -6,13 +6,15 @@ from functools import partial
 from pathlib import Path
 
 from data.eval_prompts.prompts import EvalPrompt
-from infer.config import EvaluationConf, check_context
+from infer.config import EvaluationConf, Verification
 from infer.engine.decode import Decoder
-from infer.verify import Verification, build_acceptance_rule
+from infer.measure.context_limits import check_context
+from infer.verify import build_acceptance_rule, build_evaluation_rule
 from models.drafts.base import Draft
 from models.drafts.ngram import NgramDraft
 from models.errors import require
-from models.speculate.tree import Tree, TreeConf, TreeKind
+from models.speculate.config import TreeConf
+from models.speculate.tree import Tree, TreeKind
 from models.target.target import Target
 
 log = logging.getLogger(__name__)
@@ -102,7 +104,7 @@ def build_eval_modes(
             if isinstance(draft, Draft):
                 modes[f"{candidate.name}/{name}"] = EvalMode(
                     decoder=build_decoder(
-                        verifier, draft, draft_tree, acceptance_rule=conf.acceptance_rule
+                        verifier, draft, draft_tree, acceptance_rule=build_evaluation_rule(conf)
                     ),
                     baseline=candidate.baseline,
                     timed=name != "untrained",  # its rounds cost as much as the trained tree's
@@ -111,7 +113,7 @@ def build_eval_modes(
             modes[f"{candidate.name}/tuned"] = EvalMode(
                 decoder=build_decoder(
                     verifier, tuned.draft, tuned.tree, layers=candidate.draft.needs.layers,
-                    acceptance_rule=conf.acceptance_rule,
+                    acceptance_rule=build_evaluation_rule(conf),
                 ),
                 baseline=candidate.baseline,
             )  # fmt: skip

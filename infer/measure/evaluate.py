@@ -58,8 +58,10 @@ from infer.measure.report_schema import (
 from infer.measure.samples import collect_samples
 from infer.measure.sections import DRAFT_MODES
 from infer.measure.timing import alternate_order, derive_costs, describe_bottleneck, measure_splits
+from infer.verify import build_evaluation_rule
 from models.device.graph_budget import Graph, GraphBudget
-from models.speculate.tree import Tree, TreeConf
+from models.speculate.config import TreeConf
+from models.speculate.tree import Tree
 from models.target.cache import StaticCache
 from models.target.target import Target
 
@@ -150,7 +152,7 @@ def plan_evaluation(
     Raise UserError if drafts, tree and acceptance rule do not fit.
     """
     check_tree_depth(candidates, tree)
-    conf.acceptance_rule.check(conf.sampling, tree)
+    build_evaluation_rule(conf).check(conf.sampling, tree)
     prompts = _load_all_turns(target, conf)
     needed_graphs = graph_plan.plan_eval_graphs(
         [graph_plan.DraftSpec.from_draft(c.draft, c.target) for c in candidates],

@@ -19,7 +19,8 @@ from infer.engine.decode import Decoder
 from infer.engine.rounds import TARGET_NOISE, derive_seed
 from infer.measure.records import Exactness, LogitTolerance, PromptResult
 from infer.measure.report_schema import Mismatch
-from models.speculate.sampling import History, SamplingConf, gumbel_noise
+from models.speculate.config import SamplingConf
+from models.speculate.sampling import History, apply_penalties, drop_margins, gumbel_noise
 from models.target.language_model import LanguageModel
 
 # The gap of a mismatch that no rounding explains: a finite number, because JSON has no infinity.
@@ -179,8 +180,8 @@ def logit_shortfall(
     in_answer = torch.isin(vocab_ids, torch.tensor(ids[:position], dtype=torch.int64))
     in_text = in_answer | torch.isin(vocab_ids, torch.tensor(prompt.ids))
     history = History(in_text=in_text, in_answer=in_answer)
-    scores = rule.apply_penalties(logits.cpu().float(), history) / temperature
-    margins, noisy_scores = rule.drop_margins(scores), scores
+    scores = apply_penalties(rule, logits.cpu().float(), history) / temperature
+    margins, noisy_scores = drop_margins(rule, scores), scores
     if not rule.is_greedy:
         row_ids = torch.tensor([prompt.row_id])
         positions = torch.tensor([[len(prompt.ids) + position]])

@@ -18,7 +18,9 @@ from data.eval_prompts.prompts import EvalPrompt, load_eval_prompts
 from data.mixture.held_out_rows import FINAL_FILE
 from infer.config import DEFAULT_NEW_TOKENS, DEMO_NEW_TOKENS, EvaluationConf
 from models.errors import require
-from models.target.target import Target, TargetConf
+from models.target.config import TargetConf
+from models.target.pretrained import read_context_length
+from models.target.target import Target
 
 # The seed of the demo's calibration prompts. It differs from the default of data.seed (0), which
 # selects the prompts that drafts are trained on.
@@ -36,7 +38,7 @@ def resolve_prompts(
     prompts = conf.prompts or find_held_out_file(
         directories, target, FINAL_FILE, key="evaluation.prompts"
     )
-    max_new_tokens = max_answer_tokens(conf, target.context_length(), demo=prompts == DEMO)
+    max_new_tokens = max_answer_tokens(conf, read_context_length(target), demo=prompts == DEMO)
     return replace(conf, prompts=prompts, max_new_tokens=max_new_tokens)
 
 

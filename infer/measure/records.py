@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, replace
 
 from data.eval_prompts.prompts import EvalPrompt
+from infer.config import Verification
 from infer.engine.requests import Generation
 from infer.measure.report_schema import (
     BatchSection,
@@ -16,9 +17,8 @@ from infer.measure.report_schema import (
     TargetInfo,
     Verdict,
 )
-from infer.verify import RULES
 
-LOSSY_RULES = tuple(rule.name for rule in RULES if not rule.lossless)
+LOSSY_RULES = tuple(rule.value for rule in Verification if not rule.is_lossless)
 
 
 @dataclass(frozen=True, kw_only=True)

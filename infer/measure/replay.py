@@ -21,15 +21,18 @@ from rich.progress import track
 from torch import Tensor
 
 from data.eval_prompts.prompts import EvalPrompt
+from infer.config import Verification
 from infer.engine.decode import Decoder
 from infer.engine.rounds import lookahead_noise
 from infer.measure.acceptance import AcceptanceCounter, build_comb
-from infer.verify import Verification, walk_choices
+from infer.verify import walk_choices
 from models.drafts.base import Draft, DraftState
 from models.drafts.ngram import MixedDraft
 from models.errors import require
-from models.speculate.sampling import History, Sampler, SamplingConf
-from models.speculate.tree import Proposal, Tree, ancestor_mask, node_depths, tree_from_paths
+from models.speculate.config import SamplingConf
+from models.speculate.growth import Proposal, ancestor_mask, node_depths
+from models.speculate.sampling import History, Sampler
+from models.speculate.tree import Tree, tree_from_paths
 from models.target.language_model import TargetOutput
 from models.target.target import Target
 

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from data.eval_prompts.contamination import Contamination
 from infer.measure.intervals import Estimate
-from models.speculate.sampling import SamplingConf
+from models.speculate.config import SamplingConf
 
 SCHEMA_VERSION: Literal[3] = 3
 Count = Annotated[int, Field(ge=0)]

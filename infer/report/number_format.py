@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from infer.config import Verification
 from infer.measure.intervals import Estimate
 from infer.measure.report_schema import Percentiles, Verdict
-from infer.verify import RULES
 from models.console import build_aligned_table
 
 ABSENT = "-"
 # Rules that are proven lossless in distribution, which no single answer can show.
-UNCOMPARED_RULES = tuple(rule.name for rule in RULES if rule.is_ratio_test)
+UNCOMPARED_RULES = tuple(rule.value for rule in Verification if rule.is_ratio_test)
 
 
 @dataclass(kw_only=True)

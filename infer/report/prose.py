@@ -6,7 +6,7 @@ from data.eval_prompts.contamination import Contamination
 from infer.measure.report_schema import LosslessVerdict, ModeSection, Report
 from infer.report.number_format import format_estimate
 from infer.report.views import list_measured_modes, list_modes
-from models.speculate.sampling import SamplingConf
+from models.speculate.config import SamplingConf
 
 
 def build_headline(report: Report) -> str:

@@ -28,8 +28,10 @@ from infer.tuning.search import choose_tree, estimate_candidates
 from models.drafts.base import Draft
 from models.drafts.ngram import NgramDraft
 from models.errors import UserError, require
-from models.speculate.tree import NO_TREE, TreeConf
-from models.target.target import Target, TargetConf
+from models.speculate.config import TreeConf
+from models.speculate.tree import NO_TREE
+from models.target.config import TargetConf
+from models.target.target import Target
 
 MAX_PROMPTS, MAX_NEW_TOKENS = 16, 64
 MAX_DEPTH = 8  # of windows and trees, unless the user's tree is deeper
@@ -74,7 +76,7 @@ def check_tunable(target: Target, conf: EvaluationConf, *, is_target_split: bool
     require(
         conf.keeps_target_answers,
         "evaluation.verification: must be greedy or coupled for tree=auto, whose replay needs "
-        f"answers that do not depend on the draft, got {conf.acceptance_rule.name}",
+        f"answers that do not depend on the draft, got {conf.rule.value}",
     )
     require(
         not is_target_split,

@@ -11,15 +11,10 @@ from pathlib import Path
 from jaxtyping import Float
 from numpy import ndarray
 
+from infer.measure.acceptance import best_first_paths
 from infer.tuning.config import format_overrides
-from models.speculate.tree import (
-    Tree,
-    TreeConf,
-    TreeKind,
-    best_first_paths,
-    count_candidates,
-    tree_from_paths,
-)
+from models.speculate.config import TreeConf, count_candidates
+from models.speculate.tree import Tree, TreeKind, tree_from_paths
 
 # Nodes expanded per level and children considered per node, in small and in large trees.
 NARROW_WIDTH, WIDE_WIDTH = 4, 8

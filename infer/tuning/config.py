@@ -7,11 +7,11 @@ from enum import Enum
 from typing import Any
 
 from infer.config import DEMO_NEW_TOKENS, OWN_TARGET, TreeSearchConf, parse_checkpoints
-from models.device import DeviceConf
-from models.drafts.ngram import MAX_WINDOW
+from models.device.config import DeviceConf
 from models.errors import require
-from models.speculate.sampling import SamplingConf
-from models.target.target import TargetConf
+from models.speculate.config import SamplingConf
+from models.speculate.tree import MAX_WINDOW
+from models.target.config import TargetConf
 from models.validation import Rule, at_least, check_values, each_at_least
 
 NOT_NEGATIVE = Rule("must not be negative", lambda value: value >= 0, "0 copies no tokens")

@@ -34,7 +34,8 @@ from models.console import print_line
 from models.drafts.base import Draft
 from models.drafts.ngram import NgramDraft
 from models.errors import require
-from models.speculate.tree import TreeConf, TreeKind
+from models.speculate.config import TreeConf
+from models.speculate.tree import TreeKind
 from models.target.target import Target
 
 AcceptedLengths = list[ndarray]  # of each text: the accepted tokens from each start

@@ -4,10 +4,11 @@ The rule is called once per round, on the device, by `accept` in infer/engine/ro
 `docs/exactness.md` has the proofs and the trees that each rule supports.
 """
 
-from infer.verify.base import AcceptanceRule, AcceptedPath, ScoredTree, Verification
+from infer.config import EvaluationConf, Verification
+from infer.verify.base import AcceptanceRule, AcceptedPath, ScoredTree
 from infer.verify.greedy_and_coupled import CoupledRule, GreedyRule, TypicalRule, walk_choices
 from infer.verify.rejection_and_block import BlockRule, RejectionRule
-from models.speculate.sampling import SamplingConf
+from models.speculate.config import SamplingConf
 
 RULES = (GreedyRule, CoupledRule, RejectionRule, BlockRule, TypicalRule)
 
@@ -21,8 +22,8 @@ __all__ = [
     "RejectionRule",
     "ScoredTree",
     "TypicalRule",
-    "Verification",
     "build_acceptance_rule",
+    "build_evaluation_rule",
     "walk_choices",
 ]  # fmt: skip
 
@@ -37,9 +38,14 @@ def build_acceptance_rule(
     >>> build_acceptance_rule(Verification.auto, SamplingConf(temperature=0.7)).name
     'coupled'
     """
-    if verification is Verification.auto:
-        verification = Verification.coupled if sampling.temperature > 0 else Verification.greedy
-    (build,) = [rule for rule in RULES if rule.name == verification.value]
+    verification = verification.resolve(sampling)
+    (build,) = [rule for rule in RULES if rule.verification is verification]
     rule = typical if typical is not None and build is TypicalRule else build()
     rule.check(sampling)
     return rule
+
+
+def build_evaluation_rule(conf: EvaluationConf) -> AcceptanceRule:
+    """Return the acceptance rule of an evaluation, for `Decoder`."""
+    typical = TypicalRule(epsilon=conf.typical_epsilon, delta=conf.typical_delta)
+    return build_acceptance_rule(conf.verification, conf.sampling, typical=typical)

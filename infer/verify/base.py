@@ -4,7 +4,6 @@ Axes: B rows, N nodes (root not counted), D deepest node, V vocabulary. [B, N+1]
 """
 
 from dataclasses import dataclass
-from enum import Enum
 from typing import ClassVar
 
 import torch
@@ -12,20 +11,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
+from infer.config import Verification
 from models.errors import require
-from models.speculate.sampling import SamplingConf
-from models.speculate.tree import Proposal, Tree, TreeKind, ancestor_mask, node_depths
-
-
-class Verification(Enum):
-    """The name of an acceptance rule; see docs/exactness.md."""
-
-    auto = "auto"  # greedy at temperature 0, else coupled
-    greedy = "greedy"
-    coupled = "coupled"
-    rejection = "rejection"
-    block = "block"
-    typical = "typical"  # lossy: marked wherever its results are printed
+from models.speculate.config import SamplingConf
+from models.speculate.growth import Proposal, ancestor_mask, node_depths
+from models.speculate.tree import Tree, TreeKind
 
 
 @dataclass(kw_only=True)
@@ -98,10 +88,17 @@ def build_accepted_path(
 class AcceptanceRule:
     """A rule of acceptance: a function of tensors of fixed shapes without control flow."""
 
+    verification: ClassVar[Verification]
+    # Attributes of the class, which graphs can read, with the values that `verification` has.
     name: ClassVar[str]
-    lossless: ClassVar[bool] = True  # emitted tokens have the target's distribution
-    is_ratio_test: ClassVar[bool] = False  # accepts with a probability of target / draft
-    greedy: ClassVar[bool] = False
+    lossless: ClassVar[bool]
+    is_ratio_test: ClassVar[bool]
+
+    def __init_subclass__(cls) -> None:
+        """Take the name and the promises of the rule from `verification`."""
+        cls.name = cls.verification.value
+        cls.lossless = cls.verification.is_lossless
+        cls.is_ratio_test = cls.verification.is_ratio_test
 
     def needs_drawn_tokens(self, tree: Tree) -> bool:
         """Return True if the proof needs the tree's tokens sampled and their probabilities known.
@@ -116,16 +113,7 @@ class AcceptanceRule:
 
         If `tree` is None, only the sampling is checked.
         """
-        key, temperature = "evaluation.sampling.temperature", sampling.temperature
-        require(
-            not self.greedy or temperature <= 0,
-            f"evaluation.verification: {self.name} needs {key} 0, got {temperature}; take coupled",
-        )
-        require(
-            self.greedy or temperature != 0,
-            f"evaluation.verification: {self.name} needs {key} above 0, got {temperature}; raise "
-            "it or take greedy",
-        )
+        self.verification.check_sampling(sampling)
         require(
             tree is None or not tree.ngram_tokens or not self.needs_drawn_tokens(tree),
             f"evaluation.verification: {self.name} needs tokens drawn from the draft, got "

@@ -17,8 +17,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
+from infer.config import Verification
 from infer.verify.base import AcceptanceRule, AcceptedPath, ScoredTree, build_accepted_path
-from models.speculate.tree import Proposal, ancestor_mask, node_depths
+from models.speculate.growth import Proposal, ancestor_mask, node_depths
 
 
 def walk_choices(
@@ -55,7 +56,7 @@ class CoupledRule(AcceptanceRule):
     The draft may use the same noise, and then proposes these tokens more often.
     """
 
-    name = "coupled"
+    verification = Verification.coupled
 
     def accept(self, scored: ScoredTree, depth: int) -> AcceptedPath:
         return walk_choices(scored.proposal, scored.choice, depth)
@@ -65,8 +66,7 @@ class CoupledRule(AcceptanceRule):
 class GreedyRule(CoupledRule):
     """Acceptance of the target's likeliest tokens: its choice without noise."""
 
-    name = "greedy"
-    greedy = True
+    verification = Verification.greedy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +78,7 @@ class TypicalRule(AcceptanceRule):
     Medusa, arXiv 2401.10774, section 3.3.1.
     """
 
-    name = "typical"
-    lossless = False
+    verification = Verification.typical
 
     epsilon: float = 0.09
     delta: float = 0.3

@@ -28,9 +28,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
+from infer.config import Verification
 from infer.verify.base import AcceptanceRule, AcceptedPath, ScoredTree, build_accepted_path
 from models.errors import require
-from models.speculate.sampling import SamplingConf
+from models.speculate.config import SamplingConf
 from models.speculate.tree import Tree, TreeKind
 
 
@@ -82,8 +83,7 @@ class RejectionRule(AcceptanceRule):
     The residual must be sampled with noise that the children were not sampled with.
     """
 
-    name = "rejection"
-    is_ratio_test = True
+    verification = Verification.rejection
 
     def check(self, sampling: SamplingConf, tree: Tree | None = None) -> None:
         super().check(sampling, tree)
@@ -165,8 +165,7 @@ class BlockRule(AcceptanceRule):
     The residual must be sampled with noise that the chain was not sampled with.
     """
 
-    name = "block"
-    is_ratio_test = True
+    verification = Verification.block
 
     def check(self, sampling: SamplingConf, tree: Tree | None = None) -> None:
         if tree is not None:

@@ -1,20 +1,14 @@
-"""The `device` group of the configuration, and the device that is built from it."""
+"""The `device` and `machine` groups of the configuration."""
 
-import logging
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from enum import Enum
 
-import torch
-
-from models.device.device import Device
-from models.device.host import Host
 from models.device.neuron_env import NeuronEnv
-from models.device.neuron_packages import PACKAGES, installed_version
-from models.device.route_choice import can_compile, choose_route, is_neuron_route, open_device
 from models.errors import require
 from models.validation import at_least, check_values
 
-log = logging.getLogger(__name__)
+LOCAL_MACHINE = "here"
 
 
 class DeviceName(Enum):
@@ -35,16 +29,6 @@ class Precision(Enum):
     bfloat16 = "bfloat16"
 
 
-def matmul_dtype(precision: Precision, device: torch.device) -> torch.dtype:
-    """Return the number type in which large matrix products are computed.
-
-    CPUs without matrix units for bf16 compute them several times slower than in fp32.
-    """
-    if precision is Precision.auto:
-        precision = Precision.float32 if device.type == "cpu" else Precision.bfloat16
-    return getattr(torch, precision.value)
-
-
 @dataclass(kw_only=True)
 class DeviceConf(NeuronEnv):
     """Device, precision, compilation, and the environment of Neuron's compiler and runtime."""
@@ -63,34 +47,50 @@ class DeviceConf(NeuronEnv):
             "leave one of them out",
         )
 
-    def build(self) -> Device:
-        """Choose a device, log why, set its environment variables and threads, and return it.
 
-        Raise UserError if it is unavailable.
-        """
-        if self.threads is not None:
-            torch.set_num_threads(self.threads)
-        host = Host()
-        route, reason = choose_route(self.name.value, host)
-        # Before the device is opened, because compiler and runtime read the variables then.
-        environment = self.set_environment(route, on_neuron=is_neuron_route(route), host=host)
-        log.info("device: %s, %s (%s)", route, reason, _describe_host(host))
-        device_class, torch_device = open_device(route)
-        return device_class(
-            name=route,
-            torch_device=torch_device,
-            dtype=matmul_dtype(self.precision, torch_device),
-            # PyTorch/XLA computes everything as compiled graphs, whatever `compile` says.
-            compiles=route == "xla" or (self.compile and can_compile(route)),
-            backend="neuron" if route == "neuron" else "inductor",
-            threads=self.threads,
-            instance_type=host.instance_type,
-            environment=environment,
+@dataclass(kw_only=True)
+class MachineConf:
+    """The published figures of a machine; `here` has none and is measured."""
+
+    name: str = LOCAL_MACHINE
+    chips: int = 1
+    cores: int = 1  # per chip, as processes see them
+    memory_gib: float = 0.0  # per chip, as are bandwidth, tflops and link
+    bandwidth_gb_s: float = 0.0
+    tflops: dict[str, float] = field(default_factory=dict)  # by number type
+    link_gb_s: float = 0.0  # to other chips
+    vcpus: int = 0
+    host_memory_gib: float = 0.0
+    length_multiple: int = 1  # of a row, on the machine's route
+    repeats_heads: bool = False  # whether more cores than key-value heads may share a target
+
+    def __post_init__(self) -> None:
+        check_values(self, "machine", chips=at_least(1), cores=at_least(1))
+
+    @property
+    def total_cores(self) -> int:
+        return self.chips * self.cores
+
+    @property
+    def core_bytes(self) -> float:
+        """Return the memory of a core in bytes."""
+        return self.memory_gib * 2**30 / self.cores
+
+    @property
+    def core_bandwidth(self) -> float:
+        """Return the bytes that a core reads or writes per second."""
+        return self.bandwidth_gb_s * 1e9 / self.cores
+
+    @property
+    def core_link_bandwidth(self) -> float:
+        """Return the bytes that a core sends to other chips per second; inf without a link."""
+        return self.link_gb_s * 1e9 / self.cores or math.inf
+
+    def check_length(self, length: int) -> None:
+        """Raise UserError for a row length that the machine's route would have to pad."""
+        next_multiple = -(-length // self.length_multiple) * self.length_multiple
+        require(
+            length % self.length_multiple == 0,
+            f"data.row_length: must be a multiple of {self.length_multiple} on {self.name}, got "
+            f"{length}; take {next_multiple}",
         )
-
-
-def _describe_host(host: Host) -> str:
-    """Return the packages and the hardware that the choice depends on, as text."""
-    packages = [f"{name} {version}" for name in PACKAGES if (version := installed_version(name))]
-    hardware = [host.instance_type or "", "/dev/neuron*" if host.has_neuron else ""]
-    return ", ".join([*packages, *filter(None, hardware)])

@@ -8,81 +8,33 @@ import math
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import psutil
 import torch
 
-from models.device import Device
+from models.device.config import LOCAL_MACHINE, MachineConf
+from models.device.device import Device
 from models.errors import require
-from models.validation import at_least, check_values
 
-LOCAL_MACHINE = "here"
 MEASURE_SECONDS = 0.5  # of each measurement
 MATRIX_SIZE = 2048  # rows and columns of the matrices that are multiplied
 COPY_BYTES = 1 << 28  # more than any cache holds
 
 
-@dataclass(kw_only=True)
-class MachineConf:
-    """The published figures of a machine; `here` has none and is measured."""
+def core_flops(machine: MachineConf, dtype: torch.dtype) -> float:
+    """Return the operations of a core per second; types that are not listed count as fp32."""
+    name = str(dtype).removeprefix("torch.")
+    return machine.tflops.get(name, machine.tflops["float32"]) * 1e12 / machine.cores
 
-    name: str = LOCAL_MACHINE
-    chips: int = 1
-    cores: int = 1  # per chip, as processes see them
-    memory_gib: float = 0.0  # per chip, as are bandwidth, tflops and link
-    bandwidth_gb_s: float = 0.0
-    tflops: dict[str, float] = field(default_factory=dict)  # by number type
-    link_gb_s: float = 0.0  # to other chips
-    vcpus: int = 0
-    host_memory_gib: float = 0.0
-    length_multiple: int = 1  # of a row, on the machine's route
-    repeats_heads: bool = False  # whether more cores than key-value heads may share a target
 
-    def __post_init__(self) -> None:
-        check_values(self, "machine", chips=at_least(1), cores=at_least(1))
-
-    @property
-    def total_cores(self) -> int:
-        return self.chips * self.cores
-
-    @property
-    def core_bytes(self) -> float:
-        """Return the memory of a core in bytes."""
-        return self.memory_gib * 2**30 / self.cores
-
-    @property
-    def core_bandwidth(self) -> float:
-        """Return the bytes that a core reads or writes per second."""
-        return self.bandwidth_gb_s * 1e9 / self.cores
-
-    @property
-    def core_link_bandwidth(self) -> float:
-        """Return the bytes that a core sends to other chips per second; inf without a link."""
-        return self.link_gb_s * 1e9 / self.cores or math.inf
-
-    def core_flops(self, dtype: torch.dtype) -> float:
-        """Return the operations of a core per second; types that are not listed count as fp32."""
-        name = str(dtype).removeprefix("torch.")
-        return self.tflops.get(name, self.tflops["float32"]) * 1e12 / self.cores
-
-    def check_dtype(self, dtype: torch.dtype) -> None:
-        """Raise UserError for a precision that the machine lacks."""
-        name = str(dtype).removeprefix("torch.")
-        require(
-            name in self.tflops,
-            f"device.precision: must be one of {', '.join(self.tflops)} on {self.name}, "
-            f"got {name}; choose one of them",
-        )
-
-    def check_length(self, length: int) -> None:
-        """Raise UserError for a row length that the machine's route would have to pad."""
-        next_multiple = -(-length // self.length_multiple) * self.length_multiple
-        require(
-            length % self.length_multiple == 0,
-            f"data.row_length: must be a multiple of {self.length_multiple} on {self.name}, got "
-            f"{length}; take {next_multiple}",
-        )
+def check_dtype(machine: MachineConf, dtype: torch.dtype) -> None:
+    """Raise UserError for a precision that the machine lacks."""
+    name = str(dtype).removeprefix("torch.")
+    require(
+        name in machine.tflops,
+        f"device.precision: must be one of {', '.join(machine.tflops)} on {machine.name}, "
+        f"got {name}; choose one of them",
+    )
 
 
 def measure_machine(device: Device) -> MachineConf:

@@ -53,7 +53,7 @@ def is_neuron_route(name: str) -> bool:
     return name == "neuron" or (name == "xla" and installed_version("libneuronxla") is not None)
 
 
-def open_device(route: str) -> tuple[type[Device], torch.device]:
+def open_route(route: str) -> tuple[type[Device], torch.device]:
     """Return the class of a route's device, and the PyTorch device that it computes on."""
     return (XlaDevice, open_xla_device()) if route == "xla" else (Device, torch.device(route))
 

@@ -10,10 +10,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from models import checkpoint
-from models.distill.losses import LossConf
+from models import checkpoint, checkpoint_files
+from models.distill.config import LossConf
+from models.drafts.config.base import DraftConf
+from models.speculate.growth import Proposal
 from models.speculate.sampling import Sampler
-from models.speculate.tree import Proposal, Tree
+from models.speculate.tree import Tree
 from models.target.language_model import LanguageModel, TargetOutput
 from models.target.target import Target
 
@@ -76,6 +78,7 @@ class Draft(nn.Module):
     initial weights, or None if a checkpoint does not record it.
     """
 
+    conf_class: ClassVar[Any]  # the class of its options
     method: str
     needs: Needs
     max_depth: int  # depth of the deepest proposal it can make
@@ -84,6 +87,28 @@ class Draft(nn.Module):
     def __init__(self, *, loss: LossConf | None = None, seed: int | None = None):
         super().__init__()
         self.loss_conf, self.seed = loss or LossConf(), seed
+
+    @classmethod
+    def build(cls, conf: Any, target: Target, *, loss: LossConf, seed: int) -> "Draft":
+        """Build a new draft for this target; raise UserError if the two do not fit."""
+        raise NotImplementedError
+
+    @classmethod
+    def matches_config(cls, config: dict[str, Any]) -> bool:
+        """Return whether a checkpoint with this config.json belongs to this method."""
+        return cls.conf_class.architecture in config.get("architectures", [])
+
+    @classmethod
+    def load(cls, directory: Path, target: Target) -> tuple[DraftConf, "Draft"]:
+        """Return the options and the draft of a checkpoint.
+
+        Raise UserError if it was made for a different target or tokenizer, or has a wrong layout.
+        """
+        raise NotImplementedError
+
+    def rebuild_untrained(self, target: Target) -> "Draft | str":
+        """Return the draft as it was before distillation, or why it cannot be rebuilt."""
+        raise NotImplementedError
 
     @property
     def kept_ids(self) -> Int[Tensor, " draft_vocab"] | None:
@@ -208,58 +233,6 @@ class Draft(nn.Module):
         return None
 
 
-@dataclass(kw_only=True)
-class DraftConf:
-    """The configuration of a method, and the builder of its drafts; subclasses set `method`."""
-
-    method: ClassVar[str]
-    architecture: ClassVar[str]  # the name in config.json that identifies a checkpoint
-    depth_key: ClassVar[str] = "max_depth"  # name of the field that limits the proposal depth
-    trains_target: ClassVar[bool] = False  # whether weights of the target are trained too
-    is_language_model: ClassVar[bool] = False  # whether `Draft.as_language_model` returns one
-
-    @property
-    def max_proposal_depth(self) -> int:
-        """Return the number of tokens of the deepest proposal."""
-        return getattr(self, self.depth_key)
-
-    @property
-    def needs_context(self) -> bool:
-        """Return `Needs.context` of the drafts it builds.
-
-        A method that needs context cannot be trained on split documents.
-        """
-        return True
-
-    def describe_engine_limits(self) -> str | None:
-        """Return which engines read the checkpoint, or None if all that read the method do."""
-        return None
-
-    def check(self) -> None:
-        """Check everything that needs no model; raise UserError if it is wrong."""
-
-    def build(self, target: Target, *, loss: LossConf, seed: int) -> Draft:
-        """Build a new draft for this target; raise UserError if the two do not fit."""
-        raise NotImplementedError
-
-    @classmethod
-    def matches_config(cls, config: dict[str, Any]) -> bool:
-        """Return whether a checkpoint with this config.json belongs to this method."""
-        return cls.architecture in config.get("architectures", [])
-
-    @classmethod
-    def load(cls, directory: Path, target: Target) -> tuple["DraftConf", Draft]:
-        """Return the configuration and the draft of a checkpoint.
-
-        Raise UserError if it was made for a different target or tokenizer, or has a wrong layout.
-        """
-        raise NotImplementedError
-
-    def rebuild_untrained(self, draft: Draft, target: Target) -> Draft | str:
-        """Return the draft as it was before distillation, or why it cannot be rebuilt."""
-        raise NotImplementedError
-
-
 @dataclass(frozen=True, kw_only=True)
 class SpeculativePair:
     """A target and its draft."""
@@ -280,7 +253,7 @@ class SpeculativePair:
 
 def read_origin(directory: Path, target: Target) -> tuple[dict[str, str], int | None]:
     """Return the metadata and the seed of a checkpoint; raise UserError for a different target."""
-    metadata = checkpoint.read_metadata(directory)
+    metadata = checkpoint_files.read_metadata(directory)
     checkpoint.check_metadata(
         metadata,
         target_hash=target.fingerprint,

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from models.drafts.base import Draft, DraftState, with_last_hidden
 from models.layers import attend
+from models.speculate.growth import Proposal, grow
 from models.speculate.sampling import Sampler
-from models.speculate.tree import Proposal, Tree, grow
+from models.speculate.tree import Tree
 from models.target.cache import prompt_mask, slot_index, tree_mask
 from models.target.language_model import TargetOutput
 

@@ -13,10 +13,8 @@ Axes: B rows, T tokens, H hidden, S slots.
 import copy
 import json
 import re
-from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -25,128 +23,36 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from models.distill.config import LossConf
 from models.distill.loss_weights import shift_left, token_weights
-from models.distill.losses import LossConf, chunked_distillation_loss
-from models.drafts.base import Batch, Draft, DraftConf, DraftState, Loss, Needs, read_origin
+from models.distill.losses import chunked_distillation_loss
+from models.drafts.base import Batch, Draft, DraftState, Loss, Needs, read_origin
 from models.drafts.cached import CachedDraft
+from models.drafts.config.causal_lm import CausalLMConf, InitFrom
 from models.errors import UserError, require
-from models.lora import LoraConf, merge_adapters
+from models.lora import add_adapters, merge_adapters
 from models.parallel.dtensor import full_tensor
 from models.target import architectures
 from models.target.cache import CacheWrite
-from models.target.language_model import LanguageModel, ModelSource, TargetOutput
+from models.target.config import ModelSource
+from models.target.language_model import LanguageModel, TargetOutput
+from models.target.pretrained import (
+    build_planning_model,
+    check_pretrained,
+    load_model,
+    load_tokenizer,
+    read_model_config,
+)
 from models.target.target import Target
-from models.validation import at_least, check_values
 
 # Fields that a checkpoint records, so that the draft before distillation can be rebuilt.
 RECORDED_FIELDS = ("name", "path", "revision", "layers", "max_depth")
 
 
-class InitFrom(Enum):
-    """The origin of the draft's weights before distillation."""
-
-    checkpoint = "checkpoint"  # a pretrained model
-    pruned = "pruned"  # embeddings, head and `layers` of the target
-    random = "random"  # the shape of `pruned` with random weights
-
-
-@dataclass(kw_only=True)
-class CausalLMConf(ModelSource, DraftConf):
-    """The model, its initial weights, and the part of it that is trained.
-
-    Name, path and revision are those of a pretrained model, for `init_from=checkpoint`.
-    """
-
-    method: ClassVar[str] = "causal_lm"
-    architecture: ClassVar[str] = "a Hugging Face causal LM"
-    is_language_model: ClassVar[bool] = True
-    config_key: ClassVar[str] = "draft"
-
-    init_from: InitFrom = InitFrom.checkpoint
-    layers: list[int] | None = None  # of the target, if pruned or random; None = every fourth
-    lora: LoraConf = field(default_factory=LoraConf)
-    max_depth: int = 16  # tokens of the deepest proposal
-
-    def __post_init__(self) -> None:
-        require(
-            self.init_from is not InitFrom.checkpoint or bool(self.name or self.path),
-            "draft.name: must be set for draft.init_from=checkpoint, got nothing; "
-            "give a hub name, or a local copy by draft.path=DIR",
-        )
-        require(
-            self.init_from is not InitFrom.random or not self.lora.rank,
-            f"draft.lora.rank: must be 0 for draft.init_from=random, got {self.lora.rank}; "
-            "random weights must all be trained",
-        )
-        check_values(self, "draft", max_depth=at_least(1))
-
-    @property
-    def needs_context(self) -> bool:
-        """Return False: the draft reads tokens and nothing of the target."""
-        return False
-
-    def check(self) -> None:
-        """Check that the pretrained model can be read; raise UserError otherwise."""
-        if self.init_from is InitFrom.checkpoint:
-            self.read_config()
-
-    def build(self, target: Target, *, loss: LossConf, seed: int) -> "CausalLMDraft":
-        """Build the draft before distillation, in fp32; raise UserError for a wrong tokenizer."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            model = self._build_model(target).float()
-            if self.lora.rank:
-                self.lora.add_adapters(model)
-        return CausalLMDraft(self, model, target, loss=loss, seed=seed).to(
-            target.head.weight.device
-        )
-
-    def _build_model(self, target: Target) -> Any:
-        if self.init_from is InitFrom.checkpoint:
-            check_same_tokenizer(target, self)
-            if target.head.weight.is_meta:  # planning needs shapes only
-                return self.build_planning_model(torch.float32)
-            return self.load_model(torch.float32)
-        default = list(range(0, target.num_layers, 4))
-        layers = self.layers or default
-        target.check_layers(layers, default=default)
-        return prune_layers(target, layers, copy_weights=self.init_from is InitFrom.pruned)
-
-    @classmethod
-    def matches_config(cls, config: dict[str, Any]) -> bool:
-        """Return whether the checkpoint is a causal LM of transformers."""
-        architectures = config.get("architectures") or []
-        return any(name in architectures for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
-
-    @classmethod
-    def load(cls, directory: Path, target: Target) -> tuple["CausalLMConf", "CausalLMDraft"]:
-        """Return the configuration and the draft of a checkpoint.
-
-        Raise UserError if it was made for a different target or tokenizer, or has a wrong layout.
-        """
-        metadata, seed = read_origin(directory, target)
-        conf = cls(path=str(directory))
-        conf.check()
-        check_same_tokenizer(target, conf)
-        if "start" in metadata:
-            origin = json.loads(metadata["start"])
-            conf = cls(init_from=InitFrom(origin.pop("start")), **origin)
-        model = load_full_model(directory, target.device.dtype)
-        return conf, CausalLMDraft(conf, model, target, seed=seed).to(target.head.weight.device)
-
-    def rebuild_untrained(self, draft: Draft, target: Target) -> Draft | str:
-        """Return the draft rebuilt from its origin and seed, or why that is impossible."""
-        if draft.seed is None:
-            return "the checkpoint does not record what it was started from"
-        try:
-            untrained = self.build(target, loss=draft.loss_conf, seed=draft.seed)
-        except UserError as error:
-            return f"the model that the draft was started from cannot be loaded ({error})"
-        return untrained.to(target.device.dtype).eval()
-
-
 class CausalLMDraft(CachedDraft):
     """A causal LM with a cache; it reads no features of the target."""
+
+    conf_class = CausalLMConf
 
     def __init__(
         self, conf: CausalLMConf, model: Any, target: LanguageModel, *,
@@ -162,6 +68,50 @@ class CausalLMDraft(CachedDraft):
         self.vocab_size = min(self.lm.vocab_size, target.vocab_size)
         self._frozen: tuple[nn.Module] = (target.head,)  # inside a tuple it is not a submodule
         self.target_vocab = target.vocab_size
+
+    @classmethod
+    def build(
+        cls, conf: CausalLMConf, target: Target, *, loss: LossConf, seed: int
+    ) -> "CausalLMDraft":
+        """Build the draft before distillation, in fp32; raise UserError for a wrong tokenizer."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = build_initial_model(conf, target).float()
+            if conf.lora.rank:
+                add_adapters(model, rank=conf.lora.rank, alpha=conf.lora.alpha)
+        return cls(conf, model, target, loss=loss, seed=seed).to(target.head.weight.device)
+
+    @classmethod
+    def matches_config(cls, config: dict[str, Any]) -> bool:
+        """Return whether the checkpoint is a causal LM of transformers."""
+        architectures = config.get("architectures") or []
+        return any(name in architectures for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+
+    @classmethod
+    def load(cls, directory: Path, target: Target) -> tuple[CausalLMConf, "CausalLMDraft"]:
+        """Return the options and the draft of a checkpoint.
+
+        Raise UserError if it was made for a different target or tokenizer, or has a wrong layout.
+        """
+        metadata, seed = read_origin(directory, target)
+        conf = CausalLMConf(path=str(directory))
+        check_pretrained(conf)
+        check_same_tokenizer(target, conf)
+        if "start" in metadata:
+            origin = json.loads(metadata["start"])
+            conf = CausalLMConf(init_from=InitFrom(origin.pop("start")), **origin)
+        model = load_full_model(directory, target.device.dtype)
+        return conf, cls(conf, model, target, seed=seed).to(target.head.weight.device)
+
+    def rebuild_untrained(self, target: Target) -> Draft | str:
+        """Return the draft rebuilt from its origin and seed, or why that is impossible."""
+        if self.seed is None:
+            return "the checkpoint does not record what it was started from"
+        try:
+            untrained = self.build(self.conf, target, loss=self.loss_conf, seed=self.seed)
+        except UserError as error:
+            return f"the model that the draft was started from cannot be loaded ({error})"
+        return untrained.to(target.device.dtype).eval()
 
     @property
     def kept_ids(self) -> Int[Tensor, " draft_vocab"] | None:
@@ -270,6 +220,19 @@ class CausalLMDraft(CachedDraft):
         )
 
 
+def build_initial_model(conf: CausalLMConf, target: Target) -> Any:
+    """Build the model from which distillation starts."""
+    if conf.init_from is InitFrom.checkpoint:
+        check_same_tokenizer(target, conf)
+        if target.head.weight.is_meta:  # planning needs shapes only
+            return build_planning_model(conf, torch.float32)
+        return load_model(conf, torch.float32)
+    default = list(range(0, target.num_layers, 4))
+    layers = conf.layers or default
+    target.check_layers(layers, default=default)
+    return prune_layers(target, layers, copy_weights=conf.init_from is InitFrom.pruned)
+
+
 def prune_layers(target: Target, layers: list[int], *, copy_weights: bool) -> Any:
     """Build a model of only these layers of the target, with their weights or random ones."""
     config = copy.deepcopy(target.model.config)
@@ -326,7 +289,7 @@ def check_same_tokenizer(target: Target, source: ModelSource) -> None:
         return
     target_tokens, draft_tokens = (
         {i: token for token, i in tokenizer.get_vocab().items()}
-        for tokenizer in (target.tokenizer, source.load_tokenizer())
+        for tokenizer in (target.tokenizer, load_tokenizer(source))
     )
     rule = f"draft.{'path' if source.path else 'name'}: must have the target's tokenizer"
     remedy = "choose a draft of the target's family"
@@ -337,7 +300,7 @@ def check_same_tokenizer(target: Target, source: ModelSource) -> None:
                 f"instead of {target_tokens.get(i)!r}; {remedy}"
             )
     require(
-        source.read_config().get_text_config().vocab_size > max(target_tokens),
+        read_model_config(source).get_text_config().vocab_size > max(target_tokens),
         f"{rule}, got {source.location!r}, whose embeddings end before token "
         f"{max(target_tokens)}; {remedy}",
     )

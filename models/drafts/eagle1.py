@@ -10,8 +10,7 @@ features, as in HASS (https://arxiv.org/abs/2408.15766); no gradients flow back 
 Axes: B rows, T tokens, H hidden.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -20,16 +19,15 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
+from models.distill.config import LossConf
 from models.distill.loss_weights import position_weights, shift_left
-from models.distill.losses import LossConf
 from models.drafts.base import Batch, Extras, Loss, Needs
-from models.drafts.feature import FeatureDraft
-from models.drafts.one_layer import OneLayerConf, OneLayerDraft
+from models.drafts.config.eagle1 import Eagle1Conf
+from models.drafts.one_layer import OneLayerDraft
 from models.layers import DecoderLayer, init_normal
 from models.parallel.dtensor import full_tensor
 from models.target.language_model import TargetOutput
 from models.target.target import Target
-from models.validation import at_least, check_values
 
 NOISE_REFERENCE_LENGTH = 512  # row length for which the width of the noise is `feature_noise`
 
@@ -37,8 +35,10 @@ NOISE_REFERENCE_LENGTH = 512  # row length for which the width of the noise is `
 class Eagle1Draft(OneLayerDraft):
     """A decoder layer and its embeddings; the head is the target's."""
 
+    conf_class = Eagle1Conf
+
     def __init__(
-        self, conf: "Eagle1Conf", config: LlamaConfig, target: Target, *,
+        self, conf: Eagle1Conf, config: LlamaConfig, target: Target, *,
         loss: LossConf | None = None, seed: int | None = None,
     ):  # fmt: skip
         super().__init__(conf, config, target, loss=loss, seed=seed)
@@ -125,28 +125,4 @@ class Eagle1Draft(OneLayerDraft):
             + self.conf.token_loss_weight * token_loss.total,
             weight=token_loss.weight,
             metrics=token_loss.metrics | metrics,
-        )
-
-
-@dataclass(kw_only=True)
-class Eagle1Conf(OneLayerConf):
-    """The options of EAGLE-1; everything else follows from the target."""
-
-    method: ClassVar[str] = "eagle1"
-    architecture: ClassVar[str] = "EagleLlamaForCausalLM"
-    draft_class: ClassVar[type[FeatureDraft]] = Eagle1Draft
-
-    ttt_steps: int = 1  # drafting steps in training; later ones read the draft's features (HASS)
-    feature_loss_weight: float = 1.0  # weight of the feature loss
-    token_loss_weight: float = 0.1  # weight of the token loss, which `loss` configures
-    feature_noise: float = 0.2  # width of the uniform noise on the target's features in training
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_values(
-            self,
-            "draft",
-            feature_loss_weight=at_least(0),
-            token_loss_weight=at_least(0),
-            feature_noise=at_least(0),
         )

@@ -10,20 +10,17 @@ concatenation puts the embedding first, as vLLM and vLLM Neuron expect of `Eagle
 Axes: B rows, T tokens, H hidden.
 """
 
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
-from models.distill.losses import LossConf
+from models.distill.config import LossConf
 from models.drafts.base import Batch, Loss, Needs
-from models.drafts.feature import FeatureDraft
-from models.drafts.one_layer import OneLayerConf, OneLayerDraft
-from models.errors import require
+from models.drafts.config.eagle3 import Eagle3Conf
+from models.drafts.one_layer import OneLayerDraft
 from models.layers import Eagle3Layer, RMSNorm, init_normal
 from models.parallel.dtensor import full_tensor
 from models.speculate import draft_vocab
@@ -36,11 +33,12 @@ NORM_SWITCHES = ("norm_before_residual", "norm_before_fc", "norm_output")  # key
 class Eagle3Draft(OneLayerDraft):
     """A decoder layer with its embeddings, its head and its draft vocabulary."""
 
+    conf_class = Eagle3Conf
     d2t: Int[Tensor, " draft_vocab"]  # target id minus draft id
     t2d: Bool[Tensor, " vocab"]  # whether a target id has a draft id
 
     def __init__(
-        self, conf: "Eagle3Conf", config: LlamaConfig, target: Target, *,
+        self, conf: Eagle3Conf, config: LlamaConfig, target: Target, *,
         loss: LossConf | None = None, seed: int | None = None,
     ):  # fmt: skip
         super().__init__(conf, config, target, loss=loss, seed=seed)
@@ -57,6 +55,43 @@ class Eagle3Draft(OneLayerDraft):
         self.register_buffer("d2t", torch.zeros(draft_vocab_size, dtype=torch.int64))
         self.register_buffer("t2d", torch.ones(self.config.vocab_size, dtype=torch.bool))
         init_normal(self.fc, self.midlayer)
+
+    @classmethod
+    def engine_config(cls, conf: Eagle3Conf, target: Target, **overrides: Any) -> LlamaConfig:
+        """Build the config that engines read: a flat Llama config with EAGLE-3's keys."""
+        layers = conf.layers or default_layers(target)
+        target.check_layers(layers, default=default_layers(target))
+        return super().engine_config(
+            conf,
+            target,
+            draft_vocab_size=min(conf.vocab_size or target.vocab_size, target.vocab_size),
+            eagle_aux_hidden_state_layer_ids=layers,
+            num_aux_hidden_states=len(layers),
+            eagle_config={
+                "eagle_aux_hidden_state_layer_ids": layers,
+                "use_aux_hidden_state": True,
+            },
+            **{name: getattr(conf, name) for name in NORM_SWITCHES},
+            **overrides,
+        )
+
+    @classmethod
+    def default_keys(cls, target: Target) -> dict[str, Any]:
+        """Return the keys of config.json that drafts published elsewhere may lack."""
+        return super().default_keys(target) | {
+            "draft_vocab_size": target.vocab_size,
+            "eagle_aux_hidden_state_layer_ids": default_layers(target),
+            **dict.fromkeys(NORM_SWITCHES, False),
+        }
+
+    @classmethod
+    def fields_from_config(cls, config: Any) -> dict[str, Any]:
+        """Return the options that `engine_config` wrote to config.json."""
+        return super().fields_from_config(config) | {
+            "layers": list(config.eagle_aux_hidden_state_layer_ids),
+            "vocab_size": config.draft_vocab_size,
+            **{name: getattr(config, name) for name in NORM_SWITCHES},
+        }
 
     @property
     def layer(self) -> Eagle3Layer:
@@ -150,73 +185,6 @@ class Eagle3Draft(OneLayerDraft):
         """Return all tensors, except the maps of a full vocabulary, which vLLM rejects."""
         omitted = ("d2t", "t2d") if self.kept_ids is None else ()
         return {name: tensor for name, tensor in self.state_dict().items() if name not in omitted}
-
-
-@dataclass(kw_only=True)
-class Eagle3Conf(OneLayerConf):
-    """The options of EAGLE-3; everything else follows from the target."""
-
-    method: ClassVar[str] = "eagle3"
-    architecture: ClassVar[str] = "Eagle3LlamaForCausalLM"
-    draft_class: ClassVar[type[FeatureDraft]] = Eagle3Draft
-
-    layers: list[int] | None = None  # captured layers; None = those of `default_layers`
-    # None = the target's; a head of 150,000 tokens costs the draft of an 8B more than its layer
-    vocab_size: int | None = 32_000
-    train_embeddings: bool = False
-    train_head: bool = True  # else the head stays the target's
-    norm_before_residual: bool = False  # the residual stream begins with the normed feature
-    norm_before_fc: bool = False  # the captured layers are normed together before `fc`
-    norm_output: bool = False  # the next step reads the output after the final norm
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(
-            self.layers is None or all(a < b for a, b in pairwise(self.layers)),
-            f"draft.layers: must be strictly increasing, got {self.layers}; "
-            "null takes low, middle and high",
-        )
-
-    def describe_engine_limits(self) -> str | None:
-        """Return which engines read `norm_output`, if it is on."""
-        if not self.norm_output:
-            return None
-        return "draft.norm_output: vLLM reads it, vLLM Neuron does not; false serves both"
-
-    def engine_config(self, target: Target, **overrides: Any) -> LlamaConfig:
-        """Build the config that engines read: a flat Llama config with EAGLE-3's keys."""
-        layers = self.layers or default_layers(target)
-        target.check_layers(layers, default=default_layers(target))
-        return super().engine_config(
-            target,
-            draft_vocab_size=min(self.vocab_size or target.vocab_size, target.vocab_size),
-            eagle_aux_hidden_state_layer_ids=layers,
-            num_aux_hidden_states=len(layers),
-            eagle_config={
-                "eagle_aux_hidden_state_layer_ids": layers,
-                "use_aux_hidden_state": True,
-            },
-            **{name: getattr(self, name) for name in NORM_SWITCHES},
-            **overrides,
-        )
-
-    @classmethod
-    def default_keys(cls, target: Target) -> dict[str, Any]:
-        """Return the keys of config.json that drafts published elsewhere may lack."""
-        return super().default_keys(target) | {
-            "draft_vocab_size": target.vocab_size,
-            "eagle_aux_hidden_state_layer_ids": default_layers(target),
-            **dict.fromkeys(NORM_SWITCHES, False),
-        }
-
-    @classmethod
-    def fields_from_config(cls, config: Any) -> dict[str, Any]:
-        """Return the fields of the configuration that `engine_config` wrote to config.json."""
-        return super().fields_from_config(config) | {
-            "layers": list(config.eagle_aux_hidden_state_layer_ids),
-            "vocab_size": config.draft_vocab_size,
-            **{name: getattr(config, name) for name in NORM_SWITCHES},
-        }
 
 
 def default_layers(target: Target) -> list[int]:

@@ -4,7 +4,6 @@ Axes: B rows, T tokens, H hidden.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,23 +12,29 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
-from models import checkpoint
+from models import checkpoint, checkpoint_files
+from models.distill.config import LossConf
 from models.distill.loss_weights import position_weights, shift_left, shift_right
-from models.distill.losses import LossConf, chunked_distillation_loss
-from models.drafts.base import Batch, Draft, DraftConf, DraftState, Loss, read_origin
+from models.distill.losses import chunked_distillation_loss
+from models.drafts.base import Batch, Draft, DraftState, Loss, read_origin
+from models.drafts.config.base import DraftConf
 from models.errors import require
 from models.parallel.dtensor import full_tensor
 from models.target import architectures
 from models.target.language_model import TargetOutput
 from models.target.target import Target
-from models.validation import at_least, check_values
 
 
 class FeatureDraft(Draft):
-    """A draft that proposes several tokens from what the target computed at one position."""
+    """A draft that proposes several tokens from what the target computed at one position.
+
+    Its seed determines the draft before distillation.
+    """
+
+    config_class: ClassVar[Callable[..., Any]] = LlamaConfig  # holds the content of config.json
 
     def __init__(
-        self, conf: "FeatureConf", config: Any, target: Target, *,
+        self, conf: DraftConf, config: Any, target: Target, *,
         loss: LossConf | None = None, seed: int | None = None,
     ):  # fmt: skip
         super().__init__(loss=loss, seed=seed)
@@ -42,6 +47,59 @@ class FeatureDraft(Draft):
             target.model.get_input_embeddings(),
             target.head,
         )
+
+    @classmethod
+    def engine_config(cls, conf: Any, target: Target) -> Any:
+        """Build the content of config.json as engines read it."""
+        raise NotImplementedError
+
+    @classmethod
+    def default_keys(cls, target: Target) -> dict[str, Any]:  # noqa: ARG003
+        """Return the keys of config.json that drafts published elsewhere may lack."""
+        return {}
+
+    @classmethod
+    def fields_from_config(cls, config: Any) -> dict[str, Any]:
+        """Return the options that `engine_config` wrote to config.json."""
+        raise NotImplementedError
+
+    @classmethod
+    def build(cls, conf: Any, target: Target, *, loss: LossConf, seed: int) -> "FeatureDraft":
+        """Build a new draft: random weights, and those that it takes over from the target."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            draft = cls(conf, cls.engine_config(conf, target), target, loss=loss, seed=seed)
+        draft.copy_target_weights(target)
+        return draft.to(target.head.weight.device)
+
+    @classmethod
+    def load(cls, directory: Path, target: Target) -> tuple[DraftConf, "FeatureDraft"]:
+        """Return the options and the draft of a checkpoint.
+
+        Raise UserError if it was made for a different target or tokenizer, or has a wrong layout.
+        """
+        _, seed = read_origin(directory, target)
+        config = cls.config_class(
+            **(cls.default_keys(target) | checkpoint_files.read_config(directory))
+        )
+        require(
+            config.hidden_size == target.hidden_size,
+            f"checkpoint: hidden size must be the target's {target.hidden_size}, "
+            f"got {config.hidden_size}; choose the draft of this target",
+        )
+        conf = cls.conf_class(**cls.fields_from_config(config))
+        draft = cls(conf, config, target, seed=seed)
+        draft.restore(directory, target)
+        return conf, draft
+
+    def rebuild_untrained(self, target: Target) -> Draft | str:
+        """Return the draft rebuilt from its seed and vocabulary, or why that is impossible."""
+        if self.seed is None:
+            return "the checkpoint does not record its seed"
+        untrained = self.build(self.conf, target, loss=self.loss_conf, seed=self.seed)
+        if self.kept_ids is not None:
+            untrained.copy_target_weights(target, self.kept_ids)
+        return untrained
 
     @property
     def head(self) -> nn.Linear:
@@ -113,63 +171,6 @@ class FeatureDraft(Draft):
         self.to(target.head.weight.device)
 
 
-@dataclass(kw_only=True)
-class FeatureConf(DraftConf):
-    """The configuration of a draft of one target; its seed determines the untrained draft."""
-
-    draft_class: ClassVar[type[FeatureDraft]]
-    config_class: ClassVar[Callable[..., Any]] = LlamaConfig  # holds the content of config.json
-
-    def engine_config(self, target: Target) -> Any:
-        """Build the content of config.json as engines read it."""
-        raise NotImplementedError
-
-    @classmethod
-    def default_keys(cls, target: Target) -> dict[str, Any]:  # noqa: ARG003
-        """Return the keys of config.json that drafts published elsewhere may lack."""
-        return {}
-
-    @classmethod
-    def fields_from_config(cls, config: Any) -> dict[str, Any]:
-        """Return the fields of the configuration that `engine_config` wrote to config.json."""
-        raise NotImplementedError
-
-    def build(self, target: Target, *, loss: LossConf, seed: int) -> FeatureDraft:
-        """Build a new draft: random weights, and those that it takes over from the target."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            draft = self.draft_class(self, self.engine_config(target), target, loss=loss, seed=seed)
-        draft.copy_target_weights(target)
-        return draft.to(target.head.weight.device)
-
-    @classmethod
-    def load(cls, directory: Path, target: Target) -> tuple["FeatureConf", FeatureDraft]:
-        """Return the configuration and the draft of a checkpoint.
-
-        Raise UserError if it was made for a different target or tokenizer, or has a wrong layout.
-        """
-        _, seed = read_origin(directory, target)
-        config = cls.config_class(**(cls.default_keys(target) | checkpoint.read_config(directory)))
-        require(
-            config.hidden_size == target.hidden_size,
-            f"checkpoint: hidden size must be the target's {target.hidden_size}, "
-            f"got {config.hidden_size}; choose the draft of this target",
-        )
-        conf = cls(**cls.fields_from_config(config))
-        draft = cls.draft_class(conf, config, target, seed=seed)
-        draft.restore(directory, target)
-        return conf, draft
-
-    def rebuild_untrained(self, draft: Draft, target: Target) -> Draft | str:
-        """Return the draft rebuilt from its seed and vocabulary, or why that is impossible."""
-        if draft.seed is None:
-            return "the checkpoint does not record its seed"
-        untrained = self.build(target, loss=draft.loss_conf, seed=draft.seed)
-        if draft.kept_ids is not None:
-            untrained.copy_target_weights(target, draft.kept_ids)
-        return untrained
-
-
 class HeadsDraft(FeatureDraft):
     """A draft with vocabulary heads, which start as the target's head."""
 
@@ -196,19 +197,6 @@ class HeadsDraft(FeatureDraft):
     def new_state(self, batch: int, slots: int) -> DraftState:  # noqa: ARG002
         """Return room for one hidden state per row."""
         return {"hidden": self.heads[0].weight.new_zeros(batch, self.config.hidden_size)}
-
-
-@dataclass(kw_only=True)
-class HeadsConf(FeatureConf):
-    """The options of methods with a head for each token of a proposal."""
-
-    depth_key: ClassVar[str] = "heads"
-
-    heads: int = 5  # one for each token of a proposal
-    num_layers: int = 1  # residual blocks of each head
-
-    def __post_init__(self) -> None:
-        check_values(self, "draft", heads=at_least(1), num_layers=at_least(1))
 
 
 def layer_config(target: Target, architecture: str, **overrides: Any) -> LlamaConfig:

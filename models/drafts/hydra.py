@@ -11,9 +11,8 @@ Axes: B rows, T tokens, W tree nodes expanded at once, H hidden.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -22,14 +21,16 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from models.distill.config import LossConf
 from models.distill.loss_weights import shift_left
-from models.distill.losses import LossConf
 from models.drafts.base import Batch, DraftState, Loss, Needs, with_last_hidden
 from models.drafts.cached import CachedDraft, attend_cached, new_layer_state
-from models.drafts.feature import FeatureDraft, HeadsConf, HeadsDraft, layer_config
+from models.drafts.config.hydra import HydraConf
+from models.drafts.feature import HeadsDraft, layer_config
 from models.layers import DecoderLayer, RMSNorm, attend, init_normal
+from models.speculate.growth import Proposal, grow
 from models.speculate.sampling import Sampler
-from models.speculate.tree import Proposal, Tree, grow
+from models.speculate.tree import Tree
 from models.target.language_model import TargetOutput
 from models.target.target import Target
 
@@ -71,8 +72,10 @@ class PrefixLayer(nn.Module):
 class HydraDraft(CachedDraft, HeadsDraft):
     """The heads, and the prefix layer of Hydra++."""
 
+    conf_class = HydraConf
+
     def __init__(
-        self, conf: "HydraConf", config: LlamaConfig, target: Target, *,
+        self, conf: HydraConf, config: LlamaConfig, target: Target, *,
         loss: LossConf | None = None, seed: int | None = None,
     ):  # fmt: skip
         super().__init__(conf, config, target, loss=loss, seed=seed)
@@ -92,6 +95,29 @@ class HydraDraft(CachedDraft, HeadsDraft):
         # the authors' spelling, in the names of tensors
         self.prefix_embeding_layer = PrefixLayer(config) if prefix else None
         self.rotary = LlamaRotaryEmbedding(config)
+
+    @classmethod
+    def engine_config(cls, conf: HydraConf, target: Target) -> LlamaConfig:
+        """Build the content of config.json with the authors' keys."""
+        return layer_config(
+            target,
+            conf.architecture,
+            intermediate_size=conf.intermediate_size,
+            hydra_num_heads=conf.heads,
+            hydra_num_layers=conf.num_layers,
+            hydra_head_arch=HEAD_ARCH_PREFIX if conf.prefix else HEAD_ARCH_PLAIN,
+            base_model_name_or_path=target.name,
+        )
+
+    @classmethod
+    def fields_from_config(cls, config: Any) -> dict[str, Any]:
+        """Return the options that `engine_config` wrote to config.json."""
+        return {
+            "heads": config.hydra_num_heads,
+            "num_layers": config.hydra_num_layers,
+            "prefix": config.hydra_head_arch == HEAD_ARCH_PREFIX,
+            "intermediate_size": config.intermediate_size,
+        }
 
     @property
     def heads(self) -> list[nn.Linear]:
@@ -185,43 +211,3 @@ class HydraDraft(CachedDraft, HeadsDraft):
             return logits(level)
 
         return grow(tree, sampler, logits(0)[:, 0], expand)
-
-
-@dataclass(kw_only=True)
-class HydraConf(HeadsConf):
-    """The options of Hydra; everything else follows from the target."""
-
-    method: ClassVar[str] = "hydra"
-    architecture: ClassVar[str] = "HydraModel"
-    draft_class: ClassVar[type[FeatureDraft]] = HydraDraft
-
-    heads: int = 4  # one for each token of a proposal
-    prefix: bool = True  # a decoder layer before the heads (Hydra++; the paper has 4 blocks)
-    intermediate_size: int | None = None  # of the prefix layer; None = the target's
-
-    @property
-    def needs_context(self) -> bool:
-        """Return whether there is a prefix layer: only it reads other positions."""
-        return self.prefix
-
-    def engine_config(self, target: Target) -> LlamaConfig:
-        """Build the content of config.json with the authors' keys."""
-        return layer_config(
-            target,
-            self.architecture,
-            intermediate_size=self.intermediate_size,
-            hydra_num_heads=self.heads,
-            hydra_num_layers=self.num_layers,
-            hydra_head_arch=HEAD_ARCH_PREFIX if self.prefix else HEAD_ARCH_PLAIN,
-            base_model_name_or_path=target.name,
-        )
-
-    @classmethod
-    def fields_from_config(cls, config: Any) -> dict[str, Any]:
-        """Return the fields of the configuration that `engine_config` wrote to config.json."""
-        return {
-            "heads": config.hydra_num_heads,
-            "num_layers": config.hydra_num_layers,
-            "prefix": config.hydra_head_arch == HEAD_ARCH_PREFIX,
-            "intermediate_size": config.intermediate_size,
-        }

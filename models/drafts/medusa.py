@@ -11,7 +11,6 @@ Axes: B rows, T tokens, H hidden, V vocabulary.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -19,11 +18,13 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from models.distill.losses import LossConf
+from models.distill.config import LossConf
 from models.drafts.base import Batch, DraftState, Loss, Needs, with_last_hidden
-from models.drafts.feature import FeatureDraft, HeadsConf, HeadsDraft
+from models.drafts.config.medusa import MedusaConf
+from models.drafts.feature import HeadsDraft
+from models.speculate.growth import Proposal, grow
 from models.speculate.sampling import Sampler
-from models.speculate.tree import Proposal, Tree, grow
+from models.speculate.tree import Tree
 from models.target.language_model import TargetOutput
 from models.target.target import Target
 
@@ -54,8 +55,11 @@ class ResidualBlock(nn.Module):
 class MedusaDraft(HeadsDraft):
     """Residual blocks and vocabulary heads on the target's final hidden state."""
 
+    conf_class = MedusaConf
+    config_class: ClassVar[Callable[..., Any]] = MedusaConfig
+
     def __init__(
-        self, conf: "MedusaConf", config: MedusaConfig, target: Target, *,
+        self, conf: MedusaConf, config: MedusaConfig, target: Target, *,
         loss: LossConf | None = None, seed: int | None = None,
     ):  # fmt: skip
         super().__init__(conf, config, target, loss=loss, seed=seed)
@@ -71,6 +75,32 @@ class MedusaDraft(HeadsDraft):
             self.lm_heads = nn.ModuleList(
                 nn.Linear(size, vocab, bias=False) for _ in range(config.num_heads)
             )
+
+    @classmethod
+    def engine_config(cls, conf: MedusaConf, target: Target) -> MedusaConfig:
+        """Build the content of config.json as vLLM's loader reads it."""
+        return MedusaConfig(
+            architectures=[conf.architecture],
+            model_type="medusa",
+            hidden_size=target.hidden_size,
+            vocab_size=target.vocab_size,
+            truncated_vocab_size=target.vocab_size,
+            num_heads=conf.heads,
+            num_hidden_layers=conf.num_layers,
+            max_paths=64,
+            topk=10,
+            original_lm_head=not conf.separate_lm_heads,
+            medusa_fc_bias=True,
+        )
+
+    @classmethod
+    def fields_from_config(cls, config: Any) -> dict[str, Any]:
+        """Return the options that `engine_config` wrote to config.json."""
+        return {
+            "heads": config.num_heads,
+            "num_layers": config.num_hidden_layers,
+            "separate_lm_heads": not config.original_lm_head,
+        }
 
     @property
     def heads(self) -> list[nn.Linear]:
@@ -112,45 +142,3 @@ class MedusaDraft(HeadsDraft):
             return logits(level)[:, None]  # the same logits for all nodes
 
         return grow(tree, sampler, logits(0), expand)
-
-
-@dataclass(kw_only=True)
-class MedusaConf(HeadsConf):
-    """The options of Medusa-1; everything else follows from the target."""
-
-    method: ClassVar[str] = "medusa"
-    architecture: ClassVar[str] = "MedusaModel"
-    draft_class: ClassVar[type[FeatureDraft]] = MedusaDraft
-    config_class: ClassVar[Callable[..., Any]] = MedusaConfig
-
-    separate_lm_heads: bool = True  # each head has a vocabulary head; False: all share the target's
-
-    @property
-    def needs_context(self) -> bool:
-        """Return False: each position is drafted from its own hidden state."""
-        return False
-
-    def engine_config(self, target: Target) -> MedusaConfig:
-        """Build the content of config.json as vLLM's loader reads it."""
-        return MedusaConfig(
-            architectures=[self.architecture],
-            model_type="medusa",
-            hidden_size=target.hidden_size,
-            vocab_size=target.vocab_size,
-            truncated_vocab_size=target.vocab_size,
-            num_heads=self.heads,
-            num_hidden_layers=self.num_layers,
-            max_paths=64,
-            topk=10,
-            original_lm_head=not self.separate_lm_heads,
-            medusa_fc_bias=True,
-        )
-
-    @classmethod
-    def fields_from_config(cls, config: Any) -> dict[str, Any]:
-        """Return the fields of the configuration that `engine_config` wrote to config.json."""
-        return {
-            "heads": config.num_heads,
-            "num_layers": config.num_hidden_layers,
-            "separate_lm_heads": not config.original_lm_head,
-        }

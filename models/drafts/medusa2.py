@@ -14,25 +14,27 @@ it is saved beside the heads, and reports compare with it and mention it.
 import copy
 import math
 import shutil
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, cast
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from models import checkpoint
+from models import checkpoint, checkpoint_files
+from models.distill.config import LossConf, LossName
 from models.distill.loss_weights import position_weights, shift_left, token_weights
-from models.distill.losses import LossConf, LossName, chunked_distillation_loss
+from models.distill.losses import chunked_distillation_loss
 from models.drafts.base import Batch, Draft, Extras, Loss
-from models.drafts.feature import FeatureDraft
-from models.drafts.medusa import MedusaConf, MedusaConfig, MedusaDraft
+from models.drafts.config.medusa2 import Medusa2Conf
+from models.drafts.medusa import MedusaConfig, MedusaDraft
 from models.files import atomic_directory, report_disk_errors
-from models.lora import LoraConf, merge_adapters
+from models.lora import add_adapters, merge_adapters
+from models.target.config import TargetConf
 from models.target.language_model import LanguageModel, TargetOutput
-from models.target.target import Target, TargetConf
+from models.target.target import Target, load_target
 
 TARGET_FOLDER_KEY = "adapted_target"  # key of config.json
 LR_SCALE_ATTRIBUTE = "lr_scale"  # a parameter's factor on the learning rate
@@ -41,14 +43,43 @@ LR_SCALE_ATTRIBUTE = "lr_scale"  # a parameter's factor on the learning rate
 class Medusa2Draft(MedusaDraft):
     """Medusa heads and, during training, the adapters of the target."""
 
+    conf_class = Medusa2Conf
+
     def __init__(
-        self, conf: "Medusa2Conf", config: MedusaConfig, target: Target, *,
+        self, conf: Medusa2Conf, config: MedusaConfig, target: Target, *,
         loss: LossConf | None = None, seed: int | None = None,
     ):  # fmt: skip
         super().__init__(conf, config, target, loss=loss, seed=seed)
         self.needs = replace(self.needs, storable=False)  # training changes the outputs
         self.adapted_target: Target | None = None  # loaded from a checkpoint
         self.lm: LanguageModel | None = None  # the adapted target during training
+
+    @classmethod
+    def build(
+        cls, conf: Medusa2Conf, target: Target, *, loss: LossConf, seed: int
+    ) -> "Medusa2Draft":
+        """Build heads that predict what the target's head does; the adapters change nothing yet."""
+        draft = cls.build_heads(conf, target, loss=loss, seed=seed)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            draft.add_adapters(target)
+        return draft.to(target.head.weight.device)
+
+    @classmethod
+    def build_heads(
+        cls, conf: Medusa2Conf, target: Target, *, loss: LossConf, seed: int
+    ) -> "Medusa2Draft":
+        """Build the heads alone, which predict what the target's head does."""
+        return cast(Medusa2Draft, super().build(conf, target, loss=loss, seed=seed))
+
+    @classmethod
+    def matches_config(cls, config: dict[str, Any]) -> bool:
+        """Return whether it is a Medusa checkpoint that names an adapted target."""
+        return super().matches_config(config) and TARGET_FOLDER_KEY in config
+
+    def rebuild_untrained(self, target: Target) -> Draft | str:
+        """Return new heads, which predict what the head of the verifying target predicts."""
+        return self.build_heads(self.conf, target, loss=self.loss_conf, seed=0)
 
     def add_adapters(self, target: Target) -> None:
         """Set `lm` to a copy of the target with adapters, and register the adapters as parameters.
@@ -59,7 +90,7 @@ class Medusa2Draft(MedusaDraft):
             setattr(parameter, LR_SCALE_ATTRIBUTE, self.conf.heads_lr_scale)
         shared = {id(t): t for t in [*target.model.parameters(), *target.model.buffers()]}
         model = copy.deepcopy(target.model, shared)
-        self.conf.lora.add_adapters(model)
+        add_adapters(model, rank=self.conf.lora.rank, alpha=self.conf.lora.alpha)
         # A LanguageModel is not a submodule, so the frozen weights stay out of the draft's state.
         self.lm = LanguageModel(model, device=target.device)
         adapters = [p for p in model.parameters() if p.requires_grad]
@@ -71,8 +102,10 @@ class Medusa2Draft(MedusaDraft):
         """Load the heads and the adapted target; raise UserError if they do not match."""
         super().restore(directory, target)
         folder = directory / getattr(self.config, TARGET_FOLDER_KEY)
-        self.adapted_target = TargetConf(path=str(folder)).build(
-            target.device, name=f"{target.name}, adapted in {directory}"
+        self.adapted_target = load_target(
+            TargetConf(path=str(folder)),
+            target.device,
+            name=f"{target.name}, adapted in {directory}",
         )
 
     def prepare_batch(
@@ -168,7 +201,7 @@ class Medusa2Draft(MedusaDraft):
             ):
                 target.model.save_pretrained(partial, state_dict=tensors)
                 checkpoint.write_config(
-                    partial / checkpoint.CONFIG_FILE, checkpoint.read_config(partial)
+                    partial / checkpoint_files.CONFIG_FILE, checkpoint_files.read_config(partial)
                 )
                 if target.tokenizer is not None:
                     target.tokenizer.save_pretrained(partial)
@@ -177,36 +210,3 @@ class Medusa2Draft(MedusaDraft):
         for old_folder in directory.glob("target-*"):
             if old_folder != target_folder:  # of an earlier step: the config no longer refers to it
                 shutil.rmtree(old_folder)
-
-
-@dataclass(kw_only=True)
-class Medusa2Conf(MedusaConf):
-    """The options of Medusa-1, of the adapters, and of the two loss terms."""
-
-    method: ClassVar[str] = "medusa2"
-    trains_target: ClassVar[bool] = True
-    draft_class: ClassVar[type[FeatureDraft]] = Medusa2Draft
-
-    lora: LoraConf = field(default_factory=lambda: LoraConf(rank=32, alpha=16.0))
-    keep_weight: float = 1.0  # of the distance to the original target
-    heads_weight: float = 0.2  # of the loss of the heads
-    heads_warmup: int = 40  # optimizer steps over which `heads_weight` rises; 0 = no ramp
-    heads_lr_scale: float = 4.0  # learning rate of the heads / learning rate of the adapters
-
-    def build(self, target: Target, *, loss: LossConf, seed: int) -> FeatureDraft:
-        """Build heads that predict what the target's head does; the adapters change nothing yet."""
-        draft = super().build(target, loss=loss, seed=seed)
-        assert isinstance(draft, Medusa2Draft)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            draft.add_adapters(target)
-        return draft.to(target.head.weight.device)
-
-    @classmethod
-    def matches_config(cls, config: dict[str, Any]) -> bool:
-        """Return whether it is a Medusa checkpoint that names an adapted target."""
-        return super().matches_config(config) and TARGET_FOLDER_KEY in config
-
-    def rebuild_untrained(self, draft: Draft, target: Target) -> Draft | str:
-        """Return new heads, which predict what the head of the verifying target predicts."""
-        return super().build(target, loss=draft.loss_conf, seed=0)

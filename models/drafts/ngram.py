@@ -15,11 +15,10 @@ from jaxtyping import Int
 from torch import Tensor
 
 from models.drafts.base import Draft, DraftState, Needs
+from models.speculate.growth import Proposal
 from models.speculate.sampling import Sampler
-from models.speculate.tree import Proposal, Tree, TreeKind
+from models.speculate.tree import MAX_WINDOW, Tree, TreeKind
 from models.target.language_model import TargetOutput
-
-MAX_WINDOW = 64  # copied tokens of a round
 
 
 class NgramDraft(Draft):

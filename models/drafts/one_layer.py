@@ -6,7 +6,6 @@
 Axes: B rows, T tokens, H hidden.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,64 +15,15 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from models.distill.config import LossConf
 from models.distill.loss_weights import shift_left
-from models.distill.losses import LossConf
 from models.drafts.base import Batch, DraftState, Extras
 from models.drafts.cached import CachedDraft, attend_cached, new_layer_state
-from models.drafts.feature import FeatureConf, FeatureDraft, layer_config
+from models.drafts.config.one_layer import OneLayerConf
+from models.drafts.feature import FeatureDraft, layer_config
 from models.layers import DecoderLayer, attend_unrolled
 from models.target.language_model import TargetOutput
 from models.target.target import Target
-from models.validation import Rule, at_least, check_values
-
-BELOW_ONE = Rule("must be in [0, 1)", lambda share: 0 <= share < 1, "0 keeps every input")
-
-
-@dataclass(kw_only=True)
-class OneLayerConf(FeatureConf):
-    """The options of all one-layer methods; everything else follows from the target."""
-
-    max_depth: int = 16  # tokens of the deepest proposal
-    ttt_steps: int = 7  # drafting steps in training
-    intermediate_size: int | None = None  # None = the target's
-    heads: int | None = None  # None = the target's
-    kv_heads: int | None = None  # None = the target's
-    head_size: int | None = None  # None = the target's
-    dropout: float = 0.0  # share of the layer's inputs that training zeroes
-
-    def __post_init__(self) -> None:
-        check_values(self, "draft", ttt_steps=at_least(1), max_depth=at_least(1), dropout=BELOW_ONE)
-
-    def engine_config(self, target: Target, **overrides: Any) -> LlamaConfig:
-        """Return the config of the layer as engines read it; a method passes `overrides`."""
-        return layer_config(
-            target,
-            self.architecture,
-            intermediate_size=self.intermediate_size,
-            num_attention_heads=self.heads,
-            num_key_value_heads=self.kv_heads,
-            head_dim=self.head_size,
-            training_unroll=self.ttt_steps,
-            training_max_depth=self.max_depth,
-            **overrides,
-        )
-
-    @classmethod
-    def default_keys(cls, target: Target) -> dict[str, Any]:  # noqa: ARG003
-        """Return the keys of config.json that only this project writes, with their defaults."""
-        return {"training_unroll": cls.ttt_steps, "training_max_depth": cls.max_depth}
-
-    @classmethod
-    def fields_from_config(cls, config: Any) -> dict[str, Any]:
-        """Return the fields of the configuration that `engine_config` wrote to config.json."""
-        return {
-            "max_depth": config.training_max_depth,
-            "ttt_steps": config.training_unroll,
-            "intermediate_size": config.intermediate_size,
-            "heads": config.num_attention_heads,
-            "kv_heads": config.num_key_value_heads,
-            "head_size": config.head_dim,
-        }
 
 
 class OneLayerDraft(CachedDraft, FeatureDraft):
@@ -88,6 +38,42 @@ class OneLayerDraft(CachedDraft, FeatureDraft):
         self.max_depth = self.config.training_max_depth
         self.embed_tokens = nn.Embedding(self.config.vocab_size, self.config.hidden_size)
         self.rotary = LlamaRotaryEmbedding(config)
+
+    @classmethod
+    def engine_config(cls, conf: Any, target: Target, **overrides: Any) -> LlamaConfig:
+        """Return the config of the layer as engines read it; a method passes `overrides`."""
+        return layer_config(
+            target,
+            conf.architecture,
+            intermediate_size=conf.intermediate_size,
+            num_attention_heads=conf.heads,
+            num_key_value_heads=conf.kv_heads,
+            head_dim=conf.head_size,
+            training_unroll=conf.ttt_steps,
+            training_max_depth=conf.max_depth,
+            **overrides,
+        )
+
+    @classmethod
+    def default_keys(cls, target: Target) -> dict[str, Any]:  # noqa: ARG003
+        """Return the keys of config.json that only this project writes, with their defaults."""
+        conf_class = cls.conf_class
+        return {
+            "training_unroll": conf_class.ttt_steps,
+            "training_max_depth": conf_class.max_depth,
+        }
+
+    @classmethod
+    def fields_from_config(cls, config: Any) -> dict[str, Any]:
+        """Return the options that `engine_config` wrote to config.json."""
+        return {
+            "max_depth": config.training_max_depth,
+            "ttt_steps": config.training_unroll,
+            "intermediate_size": config.intermediate_size,
+            "heads": config.num_attention_heads,
+            "kv_heads": config.num_key_value_heads,
+            "head_size": config.head_dim,
+        }
 
     @property
     def layer(self) -> DecoderLayer:

@@ -7,27 +7,16 @@ arguments of that function but not on the proposals: https://arxiv.org/abs/2408.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from models.validation import POSITIVE, Rule, at_least, check_values
+from models.speculate.config import SamplingConf
 
 UINT32_MASK = 0xFFFFFFFF
-SAMPLING_RULES = {
-    "temperature": Rule(
-        "must be finite and at least 0",
-        lambda value: 0 <= value < math.inf,
-        "0 takes the likeliest token",
-    ),
-    "top_k": at_least(0, "0 keeps every token"),
-    "top_p": Rule("must be in (0, 1]", lambda value: 0 < value <= 1, "1 keeps every token"),
-    "min_p": Rule("must be in [0, 1]", lambda value: 0 <= value <= 1, "0 keeps every token"),
-    "repetition_penalty": replace(POSITIVE, remedy="1 penalizes nothing"),
-}
 
 
 @dataclass(kw_only=True)
@@ -66,111 +55,82 @@ class History:
         return History(in_text=self.in_text | is_new, in_answer=self.in_answer | is_new)
 
 
-@dataclass(kw_only=True)
-class SamplingConf:
-    """The transformation of logits before a token is chosen, which target and draft share.
+def warp_logits(
+    rule: SamplingConf, logits: Float[Tensor, "*rows vocab"], history: History | None = None
+) -> Float[Tensor, "*rows vocab"]:
+    """Return logits after penalties, temperature, top-k, top-p and min-p, in this order.
 
-    Temperature 0 takes the likeliest token; other defaults do nothing.
+    The order is that of transformers, which has no presence penalty; this one is OpenAI's and
+    follows the repetition penalty as in vLLM. A token of logit -inf is never sampled. A greedy
+    rule applies only the penalties, because no other step changes which token is likeliest.
     """
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0  # least share of the likeliest token's probability
-    repetition_penalty: float = 1.0  # divides the logits of tokens in prompt or answer
-    presence_penalty: float = 0.0  # subtracted from the logits of tokens in the answer
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_values(self, "sampling", **SAMPLING_RULES)
-
-    @property
-    def is_greedy(self) -> bool:
-        return self.temperature == 0
-
-    @property
-    def has_penalties(self) -> bool:
-        return self.repetition_penalty != 1 or self.presence_penalty != 0
-
-    @property
-    def graph_key(self) -> str:
-        """Return the key that compiled graphs depend on; see models/device/graph_budget.py."""
-        return str(self)
-
-    def warp(
-        self, logits: Float[Tensor, "*rows vocab"], history: History | None = None
-    ) -> Float[Tensor, "*rows vocab"]:
-        """Return logits after penalties, temperature, top-k, top-p and min-p, in this order.
-
-        The order is that of transformers, which has no presence penalty; this one is OpenAI's and
-        follows the repetition penalty as in vLLM. A token of logit -inf is never sampled. A greedy
-        rule applies only the penalties, because no other step changes which token is likeliest.
-        """
-        scores = self.apply_penalties(logits.float(), history)
-        if self.is_greedy:
-            return scores
-        scores = scores / self.temperature
-        if self.top_k:
-            threshold = scores.topk(min(self.top_k, scores.shape[-1])).values[..., -1:]
-            scores = scores.masked_fill(scores < threshold, -math.inf)
-        if self.top_p < 1:
-            ordered, order = scores.sort(dim=-1)
-            unlikely = ordered.softmax(-1).cumsum(-1) <= 1 - self.top_p
-            unlikely[..., -1] = False  # the likeliest token always stays
-            scores = scores.masked_fill(unlikely.scatter(-1, order, unlikely), -math.inf)
-        if self.min_p:
-            probs = scores.softmax(-1)
-            unlikely = probs < self.min_p * probs.amax(-1, keepdim=True)
-            scores = scores.masked_fill(unlikely, -math.inf)
+    scores = apply_penalties(rule, logits.float(), history)
+    if rule.is_greedy:
         return scores
+    scores = scores / rule.temperature
+    if rule.top_k:
+        threshold = scores.topk(min(rule.top_k, scores.shape[-1])).values[..., -1:]
+        scores = scores.masked_fill(scores < threshold, -math.inf)
+    if rule.top_p < 1:
+        ordered, order = scores.sort(dim=-1)
+        unlikely = ordered.softmax(-1).cumsum(-1) <= 1 - rule.top_p
+        unlikely[..., -1] = False  # the likeliest token always stays
+        scores = scores.masked_fill(unlikely.scatter(-1, order, unlikely), -math.inf)
+    if rule.min_p:
+        probs = scores.softmax(-1)
+        unlikely = probs < rule.min_p * probs.amax(-1, keepdim=True)
+        scores = scores.masked_fill(unlikely, -math.inf)
+    return scores
 
-    def drop_margins(self, scores: Float[Tensor, " vocab"]) -> Float[Tensor, " vocab"]:
-        """Return by how much two scores must approach each other for each token to be dropped.
 
-        For a dropped token it is negative: minus the approach after which it would be kept.
-        `scores` are penalized logits over the temperature. If rounding may move scores by that
-        much, top-k, top-p and min-p may keep a different set of tokens.
+def drop_margins(rule: SamplingConf, scores: Float[Tensor, " vocab"]) -> Float[Tensor, " vocab"]:
+    """Return by how much two scores must approach each other for each token to be dropped.
 
-        >>> rule = SamplingConf(temperature=1.0, top_k=2)
-        >>> rule.drop_margins(torch.tensor([4.0, 1.0, 2.5]))
-        tensor([ 3.0000, -1.5000,  1.5000])
-        """
-        margin = torch.full_like(scores, math.inf)
-        if self.is_greedy:
-            return margin
-        ordered, order = scores.sort(descending=True)
-        num_top_k = min(self.top_k or len(scores), len(scores))
-        by_rank = _cutoff_distances(ordered, num_top_k)
-        if self.top_p < 1:
-            probs = ordered[:num_top_k].double().softmax(-1)
-            # the mass of the likelier tokens
-            mass = torch.cat([probs.new_zeros(1), probs.cumsum(0)[:-1].clamp_max(1.0)])
-            num_top_p = int((mass < self.top_p).sum())
-            # Either the odds of the likelier tokens change, or the token changes ranks with others.
-            odds = (math.log(self.top_p / (1 - self.top_p)) - mass.logit()).to(scores.dtype)
-            odds = torch.cat([odds, odds[-1:].expand(len(scores) - num_top_k)])
-            ranks = _cutoff_distances(ordered, num_top_p)
-            closer = [
-                odds[:num_top_p].minimum(ranks[:num_top_p]),
-                odds[num_top_p:].maximum(ranks[num_top_p:]),
-            ]
-            by_rank = by_rank.minimum(torch.cat(closer))
-        margin[order] = by_rank
-        if self.min_p:
-            margin = margin.minimum(scores - scores.max() - math.log(self.min_p))
+    For a dropped token it is negative: minus the approach after which it would be kept.
+    `scores` are penalized logits over the temperature. If rounding may move scores by that
+    much, top-k, top-p and min-p may keep a different set of tokens.
+
+    >>> rule = SamplingConf(temperature=1.0, top_k=2)
+    >>> drop_margins(rule, torch.tensor([4.0, 1.0, 2.5]))
+    tensor([ 3.0000, -1.5000,  1.5000])
+    """
+    margin = torch.full_like(scores, math.inf)
+    if rule.is_greedy:
         return margin
+    ordered, order = scores.sort(descending=True)
+    num_top_k = min(rule.top_k or len(scores), len(scores))
+    by_rank = _cutoff_distances(ordered, num_top_k)
+    if rule.top_p < 1:
+        probs = ordered[:num_top_k].double().softmax(-1)
+        # the mass of the likelier tokens
+        mass = torch.cat([probs.new_zeros(1), probs.cumsum(0)[:-1].clamp_max(1.0)])
+        num_top_p = int((mass < rule.top_p).sum())
+        # Either the odds of the likelier tokens change, or the token changes ranks with others.
+        odds = (math.log(rule.top_p / (1 - rule.top_p)) - mass.logit()).to(scores.dtype)
+        odds = torch.cat([odds, odds[-1:].expand(len(scores) - num_top_k)])
+        ranks = _cutoff_distances(ordered, num_top_p)
+        closer = [
+            odds[:num_top_p].minimum(ranks[:num_top_p]),
+            odds[num_top_p:].maximum(ranks[num_top_p:]),
+        ]
+        by_rank = by_rank.minimum(torch.cat(closer))
+    margin[order] = by_rank
+    if rule.min_p:
+        margin = margin.minimum(scores - scores.max() - math.log(rule.min_p))
+    return margin
 
-    def apply_penalties(
-        self, scores: Float[Tensor, "*rows vocab"], history: History | None
-    ) -> Float[Tensor, "*rows vocab"]:
-        """Return scores after the repetition penalty and the presence penalty."""
-        if not self.has_penalties or history is None:
-            return scores
-        penalty = self.repetition_penalty
-        penalized = torch.where(scores < 0, scores * penalty, scores / penalty)
-        return torch.where(history.in_text, penalized, scores) - (
-            self.presence_penalty * history.in_answer
-        )
+
+def apply_penalties(
+    rule: SamplingConf, scores: Float[Tensor, "*rows vocab"], history: History | None
+) -> Float[Tensor, "*rows vocab"]:
+    """Return scores after the repetition penalty and the presence penalty."""
+    if not rule.has_penalties or history is None:
+        return scores
+    penalty = rule.repetition_penalty
+    penalized = torch.where(scores < 0, scores * penalty, scores / penalty)
+    return torch.where(history.in_text, penalized, scores) - (
+        rule.presence_penalty * history.in_answer
+    )
 
 
 def _cutoff_distances(ordered: Float[Tensor, " vocab"], num_kept: int) -> Float[Tensor, " vocab"]:
@@ -204,13 +164,13 @@ class Sampler:
     ) -> Float[Tensor, "batch nodes draft_vocab"]:  # fmt: skip
         """Return raw logits under the rule, with the history of each row's root."""
         if self.history is None:
-            return self.rule.warp(logits)
+            return warp_logits(self.rule, logits)
         in_text, in_answer = (
             mask if kept_ids is None else mask[:, kept_ids]
             for mask in (self.history.in_text, self.history.in_answer)
         )
-        return self.rule.warp(
-            logits, History(in_text=in_text[:, None], in_answer=in_answer[:, None])
+        return warp_logits(
+            self.rule, logits, History(in_text=in_text[:, None], in_answer=in_answer[:, None])
         )
 
     def perturb(

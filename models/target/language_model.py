@@ -6,27 +6,22 @@ that enters layer i, which is Hugging Face's `hidden_states[i]` and vLLM's
 """
 
 import copy
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import MethodType
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from models.device import Device, find_rank_files, load_rank_files
+from models.device.device import Device
 from models.device.graph_budget import graph_key_of
 from models.distill.topk_logits import TopKLogits
-from models.errors import UserError, require
 from models.parallel import tensor_parallel
 from models.target import architectures
 from models.target.cache import CacheWrite, LayerCache, StaticCache
-
-SHIPPED_CONFIGS = Path(__file__).parent / "shapes"
+from models.target.pretrained import as_id_list
 
 
 @dataclass(kw_only=True)
@@ -107,7 +102,7 @@ class LanguageModel:
     @property
     def eos_ids(self) -> list[int]:
         """Return the ids that end an answer."""
-        return _as_list(self.model.generation_config.eos_token_id)
+        return as_id_list(self.model.generation_config.eos_token_id)
 
     def eager(self) -> Any:  # of the same class; the checker of the tests rejects `Self` here
         """Return a shallow copy that runs eagerly, for rounds too few to compile for."""
@@ -206,115 +201,3 @@ def _run_layer(
     if cache_args:
         kwargs = kwargs | {"past_key_values": LayerCache(*cache_args)}
     return type(layer).forward(layer, hidden_states, **kwargs)
-
-
-@dataclass(kw_only=True)
-class ModelSource:
-    """The location of a pretrained model: a hub name, or `path` of a local copy."""
-
-    config_key: ClassVar[str]  # `target` or `draft`
-
-    name: str = ""  # of the hub
-    path: str | None = None  # of a local copy
-    revision: str | None = None
-    trust_remote_code: bool = False
-
-    @property
-    def location(self) -> str:
-        """Return what from_pretrained takes."""
-        return self.path or self.name
-
-    def read_config(self) -> Any:
-        """Read config.json; raise UserError for a model that is missing or not served exactly."""
-        config = self._from_pretrained(AutoConfig)
-        unsupported = architectures.find_unsupported(config)  # before any weight is read
-        require(
-            not unsupported,
-            f"{self.config_key}.name: only softmax attention, full or over a sliding window, is "
-            f"served exactly, got {self.location!r} ({config.get_text_config().model_type}: "
-            f"{', '.join(unsupported)}); choose another {self.config_key}",
-        )
-        return config
-
-    def build_meta_model(self) -> Any:
-        """Build the model without weights, on `meta`."""
-        with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(
-                self.read_config(), trust_remote_code=self.trust_remote_code
-            )
-
-    def load_model(self, dtype: torch.dtype, **layout: Any) -> Any:
-        """Load the model; with `layout`, each process loads only its part of the weights."""
-        config = self.read_config()
-        options = {"dtype": dtype, "attn_implementation": architectures.choose_attention(config)}
-        if self.path and (rank_files := find_rank_files(Path(self.path))):
-            return load_rank_files(rank_files, self.build_meta_model(), **options, **layout)
-        return self._from_pretrained(
-            AutoModelForCausalLM, **options, **architectures.dequantize_kwargs(config), **layout
-        )
-
-    def build_planning_model(self, dtype: torch.dtype) -> Any:
-        """Build the model for planning, without weights, on `meta`.
-
-        Only config.json is needed, and this package has that of the models that conf/ names.
-        """
-        shipped = SHIPPED_CONFIGS / f"{self.name}.json"
-        if self.path is None and shipped.exists():
-            config = AutoConfig.for_model(**json.loads(shipped.read_text()))
-        else:
-            config = self.read_config()
-        with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(
-                config, dtype=dtype, attn_implementation=architectures.choose_attention(config)
-            )
-
-    def load_tokenizer(self) -> Any:
-        return self._from_pretrained(AutoTokenizer)
-
-    def context_length(self) -> int | None:
-        """Return the number of tokens that the model has positions for; None if not stated."""
-        return getattr(self.read_config().get_text_config(), "max_position_embeddings", None)
-
-    def eos_ids(self) -> list[int]:
-        """Return `LanguageModel.eos_ids` without loading the weights."""
-        hub_args: Any = {"revision": self.revision, "trust_remote_code": self.trust_remote_code}
-        try:
-            generation = GenerationConfig.from_pretrained(self.location, **hub_args)
-        except OSError:  # the model has no generation_config.json
-            generation = GenerationConfig.from_model_config(self.read_config())
-        return _as_list(generation.eos_token_id)
-
-    def _check_hub(self) -> None:
-        """Raise an error if the hub lacks the model or does not answer; do nothing if it is cached.
-
-        from_pretrained would retry for half a minute before it fails.
-        """
-        from huggingface_hub import HfApi, constants, try_to_load_from_cache
-
-        if self.path is not None:
-            raise OSError("no such directory")
-        cached = try_to_load_from_cache(self.location, "config.json", revision=self.revision)
-        if not (constants.HF_HUB_OFFLINE or isinstance(cached, str)):
-            HfApi().model_info(self.location, revision=self.revision, timeout=10)
-
-    def _from_pretrained(self, auto_class: Any, **kwargs: Any) -> Any:
-        from huggingface_hub.errors import HTTPError
-
-        try:
-            if not Path(self.location).is_dir():
-                self._check_hub()
-            return auto_class.from_pretrained(
-                self.location, revision=self.revision, trust_remote_code=self.trust_remote_code,
-                **kwargs,
-            )  # fmt: skip
-        except (OSError, ValueError, HTTPError) as error:
-            reason = str(error).strip().splitlines()[0].rstrip(".")
-            raise UserError(
-                f"{self.config_key}.{'path' if self.path else 'name'}: must be a reachable model, "
-                f"got {self.location!r} ({reason}); "
-                f"without a network give a local copy by {self.config_key}.path=DIR"
-            ) from error
-
-
-def _as_list(ids: int | list[int] | None) -> list[int]:
-    return [] if ids is None else [ids] if isinstance(ids, int) else list(ids)

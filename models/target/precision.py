@@ -11,10 +11,12 @@ from dataclasses import replace
 
 import torch
 
-from models.device import Device, DeviceConf
-from models.device.config import Precision
-from models.device.machine_specs import LOCAL_MACHINE, MachineConf, measure_machine
-from models.target.language_model import ModelSource
+from models.device.config import LOCAL_MACHINE, DeviceConf, MachineConf, Precision
+from models.device.device import Device
+from models.device.machine_specs import measure_machine
+from models.device.opening import open_device
+from models.target.config import ModelSource
+from models.target.pretrained import build_planning_model
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +25,7 @@ LARGE_TARGET_WEIGHTS = 100_000_000  # more than caches hold, in either precision
 
 def build_device(conf: DeviceConf, target: ModelSource) -> Device:
     """Build the device; `precision=auto` takes what is fastest for this target there."""
-    device = conf.build()
+    device = open_device(conf)
     if conf.precision is not Precision.auto or not _has_bf16_units(device):
         return device
     weights = count_weights(target)
@@ -50,7 +52,7 @@ def resolve_machine(
 
 def count_weights(source: ModelSource) -> int:
     """Return the number of a model's weights, from its configuration alone."""
-    return sum(p.numel() for p in source.build_planning_model(torch.float32).parameters())
+    return sum(p.numel() for p in build_planning_model(source, torch.float32).parameters())
 
 
 def _has_bf16_units(device: Device) -> bool:

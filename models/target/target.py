@@ -2,56 +2,17 @@
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
 from models.checkpoint import target_fingerprint, tokenizer_fingerprint
-from models.device import Device
+from models.device.device import Device
 from models.errors import require
-from models.target.language_model import LanguageModel, ModelSource, TargetOutput
-
-DEMO_TARGET = Path(__file__).parents[2] / "data" / "demo" / "target"
-
-
-@dataclass(kw_only=True)
-class TargetConf(ModelSource):
-    """The model whose outputs must not change: a hub name, a local path, or `demo`."""
-
-    config_key: ClassVar[str] = "target"
-
-    name: str = "demo"
-
-    @property
-    def location(self) -> str:
-        """Return what from_pretrained takes."""
-        return str(DEMO_TARGET) if self.name == "demo" and self.path is None else super().location
-
-    @property
-    def is_demo(self) -> bool:
-        """Return whether it is the target that ships in data/demo."""
-        return Path(self.location).resolve() == DEMO_TARGET.resolve()
-
-    def build(
-        self, device: Device, *, name: str | None = None,
-        load_model: Callable[[ModelSource], Any] | None = None,
-    ) -> "Target":  # fmt: skip
-        """Load the model, freeze it and move it to the device; return it with its tokenizer.
-
-        `load_model` loads a model that is divided among several devices, and leaves it there. Raise
-        UserError for a model that is missing or cannot be served exactly.
-        """
-        self.read_config()
-        model = load_model(self) if load_model else self.load_model(device.dtype)
-        target = Target(
-            model, self.load_tokenizer(), name=name or self.path or self.name, device=device
-        )
-        if not load_model:  # after the checks, which a lazy device would compile
-            model.to(device.torch_device)
-        return target
+from models.target.config import ModelSource, TargetConf
+from models.target.language_model import LanguageModel, TargetOutput
+from models.target.pretrained import load_model, load_tokenizer, read_model_config
 
 
 class Target(LanguageModel):
@@ -108,3 +69,20 @@ class Target(LanguageModel):
             "target.name: the model must not scale or cap its logits after the LM head, got "
             f"{self.name!r} ({type(self.model).__name__}); choose another target",
         )
+
+
+def load_target(
+    conf: TargetConf, device: Device, *, name: str | None = None,
+    load_part: Callable[[ModelSource], Any] | None = None,
+) -> Target:  # fmt: skip
+    """Load the model, freeze it and move it to the device; return it with its tokenizer.
+
+    `load_part` loads a model that is divided among several devices, and leaves it there. Raise
+    UserError for a model that is missing or cannot be served exactly.
+    """
+    read_model_config(conf)
+    model = load_part(conf) if load_part else load_model(conf, device.dtype)
+    target = Target(model, load_tokenizer(conf), name=name or conf.path or conf.name, device=device)
+    if not load_part:  # after the checks, which a lazy device would compile
+        model.to(device.torch_device)
+    return target

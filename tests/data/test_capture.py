@@ -13,16 +13,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from data.capture import capture_features
 from data.config import DataConf, DataSource
+from data.feature_capture import capture_features
 from data.features import manifest as store_manifest
-from data.features.config import CaptureConf
+from data.features.config import CaptureConf, Dtype, TeacherKind
 from data.features.manifest import DOCUMENTS_FILE, shard_name
 from data.features.plan import HEADER_BYTES
-from data.features.schema import Dtype, TeacherKind
 from models.drafts.base import Needs
-from models.drafts.eagle3 import Eagle3Conf
-from models.drafts.medusa2 import Medusa2Conf
+from models.drafts.config.eagle3 import Eagle3Conf
+from models.drafts.config.medusa2 import Medusa2Conf
 from models.errors import UserError
 from models.files import PARTIAL_SUFFIX
 from tests.support.captured import COMMAND, EAGLE3, captured, conf, files, opened, written

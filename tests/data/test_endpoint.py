@@ -16,7 +16,8 @@ from data.answers.endpoint import EndpointAnswerBackend, check_endpoint, find_en
 from data.sources.prepared_rows import PreparedRow
 from infer.engine.answer_backend import TargetAnswerBackend
 from models.errors import UserError
-from models.target.target import TargetConf
+from models.target.config import TargetConf
+from models.target.pretrained import load_tokenizer, read_eos_ids
 from tests.support.chat import asked, chat_target, conf, save
 from tests.support.openai_server import app, free_port
 
@@ -68,7 +69,7 @@ def reach(url, folder, **changes) -> tuple[AnswersConf, EndpointAnswerBackend]:
     )
     where = TargetConf(name="tiny", path=str(folder))
     served = check_endpoint(how, where)
-    return how, EndpointAnswerBackend(how, served, where, where.load_tokenizer())
+    return how, EndpointAnswerBackend(how, served, where, load_tokenizer(where))
 
 
 def answered(rows, reached, journal):
@@ -214,4 +215,4 @@ def test_a_key_is_one_that_a_header_can_carry(monkeypatch):
 
 def test_the_end_of_a_turn_is_the_one_that_the_template_writes(target, folder):
     assert find_end_of_turn_id(target.tokenizer, [0, 3]) == 0
-    assert TargetConf(path=str(folder)).eos_ids() == target.eos_ids == [0]
+    assert read_eos_ids(TargetConf(path=str(folder))) == target.eos_ids == [0]

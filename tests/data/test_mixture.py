@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from conf.entry import compose
-from data.mixture.config import MixtureConf, SourceConf
+from data.mixture.config import MixtureConf, PrepareConf, SourceConf
 from data.mixture.select import compute_quotas, select_rows
-from data.prepare import PrepareConf
 from models.errors import UserError
 
 

@@ -10,6 +10,7 @@ from data.packing.pack import cut_documents, pack_documents
 from data.sources.tokenized import document_from_pair
 from models.distill.config import LossConf, LossName, Reduction
 from models.drafts.base import Draft
+from models.drafts.registry import build_draft
 from models.target.target import Target
 from tests.support.methods import CASES
 from tests.support.tiny import VOCAB, tiny_target
@@ -56,7 +57,7 @@ def learned(draft: Draft, target: Target, rows: Packed) -> dict[str, torch.Tenso
 def test_packed_rows_teach_what_documents_alone_do(method, reduction):
     target, documents = tiny_target(seed=0), texts()
     conf = LossConf(name=LossName.soft_ce, reduction=reduction, half_life=8)
-    draft = CASES[method].conf.build(target, loss=conf, seed=0)
+    draft = build_draft(CASES[method].conf, target, loss=conf, seed=0)
     packed, report = pack_documents(documents, LENGTH)
     assert report.rows < len(documents) == report.documents
     apart, together = learned(draft, target, alone(documents)), learned(draft, target, packed)

@@ -15,7 +15,7 @@ from data.sources.tokenized import document_from_pair
 from models.errors import UserError
 from scripts.bench_packing import sharegpt_like
 from tests.support.packed import documents_of
-from train.config import TrainConf
+from train.config.run import TrainConf
 
 
 def piece(prompt: int, answer: int, start: int = 100) -> TokenizedDocument:

@@ -9,7 +9,8 @@ import pytest
 from conf.entry import compose
 from data.chat.tokenization import iter_documents
 from data.config import DataConf, DataSource
-from data.prepare import PrepareConf, main
+from data.mixture.config import PrepareConf
+from data.prepare import main
 from data.sources.prepared_rows import read_prepared_rows
 from models.errors import UserError
 from tests.support.chat import asked, chat_target, save

@@ -7,9 +7,8 @@ import pytest
 from datasets import Dataset
 
 from conf.entry import USER_ERRORS, compose, error_to_line
-from data.mixture.config import SourceConf
+from data.mixture.config import PrepareConf, SourceConf
 from data.mixture.provenance import discard_empty_folder
-from data.prepare import PrepareConf
 from models.errors import UserError
 from tests.support.preparing import lines, prepare, report
 

@@ -17,7 +17,8 @@ from data.answers.answering import AnswersReport, answer_rows
 from data.prepare import main
 from data.sources.prepared_rows import PreparedRow, read_prepared_rows
 from infer.engine.answer_backend import TargetAnswerBackend
-from models.target.target import DEMO_TARGET, TargetConf
+from models.target.config import DEMO_TARGET, TargetConf
+from models.target.target import load_target
 from tests.support.chat import asked, conf
 from tests.support.killing import FORKS, TIMEOUT_S
 from tests.support.openai_server import free_port, restart, serving
@@ -116,7 +117,7 @@ def as_in_one_process(
     rows: list[PreparedRow], ids: set[str], folder: Path
 ) -> dict[str, PreparedRow]:
     """The same rows, answered by the target without a server and without a kill."""
-    target = TargetConf().build(CPU)
+    target = load_target(TargetConf(), CPU)
     own = {}
     for row in rows:
         (given,) = [each for each in ids if each.startswith(f"{row.id}-")] or [None]

@@ -10,9 +10,9 @@ from rich.console import Console
 
 from conf.entry import compose
 from data.chat.mask_check import MaskStats
-from data.config import DataConf, DataSource, TurnSelection
+from data.config import DataConf, DataSource, ShowConf, TurnSelection
 from data.packing.documents import Documents
-from data.show import ShowConf, main
+from data.show import main
 from data.sources.row_formats import TokenizedDocument
 from data.sources.tokenized import document_from_pair
 from data.viewer.documents import (
@@ -26,7 +26,7 @@ from data.viewer.documents import (
 )
 from data.viewer.html import render_page
 from models.errors import UserError
-from models.target.target import TargetConf
+from models.target.config import TargetConf
 from tests.support.families import AGAIN, FAMILIES, QUESTION, SINGLE, TOOL, TOOLS
 
 EVIL = "<script>alert(1)</script>\x1b[2J\u202e</pre> [bold]"
@@ -116,7 +116,9 @@ def test_what_a_later_piece_repeats_is_shown_as_context(tokenizer):
 
 
 def test_a_terminal_without_colours_gets_marks(rows, monkeypatch, capsys):
-    monkeypatch.setattr("data.show.CONSOLE", Console(force_terminal=True, color_system=None))
+    monkeypatch.setattr(
+        "data.viewer.console.CONSOLE", Console(force_terminal=True, color_system=None)
+    )
     main.__wrapped__(conf())
     printed = capsys.readouterr().out
     assert "That is cold.<|im_end|>\u00bb" in printed

@@ -12,7 +12,7 @@ from models.distill.loss_weights import position_weights, token_weights
 from models.errors import UserError
 from tests.support.methods import CASES
 from tests.support.tiny import tiny_target
-from train.config import TrainConf
+from train.config.run import TrainConf
 
 LENGTH, OVERLAP, STEPS = 16, 6, 4
 TOKEN = LossConf(reduction=Reduction.token, step_decay=0.8)

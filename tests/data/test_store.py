@@ -6,20 +6,24 @@ import psutil
 import pytest
 import torch
 
+from data.features.config import Dtype, TeacherKind
 from data.features.manifest import read_manifest
 from data.features.plan import find_supervised_tokens
 from data.features.reader import FeatureStore
-from data.features.schema import Dtype, FeatureSchema, TeacherKind
+from data.features.schema import FeatureSchema
 from data.features.target_pass import features
 from data.packing.pack import pack_documents
+from models.device.opening import open_device
 from models.distill.loss_weights import shift_left
 from models.distill.topk_logits import TopKLogits
 from models.drafts.base import Needs
-from models.drafts.causal_lm import CausalLMConf, InitFrom
-from models.drafts.eagle1 import Eagle1Conf
-from models.drafts.hydra import HydraConf
-from models.drafts.medusa import MedusaConf
-from models.target.target import Target, TargetConf
+from models.drafts.config.causal_lm import CausalLMConf, InitFrom
+from models.drafts.config.eagle1 import Eagle1Conf
+from models.drafts.config.hydra import HydraConf
+from models.drafts.config.medusa import MedusaConf
+from models.target.config import TargetConf
+from models.target.pretrained import read_model_config
+from models.target.target import Target, load_target
 from scripts import bench_store_read
 from tests.support.captured import (
     EAGLE3,
@@ -62,7 +66,7 @@ def live_and_stored(target, store, layers, *, length=LENGTH, overlap=None, rows_
 def test_a_bf16_store_is_the_live_pass(folder, precision):
     """Bit for bit where the target computes in bf16, else rounded once."""
     wanted = conf(folder, precision=precision, dtype=Dtype.bf16, run_name=precision)
-    target = wanted.target.build(wanted.device.build())
+    target = load_target(wanted.target, open_device(wanted.device))
     store = opened(captured(wanted), target, dtype=target.device.dtype)
     for batch, live, stored in live_and_stored(target, store, LAYERS):
         some, every = taught(batch), batch.document_ids >= 0
@@ -176,7 +180,7 @@ def test_the_index_knows_supervised_tokens(folder, target):
 )  # fmt: skip
 def test_int8_keeps_the_promised_size_of_the_demo(needs, most):
     """Even with every token supervised, and index and flags counted; H = 64."""
-    size = TargetConf().read_config().hidden_size
+    size = read_model_config(TargetConf()).hidden_size
     layout = FeatureSchema(
         layers=needs.layers, hidden=needs.hidden, context=needs.context, dtype=Dtype.int8,
         teacher=TeacherKind.hidden, top_k=64, hidden_size=size, vocab_size=4096,

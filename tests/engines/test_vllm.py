@@ -16,12 +16,13 @@ import torch
 from data.eval_prompts.prompts import EvalPrompt, load_eval_prompts
 from infer.engine.decode import Decoder
 from infer.engine.requests import Generation
-from models.distill.losses import LossConf
-from models.drafts import load_draft
+from models.distill.config import LossConf
 from models.drafts.eagle3 import NORM_SWITCHES
-from models.speculate.sampling import SamplingConf
-from models.speculate.tree import TreeConf, TreeKind
-from models.target.target import DEMO_TARGET, Target
+from models.drafts.registry import build_draft, load_draft
+from models.speculate.config import SamplingConf, TreeConf
+from models.speculate.tree import TreeKind
+from models.target.config import DEMO_TARGET
+from models.target.target import Target
 from scripts.bench_engines import Engine
 from tests.support.tiny import demo_target
 
@@ -107,7 +108,7 @@ def reduced(target: Target, checkpoint: Path, folder: Path) -> Path:
     """The same draft with every eighth token of its vocabulary gone, used ones among them."""
     conf, whole = load_draft(checkpoint, target)
     kept = torch.tensor([i for i in range(target.vocab_size) if i % 8])
-    small = replace(conf, vocab_size=len(kept)).build(target, loss=LossConf(), seed=0)
+    small = build_draft(replace(conf, vocab_size=len(kept)), target, loss=LossConf(), seed=0)
     small.copy_target_weights(target, kept)
     weights = whole.state_dict()
     shared = {name: weights[name] for name in weights.keys() - {"d2t", "t2d"}}

@@ -26,9 +26,9 @@ from infer.tuning.candidates import list_candidates
 from infer.tuning.cost_model import AUTOREGRESSIVE, CostBench
 from infer.tuning.results import DraftTuning, ExpectedTokens
 from infer.tuning.search import choose_tree, estimate_candidates
-from models.speculate.sampling import SamplingConf
-from models.speculate.tree import NO_TREE, TreeConf, TreeKind
-from models.target.target import TargetConf
+from models.speculate.config import SamplingConf, TreeConf
+from models.speculate.tree import NO_TREE, TreeKind
+from models.target.config import TargetConf
 from tests.support.made_report import as_json, from_json
 from tests.support.tiny import new_draft, sampled_texts
 from tests.support.tuning import GIVEN_TREE, TABLE

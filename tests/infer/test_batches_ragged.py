@@ -5,11 +5,12 @@ from itertools import islice
 import pytest
 import torch
 
+from infer.config import Verification
 from infer.engine.decode import Decoder
 from infer.engine.phase_timer import PhaseTimer
 from infer.engine.requests import Request
-from infer.verify import Verification, build_acceptance_rule
-from models.speculate.sampling import SamplingConf
+from infer.verify import build_acceptance_rule
+from models.speculate.config import SamplingConf
 from tests.support.agreeing import METHODS, SHAPES, WORDS
 
 pytestmark = pytest.mark.usefixtures("many_calls")

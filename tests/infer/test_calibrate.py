@@ -12,14 +12,20 @@ import pytest
 from conf.entry import compose
 from data.demo.prompts import held_out_prompts
 from data.eval_prompts.prompts import EvalPrompt
-from infer.calibrate import calibrate_tree, main
+from infer.calibrate import main
 from infer.config import CalibrateConf, EvalConf
 from infer.engine.decode import Decoder
-from infer.measure.acceptance import AcceptanceCounter, build_comb, expected_length
+from infer.measure.acceptance import (
+    AcceptanceCounter,
+    best_first_paths,
+    build_comb,
+    expected_length,
+)
 from infer.measure.prompt_choice import load_calibration_prompts
+from infer.tree_calibration import calibrate_tree
 from models.errors import UserError
-from models.speculate.sampling import SamplingConf
-from models.speculate.tree import TreeConf, TreeKind, best_first_paths, tree_from_paths
+from models.speculate.config import SamplingConf, TreeConf
+from models.speculate.tree import TreeKind, tree_from_paths
 from models.speculate.tree_formats import read_paths
 from tests.support.tiny import chain, demo_target, mixed, new_draft, tree
 from tests.support.watching import watch_rounds

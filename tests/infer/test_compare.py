@@ -6,9 +6,9 @@ import json
 import numpy as np
 import pytest
 
-from infer.compare import compare_reports as compare_typed_reports
 from infer.compare import main
 from infer.report import diff
+from infer.report.comparison import compare_reports as compare_typed_reports
 from infer.report.report_files import write_report_files
 from tests.support.made_report import as_json, from_json, one_draft, three_drafts
 

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from infer.engine.decode import Decoder
 from models.device.route_choice import can_compile
-from models.speculate.sampling import SamplingConf
+from models.speculate.config import SamplingConf
 from tests.support.compiled_run import REQUESTS, SHAPES, counted_reads
 from tests.support.methods import CASES
 

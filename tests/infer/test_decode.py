@@ -10,8 +10,9 @@ from infer.engine.decode import Decoder
 from infer.engine.generate import generate_answers
 from infer.verify import walk_choices
 from models.drafts.ngram import NgramDraft, graft_chain
-from models.speculate.sampling import Sampler, SamplingConf
-from models.speculate.tree import Proposal
+from models.speculate.config import SamplingConf
+from models.speculate.growth import Proposal
+from models.speculate.sampling import Sampler, warp_logits
 from tests.support.tiny import chain, mixed, static, tiny_target, tree
 
 GREEDY = SamplingConf()
@@ -107,9 +108,11 @@ def test_sampled_output_has_the_targets_distribution():
 
 def expected_pairs(target, prompt, sampling):
     rule = sampling
-    first = rule.warp(target.model(torch.tensor([prompt])).logits[0, -1]).double().softmax(-1)
-    second = rule.warp(
-        target.model(torch.tensor([[*prompt, token] for token in range(61)])).logits[:, -1]
+    first = (
+        warp_logits(rule, target.model(torch.tensor([prompt])).logits[0, -1]).double().softmax(-1)
+    )
+    second = warp_logits(
+        rule, target.model(torch.tensor([[*prompt, token] for token in range(61)])).logits[:, -1]
     )
     return first[:, None] * second.double().softmax(-1)
 

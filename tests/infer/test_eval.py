@@ -19,15 +19,16 @@ from infer.eval import main
 from infer.measure.eval_modes import DraftUnderTest
 from infer.measure.evaluate import evaluate_drafts
 from infer.measure.report_schema import AdaptedTargetInfo, DraftMemory
-from models import checkpoint
+from models import checkpoint, checkpoint_files
 from models.console import setup_logging
-from models.device import DeviceConf, DeviceName
-from models.distill.losses import LossConf
-from models.drafts.medusa2 import Medusa2Conf
+from models.device.config import DeviceConf, DeviceName
+from models.device.opening import open_device
+from models.distill.config import LossConf
+from models.drafts.config.medusa2 import Medusa2Conf
 from models.drafts.ngram import NgramDraft
+from models.drafts.registry import build_draft
 from models.errors import UserError
-from models.speculate.sampling import SamplingConf
-from models.speculate.tree import TreeConf
+from models.speculate.config import SamplingConf, TreeConf
 from tests.support.made_report import as_json, from_json
 from tests.support.tiny import new_draft, tiny_target
 
@@ -87,10 +88,10 @@ def test_five_modes_are_judged_and_the_untrained_draft_is_rebuilt(target, folder
 def test_a_draft_of_unknown_seed_has_no_untrained_mode_and_says_why(target, folder, tmp_path):
     saved = tmp_path / "published"
     shutil.copytree(folder / "outputs" / "train" / "newer" / "checkpoint", saved)
-    metadata = checkpoint.read_metadata(saved)
+    metadata = checkpoint_files.read_metadata(saved)
     del metadata["seed"]
     draft = new_draft(target)
-    config = checkpoint.read_config(saved)
+    config = checkpoint_files.read_config(saved)
     checkpoint.save_checkpoint(saved, draft.checkpoint_tensors(), config=config, metadata=metadata)
     report = evaluate_drafts(
         target, [load_draft_under_test(saved, target)], tree=TREE, conf=conf(folder)
@@ -172,10 +173,10 @@ def test_one_run_twice_is_refused(tmp_path, monkeypatch):
 def test_drafts_of_two_targets_are_refused_before_either_is_loaded(folder, tmp_path):
     ours = folder / "outputs" / "train" / "newer" / "checkpoint"
     shutil.copytree(ours, theirs := tmp_path / "theirs")
-    metadata = checkpoint.read_metadata(ours) | {checkpoint.TARGET_HASH_KEY: "f" * 64}
-    tensors = safetensors.torch.load_file(ours / checkpoint.WEIGHTS_FILE)
+    metadata = checkpoint_files.read_metadata(ours) | {checkpoint_files.TARGET_HASH_KEY: "f" * 64}
+    tensors = safetensors.torch.load_file(ours / checkpoint_files.WEIGHTS_FILE)
     checkpoint.save_checkpoint(
-        theirs, tensors, config=checkpoint.read_config(ours), metadata=metadata
+        theirs, tensors, config=checkpoint_files.read_config(ours), metadata=metadata
     )
     with pytest.raises(
         UserError, match=r"must be of one target, got .*newer.* of \w+, .*theirs of"
@@ -216,7 +217,7 @@ def test_memory_is_what_a_draft_holds_beside_its_target(target, folder):
     candidates = [load_draft_under_test(directory, target), copying]
     report = evaluate_drafts(target, candidates, tree=TREE, conf=conf(folder, max_new_tokens=2))
     trained, copied = (draft.memory_bytes for draft in report.drafts)
-    stored = safetensors.torch.load_file(directory / checkpoint.WEIGHTS_FILE).values()
+    stored = safetensors.torch.load_file(directory / checkpoint_files.WEIGHTS_FILE).values()
     # beside what is stored, maps between vocabularies and rotation angles
     assert 0 <= trained.weights - sum(t.nbytes for t in stored) < 1000
     slots = 64  # a prompt of 5, an answer of 2 and a round of at least 32, rounded up
@@ -290,7 +291,7 @@ def alone(target, folder):
 
 
 def test_a_checkpoint_brings_its_target(target, tmp_path):
-    draft = Medusa2Conf(heads=2).build(target, loss=LossConf(), seed=0)
+    draft = build_draft(Medusa2Conf(heads=2), target, loss=LossConf(), seed=0)
     draft.save(tmp_path / "run" / "checkpoint", target)
     brought = load_draft_under_test(tmp_path / "run" / "checkpoint", target).target
     assert brought is not None
@@ -328,5 +329,5 @@ def test_without_a_run_the_way_to_one_is_said(tmp_path):
 
 def test_the_device_that_is_taken_is_said(capsys):
     setup_logging()
-    DeviceConf(name=DeviceName.cpu, compile=False).build()
+    open_device(DeviceConf(name=DeviceName.cpu, compile=False))
     assert capsys.readouterr().out.startswith("device: cpu, as configured (torch ")

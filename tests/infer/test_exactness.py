@@ -21,7 +21,8 @@ from infer.measure.records import PromptResult
 from infer.measure.report_schema import LosslessVerdict
 from infer.verify import greedy_and_coupled
 from models.drafts.ngram import NgramDraft
-from models.speculate.sampling import SamplingConf, gumbel_noise
+from models.speculate.config import SamplingConf
+from models.speculate.sampling import gumbel_noise, warp_logits
 from models.speculate.tree import NO_TREE
 from tests.support.tiny import CPU, LAYERS, chain, new_draft, tiny_target, tree
 
@@ -281,7 +282,7 @@ def test_a_near_tie_at_the_border_of_what_is_sampled_is_one_as_any_other(warped)
         prompt = EvalPrompt(id=str(number), category="all", ids=[1, 2, 3])
         row, place, tokens = torch.tensor([prompt.row_id]), torch.tensor([[5]]), torch.arange(40)
         noise = gumbel_noise(0, row, 0, place, tokens)[0, 0]
-        own, said = (int((rule.warp(each) + noise).argmax()) for each in (logits, other))
+        own, said = (int((warp_logits(rule, each) + noise).argmax()) for each in (logits, other))
         short = logit_shortfall(rule, logits, prompt, [7, 8, said], 2)
         assert 0 <= short <= 2 * moved + 1e-4
         differ += own != said

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from data.eval_prompts.prompts import EvalPrompt
+from infer.config import Verification
 from infer.engine.decode import Decoder
 from infer.measure.acceptance import AcceptanceCounter, build_comb
 from infer.measure.replay import (
@@ -16,11 +17,10 @@ from infer.measure.replay import (
     count_on_policy,
     decoding_starts,
 )
-from infer.verify import Verification
 from models.drafts.ngram import NgramDraft
 from models.errors import UserError
-from models.speculate.sampling import SamplingConf
-from models.speculate.tree import TreeConf, tree_from_paths
+from models.speculate.config import SamplingConf, TreeConf
+from models.speculate.tree import tree_from_paths
 from tests.support.methods import CASES
 from tests.support.tiny import batch_of, chain, learn, mixed, sampled_texts, static, tree
 from tests.support.watching import watch_rounds

@@ -8,11 +8,13 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
+from infer.config import Verification
 from infer.engine import rounds
 from infer.engine.decode import Decoder
-from infer.verify import Verification, build_acceptance_rule
+from infer.verify import build_acceptance_rule
 from models.errors import UserError
-from models.speculate.sampling import SamplingConf
+from models.speculate.config import SamplingConf
+from models.speculate.sampling import warp_logits
 from tests.support.agreeing import METHODS, SHAPES, WORDS, noised
 
 pytestmark = pytest.mark.usefixtures("many_calls")
@@ -48,7 +50,7 @@ def expected(behind, sampling):
     rule = sampling
     joint = torch.ones((), dtype=torch.float64)
     for logits in behind:
-        joint = joint[..., None] * rule.warp(logits).double().softmax(-1)
+        joint = joint[..., None] * warp_logits(rule, logits).double().softmax(-1)
     return joint
 
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from infer.engine.decode import Decoder
 from models.errors import UserError
-from models.speculate.sampling import SamplingConf
+from models.speculate.config import SamplingConf
 from tests.support.tiny import VOCAB, chain, static, tree
 
 NEW, SLOTS, ROWS = 24, 32, 3

@@ -29,8 +29,8 @@ from infer.tuning.results import (
 from infer.tuning.search import estimate_expected_tokens
 from models.drafts.ngram import NgramDraft
 from models.errors import UserError
-from models.speculate.sampling import SamplingConf
-from models.speculate.tree import TreeConf, TreeKind
+from models.speculate.config import SamplingConf, TreeConf
+from models.speculate.tree import TreeKind
 from models.speculate.tree_formats import read_fields
 from tests.support.tiny import new_draft
 from tests.support.tuning import TABLE, considered, prompts_of

@@ -8,10 +8,12 @@ import torch
 
 from infer.config import EvaluationConf, Verification
 from infer.engine.decode import Decoder
-from infer.verify import ScoredTree, TypicalRule, walk_choices
+from infer.verify import ScoredTree, TypicalRule, build_evaluation_rule, walk_choices
 from models.errors import UserError
-from models.speculate.sampling import SamplingConf
-from models.speculate.tree import NO_TREE, Proposal
+from models.speculate.config import SamplingConf
+from models.speculate.growth import Proposal
+from models.speculate.sampling import warp_logits
+from models.speculate.tree import NO_TREE
 from tests.infer.test_decode import NEW, SHAPES, decode, prompts_of
 from tests.support.tiny import chain, new_draft, tree
 
@@ -213,7 +215,7 @@ def test_every_emitted_token_is_typical_or_the_targets_own(target, learned):
         not_own = 0
         for row, done in enumerate(decode(decoder, prompts)):
             logits = target.model(torch.tensor([prompts[row] + done.ids])).logits[0]
-            warped = rule.warp(logits[len(prompts[row]) - 1 :])
+            warped = warp_logits(rule, logits[len(prompts[row]) - 1 :])
             for place, (_, scores) in enumerate(plain.score_tokens(prompts[row], row, done.ids)):
                 if int(scores.argmax()) != done.ids[place]:
                     assert passes(warped[place].tolist(), done.ids[place], MEDUSA)
@@ -243,11 +245,11 @@ def test_greedy_decoding_knows_nothing_typical(target):
 
 
 def test_the_configuration_says_which_and_how():
-    assert EvaluationConf(sampling=WARM).acceptance_rule.name == "coupled"
+    assert build_evaluation_rule(EvaluationConf(sampling=WARM)).name == "coupled"
     conf = EvaluationConf(
         sampling=WARM, verification=Verification.typical, typical_epsilon=0.2, typical_delta=0.5
     )
-    assert conf.acceptance_rule == TypicalRule(epsilon=0.2, delta=0.5)
+    assert build_evaluation_rule(conf) == TypicalRule(epsilon=0.2, delta=0.5)
     for key in ("typical_epsilon", "typical_delta"):
         with pytest.raises(UserError, match=rf"evaluation\.{key}: must be positive, got 0\.0"):
             EvaluationConf(**{key: 0.0})

@@ -11,19 +11,13 @@ import pytest
 import torch
 
 import infer.verify
-from infer.verify import (
-    BlockRule,
-    CoupledRule,
-    GreedyRule,
-    RejectionRule,
-    ScoredTree,
-    TypicalRule,
-    Verification,
-)
+from infer.config import Verification
+from infer.verify import BlockRule, CoupledRule, GreedyRule, RejectionRule, ScoredTree, TypicalRule
 from infer.verify.rejection_and_block import compute_block_residual, compute_residual
 from models.errors import UserError
-from models.speculate.sampling import SamplingConf
-from models.speculate.tree import Proposal, Tree, TreeConf, TreeKind, tree_from_paths
+from models.speculate.config import SamplingConf, TreeConf
+from models.speculate.growth import Proposal
+from models.speculate.tree import Tree, TreeKind, tree_from_paths
 from tests.support.enumeration import (
     WORDS,
     Tables,

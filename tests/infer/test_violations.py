@@ -11,7 +11,7 @@ from scipy.stats import chisquare
 from torch import Tensor
 
 from infer.verify import BlockRule, CoupledRule, RejectionRule, ScoredTree
-from models.speculate.tree import Proposal
+from models.speculate.growth import Proposal
 from tests.support.enumeration import Context, Tables, grow, likeliest, outcome, paths_of
 from tests.support.enumeration import without_replacement as drawn
 

@@ -10,7 +10,7 @@ from infer.engine.decode import Decoder
 from infer.measure.exactness import compare_answers, measure_tolerance
 from infer.measure.records import PromptResult
 from infer.measure.report_schema import LosslessVerdict
-from models.speculate.sampling import SamplingConf
+from models.speculate.config import SamplingConf
 from models.target.target import Target
 from tests.support.family_models import family_model, family_target, partly_agreeing
 from tests.support.tiny import CPU, VOCAB, tiny_tokenizer, tree, unchecked

@@ -2,8 +2,8 @@
 
 import pytest
 
-from data.features.schema import Dtype
-from models.drafts.eagle3 import Eagle3Conf
+from data.features.config import Dtype
+from models.drafts.config.eagle3 import Eagle3Conf
 from tests.support import captured
 from tests.support.stored_run import BF16, documents, learned, losses, ranks, training
 from tests.support.tiny import LAYERS

@@ -12,12 +12,12 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from models import checkpoint, files
+from models import checkpoint, checkpoint_files, files
 from models.errors import UserError
 
 TENSORS = {"fc.weight": torch.arange(6.0).view(2, 3), "d2t": torch.tensor([0, 2])}
 CONFIG = {"model_type": "llama", "draft_vocab_size": 2}
-HASHES = {checkpoint.TARGET_HASH_KEY: "a" * 64, checkpoint.TOKENIZER_HASH_KEY: "b" * 64}
+HASHES = {checkpoint_files.TARGET_HASH_KEY: "a" * 64, checkpoint_files.TOKENIZER_HASH_KEY: "b" * 64}
 
 
 @pytest.fixture
@@ -46,8 +46,8 @@ def test_a_checkpoint_round_trips(saved):
     loaded = checkpoint.load_tensors(saved, TENSORS)
     assert loaded.keys() == TENSORS.keys()
     assert all(torch.equal(loaded[name], TENSORS[name]) for name in TENSORS)
-    assert checkpoint.read_config(saved) == CONFIG
-    assert checkpoint.read_metadata(saved).items() >= HASHES.items()
+    assert checkpoint_files.read_config(saved) == CONFIG
+    assert checkpoint_files.read_metadata(saved).items() >= HASHES.items()
     assert sorted(contents(saved)) == ["config.json", "model.safetensors"]
 
 
@@ -55,7 +55,7 @@ def test_saving_again_replaces_both_files(saved):
     new = {"fc.weight": torch.ones(2, 3).T}
     checkpoint.save_checkpoint(saved, new, config={}, metadata={})
     assert torch.equal(load_file(saved / "model.safetensors")["fc.weight"], new["fc.weight"])
-    assert checkpoint.read_config(saved) == {}
+    assert checkpoint_files.read_config(saved) == {}
 
 
 @pytest.mark.parametrize(
@@ -85,20 +85,20 @@ def test_a_truncated_file_is_refused(saved, kept_bytes):
     with pytest.raises(UserError, match=r"checkpoint: .*model\.safetensors, which is truncated"):
         checkpoint.load_tensors(saved, TENSORS)
     with pytest.raises(UserError, match="truncated"):
-        checkpoint.read_metadata(saved)
+        checkpoint_files.read_metadata(saved)
 
 
 def test_a_broken_config_is_refused(saved):
     (saved / "config.json").write_text('{"model_type":')
     with pytest.raises(UserError, match=r"config\.json, which is truncated"):
-        checkpoint.read_config(saved)
+        checkpoint_files.read_config(saved)
 
 
 def test_a_folder_without_a_checkpoint_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"must be a folder with model\.safetensors"):
         checkpoint.load_tensors(tmp_path, TENSORS)
     with pytest.raises(UserError, match=r"must be a folder with config\.json"):
-        checkpoint.read_config(tmp_path / "nowhere")
+        checkpoint_files.read_config(tmp_path / "nowhere")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")

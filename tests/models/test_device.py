@@ -7,7 +7,10 @@ from functools import partial
 import pytest
 import torch
 
-from models.device import Device, DeviceConf, DeviceName, Precision, route_choice
+from models.device import route_choice
+from models.device.config import DeviceConf, DeviceName, Precision
+from models.device.device import Device
+from models.device.opening import open_device
 from models.errors import UserError
 
 CPU = torch.device("cpu")
@@ -21,7 +24,7 @@ def only_cpu(monkeypatch):
 
 
 def test_auto_takes_the_cpu_where_there_is_nothing_else(only_cpu):
-    device = DeviceConf(compile=False).build()
+    device = open_device(DeviceConf(compile=False))
     assert (device.name, device.torch_device.type) == ("cpu", "cpu")
     assert device.dtype is torch.float32
     assert device.describe() == {
@@ -33,14 +36,14 @@ def test_auto_takes_the_cpu_where_there_is_nothing_else(only_cpu):
 
 def test_a_device_that_is_not_there_is_refused(only_cpu):
     with pytest.raises(UserError) as refused:
-        DeviceConf(name=DeviceName.cuda).build()
+        open_device(DeviceConf(name=DeviceName.cuda))
     assert str(refused.value) == "device.name: PyTorch sees cpu here, got cuda; use device=auto"
 
 
 def test_another_accelerator_is_named_in_the_refusal(monkeypatch):
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: torch.device("mps"))
     with pytest.raises(UserError, match="PyTorch sees cpu and mps here, got cuda"):
-        DeviceConf(name=DeviceName.cuda).build()
+        open_device(DeviceConf(name=DeviceName.cuda))
 
 
 @pytest.mark.parametrize("passed_by", ["mps", "xpu"])
@@ -50,7 +53,7 @@ def test_auto_passes_an_accelerator_by_that_nobody_tests_and_says_so(
     monkeypatch.delenv("PJRT_DEVICE", raising=False)
     seen = torch.device(passed_by)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: seen)
-    device = DeviceConf(compile=False).build()
+    device = open_device(DeviceConf(compile=False))
     assert (device.name, device.torch_device.type, device.dtype) == ("cpu", "cpu", torch.float32)
     said = [line for line in caplog.messages if line.startswith("device=auto")]
     assert said == [
@@ -67,7 +70,7 @@ def test_auto_passes_an_accelerator_by_that_nobody_tests_and_says_so(
     ],
 )
 def test_precision_is_what_was_asked_for(only_cpu, asked, got):
-    assert DeviceConf(precision=asked, compile=False).build().dtype is got
+    assert open_device(DeviceConf(precision=asked, compile=False)).dtype is got
 
 
 def test_threads_must_be_some():
@@ -80,7 +83,7 @@ def test_no_compiler_is_said_once_and_all_runs_eagerly(only_cpu, monkeypatch, tm
     route_choice.can_compile.cache_clear()
     try:
         with caplog.at_level(logging.WARNING):
-            devices = [DeviceConf().build() for _ in range(3)]
+            devices = [open_device(DeviceConf()) for _ in range(3)]
     finally:
         route_choice.can_compile.cache_clear()
     assert [device.compiles for device in devices] == [False] * 3
@@ -112,7 +115,7 @@ def test_tiny_layers_are_not_shared_among_threads_unless_the_user_says_so(chosen
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(3)
-        device = DeviceConf(name=DeviceName.cpu, threads=chosen).build()
+        device = open_device(DeviceConf(name=DeviceName.cpu, threads=chosen))
         outside = torch.get_num_threads()
         with device.cpu_threads_for(weights):
             assert torch.get_num_threads() == during

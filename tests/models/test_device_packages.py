@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from models.device import DeviceConf, DeviceName
+from models.device.config import DeviceConf, DeviceName
 from models.device.host import Host
+from models.device.opening import open_device
 from models.device.route_choice import choose_route
 from models.errors import UserError
 
@@ -136,7 +137,7 @@ def test_idle_cores_are_not_passed_over_in_silence(install, tmp_path, caplog):
 def test_the_choice_and_what_it_was_made_from_are_one_line(install, caplog):
     install({"torch": "2.13.0+cpu", "neuronx-cc": "2.28.7631.0"})
     with caplog.at_level(logging.INFO):
-        DeviceConf(name=DeviceName.auto, compile=False).build()
+        open_device(DeviceConf(name=DeviceName.auto, compile=False))
     assert [r.getMessage() for r in caplog.records] == [
         "device: cpu, PyTorch sees no accelerator (torch 2.13.0, neuronx-cc 2.28.7631.0)"
     ]

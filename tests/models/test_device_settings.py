@@ -5,7 +5,7 @@ from unittest.mock import patch
 
 import pytest
 
-from models.device import DeviceConf, Precision
+from models.device.config import DeviceConf, Precision
 from models.device.host import Host
 from models.device.neuron_env import NeuronEnv
 from models.errors import UserError

@@ -19,12 +19,13 @@ from conf.entry import compose
 from data.config import OnPolicyConf
 from data.packing.sampler import RowOrder
 from infer.engine.decode import Decoder
-from models.distill.losses import LossConf
-from models.drafts import load_draft
-from models.drafts.causal_lm import CausalLMConf, CausalLMDraft, InitFrom
+from models.distill.config import LossConf
+from models.drafts.causal_lm import CausalLMDraft
+from models.drafts.config.causal_lm import CausalLMConf, InitFrom
+from models.drafts.config.lora import LoraConf
+from models.drafts.registry import build_draft, load_draft
 from models.errors import UserError
-from models.lora import LoraConf
-from models.speculate.sampling import SamplingConf
+from models.speculate.config import SamplingConf
 from models.speculate.tree import NO_TREE
 from models.target.language_model import LanguageModel
 from models.target.target import Target
@@ -41,7 +42,8 @@ from tests.support.tiny import (
 )
 from tests.support.toy_run import toy_rows, toy_target
 from train.__main__ import main
-from train.config import TrainConf
+from train.checks import check_run
+from train.config.run import TrainConf
 from train.rows.micro_batches import OnPolicy, first_answer_spans
 
 TEMPLATE = (
@@ -72,7 +74,7 @@ def saved(model, folder, *, words: int = VOCAB, shards: str = "1GB"):
 
 
 def built(target, folder, **conf) -> CausalLMDraft:
-    return CausalLMConf(path=str(folder), **conf).build(target, loss=LossConf(), seed=0)
+    return build_draft(CausalLMConf(path=str(folder), **conf), target, loss=LossConf(), seed=0)
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -213,7 +215,7 @@ def test_nothing_on_disk_is_one_line_with_the_way_out(tmp_path):
         here = ["target=demo", f"data.path={tmp_path}/rows.jsonl"]
         conf = compose("train", TrainConf, ["draft=qwen3-1.7b", *here, override])
         with pytest.raises(UserError) as refused:
-            conf.check()
+            check_run(conf)
         line = str(refused.value)
         assert line.startswith(f"{key}: must be a reachable model, got '{name}' (")
         assert line.endswith("without a network give a local copy by draft.path=DIR")
@@ -258,7 +260,7 @@ def test_a_pruned_target_is_the_target_without_the_other_layers(target, family):
         target = Target(LlamaForCausalLM(config), tiny_tokenizer(), name="llama", device=CPU)
     kept = [0, 2, 5]
     conf = CausalLMConf(init_from=InitFrom.pruned, layers=kept)
-    draft = conf.build(target, loss=LossConf(), seed=0)
+    draft = build_draft(conf, target, loss=LossConf(), seed=0)
     wanted = copy.deepcopy(target.model)
     for i, layer in enumerate(wanted.get_decoder().layers):
         if i not in kept:  # a layer that adds nothing
@@ -270,7 +272,7 @@ def test_a_pruned_target_is_the_target_without_the_other_layers(target, family):
 
 def test_a_random_start_is_drawn_from_the_seed(target):
     conf = CausalLMConf(init_from=InitFrom.random, layers=[0, 5])
-    first, same, other = (conf.build(target, loss=LossConf(), seed=s) for s in (0, 0, 1))
+    first, same, other = (build_draft(conf, target, loss=LossConf(), seed=s) for s in (0, 0, 1))
     weights = [d.model.model.layers[0].mlp.up_proj.weight for d in (first, same, other)]
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
@@ -278,8 +280,8 @@ def test_a_random_start_is_drawn_from_the_seed(target):
 
 def test_a_plain_checkpoint_is_judged_without_having_been_distilled(target, tmp_path):
     """The model before distillation, as its publisher ships it."""
-    conf, draft = load_draft(saved(qwen3(), tmp_path / "plain", shards="10KB"), target)
-    assert isinstance(conf.rebuild_untrained(draft, target), str)
+    _, draft = load_draft(saved(qwen3(), tmp_path / "plain", shards="10KB"), target)
+    assert isinstance(draft.rebuild_untrained(target), str)
     assert draft.method == "causal_lm"
 
 
@@ -357,7 +359,7 @@ def test_processes_share_the_visits_of_one():
 def test_on_policy_rows_that_make_no_sense_are_refused(overrides, message):
     conf = compose("train", TrainConf, [*overrides, "data.on_policy.share=0.5"])
     with pytest.raises(UserError) as refused:
-        conf.check()
+        check_run(conf)
     assert str(refused.value).startswith(message)
 
 
@@ -365,8 +367,8 @@ def test_other_targets_are_not_touched_by_a_draft_of_their_layers():
     """A pruned draft copies: training it leaves the target's weights alone."""
     target = tiny_target(seed=2)
     before = [p.clone() for p in target.model.parameters()]
-    draft = CausalLMConf(init_from=InitFrom.pruned, layers=[0, 5]).build(
-        target, loss=LossConf(), seed=0
+    draft = build_draft(
+        CausalLMConf(init_from=InitFrom.pruned, layers=[0, 5]), target, loss=LossConf(), seed=0
     )
     learn(draft, target, batch_of(sampled_texts(target, count=2, length=16)), steps=3)
     assert all(map(torch.equal, before, target.model.parameters()))

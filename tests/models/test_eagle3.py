@@ -9,12 +9,12 @@ import torch
 from infer.engine.decode import Decoder
 from models.distill.config import LossConf, Reduction
 from models.distill.loss_weights import position_weights
-from models.drafts import load_draft
-from models.drafts.causal_lm import CausalLMConf, InitFrom
+from models.drafts.config.causal_lm import CausalLMConf, InitFrom
 from models.drafts.eagle3 import NORM_SWITCHES
+from models.drafts.registry import build_draft, load_draft
 from models.errors import UserError
 from models.layers import RMSNorm
-from models.speculate.sampling import SamplingConf
+from models.speculate.config import SamplingConf
 from models.target.language_model import TargetOutput
 from tests.support.methods import eventful_text, share_of_maximum
 from tests.support.tiny import VOCAB, batch_of, chain, learn, new_draft, tiny_target, tree
@@ -186,8 +186,8 @@ def test_supervised_rows_are_the_rollouts_of_decoding():
 def test_the_untrained_draft_is_rebuilt_from_the_checkpoint(target, learned, tmp_path):
     draft, _ = learned
     draft.save(tmp_path, target)
-    conf, again = load_draft(tmp_path, target)
-    before = conf.rebuild_untrained(again, target)
+    _, again = load_draft(tmp_path, target)
+    before = again.rebuild_untrained(target)
     assert torch.equal(before.fc.weight, new_draft(target).fc.weight)
 
 
@@ -231,7 +231,9 @@ def test_layers_that_a_small_target_lacks_are_refused_with_those_it_has():
     with pytest.raises(UserError, match=rule + r"; null takes \[1, 2, 3\]$"):
         new_draft(target, layers=[2, 18, 33])
     with pytest.raises(UserError, match=r"got \[4\]; null takes \[0\]$"):
-        CausalLMConf(init_from=InitFrom.pruned, layers=[4]).build(target, loss=LossConf(), seed=0)
+        build_draft(
+            CausalLMConf(init_from=InitFrom.pruned, layers=[4]), target, loss=LossConf(), seed=0
+        )
 
 
 def test_dropout_zeroes_inputs_in_training_only_and_keeps_their_mean(target):

@@ -10,11 +10,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from infer.engine.decode import Decoder
-from models.distill.losses import LossConf
+from models.distill.config import LossConf
 from models.drafts.base import Batch
-from models.drafts.medusa import MedusaConf
-from models.speculate.sampling import SamplingConf
-from models.target.target import TargetConf
+from models.drafts.config.medusa import MedusaConf
+from models.drafts.registry import build_draft
+from models.speculate.config import SamplingConf
+from models.target.config import TargetConf
+from models.target.target import load_target
 from tests.support.cached import read_prompts, read_tree
 from tests.support.family_models import (
     FAMILIES,
@@ -182,7 +184,7 @@ def test_drafts_of_one_layer_and_of_heads_learn_from_every_family(family, target
     batch = batch_of([line for line in lines if len(line) == size])
     drafts = (
         new_draft(target, layers=[1, 2, 3]),
-        MedusaConf(heads=4).build(target, loss=LossConf(), seed=0),
+        build_draft(MedusaConf(heads=4), target, loss=LossConf(), seed=0),
     )
     for draft in drafts:
         needed = draft.needs.layers
@@ -221,7 +223,7 @@ def test_experts_stored_in_four_bits_are_computed_with_in_full(tmp_path):
     save_file(stored, weights, metadata={"format": "pt"})
     quantized = {"quantization_config": {"quant_method": "mxfp4"}}
     config.write_text(json.dumps(json.loads(config.read_text()) | quantized))
-    target = TargetConf(name=str(tmp_path)).build(CPU)
+    target = load_target(TargetConf(name=str(tmp_path)), CPU)
     found = dict(target.model.named_parameters())
     positive = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
     values = torch.cat([positive, -positive])

@@ -17,23 +17,23 @@ import pytest
 import torch
 
 from data.config import DataConf, OnPolicyConf
-from infer.config import EvaluationConf
+from infer.config import EvaluationConf, Verification
 from infer.measure.eval_modes import DraftUnderTest, TunedDecoding
 from infer.measure.evaluate import evaluate_drafts
-from infer.verify import Verification
 from models.device.graph_budget import Graph, GraphLedger, UnannouncedGraphError
 from models.device.xla.device import XlaDevice
 from models.drafts.medusa import MedusaDraft
 from models.drafts.ngram import NgramDraft
-from models.speculate.sampling import SamplingConf
-from models.speculate.tree import NO_TREE, TreeConf, TreeKind
-from models.target.target import TargetConf
+from models.speculate.config import SamplingConf, TreeConf
+from models.speculate.tree import NO_TREE, TreeKind
+from models.target.config import TargetConf
 from tests.support.graphs_run import LENGTH, TREE, loop_in, loop_over, prompt_file
 from tests.support.methods import CASES
 from tests.support.tiny import CPU, chain, mixed, tiny_target
 from tests.support.toy_run import metrics, toy_conf
+from train.distributed.parallel import build_parallel
+from train.graph_warmup import compile_training_graphs
 from train.planning import graph_plan
-from train.warmup import compile_training_graphs
 
 ROOT = Path(__file__).parents[2]
 NUMBERS = {"factor": 3.0}
@@ -270,7 +270,7 @@ def test_graphs_that_training_did_not_announce_stand_in_its_metrics(tmp_path):
     target = tiny_target(seed=0, device=device)
     conf = toy_conf(draft=CASES["medusa"].conf, optim={"steps": 4})
     conf.data, conf.log.interval = DataConf(row_length=LENGTH), 1
-    draft = Growing(conf.draft, conf.draft.engine_config(target), target)
+    draft = Growing(conf.draft, Growing.engine_config(conf.draft, target), target)
     counted = loop_in(tmp_path, conf, draft, target, device)
     assert counted.counts()["loss"] == {"announced": 1, "compiled": 2}
     assert [line["train/graphs_unannounced"] for line in metrics(tmp_path)] == [0, 0, 1, 1]
@@ -300,7 +300,7 @@ def test_a_warm_up_calls_every_shape_of_training_and_evaluation(tmp_path, caplog
     conf.data = DataConf(row_length=LENGTH)
     (tmp_path / "thrown away").mkdir()
     with caplog.at_level(logging.INFO):
-        parallel = conf.parallel.build(counting(), trackers=[])
+        parallel = build_parallel(conf.parallel, counting(), trackers=[])
         compile_training_graphs(conf, parallel, tmp_path / "thrown away")
     lines = [record.getMessage() for record in caplog.records]
     training, judging = (i for i, line in enumerate(lines) if line.endswith("announced"))

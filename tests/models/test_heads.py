@@ -8,14 +8,14 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 
 from infer.engine.decode import Decoder
-from models.distill.losses import LossConf
-from models.drafts import load_draft
-from models.drafts.hydra import HydraConf
-from models.drafts.medusa import MedusaConf
-from models.drafts.medusa2 import Medusa2Conf
-from models.lora import LoraConf
-from models.speculate.sampling import SamplingConf
-from models.speculate.tree import TreeConf, TreeKind
+from models.distill.config import LossConf
+from models.drafts.config.hydra import HydraConf
+from models.drafts.config.lora import LoraConf
+from models.drafts.config.medusa import MedusaConf
+from models.drafts.config.medusa2 import Medusa2Conf
+from models.drafts.registry import build_draft, load_draft
+from models.speculate.config import SamplingConf, TreeConf
+from models.speculate.tree import TreeKind
 from tests.support import toy_run
 from tests.support.methods import CASES
 from tests.support.tiny import VOCAB, batch_of, chain, learn, sampled_texts, tree
@@ -32,7 +32,7 @@ def names(folder) -> dict[str, list[int]]:
 
 
 def build(conf, target):
-    return conf.build(target, loss=LossConf(step_decay=1.0), seed=0)
+    return build_draft(conf, target, loss=LossConf(step_decay=1.0), seed=0)
 
 
 def texts_of(target):

@@ -18,7 +18,8 @@ from models.errors import UserError
 from tests.support.killing import newest_step, toy_process
 from tests.support.tiny import CPU
 from tests.support.toy_run import metrics, toy_conf, toy_run, weights
-from train.distributed.parallel import ParallelConf
+from train.config.parallel import ParallelConf
+from train.distributed.parallel import build_parallel
 from train.run import open_run
 
 FORK = multiprocessing.get_context("fork")
@@ -74,7 +75,7 @@ def test_every_command_that_keeps_results_is_kept_out_until_the_holder_is_killed
     run = tmp_path / "run"
     conf = toy_conf(output_dir=str(tmp_path), run_name="run", resume=False)
     commands = {
-        "train": lambda: open_run(conf, ParallelConf().build(CPU, trackers=[])),
+        "train": lambda: open_run(conf, build_parallel(ParallelConf(), CPU, trackers=[])),
         "infer": lambda: lock.claim_run_folder(run),
         "data.prepare": lambda: claim_folder(tmp_path, {}, run),
     }
@@ -133,7 +134,7 @@ def test_a_lock_that_cannot_be_opened_is_refused_in_one_line(tmp_path):
     with pytest.raises(UserError, match=r"^output_dir: must be a writable folder, got .*/lock \("):
         open_run(
             toy_conf(output_dir=str(tmp_path.parent), run_name=tmp_path.name),
-            ParallelConf().build(CPU, trackers=[]),
+            build_parallel(ParallelConf(), CPU, trackers=[]),
         )
 
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from models.distill.losses import LossConf, LossName
+from models.distill.config import LossConf, LossName
 from models.errors import UserError
 from tests.support.loss_cases import (
     CLOSE,

@@ -17,10 +17,12 @@ import torch
 from torch.utils import cpp_extension
 
 from conf.entry import compose
+from models.device.opening import open_device
 from models.errors import UserError
 from tests.neuron_device import story
 from tests.train.test_train_command import folder as small_run  # noqa: F401, a fixture
-from train.config import TrainConf
+from train.config.run import TrainConf
+from train.distributed.parallel import build_parallel
 from train.run import open_run
 
 HERE = Path(__file__).parents[1]
@@ -142,7 +144,7 @@ def test_a_run_needs_the_name_alone_and_does_not_go_on_elsewhere(
     monkeypatch.chdir(small_run)
     conf = compose("train", TrainConf, ["device=cpu", *SMALL])
     with pytest.raises(UserError) as refused:
-        open_run(conf, conf.parallel.build(conf.device.build(), trackers=[]))
+        open_run(conf, build_parallel(conf.parallel, open_device(conf.device), trackers=[]))
     assert str(refused.value) == (
         "device.route: the run was started with neuron, got cpu; use another run_name or "
         "resume=false"

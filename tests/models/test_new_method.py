@@ -1,4 +1,4 @@
-"""A new method is one file in models/drafts/ and one YAML in conf/draft/, and nothing else."""
+"""A new method is a file of options, one of modules and a YAML, and nothing else."""
 
 import json
 import shutil
@@ -9,27 +9,51 @@ from pathlib import Path
 from tests.support.tiny import sampled_texts
 
 ROOT = Path(__file__).parents[2]
-METHOD = '''
-"""Bigrams: what follows a token, whatever came before it."""
+OPTIONS = '''
+"""The options of bigrams."""
 
 from dataclasses import dataclass
 from typing import ClassVar
+
+from models.drafts.config.base import DraftConf
+
+
+@dataclass(kw_only=True)
+class BigramConf(DraftConf):
+    method: ClassVar[str] = "bigram"
+    architecture: ClassVar[str] = "BigramModel"
+    draft_class: ClassVar[str] = "models.drafts.bigram:BigramDraft"
+    max_depth: int = 8
+'''
+METHOD = '''
+"""Bigrams: what follows a token, whatever came before it."""
 
 import torch
 from torch import nn
 
 from models.drafts.base import Needs
-from models.drafts.feature import FeatureConf, FeatureDraft, layer_config
+from models.drafts.config.bigram import BigramConf
+from models.drafts.feature import FeatureDraft, layer_config
 from models.distill.loss_weights import shift_left
-from models.speculate.tree import grow
+from models.speculate.growth import grow
 
 
 class BigramDraft(FeatureDraft):
+    conf_class = BigramConf
+
     def __init__(self, conf, config, target, *, loss=None, seed=None):
         super().__init__(conf, config, target, loss=loss, seed=seed)
         self.needs = Needs(layers=[], hidden=False, context=False)
         self.trained_depth, self.max_depth = 1, config.depth
         self.guess = nn.Embedding(config.vocab_size, config.hidden_size)
+
+    @classmethod
+    def engine_config(cls, conf, target):
+        return layer_config(target, conf.architecture, depth=conf.max_depth)
+
+    @classmethod
+    def fields_from_config(cls, config):
+        return {"max_depth": config.depth}
 
     def loss(self, batch, target_output):
         guessed = self.guess(shift_left(batch.input_ids, 1))
@@ -50,21 +74,6 @@ class BigramDraft(FeatureDraft):
             return self.head(self.guess(tokens))
 
         return grow(tree, sampler, logits(state["token"]), lambda tokens, *_: logits(tokens))
-
-
-@dataclass(kw_only=True)
-class BigramConf(FeatureConf):
-    method: ClassVar[str] = "bigram"
-    architecture: ClassVar[str] = "BigramModel"
-    draft_class: ClassVar[type] = BigramDraft
-    max_depth: int = 8
-
-    def engine_config(self, target):
-        return layer_config(target, self.architecture, depth=self.max_depth)
-
-    @classmethod
-    def fields_from_config(cls, config):
-        return {"max_depth": config.depth}
 '''
 CHOICE = """
 defaults:
@@ -76,12 +85,13 @@ max_depth: 5
 """
 
 
-def test_a_file_and_a_yaml_are_trained_reported_and_judged(target, tmp_path):
+def test_two_files_and_a_yaml_are_trained_reported_and_judged(target, tmp_path):
     copy = tmp_path / "checkout"
     for package in ("conf", "data", "infer", "models", "train"):
         shutil.copytree(
             ROOT / package, copy / package, ignore=shutil.ignore_patterns("__pycache__")
         )
+    (copy / "models" / "drafts" / "config" / "bigram.py").write_text(OPTIONS)
     (copy / "models" / "drafts" / "bigram.py").write_text(METHOD)
     (copy / "conf" / "draft" / "bigram.yaml").write_text(CHOICE)
     target.model.save_pretrained(tmp_path / "target")

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from infer.engine.decode import Decoder
-from models.drafts import load_draft
 from models.drafts.base import SpeculativePair
-from models.speculate.sampling import SamplingConf
-from models.target.target import TargetConf
+from models.drafts.registry import load_draft
+from models.speculate.config import SamplingConf
+from models.target.config import TargetConf
+from models.target.target import load_target
 from tests.support.tiny import CPU, chain
 
 OLD = Path(__file__).parent / "written_by_cb9f3c2"
@@ -23,7 +24,7 @@ DECODED = json.loads((OLD / "decoded.json").read_text())
 
 @pytest.mark.parametrize("method", DECODED)
 def test_a_checkpoint_of_cb9f3c2_drafts_as_it_did_there(method):
-    recorded, target = DECODED[method], TargetConf(path=str(OLD / "target")).build(CPU)
+    recorded, target = DECODED[method], load_target(TargetConf(path=str(OLD / "target")), CPU)
     _, draft = load_draft(OLD / method, target)
     verifier = SpeculativePair(target=target, draft=draft).verifying_target
     decoder = Decoder(verifier, draft.eval(), chain(4), sampling=SamplingConf(), slots=64)

@@ -5,8 +5,8 @@ import copy
 import pytest
 from transformers import AutoConfig, Gemma3Config
 
-from models import checkpoint
-from models.drafts import load_draft
+from models import checkpoint_files
+from models.drafts.registry import load_draft
 from models.target import architectures
 from models.transformers4_keys import add_older_keys
 from tests.support.saved_configs import LINEAR, NEWER, OLDER, SAVED, build_target, save_draft
@@ -21,14 +21,14 @@ def saved(request, tmp_path_factory):
 
 def test_every_checkpoint_says_rope_and_precision_by_their_older_names(saved):
     family, folder = saved
-    written = checkpoint.read_config(folder)
+    written = checkpoint_files.read_config(folder)
     assert {key: written[key] for key in OLDER[family]} == OLDER[family]
     assert written["torch_dtype"] == written["dtype"] == "bfloat16"
 
 
 def test_transformers_5_reads_what_it_reads_without_the_older_names(saved):
     family, folder = saved
-    written = checkpoint.read_config(folder)
+    written = checkpoint_files.read_config(folder)
     older = {*OLDER[family], "torch_dtype"}
     newer = {key: value for key, value in written.items() if key not in older}
     both, alone = (AutoConfig.for_model(**copy.deepcopy(keys)) for keys in (written, newer))
@@ -42,7 +42,7 @@ def test_a_draft_that_was_read_is_written_as_it_was(draft, tmp_path):
     first = save_draft("llama3", draft, tmp_path / "first")
     _, again = load_draft(first, target)
     again.save(tmp_path / "second", target)
-    before, after = (checkpoint.read_config(tmp_path / name) for name in ("first", "second"))
+    before, after = (checkpoint_files.read_config(tmp_path / name) for name in ("first", "second"))
     assert before.items() >= OLDER["llama3"].items()
     names = before.keys() - {"_name_or_path"}  # of a draft model: where it was read from
     assert {name: after[name] for name in names} == {name: before[name] for name in names}

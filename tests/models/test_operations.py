@@ -7,8 +7,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from data.config import DataConf
 from data.features.target_pass import features
-from models.distill.losses import LossConf
-from models.drafts.eagle1 import Eagle1Conf
+from models.distill.config import LossConf
+from models.drafts.config.eagle1 import Eagle1Conf
+from models.drafts.registry import build_draft
 from tests.support.compiled_run import counted_reads
 from tests.support.graphs_run import LENGTH, ROWS, loop_over, texts
 from tests.support.methods import CASES
@@ -53,7 +54,7 @@ def numbered(rows):
 
 
 def test_noise_is_drawn_before_the_loss_from_numbers_that_belong_to_the_rows(target):
-    draft = Eagle1Conf(feature_noise=0.5).build(target, loss=LossConf(), seed=0)
+    draft = build_draft(Eagle1Conf(feature_noise=0.5), target, loss=LossConf(), seed=0)
     batch = batch_of(texts(*[LENGTH] * ROWS))
     seen = features(target, draft.needs.layers, batch)
     with Operations() as done:

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from models.device import DeviceConf, DeviceName, Precision
-from models.device.machine_specs import MachineConf
+from models.device.config import DeviceConf, DeviceName, MachineConf, Precision
+from models.device.machine_specs import check_dtype
+from models.target.config import TargetConf
 from models.target.precision import build_device, count_weights, resolve_machine
-from models.target.target import TargetConf
 from tests.support.tiny import demo_target
 
 LARGE = TargetConf(name="Qwen/Qwen3-8B")  # its configuration ships with the package
@@ -47,4 +47,4 @@ def test_a_chosen_precision_is_kept(has_units, precision):
 def test_a_plan_for_this_machine_is_in_the_precision_of_a_run_here(has_units):
     machine, dtype = resolve_machine(MachineConf(), CPU, LARGE)
     assert dtype is build_device(CPU, LARGE).dtype
-    machine.check_dtype(dtype)
+    check_dtype(machine, dtype)

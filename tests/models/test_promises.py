@@ -10,14 +10,16 @@ from scipy import stats
 from torch import Tensor
 
 from infer.engine.decode import Decoder
-from models.checkpoint import WEIGHTS_FILE
-from models.distill.losses import LossName
-from models.drafts import METHODS, load_draft
+from models.checkpoint_files import WEIGHTS_FILE
+from models.distill.config import LossName
 from models.drafts.base import Draft, DraftState, SpeculativePair
+from models.drafts.config import METHODS
 from models.drafts.ngram import MixedDraft
+from models.drafts.registry import load_draft
 from models.errors import UserError
 from models.lora import merge_adapters
-from models.speculate.sampling import Sampler, SamplingConf
+from models.speculate.config import SamplingConf
+from models.speculate.sampling import Sampler
 from models.target.cache import StaticCache
 from models.target.target import Target
 from tests.support.methods import CASES, DEPTH, eventful_text, share_of_maximum
@@ -91,7 +93,7 @@ def test_the_checkpoint_round_trips(learned, target):
             for lm, draft in [(learned.verifier, learned.draft), (verifier, again)]
         )
         assert (first.ids, first.accepted) == (second.ids, second.accepted)
-    untrained = conf.rebuild_untrained(again, target)
+    untrained = again.rebuild_untrained(target)
     assert isinstance(untrained, Draft)
     assert share_of_maximum(verifier, untrained, learned.text) < 0.6
 

@@ -19,8 +19,9 @@ from transformers import (
 
 from models.errors import UserError
 from models.speculate import sampling
-from models.speculate.sampling import History, SamplingConf, gumbel_noise
-from models.speculate.tree import ancestor_mask
+from models.speculate.config import SamplingConf
+from models.speculate.growth import ancestor_mask
+from models.speculate.sampling import History, gumbel_noise, warp_logits
 from tests.support.tiny import VOCAB, tiny_target
 
 ROWS = 20_000
@@ -100,7 +101,7 @@ def test_warping_is_that_of_transformers(case):
     history = history_of(ids)
     for options in OPTIONS:
         conf = SamplingConf(**({"temperature": 1.0} | options))
-        found = conf.warp(logits, history)
+        found = warp_logits(conf, logits, history)
         assert torch.equal(found, as_transformers(ids, logits, conf)), options
 
 
@@ -110,7 +111,7 @@ def test_a_greedy_rule_penalises_and_leaves_the_rest(repetition_penalty):
     more = {"repetition_penalty": repetition_penalty, "presence_penalty": 0.4}
     rule = SamplingConf(temperature=0.0, top_k=3, top_p=0.5, min_p=0.3, **more)
     wanted = as_transformers(ids, logits, SamplingConf(temperature=1.0, **more))
-    assert torch.equal(rule.warp(logits, history_of(ids)), wanted)
+    assert torch.equal(warp_logits(rule, logits, history_of(ids)), wanted)
 
 
 def test_generate_has_the_same_order_of_options():
@@ -126,7 +127,7 @@ def test_generate_has_the_same_order_of_options():
     )  # fmt: skip
     for step, (scores, logits) in enumerate(zip(made.scores, made.logits, strict=True)):
         history = history_of(made.sequences[:, : 9 + step], prompt=9)
-        assert torch.equal(conf.warp(logits.float(), history), scores)
+        assert torch.equal(warp_logits(conf, logits.float(), history), scores)
 
 
 def test_the_history_of_a_tree_is_that_of_each_path():
@@ -168,8 +169,8 @@ def test_temperature_zero_chooses_the_likeliest_token_without_noise():
     rule = SamplingConf(temperature=0.0, top_k=3, top_p=0.5)
     logits = torch.tensor([[[1.0, 4.0, 4.0, 2.0]]], dtype=torch.bfloat16)
     assert rule.is_greedy
-    assert torch.equal(rule.warp(logits), logits.float())
-    assert rule.warp(logits).argmax(-1).tolist() == [[1]]  # lowest id among equals
+    assert torch.equal(warp_logits(rule, logits), logits.float())
+    assert warp_logits(rule, logits).argmax(-1).tolist() == [[1]]  # lowest id among equals
 
 
 def test_noise_follows_the_gumbel_distribution_far_into_its_tail():
@@ -184,8 +185,8 @@ def test_noise_follows_the_gumbel_distribution_far_into_its_tail():
 def test_sampled_tokens_follow_the_softmax():
     rule = SamplingConf(temperature=1.3, top_k=9, top_p=0.95)
     logits = torch.linspace(-2, 2, 12).roll(5)
-    tokens = (rule.warp(logits.expand(ROWS, 2, -1)) + draw()).argmax(-1)
-    probs = rule.warp(logits).double().softmax(-1)
+    tokens = (warp_logits(rule, logits.expand(ROWS, 2, -1)) + draw()).argmax(-1)
+    probs = warp_logits(rule, logits).double().softmax(-1)
     possible = probs > 0
     for position in range(2):
         counts = tokens[:, position].bincount(minlength=12)
@@ -248,7 +249,7 @@ def test_noise_and_warping_compile_into_one_graph(backend, monkeypatch):
 
     def sample(logits, row_ids, positions):
         noise = plain.gumbel_noise(rule.seed, row_ids, 0, positions, torch.arange(12))
-        return noise, (rule.warp(logits) + noise).argmax(-1)
+        return noise, (plain.warp_logits(rule, logits) + noise).argmax(-1)
 
     args = (torch.randn(4, 2, 12), torch.tensor([5, 6, 7, 1 << 40]), torch.arange(8).view(4, 2))
     noise, tokens = torch.compile(sample, backend=backend, fullgraph=True)(*args)

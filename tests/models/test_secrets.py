@@ -8,10 +8,10 @@ import pytest
 from conf.entry import compose, config_to_yaml, entry_point, reject_windows
 from data.answers.config import AnswersConf, AnswerSource
 from data.answers.endpoint import check_endpoint
-from data.prepare import PrepareConf
+from data.mixture.config import PrepareConf
 from models.errors import UserError
 from models.secrets import find_secrets, redact
-from models.target.target import TargetConf
+from models.target.config import TargetConf
 from tests.support.openai_server import free_port
 
 ENDPOINT = [

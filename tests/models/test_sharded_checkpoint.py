@@ -9,7 +9,8 @@ import torch
 from models.device.xla.nxd_checkpoint import find_rank_files, merge_shares, read_rank_shard
 from models.errors import UserError
 from models.parallel.tensor_parallel import plan_shards
-from models.target.target import TargetConf
+from models.target.config import TargetConf
+from models.target.target import load_target
 from tests.support.parallel_layers import shard_state_dict
 from tests.support.sharded import CUT, RANKS, model_of
 from tests.support.tiny import CPU, tiny_tokenizer
@@ -51,7 +52,7 @@ def test_a_target_is_built_from_the_newest_finished_checkpoint(tmp_path):
     tiny_tokenizer(64).save_pretrained(tmp_path)
     saved(tmp_path, shares_of(model, 4))
     (saved(tmp_path, [{}], tag="step_20").parent / "done").unlink()  # killed while it was saved
-    same(TargetConf(path=str(tmp_path)).build(CPU).model.state_dict(), model)
+    same(load_target(TargetConf(path=str(tmp_path)), CPU).model.state_dict(), model)
 
 
 def fused(share, heads):

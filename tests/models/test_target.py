@@ -24,7 +24,8 @@ from transformers import (
 )
 
 from models.errors import UserError
-from models.target.target import Target, TargetConf
+from models.target.config import TargetConf
+from models.target.target import Target, load_target
 from tests.support.tiny import CPU, VOCAB, tiny_target, tiny_tokenizer
 
 SMALL: dict[str, Any] = {
@@ -78,7 +79,7 @@ def test_end_tokens_are_those_of_the_generation_config(eos, ids):
 def test_a_saved_target_is_the_same_target(target, tmp_path):
     target.model.save_pretrained(tmp_path)
     target.tokenizer.save_pretrained(tmp_path)
-    again = TargetConf(name=str(tmp_path)).build(CPU)
+    again = load_target(TargetConf(name=str(tmp_path)), CPU)
     assert again.fingerprint == target.fingerprint
     assert again.tokenizer_fingerprint == target.tokenizer_fingerprint
     assert (again.num_layers, again.hidden_size, again.vocab_size) == (6, 32, VOCAB)
@@ -122,7 +123,7 @@ UNSERVED = {
 def test_other_attention_is_refused_by_name_before_weights_are_read(family, tmp_path):
     UNSERVED[family].save_pretrained(tmp_path)  # there are no weights to be read
     with pytest.raises(UserError) as refused:
-        TargetConf(name=str(tmp_path)).build(CPU)
+        load_target(TargetConf(name=str(tmp_path)), CPU)
     assert str(refused.value).startswith("target.name: ")
     assert f"({family})" in str(refused.value)
     assert "choose another target" in str(refused.value)
@@ -143,7 +144,7 @@ def test_logits_changed_after_the_head_are_refused_by_name(family, config):
 def test_a_model_that_cannot_be_reached_is_refused_with_the_way_out(tmp_path):
     for name in ("nobody/nothing", str(tmp_path / "nowhere"), str(tmp_path)):
         with pytest.raises(UserError) as refused:
-            TargetConf(name=name).build(CPU)
+            load_target(TargetConf(name=name), CPU)
         message = str(refused.value)
         assert message.startswith(f"target.name: must be a reachable model, got '{name}'")
         assert message.endswith("without a network give a local copy by target.path=DIR")

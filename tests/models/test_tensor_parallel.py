@@ -8,15 +8,16 @@ import pytest
 import torch
 import torch.multiprocessing
 
-from models.device import DeviceName
+from models.device.config import DeviceName
 from models.errors import UserError
 from models.parallel.tensor_parallel import plan_shards
-from models.target.target import TargetConf
+from models.target.config import TargetConf
 from tests.support import nxd, sharded
 from tests.support.parallel_layers import shard_state_dict, unshard_state_dict
 from tests.support.sharded import CUT, RANKS, UNCUT, model_of
 from tests.support.tiny import CPU, tiny_tokenizer
-from train.distributed.parallel import ParallelConf, Weights
+from train.config.parallel import ParallelConf, Weights
+from train.distributed.parallel import build_parallel, check_parallel, check_target_split
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +87,7 @@ def test_without_the_engine_the_xla_route_says_so_before_anything_is_loaded():
     with pytest.raises(
         UserError, match=r"must be 1 without neuronx.* got 2 and .*run scripts/setup"
     ):
-        ParallelConf(tensor=2).build(replace(CPU, name="xla"), trackers=[])
+        build_parallel(ParallelConf(tensor=2), replace(CPU, name="xla"), trackers=[])
 
 
 def test_what_the_xla_route_cannot_split_is_refused_by_the_config_alone(tmp_path, monkeypatch):
@@ -95,15 +96,15 @@ def test_what_the_xla_route_cannot_split_is_refused_by_the_config_alone(tmp_path
     given = {"rows": 24, "trains_target": False, "device": DeviceName.xla}
     target = TargetConf(path=str(tmp_path))
     for tensor in (3, 8):
-        ParallelConf(tensor=tensor).check(**given)
+        check_parallel(ParallelConf(tensor=tensor), **given)
     device = DeviceName.xla  # two key-value heads, each on four processes
-    ParallelConf(tensor=8).check_target(target, device=device)
+    check_target_split(ParallelConf(tensor=8), target, device=device)
     with pytest.raises(UserError, match=r"a divisor of its 8 attention heads, got 3"):
-        ParallelConf(tensor=3).check_target(target, device=device)
+        check_target_split(ParallelConf(tensor=3), target, device=device)
     with pytest.raises(UserError, match=r"optim.name: must be adamw with device=xla.*got muon"):
-        ParallelConf(draft=Weights.sharded).check(**given, optimizer="muon")
+        check_parallel(ParallelConf(draft=Weights.sharded), **given, optimizer="muon")
     with pytest.raises(UserError, match=r"parallel.target: must be replicated with device=xla"):
-        ParallelConf(target=Weights.sharded).check(**given)
+        check_parallel(ParallelConf(target=Weights.sharded), **given)
 
 
 @pytest.mark.parametrize("ranks", RANKS)

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from models.distill.losses import LossName, chunked_distillation_loss
+from models.distill.config import LossName
+from models.distill.losses import chunked_distillation_loss
 from models.distill.topk_logits import TopKLogits
 from models.target.language_model import TargetOutput
 from tests.models.test_chunked_losses import Largest, unchecked_losses

@@ -11,19 +11,15 @@ from torch import nn
 
 from conf.entry import compose
 from infer.config import EvalConf
-from models.distill.losses import LossConf
-from models.drafts.medusa import MedusaConf
+from infer.measure.acceptance import best_first_paths
+from models.distill.config import LossConf
+from models.drafts.config.medusa import MedusaConf
+from models.drafts.registry import build_draft
 from models.errors import UserError
-from models.speculate.sampling import Sampler, SamplingConf
-from models.speculate.tree import (
-    TreeConf,
-    TreeKind,
-    ancestor_mask,
-    best_first_paths,
-    grow,
-    node_depths,
-    tree_from_paths,
-)
+from models.speculate.config import SamplingConf, TreeConf
+from models.speculate.growth import ancestor_mask, grow, node_depths
+from models.speculate.sampling import Sampler
+from models.speculate.tree import TreeKind, tree_from_paths
 
 VOCAB = 5
 GREEDY = Sampler(rule=SamplingConf())
@@ -129,7 +125,7 @@ def test_a_width_of_all_nodes_prunes_nothing(nodes):
 
 def test_medusas_product_tree_is_the_best_of_all_products(target):
     conf = compose("eval", EvalConf, ["tree=product", "tree.depth=3"]).tree
-    draft = MedusaConf(heads=3).build(target, loss=LossConf(), seed=0)
+    draft = build_draft(MedusaConf(heads=3), target, loss=LossConf(), seed=0)
     for head in draft.heads:
         nn.init.normal_(head.weight, std=0.3)
     state = {"hidden": torch.randn(4, target.hidden_size)}

@@ -6,9 +6,11 @@ import sys
 import numpy as np
 import pytest
 
+from infer.measure.acceptance import best_first_paths
 from infer.tree_file import main
 from models.errors import UserError
-from models.speculate.tree import TreeConf, TreeKind, best_first_paths, tree_from_paths
+from models.speculate.config import TreeConf
+from models.speculate.tree import TreeKind, tree_from_paths
 from models.speculate.tree_formats import TreeFormat, read_paths, write_paths
 
 

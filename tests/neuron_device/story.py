@@ -18,16 +18,18 @@ from accelerate.utils import is_neuron_available
 from conf.entry import compose
 from infer.engine.decode import Decoder
 from infer.engine.graph_plan import DecoderSpec, DraftSpec
-from models.device import DeviceConf, DeviceName
-from models.drafts.base import DraftConf
-from models.drafts.causal_lm import CausalLMConf, InitFrom
-from models.drafts.eagle1 import Eagle1Conf
-from models.drafts.eagle3 import Eagle3Conf
-from models.drafts.medusa import MedusaConf
-from models.speculate.sampling import SamplingConf
+from models.device.config import DeviceConf, DeviceName
+from models.device.opening import open_device
+from models.drafts.config.base import DraftConf
+from models.drafts.config.causal_lm import CausalLMConf, InitFrom
+from models.drafts.config.eagle1 import Eagle1Conf
+from models.drafts.config.eagle3 import Eagle3Conf
+from models.drafts.config.medusa import MedusaConf
+from models.drafts.registry import build_draft
+from models.speculate.config import SamplingConf
 from tests.support.tiny import LAYERS, tiny_target, tree
 from tests.support.toy_run import metrics, toy_conf, toy_run
-from train.config import TrainConf
+from train.config.run import TrainConf
 from train.distributed.parallel import build_accelerator
 
 DRAFTS: dict[str, DraftConf] = {
@@ -49,7 +51,7 @@ def conf_of(name: str, *, compiles: bool = False) -> DeviceConf:
 
 
 def placement() -> dict[str, Any]:
-    device = DeviceConf(name=DeviceName.auto, compile=False).build()
+    device = open_device(DeviceConf(name=DeviceName.auto, compile=False))
     accelerator = build_accelerator(device, trackers=[])
     linear = accelerator.prepare(torch.nn.Linear(4, 4, bias=False))
     weight, ones = linear.weight, torch.ones(2, 4, device=device.torch_device)
@@ -93,7 +95,7 @@ def random_state(folder: Path) -> dict[str, Any]:
 def trained(where: str, name: str, folder: Path) -> dict[str, Any]:
     """The loop of a run, then text by trees: what it learned, and what it decodes."""
     device = conf_of(where)
-    target = tiny_target(seed=0, device=device.build())
+    target = tiny_target(seed=0, device=open_device(device))
     conf = toy_conf(draft=DRAFTS[name], device=device, optim=FEW)
     draft, _ = toy_run(folder / name, conf, target=target)
     decoded = {
@@ -114,9 +116,9 @@ FEW = {"steps": 3, "rows_per_step": 2}
 def compiled(folder: Path) -> dict[str, Any]:
     """A fused round and a loss, compiled by the device's own compiler, found by its name."""
     setting = conf_of("neuron", compiles=True)
-    device = setting.build()
+    device = open_device(setting)
     target = tiny_target(seed=0, device=device)
-    draft = DRAFTS["eagle3"].build(target, loss=toy_conf().loss, seed=0).eval()
+    draft = build_draft(DRAFTS["eagle3"], target, loss=toy_conf().loss, seed=0).eval()
     decoder = Decoder(target, draft, tree(), sampling=GREEDY, slots=64)
     planned = DecoderSpec(draft=DraftSpec.from_draft(draft, None), tree=tree(), slots=64)
     before, ids = device.count_graphs(), []

@@ -6,13 +6,15 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from infer.engine.decode import Decoder
-from models.distill.losses import LossConf
+from models.distill.config import LossConf
 from models.drafts.base import Batch, Draft
-from models.drafts.causal_lm import CausalLMConf, CausalLMDraft
-from models.drafts.eagle3 import Eagle3Conf
-from models.drafts.medusa import MedusaConf
-from models.speculate.sampling import SamplingConf
-from models.speculate.tree import Tree, TreeConf, TreeKind
+from models.drafts.causal_lm import CausalLMDraft
+from models.drafts.config.causal_lm import CausalLMConf
+from models.drafts.config.eagle3 import Eagle3Conf
+from models.drafts.config.medusa import MedusaConf
+from models.drafts.registry import build_draft
+from models.speculate.config import SamplingConf, TreeConf
+from models.speculate.tree import Tree, TreeKind
 from models.target.target import Target
 from tests.support.tiny import CPU, batch_of, learn, tiny_tokenizer
 
@@ -49,13 +51,13 @@ def small_drafts(target: Target) -> dict[str, Draft]:
     """A little trained on sampled texts; the draft model is the target with noised weights."""
     batch = sampled(target)
     loss = LossConf(step_decay=1.0)
-    eagle = Eagle3Conf(layers=LAYERS, ttt_steps=2).build(target, loss=loss, seed=0)
+    eagle = build_draft(Eagle3Conf(layers=LAYERS, ttt_steps=2), target, loss=loss, seed=0)
     reduced = Eagle3Conf(layers=LAYERS, ttt_steps=2, vocab_size=10)
-    reduced = reduced.build(target, loss=loss, seed=0)
+    reduced = build_draft(reduced, target, loss=loss, seed=0)
     reduced.prepare(
         batch.input_ids.flatten().bincount(minlength=WORDS), target=target, required_ids=[0]
     )
-    heads = MedusaConf(heads=DEPTH).build(target, loss=loss, seed=0)
+    heads = build_draft(MedusaConf(heads=DEPTH), target, loss=loss, seed=0)
     for draft, rate in ((eagle, 1e-2), (reduced, 1e-2), (heads, 2e-2)):
         learn(draft, target, batch, steps=80, lr=rate)  # pyright: ignore[reportArgumentType]
     drafts = [eagle, reduced, heads, noised(target)]

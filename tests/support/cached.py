@@ -2,7 +2,7 @@
 
 import torch
 
-from models.speculate.tree import ancestor_mask, node_depths
+from models.speculate.growth import ancestor_mask, node_depths
 from models.target.cache import CacheWrite, prompt_mask, tree_mask
 from tests.support.tiny import LAYERS
 

@@ -4,15 +4,16 @@ import json
 import random
 from pathlib import Path
 
-from data.capture import capture_features
 from data.config import DataConf, DataSource
+from data.feature_capture import capture_features
 from data.features.config import CaptureConf
 from data.features.reader import FeatureStore
-from models.device import DeviceConf
-from models.device.config import DeviceName, Precision
-from models.drafts.base import DraftConf, Needs
-from models.drafts.eagle3 import Eagle3Conf
-from models.target.target import Target, TargetConf
+from models.device.config import DeviceConf, DeviceName, Precision
+from models.drafts.base import Needs
+from models.drafts.config.base import DraftConf
+from models.drafts.config.eagle3 import Eagle3Conf
+from models.target.config import TargetConf
+from models.target.target import Target
 from tests.support.tiny import LAYERS, VOCAB
 
 COMMAND = "python -m data.capture run_name=small"

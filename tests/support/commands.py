@@ -14,7 +14,9 @@ import torch
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from conf.entry import compose
-from models.device import Device, DeviceName
+from models.device.config import DeviceName
+from models.device.device import Device
+from train.checks import check_run_device
 
 ROOT = Path(__file__).parents[2]
 LAUNCHED = re.compile(
@@ -63,7 +65,7 @@ def assert_suits_its_route(conf: Any) -> None:
         name=name.value, torch_device=torch.device("cpu"), dtype=torch.bfloat16, compiles=True,
         instance_type=INSTANCES[name],
     )  # fmt: skip
-    conf.check_device(device)
+    check_run_device(conf, device)
 
 
 def code(page: str) -> str:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from infer.engine.decode import Decoder
-from models.device import Device
-from models.speculate.sampling import SamplingConf
+from models.device.device import Device
+from models.speculate.config import SamplingConf
 from tests.support.family_models import WINDOW, family_target, partly_agreeing
 from tests.support.tiny import CPU, VOCAB, static
 

@@ -19,12 +19,12 @@ from torch._dynamo.utils import counters
 from infer.engine.admission import bucket_length
 from infer.engine.decode import Decoder
 from infer.verify import TypicalRule
-from models.device import Device
-from models.drafts import load_draft
+from models.device.device import Device
 from models.drafts.base import Draft, SpeculativePair
 from models.drafts.ngram import NgramDraft
-from models.speculate.sampling import SamplingConf
-from models.speculate.tree import NO_TREE, TreeConf, TreeKind
+from models.drafts.registry import load_draft
+from models.speculate.config import SamplingConf, TreeConf
+from models.speculate.tree import NO_TREE, TreeKind
 from models.target.target import Target
 from tests.support.methods import CASES
 from tests.support.tiny import (
@@ -111,8 +111,8 @@ def method_drafts(name: str, target: Target) -> tuple[Target, list[Draft]]:
     learn(draft, target, batch_of(sampled_texts(target, count=4, length=24)), steps=60, lr=case.lr)
     with tempfile.TemporaryDirectory() as folder:
         draft.save(Path(folder), target)
-        conf, again = load_draft(Path(folder), target)
-    untrained = conf.rebuild_untrained(again, target)
+        _, again = load_draft(Path(folder), target)
+    untrained = again.rebuild_untrained(target)
     assert isinstance(untrained, Draft)
     pair = SpeculativePair(target=target, draft=again)
     return pair.verifying_target, [untrained, again]

@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from infer.verify import BlockRule, RejectionRule, ScoredTree, rejection_and_block
-from models.speculate.tree import Proposal, ancestor_mask, tree_from_paths
+from models.speculate.growth import Proposal, ancestor_mask
+from models.speculate.tree import tree_from_paths
 
 WORDS = 3
 HAIR = 1e-9

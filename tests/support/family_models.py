@@ -6,8 +6,9 @@ from typing import Any
 import torch
 import transformers
 
-from models.device import Device
-from models.drafts.causal_lm import CausalLMConf, CausalLMDraft
+from models.device.device import Device
+from models.drafts.causal_lm import CausalLMDraft
+from models.drafts.config.causal_lm import CausalLMConf
 from models.target.target import Target
 from tests.support.tiny import CPU, VOCAB, tiny_tokenizer
 

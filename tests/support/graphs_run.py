@@ -14,15 +14,16 @@ from data.packing.documents import Packed
 from infer.config import EvaluationConf
 from infer.measure.eval_modes import DraftUnderTest
 from infer.measure.evaluate import evaluate_drafts
-from models.device import Device
+from models.device.device import Device
 from models.drafts.base import Draft
-from models.speculate.tree import TreeConf
+from models.speculate.config import TreeConf
 from models.target.target import Target
 from tests.support.methods import CASES
 from tests.support.packed import packed_of
 from tests.support.tiny import CPU, VOCAB, batch_of, new_draft, tiny_target
 from tests.support.toy_run import toy_conf
-from train.config import TrainConf
+from train.config.run import TrainConf
+from train.distributed.parallel import build_parallel
 from train.log import MetricLogger
 from train.loop import Trainer
 from train.state import RunState, flatten_config
@@ -57,7 +58,7 @@ def loop_over(conf: TrainConf, draft: Draft, target: Target, device: Device):
 
 
 def loop_in(folder: Path, conf: TrainConf, draft: Draft, target: Target, device: Device):
-    parallel = conf.parallel.build(device, trackers=[])
+    parallel = build_parallel(conf.parallel, device, trackers=[])
     state = RunState(folder, flatten_config(conf))
     budgets = []
 

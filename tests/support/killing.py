@@ -17,7 +17,7 @@ from models.files import PARTIAL_SUFFIX
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 300
 FORKS = multiprocessing.get_context("forkserver")  # processes that find all of this imported:
-FORKS.set_forkserver_preload(["data.prepare", "tests.support.openai_server"])
+FORKS.set_forkserver_preload(["data.preparation", "tests.support.openai_server"])
 
 
 def toy_process(

@@ -39,7 +39,7 @@ from infer.measure.report_schema import (
     TreeInfo,
 )
 from infer.report.tables import print_report
-from models.speculate.sampling import SamplingConf
+from models.speculate.config import SamplingConf
 
 CATEGORIES = ("code", "docs", "structured", "open_ended")
 COMPARED = ("usual", "runs/adapted", "a-run-with-a-long-name")

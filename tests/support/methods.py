@@ -3,16 +3,18 @@
 from dataclasses import dataclass
 
 from infer.engine.decode import Decoder
-from models.distill.losses import LossConf, LossName
-from models.drafts.base import Draft, DraftConf
-from models.drafts.causal_lm import CausalLMConf, InitFrom
-from models.drafts.eagle1 import Eagle1Conf
-from models.drafts.eagle3 import Eagle3Conf
-from models.drafts.hydra import HydraConf
-from models.drafts.medusa import MedusaConf
-from models.drafts.medusa2 import Medusa2Conf
-from models.lora import LoraConf
-from models.speculate.sampling import SamplingConf
+from models.distill.config import LossConf, LossName
+from models.drafts.base import Draft
+from models.drafts.config.base import DraftConf
+from models.drafts.config.causal_lm import CausalLMConf, InitFrom
+from models.drafts.config.eagle1 import Eagle1Conf
+from models.drafts.config.eagle3 import Eagle3Conf
+from models.drafts.config.hydra import HydraConf
+from models.drafts.config.lora import LoraConf
+from models.drafts.config.medusa import MedusaConf
+from models.drafts.config.medusa2 import Medusa2Conf
+from models.drafts.registry import build_draft
+from models.speculate.config import SamplingConf
 from models.target.target import Target
 from tests.support.tiny import LAYERS, chain, sampled_texts
 
@@ -25,7 +27,7 @@ class Case:
     lr: float = 5e-3
 
     def build(self, target: Target, *, loss: LossName = LossName.soft_ce) -> Draft:
-        return self.conf.build(target, loss=LossConf(name=loss, step_decay=1.0), seed=0)
+        return build_draft(self.conf, target, loss=LossConf(name=loss, step_decay=1.0), seed=0)
 
 
 DEPTH = 4  # of the chains that are measured

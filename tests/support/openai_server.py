@@ -24,8 +24,9 @@ from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse
 
 from infer.engine.generate import generate_answers
-from models.speculate.sampling import SamplingConf
-from models.target.target import TargetConf
+from models.speculate.config import SamplingConf
+from models.target.config import TargetConf
+from models.target.target import load_target
 from tests.support.killing import FORKS
 from tests.support.tiny import CPU
 
@@ -39,7 +40,7 @@ def app(
     delay_s: float = 0.0, odd: Iterable[Any] = (), refused: str = "",
 ) -> FastAPI:  # fmt: skip
     """`odd`: what is replied in place of the first answers; `refused`: a field it does not take."""
-    target = TargetConf(name="served", path=folder).build(CPU)
+    target = load_target(TargetConf(name="served", path=folder), CPU)
     served, asked, odd = FastAPI(), itertools.count(1), iter(odd)
     served.state.requests = []
 

@@ -19,19 +19,22 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from infer.config import EvaluationConf
 from models.checkpoint import hash_tensors
-from models.drafts.causal_lm import CausalLMConf, InitFrom
-from models.drafts.eagle1 import Eagle1Conf
-from models.drafts.eagle3 import Eagle3Conf
-from models.drafts.hydra import HydraConf
-from models.drafts.medusa import MedusaConf
+from models.device.opening import open_device
+from models.drafts.config.causal_lm import CausalLMConf, InitFrom
+from models.drafts.config.eagle1 import Eagle1Conf
+from models.drafts.config.eagle3 import Eagle3Conf
+from models.drafts.config.hydra import HydraConf
+from models.drafts.config.medusa import MedusaConf
+from models.drafts.registry import build_draft
 from models.parallel.dtensor import full_params, full_tensor
-from models.target.target import TargetConf
+from models.target.config import TargetConf
 from tests.support.tiny import chain, tiny_tokenizer
 from tests.support.toy_run import VOCAB, toy_conf, toy_rows
-from train.distributed.parallel import ParallelConf, Weights
+from train.config.optim import OptimName
+from train.config.parallel import ParallelConf, Weights
+from train.distributed.parallel import build_parallel
 from train.log import MetricLogger
 from train.loop import Trainer
-from train.optim import OptimName
 from train.quick_eval import build_quick_eval
 from train.state import RunState, flatten_config
 
@@ -77,8 +80,8 @@ def run(
         optim={"steps": 4, "rows_per_step": 8, "micro_batch_size": 1, **optim},
     )
     conf.log.interval = conf.save_every = 1
-    device = conf.device.build()
-    spread = conf.parallel.build(device, trackers=[])
+    device = open_device(conf.device)
+    spread = build_parallel(conf.parallel, device, trackers=[])
     place = Path(folder)
     if spread.is_main and after is not None:
         shutil.copytree(after, place, dirs_exist_ok=True)
@@ -87,7 +90,7 @@ def run(
     state = RunState(place, flatten_config(conf))
     state.load_progress()
     own = spread.build_target(conf.target)
-    learner = conf.draft.build(own, loss=conf.loss, seed=conf.seed)
+    learner = build_draft(conf.draft, own, loss=conf.loss, seed=conf.seed)
     loop = Trainer(
         conf=conf, parallel=spread, target=own, draft=learner, rows=toy_rows(),
         state=state, log=MetricLogger(conf.log, state, spread.accelerator),

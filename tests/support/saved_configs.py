@@ -7,13 +7,14 @@ from typing import Any
 import torch
 import transformers
 
-from models.distill.losses import LossConf
-from models.drafts.base import DraftConf
-from models.drafts.causal_lm import CausalLMConf, InitFrom
-from models.drafts.eagle1 import Eagle1Conf
-from models.drafts.eagle3 import Eagle3Conf
-from models.drafts.hydra import HydraConf
-from models.drafts.medusa2 import Medusa2Conf
+from models.distill.config import LossConf
+from models.drafts.config.base import DraftConf
+from models.drafts.config.causal_lm import CausalLMConf, InitFrom
+from models.drafts.config.eagle1 import Eagle1Conf
+from models.drafts.config.eagle3 import Eagle3Conf
+from models.drafts.config.hydra import HydraConf
+from models.drafts.config.medusa2 import Medusa2Conf
+from models.drafts.registry import build_draft
 from models.target.target import Target
 from tests.support.family_models import HEADS, SHAPE, SLIDING
 from tests.support.tiny import CPU, tiny_tokenizer
@@ -77,5 +78,5 @@ def build_target(family: str) -> Target:
 def save_draft(family: str, draft: str, folder: Path) -> Path:
     """Save an untrained draft; return the folder whose config.json has rotary settings."""
     target = build_target(family)
-    DRAFTS[draft].build(target, loss=LossConf(), seed=0).save(folder, target)
+    build_draft(DRAFTS[draft], target, loss=LossConf(), seed=0).save(folder, target)
     return next(folder.glob("target-*"), folder)

@@ -17,15 +17,17 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from infer.engine.decode import Decoder
 from models.device.xla.device import XlaDevice
-from models.drafts.causal_lm import CausalLMConf, CausalLMDraft
+from models.drafts.causal_lm import CausalLMDraft
+from models.drafts.config.causal_lm import CausalLMConf
 from models.parallel.tensor_parallel import parallelize_model
-from models.speculate.sampling import SamplingConf
-from models.target.target import Target, TargetConf
+from models.speculate.config import SamplingConf
+from models.target.config import TargetConf
+from models.target.target import Target, load_target
 from tests.support import nxd
 from tests.support.family_models import EXPERTS, HEADS, SHAPE, SLIDING
 from tests.support.parallel_layers import reference
 from tests.support.tiny import CPU, tiny_tokenizer, tree
-from train.distributed.parallel import ParallelConf, Weights
+from train.config.parallel import ParallelConf, Weights
 from train.distributed.xla import XlaParallel
 
 PROCESSES = 8
@@ -116,7 +118,7 @@ def by_engine(folder: Path, rank: int, group: dist.ProcessGroup) -> dict[str, An
     place: Any = SimpleNamespace(process_index=rank, num_processes=4)
     parallel = XlaParallel(conf=ParallelConf(tensor=2), device=device, accelerator=place)
     conf = TargetConf(path=str(folder))
-    whole, cut = conf.build(CPU), parallel.build_target(conf)
+    whole, cut = load_target(conf, CPU), parallel.build_target(conf)
     ids = torch.randint(1, 64, (2, 9), generator=torch.Generator().manual_seed(rank // 2))
     return {
         "difference": (cut.model(ids).logits - whole.model(ids).logits).abs().max().item(),

@@ -12,19 +12,21 @@ from pathlib import Path
 import torch
 
 from data.config import DataConf, DataSource
-from models.device import DeviceConf
-from models.device.config import DeviceName, Precision
-from models.distill.losses import LossConf
-from models.drafts.base import DraftConf
-from models.drafts.eagle3 import Eagle3Conf
-from models.target.target import TargetConf
+from models.device.config import DeviceConf, DeviceName, Precision
+from models.distill.config import LossConf
+from models.drafts.config.base import DraftConf
+from models.drafts.config.eagle3 import Eagle3Conf
+from models.drafts.registry import build_draft
+from models.target.config import TargetConf
 from tests.support.captured import LENGTH
 from tests.support.tiny import LAYERS, VOCAB
 from tests.support.toy_run import metrics, toy_length
-from train.config import TrainConf
-from train.log import LogConf, MetricLogger
+from train.checks import build_run_parallel
+from train.config.log import LogConf
+from train.config.optim import OptimConf
+from train.config.run import TrainConf
+from train.log import MetricLogger
 from train.loop import Trainer
-from train.optim import OptimConf
 from train.rows.packed_rows import choose_vocabulary, load_training_rows
 from train.run import open_run
 
@@ -64,10 +66,10 @@ def training(
 def learned(conf: TrainConf, *, evaluate: Callable = toy_length) -> None:
     """What `python -m train` does before its evaluation."""
     torch.set_num_threads(1)
-    parallel = conf.build_parallel(trackers=[])
+    parallel = build_run_parallel(conf, trackers=[])
     state = open_run(conf, parallel)
     target = parallel.build_target(conf.target)
-    draft = conf.draft.build(target, loss=conf.loss, seed=conf.seed)
+    draft = build_draft(conf.draft, target, loss=conf.loss, seed=conf.seed)
     rows, _, store = load_training_rows(conf, target, draft, parallel)
     choose_vocabulary(draft, target, rows, conf.data, state.folder)
     Trainer(

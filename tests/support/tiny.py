@@ -9,13 +9,16 @@ import torch
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from infer.engine.decode import Decoder
-from models.device import Device
-from models.distill.losses import LossConf
+from models.device.device import Device
+from models.distill.config import LossConf
 from models.drafts.base import Batch
-from models.drafts.eagle3 import Eagle3Conf, Eagle3Draft
-from models.speculate.sampling import SamplingConf
-from models.speculate.tree import TreeConf, TreeKind
-from models.target.target import Target, TargetConf
+from models.drafts.config.eagle3 import Eagle3Conf
+from models.drafts.eagle3 import Eagle3Draft
+from models.drafts.registry import build_draft
+from models.speculate.config import SamplingConf, TreeConf
+from models.speculate.tree import TreeKind
+from models.target.config import TargetConf
+from models.target.target import Target, load_target
 
 CPU = Device(name="cpu", torch_device=torch.device("cpu"), dtype=torch.float32, compiles=False)
 VOCAB = 61
@@ -81,12 +84,12 @@ def tiny_target(
 
 def demo_target() -> Target:
     """The demo's own, in fp32 and eager: what others are compared with."""
-    return TargetConf().build(CPU)
+    return load_target(TargetConf(), CPU)
 
 
 def new_draft(target: Target, **conf) -> Eagle3Draft:
     conf = {"layers": LAYERS, "ttt_steps": 4} | conf
-    return Eagle3Conf(**conf).build(target, loss=LossConf(step_decay=1.0), seed=0)
+    return build_draft(Eagle3Conf(**conf), target, loss=LossConf(step_decay=1.0), seed=0)
 
 
 def sampled_texts(target: Target, *, count: int, length: int) -> list[list[int]]:

@@ -19,18 +19,24 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from conf.entry import exit_with_error
 from data.config import DataConf
 from data.packing.documents import Packed
-from models.device import Device, DeviceConf, DeviceName, Precision
-from models.distill.losses import LossConf
-from models.drafts.base import Batch, Draft, DraftConf, Extras, Loss, Needs
+from models.device.config import DeviceConf, DeviceName, Precision
+from models.device.device import Device
+from models.device.opening import open_device
+from models.distill.config import LossConf
+from models.drafts.base import Batch, Draft, Extras, Loss, Needs
+from models.drafts.config.base import DraftConf
+from models.drafts.registry import build_draft
 from models.errors import UserError
 from models.lock import acquire_lock
 from models.target.language_model import TargetOutput
 from models.target.target import Target
 from tests.support.packed import packed_of
-from train.config import TrainConf
-from train.log import LogConf, MetricLogger
+from train.config.log import LogConf
+from train.config.optim import OptimConf
+from train.config.run import TrainConf
+from train.distributed.parallel import build_parallel
+from train.log import MetricLogger
 from train.loop import Trainer
-from train.optim import OptimConf
 from train.run import check_same_step
 from train.state import RunProgress, RunState, flatten_config
 
@@ -42,11 +48,8 @@ class ToyConf(DraftConf):
     """Guesses the next token from one captured layer and an embedding."""
 
     method: ClassVar[str] = "toy"
+    draft_class: ClassVar[str] = "tests.support.toy_run:ToyDraft"
     dropout: float = 0.1  # so that a run which draws other numbers ends in other weights
-
-    def build(self, target: Target, *, loss: LossConf, seed: int) -> "ToyDraft":
-        torch.manual_seed(seed)
-        return ToyDraft(self, target)
 
 
 class ToyDraft(Draft):
@@ -62,6 +65,11 @@ class ToyDraft(Draft):
         self.norm = nn.RMSNorm(WIDTH)
         self.dropout = conf.dropout
         self.lm_head = nn.Linear(WIDTH, target.vocab_size, bias=False)
+
+    @classmethod
+    def build(cls, conf: ToyConf, target: Target, *, loss: LossConf, seed: int) -> "ToyDraft":
+        torch.manual_seed(seed)
+        return cls(conf, target)
 
     def prepare_batch(
         self, batch: Batch, *, step: int, generators: list[np.random.Generator]
@@ -97,7 +105,7 @@ def toy_target() -> Target:
         vocab_size=VOCAB, hidden_size=WIDTH, intermediate_size=32, num_hidden_layers=2, head_dim=8,
         num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=64,
     )  # fmt: skip
-    device = DeviceConf(name=DeviceName.cpu, compile=False).build()
+    device = open_device(DeviceConf(name=DeviceName.cpu, compile=False))
     return Target(Qwen3ForCausalLM(config), None, name="toy", device=device)
 
 
@@ -135,8 +143,8 @@ def toy_run(
 ) -> tuple[Draft, RunProgress]:  # fmt: skip
     """The part of a training run that the tests are about."""
     torch.set_num_threads(1)
-    device = device or conf.device.build()
-    parallel = conf.parallel.build(device, trackers=conf.log.list_trackers())
+    device = device or open_device(conf.device)
+    parallel = build_parallel(conf.parallel, device, trackers=conf.log.list_trackers())
     folder.mkdir(parents=True, exist_ok=True)
     target = target or toy_target()
     state = RunState(folder, flatten_config(conf))
@@ -145,7 +153,7 @@ def toy_run(
     if parallel.is_main:
         acquire_lock(folder)
         state.remove_old_states()
-    draft = conf.draft.build(target, loss=conf.loss, seed=conf.seed)
+    draft = build_draft(conf.draft, target, loss=conf.loss, seed=conf.seed)
     log = MetricLogger(conf.log, state, parallel.accelerator)
     loop = Trainer(
         conf=conf, parallel=parallel, target=target, draft=draft, rows=toy_rows(), state=state,

@@ -12,10 +12,11 @@ import torch
 from torch._dynamo.utils import counters
 
 from infer.config import EvaluationConf
+from infer.graph_warmup import compile_eval_graphs
 from infer.measure.eval_modes import DraftUnderTest
 from infer.measure.evaluate import evaluate_drafts
-from infer.warmup import compile_eval_graphs
-from models.speculate.tree import TreeConf, TreeKind
+from models.speculate.config import TreeConf
+from models.speculate.tree import TreeKind
 from tests.support.graphs_run import prompt_file
 from tests.support.tiny import CPU, new_draft, tiny_target
 

@@ -22,13 +22,14 @@ from tests.support.toy_run import (
     weights,
 )
 from train import state as states
-from train.config import TrainConf
-from train.distributed.parallel import ParallelConf
-from train.optim import OptimConf, Schedule
+from train.config.optim import OptimConf, Schedule
+from train.config.parallel import ParallelConf
+from train.config.run import TrainConf
+from train.distributed.parallel import build_parallel
 from train.run import disk_bytes_needed, find_resume_state, known_steps, trained_parameters
 from train.state import RunState, SaveSchedule, flatten_config
 
-PARALLEL = ParallelConf().build(CPU, trackers=[])
+PARALLEL = build_parallel(ParallelConf(), CPU, trackers=[])
 WSD = {"schedule": Schedule.wsd, "decay_ratio": 0.25}  # of 12 steps the last 3, of 20 the last 5
 CONSTANT = {"schedule": Schedule.constant}
 WARMUP_OF_20 = 0.05  # one step, as a tenth of 12

@@ -7,9 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from models.device import Precision, matmul_dtype
-from train.muon import Muon, MuonScaling, orthogonalize
-from train.optim import OptimConf, OptimName
+from models.device.config import Precision
+from models.device.device import matmul_dtype
+from train.config.optim import MuonScaling, OptimConf, OptimName
+from train.muon import Muon, orthogonalize
+from train.optim import build_optimizers
 
 SHAPES = {"tall": (24, 8), "square": (16, 16), "wide": (8, 40)}
 COEFFICIENTS = torch.optim.Muon([nn.Parameter(torch.zeros(1, 1))]).defaults["ns_coefficients"]
@@ -89,6 +91,6 @@ def test_products_are_fp32_on_a_cpu_and_bf16_elsewhere_unless_a_key_says_otherwi
         (Precision.bfloat16, torch.bfloat16),
     ]:
         conf = OptimConf(name=OptimName.muon, muon_precision=precision)
-        (muon,), _ = conf.build(nn.Linear(8, 8, bias=False))
+        (muon,), _ = build_optimizers(conf, nn.Linear(8, 8, bias=False))
         assert isinstance(muon, Muon)
         assert muon.dtype == dtype

@@ -10,7 +10,8 @@ from torch.optim import AdamW, Muon
 from models.device.xla.device import XlaDevice
 from models.errors import UserError
 from tests.support.tiny import CPU
-from train.optim import OptimConf, OptimName, Schedule, split_parameters
+from train.config.optim import OptimConf, OptimName, Schedule
+from train.optim import build_optimizers, check_optimizer, split_parameters
 
 
 class Small(nn.Module):
@@ -30,7 +31,7 @@ def names(module: nn.Module, parameters: list[nn.Parameter]) -> set[str]:
 
 def test_muon_takes_hidden_matrices_and_adamw_the_rest():
     small = Small()
-    optimizers, _ = OptimConf(name=OptimName.muon, lr=1e-3).build(small)
+    optimizers, _ = build_optimizers(OptimConf(name=OptimName.muon, lr=1e-3), small)
     adamw, muon = optimizers
     assert isinstance(adamw, AdamW)
     assert isinstance(muon, Muon)
@@ -44,7 +45,7 @@ def test_muon_takes_hidden_matrices_and_adamw_the_rest():
 
 def test_norms_biases_and_embeddings_do_not_decay():
     small = Small()
-    (adamw,), _ = OptimConf(weight_decay=0.1).build(small)
+    (adamw,), _ = build_optimizers(OptimConf(weight_decay=0.1), small)
     decays = {
         name: group["weight_decay"]
         for group in adamw.param_groups
@@ -85,7 +86,7 @@ def test_wsd_holds_then_falls():
 
 def test_the_schedule_is_a_function_of_the_step_alone():
     conf = OptimConf(steps=20, lr=0.5)
-    (optimizer,), (schedule,) = conf.build(Small())
+    (optimizer,), (schedule,) = build_optimizers(conf, Small())
     rate = conf.learning_rate(20)
     for step in range(20):
         assert optimizer.param_groups[0]["lr"] == pytest.approx(0.5 * rate.factor(step))
@@ -98,7 +99,7 @@ def test_both_optimizers_learn(name):
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1)), torch.randn(64, 8)
     y = x.sum(-1, keepdim=True).sin()
-    optimizers, schedules = OptimConf(name=name, steps=60, lr=3e-2).build(model)
+    optimizers, schedules = build_optimizers(OptimConf(name=name, steps=60, lr=3e-2), model)
     losses = []
     for _ in range(60):
         loss = (model(x) - y).pow(2).mean()
@@ -134,7 +135,7 @@ def test_wrong_settings_are_refused_by_key(wrong, message):
 
 def test_muon_is_refused_where_operations_are_recorded():
     recording = XlaDevice(**vars(CPU) | {"name": "xla"})
-    OptimConf(name=OptimName.adamw).check(recording)
-    OptimConf(name=OptimName.muon).check(CPU)
+    check_optimizer(OptimConf(name=OptimName.adamw), recording)
+    check_optimizer(OptimConf(name=OptimName.muon), CPU)
     with pytest.raises(UserError, match=r"optim.name: must be adamw .* got muon; use optim=adamw"):
-        OptimConf(name=OptimName.muon).check(recording)
+        check_optimizer(OptimConf(name=OptimName.muon), recording)

@@ -29,13 +29,15 @@ from data.sources.training_rows import read_training_rows as rows_of
 from infer.config import EvaluationConf
 from infer.measure.prompt_choice import find_held_out_file, max_answer_tokens, read_longest_row
 from models.errors import UserError
-from models.target.target import TargetConf
+from models.target.config import TargetConf
+from models.target.target import load_target
 from tests.support import captured
 from tests.support.chat import asked
 from tests.support.families import FAMILIES
 from tests.support.tiny import CPU
 from train.__main__ import main
-from train.config import TrainConf
+from train.checks import check_run
+from train.config.run import TrainConf
 from train.rows.held_out import check_held_out_unchanged, hold_out, write_held_out
 
 FAMILY = FAMILIES["qwen3"]
@@ -210,7 +212,7 @@ def hold_out_of(folder, place, count):
     given = conf(folder)
     given.data.path = str(place / "rows.jsonl")
     write_lines(place / "rows.jsonl", conversations(count))
-    target = given.target.build(CPU)
+    target = load_target(given.target, CPU)
     return hold_out(given, target, read_documents(given.data, target.tokenizer))[1]
 
 
@@ -301,7 +303,7 @@ def prepared(folder: Path, *, held: int) -> Path:
 
 def held_of(folder: Path, data: Path, *overrides: str):
     wanted = conf(folder, "data=prepared", f"data.path={data}", "data.row_length=256", *overrides)
-    target = wanted.target.build(CPU)
+    target = load_target(wanted.target, CPU)
     learned, held = hold_out(wanted, target, read_documents(wanted.data, target.tokenizer))
     return learned, held, target.tokenizer
 
@@ -352,14 +354,14 @@ def test_data_with_nothing_to_hold_back_is_refused_in_one_line(folder, tmp_path)
     with pytest.raises(UserError, match=r"^data\.row_length: must leave prompts .* got 16: .*long"):
         held_of(folder, tmp_path, "data=jsonl", f"data.path={long}", *named)
     with pytest.raises(UserError, match=r"^held_out_prompts: must be at least 1 if evaluation"):
-        conf(folder, "held_out_prompts=0").check()
+        check_run(conf(folder, "held_out_prompts=0"))
 
 
 def test_a_store_tells_which_documents_are_of_one_conversation(folder, tmp_path):
     shutil.copytree(folder / "target", tmp_path / "target")
     wanted = captured.conf(tmp_path, draft=conf(folder).draft)
     wanted = replace(wanted, data=replace(conf(folder).data, turns=TurnSelection.each))
-    target = TargetConf(name="tiny", path=str(tmp_path / "target")).build(CPU)
+    target = load_target(TargetConf(name="tiny", path=str(tmp_path / "target")), CPU)
     needs = replace(captured.EAGLE3, layers=[0, 1, 2])
     store = captured.opened(captured.captured(wanted), target, needs)
     live = read_documents(wanted.data, target.tokenizer)

@@ -18,16 +18,17 @@ import train.first_lines
 import train.plan
 from conf.entry import CONF_DIR, compose
 from data.config import DataSource, TurnSelection
+from data.mixture.config import PrepareConf
 from data.packing.documents import read_documents
-from data.prepare import PrepareConf
 from data.preview import check_and_read_first_rows, preview_rows
 from models.errors import UserError
-from models.target.target import TargetConf
+from models.target.config import TargetConf
+from models.target.pretrained import load_tokenizer
 from tests.support.commands import commands
 from tests.support.own_target import save_conversations, save_target
-from train.config import TrainConf
+from train.checks import check_run
+from train.config.run import TrainConf, TrainPlanConf
 from train.first_lines import describe_data, prepare_command, train_command
-from train.plan import TrainPlanConf
 from train.state import CHANGEABLE_KEYS, flatten_config
 
 REAL = sorted(
@@ -162,7 +163,7 @@ def test_automatic_turns_are_those_that_the_template_can_do(folder, target, docu
     """Qwen3's rewrites earlier turns; Llama's keeps them, and each is learned once either way."""
     rows = conf("data=jsonl", f"data.path={folder / 'rows.jsonl'}")
     place = TargetConf(path=str(folder / target))
-    found = read_documents(rows.data, place.load_tokenizer())
+    found = read_documents(rows.data, load_tokenizer(place))
     assert len(found) == documents
     said = preview_rows(rows.data, place, check_and_read_first_rows(rows.data)).turns
     assert ("rewrites" in said) == (target == "unread")
@@ -171,7 +172,7 @@ def test_automatic_turns_are_those_that_the_template_can_do(folder, target, docu
         preview_rows(rows.data, place, check_and_read_first_rows(rows.data)).turns
         == "one document per turn"
     )
-    each = read_documents(rows.data, place.load_tokenizer())
+    each = read_documents(rows.data, load_tokenizer(place))
     assert found.answer.sum() == each.answer.sum()
 
 
@@ -229,22 +230,22 @@ def test_a_data_set_is_loaded_once_and_not_before_the_target_is_found(folder, mo
     monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", lambda *_, **__: None)
     given = ["data=ultrachat", "data.path=someone/rows"]
     with pytest.raises(UserError, match=r"^target\.path: must be a reachable model"):
-        conf(*given, f"target.path={folder / 'none'}").check()
+        check_run(conf(*given, f"target.path={folder / 'none'}"))
     assert loaded == []
     mine = conf(*given, f"target.path={folder / 'unread'}")
-    assert "someone/rows (train_sft); 24 rows" in describe_data(mine.data, mine.check())
+    assert "someone/rows (train_sft); 24 rows" in describe_data(mine.data, check_run(mine))
     assert loaded == ["someone/rows"]
 
 
 def test_the_demos_data_are_refused_for_another_target_unless_named(folder, monkeypatch, caplog):
     monkeypatch.chdir(folder)
     with pytest.raises(UserError, match=r"^data.source: the demo's prompts .* got target target;"):
-        conf("target.path=target").check()
-    conf("target.path=target", "data=demo").check()
-    conf("data=demo").check()
+        check_run(conf("target.path=target"))
+    check_run(conf("target.path=target", "data=demo"))
+    check_run(conf("data=demo"))
     named = conf("target.path=target", "data=demo")
     with caplog.at_level(logging.INFO, logger="train.first_lines"):
-        train.first_lines.announce_data(named, named.check())
+        train.first_lines.announce_data(named, check_run(named))
     assert "these are the demo's prompts, answered by target" in caplog.text
 
 

@@ -12,10 +12,11 @@ import torch
 from torch.torch_version import TorchVersion
 
 from models.errors import UserError
-from models.target.target import TargetConf
+from models.target.config import TargetConf
 from tests.support.parallel_run import run, save_target
 from tests.support.toy_run import metrics
-from train.distributed.parallel import ParallelConf, Weights
+from train.config.parallel import ParallelConf, Weights
+from train.distributed.parallel import check_parallel, check_target_split
 
 ROOT = Path(__file__).parents[2]
 SPLIT = {"tensor": 2}
@@ -120,8 +121,8 @@ def test_a_state_of_four_processes_goes_on_with_two_and_with_one(folder):
 
 
 def refuse(conf: ParallelConf, target: TargetConf, *, rows: int, adapts: bool) -> None:
-    conf.check(rows=rows, trains_target=adapts)
-    conf.check_target(target)
+    check_parallel(conf, rows=rows, trains_target=adapts)
+    check_target_split(conf, target)
 
 
 @pytest.mark.parametrize(
@@ -149,10 +150,10 @@ def test_what_the_processes_cannot_do_is_refused_before_a_model_is_loaded(
 
 def test_an_older_torch_is_refused_where_weights_are_cut(monkeypatch):
     monkeypatch.setattr(torch, "__version__", TorchVersion("2.9.0"))
-    ParallelConf().check(rows=4, trains_target=False)
+    check_parallel(ParallelConf(), rows=4, trains_target=False)
     for conf in ({"tensor": 1, "target": Weights.sharded}, {"draft": Weights.sharded}):
         with pytest.raises(UserError, match=r"^parallel: tensor and sharded need torch 2\.13 or n"):
-            ParallelConf(**conf).check(rows=4, trains_target=False)
+            check_parallel(ParallelConf(**conf), rows=4, trains_target=False)
     for newer in ("2.13.0", "2.13.0a0+79aa17489c.nv26.6"):
         monkeypatch.setattr(torch, "__version__", TorchVersion(newer))
-        ParallelConf(draft=Weights.sharded).check(rows=4, trains_target=False)
+        check_parallel(ParallelConf(draft=Weights.sharded), rows=4, trains_target=False)

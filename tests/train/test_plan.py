@@ -11,23 +11,29 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from conf.entry import compose
+from infer import decode_plan
 from infer import plan as infer_plan
-from models.device import Device
-from models.device.machine_specs import MachineConf, measure_machine
+from infer.config import DecodePlanConf
+from models.device.config import MachineConf
+from models.device.device import Device
+from models.device.machine_specs import check_dtype, measure_machine
 from models.device.memory_trace import fake_model
+from models.drafts.registry import build_draft
 from models.errors import UserError
 from models.meta_model import MetaTarget, build_meta_draft, build_meta_target, shard_target
 from models.parallel import tensor_parallel
-from models.target.target import Target, TargetConf
+from models.target.config import TargetConf
+from models.target.target import Target
 from tests.support.family_models import SHAPE
 from tests.support.packed import packed_of
 from tests.support.parallel_layers import shard_state_dict
 from tests.support.sharded import CUT, HEADED, model_of
 from tests.support.tiny import CPU
-from train.config import TrainConf
+from train.config.run import TrainConf, TrainPlanConf
+from train.distributed.parallel import build_parallel
 from train.log import MetricLogger
 from train.loop import Trainer
-from train.plan import TrainPlanConf, main
+from train.plan import main
 from train.planning.layout import list_layouts
 from train.planning.remedies import suggest_overrides
 from train.planning.run_plan import plan_run
@@ -83,10 +89,10 @@ def prepared(conf: TrainConf, device: Device, folder) -> Trainer:
     """A real run of random weights, every token of its rows an answer."""
     torch.manual_seed(0)
     target = Target(Qwen3ForCausalLM(config()).to(device.dtype), None, name="made", device=device)
-    draft = conf.draft.build(target, loss=conf.loss, seed=0)
+    draft = build_draft(conf.draft, target, loss=conf.loss, seed=0)
     full = fullest_batch(conf.optim.rows_per_step, LENGTH)
     rows = packed_of(replace(full, input_ids=torch.randint(1, VOCAB, full.input_ids.shape)))
-    parallel = conf.parallel.build(device, trackers=[])
+    parallel = build_parallel(conf.parallel, device, trackers=[])
     state = RunState(folder, flatten_config(conf))
     return Trainer(
         conf=conf, parallel=parallel, target=target, draft=draft, rows=rows,
@@ -330,23 +336,23 @@ def test_this_machine_is_measured():
     assert found.memory_gib > 0.5
     assert found.bandwidth_gb_s > 0
     assert set(found.tflops) == {"float32"}
-    found.check_dtype(torch.float32)
+    check_dtype(found, torch.float32)
 
 
 # --- decoding -------------------------------------------------------------------------------------
 
 
-def infer_conf(place, *overrides: str) -> infer_plan.DecodePlanConf:
+def infer_conf(place, *overrides: str) -> DecodePlanConf:
     base = ["draft=demo-medusa", f"target.path={place / 'target'}", "tree=chain", "tree.depth=3",
             "prompt_tokens=60", "context=200", "device=cpu"]  # fmt: skip
-    found = compose("infer_plan", infer_plan.DecodePlanConf, [*base, *overrides])
+    found = compose("infer_plan", DecodePlanConf, [*base, *overrides])
     two = {"chips": 1, "cores": 2, "bandwidth_gb_s": 50.0}
     found.machine = MachineConf(**vars(GENEROUS) | two)
     return found
 
 
 def test_a_token_takes_the_time_to_read_the_weights_and_the_cache(place):
-    first, second = infer_plan.list_options(infer_conf(place))
+    first, second = decode_plan.list_options(infer_conf(place))
     model = model_outline(HALF).model
     table = model.get_input_embeddings().weight.nbytes  # of which a token reads one row
     weights = sum(p.nbytes for p in model.parameters() if p.ndim > 1) - table
@@ -358,7 +364,7 @@ def test_a_token_takes_the_time_to_read_the_weights_and_the_cache(place):
 def test_what_a_draft_costs_is_what_must_be_accepted(place):
     """Medusa's heads are read once a round, whatever the depth."""
     (short, _), (long, _) = (
-        infer_plan.list_options(infer_conf(place, f"tree.depth={depth}")) for depth in (1, 4)
+        decode_plan.list_options(infer_conf(place, f"tree.depth={depth}")) for depth in (1, 4)
     )
     assert short.propose_s < long.propose_s
     assert long.break_even_length == (long.verify_s + long.propose_s) / long.alone_s
@@ -377,4 +383,4 @@ def test_a_target_too_large_for_the_machine_is_refused(place):
     run = infer_conf(place)
     run.machine = MachineConf(**vars(GENEROUS) | {"memory_gib": 0.001})
     with pytest.raises(UserError, match="machine: must hold the target, got made"):
-        infer_plan.list_options(run)
+        decode_plan.list_options(run)

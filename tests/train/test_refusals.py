@@ -12,13 +12,15 @@ from safetensors.torch import load_file, save_file
 import infer.eval
 import train.__main__
 from conf.entry import compose
-from models import checkpoint
-from models.drafts import load_draft
+from models import checkpoint, checkpoint_files
+from models.drafts.registry import load_draft
 from models.errors import UserError
 from models.files import PARTIAL_SUFFIX
-from models.target.target import TargetConf
+from models.target.config import TargetConf
+from models.target.target import Target, load_target
 from tests.support.tiny import CPU, new_draft, tiny_target, tiny_tokenizer
-from train.config import TrainConf
+from train.checks import check_run_device
+from train.config.run import TrainConf
 
 
 @pytest.fixture(scope="module")
@@ -29,10 +31,12 @@ def folder(tmp_path_factory, target):
     target.tokenizer.save_pretrained(folder / "target")
     new_draft(target).save(folder / "draft", target)
     shutil.copytree(folder / "draft", folder / "cut")
-    weights = folder / "cut" / checkpoint.WEIGHTS_FILE
+    weights = folder / "cut" / checkpoint_files.WEIGHTS_FILE
     weights.write_bytes(weights.read_bytes()[:-100])
     shutil.copytree(folder / "draft", folder / "foreign")
-    (folder / "foreign" / checkpoint.CONFIG_FILE).write_text('{"architectures": ["OtherDraft"]}')
+    (folder / "foreign" / checkpoint_files.CONFIG_FILE).write_text(
+        '{"architectures": ["OtherDraft"]}'
+    )
     (folder / "file").touch()
     (folder / "prompts.jsonl").write_text('{"text": "1 2 3"}\n')
     (folder / "bad.jsonl").write_text("1 2 3\n")
@@ -46,11 +50,11 @@ def refused(folder, monkeypatch, capfd):
     monkeypatch.chdir(folder)
     loaded = []
 
-    def build(self, device, honest=TargetConf.build):
-        loaded.append(self.name)
-        return honest(self, device)
+    def init(self, *args, name, honest=Target.__init__, **options):
+        loaded.append(name)
+        honest(self, *args, name=name, **options)
 
-    monkeypatch.setattr(TargetConf, "build", build)
+    monkeypatch.setattr(Target, "__init__", init)
 
     def run(main, *arguments: str) -> tuple[str, bool]:
         monkeypatch.setattr(sys, "argv", [main.__module__, *arguments])
@@ -142,9 +146,9 @@ def test_train_refuses_before_a_model_is_loaded(mistake, message, refused):
 
 def test_a_length_that_the_machine_would_pad_is_refused():
     conf = compose("train", TrainConf, ["optim=adamw", "data.row_length=200"])
-    conf.check_device(CPU)
+    check_run_device(conf, CPU)
     with pytest.raises(UserError, match=r"data.row_length: must be a multiple of 128 .* take 256"):
-        conf.check_device(replace(CPU, name="neuron", instance_type="trn2.48xlarge"))
+        check_run_device(conf, replace(CPU, name="neuron", instance_type="trn2.48xlarge"))
 
 
 def test_train_says_how_to_do_without_the_hub(refused, tmp_path):
@@ -170,9 +174,9 @@ def test_a_published_draft_of_another_hidden_size_is_refused(folder, tmp_path):
     """It has no hashes: only its shapes tell."""
     published = tmp_path / "published"
     shutil.copytree(folder / "draft", published)
-    weights = published / checkpoint.WEIGHTS_FILE
+    weights = published / checkpoint_files.WEIGHTS_FILE
     save_file(load_file(weights), weights)
-    wide = TargetConf(name=str(folder / "target")).build(CPU)
+    wide = load_target(TargetConf(name=str(folder / "target")), CPU)
     load_draft(published, wide)  # it fits its own target
     wide.hidden_size = 48
     with pytest.raises(UserError, match="hidden size must be the target's 48, got 32"):

@@ -7,8 +7,9 @@ from models.errors import UserError
 from tests.support.killing import kill_worker, launcher, newest_step
 from tests.support.tiny import CPU
 from tests.support.toy_run import metrics, toy_conf, toy_run, weights
+from train.config.parallel import ParallelConf
 from train.distributed import torchrun
-from train.distributed.parallel import ParallelConf
+from train.distributed.parallel import build_parallel
 from train.run import open_run
 
 SEVERAL_NODES = {
@@ -40,7 +41,7 @@ def test_a_restart_resumes_even_a_run_that_was_to_start_over(tmp_path, monkeypat
     left.touch()
     for restarts, kept in (("1", True), ("0", False)):
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", restarts)
-        open_run(conf, ParallelConf().build(CPU, trackers=[]))
+        open_run(conf, build_parallel(ParallelConf(), CPU, trackers=[]))
         assert left.exists() is kept
 
 

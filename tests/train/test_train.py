@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from data.config import DataConf
-from models.device import DeviceConf, DeviceName, Precision
+from models.device.config import DeviceConf, DeviceName, Precision
+from models.drafts.registry import build_draft
 from models.errors import UserError
 from models.target.target import Target
 from tests.support.killing import toy_process
 from tests.support.toy_run import ROWS, ToyDraft, metrics, toy_conf, toy_run, toy_target, weights
-from train.optim import OptimName
+from train.config.optim import OptimName
 from train.state import RunState
 
 UNCLIPPED = {"max_grad_norm": 1e3}  # a clipped gradient has one size, however it was scaled
@@ -97,7 +98,7 @@ def test_what_should_move_moves_and_the_rest_does_not(tmp_path, precision, name)
     device = DeviceConf(name=DeviceName.cpu, precision=precision, compile=False)
     conf = replace(toy_conf(optim={"lr": 1e-3}), device=device)
     conf.optim.name = name
-    before = conf.draft.build(target, loss=conf.loss, seed=conf.seed).state_dict()
+    before = build_draft(conf.draft, target, loss=conf.loss, seed=conf.seed).state_dict()
     draft, _ = toy_run(tmp_path, conf, target=target)
     for key, after in draft.state_dict().items():
         assert after.dtype is torch.float32

@@ -15,8 +15,9 @@ from models.errors import UserError
 from tests.support.tiny import CPU, chain, new_draft, sampled_texts, tree
 from tests.support.toy_run import metrics, weights
 from train.__main__ import main
-from train.config import TrainConf
-from train.distributed.parallel import ParallelConf
+from train.config.parallel import ParallelConf
+from train.config.run import TrainConf
+from train.distributed.parallel import build_parallel
 from train.quick_eval import build_quick_eval
 from train.run import open_run
 
@@ -98,7 +99,7 @@ def test_a_run_leaves_a_checkpoint_and_a_report_and_is_not_repeated(folder, caps
     with pytest.raises(UserError, match=r"optim\.lr: the run was started with 0\.001, got 0\.01"):
         run(conf(folder, "optim.lr=0.01"))
     again = conf(folder, "optim.lr=0.01", "resume=false")
-    assert open_run(again, ParallelConf().build(CPU, trackers=[])).progress.step == 0
+    assert open_run(again, build_parallel(ParallelConf(), CPU, trackers=[])).progress.step == 0
     assert {path.name for path in out.iterdir()} == {"config.yaml", "lock", "wandb"}
 
 

@@ -7,24 +7,26 @@ import pytest
 import torch
 
 from data.config import DataConf, DataSource, OnPolicyConf
+from data.features.config import Dtype, TeacherKind
 from data.features.manifest import read_manifest
-from data.features.schema import Dtype, TeacherKind
 from data.packing.pack import pack_documents
-from models.device.machine_specs import MachineConf
-from models.distill.losses import LossConf, LossName
+from models.device.config import MachineConf
+from models.distill.config import LossConf, LossName
 from models.drafts.base import Needs
-from models.drafts.causal_lm import CausalLMConf, InitFrom
-from models.drafts.eagle1 import Eagle1Conf
-from models.drafts.eagle3 import Eagle3Conf
-from models.drafts.hydra import HydraConf
-from models.drafts.medusa import MedusaConf
-from models.drafts.medusa2 import Medusa2Conf
+from models.drafts.config.causal_lm import CausalLMConf, InitFrom
+from models.drafts.config.eagle1 import Eagle1Conf
+from models.drafts.config.eagle3 import Eagle3Conf
+from models.drafts.config.hydra import HydraConf
+from models.drafts.config.medusa import MedusaConf
+from models.drafts.config.medusa2 import Medusa2Conf
 from models.errors import UserError
 from tests.support import captured
 from tests.support.stored_run import BF16, documents, learned, losses, training
 from tests.support.tiny import LAYERS, VOCAB
 from tests.support.toy_run import metrics, weights
-from train.planning.run_plan import TrainPlanConf, plan_run
+from train.checks import check_run
+from train.config.run import TrainPlanConf
+from train.planning.run_plan import plan_run
 from train.planning.trace import DRAFT_PASS, TARGET_PASS, fake_stored_output
 
 METHODS = {
@@ -195,7 +197,7 @@ def refused(folder, draft, store, name, **changes):
     target = replace(conf.target, path=str(without_weights(folder)))
     conf = replace(conf, target=target, data=data, **changes)
     with pytest.raises(UserError) as error:
-        conf.check()
+        check_run(conf)
     assert "\n" not in str(error.value)
     return str(error.value)
 

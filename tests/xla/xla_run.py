@@ -14,19 +14,23 @@ import torch
 from data.packing.documents import Packed
 from infer.engine.decode import Decoder
 from infer.engine.graph_plan import DecoderSpec, DraftSpec
-from models.device import Device, DeviceConf, DeviceName, Precision
-from models.distill.losses import LossConf
-from models.drafts import load_draft
-from models.drafts.causal_lm import CausalLMConf, InitFrom
-from models.drafts.eagle3 import Eagle3Conf
-from models.drafts.medusa import MedusaConf
-from models.speculate.sampling import SamplingConf
+from models.device.config import DeviceConf, DeviceName, Precision
+from models.device.device import Device
+from models.device.opening import open_device
+from models.distill.config import LossConf
+from models.drafts.config.causal_lm import CausalLMConf, InitFrom
+from models.drafts.config.eagle3 import Eagle3Conf
+from models.drafts.config.medusa import MedusaConf
+from models.drafts.registry import build_draft, load_draft
+from models.speculate.config import SamplingConf
 from models.target.target import Target
 from tests.support.packed import packed_of
 from tests.support.tiny import LAYERS, VOCAB, batch_of, chain, sampled_texts, tiny_target, tree
 from tests.support.toy_run import toy_conf
-from train.config import TrainConf
-from train.log import LogConf, MetricLogger
+from train.config.log import LogConf
+from train.config.run import TrainConf
+from train.distributed.parallel import build_parallel
+from train.log import MetricLogger
 from train.loop import Trainer
 from train.planning import graph_plan
 from train.state import RunState, flatten_config
@@ -88,11 +92,11 @@ def target_on(device: Device) -> tuple[Target, Packed]:
 def train(device: Device, target: Target, rows: Packed) -> tuple[dict, list[torch.Tensor]]:
     folder, conf = FOLDER / NAME, conf_of(METHOD)
     folder.mkdir(parents=True)
-    parallel = conf.parallel.build(device, trackers=conf.log.list_trackers())
+    parallel = build_parallel(conf.parallel, device, trackers=conf.log.list_trackers())
     state = RunState(folder, flatten_config(conf))
     loop = Watched(
         conf=conf, parallel=parallel, target=target, rows=rows, state=state,
-        draft=conf.draft.build(target, loss=conf.loss, seed=conf.seed),
+        draft=build_draft(conf.draft, target, loss=conf.loss, seed=conf.seed),
         log=MetricLogger(conf.log, state, parallel.accelerator),
         evaluate=lambda draft: {"delivered_per_round": 1.0},
     )  # fmt: skip
@@ -138,9 +142,9 @@ def fallbacks() -> dict[str, int]:
 if __name__ == "__main__":
     METHOD, NAME, FOLDER = sys.argv[1], sys.argv[2], Path(sys.argv[3])
     torch.set_num_threads(1)
-    device = DeviceConf(
+    device = open_device(DeviceConf(
         name=DeviceName[NAME], precision=Precision.float32, compile=False
-    ).build()  # fmt: skip
+    ))  # fmt: skip
     target, rows = target_on(device)
     trained, gradient = train(device, target, rows)
     result = {"train": trained, "decode": decode(device, target)}

@@ -14,7 +14,6 @@ gives every copy of the draft the same gradient, to the last bit, so the copies 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from enum import Enum
 from typing import Any, cast
 
 import torch
@@ -24,110 +23,94 @@ from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwar
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from models.device import Device, DeviceName
+from models.device.config import DeviceName
+from models.device.device import Device
 from models.errors import require
 from models.parallel.tensor_parallel import plan_shards
-from models.target.language_model import ModelSource
-from models.target.target import Target, TargetConf
-from models.validation import at_least, check_values
+from models.target.config import ModelSource, TargetConf
+from models.target.pretrained import build_meta_model, load_model, read_model_config
+from models.target.target import Target, load_target
+from train.config.parallel import ParallelConf, Weights
 from train.distributed import torchrun
 
 MIN_TORCH = "2.13"  # for DTensor and FSDP2; the rest runs on the lower bound of pyproject.toml
 COLLECTIVE_TIMEOUT = timedelta(hours=6)  # ranks wait while rank 0 answers prompts or evaluates
 
 
-class Weights(Enum):
-    """The placement of weights: a full copy on each data rank, or a part."""
+def check_parallel(
+    conf: ParallelConf, *, rows: int, trains_target: bool,
+    device: DeviceName = DeviceName.auto, optimizer: str = "adamw",
+) -> None:  # fmt: skip
+    """Raise UserError for a setting that cannot work, whatever the target."""
+    torchrun.check_launch()
+    processes = torchrun.get_world_size()
+    require(
+        processes % conf.tensor == 0,
+        f"parallel.tensor: must divide the {processes} processes, got {conf.tensor}; "
+        "launch a multiple of it or lower it",
+    )
+    data_ranks = processes // conf.tensor
+    require(
+        rows % data_ranks == 0,
+        f"optim.rows_per_step: must be a multiple of the {data_ranks} data-parallel processes, "
+        f"got {rows}; give {data_ranks} rows or a multiple of that",
+    )
+    splits = conf.splits_target or conf.draft is Weights.sharded
+    require(
+        not (trains_target and splits),
+        "parallel: a draft that adapts its target needs both whole on every process, got "
+        f"tensor={conf.tensor}, target={conf.target.name}, draft={conf.draft.name}; "
+        "leave parallel at its defaults or choose another draft",
+    )
+    if device is DeviceName.xla:
+        from train.distributed import xla  # imported late, because it imports this module
 
-    replicated = "replicated"
-    sharded = "sharded"
+        xla.check_layout(conf, optimizer)
+    elif splits:  # splitting failed with torch 2.9; 2.10 to 2.12 are untested
+        require(  # .dev0 admits the pre-releases of containers, such as 2.13.0a0
+            torch.__version__ >= f"{MIN_TORCH}.dev0",
+            f"parallel: tensor and sharded need torch {MIN_TORCH} or newer, got "
+            f"{torch.__version__}; upgrade torch, or set parallel=data",
+        )
 
 
-@dataclass(kw_only=True)
-class ParallelConf:
-    """The placement of target and draft on the processes."""
+def check_target_split(
+    conf: ParallelConf, target: TargetConf, *, device: DeviceName = DeviceName.auto
+) -> None:
+    """Raise UserError if the target cannot be split. No weights are loaded."""
+    if conf.tensor == 1:
+        return
+    if device is DeviceName.xla:
+        plan_shards(build_meta_model(target), conf.tensor)
+    else:
+        check_heads(conf, read_model_config(target).get_text_config())
 
-    tensor: int = 1  # processes that the target's layers are split over
-    target: Weights = Weights.replicated  # over the data ranks
-    draft: Weights = Weights.replicated  # over all processes
 
-    def __post_init__(self) -> None:
-        check_values(self, "parallel", tensor=at_least(1))
-
-    @property
-    def splits_target(self) -> bool:
-        """Return True if several processes hold one copy of the target."""
-        return self.tensor > 1 or self.target is Weights.sharded
-
-    def check(
-        self, *, rows: int, trains_target: bool,
-        device: DeviceName = DeviceName.auto, optimizer: str = "adamw",
-    ) -> None:  # fmt: skip
-        """Raise UserError for a setting that cannot work, whatever the target."""
-        torchrun.check_launch()
-        processes = torchrun.get_world_size()
+def check_heads(conf: ParallelConf, config: Any) -> None:
+    """Raise UserError if DTensor cannot split a model of this config."""
+    for heads, kind in (
+        (config.num_key_value_heads, "key-value heads"),
+        (config.num_attention_heads, "attention heads"),
+    ):
         require(
-            processes % self.tensor == 0,
-            f"parallel.tensor: must divide the {processes} processes, got {self.tensor}; "
-            "launch a multiple of it or lower it",
+            heads % conf.tensor == 0,
+            f"parallel.tensor: must divide the target's {heads} {kind}, "
+            f"got {conf.tensor}; lower it, or set parallel.target=sharded",
         )
-        data_ranks = processes // self.tensor
-        require(
-            rows % data_ranks == 0,
-            f"optim.rows_per_step: must be a multiple of the {data_ranks} data-parallel processes, "
-            f"got {rows}; give {data_ranks} rows or a multiple of that",
-        )
-        splits = self.splits_target or self.draft is Weights.sharded
-        require(
-            not (trains_target and splits),
-            "parallel: a draft that adapts its target needs both whole on every process, got "
-            f"tensor={self.tensor}, target={self.target.name}, draft={self.draft.name}; "
-            "leave parallel at its defaults or choose another draft",
-        )
-        if device is DeviceName.xla:
-            from train.distributed import xla  # imported late, because it imports this module
 
-            xla.check_layout(self, optimizer)
-        elif splits:  # splitting failed with torch 2.9; 2.10 to 2.12 are untested
-            require(  # .dev0 admits the pre-releases of containers, such as 2.13.0a0
-                torch.__version__ >= f"{MIN_TORCH}.dev0",
-                f"parallel: tensor and sharded need torch {MIN_TORCH} or newer, got "
-                f"{torch.__version__}; upgrade torch, or set parallel=data",
-            )
 
-    def check_target(self, target: TargetConf, *, device: DeviceName = DeviceName.auto) -> None:
-        """Raise UserError if the target cannot be split. No weights are loaded."""
-        if self.tensor == 1:
-            return
-        if device is DeviceName.xla:
-            plan_shards(target.build_meta_model(), self.tensor)
-        else:
-            self.check_heads(target.read_config().get_text_config())
+def build_parallel(conf: ParallelConf, device: Device, *, trackers: list[str]) -> "Parallel":
+    """Build the processes of the device's route; raise UserError if it cannot train."""
+    parallel_class = Parallel
+    if device.name == "xla":
+        from train.distributed import xla
 
-    def check_heads(self, config: Any) -> None:
-        """Raise UserError if DTensor cannot split a model of this config."""
-        for heads, kind in (
-            (config.num_key_value_heads, "key-value heads"),
-            (config.num_attention_heads, "attention heads"),
-        ):
-            require(
-                heads % self.tensor == 0,
-                f"parallel.tensor: must divide the target's {heads} {kind}, "
-                f"got {self.tensor}; lower it, or set parallel.target=sharded",
-            )
-
-    def build(self, device: Device, *, trackers: list[str]) -> "Parallel":
-        """Build the processes of the device's route; raise UserError if it cannot train."""
-        parallel_class = Parallel
-        if device.name == "xla":
-            from train.distributed import xla
-
-            parallel_class = xla.XlaParallel
-            if self.tensor > 1:
-                xla.import_neuronx_distributed(self.tensor)  # early, before anything is loaded
-        return parallel_class(
-            conf=self, device=device, accelerator=build_accelerator(device, trackers=trackers)
-        )
+        parallel_class = xla.XlaParallel
+        if conf.tensor > 1:
+            xla.import_neuronx_distributed(conf.tensor)  # early, before anything is loaded
+    return parallel_class(
+        conf=conf, device=device, accelerator=build_accelerator(device, trackers=trackers)
+    )
 
 
 def build_accelerator(device: Device, *, trackers: list[str]) -> Accelerator:
@@ -235,9 +218,9 @@ class Parallel:
     def build_target(self, conf: TargetConf) -> Target:
         """Build the target, with all weights or this process's part of them."""
         if not self.is_target_split:
-            return conf.build(self.device)
+            return load_target(conf, self.device)
         # Eager: graphs of sharded tensors break at every collective.
-        return conf.build(self.device, load_model=self._load_part).eager()
+        return load_target(conf, self.device, load_part=self._load_part).eager()
 
     def _load_part(self, source: ModelSource) -> Any:
         """Load the model with only this process's part of the weights."""
@@ -256,7 +239,7 @@ class Parallel:
             fsdp_size=self.num_data_ranks if sharded else 1,
             dp_replicate_size=1 if sharded else self.num_data_ranks,
         )
-        model = source.load_model(self.device.dtype, distributed_config=mesh_config)
+        model = load_model(source, self.device.dtype, distributed_config=mesh_config)
         del model.config.distributed_config  # else drafts that copy the config would be split, too
         text_config = model.config.get_text_config()
         model.key_value_heads = text_config.num_key_value_heads // self.conf.tensor

@@ -23,8 +23,11 @@ from torch.optim import AdamW, Optimizer
 
 from models.errors import UserError, require
 from models.parallel.tensor_parallel import ParallelLayers, parallelize_model
-from models.target.target import Target, TargetConf
-from train.distributed.parallel import Parallel, ParallelConf, Weights
+from models.target.config import TargetConf
+from models.target.pretrained import load_model
+from models.target.target import Target, load_target
+from train.config.parallel import ParallelConf, Weights
+from train.distributed.parallel import Parallel
 
 
 class XlaParallel(Parallel):
@@ -48,9 +51,9 @@ class XlaParallel(Parallel):
         head) need them, and the layers are split there.
         """
         if not self.is_target_split:
-            return conf.build(self.device)
-        target = conf.build(
-            self.device, load_model=lambda source: source.load_model(self.device.dtype)
+            return load_target(conf, self.device)
+        target = load_target(
+            conf, self.device, load_part=lambda source: load_model(source, self.device.dtype)
         )
         tables = (target.model.get_input_embeddings(), target.head)
         names = [name for name, layer in target.model.named_modules() if layer in tables]

@@ -13,7 +13,7 @@ at the end announces its own graphs.
 
 from data.config import DataSource
 from models.device.graph_budget import Graph
-from train.config import TrainConf
+from train.config.run import TrainConf
 from train.distributed.torchrun import get_world_size
 
 

@@ -3,13 +3,15 @@
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from models.device.machine_specs import MachineConf
+from models.device.config import MachineConf
+from models.device.machine_specs import core_flops
 from models.device.memory_trace import ACTIVATIONS, TracedPhase
 from models.errors import UserError, require
 from models.meta_model import MetaTarget, find_head_layers
 from models.parallel.tensor_parallel import plan_shards
-from train.config import TrainConf
-from train.distributed.parallel import ParallelConf, Weights
+from train.config.parallel import ParallelConf, Weights
+from train.config.run import TrainConf
+from train.distributed.parallel import check_heads
 from train.planning.trace import (
     DRAFT_PASS,
     FROZEN,
@@ -83,7 +85,7 @@ def check_tensor_size(parallel: ParallelConf, machine: MachineConf, target: Meta
         f"got {tensor}; choose a divisor",
     )
     if not machine.repeats_heads:
-        parallel.check_heads(target.config)
+        check_heads(parallel, target.config)
     plan_shards(target.model, tensor, replicated=find_head_layers(target))
 
 
@@ -136,7 +138,7 @@ def estimate_step_time(
     # With a feature store there is no target pass.
     phases = [traced[name] for name in (TARGET_PASS, DRAFT_PASS) if name in traced]
     arithmetic = sum(
-        count / machine.core_flops(dtype)
+        count / core_flops(machine, dtype)
         for phase in phases
         for dtype, count in phase.flops_by_dtype.items()
     )

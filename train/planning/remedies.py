@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 from models.device.memory_trace import LOGITS
-from train.distributed.parallel import ParallelConf, Weights
+from train.config.parallel import ParallelConf, Weights
+from train.config.run import TrainPlanConf
 from train.planning.layout import BUCKETS, build_layout
-from train.planning.run_plan import LayoutOption, MachinePlan, TrainPlanConf
+from train.planning.run_plan import LayoutOption, MachinePlan
 from train.planning.trace import EVALUATION, GRADIENTS, PERSISTENT_PARTS, TRAINED
 
 MAX_TRIES = 6  # per layout; each changes one size in proportion, which may be too little

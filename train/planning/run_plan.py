@@ -7,7 +7,8 @@ import torch
 
 from data.features import compatibility
 from data.features.manifest import Manifest
-from models.device.machine_specs import LOCAL_MACHINE, MachineConf
+from models.device.config import LOCAL_MACHINE, MachineConf
+from models.device.machine_specs import check_dtype
 from models.device.memory_trace import TracedPhase
 from models.drafts.base import Draft
 from models.meta_model import (
@@ -18,9 +19,8 @@ from models.meta_model import (
     shard_target,
 )
 from models.target.precision import resolve_machine
-from models.validation import Rule, at_least, check_values
-from train.config import TrainConf
-from train.distributed.parallel import ParallelConf, Weights
+from train.config.parallel import ParallelConf, Weights
+from train.config.run import TrainPlanConf
 from train.planning.graph_plan import list_graphs
 from train.planning.layout import (
     ProcessLayout,
@@ -31,22 +31,6 @@ from train.planning.layout import (
 )
 from train.planning.trace import persistent_memory, trace_run
 from train.run import disk_bytes_needed, trained_parameters
-
-
-@dataclass(kw_only=True)
-class TrainPlanConf(TrainConf):
-    """Configuration of a run, of the machine to plan it for, and of the plan's file."""
-
-    machine: MachineConf = field(default_factory=MachineConf)
-    memory_margin: float = 0.1  # share of a core's memory for compiler, runtime, collectives
-    prompt_tokens: int | None = None  # of the longest held-out prompt; null = a whole row
-    tokens: float | None = None  # of the data set; null = those that the steps of the run read
-    output: str | None = None  # file for the plan as JSON
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        below_one = Rule("is a share and must lie in 0..1, below 1", lambda value: 0 <= value < 1)
-        check_values(self, memory_margin=below_one, prompt_tokens=at_least(1), tokens=at_least(1))
 
 
 @dataclass(kw_only=True)
@@ -135,7 +119,7 @@ def plan_run(conf: TrainPlanConf) -> MachinePlan:
     """Return a plan with all layouts of a run; raise UserError for what no layout can do."""
     conf.check_settings()
     machine, dtype = resolve_machine(conf.machine, conf.device, conf.target)
-    machine.check_dtype(dtype)
+    check_dtype(machine, dtype)
     machine.check_length(conf.data.row_length)
     target, draft = _build_models(conf, dtype)
     store = compatibility.read_store_manifest(conf.data, target, draft)

@@ -5,6 +5,7 @@ from typing import Any
 
 from infer.report.number_format import Table, to_rich_table
 from models.console import print_line
+from models.device.machine_specs import core_flops
 from train.planning.layout import BUCKETS
 from train.planning.run_plan import LayoutOption, MachinePlan, count_graphs
 from train.planning.trace import CACHE, FROZEN, GRADIENTS, OPTIMIZER, TARGET, TRAINED
@@ -57,7 +58,7 @@ def size_table(plan: MachinePlan) -> Table:
     sizes, machine = plan.sizes, plan.machine
     cores = f"{machine.chips} x {machine.cores} cores of {format_gib(machine.core_bytes)} GiB"
     fast = (
-        f"{machine.core_bandwidth / 1e9:,.0f} GB/s and {machine.core_flops(plan.dtype) / 1e12:.4g}"
+        f"{machine.core_bandwidth / 1e9:,.0f} GB/s and {core_flops(machine, plan.dtype) / 1e12:.4g}"
     )
     layers = ", ".join(map(str, sizes.layers))
     needs = "the final hidden state" + (f" and what enters layers {layers}" if layers else "")

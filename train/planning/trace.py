@@ -11,7 +11,8 @@ from itertools import chain
 import torch
 from torch.optim import Optimizer
 
-from data.features.schema import FeatureSchema, TeacherKind
+from data.features.config import TeacherKind
+from data.features.schema import FeatureSchema
 from data.features.target_pass import features
 from infer.engine.decode import Decoder
 from models.device.memory_trace import MemoryTracer, TracedPhase, fake_model
@@ -19,8 +20,8 @@ from models.distill.topk_logits import TopKLogits
 from models.drafts.base import Batch, Draft, Needs, SpeculativePair
 from models.meta_model import MetaTarget, collect_models
 from models.target.language_model import TargetOutput
-from train.config import TrainConf
-from train.optim import allocate_optimizer_states
+from train.config.run import TrainConf
+from train.optim import allocate_optimizer_states, build_optimizers
 from train.run import trained_parameters
 
 TARGET, FROZEN, TRAINED = "target", "draft, frozen", "draft, trained"
@@ -95,7 +96,7 @@ def _build_optimizers(
     tracer.label_tensors(FROZEN, [*draft.parameters(), *draft.buffers()])
     tracer.label_tensors(TRAINED, trained_parameters(draft))
     tracer.label_tensors(TARGET, [*target.model.parameters(), *target.model.buffers()])
-    optimizers, _ = conf.optim.build(draft)
+    optimizers, _ = build_optimizers(conf.optim, draft)
     allocate_optimizer_states(optimizers)
     states = chain.from_iterable(optimizer.state.values() for optimizer in optimizers)
     tracer.label_tensors(OPTIMIZER, chain.from_iterable(state.values() for state in states))

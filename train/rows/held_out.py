@@ -30,7 +30,7 @@ from infer.measure.prompt_choice import max_answer_tokens, resolve_prompts
 from models.errors import require
 from models.files import write_text_atomically
 from models.target.target import Target
-from train.config import TrainConf
+from train.config.run import TrainConf
 from train.run import report_full_disk
 
 log = logging.getLogger(__name__)

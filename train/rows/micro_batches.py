@@ -23,9 +23,9 @@ from data.packing.sampler import RowOrder
 from infer.engine.generate import generate_answers
 from models.drafts.base import Batch, Draft, Extras
 from models.parallel.dtensor import full_params
-from models.speculate.sampling import SamplingConf
+from models.speculate.config import SamplingConf
 from models.target.language_model import LanguageModel, TargetOutput
-from train.config import TrainConf
+from train.config.run import TrainConf
 from train.distributed.parallel import Parallel
 from train.rows.features import TargetFeatures
 

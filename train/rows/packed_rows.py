@@ -36,10 +36,10 @@ from infer.engine.generate import generate_answers
 from models.console import CONSOLE, print_table
 from models.drafts.base import Draft
 from models.files import atomic_path, write_text_atomically
+from models.speculate.config import SamplingConf
 from models.speculate.draft_vocab import required_token_ids
-from models.speculate.sampling import SamplingConf
 from models.target.target import Target
-from train.config import TrainConf
+from train.config.run import TrainConf
 from train.distributed.parallel import Parallel
 from train.rows.held_out import hold_out
 from train.run import report_full_disk

@@ -1,24 +1,20 @@
-"""The configuration of `python -m train`."""
+"""The configurations of `python -m train` and `train.plan`."""
 
 from dataclasses import dataclass, field
 from typing import Any
 
-from data.config import DataConf, DataSource
-from data.eval_prompts import prompts as prompt_files
-from data.features import compatibility
-from data.preview import Preview, check_and_read_first_rows, preview_rows
-from infer.config import EvaluationConf, check_prompts
-from models.device import Device, DeviceConf
-from models.distill.losses import LossConf, LossName
-from models.drafts.base import DraftConf
-from models.errors import require, run_checks
-from models.speculate.tree import TreeConf
-from models.target.precision import build_device
-from models.target.target import TargetConf
-from models.validation import POSITIVE, at_least, check_values
-from train.distributed.parallel import Parallel, ParallelConf
-from train.log import LogConf
-from train.optim import OptimConf, Schedule
+from data.config import DataConf
+from infer.config import EvaluationConf
+from models.device.config import DeviceConf, MachineConf
+from models.distill.config import LossConf, LossName
+from models.drafts.config.base import DraftConf
+from models.errors import require
+from models.speculate.config import TreeConf
+from models.target.config import TargetConf
+from models.validation import POSITIVE, Rule, at_least, check_values
+from train.config.log import LogConf
+from train.config.optim import OptimConf, Schedule
+from train.config.parallel import ParallelConf
 
 MISSING: Any = "???"  # OmegaConf's marker of a required value
 
@@ -71,44 +67,6 @@ class TrainConf:
         )
         return 3 if keeps_extendable else 2
 
-    def check(self, *, reads_data: bool = True) -> Preview | None:
-        """Return a preview of the first rows of the data, or None without `reads_data`.
-
-        Raise UserError for an invalid configuration, before a model is loaded. A warm-up reads no
-        data.
-        """
-        self.check_settings()
-        self.parallel.check(
-            rows=self.optim.rows_per_step,
-            trains_target=self.draft.trains_target,
-            device=self.device.name,
-            optimizer=self.optim.name.value,
-        )
-        require(
-            self.evaluation.prompts is not None
-            or self.held_out_prompts > 0
-            or self.data.source is DataSource.demo,
-            "held_out_prompts: must be at least 1 if evaluation.prompts is not set, got 0; "
-            "raise it or give evaluation.prompts=FILE",
-        )
-        checks = [self.target.read_config, self.draft.check]
-        preview = None
-        if reads_data:
-            self.data.check_target(self.target)
-            preview = preview_rows(
-                self.data, self.target, check_and_read_first_rows(self.data, *checks)
-            )
-        else:
-            run_checks(*checks)
-        compatibility.check_captured_data(
-            self.data, target=self.target, draft=self.draft, loss=self.loss
-        )
-        self.parallel.check_target(self.target, device=self.device.name)
-        if self.evaluation.prompts is not None:
-            prompt_files.read_prompt_rows(self.evaluation.prompts)
-            check_prompts(self.target, self.evaluation)
-        return preview
-
     def check_settings(self) -> None:
         """Raise UserError for a wrong setting, as far as that takes no file and no model."""
         self._check_overlap()
@@ -135,17 +93,6 @@ class TrainConf:
             f"got {depth}; lower tree.depth or raise draft.{self.draft.depth_key}",
         )
 
-    def build_parallel(self, *, trackers: list[str]) -> Parallel:
-        """Build the run's processes, after `check`; raise UserError for what they cannot do."""
-        device = build_device(self.device, self.target)
-        self.check_device(device)
-        return self.parallel.build(device, trackers=trackers)
-
-    def check_device(self, device: Device) -> None:
-        """Raise UserError, before a model is loaded, if the device cannot do what the run needs."""
-        self.optim.check(device)
-        self.data.check_device(device)
-
     def _check_overlap(self) -> None:
         overlap, deepest = self.data.overlap, self.draft.max_proposal_depth
         require(
@@ -163,3 +110,19 @@ class TrainConf:
             "data.overlap: must be null with data.on_policy.share or loss.half_life, which "
             f"start with an answer, got {overlap}; raise data.row_length instead",
         )
+
+
+@dataclass(kw_only=True)
+class TrainPlanConf(TrainConf):
+    """Configuration of a run, of the machine to plan it for, and of the plan's file."""
+
+    machine: MachineConf = field(default_factory=MachineConf)
+    memory_margin: float = 0.1  # share of a core's memory for compiler, runtime, collectives
+    prompt_tokens: int | None = None  # of the longest held-out prompt; null = a whole row
+    tokens: float | None = None  # of the data set; null = those that the steps of the run read
+    output: str | None = None  # file for the plan as JSON
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        below_one = Rule("is a share and must lie in 0..1, below 1", lambda value: 0 <= value < 1)
+        check_values(self, memory_margin=below_one, prompt_tokens=at_least(1), tokens=at_least(1))

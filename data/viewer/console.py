@@ -1,0 +1,85 @@
+"""Show the tokens that a draft would train on in the terminal, in color, and as a page."""
+
+import logging
+from collections import Counter, defaultdict
+from itertools import islice
+from pathlib import Path
+
+from rich.text import Text
+
+from data.chat.mask_check import MaskStats, check_mask_stats, track_mask_stats
+from data.chat.tokenization import iter_demo_documents, iter_unchecked_documents
+from data.config import DataSource, ShowConf
+from data.packing.documents import Documents
+from data.viewer.documents import (
+    DocumentView,
+    build_mask_table,
+    escape_unprintable,
+    render_color,
+    render_legend,
+    render_plain,
+    sample_documents,
+    sample_rows,
+    shorten_spans,
+)
+from data.viewer.html import render_page
+from models.console import CONSOLE, print_line, print_table
+from models.files import report_disk_errors, write_text_atomically
+from models.target.pretrained import load_tokenizer
+
+log = logging.getLogger("data.show")
+
+
+def show_documents(conf: ShowConf) -> None:
+    """Show a sample of the documents in the terminal and as a page; check all that are read."""
+    folder = Path(conf.output_dir) / conf.run_name
+    with report_disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = load_tokenizer(conf.target)
+    skipped: Counter[str] = Counter()
+    stats: defaultdict[str, MaskStats] = defaultdict(MaskStats)
+    documents = (
+        iter_demo_documents(conf.data.answers, tokenizer, seed=conf.seed)
+        if conf.data.source is DataSource.demo
+        else iter_unchecked_documents(conf.data, tokenizer, skipped)
+    )
+    stream = track_mask_stats(islice(documents, conf.read), stats)
+    if conf.packed:
+        packable = Documents.from_documents(stream)
+        check_mask_stats(stats, skipped)
+        views = list(sample_rows(packable, conf.data, conf.documents, tokenizer, seed=conf.seed))
+    else:
+        views = sample_documents(stream, conf.documents, tokenizer, seed=conf.seed)
+    source = conf.data.path or "the demo's prompts, followed by the text of their files"
+    with report_disk_errors(folder):
+        write_text_atomically(
+            folder / "sample.html",
+            render_page(source, conf.target.name, views, stats, skipped),
+        )
+    for view in views:
+        print_document(view, conf)
+    print_summary(stats, skipped)
+    log.info("the same as a page: %s", folder / "sample.html")
+    check_mask_stats(stats, skipped)  # last, so that wrong masks are shown before they are rejected
+
+
+def print_document(view: DocumentView, conf: ShowConf) -> None:
+    """Print one document, its answers in color or, without color, between marks."""
+    spans = shorten_spans(view.spans, conf.tokens)
+    if CONSOLE.color_system:
+        CONSOLE.rule(Text(view.name, style="bold"), align="left", style="dim")
+        CONSOLE.print(Text(view.description, style="dim"))
+        CONSOLE.print(render_color(spans, boundaries=conf.boundaries), end="\n\n")
+    else:
+        print_line(f"--- {view.name}, {view.description}", markup=False)
+        print_line(render_plain(spans, boundaries=conf.boundaries), markup=False)
+
+
+def print_summary(stats: dict[str, MaskStats], skipped: Counter[str]) -> None:
+    """Print the legend of the marks, the mask table by category and the counts of skipped rows."""
+    if CONSOLE.color_system:
+        CONSOLE.print(render_legend(), end="\n\n")
+    columns, *rows = build_mask_table(stats)
+    print_table(columns, rows)
+    for reason, count in skipped.most_common():
+        print_line(f"{count:,} left out: {escape_unprintable(reason)}", markup=False)

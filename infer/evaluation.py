@@ -1,0 +1,27 @@
+"""Evaluate the drafts of checkpoints, and write and print the report."""
+
+from pathlib import Path
+
+from infer.checkpoint_paths import resolve_target
+from infer.command_inputs import load_evaluation
+from infer.config import EvalConf
+from infer.measure.evaluate import evaluate_drafts
+from infer.report.report_files import write_report_files
+from infer.report.tables import print_report
+from infer.tuning.auto import tune_drafts_for_report
+from models.console import print_line
+from models.files import report_disk_errors
+
+
+def evaluate_checkpoints(conf: EvalConf, directories: list[Path], run: Path) -> None:
+    """Evaluate the drafts in `directories` side by side; write the report to the folder `run`."""
+    target, drafts, evaluation = load_evaluation(conf, directories)
+    drafts = tune_drafts_for_report(
+        target, drafts, tree=conf.tree, conf=evaluation,
+        target_conf=resolve_target(conf.target, directories), print_line=print_line,
+    )  # fmt: skip
+    report = evaluate_drafts(target, drafts, tree=conf.tree, conf=evaluation, print_line=print_line)
+    with report_disk_errors(run):
+        write_report_files(report, run)
+    print_report(report)
+    print_line(f"report: {run / 'report.html'}")

@@ -1,0 +1,39 @@
+"""Checks that prompts and answers fit in the context of a target."""
+
+from data.eval_prompts.prompts import load_eval_prompts
+from infer.config import EvaluationConf
+from models.errors import require
+from models.target.config import TargetConf
+from models.target.pretrained import load_tokenizer, read_context_length
+from models.target.target import Target
+
+
+def check_prompts(target: TargetConf, conf: EvaluationConf) -> None:
+    """Check that every prompt of the file fits with its answer; raise UserError otherwise.
+
+    No model is loaded. The demo's own prompts are short and not checked; later turns are checked
+    by `check_context` as soon as they are known.
+    """
+    if conf.prompts is None:
+        return
+    context = read_context_length(target)
+    prompts = load_eval_prompts(
+        load_tokenizer(target), conf.prompts, limit=conf.prompts_per_category
+    )
+    longest = max(prompts, key=lambda prompt: len(prompt.ids))
+    require(
+        context is None or len(longest.ids) + conf.new_tokens <= context,
+        f"evaluation.prompts: prompt and answer must fit in the {context} positions of "
+        f"{target.name}, got prompt {longest.id} of {len(longest.ids)} tokens and "
+        f"evaluation.max_new_tokens={conf.new_tokens}; shorten the prompt or lower that",
+    )
+
+
+def check_context(target: Target, tokens: int) -> None:
+    """Check that the target has positions for that many tokens; raise UserError otherwise."""
+    context = getattr(target.config, "max_position_embeddings", None)
+    require(
+        context is None or tokens <= context,
+        f"evaluation.max_new_tokens: prompt and answer must fit in the {context} positions of "
+        f"{target.name}, got {tokens}; lower it or shorten the prompts",
+    )

@@ -1,0 +1,83 @@
+"""Tune the trees or windows of drafts, for each batch and context."""
+
+import itertools
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from data.eval_prompts.prompts import EvalPrompt
+from infer.checkpoint_paths import run_names
+from infer.command_inputs import load_calibration
+from infer.tuning.candidates import select_sweep
+from infer.tuning.config import TuneConf
+from infer.tuning.cost_model import CostBench
+from infer.tuning.results import (
+    DraftTuning,
+    build_tuning_report,
+    format_result,
+    format_summary,
+    write_tree_files,
+)
+from infer.tuning.search import choose_tree, estimate_candidates
+from models.console import print_line
+from models.drafts.base import Draft, SpeculativePair
+from models.drafts.registry import load_draft
+from models.errors import require
+from models.files import report_disk_errors
+from models.target.target import Target
+
+
+def tune_drafts(
+    target: Target, drafts: dict[str, tuple[Path, Draft]], prompts: list[EvalPrompt], conf: TuneConf
+) -> list[DraftTuning]:
+    """Tune each draft for each batch and context; print each result as soon as it is known."""
+    tunings = []
+    needed_context = max(len(prompt.ids) for prompt in prompts) + conf.max_new_tokens
+    for name, (directory, draft) in drafts.items():
+        draft_target = SpeculativePair(target=target, draft=draft).verifying_target
+        # `infer.eval` decodes with lookup in a chain that the draft can propose too.
+        windows = [window for window in conf.ngram_windows if window <= draft.max_depth]
+        tuning = estimate_candidates(
+            draft_target, name, directory, draft, prompts, replace(conf, ngram_windows=windows)
+        )
+        for batch, context in itertools.product(conf.batch, conf.context or [needed_context]):
+            bench = CostBench(
+                target=draft_target, draft=draft, prompts=prompts, conf=conf, batch=batch,
+                context=context,
+            )  # fmt: skip
+            swept = select_sweep(tuning.candidates) if conf.sweep else []
+            tuning.results.append(choose_tree(bench, tuning, swept))
+            torch.compiler.reset()  # drops these graphs: the next shapes are different
+            print_line(*format_result(tuning, tuning.results[-1]), sep="\n")
+        tunings.append(tuning)
+    return tunings
+
+
+def check_prompts_fit(conf: TuneConf, prompts: list[EvalPrompt]) -> None:
+    """Check that prompts and answers fit in every context; raise UserError otherwise."""
+    longest = max(len(prompt.ids) for prompt in prompts)
+    for context in conf.context or []:
+        require(
+            context >= longest + conf.max_new_tokens,
+            f"context: must hold prompt and answer, {longest} + {conf.max_new_tokens} tokens, "
+            f"got {context}; raise it or shorten max_new_tokens",
+        )
+
+
+def tune_checkpoints(conf: TuneConf, directories: list[Path], run: Path) -> None:
+    """Tune the drafts in `directories`; write the choices to the folder `run` and print them."""
+    target, prompts = load_calibration(conf, directories)
+    check_prompts_fit(conf, prompts)
+    with target.device.cpu_threads_for(target.num_parameters // target.num_layers):
+        drafts = {
+            name: (directory, load_draft(directory, target)[1])
+            for name, directory in zip(run_names(directories), directories, strict=True)
+        }
+        tunings = tune_drafts(target, drafts, prompts, conf)
+        report = build_tuning_report(tunings, target, target.device.describe(), prompts)
+    with report_disk_errors(run):
+        (run / "tune.json").write_text(json.dumps(report) + "\n")
+        write_tree_files(tunings, run, conf)
+    print_line(*format_summary(tunings, run, conf), sep="\n")

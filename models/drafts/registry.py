@@ -1,0 +1,38 @@
+"""From options to drafts: the class of a method is imported when one of its drafts is needed."""
+
+from pathlib import Path
+from pkgutil import resolve_name
+
+from models.checkpoint_files import read_config
+from models.distill.config import LossConf
+from models.drafts.base import Draft
+from models.drafts.config import METHODS
+from models.drafts.config.base import DraftConf
+from models.errors import UserError
+from models.target.target import Target
+
+
+def find_draft_class(conf: DraftConf | type[DraftConf]) -> type[Draft]:
+    """Import and return the class of the drafts that are built from these options."""
+    return resolve_name(conf.draft_class)
+
+
+def build_draft(conf: DraftConf, target: Target, *, loss: LossConf, seed: int) -> Draft:
+    """Build a new draft for this target; raise UserError if the two do not fit."""
+    return find_draft_class(conf).build(conf, target, loss=loss, seed=seed)
+
+
+def load_draft(directory: Path, target: Target) -> tuple[DraftConf, Draft]:
+    """Return the configuration and the draft of a checkpoint of any method.
+
+    Raise UserError if it does not fit the target.
+    """
+    config = read_config(directory)
+    classes = [find_draft_class(conf) for conf in METHODS.values()]
+    if matching := [draft_class for draft_class in classes if draft_class.matches_config(config)]:
+        return matching[-1].load(directory, target)  # the last match is the most specific
+    known = ", ".join(conf.architecture for conf in METHODS.values())
+    raise UserError(
+        f"checkpoint: architecture must be one of {known}, "
+        f"got {config.get('architectures', [])} in {directory}"
+    )

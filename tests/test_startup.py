@@ -1,0 +1,64 @@
+"""Help, the composed configuration and mistakes take no time: they import no PyTorch."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+COMMANDS = (
+    "train.__main__", "train.plan", "train.warmup", "infer.eval", "infer.tune", "infer.calibrate",
+    "infer.plan", "infer.warmup", "infer.tree_file", "data.prepare", "data.capture", "data.show",
+)  # fmt: skip
+CHECKPOINT_COMMANDS = ("infer.eval", "infer.tune", "infer.calibrate", "infer.warmup")
+SLOW = {"accelerate", "datasets", "matplotlib", "openai", "peft", "scipy", "torch", "transformers"}
+# Runs each line in turn: as modules stay imported, the first line that imports one is named.
+RUN_ALL = """
+import contextlib, importlib, io, json, sys
+
+answers = []
+for module, *words in json.loads(sys.argv[1]):
+    said = io.StringIO()
+    command = importlib.import_module(module)
+    sys.argv = [module, *words]
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        try:
+            code = command.main(words) if module == "infer.compare" else command.main()
+        except SystemExit as end:
+            code = end.code
+    imported = sorted({name.partition(".")[0] for name in sys.modules})
+    answers.append([code or 0, said.getvalue(), imported])
+print(json.dumps(answers))
+"""
+
+
+def run_all(lines: list[list[str]], folder: Path) -> list[tuple[int, str, set[str]]]:
+    """Return the exit code, the output and the imported packages after each command line."""
+    done = subprocess.run(
+        [sys.executable, "-c", RUN_ALL, json.dumps(lines)],
+        cwd=folder, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return [(code, said, set(packages)) for code, said, packages in json.loads(done.stdout)]
+
+
+def test_help_configurations_and_mistakes_import_no_pytorch(tmp_path):
+    missing = str(tmp_path / "none")
+    asked = [(0, "== ", command, "--help") for command in COMMANDS]
+    asked += [(0, "output_dir: ", command, "--cfg", "job") for command in COMMANDS]
+    asked += [(2, "error: rnu_name: no such key;", command, "rnu_name=x") for command in COMMANDS]
+    asked += [
+        (2, "error: checkpoint: must be a folder with config.json,", c, f"checkpoint={missing}")
+        for c in CHECKPOINT_COMMANDS
+    ]
+    asked += [
+        (2, "error: target: no such option, got 'none';", "train.__main__", "target=none"),
+        (2, "error: optim.lr: must be positive, got -1", "train.__main__", "optim.lr=-1"),
+        (2, "error: tree.depth: must be at most", "train.__main__", "tree.depth=99", "tree=chain"),
+        (2, "error: tree.file: must be a readable JSON", "infer.tree_file", f"tree.file={missing}"),
+        (2, "error: command line: must be two reports, got 0;", "infer.compare"),
+        (2, "error: report: must be a readable report.json,", "infer.compare", missing, missing),
+    ]
+    answers = run_all([list(words) for _, _, *words in asked], tmp_path)
+    for (code, text, *words), (got, said, packages) in zip(asked, answers, strict=True):
+        assert (got, text in said) == (code, True), (words, said)
+        assert not packages & SLOW, words

@@ -1,0 +1,1 @@
+"""The configuration of a training run: one file per group; none of them imports PyTorch."""

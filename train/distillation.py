@@ -1,0 +1,88 @@
+"""Distill a draft from its target, measure what it gains, and write and print the report."""
+
+import logging
+from pathlib import Path
+
+from data.preview import Preview
+from infer.command_inputs import load_draft_under_test
+from infer.measure.evaluate import evaluate_drafts
+from infer.measure.report_schema import EvalReport
+from infer.report.report_files import write_report_files
+from infer.report.tables import print_report, summary_table
+from infer.tuning.auto import tune_drafts_for_report
+from models.drafts.registry import build_draft
+from train.checks import build_run_parallel
+from train.config.run import TrainConf
+from train.first_lines import announce_data
+from train.log import MetricLogger
+from train.loop import Trainer
+from train.quick_eval import build_quick_eval
+from train.rows.held_out import check_held_out_unchanged, resolve_evaluation, write_held_out
+from train.rows.packed_rows import choose_vocabulary, load_training_rows, write_prompt_hashes
+from train.run import check_disk_space, known_steps, open_run, report_full_disk
+
+log = logging.getLogger("train")
+
+
+def distill_draft(conf: TrainConf, preview: Preview | None) -> None:
+    """Train the draft of a checked configuration, measure it and publish its report.
+
+    `preview` is what `check_run` returned.
+    """
+    if preview is not None:
+        announce_data(conf, preview)
+    parallel = build_run_parallel(conf, trackers=conf.log.list_trackers())
+    run = open_run(conf, parallel)
+
+    target = parallel.build_target(conf.target)
+    draft = build_draft(conf.draft, target, loss=conf.loss, seed=conf.seed)
+    if layers := draft.needs.layers:
+        log.info("draft: captures what enters layers %s of %d", layers, target.num_layers)
+    if (limits := conf.draft.describe_engine_limits()) is not None:
+        log.warning(limits)
+    check_disk_space(run.folder, draft, target, num_states=conf.num_states)
+    metric_logger = MetricLogger(conf.log, run, parallel.accelerator)
+
+    steps = known_steps(run, conf.optim)
+    if steps is None or run.progress.step < steps:
+        rows, held_out, store = load_training_rows(conf, target, draft, parallel)
+        if run.progress.step:
+            check_held_out_unchanged(held_out, run.folder)
+        if parallel.is_main:
+            write_held_out(held_out, run.folder)
+            write_prompt_hashes(rows, target.tokenizer, run.folder)
+        choose_vocabulary(draft, target, rows, conf.data, run.folder if parallel.is_main else None)
+        tree, selection_prompts = conf.tree.build(), [row["ids"] for row in held_out.selection]
+        if tree.depth > draft.trained_depth:
+            log.warning(
+                "tree.depth: %d is deeper than the %d steps that the draft is trained for; "
+                "deep nodes are rarely accepted", tree.depth, draft.trained_depth,
+            )  # fmt: skip
+        Trainer(
+            conf=conf, parallel=parallel, target=target, draft=draft, rows=rows, store=store,
+            state=run, log=metric_logger,
+            evaluate=build_quick_eval(target, selection_prompts, tree, conf.evaluation),
+        ).run()  # fmt: skip
+    else:
+        log.info("%s is trained already: only its evaluation is repeated", run.folder)
+
+    if parallel.runs_target:
+        evaluation = resolve_evaluation(conf, run.folder)
+        best_draft = load_draft_under_test(run.folder / "checkpoint", target)
+        drafts = tune_drafts_for_report(
+            target, [best_draft], tree=conf.tree, conf=evaluation, target_conf=conf.target,
+            print_line=log.info, is_target_split=parallel.is_target_split,
+        )  # fmt: skip
+        report = evaluate_drafts(target, drafts, tree=conf.tree, conf=evaluation)
+        if parallel.is_main:
+            publish_report(report, run.folder, metric_logger)
+    parallel.barrier()
+    parallel.accelerator.end_training()
+
+
+def publish_report(report: EvalReport, folder: Path, metric_logger: MetricLogger) -> None:
+    with report_full_disk(folder):
+        write_report_files(report, folder)
+    metric_logger.upload_report(summary_table(report))
+    print_report(report)
+    log.info("report: %s\ncheckpoint: %s", folder / "report.html", folder / "checkpoint")

@@ -1,0 +1,79 @@
+"""Compile the graphs of a training run and of its evaluation ahead of it."""
+
+import logging
+import tempfile
+from pathlib import Path
+
+import torch
+
+from data.config import DataSource
+from data.packing.documents import Documents, Packed
+from data.packing.pack import pack_documents
+from data.sources.tokenized import document_from_pair
+from infer.command_inputs import load_draft_under_test
+from infer.graph_warmup import compile_eval_graphs
+from models.drafts.registry import build_draft
+from models.parallel.dtensor import full_params
+from train.checks import build_run_parallel, check_run
+from train.config.log import LogConf
+from train.config.run import TrainConf
+from train.distributed.parallel import Parallel
+from train.log import MetricLogger
+from train.loop import Trainer
+from train.rows.held_out import has_external_prompts, resolve_evaluation, write_held_out
+from train.rows.packed_rows import choose_vocabulary, load_training_rows
+from train.state import RunState, flatten_config
+
+log = logging.getLogger("train.warmup")
+
+
+def make_dummy_rows(conf: TrainConf, vocab_size: int) -> Packed:
+    """Build the rows of one step from random tokens; the first half of each row is a prompt."""
+    length, half = conf.data.row_length, conf.data.row_length // 2
+    generator = torch.Generator().manual_seed(conf.seed)
+    token_rows = torch.randint(vocab_size, (conf.optim.rows_per_step, length), generator=generator)
+    documents = Documents.from_documents(
+        document_from_pair(ids[:half], ids[half:]) for ids in token_rows.tolist()
+    )
+    return pack_documents(documents, length, overlap=conf.data.overlap)[0]  # without the report
+
+
+def compile_training_graphs(conf: TrainConf, parallel: Parallel, folder: Path) -> None:
+    """Compile ahead of time every graph that train/distillation.py would; `folder` is temporary."""
+    if not parallel.device.has_static_shapes:
+        log.info("graphs: none to compile, because compiling is off on this device")
+        return
+    target = parallel.build_target(conf.target)
+    draft = build_draft(conf.draft, target, loss=conf.loss, seed=conf.seed)
+    if conf.data.source is not DataSource.captured and has_external_prompts(conf):
+        rows, store = make_dummy_rows(conf, target.vocab_size), None
+    else:  # some graphs depend on the lengths of the held-out prompts
+        rows, held_out, store = load_training_rows(conf, target, draft, parallel)
+        write_held_out(held_out, folder)
+    choose_vocabulary(draft, target, rows, conf.data, folder=None)
+    state = RunState(folder, flatten_config(conf))
+    Trainer(
+        conf=conf, parallel=parallel, target=target, draft=draft, rows=rows, store=store,
+        state=state, log=MetricLogger(LogConf(), state, parallel.accelerator),
+        evaluate=lambda _: {},
+    ).warmup(log.info)  # fmt: skip
+    with full_params(draft):
+        if parallel.runs_target:
+            # Saved and loaded as at the end of a run: some methods merge their adapters into the
+            # target when they are saved, and graphs depend on the modules.
+            draft.save(folder / "checkpoint", target)
+            draft_under_test = load_draft_under_test(folder / "checkpoint", target)
+            evaluation = resolve_evaluation(conf, folder)
+            compile_eval_graphs(
+                target, [draft_under_test], tree=conf.tree, conf=evaluation, print_line=log.info
+            )
+
+
+def warm_up_run(conf: TrainConf) -> None:
+    """Check a run as its training would, and compile its graphs in a temporary folder."""
+    check_run(conf, reads_data=False)
+    parallel = build_run_parallel(conf, trackers=[])
+    with tempfile.TemporaryDirectory() as folder:
+        compile_training_graphs(conf, parallel, Path(folder))
+    parallel.barrier()
+    parallel.accelerator.end_training()
