@@ -80,6 +80,7 @@ class EvaluationConf:
     typical_epsilon: float = 0.09
     typical_delta: float = 0.3
     batch_sizes: list[int] = field(default_factory=lambda: [8])  # batch sizes measured besides 1
+    phases: bool = True  # also times the parts of a round, each of which is a graph of its own
     replay: bool = False  # also measures proposals at every position of the target's own text
 
     def __post_init__(self) -> None:

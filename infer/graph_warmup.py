@@ -32,7 +32,7 @@ def compile_eval_graphs(
                     measure_tolerance(mode.decoder, warmup_prompts, max_new_tokens=conf.new_tokens)
                 for prompt in warmup_prompts:
                     mode.decoder.decode([prompt.ids], row_ids=[0], max_new_tokens=num_tokens)
-            timed = [mode for mode in modes.values() if mode.timed]
+            timed = [mode for mode in modes.values() if mode.timed and conf.phases]
             warm_up_unfused(timed, warmup_prompts[0], max_new_tokens=conf.new_tokens)
             for draft, batch in itertools.product(drafts, conf.batch_sizes):
                 batched.build_warm_decoders(

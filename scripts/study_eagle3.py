@@ -38,7 +38,7 @@ from scripts.chain_rounds import (
 DEPTH = 4  # of the chain
 VARIANT = "variant="
 BASE = [
-    "draft=demo", "draft.vocab_size=null", "optim=demo", "optim.rows_per_step=8",
+    "experiment=demo-v1", "draft.vocab_size=null", "optim.rows_per_step=8",
     "optim.micro_batch_size=8", "data.for_any_target=true", "data.answers.prompts=2048",
     "data.answers.max_new_tokens=80", "tree=chain", f"tree.depth={DEPTH}", "log=console",
     "device=cpu", "device.compile=false", "device.threads=1", "num_eval_prompts=1",

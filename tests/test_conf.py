@@ -26,6 +26,7 @@ GROUPS = (
     "log",
     "experiment",
     "mixture",
+    "evaluation",
     "answers",
 )
 ELSEWHERE = {  # groups that training does not have

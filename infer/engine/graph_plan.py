@@ -134,7 +134,7 @@ def plan_eval_graphs(
         graph
         for spec, timed in decoders
         for graph in spec.list_graphs(
-            prompt_lengths, fused=fused, unfused=timed or not fused, lazy=lazy
+            prompt_lengths, fused=fused, unfused=(timed and conf.phases) or not fused, lazy=lazy
         )
     }
 

@@ -57,7 +57,13 @@ from infer.measure.report_schema import (
 )
 from infer.measure.samples import collect_samples
 from infer.measure.sections import DRAFT_MODES
-from infer.measure.timing import alternate_order, derive_costs, describe_bottleneck, measure_splits
+from infer.measure.timing import (
+    WARMUP_TOKENS,
+    alternate_order,
+    derive_costs,
+    describe_bottleneck,
+    measure_splits,
+)
 from infer.verify import build_evaluation_rule
 from models.device.graph_budget import Graph, GraphBudget
 from models.speculate.config import TreeConf
@@ -95,7 +101,9 @@ def _run_evaluation(
             name: partial(_check_answers, mode, modes, results, tolerances)
             for name, mode in modes.items()
         }
-        splits = measure_splits(modes, prompts, max_new_tokens=conf.new_tokens)
+        splits = (
+            measure_splits(modes, prompts, max_new_tokens=conf.new_tokens) if conf.phases else {}
+        )
         mode_results = _build_mode_results(modes, results, checks, splits)
         drafts = [
             _measure_draft(candidate, target, modes, mode_results, prompts, tree, checks, conf)
@@ -329,8 +337,9 @@ def _warm_up_modes(
             continue
         for prompt in warmup_prompts:
             mode.decoder.decode(
-                [prompt.ids], row_ids=[prompt.row_id], max_new_tokens=conf.new_tokens
-            )
+                [prompt.ids], row_ids=[prompt.row_id],
+                max_new_tokens=min(WARMUP_TOKENS, conf.new_tokens),
+            )  # fmt: skip
     return tolerances
 
 

@@ -15,7 +15,13 @@ from infer.report.number_format import (
     is_compared,
 )
 from infer.report.prose import append_remarks, explain_undecided
-from infer.report.views import collect_sections, list_measured_modes, list_modes, mode_label
+from infer.report.views import (
+    ModeView,
+    collect_sections,
+    list_measured_modes,
+    list_modes,
+    mode_label,
+)
 
 # More columns do not fit into 100 characters; report.json holds every position.
 MAX_POSITIONS = 10
@@ -77,15 +83,31 @@ def summary_table(report: Report, *, main: bool = False) -> Table:
         ),
         columns=["prompts", "mode", *MODE_COLUMNS],
         rows=[
-            [
-                f"{name} ({section.autoregressive.prompts})",
-                view.label,
-                *(_mode_cells(view.mode) if view.mode else [ABSENT] * len(MODE_COLUMNS)),
-            ]
+            _mode_row(name, section, view)
             for name, section in collect_sections(report).items()
             for view in list_modes(section, main=main)
         ],
         label_columns=2,
+    )
+
+
+def overview_table(report: Report) -> Table:
+    """Build a table with all modes on all prompts, then the tree in each category."""
+    return Table(
+        title="Modes",
+        note=append_remarks(
+            "Brackets: 95 % interval over prompts; parentheses: their number.", report
+        ),
+        columns=["prompts", "mode", *MODE_COLUMNS],
+        rows=[_mode_row("all", report, view) for view in list_modes(report)]
+        + [
+            _mode_row(name, section, view)
+            for name, section in report.categories.items()
+            for view in list_modes(section)
+            if view.key.endswith("/tree")
+        ],
+        label_columns=2,
+        footnotes=explain_undecided(report),
     )
 
 
@@ -206,6 +228,15 @@ def prompt_length_table(report: Report) -> Table:
             for name, tokens in by_length.longest_row.items()
         ],
     )
+
+
+def _mode_row(name: str, section: Section, view: ModeView) -> list[str]:
+    """Return the row of a mode on the prompts of a section."""
+    return [
+        f"{name} ({section.autoregressive.prompts})",
+        view.label,
+        *(_mode_cells(view.mode) if view.mode else [ABSENT] * len(MODE_COLUMNS)),
+    ]
 
 
 def _mode_cells(mode: ModeSection) -> list[str]:

@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 from data.eval_prompts.contamination import Contamination
 from infer.measure.report_schema import LosslessVerdict, ModeSection, Report
-from infer.report.number_format import format_estimate
+from infer.report.number_format import format_estimate, is_compared
 from infer.report.views import list_measured_modes, list_modes
 from models.speculate.config import SamplingConf
 
@@ -48,6 +48,40 @@ def _describe_tuned(report: Report) -> str:
     return f" Tuned for this device on other prompts: {'; '.join(tuned)}." if tuned else ""
 
 
+def describe_verdicts(report: Report) -> list[str]:
+    """Return a sentence for each draft: what it delivers, how much faster, with which output."""
+    sentences = []
+    for draft in report.drafts:
+        name = "tuned" if draft.modes.get("tuned") else "tree"
+        mode = draft.modes[name]
+        if mode is None or mode.delivered_per_round is None:
+            continue
+        delivered = mode.delivered_per_round.mean
+        how = f"tuned to {draft.tuned_tree}" if draft.tuned_tree else name
+        sentences.append(
+            f"{draft.name}, {how}: {delivered:.2f} tokens delivered per round, "
+            f"{format_estimate(mode.speedup)} times as fast as the target alone, "
+            f"{_describe_output(mode)}."
+        )
+    return sentences
+
+
+def _describe_output(mode: ModeSection) -> str:
+    """Describe in a few words how the answers compare with those of the target alone."""
+    if mode.lossy:
+        return f"other output, as the {mode.verification} rule is lossy"
+    if not is_compared(mode):
+        return "output of the same distribution"
+    different = f"{mode.mismatched_prompts} of {mode.prompts} answers differ"
+    return {
+        LosslessVerdict.yes: f"same output ({different}, by near-ties)"
+        if mode.mismatched_prompts
+        else "same output",
+        LosslessVerdict.no: f"NOT the same output: {different}",
+        LosslessVerdict.undecided: f"output undecided: {different}",
+    }[LosslessVerdict(mode.lossless)]
+
+
 def append_remarks(text: str, report: Report) -> str:
     """Append the reasons why a draft's figures cannot be compared with the others as they are."""
     adapted = (
@@ -65,12 +99,15 @@ def append_remarks(text: str, report: Report) -> str:
 
 
 def list_absences(report: Report) -> list[str]:
-    """Return a line per mode that was not measured, then those on contamination."""
-    return [
+    """Return a line for each part that was not measured, then those on contamination."""
+    absences = [
         f"{view.label}: not measured: {view.reason}"
         for view in list_modes(report)
         if view.mode is None
-    ] + describe_contamination(report)
+    ]
+    if not any(mode.split_ms for _, mode in list_measured_modes(report)):
+        absences.append("parts of a round: not timed: evaluation.phases=true times them")
+    return absences + describe_contamination(report)
 
 
 def describe_contamination(report: Report) -> list[str]:

@@ -12,7 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from infer.measure.report_schema import Report
 from infer.report.definitions import POSITION_COLUMN, get_definition
 from infer.report.plots import render_plots
-from infer.report.prose import build_headline, list_absences
+from infer.report.prose import build_headline, describe_verdicts, list_absences
 from infer.report.tables import build_tables, collect_definitions, render_markdown
 from infer.report.views import has_several_drafts
 from models.files import write_text_atomically
@@ -37,6 +37,7 @@ def render_page(report: Report) -> str:
     tables = build_tables(report)
     return environment.get_template("report.html.j2").render(
         report=report,
+        verdicts=describe_verdicts(report),
         headline=build_headline(report),
         absences=list_absences(report),
         tables=tables,

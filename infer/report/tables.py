@@ -12,17 +12,19 @@ from infer.report.cost_tables import (
     split_table,
 )
 from infer.report.definitions import select_definitions
+from infer.report.levels import describe_levels
 from infer.report.mode_tables import (
     acceptance_table,
     exactness_table,
     gain_table,
+    overview_table,
     position_table,
     prompt_length_table,
     side_by_side_table,
     summary_table,
 )
 from infer.report.number_format import Table, choose_console, to_rich_table
-from infer.report.prose import build_headline, list_absences
+from infer.report.prose import build_headline, describe_verdicts, list_absences
 from infer.report.views import collect_sections, has_several_drafts
 from models.console import CONSOLE
 
@@ -46,23 +48,6 @@ def build_tables(report: Report) -> list[Table]:
     return [table for table in tables if table.rows]
 
 
-def _build_terminal_tables(report: Report) -> list[Table]:
-    """Build the tables for a terminal; with several drafts they show only the trees, to fit."""
-    several = has_several_drafts(report)
-    tables = [
-        *([side_by_side_table(report)] if several else []),
-        summary_table(report, main=several),
-        gain_table({"all": report}, main=several),
-        split_table(report, main=True),
-        batch_table(report),
-        acceptance_table(report, main=True),
-        *([] if several else [position_table(report)]),
-        replay_table(report),
-        exactness_table(report, main=several),
-    ]
-    return [table for table in tables if table.rows]
-
-
 def collect_definitions(tables: list[Table]) -> dict[str, str]:
     """Return the definitions of all figures in the tables."""
     return select_definitions(
@@ -74,6 +59,7 @@ def render_markdown(report: Report) -> str:
     """Return the whole report as Markdown."""
     parts = [
         "# Speculative decoding report",
+        *describe_verdicts(report),
         build_headline(report),
         *(f"- {line}" for line in list_absences(report)),
     ]
@@ -101,11 +87,14 @@ def render_markdown(report: Report) -> str:
 
 
 def print_report(report: Report, output: Console = CONSOLE) -> None:
-    """Print the main tables: ruled on a terminal, plain lines of 100 columns elsewhere."""
+    """Print the verdicts and one table, which fit a screen: report.html has everything.
+
+    The table is ruled on a terminal, and plain lines of 100 columns elsewhere.
+    """
     console = choose_console(output)
-    console.print(*map(Text, (build_headline(report), *list_absences(report))), sep="\n")
-    for table in _build_terminal_tables(report):
-        console.print()
-        console.print(Text(table.title, style="bold"))
-        console.print(to_rich_table(table, ruled=console.is_terminal))
-        console.print(*map(Text, table.footnotes), Text(table.note, style="dim"), sep="\n")
+    table = side_by_side_table(report) if has_several_drafts(report) else overview_table(report)
+    console.print(*(Text(line, style="bold") for line in describe_verdicts(report)), sep="\n")
+    console.print()
+    console.print(to_rich_table(table, ruled=console.is_terminal))
+    console.print(*map(Text, table.footnotes), Text(table.note, style="dim"), sep="\n")
+    console.print(*map(Text, (*describe_levels(report), *list_absences(report))), sep="\n")

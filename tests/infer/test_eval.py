@@ -17,8 +17,9 @@ from infer.engine import rounds
 from infer.engine.decode import Decoder
 from infer.eval import main
 from infer.measure.eval_modes import DraftUnderTest
-from infer.measure.evaluate import evaluate_drafts
+from infer.measure.evaluate import evaluate_drafts, plan_evaluation
 from infer.measure.report_schema import AdaptedTargetInfo, DraftMemory
+from infer.report.prose import list_absences
 from models import checkpoint, checkpoint_files
 from models.console import setup_logging
 from models.device.config import DeviceConf, DeviceName
@@ -83,6 +84,19 @@ def test_five_modes_are_judged_and_the_untrained_draft_is_rebuilt(target, folder
     assert report.prompts.by_category == {"a": 2, "b": 2}
     assert set(report.categories) == {"a", "b"}
     assert as_json(from_json(as_json(report))) == as_json(report)
+
+
+def test_without_phases_only_whole_rounds_are_measured_and_compiled(target, folder):
+    """Each part of a round would be a graph of its own, which takes long to compile."""
+    draft = load_draft_under_test(folder / "outputs/train/newer/checkpoint", target)
+    quick = conf(folder, phases=False)
+    report = evaluate_drafts(target, [draft], tree=TREE, conf=quick)
+    tree = report.drafts[0].modes["tree"]
+    assert tree.split_ms is tree.costs_ms is tree.bottleneck is None
+    assert tree.speedup.mean > 0
+    assert "evaluation.phases=true" in " ".join(list_absences(report))
+    _, graphs = plan_evaluation(target, [draft], TREE.build(), quick)
+    assert {graph.function.partition(":")[0] for graph in graphs} == {"prefill", "begin", "fused"}
 
 
 def test_a_draft_of_unknown_seed_has_no_untrained_mode_and_says_why(target, folder, tmp_path):
