@@ -201,8 +201,9 @@ class DecodePlanConf:
     draft: DraftConf = MISSING
     tree: TreeConf = field(default_factory=TreeConf)
     loss: LossConf = field(default_factory=LossConf)  # set by the draft's configuration
-    optim: Any = None  # set by the draft's configuration, like `data`; both are unused
+    optim: Any = None  # set by the draft's configuration, like the next two; all are unused
     data: Any = None
+    evaluation: Any = None
     sampling: SamplingConf = field(default_factory=SamplingConf)
     device: DeviceConf = field(default_factory=DeviceConf)
     machine: MachineConf = field(default_factory=MachineConf)

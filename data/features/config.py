@@ -45,6 +45,7 @@ class CaptureConf:
     loss: LossConf = field(default_factory=LossConf)  # set by the draft's config group
     optim: Any = None  # set by the draft's config group, unused
     tree: Any = None  # set by the draft's config group, unused
+    evaluation: Any = None  # set by the draft's config group, unused
     device: DeviceConf = field(default_factory=DeviceConf)
     dtype: Dtype = Dtype.int8  # of hidden states
     teacher: TeacherKind = TeacherKind.hidden
