@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-import torch._dynamo  # counters live here; importing it compiles nothing
 from torch import nn
 
 from models.device.config import Precision
@@ -132,7 +131,9 @@ class Device:
         def keep_guards(guards: Sequence[Any]) -> list[bool]:
             return [not guard.name.startswith(frozen_names) for guard in guards]
 
-        torch._dynamo.config.recompile_limit = MAX_GRAPHS_PER_FUNCTION
+        from torch._dynamo import config  # deferred: slow to import
+
+        config.recompile_limit = MAX_GRAPHS_PER_FUNCTION
         if kind:
             function = _copy_with_name(function, f"{function.__name__}_{kind}")
         options: dict[str, Any] = {"guard_filter_fn": keep_guards} if frozen_names else {}
@@ -203,7 +204,9 @@ class Device:
     @staticmethod
     def count_graphs() -> int:
         """Return the number of graphs compiled in this process; it must not grow after warm-up."""
-        return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+        from torch._dynamo.utils import counters  # deferred: slow to import
+
+        return int(counters["stats"]["unique_graphs"])
 
     def describe(self) -> dict[str, Any]:
         """Return the hardware and the settings of a measurement, for its report."""

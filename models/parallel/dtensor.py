@@ -1,15 +1,25 @@
 """Full values of weights that are sharded over processes."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, cast
 
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Return whether the tensor is a DTensor.
+
+    There is none before its module is imported, which takes a second: this does not import it.
+    """
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
     """Return the full tensor. Collective: call it on every rank that holds a shard."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return cast(Any, tensor).full_tensor() if is_sharded(tensor) else tensor
 
 
 @contextmanager
@@ -24,7 +34,7 @@ def full_params(module: nn.Module) -> Iterator[None]:
         (owner, name, parameter)
         for owner in module.modules()
         for name, parameter in owner.named_parameters(recurse=False)
-        if isinstance(parameter, DTensor)
+        if is_sharded(parameter)
     ]
     full = {
         id(parameter): nn.Parameter(full_tensor(parameter.detach()), parameter.requires_grad)
