@@ -8,6 +8,7 @@ Both trainers get the same answers of the same target. Each side chooses its rat
 seed, by a chain of four on prompts that are not judged; the other seeds train at that rate. The
 judged prompts are the demo's held-out ones or those of `--prompts`. Every run and measurement is a
 process on one thread; what is finished is not repeated, so a stopped race goes on where it was.
+At the end short runs of both sides take turns, alone, to tell what training costs.
 With `--engine`, vLLM serves all chosen drafts too (`make test-engines` installs it).
 """
 
@@ -15,6 +16,7 @@ import argparse
 import sys
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
@@ -111,6 +113,9 @@ def hold_race(race: Race, args: argparse.Namespace) -> None:
     measure_all("runtime", chosen, args.jobs)
     if args.engine:
         measure_all("vllm", chosen, args.jobs)
+    race.share_documents()
+    # These are timed, so nothing runs beside them.
+    train_all([replace(run, race=race.short) for run in chosen], jobs=1)
     if not (race.output / LOOKUP_FILE).exists():
         work_off([partial(do_stage, "lookup", chosen[0])], args.jobs)
 

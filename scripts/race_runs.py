@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from scripts.peer_documents import SUMMARY
 OURS, PEER = SIDES = ("ours", "peer")
 DEPTHS = [3, 4]  # of the judged chains; rates are chosen by the deepest
 LOOKUP_FILE = "lookup.json"
+COST_FOLDER = "cost"
+COST_STEPS = 60  # of the runs that are timed
 STEP_TOKENS = 2048  # eight rows of 256, or a packed batch of the peer's
 
 
@@ -40,6 +42,19 @@ class Race:
     def documents(self, seed: int) -> Path:
         """Return the folder of the documents that the runs of a seed train on."""
         return self.output / f"documents-seed{seed}"
+
+    @property
+    def short(self) -> "Race":
+        """Return the race of few steps that training is timed by."""
+        return replace(self, output=self.output / COST_FOLDER, steps=COST_STEPS)
+
+    def share_documents(self) -> None:
+        """Link the answers and documents into the folder of the short race."""
+        self.short.output.mkdir(exist_ok=True)
+        for source in (self.output / "answers", *self.output.glob("documents-seed*")):
+            link = self.short.output / source.name
+            if source.exists() and not link.exists():
+                link.symlink_to(source.resolve(), target_is_directory=True)
 
     def save(self) -> None:
         """Write the settings; raise UserError if the folder holds a race with other settings."""

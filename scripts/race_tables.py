@@ -60,7 +60,8 @@ def build_tables(race: Race) -> list[Table]:
     tables = [
         build_acceptance_table(figures, lookup),
         build_category_table(figures, lookup),
-        build_cost_table(figures),
+        build_rate_table(figures),
+        build_cost_table(race.short.list_figures()),
     ]
     return [table for table in tables if table.rows]
 
@@ -125,8 +126,8 @@ def build_category_table(figures: list[Figures], lookup: Figures | None) -> Tabl
     )
 
 
-def build_cost_table(figures: list[Figures]) -> Table:
-    """Return what training has cost each side, and how its rate was chosen."""
+def build_rate_table(figures: list[Figures]) -> Table:
+    """Return how the rate of each side was chosen, and how much its runs have learned from."""
     rows = []
     for side in SIDES:
         tried, runs = calibrated_lengths(figures, side), select_chosen(figures, side)
@@ -135,18 +136,39 @@ def build_cost_table(figures: list[Figures]) -> Table:
                 NAMES[side], ", ".join(f"{rate:g}: {tau:.2f}" for rate, tau in tried.items()),
                 f"{runs[0]['rate']:g}", f"{runs[0]['steps']:,}",
                 ", ".join(f"{run['tokens']:,}" for run in runs),
-                ", ".join(f"{run['tokens'] / run['seconds']:,.0f}" for run in runs),
-                ", ".join(f"{run['peak_bytes'] / 2**20:,.0f}" for run in runs),
             ])  # fmt: skip
     return Table(
-        title="Training",
-        note="Rates: tau of the first seed's chain on prompts that are not judged, which chooses "
-        "the rate. Tokens, tokens/s and peak memory: by seed. Tokens: of all steps, without "
-        "padding. Tokens/s: over the time of all steps (batches, forward and backward passes, "
-        "updates; no validation, no saving), with the target's features computed before. Peak: "
-        "resident memory of the training process, ours with the target and the final evaluation "
-        "in it. One thread each, other runs beside it.",
-        columns=["trainer", "rates", "chosen", "steps", "tokens", "tokens/s", "peak MiB"],
+        title="Rates",
+        note="Tau of the first seed's chain on prompts that are not judged, which chooses the "
+        "rate. Tokens: of all steps, without padding, by seed.",
+        columns=["trainer", "rates", "chosen", "steps", "tokens"],
         rows=rows,
         label_columns=2,
+    )
+
+
+def build_cost_table(figures: list[Figures]) -> Table:
+    """Return the speed and the peak memory of short training runs, by seed."""
+    by_side = {
+        side: sorted((run for run in figures if run["side"] == side), key=lambda run: run["seed"])
+        for side in SIDES
+    }
+    rows = [
+        [
+            NAMES[side], f"{runs[0]['steps']:,}",
+            ", ".join(f"{run['tokens'] / run['seconds']:,.0f}" for run in runs),
+            ", ".join(f"{run['peak_bytes'] / 2**20:,.0f}" for run in runs),
+        ]
+        for side, runs in by_side.items()
+        if runs
+    ]  # fmt: skip
+    return Table(
+        title="Training",
+        note="Runs of few steps at the chosen rates, in turns, one thread, nothing beside them, by "
+        "seed. Tokens/s: over the time of all steps (batches, forward and backward passes, "
+        "updates; no validation, no saving), with the target's features computed before. Peak: "
+        "resident memory of the process, ours with the target and the final evaluation in it.",
+        columns=["trainer", "steps", "tokens/s", "peak MiB"],
+        rows=rows,
+        label_columns=1,
     )

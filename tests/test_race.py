@@ -92,12 +92,17 @@ def race(tmp_path):
         add_run(race, side, rate=0.01, seed=0, calibration=GOOD, judged=counts)
         add_run(race, side, rate=0.01, seed=1, judged=counts)
         add_run(race, side, rate=0.03, seed=0, calibration=POOR, judged=GOOD)
+        race.documents(0).mkdir(exist_ok=True)
+        race.share_documents()
+        add_run(race.short, side, rate=0.01, seed=0, judged=counts)
     return race
 
 
 def add_run(race, side, *, rate, seed, judged, calibration=None):
     run = Run(race=race, side=side, rate=rate, seed=seed)
-    run.add_figures(side=side, rate=rate, seed=seed, steps=400, tokens=8000, seconds=4.0)
+    run.add_figures(
+        side=side, rate=rate, seed=seed, steps=race.steps, tokens=20 * race.steps, seconds=4.0
+    )
     run.add_figures(peak_bytes=3 * 2**20, runtime={"3": [judged[:5]] * 9, "4": [judged] * 9})
     if calibration:
         run.add_figures(calibration={"4": [calibration] * 9})
@@ -110,7 +115,7 @@ def test_a_rate_is_chosen_on_prompts_that_are_not_judged(race):
 def test_the_tables_compare_the_chosen_runs(race):
     lookup = {"categories": ["code", "docs", "docs"] * 3, "counts": [[12, 10]] * 9}
     (race.output / LOOKUP_FILE).write_text(json.dumps(lookup))
-    acceptance, categories, cost = build_tables(race)
+    acceptance, categories, rates, cost = build_tables(race)
     assert acceptance.rows[2:] == [
         ["ours", "this runtime", "4", "2.00, 2.00", "2.00", "+0.50 [+0.50, +0.50]",
          "0.50 0.30 0.10 0.10"],
@@ -119,9 +124,11 @@ def test_the_tables_compare_the_chosen_runs(race):
     ]  # fmt: skip
     assert categories.columns == ["draft", "code", "docs"]
     assert categories.rows[1] == ["speculators", "1.50", "1.50"]
-    assert cost.rows[0] == [
-        "ours", "0.01: 2.00, 0.03: 1.00", "0.01", "400", "8,000, 8,000", "2,000, 2,000", "3, 3"
+    assert rates.rows[0] == [
+        "ours", "0.01: 2.00, 0.03: 1.00", "0.01", "400", "8,000, 8,000"
     ]  # fmt: skip
+    assert cost.rows[0] == ["ours", "60", "300", "3"]
+    assert race.short.documents(0).resolve() == race.documents(0)
 
 
 def test_a_race_that_has_not_begun_has_no_tables(tmp_path):
@@ -143,7 +150,6 @@ def test_the_page_has_room_for_both_targets(race):
 
 def test_the_peer_trains_for_all_steps_on_all_documents_but_the_last(race):
     documents = race.documents(0)
-    documents.mkdir()
     (documents / SUMMARY).write_text(json.dumps({"layers": LAYERS, "lengths": [4096, 2048, 99]}))
     run = Run(race=race, side=PEER, rate=0.01, seed=0)
     assert run.count_epochs() == 134  # of three steps each
