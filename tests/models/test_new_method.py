@@ -116,9 +116,10 @@ def test_two_files_and_a_yaml_are_trained_reported_and_judged(target, tmp_path):
         "optim.compile=false", "eval_every=150", "num_eval_prompts=2", "run_name=new", *common,
     )  # fmt: skip
     out = run(copy, "infer.eval", "checkpoint=outputs/train/new/checkpoint", *common)
-    assert "bigram" in out
+    assert "new, tree: " in out
     for place in ("train/new", "infer.eval/eval"):
         report = json.loads((copy / "outputs" / place / "report.json").read_text())
+        assert report["drafts"][0]["method"] == "bigram"
         modes = report["drafts"][0]["modes"]
         assert all(mode["lossless"] == "yes" for mode in modes.values())
         lengths = {name: mode["acceptance_length"]["mean"] for name, mode in modes.items()}
