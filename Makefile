@@ -18,7 +18,7 @@ READY  := $(VENV)/.ready
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(READY)  ## distill a draft for the embedded target and print its gain (CPU; 20 to 35 minutes on two cores of a busy machine)
+demo: $(READY)  ## distill a draft for the embedded target and print its gain (CPU; 8 minutes on two quiet cores)
 	@echo "demo: python -m train"
 	@$(BIN)/python -m train
 
