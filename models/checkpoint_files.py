@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself, read without PyTorch: config.json and the weights' metadata."""
+"""Read config.json and the metadata of the weights of a checkpoint, without PyTorch."""
 
 import json
 from collections.abc import Iterator

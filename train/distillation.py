@@ -81,6 +81,7 @@ def distill_draft(conf: TrainConf, preview: Preview | None) -> None:
 
 
 def publish_report(report: EvalReport, folder: Path, metric_logger: MetricLogger) -> None:
+    """Write the report to the run folder and the trackers, and print it."""
     with report_full_disk(folder):
         write_report_files(report, folder)
     metric_logger.upload_report(summary_table(report))

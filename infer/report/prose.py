@@ -106,7 +106,7 @@ def list_absences(report: Report) -> list[str]:
         if view.mode is None
     ]
     if not any(mode.split_ms for _, mode in list_measured_modes(report)):
-        absences.append("parts of a round: not timed: evaluation.phases=true times them")
+        absences.append("parts of a round: not measured: evaluation.phases=true times them")
     return absences + describe_contamination(report)
 
 

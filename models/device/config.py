@@ -24,7 +24,9 @@ class DeviceName(Enum):
 class Precision(Enum):
     """Number types of target and runtime, or of Muon's products; drafts have fp32 masters."""
 
-    auto = "auto"  # bfloat16; on a CPU by models/target/precision.py, else float32
+    # bfloat16, but float32 on a CPU; a large target may be faster in bfloat16 there, too
+    # (models/target/precision.py).
+    auto = "auto"
     float32 = "float32"
     bfloat16 = "bfloat16"
 

@@ -1,4 +1,4 @@
-"""Weights stored in one file per rank: what other rooms call of the route that writes them."""
+"""Read weights that are stored in one file per rank, for rooms that may not name the XLA route."""
 
 from models.device.xla.nxd_checkpoint import find_rank_files, load_rank_files
 

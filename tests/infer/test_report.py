@@ -9,10 +9,10 @@ import pytest
 
 from data.eval_prompts.contamination import Contamination
 from infer.measure.records import DraftResult
-from infer.measure.report_schema import DraftMemory, LosslessVerdict, ReplayResult, TextSpan
+from infer.measure.report_schema import DraftMemory, ReplayResult, TextSpan
 from infer.report.cost_tables import efficiency_table
 from infer.report.mode_tables import prompt_length_table
-from infer.report.prose import build_headline, describe_contamination, describe_verdicts
+from infer.report.prose import build_headline, describe_contamination
 from infer.report.report_files import write_report_files
 from scripts.report_schema import SCHEMA_FILE, build_schema
 from tests.support.made_report import (
@@ -375,30 +375,6 @@ def test_terminal_output_is_plain_and_fits_a_hundred_columns(report, report_with
         text = printed(made)
         assert max(map(len, text.splitlines())) <= 100
         assert text.isascii()
-
-
-def test_a_terminal_shows_the_verdict_first_and_fits_a_screen(report):
-    verdict, *_ = printed(report).replace("\n", " ").split(". ")
-    assert "tokens delivered per round" in verdict
-    mode = report.drafts[0].modes["tree"]
-    assert f"{mode.delivered_per_round.mean:.2f} tokens" in verdict
-    assert f"{mode.speedup.mean:.2f} [" in verdict
-    assert len(printed(report).splitlines()) <= 24
-
-
-def test_a_verdict_never_calls_other_output_the_same(report):
-    tree = report.drafts[0].modes["tree"]
-    for changes, expected in (
-        ({"lossless": LosslessVerdict.yes, "mismatched_prompts": 0}, "same output."),
-        ({"lossless": LosslessVerdict.yes, "mismatched_prompts": 2}, "same output (2 of 48"),
-        ({"lossless": LosslessVerdict.undecided, "mismatched_prompts": 2}, "output undecided: 2"),
-        ({"lossless": LosslessVerdict.no, "mismatched_prompts": 9}, "NOT the same output: 9 of"),
-        ({"lossy": True, "verification": "typical"}, "other output, as the typical rule is lossy"),
-        ({"verification": "rejection"}, "output of the same distribution."),
-    ):
-        draft = replace(report.drafts[0], modes={"tree": replace(tree, **changes)})
-        (verdict,) = describe_verdicts(replace(report, drafts=[draft]))
-        assert expected in verdict
 
 
 def test_a_terminal_shows_headings_in_bold(report, monkeypatch):

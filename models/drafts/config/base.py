@@ -1,4 +1,4 @@
-"""What the options of every drafting method have; no file in this folder imports PyTorch."""
+"""Define the options of every drafting method; no file in this folder imports PyTorch."""
 
 from dataclasses import dataclass
 from typing import ClassVar
