@@ -8,12 +8,14 @@ WORKERS ?= 2
 THREADS ?= 1
 COVERAGE ?=
 SPREAD := --dist loadscope --no-loadscope-reorder  # one worker per file; a few tests are long
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) $(SPREAD)
+CHECKED := models,data,infer,train
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test coverage test-long test-floor test-engines test-xla check bench
+.PHONY: help demo test test-shapes test-system coverage report-coverage test-long test-floor test-engines test-xla check bench
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,11 +25,25 @@ demo: $(READY)  ## distill a draft for the embedded target and print its gain (C
 	@$(BIN)/python -m train
 
 test: $(READY)  ## run the quick tests
-	@echo "test: pytest without slow, engine and XLA tests"
-	@TEST_THREADS=$(THREADS) $(BIN)/python -m pytest -n $(WORKERS) $(SPREAD) $(COVERAGE)
+	@echo "test: pytest"
+	@TEST_THREADS=$(THREADS) COVERAGE_FILE=.coverage.test $(PYTEST) $(COVERAGE)
 
-coverage:  ## run the quick tests and report line coverage
-	@$(MAKE) test COVERAGE='--cov --cov-report=term'
+test-shapes: $(READY)  ## run the quick tests with the shapes and types of every call checked
+	@echo "test-shapes: pytest with jaxtyping and beartype"
+	@TEST_THREADS=$(THREADS) $(PYTEST) --jaxtyping-packages=$(CHECKED),beartype.beartype \
+	  -m 'not (slow or system or engines or xla or no_shapes)' tests
+
+test-system: $(READY)  ## run the tests of several processes, compiled graphs and large samples
+	@echo "test-system: pytest -m system"
+	@TEST_THREADS=$(THREADS) COVERAGE_FILE=.coverage.system $(PYTEST) -m 'system and not slow' $(COVERAGE) tests
+
+coverage:  ## report the line coverage of the quick and the system tests
+	@$(MAKE) test test-system COVERAGE='--cov --cov-report= --cov-fail-under=0'
+	@$(MAKE) report-coverage
+
+report-coverage:
+	@$(BIN)/coverage combine --quiet .coverage.test .coverage.system
+	@$(BIN)/coverage report
 
 test-long: $(READY)  ## run studies, sweeps and long kill tests
 	@echo "test-long: pytest -m slow"
@@ -58,13 +74,13 @@ test-xla: $(READY)  ## train and decode with PyTorch/XLA on its CPU device and c
 	@$(BIN)/python -m pytest -m xla tests/xla
 
 check: $(READY)  ## check formatting, lint, types, import direction and spelling
-	@echo "check: ruff, pyright, import-linter, codespell, names"
+	@echo "check: ruff, pyright, import-linter, codespell, scripts.check_sources"
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/pyright --pythonpath $(BIN)/python
 	@$(BIN)/lint-imports
 	@$(BIN)/codespell
-	@$(BIN)/python -m scripts.count_names
+	@$(BIN)/python -m scripts.check_sources
 
 bench: $(READY)  ## measure speed against transformers and vLLM; update the figures in docs/benchmarks.md and docs/features.md
 	@echo "bench: scripts/bench.py"

@@ -2,6 +2,7 @@
 
 import logging
 import os
+from functools import partial
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -11,14 +12,20 @@ import torch
 
 from tests.support.agreeing import small_drafts, small_target
 from tests.support.made_report import one_draft, three_drafts
-from tests.support.tiny import batch_of, learn, new_draft, sampled_texts, tiny_target, unchecked
+from tests.support.tiny import batch_of, learn, new_draft, sampled_texts, tiny_target
+from tests.support.trained_once import TrainedOnce
 
 # Small matrices are many times slower on several threads, and their sums are rounded otherwise.
 torch.set_num_threads(int(os.environ.get("TEST_THREADS", "1")))
 
 collect_ignore = ["neuron_device"]  # runs in processes of its own
 # folder of tests/ -> its mark
-MARKED = {"long": pytest.mark.slow, "engines": pytest.mark.engines, "xla": pytest.mark.xla}
+MARKED = {
+    "long": pytest.mark.slow,
+    "system": pytest.mark.system,
+    "engines": pytest.mark.engines,
+    "xla": pytest.mark.xla,
+}
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by mark
@@ -35,10 +42,9 @@ def _fresh():
 
 
 @pytest.fixture
-def many_calls():
-    """Shapes of what is called thousands of times here are checked elsewhere."""
-    with unchecked():
-        yield
+def fresh_compiler():
+    """Forget the graphs of earlier tests: torch.compile allows eight of one function."""
+    torch.compiler.reset()
 
 
 @pytest.fixture(scope="session")
@@ -48,11 +54,18 @@ def target():
 
 
 @pytest.fixture(scope="session")
-def learned(target):
+def trained_once(request):
+    """Keep trained weights between test runs and share them among workers."""
+    return TrainedOnce(request.config.cache.mkdir("trained"))
+
+
+@pytest.fixture(scope="session")
+def learned(target, trained_once):
     """An EAGLE-3 draft that has learned some of the target's own texts, and those texts."""
     texts = sampled_texts(target, count=8, length=40)
     draft = new_draft(target)
-    learn(draft, target, batch_of(texts), steps=250)
+    train = partial(learn, draft, target, batch_of(texts), steps=250)
+    trained_once.train("learned", draft, train)
     return draft, texts
 
 
@@ -63,9 +76,9 @@ def small():
 
 
 @pytest.fixture(scope="session")
-def drafts(small):
+def drafts(small, trained_once):
     """By name: drafts that agree with `small` partly."""
-    return small_drafts(small)
+    return small_drafts(small, trained_once)
 
 
 @pytest.fixture(scope="module")

@@ -243,6 +243,7 @@ def test_workers_share_a_capture(folder, target, tmp_path, caplog):
     refused(shard_name(1), lambda: opened(store, target))
 
 
+@pytest.mark.system
 def test_a_killed_capture_goes_on(folder, tmp_path):
     """Killed while it writes shards: what is finished is not done again, and all is as without."""
     wanted = conf(folder)

@@ -210,7 +210,7 @@ def test_broken_and_missing_data_files_are_refused(tmp_path, table):
         check_data(dataset(tmp_path / "none.parquet"))
 
 
-@pytest.mark.parametrize("offline", [True, False])
+@pytest.mark.parametrize("offline", [True, pytest.param(False, marks=pytest.mark.system)])
 def test_an_unreachable_hub_name_says_how_to_use_a_local_path(table, monkeypatch, offline):
     import datasets
 

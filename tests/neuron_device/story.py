@@ -1,4 +1,4 @@
-"""What tests/models/test_neuron_device.py asks about, done on the device in a process of its own.
+"""What tests/system/test_neuron_device.py asks about, done on the device in a process of its own.
 
 Nothing here names the device but `device=neuron`. What is found goes to facts.json.
 """

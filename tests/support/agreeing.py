@@ -1,6 +1,7 @@
 """A target of sixteen words and drafts that agree with it partly: sampled in bulk, in no time."""
 
 import copy
+from functools import partial
 
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -17,6 +18,7 @@ from models.speculate.config import SamplingConf, TreeConf
 from models.speculate.tree import Tree, TreeKind
 from models.target.target import Target
 from tests.support.tiny import CPU, batch_of, learn, tiny_tokenizer
+from tests.support.trained_once import TrainedOnce
 
 WORDS = 16
 LAYERS = [0, 1, 2]
@@ -47,7 +49,7 @@ def small_target() -> Target:
     return Target(Qwen3ForCausalLM(config), tiny_tokenizer(WORDS), name="small", device=CPU)
 
 
-def small_drafts(target: Target) -> dict[str, Draft]:
+def small_drafts(target: Target, trained_once: TrainedOnce) -> dict[str, Draft]:
     """A little trained on sampled texts; the draft model is the target with noised weights."""
     batch = sampled(target)
     loss = LossConf(step_decay=1.0)
@@ -58,8 +60,11 @@ def small_drafts(target: Target) -> dict[str, Draft]:
         batch.input_ids.flatten().bincount(minlength=WORDS), target=target, required_ids=[0]
     )
     heads = build_draft(MedusaConf(heads=DEPTH), target, loss=loss, seed=0)
-    for draft, rate in ((eagle, 1e-2), (reduced, 1e-2), (heads, 2e-2)):
-        learn(draft, target, batch, steps=80, lr=rate)  # pyright: ignore[reportArgumentType]
+    for name, draft, rate in zip(
+        METHODS[:3], (eagle, reduced, heads), (1e-2, 1e-2, 2e-2), strict=True
+    ):
+        train = partial(learn, draft, target, batch, steps=80, lr=rate)
+        trained_once.train(f"small {name}", draft, train)
     drafts = [eagle, reduced, heads, noised(target)]
     return {name: draft.eval() for name, draft in zip(METHODS, drafts, strict=True)}
 

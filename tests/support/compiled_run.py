@@ -1,8 +1,8 @@
-"""Counts what tests/infer/test_compiled.py promises, in a process of its own; prints it as JSON.
+"""Counts what tests/system/test_compiled.py promises, in a process of its own; prints it as JSON.
 
     python -m tests.support.compiled_run inductor 16 chain dynamic
 
-torch.compile cannot trace the dataclasses of the rounds as pytest's jaxtyping hook rewrites them.
+A fresh process has compiled nothing yet, and returns the memory of its graphs.
 """
 
 import json

@@ -1,6 +1,6 @@
 """Announced and compiled graphs of training runs and an evaluation, in a process; prints JSON.
 
-torch.compile cannot trace the dataclasses of the rounds as pytest's jaxtyping hook rewrites them.
+A fresh process has compiled nothing yet, and returns the memory of its graphs.
 """
 
 import json

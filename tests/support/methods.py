@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import pytest
+
 from infer.engine.decode import Decoder
 from models.distill.config import LossConf, LossName
 from models.drafts.base import Draft
@@ -34,15 +36,16 @@ DEPTH = 4  # of the chains that are measured
 PRUNED = {"init_from": InitFrom.pruned, "layers": [0, 5]}
 CASES = {
     "eagle3": Case(conf=Eagle3Conf(layers=LAYERS, ttt_steps=4)),
-    "eagle3, norms": Case(
+    "eagle3, paper": Case(
         conf=Eagle3Conf(
             layers=LAYERS,
             ttt_steps=4,
-            train_head=False,
-            norm_before_residual=True,
-            norm_before_fc=True,
-            norm_output=True,
+            norm_before_residual=False,
+            norm_before_fc=False,
         )
+    ),
+    "eagle3, three norms": Case(
+        conf=Eagle3Conf(layers=LAYERS, ttt_steps=4, train_head=False, norm_output=True)
     ),
     "eagle1": Case(conf=Eagle1Conf(token_loss_weight=1.0, feature_noise=0.0)),
     "hass": Case(conf=Eagle1Conf(token_loss_weight=1.0, feature_noise=0.0, ttt_steps=4)),
@@ -57,6 +60,12 @@ CASES = {
     "draft model, random": Case(conf=CausalLMConf(**PRUNED | {"init_from": InitFrom.random})),
     "draft model, LoRA": Case(conf=CausalLMConf(**PRUNED, lora=LoraConf(rank=8))),
 }
+
+# One case of each class of drafts in the quick tests, all of them in the system tests.
+QUICK = ("eagle3", "eagle1", "medusa", "medusa2", "hydra++", "draft model")
+EVERY_CASE = [
+    name if name in QUICK else pytest.param(name, marks=pytest.mark.system) for name in CASES
+]
 
 
 def eventful_text(target: Target) -> list[int]:

@@ -143,7 +143,7 @@ def learn(
 
 @contextmanager
 def unchecked() -> Iterator[None]:
-    """Without looking at shapes: for calls made many times, at half their time, and once before."""
+    """Do not check shapes, for calls that are made many times and are checked elsewhere."""
     before = jaxtyping.config.jaxtyping_disable
     jaxtyping.config.update("jaxtyping_disable", True)
     try:

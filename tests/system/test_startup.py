@@ -5,9 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 COMMANDS = (
     "train.__main__", "train.plan", "train.warmup", "infer.eval", "infer.tune", "infer.calibrate",
+    "infer.generate",
     "infer.plan", "infer.warmup", "infer.tree_file", "data.prepare", "data.capture", "data.show",
 )  # fmt: skip
 CHECKPOINT_COMMANDS = ("infer.eval", "infer.tune", "infer.calibrate", "infer.warmup")
@@ -43,6 +44,7 @@ def run_all(lines: list[list[str]], folder: Path) -> list[tuple[int, str, set[st
 
 def test_help_configurations_and_mistakes_import_no_pytorch(tmp_path):
     missing = str(tmp_path / "none")
+    source = f"mixture.sources.rows.path={missing}.jsonl"
     asked = [(0, "== ", command, "--help") for command in COMMANDS]
     asked += [(0, "output_dir: ", command, "--cfg", "job") for command in COMMANDS]
     asked += [(2, "error: rnu_name: no such key;", command, "rnu_name=x") for command in COMMANDS]
@@ -51,12 +53,31 @@ def test_help_configurations_and_mistakes_import_no_pytorch(tmp_path):
         for c in CHECKPOINT_COMMANDS
     ]
     asked += [
+        (
+            2,
+            "error: checkpoint: must be a folder with config.json,",
+            "infer.generate",
+            "prompt=x",
+            f"checkpoint={missing}",
+        ),
+        (2, "error: prompt: needs a text, or prompts=FILE", "infer.generate"),
         (2, "error: target: no such option, got 'none';", "train.__main__", "target=none"),
+        (2, "error: mixture.sources.rows.path: must exist,", "data.prepare", "mixture=one", source),
         (2, "error: optim.lr: must be positive, got -1", "train.__main__", "optim.lr=-1"),
         (2, "error: tree.depth: must be at most", "train.__main__", "tree.depth=99", "tree=chain"),
         (2, "error: tree.file: must be a readable JSON", "infer.tree_file", f"tree.file={missing}"),
         (2, "error: command line: must be two reports, got 0;", "infer.compare"),
         (2, "error: report: must be a readable report.json,", "infer.compare", missing, missing),
+    ]
+    asked += [
+        (
+            2,
+            "error: data.path: must be a JSONL file,",
+            c,
+            "data=jsonl",
+            f"data.path={missing}.jsonl",
+        )
+        for c in ("train.__main__", "data.capture", "data.show")
     ]
     answers = run_all([list(words) for _, _, *words in asked], tmp_path)
     for (code, text, *words), (got, said, packages) in zip(asked, answers, strict=True):

@@ -67,10 +67,10 @@ def environment(tmp_path_factory):
 
 def build(source: Path, library: Path) -> None:
     roots = [f"-I{path}" for path in cpp_extension.include_paths()]
-    libraries = [f"-L{path}" for path in cpp_extension.library_paths()]
+    torch_lib = Path(torch.__file__).parent / "lib"
     command = [
         COMPILER, "-O0", "-shared", "-fPIC", "-std=c++20", *roots, str(source), "-o", str(library),
-        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}", *libraries,
+        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}", f"-L{torch_lib}",
         "-ltorch", "-ltorch_cpu", "-lc10",
     ]  # fmt: skip
     built = subprocess.run(command, capture_output=True, text=True)

@@ -7,15 +7,20 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from conf.entry import compose
+from data.eval_prompts.prompts import load_eval_prompts
 from data.packing import sampler
 from data.packing.documents import Packed
 from models.distill.config import LossConf
 from models.drafts.base import Batch
 from models.drafts.eagle3 import Eagle3Draft
 from models.drafts.registry import build_draft
+from models.target.config import TargetConf
+from models.target.pretrained import load_tokenizer
 from scripts import study_eagle3, study_variants
 from tests.support.tiny import new_draft
 from tests.support.toy_run import toy_conf, toy_rows, toy_run, toy_target
+from train.config.run import TrainConf
 from train.loop import Trainer
 
 ROUNDS = {  # accepted draft tokens of each round, prompt by prompt
@@ -113,3 +118,12 @@ def test_copied_tokens_become_context(replaced):
     batch = toy_rows().batch([0])
     assert torch.equal(batch.input_ids, plain.input_ids)
     assert torch.equal(batch.context_mask, study_variants.find_copied_tokens(plain))
+
+
+def test_settings_are_chosen_on_held_out_prompts_that_the_demo_does_not_report():
+    tokenizer = load_tokenizer(TargetConf())
+    limit = compose("train", TrainConf, []).evaluation.prompts_per_category
+    chosen_on = {prompt.id for prompt in study_eagle3.load_unreported_prompts(tokenizer)}
+    reported = {prompt.id for prompt in load_eval_prompts(tokenizer, None, limit=limit)}
+    assert len(chosen_on) == len(reported) == 32
+    assert not chosen_on & reported

@@ -13,7 +13,7 @@ from scripts.bench_tables import PAGE, markdown, replaced
 from scripts.peer_documents import SUMMARY, load_peer, split_documents, write_documents
 from scripts.race_runs import LOOKUP_FILE, OURS, PEER, Race, Run
 from scripts.race_tables import build_tables, choose_rate
-from scripts.race_training import read_our_cost, read_peer_cost
+from scripts.race_training import read_our_cost, read_peer_cost, sum_costs
 from tests.support.packed import packed_of
 from tests.support.tiny import LAYERS, batch_of, new_draft, sampled_texts
 
@@ -101,7 +101,12 @@ def race(tmp_path):
 def add_run(race, side, *, rate, seed, judged, calibration=None):
     run = Run(race=race, side=side, rate=rate, seed=seed)
     run.add_figures(
-        side=side, rate=rate, seed=seed, steps=race.steps, tokens=20 * race.steps, seconds=4.0
+        side=side,
+        rate=rate,
+        seed=seed,
+        steps=race.steps,
+        tokens=20 * race.steps,
+        tokens_per_s=300.0,
     )
     run.add_figures(peak_bytes=3 * 2**20, runtime={"3": [judged[:5]] * 9, "4": [judged] * 9})
     if calibration:
@@ -156,16 +161,22 @@ def test_the_peer_trains_for_all_steps_on_all_documents_but_the_last(race):
     assert run.checkpoint == run.folder / "133"
 
 
-def test_both_sides_count_the_tokens_and_seconds_of_all_steps(tmp_path):
+def test_both_sides_count_the_same_steps(tmp_path):
+    """All tokens, and the speed of the steps after the tenth."""
     ours = [
-        {"step": 10, "train/tokens": 100.0, "train/tokens_per_s": 50.0},
+        {"step": 10, "train/tokens": 100.0, "train/tokens_per_s": 1.0},
         {"step": 20, "train/tokens": 400.0, "train/tokens_per_s": 100.0},
         {"step": 20, "eval/acceptance_length": 2.0},
+        {"step": 30, "train/tokens": 600.0, "train/tokens_per_s": 50.0},
     ]
-    profile = {"step_ms": 500.0, "tokens_per_s": 400.0}
-    peers = [{"global_step": step, "profile": profile} for step in range(3)]  # the third is extra
+    speeds = [10.0] * 10 + [400.0] * 5 + [200.0] * 5 + [1.0]  # the last step is extra
+    peers = [
+        {"global_step": step, "profile": {"step_ms": 500.0, "tokens_per_s": speed}}
+        for step, speed in enumerate(speeds)
+    ]
     for name, records in {"metrics": ours, "steps": [*peers, {"val": {}, "epoch": 0}]}.items():
         lines = [json.dumps(record) for record in records]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
-    assert read_our_cost(tmp_path, 20) == (400, 5.0)
-    assert read_peer_cost(tmp_path, 2) == (400, 1.0)
+    assert sum_costs(read_our_cost(tmp_path), 20) == {"tokens": 400, "tokens_per_s": 100}
+    assert sum_costs(read_our_cost(tmp_path), 30)["tokens_per_s"] == 500 / 7
+    assert sum_costs(read_peer_cost(tmp_path), 20) == {"tokens": 1550, "tokens_per_s": 300}
