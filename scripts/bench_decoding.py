@@ -6,7 +6,6 @@ from prompt to prompt and every second prompt reverses it, so that drift of the 
 contenders alike.
 """
 
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,13 +14,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.progress import track
 from torch import nn
 
 from infer.engine.admission import bucket_length
 from infer.engine.decode import Decoder
 from infer.measure.intervals import Estimate, bootstrap_t
 from infer.report.tables import Table
+from models.console import track_progress
 from models.device.device import Device
 from models.drafts.base import Draft
 from models.speculate.config import SamplingConf
@@ -69,13 +68,12 @@ def race(
 
     Every second turn runs in reverse: with two turns per prompt, two contenders alternate ABBA.
     """
-    quiet = not sys.stderr.isatty()
     prompt_per_bucket = list({bucket_length(len(prompt)): prompt for prompt in prompts}.values())
-    for contender in track(contenders, "warming up", disable=quiet):
+    for contender in track_progress(contenders, "warming up"):
         for prompt in prompt_per_bucket:
             contender.run(prompt, min(WARM_UP_TOKENS, new_tokens))
     repeated_prompts = [prompt for prompt in prompts for _ in range(turns)]
-    for number, prompt in enumerate(track(repeated_prompts, "prompts", disable=quiet)):
+    for number, prompt in enumerate(track_progress(repeated_prompts, "prompts")):
         offset = number // 2 % len(contenders)
         order = contenders[offset:] + contenders[:offset]
         for contender in order if number % 2 == 0 else reversed(order):

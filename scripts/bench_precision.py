@@ -19,7 +19,8 @@ REPEATS = 8
 
 def main() -> None:
     torch.set_num_threads(1)
-    print("| layers x width | weights |", *(f"rows: {rows} |" for rows in ROWS))
+    print("| layers x width | weights |", *(f"{rows} rows |" for rows in ROWS))
+    print("|---|---:|" + "---:|" * len(ROWS))
     for layers, size, inner in SHAPES:
         sizes = [(size, size)] * 4 + [(inner, size)] * 3
         weights = [torch.randn(*shape) for _ in range(layers) for shape in sizes]
@@ -27,7 +28,7 @@ def main() -> None:
         by_column = [weight.t().contiguous().t() for weight in weights]
         halves = [weight.bfloat16() for weight in weights]
         ratios = [time_products(by_column, rows) / time_products(halves, rows) for rows in ROWS]
-        millions = sum(weight.numel() for weight in weights) // 10**6
+        millions = round(sum(weight.numel() for weight in weights) / 1e6)
         cells = " | ".join(f"{ratio:.2f}" for ratio in ratios)
         print(f"| {layers} x {size:,} | {millions} M | {cells} |", flush=True)
 

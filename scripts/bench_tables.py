@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from infer.report.tables import Table
+from infer.report.number_format import Table, render_markdown_table
 from models.device.device import Device
 
 PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
@@ -36,13 +36,8 @@ def show(table: Table) -> None:
 
 def markdown(*tables: Table, setting: str) -> str:
     """Return the tables with their notes and the setting of the measurement as Markdown."""
-    lines = []
-    for table in tables:
-        rule = ["---"] * table.label_columns
-        rule += ["---:"] * (len(table.columns) - table.label_columns)
-        lines += [f"| {' | '.join(cells)} |" for cells in [table.columns, rule, *table.rows]]
-        lines += ["", table.note, ""]
-    return "\n".join([*lines, f"Measured on {setting}."])
+    parts = [part for table in tables for part in (render_markdown_table(table), table.note)]
+    return "\n\n".join([*parts, f"Measured on {setting}."])
 
 
 def replaced(page: str, name: str, content: str) -> str:

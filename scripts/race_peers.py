@@ -67,7 +67,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--rates", nargs="+", type=float, default=RATES, help="of ours")
     parser.add_argument("--peer-rates", nargs="+", type=float, default=RATES)
-    parser.add_argument("--data-overrides", nargs="*", default=[], help="of `python -m train`")
+    parser.add_argument("--overrides", nargs="*", default=[], help="of `python -m train`")
     parser.add_argument("--output", type=Path, default=Path("outputs/race"))
     parser.add_argument("--jobs", type=int, default=2, help="processes side by side")
     parser.add_argument("--engine", action="store_true", help="serve the drafts by vLLM too")
@@ -80,7 +80,7 @@ def begin_race(args: argparse.Namespace) -> Race:
     """Return the race of these arguments, with its settings written to its folder."""
     race = Race(
         output=args.output, target=args.target, prompts=args.prompts, steps=args.steps,
-        overrides=args.data_overrides,
+        overrides=args.overrides,
     )  # fmt: skip
     race.save()
     return race

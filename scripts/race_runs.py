@@ -17,6 +17,9 @@ DEPTHS = [3, 4]  # of the judged chains; rates are chosen by the deepest
 LOOKUP_FILE = "lookup.json"
 COST_FOLDER = "cost"
 COST_STEPS = 60  # of the runs that are timed
+UNTIMED_STEPS = 10  # at the start of a run: they compile, and our metrics come every ten
+# Both sides at their fastest: the peer compiles its training step on CUDA alone.
+COST_OVERRIDES = ["device.compile=true", "optim.compile=true"]
 STEP_TOKENS = 2048  # eight rows of 256, or a packed batch of the peer's
 
 
@@ -46,7 +49,10 @@ class Race:
     @property
     def short(self) -> "Race":
         """Return the race of few steps that training is timed by."""
-        return replace(self, output=self.output / COST_FOLDER, steps=COST_STEPS)
+        return replace(
+            self, output=self.output / COST_FOLDER, steps=COST_STEPS,
+            overrides=[*self.overrides, *COST_OVERRIDES],
+        )  # fmt: skip
 
     def share_documents(self) -> None:
         """Link the answers and documents into the folder of the short race."""

@@ -1,8 +1,9 @@
 """Train a run of either side in a process of its own, and read what the training has cost.
 
-Both sides count the tokens of all steps without padding, and the seconds of their training loops:
-batches, forward and backward passes and updates, without validation and saving. Features of the
-target are computed before the first step on both sides.
+Both sides count the tokens of all steps without padding, and the seconds of their training loops
+after the first steps, which compile and fill caches: batches, forward and backward passes and
+updates, without validation and saving. Features of the target are computed before the first step
+on both sides.
 """
 
 import json
@@ -10,10 +11,11 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from models.errors import require
-from scripts.race_runs import OURS, STEP_TOKENS, Run
+from scripts.race_runs import OURS, STEP_TOKENS, UNTIMED_STEPS, Run
 from scripts.study_eagle3 import SETTINGS, build_overrides
 
 ROOT = Path(__file__).parent.parent
@@ -25,6 +27,15 @@ PEER_SETTING = [
 ]  # fmt: skip
 
 
+@dataclass(frozen=True, kw_only=True)
+class StepCost:
+    """The tokens and seconds of a step, or of the steps since the last cost."""
+
+    step: int
+    tokens: float
+    seconds: float
+
+
 def train_run(run: Run) -> int:
     """Train a run from its start and write its cost; return the exit code."""
     shutil.rmtree(run.folder, ignore_errors=True)  # what a stopped run has left
@@ -33,10 +44,9 @@ def train_run(run: Run) -> int:
     code, peak_bytes = run_process(command, run.file.with_suffix(".log"))
     if code == 0:
         read_cost = read_our_cost if run.side == OURS else read_peer_cost
-        tokens, seconds = read_cost(run.folder, run.race.steps)
         run.add_figures(
-            side=run.side, rate=run.rate, seed=run.seed, steps=run.race.steps, tokens=tokens,
-            seconds=seconds, peak_bytes=peak_bytes,
+            side=run.side, rate=run.rate, seed=run.seed, steps=run.race.steps,
+            peak_bytes=peak_bytes, **sum_costs(read_cost(run.folder), run.race.steps),
         )  # fmt: skip
     return code
 
@@ -90,22 +100,43 @@ def run_process(command: list[str], log: Path) -> tuple[int, int]:
     return process.returncode, 1024 * usage.ru_maxrss
 
 
-def read_our_cost(folder: Path, steps: int) -> tuple[int, float]:
-    """Return tokens and seconds of all steps from the metrics of `python -m train`."""
-    tokens, seconds = 0.0, 0.0
+def sum_costs(costs: list[StepCost], steps: int) -> dict[str, float]:
+    """Return the tokens of so many steps, and the speed of those after the untimed ones."""
+    costs = [cost for cost in costs if cost.step <= steps]
+    timed = [cost for cost in costs if cost.step > UNTIMED_STEPS]
+    return {
+        "tokens": round(sum(cost.tokens for cost in costs)),
+        "tokens_per_s": sum(cost.tokens for cost in timed) / sum(cost.seconds for cost in timed),
+    }
+
+
+def read_our_cost(folder: Path) -> list[StepCost]:
+    """Return the cost of the steps, ten by ten, from the metrics of `python -m train`."""
+    costs, tokens = [], 0.0
     for metrics in map(json.loads, (folder / "metrics.jsonl").read_text().splitlines()):
-        if metrics["step"] <= steps and "train/tokens" in metrics:
-            seconds += (metrics["train/tokens"] - tokens) / metrics["train/tokens_per_s"]
+        if "train/tokens" in metrics:
+            spent = metrics["train/tokens"] - tokens
             tokens = metrics["train/tokens"]
-    return round(tokens), seconds
+            costs.append(
+                StepCost(
+                    step=metrics["step"],
+                    tokens=spent,
+                    seconds=spent / metrics["train/tokens_per_s"],
+                )
+            )
+    return costs
 
 
-def read_peer_cost(folder: Path, steps: int) -> tuple[int, float]:
-    """Return tokens and seconds of all steps from the records of the peer's steps."""
-    tokens, seconds = 0.0, 0.0
+def read_peer_cost(folder: Path) -> list[StepCost]:
+    """Return the cost of each step from the records of the peer's steps, which count from 0."""
+    costs = []
     for record in map(json.loads, (folder / "steps.jsonl").read_text().splitlines()):
-        if "profile" in record and record["global_step"] < steps:
-            step_seconds = record["profile"]["step_ms"] / 1000
-            tokens += record["profile"]["tokens_per_s"] * step_seconds
-            seconds += step_seconds
-    return round(tokens), seconds
+        if "profile" in record:
+            seconds = record["profile"]["step_ms"] / 1000
+            costs.append(
+                StepCost(
+                    step=record["global_step"] + 1,
+                    tokens=record["profile"]["tokens_per_s"] * seconds, seconds=seconds,
+                )
+            )  # fmt: skip
+    return costs

@@ -5,8 +5,9 @@
 
 A run is `python -m train` with the overrides of its setting, `--jobs` runs side by side on one
 thread each; `variant=` is no override but a change of scripts/study_variants.py. Its last weights
-are replayed on the target's own answers to the demo's held-out prompts, greedy, as a chain of four:
-that is what decoding accepts, round by round. Finished runs are not repeated.
+are replayed on the target's own answers to held-out prompts, those that the demo's report leaves
+out, greedy, as a chain of four: that is what decoding accepts, round by round. Finished runs are
+not repeated.
 """
 
 import argparse
@@ -17,11 +18,13 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy import ndarray
 
-from data.eval_prompts.prompts import load_eval_prompts
+from conf.entry import compose
+from data.eval_prompts.prompts import EvalPrompt, load_eval_prompts
 from infer.measure.replay import ReplayText
 from models.drafts.registry import load_draft
 from scripts.chain_rounds import (
@@ -34,6 +37,7 @@ from scripts.chain_rounds import (
     replay_chains,
     tabulate_rounds,
 )
+from train.config.run import TrainConf
 
 DEPTH = 4  # of the chain
 VARIANT = "variant="
@@ -90,6 +94,7 @@ SETTINGS = {
     "ours, total variation": [*OURS, "loss=tv"],
     "ours, step weights 0.8": [*OURS, "loss.step_decay=0.8"],
     "ours, weight decay 0": [*OURS, "optim.weight_decay=0"],
+    "ours, Muon's own scaling": [*OURS, "optim.muon_scaling=original", "optim.muon_lr=5e-2"],
     "ours, rows of 128": [
         *OURS, "data.row_length=128", "optim.rows_per_step=16", "optim.micro_batch_size=16",
     ],
@@ -188,13 +193,24 @@ def measure(args: argparse.Namespace) -> None:
     if not folders:
         return
     target = load_cpu_target(args.target)
-    prompts = load_eval_prompts(target.tokenizer, None, limit=None)
+    prompts = load_unreported_prompts(target.tokenizer)
     texts: list[ReplayText] = []
     for folder in folders:
         _, draft = load_draft(folder / "checkpoint", target)
         texts = texts or collect_texts(target, prompts, layers=draft.needs.layers, depth=DEPTH)
         rounds = replay_chains(target, draft, texts, [DEPTH])[DEPTH]
         (folder / "accepted.json").write_text(json.dumps(rounds))
+
+
+def load_unreported_prompts(tokenizer: Any) -> list[EvalPrompt]:
+    """Return the held-out prompts that the demo does not report, to choose settings by."""
+    conf = compose("train", TrainConf, ["draft=demo"])
+    every, reported = (
+        load_eval_prompts(tokenizer, None, limit=limit)
+        for limit in (None, conf.evaluation.prompts_per_category)
+    )
+    reported_ids = {prompt.id for prompt in reported}
+    return [prompt for prompt in every if prompt.id not in reported_ids]
 
 
 def count_rounds(setting: str, args: argparse.Namespace) -> list[ndarray]:

@@ -48,10 +48,16 @@ TRAIN = [
     "evaluation.batch_sizes=[]",
 ]
 EAGLE3 = ["draft=demo", f"draft.ttt_steps={DRAFTED}", "draft.vocab_size=null"]
-# by the engine's own name of the method, and what is switched on
+# By the engine's name of the method; EAGLE-3 with its default norms, and with each norm alone.
 DRAFTS = {
     "eagle3": EAGLE3,
-    **{f"eagle3 {switch}": [*EAGLE3, f"draft.{switch}=true"] for switch in NORM_SWITCHES},
+    **{
+        f"eagle3 {switch}": [
+            *EAGLE3,
+            *(f"draft.{name}={str(name == switch).lower()}" for name in NORM_SWITCHES),
+        ]
+        for switch in NORM_SWITCHES
+    },
     "eagle": ["draft=demo-eagle1"],
     # The third head is slow to learn: after 80 steps it is right in none to one of 500 rounds.
     "medusa": ["draft=demo-medusa", f"draft.heads={DRAFTED}", "optim.steps=240"],
