@@ -36,7 +36,7 @@ from omegaconf.errors import (
     ValidationError,
 )
 
-from conf.renamed_keys import find_new_name
+from conf.renamed_keys import RENAMED_OPTIONS, find_new_name
 from models.drafts.config import METHODS
 from models.drafts.config.base import DraftConf
 from models.errors import UserError
@@ -236,6 +236,8 @@ def error_to_line(error: BaseException) -> str:
     match cause:
         case MissingConfigException(missing_cfg_file=str(path), options=[*options]):
             group, _, name = path.partition("/")
+            if new_name := RENAMED_OPTIONS.get((group, name)):
+                return f"{group}: no such option, '{name}' was renamed; write {group}={new_name}"
             return f"{group}: no such option, got '{name}'; choose one of {', '.join(options)}"
         case OverrideParseException():
             return f"command line: must be KEY=VALUE, got '{cause.override}'; see --help"

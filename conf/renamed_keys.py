@@ -1,4 +1,4 @@
-"""Former names of configuration keys, so that an old command is answered with the new name.
+"""Former names of keys and options, so that an old command is answered with the new name.
 
 NAME in a key stands for the name of a source of the mixture, which the user chooses.
 """
@@ -38,6 +38,7 @@ RENAMED_KEYS = {
     "tree.copied": "tree.ngram_tokens",
     "tree.width": "tree.beam_width",
 }
+RENAMED_OPTIONS = {("experiment", "qwen3-8b-eagle3-ultrachat"): "qwen3-8b-eagle3"}
 
 
 def find_new_name(key: str) -> str | None:

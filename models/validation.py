@@ -38,6 +38,7 @@ def each_at_least(minimum: int | float, remedy: str = "") -> Rule:
 
 
 POSITIVE = Rule("must be positive", lambda value: value > 0)
+BELOW_ONE = Rule("must be at least 0 and below 1", lambda value: 0 <= value < 1)
 SHARE = Rule("is a share and must lie in 0..1", lambda value: 0 <= value <= 1)
 
 

@@ -13,6 +13,8 @@ from models.speculate.config import TreeConf
 from models.speculate.tree import TreeKind
 from train.config.run import TrainConf, TrainPlanConf
 
+pytestmark = pytest.mark.no_shapes
+
 GROUPS = (
     "target",
     "draft",
@@ -61,14 +63,22 @@ def test_every_option_composes_and_validates(option):
     assert not hasattr(conf, "draft") or type(conf.draft) in METHODS.values()
 
 
+@pytest.fixture(scope="module")
+def mixed_tree():
+    return train("tree=mixed").tree
+
+
 @pytest.mark.parametrize("draft", [option for option in OPTIONS if option.startswith("draft=")])
-def test_a_real_draft_is_tuned_for_its_report_and_a_demo_keeps_its_tree(draft):
-    conf = train(draft)
-    assert conf.tree.auto == ("demo" not in draft)
-    assert dataclasses.replace(conf.tree, auto=False) == train("tree=mixed").tree
-    for order in ([draft, "tree=chain"], ["tree=chain", draft]):
-        assert train(*order).tree == TreeConf(kind=TreeKind.chain, depth=4)
-    assert train(draft, "tree=auto").tree.auto
+def test_a_real_draft_is_tuned_for_its_report_and_a_demo_keeps_its_tree(draft, mixed_tree):
+    tree = train(draft).tree
+    assert tree.auto == ("demo" not in draft)
+    assert dataclasses.replace(tree, auto=False) == mixed_tree
+
+
+def test_the_command_line_chooses_the_tree_of_a_draft():
+    for words in (["draft=qwen3-8b-eagle3", "tree=chain"], ["tree=chain", "draft=demo"]):
+        assert train(*words).tree == TreeConf(kind=TreeKind.chain, depth=4)
+    assert train("draft=demo", "tree=auto").tree.auto
 
 
 def test_every_group_has_options():
@@ -79,8 +89,8 @@ def test_every_yaml_belongs_to_a_group_or_a_command():
     here = {str(p.relative_to(CONF_DIR)) for p in Path(CONF_DIR).rglob("*.yaml")}
     groups = {option.replace("=", "/") + ".yaml" for option in OPTIONS}
     commands = (
-        "train train_plan train_warmup infer_plan eval eval_warmup calibrate tune tree_file "
-        "prepare capture show command"
+        "train train_plan train_warmup infer_plan eval eval_warmup calibrate generate tune "
+        "tree_file prepare capture show command"
     )
     hydra = {"hydra/job_logging/quiet.yaml"}  # settings of Hydra itself
     assert here == groups | hydra | {f"{name}.yaml" for name in commands.split()}
@@ -117,11 +127,11 @@ def test_a_draft_brings_its_target_and_the_command_line_wins():
 
 
 def test_an_experiment_wins_over_the_defaults_and_the_command_line_over_it():
-    experiment = "experiment=qwen3-8b-eagle3-ultrachat"
+    experiment = "experiment=qwen3-8b-eagle3"
     conf = train(experiment)
     assert conf.target.name == "Qwen/Qwen3-8B"
     assert conf.log.wandb.value == "online"
-    assert conf.run_name == "qwen3-8b-eagle3-ultrachat"
+    assert conf.run_name == "qwen3-8b-eagle3"
     assert train(experiment, "log=console", "optim.lr=2").log.wandb.value == "off"
     assert train(experiment, "optim.lr=2").optim.lr == 2
     assert train(experiment, "draft=llama-3.1-8b-eagle3").target.name.startswith("meta-llama/")

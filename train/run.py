@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 from torch import nn
@@ -30,7 +31,7 @@ from train.config.optim import DEFAULT_STEPS, LearningRate, OptimConf, Schedule
 from train.config.run import TrainConf
 from train.distributed.parallel import Parallel
 from train.distributed.torchrun import is_restart
-from train.state import RunState, flatten_config, remove_state
+from train.state import RunState, flatten_config, read_progress_file, remove_state
 
 LEASE_S = 180.0  # longer than NFSv4 keeps the lock of a node that vanished: 90 s, and 90 s of grace
 DISK_FULL_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -82,6 +83,13 @@ def open_run(conf: TrainConf, parallel: Parallel) -> RunState:
         state.remove_old_states()
         (folder / "config.yaml").write_text(config_to_yaml(conf))
     return state
+
+
+def read_saved_value(folder: Path, key: str) -> Any:
+    """Return a value of the config of the run's newest state, or None if nothing is saved."""
+    state = RunState(folder, {})
+    newest = state.newest_state()
+    return read_progress_file(newest)["config"].get(key) if newest else None
 
 
 def check_same_step(state: RunState, parallel: Parallel) -> None:

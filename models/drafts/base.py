@@ -106,6 +106,10 @@ class Draft(nn.Module):
         """
         raise NotImplementedError
 
+    def start_from_first_stage(self, directory: Path, target: Target) -> None:
+        """Take the weights of the draft that `DraftConf.first_stage` described and trained."""
+        raise NotImplementedError
+
     def rebuild_untrained(self, target: Target) -> "Draft | str":
         """Return the draft as it was before distillation, or why it cannot be rebuilt."""
         raise NotImplementedError

@@ -23,13 +23,14 @@ from models.distill.config import LossConf
 from models.distill.loss_weights import position_weights, shift_left
 from models.drafts.base import Batch, Extras, Loss, Needs
 from models.drafts.config.eagle1 import Eagle1Conf
+from models.drafts.dropout import drop_inputs
 from models.drafts.one_layer import OneLayerDraft
 from models.layers import DecoderLayer, init_normal
 from models.parallel.dtensor import full_tensor
 from models.target.language_model import TargetOutput
 from models.target.target import Target
 
-NOISE_REFERENCE_LENGTH = 512  # row length for which the width of the noise is `feature_noise`
+NOISE_REFERENCE_LENGTH = 512  # tokens of a document whose noise is `feature_noise` wide
 
 
 class Eagle1Draft(OneLayerDraft):
@@ -62,7 +63,8 @@ class Eagle1Draft(OneLayerDraft):
         rope: tuple[Tensor, Tensor], kept: Bool[Tensor, "b t inputs"] | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
         """Project embedding and feature to the residual stream, then to queries, keys, values."""
-        stream = self.fc(self.drop_inputs(torch.cat([embedded, hidden], -1), kept))
+        inputs = torch.cat([embedded, hidden], -1)
+        stream = self.fc(drop_inputs(inputs, kept, dropout=self.conf.dropout))
         return stream, *self.layer.project_qkv(stream, rope)
 
     def logits(self, hidden: Float[Tensor, "b t h"]) -> Float[Tensor, "b t vocab"]:
@@ -82,14 +84,16 @@ class Eagle1Draft(OneLayerDraft):
     ) -> Extras:  # fmt: skip
         """Return uniform noise for the features, which are not exact when the draft unrolls.
 
-        Longer rows get less noise, in inverse proportion to their length.
+        A longer document gets less noise, in inverse proportion to its length in the row
+        (SafeAILab/EAGLE, eagle/train/main.py, `AddUniformNoise`).
         """
         extras = super().prepare_batch(batch, step=step, generators=generators)
         if not self.conf.feature_noise:
             return extras
-        length, size = batch.input_ids.shape[1], self.config.hidden_size
-        uniform = [generator.random((length, size), dtype=np.float32) for generator in generators]
-        width = self.conf.feature_noise * NOISE_REFERENCE_LENGTH / length
+        shape = (batch.input_ids.shape[1], self.config.hidden_size)
+        uniform = [generator.random(shape, dtype=np.float32) for generator in generators]
+        lengths = count_document_tokens(batch.document_ids)
+        width = self.conf.feature_noise * NOISE_REFERENCE_LENGTH / lengths[:, :, None]
         return extras | {"noise": width * (torch.from_numpy(np.stack(uniform)) - 0.5)}
 
     def loss(
@@ -126,3 +130,16 @@ class Eagle1Draft(OneLayerDraft):
             weight=token_loss.weight,
             metrics=token_loss.metrics | metrics,
         )
+
+
+def count_document_tokens(document_ids: Int[Tensor, "b t"]) -> Int[Tensor, "b t"]:
+    """Return for each position the tokens that its document has in the row.
+
+    >>> count_document_tokens(torch.tensor([[4, 4, 4, 7, 7]])).tolist()
+    [[3, 3, 3, 2, 2]]
+    """
+    counts = []
+    for row in document_ids:
+        _, document, tokens = row.unique(return_inverse=True, return_counts=True)
+        counts.append(tokens[document])
+    return torch.stack(counts)

@@ -20,6 +20,7 @@ from transformers import LlamaConfig
 from models.distill.config import LossConf
 from models.drafts.base import Batch, Loss, Needs
 from models.drafts.config.eagle3 import Eagle3Conf
+from models.drafts.dropout import drop_inputs
 from models.drafts.one_layer import OneLayerDraft
 from models.layers import Eagle3Layer, RMSNorm, init_normal
 from models.parallel.dtensor import full_tensor
@@ -148,7 +149,7 @@ class Eagle3Draft(OneLayerDraft):
         Attention reads the embedding and the feature side by side.
         """
         stream, pair = self.midlayer.norm_pair(embedded, hidden)
-        inputs = self.drop_inputs(pair, kept)
+        inputs = drop_inputs(pair, kept, dropout=self.conf.dropout)
         return stream, *self.midlayer.self_attn.project_qkv(inputs, rope)
 
     def finish(

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
@@ -23,9 +24,10 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from models.distill.config import LossConf
 from models.distill.loss_weights import shift_left
-from models.drafts.base import Batch, DraftState, Loss, Needs, with_last_hidden
+from models.drafts.base import Batch, DraftState, Extras, Loss, Needs, with_last_hidden
 from models.drafts.cached import CachedDraft, attend_cached, new_layer_state
 from models.drafts.config.hydra import HydraConf
+from models.drafts.dropout import draw_kept_inputs, drop_inputs
 from models.drafts.feature import HeadsDraft, layer_config
 from models.layers import DecoderLayer, RMSNorm, attend, init_normal
 from models.speculate.growth import Proposal, grow
@@ -132,8 +134,27 @@ class HydraDraft(CachedDraft, HeadsDraft):
         """Return the target's final hidden states in the dtype of the heads."""
         return target_output.hidden.to(self.dtype)
 
-    def loss(self, batch: Batch, target_output: TargetOutput) -> Loss:
-        """Return the loss of all heads; head i reads the text's tokens t+1 .. t+1+i."""
+    def prepare_batch(
+        self, batch: Batch, *, step: int, generators: list[np.random.Generator]  # noqa: ARG002
+    ) -> Extras:  # fmt: skip
+        """Return the inputs that dropout keeps: of the first block, the later ones, the head.
+
+        All heads have the same choices, a shorter first block the first of its columns.
+        """
+        if not self.conf.dropout:
+            return {}
+        columns = (1 + self.max_depth + self.config.hydra_num_layers) * self.config.hidden_size
+        shape = (batch.input_ids.shape[1], columns)
+        return {"kept": draw_kept_inputs(generators, shape, dropout=self.conf.dropout)}
+
+    def loss(
+        self, batch: Batch, target_output: TargetOutput,
+        kept: Bool[Tensor, "b t columns"] | None = None,
+    ) -> Loss:  # fmt: skip
+        """Return the loss of all heads; head i reads the text's tokens t+1 .. t+1+i.
+
+        `kept` is what `prepare_batch` drew.
+        """
         hidden = self.target_features(target_output)
         if self.prefix_embeding_layer is not None:
             hidden = self.prefix_embeding_layer(
@@ -144,10 +165,23 @@ class HydraDraft(CachedDraft, HeadsDraft):
         embedded, outputs = self.embed(batch.input_ids), []
         for i, blocks in enumerate(self.hydra_mlp):
             hidden = torch.cat([hidden, shift_left(embedded, 1 + i)], -1)
-            outputs.append(blocks(hidden))
+            outputs.append(self.run_blocks(cast(nn.Sequential, blocks), hidden, kept))
         return self.distill(
             outputs, batch, target_output, heads=[head.weight for head in self.heads]
         )
+
+    def run_blocks(
+        self, blocks: nn.Sequential, x: Float[Tensor, "b t width"],
+        kept: Bool[Tensor, "b t columns"] | None,
+    ) -> Float[Tensor, "b t h"]:  # fmt: skip
+        """Return what a head's vocabulary matrix reads, with dropout before each block and it."""
+        size = self.config.hidden_size
+        longest = (1 + self.max_depth) * size  # columns of the first block of the last head
+        starts = [0, *range(longest, longest + len(blocks) * size, size)]
+        for start, block in zip(starts, [*blocks, nn.Identity()], strict=True):
+            part = None if kept is None else kept[..., start : start + x.shape[-1]]
+            x = block(drop_inputs(x, part, dropout=self.conf.dropout))
+        return x
 
     def new_state(self, batch: int, slots: int) -> DraftState:
         """Return room for each row's hidden state and root, and the prefix layer's cache."""

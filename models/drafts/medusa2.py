@@ -108,6 +108,13 @@ class Medusa2Draft(MedusaDraft):
             name=f"{target.name}, adapted in {directory}",
         )
 
+    def start_from_first_stage(self, directory: Path, target: Target) -> None:
+        """Take the heads of a Medusa-1 checkpoint."""
+        _, heads = MedusaDraft.load(directory, target)
+        missing, unexpected = self.load_state_dict(heads.state_dict(), strict=False)
+        assert not unexpected
+        assert all(name.startswith("adapters.") for name in missing)
+
     def prepare_batch(
         self, batch: Batch, *, step: int, generators: list[np.random.Generator]  # noqa: ARG002
     ) -> Extras:  # fmt: skip

@@ -20,6 +20,7 @@ from models.distill.loss_weights import shift_left
 from models.drafts.base import Batch, DraftState, Extras
 from models.drafts.cached import CachedDraft, attend_cached, new_layer_state
 from models.drafts.config.one_layer import OneLayerConf
+from models.drafts.dropout import draw_kept_inputs
 from models.drafts.feature import FeatureDraft, layer_config
 from models.layers import DecoderLayer, attend_unrolled
 from models.target.language_model import TargetOutput
@@ -89,12 +90,6 @@ class OneLayerDraft(CachedDraft, FeatureDraft):
         """
         raise NotImplementedError
 
-    def drop_inputs(
-        self, inputs: Float[Tensor, "b t inputs"], kept: Bool[Tensor, "b t inputs"] | None
-    ) -> Float[Tensor, "b t inputs"]:
-        """Zero the inputs that are not kept, and scale the others so that the mean stays."""
-        return inputs if kept is None else inputs * kept / (1 - self.conf.dropout)
-
     def finish(
         self, stream: Float[Tensor, "b t h"], attended: Float[Tensor, "b heads t d"]
     ) -> Float[Tensor, "b t h"]:
@@ -110,8 +105,7 @@ class OneLayerDraft(CachedDraft, FeatureDraft):
         if not self.conf.dropout:
             return {}
         shape = (batch.input_ids.shape[1], 2 * self.config.hidden_size)
-        kept = [g.random(shape, dtype=np.float32) >= self.conf.dropout for g in generators]
-        return {"kept": torch.from_numpy(np.stack(kept))}
+        return {"kept": draw_kept_inputs(generators, shape, dropout=self.conf.dropout)}
 
     def unroll_steps(
         self, batch: Batch, hidden: Float[Tensor, "b t h"], *, backprop_through_outputs: bool,

@@ -1,8 +1,5 @@
 """The chunked form of the losses: the plain form's value and gradient, in chunks and processes."""
 
-import importlib.util
-import sys
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -10,7 +7,6 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from models.distill import config, divergences, losses, topk_logits
 from models.distill.config import LossConf, LossName, Reduction
 from models.distill.loss_weights import token_weights
 from models.distill.losses import chunked_distillation_loss, distillation_loss
@@ -112,35 +108,22 @@ def test_bf16_autocast_keeps_the_softmax_in_fp32(name):
     all_close(chunked[:3], plain[:3], atol=0.02, rtol=0.02)
 
 
+@pytest.mark.no_shapes
+@pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize(
     ("name", "bias"), [(LossName.lk_hybrid, True), *((name, False) for name in LossName)]
 )
-def test_compiles_into_one_graph(name, bias, monkeypatch):
-    plain = unchecked_losses(monkeypatch)
+def test_compiles_into_one_graph(name, bias):
     args = inputs(kept=KEPT, steps=(2,), own_heads=True)
-    conf = plain.LossConf(
-        name=plain.LossName[name.value], logits_chunk=16, temperature=0.7, top_k=2
-    )
+    conf = LossConf(name=name, logits_chunk=16, temperature=0.7, top_k=2)
     if bias:
         args["target_head"] = nn.Linear(5, 11).requires_grad_(False)
-    compiled = torch.compile(plain.chunked_distillation_loss, backend="aot_eager", fullgraph=True)
+    compiled = torch.compile(chunked_distillation_loss, backend="aot_eager", fullgraph=True)
     results = []
-    for form in (plain.chunked_distillation_loss, compiled):
+    for form in (chunked_distillation_loss, compiled):
         total, _ = form(**args, conf=conf)
         results.append([total, *torch.autograd.grad(total, [args["draft_hidden"]])])
     all_close(*results)
-
-
-def unchecked_losses(monkeypatch):
-    """The modules without the shape checks of pytest, which torch.compile cannot trace."""
-    for checked in (config, topk_logits, divergences, losses):
-        spec = importlib.util.spec_from_file_location(checked.__name__, checked.__file__)
-        module = importlib.util.module_from_spec(spec)
-        monkeypatch.setitem(sys.modules, checked.__name__, module)
-        package, _, name = checked.__name__.rpartition(".")
-        monkeypatch.setattr(sys.modules[package], name, module)
-        spec.loader.exec_module(module)
-    return module
 
 
 class Largest(TorchDispatchMode):

@@ -143,6 +143,7 @@ def test_the_choice_and_what_it_was_made_from_are_one_line(install, caplog):
     ]
 
 
+@pytest.mark.system
 def test_a_package_of_another_torch_is_named_and_not_loaded(tmp_path):
     """PyTorch would load it when it is imported, and end in a traceback."""
     site = tmp_path / "site"

@@ -10,6 +10,7 @@ from infer.engine.decode import Decoder
 from models.distill.config import LossConf, Reduction
 from models.distill.loss_weights import position_weights
 from models.drafts.config.causal_lm import CausalLMConf, InitFrom
+from models.drafts.dropout import drop_inputs
 from models.drafts.eagle3 import NORM_SWITCHES
 from models.drafts.registry import build_draft, load_draft
 from models.errors import UserError
@@ -119,7 +120,8 @@ SWITCHES = {
 @pytest.mark.parametrize("switches", SWITCHES.values(), ids=SWITCHES)
 def test_norm_switches_are_those_of_the_published_layout(target, sample, switches):
     """Two steps of one position, written out in the order in which vLLM applies the norms."""
-    draft = new_draft(target, ttt_steps=2, **dict.fromkeys(switches, True))
+    norms = {name: name in switches for name in NORM_SWITCHES}
+    draft = new_draft(target, ttt_steps=2, **norms)
     with torch.no_grad():
         for norm in (part for part in draft.modules() if isinstance(part, RMSNorm)):
             norm.weight.uniform_(0.5, 2.0)
@@ -244,10 +246,10 @@ def test_dropout_zeroes_inputs_in_training_only_and_keeps_their_mean(target):
     backwards = draft.prepare_batch(batch, step=0, generators=row_generators(1, 0))["kept"]
     assert torch.equal(backwards, kept.flip(0))
     inputs = torch.randn(kept.shape).exp()
-    dropped = draft.drop_inputs(inputs, kept)
+    dropped = drop_inputs(inputs, kept, dropout=0.25)
     assert torch.equal(dropped == 0, ~kept)
     assert float(dropped.mean()) == pytest.approx(float(inputs.mean()), rel=0.1)
-    assert torch.equal(draft.drop_inputs(inputs, None), inputs)
+    assert torch.equal(drop_inputs(inputs, None, dropout=0.25), inputs)
     assert new_draft(target).prepare_batch(batch, step=0, generators=row_generators(0, 1)) == {}
 
 

@@ -238,6 +238,7 @@ def test_experts_stored_in_four_bits_are_computed_with_in_full(tmp_path):
         assert_same(read(target, cache, [prompt], 9)[1][0], plain(target, prompt))
 
 
+@pytest.mark.system
 def test_compiled_rounds_add_no_graph_and_emit_what_eager_ones_do():
     """In a process of its own: see tests/support/compiled_run.py."""
     command = [sys.executable, "-W", "ignore", "-m", "tests.support.compiled_families"]

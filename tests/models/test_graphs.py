@@ -146,9 +146,22 @@ def test_what_is_compiled_outside_of_the_warm_up_is_late():
     assert (run.compiled_late, run.compiled.total()) == (1, 2)
 
 
+def test_each_compiled_graph_is_reported_with_the_time_left():
+    device, lines = counting("eager"), []
+    ours = device.compile(tripled)
+    graphs = [Graph("tripled", (size,)) for size in (4, 5)]
+    with device.expect_graphs(graphs, lines.append):
+        for size in (4, 4, 5):
+            ours(torch.ones(size))
+    reported = lines[1:-1]
+    assert [line.partition(":")[0] for line in reported] == ["graph 1 of 2", "graph 2 of 2"]
+    assert ["left" in line for line in reported] == [True, False]
+
+
 # --- runs -------------------------------------------------------------------------------------
 
 
+@pytest.mark.system
 def test_a_run_compiles_what_it_announced():
     """Training and an evaluation: every count of every function, and none after the warm-up."""
     command = [sys.executable, "-W", "ignore", "-m", "tests.support.graphs_run"]
@@ -308,7 +321,7 @@ def test_a_warm_up_calls_every_shape_of_training_and_evaluation(tmp_path, caplog
     for first in (training, judging):
         announced = lines[first].removesuffix("announced")
         assert f"{announced}compiled" in lines[first:]
-        told = [line for line in lines[first:] if line.startswith("graph: ")]
+        told = [line for line in lines[first:] if line.startswith("graph ")]
         assert len(told) >= int(announced.split()[1])
     assert not (tmp_path / "runs").exists()
 

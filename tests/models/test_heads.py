@@ -2,11 +2,13 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 
+from data.features.target_pass import features
 from infer.engine.decode import Decoder
 from models.distill.config import LossConf
 from models.drafts.config.hydra import HydraConf
@@ -114,6 +116,30 @@ def test_hydras_heads_see_the_tokens_before_them_and_medusas_do_not(target):
         watch_rounds(decoder, lambda tree, *_: trees.append(tree.ids[0].tolist()))  # noqa: B023
         decoder.decode([text[:9]], row_ids=[0], max_new_tokens=8)
         assert any(ids[2:4] != ids[4:6] for ids in trees) == differs
+
+
+def test_hydras_dropout_is_before_every_block_and_head_and_not_in_decoding(target, tmp_path):
+    conf = HydraConf(heads=2, num_layers=3, dropout=0.25)
+    draft, batch = build(conf, target), texts_of(target)
+    generators = [np.random.default_rng(row) for row in range(4)]
+    kept = draft.prepare_batch(batch, step=0, generators=generators)["kept"]
+    # The second head reads a hidden state and two embeddings; later blocks and the head read one.
+    assert kept.shape == (*batch.input_ids.shape, (3 + 2 + 1) * SIZE)
+    assert kept.float().mean() == pytest.approx(0.75, abs=0.01)
+
+    @torch.no_grad()
+    def total(**changes):
+        return float(draft.loss(batch, features(target, [], batch), **changes).total)
+
+    whole = torch.ones_like(kept)
+    for part in range(6):
+        dropped = whole.clone()
+        dropped[..., part * SIZE : (part + 1) * SIZE] = False
+        assert total(kept=dropped) != total(kept=whole)
+    draft.save(tmp_path, target)
+    build(HydraConf(heads=2, num_layers=3), target).save(tmp_path / "plain", target)
+    assert names(tmp_path) == names(tmp_path / "plain")
+    assert load_draft(tmp_path, target)[0].dropout == 0
 
 
 # --- Medusa-2 -----------------------------------------------------------------------------------

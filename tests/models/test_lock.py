@@ -46,6 +46,7 @@ def hold_and_wait(folder, there):
     signal.pause()
 
 
+@pytest.mark.system
 def test_a_second_run_in_a_folder_is_refused_and_the_first_ends_bit_equal(tmp_path):
     shared, changes = tmp_path / "shared", {"optim": {"steps": 12}}
     first = toy_process(shared, changes)

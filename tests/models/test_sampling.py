@@ -1,9 +1,7 @@
 """Sampling: the rule is transformers', the noise is Gumbel, keyed, and blind to batch and shape."""
 
-import importlib.util
 import itertools
 import math
-import sys
 
 import pytest
 import torch
@@ -18,7 +16,6 @@ from transformers import (
 )
 
 from models.errors import UserError
-from models.speculate import sampling
 from models.speculate.config import SamplingConf
 from models.speculate.growth import ancestor_mask
 from models.speculate.sampling import History, gumbel_noise, warp_logits
@@ -238,18 +235,15 @@ def test_a_turn_may_differ_by_row():
     torch.testing.assert_close(both[1], draw(1, count=1, turn=3)[0])
 
 
+@pytest.mark.no_shapes
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # imported by inductor
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
-def test_noise_and_warping_compile_into_one_graph(backend, monkeypatch):
-    spec = importlib.util.spec_from_file_location("unchecked_sampling", sampling.__file__)
-    plain = importlib.util.module_from_spec(spec)  # shape checks of pytest cannot be traced
-    monkeypatch.setitem(sys.modules, spec.name, plain)
-    spec.loader.exec_module(plain)
-    rule = plain.SamplingConf(temperature=0.8, top_k=9, top_p=0.9, seed=3)
+def test_noise_and_warping_compile_into_one_graph(backend):
+    rule = SamplingConf(temperature=0.8, top_k=9, top_p=0.9, seed=3)
 
     def sample(logits, row_ids, positions):
-        noise = plain.gumbel_noise(rule.seed, row_ids, 0, positions, torch.arange(12))
-        return noise, (plain.warp_logits(rule, logits) + noise).argmax(-1)
+        noise = gumbel_noise(rule.seed, row_ids, 0, positions, torch.arange(12))
+        return noise, (warp_logits(rule, logits) + noise).argmax(-1)
 
     args = (torch.randn(4, 2, 12), torch.tensor([5, 6, 7, 1 << 40]), torch.arange(8).view(4, 2))
     noise, tokens = torch.compile(sample, backend=backend, fullgraph=True)(*args)

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from models.distill.config import LossName
+from models.distill.config import LossConf, LossName
 from models.distill.losses import chunked_distillation_loss
 from models.distill.topk_logits import TopKLogits
 from models.target.language_model import TargetOutput
-from tests.models.test_chunked_losses import Largest, unchecked_losses
+from tests.models.test_chunked_losses import Largest
 from tests.support.loss_cases import (
     FORMS,
     KEPT,
@@ -177,15 +177,15 @@ def test_the_targets_head_is_not_applied_and_chunks_stay_small(name):
     assert largest.numel <= chunk * (vocab + 1)
 
 
-def test_compiles_into_one_graph(monkeypatch):
-    plain = unchecked_losses(monkeypatch)
+@pytest.mark.no_shapes
+@pytest.mark.usefixtures("fresh_compiler")
+def test_compiles_into_one_graph():
     args = with_top(inputs(kept=KEPT, steps=(2,)))
-    args["target_hidden_or_topk"] = plain.TopKLogits(**vars(args["target_hidden_or_topk"]))
-    compiled = torch.compile(plain.chunked_distillation_loss, backend="aot_eager", fullgraph=True)
+    compiled = torch.compile(chunked_distillation_loss, backend="aot_eager", fullgraph=True)
     for name in ("lk_hybrid", "ce"):
-        conf = plain.LossConf(name=plain.LossName[name], logits_chunk=16, top_k=2)
+        conf = LossConf(name=LossName[name], logits_chunk=16, top_k=2)
         results = []
-        for form in (plain.chunked_distillation_loss, compiled):
+        for form in (chunked_distillation_loss, compiled):
             total, _ = form(**args, conf=conf)
             results.append([total, *torch.autograd.grad(total, [args["draft_hidden"]])])
         all_close(*results)

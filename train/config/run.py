@@ -1,6 +1,7 @@
 """The configurations of `python -m train` and `train.plan`."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from data.config import DataConf
@@ -11,12 +12,13 @@ from models.drafts.config.base import DraftConf
 from models.errors import require
 from models.speculate.config import TreeConf
 from models.target.config import TargetConf
-from models.validation import POSITIVE, Rule, at_least, check_values
+from models.validation import BELOW_ONE, POSITIVE, at_least, check_values
 from train.config.log import LogConf
 from train.config.optim import OptimConf, Schedule
 from train.config.parallel import ParallelConf
 
 MISSING: Any = "???"  # OmegaConf's marker of a required value
+FIRST_STAGE_FOLDER = "first_stage"  # in the folder of the run that starts from it
 
 
 @dataclass(kw_only=True)
@@ -66,6 +68,22 @@ class TrainConf:
             schedule is Schedule.constant and self.renewal_interval > 1
         )
         return 3 if keeps_extendable else 2
+
+    def first_stage(self) -> "TrainConf | None":
+        """Return the run that trains what this one starts from, in a folder of this run, or None.
+
+        Its metrics go to its own metrics.jsonl alone.
+        """
+        stage = self.draft.first_stage
+        if stage is None:
+            return None
+        optim = replace(
+            self.optim, lr=stage.lr_scale * self.optim.lr, steps=stage.steps, epochs=stage.epochs
+        )
+        return replace(
+            self, draft=stage.draft, optim=optim, log=LogConf(interval=self.log.interval),
+            output_dir=str(Path(self.output_dir) / self.run_name), run_name=FIRST_STAGE_FOLDER,
+        )  # fmt: skip
 
     def check_settings(self) -> None:
         """Raise UserError for a wrong setting, as far as that takes no file and no model."""
@@ -124,5 +142,4 @@ class TrainPlanConf(TrainConf):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        below_one = Rule("is a share and must lie in 0..1, below 1", lambda value: 0 <= value < 1)
-        check_values(self, memory_margin=below_one, prompt_tokens=at_least(1), tokens=at_least(1))
+        check_values(self, memory_margin=BELOW_ONE, prompt_tokens=at_least(1), tokens=at_least(1))

@@ -27,6 +27,7 @@ class CausalLMConf(ModelSource, DraftConf):
     """
 
     method: ClassVar[str] = "causal_lm"
+    vllm_method: ClassVar[str | None] = "draft_model"
     architecture: ClassVar[str] = "a Hugging Face causal LM"
     draft_class: ClassVar[str] = "models.drafts.causal_lm:CausalLMDraft"
     is_language_model: ClassVar[bool] = True

@@ -12,6 +12,7 @@ class Eagle1Conf(OneLayerConf):
     """The options of EAGLE-1; everything else follows from the target."""
 
     method: ClassVar[str] = "eagle1"
+    vllm_method: ClassVar[str | None] = "eagle"
     architecture: ClassVar[str] = "EagleLlamaForCausalLM"
     draft_class: ClassVar[str] = "models.drafts.eagle1:Eagle1Draft"
 

@@ -13,6 +13,7 @@ class Eagle3Conf(OneLayerConf):
     """The options of EAGLE-3; everything else follows from the target."""
 
     method: ClassVar[str] = "eagle3"
+    vllm_method: ClassVar[str | None] = "eagle3"
     architecture: ClassVar[str] = "Eagle3LlamaForCausalLM"
     draft_class: ClassVar[str] = "models.drafts.eagle3:Eagle3Draft"
 
@@ -21,8 +22,9 @@ class Eagle3Conf(OneLayerConf):
     vocab_size: int | None = 32_000
     train_embeddings: bool = False
     train_head: bool = True  # else the head stays the target's
-    norm_before_residual: bool = False  # the residual stream begins with the normed feature
-    norm_before_fc: bool = False  # the captured layers are normed together before `fc`
+    # The paper has neither of these norms; docs/studies.md says what they gain.
+    norm_before_residual: bool = True  # the residual stream begins with the normed feature
+    norm_before_fc: bool = True  # the captured layers are normed together before `fc`
     norm_output: bool = False  # the next step reads the output after the final norm
 
     def __post_init__(self) -> None:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from models.drafts.config.heads import HeadsConf
+from models.validation import BELOW_ONE, check_values
 
 
 @dataclass(kw_only=True)
@@ -17,6 +18,11 @@ class HydraConf(HeadsConf):
     heads: int = 4  # one for each token of a proposal
     prefix: bool = True  # a decoder layer before the heads (Hydra++; the paper has 4 blocks)
     intermediate_size: int | None = None  # of the prefix layer; None = the target's
+    dropout: float = 0.0  # share of the inputs of blocks and heads that training zeroes
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_values(self, "draft", dropout=BELOW_ONE)
 
     @property
     def needs_context(self) -> bool:

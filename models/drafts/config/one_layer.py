@@ -3,9 +3,7 @@
 from dataclasses import dataclass
 
 from models.drafts.config.base import DraftConf
-from models.validation import Rule, at_least, check_values
-
-BELOW_ONE = Rule("must be in [0, 1)", lambda share: 0 <= share < 1, "0 keeps every input")
+from models.validation import BELOW_ONE, at_least, check_values
 
 
 @dataclass(kw_only=True)
