@@ -17,6 +17,9 @@ from models.console import setup_logging
 @entry_point("capture", CaptureConf)
 def main(conf: CaptureConf) -> None:
     setup_logging()
+    from data.sources.training_rows import check_local_data
+
+    check_local_data(conf.data)
     from data.feature_capture import capture_features
 
     capture_features(conf, command=shlex.join(["python", "-m", "data.capture", *sys.argv[1:]]))

@@ -19,6 +19,10 @@ from models.console import setup_logging
 @entry_point("prepare", PrepareConf)
 def main(conf: PrepareConf) -> None:
     setup_logging()
+    from data.sources.files import check_source_path
+
+    for name, source in conf.mixture.sources.items():
+        check_source_path(source.path, f"mixture.sources.{name}.path")
     from data.preparation import prepare_rows
 
     prepare_rows(conf)

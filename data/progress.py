@@ -7,7 +7,7 @@ from datetime import timedelta
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as RichProgress
 
-from models.console import CONSOLE
+from models.console import CONSOLE, SHOWS_BARS
 
 LOG_INTERVAL_S = 10.0  # between log lines
 log = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ class RowProgress(RichProgress):
     def __init__(self, label: str, *, total: int | None, already_done: int = 0):
         super().__init__(
             TextColumn(label), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"),
-            console=CONSOLE, disable=not CONSOLE.is_terminal,
+            console=CONSOLE, disable=not SHOWS_BARS,
         )  # fmt: skip
         self.label, self.total, self.already_done = label, total or 0, already_done
         self.done = self.failed = self.tokens = 0

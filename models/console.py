@@ -3,16 +3,25 @@
 import logging
 import os
 import sys
+from collections.abc import Iterable
+from functools import partial
+from typing import TypeVar
 
 from rich import box
 from rich.console import Console
 from rich.logging import RichHandler
+from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
+# Accelerate is not set up yet, so the launcher's RANK tells which process is the main one.
+IS_MAIN_PROCESS = os.environ.get("RANK", "0") == "0"
 CONSOLE = Console()
-print_line = Console(soft_wrap=True, highlight=False).print  # never breaks or colors a long line
+SHOWS_BARS = CONSOLE.is_terminal and IS_MAIN_PROCESS
+# Never breaks or colors a long line; the console of the bars, so that lines appear above them.
+print_line = partial(CONSOLE.print, soft_wrap=True, highlight=False)
 PLAIN_WIDTH = 1000  # characters of a table's line that is not printed on a terminal
+Item = TypeVar("Item")
 PACKAGES = ("conf", "data", "infer", "models", "train")
 
 
@@ -28,7 +37,10 @@ def build_aligned_table(
 
     `no_wrap` keeps each number on one line.
     """
-    table = Table(box=box.SIMPLE_HEAD if ruled else None, pad_edge=False, show_edge=False)
+    table = Table(
+        box=box.SIMPLE_HEAD if ruled else None, pad_edge=False, show_edge=False,
+        collapse_padding=ruled, show_header=any(columns),
+    )  # fmt: skip
     for index, column in enumerate(columns):
         is_number = index >= label_columns
         table.add_column(
@@ -44,17 +56,22 @@ def build_aligned_table(
 
 def print_table(columns: list[str], rows: list[list[str]]) -> None:
     """Print a table: ruled on a terminal, elsewhere in lines as long as their content."""
-    table = build_aligned_table(columns, rows, ruled=CONSOLE.is_terminal)
-    CONSOLE.print(table, width=None if CONSOLE.is_terminal else PLAIN_WIDTH, crop=False)
+    console = CONSOLE if CONSOLE.is_terminal else Console(width=PLAIN_WIDTH)
+    console.print(build_aligned_table(columns, rows, ruled=CONSOLE.is_terminal), crop=False)
+
+
+def track_progress(
+    items: Iterable[Item], description: str, *, total: int | None = None
+) -> Iterable[Item]:
+    """Return the items, with a bar on the main process's terminal while they are worked on."""
+    return track(items, description, total=total, console=CONSOLE, disable=not SHOWS_BARS)
 
 
 def setup_logging() -> None:
     """Configure logging: print this project's messages, and only the warnings of libraries.
 
-    Call it before anything is built, so that the warning of a missing compiler is shown. Accelerate
-    is not set up by then, so the launcher's RANK tells which process is the main one.
+    Call it before anything is built, so that the warning of a missing compiler is shown.
     """
-    main_process = os.environ.get("RANK", "0") == "0"
     if CONSOLE.is_terminal:
         handler: logging.Handler = RichHandler(
             console=CONSOLE, show_time=False, show_level=False, show_path=False
@@ -66,4 +83,4 @@ def setup_logging() -> None:
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler], force=True)
     for name in PACKAGES:
-        logging.getLogger(name).setLevel(logging.INFO if main_process else logging.ERROR)
+        logging.getLogger(name).setLevel(logging.INFO if IS_MAIN_PROCESS else logging.ERROR)

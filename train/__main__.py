@@ -13,6 +13,9 @@ from train.config.run import TrainConf
 def main(conf: TrainConf) -> None:
     setup_logging()
     conf.check_settings()
+    from data.sources.training_rows import check_local_data
+
+    check_local_data(conf.data)
     from train.checks import check_run
 
     preview = check_run(conf)

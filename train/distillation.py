@@ -10,16 +10,23 @@ from infer.measure.report_schema import EvalReport
 from infer.report.report_files import write_report_files
 from infer.report.tables import print_report, summary_table
 from infer.tuning.auto import tune_drafts_for_report
+from models.device.memory_watch import MemoryWatch
+from models.drafts.base import Draft
 from models.drafts.registry import build_draft
+from models.target.target import Target
 from train.checks import build_run_parallel
 from train.config.run import TrainConf
+from train.distributed.parallel import Parallel
 from train.first_lines import announce_data
 from train.log import MetricLogger
 from train.loop import Trainer
+from train.model_card import write_model_card
+from train.planning.device_fit import fit_run
 from train.quick_eval import build_quick_eval
 from train.rows.held_out import check_held_out_unchanged, resolve_evaluation, write_held_out
 from train.rows.packed_rows import choose_vocabulary, load_training_rows, write_prompt_hashes
 from train.run import check_disk_space, known_steps, open_run, report_full_disk
+from train.state import RunState
 
 log = logging.getLogger("train")
 
@@ -32,39 +39,21 @@ def distill_draft(conf: TrainConf, preview: Preview | None) -> None:
     if preview is not None:
         announce_data(conf, preview)
     parallel = build_run_parallel(conf, trackers=conf.log.list_trackers())
+    fitted = fit_run(conf, parallel)
+    conf, memory_watch = fitted.conf, MemoryWatch(parallel.device)
     run = open_run(conf, parallel)
-
     target = parallel.build_target(conf.target)
+    if run.progress.step == 0 and (first_stage := conf.first_stage()) is not None:
+        first_checkpoint = train_first_stage(first_stage, parallel, target)
+    else:
+        first_checkpoint = None
     draft = build_draft(conf.draft, target, loss=conf.loss, seed=conf.seed)
-    if layers := draft.needs.layers:
-        log.info("draft: captures what enters layers %s of %d", layers, target.num_layers)
+    if first_checkpoint is not None:
+        draft.start_from_first_stage(first_checkpoint, target)
     if (limits := conf.draft.describe_engine_limits()) is not None:
         log.warning(limits)
-    check_disk_space(run.folder, draft, target, num_states=conf.num_states)
-    metric_logger = MetricLogger(conf.log, run, parallel.accelerator)
-
-    steps = known_steps(run, conf.optim)
-    if steps is None or run.progress.step < steps:
-        rows, held_out, store = load_training_rows(conf, target, draft, parallel)
-        if run.progress.step:
-            check_held_out_unchanged(held_out, run.folder)
-        if parallel.is_main:
-            write_held_out(held_out, run.folder)
-            write_prompt_hashes(rows, target.tokenizer, run.folder)
-        choose_vocabulary(draft, target, rows, conf.data, run.folder if parallel.is_main else None)
-        tree, selection_prompts = conf.tree.build(), [row["ids"] for row in held_out.selection]
-        if tree.depth > draft.trained_depth:
-            log.warning(
-                "tree.depth: %d is deeper than the %d steps that the draft is trained for; "
-                "deep nodes are rarely accepted", tree.depth, draft.trained_depth,
-            )  # fmt: skip
-        Trainer(
-            conf=conf, parallel=parallel, target=target, draft=draft, rows=rows, store=store,
-            state=run, log=metric_logger,
-            evaluate=build_quick_eval(target, selection_prompts, tree, conf.evaluation),
-        ).run()  # fmt: skip
-    else:
-        log.info("%s is trained already: only its evaluation is repeated", run.folder)
+    metric_logger = train_draft(conf, parallel, run, target, draft)
+    report_memory(fitted.planned_bytes, memory_watch.peak_bytes())
 
     if parallel.runs_target:
         evaluation = resolve_evaluation(conf, run.folder)
@@ -75,15 +64,70 @@ def distill_draft(conf: TrainConf, preview: Preview | None) -> None:
         )  # fmt: skip
         report = evaluate_drafts(target, drafts, tree=conf.tree, conf=evaluation)
         if parallel.is_main:
-            publish_report(report, run.folder, metric_logger)
+            publish_report(conf, report, run.folder, metric_logger)
     parallel.barrier()
     parallel.accelerator.end_training()
 
 
-def publish_report(report: EvalReport, folder: Path, metric_logger: MetricLogger) -> None:
-    """Write the report to the run folder and the trackers, and print it."""
+def train_first_stage(conf: TrainConf, parallel: Parallel, target: Target) -> Path:
+    """Train the draft that the main stage starts from; return its checkpoint folder."""
+    run = open_run(conf, parallel)
+    log.info("first stage: %s, in %s", conf.draft.method, run.folder)
+    draft = build_draft(conf.draft, target, loss=conf.loss, seed=conf.seed)
+    train_draft(conf, parallel, run, target, draft)
+    parallel.barrier()
+    return run.folder / "checkpoint"
+
+
+def train_draft(
+    conf: TrainConf, parallel: Parallel, run: RunState, target: Target, draft: Draft
+) -> MetricLogger:
+    """Train a draft to the last step of its run, and return the logger of its metrics."""
+    if layers := draft.needs.layers:
+        log.info("draft: captures what enters layers %s of %d", layers, target.num_layers)
+    check_disk_space(run.folder, draft, target, num_states=conf.num_states)
+    metric_logger = MetricLogger(conf.log, run, parallel.accelerator)
+
+    steps = known_steps(run, conf.optim)
+    if steps is not None and run.progress.step >= steps:
+        log.info("%s is trained already", run.folder)
+        return metric_logger
+    rows, held_out, store = load_training_rows(conf, target, draft, parallel)
+    if run.progress.step:
+        check_held_out_unchanged(held_out, run.folder)
+    if parallel.is_main:
+        write_held_out(held_out, run.folder)
+        write_prompt_hashes(rows, target.tokenizer, run.folder)
+    choose_vocabulary(draft, target, rows, conf.data, run.folder if parallel.is_main else None)
+    tree, selection_prompts = conf.tree.build(), [row["ids"] for row in held_out.selection]
+    if tree.depth > draft.trained_depth:
+        log.warning(
+            "tree.depth: %d is deeper than the %d steps that the draft is trained for; "
+            "deep nodes are rarely accepted", tree.depth, draft.trained_depth,
+        )  # fmt: skip
+    Trainer(
+        conf=conf, parallel=parallel, target=target, draft=draft, rows=rows, store=store,
+        state=run, log=metric_logger,
+        evaluate=build_quick_eval(target, selection_prompts, tree, conf.evaluation),
+    ).run()  # fmt: skip
+    return metric_logger
+
+
+def report_memory(planned_bytes: int | None, peak_bytes: int | None) -> None:
+    """Log the planned memory of a process beside the peak of its training."""
+    sizes = {"planned": planned_bytes, "seen": peak_bytes}
+    texts = [f"{size / 2**30:.2f} GiB {name}" for name, size in sizes.items() if size is not None]
+    if texts:
+        log.info("memory of a process in training: %s", ", ".join(texts))
+
+
+def publish_report(
+    conf: TrainConf, report: EvalReport, folder: Path, metric_logger: MetricLogger
+) -> None:
+    """Write the report and the model card to the run folder and the trackers, and print it."""
     with report_full_disk(folder):
         write_report_files(report, folder)
+        write_model_card(conf, report, folder)
     metric_logger.upload_report(summary_table(report))
     print_report(report)
     log.info("report: %s\ncheckpoint: %s", folder / "report.html", folder / "checkpoint")

@@ -20,6 +20,7 @@ from train.config.run import TrainConf
 from train.distributed.parallel import Parallel
 from train.log import MetricLogger
 from train.loop import Trainer
+from train.planning.device_fit import fit_run
 from train.rows.held_out import has_external_prompts, resolve_evaluation, write_held_out
 from train.rows.packed_rows import choose_vocabulary, load_training_rows
 from train.state import RunState, flatten_config
@@ -56,7 +57,7 @@ def compile_training_graphs(conf: TrainConf, parallel: Parallel, folder: Path) -
         conf=conf, parallel=parallel, target=target, draft=draft, rows=rows, store=store,
         state=state, log=MetricLogger(LogConf(), state, parallel.accelerator),
         evaluate=lambda _: {},
-    ).warmup(log.info)  # fmt: skip
+    ).warmup()  # fmt: skip
     with full_params(draft):
         if parallel.runs_target:
             # Saved and loaded as at the end of a run: some methods merge their adapters into the
@@ -73,7 +74,9 @@ def warm_up_run(conf: TrainConf) -> None:
     """Check a run as its training would, and compile its graphs in a temporary folder."""
     check_run(conf, reads_data=False)
     parallel = build_run_parallel(conf, trackers=[])
-    with tempfile.TemporaryDirectory() as folder:
-        compile_training_graphs(conf, parallel, Path(folder))
+    conf = fit_run(conf, parallel).conf
+    for stage in filter(None, [conf.first_stage(), conf]):
+        with tempfile.TemporaryDirectory() as folder:
+            compile_training_graphs(stage, parallel, Path(folder))
     parallel.barrier()
     parallel.accelerator.end_training()

@@ -25,7 +25,7 @@ from rich.progress import (
 from torch import Tensor
 
 from infer.report.tables import Table
-from models.console import CONSOLE
+from models.console import CONSOLE, SHOWS_BARS
 from models.files import write_text_atomically
 from train.config.log import LogConf, Wandb
 from train.distributed.parallel import Parallel
@@ -73,7 +73,7 @@ class ProgressBar(Progress):
         super().__init__(
             TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
             TextColumn("{task.description}"),
-            console=CONSOLE, disable=not CONSOLE.is_terminal,
+            console=CONSOLE, disable=not SHOWS_BARS,
         )  # fmt: skip
         self.steps = steps
         self.bar = self.add_task("", total=steps, completed=steps_done)

@@ -160,16 +160,13 @@ class Trainer:
                         self._save()
         return progress
 
-    def warmup(self, on_graph: Callable[[str], None]) -> None:
-        """Take one step, which compiles every graph, and save nothing.
-
-        `on_graph` gets a line for each compiled graph.
-        """
-        with self._resume(on_graph):
+    def warmup(self) -> None:
+        """Take one step, which compiles every graph, and save nothing."""
+        with self._resume():
             self._train_step(0)
 
     @contextmanager
-    def _resume(self, on_graph: Callable[[str], None] | None = None) -> Iterator[None]:
+    def _resume(self) -> Iterator[None]:
         """Load the newest state, if there is one, for the steps of the block.
 
         Metrics of later steps are dropped, and features to keep are computed. Graphs that are
@@ -177,7 +174,7 @@ class Trainer:
         """
         device, optimizers = self.parallel.device, self.training_state.optimizers
         needed = graph_plan.list_graphs(self.conf, lazy=device.lazy)
-        with device.expect_graphs(needed, log.info, on_graph=on_graph), closing(self.prefetcher):
+        with device.expect_graphs(needed, log.info), closing(self.prefetcher):
             if self.parallel.is_main:
                 drop_later_lines(self.log.file, after=self.state.progress.step)
             if self.conf.data.keep_features:

@@ -54,7 +54,7 @@ STATE_DICT_OPTIONS = StateDictOptions(  # keys moments by their weight's name
 CHANGEABLE_KEYS = (
     "log.", "data.for_any_target", "evaluation.", "output_dir", "resume", "save_every",
     "save_minutes", "device.threads", "device.name", "device.cache_dir", "device.visible_cores",
-    "device.num_cores", "parallel.", "tree.auto",
+    "device.num_cores", "device.memory_gib", "parallel.", "tree.auto",
 )  # fmt: skip
 EXTENSION_KEYS = ("optim.steps", "optim.epochs")  # train/run.py checks whether they may differ
 
@@ -131,7 +131,7 @@ class RunState:
         newest = self.newest_state()
         if newest is None:
             return
-        saved = _read_progress_file(newest)
+        saved = read_progress_file(newest)
         version = saved.get("version", 1)
         require(
             version == STATE_VERSION,
@@ -159,7 +159,7 @@ class RunState:
     def remove_old_states(self) -> None:
         """Remove all states but the newest and the one that its progress marks as kept."""
         newest = self.newest_state()
-        kept_step = _read_progress_file(newest)["progress"].get("kept") if newest else None
+        kept_step = read_progress_file(newest)["progress"].get("kept") if newest else None
         kept_paths = [newest, None if kept_step is None else self.states_dir / f"{kept_step:08d}"]
         for path in self.states_dir.glob("*"):
             if path not in kept_paths:
@@ -171,7 +171,7 @@ class RunState:
         parallel.barrier()  # a process might otherwise look for a state that is already removed
         if resume_path == newest:
             return
-        saved = _read_progress_file(resume_path)
+        saved = read_progress_file(resume_path)
         self.progress = RunProgress(**saved["progress"] | {"tracker": previous.tracker})
         # An unfinished run may have saved a better draft after its last state.
         is_unfinished = previous.step != previous.steps
@@ -223,7 +223,7 @@ class RunState:
             training_state.load_state_dict(state)
 
 
-def _read_progress_file(state: Path) -> dict[str, Any]:
+def read_progress_file(state: Path) -> dict[str, Any]:
     return json.loads((state / PROGRESS_FILE).read_text())
 
 

@@ -69,6 +69,12 @@ def load_eval_prompts(
     ]
 
 
+def build_prompt(tokenizer, text: str, template_kwargs: dict[str, Any]) -> EvalPrompt:
+    """Return a user's message as a prompt, through the chat template if the target has one."""
+    row = {"id": "prompt", "category": "prompt", "turns": [text], "template": template_kwargs}
+    return _build_first_turn(tokenizer, row, "prompt")
+
+
 def build_next_turns(
     tokenizer, prompts: list[EvalPrompt], answers: list[list[int]]
 ) -> list[EvalPrompt]:

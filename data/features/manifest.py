@@ -17,10 +17,9 @@ from typing import Any
 
 import xxhash
 from pydantic import TypeAdapter
-from rich.progress import track
 
 from data.features.schema import FeatureSchema
-from models.console import CONSOLE
+from models.console import track_progress
 from models.drafts.base import Needs
 from models.errors import UserError, require
 from models.files import write_text_atomically
@@ -147,10 +146,8 @@ class Manifest:
 
     def find_damaged(self, folder: Path, *, checksums: bool) -> Iterator[tuple[str, str]]:
         """Yield the name of each damaged file and a description of its damage."""
-        for name in track(
-            sorted(self.files), "checksums", console=CONSOLE,
-            disable=not (CONSOLE.is_terminal and checksums),
-        ):  # fmt: skip
+        names = sorted(self.files)
+        for name in track_progress(names, "checksums") if checksums else names:
             path, file = folder / name, self.files[name]
             size = path.stat().st_size if path.exists() else None
             if size is None:

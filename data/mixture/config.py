@@ -14,7 +14,7 @@ from data.answers.config import AnswersConf, AnswerSource
 from models.device.config import DeviceConf
 from models.errors import UserError, require
 from models.target.config import TargetConf
-from models.validation import Rule, at_least, check_values
+from models.validation import BELOW_ONE, Rule, at_least, check_values
 
 CONTENT_COLUMNS = (
     "messages", "conversations", "data", "ids", "text", "prompt", "instruction", "input",
@@ -93,7 +93,7 @@ class MixtureConf:
                 lambda rows: rows >= 1 and not unshared,
                 "give each source a share, or set rows=null",
             ),
-            held_out=Rule("must be at least 0 and below 1", lambda share: 0 <= share < 1),
+            held_out=BELOW_ONE,
             max_chars=at_least(1, "null sets no limit"),
             max_prompt_tokens=at_least(1, "null takes the target's limit"),
             min_chars=Rule(

@@ -22,6 +22,7 @@ from models.errors import UserError, require
 
 JSON_SUFFIXES, PARQUET_SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz"), (".parquet",)
 SAVED_DATASET_FILES = ("state.json", "dataset_dict.json")  # written by save_to_disk
+DATA_SUFFIXES = (*JSON_SUFFIXES, *PARQUET_SUFFIXES, ".arrow")
 DATASET_BUILDERS = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".arrow": "arrow"}
 MAX_LINE_BYTES = 64 * 2**20  # longer lines are not read into memory
 TABLE_BATCH_ROWS = 32  # rows read from a table at a time; each may take megabytes
@@ -197,8 +198,7 @@ def load_dataset_split(
     Raises UserError, which begins with the setting `key`, if the split cannot be loaded.
     """
     path = Path(source).expanduser()
-    if not path.exists():
-        _check_hub_name(source, key)
+    check_source_path(source, key)
     from datasets import get_dataset_split_names, load_dataset, load_from_disk
     from datasets.exceptions import DatasetsError
 
@@ -256,7 +256,7 @@ def check_hub_dataset(name: str, key: str) -> None:
     """Check that the hub is reachable and has the dataset; raise UserError otherwise."""
     from huggingface_hub.errors import HTTPError
 
-    _check_hub_name(name, key)
+    check_source_path(name, key)
     try:
         query_hub(name)
     except HTTPError as error:
@@ -266,11 +266,11 @@ def check_hub_dataset(name: str, key: str) -> None:
         ) from error
 
 
-def _check_hub_name(name: str, key: str) -> None:
-    """Raise UserError for a name that can only be a path."""
-    is_path = name.startswith(("/", ".", "~")) or Path(name).suffix in DATASET_BUILDERS
+def check_source_path(name: str, key: str) -> None:
+    """Raise UserError for what does not exist and can only be a path."""
+    is_path = name.startswith(("/", ".", "~")) or name.endswith(DATA_SUFFIXES)
     require(
-        not is_path and name.count("/") <= 1,
+        Path(name).expanduser().exists() or (not is_path and name.count("/") <= 1),
         f"{key}: must exist, got {name!r}; check the path, or give a hub name",
     )
 

@@ -199,13 +199,19 @@ def read_prepared_rows(folder: Path, split: str = "train") -> Iterator[PreparedR
     """
     from datasets import load_dataset
 
+    files = list_prepared_files(folder, split)
+    for file in files:
+        read_prepared_metadata(Path(file))
+    for columns in load_dataset("parquet", data_files=files, split="train", streaming=True):
+        yield row_from_columns(columns)
+
+
+def list_prepared_files(folder: Path, split: str) -> list[str]:
+    """List the files of a split in a prepared folder; raise UserError if there are none."""
     files = sorted(map(str, folder.glob(f"{split}-*.parquet")))
     require(
         bool(files),
         f"data.path: must be a folder written by data.prepare, got {folder} without "
         f"{split}-*.parquet; run `python -m data.prepare` first",
     )
-    for file in files:
-        read_prepared_metadata(Path(file))
-    for columns in load_dataset("parquet", data_files=files, split="train", streaming=True):
-        yield row_from_columns(columns)
+    return files

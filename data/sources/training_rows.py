@@ -16,13 +16,14 @@ from data.config import DataConf, DataSource
 from data.sources.files import (
     RawRow,
     check_hub_dataset,
+    check_source_path,
     count_rows,
     is_row_file,
     load_dataset_split,
     read_dataset_rows,
     read_file_rows,
 )
-from data.sources.prepared_rows import parse_prepared_row, read_prepared_rows
+from data.sources.prepared_rows import list_prepared_files, parse_prepared_row, read_prepared_rows
 from data.sources.row_formats import (
     REASONING_KEYS,
     Conversation,
@@ -34,16 +35,31 @@ from data.sources.row_formats import (
 from models.errors import UserError, require
 
 
+def check_local_data(conf: DataConf) -> None:
+    """Check that data on this machine exists, before anything is opened; raise UserError otherwise.
+
+    A dataset's name may be one of the hub; `check_data_exists` asks there.
+    """
+    conf.check_path()
+    path = Path(str(conf.path)).expanduser()
+    if conf.source is DataSource.jsonl:
+        require(path.is_file(), f"data.path: must be a JSONL file, got {conf.path}; check the path")
+    elif conf.source is DataSource.dataset:
+        check_source_path(str(conf.path), "data.path")
+    elif conf.source is DataSource.prepared:
+        list_prepared_files(path, conf.split)
+
+
 def check_data(conf: DataConf) -> None:
     """Check that the data can be opened by reading one row; raise UserError otherwise."""
-    conf.check_path()
+    check_local_data(conf)
     if conf.source not in (DataSource.demo, DataSource.captured):
         next(read_training_rows(conf, Counter()), None)
 
 
 def check_data_exists(conf: DataConf) -> None:
     """Check that the data exists, on the hub too, without a download; raise UserError otherwise."""
-    conf.check_path()
+    check_local_data(conf)
     if (
         conf.source not in (DataSource.dataset, DataSource.jsonl)
         or conf.path is None
@@ -104,7 +120,6 @@ def _open_raw_rows(conf: DataConf) -> Iterator[RawRow]:
     file = Path(str(conf.path)).expanduser()
     if conf.source is DataSource.dataset and not _is_whole_file(conf):
         return read_dataset_rows(_load_dataset(conf), str(conf.path))
-    require(file.is_file(), f"data.path: must be a JSONL file, got {conf.path}; check the path")
     return read_file_rows(file, "data.path")
 
 

@@ -6,7 +6,7 @@ from enum import Enum
 
 from models.device.neuron_env import NeuronEnv
 from models.errors import require
-from models.validation import at_least, check_values
+from models.validation import POSITIVE, at_least, check_values
 
 LOCAL_MACHINE = "here"
 
@@ -24,7 +24,7 @@ class DeviceName(Enum):
 class Precision(Enum):
     """Number types of target and runtime, or of Muon's products; drafts have fp32 masters."""
 
-    # bfloat16, but float32 on a CPU; a large target may be faster in bfloat16 there, too
+    # bfloat16; on a CPU float32, unless it has matrix units for bfloat16 and the target is large
     # (models/target/precision.py).
     auto = "auto"
     float32 = "float32"
@@ -38,11 +38,17 @@ class DeviceConf(NeuronEnv):
     name: DeviceName = DeviceName.auto
     precision: Precision = Precision.auto
     compile: bool = True
+    memory_gib: float | None = None  # that a process may take; None: what the device has
     threads: int | None = None  # of the CPU; None: PyTorch's choice, or one for a tiny target
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_values(self, "device", threads=at_least(1, "null leaves it to PyTorch"))
+        check_values(
+            self,
+            "device",
+            threads=at_least(1, "null leaves it to PyTorch"),
+            memory_gib=POSITIVE,
+        )
         require(
             not self.stochastic_rounding or self.precision is not Precision.float32,
             "device.stochastic_rounding: rounds to bfloat16, got device.precision=float32; "

@@ -108,19 +108,17 @@ class Device:
         self,
         needed: Iterable[Graph],
         print_line: Callable[[str], None],
-        *,
-        on_graph: Callable[[str], None] | None = None,
     ) -> Iterator[GraphBudget | None]:
         """Check calls in the block against the `needed` graphs; yield None if nothing is compiled.
 
-        Print how many graphs are announced, and in the end how many were compiled, which are fewer
-        if this process already had some. `on_graph` gets a line for each graph with its time.
+        Print how many graphs are announced, each one that is compiled with the time left, and in
+        the end how many were compiled, which are fewer if this process already had some.
         """
         if not self.has_static_shapes:
             yield None
             return
         with self.ledger.expect_graphs(needed, strict=self.compiles_slowly) as budget:
-            budget.on_graph = on_graph
+            budget.on_graph = print_line
             print_line(f"graphs: {format_counts(budget.announced)} announced")
             yield budget
         print_line(f"graphs: {format_counts(budget.compiled)} compiled")

@@ -14,6 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, is_dataclass
+from datetime import timedelta
 from itertools import chain
 from textwrap import shorten
 from typing import Any, NamedTuple
@@ -47,6 +48,7 @@ class GraphBudget:
         default_factory=lambda: defaultdict(dict)
     )
     compiled: Counter[str] = field(default_factory=Counter)
+    compile_s: float = 0.0
     on_graph: Callable[[str], None] | None = None  # called with a line for each compiled graph
     compiled_late: int = 0  # number compiled outside of `warming`
     warming: bool = False
@@ -83,18 +85,26 @@ class GraphBudget:
 
         The shapes were checked before, so that these are recompilations of a known shape.
         """
+        self.compiled[function] += count
+        self.compiled_late += 0 if self.warming else count
+        self.compile_s += seconds
         if self.on_graph is not None:
             known = [other for other in self.called_shapes[function] if other != shape]
             description = shorten(describe_shape(shape, known), 120, placeholder=" ...")
-            self.on_graph(f"graph: {seconds:6.1f} s  {function}  {description}")
-        self.compiled[function] += count
-        self.compiled_late += 0 if self.warming else count
+            self.on_graph(f"{self._describe_progress(seconds)}  {function}  {description}")
         if self.compiled[function] > self.announced[function]:
             self._report_unannounced(
                 function,
                 "the same shape again, because something else that it reads has changed "
                 f"(TORCH_LOGS=recompiles): {describe_shape(shape)}",
             )
+
+    def _describe_progress(self, seconds: float) -> str:
+        """Return how many graphs are compiled, the last one in `seconds`, and the time left."""
+        compiled, announced = self.compiled.total(), self.announced.total()
+        seconds_left = self.compile_s / compiled * max(announced - compiled, 0)
+        left = f", about {timedelta(seconds=round(seconds_left))} left" if seconds_left else ""
+        return f"graph {compiled} of {announced}: {seconds:.1f} s{left}"
 
     def _report_unannounced(self, function: str, reason: str) -> None:
         """Raise UnannouncedGraphError in a strict run; else warn once per function."""

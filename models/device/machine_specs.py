@@ -37,6 +37,18 @@ def check_dtype(machine: MachineConf, dtype: torch.dtype) -> None:
     )
 
 
+def read_process_bytes(device: Device) -> float | None:
+    """Return the memory that a process of this device has, or None if the device does not tell.
+
+    The processes of a CPU share its memory.
+    """
+    if device.name == "cpu":
+        return psutil.virtual_memory().total / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if device.name == "cuda":
+        return float(torch.cuda.mem_get_info()[1])
+    return None
+
+
 def measure_machine(device: Device) -> MachineConf:
     """Measure this machine in about two seconds, and return its figures."""
     memory = psutil.virtual_memory()
@@ -80,9 +92,10 @@ def _measure_flops(device: Device, dtype: torch.dtype) -> float:
 
 def _time_fastest(work: Callable[[], object], device: Device) -> float:
     """Return the seconds of the fastest of several calls: slower ones waited for something else."""
-    best, until = math.inf, time.perf_counter() + MEASURE_SECONDS
     work()  # allocates and initializes, so it is not timed
-    while time.perf_counter() < until:
+    best, until = math.inf, time.perf_counter() + MEASURE_SECONDS
+    # A busy machine may need longer for a single call; that is measured too.
+    while math.isinf(best) or time.perf_counter() < until:
         device.synchronize()
         start = time.perf_counter()
         work()

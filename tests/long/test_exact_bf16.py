@@ -13,7 +13,7 @@ from infer.measure.report_schema import LosslessVerdict
 from models.speculate.config import SamplingConf
 from models.target.target import Target
 from tests.support.family_models import family_model, family_target, partly_agreeing
-from tests.support.tiny import CPU, VOCAB, tiny_tokenizer, tree, unchecked
+from tests.support.tiny import CPU, VOCAB, tiny_tokenizer, tree
 
 COUNT, NEW, SLOTS = 200, 32, 64
 
@@ -46,13 +46,12 @@ def test_two_hundred_prompts_in_bf16_are_answered_losslessly(family, prompts):
     model = family_model(family).to(torch.bfloat16)
     target = Target(model, tiny_tokenizer(), name=family, device=half)
     draft = partly_agreeing(family, family_target(family)).to(torch.bfloat16)
-    with unchecked():
-        alone = Decoder(target, sampling=SamplingConf(), slots=SLOTS)
-        by = measure_tolerance(alone, prompts[:8], max_new_tokens=NEW)
-        plain = decoded(alone, prompts)
-        for batch in (1, 4):
-            shared = {"sampling": SamplingConf(), "slots": SLOTS, "batch": batch}
-            traces = decoded(Decoder(target, draft, tree(), **shared), prompts)
-            found = compare_answers(alone, plain, traces, by)
-            assert sum(sum(trace.generation.accepted) for trace in traces) > COUNT
-            assert found.verdict == LosslessVerdict.yes, (batch, by, found.mismatches)
+    alone = Decoder(target, sampling=SamplingConf(), slots=SLOTS)
+    by = measure_tolerance(alone, prompts[:8], max_new_tokens=NEW)
+    plain = decoded(alone, prompts)
+    for batch in (1, 4):
+        shared = {"sampling": SamplingConf(), "slots": SLOTS, "batch": batch}
+        traces = decoded(Decoder(target, draft, tree(), **shared), prompts)
+        found = compare_answers(alone, plain, traces, by)
+        assert sum(sum(trace.generation.accepted) for trace in traces) > COUNT
+        assert found.verdict == LosslessVerdict.yes, (batch, by, found.mismatches)

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 ELSEWHERE = {"-m", "mixture=chat"}  # a sweep of the demo; sources on the hub, answered by a server
 SHORT = {
     "train": [
-        "optim.steps=4", "optim.rows_per_step=2", "data.row_length=256",
+        "optim.epochs=null", "optim.steps=4", "optim.rows_per_step=2", "data.row_length=256",
         "num_eval_prompts=2", "evaluation.max_new_tokens=8", "evaluation.prompts_per_category=1",
         "evaluation.batch_sizes=[]", "log=console",
     ],
@@ -35,7 +35,7 @@ SHORT = {
 }  # fmt: skip
 MODELS = {"train", "data.prepare", "data.show", "data.capture"}  # others know it from a checkpoint
 # Drafts side by side are judged by the same prompts: these learn from one file.
-SAME_DATA = ("qwen3-8b-eagle3", "qwen3-1.7b", "qwen3-8b-eagle3-ultrachat")
+SAME_DATA = ("qwen3-8b-eagle3", "qwen3-1.7b", "second-seed")
 PAGES = {  # page: its section with commands, and the runs that these train
     "README.md": (r"## Use it on your own target\n(.*?)\n`target.path=DIR` takes", {"chat"}),
     "docs/index.md": (

@@ -193,7 +193,7 @@ def test_steps_and_epochs_are_not_both_given():
         OptimConf(steps=270, epochs=2.0)
     assert str(refused.value) == (
         "optim.epochs: must be null if optim.steps is set, got 2.0 and 270 steps; "
-        "add optim.steps=null or leave optim.epochs out"
+        "set one of them to null"
     )
     with pytest.raises(UserError, match=r"optim\.epochs: must be positive, got 0"):
         OptimConf(epochs=0.0)

@@ -35,7 +35,7 @@ REAL = sorted(
     path.stem for path in (Path(CONF_DIR) / "draft").glob("*.yaml") if "demo" not in path.stem
 )
 SMALL = [
-    "data.row_length=128", "optim.steps=2", "optim.rows_per_step=2",
+    "data.row_length=128", "optim.epochs=null", "optim.steps=2", "optim.rows_per_step=2",
     "draft.ttt_steps=2", "eval_every=2", "num_eval_prompts=2", "device=cpu", "device.compile=false",
     "device.threads=1", "tree=chain", "tree.depth=3",
 ]  # fmt: skip
@@ -88,7 +88,7 @@ def test_every_real_draft_brings_public_data_that_the_command_line_overrides(dra
 
 
 def test_the_shipped_experiment_has_turns_that_its_template_can_do():
-    shipped = conf("experiment=qwen3-8b-eagle3-ultrachat").data
+    shipped = conf("experiment=qwen3-8b-eagle3").data
     assert (shipped.path, shipped.turns) == ("HuggingFaceH4/ultrachat_200k", TurnSelection.auto)
 
 

@@ -14,6 +14,7 @@ from conf.entry import compose
 from infer import decode_plan
 from infer import plan as infer_plan
 from infer.config import DecodePlanConf
+from models.device import machine_specs
 from models.device.config import MachineConf
 from models.device.device import Device
 from models.device.machine_specs import check_dtype, measure_machine
@@ -248,7 +249,8 @@ def test_a_plan_that_does_not_fit_names_overrides_with_which_it_does(place):
     before = plan_run(plan_conf(place, machine=small))
     assert not before.fits(before.best)
     made = suggest_overrides(before)
-    assert made[0].startswith("parallel.tensor=")
+    assert made
+    assert not [override for override in made if override.startswith("parallel")]  # one core
     after = plan_run(plan_conf(place, *made, machine=small))
     assert after.fits(after.best)
 
@@ -301,7 +303,7 @@ def test_a_plan_of_epochs_knows_its_steps_where_the_tokens_are_known(place):
         ),
         (["parallel.tensor=3"], "parallel.tensor: must divide the 8 cores of made, got 3"),
         (["tree.depth=9"], "tree.depth: must be at most the 4 tokens"),
-        (["memory_margin=1.5"], "memory_margin: is a share"),
+        (["memory_margin=1.5"], "memory_margin: must be at least 0 and below 1"),
         (["target.path=null", "target.name=nobody/nothing"], "target.name: must be a reachable"),
     ],
 )
@@ -330,7 +332,9 @@ def test_a_precision_that_the_machine_lacks_is_refused(place):
         plan_run(plan_conf(place, "device.precision=float32", machine=half))
 
 
-def test_this_machine_is_measured():
+@pytest.mark.parametrize("seconds", [machine_specs.MEASURE_SECONDS, 0.0])
+def test_this_machine_is_measured_however_busy_it_is(monkeypatch, seconds):
+    monkeypatch.setattr(machine_specs, "MEASURE_SECONDS", seconds)
     found = measure_machine(CPU)
     assert found.chips == found.cores == 1
     assert found.memory_gib > 0.5

@@ -59,6 +59,7 @@ def test_a_resumed_run_ends_in_the_same_weights_bit_for_bit(started, tmp_path_fa
     assert_equal(weights(folder), weights(whole))
 
 
+@pytest.mark.system
 def test_a_run_killed_twice_ends_in_the_same_weights_bit_for_bit(tmp_path):
     killed, changes = tmp_path / "killed", {"optim": {"steps": 60}}
     kill(killed, changes, when=lambda: newest_step(killed) >= 10)

@@ -66,6 +66,7 @@ def two_processes(*folders: Path, changes: dict) -> list[Popen]:
     ]  # fmt: skip
 
 
+@pytest.mark.system
 def test_processes_that_see_other_states_are_refused(tmp_path):
     """As where a network file system shows a node what was there a while ago."""
     toy_run(tmp_path / "done", toy_conf())
@@ -75,6 +76,7 @@ def test_processes_that_see_other_states_are_refused(tmp_path):
         assert f"must show every process the same states, got step {step} here" in said
 
 
+@pytest.mark.system
 def test_processes_change_nothing(tmp_path):
     changes = {"dropout": 0.0, "optim": {"rows_per_step": 4, "micro_batch_size": 1, **UNCLIPPED}}
     ranks = two_processes(tmp_path / "two", changes=changes)

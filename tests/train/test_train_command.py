@@ -1,11 +1,14 @@
 """Promises of `python -m train`, on a target built here: from a data file to a report."""
 
 import json
+import re
 import tempfile
 from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import ModelCard
+from safetensors.torch import load_file
 
 from conf.entry import compose
 from infer.config import EvaluationConf
@@ -47,7 +50,7 @@ def words(ids: list[int]) -> str:
     return " ".join(map(str, ids))
 
 
-def conf(folder: Path, *overrides: str) -> TrainConf:
+def conf(folder: Path, *overrides: str, without: tuple[str, ...] = ()) -> TrainConf:
     given = {
         "target.name": folder / "target",
         "data": "jsonl",
@@ -69,7 +72,8 @@ def conf(folder: Path, *overrides: str) -> TrainConf:
         "run_name": "run",
         "output_dir": folder / "out",
     }
-    return compose("train", TrainConf, [*(f"{k}={v}" for k, v in given.items()), *overrides])
+    kept = [f"{key}={value}" for key, value in given.items() if key not in without]
+    return compose("train", TrainConf, [*kept, *overrides])
 
 
 def run(conf: TrainConf):
@@ -91,6 +95,8 @@ def test_a_run_leaves_a_checkpoint_and_a_report_and_is_not_repeated(folder, caps
     assert any("eval/acceptance_length" in line for line in metrics(out))
     assert list(out.glob("wandb/offline-run-*/*.wandb"))
 
+    check_card(out / "checkpoint", folder)
+
     trained = weights(out)
     run(conf(folder))
     assert "is trained already" in capsys.readouterr().out
@@ -101,6 +107,44 @@ def test_a_run_leaves_a_checkpoint_and_a_report_and_is_not_repeated(folder, caps
     again = conf(folder, "optim.lr=0.01", "resume=false")
     assert open_run(again, build_parallel(ParallelConf(), CPU, trackers=[])).progress.step == 0
     assert {path.name for path in out.iterdir()} == {"config.yaml", "lock", "wandb"}
+
+
+def check_card(checkpoint: Path, folder: Path) -> None:
+    """Hugging Face reads its metadata, and it alone tells how to serve and what was measured."""
+    card = ModelCard.load(checkpoint / "README.md")
+    assert card.data.base_model == str(folder / "target")
+    assert card.data.tags == ["speculative-decoding", "draft", "eagle3"]
+    assert card.data.pipeline_tag == "text-generation"
+    serve = re.search(r"vllm serve (\S+) --speculative-config '(.*)'", card.text)
+    assert serve[1] == card.data.base_model
+    assert json.loads(serve[2])["method"] == "eagle3"
+    assert "| all (3) | tree |" in card.text
+    assert "license of the data | not recorded |" in card.text
+    tokens = int(metrics(checkpoint.parent)[-1]["train/tokens"])
+    assert f"| tokens | {tokens:,}, of which" in card.text
+
+
+def test_medusa2_starts_from_the_heads_of_a_first_stage(folder, capsys):
+    """In one command, which does not repeat it; here the second stage trains the target alone."""
+    overrides = [
+        "draft=demo-medusa2", "draft.heads=2", "draft.heads_steps=4", "draft.heads_weight=0",
+        "optim.steps=2", "tree=chain", "tree.depth=2", "run_name=medusa2",
+    ]  # fmt: skip
+    staged = conf(folder, *overrides, without=("draft.ttt_steps", "draft.vocab_size"))
+    out = folder / "out" / "medusa2"
+    run(staged)
+    assert f"first stage: medusa, in {out / 'first_stage'}" in capsys.readouterr().out
+    assert metrics(out / "first_stage")[-1]["step"] == 4
+    assert metrics(out)[-1]["step"] == 2
+    first, last = (load_heads(path) for path in (out / "first_stage", out))
+    assert first["blocks.0.layers.0.weight"].abs().max() > 0  # they start as zeros
+    assert all(torch.equal(first[name], tensor) for name, tensor in last.items())
+    run(staged)
+    assert "first stage" not in capsys.readouterr().out
+
+
+def load_heads(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "checkpoint" / "model.safetensors")
 
 
 def test_a_run_with_a_tuned_tree_measures_it_beside_the_others(

@@ -31,6 +31,10 @@ class Schedule(Enum):
     constant = "constant"
 
 
+AUTO = "auto"
+AUTO_OR_ROWS = Rule(
+    "must be at least 1, or auto", lambda rows: rows == AUTO or (type(rows) is int and rows >= 1)
+)
 DEFAULT_STEPS = 300  # if neither optim.steps nor optim.epochs is set
 MOMENT_DECAYS = Rule(
     "must be two numbers in [0, 1)",
@@ -98,20 +102,20 @@ class OptimConf:
     steps: int | None = None  # null: from `epochs`, else 300
     epochs: float | None = None  # passes over the packed rows, in place of steps
     rows_per_step: int = 8  # over all processes; passes accumulate their gradients
-    micro_batch_size: int = 8  # most rows of one pass of a process
+    micro_batch_size: int | str = 8  # most rows of one pass of a process; auto: what fits
     max_grad_norm: float = 1.0  # maximum norm of the whole gradient
     compile: bool = True  # the loss; takes a minute, more than a short run saves
 
     def __post_init__(self) -> None:
         check_values(
             self, "optim", steps=at_least(1), epochs=POSITIVE, rows_per_step=at_least(1),
-            micro_batch_size=at_least(1), warmup_ratio=SHARE, decay_ratio=SHARE,
+            micro_batch_size=AUTO_OR_ROWS, warmup_ratio=SHARE, decay_ratio=SHARE,
             min_lr_ratio=SHARE, lr=POSITIVE, max_grad_norm=POSITIVE, betas=MOMENT_DECAYS,
         )  # fmt: skip
         require(
             self.epochs is None or self.steps is None,
             f"optim.epochs: must be null if optim.steps is set, got {self.epochs} and "
-            f"{self.steps} steps; add optim.steps=null or leave optim.epochs out",
+            f"{self.steps} steps; set one of them to null",
         )
         require(
             self.warmup_ratio + (self.decay_ratio if self.schedule is Schedule.wsd else 0) <= 1,
@@ -120,12 +124,13 @@ class OptimConf:
         )
 
     def rows_per_pass(self, share: int) -> int:
-        """Return the rows per pass of a process that has `share` rows of a step.
+        """Return the rows per pass of a process that has `share` rows of a step; all for auto.
 
         >>> OptimConf(micro_batch_size=4).rows_per_pass(6)  # not 4 + 2: equal sizes share a graph
         3
         """
-        sizes = range(1, min(share, self.micro_batch_size) + 1)
+        most = share if isinstance(self.micro_batch_size, str) else self.micro_batch_size
+        sizes = range(1, min(share, most) + 1)
         return max(size for size in sizes if share % size == 0)
 
     def total_steps(self, rows: int) -> int:

@@ -47,6 +47,10 @@ class ProcessLayout:
     def processes(self) -> int:
         return self.tensor * self.data
 
+    def with_rows(self, rows: int) -> "ProcessLayout":
+        """Return the layout with that many rows per pass, which must divide those of a process."""
+        return replace(self, rows=rows, micros=self.rows * self.micros // rows)
+
     def split_rows(self, conf: TrainConf) -> TrainConf:
         """Return the config of a run of one process, with only its share of the rows per step."""
         optim = replace(

@@ -38,8 +38,10 @@ def _list_candidates(
     """
     conf, smallest = plan.conf, plan.options[0]
     for option in plan.options:
-        yield conf, option, {"parallel.tensor": option.layout.tensor}
-    if conf.parallel != ParallelConf(tensor=conf.parallel.tensor) or conf.draft.trains_target:
+        is_changed = option.layout.tensor != conf.parallel.tensor
+        yield conf, option, {"parallel.tensor": option.layout.tensor} if is_changed else {}
+    is_shared = conf.parallel != ParallelConf(tensor=conf.parallel.tensor)
+    if is_shared or conf.draft.trains_target or plan.machine.total_cores == 1:
         return
     parallel = replace(conf.parallel, draft=Weights.sharded)
     for option in plan.options:

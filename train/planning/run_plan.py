@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 
@@ -19,6 +20,7 @@ from models.meta_model import (
     shard_target,
 )
 from models.target.precision import resolve_machine
+from train.config.optim import AUTO
 from train.config.parallel import ParallelConf, Weights
 from train.config.run import TrainPlanConf
 from train.planning.graph_plan import list_graphs
@@ -73,8 +75,14 @@ class MachinePlan:
     conf: TrainPlanConf
     machine: MachineConf
     dtype: torch.dtype
-    sizes: ModelSizes
     options: list[LayoutOption]
+
+    @cached_property
+    def sizes(self) -> ModelSizes:
+        """Return the sizes of the models, which do not depend on the layout."""
+        target, draft = _build_models(self.conf, self.dtype)
+        store = compatibility.read_store_manifest(self.conf.data, target, draft)
+        return _measure_sizes(target, draft, store, num_states=self.conf.num_states)
 
     @property
     def byte_limit(self) -> float:
@@ -102,7 +110,29 @@ class MachinePlan:
         )
 
     def trace_layout(self, option: LayoutOption, conf: TrainPlanConf) -> LayoutOption:
-        """Trace a run of this option's layout; return the option with its memory and step time."""
+        """Trace a run of this option's layout; return the option with its memory and step time.
+
+        With `optim.micro_batch_size=auto`, a micro-batch has the most rows that fit.
+        """
+        traced = self._trace_rows(option, conf)
+        while conf.optim.micro_batch_size == AUTO and not self.fits(traced):
+            if traced.layout.rows == 1:
+                break
+            fewer = replace(traced, layout=traced.layout.with_rows(self._guess_rows(traced)))
+            traced = self._trace_rows(fewer, conf)
+        return traced
+
+    def _guess_rows(self, option: LayoutOption) -> int:
+        """Return fewer rows per pass: as many as fit if what a step does not hold grows with them.
+
+        They divide the rows of a process, so that all passes have the same size.
+        """
+        rows, held = option.layout.rows, option.persistent.peak_bytes.total()
+        most = rows * (self.byte_limit - held) / max(option.peak_bytes - held, 1)
+        smaller = [n for n in range(1, rows) if rows * option.layout.micros % n == 0]
+        return max((n for n in smaller if n <= most), default=1)
+
+    def _trace_rows(self, option: LayoutOption, conf: TrainPlanConf) -> LayoutOption:
         layout = option.layout
         target, draft = _build_models(conf, self.dtype, layout.tensor)
         store = compatibility.read_store_manifest(conf.data, target, draft)
@@ -125,17 +155,21 @@ def plan_run(conf: TrainPlanConf) -> MachinePlan:
     store = compatibility.read_store_manifest(conf.data, target, draft)
     if store is not None and conf.tokens is None:
         conf = replace(conf, tokens=float(store.made.tokens))
+    return plan_layouts(conf, machine, dtype, list_layouts(conf, machine, target))
+
+
+def plan_layouts(
+    conf: TrainPlanConf, machine: MachineConf, dtype: torch.dtype, layouts: list[ProcessLayout]
+) -> MachinePlan:
+    """Return a plan that traces these layouts in order, up to one that uses all cores and fits."""
     options = [
         LayoutOption(
             layout=layout,
             persistent=persistent_memory(conf, *_build_models(conf, dtype, layout.tensor)),
         )
-        for layout in list_layouts(conf, machine, target)
+        for layout in layouts
     ]
-    plan = MachinePlan(
-        conf=conf, machine=machine, dtype=dtype, options=options,
-        sizes=_measure_sizes(target, draft, store, num_states=conf.num_states),
-    )  # fmt: skip
+    plan = MachinePlan(conf=conf, machine=machine, dtype=dtype, options=options)
     for index, option in enumerate(options):
         if option.peak_bytes <= plan.byte_limit:
             options[index] = plan.trace_layout(option, conf)

@@ -3,8 +3,8 @@
 import math
 from typing import Any
 
-from infer.report.number_format import Table, to_rich_table
-from models.console import print_line
+from infer.report.number_format import Table, choose_console, to_rich_table
+from models.console import CONSOLE, print_line
 from models.device.machine_specs import core_flops
 from train.planning.layout import BUCKETS
 from train.planning.run_plan import LayoutOption, MachinePlan, count_graphs
@@ -26,11 +26,14 @@ MIB, GIB = 2**20, 2**30
 
 
 def print_plan(plan: MachinePlan, changes: list[str]) -> None:
+    """Print the tables of a plan, and whether it fits or which changes make it fit."""
+    console = choose_console(CONSOLE)
     for table in (size_table(plan), layout_table(plan), memory_table(plan), time_table(plan)):
         if table.rows:
-            print_line(
-                f"\n{table.title}", to_rich_table(table, ruled=True), *table.footnotes, sep="\n"
-            )
+            print_line(f"\n{table.title}")
+            console.print(to_rich_table(table, ruled=console.is_terminal))
+            for footnote in table.footnotes:
+                print_line(footnote)
     print_line(f"\n{describe_fit(plan, changes)}")
 
 

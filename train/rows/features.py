@@ -4,12 +4,11 @@ import logging
 
 import psutil
 import torch
-from rich.progress import track
 
 from data.features.reader import FeatureStore
 from data.features.target_pass import build_target_pass
 from data.packing.documents import Packed
-from models.console import CONSOLE
+from models.console import track_progress
 from models.drafts.base import Batch
 from models.errors import require
 from models.target.language_model import TargetOutput
@@ -58,7 +57,7 @@ class TargetFeatures:
         device, num_rows = self.target.device.torch_device, len(self.rows)
         compute = self.target.device.compile_if_lazy(self.see)
         groups = torch.arange(num_rows).split(batch_size)
-        for group in track(groups, "features", console=CONSOLE, disable=not CONSOLE.is_terminal):
+        for group in track_progress(groups, "features"):
             # The last group is filled up from the first rows: one size, so one graph.
             group_rows = (group[0] + torch.arange(batch_size)) % num_rows
             target_output = compute(self.rows.batch(group_rows.tolist()).to(device))

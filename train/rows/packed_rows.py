@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from rich.progress import track
 from transformers import PreTrainedTokenizerBase
 
 from data.chat.tokenization import iter_demo_documents
@@ -33,7 +32,7 @@ from data.vocabulary.counts import (
     sizes_around,
 )
 from infer.engine.generate import generate_answers
-from models.console import CONSOLE, print_table
+from models.console import print_table, track_progress
 from models.drafts.base import Draft
 from models.files import atomic_path, write_text_atomically
 from models.speculate.config import SamplingConf
@@ -106,12 +105,12 @@ def _answer_with_target(
         log.info("data: %d answers by the target, from %s", len(prompts), path)
         return json.loads(path.read_text())
     log.info("data: the target answers %d prompts, kept in %s", len(prompts), path.parent)
-    generated = track(
+    generated = track_progress(
         generate_answers(
             target.eager(), prompts, max_new_tokens=answers_conf.max_new_tokens, sampling=sampling,
             batch=answers_conf.batch,
         ),
-        "answers", total=len(prompts), console=CONSOLE, disable=not CONSOLE.is_terminal,
+        "answers", total=len(prompts),
     )  # fmt: skip
     answers = [ids for _, ids in sorted(generated)]
     if parallel.is_main:

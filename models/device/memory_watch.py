@@ -1,0 +1,32 @@
+"""The most memory that a process takes, to stand beside what was planned."""
+
+import os
+import resource
+import sys
+
+import psutil
+import torch
+
+from models.device.device import Device
+
+MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024  # bytes of ru_maxrss
+
+
+class MemoryWatch:
+    """The peak of a process's memory since the watch began: that of its GPU, or resident memory."""
+
+    def __init__(self, device: Device):
+        self.device, self.bytes_before = device, 0
+        if device.name == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        elif device.name == "cpu":
+            self.bytes_before = psutil.Process(os.getpid()).memory_info().rss
+
+    def peak_bytes(self) -> int | None:
+        """Return the peak above what was taken before; None if the device does not tell."""
+        if self.device.name == "cuda":
+            return torch.cuda.max_memory_allocated()
+        if self.device.name == "cpu":
+            peak = MAXRSS_UNIT * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            return max(0, peak - self.bytes_before)
+        return None

@@ -1,0 +1,93 @@
+"""A run asks the plan before it loads weights: it is refused, or `auto` takes what fits."""
+
+import json
+import re
+
+import pytest
+import yaml
+
+from conf.entry import compose
+from models.errors import UserError
+from tests.support.tiny import CPU, sampled_texts
+from train.__main__ import main
+from train.config.parallel import ParallelConf
+from train.config.run import TrainConf
+from train.distributed.parallel import build_parallel
+from train.planning.device_fit import fit_run
+
+GIB = 2**30
+ROWS = 8
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, target):
+    """A target on disk, one like it without weights, and texts to learn from."""
+    folder = tmp_path_factory.mktemp("fit")
+    for name in ("target", "no_weights"):
+        target.tokenizer.save_pretrained(folder / name)
+        target.model.config.save_pretrained(folder / name)
+    target.model.save_pretrained(folder / "target")
+    rows = [
+        {"ids": ids, "answer": [t >= 4 for t in range(32)]}
+        for ids in sampled_texts(target, count=24, length=32)
+    ]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def conf(folder, *overrides: str, target: str = "target") -> TrainConf:
+    return compose("train", TrainConf, [
+        f"target.path={folder / target}", "data=jsonl", f"data.path={folder / 'rows.jsonl'}",
+        "data.row_length=64", "draft.ttt_steps=2", "draft.vocab_size=null", "optim=adamw",
+        "optim.steps=4", f"optim.rows_per_step={ROWS}", "device=cpu", "device.compile=false",
+        "device.threads=1", "eval_every=2", "num_eval_prompts=2", "held_out_prompts=2",
+        "save_every=2", "evaluation.max_new_tokens=4", "evaluation.batch_sizes=[]", "tree=chain",
+        "tree.depth=2", f"output_dir={folder / 'out'}", *overrides,
+    ])  # fmt: skip
+
+
+def planned_gib(folder, rows: int) -> float:
+    """What a run with that many rows per pass needs; a tenth of the memory stays free."""
+    fitted = fit_run(
+        conf(folder, f"optim.micro_batch_size={rows}"),
+        build_parallel(ParallelConf(), CPU, trackers=[]),
+    )
+    return fitted.planned_bytes / GIB / 0.9
+
+
+def test_what_cannot_fit_is_refused_before_weights_are_loaded_with_overrides_that_fit(folder):
+    between = (planned_gib(folder, 1) + planned_gib(folder, ROWS)) / 2
+    memory = [f"device.memory_gib={between}", f"optim.micro_batch_size={ROWS}"]
+    rule = (
+        r"^device\.memory_gib: must hold the run, which needs [\d.]+ GiB per process by its plan, "
+        r"got [\d.]+ usable of [\d.]+; with (.*) it fits$"
+    )
+    with pytest.raises(UserError) as refused:
+        main.__wrapped__(conf(folder, *memory, "run_name=refused", target="no_weights"))
+    overrides = re.match(rule, str(refused.value))[1].split()
+    assert not (folder / "out" / "refused").exists()
+    main.__wrapped__(conf(folder, *memory, "run_name=fits", *overrides))
+    assert (folder / "out" / "fits" / "report.json").exists()
+
+
+def test_what_no_override_fits_needs_a_larger_device(folder):
+    with pytest.raises(UserError, match=r"needs more than [\d.]+ GiB .*; take a larger device$"):
+        main.__wrapped__(conf(folder, "device.memory_gib=1e-6", target="no_weights"))
+
+
+def test_auto_takes_the_most_rows_that_fit_and_a_continued_run_keeps_them(folder, capsys):
+    auto = ["optim.micro_batch_size=auto", "run_name=auto"]
+    between = (planned_gib(folder, 2) + planned_gib(folder, 4)) / 2
+    main.__wrapped__(conf(folder, *auto, "optim.schedule=constant", f"device.memory_gib={between}"))
+    printed = capsys.readouterr().out
+    assert "optim.micro_batch_size: auto takes 2, the most rows of a pass that fit" in printed
+    assert re.search(
+        r"memory of a process in training: [\d.]+ GiB planned, [\d.]+ GiB seen", printed
+    )
+    file = folder / "out" / "auto" / "config.yaml"
+    assert yaml.safe_load(file.read_text())["optim"]["micro_batch_size"] == 2
+
+    larger = conf(folder, *auto, "optim.schedule=constant", "optim.steps=6")
+    main.__wrapped__(larger)
+    assert "auto takes" not in capsys.readouterr().out
+    assert yaml.safe_load(file.read_text())["optim"]["micro_batch_size"] == 2

@@ -1,0 +1,117 @@
+"""Ask the plan whether a run fits the device at hand, before a model is loaded.
+
+It also chooses `optim.micro_batch_size=auto`: the most rows per pass that fit.
+"""
+
+import logging
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+from conf.entry import CONF_DIR, read_config
+from models.device.config import LOCAL_MACHINE, MachineConf
+from models.device.device import Device
+from models.device.machine_specs import read_process_bytes
+from models.errors import UserError, require
+from models.meta_model import build_meta_target
+from train.config.optim import AUTO
+from train.config.run import TrainConf, TrainPlanConf
+from train.distributed.parallel import Parallel
+from train.planning.layout import build_layout
+from train.planning.remedies import suggest_overrides
+from train.planning.run_plan import MachinePlan, plan_layouts
+from train.run import read_saved_value
+
+GIB = 2**30
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FittedRun:
+    """A configuration that fits, and the bytes that a process of it needs by the plan."""
+
+    conf: TrainConf
+    planned_bytes: int | None  # None: the device does not tell its memory
+
+
+def fit_run(conf: TrainConf, parallel: Parallel) -> FittedRun:
+    """Return the configuration with its micro-batch size chosen, and the memory it is planned for.
+
+    A continued run keeps its size. Raise UserError, with overrides that fit, if nothing fits.
+    """
+    conf = keep_saved_size(conf)
+    core_bytes = find_core_bytes(conf.device.memory_gib, parallel.device)
+    if core_bytes is None:
+        log.info(
+            "memory: %s does not tell its memory, so whether the run fits is not checked; "
+            "device.memory_gib=N sets it", parallel.device.name,
+        )  # fmt: skip
+        is_auto = conf.optim.micro_batch_size == AUTO
+        return FittedRun(
+            conf=set_micro_batch_size(conf, 1) if is_auto else conf, planned_bytes=None
+        )
+    plan = plan_on_device(conf, parallel, core_bytes)
+    if not plan.fits(plan.best):
+        raise UserError(describe_misfit(plan))
+    rows = plan.best.layout.rows
+    require(
+        parallel.all_ranks_agree(rows),
+        f"optim.micro_batch_size: must be the same on all processes, got {rows} here for auto; "
+        "give a number",
+    )
+    if conf.optim.micro_batch_size == AUTO:
+        log.info("optim.micro_batch_size: auto takes %d, the most rows of a pass that fit", rows)
+        conf = set_micro_batch_size(conf, rows)
+    return FittedRun(conf=conf, planned_bytes=plan.best.peak_bytes)
+
+
+def keep_saved_size(conf: TrainConf) -> TrainConf:
+    """Return the configuration with the micro-batch size of the run that it continues, for auto."""
+    if conf.optim.micro_batch_size != AUTO or not conf.resume:
+        return conf
+    folder = Path(conf.output_dir) / conf.run_name
+    saved = read_saved_value(folder, "optim.micro_batch_size")
+    return conf if saved is None else set_micro_batch_size(conf, saved)
+
+
+def plan_on_device(conf: TrainConf, parallel: Parallel, core_bytes: float) -> MachinePlan:
+    """Return the plan of the run's own layout; only its memory is of use, its times are not."""
+    device = parallel.device
+    machine = MachineConf(
+        name=LOCAL_MACHINE, chips=parallel.accelerator.num_processes,
+        memory_gib=core_bytes / GIB, bandwidth_gb_s=1.0, tflops={"float32": 1.0, "bfloat16": 1.0},
+        length_multiple=device.length_multiple,
+    )  # fmt: skip
+    values = {part.name: getattr(conf, part.name) for part in fields(TrainConf)}
+    plan_conf = TrainPlanConf(**values, machine=machine)
+    target = build_meta_target(conf.target, device.dtype)
+    layout = build_layout(plan_conf, machine, target.num_layers, conf.parallel.tensor)
+    return plan_layouts(plan_conf, machine, device.dtype, [layout])
+
+
+def describe_misfit(plan: MachinePlan) -> str:
+    """Return what the run needs, what the device has, and overrides with which it fits."""
+    needed, usable = plan.best.peak_bytes / GIB, plan.byte_limit / GIB
+    changes = suggest_overrides(plan)
+    remedy = f"with {' '.join(changes)} it fits" if changes else "take a larger device"
+    bound = "" if plan.best.phases else "more than "  # only what every step holds was counted
+    return (
+        f"device.memory_gib: must hold the run, which needs {bound}{needed:.2f} GiB per process by "
+        f"its plan, got {usable:.2f} usable of {plan.machine.core_bytes / GIB:.2f}; {remedy}"
+    )
+
+
+def set_micro_batch_size(conf: TrainConf, rows: int) -> TrainConf:
+    return replace(conf, optim=replace(conf.optim, micro_batch_size=rows))
+
+
+def find_core_bytes(memory_gib: float | None, device: Device) -> float | None:
+    """Return the bytes that a process may take: those configured, or those of its device.
+
+    None if neither the device nor a published figure of its instance type tells.
+    """
+    if memory_gib is not None:
+        return memory_gib * GIB
+    if (size := read_process_bytes(device)) is not None:
+        return size
+    file = Path(CONF_DIR) / "machine" / f"{device.instance_type}.yaml"
+    return read_config(file, MachineConf).core_bytes if file.exists() else None
