@@ -194,6 +194,31 @@ class CalibrateConf(TreeSearchConf):
 
 
 @dataclass(kw_only=True)
+class GenerateConf(CheckpointConf):
+    """The configuration of `python -m infer.generate`: one prompt, or a file of prompts."""
+
+    checkpoint: str | None = None  # null = the newest finished training run
+    prompt: str | None = None  # a user's message; the answer is printed while it grows
+    prompts: str | None = None  # as evaluation.prompts; the answers are written to `output`
+    template: dict[str, Any] = field(default_factory=dict)  # arguments of the chat template
+    max_new_tokens: int = DEFAULT_NEW_TOKENS
+    stop: list[str] = field(default_factory=list)  # strings that end an answer
+    sampling: SamplingConf = field(default_factory=SamplingConf)
+    batch: int = 8  # prompts of a file that are decoded together
+    output_dir: str = "outputs/infer.generate"
+    run_name: str = "generate"
+    output: str = "answers.jsonl"
+
+    def __post_init__(self) -> None:
+        check_values(self, max_new_tokens=at_least(1), batch=at_least(1))
+        require(
+            (self.prompt is None) != (self.prompts is None),
+            f"prompt: needs a text, or prompts=FILE in its place, got {self.prompt} and "
+            f"prompts={self.prompts}; set one of them",
+        )
+
+
+@dataclass(kw_only=True)
 class DecodePlanConf:
     """The configuration of `python -m infer.plan`: models, decoding and machine."""
 

@@ -13,8 +13,8 @@ import torch
 from infer.config import DecodePlanConf
 from infer.engine.admission import bucket_length
 from infer.engine.session import Session
-from infer.report.number_format import Table, to_rich_table
-from models.console import print_line
+from infer.report.number_format import Table, choose_console, to_rich_table
+from models.console import CONSOLE, print_line
 from models.device.config import MachineConf
 from models.device.machine_specs import check_dtype, core_flops
 from models.device.memory_trace import TracedPhase, fake_model
@@ -186,7 +186,8 @@ def print_decode_plan(conf: DecodePlanConf) -> None:
     options = list_options(conf)
     target, method = conf.target.path or conf.target.name, conf.draft.method
     print_line(f"\n{target} with {method} on {conf.machine.name}")
-    print_line(to_rich_table(build_plan_table(options), ruled=True))
+    console = choose_console(CONSOLE)
+    console.print(to_rich_table(build_plan_table(options), ruled=console.is_terminal))
     print_line(summarize_options(conf, options))
     if conf.output is not None:
         with open_output_file(conf.output) as file:

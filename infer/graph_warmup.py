@@ -24,7 +24,7 @@ def compile_eval_graphs(
     shape, num_tokens = tree.build(), min(WARMUP_TOKENS, conf.new_tokens)
     with target.device.cpu_threads_for(target.num_parameters // target.num_layers):
         prompts, graphs = plan_evaluation(target, drafts, shape, conf)
-        with target.device.expect_graphs(graphs, print_line, on_graph=print_line):
+        with target.device.expect_graphs(graphs, print_line):
             modes = build_eval_modes(target, drafts, shape, prompts, conf)
             warmup_prompts = choose_warmup_prompts(prompts)
             for name, mode in modes.items():

@@ -24,6 +24,11 @@ from models.target.target import Target
 
 # Returns at most the given number of waiting requests, and removes them from the queue.
 TakeRequests = Callable[[int], list[Request]]
+OnTokens = Callable[[Request], None]
+
+
+def ignore_tokens(request: Request) -> None:
+    """Take a request's new tokens as they come: nothing reads them before the request ends."""
 
 
 class Decoder(Session):
@@ -34,7 +39,7 @@ class Decoder(Session):
         self, prompts: Sequence[list[int]], *, row_ids: Sequence[int],
         max_new_tokens: int | Sequence[int], eos_ids: Sequence[int] | None = None,
         stop: Sequence[str] = (), logits_out: list[Tensor] | None = None,
-        phase_timer: PhaseTimer | None = None,
+        phase_timer: PhaseTimer | None = None, on_tokens: OnTokens = ignore_tokens,
     ) -> list[Generation]:  # fmt: skip
         """Return one generation per prompt, in order, decoding at most `self.batch` at a time.
 
@@ -42,13 +47,13 @@ class Decoder(Session):
         one of the `stop` strings, whichever comes first; with `eos_ids` None, no token is an EOS.
         `row_ids` key the noise of each prompt. `logits_out`, which needs batch 1, is extended by
         the target's logits after each token. With `phase_timer`, rounds run unfused so that each
-        phase can be timed.
+        phase can be timed. `on_tokens` is called with each request that has new tokens.
         """
         requests = list(self._make_requests(prompts, row_ids, max_new_tokens))
         waiting = iter(requests)
         finished = self.stream(
             lambda count: list(islice(waiting, count)), eos_ids=eos_ids, stop=stop,
-            logits_out=logits_out, phase_timer=phase_timer,
+            logits_out=logits_out, phase_timer=phase_timer, on_tokens=on_tokens,
         )  # fmt: skip
         deque(finished, maxlen=0)  # runs the stream to its end; `requests` hold the generations
         return [request.generation for request in requests]
@@ -57,7 +62,7 @@ class Decoder(Session):
     def stream(
         self, take: TakeRequests, *, min_free_rows: int = 1, eos_ids: Sequence[int] | None = None,
         stop: Sequence[str] = (), logits_out: list[Tensor] | None = None,
-        phase_timer: PhaseTimer | None = None,
+        phase_timer: PhaseTimer | None = None, on_tokens: OnTokens = ignore_tokens,
     ) -> Iterator[Request]:  # fmt: skip
         """Yield each request that `take` returns when it is finished, until no request is left.
 
@@ -74,6 +79,8 @@ class Decoder(Session):
         while True:
             while requests := take(count_admissible(self, len(running), min_free_rows)):
                 state = admit_requests(self, state, requests, running, criteria)
+                for request in requests:
+                    on_tokens(request)
                 yield from (request for request in requests if request.finished)
             if state is None or not running:
                 return
@@ -88,11 +95,13 @@ class Decoder(Session):
             round_s = time.perf_counter() - start
             if logits_out is not None:  # the last number of a row counts its emitted tokens
                 logits_out.append(output.logits[0].cpu()[: host_rows[0][-1]])
-            finished = self._distribute_tokens(host_rows, round_s, running, criteria)
+            advanced = self._distribute_tokens(host_rows, round_s, running, criteria)
             if phase_timer is not None:
                 phase_timer.end_phase("host")
                 phase_timer.finish_round(time.perf_counter() - start)
-            yield from finished
+            for request in advanced:
+                on_tokens(request)
+            yield from (request for request in advanced if request.finished)
 
     @torch.no_grad()
     def score_tokens(
@@ -115,7 +124,7 @@ class Decoder(Session):
         self, host_rows: list[list[int]], round_s: float, running: dict[int, Request],
         criteria: StopCriteria,
     ) -> list[Request]:  # fmt: skip
-        """Append a round's tokens to each running request; remove and return the finished ones."""
+        """Append a round's tokens to all running requests; return these, and drop finished ones."""
         active = list(running.items())
         for row, request in active:
             *tokens, count = host_rows[row]
@@ -125,7 +134,7 @@ class Decoder(Session):
             request.truncate_if_finished(criteria, num_new=count)
             if request.finished:
                 del running[row]
-        return [request for _, request in active if request.finished]
+        return [request for _, request in active]
 
     def _make_requests(
         self, prompts: Sequence[list[int]], row_ids: Sequence[int], limits: int | Sequence[int]

@@ -11,7 +11,6 @@ from importlib.metadata import version
 from typing import Any
 
 import torch
-from rich.progress import track
 from torch.utils._pytree import tree_leaves
 
 from data.eval_prompts.contamination import check_contamination
@@ -65,6 +64,7 @@ from infer.measure.timing import (
     measure_splits,
 )
 from infer.verify import build_evaluation_rule
+from models.console import track_progress
 from models.device.graph_budget import Graph, GraphBudget
 from models.speculate.config import TreeConf
 from models.speculate.tree import Tree
@@ -329,7 +329,7 @@ def _warm_up_modes(
     """
     warmup_prompts = choose_warmup_prompts(prompts)
     tolerances: dict[str, LogitTolerance] = {}
-    for name, mode in track(modes.items(), "warming up", disable=not sys.stderr.isatty()):
+    for name, mode in track_progress(modes.items(), "warming up", total=len(modes)):
         if name == mode.baseline:
             tolerances[name] = measure_tolerance(
                 mode.decoder, warmup_prompts, max_new_tokens=conf.new_tokens
@@ -348,8 +348,7 @@ def _decode_all_modes(
 ) -> dict[str, list[PromptResult]]:
     """Decode each prompt in every mode, in alternating order, before the next prompt."""
     results: dict[str, list[PromptResult]] = {name: [] for name in modes}
-    quiet = not sys.stderr.isatty()
-    for number, prompt in enumerate(track(prompts, "held-out prompts", disable=quiet)):
+    for number, prompt in enumerate(track_progress(prompts, "held-out prompts")):
         for name in alternate_order(list(modes), number):
             results[name] += decode_prompts(modes[name].decoder, [prompt], conf.new_tokens)
     return results

@@ -9,7 +9,6 @@ round by round. All starts together predict decoding less directly, but with les
 Axes: B starts, T tokens of a text, N nodes, D deepest node.
 """
 
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -17,7 +16,6 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from numpy import ndarray
-from rich.progress import track
 from torch import Tensor
 
 from data.eval_prompts.prompts import EvalPrompt
@@ -26,6 +24,7 @@ from infer.engine.decode import Decoder
 from infer.engine.rounds import lookahead_noise
 from infer.measure.acceptance import AcceptanceCounter, build_comb
 from infer.verify import walk_choices
+from models.console import track_progress
 from models.drafts.base import Draft, DraftState
 from models.drafts.ngram import MixedDraft
 from models.errors import require
@@ -73,8 +72,8 @@ def collect_replay_texts(
     slots = max(len(prompt.ids) for prompt in prompts) + num_tokens
     decoder = Decoder(target, sampling=sampling, slots=slots, batch=TARGET_BATCH_SIZE)
     texts = []
-    first_prompts, quiet = range(0, len(prompts), TARGET_BATCH_SIZE), not sys.stderr.isatty()
-    for first in track(first_prompts, "the target's answers", disable=quiet):
+    first_prompts = range(0, len(prompts), TARGET_BATCH_SIZE)
+    for first in track_progress(first_prompts, "the target's answers"):
         batch = prompts[first : first + TARGET_BATCH_SIZE]
         generations = decoder.decode(
             [p.ids for p in batch], row_ids=[p.row_id for p in batch], max_new_tokens=num_tokens
@@ -161,8 +160,7 @@ class Replay:
             max(tree.size, tree.scratch_slots) + tree.max_path_length for tree in trees
         )
         lookahead = max(tree.max_path_length for tree in trees)
-        label, quiet = f"replaying {self.draft.draft.method}", not sys.stderr.isatty()
-        for text in track(self.texts, label, disable=quiet):
+        for text in track_progress(self.texts, f"replaying {self.draft.draft.method}"):
             starts = torch.arange(text.num_starts, device=text.ids.device)
             batches = starts.split(STARTS_PER_PASS) if text.num_starts else ()
             slots = len(text.ids) + extra_slots

@@ -1,14 +1,12 @@
 """Measure the phases of a round, and derive costs and the bottleneck of a mode from them."""
 
-import sys
-from collections.abc import Iterable, Iterator, Sequence
-
-from rich.progress import track
+from collections.abc import Iterable, Sequence
 
 from data.eval_prompts.prompts import EvalPrompt
 from infer.engine.phase_timer import PhaseTimer
 from infer.measure.eval_modes import EvalMode
 from infer.measure.report_schema import RoundCosts, RoundSplit
+from models.console import track_progress
 
 PASSES_PER_PROMPT = 2
 WARMUP_TOKENS = 4  # tokens decoded to warm up unfused rounds
@@ -42,7 +40,7 @@ def measure_splits(
     }
     fused_s: dict[str, list[float]] = {name: [] for name in timed_modes}
     warm_up_unfused(timed_modes.values(), timed_prompts[0], max_new_tokens=max_new_tokens)
-    for number in _track_progress(range(PASSES_PER_PROMPT * len(timed_prompts)), "timing rounds"):
+    for number in track_progress(range(PASSES_PER_PROMPT * len(timed_prompts)), "timing rounds"):
         prompt = timed_prompts[number // PASSES_PER_PROMPT]
         for name in alternate_order(list(timed_modes), number):
             # With None, rounds run fused.
@@ -56,7 +54,7 @@ def measure_splits(
 
 def warm_up_unfused(modes: Iterable[EvalMode], prompt: EvalPrompt, *, max_new_tokens: int) -> None:
     """Compile the phases of the modes' unfused rounds."""
-    for mode in _track_progress(list(modes), "warming up unfused rounds"):
+    for mode in track_progress(list(modes), "warming up unfused rounds"):
         phase_timer = PhaseTimer(synchronize=mode.decoder.synchronize)
         with mode.decoder.target.device.ledger.warming():
             _time_rounds(mode, prompt, min(WARMUP_TOKENS, max_new_tokens), phase_timer)
@@ -124,7 +122,3 @@ def _build_split(timer: PhaseTimer, fused_s: list[float]) -> RoundSplit:
         round=1000 * timer.wall_s / rounds,
         fused_round=1000 * sum(fused_s) / len(fused_s) if fused_s else None,
     )
-
-
-def _track_progress(items: Sequence, description: str) -> Iterator:
-    return iter(track(items, description, disable=not sys.stderr.isatty()))

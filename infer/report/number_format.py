@@ -40,6 +40,13 @@ def to_rich_table(table: Table, *, ruled: bool) -> RichTable:
     )
 
 
+def render_markdown_table(table: Table) -> str:
+    """Return the columns and rows of a table as Markdown."""
+    rule = ["---"] * table.label_columns
+    rule += ["---:"] * (len(table.columns) - table.label_columns)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in [table.columns, rule, *table.rows])
+
+
 def choose_console(output: Console) -> Console:
     """Return `output` if it is a terminal, else a plain console of 100 columns to the same file."""
     plain = Console(file=output.file, width=100, color_system=None)

@@ -50,21 +50,21 @@ def render_plots(report: Report) -> dict[str, str]:
         Line2D([], [], color=color, marker="o", ms=4, label=view.label)
         for color, view, _ in list_colored_modes(report)
     ]
-    mode_legend = {"handles": mode_lines, "loc": "outside right upper"}
+    mode_legend = {"handles": mode_lines, "loc": "outside upper center", "ncols": 3}
     marker_legend = {"handles": build_marker_legend(), "loc": "outside lower center", "ncols": 2}
     plots = {}
     if has_several_drafts(report):
         plots["Speed-up against acceptance length"] = render_svg(
-            report, plot_speedup_against_length, marker_legend, size=(8.4, 4.6)
+            report, plot_speedup_against_length, marker_legend, size=(5.6, 4.6)
         )
     if split_modes := list_split_modes(report):
-        legend = {"handles": build_split_legend(), "loc": "outside lower center", "ncols": 4}
+        legend = {"handles": build_split_legend(), "loc": "outside lower center", "ncols": 3}
         plots["Where a round's time goes"] = render_svg(
-            report, plot_round_split, legend, size=(7.2, 1.5 + 0.4 * len(split_modes))
+            report, plot_round_split, legend, size=(5.6, 1.7 + 0.4 * len(split_modes))
         )
     if collect_batch_rows(report):
         plots["Speed-up against batch size"] = render_svg(
-            report, plot_speedup_by_batch, {"loc": "outside right upper"}
+            report, plot_speedup_by_batch, {"loc": "outside upper center", "ncols": 3}
         )
     return plots | {
         "Acceptance by position": render_svg(report, plot_acceptance_by_position, mode_legend),
@@ -76,7 +76,7 @@ def render_plots(report: Report) -> dict[str, str]:
 
 def render_svg(
     report: Report, plot: Callable[[Axes, Report], None], legend: dict[str, Any], *,
-    size: tuple[float, float] = (7.2, 3.6),
+    size: tuple[float, float] = (5.6, 3.8),
 ) -> str:  # fmt: skip
     """Return one plot as an <svg> element without references to anything outside the page."""
     with mpl.rc_context({**PLOT_STYLE, "svg.hashsalt": plot.__name__}):

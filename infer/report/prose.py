@@ -127,7 +127,8 @@ def _describe_check(check: Contamination, count: int) -> str:
     if not check.count:
         return f"none of the {count} held-out prompts is in the training data."
     ids = ", ".join(check.ids[:3]) + (", ..." if check.count > 3 else "")
-    return f"{check.count} of the {count} held-out prompts are in the training data ({ids})."
+    verb = "is" if check.count == 1 else "are"
+    return f"{check.count} of the {count} held-out prompts {verb} in the training data ({ids})."
 
 
 def explain_undecided(report: Report) -> list[str]:

@@ -23,7 +23,12 @@ from infer.report.mode_tables import (
     side_by_side_table,
     summary_table,
 )
-from infer.report.number_format import Table, choose_console, to_rich_table
+from infer.report.number_format import (
+    Table,
+    choose_console,
+    render_markdown_table,
+    to_rich_table,
+)
 from infer.report.prose import build_headline, describe_verdicts, list_absences
 from infer.report.views import collect_sections, has_several_drafts
 from models.console import CONSOLE
@@ -65,14 +70,10 @@ def render_markdown(report: Report) -> str:
     ]
     tables = build_tables(report)
     for table in tables:
-        lines = [
-            table.columns,
-            ["---"] * table.label_columns + ["---:"] * (len(table.columns) - table.label_columns),
-        ]
         parts += [
             f"## {table.title}",
             table.note,
-            "\n".join(f"| {' | '.join(cells)} |" for cells in lines + table.rows),
+            render_markdown_table(table),
             *(f"- {line}" for line in table.footnotes),
         ]
     definitions = collect_definitions(tables).items()

@@ -27,8 +27,8 @@ class ModeView:
 
 
 def collect_sections(report: Report) -> dict[str, Section]:
-    """Return the categories by name, then all prompts together."""
-    return {**report.categories, "all": report}
+    """Return all prompts together, then the categories by name."""
+    return {"all": report, **report.categories}
 
 
 def has_several_drafts(section: Section) -> bool:

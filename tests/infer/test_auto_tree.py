@@ -33,7 +33,7 @@ from tests.support.made_report import as_json, from_json
 from tests.support.tiny import new_draft, sampled_texts
 from tests.support.tuning import GIVEN_TREE, TABLE
 
-pytestmark = pytest.mark.usefixtures("many_calls")
+pytestmark = pytest.mark.no_shapes
 
 OWN = TargetConf(name="tiny")
 AUTO = TreeConf(depth=2, nodes=4, beam_width=2, children=2, ngram_tokens=3, auto=True)

@@ -13,7 +13,7 @@ from infer.verify import build_acceptance_rule
 from models.speculate.config import SamplingConf
 from tests.support.agreeing import METHODS, SHAPES, WORDS
 
-pytestmark = pytest.mark.usefixtures("many_calls")
+pytestmark = pytest.mark.no_shapes
 
 SLOTS = 64
 COUNT, BATCH = 20, 8

@@ -12,6 +12,8 @@ from infer.report.comparison import compare_reports as compare_typed_reports
 from infer.report.report_files import write_report_files
 from tests.support.made_report import as_json, from_json, one_draft, three_drafts
 
+pytestmark = pytest.mark.no_shapes
+
 
 @pytest.fixture(scope="module")
 def report():

@@ -10,12 +10,14 @@ import pytest
 
 from infer.measure.intervals import bootstrap_t, ratio_of_means
 
-pytestmark = pytest.mark.usefixtures("many_calls")
+pytestmark = pytest.mark.no_shapes
 
 DEPTH, LEAST, MORE = 5, 8, 40  # rounds of a prompt: LEAST, and MORE trials with 1 - acceptance
 EASE = (4, 2)  # Beta parameters of a draft's acceptance on a prompt
 KEPT = (9, 2)  # and of the share of it that a worse draft keeps
 REPETITIONS = 2000
+MARK = pytest.mark.system
+PROMPT_COUNTS = [pytest.param(24, marks=MARK), 48, pytest.param(100, marks=MARK)]
 
 
 def moments(*betas):
@@ -47,7 +49,7 @@ def coverage(samples, truth, **kwargs):
     return np.mean((intervals[:, 0] <= truth) & (truth <= intervals[:, 1]))
 
 
-@pytest.mark.parametrize("num_prompts", [24, 48, 100])
+@pytest.mark.parametrize("num_prompts", PROMPT_COUNTS)
 def test_intervals_of_tau_hold_the_truth(num_prompts):
     rng = np.random.default_rng(num_prompts)
     samples = drawn(rng, rng.beta(*EASE, (REPETITIONS, num_prompts)))
@@ -55,7 +57,7 @@ def test_intervals_of_tau_hold_the_truth(num_prompts):
     assert 0.93 <= coverage(samples, true_tau(EASE), support=(1.0, np.inf)) <= 0.97
 
 
-@pytest.mark.parametrize("num_prompts", [24, 48, 100])
+@pytest.mark.parametrize("num_prompts", PROMPT_COUNTS)
 def test_intervals_of_a_paired_gain_hold_the_truth(num_prompts):
     rng = np.random.default_rng(num_prompts)
     better = rng.beta(*EASE, (REPETITIONS, num_prompts))

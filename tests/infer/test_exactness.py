@@ -26,7 +26,7 @@ from models.speculate.sampling import gumbel_noise, warp_logits
 from models.speculate.tree import NO_TREE
 from tests.support.tiny import CPU, LAYERS, chain, new_draft, tiny_target, tree
 
-pytestmark = pytest.mark.usefixtures("many_calls")
+pytestmark = pytest.mark.no_shapes
 
 NEW = 32
 COUNT = 8
@@ -146,7 +146,7 @@ def plant(fault, monkeypatch):
     monkeypatch.setattr(rounds, name, wrong)
 
 
-@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("batch", [1, pytest.param(4, marks=pytest.mark.system)])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_faulty_tree_pass_is_never_lossless(judged, fault, batch, monkeypatch):
     """The gap is measured with the fault in place, as a report does."""

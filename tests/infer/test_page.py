@@ -169,7 +169,7 @@ def test_verdicts_of_modes_and_batches_are_shown_and_an_open_one_says_what_decid
         judged.update(lossless="undecided", near_tie_gap=3.0, explained_gap=0.5)
     made["device"]["dtype"] = "bfloat16"
     made = from_json(made)
-    assert column(summary_table(made), "lossless")[-2:] == ["yes", "undecided"]
+    assert column(summary_table(made), "lossless")[3:5] == ["yes", "undecided"]
     assert column(exactness_table(made), "explained gap")[-1] == "0.5"
     assert column(batch_table(made), "lossless") == ["undecided"] * 3
     said = (
@@ -205,7 +205,7 @@ def test_ratio_rules_are_exact_in_distribution_and_not_compared(report):
     for mode, rule in (("chain", "block"), ("tree", "rejection")):
         made["drafts"][0]["modes"][mode]["verification"] = rule
     made = from_json(made)
-    assert column(summary_table(made), "lossless")[-2:] == ["in distribution"] * 2
+    assert column(summary_table(made), "lossless")[3:5] == ["in distribution"] * 2
     for row in exactness_table(made).rows[-2:]:
         assert row[1:] == ["in distribution", *[ABSENT] * 5]
     assert "verification: exact, block and rejection" in render_page(made)

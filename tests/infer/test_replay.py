@@ -25,7 +25,7 @@ from tests.support.methods import CASES
 from tests.support.tiny import batch_of, chain, learn, mixed, sampled_texts, static, tree
 from tests.support.watching import watch_rounds
 
-pytestmark = pytest.mark.usefixtures("many_calls")
+pytestmark = pytest.mark.no_shapes
 
 NEW = 24
 GREEDY = SamplingConf()

@@ -206,7 +206,7 @@ def test_memory_bound_speedup_counts_the_drafts_bytes_a_pass(report):
 
 def test_what_the_training_data_holds_is_said_in_one_line_a_finding(report, comparison):
     (line,) = describe_contamination(report)
-    assert line == ("eagle3-demo: 1 of the 48 held-out prompts are in the training data (docs-2).")
+    assert line == ("eagle3-demo: 1 of the 48 held-out prompts is in the training data (docs-2).")
     first, second = describe_contamination(comparison)
     assert first.startswith("usual, runs/adapted: 1 of the 48")
     assert second.startswith("a-run-with-a-long-name: not checked for held-out prompts in the")

@@ -17,7 +17,7 @@ from models.speculate.config import SamplingConf
 from models.speculate.sampling import warp_logits
 from tests.support.agreeing import METHODS, SHAPES, WORDS, noised
 
-pytestmark = pytest.mark.usefixtures("many_calls")
+pytestmark = pytest.mark.no_shapes
 
 PROMPT = [5, 9, 2]
 NEW = 5
@@ -30,6 +30,22 @@ RATIOS = [("rejection", shape) for shape in ("chain", "static", "dynamic", "dyna
 RATIOS += [("block", "chain")]
 PROVEN = [(*ratio, method) for ratio in RATIOS for method in METHODS]
 PROVEN += [("rejection", "product", "medusa")]  # of independent heads
+EVERY_TRIAL = [(*proven, temperature) for proven in PROVEN for temperature in TEMPERATURES]
+QUICK_TRIALS = {  # each rule and shape, each draft and each temperature
+    ("rejection", "chain", "eagle3", 0.7),
+    ("rejection", "static", "draft model", 1.0),
+    ("rejection", "dynamic", "eagle3, reduced", 1.3),
+    ("rejection", "dynamic, copied", "eagle3", 1.0),
+    ("rejection", "product", "medusa", 1.3),
+    ("block", "chain", "draft model", 1.0),
+    ("block", "chain", "medusa", 0.7),
+}
+
+
+TRIALS = [
+    trial if trial in QUICK_TRIALS else pytest.param(*trial, marks=pytest.mark.system)
+    for trial in EVERY_TRIAL
+]
 
 
 @pytest.fixture(scope="module")
@@ -89,8 +105,7 @@ def p_values(ids, joint):
     return [p_value(ids, joint, places) for places in ([1, 2, 3], [2, 3, 4], [1, 4])]
 
 
-@pytest.mark.parametrize("temperature", TEMPERATURES)
-@pytest.mark.parametrize(("rule", "shape", "method"), PROVEN)
+@pytest.mark.parametrize(("rule", "shape", "method", "temperature"), TRIALS)
 def test_ratio_tests_sample_the_target(small, drafts, behind, rule, shape, method, temperature):
     sampling = SamplingConf(temperature=temperature, seed=11)
     ids, accepted = sample(small, drafts[method], rule, shape, sampling)
@@ -99,7 +114,7 @@ def test_ratio_tests_sample_the_target(small, drafts, behind, rule, shape, metho
     assert min(found) > LEAST, found
 
 
-@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize("temperature", [0.7, 1.0, pytest.param(1.3, marks=pytest.mark.system)])
 def test_coupled_rows_sample_the_target_and_are_those_of_their_key(
     small, drafts, behind, temperature
 ):

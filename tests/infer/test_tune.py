@@ -35,7 +35,7 @@ from models.speculate.tree_formats import read_fields
 from tests.support.tiny import new_draft
 from tests.support.tuning import TABLE, considered, prompts_of
 
-pytestmark = pytest.mark.usefixtures("many_calls")
+pytestmark = pytest.mark.no_shapes
 
 KINDS = ("static", "dynamic", "product")
 

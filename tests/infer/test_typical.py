@@ -17,7 +17,7 @@ from models.speculate.tree import NO_TREE
 from tests.infer.test_decode import NEW, SHAPES, decode, prompts_of
 from tests.support.tiny import chain, new_draft, tree
 
-pytestmark = pytest.mark.usefixtures("many_calls")
+pytestmark = pytest.mark.no_shapes
 
 MEDUSA = TypicalRule()  # epsilon 0.09, delta 0.3
 EVERYTHING = TypicalRule(epsilon=1e-30, delta=1e-30)

@@ -2,10 +2,7 @@
 
 import itertools
 import math
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -32,7 +29,6 @@ from tests.support.enumeration import (
     trees_of,
 )
 
-ROOT = Path(__file__).parents[2]
 EXACT = 1e-12
 CHAINS = {str(shape): paths_of(shape) for shape in ([1], [1, 1], [1, 1, 1])}
 TREES = CHAINS | {str(shape): paths_of(shape) for shape in ([2], [2, 1], [1, 2], [2, 2], [3, 2])}
@@ -277,21 +273,16 @@ def test_rows_of_a_batch_do_not_touch_each_other(rule):
             assert torch.equal(getattr(alone, name)[0], getattr(together, name)[row])
 
 
-def trace_all() -> None:
-    """In a process of its own: pytest's jaxtyping hook cannot be traced."""
-    for rule, drawn in itertools.product(RULES, (True, False)):
-        scored = scored_for(rule, drawn=drawn)
-        traced = torch.compile(rule.accept, backend="aot_eager", fullgraph=True, dynamic=False)
-        eager, graph = rule.accept(scored, 7), traced(scored, 7)
-        for name in ("ids", "nodes", "count"):
-            assert torch.equal(getattr(eager, name), getattr(graph, name))
-
-
-def test_every_rule_is_one_graph():
-    command = [sys.executable, "-W", "ignore", "-c"]
-    command += ["from tests.infer.test_verification import trace_all; trace_all()"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
+@pytest.mark.no_shapes
+@pytest.mark.usefixtures("fresh_compiler")
+@every_rule
+@pytest.mark.parametrize("drawn", [True, False])
+def test_every_rule_is_one_graph(rule, drawn):
+    scored = scored_for(rule, drawn=drawn)
+    traced = torch.compile(rule.accept, backend="aot_eager", fullgraph=True, dynamic=False)
+    eager, graph = rule.accept(scored, 7), traced(scored, 7)
+    for name in ("ids", "nodes", "count"):
+        assert torch.equal(getattr(eager, name), getattr(graph, name))
 
 
 @every_rule

@@ -1,0 +1,155 @@
+"""Answer one prompt on the terminal while the answer grows, or a file of prompts into a file."""
+
+import json
+import time
+from collections import deque
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from rich.text import Text
+
+from data.eval_prompts.prompts import EvalPrompt, build_prompt, load_eval_prompts
+from infer.checkpoint_paths import resolve_target
+from infer.config import GenerateConf
+from infer.engine.decode import Decoder
+from infer.engine.requests import Generation, Request
+from infer.measure.context_limits import check_context
+from models.console import CONSOLE, print_line, track_progress
+from models.drafts.base import SpeculativePair
+from models.drafts.registry import load_draft
+from models.files import open_output_file
+from models.target.precision import build_device
+from models.target.target import Target, load_target
+
+ACCEPTED_STYLE = "green"  # tokens that the draft proposed; the others are the target's own
+INCOMPLETE = "\ufffd"  # decoders write it for a character whose bytes are not complete yet
+WARMUP_TOKENS = 8  # enough for a round, which compiles all graphs of an answer
+
+
+def generate_from_checkpoint(conf: GenerateConf, directory: Path) -> None:
+    """Load a draft with its target, and answer the prompt or the prompts of the file."""
+    target_conf = resolve_target(conf.target, [directory])
+    target = load_target(target_conf, build_device(conf.device, target_conf))
+    pair = SpeculativePair(target=target, draft=load_draft(directory, target)[1])
+    verifying_target = pair.verifying_target
+    prompts = load_prompts(verifying_target, conf)
+    slots = max(len(prompt.ids) for prompt in prompts) + conf.max_new_tokens
+    check_context(verifying_target, slots)
+    decoder = Decoder(
+        verifying_target, pair.draft, conf.tree.build(), sampling=conf.sampling, slots=slots,
+        batch=min(conf.batch, len(prompts)),
+    )  # fmt: skip
+    if verifying_target.device.has_static_shapes:
+        decoder.decode([prompts[0].ids], row_ids=[0], max_new_tokens=WARMUP_TOKENS)
+    if conf.prompts is None:
+        print_answer(decoder, verifying_target, prompts[0], conf)
+    else:
+        write_answers(decoder, verifying_target, prompts, conf)
+
+
+def load_prompts(target: Target, conf: GenerateConf) -> list[EvalPrompt]:
+    """Return the prompt of the command line, or those of the file."""
+    if conf.prompts is not None:
+        return load_eval_prompts(target.tokenizer, conf.prompts, limit=None, key="prompts")
+    assert conf.prompt is not None
+    return [build_prompt(target.tokenizer, conf.prompt, conf.template)]
+
+
+def print_answer(decoder: Decoder, target: Target, prompt: EvalPrompt, conf: GenerateConf) -> None:
+    """Print an answer while it grows, and then what its rounds took."""
+    growing, start = GrowingText(target.tokenizer), time.perf_counter()
+
+    def show(request: Request) -> None:
+        for piece, is_accepted in growing.read(request.generation):
+            style = ACCEPTED_STYLE if is_accepted else ""
+            CONSOLE.print(Text(piece, style=style), end="", soft_wrap=True)
+
+    (generation,) = decoder.decode(
+        [prompt.ids], row_ids=[prompt.row_id], max_new_tokens=conf.max_new_tokens,
+        eos_ids=target.eos_ids, stop=conf.stop, on_tokens=show,
+    )  # fmt: skip
+    print_line(f"\n\n{describe_speed([generation], time.perf_counter() - start)}")
+
+
+def write_answers(
+    decoder: Decoder, target: Target, prompts: list[EvalPrompt], conf: GenerateConf
+) -> None:
+    """Write a line of JSON for each prompt, in their order."""
+    requests = [
+        Request(ids=prompt.ids, row_id=prompt.row_id, max_new_tokens=conf.max_new_tokens)
+        for prompt in prompts
+    ]
+    waiting, start = iter(requests), time.perf_counter()
+    finished = decoder.stream(
+        lambda count: list(islice(waiting, count)), eos_ids=target.eos_ids, stop=conf.stop
+    )
+    with open_output_file(conf.output) as file:
+        deque(track_progress(finished, "answers", total=len(requests)), maxlen=0)
+        lines = [
+            json.dumps(describe_answer(target, prompt, request.generation))
+            for prompt, request in zip(prompts, requests, strict=True)
+        ]
+        file.write_text("\n".join(lines) + "\n")
+    generations = [request.generation for request in requests]
+    print_line(f"{describe_speed(generations, time.perf_counter() - start)}")
+    print_line(f"answers: {conf.output}")
+
+
+def describe_answer(target: Target, prompt: EvalPrompt, generation: Generation) -> dict[str, Any]:
+    """Return the line of a prompt and its answer."""
+    return {
+        "id": prompt.id, "category": prompt.category, "prompt": prompt.text,
+        "answer": target.tokenizer.decode(generation.ids, skip_special_tokens=True),
+        "tokens": len(generation.ids), "rounds": generation.rounds,
+    }  # fmt: skip
+
+
+def describe_speed(generations: list[Generation], seconds: float) -> str:
+    """Return the tokens, the tokens per round and the speed; prompts are read in the time."""
+    tokens = sum(len(generation.ids) for generation in generations)
+    rounds = sum(generation.rounds for generation in generations)
+    by_rounds = sum(generation.decoded_tokens for generation in generations)
+    per_round = f", {by_rounds / rounds:.2f} tokens per round" if rounds else ""
+    return f"{tokens:,} tokens in {rounds:,} rounds{per_round}, {tokens / seconds:.1f} tokens/s"
+
+
+class GrowingText:
+    """The text of an answer, piece by piece as its tokens arrive."""
+
+    def __init__(self, tokenizer: Any):
+        self.tokenizer = tokenizer
+        self.num_read = 0  # tokens whose text has been returned
+        self.first = 0  # of the tokens that are decoded together: spaces depend on the one before
+
+    def read(self, generation: Generation) -> Iterator[tuple[str, bool]]:
+        """Yield the text of each new token, and whether the draft proposed it.
+
+        The bytes of a character that several tokens share come with the last of them.
+        """
+        is_accepted = list_accepted(generation)
+        for end in range(self.num_read + 1, len(generation.ids) + 1):
+            before = self._decode(generation.ids[self.first : self.num_read])
+            text = self._decode(generation.ids[self.first : end])
+            if text.endswith(INCOMPLETE):
+                continue
+            yield text[len(before) :], is_accepted[end - 1]
+            self.first, self.num_read = self.num_read, end
+
+    def _decode(self, ids: list[int]) -> str:
+        return self.tokenizer.decode(ids, skip_special_tokens=True)
+
+
+def list_accepted(generation: Generation) -> list[bool]:
+    """Return for each token of an answer whether the draft proposed it.
+
+    The first comes from the prefill, and the last of every round is the target's own.
+
+    >>> list_accepted(Generation(ids=[5, 6, 7, 8], accepted=[2, 1]))
+    [False, True, True, False]
+    """
+    flags = [False]
+    for count in generation.accepted:
+        flags += [True] * count + [False]
+    return flags[: len(generation.ids)]

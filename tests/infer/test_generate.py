@@ -1,0 +1,103 @@
+"""`python -m infer.generate`: answers are the target's own, and pieces of text add up to them."""
+
+import json
+import re
+
+import pytest
+import torch
+
+from conf.entry import compose
+from infer.config import GenerateConf
+from infer.engine.requests import Generation
+from infer.generate import main
+from infer.generation import GrowingText, list_accepted
+from models.errors import UserError
+from tests.support.tiny import demo_target
+
+NEW = 12
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, target, learned):
+    """A target on disk, and a draft that has learned texts of it."""
+    folder = tmp_path_factory.mktemp("generate")
+    target.model.save_pretrained(folder / "target")
+    target.tokenizer.save_pretrained(folder / "target")
+    learned[0].save(folder / "draft", target)
+    return folder
+
+
+def generate(folder, *overrides: str) -> None:
+    main.__wrapped__(
+        compose("generate", GenerateConf, [
+            f"checkpoint={folder / 'draft'}", f"target.path={folder / 'target'}",
+            f"max_new_tokens={NEW}", "tree=chain", "tree.depth=3", "device=cpu",
+            "device.compile=false", f"output_dir={folder}", *overrides,
+        ])
+    )  # fmt: skip
+
+
+def words(ids) -> str:
+    return " ".join(map(str, ids))
+
+
+def answer_of(target, ids) -> list[int]:
+    out = target.model.generate(
+        torch.tensor([ids]), max_new_tokens=NEW, do_sample=False, eos_token_id=target.eos_ids,
+        pad_token_id=0,
+    )  # fmt: skip
+    return out[0, len(ids) :].tolist()
+
+
+def test_an_answer_is_printed_with_what_its_rounds_took(folder, target, learned, capsys):
+    text = learned[1][0]
+    generate(folder, f"prompt='{words(text[:4])}'")
+    printed = capsys.readouterr().out
+    answer = answer_of(target, text[:4])
+    assert target.tokenizer.decode(answer) in printed.replace("\n", " ")
+    tokens, rounds, per_round = re.search(
+        r"(\d+) tokens in (\d+) rounds, ([\d.]+) tokens per round, [\d.]+ tokens/s", printed
+    ).groups()
+    assert int(tokens) == len(answer)
+    assert float(per_round) == pytest.approx((len(answer) - 1) / int(rounds), abs=0.005)
+    assert float(per_round) > 2  # the draft knows this text
+
+
+def test_the_answers_to_a_file_are_written_in_its_order(folder, target, learned, capsys):
+    prompts = [text[:length] for text, length in zip(learned[1][:5], (4, 9, 5, 7, 6), strict=True)]
+    rows = [{"id": f"p{i}", "text": words(ids)} for i, ids in enumerate(prompts)]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    generate(folder, f"prompts={folder / 'prompts.jsonl'}", "batch=2")
+    file = folder / "generate" / "answers.jsonl"
+    assert f"answers: {file}" in capsys.readouterr().out
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [line["id"] for line in lines] == [row["id"] for row in rows]
+    for line, ids in zip(lines, prompts, strict=True):
+        assert line["answer"] == target.tokenizer.decode(answer_of(target, ids))
+        assert 0 < line["rounds"] < line["tokens"] == NEW
+
+
+@pytest.mark.parametrize("overrides", [[], ["prompt=a", "prompts=b"]])
+def test_one_of_prompt_and_prompts_is_needed(folder, overrides):
+    with pytest.raises(UserError, match=r"^prompt: needs a text, or prompts=FILE .* set one of"):
+        generate(folder, *overrides)
+
+
+@pytest.mark.parametrize("text", ["def f(x): return x + 1", "naïve 日本語 🙂 end", "  a\n\n b"])
+@pytest.mark.parametrize("count", [1, 3, 100])
+def test_pieces_add_up_to_the_text_however_many_tokens_come_at_once(text, count):
+    """Characters of several bytes may take several tokens, which come in different rounds."""
+    tokenizer = demo_target().tokenizer
+    ids = tokenizer(text)["input_ids"]
+    growing, pieces = GrowingText(tokenizer), []
+    for end in [*range(count, len(ids), count), len(ids)]:
+        accepted = [count - 1] * len(ids)
+        pieces += growing.read(Generation(ids=ids[:end], accepted=accepted))
+    assert "".join(piece for piece, _ in pieces) == tokenizer.decode(ids)
+    if count == 1:
+        assert not any(is_accepted for _, is_accepted in pieces)
+
+
+def test_the_last_token_of_a_round_is_the_targets():
+    generation = Generation(ids=list(range(7)), accepted=[2, 0, 3])
+    assert list_accepted(generation) == [False, True, True, False, False, True, True]
