@@ -24,6 +24,11 @@ def get_sliding_window(text: Any) -> int | None:
     return getattr(text, "sliding_window", None)
 
 
+def get_head_size(text: Any) -> int:
+    """Return the width of one attention head."""
+    return getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+
+
 def choose_attention(config: Any) -> str:
     """Return the name of an attention implementation of transformers that takes any mask."""
     return "eager" if config.get_text_config().model_type in SINK_MODELS else "sdpa"

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from transformers import Cache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,14 +38,13 @@ class CacheWrite:
         return cls(slots=slots, move_from=slots[:, :0], move_to=slots[:, :0])
 
 
-class StaticCache(Cache):
-    """A transformers Cache whose write position differs from row to row."""
+class StaticCache:
+    """Keys and values of all layers, whose write position differs from row to row."""
 
     def __init__(
         self, *, layers: int, batch: int, heads: int, slots: int, head_size: int,
         dtype: torch.dtype, device: torch.device,
     ):  # fmt: skip
-        self.layers = []  # transformers reads it; our keys and values are below
         shape = (batch, heads, slots + 1, head_size)  # the last is the garbage slot
         self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
         self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
@@ -73,7 +71,7 @@ class StaticCache(Cache):
         return self.positions
 
     def layer_args(self, i: int, write: CacheWrite) -> tuple[Tensor, ...]:
-        """Return the arguments of the constructor of layer `i`'s LayerCache."""
+        """Return the first arguments of `write_layer` for layer `i`."""
         return self.keys[i], self.values[i], write.slots, write.move_from, write.move_to
 
     def move(self, move_from: Int[Tensor, "b path"], move_to: Int[Tensor, "b path"]) -> None:
@@ -91,33 +89,19 @@ class StaticCache(Cache):
         ):
             tensor.index_copy_(0, rows, other_tensor)
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
-        return 0  # callers always pass positions, so nothing is derived from this
 
-
-class LayerCache(Cache):
-    """One layer's part of the cache, without the other layers, so that all share one graph."""
-
-    def __init__(
-        self, keys: Float[Tensor, "b h s d"], values: Float[Tensor, "b h s d"],
-        slots: Int[Tensor, "b new"], move_from: Int[Tensor, "b path"],
-        move_to: Int[Tensor, "b path"],
-    ):  # fmt: skip
-        self.layers = []
-        self.keys, self.values = keys, values
-        self.slots, self.move_from, self.move_to = slots, move_from, move_to
-
-    def update(
-        self, key_states: Float[Tensor, "b h t d"], value_states: Float[Tensor, "b h t d"],
-        *_args: object, **_kwargs: object,
-    ) -> tuple[Float[Tensor, "b h s d"], Float[Tensor, "b h s d"]]:  # fmt: skip
-        """Move the accepted path, write the new keys and values, and return every slot."""
-        if self.move_from.shape[1]:
-            old, new = slot_index(self.keys, self.move_from), slot_index(self.keys, self.move_to)
-            self.keys[new], self.values[new] = self.keys[old], self.values[old]
-        index = slot_index(self.keys, self.slots)
-        self.keys[index], self.values[index] = key_states, value_states
-        return self.keys, self.values
+def write_layer(
+    keys: Float[Tensor, "b h s d"], values: Float[Tensor, "b h s d"], slots: Int[Tensor, "b new"],
+    move_from: Int[Tensor, "b path"], move_to: Int[Tensor, "b path"],
+    new_keys: Float[Tensor, "b h t d"], new_values: Float[Tensor, "b h t d"],
+) -> tuple[Float[Tensor, "b h s d"], Float[Tensor, "b h s d"]]:  # fmt: skip
+    """Move the accepted path, write the new keys and values, and return every slot."""
+    if move_from.shape[1]:
+        old, new = slot_index(keys, move_from), slot_index(keys, move_to)
+        keys[new], values[new] = keys[old], values[old]
+    index = slot_index(keys, slots)
+    keys[index], values[index] = new_keys, new_values
+    return keys, values
 
 
 def slot_index(

@@ -6,21 +6,20 @@ that enters layer i, which is Hugging Face's `hidden_states[i]` and vLLM's
 """
 
 import copy
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from types import MethodType
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from models.device.device import Device
 from models.device.graph_budget import graph_key_of
 from models.distill.topk_logits import TopKLogits
 from models.parallel import tensor_parallel
 from models.target import architectures
-from models.target.cache import CacheWrite, LayerCache, StaticCache
+from models.target.cache import CacheWrite, StaticCache
+from models.target.modeling import HookedDecoder
 from models.target.pretrained import as_id_list
 
 
@@ -49,23 +48,6 @@ class TargetOutput:
         return self.topk.map_tensors(lambda t: t.flatten(0, 1))
 
 
-@dataclass(kw_only=True)
-class _ForwardState:
-    """The state of one forward pass, which copies of a target share, as they share the layers."""
-
-    layer_inputs: dict[int, Tensor] = field(default_factory=dict)
-    cache_write: tuple[StaticCache, CacheWrite] | None = None
-
-
-@dataclass(kw_only=True)
-class _LayerHook:
-    """A layer's index and state, kept as its attribute so that a copied model has its own."""
-
-    index: int
-    forward_state: _ForwardState
-    region: Callable
-
-
 class LanguageModel:
     """A causal LM with three operations: forward_hidden, logits, new_cache."""
 
@@ -77,17 +59,9 @@ class LanguageModel:
         self.num_layers: int = self.config.num_hidden_layers
         self.hidden_size: int = self.config.hidden_size
         self.vocab_size: int = self.head.weight.shape[0]
-        self.head_size: int = (
-            getattr(self.config, "head_dim", None)
-            or self.hidden_size // self.config.num_attention_heads
-        )
+        self.head_size = architectures.get_head_size(self.config)
         self.sliding_window = architectures.get_sliding_window(self.config)
-        self._forward_state = _ForwardState()
-        region = device.compile_region(_run_layer)
-        for i, layer in enumerate(self.decoder.layers):
-            layer.place = _LayerHook(index=i, forward_state=self._forward_state, region=region)
-            # a method bound to the layer, so that a copy of the model runs its own layers
-            layer.forward = MethodType(_hooked_forward, layer)
+        self._run_layers = HookedDecoder(model, device.compile_region)
 
     @property
     def graph_key(self) -> str:
@@ -139,22 +113,17 @@ class LanguageModel:
 
         With a cache, keys and values are written to the slots of `write`.
         """
-        # A new dict: graphs must not depend on what an earlier pass left in it.
-        self._forward_state.layer_inputs = {}
+        cache_write = None
         if cache is not None:
             assert write is not None
-            self._forward_state.cache_write = cache, write
-        hidden = self.decoder(
-            input_ids=input_ids,
-            position_ids=positions,
-            attention_mask=self._layer_masks(mask, positions, cache, write),
-            past_key_values=cache,
-            use_cache=cache is not None,
-        ).last_hidden_state
-        captured = [self._forward_state.layer_inputs[i] for i in layers]
-        # Otherwise a compiled graph would return every layer's input.
-        self._forward_state.layer_inputs = {}
-        self._forward_state.cache_write = None
+            cache_write = cache, write
+        hidden, captured = self._run_layers(
+            input_ids,
+            positions=positions,
+            masks=self._layer_masks(mask, positions, cache, write),
+            layers=layers,
+            cache_write=cache_write,
+        )
         return TargetOutput(
             hidden=hidden, captured=torch.cat(captured, -1) if captured else hidden[..., :0]
         )
@@ -177,27 +146,3 @@ class LanguageModel:
             )
             in_window = (positions[:, :, None] - keys[:, None] < self.sliding_window)[:, None]
         return architectures.build_layer_masks(self.config, mask, in_window, self.head.weight.dtype)
-
-
-def _hooked_forward(layer: Any, hidden_states: Tensor, **kwargs: Any) -> Any:
-    """Run a layer: record the tensor that enters it, and pass it its part of the cache.
-
-    The recorder of transformers cannot be traced: it keeps its results in a context variable.
-    """
-    hook: _LayerHook = layer.place
-    hook.forward_state.layer_inputs[hook.index] = hidden_states
-    cache_args = ()
-    if hook.forward_state.cache_write is not None:
-        cache, write = hook.forward_state.cache_write
-        kwargs = kwargs | {"past_key_values": None}
-        cache_args = cache.layer_args(hook.index, write)
-    return hook.region(layer, hidden_states, cache_args, kwargs)
-
-
-def _run_layer(
-    layer: nn.Module, hidden_states: Tensor, cache_args: tuple[Tensor, ...], kwargs: dict[str, Any]
-) -> Any:
-    """Run one layer. As its inputs are only tensors and constants, it is traced once for all."""
-    if cache_args:
-        kwargs = kwargs | {"past_key_values": LayerCache(*cache_args)}
-    return type(layer).forward(layer, hidden_states, **kwargs)

@@ -4,7 +4,8 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from models.target.cache import CacheWrite, LayerCache
+from models.target.cache import CacheWrite, write_layer
+from models.target.modeling import find_cache_name
 from tests.support.cached import read_prompts, read_tree
 
 SLOTS = 40
@@ -17,8 +18,9 @@ PARENTS = torch.tensor([[-1, -1, 0, 1, 2]])
 def plain(target, ids):
     """Hidden states of a text by transformers, one token at a time over its own cache."""
     cache, hidden = DynamicCache(config=target.config), []
+    name = find_cache_name(target.decoder.forward)
     for token in ids:
-        done = target.decoder(torch.tensor([[token]]), past_key_values=cache, use_cache=True)
+        done = target.decoder(torch.tensor([[token]]), use_cache=True, **{name: cache})
         hidden.append(done.last_hidden_state[0, 0])
     return torch.stack(hidden)
 
@@ -102,6 +104,6 @@ def test_a_pass_moves_before_it_writes_and_reads_before_it_moves(target):
         move_from=torch.tensor([[2, 3], [6, 6]]), move_to=torch.tensor([[1, 2], [6, 6]]),
     )  # fmt: skip
     new = torch.full_like(cache.keys[0][:, :, :1], 9)
-    keys, _ = LayerCache(*cache.layer_args(0, write)).update(new, new)
+    keys, _ = write_layer(*cache.layer_args(0, write), new, new)
     assert keys[0, 0, :, 0].tolist() == [0, 2, 3, 9, 4, 5, 6]
     assert keys[1, 0, :, 0].tolist() == [0, 1, 2, 3, 4, 5, 9]
