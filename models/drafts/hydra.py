@@ -20,7 +20,6 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from models.distill.config import LossConf
 from models.distill.loss_weights import shift_left
@@ -34,6 +33,7 @@ from models.speculate.growth import Proposal, grow
 from models.speculate.sampling import Sampler
 from models.speculate.tree import Tree
 from models.target.language_model import TargetOutput
+from models.target.modeling import build_rotary
 from models.target.target import Target
 
 HEAD_ARCH_PLAIN, HEAD_ARCH_PREFIX = "mlp", "prefix-mlp"  # the authors' values
@@ -96,7 +96,7 @@ class HydraDraft(CachedDraft, HeadsDraft):
         )
         # the authors' spelling, in the names of tensors
         self.prefix_embeding_layer = PrefixLayer(config) if prefix else None
-        self.rotary = LlamaRotaryEmbedding(config)
+        self.rotary = build_rotary(config)
 
     @classmethod
     def engine_config(cls, conf: HydraConf, target: Target) -> LlamaConfig:

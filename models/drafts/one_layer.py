@@ -13,7 +13,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from models.distill.config import LossConf
 from models.distill.loss_weights import shift_left
@@ -24,6 +23,7 @@ from models.drafts.dropout import draw_kept_inputs
 from models.drafts.feature import FeatureDraft, layer_config
 from models.layers import DecoderLayer, attend_unrolled
 from models.target.language_model import TargetOutput
+from models.target.modeling import build_rotary
 from models.target.target import Target
 
 
@@ -38,7 +38,7 @@ class OneLayerDraft(CachedDraft, FeatureDraft):
         self.trained_depth = self.config.training_unroll
         self.max_depth = self.config.training_max_depth
         self.embed_tokens = nn.Embedding(self.config.vocab_size, self.config.hidden_size)
-        self.rotary = LlamaRotaryEmbedding(config)
+        self.rotary = build_rotary(config)
 
     @classmethod
     def engine_config(cls, conf: Any, target: Target, **overrides: Any) -> LlamaConfig:

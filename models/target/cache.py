@@ -19,6 +19,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+# keys, values, slots, move_from, move_to: what `write_layer` takes of one layer
+LayerArgs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+
 
 @dataclass(frozen=True, kw_only=True)
 class CacheWrite:
@@ -70,7 +73,7 @@ class StaticCache:
         self.positions[row, write.slots] = positions
         return self.positions
 
-    def layer_args(self, i: int, write: CacheWrite) -> tuple[Tensor, ...]:
+    def layer_args(self, i: int, write: CacheWrite) -> LayerArgs:
         """Return the first arguments of `write_layer` for layer `i`."""
         return self.keys[i], self.values[i], write.slots, write.move_from, write.move_to
 

@@ -5,9 +5,13 @@ assumptions hold in TESTED_VERSIONS; `tests/models/test_modeling.py` tests each 
 and `check_modeling` runs a thin model on `meta` before any weight is read:
 
     the decoder takes its cache as `cache` (from 5.24 on) or `past_key_values`
-    it passes its cache, positions and masks on to each layer by name, and hidden states by place
-    a layer passes its cache on to its attention, which only calls `update(keys, values, ...)`
+    it passes its cache on to each layer by the same name, and hidden states by place
+    a layer's attention calls `update(keys, values, ...)` of its cache, and nothing else
     a layer returns the tensor that enters the next one
+    masks that are given in four dimensions are used as they are, by layer type where given so
+
+`models/parallel/tensor_parallel.py`, which stands below this room, reads `_tp_plan` of a model, and
+`head_dim`, `num_key_value_groups`, `k_proj` and `v_proj` of its attentions.
 """
 
 import copy
@@ -21,11 +25,12 @@ import torch
 import transformers
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, Cache
+from transformers import AutoModelForCausalLM, Cache, LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from models.errors import UserError
 from models.target import architectures
-from models.target.cache import CacheWrite, StaticCache, write_layer
+from models.target.cache import CacheWrite, LayerArgs, StaticCache, write_layer
 
 TESTED_VERSIONS = ("5.23", "5.24")
 CACHE_NAMES = ("cache", "past_key_values")
@@ -47,16 +52,16 @@ class PresentCache(Cache):
 class LayerCache(Cache):
     """One layer's part of the cache, without the other layers, so that all share one graph."""
 
-    def __init__(self, tensors: tuple[Tensor, ...]):
+    def __init__(self, args: LayerArgs):
         self.layers = []
-        self.tensors = tensors
+        self.args = args
 
     def update(
         self, key_states: Float[Tensor, "b h t d"], value_states: Float[Tensor, "b h t d"],
         *_args: object, **_kwargs: object,
     ) -> tuple[Float[Tensor, "b h s d"], Float[Tensor, "b h s d"]]:  # fmt: skip
         """Write the new keys and values, and return every slot."""
-        return write_layer(*self.tensors, key_states, value_states)
+        return write_layer(*self.args, key_states, value_states)
 
 
 @dataclass(kw_only=True)
@@ -143,7 +148,7 @@ def _hooked_forward(layer: Any, hidden_states: Tensor, **kwargs: Any) -> Any:
 
 
 def _run_layer(
-    layer: nn.Module, hidden_states: Tensor, cache_name: str, cache_args: tuple[Tensor, ...],
+    layer: nn.Module, hidden_states: Tensor, cache_name: str, cache_args: LayerArgs | tuple[()],
     kwargs: dict[str, Any],
 ) -> Any:  # fmt: skip
     """Run one layer. As its inputs are only tensors and constants, it is traced once for all."""
@@ -152,43 +157,81 @@ def _run_layer(
     return type(layer).forward(layer, hidden_states, **kwargs)
 
 
-def check_modeling(config: Any) -> None:
+_CHECKED: set[str] = set()  # configs whose thin model ran, as JSON
+
+
+def check_modeling(config: Any, *, name: str, trust_remote_code: bool = False) -> None:
     """Run one layer of the model without weights, on `meta`, through hook and cache.
 
-    Raise UserError if this version of transformers does not fit our assumptions, or this model.
+    Raise UserError, under the key `name`, if the installed transformers or the model's family does
+    not meet our assumptions.
     """
+    if (key := config.to_json_string()) in _CHECKED:
+        return
+    try:
+        _run_thin_model(config, trust_remote_code=trust_remote_code)
+    except Exception as error:  # a changed interface may fail in any way
+        version = transformers.__version__
+        cause = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        failed = f"{config.get_text_config().model_type} of transformers {version} fails ({cause})"
+        if is_tested(version):
+            raise UserError(
+                f"{name}: decoders must take our masks, positions and cache, got {failed}; "
+                "choose a model of another family"
+            ) from error
+        raise UserError(
+            f"transformers: must be a tested version ({' or '.join(TESTED_VERSIONS)}), got "
+            f"{failed}; install it by pip install --constraint locks/dev.txt --editable ."
+        ) from error
+    _CHECKED.add(key)
+
+
+def is_tested(version: str) -> bool:
+    """Tell whether the tests ran with this version, or another patch of it.
+
+    >>> is_tested(f"{TESTED_VERSIONS[-1]}.7"), is_tested("4.57.6")
+    (True, False)
+    """
+    return version.split(".")[:2] in [tested.split(".") for tested in TESTED_VERSIONS]
+
+
+def build_thin_model(config: Any, *, trust_remote_code: bool = False) -> Any:
+    """Build the model on `meta`, with its first layer alone."""
     thin = copy.deepcopy(config)
     text = thin.get_text_config()
     text.num_hidden_layers = 1
     if getattr(text, "layer_types", None):
         text.layer_types = text.layer_types[:1]
-    try:
-        _run_thin_model(thin)
-    except Exception as error:  # a changed interface may fail in any way
-        version = transformers.__version__
-        tested = " and ".join(TESTED_VERSIONS)
-        cause = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-        raise UserError(
-            f"transformers: its decoders must take our cache, masks and positions, as those of "
-            f"{tested} do, got {version} with {text.model_type} ({cause}); install the tested "
-            "versions: pip install --constraint locks/dev.txt --editable ."
-        ) from error
-
-
-def _run_thin_model(config: Any) -> None:
-    text = config.get_text_config()
-    ids = torch.zeros((1, 2), dtype=torch.int64, device="meta")
-    config._attn_implementation = architectures.choose_attention(config)
-    with torch.device("meta"), torch.no_grad():
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=True)
-        cache = StaticCache(
-            layers=1, batch=1, heads=text.num_key_value_heads, slots=4,
-            head_size=architectures.get_head_size(text), dtype=model.dtype, device=ids.device,
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(
+            # Fused experts multiply in no other precision on this device.
+            thin, dtype=torch.bfloat16, attn_implementation=architectures.choose_attention(thin),
+            trust_remote_code=trust_remote_code,
         )  # fmt: skip
-        full = torch.ones((1, 1, 2, 5), dtype=torch.bool)
-        in_window = None if architectures.get_sliding_window(text) is None else full
-        masks = architectures.build_layer_masks(config, full, in_window, model.dtype)
-        hidden, captured = HookedDecoder(model, lambda function: function)(
-            ids, positions=ids, masks=masks, layers=[0], cache_write=(cache, CacheWrite.at(ids))
-        )
-        assert hidden.shape == captured[0].shape, "layers return the next layer's input"
+
+
+@torch.no_grad()
+def _run_thin_model(config: Any, *, trust_remote_code: bool) -> None:
+    model = build_thin_model(config, trust_remote_code=trust_remote_code)
+    text = model.config.get_text_config()
+    ids = torch.zeros((1, 2), dtype=torch.int64, device="meta")
+    cache = StaticCache(
+        layers=1, batch=1, heads=text.num_key_value_heads, slots=4,
+        head_size=architectures.get_head_size(text), dtype=model.dtype, device=ids.device,
+    )  # fmt: skip
+    full = torch.ones((1, 1, 2, 5), dtype=torch.bool, device="meta")
+    in_window = None if architectures.get_sliding_window(text) is None else full
+    hidden, captured = HookedDecoder(model, lambda function: function)(
+        ids,
+        positions=ids,
+        masks=architectures.build_layer_masks(model.config, full, in_window, model.dtype),
+        layers=[0],
+        cache_write=(cache, CacheWrite.at(ids)),
+    )
+    if not hidden.shape == captured[0].shape == (1, 2, text.hidden_size):
+        raise TypeError(f"layers take {captured[0].shape} and the decoder returns {hidden.shape}")
+
+
+def build_rotary(config: LlamaConfig) -> nn.Module:
+    """Build the module that returns the cosines and sines of positions, each `batch seq head`."""
+    return LlamaRotaryEmbedding(config)

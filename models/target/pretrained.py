@@ -11,6 +11,7 @@ from models.device.rank_files import find_rank_files, load_rank_files
 from models.errors import UserError, require
 from models.target import architectures
 from models.target.config import ModelSource
+from models.target.modeling import check_modeling
 
 SHIPPED_CONFIGS = Path(__file__).parent / "shapes"
 
@@ -24,6 +25,9 @@ def read_model_config(source: ModelSource) -> Any:
         f"{source.config_key}.name: only softmax attention, full or over a sliding window, is "
         f"served exactly, got {source.location!r} ({config.get_text_config().model_type}: "
         f"{', '.join(unsupported)}); choose another {source.config_key}",
+    )
+    check_modeling(
+        config, name=f"{source.config_key}.name", trust_remote_code=source.trust_remote_code
     )
     return config
 
@@ -61,6 +65,7 @@ def build_planning_model(source: ModelSource, dtype: torch.dtype) -> Any:
     shipped = SHIPPED_CONFIGS / f"{source.name}.json"
     if source.path is None and shipped.exists():
         config = AutoConfig.for_model(**json.loads(shipped.read_text()))
+        check_modeling(config, name=f"{source.config_key}.name")
     else:
         config = read_model_config(source)
     with torch.device("meta"):
