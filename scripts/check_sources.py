@@ -19,6 +19,9 @@ MAX_LINES = 400
 DRAWERS = {"utils", "util", "common", "core", "helpers", "misc"}
 HARDWARE = re.compile(r"(?<![a-z])(cuda|xla|neuronx?|nccl)(?![a-z])")  # prose writes CUDA, Neuron
 MAY_NAME_HARDWARE = ("models/device/", "train/distributed/parallel.py", "train/distributed/xla.py")
+KNOWS_MODELING = (
+    "models/target/modeling.py"  # the only file that knows transformers' modeling files
+)
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -69,6 +72,7 @@ def count_all() -> list[Count]:
     drawers = [m.path for m in modules if DRAWERS & {*Path(m.path).with_suffix("").parts}]
     hardware = [place for module in modules for place in list_hardware_names(module)]
     doubled = list_doubled_classes(modules)
+    modeling = [place for module in modules for place in list_modeling_imports(module)]
     vague = [place for module in modules for place in list_vague_names(module)]
     return [
         Count("class names defined twice", len(doubled), 0, doubled),
@@ -76,6 +80,7 @@ def count_all() -> list[Count]:
         Count("files with other characters than ASCII", len(accented), 0, accented),
         Count("modules and folders without a subject", len(drawers), 0, drawers),
         Count(f"names of hardware outside {MAY_NAME_HARDWARE[0]}", len(hardware), 0, hardware),
+        Count(f"imports of modeling files outside {KNOWS_MODELING}", len(modeling), 0, modeling),
         Count(f"uses of the names {', '.join(sorted(VAGUE_NAMES))}", len(vague), 0, vague),
         Count(
             "% of docstrings that begin with a fragment", share(fragments, docstrings), 3, fragments
@@ -125,6 +130,18 @@ def list_hardware_names(module: Module) -> Iterator[str]:
     for number, line in enumerate(module.text.splitlines(), 1):
         if HARDWARE.search(line):
             yield f"{module.path}:{number}"
+
+
+def list_modeling_imports(module: Module) -> Iterator[str]:
+    """List the imports of transformers' modeling files."""
+    for node in ast.walk(module.tree):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom):
+            names = [node.module or ""]
+        if module.path != KNOWS_MODELING and any(
+            n.startswith("transformers.models") for n in names
+        ):
+            yield f"{module.path}:{getattr(node, 'lineno', 0)}"
 
 
 def list_vague_names(module: Module) -> Iterator[str]:

@@ -21,7 +21,6 @@ from jaxtyping import Bool, Float, Int
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from models.distill.config import LossConf
 from models.distill.loss_weights import shift_left, token_weights
@@ -32,7 +31,7 @@ from models.drafts.config.causal_lm import CausalLMConf, InitFrom
 from models.errors import UserError, require
 from models.lora import add_adapters, merge_adapters
 from models.parallel.dtensor import full_tensor
-from models.target import architectures
+from models.target import architectures, modeling
 from models.target.cache import CacheWrite
 from models.target.config import ModelSource
 from models.target.language_model import LanguageModel, TargetOutput
@@ -85,7 +84,7 @@ class CausalLMDraft(CachedDraft):
     def matches_config(cls, config: dict[str, Any]) -> bool:
         """Return whether the checkpoint is a causal LM of transformers."""
         architectures = config.get("architectures") or []
-        return any(name in architectures for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+        return any(name in architectures for name in modeling.CAUSAL_LM_CLASSES)
 
     @classmethod
     def load(cls, directory: Path, target: Target) -> tuple[CausalLMConf, "CausalLMDraft"]:

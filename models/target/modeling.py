@@ -26,6 +26,7 @@ import transformers
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, Cache, LlamaConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from models.errors import UserError
@@ -34,6 +35,7 @@ from models.target.cache import CacheWrite, LayerArgs, StaticCache, write_layer
 
 TESTED_VERSIONS = ("5.23", "5.24")
 CACHE_NAMES = ("cache", "past_key_values")
+CAUSAL_LM_CLASSES = frozenset(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
 
 
 class PresentCache(Cache):
