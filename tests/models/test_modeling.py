@@ -16,6 +16,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from models.errors import UserError
 from models.target import architectures, modeling
+from models.target.config import TargetConf
 from models.target.modeling import (
     CACHE_NAMES,
     LayerCache,
@@ -26,7 +27,9 @@ from models.target.modeling import (
     is_tested,
 )
 from models.target.pretrained import SHIPPED_CONFIGS
+from models.target.target import load_target
 from tests.support.family_models import FAMILIES, MORE, family_model
+from tests.support.tiny import CPU
 
 ALL = FAMILIES | MORE
 IDS = torch.tensor([[5, 6, 7]])
@@ -252,3 +255,10 @@ def test_a_cache_of_our_own_is_written_and_returned_whole():
     got_keys, got_values = cache.update(new, 2 * new)
     assert got_keys[0, 0, :, 0].tolist() == [0, 0, 0, 1, 0]
     assert got_values[0, 0, :, 0].tolist() == [0, 0, 0, 2, 0]
+
+
+def test_a_target_is_checked_before_its_weights_are_read(renamed_cache, tmp_path):
+    FAMILIES["qwen3"]().save_pretrained(tmp_path)  # no weights are there to read
+    source = TargetConf(path=str(tmp_path))
+    with pytest.raises(UserError, match="must take our masks, positions and cache"):
+        load_target(source, CPU)
