@@ -3,19 +3,21 @@
 
 PYTHON ?= python3
 VENV   ?= .venv
-TORCH  ?= 2.13.0
+LOCK   := locks/dev.txt
+TORCH  := $(shell sed -n 's/^torch==//p' $(LOCK))
 WORKERS ?= 2
 THREADS ?= 1
 COVERAGE ?=
+UPGRADE ?=
 SPREAD := --dist loadscope --no-loadscope-reorder  # one worker per file; a few tests are long
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) $(SPREAD)
 CHECKED := models,data,infer,train
 BIN    := $(VENV)/bin
-PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(LOCK)
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-shapes test-system coverage report-coverage test-long test-floor test-engines test-xla check bench
+.PHONY: help demo test test-shapes test-system coverage report-coverage test-long test-floor test-engines test-xla check lock bench
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -82,6 +84,10 @@ check: $(READY)  ## check formatting, lint, types, import direction and spelling
 	@$(BIN)/codespell
 	@$(BIN)/python -m scripts.check_sources
 
+lock:  ## resolve all versions again into locks/; UPGRADE=--upgrade takes the newest that pyproject.toml allows
+	@echo "lock: uv pip compile"
+	@PYTHON=$(PYTHON) bash scripts/lock.sh $(UPGRADE)
+
 bench: $(READY)  ## measure speed against transformers and vLLM; update the figures in docs/benchmarks.md and docs/features.md
 	@echo "bench: scripts/bench.py"
 	@$(BIN)/python scripts/bench.py --write
@@ -93,8 +99,8 @@ bench: $(READY)  ## measure speed against transformers and vLLM; update the figu
 # Linux builds of torch on PyPI include CUDA libraries (3 GB); +cpu marks the builds without them. The order
 # of preference is: a +cpu build from the configured indexes, one from PyTorch's index, an unmarked build (on
 # macOS and on CPU-only mirrors this is the CPU build anyway).
-# --group needs pip >= 25.1, so pip is upgraded first.
-$(READY): pyproject.toml
+# The lock's torch==X admits X+cpu. --group needs pip >= 25.1, so pip is upgraded first.
+$(READY): pyproject.toml $(LOCK)
 	@echo "setup: creating $(VENV) with $$($(PYTHON) --version)"
 	@$(PYTHON) -c 'import sys; sys.exit("error: PYTHON: must be >= 3.11; set PYTHON=..." if sys.version_info < (3, 11) else 0)'
 	@$(PYTHON) -m venv $(VENV)
