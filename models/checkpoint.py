@@ -15,7 +15,7 @@ from typing import Any
 import safetensors.torch
 import torch
 from safetensors import safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 from models.checkpoint_files import (
     CONFIG_FILE,
@@ -131,6 +131,13 @@ def check_metadata(metadata: Mapping[str, str], *, target_hash: str, tokenizer_h
             f"checkpoint: must be distilled for this {kind} ({expected[:12]}), got one distilled "
             f"for a different {kind} ({stored[:12]}); set target to the model it was distilled for",
         )
+
+
+def find_non_finite(model: nn.Module) -> str | None:
+    """Return the name of the first weight with a NaN or an infinity, or None if all are finite."""
+    return next(
+        (name for name, weight in model.named_parameters() if not weight.isfinite().all()), None
+    )
 
 
 def target_fingerprint(model) -> str:

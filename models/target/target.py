@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from models.checkpoint import target_fingerprint, tokenizer_fingerprint
+from models.checkpoint import find_non_finite, target_fingerprint, tokenizer_fingerprint
 from models.device.device import Device
-from models.errors import require
+from models.errors import UserError, require
 from models.target.config import ModelSource, TargetConf
 from models.target.language_model import LanguageModel, TargetOutput
 from models.target.pretrained import load_model, load_tokenizer, read_model_config
@@ -58,10 +58,23 @@ class Target(LanguageModel):
 
     @torch.no_grad()
     def _check_logits(self) -> None:
-        """Reject models that scale or cap logits after the LM head, which `logits` does not do."""
+        """Reject models whose logits are not finite, or scaled or capped after the LM head.
+
+        `logits` does not scale or cap.
+        """
         # Two tokens are enough to compare, and every vocabulary has the ids 0 and 1.
         input_ids = torch.arange(2, device=self.head.weight.device)[None]
         expected = self.model(input_ids=input_ids).logits
+        if not expected.isfinite().all():
+            weight = find_non_finite(self.model)
+            raise UserError(
+                f"target.name: the model's logits must be finite, got {self.name!r}, "
+                + (
+                    f"whose weight {weight} is not; give intact weights"
+                    if weight
+                    else f"which overflows in {expected.dtype}; set device.precision=float32"
+                )
+            )
         logits = self.logits(self.decoder(input_ids=input_ids).last_hidden_state)
         require(
             # Both passes compute the same in the same precision; bfloat16 rounds by 0.4 % at most.
