@@ -21,7 +21,8 @@ SHIPPED_CONFIGS = Path(__file__).parent / "shapes"
 def read_model_config(source: ModelSource) -> Any:
     """Read config.json; raise UserError for a model that is missing or not served exactly."""
     config = _from_pretrained(source, AutoConfig, file=CONFIG_FILE)
-    unsupported = architectures.find_unsupported(config)  # before any weight is read
+    with report_load_errors(source, CONFIG_FILE):
+        unsupported = architectures.find_unsupported(config)  # before any weight is read
     require(
         not unsupported,
         f"{source.location_key}: only softmax attention, full or over a sliding window, is "
