@@ -7,6 +7,7 @@ a draft language model is read by transformers (models/drafts/causal_lm.py).
 
 import hashlib
 import json
+import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -56,8 +57,10 @@ def save_checkpoint(
         if write_extra_files is not None:
             with tempfile.TemporaryDirectory(dir=directory, suffix=PARTIAL_SUFFIX) as folder:
                 write_extra_files(Path(folder))
-                for file in Path(folder).iterdir():
-                    file.replace(directory / file.name)
+                for entry in Path(folder).iterdir():
+                    if entry.is_dir():  # a folder replaces none that has files in it
+                        shutil.rmtree(directory / entry.name, ignore_errors=True)
+                    entry.replace(directory / entry.name)
         with (
             atomic_path(directory / CONFIG_FILE) as config_file,
             atomic_path(directory / WEIGHTS_FILE) as weights_file,

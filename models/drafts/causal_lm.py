@@ -206,8 +206,7 @@ class CausalLMDraft(CachedDraft):
 
         def write_extra_files(folder: Path) -> None:
             self.model.generation_config.save_pretrained(folder)
-            if target.tokenizer is not None:
-                target.tokenizer.save_pretrained(folder)
+            target.save_tokenizer(folder)
 
         self.write_checkpoint(
             directory,

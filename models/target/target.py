@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,10 +14,13 @@ from models.errors import UserError, require
 from models.target.config import ModelSource, TargetConf
 from models.target.language_model import LanguageModel, TargetOutput
 from models.target.pretrained import load_model, load_tokenizer, read_model_config
+from models.target.tokenizer_files import copy_tokenizer_files, find_tokenizer_folder
 
 
 class Target(LanguageModel):
     """A frozen causal LM. `tokenizer` is None only in tests that use nothing but token ids."""
+
+    tokenizer_folder: Path | None = None  # of the tokenizer's own files; None: made in memory
 
     def __init__(self, model: Any, tokenizer: Any, *, name: str, device: Device):
         super().__init__(model.eval().requires_grad_(False), device=device)
@@ -42,6 +46,13 @@ class Target(LanguageModel):
         """Run one forward pass; see `LanguageModel.forward_hidden`."""
         assert self.fingerprint  # reading it makes dynamo guard on the target's identity
         return super().forward_hidden(*args, **kwargs)
+
+    def save_tokenizer(self, folder: Path) -> None:
+        """Write the tokenizer: its own files where there are any."""
+        if self.tokenizer_folder is not None:
+            copy_tokenizer_files(self.tokenizer_folder, folder)
+        elif self.tokenizer is not None:
+            self.tokenizer.save_pretrained(folder)
 
     def check_layers(self, layers: list[int], *, default: list[int]) -> None:
         """Raise UserError unless `layers` are inputs of existing layers, in increasing order."""
@@ -96,6 +107,7 @@ def load_target(
     read_model_config(conf)
     model = load_part(conf) if load_part else load_model(conf, device.dtype)
     target = Target(model, load_tokenizer(conf), name=name or conf.path or conf.name, device=device)
+    target.tokenizer_folder = find_tokenizer_folder(conf)
     if not load_part:  # after the checks, which a lazy device would compile
         model.to(device.torch_device)
     return target
