@@ -7,6 +7,7 @@ a draft language model is read by transformers (models/drafts/causal_lm.py).
 
 import hashlib
 import json
+import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import safetensors.torch
 import torch
 from safetensors import safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 from models.checkpoint_files import (
     CONFIG_FILE,
@@ -56,8 +57,10 @@ def save_checkpoint(
         if write_extra_files is not None:
             with tempfile.TemporaryDirectory(dir=directory, suffix=PARTIAL_SUFFIX) as folder:
                 write_extra_files(Path(folder))
-                for file in Path(folder).iterdir():
-                    file.replace(directory / file.name)
+                for entry in Path(folder).iterdir():
+                    if entry.is_dir():  # a folder replaces none that has files in it
+                        shutil.rmtree(directory / entry.name, ignore_errors=True)
+                    entry.replace(directory / entry.name)
         with (
             atomic_path(directory / CONFIG_FILE) as config_file,
             atomic_path(directory / WEIGHTS_FILE) as weights_file,
@@ -131,6 +134,13 @@ def check_metadata(metadata: Mapping[str, str], *, target_hash: str, tokenizer_h
             f"checkpoint: must be distilled for this {kind} ({expected[:12]}), got one distilled "
             f"for a different {kind} ({stored[:12]}); set target to the model it was distilled for",
         )
+
+
+def find_non_finite(model: nn.Module) -> str | None:
+    """Return the name of the first weight with a NaN or an infinity, or None if all are finite."""
+    return next(
+        (name for name, weight in model.named_parameters() if not weight.isfinite().all()), None
+    )
 
 
 def target_fingerprint(model) -> str:

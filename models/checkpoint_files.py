@@ -35,7 +35,10 @@ def read_config(directory: Path) -> dict[str, Any]:
     """Return the content of config.json; raise UserError if it is missing or corrupt."""
     path = directory / CONFIG_FILE
     with report_unreadable(path):
-        return json.loads(path.read_text())
+        config = json.loads(path.read_text())
+        if not isinstance(config, dict):
+            raise ValueError("not a JSON object")
+        return config
 
 
 def read_metadata(directory: Path) -> dict[str, str]:

@@ -96,7 +96,7 @@ class Draft(nn.Module):
     @classmethod
     def matches_config(cls, config: dict[str, Any]) -> bool:
         """Return whether a checkpoint with this config.json belongs to this method."""
-        return cls.conf_class.architecture in config.get("architectures", [])
+        return cls.conf_class.architecture in (config.get("architectures") or [])
 
     @classmethod
     def load(cls, directory: Path, target: Target) -> tuple[DraftConf, "Draft"]:

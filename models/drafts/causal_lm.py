@@ -18,9 +18,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
-from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from models.distill.config import LossConf
 from models.distill.loss_weights import shift_left, token_weights
@@ -33,7 +31,7 @@ from models.lora import add_adapters, merge_adapters
 from models.parallel.dtensor import full_tensor
 from models.target import architectures, modeling
 from models.target.cache import CacheWrite
-from models.target.config import ModelSource
+from models.target.config import CheckpointSource, ModelSource
 from models.target.language_model import LanguageModel, TargetOutput
 from models.target.pretrained import (
     build_planning_model,
@@ -94,12 +92,13 @@ class CausalLMDraft(CachedDraft):
         """
         metadata, seed = read_origin(directory, target)
         conf = CausalLMConf(path=str(directory))
-        check_pretrained(conf)
-        check_same_tokenizer(target, conf)
+        source = CheckpointSource(path=str(directory))
+        check_pretrained(source)
+        check_same_tokenizer(target, source)
         if "start" in metadata:
             origin = json.loads(metadata["start"])
             conf = CausalLMConf(init_from=InitFrom(origin.pop("start")), **origin)
-        model = load_full_model(directory, target.device.dtype)
+        model = load_model(source, target.device.dtype)
         return conf, cls(conf, model, target, seed=seed).to(target.head.weight.device)
 
     def rebuild_untrained(self, target: Target) -> Draft | str:
@@ -206,8 +205,7 @@ class CausalLMDraft(CachedDraft):
 
         def write_extra_files(folder: Path) -> None:
             self.model.generation_config.save_pretrained(folder)
-            if target.tokenizer is not None:
-                target.tokenizer.save_pretrained(folder)
+            target.save_tokenizer(folder)
 
         self.write_checkpoint(
             directory,
@@ -260,28 +258,6 @@ def prune_layers(target: Target, layers: list[int], *, copy_weights: bool) -> An
     return model
 
 
-def load_full_model(directory: Path, dtype: torch.dtype) -> Any:
-    """Load a saved model; raise UserError if a tensor is missing, unknown or unreadable."""
-    try:
-        attention = architectures.choose_attention(AutoConfig.from_pretrained(directory))
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            directory, dtype=dtype, attn_implementation=attention, output_loading_info=True
-        )
-        model, info = loaded
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise UserError(
-            f"checkpoint: must be a complete model, got {directory} "
-            f"({str(error).splitlines()[0]}); copy it again or repeat the run"
-        ) from error
-    for problem in ("missing", "unexpected"):
-        if names := sorted(info[f"{problem}_keys"]):
-            raise UserError(
-                f"checkpoint: must have the tensors of its config, got {directory} with {problem} "
-                f"{names[0]}; give the checkpoint folder of another run"
-            )
-    return model
-
-
 def check_same_tokenizer(target: Target, source: ModelSource) -> None:
     """Raise UserError, with the first difference, unless both models have the same tokens by id."""
     if target.tokenizer is None:
@@ -290,7 +266,7 @@ def check_same_tokenizer(target: Target, source: ModelSource) -> None:
         {i: token for token, i in tokenizer.get_vocab().items()}
         for tokenizer in (target.tokenizer, load_tokenizer(source))
     )
-    rule = f"draft.{'path' if source.path else 'name'}: must have the target's tokenizer"
+    rule = f"{source.location_key}: must have the target's tokenizer"
     remedy = "choose a draft of the target's family"
     for i in range(max([*target_tokens, *draft_tokens]) + 1):
         if target_tokens.get(i) != draft_tokens.get(i):

@@ -24,6 +24,15 @@ from models.target import architectures
 from models.target.language_model import TargetOutput
 from models.target.target import Target
 
+# The types of rotary positions that engines read of a draft, and the keys of each.
+ROPE_KEYS = {
+    "default": (),
+    "llama3": (
+        "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"
+    ),
+}  # fmt: skip
+DEFAULT_ROPE_THETA = 10_000.0  # Llama's
+
 
 class FeatureDraft(Draft):
     """A draft that proposes several tokens from what the target computed at one position.
@@ -86,6 +95,12 @@ class FeatureDraft(Draft):
             config.hidden_size == target.hidden_size,
             f"checkpoint: hidden size must be the target's {target.hidden_size}, "
             f"got {config.hidden_size}; choose the draft of this target",
+        )
+        share = (getattr(config, "rope_parameters", None) or {}).get("partial_rotary_factor", 1.0)
+        require(
+            share == 1.0,
+            f"checkpoint: its layer must rotate whole heads, got partial_rotary_factor={share} in "
+            f"{directory}; remove the key from config.json if this project trained the draft",
         )
         conf = cls.conf_class(**cls.fields_from_config(config))
         draft = cls(conf, config, target, seed=seed)
@@ -199,29 +214,50 @@ class HeadsDraft(FeatureDraft):
         return {"hidden": self.heads[0].weight.new_zeros(batch, self.config.hidden_size)}
 
 
+def layer_rope(target_config: Any) -> dict[str, Any]:
+    """Return the rotary parameters that the layer computes with, close to those of the target.
+
+    A Llama layer rotates all of a head, and knows the keys of ROPE_KEYS alone: others, such as the
+    share of a head that the target rotates, would be believed by an engine.
+    """
+    rope = architectures.get_rope_parameters(target_config)["full_attention"]
+    kind = rope.get("rope_type", "default")
+    kind = kind if kind in ROPE_KEYS else "default"
+    base = {"rope_type": kind, "rope_theta": rope.get("rope_theta", DEFAULT_ROPE_THETA)}
+    return base | {key: rope[key] for key in ROPE_KEYS[kind]}
+
+
 def layer_config(target: Target, architecture: str, **overrides: Any) -> LlamaConfig:
     """Return the config of one Llama layer of the target's width in the layout that engines read.
 
-    The `overrides` that are not None replace or extend the target's values.
+    The `overrides` that are not None replace or extend the target's values. Raise UserError for a
+    target whose values no such layer can have.
     """
-    target_config = target.config
-    rope = dict(architectures.get_rope_parameters(target_config)["full_attention"])
-    if rope.get("rope_type", "default") not in ("default", "llama3"):
-        rope = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
-    return LlamaConfig(
-        **{
-            "architectures": [architecture],
-            "vocab_size": target.vocab_size,
-            "hidden_size": target.hidden_size,
-            "intermediate_size": target_config.intermediate_size,
-            "num_hidden_layers": 1,
-            "num_attention_heads": target_config.num_attention_heads,
-            "num_key_value_heads": target_config.num_key_value_heads,
-            "head_dim": target.head_size,
-            "max_position_embeddings": target_config.max_position_embeddings,
-            "rms_norm_eps": target_config.rms_norm_eps,
-            "rope_parameters": rope,
-            "tie_word_embeddings": False,
-            **{key: value for key, value in overrides.items() if value is not None},
-        }
+    target_config, family = target.config, target.config.model_type
+    keys = {
+        "architectures": [architecture],
+        "vocab_size": target.vocab_size,
+        "hidden_size": target.hidden_size,
+        "intermediate_size": getattr(target_config, "intermediate_size", None),
+        "num_hidden_layers": 1,
+        "num_attention_heads": target_config.num_attention_heads,
+        "num_key_value_heads": target_config.num_key_value_heads,
+        "head_dim": target.head_size,
+        "max_position_embeddings": target_config.max_position_embeddings,
+        "rms_norm_eps": architectures.get_norm_epsilon(target_config),
+        "rope_parameters": layer_rope(target_config),
+        "tie_word_embeddings": False,
+        **{key: value for key, value in overrides.items() if value is not None},
+    }
+    require(
+        isinstance(keys["intermediate_size"], int),
+        f"draft.intermediate_size: must be set for a target of {family}, which has no single one, "
+        f"got {keys['intermediate_size']}; set it to a multiple of the hidden size",
     )
+    require(
+        keys["hidden_size"] % keys["num_attention_heads"] == 0,
+        "draft.heads: the attention heads must divide the hidden size, got "
+        f"{keys['num_attention_heads']} and {keys['hidden_size']} of {family}; set draft.heads and "
+        "draft.kv_heads of an EAGLE draft, or choose a Medusa draft",
+    )
+    return LlamaConfig(**keys)

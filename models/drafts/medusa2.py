@@ -210,8 +210,7 @@ class Medusa2Draft(MedusaDraft):
                 checkpoint.write_config(
                     partial / checkpoint_files.CONFIG_FILE, checkpoint_files.read_config(partial)
                 )
-                if target.tokenizer is not None:
-                    target.tokenizer.save_pretrained(partial)
+                target.save_tokenizer(partial)
         setattr(self.config, TARGET_FOLDER_KEY, target_folder.name)
         super().save(directory, target)
         for old_folder in directory.glob("target-*"):

@@ -3,12 +3,13 @@
 from pathlib import Path
 from pkgutil import resolve_name
 
+from models.checkpoint import find_non_finite
 from models.checkpoint_files import read_config
 from models.distill.config import LossConf
 from models.drafts.base import Draft
 from models.drafts.config import METHODS
 from models.drafts.config.base import DraftConf
-from models.errors import UserError
+from models.errors import UserError, require
 from models.target.target import Target
 
 
@@ -25,14 +26,21 @@ def build_draft(conf: DraftConf, target: Target, *, loss: LossConf, seed: int) -
 def load_draft(directory: Path, target: Target) -> tuple[DraftConf, Draft]:
     """Return the configuration and the draft of a checkpoint of any method.
 
-    Raise UserError if it does not fit the target.
+    Raise UserError if it does not fit the target, or has weights that are not finite.
     """
     config = read_config(directory)
     classes = [find_draft_class(conf) for conf in METHODS.values()]
     if matching := [draft_class for draft_class in classes if draft_class.matches_config(config)]:
-        return matching[-1].load(directory, target)  # the last match is the most specific
+        conf, draft = matching[-1].load(directory, target)  # the last match is the most specific
+        broken = find_non_finite(draft)  # it would propose, and none of it would be accepted
+        require(
+            broken is None,
+            f"checkpoint: weights must be finite, got {directory}, whose {broken} is not; "
+            "repeat the run with a lower learning rate",
+        )
+        return conf, draft
     known = ", ".join(conf.architecture for conf in METHODS.values())
     raise UserError(
         f"checkpoint: architecture must be one of {known}, "
-        f"got {config.get('architectures', [])} in {directory}"
+        f"got {config.get('architectures')} in {directory}"
     )

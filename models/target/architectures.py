@@ -12,6 +12,11 @@ SINGLE_MASK_MODELS = ("mistral", "mixtral", "qwen3_moe", "starcoder2")
 MASK_BY_TYPE_MODELS = ("gemma3_text", "gpt_oss", "ministral", "olmo3", "qwen2", "qwen3")
 SINK_MODELS = ("gpt_oss",)  # only eager attention adds the sink logit to each softmax
 SOFTCAP_KEYS = ("attn_logit_softcapping", "final_logit_softcapping")
+# What families call the number that keeps a norm from dividing by zero.
+EPSILON_KEYS = (
+    "rms_norm_eps", "layer_norm_eps", "norm_eps", "norm_epsilon", "layer_norm_epsilon",
+    "layernorm_epsilon",
+)  # fmt: skip
 # Under these types a token's rotation depends on the longest row of the batch.
 LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 
@@ -27,6 +32,12 @@ def get_sliding_window(text: Any) -> int | None:
 def get_head_size(text: Any) -> int:
     """Return the width of one attention head."""
     return getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+
+
+def get_norm_epsilon(text: Any) -> float:
+    """Return the epsilon of the model's norms; 1e-6 for a family that does not state it."""
+    stated = (getattr(text, key, None) for key in EPSILON_KEYS)
+    return next((value for value in stated if value is not None), 1e-6)
 
 
 def choose_attention(config: Any) -> str:
@@ -71,7 +82,7 @@ def find_unsupported(config: Any) -> list[str]:
     text = config.get_text_config()
     if config.is_encoder_decoder:
         return ["encoder and decoder"]
-    if not hasattr(text, "num_key_value_heads") or hasattr(text, "kv_lora_rank"):
+    if not _has_key_value_heads(text) or hasattr(text, "kv_lora_rank"):
         return ["no plain key-value heads"]
     unsupported = set(getattr(text, "layer_types", None) or [])
     unsupported -= {"full_attention", "sliding_attention"}
@@ -83,6 +94,15 @@ def find_unsupported(config: Any) -> list[str]:
     rope_types = {rope.get("rope_type", "default") for rope in get_rope_parameters(text).values()}
     unsupported |= {f"{kind} rope" for kind in LENGTH_DEPENDENT_ROPE if kind in rope_types}
     return sorted(unsupported)
+
+
+def _has_key_value_heads(text: Any) -> bool:
+    """Return whether the number of key-value heads is a setting of the family.
+
+    A config keeps any key of config.json, also one that its family ignores.
+    """
+    is_own = not type(text).__module__.startswith("transformers.")  # code that comes with a model
+    return hasattr(text if is_own else type(text), "num_key_value_heads")
 
 
 def get_rope_parameters(text: Any) -> dict[str, dict[str, Any]]:

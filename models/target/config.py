@@ -23,6 +23,23 @@ class ModelSource:
         """Return what from_pretrained takes."""
         return self.path or self.name
 
+    @property
+    def location_key(self) -> str:
+        """Return the configuration key that `location` comes from."""
+        return f"{self.config_key}.{'path' if self.path else 'name'}"
+
+
+@dataclass(kw_only=True)
+class CheckpointSource(ModelSource):
+    """A language model that a run has saved."""
+
+    config_key: ClassVar[str] = "checkpoint"
+
+    @property
+    def location_key(self) -> str:
+        """Return the configuration key that `location` comes from."""
+        return self.config_key
+
 
 @dataclass(kw_only=True)
 class TargetConf(ModelSource):

@@ -6,55 +6,69 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers.utils import GENERATION_CONFIG_NAME
 
 from models.device.rank_files import find_rank_files, load_rank_files
-from models.errors import UserError, require
+from models.errors import require
 from models.target import architectures
 from models.target.config import ModelSource
+from models.target.load_errors import CONFIG_FILE, TOKENIZER_FILE, report_load_errors
 from models.target.modeling import check_modeling
+from models.target.stored_weights import check_load_report, check_stored_weights, quiet_loading
 
 SHIPPED_CONFIGS = Path(__file__).parent / "shapes"
 
 
 def read_model_config(source: ModelSource) -> Any:
     """Read config.json; raise UserError for a model that is missing or not served exactly."""
-    config = _from_pretrained(source, AutoConfig)
-    unsupported = architectures.find_unsupported(config)  # before any weight is read
+    config = _from_pretrained(source, AutoConfig, file=CONFIG_FILE)
+    with report_load_errors(source, CONFIG_FILE):
+        unsupported = architectures.find_unsupported(config)  # before any weight is read
     require(
         not unsupported,
-        f"{source.config_key}.name: only softmax attention, full or over a sliding window, is "
+        f"{source.location_key}: only softmax attention, full or over a sliding window, is "
         f"served exactly, got {source.location!r} ({config.get_text_config().model_type}: "
         f"{', '.join(unsupported)}); choose another {source.config_key}",
     )
-    check_modeling(
-        config, name=f"{source.config_key}.name", trust_remote_code=source.trust_remote_code
-    )
+    check_modeling(config, name=source.location_key, trust_remote_code=source.trust_remote_code)
     return config
 
 
 def check_pretrained(source: ModelSource | None) -> None:
-    """Raise UserError for a model that is missing or not served exactly; None passes."""
-    if source is not None:
-        read_model_config(source)
+    """Raise UserError for a model that is missing, incomplete or not served; None passes.
+
+    No weights are read, only their names and shapes.
+    """
+    if source is not None and not _find_rank_files(source):
+        check_stored_weights(source, build_meta_model(source))
 
 
 def build_meta_model(source: ModelSource) -> Any:
     """Build the model without weights, on `meta`."""
-    with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(
-            read_model_config(source), trust_remote_code=source.trust_remote_code
-        )
+    config = read_model_config(source)
+    with report_load_errors(source, CONFIG_FILE), torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=source.trust_remote_code)
 
 
 def load_model(source: ModelSource, dtype: torch.dtype, **layout: Any) -> Any:
     """Load the model; with `layout`, each process loads only its part of the weights."""
     config = read_model_config(source)
     options = {"dtype": dtype, "attn_implementation": architectures.choose_attention(config)}
-    if source.path and (rank_files := find_rank_files(Path(source.path))):
+    if rank_files := _find_rank_files(source):
         return load_rank_files(rank_files, build_meta_model(source), **options, **layout)
-    return _from_pretrained(
-        source, AutoModelForCausalLM, **options, **architectures.dequantize_kwargs(config), **layout
-    )
+    check_pretrained(source)
+    with quiet_loading(keeps_progress=True):
+        model, report = _from_pretrained(
+            source, AutoModelForCausalLM, file="weights", output_loading_info=True,
+            ignore_mismatched_sizes=True, **options, **architectures.dequantize_kwargs(config),
+            **layout,
+        )  # fmt: skip
+    check_load_report(source, report)
+    return model
+
+
+def _find_rank_files(source: ModelSource) -> list[Path]:
+    return find_rank_files(Path(source.path)) if source.path else []
 
 
 def build_planning_model(source: ModelSource, dtype: torch.dtype) -> Any:
@@ -65,17 +79,26 @@ def build_planning_model(source: ModelSource, dtype: torch.dtype) -> Any:
     shipped = SHIPPED_CONFIGS / f"{source.name}.json"
     if source.path is None and shipped.exists():
         config = AutoConfig.for_model(**json.loads(shipped.read_text()))
-        check_modeling(config, name=f"{source.config_key}.name")
+        check_modeling(config, name=source.location_key)
     else:
         config = read_model_config(source)
-    with torch.device("meta"):
+    with report_load_errors(source, CONFIG_FILE), torch.device("meta"):
         return AutoModelForCausalLM.from_config(
             config, dtype=dtype, attn_implementation=architectures.choose_attention(config)
         )
 
 
 def load_tokenizer(source: ModelSource) -> Any:
-    return _from_pretrained(source, AutoTokenizer)
+    """Load the tokenizer; raise UserError if its files are missing or cannot be read."""
+    tokenizer = _from_pretrained(source, AutoTokenizer, file=TOKENIZER_FILE)
+    require(
+        # Without files, transformers makes a tokenizer that knows only its special tokens.
+        len(tokenizer) > len(tokenizer.all_special_ids),
+        f"{source.location_key}: must have a tokenizer, got {source.location!r} without "
+        f"{TOKENIZER_FILE} (or {', '.join(tokenizer.vocab_files_names.values())}); copy it "
+        "beside the model",
+    )
+    return tokenizer
 
 
 def read_context_length(source: ModelSource) -> int | None:
@@ -86,10 +109,11 @@ def read_context_length(source: ModelSource) -> int | None:
 def read_eos_ids(source: ModelSource) -> list[int]:
     """Return `LanguageModel.eos_ids` without loading the weights."""
     hub_args: Any = {"revision": source.revision, "trust_remote_code": source.trust_remote_code}
-    try:
-        generation = GenerationConfig.from_pretrained(source.location, **hub_args)
-    except OSError:  # the model has no generation_config.json
-        generation = GenerationConfig.from_model_config(read_model_config(source))
+    with report_load_errors(source, GENERATION_CONFIG_NAME):
+        try:
+            generation = GenerationConfig.from_pretrained(source.location, **hub_args)
+        except OSError:  # the model has no such file
+            generation = GenerationConfig.from_model_config(read_model_config(source))
     return as_id_list(generation.eos_token_id)
 
 
@@ -101,29 +125,21 @@ def _check_hub(source: ModelSource) -> None:
     from huggingface_hub import HfApi, constants, try_to_load_from_cache
 
     if source.path is not None:
-        raise OSError("no such directory")
+        is_file = Path(source.path).exists()
+        raise OSError("a file, not a directory" if is_file else "no such directory")
     cached = try_to_load_from_cache(source.location, "config.json", revision=source.revision)
     if not (constants.HF_HUB_OFFLINE or isinstance(cached, str)):
         HfApi().model_info(source.location, revision=source.revision, timeout=10)
 
 
-def _from_pretrained(source: ModelSource, auto_class: Any, **kwargs: Any) -> Any:
-    from huggingface_hub.errors import HTTPError
-
-    try:
+def _from_pretrained(source: ModelSource, auto_class: Any, *, file: str, **kwargs: Any) -> Any:
+    with report_load_errors(source, file):
         if not Path(source.location).is_dir():
             _check_hub(source)
         return auto_class.from_pretrained(
             source.location, revision=source.revision, trust_remote_code=source.trust_remote_code,
             **kwargs,
         )  # fmt: skip
-    except (OSError, ValueError, HTTPError) as error:
-        reason = str(error).strip().splitlines()[0].rstrip(".")
-        raise UserError(
-            f"{source.config_key}.{'path' if source.path else 'name'}: must be a reachable model, "
-            f"got {source.location!r} ({reason}); "
-            f"without a network give a local copy by {source.config_key}.path=DIR"
-        ) from error
 
 
 def as_id_list(ids: int | list[int] | None) -> list[int]:

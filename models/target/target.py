@@ -3,20 +3,24 @@
 import copy
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from models.checkpoint import target_fingerprint, tokenizer_fingerprint
+from models.checkpoint import find_non_finite, target_fingerprint, tokenizer_fingerprint
 from models.device.device import Device
-from models.errors import require
+from models.errors import UserError, require
 from models.target.config import ModelSource, TargetConf
 from models.target.language_model import LanguageModel, TargetOutput
 from models.target.pretrained import load_model, load_tokenizer, read_model_config
+from models.target.tokenizer_files import copy_tokenizer_files, find_tokenizer_folder
 
 
 class Target(LanguageModel):
     """A frozen causal LM. `tokenizer` is None only in tests that use nothing but token ids."""
+
+    tokenizer_folder: Path | None = None  # of the tokenizer's own files; None: made in memory
 
     def __init__(self, model: Any, tokenizer: Any, *, name: str, device: Device):
         super().__init__(model.eval().requires_grad_(False), device=device)
@@ -43,6 +47,13 @@ class Target(LanguageModel):
         assert self.fingerprint  # reading it makes dynamo guard on the target's identity
         return super().forward_hidden(*args, **kwargs)
 
+    def save_tokenizer(self, folder: Path) -> None:
+        """Write the tokenizer: its own files where there are any."""
+        if self.tokenizer_folder is not None:
+            copy_tokenizer_files(self.tokenizer_folder, folder)
+        elif self.tokenizer is not None:
+            self.tokenizer.save_pretrained(folder)
+
     def check_layers(self, layers: list[int], *, default: list[int]) -> None:
         """Raise UserError unless `layers` are inputs of existing layers, in increasing order."""
         valid = f"null takes {default}"
@@ -58,10 +69,23 @@ class Target(LanguageModel):
 
     @torch.no_grad()
     def _check_logits(self) -> None:
-        """Reject models that scale or cap logits after the LM head, which `logits` does not do."""
+        """Reject models whose logits are not finite, or scaled or capped after the LM head.
+
+        `logits` does not scale or cap.
+        """
         # Two tokens are enough to compare, and every vocabulary has the ids 0 and 1.
         input_ids = torch.arange(2, device=self.head.weight.device)[None]
         expected = self.model(input_ids=input_ids).logits
+        if not expected.isfinite().all():
+            weight = find_non_finite(self.model)
+            raise UserError(
+                f"target.name: the model's logits must be finite, got {self.name!r}, "
+                + (
+                    f"whose weight {weight} is not; give intact weights"
+                    if weight
+                    else f"which overflows in {expected.dtype}; set device.precision=float32"
+                )
+            )
         logits = self.logits(self.decoder(input_ids=input_ids).last_hidden_state)
         require(
             # Both passes compute the same in the same precision; bfloat16 rounds by 0.4 % at most.
@@ -83,6 +107,7 @@ def load_target(
     read_model_config(conf)
     model = load_part(conf) if load_part else load_model(conf, device.dtype)
     target = Target(model, load_tokenizer(conf), name=name or conf.path or conf.name, device=device)
+    target.tokenizer_folder = find_tokenizer_folder(conf)
     if not load_part:  # after the checks, which a lazy device would compile
         model.to(device.torch_device)
     return target

@@ -8,20 +8,53 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from models.distill.config import LossConf
+from models.drafts.config.causal_lm import CausalLMConf, InitFrom
+from models.drafts.registry import build_draft
+from models.target.config import TargetConf
+from models.target.target import load_target
+from tests.support.own_target import save_target
 from tests.support.saved_configs import OLDER, SAVED, save_draft
+from tests.support.tiny import CPU
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-transformers4" / "bin" / "python"
 
 
+def run_with_transformers4(script: str, *arguments: str | Path) -> Any:
+    """Return what the script prints as JSON."""
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": ""}
+    done = subprocess.run(
+        [PYTHON, HERE / script, *arguments], env=environment, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout)
+
+
 def test_transformers_4_reads_theta_and_scaling_of_every_checkpoint(tmp_path):
     folders = [save_draft(*case, tmp_path / " ".join(case)) for case in SAVED]
-    command = [PYTHON, HERE / "read_configs.py", *folders]
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": ""}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    read = json.loads(done.stdout)
+    read = run_with_transformers4("read_configs.py", *folders)
     for (family, draft), found in zip(SAVED, read, strict=True):
         expected = OLDER[family] | {"dtype": "bfloat16"}
         assert found == expected, f"{family}, {draft}"
+
+
+@pytest.mark.parametrize("written_by", ["Qwen2Tokenizer", "PreTrainedTokenizerFast"])
+def test_transformers_4_reads_the_tokenizer_of_a_draft_for_a_target_that_it_wrote(
+    written_by, tmp_path
+):
+    folder = save_target(tmp_path / "target", num_hidden_layers=2)
+    config = folder / "tokenizer_config.json"
+    written = {"tokenizer_class": written_by, "additional_special_tokens": ["<|im_start|>"]}
+    config.write_text(json.dumps(json.loads(config.read_text()) | written))
+    target = load_target(TargetConf(path=str(folder)), CPU)
+    conf = CausalLMConf(init_from=InitFrom.pruned, layers=[0, 1])
+    build_draft(conf, target, loss=LossConf(), seed=0).save(tmp_path / "draft", target)
+    text = "<|im_start|>user\nHello there<|im_end|>"
+    ids = run_with_transformers4("read_tokenizers.py", text, folder, tmp_path / "draft")
+    assert ids == [target.tokenizer(text)["input_ids"]] * 2

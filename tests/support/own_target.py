@@ -12,7 +12,10 @@ TOPICS = ("rain", "bread", "a bicycle", "the moon", "a list", "gravity", "tea", 
 
 
 def save_target(folder: Path, *, family: str = "qwen3", weights: bool = True, **shape: int) -> Path:
-    """A thin Qwen3 with the tokenizer and the chat template of the family."""
+    """A thin Qwen3 with the tokenizer and the chat template of the family.
+
+    Without `weights` these are NaN, so that a command that loads the target is refused for that.
+    """
     tokenizer = FAMILIES[family].tokenizer(family)
     own = {
         "hidden_size": 32, "num_hidden_layers": 8, "num_attention_heads": 2, "head_dim": 16,
@@ -23,11 +26,12 @@ def save_target(folder: Path, *, family: str = "qwen3", weights: bool = True, **
         pad_token_id=0, tie_word_embeddings=False, initializer_range=0.15, **own | shape,
     )  # fmt: skip
     tokenizer.save_pretrained(folder)
-    if weights:
-        torch.manual_seed(0)
-        Qwen3ForCausalLM(config).save_pretrained(folder)
-    else:
-        config.save_pretrained(folder)
+    torch.manual_seed(0)
+    model = Qwen3ForCausalLM(config)
+    if not weights:
+        for parameter in model.parameters():
+            parameter.data.fill_(torch.nan)
+    model.save_pretrained(folder)
     return folder
 
 
