@@ -16,7 +16,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pyarrow import parquet
+import pyarrow as pa
+from pyarrow import parquet, types
 
 from models.errors import UserError, require
 
@@ -158,36 +159,49 @@ def read_dataset_rows(dataset: Any, name: str) -> Iterator[RawRow]:
 
 def _read_batches(batches: Iterable[Any], name: str) -> Iterator[RawRow]:
     for number, row in enumerate(chain.from_iterable(map(_convert_batch, batches))):
-        if isinstance(row, dict):
-            yield RawRow(
-                f"{name}:[{number}]", {key: _drop_nulls(value) for key, value in row.items()}
-            )
-        else:
-            yield RawRow(f"{name}:[{number}]", None, *row)
+        location = f"{name}:[{number}]"
+        yield RawRow(location, row) if isinstance(row, dict) else RawRow(location, None, *row)
 
 
 def _convert_batch(batch: Any) -> list[dict[str, Any] | tuple[str, str]]:
     """Convert a batch to rows; one that Python cannot represent becomes (reason, detail)."""
     try:
-        return batch.to_pylist()
-    except (ValueError, OverflowError) as error:  # OverflowError: dates and durations
+        return [
+            {field.name: _read_value(row[field.name], field.type) for field in batch.schema}
+            for row in batch.to_pylist()
+        ]
+    # OverflowError: dates and durations; RecursionError: JSON that is nested too deep
+    except (ValueError, OverflowError, RecursionError) as error:
         if batch.num_rows == 1:
-            reason = (
-                "text that is not UTF-8"
-                if isinstance(error, UnicodeDecodeError)
-                else "a value that is out of range"
-            )
+            reason = {
+                UnicodeDecodeError: "text that is not UTF-8",
+                json.JSONDecodeError: "a value that cannot be parsed as JSON",
+                RecursionError: "a value that cannot be parsed as JSON",
+            }.get(type(error), "a value that is out of range")
             return [(reason, str(error))]
     # A single bad row fails the whole batch, so rows are converted one by one.
     rows = (batch.slice(index, 1) for index in range(batch.num_rows))
     return list(chain.from_iterable(map(_convert_batch, rows)))
 
 
-def _drop_nulls(value: Any) -> Any:
-    """Return the value without null keys, which tables add and templates mistake for set keys."""
-    if isinstance(value, dict):
-        return {key: _drop_nulls(item) for key, item in value.items() if item is not None}
-    return [_drop_nulls(item) for item in value] if isinstance(value, list) else value
+def _read_value(value: Any, kind: pa.DataType) -> Any:
+    """Return a table's value with its JSON parsed, and without null keys outside of it.
+
+    `datasets` stores objects of unequal keys as JSON. In other objects, tables add null keys, which
+    templates mistake for set keys. Raises JSONDecodeError or RecursionError.
+    """
+    if value is None or not (types.is_nested(kind) or isinstance(kind, pa.BaseExtensionType)):
+        return value
+    if isinstance(kind, pa.BaseExtensionType):
+        return json.loads(value) if kind.extension_name == "arrow.json" else value
+    if types.is_struct(kind):
+        items = ((field, value[field.name]) for field in kind)
+        return {
+            field.name: _read_value(item, field.type) for field, item in items if item is not None
+        }
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return [_read_value(item, kind.value_type) for item in value]
+    return value
 
 
 def load_dataset_split(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from data.config import RowFormat
-from data.sources.prompt_formats import prompt_from_row
+from data.sources.prompt_formats import parse_message_texts, prompt_from_row
 
 
 @dataclass(kw_only=True)
@@ -290,10 +290,13 @@ def _is_json_list(value: Any) -> bool:
 
 
 def _parse_json_list(value: Any) -> Any:
-    """Parse a list that a table stores as JSON; return any other value unchanged."""
+    """Parse a list that a table stores as JSON, whole or message by message.
+
+    Any other value is returned unchanged.
+    """
     with suppress(ValueError, RecursionError):
-        return json.loads(value) if _is_json_list(value) else value
-    return value
+        value = json.loads(value) if _is_json_list(value) else value
+    return parse_message_texts(value)
 
 
 def _parse_json(value: Any, name: str) -> Any:

@@ -65,6 +65,32 @@ def test_every_shape_is_told_from_the_row(tmp_path):
     assert read(conf) == ([whole, whole, PlainText(text="once"), tokens], Counter())
 
 
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": list(map(json.dumps, MESSAGES))},
+        {"conversations": list(map(json.dumps, SHAREGPT))},
+        {"messages": json.dumps(list(map(json.dumps, MESSAGES)))},
+        {"data": json.dumps(SHAREGPT)},
+    ],
+)
+def test_messages_as_json_texts_are_messages(tmp_path, row):
+    assert read(jsonl(tmp_path, row)) == ([Conversation(messages=MESSAGES)], Counter())
+
+
+def test_a_text_beside_messages_as_json_texts_is_counted(tmp_path):
+    texts = list(map(json.dumps, MESSAGES))
+    good, bad = {"messages": texts}, {"messages": [*texts[:2], "Hello"]}
+    rows, skipped = read(jsonl(tmp_path, good, bad))
+    assert (len(rows), skipped) == (1, Counter({"a message that is not an object": 1}))
+
+
+def test_turns_that_happen_to_be_json_stay_turns(tmp_path):
+    turns = ['{"name": "Ada"}', '{"born": 1815}']
+    (row,), _ = read(jsonl(tmp_path, {"data": turns}))
+    assert [message["content"] for message in row.messages] == turns
+
+
 def test_a_set_shape_and_column_are_kept_to(tmp_path):
     conf = jsonl(
         tmp_path, {"chat": MESSAGES}, {"chat": "x"}, format=RowFormat.messages, column="chat"

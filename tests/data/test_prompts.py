@@ -69,6 +69,15 @@ def test_a_chat_template_renders_questions_and_leaves_texts(chatty, tmp_path):
     assert sorted(p.ids for p in prompts) == [[1, 2], [58, 1, 2, 59], [58, 1, 2, 59]]
 
 
+@pytest.mark.parametrize("column", ["messages", "prompt"])
+def test_messages_as_json_texts_are_messages(chatty, tmp_path, column):
+    texts = [json.dumps({"role": "user", "content": "1 2"})]
+    (prompt,) = load_eval_prompts(
+        chatty, write_lines(tmp_path / "p.jsonl", [{column: texts}]), limit=None
+    )
+    assert prompt.messages == [{"role": "user", "content": "1 2"}]
+
+
 def test_a_prompt_is_rendered_with_its_own_tools_and_arguments(chatty, tmp_path):
     chatty.chat_template = (
         "{{ tools | default([], true) | length }} "

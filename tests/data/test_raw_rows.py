@@ -118,6 +118,37 @@ def test_keys_that_tables_fill_with_null_are_gone(tmp_path):
     assert [raw.row for raw in read(tmp_path / "p.parquet")] == rows
 
 
+@pytest.mark.parametrize("case", ["keys differ", "text or parts", "nulls"])
+def test_json_columns_hold_what_was_written(tmp_path, case):
+    import datasets
+
+    column, rows = {
+        "keys differ": (datasets.List(datasets.Json()), [[{"a": 1}], [{"b": "[2]"}, {"c": None}]]),
+        "text or parts": (
+            datasets.List({"content": datasets.Json()}),
+            [[{"content": 'a "b"'}], [{"content": [{"text": "c"}]}]],
+        ),
+        "nulls": (datasets.Json(), [{"arguments": {"x": None}}, {"arguments": [1]}]),
+    }[case]
+    rows = [{"column": value} for value in rows]
+    table = datasets.Dataset.from_list(rows, features=datasets.Features({"column": column}))
+    table.to_parquet(tmp_path / "p.parquet")
+    table.save_to_disk(tmp_path / "saved")
+    for name in ("p.parquet", "saved"):
+        assert [raw.row for raw in read(tmp_path / name)] == rows, name
+
+
+def test_of_a_json_column_only_the_row_that_is_no_json_is_lost(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    column = pyarrow.array(['{"a": 1}', "{no", None]).cast(pyarrow.json_())
+    pyarrow.parquet.write_table(pyarrow.table({"meta": column}), tmp_path / "p.parquet")
+    found = read(tmp_path / "p.parquet")
+    assert [raw.row for raw in found] == [{"meta": {"a": 1}}, None, {"meta": None}]
+    assert found[1].reason == "a value that cannot be parsed as JSON"
+
+
 def test_a_damaged_or_missing_file_is_one_line(tmp_path):
     whole = gzip.compress(lines(ROWS * 500).encode())
     (tmp_path / "cut.jsonl.gz").write_bytes(whole[: len(whole) // 2])
