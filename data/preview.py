@@ -43,7 +43,7 @@ def check_and_read_first_rows(conf: DataConf, *checks: Callable[[], Any]) -> lis
     a feature store, which holds documents, and for the demo, which has prompts.
     """
     run_checks(*checks, lambda: check_data_exists(conf))
-    if conf.source in (DataSource.demo, DataSource.captured):
+    if not conf.source.reads_rows:
         return []
     return list(islice(read_training_rows(conf, Counter()), PREVIEW_ROWS))
 

@@ -19,14 +19,12 @@ from typing import Any
 from data.sources.files import (
     JSON_SUFFIXES,
     PARQUET_SUFFIXES,
-    SAVED_DATASET_FILES,
     RawRow,
     first_line,
-    list_data_files,
-    query_hub,
     read_dataset_rows,
     read_file_rows,
 )
+from data.sources.open_rows import SAVED_DATASET_FILES, list_data_files, query_hub, select_split
 from models.errors import UserError, require
 
 PromptRow = dict[str, Any]
@@ -239,6 +237,5 @@ def _open_dataset(source: str, key: str, *, saved: bool = False) -> Iterator[Raw
         ) from error
     if not isinstance(dataset, Dataset):
         split = split or next(name for name in (*SPLIT_PREFERENCE, *dataset) if name in dataset)
-        require(split in dataset, f"{key}: split must be one of {', '.join(dataset)}, got {split}")
-        dataset = dataset[split]
+        dataset = select_split(dataset, split, f"{key}: split")
     return read_dataset_rows(dataset, source)

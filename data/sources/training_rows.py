@@ -13,15 +13,12 @@ from typing import Any
 from huggingface_hub import constants
 
 from data.config import DataConf, DataSource
-from data.sources.files import (
-    RawRow,
+from data.sources.files import RawRow
+from data.sources.open_rows import (
     check_hub_dataset,
     check_source_path,
-    count_rows,
-    is_row_file,
-    load_dataset_split,
-    read_dataset_rows,
-    read_file_rows,
+    count_source_rows,
+    open_rows,
 )
 from data.sources.prepared_rows import list_prepared_files, parse_prepared_row, read_prepared_rows
 from data.sources.row_formats import (
@@ -53,7 +50,7 @@ def check_local_data(conf: DataConf) -> None:
 def check_data(conf: DataConf) -> None:
     """Check that the data can be opened by reading one row; raise UserError otherwise."""
     check_local_data(conf)
-    if conf.source not in (DataSource.demo, DataSource.captured):
+    if conf.source.reads_rows:
         next(read_training_rows(conf, Counter()), None)
 
 
@@ -76,11 +73,7 @@ def count_training_rows(conf: DataConf) -> int | None:
     """Count the rows, including unusable ones; return None if that takes reading them all."""
     if conf.source not in (DataSource.dataset, DataSource.jsonl) or conf.path is None:
         return None
-    count = (
-        count_rows(Path(conf.path).expanduser())
-        if _is_whole_file(conf)
-        else len(_load_dataset(conf))
-    )
+    count = count_source_rows(conf.path, **_source_options(conf))
     return count if count is None or conf.limit is None else min(count, conf.limit)
 
 
@@ -94,7 +87,11 @@ def read_training_rows(conf: DataConf, skipped: Counter[str]) -> Iterator[Parsed
         raise ValueError("the demo has prompts, not rows")
     if conf.source is DataSource.prepared:
         return _read_prepared(Path(conf.path).expanduser(), conf, skipped)
-    return _parse_rows(_open_raw_rows(conf), conf, skipped)
+    return _parse_rows(open_rows(conf.path, **_source_options(conf)), conf, skipped)
+
+
+def _source_options(conf: DataConf) -> dict[str, Any]:
+    return {"key": "data.path", "subset": conf.subset, "split": conf.split}
 
 
 def _read_prepared(folder: Path, conf: DataConf, skipped: Counter[str]) -> Iterator[ParsedRow]:
@@ -114,22 +111,6 @@ def _read_prepared(folder: Path, conf: DataConf, skipped: Counter[str]) -> Itera
         f"data.path: some row must have an answer to train on, got none in {folder}; "
         "run data.prepare with answers=target or answers=endpoint",
     )
-
-
-def _open_raw_rows(conf: DataConf) -> Iterator[RawRow]:
-    file = Path(str(conf.path)).expanduser()
-    if conf.source is DataSource.dataset and not _is_whole_file(conf):
-        return read_dataset_rows(_load_dataset(conf), str(conf.path))
-    return read_file_rows(file, "data.path")
-
-
-def _is_whole_file(conf: DataConf) -> bool:
-    """Return whether the data is all rows of one file, which is read without a copy in a cache."""
-    return is_row_file(Path(str(conf.path)).expanduser()) and "[" not in conf.split
-
-
-def _load_dataset(conf: DataConf) -> Any:
-    return load_dataset_split(str(conf.path), key="data.path", subset=conf.subset, split=conf.split)
 
 
 def _parse_rows(

@@ -9,7 +9,7 @@ import pytest
 
 from data.config import DataConf, DataSource, DemoAnswersConf, RowFormat
 from data.sources.row_formats import Conversation, PlainText, TokenizedDocument
-from data.sources.training_rows import check_data, read_training_rows
+from data.sources.training_rows import check_data, count_training_rows, read_training_rows
 from models.errors import UserError
 
 MESSAGES = [
@@ -228,6 +228,15 @@ def test_data_files_and_saved_datasets_are_read(tmp_path, table):
         check_data(dataset(tmp_path / "two"))
 
 
+def test_training_reads_the_slice_that_it_is_given(tmp_path):
+    lines = [{"text": letter} for letter in "abcd"]
+    conf = jsonl(tmp_path, *lines, split="train[:1]+train[-1:]")
+    for source in (DataSource.jsonl, DataSource.dataset):
+        conf = replace(conf, source=source)
+        assert [row.text for row in read(conf)[0]] == ["a", "d"]
+        assert count_training_rows(conf) == 2
+
+
 def test_broken_and_missing_data_files_are_refused(tmp_path, table):
     (tmp_path / "broken.parquet").write_bytes(b"PAR1 no more")
     with pytest.raises(UserError, match=r"data.path: must be a readable file, got .*broken"):
@@ -251,6 +260,10 @@ def test_an_unreachable_hub_name_says_how_to_use_a_local_path(table, monkeypatch
     ("build", "message"),
     [
         (lambda: DataConf(row_length=4), "data.row_length: must be at least 16, got 4"),
+        (
+            lambda: DataConf(split="train[1:]"),
+            r"data.split: must be a name for data.source=demo, .*, got train\[1:\]; data.limit",
+        ),
         (lambda: DataConf(limit=0), "data.limit: must be at least 1, got 0; null reads all rows"),
         (
             lambda: DataConf(path="x"),
