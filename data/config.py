@@ -8,6 +8,10 @@ from models.errors import require
 from models.target.config import TargetConf
 from models.validation import SHARE, Rule, at_least, check_values
 
+CONTENT_COLUMNS = (
+    "messages", "conversations", "data", "ids", "text", "prompt", "instruction", "input",
+    "question", "turns", "answer", "output", "response", "completion", "solution",
+)  # fmt: skip
 DEMO = "demo"  # stands in for a path and names the embedded demo's prompts
 
 

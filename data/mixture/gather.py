@@ -153,5 +153,3 @@ def _iter_candidates(
             yield filter_row(raw, name, source, rules)
         except RowRejectedError as error:
             stats.drop(str(error), location, error.detail)
-        except UnicodeEncodeError as error:  # JSON can escape half of a surrogate pair
-            stats.drop("half of a surrogate pair", location, error.reason)

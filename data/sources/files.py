@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, NamedTuple, cast
 import pyarrow as pa
 from pyarrow import parquet, types
 
+from data.config import CONTENT_COLUMNS
 from models.errors import UserError
 
 JSON_SUFFIXES, PARQUET_SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz"), (".parquet",)
@@ -95,25 +96,31 @@ def _may_be_one_value(stream: BinaryIO, file: Path) -> bool:
 
 
 def _list_rows(value: Any, name: str) -> Iterator[RawRow]:
-    """Yield the rows of an array, of an object's only list of rows, or an object as a row."""
+    """Yield the rows of an array, the rows that an object holds, or the object as a row."""
     if isinstance(value, dict):
-        lists = {key: items for key, items in value.items() if _holds_rows(items)}
-        if len(lists) != 1:
+        key = _find_row_list(value)
+        if key is None:
             yield RawRow(f"{name}:1", value)
             return
-        ((key, value),) = lists.items()
-        name = f"{name}:{key}"
+        value, name = value[key], f"{name}:{key}"
     for number, row in enumerate(value):
         yield _check_object(f"{name}:[{number}]", row)
 
 
-def _holds_rows(value: Any) -> bool:
-    """Return whether a value is a list of objects that are not messages."""
-    return (
-        isinstance(value, list)
-        and bool(value)
-        and all(isinstance(row, dict) and row.keys().isdisjoint(("role", "from")) for row in value)
+def _find_row_list(value: dict[str, Any]) -> str | None:
+    """Return the key of an object's rows, or None for an object that is a row itself.
+
+    >>> _find_row_list({"version": 1, "data": [{"text": "a"}, {"text": "b"}]})
+    'data'
+    >>> _find_row_list({"prompt": "a", "tools": [{"name": "b"}]})
+    """
+    lists = [key for key, items in value.items() if isinstance(items, list)]
+    if len(lists) != 1 or (value.keys() - set(lists)).intersection(CONTENT_COLUMNS):
+        return None
+    is_row_list = all(
+        isinstance(row, dict) and row.keys().isdisjoint(("role", "from")) for row in value[lists[0]]
     )
+    return lists[0] if is_row_list and value[lists[0]] else None
 
 
 def _read_lines(stream: Any) -> Iterator[bytes]:

@@ -3,6 +3,7 @@
 A row that cannot be used is skipped and counted by its reason, never silently.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,14 +23,16 @@ from data.sources.open_rows import (
 )
 from data.sources.prepared_rows import list_prepared_files, parse_prepared_row, read_prepared_rows
 from data.sources.row_formats import (
-    REASONING_KEYS,
     Conversation,
     ParsedRow,
     RowRejectedError,
+    has_content,
     parse_row,
     require_row,
 )
 from models.errors import UserError, require
+
+log = logging.getLogger(__name__)
 
 
 def check_local_data(conf: DataConf) -> None:
@@ -102,8 +105,10 @@ def _read_prepared(folder: Path, conf: DataConf, skipped: Counter[str]) -> Itera
         except RowRejectedError as error:
             skipped[str(error)] += 1
             continue
+        labels: dict[str, Any] = {"location": f"{folder}, row {row.id}"}
         if row.messages is not None:
-            documents = [replace(document, conversation=number) for document in documents]
+            labels |= {"conversation": number}
+        documents = [replace(document, **labels) for document in documents]
         num_rows += len(documents)
         yield from documents
     require(
@@ -116,7 +121,7 @@ def _read_prepared(folder: Path, conf: DataConf, skipped: Counter[str]) -> Itera
 def _parse_rows(
     raw_rows: Iterator[RawRow], conf: DataConf, skipped: Counter[str]
 ) -> Iterator[ParsedRow]:
-    num_rows, details = 0, {}
+    num_rows, num_shortened, details = 0, 0, {}
     for location, raw, reason, detail in islice(raw_rows, conf.limit):
         if raw is None:
             raise UserError(
@@ -131,8 +136,12 @@ def _parse_rows(
             continue
         if isinstance(row, Conversation):
             row.conversation = num_rows
+            num_shortened += row.num_left_out > 0
+        row.location = location
         num_rows += 1
         yield row
+    if num_shortened:
+        log.info("data: %d rows begin with an answer, which is left out", num_shortened)
     if not num_rows:
         reasons = ", ".join(f"{key}{details[key]}: {n}" for key, n in skipped.most_common(3))
         raise UserError(
@@ -151,12 +160,5 @@ def truncate_to_last_answer(row: ParsedRow) -> ParsedRow:
         return row
     answer_ends = [end for end, m in enumerate(row.messages, 1) if m["role"] == "assistant"]
     require_row(bool(answer_ends), "no assistant turn")
-    require_row(all(map(_has_content, row.messages)), "an empty turn")
+    require_row(all(map(has_content, row.messages)), "an empty turn")
     return replace(row, messages=row.messages[: answer_ends[-1]])
-
-
-def _has_content(message: dict[str, Any]) -> bool:
-    """Return False for an empty assistant turn, which stands for an answer yet to be generated."""
-    return message["role"] != "assistant" or any(
-        message.get(key) for key in ("content", "tool_calls", *REASONING_KEYS)
-    )

@@ -1,6 +1,7 @@
 """Rows of every shape become documents; what does not fit is counted or refused, never lost."""
 
 import json
+import logging
 from collections import Counter
 from dataclasses import replace
 
@@ -108,7 +109,7 @@ def test_rows_that_do_not_fit_are_counted_by_reason(tmp_path):
         {"messages": MESSAGES},
         {"messages": [user]},
         {"messages": [user, {"role": "assistant", "content": ""}, user, assistant]},
-        {"messages": [assistant, user, assistant]},
+        {"messages": [user | {"content": " \n"}, assistant]},
         {"messages": [user, {"role": "assistant", "content": [{"type": "image"}]}]},
         {"conversations": [{"from": "ghost", "value": "boo"}]},
         {"ids": [1, 2], "answer": [True]},
@@ -123,8 +124,7 @@ def test_rows_that_do_not_fit_are_counted_by_reason(tmp_path):
     assert len(documents) == 1
     assert skipped == {
         "no assistant turn": 2,
-        "an empty turn": 1,
-        "an assistant turn before any user turn": 1,
+        "an empty turn": 2,
         "a message whose content is not text": 1,
         "an unknown role": 1,
         "ids without an answer flag for each": 1,
@@ -133,6 +133,32 @@ def test_rows_that_do_not_fit_are_counted_by_reason(tmp_path):
         "column messages holds no messages, turns, text or token ids": 1,
         "a message that is not an object": 1,
     }
+
+
+@pytest.mark.parametrize("system", [0, 1])
+def test_an_answer_before_the_first_question_is_left_out_of_its_row(tmp_path, caplog, system):
+    early = [*MESSAGES[:system], MESSAGES[2], *MESSAGES[1:]]
+    conf = jsonl(tmp_path, {"messages": early}, {"messages": MESSAGES})
+    with caplog.at_level(logging.INFO):
+        rows, skipped = read(conf)
+    assert [row.messages for row in rows] == [[*MESSAGES[:system], *MESSAGES[1:]], MESSAGES]
+    assert not skipped
+    assert "1 rows begin with an answer, which is left out" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"text": "half \ud83d"},
+        {"messages": [*MESSAGES[:3], {"role": "user", "content": "\udc00"}, MESSAGES[4]]},
+        {"messages": MESSAGES, "tools": [{"name": "\ud800"}]},
+        {"prompt": "Hi", "completion": "\ud83d"},
+        {"text": "fine", "category": "\ud83d"},
+    ],
+)
+def test_half_of_a_surrogate_pair_is_a_row_that_is_counted(tmp_path, row):
+    rows, skipped = read(jsonl(tmp_path, {"messages": MESSAGES}, row))
+    assert (len(rows), skipped) == (1, Counter({"half of a surrogate pair": 1}))
 
 
 def test_parts_and_absent_keys_become_plain_messages(tmp_path):

@@ -141,10 +141,19 @@ def test_a_file_that_is_one_value_holds_its_rows(tmp_path, name, value, indent):
     assert [raw.row for raw in read(tmp_path / name)] == ROWS
 
 
-@pytest.mark.parametrize("key", ["role", "from"])
-def test_a_row_that_is_alone_in_its_file_is_a_row(tmp_path, key):
-    row = {"messages": [{key: "user", "content": "a"}]}
-    (tmp_path / "p.json").write_text(json.dumps(row, indent=1))
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": [{"role": "user", "content": "a"}]},
+        {"chat": [{"from": "human", "value": "a"}], "tools": [{"name": "f"}]},
+        {"prompt": "a", "tools": [{"name": "f"}]},
+        {"data": ["a", "b"]},
+        {"text": "a", "tags": []},
+    ],
+)
+@pytest.mark.parametrize("indent", [None, 1])
+def test_a_row_that_is_alone_in_its_file_is_a_row(tmp_path, row, indent):
+    (tmp_path / "p.json").write_text(json.dumps(row, indent=indent))
     assert [raw.row for raw in read(tmp_path / "p.json")] == [row]
 
 
