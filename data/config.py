@@ -8,6 +8,10 @@ from models.errors import require
 from models.target.config import TargetConf
 from models.validation import SHARE, Rule, at_least, check_values
 
+CONTENT_COLUMNS = (
+    "messages", "conversations", "data", "ids", "text", "prompt", "instruction", "input",
+    "question", "turns", "answer", "output", "response", "completion", "solution",
+)  # fmt: skip
 DEMO = "demo"  # stands in for a path and names the embedded demo's prompts
 
 
@@ -19,6 +23,11 @@ class DataSource(Enum):
     captured = "captured"  # a feature store, written by data.capture
     dataset = "dataset"  # a Hugging Face dataset: hub name, saved directory or data file
     prepared = "prepared"  # a folder that data.prepare wrote
+
+    @property
+    def reads_rows(self) -> bool:
+        """Return False for the demo, which has prompts, and a store, which has documents."""
+        return self not in (DataSource.demo, DataSource.captured)
 
 
 class RowFormat(Enum):
@@ -91,7 +100,7 @@ class DataConf:
     for_any_target: bool = False  # source=demo: accept targets other than the demo's own
     path: str | None = None  # JSONL file, hub name, saved dataset, data file or prepared folder
     subset: str | None = None  # the dataset's configuration
-    split: str = "train"  # of a dataset; slices such as train[1000:] work too
+    split: str = "train"  # a name, slices such as train[1000:], or a sum of them
     format: RowFormat = RowFormat.auto
     column: str | None = None  # None = messages, conversations, text or ids
     turns: TurnSelection = TurnSelection.auto
@@ -112,6 +121,11 @@ class DataConf:
                 "must be null for data.source=demo",
                 lambda _: self.source is not DataSource.demo,
                 "add data=jsonl",
+            ),
+            split=Rule(
+                f"must be a name for data.source={self.source.value}, which is not sliced",
+                lambda split: "[" not in split or self.source.reads_rows,
+                "data.limit takes the first rows",
             ),
             row_length=at_least(16, "a row must hold a prompt and its answer"),
             overlap=Rule(

@@ -28,7 +28,7 @@ from models.files import atomic_path, report_disk_errors, write_text_atomically
 from models.lock import LOCK_FILE, acquire_lock
 from models.meta_model import MetaTarget, build_meta_draft, build_meta_target
 from models.target.precision import build_device
-from models.target.pretrained import check_pretrained, load_tokenizer
+from models.target.pretrained import check_pretrained, load_tokenizer, read_vocab_size
 from models.target.target import load_target
 
 log = logging.getLogger("data.capture")
@@ -103,8 +103,9 @@ def plan_capture(conf: CaptureConf, meta_target: MetaTarget, tokenizer) -> Captu
     schema = build_schema(
         conf, needs, hidden_size=meta_target.hidden_size, vocab_size=meta_target.vocab_size
     )
+    documents = read_documents(conf.data, tokenizer, read_vocab_size(conf.target))
     plan, report = CapturePlan.from_documents(
-        read_documents(conf.data, tokenizer), schema, length=conf.data.row_length,
+        documents, schema, length=conf.data.row_length,
         overlap=conf.data.overlap, batch=conf.batch, shard_mb=conf.shard_mb,
     )  # fmt: skip
     log.info("data: %s", report)

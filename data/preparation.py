@@ -17,7 +17,7 @@ from data.answers.dialogue import AnswerBackend
 from data.answers.endpoint import EndpointAnswerBackend, ServedModel, check_endpoint
 from data.eval_prompts.contamination import prompt_hashes
 from data.mixture.config import PrepareConf
-from data.mixture.filters import FilterRules, check_prompt_length, read_first_turns
+from data.mixture.filters import FilterRules, check_prompt_ids, read_first_turns
 from data.mixture.gather import check_source, ingest_source
 from data.mixture.provenance import (
     check_provenance,
@@ -43,7 +43,7 @@ from models.errors import UserError
 from models.files import report_disk_errors, write_text_atomically
 from models.target.config import TargetConf
 from models.target.precision import build_device
-from models.target.pretrained import load_tokenizer, read_context_length
+from models.target.pretrained import load_tokenizer, read_context_length, read_vocab_size
 from models.target.target import load_target
 
 log = logging.getLogger("data.prepare")
@@ -91,21 +91,21 @@ def build_filter_rules(
     The target's tokenizer measures the prompts; no model is loaded.
     """
     replace_answers = conf.answers.source is not AnswerSource.none
-    check_length = None
+    check_prompt = None
     if conf.target is not None:
         limits = [conf.mixture.max_prompt_tokens, read_context_length(conf.target)]
         if replace_answers:
             limits.append(conf.answers.prompt_limit(limits[1], served and served.context))
-        if max_tokens := [limit for limit in limits if limit is not None]:
-            check_length = partial(
-                check_prompt_length, tokenizer=load_tokenizer(conf.target),
-                max_tokens=min(max_tokens),
-            )  # fmt: skip
+        check_prompt = partial(
+            check_prompt_ids, tokenizer=load_tokenizer(conf.target),
+            max_tokens=min((limit for limit in limits if limit is not None), default=None),
+            vocab_size=read_vocab_size(conf.target),
+        )  # fmt: skip
     return FilterRules(
         mixture=conf.mixture,
         replace_answers=replace_answers,
         excluded_hashes={value for text in excluded for value in prompt_hashes(text, text)},
-        check_length=check_length,
+        check_prompt=check_prompt,
     )
 
 

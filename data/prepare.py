@@ -19,7 +19,7 @@ from models.console import setup_logging
 @entry_point("prepare", PrepareConf)
 def main(conf: PrepareConf) -> None:
     setup_logging()
-    from data.sources.files import check_source_path
+    from data.sources.open_rows import check_source_path
 
     for name, source in conf.mixture.sources.items():
         check_source_path(source.path, f"mixture.sources.{name}.path")

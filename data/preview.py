@@ -11,13 +11,13 @@ from itertools import islice
 from typing import Any
 
 from data.chat.answer_spans import find_assistant_turns
-from data.chat.tokenization import documents_from_row
+from data.chat.tokenization import check_row_ids, documents_from_row
 from data.config import DataConf, DataSource, TurnSelection
-from data.sources.row_formats import Conversation, ParsedRow, PlainText
+from data.sources.row_formats import Conversation, ParsedRow, PlainText, TokenizedDocument
 from data.sources.training_rows import check_data_exists, read_training_rows
-from models.errors import run_checks
+from models.errors import UserError, run_checks
 from models.target.config import TargetConf
-from models.target.pretrained import load_tokenizer
+from models.target.pretrained import load_tokenizer, read_vocab_size
 
 PREVIEW_ROWS = 100
 LAST_TURN_ONLY, DOCUMENT_PER_TURN = "the last turn of each", "one document per turn"
@@ -43,29 +43,37 @@ def check_and_read_first_rows(conf: DataConf, *checks: Callable[[], Any]) -> lis
     a feature store, which holds documents, and for the demo, which has prompts.
     """
     run_checks(*checks, lambda: check_data_exists(conf))
-    if conf.source in (DataSource.demo, DataSource.captured):
+    if not conf.source.reads_rows:
         return []
     return list(islice(read_training_rows(conf, Counter()), PREVIEW_ROWS))
 
 
 def preview_rows(conf: DataConf, target: TargetConf, rows: list[ParsedRow]) -> Preview:
-    """Return what the rows are; raise UserError if the chat template does not allow data.turns."""
+    """Return what the rows are.
+
+    Raises UserError if the chat template rejects all of them or does not allow data.turns, and for
+    token ids beyond the target's vocabulary.
+    """
     conversations = [row for row in rows if isinstance(row, Conversation)]
     if conversations:
-        multi_turn = [row for row in conversations if len(find_assistant_turns(row.messages)) > 1]
-        row = (multi_turn or conversations)[0]
-        documents, _ = documents_from_row(row, conf, load_tokenizer(target))
+        # Rows of several turns come first: they show what the template allows.
+        conversations.sort(key=_is_single_turn)
+        row, documents = _render_first(conversations, conf, target)
         descriptions = {TurnSelection.last: LAST_TURN_ONLY, TurnSelection.each: DOCUMENT_PER_TURN}
         turns = descriptions.get(
             conf.turns, DOCUMENT_PER_CONVERSATION if len(documents) == 1 else REWRITTEN_TURNS
         )
         return Preview(
             kind="conversations",
-            turns=turns if multi_turn and documents else "",  # the template may reject the row
+            turns="" if _is_single_turn(row) else turns,
             is_author_unknown=True,
         )
+    vocab_size = read_vocab_size(target) if rows else None
     if any(isinstance(row, PlainText) for row in rows):
         return Preview(kind="plain texts, with every token supervised", is_author_unknown=True)
+    for row in rows:
+        if isinstance(row, TokenizedDocument):
+            check_row_ids(row, vocab_size)
     kinds = {
         DataSource.demo: "prompts from the standard library's source and documentation",
         DataSource.captured: "features of the target, stored by data.capture",
@@ -74,3 +82,25 @@ def preview_rows(conf: DataConf, target: TargetConf, rows: list[ParsedRow]) -> P
     return Preview(
         kind=kinds.get(conf.source, "token ids, with a flag for each token of an answer")
     )
+
+
+def _render_first(
+    rows: list[Conversation], conf: DataConf, target: TargetConf
+) -> tuple[Conversation, list[TokenizedDocument]]:
+    """Return the first row that gives a document, with its documents; raise UserError for none."""
+    tokenizer, vocab_size = load_tokenizer(target), read_vocab_size(target)
+    reasons: dict[str, str] = {}  # with the location of the first row
+    for row in rows:
+        documents, rejected = documents_from_row(row, conf, tokenizer, vocab_size)
+        if documents:
+            return row, documents
+        reasons |= {reason: row.location for reason in rejected if reason not in reasons}
+    listed = "; ".join(f"{reason} at {location}" for reason, location in reasons.items())
+    raise UserError(
+        f"data: some of the first {len(rows)} conversations must give a document, got none "
+        f"({listed}); check the chat template, or the rows with `python -m data.show`"
+    )
+
+
+def _is_single_turn(row: Conversation) -> bool:
+    return len(find_assistant_turns(row.messages)) <= 1

@@ -16,6 +16,7 @@ from infer.measure.prompt_choice import (
 from models.drafts.base import SpeculativePair
 from models.drafts.registry import load_draft
 from models.target.precision import build_device
+from models.target.pretrained import load_tokenizer, read_vocab_size
 from models.target.target import Target, load_target
 
 
@@ -58,5 +59,7 @@ def load_calibration(
     path = conf.prompts or find_held_out_file(
         directories, target_conf, SELECTION_FILE, key="prompts"
     )
-    target = load_target(target_conf, build_device(conf.device, target_conf))
-    return target, load_calibration_prompts(target, path, conf.num_prompts)
+    prompts = load_calibration_prompts(
+        load_tokenizer(target_conf), path, conf.num_prompts, read_vocab_size(target_conf)
+    )
+    return load_target(target_conf, build_device(conf.device, target_conf)), prompts

@@ -20,7 +20,9 @@ from models.console import CONSOLE, print_line, track_progress
 from models.drafts.base import SpeculativePair
 from models.drafts.registry import load_draft
 from models.files import open_output_file
+from models.target.config import TargetConf
 from models.target.precision import build_device
+from models.target.pretrained import load_tokenizer, read_vocab_size
 from models.target.target import Target, load_target
 
 ACCEPTED_STYLE = "green"  # tokens that the draft proposed; the others are the target's own
@@ -31,10 +33,10 @@ WARMUP_TOKENS = 8  # enough for a round, which compiles all graphs of an answer
 def generate_from_checkpoint(conf: GenerateConf, directory: Path) -> None:
     """Load a draft with its target, and answer the prompt or the prompts of the file."""
     target_conf = resolve_target(conf.target, [directory])
+    prompts = load_prompts(target_conf, conf)
     target = load_target(target_conf, build_device(conf.device, target_conf))
     pair = SpeculativePair(target=target, draft=load_draft(directory, target)[1])
     verifying_target = pair.verifying_target
-    prompts = load_prompts(verifying_target, conf)
     slots = max(len(prompt.ids) for prompt in prompts) + conf.max_new_tokens
     check_context(verifying_target, slots)
     decoder = Decoder(
@@ -49,12 +51,15 @@ def generate_from_checkpoint(conf: GenerateConf, directory: Path) -> None:
         write_answers(decoder, verifying_target, prompts, conf)
 
 
-def load_prompts(target: Target, conf: GenerateConf) -> list[EvalPrompt]:
-    """Return the prompt of the command line, or those of the file."""
+def load_prompts(target: TargetConf, conf: GenerateConf) -> list[EvalPrompt]:
+    """Return the prompt of the command line, or those of the file; load no model."""
+    tokenizer, vocab_size = load_tokenizer(target), read_vocab_size(target)
     if conf.prompts is not None:
-        return load_eval_prompts(target.tokenizer, conf.prompts, limit=None, key="prompts")
+        return load_eval_prompts(
+            tokenizer, conf.prompts, limit=None, key="prompts", vocab_size=vocab_size
+        )
     assert conf.prompt is not None
-    return [build_prompt(target.tokenizer, conf.prompt, conf.template)]
+    return [build_prompt(tokenizer, conf.prompt, conf.template, vocab_size)]
 
 
 def print_answer(decoder: Decoder, target: Target, prompt: EvalPrompt, conf: GenerateConf) -> None:

@@ -83,7 +83,7 @@ def load_judged_prompts(race: Race, target: Target) -> list[EvalPrompt]:
 def replay_calibration(run: Run) -> None:
     """Count a chain on prompts that are not judged; they choose the rate of a side."""
     target = load_cpu_target(run.race.target)
-    prompts = load_calibration_prompts(target, DEMO, CALIBRATION_PROMPTS)
+    prompts = load_calibration_prompts(target.tokenizer, DEMO, CALIBRATION_PROMPTS)
     counts = count_rounds(run, target, prompts, depths=DEPTHS[-1:])
     run.add_figures(calibration=counts)
 

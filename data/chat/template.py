@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from data.sources.files import first_line
 from data.sources.row_formats import RowRejectedError
 from models.errors import require
 
@@ -40,15 +40,15 @@ def _reject_on_template_error() -> Iterator[None]:
     """Convert a template's own errors, such as "roles must alternate", to RowRejectedError."""
     try:
         yield
-    except (TemplateError, TypeError) as error:  # TypeError is raised for values that are not JSON
-        raise RowRejectedError(f"rejected by the chat template: {error}") from error
+    except Exception as error:  # templates call methods of strings and lists, which raise any type
+        raise RowRejectedError(f"rejected by the chat template: {first_line(error)}") from error
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChatTemplate:
     """A tokenizer's chat template, and its arguments: tools, and those of the row and the config.
 
-    Raises UserError for tokenizers without a template or without character offsets.
+    Raises UserError for tokenizers without a template.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -61,11 +61,15 @@ class ChatTemplate:
             "tokenizer without one; use plain text (data.format=text) or ids "
             "(data.format=tokens)",
         )
+        templates: Any = self.tokenizer.chat_template
         require(
-            bool(self.tokenizer.is_fast),
-            "data.format: conversations must meet a tokenizer that reports character offsets, "
-            f"got {type(self.tokenizer).__name__}; give ids and answer flags "
-            "(data.format=tokens)",
+            isinstance(templates, str)
+            or not {"default", *(["tool_use"] if self.arguments.get("tools") else [])}.isdisjoint(
+                templates
+            ),
+            "target: one of several named chat templates must be the default, got "
+            f"{', '.join(templates)}; save the one to use as chat_template.jinja in the target's "
+            "folder",
         )
 
     @property
@@ -83,6 +87,14 @@ class ChatTemplate:
         arguments = {**self.arguments, **switches, "add_generation_prompt": add_generation_prompt}
         with _reject_on_template_error():
             return str(self.tokenizer.apply_chat_template(messages, tokenize=False, **arguments))
+
+    def render_prompt_ids(self, messages: list[Message]) -> list[int]:
+        """Return the tokens of a prompt, as serving renders it.
+
+        Raises RowRejectedError if the template rejects the messages.
+        """
+        text = self.render(messages, add_generation_prompt=True)
+        return self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
 
     def render_with_marks(self, messages: list[Message]) -> tuple[str, list[CharSpan]]:
         """Return the rendered conversation and its spans marked with {% generation %}.

@@ -28,27 +28,32 @@ from data.sources.row_formats import (
     RowRejectedError,
     TokenizedDocument,
 )
-from data.sources.tokenized import check_has_prompt, document_from_pair
+from data.sources.tokenized import check_has_prompt, document_from_pair, require_embeddings
 from data.sources.training_rows import read_training_rows
+from models.errors import UserError, require
 
 
 def iter_documents(
-    conf: DataConf, tokenizer: PreTrainedTokenizerBase, skipped: Counter[str]
-) -> Iterator[TokenizedDocument]:
+    conf: DataConf, tokenizer: PreTrainedTokenizerBase, skipped: Counter[str],
+    vocab_size: int | None = None,
+) -> Iterator[TokenizedDocument]:  # fmt: skip
     """Yield every document of the data; `skipped` counts the rows left out, by reason.
 
-    Raises UserError if a category's masks are all wrong: after its first 1,000 documents, or at
+    `vocab_size` is the number of the target's embeddings. Raises UserError for a row of token ids
+    beyond them, and if a category's masks are all wrong: after its first 1,000 documents, or at
     the end of the data.
     """
-    return check_documents(iter_unchecked_documents(conf, tokenizer, skipped), skipped)
+    documents = iter_unchecked_documents(conf, tokenizer, skipped, vocab_size)
+    return check_documents(documents, skipped)
 
 
 def iter_unchecked_documents(
-    conf: DataConf, tokenizer: PreTrainedTokenizerBase, skipped: Counter[str]
-) -> Iterator[TokenizedDocument]:
+    conf: DataConf, tokenizer: PreTrainedTokenizerBase, skipped: Counter[str],
+    vocab_size: int | None = None,
+) -> Iterator[TokenizedDocument]:  # fmt: skip
     """Yield every document of the data without the mask check, for inspection of the masks."""
     for row in read_training_rows(conf, skipped):
-        documents, rejected = documents_from_row(row, conf, tokenizer)
+        documents, rejected = documents_from_row(row, conf, tokenizer, vocab_size)
         skipped.update(rejected)
         yield from documents
 
@@ -74,15 +79,18 @@ def iter_demo_documents(
 
 
 def documents_from_row(
-    row: ParsedRow, conf: DataConf, tokenizer: PreTrainedTokenizerBase
-) -> tuple[list[TokenizedDocument], Counter[str]]:
+    row: ParsedRow, conf: DataConf, tokenizer: PreTrainedTokenizerBase,
+    vocab_size: int | None = None,
+) -> tuple[list[TokenizedDocument], Counter[str]]:  # fmt: skip
     """Return the documents of a row, and the counts of rejected ones by reason.
 
-    A conversation gives the documents that `conf.turns` asks for, any other row gives one.
+    A conversation gives the documents that `conf.turns` asks for, any other row gives one. Raises
+    UserError for a row of token ids beyond the target's vocabulary.
     """
     rejected: Counter[str] = Counter()
     match row:
         case TokenizedDocument():
+            check_row_ids(row, vocab_size)
             return [row], rejected
         case PlainText(text=text):
             documents = [document_from_text(tokenizer, text)]
@@ -91,7 +99,27 @@ def documents_from_row(
             chat = ChatTemplate(tokenizer=tokenizer, arguments=arguments)
             documents, rejected = documents_from_conversation(chat, messages, conf.turns)
     labels = {"category": row.category, "language": row.language, "conversation": row.conversation}
-    return [replace(document, **labels) for document in documents], rejected
+    usable = []
+    for document in documents:
+        try:
+            require_embeddings(document.ids, vocab_size)
+        except RowRejectedError as error:
+            rejected[str(error)] += 1
+        else:
+            usable.append(replace(document, **labels))
+    return usable, rejected
+
+
+def check_row_ids(row: TokenizedDocument, vocab_size: int | None) -> None:
+    """Raise UserError for ids of another tokenizer, which are wrong in every row, not in one."""
+    try:
+        require_embeddings(row.ids, vocab_size)
+    except RowRejectedError as error:
+        raise UserError(
+            f"data: token ids must be below the target's vocabulary of {vocab_size} and not "
+            f"negative, got {error.detail} at {row.location}; tokenize with the target's own "
+            "tokenizer"
+        ) from error
 
 
 def documents_from_conversation(
@@ -133,6 +161,11 @@ def document_from_messages(
     With `last_only` only the last answer is marked. Raises RowRejectedError if the prompt that the
     target read cannot be rendered, and RewrittenError if no single text holds all answers.
     """
+    require(
+        bool(chat.tokenizer.is_fast),
+        "data.format: conversations must meet a tokenizer that reports character offsets, got "
+        f"{type(chat.tokenizer).__name__}; give ids and answer flags (data.format=tokens)",
+    )
     messages = [_fill_reasoning_keys(message) for message in messages]
     text, spans = (
         find_last_answer(chat, messages) if last_only else find_all_answers(chat, messages)

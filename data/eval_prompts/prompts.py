@@ -6,15 +6,33 @@ they were held out from.
 
 import hashlib
 import json
+import logging
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from data.chat.template import ChatTemplate
 from data.config import DEMO
-from data.sources.prompt_formats import describe_prompt_formats, open_prompt_rows, prompt_from_row
+from data.sources.prompt_formats import (
+    PromptRow,
+    describe_prompt_formats,
+    open_prompt_rows,
+    prompt_from_row,
+)
+from data.sources.row_formats import (
+    RowRejectedError,
+    parse_prompt_messages,
+    require_row,
+    require_unicode,
+)
+from data.sources.tokenized import require_embeddings
 from models.errors import UserError, require
 
+log = logging.getLogger(__name__)
 PROMPTS_KEY = "evaluation.prompts"  # config key of the prompts in error messages
 TURN_SEPARATOR = "\n\n"  # between turns without a chat template
 
@@ -52,27 +70,33 @@ class EvalPrompt:
 
 
 def load_eval_prompts(
-    tokenizer, path: str | None, *, limit: int | None, key: str = PROMPTS_KEY
-) -> list[EvalPrompt]:
+    tokenizer, path: str | None, *, limit: int | None, key: str = PROMPTS_KEY,
+    vocab_size: int | None = None,
+) -> list[EvalPrompt]:  # fmt: skip
     """Return the first turns, category by category in file order, at most `limit` of each.
 
-    `path` is as in `read_prompt_rows`. Raises UserError for a duplicate id.
+    `path` is as in `read_prompt_rows`, `vocab_size` the number of the target's embeddings. Raises
+    UserError for a duplicate id, and for a prompt that the target cannot read.
     """
     rows = read_prompt_rows(path, key=key)
     for row_id, count in Counter(row["id"] for row in rows).items():
         require(count == 1, f"{key}: every id must be unique, got {row_id} more than once")
     categories = dict.fromkeys(row["category"] for row in rows)
     return [
-        _build_first_turn(tokenizer, row, key)
+        _build_first_turn(tokenizer, row, key, vocab_size)
         for category in categories
         for row in [row for row in rows if row["category"] == category][:limit]
     ]
 
 
-def build_prompt(tokenizer, text: str, template_kwargs: dict[str, Any]) -> EvalPrompt:
+def build_prompt(
+    tokenizer, text: str, template_kwargs: dict[str, Any], vocab_size: int
+) -> EvalPrompt:
     """Return a user's message as a prompt, through the chat template if the target has one."""
     row = {"id": "prompt", "category": "prompt", "turns": [text], "template": template_kwargs}
-    return _build_first_turn(tokenizer, row, "prompt")
+    with _report_rejection("prompt", "the prompt given"):
+        _clean_row(row)
+    return _build_first_turn(tokenizer, row, "prompt", vocab_size)
 
 
 def build_next_turns(
@@ -126,7 +150,7 @@ def read_prompt_rows(source: str | Path | None, *, key: str = PROMPTS_KEY) -> li
         from data.demo.prompts import held_out_prompts
 
         return [{"id": p.id, "category": p.category, "text": p.text} for p in held_out_prompts()]
-    rows = []
+    rows, num_answered = [], 0
     for number, (location, raw, reason, detail) in enumerate(open_prompt_rows(str(source), key), 1):
         if raw is None:
             raise UserError(
@@ -136,6 +160,11 @@ def read_prompt_rows(source: str | Path | None, *, key: str = PROMPTS_KEY) -> li
             row = prompt_from_row(raw, number)
         except ValueError as error:
             raise UserError(f"{key}: {error} at {location}") from error
+        if row is not None:
+            messages = row.get("messages", [])
+            with _report_rejection(key, location):
+                _clean_row(row)
+            num_answered += len(row.get("messages", [])) < len(messages)
         if row is None:
             raise UserError(
                 f"{key}: every line must have the columns of a known format, got "
@@ -146,10 +175,39 @@ def read_prompt_rows(source: str | Path | None, *, key: str = PROMPTS_KEY) -> li
             row["held_out_of"] = str(raw["held_out_of"])
         rows.append(row)
     require(bool(rows), f"{key}: must hold at least one prompt, got {source}")
+    if num_answered:
+        _log_once(f"{key}: {num_answered} prompts end in an answer, which is left out")
     return rows
 
 
-def _build_first_turn(tokenizer, row: dict, key: str) -> EvalPrompt:
+@cache
+def _log_once(line: str) -> None:
+    """Log a line the first time: a command reads its prompts for a check, and again to use them."""
+    log.info(line)
+
+
+@contextmanager
+def _report_rejection(key: str, place: str) -> Iterator[None]:
+    """Turn the rejection of a prompt into a UserError that says where it stands."""
+    try:
+        yield
+    except RowRejectedError as error:
+        detail = f" ({error.detail})" if error.detail else ""
+        raise UserError(
+            f"{key}: every prompt must be one that the target can answer, got {error}{detail} at "
+            f"{place}; change or remove it"
+        ) from error
+
+
+def _clean_row(row: PromptRow) -> None:
+    """Bring the messages of a prompt into the form of training; raise RowRejectedError."""
+    require_unicode(row)
+    if "messages" in row:
+        row["messages"] = parse_prompt_messages(row["messages"])
+    require_row(all(text.strip() for text in row.get("turns", [])), "an empty turn")
+
+
+def _build_first_turn(tokenizer, row: dict, key: str, vocab_size: int | None) -> EvalPrompt:
     messages, remaining_turns, text = row.get("messages", []), [], row.get("text", "")
     if "turns" in row:
         text, *remaining_turns = row["turns"] or [""]
@@ -170,10 +228,12 @@ def _build_first_turn(tokenizer, row: dict, key: str) -> EvalPrompt:
             "them",
         )
     elif messages:
-        ids = _render_ids(tokenizer, messages, template_kwargs)
+        ids = _render_ids(tokenizer, messages, template_kwargs, key, row["id"])
     else:
         ids = tokenizer(text)["input_ids"]
     require(bool(ids), f"{key}: every prompt needs a token, got none for id {row['id']}")
+    with _report_rejection(key, f"id {row['id']}"):
+        require_embeddings(ids, vocab_size)
     return EvalPrompt(
         id=row["id"], category=row["category"], ids=ids,
         text=tokenizer.decode(ids, skip_special_tokens=True), messages=messages,
@@ -192,7 +252,9 @@ def _build_next_turn(tokenizer, previous: EvalPrompt, answer: list[int]) -> Eval
             {"role": "assistant", "content": tokenizer.decode(answer, skip_special_tokens=True)},
             {"role": "user", "content": text},
         ]
-        ids = _render_ids(tokenizer, messages, previous.template_kwargs)
+        ids = _render_ids(
+            tokenizer, messages, previous.template_kwargs, PROMPTS_KEY, previous.question
+        )
     else:
         answer_ids = answer[:-1] if answer[-1:] == [tokenizer.eos_token_id] else answer
         turn_ids = tokenizer(TURN_SEPARATOR + text, add_special_tokens=False)["input_ids"]
@@ -205,8 +267,12 @@ def _build_next_turn(tokenizer, previous: EvalPrompt, answer: list[int]) -> Eval
 
 
 def _render_ids(
-    tokenizer, messages: list[dict[str, Any]], template_kwargs: dict[str, Any]
+    tokenizer,
+    messages: list[dict[str, Any]],
+    template_kwargs: dict[str, Any],
+    key: str,
+    row_id: str,
 ) -> list[int]:
-    return tokenizer.apply_chat_template(
-        messages, add_generation_prompt=True, return_dict=True, **template_kwargs
-    )["input_ids"]
+    with _report_rejection(key, f"id {row_id}"):
+        chat = ChatTemplate(tokenizer=tokenizer, arguments=template_kwargs)
+        return chat.render_prompt_ids(messages)

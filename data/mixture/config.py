@@ -11,15 +11,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from data.answers.config import AnswersConf, AnswerSource
+from data.config import CONTENT_COLUMNS
 from models.device.config import DeviceConf
 from models.errors import UserError, require
 from models.target.config import TargetConf
 from models.validation import BELOW_ONE, Rule, at_least, check_values
 
-CONTENT_COLUMNS = (
-    "messages", "conversations", "data", "ids", "text", "prompt", "instruction", "input",
-    "question", "turns", "answer", "output", "response", "completion", "solution",
-)  # fmt: skip
 LABEL_COLUMNS = ("id", "category", "language", "license", "tools", "template", "system")
 
 

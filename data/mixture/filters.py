@@ -15,9 +15,10 @@ from typing import Any
 import pyarrow as pa
 
 from data.chat.template import ChatTemplate
+from data.config import CONTENT_COLUMNS
 from data.eval_prompts.contamination import hash_text, normalize_text, prompt_hashes
 from data.eval_prompts.prompts import read_prompt_rows
-from data.mixture.config import CONTENT_COLUMNS, MixtureConf, SourceConf
+from data.mixture.config import MixtureConf, SourceConf
 from data.sources.prepared_rows import INPUT_SCHEMA, PreparedRow, row_from_columns, row_to_columns
 from data.sources.row_formats import (
     ANSWER_COLUMNS,
@@ -25,11 +26,13 @@ from data.sources.row_formats import (
     PlainText,
     RowRejectedError,
     TokenizedDocument,
+    has_content,
     parse_row,
     require_row,
-    text_from_content,
+    require_unicode,
 )
-from models.errors import UserError, require
+from data.sources.tokenized import require_embeddings
+from models.errors import require
 
 ID_COLUMNS = ("id", "prompt_id", "conversation_id", "question_id", "task_id", "uuid")
 LICENSE_COLUMNS = ("license", "licence")  # many data sets spell it the British way
@@ -46,7 +49,7 @@ class FilterRules:
     replace_answers: bool  # the target answers anew: the data's answers are dropped
     excluded_hashes: set[int]  # hashes of prompts that are held out elsewhere
     # raises RowRejectedError for a prompt that the target cannot read
-    check_length: Callable[[PreparedRow], None] | None = None
+    check_prompt: Callable[[PreparedRow], None] | None = None
 
 
 def filter_row(
@@ -77,10 +80,9 @@ def filter_row(
         columns = row_to_columns(row)
     except ValueError as error:
         raise RowRejectedError("a number that JSON does not have", str(error)) from error
-    # This raises UnicodeEncodeError for an unpaired surrogate.
-    "".join(value for value in columns.values() if isinstance(value, str)).encode()
-    if rules.check_length:
-        rules.check_length(row_from_columns(columns))  # checks the row that a reader will get
+    require_unicode([row.id, row.category, row.language, row.license])
+    if rules.check_prompt:
+        rules.check_prompt(row_from_columns(columns))  # checks the row that a reader will get
     first_prompt = next(text for role, text in turns if role == "user")
     prompt_hash = hash_text("held out", normalize_text(first_prompt))
     return {name: columns[name] for name in INPUT_SCHEMA.names} | {
@@ -114,9 +116,7 @@ def _extract_turns(parsed: Conversation | PlainText, rules: FilterRules) -> list
         parsed.messages = [m for m in parsed.messages if m["role"] != "system" or m["content"]]
         dropped_role = "assistant" if rules.replace_answers else None
         messages = [message for message in parsed.messages if message["role"] != dropped_role]
-    for message in messages:
-        needs_text = message["role"] in ("user", "assistant") and "tool_calls" not in message
-        require_row(bool(not needs_text or message["content"].strip()), "an empty turn")
+    require_row(all(map(has_content, messages)), "an empty turn")
     return [(message["role"], message["content"]) for message in messages]
 
 
@@ -165,20 +165,16 @@ def _extract_first_turn(row: dict[str, Any]) -> str:
     )
     if "messages" not in row:
         return row["text"] if "text" in row else (row["turns"] or [""])[0]
-    contents = [m["content"] for m in row["messages"] if m["role"] == "user"]
-    try:
-        return text_from_content(contents[0]) if contents else ""
-    except RowRejectedError as error:
-        raise UserError(
-            f"mixture.exclude: every prompt must be text, got {error} for id {row['id']}; "
-            "remove the prompt, or give it as text"
-        ) from error
+    return next(m["content"] for m in row["messages"] if m["role"] == "user")
 
 
-def check_prompt_length(row: PreparedRow, *, tokenizer: Any, max_tokens: int | None) -> None:
-    """Raise RowRejectedError if the first prompt cannot be rendered or exceeds `max_tokens`.
+def check_prompt_ids(
+    row: PreparedRow, *, tokenizer: Any, max_tokens: int | None, vocab_size: int
+) -> None:
+    """Raise RowRejectedError if the target cannot read the first prompt.
 
-    Raises UserError for a conversation if the tokenizer has no chat template.
+    The prompt must be rendered by the chat template, have at most `max_tokens` tokens, and an
+    embedding for each. Raises UserError for a conversation if the tokenizer has no chat template.
     """
     if row.text is not None:
         ids = tokenizer(row.text, verbose=False)["input_ids"]
@@ -189,8 +185,8 @@ def check_prompt_length(row: PreparedRow, *, tokenizer: Any, max_tokens: int | N
             "map a column of plain text by +mixture.sources.NAME.columns.text=COLUMN",
         )
         chat = ChatTemplate(tokenizer=tokenizer, arguments={**row.template, "tools": row.tools})
-        prompt = chat.render(extract_first_prompt(row), add_generation_prompt=True)
-        ids = tokenizer(prompt, add_special_tokens=False, verbose=False)["input_ids"]
+        ids = chat.render_prompt_ids(extract_first_prompt(row))
+    require_embeddings(ids, vocab_size)
     if max_tokens is not None and len(ids) > max_tokens:
         raise RowRejectedError(f"a prompt of more than {max_tokens:,} tokens")
 

@@ -15,7 +15,8 @@ from data.config import DEMO
 from data.mixture.config import SourceConf
 from data.mixture.filters import CANDIDATE_SCHEMA, FilterRules, filter_row, map_columns
 from data.progress import RowProgress
-from data.sources.files import RawRow, open_rows
+from data.sources.files import RawRow
+from data.sources.open_rows import open_rows
 from data.sources.prepared_rows import batch_records
 from data.sources.row_formats import RowRejectedError, parse_row
 from models.errors import require
@@ -152,5 +153,3 @@ def _iter_candidates(
             yield filter_row(raw, name, source, rules)
         except RowRejectedError as error:
             stats.drop(str(error), location, error.detail)
-        except UnicodeEncodeError as error:  # JSON can escape half of a surrogate pair
-            stats.drop("half of a surrogate pair", location, error.reason)

@@ -13,7 +13,7 @@ import numpy as np
 
 from data.config import DataConf, DataSource
 from data.eval_prompts.hold_out import prompt_length, spread_over_categories
-from data.mixture.filters import check_prompt_length
+from data.mixture.filters import check_prompt_ids
 from data.mixture.report import HELD_OUT, prompt_row_from_prepared
 from data.packing.documents import Documents
 from data.sources.prepared_rows import read_prepared_rows
@@ -49,7 +49,7 @@ def rows_from_documents(
 
 
 def rows_from_prepared(
-    conf: DataConf, tokenizer: Any, count: int, max_tokens: int | None
+    conf: DataConf, tokenizer: Any, count: int, max_tokens: int | None, vocab_size: int
 ) -> list[PromptFileRow]:
     """Return up to `count` prompts that data.prepare held out, spread over all categories."""
     folder, usable_rows = Path(str(conf.path)).expanduser(), []
@@ -60,7 +60,7 @@ def rows_from_prepared(
     for row in read_prepared_rows(folder, HELD_OUT):
         row.template = {**conf.template, **row.template}
         try:
-            check_prompt_length(row, tokenizer=tokenizer, max_tokens=max_tokens)
+            check_prompt_ids(row, tokenizer=tokenizer, max_tokens=max_tokens, vocab_size=vocab_size)
         except RowRejectedError as reason:
             rejected[str(reason)] += 1
         else:

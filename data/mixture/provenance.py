@@ -14,7 +14,8 @@ import yaml
 from conf.entry import config_to_yaml
 from data.config import DEMO
 from data.mixture.config import MixtureConf
-from data.sources.files import first_line, list_data_files
+from data.sources.files import first_line
+from data.sources.open_rows import list_split_files, list_split_names
 from data.sources.prepared_rows import PREPARED_VERSION
 from models import lock
 from models.errors import UserError, require
@@ -68,8 +69,10 @@ def _iter_file_hashes(source: str, split: str) -> Iterator[tuple[str, str]]:
     Every file below a saved dataset's directory counts.
     """
     path = Path(source).expanduser()
+    names = list_split_names(split)
+    files = {file: None for name in names for file in list_split_files(path, name)}
     all_files = filter(Path.is_file, [path, *sorted(path.rglob("*"))])
-    for file in list_data_files(path, split) or all_files:
+    for file in files or all_files:
         size = file.stat().st_size
         with file.open("rb") as stream:
             edges = stream.read(EDGE_BYTES)

@@ -96,10 +96,15 @@ class Documents:
         return np.diff(self.starts)
 
 
-def read_documents(conf: DataConf, tokenizer: PreTrainedTokenizerBase) -> Documents:
-    """Read and tokenize the configured data; show a progress bar on a terminal."""
+def read_documents(
+    conf: DataConf, tokenizer: PreTrainedTokenizerBase, vocab_size: int | None = None
+) -> Documents:
+    """Read and tokenize the configured data; show a progress bar on a terminal.
+
+    `vocab_size` is the number of the target's embeddings; token ids beyond them are refused.
+    """
     skipped: Counter[str] = Counter()
-    stream = tokenization.iter_documents(conf, tokenizer, skipped)
+    stream = tokenization.iter_documents(conf, tokenizer, skipped, vocab_size)
     documents = iter(tqdm(stream, desc="tokenize", unit=" documents", disable=None))
     return replace(Documents.from_documents(documents), skipped=skipped)
 

@@ -10,6 +10,7 @@ would get the keys of all rows.
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from data.config import TurnSelection
+from data.sources.open_rows import list_split_names, slice_files
 from data.sources.row_formats import Conversation, PlainText, TokenizedDocument, require_row
 from data.sources.tokenized import document_from_spans
 from models.errors import require
@@ -200,18 +202,21 @@ def read_prepared_rows(folder: Path, split: str = "train") -> Iterator[PreparedR
     from datasets import load_dataset
 
     files = list_prepared_files(folder, split)
-    for file in files:
-        read_prepared_metadata(Path(file))
-    for columns in load_dataset("parquet", data_files=files, split="train", streaming=True):
-        yield row_from_columns(columns)
+    for file in chain.from_iterable(files.values()):
+        read_prepared_metadata(file)
+    for part in slice_files(split, files, "data.path"):
+        paths = list(map(str, part.files))
+        rows = load_dataset("parquet", data_files=paths, split="train", streaming=True)
+        yield from map(row_from_columns, islice(rows, part.begin, part.end))
 
 
-def list_prepared_files(folder: Path, split: str) -> list[str]:
-    """List the files of a split in a prepared folder; raise UserError if there are none."""
-    files = sorted(map(str, folder.glob(f"{split}-*.parquet")))
-    require(
-        bool(files),
-        f"data.path: must be a folder written by data.prepare, got {folder} without "
-        f"{split}-*.parquet; run `python -m data.prepare` first",
-    )
+def list_prepared_files(folder: Path, split: str) -> dict[str, list[Path]]:
+    """Return the files of each name in the split; raise UserError for a name without any."""
+    files = {name: sorted(folder.glob(f"{name}-*.parquet")) for name in list_split_names(split)}
+    for name, paths in files.items():
+        require(
+            bool(paths),
+            f"data.path: must be a folder written by data.prepare, got {folder} without "
+            f"{name}-*.parquet; run `python -m data.prepare` first",
+        )
     return files

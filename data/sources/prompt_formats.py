@@ -7,7 +7,10 @@ A row becomes {"id", "category"} and one of `text` (continued without a template
 prompt held out by a training run, as token ids of the run's target).
 """
 
+import json
+import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from reprlib import repr as shortened
@@ -16,17 +19,16 @@ from typing import Any
 from data.sources.files import (
     JSON_SUFFIXES,
     PARQUET_SUFFIXES,
-    SAVED_DATASET_FILES,
     RawRow,
     first_line,
-    list_data_files,
-    query_hub,
     read_dataset_rows,
     read_file_rows,
 )
+from data.sources.open_rows import SAVED_DATASET_FILES, list_data_files, query_hub, select_split
 from models.errors import UserError, require
 
 PromptRow = dict[str, Any]
+MESSAGE_TEXT = re.compile(r'\s*\{\s*"')  # the start of an object, as JSON
 # The first of these splits that a dataset has is read: prompts should be held-out data.
 SPLIT_PREFERENCE = ("test", "validation", "train")
 
@@ -58,6 +60,27 @@ def _is_message_list(value: Any) -> bool:
     )
 
 
+def parse_message_texts(value: Any) -> Any:
+    """Return a list of messages that are stored as JSON, one text each, with the texts parsed.
+
+    Any other value is returned unchanged. A text that is not JSON stays beside the messages.
+    """
+    match value:
+        case [str(first), *_] if MESSAGE_TEXT.match(first) and _is_message(_parse_text(first)):
+            return [_parse_text(text) for text in value]
+    return value
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, dict) and not value.keys().isdisjoint(("role", "from"))
+
+
+def _parse_text(text: Any) -> Any:
+    with suppress(TypeError, ValueError, RecursionError):
+        return json.loads(text)
+    return text
+
+
 def _template_inputs(row: PromptRow) -> PromptRow:
     """Return the columns that data.prepare writes for the chat template beside the messages."""
     kinds = {"tools": list, "template": dict}
@@ -66,6 +89,7 @@ def _template_inputs(row: PromptRow) -> PromptRow:
 
 TEXT_CHECK = (lambda value: isinstance(value, str), "a string")
 MESSAGES_CHECK = (_is_message_list, "a list of messages, each with `role` and `content`")
+MESSAGE_COLUMNS = ("messages", "prompt")
 # Each column that prompts are built from has a check of its value, and its rule in words.
 COLUMN_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "text": TEXT_CHECK,
@@ -146,6 +170,10 @@ def prompt_from_row(row: PromptRow, number: int) -> PromptRow | None:
     >>> prompt_from_row({"instruction": "Add.", "input": "1 2", "output": "3"}, 7)
     {'id': '7', 'category': 'alpaca', 'turns': ['Add.\\n\\n1 2']}
     """
+    row = {
+        name: parse_message_texts(value) if name in MESSAGE_COLUMNS else value
+        for name, value in row.items()
+    }
     for prompt_format in PROMPT_FORMATS.values():
         if all(row.get(column) is not None for column in prompt_format.columns):
             for column in prompt_format.columns + prompt_format.optional_columns:
@@ -209,6 +237,5 @@ def _open_dataset(source: str, key: str, *, saved: bool = False) -> Iterator[Raw
         ) from error
     if not isinstance(dataset, Dataset):
         split = split or next(name for name in (*SPLIT_PREFERENCE, *dataset) if name in dataset)
-        require(split in dataset, f"{key}: split must be one of {', '.join(dataset)}, got {split}")
-        dataset = dataset[split]
+        dataset = select_split(dataset, split, f"{key}: split")
     return read_dataset_rows(dataset, source)

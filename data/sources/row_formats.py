@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from data.config import RowFormat
-from data.sources.prompt_formats import prompt_from_row
+from data.sources.prompt_formats import parse_message_texts, prompt_from_row
 
 
 @dataclass(kw_only=True)
@@ -18,12 +18,13 @@ class LabeledRow:
     """The labels by which metrics are grouped; empty if the row has no label.
 
     `conversation` is the number of the row that a chat template renders; all documents of one
-    conversation share it. It is None for plain texts and for token ids.
+    conversation share it. It is None for plain texts and for token ids. `location` is for errors.
     """
 
     category: str = ""
     language: str = ""
     conversation: int | None = None
+    location: str = field(default="", compare=False)
 
 
 @dataclass(kw_only=True)
@@ -33,6 +34,8 @@ class Conversation(LabeledRow):
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
     template: dict[str, Any] = field(default_factory=dict)  # arguments of the chat template
+    # turns before the first question, which are left out
+    num_left_out: int = field(default=0, compare=False)
 
 
 @dataclass(kw_only=True)
@@ -65,6 +68,17 @@ def require_row(holds: bool, reason: str, detail: str = "") -> None:
     """Raise RowRejectedError with `reason` unless the condition holds."""
     if not holds:
         raise RowRejectedError(reason, detail)
+
+
+def require_unicode(value: Any) -> None:
+    """Raise RowRejectedError for half of a surrogate pair anywhere in the value.
+
+    JSON can escape one, but neither tokenizers nor files take it.
+    """
+    try:
+        json.dumps(value, ensure_ascii=False, default=str).encode()
+    except UnicodeEncodeError as error:
+        raise RowRejectedError("half of a surrogate pair", error.reason) from error
 
 
 FORMAT_COLUMNS = {
@@ -127,7 +141,10 @@ def parse_row(
             f"column {column_name} holds a list that is not JSON",
         )
     names = ("category", "language")
-    return replace(row, **{name: raw[name] for name in names if isinstance(raw.get(name), str)})
+    row = replace(row, **{name: raw[name] for name in names if isinstance(raw.get(name), str)})
+    if not isinstance(row, TokenizedDocument):
+        require_unicode(vars(row))
+    return row
 
 
 def _parse_column(raw: dict[str, Any], column: str) -> tuple[RowFormat, ParsedRow]:
@@ -138,13 +155,13 @@ def _parse_column(raw: dict[str, Any], column: str) -> tuple[RowFormat, ParsedRo
             return RowFormat.text, PlainText(text=text)
         case [{"role": _}, *_]:
             return RowFormat.messages, _build_conversation(
-                [_parse_message(message) for message in value], raw
+                [parse_message(message) for message in value], raw
             )
         case [{"from": _}, *_]:
             require_row(all(isinstance(turn, dict) for turn in value), NOT_AN_OBJECT)
             return RowFormat.sharegpt, _build_conversation(
                 [
-                    _parse_message({"role": turn.get("from"), "content": turn.get("value")})
+                    parse_message({"role": turn.get("from"), "content": turn.get("value")})
                     for turn in value
                 ],
                 raw,
@@ -180,7 +197,7 @@ def _parse_prompt_row(raw: dict[str, Any], column: str | None) -> ParsedRow:
     require_row("ids" not in prompt, "token ids in place of a prompt")
     answer_messages = _parse_answer(raw)
     if "messages" in prompt:
-        messages = [_parse_message(message) for message in prompt["messages"]]
+        messages = [parse_message(message) for message in prompt["messages"]]
         has_answer = messages[-1:] and messages[-1]["role"] == "assistant"
         return _build_conversation(messages if has_answer else messages + answer_messages, raw)
     if "text" in prompt and raw.get("text") is not None:
@@ -203,7 +220,7 @@ def _parse_answer(raw: dict[str, Any]) -> list[dict[str, Any]]:
             case str(text) if text:
                 return [{"role": "assistant", "content": text}]
             case [{"role": _}, *_] as messages:
-                return [_parse_message(message) for message in messages]
+                return [parse_message(message) for message in messages]
     return []
 
 
@@ -215,7 +232,32 @@ def _messages_from_texts(texts: list[str]) -> list[dict[str, Any]]:
     ]
 
 
-def _parse_message(raw: Any) -> dict[str, Any]:
+def parse_prompt_messages(raw_messages: list[Any]) -> list[dict[str, Any]]:
+    """Return the messages up to the last question, without an answer to it.
+
+    Raises RowRejectedError for messages that cannot be asked.
+    """
+    messages = [parse_message(message) for message in raw_messages]
+    while messages and messages[-1]["role"] == "assistant":
+        messages.pop()
+    require_row(any(message["role"] == "user" for message in messages), "no user turn")
+    require_row(all(map(has_content, messages)), "an empty turn")
+    return messages
+
+
+def has_content(message: dict[str, Any]) -> bool:
+    """Return False for an empty turn of the user or the assistant.
+
+    An empty answer may stand for one that is yet to be generated.
+    """
+    return message["role"] not in ("user", "assistant") or bool(
+        message["content"].strip()
+        or any(message.get(key) for key in ("tool_calls", *REASONING_KEYS))
+    )
+
+
+def parse_message(raw: Any) -> dict[str, Any]:
+    """Return a message with the roles and keys that chat templates know."""
     require_row(isinstance(raw, dict), NOT_AN_OBJECT)
     # Tables fill absent keys with None and some writers with []; templates test only for the key.
     message = {key: raw[key] for key in MESSAGE_KEYS if raw.get(key) not in (None, [])}
@@ -268,9 +310,10 @@ def _parse_arguments(function: dict[str, Any]) -> dict[str, Any]:
 def _build_conversation(messages: list[dict[str, Any]], raw: dict[str, Any]) -> Conversation:
     roles = [message["role"] for message in messages]
     require_row("user" in roles, "no user turn")
-    require_row(
-        "assistant" not in roles[: roles.index("user")], "an assistant turn before any user turn"
-    )
+    # Nobody asked for an answer before the first question, and templates reject it.
+    first = roles.index("user")
+    asked = [m for m in messages[:first] if m["role"] == "system"] + messages[first:]
+    num_left_out, messages = len(messages) - len(asked), asked
     system = next((raw[name] for name in SYSTEM_COLUMNS if isinstance(raw.get(name), str)), "")
     if system and "system" not in roles:
         messages = [{"role": "system", "content": system}, *messages]
@@ -282,7 +325,9 @@ def _build_conversation(messages: list[dict[str, Any]], raw: dict[str, Any]) -> 
         "tools that are not a list of objects",
     )
     require_row(isinstance(template, dict | None), "a template that is not an object")
-    return Conversation(messages=messages, tools=tools or None, template=template or {})
+    return Conversation(
+        messages=messages, tools=tools or None, template=template or {}, num_left_out=num_left_out
+    )
 
 
 def _is_json_list(value: Any) -> bool:
@@ -290,10 +335,13 @@ def _is_json_list(value: Any) -> bool:
 
 
 def _parse_json_list(value: Any) -> Any:
-    """Parse a list that a table stores as JSON; return any other value unchanged."""
+    """Parse a list that a table stores as JSON, whole or message by message.
+
+    Any other value is returned unchanged.
+    """
     with suppress(ValueError, RecursionError):
-        return json.loads(value) if _is_json_list(value) else value
-    return value
+        value = json.loads(value) if _is_json_list(value) else value
+    return parse_message_texts(value)
 
 
 def _parse_json(value: Any, name: str) -> Any:

@@ -2,8 +2,19 @@
 
 from collections.abc import Iterable, Sequence
 
-from data.sources.row_formats import TokenizedDocument, require_row
+from data.sources.row_formats import RowRejectedError, TokenizedDocument, require_row
 from models.errors import require
+
+
+def require_embeddings(ids: Sequence[int], vocab_size: int | None) -> None:
+    """Raise RowRejectedError for a token id that the target has no embedding for.
+
+    A tokenizer may have tokens, such as added ones, that the model was not resized for. None for
+    `vocab_size` checks nothing.
+    """
+    if vocab_size is not None and ids and not 0 <= min(ids) <= max(ids) < vocab_size:
+        unknown = next(token_id for token_id in ids if not 0 <= token_id < vocab_size)
+        raise RowRejectedError(f"token {unknown} has no embedding in the target", str(unknown))
 
 
 def document_from_spans(ids: list[int], spans: Iterable[Sequence[int]]) -> TokenizedDocument:

@@ -3,6 +3,7 @@
 A row that cannot be used is skipped and counted by its reason, never silently.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,26 +14,25 @@ from typing import Any
 from huggingface_hub import constants
 
 from data.config import DataConf, DataSource
-from data.sources.files import (
-    RawRow,
+from data.sources.files import RawRow
+from data.sources.open_rows import (
     check_hub_dataset,
     check_source_path,
-    count_rows,
-    is_row_file,
-    load_dataset_split,
-    read_dataset_rows,
-    read_file_rows,
+    count_source_rows,
+    open_rows,
 )
 from data.sources.prepared_rows import list_prepared_files, parse_prepared_row, read_prepared_rows
 from data.sources.row_formats import (
-    REASONING_KEYS,
     Conversation,
     ParsedRow,
     RowRejectedError,
+    has_content,
     parse_row,
     require_row,
 )
 from models.errors import UserError, require
+
+log = logging.getLogger(__name__)
 
 
 def check_local_data(conf: DataConf) -> None:
@@ -53,7 +53,7 @@ def check_local_data(conf: DataConf) -> None:
 def check_data(conf: DataConf) -> None:
     """Check that the data can be opened by reading one row; raise UserError otherwise."""
     check_local_data(conf)
-    if conf.source not in (DataSource.demo, DataSource.captured):
+    if conf.source.reads_rows:
         next(read_training_rows(conf, Counter()), None)
 
 
@@ -76,11 +76,7 @@ def count_training_rows(conf: DataConf) -> int | None:
     """Count the rows, including unusable ones; return None if that takes reading them all."""
     if conf.source not in (DataSource.dataset, DataSource.jsonl) or conf.path is None:
         return None
-    count = (
-        count_rows(Path(conf.path).expanduser())
-        if _is_whole_file(conf)
-        else len(_load_dataset(conf))
-    )
+    count = count_source_rows(conf.path, **_source_options(conf))
     return count if count is None or conf.limit is None else min(count, conf.limit)
 
 
@@ -94,7 +90,11 @@ def read_training_rows(conf: DataConf, skipped: Counter[str]) -> Iterator[Parsed
         raise ValueError("the demo has prompts, not rows")
     if conf.source is DataSource.prepared:
         return _read_prepared(Path(conf.path).expanduser(), conf, skipped)
-    return _parse_rows(_open_raw_rows(conf), conf, skipped)
+    return _parse_rows(open_rows(conf.path, **_source_options(conf)), conf, skipped)
+
+
+def _source_options(conf: DataConf) -> dict[str, Any]:
+    return {"key": "data.path", "subset": conf.subset, "split": conf.split}
 
 
 def _read_prepared(folder: Path, conf: DataConf, skipped: Counter[str]) -> Iterator[ParsedRow]:
@@ -105,8 +105,10 @@ def _read_prepared(folder: Path, conf: DataConf, skipped: Counter[str]) -> Itera
         except RowRejectedError as error:
             skipped[str(error)] += 1
             continue
+        labels: dict[str, Any] = {"location": f"{folder}, row {row.id}"}
         if row.messages is not None:
-            documents = [replace(document, conversation=number) for document in documents]
+            labels |= {"conversation": number}
+        documents = [replace(document, **labels) for document in documents]
         num_rows += len(documents)
         yield from documents
     require(
@@ -116,26 +118,10 @@ def _read_prepared(folder: Path, conf: DataConf, skipped: Counter[str]) -> Itera
     )
 
 
-def _open_raw_rows(conf: DataConf) -> Iterator[RawRow]:
-    file = Path(str(conf.path)).expanduser()
-    if conf.source is DataSource.dataset and not _is_whole_file(conf):
-        return read_dataset_rows(_load_dataset(conf), str(conf.path))
-    return read_file_rows(file, "data.path")
-
-
-def _is_whole_file(conf: DataConf) -> bool:
-    """Return whether the data is all rows of one file, which is read without a copy in a cache."""
-    return is_row_file(Path(str(conf.path)).expanduser()) and "[" not in conf.split
-
-
-def _load_dataset(conf: DataConf) -> Any:
-    return load_dataset_split(str(conf.path), key="data.path", subset=conf.subset, split=conf.split)
-
-
 def _parse_rows(
     raw_rows: Iterator[RawRow], conf: DataConf, skipped: Counter[str]
 ) -> Iterator[ParsedRow]:
-    num_rows, details = 0, {}
+    num_rows, num_shortened, details = 0, 0, {}
     for location, raw, reason, detail in islice(raw_rows, conf.limit):
         if raw is None:
             raise UserError(
@@ -150,8 +136,12 @@ def _parse_rows(
             continue
         if isinstance(row, Conversation):
             row.conversation = num_rows
+            num_shortened += row.num_left_out > 0
+        row.location = location
         num_rows += 1
         yield row
+    if num_shortened:
+        log.info("data: %d rows begin with an answer, which is left out", num_shortened)
     if not num_rows:
         reasons = ", ".join(f"{key}{details[key]}: {n}" for key, n in skipped.most_common(3))
         raise UserError(
@@ -170,12 +160,5 @@ def truncate_to_last_answer(row: ParsedRow) -> ParsedRow:
         return row
     answer_ends = [end for end, m in enumerate(row.messages, 1) if m["role"] == "assistant"]
     require_row(bool(answer_ends), "no assistant turn")
-    require_row(all(map(_has_content, row.messages)), "an empty turn")
+    require_row(all(map(has_content, row.messages)), "an empty turn")
     return replace(row, messages=row.messages[: answer_ends[-1]])
-
-
-def _has_content(message: dict[str, Any]) -> bool:
-    """Return False for an empty assistant turn, which stands for an answer yet to be generated."""
-    return message["role"] != "assistant" or any(
-        message.get(key) for key in ("content", "tool_calls", *REASONING_KEYS)
-    )

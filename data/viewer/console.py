@@ -25,7 +25,7 @@ from data.viewer.documents import (
 from data.viewer.html import render_page
 from models.console import CONSOLE, print_line, print_table
 from models.files import report_disk_errors, write_text_atomically
-from models.target.pretrained import load_tokenizer
+from models.target.pretrained import load_tokenizer, read_vocab_size
 
 log = logging.getLogger("data.show")
 
@@ -41,7 +41,7 @@ def show_documents(conf: ShowConf) -> None:
     documents = (
         iter_demo_documents(conf.data.answers, tokenizer, seed=conf.seed)
         if conf.data.source is DataSource.demo
-        else iter_unchecked_documents(conf.data, tokenizer, skipped)
+        else iter_unchecked_documents(conf.data, tokenizer, skipped, read_vocab_size(conf.target))
     )
     stream = track_mask_stats(islice(documents, conf.read), stats)
     if conf.packed:

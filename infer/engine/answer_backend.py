@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from data.answers.config import AnswersConf
 from data.answers.dialogue import Answer
+from data.sources.tokenized import require_embeddings
 from infer.engine.admission import bucket_length
 from infer.engine.decode import Decoder
 from infer.engine.requests import Request
@@ -30,6 +31,7 @@ class TargetAnswerBackend:
         self.serve_task: asyncio.Task[None] | None = None
 
     async def generate_answer(self, ids: list[int], *, key: int) -> Answer:
+        require_embeddings(ids, self.target.vocab_size)
         request = Request(ids=ids, row_id=key, max_new_tokens=self.conf.max_new_tokens)
         future = self.answer_futures[request] = asyncio.get_running_loop().create_future()
         self.waiting.append(request)

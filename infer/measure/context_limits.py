@@ -4,22 +4,23 @@ from data.eval_prompts.prompts import load_eval_prompts
 from infer.config import EvaluationConf
 from models.errors import require
 from models.target.config import TargetConf
-from models.target.pretrained import load_tokenizer, read_context_length
+from models.target.pretrained import load_tokenizer, read_context_length, read_vocab_size
 from models.target.target import Target
 
 
 def check_prompts(target: TargetConf, conf: EvaluationConf) -> None:
-    """Check that every prompt of the file fits with its answer; raise UserError otherwise.
+    """Check that the target can read every prompt of the file, and that it fits with its answer.
 
-    No model is loaded. The demo's own prompts are short and not checked; later turns are checked
-    by `check_context` as soon as they are known.
+    Raise UserError otherwise; no model is loaded. The demo's own prompts are short and not checked;
+    later turns are checked by `check_context` as soon as they are known.
     """
     if conf.prompts is None:
         return
     context = read_context_length(target)
     prompts = load_eval_prompts(
-        load_tokenizer(target), conf.prompts, limit=conf.prompts_per_category
-    )
+        load_tokenizer(target), conf.prompts, limit=conf.prompts_per_category,
+        vocab_size=read_vocab_size(target),
+    )  # fmt: skip
     longest = max(prompts, key=lambda prompt: len(prompt.ids))
     require(
         context is None or len(longest.ids) + conf.new_tokens <= context,

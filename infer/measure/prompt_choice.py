@@ -20,7 +20,6 @@ from infer.config import DEFAULT_NEW_TOKENS, DEMO_NEW_TOKENS, EvaluationConf
 from models.errors import require
 from models.target.config import TargetConf
 from models.target.pretrained import read_context_length
-from models.target.target import Target
 
 # The seed of the demo's calibration prompts. It differs from the default of data.seed (0), which
 # selects the prompts that drafts are trained on.
@@ -81,12 +80,14 @@ def find_held_out_file(
     return str(next(iter(held_out.values()), DEMO))
 
 
-def load_calibration_prompts(target: Target, path: str, count: int) -> list[EvalPrompt]:
+def load_calibration_prompts(
+    tokenizer: Any, path: str, count: int, vocab_size: int | None = None
+) -> list[EvalPrompt]:
     """Load the prompts of a file, or `count` of the demo's training prompts for `demo`."""
     if path != DEMO:
-        return load_eval_prompts(target.tokenizer, path, limit=None, key="prompts")
+        return load_eval_prompts(tokenizer, path, limit=None, key="prompts", vocab_size=vocab_size)
     return [
-        EvalPrompt(id=p.id, category=p.category, ids=target.tokenizer(p.text)["input_ids"])
+        EvalPrompt(id=p.id, category=p.category, ids=tokenizer(p.text)["input_ids"])
         for p in training_prompts(count, seed=CALIBRATION_SEED)
     ]
 

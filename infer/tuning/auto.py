@@ -102,7 +102,7 @@ def choose_prompts(
     judged_ids = {tuple(prompt.ids) for prompt in judged}
     prompts = [
         prompt
-        for prompt in load_calibration_prompts(target, path, MAX_PROMPTS)
+        for prompt in load_calibration_prompts(target.tokenizer, path, MAX_PROMPTS)
         if tuple(prompt.ids) not in judged_ids
     ]
     require(bool(prompts), f"prompts: must not all be in the report, got those of {path}")

@@ -106,6 +106,11 @@ def read_context_length(source: ModelSource) -> int | None:
     return getattr(read_model_config(source).get_text_config(), "max_position_embeddings", None)
 
 
+def read_vocab_size(source: ModelSource) -> int:
+    """Return the number of tokens that the model has embeddings for."""
+    return read_model_config(source).get_text_config().vocab_size
+
+
 def read_eos_ids(source: ModelSource) -> list[int]:
     """Return `LanguageModel.eos_ids` without loading the weights."""
     hub_args: Any = {"revision": source.revision, "trust_remote_code": source.trust_remote_code}

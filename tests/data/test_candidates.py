@@ -162,7 +162,6 @@ def test_a_list_that_a_row_itself_gives_the_template_is_kept():
 
 FAULTS = {
     "an unknown role": {"messages": messages(("narrator", "Hi"))},
-    "an assistant turn before any user turn": {"messages": messages(*CHAT[::-1])},
     "no user turn": {"messages": messages(("system", "Hi"))},
     "a message whose content is not text": {"messages": [{"role": "user", "content": 5}]},
     "a message that is not an object": {"messages": [{"role": "user", "content": "a"}, "b"]},
@@ -178,6 +177,7 @@ FAULTS = {
     },
     "no messages, text or prompt": {"caption": "Hi"},
     "a prompt that is not text": {"prompt": 5},
+    "half of a surrogate pair": {"messages": messages(("user", "\ud83d"))},
     "a number that JSON does not have": {
         "messages": messages(*CHAT),
         "template": {"temperature": float("nan")},
@@ -192,6 +192,17 @@ def test_what_cannot_be_used_has_its_reason(reason):
     with pytest.raises(RowRejectedError) as misfit:
         made(FAULTS[reason])
     assert str(misfit.value) == reason
+
+
+@pytest.mark.parametrize("column", ["id", "category", "license"])
+def test_half_of_a_surrogate_pair_is_found_in_every_column(column):
+    with pytest.raises(RowRejectedError, match="half of a surrogate pair"):
+        made({"prompt": "Hi", column: "\ud83d"})
+
+
+def test_an_answer_before_the_first_question_is_left_out_of_the_row():
+    row = made({"messages": messages(CHAT[1], *CHAT)})
+    assert row.messages == messages(*CHAT)
 
 
 def test_prompts_held_out_elsewhere_are_found_in_any_turn_and_spelling():

@@ -1,6 +1,7 @@
 """Rows of every shape become documents; what does not fit is counted or refused, never lost."""
 
 import json
+import logging
 from collections import Counter
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ import pytest
 
 from data.config import DataConf, DataSource, DemoAnswersConf, RowFormat
 from data.sources.row_formats import Conversation, PlainText, TokenizedDocument
-from data.sources.training_rows import check_data, read_training_rows
+from data.sources.training_rows import check_data, count_training_rows, read_training_rows
 from models.errors import UserError
 
 MESSAGES = [
@@ -65,6 +66,32 @@ def test_every_shape_is_told_from_the_row(tmp_path):
     assert read(conf) == ([whole, whole, PlainText(text="once"), tokens], Counter())
 
 
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": list(map(json.dumps, MESSAGES))},
+        {"conversations": list(map(json.dumps, SHAREGPT))},
+        {"messages": json.dumps(list(map(json.dumps, MESSAGES)))},
+        {"data": json.dumps(SHAREGPT)},
+    ],
+)
+def test_messages_as_json_texts_are_messages(tmp_path, row):
+    assert read(jsonl(tmp_path, row)) == ([Conversation(messages=MESSAGES)], Counter())
+
+
+def test_a_text_beside_messages_as_json_texts_is_counted(tmp_path):
+    texts = list(map(json.dumps, MESSAGES))
+    good, bad = {"messages": texts}, {"messages": [*texts[:2], "Hello"]}
+    rows, skipped = read(jsonl(tmp_path, good, bad))
+    assert (len(rows), skipped) == (1, Counter({"a message that is not an object": 1}))
+
+
+def test_turns_that_happen_to_be_json_stay_turns(tmp_path):
+    turns = ['{"name": "Ada"}', '{"born": 1815}']
+    (row,), _ = read(jsonl(tmp_path, {"data": turns}))
+    assert [message["content"] for message in row.messages] == turns
+
+
 def test_a_set_shape_and_column_are_kept_to(tmp_path):
     conf = jsonl(
         tmp_path, {"chat": MESSAGES}, {"chat": "x"}, format=RowFormat.messages, column="chat"
@@ -82,7 +109,7 @@ def test_rows_that_do_not_fit_are_counted_by_reason(tmp_path):
         {"messages": MESSAGES},
         {"messages": [user]},
         {"messages": [user, {"role": "assistant", "content": ""}, user, assistant]},
-        {"messages": [assistant, user, assistant]},
+        {"messages": [user | {"content": " \n"}, assistant]},
         {"messages": [user, {"role": "assistant", "content": [{"type": "image"}]}]},
         {"conversations": [{"from": "ghost", "value": "boo"}]},
         {"ids": [1, 2], "answer": [True]},
@@ -97,8 +124,7 @@ def test_rows_that_do_not_fit_are_counted_by_reason(tmp_path):
     assert len(documents) == 1
     assert skipped == {
         "no assistant turn": 2,
-        "an empty turn": 1,
-        "an assistant turn before any user turn": 1,
+        "an empty turn": 2,
         "a message whose content is not text": 1,
         "an unknown role": 1,
         "ids without an answer flag for each": 1,
@@ -107,6 +133,32 @@ def test_rows_that_do_not_fit_are_counted_by_reason(tmp_path):
         "column messages holds no messages, turns, text or token ids": 1,
         "a message that is not an object": 1,
     }
+
+
+@pytest.mark.parametrize("system", [0, 1])
+def test_an_answer_before_the_first_question_is_left_out_of_its_row(tmp_path, caplog, system):
+    early = [*MESSAGES[:system], MESSAGES[2], *MESSAGES[1:]]
+    conf = jsonl(tmp_path, {"messages": early}, {"messages": MESSAGES})
+    with caplog.at_level(logging.INFO):
+        rows, skipped = read(conf)
+    assert [row.messages for row in rows] == [[*MESSAGES[:system], *MESSAGES[1:]], MESSAGES]
+    assert not skipped
+    assert "1 rows begin with an answer, which is left out" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"text": "half \ud83d"},
+        {"messages": [*MESSAGES[:3], {"role": "user", "content": "\udc00"}, MESSAGES[4]]},
+        {"messages": MESSAGES, "tools": [{"name": "\ud800"}]},
+        {"prompt": "Hi", "completion": "\ud83d"},
+        {"text": "fine", "category": "\ud83d"},
+    ],
+)
+def test_half_of_a_surrogate_pair_is_a_row_that_is_counted(tmp_path, row):
+    rows, skipped = read(jsonl(tmp_path, {"messages": MESSAGES}, row))
+    assert (len(rows), skipped) == (1, Counter({"half of a surrogate pair": 1}))
 
 
 def test_parts_and_absent_keys_become_plain_messages(tmp_path):
@@ -202,6 +254,15 @@ def test_data_files_and_saved_datasets_are_read(tmp_path, table):
         check_data(dataset(tmp_path / "two"))
 
 
+def test_training_reads_the_slice_that_it_is_given(tmp_path):
+    lines = [{"text": letter} for letter in "abcd"]
+    conf = jsonl(tmp_path, *lines, split="train[:1]+train[-1:]")
+    for source in (DataSource.jsonl, DataSource.dataset):
+        conf = replace(conf, source=source)
+        assert [row.text for row in read(conf)[0]] == ["a", "d"]
+        assert count_training_rows(conf) == 2
+
+
 def test_broken_and_missing_data_files_are_refused(tmp_path, table):
     (tmp_path / "broken.parquet").write_bytes(b"PAR1 no more")
     with pytest.raises(UserError, match=r"data.path: must be a readable file, got .*broken"):
@@ -225,6 +286,10 @@ def test_an_unreachable_hub_name_says_how_to_use_a_local_path(table, monkeypatch
     ("build", "message"),
     [
         (lambda: DataConf(row_length=4), "data.row_length: must be at least 16, got 4"),
+        (
+            lambda: DataConf(split="train[1:]"),
+            r"data.split: must be a name for data.source=demo, .*, got train\[1:\]; data.limit",
+        ),
         (lambda: DataConf(limit=0), "data.limit: must be at least 1, got 0; null reads all rows"),
         (
             lambda: DataConf(path="x"),

@@ -8,8 +8,10 @@ import pytest
 from data.config import DataConf, DataSource
 from data.packing.documents import DocumentPiece, Documents, Packed, read_documents
 from data.packing.pack import pack_documents
+from data.sources.prepared_rows import PreparedRow, RecordedDocument, write_prepared_rows
 from data.sources.row_formats import TokenizedDocument
 from data.sources.tokenized import document_from_pair
+from models.errors import UserError
 from tests.data.test_tokens import CHAT, PLAIN, chat_tokenizer
 
 PIECES = [
@@ -73,6 +75,76 @@ def test_a_conversation_that_the_template_refuses_is_counted(tmp_path):
     documents = read_documents(conf, chat_tokenizer(strict + PLAIN))
     assert len(documents) == 1
     assert documents.skipped == {"rejected by the chat template: no system": 1}
+
+
+@pytest.mark.parametrize(
+    ("ids", "wrong"), [([1, -1], -1), ([9, 300], 300), ([2**40, 1], 2**40), ([256], 256)]
+)
+def test_token_ids_beyond_the_vocabulary_are_refused_with_their_line(tmp_path, ids, wrong):
+    good = {"ids": [0, 255], "answer": [False, True]}
+    conf = written(tmp_path, good, {"ids": ids, "answer": [True] * len(ids)})
+    message = (
+        rf"data: token ids must be below the target's vocabulary of 256 and not negative, got "
+        rf"{wrong} at {conf.path}:2; "
+    )
+    with pytest.raises(UserError, match=message):
+        read_documents(conf, chat_tokenizer(None), vocab_size=256)
+
+
+def test_recorded_ids_of_another_tokenizer_are_refused_with_their_row(tmp_path):
+    document = RecordedDocument(ids=[5, 300], spans=[[1, 2]])
+    rows = [PreparedRow(id="r1", source="s", text="a", documents=[document])]
+    write_prepared_rows(tmp_path / "train-00000-of-00001.parquet", rows, dict)
+    conf = DataConf(source=DataSource.prepared, path=str(tmp_path))
+    with pytest.raises(UserError, match=rf"got 300 at {tmp_path}, row r1"):
+        read_documents(conf, chat_tokenizer(None), vocab_size=256)
+
+
+def test_a_text_that_names_a_token_without_an_embedding_is_counted(tmp_path):
+    tokenizer = chat_tokenizer(PLAIN)
+    size = len(tokenizer)
+    tokenizer.add_tokens(["[EXTRA]"])
+    asked, answered = ([{**m, "content": m["content"] + n * "[EXTRA]"} for m in CHAT[1:3]]
+                       for n in (0, 1))  # fmt: skip
+    rows = [{"messages": asked}, {"messages": answered}, {"text": "Once"}, {"text": "[EXTRA]"}]
+    documents = read_documents(written(tmp_path, *rows), tokenizer, vocab_size=size)
+    assert len(documents) == 2
+    assert documents.skipped == {f"token {size} has no embedding in the target": 2}
+
+
+@pytest.mark.parametrize(
+    "fault",
+    ["m.content.index('zz')", "m.content[99].x.y", "1 / 0", "m.content | round", "m + 1"],
+)
+def test_whatever_a_template_raises_is_counted_in_one_line(tmp_path, fault):
+    failing = "{% if messages[0].role == 'user' %}{% for m in messages %}{{ " + fault + " }}"
+    template = failing + "{% endfor %}{% endif %}" + PLAIN
+    conf = written(tmp_path, {"messages": CHAT}, {"messages": CHAT[1:3]})
+    documents = read_documents(conf, chat_tokenizer(template))
+    assert len(documents) == 1
+    ((reason, count),) = documents.skipped.items()
+    assert (reason.startswith("rejected by the chat template: "), count) == (True, 1)
+    assert "\n" not in reason
+
+
+@pytest.mark.parametrize(
+    ("names", "tools", "is_read"),
+    [
+        (["rag", "tool_use"], None, False),
+        (["rag"], [{"name": "f"}], False),
+        (["rag", "tool_use"], [{"name": "f"}], True),
+        (["default", "tool_use"], None, True),
+    ],
+)
+def test_named_templates_need_the_one_that_is_used(tmp_path, names, tools, is_read):
+    tokenizer = chat_tokenizer(None)
+    tokenizer.chat_template = dict.fromkeys(names, PLAIN)
+    conf = written(tmp_path, {"messages": CHAT, "tools": tools})
+    if is_read:
+        assert len(read_documents(conf, tokenizer)) == 1
+        return
+    with pytest.raises(UserError, match="named chat templates must be the default, got rag"):
+        read_documents(conf, tokenizer)
 
 
 def test_texts_and_ids_are_read(tmp_path):

@@ -160,6 +160,7 @@ def test_training_learns_recorded_spans_else_the_rows_own_answers(tmp_path):
     ]
     write_prepared_rows(tmp_path / "train-00000-of-00001.parquet", kept, dict)
     assert list(read_prepared_rows(tmp_path)) == kept
+    assert list(read_prepared_rows(tmp_path, "train[:1]+train[-1:]")) == [kept[0], kept[-1]]
     conf = DataConf(source=DataSource.prepared, path=str(tmp_path))
     labels = {"category": "c", "language": "en"}
     skipped = Counter()

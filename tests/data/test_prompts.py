@@ -69,6 +69,15 @@ def test_a_chat_template_renders_questions_and_leaves_texts(chatty, tmp_path):
     assert sorted(p.ids for p in prompts) == [[1, 2], [58, 1, 2, 59], [58, 1, 2, 59]]
 
 
+@pytest.mark.parametrize("column", ["messages", "prompt"])
+def test_messages_as_json_texts_are_messages(chatty, tmp_path, column):
+    texts = [json.dumps({"role": "user", "content": "1 2"})]
+    (prompt,) = load_eval_prompts(
+        chatty, write_lines(tmp_path / "p.jsonl", [{column: texts}]), limit=None
+    )
+    assert prompt.messages == [{"role": "user", "content": "1 2"}]
+
+
 def test_a_prompt_is_rendered_with_its_own_tools_and_arguments(chatty, tmp_path):
     chatty.chat_template = (
         "{{ tools | default([], true) | length }} "
@@ -197,6 +206,72 @@ def test_a_bad_line_of_prompts_is_named(target, tmp_path, line, message):
         assert str(refused.value).startswith(f"{key}: {message.format(file=file)}")
         assert f"{file}:2" in str(refused.value)
         assert "\n" not in str(refused.value)
+
+
+USER, ASSISTANT = {"role": "user", "content": "1 2"}, {"role": "assistant", "content": "3"}
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"text": "half \ud83d"}, "half of a surrogate pair"),
+        ({"messages": [{**USER, "content": "\udc00"}]}, "half of a surrogate pair"),
+        ({"question": "1", "category": "\ud800"}, "half of a surrogate pair"),
+        ({"messages": [ASSISTANT]}, "no user turn"),
+        ({"messages": []}, "no user turn"),
+        ({"messages": [{**USER, "content": " "}]}, "an empty turn"),
+        ({"messages": [USER, {**ASSISTANT, "content": ""}, USER]}, "an empty turn"),
+        ({"question_id": 1, "turns": ["1", "\n"]}, "an empty turn"),
+        ({"messages": [{**USER, "role": "ghost"}]}, "an unknown role ('ghost')"),
+        ({"messages": [{**USER, "content": [{"type": "image"}]}]}, "content is not text"),
+    ],
+)
+def test_a_prompt_that_training_would_leave_out_is_named(chatty, tmp_path, row, reason):
+    file = write_lines(tmp_path / "p.jsonl", [{"text": "1"}, row])
+    with pytest.raises(UserError) as refused:
+        read_prompt_rows(file, key="prompts")
+    assert str(refused.value).startswith("prompts: every prompt must be one that the target can")
+    assert reason in str(refused.value)
+    assert f"{file}:2" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("messages", "kept"),
+    [
+        ([USER, ASSISTANT], [USER]),
+        ([USER, ASSISTANT, USER, ASSISTANT], [USER, ASSISTANT, USER]),
+        ([USER, ASSISTANT, {"role": "gpt", "content": ""}], [USER]),
+        ([USER, {"role": "tool", "content": "5"}], [USER, {"role": "tool", "content": "5"}]),
+    ],
+)
+def test_a_prompt_ends_where_the_target_is_asked(tmp_path, messages, kept):
+    ((row),) = read_prompt_rows(write_lines(tmp_path / "p.jsonl", [{"messages": messages}]))
+    assert row["messages"] == kept
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{{ raise_exception('no system role') }}", "the chat template: no system role at id a;"),
+        ("{{ messages[0].content.index('zz') }}", "the chat template: substring not found at id a"),
+        ("{{ 1 / 0 }}", "the chat template: division by zero at id a"),
+    ],
+)
+def test_a_prompt_that_the_template_rejects_is_named(chatty, tmp_path, template, said):
+    chatty.chat_template = template
+    file = write_lines(tmp_path / "p.jsonl", [{"id": "a", "messages": [USER]}])
+    with pytest.raises(UserError) as refused:
+        load_eval_prompts(chatty, file, limit=None)
+    assert said in str(refused.value)
+
+
+def test_a_prompt_of_a_token_without_an_embedding_is_named(chatty, tmp_path):
+    chatty.chat_template = "{{ messages[0].content }}"
+    for row in ({"text": "1 7"}, {"messages": [{**USER, "content": "7"}]}):
+        file = write_lines(tmp_path / "p.jsonl", [{"text": "1"}, {**row, "id": "a"}])
+        load_eval_prompts(chatty, file, limit=None, vocab_size=8)
+        with pytest.raises(UserError, match=r"token 7 has no embedding in the target .* at id a"):
+            load_eval_prompts(chatty, file, limit=None, vocab_size=7)
 
 
 def test_a_bad_row_of_a_table_is_named(tmp_path):

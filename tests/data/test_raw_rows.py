@@ -6,7 +6,8 @@ import json
 import pytest
 
 from data.sources import files
-from data.sources.files import RawRow, open_rows
+from data.sources.files import RawRow
+from data.sources.open_rows import open_rows
 from models.errors import UserError
 
 ROWS = [{"text": "a"}, {"text": "b"}, {"text": "c"}]
@@ -60,6 +61,118 @@ def test_every_kind_of_source_holds_the_same_rows(tmp_path, table):
     assert [raw.row for raw in read(tmp_path / "two", split="test")] == ROWS[:1]
     with pytest.raises(UserError, match=r"sources.s.split: must be one of train, test, got 'dev'"):
         read(tmp_path / "two", split="dev")
+
+
+SLICES = {
+    "train[1:]": [1, 2],
+    "train[:67%]": [0, 1],
+    "train[-1:]": [2],
+    "train[:1]+train[2:]": [0, 2],
+    "train[1:]+test": [1, 2, 0],
+    "train[9:]": [],
+}
+
+
+@pytest.mark.parametrize("split", SLICES)
+@pytest.mark.parametrize("form", ["files", "saved splits", "arrays"])
+def test_a_slice_means_the_same_for_every_source(tmp_path, table, form, split):
+    import datasets
+
+    path = tmp_path / "data"
+    if form == "saved splits":
+        datasets.DatasetDict({"train": table, "test": table.select([0])}).save_to_disk(path)
+    else:
+        path.mkdir()
+        for name, rows in {"train-0": ROWS[:2], "train-1": ROWS[2:], "test-0": ROWS[:1]}.items():
+            text = json.dumps(rows, indent=1) if form == "arrays" else lines(rows)
+            (path / f"{name}.jsonl").write_text(text)
+    assert [raw.row for raw in read(path, split=split)] == [ROWS[n] for n in SLICES[split]]
+
+
+@pytest.mark.parametrize("form", ["p.jsonl", "p.json", "p.parquet", "saved", "saved.arrow"])
+def test_a_slice_of_the_only_split_needs_no_name(tmp_path, table, form, monkeypatch):
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    path = tmp_path / form
+    if form == "p.parquet":
+        table.to_parquet(path)
+    elif form.startswith("saved"):
+        table.save_to_disk(tmp_path / "saved")
+        path = path if path.is_dir() else next((tmp_path / "saved").glob("*.arrow"))
+    else:
+        path.write_text(lines(ROWS) if form == "p.jsonl" else json.dumps(ROWS))
+    assert [raw.row for raw in read(path, split="train_sft[1:]")] == ROWS[1:]
+
+
+@pytest.mark.parametrize("form", ["p.jsonl", "saved"])
+@pytest.mark.parametrize("split", ["train[1]", "train[a:]", "train[1:2:3]"])
+def test_a_split_that_cannot_be_parsed_is_refused(tmp_path, table, form, split):
+    (tmp_path / "p.jsonl").write_text(lines(ROWS))
+    table.save_to_disk(tmp_path / "saved")
+    message = r"mixture.sources.s.split: must be a name, or slices such as train\[1000:\]"
+    with pytest.raises(UserError, match=message):
+        read(tmp_path / form, split=split)
+
+
+def test_files_of_other_splits_are_not_read_in_place_of_one(tmp_path):
+    for name in ("train-0", "test-0"):
+        (tmp_path / f"{name}.jsonl").write_text(lines(ROWS))
+    with pytest.raises(UserError, match=r"s.split: must be one of train, test, got 'train_sft'"):
+        read(tmp_path, split="train_sft")
+
+
+def test_files_of_a_directory_may_have_different_columns(tmp_path):
+    wider = [row | {"score": 1} for row in ROWS]
+    (tmp_path / "train-0.jsonl").write_text(lines(ROWS))
+    (tmp_path / "train-1.jsonl").write_text(lines(wider))
+    assert [raw.row for raw in read(tmp_path)] == ROWS + wider
+
+
+@pytest.mark.parametrize("name", ["p.jsonl", "p.json"])
+@pytest.mark.parametrize(
+    "value",
+    [ROWS, {"data": ROWS}, {"version": "1", "meta": {"a": 1}, "rows": ROWS}],
+    ids=["array", "object", "object with metadata"],
+)
+@pytest.mark.parametrize("indent", [None, 1])
+def test_a_file_that_is_one_value_holds_its_rows(tmp_path, name, value, indent):
+    (tmp_path / name).write_text(json.dumps(value, indent=indent))
+    assert [raw.row for raw in read(tmp_path / name)] == ROWS
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": [{"role": "user", "content": "a"}]},
+        {"chat": [{"from": "human", "value": "a"}], "tools": [{"name": "f"}]},
+        {"prompt": "a", "tools": [{"name": "f"}]},
+        {"data": ["a", "b"]},
+        {"text": "a", "tags": []},
+    ],
+)
+@pytest.mark.parametrize("indent", [None, 1])
+def test_a_row_that_is_alone_in_its_file_is_a_row(tmp_path, row, indent):
+    (tmp_path / "p.json").write_text(json.dumps(row, indent=indent))
+    assert [raw.row for raw in read(tmp_path / "p.json")] == [row]
+
+
+@pytest.mark.parametrize("name", ["p.jsonl", "p.json", "p.jsonl.gz"])
+def test_a_file_is_decompressed_whatever_it_is_called(tmp_path, name):
+    for data in (gzip.compress(lines(ROWS).encode()), lines(ROWS).encode()):
+        (tmp_path / name).write_bytes(data)
+        assert [raw.row for raw in read(tmp_path / name)] == ROWS
+
+
+@pytest.mark.parametrize(
+    "data",
+    [lines(ROWS).encode("utf-16"), lines(ROWS).encode("utf-16-be"), b"PK\x03\x04\x14\0\0"],
+    ids=["UTF-16", "UTF-16 without a mark", "a zip archive"],
+)
+def test_a_file_that_is_not_utf8_is_one_line_with_the_remedy(tmp_path, data):
+    (tmp_path / "p.jsonl").write_bytes(data)
+    with pytest.raises(UserError, match=r"UTF-16 or a binary file.*write the file again, as UTF-8"):
+        read(tmp_path / "p.jsonl")
 
 
 def test_broken_lines_are_named_by_place_and_reason(tmp_path, monkeypatch):
@@ -116,6 +229,37 @@ def test_keys_that_tables_fill_with_null_are_gone(tmp_path):
             {"messages": [{"role": "user", "calls": [{"b": 2}]}]}]  # fmt: skip
     datasets.Dataset.from_list(rows).to_parquet(tmp_path / "p.parquet")
     assert [raw.row for raw in read(tmp_path / "p.parquet")] == rows
+
+
+@pytest.mark.parametrize("case", ["keys differ", "text or parts", "nulls"])
+def test_json_columns_hold_what_was_written(tmp_path, case):
+    import datasets
+
+    column, rows = {
+        "keys differ": (datasets.List(datasets.Json()), [[{"a": 1}], [{"b": "[2]"}, {"c": None}]]),
+        "text or parts": (
+            datasets.List({"content": datasets.Json()}),
+            [[{"content": 'a "b"'}], [{"content": [{"text": "c"}]}]],
+        ),
+        "nulls": (datasets.Json(), [{"arguments": {"x": None}}, {"arguments": [1]}]),
+    }[case]
+    rows = [{"column": value} for value in rows]
+    table = datasets.Dataset.from_list(rows, features=datasets.Features({"column": column}))
+    table.to_parquet(tmp_path / "p.parquet")
+    table.save_to_disk(tmp_path / "saved")
+    for name in ("p.parquet", "saved"):
+        assert [raw.row for raw in read(tmp_path / name)] == rows, name
+
+
+def test_of_a_json_column_only_the_row_that_is_no_json_is_lost(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    column = pyarrow.array(['{"a": 1}', "{no", None]).cast(pyarrow.json_())
+    pyarrow.parquet.write_table(pyarrow.table({"meta": column}), tmp_path / "p.parquet")
+    found = read(tmp_path / "p.parquet")
+    assert [raw.row for raw in found] == [{"meta": {"a": 1}}, None, {"meta": None}]
+    assert found[1].reason == "a value that cannot be parsed as JSON"
 
 
 def test_a_damaged_or_missing_file_is_one_line(tmp_path):

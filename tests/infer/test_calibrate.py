@@ -195,7 +195,7 @@ def test_a_tree_deeper_than_the_draft_is_not_tried(target, learned):
 
 
 def test_the_demos_calibration_prompts_are_not_held_out():
-    prompts = load_calibration_prompts(demo_target(), "demo", 12)
+    prompts = load_calibration_prompts(demo_target().tokenizer, "demo", 12)
     assert len(prompts) == 12
     target = demo_target()
     held_out = [target.tokenizer(p.text)["input_ids"] for p in held_out_prompts()]

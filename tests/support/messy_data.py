@@ -21,8 +21,7 @@ FAULTS = {  # rows of ShareGPT by the reason that they must be counted under
     "half of a surrogate pair": 50,
     NOTHING: 150,
     "an unknown role": 400,
-    "an assistant turn before any user turn": 200,
-    "no user turn": 100,
+    "no user turn": 300,
     "a message whose content is not text": 100,
     "an empty turn": 600,
     "longer than 100,000 characters": 200,
@@ -50,8 +49,6 @@ def faulty(reason: str, n: int) -> bytes:
             return b"[%d]" % n
         case "an unknown role":
             row = {"conversations": [{"from": "ghost", "value": question}]}
-        case "an assistant turn before any user turn":
-            row = {"conversations": said("", question, question)["conversations"][1:]}
         case "no user turn":
             row = {"messages": [{"role": "system", "content": question}]}
         case "a message whose content is not text":

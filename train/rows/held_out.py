@@ -51,7 +51,9 @@ def hold_out(
             selection=rows_from_documents(documents, split.selection, "the demo")
         )
     max_tokens = _max_prompt_tokens(conf, target)
-    prepared = rows_from_prepared(conf.data, target.tokenizer, conf.held_out_prompts, max_tokens)
+    prepared = rows_from_prepared(
+        conf.data, target.tokenizer, conf.held_out_prompts, max_tokens, target.vocab_size
+    )
     split = split_held_out(
         documents, selection=conf.num_eval_prompts, final=conf.held_out_prompts - len(prepared),
         row_length=conf.data.row_length, max_prompt_tokens=max_tokens,

@@ -77,7 +77,7 @@ def load_training_rows(
                 )
             )  # fmt: skip
         else:
-            documents = read_documents(conf.data, target.tokenizer)
+            documents = read_documents(conf.data, target.tokenizer, target.vocab_size)
         numbers, held_out = hold_out(conf, target, documents)
     packed, report = pack_documents(
         documents, conf.data.row_length, overlap=conf.data.overlap, document_numbers=numbers

@@ -1,0 +1,288 @@
+"""Open the rows of a source: files, a directory of files, a saved dataset, or a hub name.
+
+A split is a name, a sum of names, or slices such as train[1000:] and train[:10%]+test. It means the
+same for every source, and a source that has a single split has it under any name.
+"""
+
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+from data.sources.files import (
+    JSON_SUFFIXES,
+    PARQUET_SUFFIXES,
+    RawRow,
+    count_rows,
+    first_line,
+    read_dataset_rows,
+    read_file_rows,
+)
+from models.errors import UserError, require
+
+SAVED_DATASET_FILES = ("state.json", "dataset_dict.json")  # written by save_to_disk
+DATA_SUFFIXES = (*JSON_SUFFIXES, *PARQUET_SUFFIXES, ".arrow")
+LOCAL_REMEDY = (
+    "without a network give a local path by {key}=FILE: a .jsonl, .json, .parquet or .arrow file, "
+    "or a directory written by save_to_disk"
+)
+SPLIT_NAME = re.compile(r"(^|\+)\s*[^\[+]+")  # `train` and `test` in train[1000:]+test
+
+
+@dataclass(frozen=True)
+class FileSlice:
+    """The rows [begin, end) of some files, counted over all of them."""
+
+    files: list[Path]
+    begin: int = 0
+    end: int | None = None
+
+    def read(self, key: str) -> Iterator[RawRow]:
+        rows = chain.from_iterable(read_file_rows(file, key) for file in self.files)
+        return islice(rows, self.begin, self.end)
+
+    def count(self) -> int | None:
+        """Count the rows; return None if that takes parsing them."""
+        if self.end is not None:
+            return self.end - self.begin
+        counts = [count_rows(file) for file in self.files]
+        return None if None in counts else sum(filter(None, counts))
+
+
+def open_rows(
+    source: str, *, key: str, subset: str | None = None, split: str = "train",
+    revision: str | None = None,
+) -> Iterator[RawRow]:  # fmt: skip
+    """Resolve the source immediately and return a lazy iterator over its rows.
+
+    `subset` and `revision` concern only datasets. `key` is the setting that named the source; error
+    messages begin with it.
+    """
+    if slices := _list_slices(source, key, subset, split):
+        return chain.from_iterable(part.read(key) for part in slices)
+    dataset = load_dataset_split(source, key=key, subset=subset, split=split, revision=revision)
+    return read_dataset_rows(dataset, source)
+
+
+def count_source_rows(source: str, *, key: str, subset: str | None, split: str) -> int | None:
+    """Count the rows that `open_rows` reads; return None if that takes parsing them."""
+    slices = _list_slices(source, key, subset, split)
+    if not slices:
+        return len(load_dataset_split(source, key=key, subset=subset, split=split))
+    counts = [part.count() for part in slices]
+    return None if None in counts else sum(filter(None, counts))
+
+
+def _list_slices(source: str, key: str, subset: str | None, split: str) -> list[FileSlice]:
+    """Return the slices of a local source's files; none for a dataset and a missing path."""
+    path = Path(source).expanduser()
+    files = {name: list_split_files(path, name) for name in list_split_names(split)}
+    is_dataset = not all(files.values()) or (path.is_dir() and subset is not None)
+    return [] if is_dataset else slice_files(split, files, key)
+
+
+def slice_files(split: str, files: dict[str, list[Path]], key: str) -> list[FileSlice]:
+    """Return the parts of a split, whose names have these files.
+
+    Raises UserError for a slice that cannot be parsed.
+    """
+    if "[" not in split:
+        return [FileSlice(files[name]) for name in list_split_names(split)]
+    counts = {
+        name: sum(_count_parsed_rows(file, key) for file in paths) for name, paths in files.items()
+    }
+    parts = resolve_split(split, counts, f"{key.rpartition('.')[0]}.split")
+    return [FileSlice(files[name], begin, end) for name, begin, end in parts]
+
+
+def _count_parsed_rows(file: Path, key: str) -> int:
+    count = count_rows(file)
+    return sum(1 for _ in read_file_rows(file, key)) if count is None else count
+
+
+def select_split(tables: Any, split: str, split_key: str) -> Any:
+    """Return the rows of a split from a dictionary of tables, as `resolve_split` names them."""
+    split = _rename_single(split, list(tables))
+    if split in tables:
+        return tables[split]
+    from datasets import concatenate_datasets
+
+    parts = resolve_split(split, {name: len(table) for name, table in tables.items()}, split_key)
+    return concatenate_datasets(
+        # `select` refuses an empty range.
+        [tables[name].select(range(begin, end) or []) for name, begin, end in parts]
+    )
+
+
+def list_split_names(split: str) -> list[str]:
+    """List the names in a split.
+
+    >>> list_split_names("train[1000:] + test[:10%]")
+    ['train', 'test']
+    """
+    return [part.partition("[")[0].strip() for part in split.split("+")]
+
+
+def resolve_split(split: str, counts: dict[str, int], split_key: str) -> list[tuple[str, int, int]]:
+    """Return the parts of a split as (name, begin, end), given each name's number of rows.
+
+    `split_key` is the setting of the split. Raises UserError for a split that cannot be parsed, or
+    whose name is unknown.
+    """
+    from datasets import ReadInstruction
+
+    check_split_names(split, list(counts), split_key)
+    try:
+        parts = ReadInstruction.from_spec(split).to_absolute(counts)
+    except ValueError as error:
+        raise UserError(
+            f"{split_key}: must be a name, or slices such as train[1000:] or train[:10%], "
+            f"got {split!r} ({first_line(error)}); correct it"
+        ) from error
+    return [(part.splitname, part.from_, max(part.from_, part.to)) for part in parts]
+
+
+def check_split_names(split: str, names: list[str], split_key: str) -> None:
+    """Raise UserError for a split with a name that the source does not have."""
+    require(
+        set(list_split_names(split)) <= set(names),
+        f"{split_key}: must be one of {', '.join(names)}, got {split!r}",
+    )
+
+
+def list_data_files(path: Path, word: str) -> list[Path]:
+    """List the data files at a path: the file itself, or the files of a directory.
+
+    If names of files in a directory contain the word, only those files are listed.
+    The list is empty for datasets and missing paths.
+    """
+    if path.is_file() and path.suffix != ".arrow":
+        return [path]
+    if not path.is_dir() or any((path / name).exists() for name in SAVED_DATASET_FILES):
+        return []
+    files = sorted(
+        file
+        for file in path.iterdir()
+        if file.name.endswith(JSON_SUFFIXES + PARQUET_SUFFIXES) and not file.is_dir()
+    )
+    return [file for file in files if _has_word(file, word)] or files
+
+
+def list_split_files(path: Path, name: str) -> list[Path]:
+    """List the data files of a split, as `list_data_files`.
+
+    The list is empty too for a directory of several splits without one of this name.
+    """
+    files = list_data_files(path, name)
+    is_split_known = path.is_file() or any(_has_word(file, name) for file in files)
+    return files if is_split_known or len(_find_splits(path)) <= 1 else []
+
+
+def _has_word(file: Path, word: str) -> bool:
+    return bool(re.search(rf"(?<![a-z]){re.escape(word)}(?![a-z])", file.name, re.IGNORECASE))
+
+
+def _find_splits(path: Path) -> list[str]:
+    """Return the names of a directory's splits, as `datasets` tells them from the files' names."""
+    from datasets import get_dataset_split_names
+
+    with suppress(OSError, ValueError):  # no such directory, or no names
+        return get_dataset_split_names(str(path))
+    return []
+
+
+def load_dataset_split(
+    source: str, *, key: str, subset: str | None, split: str, revision: str | None = None
+) -> Any:
+    """Return one split of a Hugging Face dataset: a hub name, a saved directory or a data file.
+
+    Raises UserError, which begins with the setting `key`, if the split cannot be loaded.
+    """
+    path = Path(source).expanduser()
+    group = key.rpartition(".")[0]
+    split_key = f"{group}.split"
+    check_source_path(source, key)
+    from datasets import get_dataset_split_names, load_dataset, load_from_disk
+    from datasets.exceptions import DatasetsError
+
+    try:
+        if any((path / name).is_file() for name in SAVED_DATASET_FILES):
+            saved: Any = load_from_disk(str(path))
+            return select_split(
+                saved if isinstance(saved, dict) else {"train": saved}, split, split_key
+            )
+        if path.is_file():  # the only files that `list_data_files` leaves to the library
+            arrow: Any = load_dataset("arrow", data_files=str(path))
+            return select_split(arrow, split, split_key)
+        if path.is_dir():
+            names = get_dataset_split_names(str(path), subset)
+            split = _rename_single(split, names)
+            check_split_names(split, names, split_key)
+            return load_dataset(str(path), name=subset, split=split)
+        check_hub_dataset(source, key)
+        return _load_from_hub(source, subset, split, revision)
+    except (DatasetsError, OSError, ValueError) as error:
+        raise UserError(
+            f"{key}: must be a dataset that can be loaded, got {source!r} "
+            f"({first_line(error.__cause__ or error)}); check {group}.subset and {split_key}; "
+            f"{LOCAL_REMEDY.format(key=key)}"
+        ) from error
+
+
+def _rename_single(split: str, names: list[str]) -> str:
+    """Return the split to load; data with a single split has that one, whatever `split` names.
+
+    A copy of one split often keeps the name that the split has in the original dataset.
+
+    >>> _rename_single("train_sft[1000:]", ["train"])
+    'train[1000:]'
+    >>> _rename_single("train_sft", ["train", "test"])
+    'train_sft'
+    """
+    return SPLIT_NAME.sub(rf"\1{names[0]}", split) if len(names) == 1 else split
+
+
+@lru_cache(maxsize=2)  # a run opens its data several times, and the hub limits requests
+def _load_from_hub(name: str, subset: str | None, split: str, revision: str | None) -> Any:
+    from datasets import load_dataset
+
+    return load_dataset(name, name=subset, split=split, revision=revision)
+
+
+def check_hub_dataset(name: str, key: str) -> None:
+    """Check that the hub is reachable and has the dataset; raise UserError otherwise."""
+    from huggingface_hub.errors import HTTPError
+
+    check_source_path(name, key)
+    try:
+        query_hub(name)
+    except HTTPError as error:
+        raise UserError(
+            f"{key}: must be a reachable hub name, got {name!r} ({first_line(error)}); "
+            f"set HF_HUB_OFFLINE=1 to use a copy in the cache; {LOCAL_REMEDY.format(key=key)}"
+        ) from error
+
+
+def check_source_path(name: str, key: str) -> None:
+    """Raise UserError for what does not exist and can only be a path."""
+    is_path = name.startswith(("/", ".", "~")) or name.endswith(DATA_SUFFIXES)
+    require(
+        Path(name).expanduser().exists() or (not is_path and name.count("/") <= 1),
+        f"{key}: must exist, got {name!r}; check the path, or give a hub name",
+    )
+
+
+@lru_cache
+def query_hub(name: str) -> None:
+    """Request the dataset's metadata, once per process; let the client's errors pass.
+
+    Loading would retry for half a minute before it fails.
+    """
+    from huggingface_hub import HfApi, constants
+
+    if not constants.HF_HUB_OFFLINE:  # offline, loading reads the cache or fails immediately
+        HfApi().dataset_info(name, timeout=10)
