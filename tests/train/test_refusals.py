@@ -72,7 +72,8 @@ def refused(folder, monkeypatch, capfd):
 
 EVAL = {
     "checkpoint=nowhere": "checkpoint: must be a folder with config.json, got nowhere",
-    "checkpoint=3": "checkpoint: must be a directory or a list of them, got 3",
+    "checkpoint=3": "checkpoint: must be a folder with config.json, got 3",
+    "checkpoint=[]": "checkpoint: must be a directory or a list of them, got []",
     "checkpoint=cut": "checkpoint: must be a complete file, got cut/model.safetensors",
     "checkpoint=[draft,cut]": "checkpoint: must be a complete file, got cut/model.safetensors",
     "tree=nope": "tree: no such option, got 'nope'; choose one of auto, chain, dynamic, medusa-63,",
