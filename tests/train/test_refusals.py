@@ -145,6 +145,28 @@ def test_train_refuses_before_a_model_is_loaded(mistake, message, refused):
     assert not loaded
 
 
+@pytest.mark.parametrize(
+    ("key", "words", "problem"),
+    [
+        (None, ["log=wandb"], "No API key configured"),
+        (None, ["experiment=qwen3-8b-eagle3"], "No API key configured"),
+        ("mine", ["log.wandb=online"], "WANDB_API_KEY invalid: "),
+    ],
+)
+def test_wandb_without_a_key_that_works_is_refused_first(
+    key, words, problem, refused, monkeypatch, tmp_path
+):
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL", "NETRC"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    if key is not None:
+        monkeypatch.setenv("WANDB_API_KEY", key)
+    line, loaded = refused(train.__main__.main, *words, "device.compile=false")
+    assert line.startswith(f"log.wandb: online needs an API key, got none that works ({problem}")
+    assert line.endswith("; set WANDB_API_KEY, or take log=wandb-offline or log=console")
+    assert not loaded
+
+
 def test_a_length_that_the_machine_would_pad_is_refused():
     conf = compose("train", TrainConf, ["optim=adamw", "data.row_length=200"])
     check_run_device(conf, CPU)
