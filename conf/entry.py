@@ -4,12 +4,14 @@ This is the only module that imports Hydra. Every user error ends as one line,
 `error: <key>: <rule>, got <value>; <remedy>`, and exit code 2.
 """
 
+import argparse
 import dataclasses
 import difflib
 import enum
 import functools
 import os
 import re
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -18,6 +20,7 @@ from typing import Any, NoReturn, TypeVar
 
 import hydra
 import yaml
+from hydra._internal.utils import _run_hydra, get_args_parser
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import (
@@ -27,7 +30,8 @@ from hydra.errors import (
     OverrideParseException,
 )
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf, open_dict
+from hydra.version import setbase
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import (
     ConfigAttributeError,
     ConfigKeyError,
@@ -37,10 +41,12 @@ from omegaconf.errors import (
 )
 
 from conf.renamed_keys import RENAMED_OPTIONS, find_new_name
+from conf.typed_text import PATH_KEYS, quote, quote_typed_text
 from models.drafts.config import METHODS
 from models.drafts.config.base import DraftConf
 from models.errors import UserError
 from models.secrets import redact
+from models.validation import FOLDER_NAME, check_values
 
 CONF_DIR = str(Path(__file__).parent.resolve())
 USER_ERRORS = (UserError, HydraException, OmegaConfBaseException, yaml.YAMLError)
@@ -71,6 +77,8 @@ Conf = TypeVar("Conf")
 # Hydra copies this store, with all schemas, for each of the 120 lists that --help looks up, which
 # takes seconds. A singleton needs no copy, and Hydra copies each schema that it loads from it.
 ConfigStore.__deepcopy__ = lambda self, _: self  # pyright: ignore[reportAttributeAccessIssue]
+# Python 3.14 tries to format each help text of a parser, and one of Hydra 1.3 is no string.
+argparse.ArgumentParser._check_help = lambda *_: None  # pyright: ignore[reportAttributeAccessIssue]
 for _method, _schema in METHODS.items():
     ConfigStore.instance().store(
         group="draft/schema",
@@ -86,7 +94,6 @@ def entry_point(name: str, schema: type[Conf]) -> Callable[[Callable[[Conf], Non
     register_schema(name, schema)
 
     def decorate(main: Callable[[Conf], None]) -> Callable[[], None]:
-        @hydra.main(version_base="1.3", config_path=CONF_DIR, config_name=name)
         @functools.wraps(main)
         def command(cfg: DictConfig) -> None:
             try:  # inside the job too, because Hydra logs every exception that leaves it
@@ -99,7 +106,7 @@ def entry_point(name: str, schema: type[Conf]) -> Callable[[Callable[[Conf], Non
             reject_windows(os.name)
             os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise instead of print
             try:
-                command()
+                _run_command(command, name, schema)
             except (*USER_ERRORS, ValueError, AssertionError) as error:
                 if not isinstance(error, USER_ERRORS) and not _is_raised_by_hydra(error):
                     raise
@@ -111,6 +118,17 @@ def entry_point(name: str, schema: type[Conf]) -> Callable[[Callable[[Conf], Non
         return run
 
     return decorate
+
+
+def _run_command(command: Callable[[DictConfig], None], name: str, schema: type) -> None:
+    """Run the command as `hydra.main` does, but with text on the command line as it was typed."""
+    setbase("1.3")
+    parser = get_args_parser()
+    args = parser.parse_args()
+    args.overrides = quote_typed_text(args.overrides, schema, is_sweep=args.multirun)
+    _run_hydra(
+        args=args, args_parser=parser, task_function=command, config_path=CONF_DIR, config_name=name
+    )  # fmt: skip
 
 
 def reject_windows(os_name: str) -> None:
@@ -130,7 +148,8 @@ def compose(name: str, schema: type[Conf], overrides: list[str]) -> Conf:
     """Return the config that `entry_point` passes to main, for callers without a command line."""
     register_schema(name, schema)
     with hydra.initialize_config_dir(config_dir=CONF_DIR, version_base="1.3"):
-        cfg = hydra.compose(name, overrides=overrides, return_hydra_config=True)
+        typed = quote_typed_text(overrides, schema)
+        cfg = hydra.compose(name, overrides=typed, return_hydra_config=True)
         HydraConfig.instance().set_config(cfg)  # the run_name resolver reads the chosen options
         with open_dict(cfg):
             del cfg["hydra"]
@@ -140,12 +159,28 @@ def compose(name: str, schema: type[Conf], overrides: list[str]) -> Conf:
 def validate_config(cfg: DictConfig) -> Any:
     """Return the composed config as its dataclass, which runs the checks of `__post_init__`.
 
-    Raise UserError for a key that the dataclass does not have.
+    Raise UserError for a key that the dataclass does not have, and for a run outside its folder.
     """
-    conf = OmegaConf.to_object(cfg)
+    _expand_homes(cfg)
+    conf: Any = OmegaConf.to_object(cfg)
+    if hasattr(conf, "run_name"):
+        check_values(conf, run_name=FOLDER_NAME)
     for key, parent in _find_unknown_keys(conf):
         raise UserError(_unknown_key_message(key, type(parent)))
     return conf
+
+
+def _expand_homes(cfg: DictConfig) -> None:
+    """Replace a leading ~ by the home folder in every path, from the command line or a file."""
+    has_fields = dataclasses.is_dataclass(OmegaConf.get_type(cfg))
+    for name in [name for name in cfg if not OmegaConf.is_missing(cfg, name)]:
+        match value := cfg[name]:
+            case DictConfig():
+                _expand_homes(value)
+            case str() if has_fields and name in PATH_KEYS:
+                cfg[name] = os.path.expanduser(value)  # noqa: PTH111
+            case ListConfig() if has_fields and name in PATH_KEYS:
+                cfg[name] = [os.path.expanduser(str(path)) for path in value]  # noqa: PTH111
 
 
 def _find_unknown_keys(conf: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -202,7 +237,7 @@ def _run_name() -> str:
         names += [
             o for o in hydra_conf.overrides.task if not o.startswith(("draft=", "output_dir="))
         ]
-    return re.sub(r"[^\w.=,+-]", "_", "-".join(names))
+    return re.sub(r"[^\w.=,+-]", "_", "-".join(names).replace('"', ""))
 
 
 def list_typed_overrides() -> list[str]:
@@ -217,6 +252,7 @@ def _is_typed(group: str) -> bool:
 
 OmegaConf.register_new_resolver("run_name", _run_name, replace=True)
 OmegaConf.register_new_resolver("typed", _is_typed, replace=True)
+OmegaConf.register_new_resolver("expand_home", os.path.expanduser, replace=True)
 
 
 def exit_with_error(error: Exception) -> NoReturn:
@@ -239,8 +275,8 @@ def error_to_line(error: BaseException) -> str:
             if new_name := RENAMED_OPTIONS.get((group, name)):
                 return f"{group}: no such option, '{name}' was renamed; write {group}={new_name}"
             return f"{group}: no such option, got '{name}'; choose one of {', '.join(options)}"
-        case OverrideParseException():
-            return f"command line: must be KEY=VALUE, got '{cause.override}'; see --help"
+        case OverrideParseException(override=str(override)):
+            return _unreadable_message(*override.partition("="))
         case ConfigAttributeError() | ConfigKeyError():
             return _unknown_key_message(str(cause.full_key), cause.object_type) + _config_file_note(
                 error
@@ -277,6 +313,13 @@ def _list_keys(schema: Any) -> Iterator[tuple[str, str]]:
         yield field.name, field.name
         if dataclasses.is_dataclass(field.type):
             yield from ((f"{field.name}.{path}", last) for path, last in _list_keys(field.type))
+
+
+def _unreadable_message(key: str, equals: str, value: str) -> str:
+    if not equals:
+        return f"command line: must be KEY=VALUE, got '{key}'; see --help"
+    quoted = shlex.quote(f"{key}={quote(value)}")
+    return f"{key}: must be a value that Hydra reads, got '{value}'; for text write {quoted}"
 
 
 def _missing_value_message(error: MissingMandatoryValue) -> str:

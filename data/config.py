@@ -6,7 +6,7 @@ from typing import Any
 
 from models.errors import require
 from models.target.config import TargetConf
-from models.validation import SHARE, Rule, at_least, check_values
+from models.validation import SEED, SHARE, Rule, at_least, check_values
 
 CONTENT_COLUMNS = (
     "messages", "conversations", "data", "ids", "text", "prompt", "instruction", "input",
@@ -134,6 +134,7 @@ class DataConf:
                 "null cuts long documents at the end",
             ),
             limit=at_least(1, "null reads all rows"),
+            seed=SEED,
         )  # fmt: skip
 
     def check_path(self) -> None:
@@ -181,7 +182,9 @@ class ShowConf:
     output_dir: str = "outputs/show"
 
     def __post_init__(self) -> None:
-        check_values(self, documents=at_least(1), read=at_least(1), tokens=at_least(1))
+        check_values(
+            self, documents=at_least(1), read=at_least(1), tokens=at_least(1), seed=SEED
+        )  # fmt: skip
         require(
             self.data.source is not DataSource.captured,
             "data.source: data.show reads rows, got captured; show what the store was captured "

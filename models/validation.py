@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from models.errors import require
@@ -39,6 +40,12 @@ def each_at_least(minimum: int | float, remedy: str = "") -> Rule:
 
 POSITIVE = Rule("must be positive", lambda value: value > 0)
 BELOW_ONE = Rule("must be at least 0 and below 1", lambda value: 0 <= value < 1)
+SEED = Rule("must be in 0..2^48 - 1", lambda value: 0 <= value < 2**48)  # see derive_seed
+FOLDER_NAME = Rule(
+    "must name a folder below output_dir",
+    lambda name: bool(parts := Path(name).parts) and parts[0] != "/" and ".." not in parts,
+    "to write elsewhere set output_dir",
+)
 SHARE = Rule("is a share and must lie in 0..1", lambda value: 0 <= value <= 1)
 
 

@@ -28,7 +28,8 @@ create() {
   [[ $(ubuntu_release) == 26.04 ]] ||
     refuse "Ubuntu: must be 26.04, got $(ubuntu_release) without /opt/aws_neuronx_venv_torch_neuronx_*;" \
       "start from the DLAMI 'Neuron torch-neuronx $torch'"
-  base=${PYTHON:-$(command -v python3.14 || command -v python3.13 || command -v python3.12 || echo python3)}
+  # Hydra 1.3 was written before Python 3.14, on which conf/entry.py starts it by a detour.
+  base=${PYTHON:-$(command -v python3.13 || command -v python3.12 || command -v python3.14 || echo python3)}
   need_python "$base" 12 14
   need_index "$base"
   echo "setup: creating $directory with $("$base" --version)"

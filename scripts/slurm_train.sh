@@ -30,6 +30,8 @@ first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
   exit 2
 }
 
+PATH=$(cd "$environment/bin" && pwd):$PATH # where PyTorch's backend looks for the compiler neuronx-cc
+export PATH
 export FI_PROVIDER=efa          # collectives between nodes go over EFA,
 export FI_EFA_USE_DEVICE_RDMA=1 # from device memory to device memory
 export FI_EFA_FORK_SAFE=1       # data loaders fork; needed on Amazon Linux 2 only

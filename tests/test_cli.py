@@ -1,5 +1,6 @@
 """What a user gets wrong ends as one line on stderr and exit code 2, word for word."""
 
+import argparse
 import dataclasses
 import logging
 import re
@@ -12,6 +13,7 @@ import pytest
 
 from conf.entry import CONF_DIR, compose, entry_point
 from conf.renamed_keys import RENAMED_KEYS
+from conf.typed_text import quote_typed_text
 from data.config import ShowConf
 from data.mixture.config import PrepareConf, SourceConf
 from infer.config import DecodePlanConf, EvalConf
@@ -60,6 +62,18 @@ MISTAKES = {
     "got a value of type NoneType; see --help",
     "draft=a,b": "draft: must be one value, got 'a,b'; for a run of each add -m, "
     "for a list write draft=[a,b]",
+    "optim.lr=1é": "optim.lr: must be a value that Hydra reads, got '1é'; for text write "
+    """'optim.lr="1é"'""",
+    "draft.layers=[1": "draft.layers: must be a value that Hydra reads, got '[1'; for text write "
+    """'draft.layers="[1"'""",
+    "seed=-1": "seed: must be in 0..2^48 - 1, got -1",
+    "data.seed=-2": "data.seed: must be in 0..2^48 - 1, got -2",
+    "evaluation.sampling.seed=281474976710656": "sampling.seed: must be in 0..2^48 - 1, "
+    "got 281474976710656",
+    "run_name=": "run_name: must not be empty, got ''; if the text comes from a shell variable, "
+    "set it, else leave the key out",
+    "run_name=../x": "run_name: must name a folder below output_dir, got ../x; to write elsewhere "
+    "set output_dir",
     "~draft": "draft: must be set, got nothing; add draft=VALUE",
 }
 
@@ -168,6 +182,40 @@ def test_a_multirun_gives_each_job_its_own_folder(command, tmp_path):
         "demo-seed=2",
         "qwen3-8b-eagle3-seed=2",
     ]
+
+
+def test_a_multirun_parts_text_at_commas_and_keeps_it_as_typed(command, tmp_path):
+    jobs = command("-m", "run_name=1.50,'a, b'")
+    assert [conf.run_name for conf in jobs] == ["1.50", "a, b"]
+    names = [conf.run_name for conf in command("-m", "data=jsonl", "data.path=1.50,café.jsonl")]
+    assert names == [f"demo-data=jsonl-data.path={path}" for path in ("1.50", "café.jsonl")]
+    choice = ["data.path=choice(a,b)"]
+    assert quote_typed_text(choice, TrainConf, is_sweep=True) == choice
+
+
+def test_a_multirun_writes_below_the_home_folder(command, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert command("-m", "seed=1,2", "output_dir=~/out")[0].output_dir == f"{tmp_path}/home/out"
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]
+
+
+def test_python_3_14_may_check_the_help_of_every_argument(command, monkeypatch):
+    def check_help(self, action):  # as argparse of Python 3.14 does for each new argument
+        try:
+            _ = action.help and "%" in action.help
+        except TypeError as error:
+            raise ValueError("badly formed help string") from error
+
+    def add_action(self, action):
+        self._check_help(action)
+        return add(self, action)
+
+    add = argparse.ArgumentParser._add_action
+    monkeypatch.setattr(argparse._ActionsContainer, "_check_help", check_help, raising=False)
+    monkeypatch.setattr(argparse.ArgumentParser, "_add_action", add_action)
+    with pytest.raises(ValueError, match="badly formed"):
+        argparse._ActionsContainer._check_help(None, argparse.Action([], "x", help=object()))  # pyright: ignore
+    assert command("seed=3")[0].seed == 3
 
 
 def test_a_run_leaves_its_folder_to_main(command, tmp_path):

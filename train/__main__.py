@@ -13,6 +13,7 @@ from train.config.run import TrainConf
 def main(conf: TrainConf) -> None:
     setup_logging()
     conf.check_settings()
+    conf.log.check_wandb()
     from data.sources.training_rows import check_local_data
 
     check_local_data(conf.data)

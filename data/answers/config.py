@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from models.errors import UserError, require
 from models.secrets import find_secrets, redact
 from models.speculate.config import SAMPLING_RULES, SamplingConf
-from models.validation import POSITIVE, at_least, check_values
+from models.validation import POSITIVE, SEED, at_least, check_values
 
 NO_API_KEY = "none"  # sent if the variable is not set, because the client requires a key
 BATCHES_IN_FLIGHT = 4  # waiting prompts are batched by similar length
@@ -48,7 +48,7 @@ class AnswersConf:
     def __post_init__(self) -> None:
         check_values(
             self, "answers", temperature=SAMPLING_RULES["temperature"],
-            top_p=SAMPLING_RULES["top_p"], top_k=SAMPLING_RULES["top_k"],
+            top_p=SAMPLING_RULES["top_p"], top_k=SAMPLING_RULES["top_k"], seed=SEED,
             max_new_tokens=at_least(1), batch=at_least(1), concurrency=at_least(1),
             retries=at_least(0), context=at_least(2), timeout_s=POSITIVE,
         )  # fmt: skip

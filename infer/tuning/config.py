@@ -1,11 +1,11 @@
 """Configuration of `python -m infer.tune`, and its translation into overrides of `infer.eval`."""
 
-import re
 import shlex
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any
 
+from conf.typed_text import quote
 from infer.config import DEMO_NEW_TOKENS, OWN_TARGET, TreeSearchConf, parse_checkpoints
 from models.device.config import DeviceConf
 from models.errors import require
@@ -75,7 +75,7 @@ class TuneConf(TreeSearchConf):
         evaluation = {
             "prompts": (self.prompts, None),
             "max_new_tokens": (self.max_new_tokens, DEMO_NEW_TOKENS),
-            "batch_sizes": (f"[{batch}]", "[1]"),
+            "batch_sizes": ([batch], [1]),
         }
         return format_overrides(
             overrides
@@ -102,7 +102,5 @@ def _format_value(value: Any) -> str:
     """Return the text that Hydra parses as `value`."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    text = str(value.value if isinstance(value, Enum) else value)
-    plain = re.fullmatch(r"[\w./+-]+|\[\d+\]", text)
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return text if plain else f'"{escaped}"'
+    value = value.value if isinstance(value, Enum) else value
+    return quote(value) if isinstance(value, str) else str(value)

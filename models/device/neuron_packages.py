@@ -7,6 +7,7 @@ placeholders, which can be imported but do nothing.
 
 import os
 import shutil
+import sysconfig
 from importlib.metadata import PackageNotFoundError, version
 
 from models.errors import require
@@ -100,11 +101,15 @@ def check_native() -> None:
 
 
 def check_compiler() -> None:
-    """Raise UserError if Neuron's compiler is missing."""
+    """Raise UserError unless Neuron's compiler is on PATH, the one place where the backend looks."""
+    remedy = (
+        f"pip install 'neuronx-cc==2.*' {PIP_INDEX}"
+        if installed_version("neuronx-cc") is None
+        else f"it is installed: export PATH={sysconfig.get_path('scripts')}:$PATH"
+    )
     require(
-        installed_version("neuronx-cc") is not None or shutil.which("neuronx-cc") is not None,
-        "device.name: Neuron's compiler neuronx-cc must be installed, got none; "
-        f"pip install 'neuronx-cc==2.*' {PIP_INDEX}",
+        shutil.which("neuronx-cc") is not None,
+        f"device.name: Neuron's compiler neuronx-cc must be on PATH, got none there; {remedy}",
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from models.errors import require
 from models.speculate.tree import Tree, TreeKind, tree_from_paths
 from models.speculate.tree_formats import read_fields
-from models.validation import POSITIVE, Rule, at_least, check_values
+from models.validation import POSITIVE, SEED, Rule, at_least, check_values
 
 SAMPLING_RULES = {
     "temperature": Rule(
@@ -19,6 +19,7 @@ SAMPLING_RULES = {
     "top_p": Rule("must be in (0, 1]", lambda value: 0 < value <= 1, "1 keeps every token"),
     "min_p": Rule("must be in [0, 1]", lambda value: 0 <= value <= 1, "0 keeps every token"),
     "repetition_penalty": replace(POSITIVE, remedy="1 penalizes nothing"),
+    "seed": SEED,
 }
 
 

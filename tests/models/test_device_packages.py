@@ -7,6 +7,7 @@ import logging
 import os
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,8 @@ def install(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))  # no compiler there
 
     def install(packages: dict[str, str]) -> None:
+        if "neuronx-cc" in packages:
+            (tmp_path / "neuronx-cc").touch(mode=0o755)
         for name, version in packages.items():
             folder = tmp_path / "site" / f"{name.replace('-', '_')}-{version}.dist-info"
             folder.mkdir(parents=True)
@@ -96,11 +99,22 @@ def test_the_cpu_can_be_had_whatever_is_installed(install, tmp_path, packages):
 def test_a_compiler_on_the_path_is_enough(install, tmp_path):
     install(ON_NEURON)
     trainium = machine(tmp_path / "trn1", neuron=True)
-    with pytest.raises(UserError, match="compiler neuronx-cc must be installed, got none"):
+    with pytest.raises(UserError, match="compiler neuronx-cc must be on PATH, got none"):
         choose_route("xla", trainium)
     compiler = tmp_path / "neuronx-cc"
     compiler.touch(mode=0o755)
     assert choose_route("xla", trainium).name == "xla"
+
+
+@pytest.mark.parametrize(("name", "packages"), [("neuron", NATIVE), ("xla", ON_NEURON | COMPILER)])
+def test_an_installed_compiler_must_be_where_the_backend_looks(install, tmp_path, name, packages):
+    install(packages)
+    trainium = machine(tmp_path / "trn", neuron=True)
+    (tmp_path / "neuronx-cc").unlink()  # as where the environment's folder is not on PATH
+    with pytest.raises(UserError, match="compiler neuronx-cc must be on PATH") as refused:
+        choose_route(name, trainium)
+    remedy = f"it is installed: export PATH={sysconfig.get_path('scripts')}:$PATH"
+    assert str(refused.value).endswith(remedy)
 
 
 def test_the_older_cores_have_the_older_route_alone(install, tmp_path):

@@ -85,12 +85,12 @@ def test_an_address_in_a_mistyped_override_is_shown_without_its_password(
         pytest.fail("the mistake was not refused")
 
     monkeypatch.setattr(
-        sys, "argv", ["data.prepare", *ENDPOINT, "answers.url=http://me:hunter2@a,b"]
+        sys, "argv", ["data.prepare", *ENDPOINT, "+answers.extra_body.x=http://me:hunter2@a,b"]
     )
     with pytest.raises(SystemExit):
         main()
     said = capsys.readouterr().err
-    assert said.startswith("error: answers.url: must be one value, got 'http://***@a,b'")
+    assert said.startswith("error: +answers.extra_body.x: must be one value, got 'http://***@a,b'")
     assert "hunter2" not in said
 
 

@@ -49,6 +49,7 @@ def environment(tmp_path_factory):
     library, site = place / "device.so", place / "site"
     build(HERE / "neuron_device/device.cpp", library)
     site.mkdir()
+    (place / "neuronx-cc").touch(mode=0o755)
     (site / "torch_neuronx").symlink_to(HERE / "neuron_device/torch_neuronx")
     torch_version = ".".join(torch.__version__.split(".")[:2])
     for name, version in (("torch-neuronx", f"{torch_version}.3.0"), ("neuronx-cc", "2.28.0")):
@@ -62,7 +63,10 @@ def environment(tmp_path_factory):
             )
     path = os.pathsep.join([str(site), str(HERE.parent)])
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("NEURON", "TORCH"))}
-    return kept | {"PYTHONPATH": path, "NEURON_OVER_HOST": str(library), "OMP_NUM_THREADS": "1"}
+    return kept | {
+        "PATH": f"{place}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": path,
+        "NEURON_OVER_HOST": str(library), "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
 
 
 def build(source: Path, library: Path) -> None:

@@ -1,6 +1,7 @@
 """The set-up and Slurm scripts, run on a made-up machine with stand-ins for its tools."""
 
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -63,13 +64,13 @@ def executable(path: Path, text: str) -> None:
 def setup(script: str, root: Path, **environment: str) -> subprocess.CompletedProcess:
     """Run a set-up script on the made-up machine, into `venv` beside it."""
     here = root.parent
-    fakes = {"FAKE_TORCH": "2.14.0", "FAKE_NEURONX": "2.14.3.0", "FAKE_LOG": str(here / "pip.log")}
+    fakes = {
+        "FAKE_TORCH": "2.14.0", "FAKE_NEURONX": "2.14.3.0", "FAKE_LOG": str(here / "pip.log"),
+        "HOST_ROOT": str(root), "PYTHON": str(here / "python"),
+    }  # fmt: skip
     if script == TRN1:
         fakes |= {"FAKE_TORCH": "2.9.0", "FAKE_NEURONX": "2.9.0.2.15.32035"}
-    return run(
-        "bash", script, here / "venv",
-        HOST_ROOT=str(root), PYTHON=str(here / "python"), **fakes | environment,
-    )  # fmt: skip
+    return run("bash", script, here / "venv", **fakes | environment)
 
 
 def run(*words: str | Path, **environment: str) -> subprocess.CompletedProcess:
@@ -104,6 +105,20 @@ def test_a_fresh_machine_is_set_up_once(script, instance, machine):
     second = setup(script, machine)
     assert second.returncode == 0
     assert installed(machine) == done
+
+
+def test_a_python_that_hydra_was_written_for_is_preferred(machine):
+    tools = machine.parent / "tools"
+    tools.mkdir()
+    for minor in (12, 13, 14):
+        text = PYTHON.replace("Python 3.12.0", f"Python 3.{minor}.0")
+        executable(tools / f"python3.{minor}", text.replace("-3.12}", f"-3.{minor}}}"))
+    for preferred in (13, 12, 14):
+        path = f"{tools}:/usr/bin:/bin"
+        done = setup(TRN2, machine, PYTHON="", PATH=path)
+        assert f"creating {machine.parent / 'venv'} with Python 3.{preferred}.0" in done.stdout
+        (tools / f"python3.{preferred}").unlink()
+        shutil.rmtree(machine.parent / "venv")
 
 
 @pytest.mark.parametrize("name", ["engines", "xla"])
@@ -190,7 +205,11 @@ def slurm(tmp_path):
         tools / "scontrol",
         f'#!/usr/bin/env bash\n[[ $1 == show ]] && printf "n1\\nn2\\n" || echo "$@" >>{log}\n',
     )
-    executable(venv / "torchrun", f'#!/usr/bin/env bash\necho "$@" >>{log}\nexec sleep "$NAP"\n')
+    executable(venv / "neuronx-cc", "#!/usr/bin/env bash\n")
+    executable(
+        venv / "torchrun",
+        f'#!/usr/bin/env bash\n(command -v neuronx-cc; echo "$@") >>{log}\nexec sleep "$NAP"\n',
+    )
     return {
         "PATH": f"{tools}:{os.environ['PATH']}", "ENVIRONMENT": str(venv.parent), "NAP": "0",
         "SLURM_SUBMIT_DIR": str(ROOT), "SLURM_JOB_ID": "7", "SLURM_NNODES": "2",
@@ -205,6 +224,13 @@ def test_a_slurm_job_launches_the_command_on_every_node(slurm):
     assert "--nnodes=2 --nproc-per-node=64 --max-restarts=3" in asked
     assert "--rdzv-endpoint=n1:29400 -m train device.cache_dir=" in asked
     assert asked.endswith(" device=neuron draft=qwen3-8b-eagle3\n")
+
+
+def test_the_compiler_of_the_environment_is_found_under_slurm(slurm, tmp_path):
+    relative = os.path.relpath(slurm["ENVIRONMENT"], ROOT)
+    done = run("bash", SLURM, **slurm | {"ENVIRONMENT": relative})
+    assert done.returncode == 0, done.stderr
+    assert Path(slurm["LOG"]).read_text().splitlines()[0] == f"{tmp_path}/venv/bin/neuronx-cc"
 
 
 def test_a_slurm_job_requeues_itself_before_its_time_is_over(slurm):

@@ -72,7 +72,8 @@ def refused(folder, monkeypatch, capfd):
 
 EVAL = {
     "checkpoint=nowhere": "checkpoint: must be a folder with config.json, got nowhere",
-    "checkpoint=3": "checkpoint: must be a directory or a list of them, got 3",
+    "checkpoint=3": "checkpoint: must be a folder with config.json, got 3",
+    "checkpoint=[]": "checkpoint: must be a directory or a list of them, got []",
     "checkpoint=cut": "checkpoint: must be a complete file, got cut/model.safetensors",
     "checkpoint=[draft,cut]": "checkpoint: must be a complete file, got cut/model.safetensors",
     "tree=nope": "tree: no such option, got 'nope'; choose one of auto, chain, dynamic, medusa-63,",
@@ -141,6 +142,28 @@ def test_eval_refuses_what_only_the_model_shows(mistake, refused):
 def test_train_refuses_before_a_model_is_loaded(mistake, message, refused):
     line, loaded = refused(train.__main__.main, "tree.nodes=20", "device.compile=false", mistake)
     assert line.startswith(message)
+    assert not loaded
+
+
+@pytest.mark.parametrize(
+    ("key", "words", "problem"),
+    [
+        (None, ["log=wandb"], "No API key configured"),
+        (None, ["experiment=qwen3-8b-eagle3"], "No API key configured"),
+        ("mine", ["log.wandb=online"], "WANDB_API_KEY invalid: "),
+    ],
+)
+def test_wandb_without_a_key_that_works_is_refused_first(
+    key, words, problem, refused, monkeypatch, tmp_path
+):
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL", "NETRC"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    if key is not None:
+        monkeypatch.setenv("WANDB_API_KEY", key)
+    line, loaded = refused(train.__main__.main, *words, "device.compile=false")
+    assert line.startswith(f"log.wandb: online needs an API key, got none that works ({problem}")
+    assert line.endswith("; set WANDB_API_KEY, or take log=wandb-offline or log=console")
     assert not loaded
 
 

@@ -12,7 +12,7 @@ from models.drafts.config.base import DraftConf
 from models.errors import require
 from models.speculate.config import TreeConf
 from models.target.config import TargetConf
-from models.validation import BELOW_ONE, POSITIVE, at_least, check_values
+from models.validation import BELOW_ONE, POSITIVE, SEED, at_least, check_values
 from train.config.log import LogConf
 from train.config.optim import OptimConf, Schedule
 from train.config.parallel import ParallelConf
@@ -48,7 +48,7 @@ class TrainConf:
     def __post_init__(self) -> None:
         check_values(
             self, eval_every=at_least(1), num_eval_prompts=at_least(1), save_every=at_least(1),
-            held_out_prompts=at_least(0), save_minutes=POSITIVE,
+            held_out_prompts=at_least(0), save_minutes=POSITIVE, seed=SEED,
         )  # fmt: skip
 
     @property

@@ -1,0 +1,169 @@
+"""Text after KEY= reaches the command as it was typed; what stays Hydra's works as before."""
+
+import dataclasses
+from typing import Any, get_args
+
+import pytest
+
+from conf.entry import compose, config_to_yaml, read_config
+from conf.typed_text import PATH_KEYS
+from data.config import ShowConf
+from data.features.config import CaptureConf
+from data.mixture.config import PrepareConf
+from infer.config import CalibrateConf, DecodePlanConf, EvalConf, GenerateConf
+from infer.tree_file import TreeFileConf
+from infer.tuning.config import TuneConf
+from models.drafts.config import METHODS
+from models.errors import UserError
+from train.config.run import TrainConf, TrainPlanConf
+
+pytestmark = pytest.mark.no_shapes
+
+PROMPTS = [
+    "Hi, how are you?",
+    "What's 2+2?",
+    "Is 1=1?",
+    "Use {x}, [y] and (z)",
+    "[INST] Hi [/INST]",
+    "你好,世界。",
+    "Où est le café ?",
+    "line one\nline two\t, tabbed",
+    '"To be", he said, "or not?"',
+    "C:\\dir\\",
+    'a \\" b \\',
+    "What does ${HOME:-x} do, and \\${y}?",
+    " spaces at both ends ",
+    "3.10",
+    "2026_11_25",
+    "1e5",
+    "true",
+    "-1",
+    "range(1,3)",
+    "# ~ ! ; & < > ^ `",
+]
+
+
+def generate(*overrides: str) -> GenerateConf:
+    return compose("generate", GenerateConf, list(overrides))
+
+
+def prepare(*overrides: str) -> PrepareConf:
+    return compose("prepare", PrepareConf, ["mixture=one", *overrides])
+
+
+def train(*overrides: str) -> TrainConf:
+    return compose("train", TrainConf, list(overrides))
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_a_prompt_is_taken_as_typed(prompt):
+    assert generate(f"prompt={prompt}").prompt == prompt
+
+
+def test_names_and_paths_are_taken_as_typed():
+    conf = train(
+        "run_name=2026_11_25", "data=jsonl", "data.path=date=2026-11-25/café, a(1).jsonl",
+        "data.split=train[:10%]", "data.column=1.50", "target.revision=3.10", "output_dir=1e5",
+    )  # fmt: skip
+    assert conf.run_name == "2026_11_25"
+    assert conf.data.path == "date=2026-11-25/café, a(1).jsonl"
+    assert (conf.data.split, conf.data.column) == ("train[:10%]", "1.50")
+    assert (conf.target.revision, conf.output_dir) == ("3.10", "1e5")
+
+
+def test_text_of_a_source_and_of_a_draft_is_taken_as_typed():
+    source = prepare(
+        "mixture.sources.rows.path=a,b.jsonl", "++mixture.sources.rows.columns.prompt=2024",
+        "mixture.sources.rows.category=it's",
+    ).mixture.sources["rows"]  # fmt: skip
+    assert (source.path, source.columns, source.category) == (
+        "a,b.jsonl",
+        {"prompt": "2024"},
+        "it's",
+    )
+    draft = train("draft=demo-lm", "draft.init_from=checkpoint", "draft.path=1.50").draft
+    assert draft.path == "1.50"  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_items_of_a_list_are_taken_as_typed():
+    conf = generate("prompt=a", "stop=[3.10, it's, café, '1, 2', \"}\", a b, true]")
+    assert conf.stop == ["3.10", "it's", "café", "1, 2", "}", "a b", "true"]
+    assert compose("eval", EvalConf, ["checkpoint=[1.50,a(1)]"]).checkpoint == ["1.50", "a(1)"]
+    assert compose("eval", EvalConf, ["checkpoint=2026_11_25"]).checkpoint == ["2026_11_25"]
+
+
+def test_quoted_values_null_and_interpolations_stay_what_they_were():
+    assert generate('prompt="a, b"', "checkpoint='x=1'").checkpoint == "x=1"
+    assert generate('prompt="a, b"').prompt == "a, b"
+    assert generate("prompt=null", "prompts=demo").prompt is None
+    assert generate("prompt=a", "run_name=x-${tree.depth}", "output=${run_name}").output == "x-4"
+    assert generate("prompt=a", "stop=[]").stop == []
+
+
+def test_a_run_keeps_text_that_looks_like_a_number(tmp_path):
+    conf = train("run_name=1.50", "log.project=2026-11-25", "data.column=1_0")
+    file = tmp_path / "config.yaml"
+    file.write_text(config_to_yaml(conf))
+    assert dataclasses.asdict(read_config(file, TrainConf)) == dataclasses.asdict(conf)
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["prompt=", "run_name=", "target.path=", "checkpoint=", "output_dir= ", "stop=[a,,b]"],
+)
+def test_an_empty_value_is_refused(override):
+    key = override.partition("=")[0]
+    with pytest.raises(UserError, match=rf"^{key}: must not be empty, got ' ?'; "):
+        generate("prompts=demo", override)
+
+
+@pytest.mark.parametrize("name", ["../x", "a/../../b", "/tmp/x", "."])
+def test_a_run_stays_in_its_folder(name):
+    with pytest.raises(UserError, match=r"^run_name: must name a folder below output_dir, got "):
+        generate("prompt=a", f"run_name={name}")
+
+
+def test_home_folders_are_expanded_in_every_path(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", "/home/me")
+    conf = generate(
+        "checkpoint=~/ck", "prompts=~/p.jsonl", "target.path=~/m", "output_dir=~/out",
+        "tree.file=~/tree.json", "device.cache_dir=~/cache",
+    )  # fmt: skip
+    assert (conf.checkpoint, conf.prompts) == ("/home/me/ck", "/home/me/p.jsonl")
+    assert (conf.target.path, conf.tree.file) == ("/home/me/m", "/home/me/tree.json")
+    assert (conf.output, conf.device.cache_dir) == (
+        "/home/me/out/generate/answers.jsonl",
+        "/home/me/cache",
+    )
+    assert compose("eval", EvalConf, ["checkpoint=[~/a,~/b]"]).checkpoint == [
+        "/home/me/a",
+        "/home/me/b",
+    ]
+    mixture = prepare("mixture.sources.rows.path=~/rows", "mixture.exclude=[~/held]").mixture
+    assert (mixture.sources["rows"].path, mixture.exclude) == ("/home/me/rows", ["/home/me/held"])
+    assert generate("prompt=~/m is home").prompt == "~/m is home"
+
+
+TEXT_KEYS = {
+    "api_key_env", "category", "column", "entity", "language", "license", "model", "project",
+    "prompt", "revision", "run_name", "split", "subset", "url", "visible_cores",
+}  # fmt: skip
+
+
+def list_text_keys(schema: Any) -> set[str]:
+    keys = set()
+    for field in dataclasses.fields(schema):
+        if field.type in (str, str | None, list[str]):
+            keys.add(field.name)
+        kinds = [field.type, *get_args(field.type)]
+        keys.update(*(list_text_keys(kind) for kind in kinds if dataclasses.is_dataclass(kind)))
+    return keys
+
+
+def test_every_text_key_is_known_to_be_a_path_or_not():
+    schemas = (
+        TrainPlanConf, PrepareConf, ShowConf, CaptureConf, EvalConf, CalibrateConf, TuneConf,
+        GenerateConf, DecodePlanConf, TreeFileConf, *METHODS.values(),
+    )  # fmt: skip
+    found = set().union(*map(list_text_keys, schemas)) - {"stop"}
+    assert found | {"checkpoint"} == TEXT_KEYS | PATH_KEYS
