@@ -161,9 +161,9 @@ def test_a_tiny_rest_is_not_lost():
 
 def test_what_teaches_is_flat():
     hidden, top = torch.randn(2, 3, 5), TopKLogits.from_logits(torch.randn(2, 3, 7), 2)
-    seen = TargetOutput(hidden=hidden, captured=hidden[..., :0])
+    seen = TargetOutput(hidden=hidden, captured=None)
     assert torch.equal(seen.loss_inputs(), hidden.flatten(0, 1))
-    flat = TargetOutput(hidden=hidden, captured=hidden[..., :0], topk=top).loss_inputs()
+    flat = TargetOutput(hidden=hidden, captured=None, topk=top).loss_inputs()
     assert flat.ids.shape == (6, 2)
     assert flat.rest.shape == (6,)
 
