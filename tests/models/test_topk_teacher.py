@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from models.distill import divergences
 from models.distill.config import LossConf, LossName
 from models.distill.losses import chunked_distillation_loss
 from models.distill.topk_logits import TopKLogits
@@ -134,6 +135,17 @@ def test_sharp_distributions_and_rows_without_any_stay_finite(name, spread, monk
     # as an accelerator takes them: those that weigh nothing too
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     all_close(learned(chunked_distillation_loss, args, conf_of(name)), rows)
+
+
+@pytest.mark.parametrize("spread", [1.0, 30.0])
+@each_loss
+def test_a_finite_zero_of_probability_is_bit_for_bit_an_infinite_one(name, spread, monkeypatch):
+    args = with_top(inputs(steps=(2,), spread=spread))
+    finite = both(args, conf_of(name))
+    monkeypatch.setattr(divergences, "LOG_ZERO", -torch.inf)
+    for found, wanted in zip(finite, both(args, conf_of(name)), strict=True):
+        for one, other in zip(found, wanted, strict=True):
+            assert torch.equal(one, other)
 
 
 @each_vocabulary
