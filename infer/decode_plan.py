@@ -29,7 +29,6 @@ from models.meta_model import (
     shard_target,
 )
 from models.parallel.tensor_parallel import plan_shards
-from models.speculate.growth import Proposal
 from models.target.precision import resolve_machine
 
 GIB, MS = 2**30, 1000
@@ -118,9 +117,8 @@ def trace_phases(conf: DecodePlanConf, target: MetaTarget, draft: Draft) -> list
             )
             lengths = torch.full((conf.batch,), conf.prompt_tokens)
             state, _, _ = session.prefill(input_ids, lengths, lengths)  # any row_ids will do
-        empty = input_ids[:, :0]
         with tracer.trace_phase(ONE_TOKEN) as one_token:
-            session.verify(replace(state, proposal=Proposal(ids=empty, parents=empty)))
+            session.verify(replace(state, proposal=None))
         with tracer.trace_phase(VERIFY) as verify:
             target_output, logits = session.verify(state)
         state, output = session.accept(state, target_output, logits)

@@ -10,6 +10,10 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+# Added to the score of a key that a query may not attend to: its weight is exactly 0, as by -inf,
+# which not every compiler computes with. bf16 has this number.
+MASKED_SCORE = -1e9
+
 
 class RMSNorm(nn.Module):
     """Root-mean-square norm, computed in fp32 under any autocast."""
@@ -47,12 +51,20 @@ def apply_rope(
     return (x * cos[:, None] + rotated * sin[:, None]).to(x.dtype)
 
 
+def attention_bias(
+    mask: Bool[Tensor, "*batch t s"], dtype: torch.dtype
+) -> Float[Tensor, "*batch t s"]:
+    """Return what is added to the scores of keys: 0 where `mask` is True, else MASKED_SCORE."""
+    return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, MASKED_SCORE)
+
+
 def attend(
     query: Float[Tensor, "b h t d"], key: Float[Tensor, "b kv s d"],
     value: Float[Tensor, "b kv s d"], mask: Bool[Tensor, "b 1 t s"],
 ) -> Float[Tensor, "b h t d"]:  # fmt: skip
     """Return softmax attention with grouped key-value heads; True in `mask` lets a query attend."""
-    return F.scaled_dot_product_attention(query, key, value, mask, enable_gqa=True)
+    bias = attention_bias(mask, query.dtype)
+    return F.scaled_dot_product_attention(query, key, value, bias, enable_gqa=True)
 
 
 def attend_unrolled(
@@ -65,13 +77,13 @@ def attend_unrolled(
     key at its own position. So step 0 is an ordinary masked attention, each later step adds one
     score per query, and log-sum-exp merges them: this needs neither a growing mask nor a
     T x (T * steps) score matrix. `mask` must allow at least one key for each query, or the output
-    is NaN.
+    is the mean of all values.
     """
     groups = query.shape[1] // keys[0].shape[1]
     keys = [key.repeat_interleave(groups, 1) for key in keys]
     values = [value.repeat_interleave(groups, 1) for value in values]
     query = query * query.shape[-1] ** -0.5
-    scores_BHTS = (query @ keys[0].mT).float().masked_fill(~mask, float("-inf"))
+    scores_BHTS = (query @ keys[0].mT).float().masked_fill(~mask, MASKED_SCORE)
     lse_BHT = scores_BHTS.logsumexp(-1)
     out = (scores_BHTS - lse_BHT[..., None]).exp().to(query.dtype) @ values[0]
     if len(keys) == 1:

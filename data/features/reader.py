@@ -91,14 +91,13 @@ class FeatureStore:
         """
         segments, shape = self._locate_rows(rows, length), (len(rows), length)
         is_topk = self.manifest.made.layout.teacher is TeacherKind.topk
-        empty = torch.zeros(*shape, 0, dtype=self.dtype)
         return TargetOutput(
             captured=self._read_hidden_states("captured", segments, shape)
             if self.needs.layers
-            else empty,
+            else None,
             hidden=self._read_hidden_states("hidden", segments, shape)
             if self.needs.hidden or not is_topk
-            else empty,
+            else torch.zeros(*shape, 1, dtype=self.dtype),
             topk=self._read_topk_logits(segments, shape) if is_topk else None,
         )
 

@@ -39,7 +39,7 @@ class ShardBuilder:
         schema = self.plan.schema
         target_output = self._pass(self.target, schema.layers, batch)
         tensors: dict[str, Tensor] = {}
-        if schema.layers:
+        if target_output.captured is not None:
             states = target_output.captured.unflatten(-1, (len(schema.layers), schema.hidden_size))
             tensors |= quantize_states("captured", states, schema)
         if schema.hidden or schema.teacher is TeacherKind.hidden:

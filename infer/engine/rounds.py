@@ -17,14 +17,16 @@ from dataclasses import dataclass, replace
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.utils._pytree import register_dataclass
 
-from infer.verify import AcceptanceRule, ScoredTree
+from infer.engine.row_tensors import make_contiguous
+from infer.verify import AcceptanceRule, ScoredNodes, ScoredTree, accept_root
 from models.drafts.base import Draft, DraftState
 from models.speculate.config import SamplingConf
 from models.speculate.growth import Proposal, ancestor_mask, node_depths
 from models.speculate.sampling import History, Sampler, gumbel_noise, uniform_noise, warp_logits
 from models.speculate.tree import Tree
-from models.target.cache import CacheWrite, StaticCache, prompt_mask, tree_mask
+from models.target.cache import CacheMoves, CacheWrite, StaticCache, prompt_mask, tree_mask
 from models.target.language_model import LanguageModel, TargetOutput
 
 # The uses of random numbers; each derives its own seed. Ratio tests are exact only if draft,
@@ -74,8 +76,7 @@ class SlotState:
     active: Bool[Tensor, " batch"]
     noise: Float[Tensor, "batch lookahead vocab"] | None  # of the positions after the root
     history: History | None  # of the tokens before the root; None without penalties
-    source: Int[Tensor, "batch moves"]  # slots of the last round's path, for the next pass to move
-    destination: Int[Tensor, "batch moves"]  # slots that it moves them to
+    moves: CacheMoves | None  # of the last round's path, for the next pass; None if it is in place
 
 
 @dataclass(kw_only=True)
@@ -88,6 +89,11 @@ class RoundOutput:
     logits: Float[Tensor, "batch path vocab"]  # after each node of the path
     scores: Float[Tensor, "batch path vocab"]  # the target's token is their argmax
     host_copy: Int[Tensor, "batch path_and_count"]  # `ids` and `count` in one tensor, for the host
+
+
+# tree_map enters these.
+for _container in (SlotState, RoundOutput, Proposal, History, TargetOutput, CacheMoves):
+    register_dataclass(_container)
 
 
 def derive_seed(rule: SamplingConf, use: int) -> int:
@@ -148,24 +154,41 @@ def open_slots(
     rule: SamplingConf, lookahead: int, max_moves: int, garbage_slot: int,
     row_ids: Int[Tensor, " batch"], lengths: Int[Tensor, " batch"],
     scores: Float[Tensor, "batch vocab"], history: History | None,
-) -> tuple[SlotState, SlotState, Proposal]:  # fmt: skip
-    """Return the state of the rows after their prompts, a copy for the draft, and an empty tree.
+) -> tuple[SlotState, SlotState]:  # fmt: skip
+    """Return the state of the rows after their prompts, and a copy for the draft.
 
     The root of each row is the argmax of its scores. The draft needs a copy because it may keep
     tensors of its rows: if the rows of a round shared a tensor with the draft's state, that round
     would need a graph of its own.
     """
-    source, destination = (
-        torch.full((len(lengths), max_moves), garbage_slot, device=lengths.device) for _ in range(2)
-    )
     rows = SlotState(
         row_ids=row_ids, lengths=lengths, root=scores.argmax(-1), active=lengths > 0,
         noise=lookahead_noise(rule, lookahead, scores.shape[-1], row_ids, lengths + 1),
-        history=history, source=source, destination=destination,
+        history=history, moves=_no_moves(len(lengths), max_moves, garbage_slot, lengths.device),
     )  # fmt: skip
-    draft_rows = replace(rows, lengths=lengths.clone(), root=rows.root.clone())
-    empty = lengths.new_zeros(len(lengths), 0)
-    return rows, draft_rows, Proposal(ids=empty, parents=empty.clone())
+    return make_contiguous((rows, replace(rows, lengths=lengths.clone(), root=rows.root.clone())))
+
+
+def _no_moves(
+    batch: int, max_moves: int, garbage_slot: int, device: torch.device
+) -> CacheMoves | None:
+    """Return moves of the garbage slot to itself, or None if rounds move nothing."""
+    if not max_moves:
+        return None
+    source, destination = (
+        torch.full((batch, max_moves), garbage_slot, device=device) for _ in range(2)
+    )
+    return CacheMoves(source=source, destination=destination)
+
+
+def _verified_nodes(
+    rows: SlotState, proposal: Proposal | None
+) -> tuple[Int[Tensor, "batch verified"], Bool[Tensor, "batch verified verified"]]:
+    """Return the tokens of root and nodes, and the mask of each one's ancestors and itself."""
+    root = rows.root[:, None]
+    if proposal is None:
+        return root, torch.ones_like(root, dtype=torch.bool)[:, None]
+    return torch.cat([root, proposal.ids], 1), ancestor_mask(proposal.parents)
 
 
 def score(
@@ -173,39 +196,40 @@ def score(
     cache: StaticCache,
     layers: list[int],
     rows: SlotState,
-    proposal: Proposal,
+    proposal: Proposal | None,
 ) -> tuple[TargetOutput, Float[Tensor, "batch verified vocab"]]:
     """Run the target once over root and nodes; return its output and the logits after each.
 
     The cache is changed in place: keys of the last round's path are moved, those of root and nodes
     are added.
     """
-    input_ids = torch.cat([rows.root[:, None], proposal.ids], 1)
+    input_ids, ancestors = _verified_nodes(rows, proposal)
     num_nodes, num_slots = input_ids.shape[1], cache.garbage_slot + 1
-    ancestors = ancestor_mask(proposal.parents)
     slots = rows.lengths[:, None] + torch.arange(num_nodes, device=input_ids.device)
     target_output = target.forward_hidden(
         input_ids, positions=rows.lengths[:, None] + node_depths(ancestors),
         mask=tree_mask(rows.lengths, ancestors, num_slots), layers=layers, cache=cache,
         write=CacheWrite(
             slots=torch.where(rows.active[:, None], slots, cache.garbage_slot),
-            move_from=rows.source, move_to=rows.destination,
+            moves=rows.moves,
         ),
     )  # fmt: skip
     return target_output, target.logits(target_output.hidden)
 
 
 def accept(
-    policy: DecodePolicy, garbage_slot: int, rows: SlotState, proposal: Proposal,
+    policy: DecodePolicy, garbage_slot: int, rows: SlotState, proposal: Proposal | None,
     target_output: TargetOutput, logits: Float[Tensor, "batch verified vocab"],
 ) -> tuple[SlotState, RoundOutput]:  # fmt: skip
     """Accept one path of the tree; return the rows after the round, and the emitted tokens."""
     scored = _score_nodes(policy, rows, proposal, logits)
-    path = policy.acceptance_rule.accept(scored, policy.tree.max_path_length)
+    if proposal is None:
+        path = accept_root(scored)
+    else:
+        path = policy.acceptance_rule.accept(
+            ScoredTree(proposal=proposal, **vars(scored)), policy.tree.max_path_length
+        )
     count = torch.where(rows.active, path.count, 0)
-    # The root is in place, and the target's own token, the last of `count`, has no key yet.
-    offset = torch.arange(1, rows.source.shape[1] + 1, device=count.device)
-    is_moved = offset < count[:, None]
     lengths = rows.lengths + count
     last = path.ids.gather(1, (count - 1).clamp_min(0)[:, None])[:, 0]  # inactive rows have count 0
     next_rows = SlotState(
@@ -218,56 +242,65 @@ def accept(
         ),
         history=rows.history
         and rows.history.add(torch.cat([rows.root[:, None], path.ids[:, :-1]], 1), count),
-        source=torch.where(
-            is_moved, rows.lengths[:, None] + path.nodes[:, 1 : 1 + len(offset)], garbage_slot
-        ),
-        destination=torch.where(is_moved, rows.lengths[:, None] + offset, garbage_slot),
+        moves=rows.moves and _moves_of_path(rows.lengths, path.nodes[:, 1:], count, garbage_slot),
     )
-    return next_rows, RoundOutput(
+    round_output = RoundOutput(
         ids=path.ids, count=count,
         target_output=TargetOutput(
             hidden=_on_path(target_output.hidden, path.nodes),
-            captured=_on_path(target_output.captured, path.nodes),
+            captured=None
+            if target_output.captured is None
+            else _on_path(target_output.captured, path.nodes),
         ),
         logits=_on_path(logits, path.nodes), scores=_on_path(scored.scores, path.nodes),
         host_copy=torch.cat([path.ids, count[:, None]], 1),
     )  # fmt: skip
+    return make_contiguous((next_rows, round_output))
+
+
+def _moves_of_path(
+    lengths: Int[Tensor, " batch"], nodes: Int[Tensor, "batch depth"],
+    count: Int[Tensor, " batch"], garbage_slot: int,
+) -> CacheMoves:  # fmt: skip
+    """Return the moves of a path's `nodes`, of which rows emitted `count - 1`, behind the root."""
+    # The root is in place, and the target's own token, the last of `count`, has no key yet.
+    offset = torch.arange(1, nodes.shape[1] + 1, device=nodes.device)
+    is_moved = offset < count[:, None]
+    return CacheMoves(
+        source=torch.where(is_moved, lengths[:, None] + nodes, garbage_slot),
+        destination=torch.where(is_moved, lengths[:, None] + offset, garbage_slot),
+    )
 
 
 def _on_path(
     values: Float[Tensor, "batch verified width"], path: Int[Tensor, "batch path"]
 ) -> Float[Tensor, "batch path width"]:
     """Return the values at the nodes of each row's path."""
-    if not values.shape[-1]:  # no layer is captured, and XLA cannot gather from width 0
-        return values[:, : path.shape[1]]
     return values.gather(1, path[:, :, None].expand(-1, -1, values.shape[-1]))
 
 
 def _score_nodes(
-    policy: DecodePolicy, rows: SlotState, proposal: Proposal, logits: Tensor
-) -> ScoredTree:
+    policy: DecodePolicy, rows: SlotState, proposal: Proposal | None, logits: Tensor
+) -> ScoredNodes:
     """Return the target's distributions and the random numbers that the acceptance rule needs."""
-    ancestors = ancestor_mask(proposal.parents)
-    node_ids = torch.cat([rows.root[:, None], proposal.ids], 1)
+    node_ids, ancestors = _verified_nodes(rows, proposal)
     history = rows.history and rows.history.on_path(node_ids, ancestors)
     warped = warp_logits(policy.sampling_rule, logits, history)
     if policy.sampling_rule.is_greedy:
-        return ScoredTree(proposal=proposal, warped_logits=warped)
+        return ScoredNodes(warped_logits=warped)
     if rows.noise is not None:
         depth = node_depths(ancestors)[:, :, None].expand(-1, -1, warped.shape[-1])
-        return ScoredTree(
-            proposal=proposal, warped_logits=warped, noise=rows.noise.gather(1, depth)
-        )
+        return ScoredNodes(warped_logits=warped, noise=rows.noise.gather(1, depth))
     node = torch.arange(warped.shape[1], device=warped.device).expand(len(warped), -1)
     # No two rounds of a row start at the same length, so the length identifies the round.
     row_ids, turn = rows.row_ids, rows.lengths
-    return ScoredTree(
-        proposal=proposal,
+    return ScoredNodes(
         warped_logits=warped,
         noise=_keyed_noise(
             policy.sampling_rule, RESIDUAL_NOISE, policy.vocab_size, row_ids, turn, node
         ),
-        uniforms=uniform_noise(
+        uniforms=proposal
+        and uniform_noise(
             derive_seed(policy.sampling_rule, COIN_NOISE), row_ids, turn, node[:, 1:]
         ),
     )
@@ -275,9 +308,11 @@ def _score_nodes(
 
 def move(cache: StaticCache, rows: SlotState) -> SlotState:
     """Move keys of the accepted path to their final slots in `cache`; return rows without moves."""
-    cache.move(rows.source, rows.destination)
-    nowhere = torch.full_like(rows.source, cache.garbage_slot)
-    return replace(rows, source=nowhere, destination=nowhere.clone())
+    assert rows.moves is not None
+    cache.move(rows.moves)
+    batch, max_moves = rows.moves.source.shape
+    device = rows.moves.source.device
+    return replace(rows, moves=_no_moves(batch, max_moves, cache.garbage_slot, device))
 
 
 def begin(
@@ -292,7 +327,8 @@ def begin(
     state = draft.start(
         state, input_ids, lengths=rows.lengths, first_token=rows.root, target_output=target_output
     )
-    return state, draft.propose(state, tree=policy.tree, sampler=make_sampler(policy, rows))
+    proposal = draft.propose(state, tree=policy.tree, sampler=make_sampler(policy, rows))
+    return make_contiguous((state, proposal))
 
 
 def draft_next(
@@ -306,7 +342,8 @@ def draft_next(
     state = draft.advance(
         state, round_output.ids, count=round_output.count, target_output=round_output.target_output
     )
-    return state, draft.propose(state, tree=policy.tree, sampler=make_sampler(policy, rows))
+    proposal = draft.propose(state, tree=policy.tree, sampler=make_sampler(policy, rows))
+    return make_contiguous((state, proposal))
 
 
 def fused(
@@ -317,8 +354,8 @@ def fused(
     draft: Draft | None,
     state: DraftState,
     rows: SlotState,
-    proposal: Proposal,
-) -> tuple[SlotState, RoundOutput, DraftState, Proposal]:
+    proposal: Proposal | None,
+) -> tuple[SlotState, RoundOutput, DraftState, Proposal | None]:
     """Run a whole round in one graph; return the results of `accept` and of `draft_next`."""
     target_output, logits = score(target, cache, layers, rows, proposal)
     rows, round_output = accept(policy, cache.garbage_slot, rows, proposal, target_output, logits)

@@ -28,6 +28,15 @@ def allocate_slots(
     return target.new_cache(batch, slots), state
 
 
+def make_contiguous(rows: Any) -> Any:
+    """Return `rows` with every tensor contiguous, however nested; copy those that are views.
+
+    Strides are part of a graph's shape. What a graph reads comes from several functions, whose
+    results have equal strides only if all are contiguous.
+    """
+    return tree_map_only(Tensor, Tensor.contiguous, rows)
+
+
 def empty_like(rows: Any, batch: int) -> Any:
     """Return `rows` with each tensor replaced by zeros for `batch` rows."""
     return tree_map_only(Tensor, lambda tensor: tensor.new_zeros(batch, *tensor.shape[1:]), rows)

@@ -27,7 +27,6 @@ from models.drafts.ngram import MixedDraft
 from models.errors import require
 from models.speculate.config import SamplingConf
 from models.speculate.growth import Proposal
-from models.speculate.sampling import History
 from models.speculate.tree import NO_TREE, Tree
 from models.target.cache import StaticCache
 from models.target.language_model import LanguageModel, TargetOutput
@@ -46,13 +45,12 @@ class SessionState:
     """The state that one step hands to the next."""
 
     rows: SlotState
-    proposal: Proposal  # the tree that the next round verifies
+    proposal: Proposal | None  # the tree that the next round verifies; None without a draft
     cache: StaticCache  # of the target
     draft_state: DraftState
 
 
-for _container in (SlotState, Proposal, History, SessionState):  # tree_map looks into them
-    register_dataclass(_container)
+register_dataclass(SessionState)  # tree_map enters it
 
 
 def count_cache_slots(tree: Tree, slots: int) -> int:
@@ -142,10 +140,11 @@ class Session:
         target_output, logits, scores, history = self._prefill(
             self.target, cache, self.layers, policy.sampling_rule, input_ids, lengths, row_ids
         )
-        rows, draft_rows, proposal = self._open_slots(
+        rows, draft_rows = self._open_slots(
             policy.sampling_rule, policy.lookahead, policy.max_moves, cache.garbage_slot, row_ids,
             lengths, scores, history,
         )  # fmt: skip
+        proposal = None
         if self.draft is not None:
             draft_state, proposal = self._begin(
                 self.draft, draft_state, policy, input_ids, draft_rows, target_output

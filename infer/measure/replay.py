@@ -177,10 +177,7 @@ class _PrefixBatch:
         self.draft, self.text = replay.draft, text
         self.roots = text.prompt_length + starts  # positions of the last known tokens
         ids, rule, vocab_size = text.ids.expand(len(starts), -1), replay.rule, replay.vocab_size
-        target_output = TargetOutput(
-            hidden=text.target_output.hidden.expand(len(starts), -1, -1),
-            captured=text.target_output.captured.expand(len(starts), -1, -1),
-        )
+        target_output = text.target_output.map_tensors(lambda t: t.expand(len(starts), -1, -1))
         self.state: DraftState = self.draft.start(
             self.draft.new_state(len(starts), slots), ids, lengths=self.roots,
             first_token=text.ids[self.roots], target_output=target_output,

@@ -5,7 +5,13 @@ The rule is called once per round, on the device, by `accept` in infer/engine/ro
 """
 
 from infer.config import EvaluationConf, Verification
-from infer.verify.base import AcceptanceRule, AcceptedPath, ScoredTree
+from infer.verify.base import (
+    AcceptanceRule,
+    AcceptedPath,
+    ScoredNodes,
+    ScoredTree,
+    accept_root,
+)
 from infer.verify.greedy_and_coupled import CoupledRule, GreedyRule, TypicalRule, walk_choices
 from infer.verify.rejection_and_block import BlockRule, RejectionRule
 from models.speculate.config import SamplingConf
@@ -20,8 +26,10 @@ __all__ = [
     "CoupledRule",
     "GreedyRule",
     "RejectionRule",
+    "ScoredNodes",
     "ScoredTree",
     "TypicalRule",
+    "accept_root",
     "build_acceptance_rule",
     "build_evaluation_rule",
     "walk_choices",

@@ -15,17 +15,17 @@ from infer.config import Verification
 from models.errors import require
 from models.speculate.config import SamplingConf
 from models.speculate.growth import Proposal, ancestor_mask, node_depths
+from models.speculate.operators import gather_mask
 from models.speculate.tree import Tree, TreeKind
 
 
 @dataclass(kw_only=True)
-class ScoredTree:
-    """A proposed tree with the target's logits at its nodes, and the random numbers of the round.
+class ScoredNodes:
+    """The target's logits at the root and all nodes, and the random numbers of the round.
 
     The `verified` axis is the root and then all nodes; logits of a node are for the token after it.
     """
 
-    proposal: Proposal
     warped_logits: Float[Tensor, "batch verified vocab"]  # the target's, after temperature etc.
     noise: Float[Tensor, "batch verified vocab"] | None = None  # Gumbel; None: greedy
     uniforms: Float[Tensor, "batch nodes"] | None = None  # uniform in (0, 1), one for each node
@@ -55,12 +55,25 @@ class ScoredTree:
 
 
 @dataclass(kw_only=True)
+class ScoredTree(ScoredNodes):
+    """A proposed tree with the scores of its nodes."""
+
+    proposal: Proposal
+
+
+@dataclass(kw_only=True)
 class AcceptedPath:
     """The path and tokens that one round emits, padded to the deepest possible path."""
 
     ids: Int[Tensor, "batch path"]  # accepted draft tokens, then the target's token
     nodes: Int[Tensor, "batch path"]  # the path from the root, node 0; its last node repeats
     count: Int[Tensor, " batch"]  # number of emitted `ids`: 1 .. depth + 1
+
+
+def accept_root(scored: ScoredNodes) -> AcceptedPath:
+    """Return what every rule accepts if there is no tree: the target's own token."""
+    root = torch.zeros_like(scored.choice)
+    return AcceptedPath(ids=scored.choice, nodes=root, count=root[:, 0] + 1)
 
 
 def build_accepted_path(
@@ -77,9 +90,10 @@ def build_accepted_path(
     end_B1 = end[:, None]
     length_B1 = depth_BN.gather(1, end_B1)
     level_D = torch.arange(depth + 1, device=end.device)
-    path_BN = ancestors_BNN.gather(1, end_B1[:, :, None].expand_as(ancestors_BNN[:, :1]))[:, 0]
+    end_B1N = end_B1[:, :, None].expand_as(ancestors_BNN[:, :1])
+    path_BN = gather_mask(ancestors_BNN, 1, end_B1N)[:, 0]
     at_level_BDN = path_BN[:, None] & (depth_BN[:, None] == level_D[:, None])
-    nodes_BD = torch.where(level_D <= length_B1, at_level_BDN.int().argmax(-1), end_B1)
+    nodes_BD = torch.where(level_D <= length_B1, at_level_BDN.float().argmax(-1), end_B1)
     token_BD = pad(proposal.ids, (1, 0)).gather(1, nodes_BD.roll(-1, 1))  # of the path's next node
     ids_BD = torch.where(level_D < length_B1, token_BD, next_token[:, None])
     return AcceptedPath(ids=ids_BD, nodes=nodes_BD, count=length_B1[:, 0] + 1)

@@ -42,7 +42,7 @@ def walk_choices(
         # models/drafts/ngram.py.
         matches = (proposal.parents + 1 == node[:, None]) & (proposal.ids == next_id)
         on_path = on_path & matches.any(1)
-        node = torch.where(on_path, matches.int().argmax(1) + 1, node)
+        node = torch.where(on_path, matches.float().argmax(1) + 1, node)
         count = count + on_path
         nodes.append(node)
     ids.append(choice.gather(1, node[:, None])[:, 0])
@@ -105,6 +105,6 @@ class TypicalRule(AcceptanceRule):
         # The root always passes: it was emitted before.
         allowed_BN = pad(self.typical_nodes(proposal, scored.warped_logits), (1, 0), value=True)
         reached_BN = (allowed_BN[:, None] | ~ancestors_BNN).all(-1)
-        end_B = torch.where(reached_BN, node_depths(ancestors_BNN), -1).argmax(1)
+        end_B = torch.where(reached_BN, node_depths(ancestors_BNN), -1).float().argmax(1)
         next_token_B = scored.choice.gather(1, end_B[:, None])[:, 0]
         return build_accepted_path(proposal, end_B, next_token_B, depth)

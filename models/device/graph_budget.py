@@ -1,8 +1,8 @@
 """The graphs that a run compiles: announced before it starts, checked on every call while it runs.
 
-A graph belongs to a function and a shape: the sizes and types of its tensors, and every argument
-that is not a tensor, such as a tree or the layers to capture. If a device can take an hour to
-compile a graph, its runs are strict: an unannounced graph is an error before it is compiled. On
+A graph belongs to a function and a shape: the sizes, types and strides of its tensors, and every
+argument that is not a tensor, such as a tree or the layers to capture. If a device can take an hour
+to compile a graph, its runs are strict: an unannounced graph is an error before it is compiled. On
 others it is compiled and counted, with a warning.
 """
 
@@ -200,7 +200,9 @@ def _describe_value(
 ) -> Iterator[tuple[Any, ...]]:
     kind = type(value)
     if isinstance(value, Tensor):
-        yield path, value.shape, value.dtype
+        # PyTorch compiles again for other strides; those of contiguous tensors follow from sizes.
+        strides = () if value.is_contiguous() else ("strides", value.stride())
+        yield path, value.shape, value.dtype, *strides
     elif value is None or kind in (bool, int, float, str):
         yield path, value
     elif kind is list:  # of numbers

@@ -28,7 +28,9 @@ from torch.nn.functional import pad
 from models.distill.config import LossConf
 from models.distill.topk_logits import TopKLogits
 
-LOG_ZERO = -1e30  # stands for log(0), but stays finite when multiplied by weights or by 0
+# Stands for log(0), but stays finite when multiplied by weights or by 0; and not every compiler
+# computes with -inf.
+LOG_ZERO = -1e30
 TINY = torch.finfo(torch.float32).tiny
 
 
@@ -128,7 +130,7 @@ class DraftDistribution:
     alpha: Float[Tensor, "*steps tokens"]  # probability that a sampled draft token is accepted
     top_token: Int[Tensor, "*steps tokens"]  # likeliest token, a draft id
     label_log_prob: Float[Tensor, "*steps tokens"] | None
-    # If coarse, the logits of the bucket's tokens and -inf for the others.
+    # If coarse, the logits of the bucket's tokens and LOG_ZERO for the others.
     bucket_logits: Float[Tensor, "*steps tokens _"] | None
     target_dist: TargetDistribution
 
@@ -153,7 +155,7 @@ class DraftDistribution:
 
 def _bucket_logit(bucket_logits: Tensor) -> Tensor:
     """Return the logit of the bucket, or `LOG_ZERO` if it is empty."""
-    return bucket_logits.logsumexp(-1, keepdim=True).clamp_min(LOG_ZERO)
+    return bucket_logits.logsumexp(-1, keepdim=True)
 
 
 def draft_distribution(
@@ -170,14 +172,12 @@ def draft_distribution(
     bucket_logits, column_logits = None, logits
     if target_dist.column_ids is not None:
         columns = target_dist.column_ids.expand(*logits.shape[:-1], -1)
-        bucket_logits = pad(logits, (0, 1), value=-torch.inf)  # for tokens that the draft lacks
+        bucket_logits = pad(logits, (0, 1), value=LOG_ZERO)  # for tokens that the draft lacks
         top_logits, bucket_logits = (
             bucket_logits.gather(-1, columns),
-            bucket_logits.scatter(-1, columns, -torch.inf),
+            bucket_logits.scatter(-1, columns, LOG_ZERO),
         )
-        column_logits = torch.cat(
-            [top_logits.clamp_min(LOG_ZERO), _bucket_logit(bucket_logits)], -1
-        )
+        column_logits = torch.cat([top_logits, _bucket_logit(bucket_logits)], -1)
     log_probs = column_logits.log_softmax(-1)
     probs = log_probs.exp()
     # At a tie, the gradient of `where` matches `probs_below_target`; that of `minimum`, which is
@@ -319,9 +319,9 @@ def topk_kl(draft: DraftDistribution, conf: LossConf) -> LossTerm:
     top_probs, ids = soft[..., :num_tokens].topk(min(conf.top_k, num_tokens), -1)
     target_rest = soft.scatter(-1, ids, 0.0).sum(-1)
     ids = ids.expand(*draft.alpha.shape, -1)
-    rest_log_probs = draft.log_probs.scatter(-1, ids, -torch.inf)
+    rest_log_probs = draft.log_probs.scatter(-1, ids, LOG_ZERO)
     # A sharp draft's probability of the bucket would underflow, so only its logarithm is used.
-    log_rest = rest_log_probs.logsumexp(-1).clamp_min(LOG_ZERO)
+    log_rest = rest_log_probs.logsumexp(-1)
     entropy = torch.special.entr(top_probs).sum(-1) + torch.special.entr(target_rest)
     cross = (top_probs * draft.log_probs.gather(-1, ids)).sum(-1) + target_rest * log_rest
     target_probs = (

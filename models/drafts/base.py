@@ -44,9 +44,8 @@ class Batch:
         Padding attends to earlier padding and itself, so that no query is without a key.
         """
         same_document = self.document_ids[:, :, None] == self.document_ids[:, None, :]
-        length = self.input_ids.shape[1]
-        causal = torch.ones(length, length, dtype=torch.bool, device=self.input_ids.device).tril()
-        return (same_document & causal)[:, None]
+        place = torch.arange(self.input_ids.shape[1], device=self.input_ids.device)
+        return (same_document & (place <= place[:, None]))[:, None]
 
 
 @dataclass(kw_only=True)

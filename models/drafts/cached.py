@@ -17,6 +17,7 @@ from torch import Tensor
 from models.drafts.base import Draft, DraftState, with_last_hidden
 from models.layers import attend
 from models.speculate.growth import Proposal, grow
+from models.speculate.operators import gather_mask
 from models.speculate.sampling import Sampler
 from models.speculate.tree import Tree
 from models.target.cache import prompt_mask, slot_index, tree_mask
@@ -131,7 +132,8 @@ class CachedDraft(Draft):
             nonlocal hidden, visible, used
             scratch = torch.arange(visible.shape[-1], device=tokens.device)
             new_nodes = used + torch.arange(tokens.shape[1], device=tokens.device)
-            visible = visible.gather(1, parent_index[:, :, None].expand(-1, -1, visible.shape[-1]))
+            parents = parent_index[:, :, None].expand(-1, -1, visible.shape[-1])
+            visible = gather_mask(visible, 1, parents)
             visible = visible | (scratch == new_nodes[:, None])
             hidden = hidden.gather(1, parent_index[:, :, None].expand(-1, -1, hidden.shape[-1]))
             hidden = self.forward_step(

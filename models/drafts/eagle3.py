@@ -137,6 +137,7 @@ class Eagle3Draft(OneLayerDraft):
 
     def target_features(self, target_output: TargetOutput) -> Float[Tensor, "b t h"]:
         """Return the captured layers, projected to one feature."""
+        assert target_output.captured is not None
         captured = target_output.captured.to(self.fc.weight.dtype)
         return self.fc(self.input_norm(captured) if self.config.norm_before_fc else captured)
 

@@ -86,8 +86,10 @@ class NgramDraft(Draft):
         step = torch.arange(tree.depth, device=token_ids.device)
         # A copy that reaches the last known token starts over, so that a period repeats.
         period = (lengths - start).clamp_min(1)[:, None]
-        ids = token_ids.gather(1, start[:, None] + step % period)
-        return Proposal(ids=ids, parents=(step - 1).expand_as(ids))
+        # step // period: a remainder of integers is beyond some compilers.
+        turns = (period[:, :, None] * (step + 1) <= step[:, None]).sum(-1)
+        ids = token_ids.gather(1, start[:, None] + step - turns * period)
+        return Proposal(ids=ids, parents=(step - 1).repeat(len(ids), 1))
 
     def _find_match(
         self, token_ids: Int[Tensor, "batch slots"], lengths: Int[Tensor, " batch"]
@@ -103,9 +105,10 @@ class NgramDraft(Draft):
             match_length = match_length + is_match
         has_match = (slot[None] < lengths[:, None]) & (match_length > 0)
         # The longest match wins, then the latest: a slot is less than the number of slots.
-        best = torch.where(has_match, match_length * token_ids.shape[1] + slot, -1).argmax(1)
+        # Floats hold these numbers exactly, and not every compiler has an argmax of integers.
+        score = torch.where(has_match, match_length * token_ids.shape[1] + slot, -1).float()
         # A row without tokens may get any slot, but it must be a valid one.
-        return torch.where(has_match.any(1), best, (lengths - 1).clamp_min(0))
+        return torch.where(has_match.any(1), score.argmax(1), (lengths - 1).clamp_min(0))
 
 
 class MixedDraft(Draft):
@@ -185,7 +188,7 @@ def graft_chain(grown: Proposal, chain: Int[Tensor, "batch copied"]) -> Proposal
     for depth, token in enumerate(chain.unbind(1)):
         parents.append(node)
         is_same_token = (grown.parents == node[:, None]) & (grown.ids == token[:, None])
-        node = torch.where(is_same_token.any(1), is_same_token.int().argmax(1), nodes + depth)
+        node = torch.where(is_same_token.any(1), is_same_token.float().argmax(1), nodes + depth)
     return Proposal(
         ids=torch.cat([grown.ids, chain], 1),
         parents=torch.cat([grown.parents, torch.stack(parents, 1)], 1),

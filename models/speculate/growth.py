@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from models.speculate.operators import gather_mask, stable_topk, topk_rows
 from models.speculate.sampling import Sampler
 from models.speculate.tree import Tree, TreeKind
 
@@ -37,7 +38,7 @@ def ancestor_mask(
     # The root is its own parent.
     jump = torch.cat([torch.zeros_like(parents_BN[:, :1]), parents_BN + 1], 1)
     for _ in range(nodes.bit_length()):  # pointer doubling: the reach, 1 at first, doubles
-        ancestors = ancestors | ancestors.gather(1, jump[:, :, None].expand_as(ancestors))
+        ancestors = ancestors | gather_mask(ancestors, 1, jump[:, :, None].expand_as(ancestors))
         jump = jump.gather(1, jump)
     return ancestors
 
@@ -113,7 +114,7 @@ def _grow_static(
     for depth, level in enumerate(tree.levels):
         ranks = max(rank for _, rank in level) + 1
         warped, scores = scorer.score_candidates(logits, depth)
-        top = scores.topk(ranks, dim=-1).indices.expand(-1, len(expanded), -1)
+        top = topk_rows(scores, ranks)[1].expand(-1, len(expanded), -1)
         if scorer.sampler.draws:
             log_probs = scorer.target_log_probs(warped).expand(-1, len(expanded), -1)
             drawn_from |= {offset + 1 + p: log_probs[:, i] for i, p in enumerate(expanded)}
@@ -134,7 +135,7 @@ def _grow_static(
         child_log_probs = torch.stack([drawn_from.get(i, leaf) for i in range(len(parents) + 1)], 1)
     return Proposal(
         ids=torch.cat(ids, 1),
-        parents=torch.tensor(parents, device=logits.device).expand(len(logits), -1),
+        parents=torch.tensor(parents, device=logits.device).repeat(len(logits), 1),
         child_log_probs=child_log_probs,
     )
 
@@ -146,7 +147,7 @@ def _grow_dynamic(
         _, scores = scorer.score_candidates(logits, level)
         # Values above 0, which rounding may cause, would let a child outrank its parent.
         log_probs = scores.float().log_softmax(-1).clamp_max(0.0)
-        logp, token = log_probs.topk(tree.children, dim=-1)
+        logp, token = topk_rows(log_probs, tree.children)
         return logp, scorer.target_ids(token)
 
     logp, token = (part[:, 0] for part in children(logits, 0))
@@ -155,7 +156,7 @@ def _grow_dynamic(
     parent_index = torch.zeros_like(token)
     for level in range(1, tree.depth):
         width = min(tree.beam_width, token.shape[1])
-        beam_logp, beam = _stable_topk(logp, width)
+        beam_logp, beam = stable_topk(logp, width)
         logits = expand(token.gather(1, beam), parent_index.gather(1, beam), level)
         child_logp, child = (part.expand(-1, width, -1) for part in children(logits, level))
         # index of the parent among all candidates
@@ -166,7 +167,9 @@ def _grow_dynamic(
         parent_index = beam_index.expand_as(child).flatten(1)
         pool.append((logp, token, parent))
     all_logp, candidates, parents = (torch.cat(parts, 1) for parts in zip(*pool, strict=True))
-    _, best = _stable_topk(all_logp, tree.nodes)
+    # Parents come before their children and score no less, so a tree that is cut by this order is
+    # prefix-closed and lists parents first, even with ties.
+    _, best = stable_topk(all_logp, tree.nodes)
     node_index = torch.arange(tree.nodes, device=best.device).expand_as(best)
     # the node of each candidate in the tree, or -1 if it was not chosen
     node_of = torch.full_like(candidates, -1).scatter(1, best, node_index)
@@ -175,13 +178,3 @@ def _grow_dynamic(
         ids=candidates.gather(1, best),
         parents=torch.where(best_parent < 0, -1, node_of.gather(1, best_parent.clamp_min(0))),
     )
-
-
-def _stable_topk(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the values and indices of the top `count`: by value, of equal ones the earlier.
-
-    Parents come before their children and score no less, so a tree that is cut by this order is
-    prefix-closed and lists parents first, even with ties.
-    """
-    ordered, index = values.sort(dim=-1, descending=True, stable=True)
-    return ordered[:, :count], index[:, :count]

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from models.speculate.config import SamplingConf
+from models.speculate.operators import topk_rows
 
 UINT32_MASK = 0xFFFFFFFF
 
@@ -69,7 +70,7 @@ def warp_logits(
         return scores
     scores = scores / rule.temperature
     if rule.top_k:
-        threshold = scores.topk(min(rule.top_k, scores.shape[-1])).values[..., -1:]
+        threshold = topk_rows(scores, min(rule.top_k, scores.shape[-1]))[0][..., -1:]
         scores = scores.masked_fill(scores < threshold, -math.inf)
     if rule.top_p < 1:
         ordered, order = scores.sort(dim=-1)

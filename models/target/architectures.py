@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from models.layers import attention_bias
+
 # Families whose sliding windows are served: their decoders take a single mask, so that the window
 # applies to all layers or to none, or a mask for each type of layer.
 SINGLE_MASK_MODELS = ("mistral", "mixtral", "qwen3_moe", "starcoder2")
@@ -65,15 +67,10 @@ def build_layer_masks(
     if the model has none).
     """
     text = config.get_text_config()
-    sliding = full if in_window is None else full & in_window
-    if text._attn_implementation == "eager":  # this implementation adds its mask to the logits
-        lowest = torch.finfo(dtype).min
-        full, sliding = (
-            torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, lowest)
-            for mask in (full, sliding)
-        )
+    # From a mask of bools, PyTorch would make one with -inf in every layer.
+    sliding = attention_bias(full if in_window is None else full & in_window, dtype)
     if in_window is not None and text.model_type in MASK_BY_TYPE_MODELS:
-        return {"full_attention": full, "sliding_attention": sliding}
+        return {"full_attention": attention_bias(full, dtype), "sliding_attention": sliding}
     return sliding
 
 

@@ -19,8 +19,21 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-# keys, values, slots, move_from, move_to: what `write_layer` takes of one layer
-LayerArgs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+from models.speculate.operators import gather_mask
+
+# keys, values and slots of one layer, then source and destination of moves if there are any
+LayerArgs = tuple[Tensor, Tensor, Tensor] | tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheMoves:
+    """The slots of the path that a round accepted, and those that it moves to: the tree's depth.
+
+    Rows with fewer moves move garbage to garbage.
+    """
+
+    source: Int[Tensor, "batch path"]
+    destination: Int[Tensor, "batch path"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,13 +45,12 @@ class CacheWrite:
     """
 
     slots: Int[Tensor, "batch new"]
-    move_from: Int[Tensor, "batch path"]  # at most the tree's depth; may be empty
-    move_to: Int[Tensor, "batch path"]  # rows with fewer moves move garbage to garbage
+    moves: CacheMoves | None  # None, not empty: not every compiler takes tensors of size zero
 
     @classmethod
     def at(cls, slots: Int[Tensor, "batch new"]) -> "CacheWrite":
         """Build a write to `slots` that moves nothing."""
-        return cls(slots=slots, move_from=slots[:, :0], move_to=slots[:, :0])
+        return cls(slots=slots, moves=None)
 
 
 class StaticCache:
@@ -68,21 +80,24 @@ class StaticCache:
         Call it once per pass, with the `write` of its keys. Positions of empty slots are arbitrary.
         """
         row = torch.arange(len(positions), device=positions.device)[:, None]
-        if write.move_from.shape[1]:
-            self.positions[row, write.move_to] = self.positions[row, write.move_from]
+        if write.moves is not None:
+            moved = self.positions[row, write.moves.source]
+            self.positions[row, write.moves.destination] = moved
         self.positions[row, write.slots] = positions
         return self.positions
 
     def layer_args(self, i: int, write: CacheWrite) -> LayerArgs:
-        """Return the first arguments of `write_layer` for layer `i`."""
-        return self.keys[i], self.values[i], write.slots, write.move_from, write.move_to
+        """Return what `write_layer` takes of layer `i`."""
+        moves = () if write.moves is None else (write.moves.source, write.moves.destination)
+        return self.keys[i], self.values[i], write.slots, *moves
 
-    def move(self, move_from: Int[Tensor, "b path"], move_to: Int[Tensor, "b path"]) -> None:
+    def move(self, moves: CacheMoves) -> None:
         """Move slots at once, as a CacheWrite would do on the next pass."""
+        source, destination = moves.source, moves.destination
         for stored in (*self.keys, *self.values):
-            stored[slot_index(stored, move_to)] = stored[slot_index(stored, move_from)]
-        row = torch.arange(len(move_from), device=move_from.device)[:, None]
-        self.positions[row, move_to] = self.positions[row, move_from]
+            stored[slot_index(stored, destination)] = stored[slot_index(stored, source)]
+        row = torch.arange(len(source), device=source.device)[:, None]
+        self.positions[row, destination] = self.positions[row, source]
 
     def scatter_rows(self, other: "StaticCache", rows: Int[Tensor, " rows"]) -> None:
         """Overwrite these rows with the rows of `other`, in the same order."""
@@ -94,13 +109,12 @@ class StaticCache:
 
 
 def write_layer(
-    keys: Float[Tensor, "b h s d"], values: Float[Tensor, "b h s d"], slots: Int[Tensor, "b new"],
-    move_from: Int[Tensor, "b path"], move_to: Int[Tensor, "b path"],
-    new_keys: Float[Tensor, "b h t d"], new_values: Float[Tensor, "b h t d"],
-) -> tuple[Float[Tensor, "b h s d"], Float[Tensor, "b h s d"]]:  # fmt: skip
+    args: LayerArgs, new_keys: Float[Tensor, "b h t d"], new_values: Float[Tensor, "b h t d"]
+) -> tuple[Float[Tensor, "b h s d"], Float[Tensor, "b h s d"]]:
     """Move the accepted path, write the new keys and values, and return every slot."""
-    if move_from.shape[1]:
-        old, new = slot_index(keys, move_from), slot_index(keys, move_to)
+    keys, values, slots, *moves = args
+    if moves:
+        old, new = (slot_index(keys, moved) for moved in moves)
         keys[new], values[new] = keys[old], values[old]
     index = slot_index(keys, slots)
     keys[index], values[index] = new_keys, new_values
@@ -124,7 +138,7 @@ def tree_mask(
 ) -> Bool[Tensor, "batch 1 new slots"]:
     """Return a mask of the slots that new tokens attend to: committed ones and `visible` nodes.
 
-    >>> chain = torch.ones(1, 2, 2, dtype=torch.bool).tril()
+    >>> chain = torch.tensor([[[True, False], [True, True]]])
     >>> tree_mask(torch.tensor([3]), chain, 6).int()[0, 0]
     tensor([[1, 1, 1, 1, 0, 0],
             [1, 1, 1, 1, 1, 0]], dtype=torch.int32)
@@ -133,7 +147,7 @@ def tree_mask(
     node = torch.arange(slots, device=lengths.device)[None, :] - lengths[:, None]
     new, scratch = visible.shape[1:]
     index = node.clamp(0, scratch - 1)[:, None, :].expand(-1, new, -1)
-    node_mask = visible.gather(2, index) & ((node >= 0) & (node < scratch))[:, None, :]
+    node_mask = gather_mask(visible, 2, index) & ((node >= 0) & (node < scratch))[:, None, :]
     return ((node < 0)[:, None, :] | node_mask)[:, None]
 
 

@@ -6,6 +6,7 @@ that enters layer i, which is Hugging Face's `hidden_states[i]` and vLLM's
 """
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,19 +28,24 @@ from models.target.pretrained import as_id_list
 class TargetOutput:
     """The outputs of a model at each position.
 
-    If `topk` is set, losses use it instead of `hidden`, which is then an input or has width 0.
+    If `topk` is set, losses use it instead of `hidden`, which is then an input of the draft, or
+    zeros of width 1 that nothing reads: not every compiler takes tensors of size zero.
     """
 
     hidden: Float[Tensor, "batch seq hidden"]  # after the final norm: the head's input
-    captured: Float[Tensor, "batch seq captured"]  # captured layers concatenated, low to high
+    captured: Float[Tensor, "batch seq captured"] | None  # layers concatenated, low to high
     topk: TopKLogits | None = None  # None: the head computes the logits from `hidden`
 
-    def to(self, device: torch.device) -> "TargetOutput":
+    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> "TargetOutput":
+        """Return a copy whose tensors are `change` of these."""
         return TargetOutput(
-            hidden=self.hidden.to(device),
-            captured=self.captured.to(device),
-            topk=self.topk and self.topk.map_tensors(lambda t: t.to(device)),
+            hidden=change(self.hidden),
+            captured=None if self.captured is None else change(self.captured),
+            topk=self.topk and self.topk.map_tensors(change),
         )
+
+    def to(self, device: torch.device) -> "TargetOutput":
+        return self.map_tensors(lambda tensor: tensor.to(device))
 
     def loss_inputs(self) -> Float[Tensor, "rows hidden"] | TopKLogits:
         """Return the hidden states or the top-k logits of all positions, the rows concatenated."""
@@ -124,9 +130,7 @@ class LanguageModel:
             layers=layers,
             cache_write=cache_write,
         )
-        return TargetOutput(
-            hidden=hidden, captured=torch.cat(captured, -1) if captured else hidden[..., :0]
-        )
+        return TargetOutput(hidden=hidden, captured=torch.cat(captured, -1) if captured else None)
 
     def _layer_masks(
         self, mask: Bool[Tensor, "b 1 t s"], positions: Int[Tensor, "b t"],

@@ -63,7 +63,7 @@ class LayerCache(Cache):
         *_args: object, **_kwargs: object,
     ) -> tuple[Float[Tensor, "b h s d"], Float[Tensor, "b h s d"]]:  # fmt: skip
         """Write the new keys and values, and return every slot."""
-        return write_layer(*self.args, key_states, value_states)
+        return write_layer(self.args, key_states, value_states)
 
 
 @dataclass(kw_only=True)

@@ -56,14 +56,14 @@ def check_load_report(source: ModelSource, report: Mapping[str, Any]) -> None:
         f"{name} of shape {list(shape)} instead of {list(expected)}"
         for name, shape, expected in report["mismatched_keys"]
     )
-    found = {
+    problems_by_kind = {
         "lacks": sorted(report["missing_keys"]),
         "has the unknown tensor": sorted(report["unexpected_keys"]),
         "has": misshapen,
     }
     problems = [
         f"{verb} {names[0]}" + (f" (and {len(names) - 1} more)" if names[1:] else "")
-        for verb, names in found.items()
+        for verb, names in problems_by_kind.items()
         if names
     ]
     require(

@@ -5,7 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 from scipy.stats import chisquare
+from torch.utils._pytree import tree_leaves
 
+from infer.engine.admission import prefill_prompts
 from infer.engine.decode import Decoder
 from infer.engine.generate import generate_answers
 from infer.verify import walk_choices
@@ -13,7 +15,8 @@ from models.drafts.ngram import NgramDraft, graft_chain
 from models.speculate.config import SamplingConf
 from models.speculate.growth import Proposal
 from models.speculate.sampling import Sampler, warp_logits
-from tests.support.tiny import chain, mixed, static, tiny_target, tree
+from models.speculate.tree import NO_TREE
+from tests.support.tiny import chain, mixed, new_draft, static, tiny_target, tree
 
 GREEDY = SamplingConf()
 SHAPES = {"chain": chain(4), "static": static(), "dynamic": tree(), "mixed": mixed()}
@@ -194,6 +197,38 @@ def test_ngram_lookup_proposes_the_continuation():
     proposal = NgramDraft().propose(state, tree=chain(3), sampler=Sampler(rule=GREEDY))
     assert proposal.ids.tolist() == [[8, 5, 6]]
     assert proposal.parents.tolist() == [[-1, 0, 1]]
+
+
+@pytest.mark.parametrize("period", [1, 2, 3, 5, 16])
+def test_ngram_lookup_goes_round_in_a_period_shorter_than_the_copy(period):
+    """Row 0 repeats its last tokens; row 1 repeats none, and copies the root."""
+    texts = torch.tensor([[*range(1, period + 1)] * 3, [*range(1, 3 * period + 1)]])
+    lengths = torch.full((2,), 3 * period)
+    first = torch.tensor([1, 3 * period + 1])
+    draft = NgramDraft()
+    state = draft.start(
+        draft.new_state(2, 3 * period + 2), texts, lengths=lengths, first_token=first,
+        target_output=None,
+    )  # fmt: skip
+    for depth in (1, 4, 16, 64):
+        found = draft.propose(state, tree=chain(depth), sampler=Sampler(rule=GREEDY))
+        repeated = [1 + (1 + i) % period for i in range(depth)]
+        assert found.ids.tolist() == [repeated, [3 * period + 1] * depth]
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, "none", "n-gram"])
+def test_every_tensor_of_a_rounds_state_is_contiguous(target, shape):
+    """In both rows of a batch; a view of one row has other strides than a copy for each."""
+    draft = {"none": None, "n-gram": NgramDraft()}.get(shape, new_draft(target))
+    grown = {"none": NO_TREE, "n-gram": chain(4)}.get(shape, SHAPES.get(shape))
+    decoder = Decoder(target, draft, grown, sampling=GREEDY, slots=64, batch=2)
+    state, _, _ = prefill_prompts(decoder, [[3, 4, 5], [6, 7]], [0, 1])
+    with torch.no_grad():
+        for _ in range(2):
+            state, output = decoder.run_round(state)
+            tensors = [t for t in tree_leaves((state, output)) if isinstance(t, torch.Tensor)]
+            assert len(tensors) > 5
+            assert all(tensor.is_contiguous() for tensor in tensors)
 
 
 def test_ngram_lookup_reads_nothing_out_of_bounds_for_a_row_without_work():

@@ -24,6 +24,7 @@ from models.drafts.ngram import NgramDraft
 from models.speculate.config import SamplingConf
 from models.speculate.sampling import gumbel_noise, warp_logits
 from models.speculate.tree import NO_TREE
+from models.target.cache import CacheMoves
 from tests.support.tiny import CPU, LAYERS, chain, new_draft, tiny_target, tree
 
 pytestmark = pytest.mark.no_shapes
@@ -124,8 +125,9 @@ def path_left_behind(honest):
     """What a round accepts stays where the tree stood."""
 
     def score(target, cache, layers, rows, proposal):
-        nowhere = torch.full_like(rows.source, cache.garbage_slot)
-        rows = replace(rows, source=nowhere, destination=nowhere)
+        if rows.moves is not None:
+            nowhere = torch.full_like(rows.moves.source, cache.garbage_slot)
+            rows = replace(rows, moves=CacheMoves(source=nowhere, destination=nowhere))
         return honest.score(target, cache, layers, rows, proposal)
 
     return "score", score

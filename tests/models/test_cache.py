@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from models.target.cache import CacheWrite, write_layer
+from models.target.cache import CacheMoves, CacheWrite, write_layer
 from models.target.modeling import find_cache_name
 from tests.support.cached import read_prompts, read_tree
 
@@ -101,9 +101,11 @@ def test_a_pass_moves_before_it_writes_and_reads_before_it_moves(target):
     cache.keys[0][:] = torch.arange(7.0)[:, None]
     write = CacheWrite(
         slots=torch.tensor([[3], [6]]),
-        move_from=torch.tensor([[2, 3], [6, 6]]), move_to=torch.tensor([[1, 2], [6, 6]]),
+        moves=CacheMoves(
+            source=torch.tensor([[2, 3], [6, 6]]), destination=torch.tensor([[1, 2], [6, 6]])
+        ),
     )  # fmt: skip
     new = torch.full_like(cache.keys[0][:, :, :1], 9)
-    keys, _ = write_layer(*cache.layer_args(0, write), new, new)
+    keys, _ = write_layer(cache.layer_args(0, write), new, new)
     assert keys[0, 0, :, 0].tolist() == [0, 2, 3, 9, 4, 5, 6]
     assert keys[1, 0, :, 0].tolist() == [0, 1, 2, 3, 4, 5, 9]

@@ -6,6 +6,7 @@ One more is an error where compiling takes long; elsewhere it is warned of once,
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ import torch
 
 from data.config import DataConf, OnPolicyConf
 from infer.config import EvaluationConf, Verification
+from infer.graph_warmup import compile_eval_graphs
 from infer.measure.eval_modes import DraftUnderTest, TunedDecoding
 from infer.measure.evaluate import evaluate_drafts
 from models.device.graph_budget import Graph, GraphLedger, UnannouncedGraphError
@@ -29,7 +31,7 @@ from models.speculate.tree import NO_TREE, TreeKind
 from models.target.config import TargetConf
 from tests.support.graphs_run import LENGTH, TREE, loop_in, loop_over, prompt_file
 from tests.support.methods import CASES
-from tests.support.tiny import CPU, chain, mixed, tiny_target
+from tests.support.tiny import CPU, chain, mixed, new_draft, tiny_target
 from tests.support.toy_run import metrics, toy_conf
 from train.distributed.parallel import build_parallel
 from train.graph_warmup import compile_training_graphs
@@ -70,6 +72,21 @@ def test_a_shape_more_than_announced_is_refused_before_it_is_compiled(backend):
     told = "graphs: raised:demo has 1 announced, got one more: ids [5] float32"
     assert str(refused.value) == told
     ours(torch.ones(6), [1, 3])  # outside of a run nothing is held against anything
+
+
+@pytest.mark.parametrize("backend", ["", "eager"])
+@pytest.mark.parametrize("other", [torch.ones(3).expand(2, 3), torch.ones(3, 2).mT])
+def test_other_strides_are_another_shape(backend, other):
+    device = counting(backend)
+    ours = device.compile(tripled)
+    with device.ledger.expect_graphs([Graph("tripled")], strict=True):
+        ours(torch.ones(2, 3))
+        ours(torch.zeros(2, 3))
+        strides = f"{list(other.stride())}"
+        with pytest.raises(
+            UnannouncedGraphError, match=re.escape(f"[2, 3] float32 strides {strides}")
+        ):
+            ours(other)
 
 
 def test_a_function_that_nobody_announced_is_refused():
@@ -175,11 +192,36 @@ def test_a_run_compiles_what_it_announced():
     assert found["late"] == 0
 
 
+@pytest.mark.system
+@pytest.mark.no_shapes
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("name", ["chain", "static", "product", "n-gram"])
+def test_a_warm_up_compiles_what_is_announced_and_the_evaluation_nothing_more(
+    tmp_path, monkeypatch, name
+):
+    """By the rule of slow compilers, which ends a run with one graph more; batches of 1, 2, 8."""
+    monkeypatch.setattr("models.device.device.SLOW_COMPILERS", ("cpu",))
+    target = tiny_target(seed=0, device=counting("eager"), layers=2)
+    draft = NgramDraft() if name == "n-gram" else new_draft(target, layers=[0, 1])
+    tree = {"static": STATIC, "product": PRODUCT}.get(name, CHAIN)
+    one = DraftUnderTest(name="one", draft=draft, untrained="there is none")
+    conf = EvaluationConf(
+        prompts=str(prompt_file(tmp_path)), max_new_tokens=4, batch_sizes=[2, 8], phases=False
+    )
+    lines = []
+    compile_eval_graphs(target, [one], tree=tree, conf=conf, print_line=lines.append)
+    announced, compiled = lines[0], lines[-1]
+    assert announced.removesuffix("announced") == compiled.removesuffix("compiled")
+    report = evaluate_drafts(target, [one], tree=tree, conf=conf)
+    assert sum(count["announced"] for count in report.graphs.values()) == int(announced.split()[1])
+    assert not any(count["compiled"] for count in report.graphs.values())
+
+
 def judged(folder, names, *, tree, tuned=None, **conf):
     """Announced and called, by function, of an eager evaluation whose shapes are counted."""
     target = tiny_target(seed=0, device=counting())
     few = {"prompts": str(prompt_file(folder)), "max_new_tokens": 4, "batch_sizes": [2]}
-    drafts = [CASES[name].build(target) for name in names]
+    drafts = [CASES[name].build(target) if name in CASES else NgramDraft() for name in names]
     some = [
         DraftUnderTest(
             name=name, draft=draft, untrained=draft, target=draft.target_for(target),
@@ -194,12 +236,17 @@ def judged(folder, names, *, tree, tuned=None, **conf):
 
 SAMPLED = SamplingConf(temperature=1.0, repetition_penalty=1.1)
 CHAIN = TreeConf(kind=TreeKind.chain, depth=3)
+STATIC = TreeConf(kind=TreeKind.static, paths=[[0], [1], [0, 0], [0, 1], [0, 0, 0]])
+PRODUCT = TreeConf(depth=3, nodes=6, beam_width=None, children=3)
 
 
 @pytest.mark.parametrize(
     ("names", "tree", "conf"),
     [
         (["medusa", "medusa2", "hass"], TREE, {}),
+        (["eagle3", "medusa"], CHAIN, {"batch_sizes": [2, 8]}),
+        (["eagle3"], STATIC, {"batch_sizes": [2, 8]}),
+        (["copies"], CHAIN, {"batch_sizes": [2, 8]}),
         (["draft model"], CHAIN, {"sampling": SAMPLED, "verification": Verification.rejection}),
         (["hydra"], TREE, {"sampling": SAMPLED, "verification": Verification.typical}),
     ],

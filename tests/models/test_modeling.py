@@ -250,7 +250,7 @@ def test_a_family_that_does_not_fit_a_tested_version_is_refused_by_name(renamed_
 def test_a_cache_of_our_own_is_written_and_returned_whole():
     keys, values = torch.zeros(1, 1, 5, 2), torch.zeros(1, 1, 5, 2)
     slots = torch.tensor([[3]])
-    cache = LayerCache((keys, values, slots, slots[:, :0], slots[:, :0]))
+    cache = LayerCache((keys, values, slots))
     new = torch.ones(1, 1, 1, 2)
     got_keys, got_values = cache.update(new, 2 * new)
     assert got_keys[0, 0, :, 0].tolist() == [0, 0, 0, 1, 0]

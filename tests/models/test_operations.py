@@ -1,4 +1,6 @@
-"""The operations of a loss and of a training step: no random draws, no reads of values."""
+"""The operations of training and decoding: no random draws, no reads of values, no exotic ones."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -7,13 +9,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from data.config import DataConf
 from data.features.target_pass import features
-from models.distill.config import LossConf
+from infer.engine.decode import Decoder
+from infer.engine.phase_timer import PhaseTimer
+from models import layers
+from models.distill.config import LossConf, LossName
+from models.distill.topk_logits import TopKLogits
 from models.drafts.config.eagle1 import Eagle1Conf
+from models.drafts.ngram import NgramDraft
 from models.drafts.registry import build_draft
+from models.layers import attend, attend_unrolled
+from models.speculate.config import SamplingConf, TreeConf
+from models.speculate.tree import NO_TREE
 from tests.support.compiled_run import counted_reads
 from tests.support.graphs_run import LENGTH, ROWS, loop_over, texts
 from tests.support.methods import CASES
-from tests.support.tiny import CPU, batch_of
+from tests.support.recorded import GRAPHS, find_forbidden, named_operators, recording_device
+from tests.support.tiny import CPU, batch_of, chain, mixed, static, tiny_target, tree
 from tests.support.toy_run import toy_conf
 
 RANDOM = ("rand", "bernoulli", "dropout", "multinomial", "normal", "uniform")
@@ -86,3 +97,138 @@ def test_the_host_reads_as_often_for_many_steps_as_for_few(target):
         return len(read) - counts, scalars - counts
 
     assert reads(2) == reads(8)
+
+
+# --- recorded graphs --------------------------------------------------------------------------
+
+METHOD = "a tree of "  # of each method's draft, beside the modes of one
+
+
+def decoding_modes():
+    """Draft's case, tree and sampling by the name of a mode at temperature 0."""
+    penalty = SamplingConf(repetition_penalty=1.2, presence_penalty=0.1)
+    product = TreeConf(depth=3, nodes=6, beam_width=None, children=3).build()
+    modes = {
+        "autoregressive": (None, NO_TREE), "n-gram": ("ngram", chain(3)),
+        "chain": ("eagle3", chain(3)), "static": ("eagle3", static()),
+        "dynamic": ("eagle3", tree()), "product": ("medusa", product), "mixed": ("eagle3", mixed()),
+    }  # fmt: skip
+    every = {f"{METHOD}{name}": (name, tree()) for name in CASES}
+    return {name: (*mode, SamplingConf()) for name, mode in (modes | every).items()} | {
+        "penalties": ("eagle3", mixed(), penalty)
+    }
+
+
+DECODING = decoding_modes()
+
+
+@pytest.mark.system
+@pytest.mark.no_shapes
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("mode", DECODING)
+def test_graphs_of_decoding_hold_only_operators_that_every_compiler_has(mode):
+    name, shape, sampling = DECODING[mode]
+    target = tiny_target(seed=0, device=recording_device())
+    drafts = {None: lambda: None, "ngram": NgramDraft}
+    draft = drafts.get(name, lambda: CASES[name].build(target))()
+    decoder = Decoder(target, draft, shape, sampling=sampling, slots=40)
+    decoder.decode([[1, 2, 3]], row_ids=[0], max_new_tokens=4)
+    if mode in ("autoregressive", "chain", "dynamic"):  # the parts have outputs of their own
+        timer = PhaseTimer(synchronize=target.device.synchronize)
+        decoder.decode([[1, 2, 3]], row_ids=[0], max_new_tokens=4, phase_timer=timer)
+    assert "embedding" in named_operators()
+    assert not find_forbidden()
+
+
+@pytest.mark.system
+@pytest.mark.no_shapes
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("name", CASES)
+def test_graphs_of_training_hold_only_operators_that_every_compiler_has(name):
+    target = tiny_target(seed=0, device=recording_device())
+    draft = CASES[name].build(target)
+    record_training(draft, target, batch_of(texts(*[LENGTH] * ROWS)))
+    assert len(GRAPHS) == 3  # features, loss and its gradient
+    assert {"embedding", "mm"} <= named_operators()
+    assert not find_forbidden()
+
+
+@pytest.mark.system
+@pytest.mark.no_shapes
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("loss", LossName)
+@pytest.mark.parametrize("name", ["eagle3", "medusa"])
+def test_graphs_of_every_loss_hold_only_operators_that_every_compiler_has(name, loss):
+    """Also with the likeliest tokens as teacher, and features that the draft does not read."""
+    target = tiny_target(seed=0, device=recording_device())
+    draft = CASES[name].build(target, loss=loss)
+    batch = batch_of(texts(*[LENGTH] * ROWS))
+    seen = features(target, draft.needs.layers, batch)
+    top = TopKLogits.from_logits(target.logits(seen.hidden), 4)
+    unread = seen.hidden if draft.needs.hidden else torch.zeros_like(seen.hidden[..., :1])
+    compiled = target.device.compile(draft.loss)
+    compiled(batch, replace(seen, hidden=unread, topk=top)).total.backward()
+    compiled(batch, seen).total.backward()
+    assert not find_forbidden()
+
+
+def record_training(draft, target, batch):
+    seen = target.device.compile(features)(target, draft.needs.layers, batch)
+    extras = draft.prepare_batch(batch, step=3, generators=numbered(range(ROWS)))
+    target.device.compile(draft.loss)(batch, seen, **extras).total.backward()
+
+
+def test_the_list_of_forbidden_operators_finds_each_of_them(fresh_compiler):
+    """A function for each rule, so that a rule that finds nothing any more is noticed."""
+    values, ids = torch.rand(2, 3, 4), torch.arange(12).view(3, 4)
+    cases = {
+        "sort": lambda: values.sort(-1, stable=True).indices,
+        "top-k of more than two dimensions": lambda: values.topk(2).indices,
+        "remainder of integers": lambda: ids % 3,
+        "argmax of integers": lambda: ids.argmax(1),
+        "tril": lambda: values.tril(),
+        "gather of bools": lambda: (values > 0).gather(2, torch.zeros_like(values).long()),
+        "shift of 64 bits": lambda: ids >> 2,
+        "infinity in masked_fill": lambda: values.masked_fill(values > 0.5, -torch.inf),
+        "size zero in call_function slice": lambda: values[..., :0],
+        "float64 in _to_copy": lambda: values.double(),
+    }
+    for rule, function in cases.items():
+        recording_device().compile(function)()
+        assert rule in find_forbidden(), rule
+
+
+# --- finite masks -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("scale", [1.0, 100.0])
+@pytest.mark.parametrize(("queries", "keys"), [(7, 7), (64, 64), (5, 300)])
+def test_a_finite_mask_hides_keys_bit_for_bit_as_an_infinite_one_does(queries, keys, scale, dtype):
+    """Values and gradients, of PyTorch's attention and of the unrolled one."""
+    numbers = torch.Generator().manual_seed(0)
+    query, key, value = (
+        size * torch.randn(2, heads, length, 16, generator=numbers).to(dtype)
+        for size, heads, length in ((scale, 4, queries), (1, 2, keys), (1, 2, keys))
+    )
+    mask = torch.rand(2, 1, queries, keys, generator=numbers) < 0.3
+    mask[..., 0] = True
+    forms = [lambda q, k, v: attend(q, k, v, mask)]
+    if queries == keys:
+        forms.append(lambda q, k, v: attend_unrolled(q, [k, 2 * k], [v, v + 1], mask))
+    for form in forms:
+        finite, infinite = (
+            with_gradients(form, query, key, value, score=score)
+            for score in (layers.MASKED_SCORE, -torch.inf)
+        )
+        for found, wanted in zip(finite, infinite, strict=True):
+            assert torch.equal(found, wanted)
+
+
+def with_gradients(form, *inputs, score):
+    leaves = [tensor.clone().requires_grad_() for tensor in inputs]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layers, "MASKED_SCORE", score)
+        found = form(*leaves)
+    found.float().square().sum().backward()
+    return [found, *(leaf.grad for leaf in leaves)]

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from models.distill import divergences
 from models.distill.config import LossConf, LossName
 from models.distill.losses import chunked_distillation_loss
 from models.distill.topk_logits import TopKLogits
@@ -136,6 +137,17 @@ def test_sharp_distributions_and_rows_without_any_stay_finite(name, spread, monk
     all_close(learned(chunked_distillation_loss, args, conf_of(name)), rows)
 
 
+@pytest.mark.parametrize("spread", [1.0, 30.0])
+@each_loss
+def test_a_finite_zero_of_probability_is_bit_for_bit_an_infinite_one(name, spread, monkeypatch):
+    args = with_top(inputs(steps=(2,), spread=spread))
+    finite = both(args, conf_of(name))
+    monkeypatch.setattr(divergences, "LOG_ZERO", -torch.inf)
+    for found, wanted in zip(finite, both(args, conf_of(name)), strict=True):
+        for one, other in zip(found, wanted, strict=True):
+            assert torch.equal(one, other)
+
+
 @each_vocabulary
 def test_the_bucket_flatters_alpha_by_no_more_than_it_holds(kept):
     """Hits and cover are exact; what both leave to the bucket is counted as agreed upon."""
@@ -161,9 +173,9 @@ def test_a_tiny_rest_is_not_lost():
 
 def test_what_teaches_is_flat():
     hidden, top = torch.randn(2, 3, 5), TopKLogits.from_logits(torch.randn(2, 3, 7), 2)
-    seen = TargetOutput(hidden=hidden, captured=hidden[..., :0])
+    seen = TargetOutput(hidden=hidden, captured=None)
     assert torch.equal(seen.loss_inputs(), hidden.flatten(0, 1))
-    flat = TargetOutput(hidden=hidden, captured=hidden[..., :0], topk=top).loss_inputs()
+    flat = TargetOutput(hidden=hidden, captured=None, topk=top).loss_inputs()
     assert flat.ids.shape == (6, 2)
     assert flat.rest.shape == (6,)
 

@@ -18,6 +18,7 @@ from models.drafts.registry import build_draft
 from models.errors import UserError
 from models.speculate.config import SamplingConf, TreeConf
 from models.speculate.growth import ancestor_mask, grow, node_depths
+from models.speculate.operators import stable_topk, topk_rows
 from models.speculate.sampling import Sampler
 from models.speculate.tree import TreeKind, tree_from_paths
 
@@ -252,3 +253,35 @@ def test_every_tree_that_is_not_refused_has_the_nodes_it_promises():
 def test_the_published_medusa_tree_is_whole():
     shape = compose("eval", EvalConf, ["tree=medusa-63"]).tree.build()
     assert (shape.nodes, shape.depth) == (63, 4)
+
+
+# --- operators --------------------------------------------------------------------------------
+
+
+def extreme_scores(number: int) -> torch.Tensor:
+    """Scores with ties, with or without -inf, NaN and the largest and smallest numbers."""
+    numbers = torch.Generator().manual_seed(number)
+    scores = torch.randint(-3, 4, (3, 1 + 13 * (number % 4)), generator=numbers).float()
+    for bit, value in enumerate((-torch.inf, torch.nan, torch.finfo().min, -1e-45)):
+        if number >> bit & 1:
+            scores[torch.rand(scores.shape, generator=numbers) < 0.3] = value
+    return scores
+
+
+@pytest.mark.parametrize("number", range(16))
+def test_the_stable_top_is_the_start_of_a_stable_sort(number):
+    scores = extreme_scores(number)
+    ordered, index = scores.sort(dim=-1, descending=True, stable=True)
+    for count in {1, scores.shape[1] // 2, scores.shape[1]} - {0}:
+        top, found = stable_topk(scores, count)
+        assert torch.equal(found, index[:, :count])
+        torch.testing.assert_close(top, ordered[:, :count], rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("number", range(16))
+def test_the_top_of_rows_is_that_of_an_operator_of_any_rank(number):
+    scores = extreme_scores(number)
+    scores = torch.stack([scores, scores.flip(1)])
+    for count in {1, scores.shape[-1] // 2, scores.shape[-1]} - {0}:
+        for found, wanted in zip(topk_rows(scores, count), scores.topk(count), strict=True):
+            torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)

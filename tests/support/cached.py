@@ -3,7 +3,7 @@
 import torch
 
 from models.speculate.growth import ancestor_mask, node_depths
-from models.target.cache import CacheWrite, prompt_mask, tree_mask
+from models.target.cache import CacheMoves, CacheWrite, prompt_mask, tree_mask
 from tests.support.tiny import LAYERS
 
 
@@ -30,14 +30,12 @@ def read_tree(
     sees = ancestor_mask(parents)
     place = lengths[:, None] + torch.arange(ids.shape[1])
     slots = place if active else torch.full_like(place, cache.garbage_slot)
-    moves = source is not None
+    moves = None if source is None else CacheMoves(source=source, destination=goal)
     return target.forward_hidden(
         ids,
         positions=lengths[:, None] + node_depths(sees),
         mask=tree_mask(lengths, sees, cache.garbage_slot + 1),
         layers=layers,
         cache=cache,
-        write=CacheWrite(slots=slots, move_from=source, move_to=goal)
-        if moves
-        else CacheWrite.at(slots),
+        write=CacheWrite(slots=slots, moves=moves),
     ).hidden

@@ -143,9 +143,10 @@ def fake_stored_output(
         ids=torch.zeros(*shape, k, dtype=torch.int64), log_probs=torch.zeros(*shape, k),
         rest=torch.zeros(shape), vocab_size=schema.vocab_size,
     ) if schema.teacher is TeacherKind.topk else None  # fmt: skip
-    hidden_width = hidden_size if needs.hidden or topk is None else 0
+    hidden_width = hidden_size if needs.hidden or topk is None else 1
+    captured_width = len(needs.layers) * hidden_size
     return TargetOutput(
-        captured=torch.zeros(*shape, len(needs.layers) * hidden_size, dtype=dtype),
+        captured=torch.zeros(*shape, captured_width, dtype=dtype) if captured_width else None,
         hidden=torch.zeros(*shape, hidden_width, dtype=dtype), topk=topk,
     )  # fmt: skip
 

@@ -4,6 +4,7 @@ import logging
 
 import psutil
 import torch
+from torch import Tensor
 
 from data.features.reader import FeatureStore
 from data.features.target_pass import build_target_pass
@@ -15,8 +16,6 @@ from models.target.language_model import TargetOutput
 from models.target.target import Target
 
 log = logging.getLogger(__name__)
-
-CACHED_FIELDS = ("hidden", "captured")  # of the TargetOutput that is kept in memory
 
 
 class TargetFeatures:
@@ -39,9 +38,7 @@ class TargetFeatures:
             return self.store.read_target_output(self.rows.pieces(row_numbers), self.rows.length)
         if self.cached is None:
             return None
-        return TargetOutput(
-            hidden=self.cached.hidden[row_numbers], captured=self.cached.captured[row_numbers]
-        )
+        return self.cached.map_tensors(lambda tensor: tensor[row_numbers])
 
     @torch.no_grad()
     def see(self, batch: Batch) -> TargetOutput:
@@ -63,14 +60,20 @@ class TargetFeatures:
             target_output = compute(self.rows.batch(group_rows.tolist()).to(device))
             if self.cached is None:
                 self.cached = _allocate_features(target_output, num_rows)
-            for name in CACHED_FIELDS:
-                getattr(self.cached, name)[group] = getattr(target_output, name).cpu()[: len(group)]
+            for kept, new in zip(
+                _list_tensors(self.cached), _list_tensors(target_output), strict=True
+            ):
+                kept[group] = new.cpu()[: len(group)]
+
+
+def _list_tensors(target_output: TargetOutput) -> list[Tensor]:
+    tensors = (target_output.hidden, target_output.captured)
+    return [tensor for tensor in tensors if tensor is not None]
 
 
 def _allocate_features(example: TargetOutput, num_rows: int) -> TargetOutput:
     """Return empty tensors for all rows; raise UserError if the machine lacks the memory."""
-    tensors = [getattr(example, name) for name in CACHED_FIELDS]
-    needed = sum(num_rows * tensor[0].nbytes for tensor in tensors)
+    needed = sum(num_rows * tensor[0].nbytes for tensor in _list_tensors(example))
     free = psutil.virtual_memory().available
     require(
         needed <= free // 2,
@@ -78,7 +81,6 @@ def _allocate_features(example: TargetOutput, num_rows: int) -> TargetOutput:
         f"of features and {free / 1e9:.1f} GB free; set data.keep_features=false",
     )
     log.info("features: %.2f GB of the target's features are kept for all epochs", needed / 1e9)
-    hidden, captured = (
-        torch.empty((num_rows, *tensor.shape[1:]), dtype=tensor.dtype) for tensor in tensors
+    return example.map_tensors(
+        lambda tensor: torch.empty((num_rows, *tensor.shape[1:]), dtype=tensor.dtype)
     )
-    return TargetOutput(hidden=hidden, captured=captured)
