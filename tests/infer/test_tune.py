@@ -16,6 +16,7 @@ from infer.measure.intervals import Estimate
 from infer.measure.replay import collect_replay_texts
 from infer.tree_tuning import tune_checkpoints
 from infer.tune import main
+from infer.tuning import cost_model
 from infer.tuning.candidates import USER_TREE, find_neighbors, select_sweep
 from infer.tuning.config import TuneConf
 from infer.tuning.cost_model import CostCurve, select_probes
@@ -205,8 +206,10 @@ def command(folder, monkeypatch, capsys):
 
 
 @pytest.fixture
-def tune(folder, capsys):
+def tune(folder, monkeypatch, capsys):
     """The same with costs that are known; return what is printed, and the drafts of tune.json."""
+    monkeypatch.setattr(cost_model, "TIMED_TURNS", 1)
+    monkeypatch.setattr(cost_model, "MAX_EXTRA_TIMINGS", 1)
 
     def run(*arguments: str, runs: tuple[str, ...] = ("good",), **known: float) -> tuple[str, list]:
         directories = [Path(f"outputs/train/{name}/checkpoint") for name in runs]
