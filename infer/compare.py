@@ -1,20 +1,25 @@
-"""Compare two reports: what changed, and which figures moved beyond noise.
+"""Compare two reports, or several of each side: what changed, and what moved beyond noise.
 
 python -m infer.compare BEFORE/report.json AFTER/report.json
+python -m infer.compare BEFORE-1 BEFORE-2 BEFORE-3 -- AFTER-1 AFTER-2 AFTER-3
 
-Exit code 1 means a regression: tau or speed-up fell beyond noise, the answers of the second report
-are not shown to be lossless, or a mode is no longer measured.
+Exit code 1 means a regression: tau fell beyond noise, the answers after are not shown to be
+lossless, or a mode is no longer measured. With several reports of each side, which show the noise
+between runs, a fall of the speed-up is one too; `gate=speed-up` and `gate=tau` choose by hand.
 """
 
 import json
+import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from conf.entry import exit_with_error
 from models.errors import UserError, require
 
-USAGE = "python -m infer.compare BEFORE/report.json AFTER/report.json"
+USAGE = "python -m infer.compare BEFORE... -- AFTER... [gate=tau|speed-up]"
+GATES = {"gate=tau": False, "gate=speed-up": True}  # whether a fall of the speed-up is a regression
 
 
 def read_json(path: Path) -> tuple[Any, Path]:
@@ -26,12 +31,36 @@ def read_json(path: Path) -> tuple[Any, Path]:
         raise UserError(f"report: must be a readable report.json, got {file}; {USAGE}") from error
 
 
-def compare_files(before: Path, after: Path) -> int:
-    """Print the comparison of two reports and return the exit code."""
-    contents = [read_json(before), read_json(after)]
+def parse_arguments(arguments: Sequence[str]) -> tuple[list[Path], list[Path], bool | None]:
+    """Return the reports of both sides, and the gate if one is given.
+
+    Two reports need no `--` between them. Raise UserError if a side has no report.
+    """
+    gates = [word for word in arguments if word.startswith("gate=")]
+    words = [word for word in arguments if word not in gates]
+    wrong = [word.removeprefix("gate=") for word in gates if word not in GATES]
+    require(not wrong, f"gate: must be tau or speed-up, got {', '.join(wrong)}; {USAGE}")
+    if len(words) == 2 and "--" not in words:
+        words.insert(1, "--")
+    require(
+        words.count("--") == 1 and "--" not in (words[0], words[-1]),
+        "command line: must be two reports, or several of each side with -- between the sides, "
+        f"got {shlex.join(words) or 'none'}; {USAGE}",
+    )
+    middle = words.index("--")
+    before, after = (
+        [Path(word) for word in side] for side in (words[:middle], words[middle + 1 :])
+    )
+    return before, after, GATES[gates[-1]] if gates else None
+
+
+def compare_files(before: list[Path], after: list[Path], gates_speed: bool | None) -> int:
+    """Print the comparison of the reports of two sides and return the exit code."""
+    contents = [[read_json(path) for path in side] for side in (before, after)]
     from infer.report.comparison import compare_reports, parse_report, print_comparison
 
-    settings, table, regressions = compare_reports(*(parse_report(*each) for each in contents))
+    sides = [[parse_report(*each) for each in side] for side in contents]
+    settings, table, regressions = compare_reports(*sides, gates_speed=gates_speed)
     print_comparison(settings, table, regressions)
     return int(bool(regressions))
 
@@ -39,11 +68,7 @@ def compare_files(before: Path, after: Path) -> int:
 def main(arguments: list[str]) -> int:
     """Print the comparison and return the exit code; a user's mistake exits with code 2."""
     try:
-        require(
-            len(arguments) == 2,
-            f"command line: must be two reports, got {len(arguments)}; {USAGE}",
-        )
-        return compare_files(*map(Path, arguments))
+        return compare_files(*parse_arguments(arguments))
     except UserError as error:
         exit_with_error(error)
 

@@ -12,7 +12,7 @@ from infer.checkpoint_paths import run_names
 from infer.command_inputs import load_calibration
 from infer.tuning.candidates import select_sweep
 from infer.tuning.config import TuneConf
-from infer.tuning.cost_model import CostBench
+from infer.tuning.cost_model import CostBench, RoundSeconds, read_clock
 from infer.tuning.results import (
     DraftTuning,
     build_tuning_report,
@@ -30,8 +30,9 @@ from models.target.target import Target
 
 
 def tune_drafts(
-    target: Target, drafts: dict[str, tuple[Path, Draft]], prompts: list[EvalPrompt], conf: TuneConf
-) -> list[DraftTuning]:
+    target: Target, drafts: dict[str, tuple[Path, Draft]], prompts: list[EvalPrompt],
+    conf: TuneConf, round_seconds: RoundSeconds = read_clock,
+) -> list[DraftTuning]:  # fmt: skip
     """Tune each draft for each batch and context; print each result as soon as it is known."""
     tunings = []
     needed_context = max(len(prompt.ids) for prompt in prompts) + conf.max_new_tokens
@@ -45,7 +46,7 @@ def tune_drafts(
         for batch, context in itertools.product(conf.batch, conf.context or [needed_context]):
             bench = CostBench(
                 target=draft_target, draft=draft, prompts=prompts, conf=conf, batch=batch,
-                context=context,
+                context=context, round_seconds=round_seconds,
             )  # fmt: skip
             swept = select_sweep(tuning.candidates) if conf.sweep else []
             tuning.results.append(choose_tree(bench, tuning, swept))
@@ -66,7 +67,9 @@ def check_prompts_fit(conf: TuneConf, prompts: list[EvalPrompt]) -> None:
         )
 
 
-def tune_checkpoints(conf: TuneConf, directories: list[Path], run: Path) -> None:
+def tune_checkpoints(
+    conf: TuneConf, directories: list[Path], run: Path, round_seconds: RoundSeconds = read_clock
+) -> None:
     """Tune the drafts in `directories`; write the choices to the folder `run` and print them."""
     target, prompts = load_calibration(conf, directories)
     check_prompts_fit(conf, prompts)
@@ -75,7 +78,7 @@ def tune_checkpoints(conf: TuneConf, directories: list[Path], run: Path) -> None
             name: (directory, load_draft(directory, target)[1])
             for name, directory in zip(run_names(directories), directories, strict=True)
         }
-        tunings = tune_drafts(target, drafts, prompts, conf)
+        tunings = tune_drafts(target, drafts, prompts, conf, round_seconds)
         report = build_tuning_report(tunings, target, target.device.describe(), prompts)
     with report_disk_errors(run):
         (run / "tune.json").write_text(json.dumps(report) + "\n")

@@ -98,7 +98,7 @@ class Decoder(Session):
             advanced = self._distribute_tokens(host_rows, round_s, running, criteria)
             if phase_timer is not None:
                 phase_timer.end_phase("host")
-                phase_timer.finish_round(time.perf_counter() - start)
+                phase_timer.finish_round()
             for request in advanced:
                 on_tokens(request)
             yield from (request for request in advanced if request.finished)

@@ -22,7 +22,7 @@ from infer.measure.eval_modes import DraftUnderTest, TunedDecoding
 from infer.measure.prompt_choice import find_held_out_file, load_calibration_prompts
 from infer.tuning.candidates import USER_TREE, TreeCandidate
 from infer.tuning.config import TuneConf
-from infer.tuning.cost_model import CostBench
+from infer.tuning.cost_model import CostBench, RoundSeconds, read_clock
 from infer.tuning.results import DraftTuning, TuningResult
 from infer.tuning.search import choose_tree, estimate_candidates
 from models.drafts.base import Draft
@@ -43,6 +43,7 @@ NGRAM_WINDOWS = (4, 8, 16)
 def tune_drafts_for_report(
     target: Target, drafts: list[DraftUnderTest], *, tree: TreeConf, conf: EvaluationConf,
     target_conf: TargetConf, print_line: Callable[[str], None], is_target_split: bool = False,
+    round_seconds: RoundSeconds = read_clock,
 ) -> list[DraftUnderTest]:  # fmt: skip
     """Return the drafts with the decoding that the tuner chooses for each, if `tree.auto` is set.
 
@@ -60,7 +61,10 @@ def tune_drafts_for_report(
             "use; this compiles some twenty shapes"
         )
         with target.device.cpu_threads_for(target.num_parameters // target.num_layers):
-            return [_tune_draft(target, draft, prompts, tree, conf, print_line) for draft in drafts]
+            return [
+                _tune_draft(target, draft, prompts, tree, conf, print_line, round_seconds)
+                for draft in drafts
+            ]
     except (UserError, torch.OutOfMemoryError) as error:
         reason = str(error) if isinstance(error, UserError) else "memory: too little for all trees"
         checkpoints = ",".join(map(str, directories))
@@ -113,7 +117,7 @@ def choose_prompts(
 
 def _tune_draft(
     target: Target, draft: DraftUnderTest, prompts: list[EvalPrompt], tree: TreeConf,
-    conf: EvaluationConf, print_line: Callable[[str], None],
+    conf: EvaluationConf, print_line: Callable[[str], None], round_seconds: RoundSeconds,
 ) -> DraftUnderTest:  # fmt: skip
     """Return a draft with its tuned decoding; print the choice and the seconds it took."""
     start = time.perf_counter()
@@ -125,6 +129,7 @@ def _tune_draft(
     bench = CostBench(
         target=verifier, draft=draft.draft, prompts=prompts, conf=tune_conf, batch=1,
         context=max(len(prompt.ids) for prompt in prompts) + tune_conf.max_new_tokens,
+        round_seconds=round_seconds,
     )  # fmt: skip
     result = choose_tree(bench, tuning, list_rivals(tuning, tree))
     torch.compiler.reset()  # drops these graphs: those of the report have other shapes

@@ -35,6 +35,14 @@ TIMED_TURNS = 4  # alternating timings of a candidate and the baseline
 AUTOREGRESSIVE = "autoregressive"
 MAX_EXTRA_TIMINGS = 12  # timings after the probes, until the predicted best was timed twice
 
+# Returns the seconds of each round of a row that the decoder has decoded.
+RoundSeconds = Callable[[Decoder, Generation], list[float]]
+
+
+def read_clock(decoder: Decoder, generation: Generation) -> list[float]:  # noqa: ARG001
+    """Return the seconds that were measured while the row was decoded."""
+    return generation.round_s
+
 
 @contextmanager
 def hold_timing_lock(*, exclusive: bool) -> Iterator[None]:
@@ -53,7 +61,10 @@ def hold_timing_lock(*, exclusive: bool) -> Iterator[None]:
 
 @dataclass(kw_only=True)
 class CostBench:
-    """Decoders of one draft for one batch size and context, built and compiled on first use."""
+    """Decoders of one draft for one batch size and context, built and compiled on first use.
+
+    `round_seconds` is what a round costs: what the clock says, or costs that are known.
+    """
 
     target: Target
     draft: Draft
@@ -61,6 +72,7 @@ class CostBench:
     conf: TuneConf
     batch: int
     context: int
+    round_seconds: RoundSeconds = read_clock
     decoders: dict[str, Decoder] = field(default_factory=dict)
 
     def decoder_for(self, candidate: TreeCandidate | None) -> Decoder:
@@ -116,7 +128,9 @@ class CostBench:
         Shapes are static, so the choice of prompts and the ends of answers do not matter.
         """
         generations = self.decode(decoder, self.prompts[: self.batch], stop_at_eos=False)
-        return statistics.median(max((row.round_s for row in generations), key=len))
+        return statistics.median(
+            max((self.round_seconds(decoder, row) for row in generations), key=len)
+        )
 
     def benchmark_trees(
         self, candidates: list[TreeCandidate]
@@ -170,7 +184,11 @@ class CostBench:
         """Decode the prompts; return the tokens that rounds added and each row's share of time."""
         generations = self.decode(decoder, prompts, stop_at_eos=True)
         return np.array(
-            [[g.decoded_tokens, sum(g.round_s) / self.batch] for g in generations], float
+            [
+                [row.decoded_tokens, sum(self.round_seconds(decoder, row)) / self.batch]
+                for row in generations
+            ],
+            float,
         )
 
 

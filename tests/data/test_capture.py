@@ -4,9 +4,9 @@ import json
 import os
 import resource
 import shutil
+import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -256,15 +256,13 @@ def test_a_killed_capture_goes_on(folder, tmp_path):
         "batch=2", "shard_mb=0.02", "run_name=small", f"output_dir={tmp_path}",
         "draft.vocab_size=null",
     ]  # fmt: skip
-    run = subprocess.Popen(
-        [sys.executable, "-m", "data.capture", *words],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-    )
-    while not (store / shard_name(1)).exists():
-        assert run.poll() is None
-        time.sleep(1e-3)
-    run.kill()
-    run.wait()
+    killed = ["tests.support.signaled", str(int(signal.SIGKILL)), f"*/{shard_name(2)}"]
+    run = subprocess.run(
+        [sys.executable, "-m", *killed, "data.capture", *words],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, check=False,
+    )  # fmt: skip
+    assert run.returncode == -signal.SIGKILL
+    assert (store / shard_name(1)).exists()
     manifest = json.loads((store / "manifest.json").read_text())
     done = {name: (store / name).stat().st_mtime_ns for name in manifest["files"]}
     assert DOCUMENTS_FILE in done

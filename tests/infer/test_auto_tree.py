@@ -5,7 +5,6 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from data.eval_prompts.prompts import EvalPrompt, load_eval_prompts
@@ -23,15 +22,15 @@ from infer.tuning.auto import (
     tune_drafts_for_report,
 )
 from infer.tuning.candidates import list_candidates
-from infer.tuning.cost_model import AUTOREGRESSIVE, CostBench
-from infer.tuning.results import DraftTuning, ExpectedTokens
+from infer.tuning.cost_model import CostBench
+from infer.tuning.results import DraftTuning
 from infer.tuning.search import choose_tree, estimate_candidates
 from models.speculate.config import SamplingConf, TreeConf
 from models.speculate.tree import NO_TREE, TreeKind
 from models.target.config import TargetConf
 from tests.support.made_report import as_json, from_json
 from tests.support.tiny import new_draft, sampled_texts
-from tests.support.tuning import GIVEN_TREE, TABLE
+from tests.support.tuning import GIVEN_TREE, TABLE, costs
 
 pytestmark = pytest.mark.no_shapes
 
@@ -84,7 +83,7 @@ def tune(target, run: Path, conf: EvaluationConf, **changes):
 def test_an_untrained_draft_of_a_repeating_target_is_replaced_by_lookup_alone(target, run):
     """The tiny target loops: lookup finds its period, which a draft without training never does."""
     conf = evaluation(run)
-    draft, lines = tune(target, run, conf)
+    draft, lines = tune(target, run, conf, round_seconds=costs(node_s=0.01, pass_s=0.1))
     assert draft.tuned.description.startswith("n-gram lookup alone, ")
     assert lines[0].startswith("tree=auto: timing trees on 2 of the prompts that the report ")
     assert lines[1].startswith(f"tree=auto: run: {draft.tuned.description}, speed-up ")
@@ -99,37 +98,16 @@ def test_an_untrained_draft_of_a_repeating_target_is_replaced_by_lookup_alone(ta
     assert f"run {section.tuned_tree} (speed-up " in build_headline(report)
 
 
-class SlowDevice(CostBench):
-    """A device whose rounds cost `node_steps` autoregressive steps for each node."""
-
-    node_steps: float
-    kept_tokens: dict[str, ExpectedTokens]
-
-    def decoder_for(self, candidate):
-        """Nothing is compiled."""
-
-    def measure_steps(self, candidate):
-        return 1 + self.node_steps * candidate.tree.size
-
-    def benchmark_trees(self, candidates):
-        steps = {
-            c.name: self.measure_steps(c) / self.kept_tokens[c.name].kept for c in candidates
-        } | {AUTOREGRESSIVE: 1.0}
-        return {name: np.array([[8.0, 8.0 * seconds]] * 9) for name, seconds in steps.items()}
-
-
-@pytest.mark.parametrize(("node_steps", "pays"), [(0.01, True), (10.0, False)])
-def test_the_fastest_is_chosen_and_no_speculation_where_nothing_pays(
-    target, texts, node_steps, pays
-):
+@pytest.mark.parametrize(("node_s", "pays"), [(0.01, True), (10.0, False)])
+def test_the_fastest_is_chosen_and_no_speculation_where_nothing_pays(target, texts, node_s, pays):
     draft, conf = new_draft(target), EvaluationConf(max_new_tokens=8)
     settings = build_tune_conf(AUTO, draft, conf)
     prompts = [EvalPrompt(id=str(i), category="a", ids=ids) for i, ids in enumerate(texts)]
     tuning = estimate_candidates(target, "new", Path(), draft, prompts, settings)
-    bench = SlowDevice(
-        target=target, draft=draft, prompts=prompts, conf=settings, batch=1, context=64
-    )
-    bench.node_steps, bench.kept_tokens = node_steps, tuning.expected_tokens
+    bench = CostBench(
+        target=target, draft=draft, prompts=prompts, conf=settings, batch=1, context=64,
+        round_seconds=costs(node_s=node_s),
+    )  # fmt: skip
     rivals = list_rivals(tuning, AUTO)
     result = choose_tree(bench, tuning, rivals)
     assert {rival.name for rival in rivals} <= set(result.speedups)

@@ -1,15 +1,17 @@
-"""Two reports: noise is called noise, a loss is found, and the exit code says so to a CI."""
+"""Two sides of reports: noise is called noise, a loss is found, and the exit code says so."""
 
 import copy
 import json
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from infer.compare import main
-from infer.report import diff
+from infer.report import metric_changes
 from infer.report.comparison import compare_reports as compare_typed_reports
 from infer.report.report_files import write_report_files
+from models.errors import UserError
 from tests.support.made_report import as_json, from_json, one_draft, three_drafts
 
 pytestmark = pytest.mark.no_shapes
@@ -21,12 +23,17 @@ def report():
     return as_json(one_draft())
 
 
-def compare_reports(before, after):
-    return compare_typed_reports(from_json(before), from_json(after))
+def side(reports):
+    """A report, or several of one side, as they are read from their files."""
+    return [from_json(one) for one in (reports if isinstance(reports, list) else [reports])]
 
 
-def compare_metrics(before, after):
-    return diff.compare_metrics(from_json(before), from_json(after))
+def compare_reports(before, after, **gate):
+    return compare_typed_reports(side(before), side(after), **gate)
+
+
+def compare_metrics(before, after, *, gates_speed=False):
+    return metric_changes.compare_metrics(side(before), side(after), gates_speed=gates_speed)
 
 
 def changed(report, **by_label):
@@ -51,21 +58,49 @@ def shaken(report, rng):
     return changed(report, every=shake)
 
 
+def scale(factor):
+    """Return a change of a mode's latencies behind the first token."""
+
+    def change(mode):
+        mode["e2e_ms"] = mode["ttft_ms"] + factor * (mode["e2e_ms"] - mode["ttft_ms"])
+
+    return change
+
+
+def repeated(report, rng, *, runs=3, spread=0.06, **factors):
+    """Measured in several runs: each mode of each run is faster or slower as a whole."""
+    return [
+        changed(
+            report,
+            **{
+                part: scale(factors.get(part, 1.0) * rng.lognormal(0, spread))
+                for part in ("untrained", "chain", "tree")
+            },
+        )
+        for _ in range(runs)
+    ]
+
+
 def fewer_accepted(mode):
     gone = mode["accepted"] // 4
     mode["rounds"] += gone // 2
     mode["accepted"] -= gone
 
 
-def slower(mode):
-    mode["e2e_ms"] = mode["ttft_ms"] + 1.1 * (mode["e2e_ms"] - mode["ttft_ms"])
-
-
-def found(before, after):
+def found(before, after, **gate):
     return {
         (move.mode, move.metric): move.is_beyond_noise and np.sign(move.after - move.before)
-        for move in compare_metrics(before, after)
+        for move in compare_metrics(before, after, **gate)
     }
+
+
+def interval_of(before, after, name, metric, **gate):
+    (interval,) = (
+        move.interval
+        for move in compare_metrics(before, after, **gate)
+        if (move.mode, move.metric) == (name, metric)
+    )
+    return interval
 
 
 def test_a_report_beside_itself_has_not_moved(report):
@@ -87,17 +122,107 @@ def test_a_worse_draft_is_a_regression_of_its_mode_alone(report):
     assert compare_reports(after, report)[2] == []
 
 
-def test_a_slower_mode_loses_speedup_and_a_slower_machine_does_not(report):
-    assert compare_reports(report, changed(report, chain=slower))[2] == ["draft/chain speed-up"]
-    machine = changed(report, every=slower)
-    assert compare_reports(report, machine)[2] == []
-    assert found(report, machine)["draft/chain", "tokens/s"] == -1
+@pytest.mark.parametrize("part", ["chain", "tree", "every"])
+def test_other_latencies_of_the_same_tokens_are_no_regression(report, part):
+    """One run on each side: nobody knows what the next run of the same would have measured."""
+    after = changed(report, **{part: scale(1.3)})
+    _, table, regressions = compare_reports(report, after)
+    assert regressions == []
+    assert "Speed is shown and not judged" in table.note
+    timed = [row for row in table.rows if row[1] in ("speed-up", "tokens/s")]
+    assert {row[-1] for row in timed} == {"unknown"}
+    assert all(row[4].endswith("[?]") for row in timed)
+
+
+def test_a_slower_mode_loses_speedup_where_that_is_asked_for_and_a_slower_machine_does_not(report):
+    asked = {"gates_speed": True}
+    after = changed(report, chain=scale(1.1))
+    assert compare_reports(report, after, **asked)[2] == ["draft/chain speed-up"]
+    machine = changed(report, every=scale(1.1))
+    assert compare_reports(report, machine, **asked)[2] == []
+    assert found(report, machine, **asked)["draft/chain", "tokens/s"] == -1
 
 
 def test_noise_alone_is_rarely_called_a_regression(report):
     rng = np.random.default_rng(0)
-    alarms = [bool(compare_reports(shaken(report, rng), shaken(report, rng))[2]) for _ in range(30)]
+    alarms = [
+        bool(compare_reports(shaken(report, rng), shaken(report, rng), gates_speed=True)[2])
+        for _ in range(30)
+    ]
     assert sum(alarms) <= 3
+
+
+@pytest.mark.parametrize("runs", [2, 3])
+def test_runs_that_differ_as_a_whole_are_rarely_called_a_regression(report, runs):
+    """As runs of one command on a shared machine do; one run a side would nearly always be."""
+    rng = np.random.default_rng(runs)
+    sides = [[repeated(report, rng, runs=runs) for _ in range(2)] for _ in range(10)]
+    assert sum(bool(compare_reports(*each)[2]) for each in sides) <= 1
+    single = [compare_reports(old[0], new[0], gates_speed=True)[2] for old, new in sides]
+    assert sum(map(bool, single)) > 5
+
+
+def test_the_interval_of_several_runs_holds_the_noise_between_them(report):
+    """Welch's, by hand: with equal runs it is that of prompts, and beside it that of the runs."""
+    steady, factors = [report] * 3, (1.0, 1.2, 1.5)
+    shaky = [changed(report, tree=scale(factor)) for factor in factors]
+    figure = {"name": "draft/tree", "metric": "speed-up", "gates_speed": True}
+    of_prompts = interval_of(report, report, **figure)
+    assert interval_of(steady, steady, **figure) == pytest.approx(of_prompts)
+    low, high = interval_of(shaky, shaky, **figure)
+    measured = from_json(report).drafts[0].modes["tree"].speedup.mean
+    variance = np.var([measured / factor for factor in factors], ddof=1) / 3
+    quantile = stats.t.ppf(1 - 0.05 / 8 / 2, df=4)  # tau and speed-up of four modes
+    assert high == pytest.approx(quantile * np.sqrt(2 * variance))
+    assert low == pytest.approx(-high)
+
+
+def test_a_loss_of_speed_beyond_the_noise_between_runs_is_found(report):
+    rng = np.random.default_rng(0)
+    before = repeated(report, rng, spread=0.02)
+    after = repeated(report, rng, spread=0.02, chain=1.5)
+    _, table, regressions = compare_reports(before, after)
+    assert regressions == ["draft/chain speed-up"]
+    assert "the noise between prompts and between runs" in table.note
+    assert compare_reports(before, after, gates_speed=False)[2] == []
+    assert compare_reports(after, before)[2] == []
+
+
+def test_what_is_accepted_has_no_noise_between_runs_and_keeps_that_between_prompts(report):
+    after = changed(report, tree=fewer_accepted)
+    one, three = (
+        interval_of(*sides, "draft/tree", "acceptance rate")
+        for sides in ((report, after), ([report] * 3, [after] * 3))
+    )
+    assert three == pytest.approx(one)
+    assert one[1] < 0
+    assert compare_reports([report] * 3, [after] * 3)[2] == ["draft/tree tau"]
+
+
+def test_one_run_on_either_side_does_not_show_the_noise_between_runs(report):
+    slow = changed(report, every=scale(2.0), chain=scale(1.3))
+    for sides in ((report, [slow] * 3), ([report] * 3, slow)):
+        _, table, regressions = compare_reports(*sides)
+        assert regressions == []
+        assert "Speed is shown and not judged" in table.note
+
+
+def test_each_report_of_the_later_side_must_hold_what_the_first_held(report):
+    wrong, less = copy.deepcopy(report), copy.deepcopy(report)
+    wrong["drafts"][0]["modes"]["chain"]["lossless"] = "no"
+    less["ngram"] = None
+    less["device"] = {**less["device"], "threads": 4}
+    settings, _, regressions = compare_reports([report] * 2, [report, wrong, less])
+    assert regressions == ["draft/chain lossless: no", "ngram is no longer measured"]
+    assert "device.threads: 2 -> 4" in settings
+
+
+def test_runs_of_other_prompts_are_not_one_measurement(report):
+    other = copy.deepcopy(report)
+    other["prompts"]["sha256"] = "1" * 64
+    with pytest.raises(UserError, match=r"^report: must hold the same prompts .* number 2 of 2; "):
+        compare_reports(report, [report, other])
+    assert compare_reports([report] * 2, [other] * 2)[2] == []
 
 
 def test_reports_of_other_prompts_are_compared_unpaired(report):
@@ -107,11 +232,7 @@ def test_reports_of_other_prompts_are_compared_unpaired(report):
     assert f"prompts.sha256: {report['prompts']['sha256']} -> {'1' * 64}" in settings
     assert "unpaired" in table.note
     wide, narrow = (
-        next(
-            m.interval
-            for m in compare_metrics(report, other)
-            if (m.mode, m.metric) == ("draft/tree", "tau")
-        )
+        interval_of(report, other, "draft/tree", "tau")
         for other in (after, {**after, "prompts": report["prompts"]})
     )
     assert wide[1] - wide[0] > narrow[1] - narrow[0]
@@ -194,6 +315,26 @@ def test_the_command_prints_and_exits_for_a_ci(report, tmp_path, capsys):
     assert max(map(len, shown.splitlines())) <= 100
 
 
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["fast", "slow"], 0),
+        (["fast", "slow", "gate=speed-up"], 1),
+        (["fast", "--", "slow", "gate=speed-up"], 1),
+        (["fast", "fast", "--", "slow", "slow"], 1),
+        (["gate=tau", "fast", "fast", "--", "slow", "slow"], 0),
+        (["slow", "slow", "--", "fast", "fast"], 0),
+    ],
+)
+def test_the_sides_and_the_gate_are_words_of_the_command(
+    report, tmp_path, monkeypatch, words, code
+):
+    monkeypatch.chdir(tmp_path)
+    for name, one in (("fast", report), ("slow", changed(report, tree=scale(1.2)))):
+        (tmp_path / name).write_text(json.dumps(one))
+    assert main(words) == code
+
+
 @pytest.mark.parametrize("verdict", ["no", "undecided"])
 def test_only_yes_passes_in_modes_and_batches_whatever_it_was_before(report, verdict):
     after = copy.deepcopy(report)
@@ -223,7 +364,11 @@ def test_what_is_no_report_is_refused_in_one_line(report, tmp_path, capsys):
     old.write_text(json.dumps({**report, "schema_version": 1}))
     cut.write_text("{")
     for arguments, message in [
-        ([good], "command line: must be two reports, got 1; python -m infer.compare"),
+        ([good], "command line: must be two reports, or several of each side with -- between the "),
+        ([good, good, good], "command line: must be two reports, or several of each side with "),
+        ([good, good, "--"], "command line: must be two reports, or several of each side with "),
+        ([good, "--", good, "--", good], "command line: must be two reports, or several of each"),
+        ([good, good, "gate=speed"], "gate: must be tau or speed-up, got speed; python -m infer."),
         ([good, old], f"report: must be of schema version 3, got 1 in {old}; measure again"),
         ([good, cut], f"report: must be a readable report.json, got {cut}; python -m"),
         ([good, tmp_path / "none"], "report: must be a readable report.json, got"),

@@ -14,7 +14,9 @@ from infer.config import EvalConf
 from infer.engine.decode import Decoder
 from infer.measure.intervals import Estimate
 from infer.measure.replay import collect_replay_texts
+from infer.tree_tuning import tune_checkpoints
 from infer.tune import main
+from infer.tuning import cost_model
 from infer.tuning.candidates import USER_TREE, find_neighbors, select_sweep
 from infer.tuning.config import TuneConf
 from infer.tuning.cost_model import CostCurve, select_probes
@@ -33,7 +35,7 @@ from models.speculate.config import SamplingConf, TreeConf
 from models.speculate.tree import TreeKind
 from models.speculate.tree_formats import read_fields
 from tests.support.tiny import new_draft
-from tests.support.tuning import TABLE, considered, prompts_of
+from tests.support.tuning import TABLE, considered, costs, prompts_of
 
 pytestmark = pytest.mark.no_shapes
 
@@ -166,9 +168,16 @@ def test_what_a_shape_is_worth_is_what_decoding_with_it_yields(target, learned):
         assert tokens[name].tau == pytest.approx(1 + sum(sum(r.accepted) for r in done) / rounds)
 
 
+SMALL = [
+    "target.name=target", "prompts=prompts.jsonl", "device.threads=1", "device.compile=false",
+    "nodes=[4]", "depth=2", "ranks=3", "max_new_tokens=8", "repeats=1", "batch=[4]", "tree=chain",
+    "tree.depth=2",
+]  # fmt: skip
+
+
 @pytest.fixture
-def command(tmp_path, target, learned, monkeypatch, capsys, caplog):
-    """`python -m infer.tune` in a folder with a good draft and one that was never trained."""
+def folder(tmp_path, target, learned, monkeypatch, capsys, caplog):
+    """A folder to tune in, with a good draft and one that was never trained."""
     caplog.set_level(logging.WARNING)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # with a lock of its own
@@ -181,21 +190,38 @@ def command(tmp_path, target, learned, monkeypatch, capsys, caplog):
     rows = [{"text": " ".join(map(str, text[:5]))} for text in written]
     Path("prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     capsys.readouterr()
+    return tmp_path
+
+
+@pytest.fixture
+def command(folder, monkeypatch, capsys):
+    """`python -m infer.tune` in the folder."""
 
     def run(*arguments: str) -> str:
-        given = [
-            "target.name=target", "prompts=prompts.jsonl", "device.threads=1",
-            "device.compile=false", "nodes=[4]", "depth=2", "ranks=3", "max_new_tokens=8",
-            "repeats=1", "batch=[4]", "tree=chain", "tree.depth=2",
-        ]  # fmt: skip
-        monkeypatch.setattr(sys, "argv", ["infer.tune", *given, *arguments])
+        monkeypatch.setattr(sys, "argv", ["infer.tune", *SMALL, *arguments])
         main()
         return capsys.readouterr().out
 
     return run
 
 
-def test_the_choice_is_left_as_a_file_that_says_how_to_decode_with_it(command):
+@pytest.fixture
+def tune(folder, monkeypatch, capsys):
+    """The same with costs that are known; return what is printed, and the drafts of tune.json."""
+    monkeypatch.setattr(cost_model, "TIMED_TURNS", 1)
+    monkeypatch.setattr(cost_model, "MAX_EXTRA_TIMINGS", 1)
+
+    def run(*arguments: str, runs: tuple[str, ...] = ("good",), **known: float) -> tuple[str, list]:
+        directories = [Path(f"outputs/train/{name}/checkpoint") for name in runs]
+        conf = compose("tune", TuneConf, [*SMALL, *arguments])
+        tune_checkpoints(conf, directories, folder, costs(**known))
+        saved = json.loads((folder / "tune.json").read_text())
+        return capsys.readouterr().out, saved["drafts"]
+
+    return run
+
+
+def test_the_newest_run_is_tuned_and_its_best_shape_was_timed(command):
     out = command("context=[40]")
     assert out.startswith("checkpoint: outputs/train/good/checkpoint\n")
     saved = json.loads(Path("outputs/infer.tune/tune/tune.json").read_text())
@@ -206,14 +232,18 @@ def test_the_choice_is_left_as_a_file_that_says_how_to_decode_with_it(command):
     assert shape["measured_speedup"]["mean"] > 0
     assert shape["cost_timed"]
     assert cell["pick"] in (cell["best"], None)
-    if cell["pick"]:
-        file = Path("outputs/infer.tune/tune/good-b4-c40.json")
-        left = json.loads(file.read_text())
-        assert f"checkpoint={draft['checkpoint']} {left['overrides']}" in out
-        conf = compose("eval", EvalConf, shlex.split(left["overrides"]))
-        assert conf.tree.build().size == shape["nodes"]
-        assert (conf.target.name, conf.evaluation.prompts) == ("target", "prompts.jsonl")
-        assert (conf.evaluation.max_new_tokens, conf.evaluation.batch_sizes) == (8, [4])
+
+
+def test_the_choice_is_left_as_a_file_that_says_how_to_decode_with_it(tune, folder):
+    out, (draft,) = tune("context=[40]", node_s=0.01)
+    (cell,) = draft["cells"]
+    shape = {one["name"]: one for one in cell["shapes"]}[cell["pick"]]
+    left = json.loads((folder / "good-b4-c40.json").read_text())
+    assert f"checkpoint={draft['checkpoint']} {left['overrides']}" in out
+    conf = compose("eval", EvalConf, shlex.split(left["overrides"]))
+    assert conf.tree.build().size == shape["nodes"]
+    assert (conf.target.name, conf.evaluation.prompts) == ("target", "prompts.jsonl")
+    assert (conf.evaluation.max_new_tokens, conf.evaluation.batch_sizes) == (8, [4])
 
 
 def test_lookup_alone_is_left_as_the_mode_of_the_report_that_decodes_with_it(tmp_path):
@@ -240,15 +270,24 @@ def test_lookup_alone_is_left_as_the_mode_of_the_report_that_decodes_with_it(tmp
     assert line.endswith(f" {left['overrides']}  # its mode ngram; no draft is needed")
 
 
-def test_a_draft_that_is_never_right_is_not_worth_speculating(command):
-    out = command("checkpoint=[outputs/train/good/checkpoint,outputs/train/untrained/checkpoint]",
-                  "ngram_tokens=0", "ngram_windows=[]")  # fmt: skip
-    saved = json.loads(Path("outputs/infer.tune/tune/tune.json").read_text())
-    assert [draft["name"] for draft in saved["drafts"]] == ["good", "untrained"]
-    (cell,) = saved["drafts"][1]["cells"]
+def test_a_draft_that_is_never_right_is_not_worth_speculating(tune):
+    out, drafts = tune(
+        "ngram_tokens=0", "ngram_windows=[]", runs=("good", "untrained"), node_s=0.01, pass_s=0.1
+    )
+    assert [draft["name"] for draft in drafts] == ["good", "untrained"]
+    (good,), (untrained,) = (draft["cells"] for draft in drafts)
+    assert good["pick"] is not None
+    assert untrained["pick"] is None
+    assert out.count("choice: do not speculate") == 1
+    assert "infer.eval checkpoint=outputs/train/good" in out
+    assert "infer.eval checkpoint=outputs/train/untrained" not in out
+
+
+def test_a_good_draft_whose_pass_costs_more_than_it_saves_is_not_worth_speculating(tune):
+    out, (draft,) = tune("ngram_tokens=0", "ngram_windows=[]", node_s=0.01, pass_s=5.0)
+    (cell,) = draft["cells"]
     assert cell["pick"] is None
-    assert "choice: do not speculate" in out
-    assert out.count("infer.eval checkpoint=outputs/train/untrained") == 0
+    assert "infer.eval" not in out
 
 
 REFUSED = {

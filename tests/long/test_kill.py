@@ -5,11 +5,12 @@ import random
 
 import torch
 
-from tests.support.killing import finish, kill, newest_step, partials
+from tests.support.killing import finish, kill, kill_while_saving, newest_step
 from tests.support.toy_run import metrics, toy_conf, toy_run, weights
 
 log = logging.getLogger(__name__)
 KILLS, HALF_WRITTEN, STEPS = 10, 3, 600
+SAVE_EVERY = toy_conf().save_every
 
 
 def test_ten_kills_end_in_the_weights_of_an_unbroken_run(tmp_path):
@@ -23,7 +24,9 @@ def test_ten_kills_end_in_the_weights_of_an_unbroken_run(tmp_path):
             return newest_step(killed) >= moment
 
         if KILLS - number <= 2 * (HALF_WRITTEN - half_written):
-            half_written += kill(killed, changes, when=lambda: due() and bool(partials(killed)))
+            step = max(moment, newest_step(killed)) // SAVE_EVERY * SAVE_EVERY + SAVE_EVERY
+            kill_while_saving(killed, changes, step=step)
+            half_written += 1
         else:
             half_written += kill(killed, changes, when=due)
         log.info(

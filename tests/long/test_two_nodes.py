@@ -8,6 +8,7 @@ from pathlib import Path
 import yaml
 
 from tests.support.commands import ROOT
+from tests.support.killing import TIMEOUT_S
 
 WORKER = """
 import os, signal, time
@@ -48,7 +49,7 @@ def test_both_nodes_start_again_when_a_worker_of_one_dies(tmp_path):
         for rank in (0, 1)
     ]
     try:
-        assert [node.wait(timeout=120) for node in nodes] == [0, 0]
+        assert [node.wait(timeout=TIMEOUT_S) for node in nodes] == [0, 0]
     finally:
         for node in nodes:
             node.kill()

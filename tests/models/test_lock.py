@@ -9,13 +9,14 @@ import threading
 import time
 from contextlib import contextmanager
 
+import psutil
 import pytest
 import torch
 
 from data.mixture.provenance import claim_folder, release_worker_dir
 from models import lock
 from models.errors import UserError
-from tests.support.killing import newest_step, toy_process
+from tests.support.killing import toy_process
 from tests.support.tiny import CPU
 from tests.support.toy_run import metrics, toy_conf, toy_run, weights
 from train.config.parallel import ParallelConf
@@ -49,11 +50,11 @@ def hold_and_wait(folder, there):
 @pytest.mark.system
 def test_a_second_run_in_a_folder_is_refused_and_the_first_ends_bit_equal(tmp_path):
     shared, changes = tmp_path / "shared", {"optim": {"steps": 12}}
-    first = toy_process(shared, changes)
-    while newest_step(shared) < 2:
+    # it shall not end before the second has started
+    first = toy_process(shared, changes, signal_at=(signal.SIGSTOP, "*/state/00000004"))
+    while psutil.Process(first.pid).status() != psutil.STATUS_STOPPED:
         assert first.poll() is None
         time.sleep(1e-3)
-    first.send_signal(signal.SIGSTOP)  # it shall not end before the second has started
     second = toy_process(shared, changes, stderr=subprocess.PIPE)
     _, said = second.communicate()
     first.send_signal(signal.SIGCONT)
@@ -63,7 +64,7 @@ def test_a_second_run_in_a_folder_is_refused_and_the_first_ends_bit_equal(tmp_pa
         f"error: run_name: must name a folder that no other process writes, got {shared}, "
     )
     assert f"held by process {first.pid} on " in said
-    assert "toy_run.py" in said
+    assert "toy_run" in said
     assert first.wait() == 0
     toy_run(tmp_path / "alone", toy_conf(**changes))
     ours, theirs = weights(shared), weights(tmp_path / "alone")

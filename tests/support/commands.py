@@ -14,6 +14,7 @@ import torch
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from conf.entry import compose
+from infer.compare import parse_arguments
 from models.device.config import DeviceName
 from models.device.device import Device
 from train.checks import check_run_device
@@ -28,7 +29,7 @@ REFUSED = re.compile(r"\$ (python [^\n]*)\n\s*error: ([^\n]*)")
 ENTRY = re.compile(r'@entry_point\("(\w+)", (\w+)\)')
 ENDS = re.compile(r"&&?$|\|\|?$|;$|\d?[<>]")
 FLAGS = {"-m", "--multirun", "--help"}  # of Hydra; --cfg takes a value
-TWO_FILES = {"infer.compare"}  # takes paths, no config
+COMPARE = "infer.compare"  # takes paths, no config
 SLURM_PROCESSES = 64  # a node, where nobody says
 INSTANCES = {DeviceName.xla: "trn1.32xlarge", DeviceName.neuron: "trn2.48xlarge"}
 
@@ -43,8 +44,9 @@ class Command:
 
     def configs(self) -> list[Any]:
         """What it describes, several for a sweep. Raises what a user sees."""
-        if self.module in TWO_FILES:
-            assert len(self.words) in (0, 2), f"{self.module} takes two reports, got {self.words}"
+        if self.module == COMPARE:
+            if self.words:
+                parse_arguments(self.words)
             return []
         package = "train.__main__" if self.module == "train" else self.module
         source = importlib.import_module(package)

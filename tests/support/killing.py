@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -21,11 +22,23 @@ FORKS.set_forkserver_preload(["data.preparation", "tests.support.openai_server"]
 
 
 def toy_process(
-    folder: Path, changes: dict, *, stderr: int | None = None, **environment: str
-) -> subprocess.Popen:
-    """`toy_run.py` in a process of its own, on one thread."""
+    folder: Path, changes: dict, *, stderr: int | None = None,
+    signal_at: tuple[signal.Signals, str] | None = None, **environment: str,
+) -> subprocess.Popen:  # fmt: skip
+    """`toy_run.py` in a process of its own, on one thread.
+
+    `signal_at`: a signal that it gets before it gives a file of this pattern its name.
+    """
+    signaled = ["tests.support.signaled", *map(str, signal_at)] if signal_at else []
     return subprocess.Popen(
-        [sys.executable, ROOT / "tests" / "support" / "toy_run.py", folder, json.dumps(changes)],
+        [
+            sys.executable,
+            "-m",
+            *signaled,
+            "tests.support.toy_run",
+            folder,
+            json.dumps(changes),
+        ],
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment},
         stdout=subprocess.DEVNULL,
         stderr=stderr,
@@ -41,6 +54,13 @@ def partials(folder: Path) -> list[Path]:
 def newest_step(folder: Path) -> int:
     steps = [int(p.name) for p in folder.glob("state/*") if p.suffix != PARTIAL_SUFFIX]
     return max(steps, default=0)
+
+
+def kill_while_saving(folder: Path, changes: dict, *, step: int) -> None:
+    """Start or continue a run that is killed while it writes the state of this step."""
+    at = (signal.SIGKILL, f"*/state/{step:08}")
+    assert toy_process(folder, changes, signal_at=at).wait(timeout=TIMEOUT_S) == -9
+    assert partials(folder)
 
 
 def kill(folder: Path, changes: dict, *, when: Callable[[], bool]) -> bool:

@@ -25,6 +25,7 @@ from models.target.config import TargetConf
 from models.target.target import Target, load_target
 from tests.support import nxd
 from tests.support.family_models import EXPERTS, HEADS, SHAPE, SLIDING
+from tests.support.killing import TIMEOUT_S
 from tests.support.parallel_layers import reference
 from tests.support.tiny import CPU, tiny_tokenizer, tree
 from train.config.parallel import ParallelConf, Weights
@@ -82,7 +83,7 @@ def work(rank: int, folder: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", f"file://{folder}/store", rank=rank, world_size=PROCESSES,
-        timeout=timedelta(minutes=3),
+        timeout=timedelta(seconds=TIMEOUT_S),
     )  # fmt: skip
     groups = {ranks: dist.new_group(range(ranks)) for ranks in RANKS}
     second = dist.new_group([2, 3])

@@ -19,6 +19,7 @@ from models.drafts.config.eagle3 import Eagle3Conf
 from models.drafts.registry import build_draft
 from models.target.config import TargetConf
 from tests.support.captured import LENGTH
+from tests.support.killing import TIMEOUT_S
 from tests.support.tiny import LAYERS, VOCAB
 from tests.support.toy_run import metrics, toy_length
 from train.checks import build_run_parallel
@@ -100,7 +101,7 @@ def ranks(folder: Path, store: Path, name: str, *, processes: int) -> None:
         )
         for rank in range(processes)
     ]  # fmt: skip
-    assert [rank.wait(timeout=200) for rank in started] == [0] * processes
+    assert [rank.wait(timeout=TIMEOUT_S) for rank in started] == [0] * processes
 
 
 if __name__ == "__main__":

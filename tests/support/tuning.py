@@ -1,9 +1,10 @@
-"""What the tuner chooses from in tests, and prompts that end in the middle of a text."""
+"""What the tuner chooses from in tests, what a round costs there, and prompts of texts."""
 
 import numpy as np
 
 from data.eval_prompts.prompts import EvalPrompt
 from infer.tuning.candidates import list_candidates
+from infer.tuning.cost_model import RoundSeconds
 from models.speculate.config import TreeConf
 from models.speculate.tree import TreeKind
 
@@ -16,6 +17,17 @@ def considered(*, nodes=(4, 8, 16, 32), copied=4, table=TABLE, lookup=()):
         table, node_budgets=list(nodes), ngram_tokens=copied, user_tree=GIVEN_TREE,
         ngram_windows=lookup,
     )  # fmt: skip
+
+
+def costs(*, node_s: float, pass_s: float = 0.0) -> RoundSeconds:
+    """Return a device on which a round takes a second, and more by node and by draft pass."""
+
+    def round_seconds(decoder, generation):
+        tree, draft = decoder.tree, decoder.draft
+        passes = draft.passes(tree.depth) if draft else 0
+        return [1.0 + node_s * tree.size + pass_s * passes] * generation.rounds
+
+    return round_seconds
 
 
 def prompts_of(written):

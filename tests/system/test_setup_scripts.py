@@ -239,7 +239,7 @@ def test_a_slurm_job_requeues_itself_before_its_time_is_over(slurm):
     while not log.exists():
         time.sleep(0.05)
     job.send_signal(signal.SIGUSR1)
-    assert job.wait(timeout=20) == 0
+    assert job.wait() == 0
     assert log.read_text().splitlines()[-1] == "requeue 7"
 
 

@@ -66,7 +66,7 @@ def test_help_configurations_and_mistakes_import_no_pytorch(tmp_path):
         (2, "error: optim.lr: must be positive, got -1", "train.__main__", "optim.lr=-1"),
         (2, "error: tree.depth: must be at most", "train.__main__", "tree.depth=99", "tree=chain"),
         (2, "error: tree.file: must be a readable JSON", "infer.tree_file", f"tree.file={missing}"),
-        (2, "error: command line: must be two reports, got 0;", "infer.compare"),
+        (2, "error: command line: must be two reports, or several", "infer.compare"),
         (2, "error: report: must be a readable report.json,", "infer.compare", missing, missing),
     ]
     asked += [

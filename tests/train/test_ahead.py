@@ -1,7 +1,6 @@
 """Rows are made ready while the step before is taken, and what is waited for is counted."""
 
 import threading
-import time
 from contextlib import closing
 
 import pytest
@@ -28,17 +27,31 @@ def test_what_depends_on_the_step_before_is_made_when_it_is_taken():
 
 
 def test_only_what_is_waited_for_counts():
-    """Made in a tenth of a second: waited for by a step that takes none, not by a longer one."""
-    with closing(Prefetcher(lambda _: time.sleep(0.1), steps=9, early=True)) as ahead:
-        ahead.take(0)
-        waited = []
-        for step, seconds in enumerate((0.0, 0.5), start=1):
-            time.sleep(seconds)
+    """An input takes a second: a step that asks for it at once waits, one that comes later not."""
+    now, step = 0.0, 0
+    begin, made = ([threading.Event() for _ in range(3)] for _ in range(2))
+
+    def make(number: int) -> None:
+        nonlocal now
+        begin[number].wait()
+        now += 1.0
+        made[number].set()
+
+    def clock() -> float:
+        read = now
+        begin[step].set()  # `take` reads the clock before it waits
+        return read
+
+    waited = []
+    with closing(Prefetcher(make, steps=3, early=True, clock=clock)) as ahead:
+        for step in range(3):
+            if step == 2:  # its input is made while the step before is taken
+                begin[step].set()
+                made[step].wait()
             ahead.wait_seconds = 0.0
             ahead.take(step)
             waited.append(ahead.wait_seconds)
-    assert waited[0] > 0.05
-    assert waited[1] < 0.02
+    assert waited == [1.0, 1.0, 0.0]
 
 
 def test_what_making_raises_reaches_the_step():

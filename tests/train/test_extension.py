@@ -280,11 +280,11 @@ def test_states_are_saved_by_time_at_log_lines_and_always_where_they_are_needed(
 
 def test_the_clock_starts_anew_at_every_state():
     saves = SaveSchedule(
-        parallel=PARALLEL, minutes=1.0, every_steps=None, multiple=1, required_steps={9}
+        parallel=PARALLEL, minutes=60.0, every_steps=None, multiple=1, required_steps={9}
     )
     saves.read_clock()
     assert not saves.is_due(3)
-    saves.saved_at -= 61
+    saves.saved_at -= 3601
     saves.read_clock()
     assert saves.is_due(4)
     saves.restart()

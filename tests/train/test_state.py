@@ -13,7 +13,7 @@ from data.config import DataConf
 from models.drafts.base import Draft
 from models.errors import UserError
 from models.files import PARTIAL_SUFFIX
-from tests.support.killing import finish, kill, newest_step, partials
+from tests.support.killing import finish, kill, kill_while_saving, newest_step
 from tests.support.methods import CASES
 from tests.support.toy_run import metrics, toy_conf, toy_run, weights
 from train.log import drop_later_lines
@@ -63,7 +63,7 @@ def test_a_resumed_run_ends_in_the_same_weights_bit_for_bit(started, tmp_path_fa
 def test_a_run_killed_twice_ends_in_the_same_weights_bit_for_bit(tmp_path):
     killed, changes = tmp_path / "killed", {"optim": {"steps": 60}}
     kill(killed, changes, when=lambda: newest_step(killed) >= 10)
-    kill(killed, changes, when=lambda: newest_step(killed) >= 30 and bool(partials(killed)))
+    kill_while_saving(killed, changes, step=30)
     finish(killed, changes)
     toy_run(tmp_path / "whole", toy_conf(**changes))
     assert_equal(weights(killed), weights(tmp_path / "whole"))

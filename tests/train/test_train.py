@@ -14,7 +14,7 @@ from models.device.config import DeviceConf, DeviceName, Precision
 from models.drafts.registry import build_draft
 from models.errors import UserError
 from models.target.target import Target
-from tests.support.killing import toy_process
+from tests.support.killing import TIMEOUT_S, toy_process
 from tests.support.toy_run import ROWS, ToyDraft, metrics, toy_conf, toy_run, toy_target, weights
 from train.config.optim import OptimName
 from train.state import RunState
@@ -72,7 +72,7 @@ def test_processes_that_see_other_states_are_refused(tmp_path):
     toy_run(tmp_path / "done", toy_conf())
     ranks = two_processes(tmp_path / "done", tmp_path / "none", changes={})
     for rank, step in zip(ranks, (12, 0), strict=True):
-        _, said = rank.communicate(timeout=100)
+        _, said = rank.communicate(timeout=TIMEOUT_S)
         assert f"must show every process the same states, got step {step} here" in said
 
 
@@ -80,7 +80,7 @@ def test_processes_that_see_other_states_are_refused(tmp_path):
 def test_processes_change_nothing(tmp_path):
     changes = {"dropout": 0.0, "optim": {"rows_per_step": 4, "micro_batch_size": 1, **UNCLIPPED}}
     ranks = two_processes(tmp_path / "two", changes=changes)
-    assert [rank.communicate(timeout=100) and rank.returncode for rank in ranks] == [0, 0]
+    assert [rank.communicate(timeout=TIMEOUT_S) and rank.returncode for rank in ranks] == [0, 0]
     toy_run(tmp_path / "one", toy_conf(dropout=0.0, optim=UNCLIPPED))
     assert_close(weights(tmp_path / "one"), weights(tmp_path / "two"))
     counts = ("step", "train/rows", "train/epochs", "train/tokens", "train/answer_tokens")

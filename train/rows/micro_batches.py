@@ -212,11 +212,14 @@ def first_answer_spans(row: Batch) -> list[tuple[int, int]]:
 class Prefetcher(Generic[Item]):
     """Builder of each step's input by `make`: one step `early`, or when it is taken.
 
-    `wait_seconds`: how long `take` has waited for inputs since this was last set to 0.
+    `wait_seconds`: how long `take` has waited for inputs since this was last set to 0, by `clock`.
     """
 
-    def __init__(self, make: Callable[[int], Item], *, steps: int, early: bool):
-        self.make, self.steps, self.early = make, steps, early
+    def __init__(
+        self, make: Callable[[int], Item], *, steps: int, early: bool,
+        clock: Callable[[], float] = time.perf_counter,
+    ):  # fmt: skip
+        self.make, self.steps, self.early, self.clock = make, steps, early, clock
         self.wait_seconds = 0.0
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ahead")
         self._next: Future[Item] | None = None
@@ -226,9 +229,9 @@ class Prefetcher(Generic[Item]):
 
         Raise what `make` raised.
         """
-        began = time.perf_counter()
+        began = self.clock()
         item = self._next.result() if self._next else self.make(step)
-        self.wait_seconds += time.perf_counter() - began
+        self.wait_seconds += self.clock() - began
         has_next = self.early and step + 1 < self.steps
         self._next = self._thread.submit(self.make, step + 1) if has_next else None
         return item
