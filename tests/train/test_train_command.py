@@ -3,6 +3,7 @@
 import json
 import re
 import tempfile
+import weakref
 from pathlib import Path
 
 import pytest
@@ -17,11 +18,13 @@ from models.device import route_choice
 from models.errors import UserError
 from tests.support.tiny import CPU, chain, new_draft, sampled_texts, tree
 from tests.support.toy_run import metrics, weights
+from train import distillation, loop
 from train.__main__ import main
 from train.config.parallel import ParallelConf
 from train.config.run import TrainConf
 from train.distributed.parallel import build_parallel
 from train.quick_eval import build_quick_eval
+from train.rows.features import TargetFeatures
 from train.run import open_run
 
 
@@ -141,6 +144,48 @@ def test_medusa2_starts_from_the_heads_of_a_first_stage(folder, capsys):
     assert all(torch.equal(first[name], tensor) for name, tensor in last.items())
     run(staged)
     assert "first stage" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["draft=demo-medusa2", "draft.heads=2", "draft.heads_steps=2", "tree.depth=2"],
+        ["draft=demo-hydra", "optim=muon"],
+        ["draft=demo", "draft.ttt_steps=2", "data.keep_features=true"],
+    ],
+    ids=["two stages", "two optimizers", "features in memory"],
+)
+def test_what_training_took_is_free_before_a_next_stage_and_before_the_report(
+    folder, monkeypatch, tmp_path, overrides
+):
+    taken: list[weakref.ref] = []
+    build, evaluate = loop.build_optimizers, distillation.evaluate_drafts
+    keep = TargetFeatures.keep_all
+
+    def watch_build(conf, draft, *args, **kwargs):
+        assert not [ref() for ref in taken if ref() is not None]
+        optimizers, schedules = build(conf, draft, *args, **kwargs)
+        taken.extend(map(weakref.ref, [draft, *optimizers, *schedules]))
+        return optimizers, schedules
+
+    def watch_keep(features, batch_size):
+        taken.append(weakref.ref(features))
+        keep(features, batch_size)
+
+    def watch_evaluate(*args, **kwargs):
+        assert taken
+        assert not [ref() for ref in taken if ref() is not None]
+        return evaluate(*args, **kwargs)
+
+    monkeypatch.setattr(loop, "build_optimizers", watch_build)
+    monkeypatch.setattr(TargetFeatures, "keep_all", watch_keep)
+    monkeypatch.setattr(distillation, "evaluate_drafts", watch_evaluate)
+    small = ["tree=chain", "tree.depth=2", "optim.steps=1", "evaluation.batch_sizes=[]"]
+    given = conf(
+        folder, *small, *overrides, f"output_dir={tmp_path}",
+        without=("draft.ttt_steps", "draft.vocab_size", "optim"),
+    )  # fmt: skip
+    run(given)
 
 
 def load_heads(folder: Path) -> dict[str, torch.Tensor]:
