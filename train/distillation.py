@@ -99,6 +99,7 @@ def train_draft(
     rows, held_out, store = load_training_rows(conf, target, draft, parallel)
     if run.progress.step:
         check_held_out_unchanged(held_out, run.folder)
+    run.record_rows(rows.content_hash())
     if parallel.is_main:
         write_held_out(held_out, run.folder)
         write_prompt_hashes(rows, target.tokenizer, run.folder)

@@ -69,6 +69,7 @@ class RunProgress:
     kept: int | None = None  # step of the state that is kept for an extension of the run
     tokens: int = 0  # of the visited rows
     answer_tokens: int = 0  # of these, tokens of answers
+    rows_hash: str | None = None  # of the training rows; None in states of earlier versions
     best: float | None = None  # delivered tokens per round of the checkpoint
     best_step: int | None = None
     tracker: str | None = None  # id of the tracker's run, to continue its curves
@@ -155,6 +156,19 @@ class RunState:
                 torch.get_num_threads(),
             )
         self.progress = RunProgress(**saved["progress"])
+
+    def record_rows(self, rows_hash: str) -> None:
+        """Record the hash of the training rows; raise UserError if the run has trained on others.
+
+        The vocabulary, frozen weights and the order of rows follow from the rows.
+        """
+        require(
+            self.progress.rows_hash in (None, rows_hash),
+            "data: must be the training rows that the run was started with, got others, because "
+            "the data or evaluation.max_new_tokens has changed; restore it, or use another "
+            "run_name or resume=false",
+        )
+        self.progress.rows_hash = rows_hash
 
     def remove_old_states(self) -> None:
         """Remove all states but the newest and the one that its progress marks as kept."""

@@ -16,6 +16,7 @@ from infer.config import EvaluationConf
 from infer.tuning import auto, cost_model
 from models.device import route_choice
 from models.errors import UserError
+from models.target.target import Target
 from tests.support.tiny import CPU, chain, new_draft, sampled_texts, tree
 from tests.support.toy_run import metrics, weights
 from train import distillation, loop
@@ -47,6 +48,10 @@ def folder(tmp_path_factory, target):
 
 def write_lines(file: Path, rows: list[dict]):
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def read_lines(file: Path) -> list[dict]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 def words(ids: list[int]) -> str:
@@ -186,6 +191,61 @@ def test_what_training_took_is_free_before_a_next_stage_and_before_the_report(
         without=("draft.ttt_steps", "draft.vocab_size", "optim"),
     )  # fmt: skip
     run(given)
+
+
+def answer_anew(rows: list[dict]) -> list[dict]:
+    return [row | {"ids": row["ids"][:8] + row["ids"][8:][::-1]} for row in rows]
+
+
+def unmark_one_token(rows: list[dict]) -> list[dict]:
+    return [*rows[:-1], rows[-1] | {"answer": rows[-1]["answer"][:-1] + [False]}]
+
+
+def cut_the_last_row(rows: list[dict]) -> list[dict]:
+    return [*rows[:-1], {key: values[:20] for key, values in rows[-1].items()}]
+
+
+@pytest.mark.parametrize("change", [answer_anew, unmark_one_token, cut_the_last_row])
+def test_a_run_does_not_continue_on_other_training_rows(folder, tmp_path, target, change):
+    rows = read_lines(folder / "rows.jsonl")
+    write_lines(tmp_path / "rows.jsonl", rows)
+    train_only(resumable(folder, tmp_path, "optim.steps=1"), target)
+    train_only(resumable(folder, tmp_path, "optim.steps=2"), target)  # the same rows
+    write_lines(tmp_path / "rows.jsonl", change(rows))
+    with pytest.raises(UserError, match=r"^data: must be the training rows that the run was"):
+        train_only(resumable(folder, tmp_path, "optim.steps=3"), target)
+
+
+def test_a_frozen_head_has_the_rows_of_the_saved_vocabulary(folder, tmp_path, target):
+    """A state of an earlier version, without a hash, continues on rows with other tokens."""
+    rows, frozen = read_lines(folder / "rows.jsonl"), ["draft.vocab_size=12"]
+    frozen += ["draft.train_head=false"]
+    write_lines(tmp_path / "rows.jsonl", rows)
+    train_only(resumable(folder, tmp_path, "optim.steps=1", *frozen), target)
+    file = tmp_path / "run" / "state" / "00000001" / "progress.json"
+    saved = json.loads(file.read_text())
+    del saved["progress"]["rows_hash"]
+    file.write_text(json.dumps(saved))
+    others = [row | {"ids": [1 + (token + 29) % 60 for token in row["ids"]]} for row in rows]
+    write_lines(tmp_path / "rows.jsonl", others)
+    draft = train_only(resumable(folder, tmp_path, "optim.steps=2", *frozen), target)
+    assert torch.equal(draft["lm_head.weight"], target.head.weight[draft["d2t"] + torch.arange(12)])
+
+
+def resumable(folder: Path, place: Path, *overrides: str) -> TrainConf:
+    return conf(
+        folder, f"data.path={place / 'rows.jsonl'}", f"output_dir={place}", "held_out_prompts=0",
+        "optim.schedule=constant", "eval_every=1", "save_every=1", "tree=chain", "tree.depth=2",
+        *overrides,
+    )  # fmt: skip
+
+
+def train_only(conf: TrainConf, target: Target) -> dict[str, torch.Tensor]:
+    """Train without a report; return the draft of the checkpoint."""
+    parallel = build_parallel(ParallelConf(), CPU, trackers=[])
+    state = open_run(conf, parallel)
+    distillation.train_draft(conf, parallel, state, target)
+    return load_heads(state.folder)
 
 
 def load_heads(folder: Path) -> dict[str, torch.Tensor]:
