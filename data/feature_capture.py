@@ -126,15 +126,12 @@ def build_store_spec(
 ) -> StoreSpec:
     documents = plan.packed.documents
     tokens, supervised = plan.shard_token_counts.sum(0).tolist()
-    content_hash = xxhash.xxh3_128()
-    for values in (documents.ids, documents.answer, documents.starts):
-        content_hash.update(values.data)
     return StoreSpec(
         target_sha256="",  # set once the target is loaded
         tokenizer_sha256=tokenizer_hash, computed_in=str(device.dtype).removeprefix("torch."),
         layout=plan.schema, length=conf.data.row_length, overlap=conf.data.overlap,
         batch=conf.batch, documents=len(documents), tokens=tokens, supervised=supervised,
-        documents_xxh3=content_hash.hexdigest(),
+        documents_xxh3=documents.content_hash(),
         shards=len(plan.shard_token_counts),
     )  # fmt: skip
 

@@ -11,7 +11,6 @@ from infer.report.report_files import write_report_files
 from infer.report.tables import print_report, summary_table
 from infer.tuning.auto import tune_drafts_for_report
 from models.device.memory_watch import MemoryWatch
-from models.drafts.base import Draft
 from models.drafts.registry import build_draft
 from models.target.target import Target
 from train.checks import build_run_parallel
@@ -47,12 +46,10 @@ def distill_draft(conf: TrainConf, preview: Preview | None) -> None:
         first_checkpoint = train_first_stage(first_stage, parallel, target)
     else:
         first_checkpoint = None
-    draft = build_draft(conf.draft, target, loss=conf.loss, seed=conf.seed)
-    if first_checkpoint is not None:
-        draft.start_from_first_stage(first_checkpoint, target)
     if (limits := conf.draft.describe_engine_limits()) is not None:
         log.warning(limits)
-    metric_logger = train_draft(conf, parallel, run, target, draft)
+    metric_logger = train_draft(conf, parallel, run, target, first_checkpoint)
+    parallel.free_training_memory()
     report_memory(fitted.planned_bytes, memory_watch.peak_bytes())
 
     if parallel.runs_target:
@@ -73,16 +70,23 @@ def train_first_stage(conf: TrainConf, parallel: Parallel, target: Target) -> Pa
     """Train the draft that the main stage starts from; return its checkpoint folder."""
     run = open_run(conf, parallel)
     log.info("first stage: %s, in %s", conf.draft.method, run.folder)
-    draft = build_draft(conf.draft, target, loss=conf.loss, seed=conf.seed)
-    train_draft(conf, parallel, run, target, draft)
+    train_draft(conf, parallel, run, target)
+    parallel.free_training_memory()
     parallel.barrier()
     return run.folder / "checkpoint"
 
 
 def train_draft(
-    conf: TrainConf, parallel: Parallel, run: RunState, target: Target, draft: Draft
-) -> MetricLogger:
-    """Train a draft to the last step of its run, and return the logger of its metrics."""
+    conf: TrainConf, parallel: Parallel, run: RunState, target: Target,
+    first_checkpoint: Path | None = None,
+) -> MetricLogger:  # fmt: skip
+    """Train a new draft to the last step of its run, and return the logger of its metrics.
+
+    It starts from the checkpoint of its first stage, if there is one. Only the checkpoint remains.
+    """
+    draft = build_draft(conf.draft, target, loss=conf.loss, seed=conf.seed)
+    if first_checkpoint is not None:
+        draft.start_from_first_stage(first_checkpoint, target)
     if layers := draft.needs.layers:
         log.info("draft: captures what enters layers %s of %d", layers, target.num_layers)
     check_disk_space(run.folder, draft, target, num_states=conf.num_states)
@@ -95,6 +99,7 @@ def train_draft(
     rows, held_out, store = load_training_rows(conf, target, draft, parallel)
     if run.progress.step:
         check_held_out_unchanged(held_out, run.folder)
+    run.record_rows(rows.content_hash())
     if parallel.is_main:
         write_held_out(held_out, run.folder)
         write_prompt_hashes(rows, target.tokenizer, run.folder)

@@ -181,6 +181,7 @@ class Trainer:
                 self.features.keep_all(self.rows_per_pass)
             device.compile_if_lazy(allocate_optimizer_states)(optimizers)
             self.state.load(self.training_state, self.parallel)
+            self.draft.restore_frozen(self.target)
             self.parallel.prepare_optimizers(optimizers)
             yield
 

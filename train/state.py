@@ -56,6 +56,8 @@ CHANGEABLE_KEYS = (
     "save_minutes", "device.threads", "device.name", "device.cache_dir", "device.visible_cores",
     "device.num_cores", "device.memory_gib", "parallel.", "tree.auto",
 )  # fmt: skip
+# Keys that may differ too: they only group the terms of sums, which then round differently.
+ROUNDING_KEYS = ("optim.micro_batch_size", "loss.logits_chunk")
 EXTENSION_KEYS = ("optim.steps", "optim.epochs")  # train/run.py checks whether they may differ
 
 
@@ -69,6 +71,7 @@ class RunProgress:
     kept: int | None = None  # step of the state that is kept for an extension of the run
     tokens: int = 0  # of the visited rows
     answer_tokens: int = 0  # of these, tokens of answers
+    rows_hash: str | None = None  # of the training rows; None in states of earlier versions
     best: float | None = None  # delivered tokens per round of the checkpoint
     best_step: int | None = None
     tracker: str | None = None  # id of the tracker's run, to continue its curves
@@ -141,20 +144,30 @@ class RunState:
         self.saved_config = saved["config"]
         for key in sorted(self.saved_config.keys() | self.config.keys()):
             before, now = self.saved_config.get(key), self.config.get(key)
+            if key in ROUNDING_KEYS:
+                warn_if_changed(key, before, now)
+                continue
             started = f"with {before}" if key in self.saved_config else "without it"
             require(
                 before == now or key.startswith(CHANGEABLE_KEYS) or key in EXTENSION_KEYS,
                 f"{key}: the run was started {started}, got {now}; "
                 "use another run_name or resume=false",
             )
-        if saved["threads"] != torch.get_num_threads():
-            log.warning(
-                "the run was started with %s threads and continues with %s: "
-                "its weights may differ in the last bits",
-                saved["threads"],
-                torch.get_num_threads(),
-            )
+        warn_if_changed("threads", saved["threads"], torch.get_num_threads())
         self.progress = RunProgress(**saved["progress"])
+
+    def record_rows(self, rows_hash: str) -> None:
+        """Record the hash of the training rows; raise UserError if the run has trained on others.
+
+        The vocabulary, frozen weights and the order of rows follow from the rows.
+        """
+        require(
+            self.progress.rows_hash in (None, rows_hash),
+            "data: must be the training rows that the run was started with, got others, because "
+            "the data or evaluation.max_new_tokens has changed; restore it, or use another "
+            "run_name or resume=false",
+        )
+        self.progress.rows_hash = rows_hash
 
     def remove_old_states(self) -> None:
         """Remove all states but the newest and the one that its progress marks as kept."""
@@ -221,6 +234,15 @@ class RunState:
             with _silence_dcp_warning():
                 dcp.load(state, checkpoint_id=newest, no_dist=parallel.is_single_process)
             training_state.load_state_dict(state)
+
+
+def warn_if_changed(name: str, before: Any, now: Any) -> None:
+    """Warn that a continued run will not end with the same bits, if a setting has changed."""
+    if before != now:
+        log.warning(
+            "%s: the run was started with %s and continues with %s: its weights may differ in the "
+            "last bits", name, before, now,
+        )  # fmt: skip
 
 
 def read_progress_file(state: Path) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+import xxhash
 from jaxtyping import Bool, Int
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
@@ -91,9 +92,21 @@ class Documents:
             conversation=self.conversation[:count],
         )  # fmt: skip
 
+    def content_hash(self) -> str:
+        """Return a hash of the token ids, the answer flags and the document starts."""
+        return hash_arrays(self.ids, self.answer, self.starts)
+
     @property
     def lengths(self) -> Int[np.ndarray, " documents"]:
         return np.diff(self.starts)
+
+
+def hash_arrays(*arrays: np.ndarray) -> str:
+    """Return the xxh3 hash of the arrays' values, one array after the other."""
+    values_hash = xxhash.xxh3_128()
+    for values in arrays:
+        values_hash.update(np.ascontiguousarray(values).data)
+    return values_hash.hexdigest()
 
 
 def read_documents(
@@ -136,6 +149,13 @@ class Packed:
     def document_numbers(self) -> Int[np.ndarray, " packed_documents"]:
         """Return the numbers of the documents that have a piece in a row, ascending."""
         return np.unique(self.table[:, 0])
+
+    def content_hash(self) -> str:
+        """Return a hash of all that a draft learns from: the documents and their places in rows."""
+        documents = self.documents
+        return hash_arrays(
+            documents.ids, documents.answer, documents.starts, self.table, self.starts
+        )
 
     def pieces(self, rows: list[int]) -> list[list[DocumentPiece]]:
         """Return the pieces of each of these rows, from left to right."""

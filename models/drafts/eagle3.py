@@ -23,7 +23,7 @@ from models.drafts.config.eagle3 import Eagle3Conf
 from models.drafts.dropout import drop_inputs
 from models.drafts.one_layer import OneLayerDraft
 from models.layers import Eagle3Layer, RMSNorm, init_normal
-from models.parallel.dtensor import full_tensor
+from models.parallel.dtensor import copy_full, full_tensor
 from models.speculate import draft_vocab
 from models.target.language_model import TargetOutput
 from models.target.target import Target
@@ -120,11 +120,22 @@ class Eagle3Draft(OneLayerDraft):
             return  # a meta tensor has a shape but no values
         if kept_ids is None:
             kept_ids = torch.arange(self.config.draft_vocab_size)
-        kept_ids = kept_ids.cpu()  # on the host, as a one-time operation is not worth a graph
+        kept_ids = kept_ids.cpu()
         self.embed_tokens.weight.copy_(full_tensor(target.model.get_input_embeddings().weight))
-        self.lm_head.weight.copy_(full_tensor(target.head.weight).cpu()[kept_ids])
+        self._copy_head_rows(target, kept_ids)
         self.d2t.copy_(draft_vocab.offsets_from_kept_ids(kept_ids))
         self.t2d.copy_(draft_vocab.membership_mask(kept_ids, self.config.vocab_size))
+
+    @torch.no_grad()
+    def restore_frozen(self, target: Target) -> None:
+        """Copy the rows of a frozen head again, for the vocabulary of the saved state."""
+        if self.kept_ids is not None and not self.conf.train_head:
+            self._copy_head_rows(target, self.kept_ids)
+
+    def _copy_head_rows(self, target: Target, kept_ids: Int[Tensor, " draft_vocab"]) -> None:
+        # On the host, as a one-time operation is not worth a graph.
+        rows = full_tensor(target.head.weight).cpu()[kept_ids.cpu()]
+        copy_full(self.lm_head.weight, rows)
 
     @property
     def kept_ids(self) -> Int[Tensor, " draft_vocab"] | None:

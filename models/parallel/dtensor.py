@@ -22,6 +22,16 @@ def full_tensor(tensor: Tensor) -> Tensor:
     return cast(Any, tensor).full_tensor() if is_sharded(tensor) else tensor
 
 
+def copy_full(parameter: Tensor, full: Tensor) -> None:
+    """Copy a full tensor into one that may be sharded; collective if it is."""
+    if is_sharded(parameter):
+        from torch.distributed.tensor import distribute_tensor
+
+        sharded = cast(Any, parameter)
+        full = distribute_tensor(full.to(parameter.device), sharded.device_mesh, sharded.placements)
+    parameter.copy_(full)
+
+
 @contextmanager
 def full_params(module: nn.Module) -> Iterator[None]:
     """Replace the module's sharded parameters by full, plain ones while the block runs.

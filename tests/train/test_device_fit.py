@@ -16,7 +16,8 @@ from train.distributed.parallel import build_parallel
 from train.planning.device_fit import fit_run
 
 GIB = 2**30
-ROWS = 8
+ROWS = 12
+PARALLEL = build_parallel(ParallelConf(), CPU, trackers=[])
 
 
 @pytest.fixture(scope="module")
@@ -48,10 +49,7 @@ def conf(folder, *overrides: str, target: str = "target") -> TrainConf:
 
 def planned_gib(folder, rows: int) -> float:
     """What a run with that many rows per pass needs; a tenth of the memory stays free."""
-    fitted = fit_run(
-        conf(folder, f"optim.micro_batch_size={rows}"),
-        build_parallel(ParallelConf(), CPU, trackers=[]),
-    )
+    fitted = fit_run(conf(folder, f"optim.micro_batch_size={rows}"), PARALLEL)
     return fitted.planned_bytes / GIB / 0.9
 
 
@@ -77,7 +75,7 @@ def test_what_no_override_fits_needs_a_larger_device(folder):
 
 def test_auto_takes_the_most_rows_that_fit_and_a_continued_run_keeps_them(folder, capsys):
     auto = ["optim.micro_batch_size=auto", "run_name=auto"]
-    between = (planned_gib(folder, 2) + planned_gib(folder, 4)) / 2
+    between = (planned_gib(folder, 2) + planned_gib(folder, 3)) / 2
     main.__wrapped__(conf(folder, *auto, "optim.schedule=constant", f"device.memory_gib={between}"))
     printed = capsys.readouterr().out
     assert "optim.micro_batch_size: auto takes 2, the most rows of a pass that fit" in printed
@@ -91,3 +89,45 @@ def test_auto_takes_the_most_rows_that_fit_and_a_continued_run_keeps_them(folder
     main.__wrapped__(larger)
     assert "auto takes" not in capsys.readouterr().out
     assert yaml.safe_load(file.read_text())["optim"]["micro_batch_size"] == 2
+
+
+def saved_run(folder, name: str, rows: int, *overrides: str) -> list[str]:
+    """Save what the plan reads of a run's state; return the overrides that continue the run."""
+    state = folder / "out" / name / "state" / "00000002"
+    state.mkdir(parents=True)
+    saved = {"config": {"optim.micro_batch_size": rows}}
+    (state / "progress.json").write_text(json.dumps(saved))
+    return [f"run_name={name}", *overrides]
+
+
+@pytest.mark.parametrize(("saved", "fitting"), [(4, 1), (ROWS, 3)])
+def test_a_run_continues_on_a_smaller_device_with_fewer_rows(folder, saved, fitting, caplog):
+    caplog.set_level("INFO")
+    continued = saved_run(folder, f"less{saved}", saved, "optim.micro_batch_size=auto")
+    memory = f"device.memory_gib={(planned_gib(folder, fitting) * 1.001)}"
+    assert fit_run(conf(folder, *continued), PARALLEL).conf.optim.micro_batch_size == saved
+    fitted = fit_run(conf(folder, *continued, memory), PARALLEL)
+    assert fitted.conf.optim.micro_batch_size == fitting
+    assert f"auto takes {fitting}, the most rows of a pass that fit" in caplog.text
+
+
+def test_overrides_that_a_continued_run_cannot_take_are_for_another_run(folder):
+    long = ["data.row_length=256", "loss.logits_chunk=16", "optim.micro_batch_size=1"]
+    fitted = fit_run(conf(folder, *long), PARALLEL)
+    memory = f"device.memory_gib={0.7 * fitted.planned_bytes / GIB}"
+    with pytest.raises(UserError, match=r"with data\.row_length=\d+ it fits$"):
+        fit_run(conf(folder, *long, memory), PARALLEL)
+    continued = saved_run(folder, "long", 1, *long, memory)
+    with pytest.raises(UserError, match=r"it fits, under another run_name or with resume=false$"):
+        fit_run(conf(folder, *continued), PARALLEL)
+
+
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.9])
+def test_overrides_have_rows_that_divide_those_of_a_process(folder, share):
+    """So that a pass has as many as the override says."""
+    fewest, most = planned_gib(folder, 1), planned_gib(folder, ROWS)
+    memory = f"device.memory_gib={fewest + share * (most - fewest)}"
+    with pytest.raises(UserError) as refused:
+        fit_run(conf(folder, memory, f"optim.micro_batch_size={ROWS}"), PARALLEL)
+    rows = int(re.search(r"optim\.micro_batch_size=(\d+)", str(refused.value))[1])
+    assert ROWS % rows == 0

@@ -7,10 +7,12 @@ import torch
 from torch import nn
 from torch.optim import AdamW, Muon
 
+from conf.entry import compose
 from models.device.xla.device import XlaDevice
 from models.errors import UserError
 from tests.support.tiny import CPU
 from train.config.optim import OptimConf, OptimName, Schedule
+from train.config.run import TrainConf
 from train.optim import build_optimizers, check_optimizer, split_parameters
 
 
@@ -139,3 +141,29 @@ def test_muon_is_refused_where_operations_are_recorded():
     check_optimizer(OptimConf(name=OptimName.muon), CPU)
     with pytest.raises(UserError, match=r"optim.name: must be adamw .* got muon; use optim=adamw"):
         check_optimizer(OptimConf(name=OptimName.muon), recording)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "steps", "epochs"),
+    [
+        (["optim.epochs=null", "optim.steps=5"], 5, None),  # a trial
+        (["optim.epochs=null"], None, None),  # the default number of steps
+        (["optim.epochs=3"], None, 2),
+        (["draft.heads_epochs=null", "draft.heads_steps=7"], 7, None),
+        (
+            ["optim.epochs=null", "optim.steps=5", "draft.heads_epochs=null", "draft.heads_steps=7"],
+            7, None,
+        ),
+    ],
+)  # fmt: skip
+def test_a_first_stage_counts_as_its_run_does(overrides, steps, epochs):
+    stage = compose("train", TrainConf, ["draft=qwen3-8b-medusa2", *overrides]).first_stage()
+    assert (stage.optim.steps, stage.optim.epochs) == (steps, epochs)
+
+
+@pytest.mark.parametrize("scale", [1.0, 5.0])
+def test_a_first_stage_scales_every_rate(scale):
+    """Both are rates of the adapters."""
+    rates = ["optim=muon", "optim.lr=1e-3", "optim.muon_lr=0.02", f"draft.heads_lr_scale={scale}"]
+    stage = compose("train", TrainConf, ["draft=qwen3-8b-medusa2", *rates]).first_stage()
+    assert (stage.optim.lr, stage.optim.muon_lr) == (scale * 1e-3, scale * 0.02)

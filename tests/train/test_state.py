@@ -122,6 +122,17 @@ def test_what_does_not_change_the_weights_may_change(started):
     assert state.progress.step == 8
 
 
+@pytest.mark.parametrize("key", ["optim.micro_batch_size", "loss.logits_chunk"])
+def test_how_sums_are_grouped_may_change_and_it_is_said(started, caplog, key):
+    folder, conf = started
+    group, name = key.split(".")
+    changed = replace(conf, **{group: replace(getattr(conf, group), **{name: 1})})
+    state = RunState(folder, flatten_config(changed))
+    state.load_progress()
+    assert state.progress.step == 8
+    assert f"{key}: the run was started with " in caplog.text
+
+
 def test_a_run_of_an_earlier_version_is_refused_with_its_version(started):
     folder, conf = started
     progress = folder / "state" / "00000008" / "progress.json"
@@ -141,7 +152,7 @@ def test_another_thread_count_is_said(started, caplog):
     saved = folder / "state" / "00000008" / "progress.json"
     saved.write_text(saved.read_text().replace('"threads": 1', '"threads": 3'))
     RunState(folder, flatten_config(conf)).load_progress()
-    assert "started with 3 threads and continues with 1" in caplog.text
+    assert "threads: the run was started with 3 and continues with 1" in caplog.text
 
 
 def test_a_finished_run_is_not_trained_further(started):

@@ -3,6 +3,7 @@
 import json
 import re
 import tempfile
+import weakref
 from pathlib import Path
 
 import pytest
@@ -15,13 +16,16 @@ from infer.config import EvaluationConf
 from infer.tuning import auto, cost_model
 from models.device import route_choice
 from models.errors import UserError
+from models.target.target import Target
 from tests.support.tiny import CPU, chain, new_draft, sampled_texts, tree
 from tests.support.toy_run import metrics, weights
+from train import distillation, loop
 from train.__main__ import main
 from train.config.parallel import ParallelConf
 from train.config.run import TrainConf
 from train.distributed.parallel import build_parallel
 from train.quick_eval import build_quick_eval
+from train.rows.features import TargetFeatures
 from train.run import open_run
 
 
@@ -44,6 +48,10 @@ def folder(tmp_path_factory, target):
 
 def write_lines(file: Path, rows: list[dict]):
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def read_lines(file: Path) -> list[dict]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 def words(ids: list[int]) -> str:
@@ -141,6 +149,104 @@ def test_medusa2_starts_from_the_heads_of_a_first_stage(folder, capsys):
     assert all(torch.equal(first[name], tensor) for name, tensor in last.items())
     run(staged)
     assert "first stage" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["draft=demo-medusa2", "draft.heads=2", "draft.heads_steps=2", "tree.depth=2"],
+        ["draft=demo-hydra", "optim=muon"],
+        ["draft=demo", "draft.ttt_steps=2", "data.keep_features=true"],
+    ],
+    ids=["two stages", "two optimizers", "features in memory"],
+)
+def test_what_training_took_is_free_before_a_next_stage_and_before_the_report(
+    folder, monkeypatch, tmp_path, overrides
+):
+    taken: list[weakref.ref] = []
+    build, evaluate = loop.build_optimizers, distillation.evaluate_drafts
+    keep = TargetFeatures.keep_all
+
+    def watch_build(conf, draft, *args, **kwargs):
+        assert not [ref() for ref in taken if ref() is not None]
+        optimizers, schedules = build(conf, draft, *args, **kwargs)
+        taken.extend(map(weakref.ref, [draft, *optimizers, *schedules]))
+        return optimizers, schedules
+
+    def watch_keep(features, batch_size):
+        taken.append(weakref.ref(features))
+        keep(features, batch_size)
+
+    def watch_evaluate(*args, **kwargs):
+        assert taken
+        assert not [ref() for ref in taken if ref() is not None]
+        return evaluate(*args, **kwargs)
+
+    monkeypatch.setattr(loop, "build_optimizers", watch_build)
+    monkeypatch.setattr(TargetFeatures, "keep_all", watch_keep)
+    monkeypatch.setattr(distillation, "evaluate_drafts", watch_evaluate)
+    small = ["tree=chain", "tree.depth=2", "optim.steps=1", "evaluation.batch_sizes=[]"]
+    given = conf(
+        folder, *small, *overrides, f"output_dir={tmp_path}",
+        without=("draft.ttt_steps", "draft.vocab_size", "optim"),
+    )  # fmt: skip
+    run(given)
+
+
+def answer_anew(rows: list[dict]) -> list[dict]:
+    return [row | {"ids": row["ids"][:8] + row["ids"][8:][::-1]} for row in rows]
+
+
+def unmark_one_token(rows: list[dict]) -> list[dict]:
+    return [*rows[:-1], rows[-1] | {"answer": rows[-1]["answer"][:-1] + [False]}]
+
+
+def cut_the_last_row(rows: list[dict]) -> list[dict]:
+    return [*rows[:-1], {key: values[:20] for key, values in rows[-1].items()}]
+
+
+@pytest.mark.parametrize("change", [answer_anew, unmark_one_token, cut_the_last_row])
+def test_a_run_does_not_continue_on_other_training_rows(folder, tmp_path, target, change):
+    rows = read_lines(folder / "rows.jsonl")
+    write_lines(tmp_path / "rows.jsonl", rows)
+    train_only(resumable(folder, tmp_path, "optim.steps=1"), target)
+    train_only(resumable(folder, tmp_path, "optim.steps=2"), target)  # the same rows
+    write_lines(tmp_path / "rows.jsonl", change(rows))
+    with pytest.raises(UserError, match=r"^data: must be the training rows that the run was"):
+        train_only(resumable(folder, tmp_path, "optim.steps=3"), target)
+
+
+def test_a_frozen_head_has_the_rows_of_the_saved_vocabulary(folder, tmp_path, target):
+    """A state of an earlier version, without a hash, continues on rows with other tokens."""
+    rows, frozen = read_lines(folder / "rows.jsonl"), ["draft.vocab_size=12"]
+    frozen += ["draft.train_head=false"]
+    write_lines(tmp_path / "rows.jsonl", rows)
+    train_only(resumable(folder, tmp_path, "optim.steps=1", *frozen), target)
+    file = tmp_path / "run" / "state" / "00000001" / "progress.json"
+    saved = json.loads(file.read_text())
+    del saved["progress"]["rows_hash"]
+    saved["progress"]["best"] = None  # so that the checkpoint is that of the second step
+    file.write_text(json.dumps(saved))
+    others = [row | {"ids": [1 + (token + 29) % 60 for token in row["ids"]]} for row in rows]
+    write_lines(tmp_path / "rows.jsonl", others)
+    draft = train_only(resumable(folder, tmp_path, "optim.steps=2", *frozen), target)
+    assert torch.equal(draft["lm_head.weight"], target.head.weight[draft["d2t"] + torch.arange(12)])
+
+
+def resumable(folder: Path, place: Path, *overrides: str) -> TrainConf:
+    return conf(
+        folder, f"data.path={place / 'rows.jsonl'}", f"output_dir={place}", "held_out_prompts=0",
+        "optim.schedule=constant", "eval_every=1", "save_every=1", "tree=chain", "tree.depth=2",
+        *overrides,
+    )  # fmt: skip
+
+
+def train_only(conf: TrainConf, target: Target) -> dict[str, torch.Tensor]:
+    """Train without a report; return the draft of the checkpoint."""
+    parallel = build_parallel(ParallelConf(), CPU, trackers=[])
+    state = open_run(conf, parallel)
+    distillation.train_draft(conf, parallel, state, target)
+    return load_heads(state.folder)
 
 
 def load_heads(folder: Path) -> dict[str, torch.Tensor]:

@@ -1,7 +1,7 @@
 """The `optim` group of the configuration, and the learning rate that it describes."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from models.device.config import Precision
@@ -122,6 +122,15 @@ class OptimConf:
             "optim.warmup_ratio: warm-up and decay must share the steps, "
             f"got {self.warmup_ratio} + {self.decay_ratio}; lower one of them",
         )
+
+    def scale_rates(self, factor: float) -> "OptimConf":
+        """Return a copy with all learning rates multiplied.
+
+        >>> OptimConf(lr=1e-3, muon_lr=0.02).scale_rates(4.0).muon_lr
+        0.08
+        """
+        muon_lr = None if self.muon_lr is None else factor * self.muon_lr
+        return replace(self, lr=factor * self.lr, muon_lr=muon_lr)
 
     def rows_per_pass(self, share: int) -> int:
         """Return the rows per pass of a process that has `share` rows of a step; all for auto.

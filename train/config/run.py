@@ -72,14 +72,15 @@ class TrainConf:
     def first_stage(self) -> "TrainConf | None":
         """Return the run that trains what this one starts from, in a folder of this run, or None.
 
+        If this run counts steps, a stage given in epochs takes as many: a trial is a trial of both.
         Its metrics go to its own metrics.jsonl alone.
         """
         stage = self.draft.first_stage
         if stage is None:
             return None
-        optim = replace(
-            self.optim, lr=stage.lr_scale * self.optim.lr, steps=stage.steps, epochs=stage.epochs
-        )
+        optim = self.optim.scale_rates(stage.lr_scale)
+        if stage.epochs is None or optim.epochs is not None:
+            optim = replace(optim, steps=stage.steps, epochs=stage.epochs)
         return replace(
             self, draft=stage.draft, optim=optim, log=LogConf(interval=self.log.interval),
             output_dir=str(Path(self.output_dir) / self.run_name), run_name=FIRST_STAGE_FOLDER,

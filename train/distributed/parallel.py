@@ -19,7 +19,7 @@ from typing import Any, cast
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
+from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs, release_memory
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
@@ -261,6 +261,14 @@ class Parallel:
         mesh = init_device_mesh(self.device.torch_device.type, (self.accelerator.num_processes,))
         fully_shard(loss_module.to(self.accelerator.device), mesh=mesh)
         return self.accelerator.prepare_model(loss_module, evaluation_mode=True)  # without DDP
+
+    def free_training_memory(self) -> None:
+        """Free what training took, once its caller holds nothing of it.
+
+        Accelerate keeps all that it has prepared, and schedules and optimizers refer to each other.
+        """
+        self.accelerator.free_memory()
+        release_memory()  # `free_memory` collects garbage before it lets go
 
     @property
     def adamw_class(self) -> type[AdamW]:

@@ -20,8 +20,10 @@ from train.planning.layout import build_layout
 from train.planning.remedies import suggest_overrides
 from train.planning.run_plan import MachinePlan, plan_layouts
 from train.run import read_saved_value
+from train.state import CHANGEABLE_KEYS, ROUNDING_KEYS
 
 GIB = 2**30
+MUTABLE_KEYS = (*CHANGEABLE_KEYS, *ROUNDING_KEYS, "parallel=")  # what a continued run may change
 log = logging.getLogger(__name__)
 
 
@@ -36,22 +38,30 @@ class FittedRun:
 def fit_run(conf: TrainConf, parallel: Parallel) -> FittedRun:
     """Return the configuration with its micro-batch size chosen, and the memory it is planned for.
 
-    A continued run keeps its size. Raise UserError, with overrides that fit, if nothing fits.
+    A continued run keeps its size where that fits. Raise UserError, with overrides that fit, if
+    nothing fits.
     """
-    conf = keep_saved_size(conf)
+    saved_rows = read_saved_rows(conf)
+    is_auto = conf.optim.micro_batch_size == AUTO
     core_bytes = find_core_bytes(conf.device.memory_gib, parallel.device)
     if core_bytes is None:
         log.info(
             "memory: %s does not tell its memory, so whether the run fits is not checked; "
             "device.memory_gib=N sets it", parallel.device.name,
         )  # fmt: skip
-        is_auto = conf.optim.micro_batch_size == AUTO
         return FittedRun(
-            conf=set_micro_batch_size(conf, 1) if is_auto else conf, planned_bytes=None
+            conf=set_micro_batch_size(conf, saved_rows or 1) if is_auto else conf,
+            planned_bytes=None,
         )
+    wanted = conf
+    if is_auto and saved_rows is not None:
+        conf = set_micro_batch_size(conf, saved_rows)
     plan = plan_on_device(conf, parallel, core_bytes)
+    if conf is not wanted and not plan.fits(plan.best):
+        conf = wanted
+        plan = plan_on_device(conf, parallel, core_bytes)
     if not plan.fits(plan.best):
-        raise UserError(describe_misfit(plan))
+        raise UserError(describe_misfit(plan, is_continued=saved_rows is not None))
     rows = plan.best.layout.rows
     require(
         parallel.all_ranks_agree(rows),
@@ -64,13 +74,12 @@ def fit_run(conf: TrainConf, parallel: Parallel) -> FittedRun:
     return FittedRun(conf=conf, planned_bytes=plan.best.peak_bytes)
 
 
-def keep_saved_size(conf: TrainConf) -> TrainConf:
-    """Return the configuration with the micro-batch size of the run that it continues, for auto."""
-    if conf.optim.micro_batch_size != AUTO or not conf.resume:
-        return conf
+def read_saved_rows(conf: TrainConf) -> int | None:
+    """Return the rows per pass of the run that this one continues, or None if it continues none."""
+    if not conf.resume:
+        return None
     folder = Path(conf.output_dir) / conf.run_name
-    saved = read_saved_value(folder, "optim.micro_batch_size")
-    return conf if saved is None else set_micro_batch_size(conf, saved)
+    return read_saved_value(folder, "optim.micro_batch_size")
 
 
 def plan_on_device(conf: TrainConf, parallel: Parallel, core_bytes: float) -> MachinePlan:
@@ -88,11 +97,13 @@ def plan_on_device(conf: TrainConf, parallel: Parallel, core_bytes: float) -> Ma
     return plan_layouts(plan_conf, machine, device.dtype, [layout])
 
 
-def describe_misfit(plan: MachinePlan) -> str:
+def describe_misfit(plan: MachinePlan, *, is_continued: bool) -> str:
     """Return what the run needs, what the device has, and overrides with which it fits."""
     needed, usable = plan.best.peak_bytes / GIB, plan.byte_limit / GIB
     changes = suggest_overrides(plan)
     remedy = f"with {' '.join(changes)} it fits" if changes else "take a larger device"
+    if is_continued and not all(change.startswith(MUTABLE_KEYS) for change in changes):
+        remedy += ", under another run_name or with resume=false"
     bound = "" if plan.best.phases else "more than "  # only what every step holds was counted
     return (
         f"device.memory_gib: must hold the run, which needs {bound}{needed:.2f} GiB per process by "

@@ -51,6 +51,15 @@ class ProcessLayout:
         """Return the layout with that many rows per pass, which must divide those of a process."""
         return replace(self, rows=rows, micros=self.rows * self.micros // rows)
 
+    def count_fitting_rows(self, most: float) -> int:
+        """Return the rows per pass, fewer than now and at most `most`, but at least one.
+
+        They divide the rows of a process, so that all its passes have the same size.
+        """
+        rows = self.rows * self.micros
+        sizes = [size for size in range(1, self.rows) if rows % size == 0 and size <= most]
+        return max(sizes, default=1)
+
     def split_rows(self, conf: TrainConf) -> TrainConf:
         """Return the config of a run of one process, with only its share of the rows per step."""
         optim = replace(

@@ -104,7 +104,7 @@ def _shrink_tightest_phase(
         return {"loss.logits_chunk": max(1, int(conf.loss.logits_chunk * spare / logits))}
     fitting_rows = option.layout.rows * share
     if option.layout.rows > 1:
-        return {"optim.micro_batch_size": max(1, int(fitting_rows))}
+        return {"optim.micro_batch_size": option.layout.count_fitting_rows(fitting_rows)}
     multiple = max(MIN_ROW_LENGTH, plan.machine.length_multiple)
     length = int(conf.data.row_length * fitting_rows) // multiple * multiple
     return {"data.row_length": length} if length >= MIN_ROW_LENGTH else {}

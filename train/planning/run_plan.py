@@ -123,14 +123,10 @@ class MachinePlan:
         return traced
 
     def _guess_rows(self, option: LayoutOption) -> int:
-        """Return fewer rows per pass: as many as fit if what a step does not hold grows with them.
-
-        They divide the rows of a process, so that all passes have the same size.
-        """
+        """Return fewer rows per pass: as many as fit if what a step does not hold grows with them."""
         rows, held = option.layout.rows, option.persistent.peak_bytes.total()
         most = rows * (self.byte_limit - held) / max(option.peak_bytes - held, 1)
-        smaller = [n for n in range(1, rows) if rows * option.layout.micros % n == 0]
-        return max((n for n in smaller if n <= most), default=1)
+        return option.layout.count_fitting_rows(most)
 
     def _trace_rows(self, option: LayoutOption, conf: TrainPlanConf) -> LayoutOption:
         layout = option.layout
