@@ -13,6 +13,7 @@ simple and exact, and costs the memory and the reads of masked keys.
 Axes: B rows, H key-value heads, S slots, T new tokens, D head size.
 """
 
+import copy
 from dataclasses import dataclass
 
 import torch
@@ -57,6 +58,11 @@ class StaticCache:
         rows, slots = self.positions.shape
         return f"{rows} rows of {slots} slots, {self.keys[0].dtype}"
 
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all tensors."""
+        return sum(tensor.nbytes for tensor in (*self.keys, *self.values, self.positions))
+
     def record_positions(
         self, positions: Int[Tensor, "batch new"], write: CacheWrite
     ) -> Int[Tensor, "batch slots"]:
@@ -88,6 +94,14 @@ class StaticCache:
             (*self.keys, *self.values, self.positions), theirs, strict=True
         ):
             tensor.index_copy_(0, rows, other_tensor)
+
+    def repeat_row(self, batch: int) -> "StaticCache":
+        """Return a copy of a cache of one row with `batch` rows that are equal."""
+        repeated = copy.copy(self)
+        repeated.keys = [keys.repeat(batch, 1, 1, 1) for keys in self.keys]
+        repeated.values = [values.repeat(batch, 1, 1, 1) for values in self.values]
+        repeated.positions = self.positions.repeat(batch, 1)
+        return repeated
 
 
 def write_layer(
