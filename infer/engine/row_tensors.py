@@ -60,6 +60,15 @@ def repeat_row(row: Any, batch: int) -> Any:
     return tree_map(repeat, row)
 
 
-def count_bytes(state: Any) -> int:
-    """Return the bytes of all tensors of a state."""
-    return sum(leaf.nbytes for leaf in tree_leaves(state))
+def tensor_bytes(state: Any) -> int:
+    """Return the bytes of all tensors in nested dictionaries, lists and caches.
+
+    >>> import torch
+    >>> tensor_bytes({"lengths": torch.zeros(2, dtype=torch.int64), "keys": [torch.zeros(3)]})
+    28
+    """
+    parts = [
+        leaf.keys + leaf.values if isinstance(leaf, StaticCache) else leaf
+        for leaf in tree_leaves(state)
+    ]
+    return sum(leaf.nbytes for leaf in tree_leaves(parts) if isinstance(leaf, Tensor))

@@ -25,7 +25,7 @@ from data.eval_prompts.prompts import EvalPrompt
 from infer.config import Verification
 from infer.engine.decode import Decoder
 from infer.engine.rounds import lookahead_noise
-from infer.engine.row_tensors import count_bytes, repeat_row
+from infer.engine.row_tensors import repeat_row, tensor_bytes
 from infer.measure.acceptance import AcceptanceCounter, build_comb
 from infer.verify import walk_choices
 from models.console import track_progress
@@ -187,7 +187,7 @@ class Replay:
             lengths=text.ids.new_tensor([root]), first_token=text.ids[root : root + 1],
             target_output=text.slice_output(0, root),
         )  # fmt: skip
-        most_rows = max(1, STATE_BYTES_PER_PASS // count_bytes(state))
+        most_rows = max(1, STATE_BYTES_PER_PASS // tensor_bytes(state))
         while root < end:
             rows = min(STARTS_PER_PASS, most_rows, end - root)
             roots = root + torch.arange(rows, device=text.ids.device)

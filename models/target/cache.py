@@ -58,11 +58,6 @@ class StaticCache:
         rows, slots = self.positions.shape
         return f"{rows} rows of {slots} slots, {self.keys[0].dtype}"
 
-    @property
-    def nbytes(self) -> int:
-        """Return the bytes of all tensors."""
-        return sum(tensor.nbytes for tensor in (*self.keys, *self.values, self.positions))
-
     def record_positions(
         self, positions: Int[Tensor, "batch new"], write: CacheWrite
     ) -> Int[Tensor, "batch slots"]:

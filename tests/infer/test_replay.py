@@ -9,7 +9,7 @@ import torch
 from data.eval_prompts.prompts import EvalPrompt
 from infer.config import Verification
 from infer.engine.decode import Decoder
-from infer.engine.row_tensors import count_bytes
+from infer.engine.row_tensors import tensor_bytes
 from infer.measure.acceptance import AcceptanceCounter, build_comb
 from infer.measure.replay import (
     Replay,
@@ -202,7 +202,7 @@ def test_a_long_prompt_costs_a_row_little_more_than_its_cache(target, drafts, na
         target, [EvalPrompt(id="long", category="all", ids=long)], sampling=GREEDY,
         max_new_tokens=NEW, layers=draft.needs.layers, lookahead=3,
     )  # fmt: skip
-    cache_bytes = count_bytes(draft.new_state(texts[0].num_starts, len(long) + NEW + 3))
+    cache_bytes = tensor_bytes(draft.new_state(texts[0].num_starts, len(long) + NEW + 3))
     with MemoryTracer([target.vocab_size]) as tracer, tracer.trace_phase("replay") as phase:
         Replay(target, draft, texts, sampling=GREEDY).accepted_lengths({"chain": shape})
     assert phase.peak_bytes.total() < 3 * cache_bytes
@@ -213,7 +213,7 @@ def test_few_rows_at_a_time_find_the_same(target, drafts, prompts, rows, monkeyp
     """As many as the bytes of their caches allow, but at least one."""
     draft, slots, shapes = drafts["draft model"], 64, {"mixed": mixed()}
     whole = replayed(target, draft, shapes, prompts[1:3], GREEDY)
-    row_bytes = count_bytes(draft.new_state(1, slots))
+    row_bytes = tensor_bytes(draft.new_state(1, slots))
     monkeypatch.setattr("infer.measure.replay.STATE_BYTES_PER_PASS", rows * row_bytes - 1)
     parts = replayed(target, draft, shapes, prompts[1:3], GREEDY)
     assert [one.tolist() for one in parts["mixed"]] == [one.tolist() for one in whole["mixed"]]
