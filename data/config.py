@@ -94,6 +94,7 @@ class DataConf:
     split: str = "train"  # of a dataset; slices such as train[1000:] work too
     format: RowFormat = RowFormat.auto
     column: str | None = None  # None = messages, conversations, text or ids
+    license: str = ""  # of the rows, for the model card; "" = what data.prepare recorded
     turns: TurnSelection = TurnSelection.auto
     template: dict[str, Any] = field(default_factory=dict)  # arguments of the chat template
     row_length: int = 512  # tokens of a packed row
