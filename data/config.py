@@ -103,6 +103,7 @@ class DataConf:
     split: str = "train"  # a name, slices such as train[1000:], or a sum of them
     format: RowFormat = RowFormat.auto
     column: str | None = None  # None = messages, conversations, text or ids
+    license: str = ""  # of the rows, for the model card; "" = what data.prepare recorded
     turns: TurnSelection = TurnSelection.auto
     template: dict[str, Any] = field(default_factory=dict)  # arguments of the chat template
     row_length: int = 512  # tokens of a packed row

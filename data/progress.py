@@ -16,26 +16,33 @@ log = logging.getLogger(__name__)
 class RowProgress(RichProgress):
     """A progress bar with the rate of rows and tokens, the failures and the time left.
 
-    `already_done` rows were done by an earlier run and do not count for the rates.
+    `already_done` rows were done by an earlier run and do not count for the rates. Before the first
+    rows are done, the prompts read and the tokens so far are shown, with the time that is left if
+    each row takes `longest` tokens.
     """
 
-    def __init__(self, label: str, *, total: int | None, already_done: int = 0):
+    def __init__(
+        self, label: str, *, total: int | None, already_done: int = 0, longest: int | None = None
+    ):
         super().__init__(
             TextColumn(label), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"),
             console=CONSOLE, disable=not SHOWS_BARS,
         )  # fmt: skip
         self.label, self.total, self.already_done = label, total or 0, already_done
-        self.done = self.failed = self.tokens = 0
+        self.longest = longest
+        self.done = self.failed = self.tokens = self.prompts = 0
         self.rows_logged = 0  # done and failed rows as of the last log line
         self.start_time = self.last_log_time = time.monotonic()
         self.bar = self.add_task("", total=total, completed=already_done)
+        if self.disable and total and longest:
+            log.info("%s: reading the first prompts of %s rows", label, f"{self.total:,}")
         if already_done:
             log.info("%s: %s rows are already done", label, f"{already_done:,}")
 
-    def count(self, *, done: int = 0, tokens: int = 0, failed: int = 0) -> None:
+    def count(self, *, done: int = 0, tokens: int = 0, failed: int = 0, prompts: int = 0) -> None:
         """Add to the counts and refresh the bar, or log a line when one is due."""
-        self.done, self.tokens, self.failed = (
-            self.done + done, self.tokens + tokens, self.failed + failed
+        self.done, self.tokens, self.failed, self.prompts = (
+            self.done + done, self.tokens + tokens, self.failed + failed, self.prompts + prompts
         )  # fmt: skip
         self.update(
             self.bar, completed=self.already_done + self.done, description=self._format_rates()
@@ -59,14 +66,22 @@ class RowProgress(RichProgress):
         elapsed = max(time.monotonic() - self.start_time, 1e-3)  # avoids dividing by 0
         rows_left = max(self.total - self.already_done - self.done - self.failed, 0)
         has_estimate = 0 < min(self.total / 100, 100) < self.done  # a few rows say too little
+        left = ""
+        if has_estimate:
+            left = f"{timedelta(seconds=round(rows_left * elapsed / self.done))} left"
+        elif self.total and self.longest and self.tokens:
+            tokens_left = max((self.total - self.already_done) * self.longest - self.tokens, 0)
+            left = (
+                f"{timedelta(seconds=round(tokens_left * elapsed / self.tokens))} left if answers "
+                f"take {self.longest:,} tokens each"
+            )
         rates = [
-            f"{self.done / elapsed:.1f} rows/s",
+            f"{self.done / elapsed:.1f} rows/s" if self.done or not self.prompts
+            else f"{self.prompts:,} prompts read, {self.tokens:,} tokens so far",
             f"{self.tokens / elapsed:,.0f} tokens/s" if self.tokens else "",
             f"{self.failed:,} failed" if self.failed else "",
-            f"{timedelta(seconds=round(rows_left * elapsed / self.done))} left"
-            if has_estimate
-            else "",
-        ]
+            left,
+        ]  # fmt: skip
         return "  ".join(filter(None, rates))
 
     def _log_line(self) -> None:

@@ -213,8 +213,13 @@ class GenerateConf(CheckpointConf):
         check_values(self, max_new_tokens=at_least(1), batch=at_least(1))
         require(
             (self.prompt is None) != (self.prompts is None),
-            f"prompt: needs a text, or prompts=FILE in its place, got {self.prompt} and "
-            f"prompts={self.prompts}; set one of them",
+            "prompt: needs a text, or prompts=FILE in its place, got "
+            f"{'neither' if self.prompt is None else 'both'}; set one of them",
+        )
+        require(
+            self.prompt is None or bool(self.prompt.strip()),
+            f"prompt: must have a character that is not white space, got {self.prompt!r}; write "
+            "what the target is to answer",
         )
 
 

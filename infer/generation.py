@@ -13,7 +13,9 @@ from rich.text import Text
 from data.eval_prompts.prompts import EvalPrompt, build_prompt, load_eval_prompts
 from infer.checkpoint_paths import resolve_target
 from infer.config import GenerateConf
+from infer.engine.admission import bucket_length
 from infer.engine.decode import Decoder
+from infer.engine.graph_plan import DecoderSpec, DraftSpec
 from infer.engine.requests import Generation, Request
 from infer.measure.context_limits import check_context
 from models.console import CONSOLE, print_line, track_progress
@@ -44,11 +46,29 @@ def generate_from_checkpoint(conf: GenerateConf, directory: Path) -> None:
         batch=min(conf.batch, len(prompts)),
     )  # fmt: skip
     if verifying_target.device.has_static_shapes:
-        decoder.decode([prompts[0].ids], row_ids=[0], max_new_tokens=WARMUP_TOKENS)
+        compile_graphs(decoder, pair, prompts)
     if conf.prompts is None:
         print_answer(decoder, verifying_target, prompts[0], conf)
     else:
         write_answers(decoder, verifying_target, prompts, conf)
+
+
+def compile_graphs(decoder: Decoder, pair: SpeculativePair, prompts: list[EvalPrompt]) -> None:
+    """Compile the graphs of all answers before the first one, and print what that takes."""
+    device = decoder.target.device
+    spec = DecoderSpec(
+        draft=DraftSpec.from_draft(pair.draft, pair.adapted_target), tree=decoder.tree,
+        slots=decoder.slots, sampling=decoder.policy.sampling_rule, batch=decoder.batch,
+    )  # fmt: skip
+    longest = "up to an hour" if device.compiles_slowly else "seconds to minutes"
+    print_line(
+        f"compiling before the first answer: {longest} a "
+        "graph, less once it is in the compiler's cache; device.compile=false starts at once"
+    )
+    graphs = spec.list_graphs([len(prompt.ids) for prompt in prompts], lazy=device.lazy)
+    with device.expect_graphs(graphs, print_line):
+        for prompt in {bucket_length(len(prompt.ids)): prompt for prompt in prompts}.values():
+            decoder.decode([prompt.ids], row_ids=[0], max_new_tokens=WARMUP_TOKENS)
 
 
 def load_prompts(target: TargetConf, conf: GenerateConf) -> list[EvalPrompt]:
@@ -112,12 +132,29 @@ def describe_answer(target: Target, prompt: EvalPrompt, generation: Generation) 
 
 
 def describe_speed(generations: list[Generation], seconds: float) -> str:
-    """Return the tokens, the tokens per round and the speed; prompts are read in the time."""
+    """Return the tokens, how many rounds they took, and the speed; prompts are read in the time.
+
+    The first token of an answer comes from the pass that reads the prompt, not from a round.
+    """
     tokens = sum(len(generation.ids) for generation in generations)
     rounds = sum(generation.rounds for generation in generations)
     by_rounds = sum(generation.decoded_tokens for generation in generations)
-    per_round = f", {by_rounds / rounds:.2f} tokens per round" if rounds else ""
-    return f"{tokens:,} tokens in {rounds:,} rounds{per_round}, {tokens / seconds:.1f} tokens/s"
+    prompts = "the prompt" if len(generations) == 1 else f"{len(generations):,} prompts"
+    per_round = f", {by_rounds / rounds:.2f} per round" if rounds else ""
+    return (
+        f"{count_of(tokens, 'token')}, {tokens / seconds:.1f} tokens/s: "
+        f"{tokens - by_rounds:,} from reading {prompts}, "
+        f"{by_rounds:,} from {count_of(rounds, 'round')}{per_round}"
+    )
+
+
+def count_of(number: int, noun: str) -> str:
+    """Return a number with its noun.
+
+    >>> count_of(1, "round"), count_of(1234, "token")
+    ('1 round', '1,234 tokens')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 class GrowingText:

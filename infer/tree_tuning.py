@@ -22,6 +22,7 @@ from infer.tuning.results import (
 )
 from infer.tuning.search import choose_tree, estimate_candidates
 from models.console import print_line
+from models.device.out_of_memory import report_out_of_memory
 from models.drafts.base import Draft, SpeculativePair
 from models.drafts.registry import load_draft
 from models.errors import require
@@ -35,7 +36,7 @@ def tune_drafts(
 ) -> list[DraftTuning]:  # fmt: skip
     """Tune each draft for each batch and context; print each result as soon as it is known."""
     tunings = []
-    needed_context = max(len(prompt.ids) for prompt in prompts) + conf.max_new_tokens
+    needed_context = count_needed_context(prompts, conf)
     for name, (directory, draft) in drafts.items():
         draft_target = SpeculativePair(target=target, draft=draft).verifying_target
         # `infer.eval` decodes with lookup in a chain that the draft can propose too.
@@ -54,6 +55,11 @@ def tune_drafts(
             print_line(*format_result(tuning, tuning.results[-1]), sep="\n")
         tunings.append(tuning)
     return tunings
+
+
+def count_needed_context(prompts: list[EvalPrompt], conf: TuneConf) -> int:
+    """Return the tokens of the longest prompt with its answer."""
+    return max(len(prompt.ids) for prompt in prompts) + conf.max_new_tokens
 
 
 def check_prompts_fit(conf: TuneConf, prompts: list[EvalPrompt]) -> None:
@@ -78,7 +84,12 @@ def tune_checkpoints(
             name: (directory, load_draft(directory, target)[1])
             for name, directory in zip(run_names(directories), directories, strict=True)
         }
-        tunings = tune_drafts(target, drafts, prompts, conf, round_seconds)
+        longest = max(conf.context or [count_needed_context(prompts, conf)])
+        with report_out_of_memory(
+            f"batch: must leave memory for caches of {longest} tokens a row, got {conf.batch}; "
+            "lower batch, max_new_tokens or context, or choose shorter prompts"
+        ):
+            tunings = tune_drafts(target, drafts, prompts, conf, round_seconds)
         report = build_tuning_report(tunings, target, target.device.describe(), prompts)
     with report_disk_errors(run):
         (run / "tune.json").write_text(json.dumps(report) + "\n")

@@ -1,6 +1,7 @@
 """The model card of a trained draft: README.md of its checkpoint, with Hugging Face's metadata."""
 
 import json
+import shlex
 from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
@@ -9,58 +10,121 @@ from huggingface_hub import ModelCard, ModelCardData
 
 from data.config import DataConf, DataSource
 from data.sources.prepared_rows import read_prepared_metadata
-from infer.measure.report_schema import EvalReport
-from infer.report.number_format import render_markdown_table
+from infer.measure.report_schema import DraftSection, EvalReport, LosslessVerdict, ModeSection
+from infer.report.number_format import (
+    Table,
+    format_estimate,
+    is_compared,
+    render_markdown_table,
+)
 from infer.report.prose import build_headline, describe_verdicts
 from infer.report.tables import overview_table
 from models import checkpoint_files
 from models.files import write_text_atomically
+from models.target.config import TargetConf
 from train.config.optim import OptimConf
 from train.config.run import TrainConf
 
 TEMPLATE = Path(__file__).with_suffix(".md.j2")
 CARD_FILE = "README.md"  # the name under which the hub shows a card
 NOT_RECORDED = "not recorded"
+NO_ENGINE = (
+    "No serving engine is known to load this method's layout; the runtime that trained it does."
+)
 
 
 def write_model_card(conf: TrainConf, report: EvalReport, run_folder: Path) -> None:
     """Write the card of the run's checkpoint from its configuration, metrics and report."""
-    checkpoint = run_folder / "checkpoint"
+    checkpoint, draft = run_folder / "checkpoint", report.drafts[0]
     metadata = checkpoint_files.read_metadata(checkpoint)
-    adapted = report.drafts[0].target is not None
+    adapted = next((path.name for path in checkpoint.glob("target-*")), None)
+    chain = draft.modes["chain"]
     card = ModelCard.from_template(
         build_metadata(conf),
         template_path=str(TEMPLATE),
-        title=f"{conf.draft.method} draft for {conf.target.name}",
-        target=conf.target.name,
+        title=f"{conf.draft.method} draft for {conf.target.location}",
+        target=describe_target(conf.target),
         target_hash=metadata.get(checkpoint_files.TARGET_HASH_KEY, NOT_RECORDED),
-        served_target="THIS_FOLDER/target-*" if adapted else conf.target.name,
+        served_target=f"THIS_FOLDER/{adapted}" if adapted else shlex.quote(conf.target.location),
         verdict=" ".join(describe_verdicts(report)),
+        answers=describe_answers(draft, adapted, report.prompts.count),
         limits=conf.draft.describe_engine_limits(),
         vllm_method=conf.draft.vllm_method,
-        depth=min(report.tree.depth, conf.draft.max_proposal_depth),
+        depth=chain.depth if chain else min(report.tree.depth, conf.draft.max_proposal_depth),
+        serving=describe_serving(draft) if conf.draft.vllm_method else NO_ENGINE,
         table=render_markdown_table(overview_table(report)),
         headline=build_headline(report),
-        facts=list_training_facts(conf, run_folder),
+        facts=render_markdown_table(training_table(conf, run_folder)),
     )
     write_text_atomically(checkpoint / CARD_FILE, f"{card.content.rstrip()}\n")
 
 
 def build_metadata(conf: TrainConf) -> ModelCardData:
-    """Return the metadata by which the hub lists the draft."""
+    """Return the metadata by which the hub lists the draft.
+
+    A target or a data set that is not on the hub, such as a fine-tune, is named in the text alone:
+    the hub refuses a card whose metadata names anything else.
+    """
     is_hub_data = conf.data.source is DataSource.dataset and not Path(conf.data.path or "").exists()
+    is_hub_target = not conf.target.is_demo and not Path(conf.target.location).exists()
     return ModelCardData(
-        base_model=conf.target.name, pipeline_tag="text-generation",
-        tags=["speculative-decoding", "draft", conf.draft.method],
+        base_model=conf.target.location if is_hub_target else None,
+        license="other", license_name="see-card",
+        pipeline_tag="text-generation", tags=["speculative-decoding", "draft", conf.draft.method],
         datasets=[conf.data.path] if is_hub_data and conf.data.path else None,
     )  # fmt: skip
 
 
-def list_training_facts(conf: TrainConf, run_folder: Path) -> dict[str, str]:
-    """Return what the draft was trained on and how, by name."""
+def describe_target(target: TargetConf) -> str:
+    """Return the model that verifies, and for a local one what it is a copy or a fine-tune of."""
+    of = "" if target.path is None or target.name == TargetConf.name else f" of {target.name}"
+    return f"`{target.location}`" + (f" (a local copy or fine-tune{of})" if of else "")
+
+
+def describe_answers(draft: DraftSection, adapted: str | None, prompts: int) -> str:
+    """Return whose answers the draft's user gets, or nothing where the verdict already tells."""
+    modes = [draft.modes[name] for name in ("chain", "tree", "tuned") if draft.modes.get(name)]
+    if any(mode.lossy for mode in modes if mode):
+        return ""
+    if adapted is not None and draft.target is not None:
+        return (
+            f"The target was trained with it: answers are those of `{adapted}` in this folder, "
+            f"which differ from the original's on {draft.target.changed_answers} of {prompts} "
+            "prompts."
+        )
+    if any(mode.lossless != LosslessVerdict.yes for mode in modes if mode and is_compared(mode)):
+        return ""
+    return "Answers stay the target's own: what is rejected costs time, not quality."
+
+
+def describe_serving(draft: DraftSection) -> str:
+    """Return what a chain, which engines draft, gained, and what was faster without the draft."""
+    chain, tuned = draft.modes["chain"], draft.modes.get("tuned")
+    sentences = []
+    if chain is not None:
+        sentences.append(
+            f"Engines draft a chain. One of {chain.depth} tokens was "
+            f"{format_estimate(chain.speedup)} times as fast as the target alone when it was "
+            f"measured, in the runtime that trained it{_describe_loss(chain)}."
+        )
+    if tuned is not None and not tuned.draft_passes:
+        sentences.append(
+            f"The fastest decoding there does not use this draft: {draft.tuned_tree}. Measure both "
+            "on your device before you deploy."
+        )
+    return " ".join(sentences)
+
+
+def _describe_loss(chain: ModeSection) -> str:
+    is_slower = chain.speedup is not None and chain.speedup.mean < 1
+    return ": there it does not pay" if is_slower else ""
+
+
+def training_table(conf: TrainConf, run_folder: Path) -> Table:
+    """Return what the draft was trained on and how."""
     lines = (run_folder / "metrics.jsonl").read_text().splitlines()
     last = next(m for m in map(json.loads, reversed(lines)) if "train/tokens" in m)
-    return {
+    facts = {
         "method": f"{conf.draft.method}, proposals of up to {conf.draft.max_proposal_depth} tokens",
         "data": conf.data.path or "the embedded demo",
         "license of the data": describe_licenses(conf.data),
@@ -71,6 +135,10 @@ def list_training_facts(conf: TrainConf, run_folder: Path) -> dict[str, str]:
         "seed": str(conf.seed),
         "software": f"torch {version('torch')}, transformers {version('transformers')}",
     }
+    return Table(
+        title="Trained", note="", columns=["fact", "value"], label_columns=2,
+        rows=[list(fact) for fact in facts.items()],
+    )  # fmt: skip
 
 
 def describe_recipe(optim: OptimConf) -> str:
@@ -83,12 +151,12 @@ def describe_recipe(optim: OptimConf) -> str:
 
 
 def describe_licenses(data: DataConf) -> str:
-    """Return the licenses that data.prepare recorded, with their rows, or that none are known."""
-    if data.source is not DataSource.prepared or data.path is None:
-        return NOT_RECORDED
+    """Return the licenses that data.prepare recorded with their rows, or else `data.license`."""
     counts: Counter[str] = Counter()
-    for file in sorted(Path(data.path).glob("train-*.parquet")):
-        for licenses in read_prepared_metadata(file)["licenses"].values():
-            counts.update(licenses)
+    if data.source is DataSource.prepared and data.path is not None:
+        for file in sorted(Path(data.path).expanduser().glob("train-*.parquet")):
+            for licenses in read_prepared_metadata(file)["licenses"].values():
+                counts.update(licenses)
     named = {name or NOT_RECORDED: count for name, count in counts.items()}
-    return ", ".join(f"{name} ({count:,} rows)" for name, count in named.items()) or NOT_RECORDED
+    recorded = ", ".join(f"{name} ({count:,} rows)" for name, count in named.items())
+    return data.license or recorded or NOT_RECORDED

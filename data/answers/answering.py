@@ -187,8 +187,10 @@ class _AnswerJob:
         slots = asyncio.Semaphore(self.conf.rows_in_flight)
         try:
             with RowProgress(
-                "answers", total=total, already_done=len(self.journal.offsets)
-            ) as progress:
+                "answers", total=total, already_done=len(self.journal.offsets),
+                longest=self.conf.max_new_tokens,
+            ) as progress:  # fmt: skip
+                self.backend.on_tokens = progress.count
                 async with asyncio.TaskGroup() as group:
                     for row in rows:
                         row_ids.append(row.id)
@@ -227,7 +229,7 @@ class _AnswerJob:
                 row.id, {"ended": dialogue.end_reason, "row": row_to_columns(answered)}
             )
         self.consecutive_failures = 0
-        progress.count(done=1, tokens=sum(answer.tokens for answer in dialogue.answers))
+        progress.count(done=1)
 
     def report_failures(self, file: Path) -> None:
         """Write the permanent failures to `file`, or remove it if there are none.

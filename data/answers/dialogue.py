@@ -46,11 +46,22 @@ class Answer:
     retokenized: bool = False  # ids were made from text and may differ from the generated ones
 
 
+class OnTokens(Protocol):
+    """A function that is told of work on answers that are not finished yet."""
+
+    def __call__(self, *, prompts: int, tokens: int) -> None: ...
+
+
+def ignore_tokens(*, prompts: int, tokens: int) -> None:
+    """Count nothing."""
+
+
 @runtime_checkable
 class AnswerBackend(Protocol):
     """A backend that generates the target's answers."""
 
     max_prompt_tokens: int
+    on_tokens: OnTokens  # called with the prompts that were read and the tokens that came
 
     async def generate_answer(self, ids: list[int], *, key: int) -> Answer:
         """Generate the answer to a prompt; `key` seeds the sampling. Raises UnansweredError."""

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterator
 
 from data.answers.config import AnswersConf
-from data.answers.dialogue import Answer
+from data.answers.dialogue import Answer, OnTokens, ignore_tokens
 from data.sources.tokenized import require_embeddings
 from infer.engine.admission import bucket_length
 from infer.engine.decode import Decoder
@@ -29,6 +29,7 @@ class TargetAnswerBackend:
         self.waiting: list[Request] = []
         self.answer_futures: dict[Request, asyncio.Future[Answer]] = {}
         self.serve_task: asyncio.Task[None] | None = None
+        self.on_tokens: OnTokens = ignore_tokens
 
     async def generate_answer(self, ids: list[int], *, key: int) -> Answer:
         require_embeddings(ids, self.target.vocab_size)
@@ -74,6 +75,11 @@ class TargetAnswerBackend:
         decoder = Decoder(
             self.target, sampling=self.conf.sampling, slots=longest + max_new_tokens, batch=batch
         )
+
+        def count_token(request: Request) -> None:  # one at a time: there is no draft
+            self.on_tokens(prompts=int(not request.generation.rounds), tokens=1)
+
         return decoder.stream(
-            take, min_free_rows=max(1, batch // MIN_BATCH_DIVISOR), eos_ids=self.target.eos_ids
-        )
+            take, min_free_rows=max(1, batch // MIN_BATCH_DIVISOR), eos_ids=self.target.eos_ids,
+            on_tokens=count_token,
+        )  # fmt: skip

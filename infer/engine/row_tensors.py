@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxtyping import Int
 from torch import Tensor
-from torch.utils._pytree import tree_map, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from models.drafts.base import Draft, DraftState
 from models.target.cache import StaticCache
@@ -56,3 +56,28 @@ def scatter_rows(state: Any, rows: Any, row_numbers: Int[Tensor, " rows"]) -> An
         return stored
 
     return tree_map(write_rows, state, rows)
+
+
+def repeat_row(row: Any, batch: int) -> Any:
+    """Return a copy of a state of one row, however nested, with `batch` rows that are equal."""
+
+    def repeat(stored: Any) -> Any:
+        if isinstance(stored, StaticCache):
+            return stored.repeat_row(batch)
+        return stored.repeat(batch, *[1] * (stored.ndim - 1))
+
+    return tree_map(repeat, row)
+
+
+def tensor_bytes(state: Any) -> int:
+    """Return the bytes of all tensors in nested dictionaries, lists and caches.
+
+    >>> import torch
+    >>> tensor_bytes({"lengths": torch.zeros(2, dtype=torch.int64), "keys": [torch.zeros(3)]})
+    28
+    """
+    parts = [
+        leaf.keys + leaf.values if isinstance(leaf, StaticCache) else leaf
+        for leaf in tree_leaves(state)
+    ]
+    return sum(leaf.nbytes for leaf in tree_leaves(parts) if isinstance(leaf, Tensor))

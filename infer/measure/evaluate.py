@@ -8,10 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
-from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from data.eval_prompts.contamination import check_contamination
 from data.eval_prompts.prompts import EvalPrompt, build_next_turns, load_eval_prompts
@@ -19,6 +17,7 @@ from infer.config import EvaluationConf
 from infer.engine import graph_plan
 from infer.engine.admission import bucket_length
 from infer.engine.generate import generate_answers
+from infer.engine.row_tensors import tensor_bytes
 from infer.engine.session import NO_DRAFT
 from infer.measure.batched import decode_prompts, measure_batch_size
 from infer.measure.eval_modes import (
@@ -68,7 +67,6 @@ from models.console import track_progress
 from models.device.graph_budget import Graph, GraphBudget
 from models.speculate.config import TreeConf
 from models.speculate.tree import Tree
-from models.target.cache import StaticCache
 from models.target.target import Target
 
 log = logging.getLogger(__name__)
@@ -356,16 +354,3 @@ def _decode_all_modes(
 
 def _model_bytes(model: torch.nn.Module) -> int:
     return tensor_bytes([*model.parameters(), *model.buffers()])
-
-
-def tensor_bytes(state: Any) -> int:
-    """Return the bytes of all tensors in nested dictionaries, lists and caches.
-
-    >>> tensor_bytes({"lengths": torch.zeros(2, dtype=torch.int64), "keys": [torch.zeros(3)]})
-    28
-    """
-    parts = [
-        leaf.keys + leaf.values if isinstance(leaf, StaticCache) else leaf
-        for leaf in tree_leaves(state)
-    ]
-    return sum(leaf.nbytes for leaf in tree_leaves(parts) if isinstance(leaf, torch.Tensor))

@@ -1,10 +1,13 @@
 """Trajectory replay: compute the acceptance of any draft and tree from one run of the target.
 
 If the target's tokens do not depend on the draft (greedy, coupled), every prefix of its text is the
-start of a possible round. `start` reads the prefix, `propose` builds its tree, and the longest
+start of a possible round. The draft reads the prefix, `propose` builds its tree, and the longest
 path of the tree that the text continues with has A(s) draft tokens: those that a round after token
 s accepts. Decoding jumps from s to s + A(s) + 1: these starts give the acceptance length itself,
 round by round. All starts together predict decoding less directly, but with less noise.
+
+Each text is read once, by one row: starts that follow each other become the rows of a batch, each a
+copy of that row which reads only the tokens between the first start and its own.
 
 Axes: B starts, T tokens of a text, N nodes, D deepest node.
 """
@@ -22,6 +25,7 @@ from data.eval_prompts.prompts import EvalPrompt
 from infer.config import Verification
 from infer.engine.decode import Decoder
 from infer.engine.rounds import lookahead_noise
+from infer.engine.row_tensors import repeat_row, tensor_bytes
 from infer.measure.acceptance import AcceptanceCounter, build_comb
 from infer.verify import walk_choices
 from models.console import track_progress
@@ -35,7 +39,8 @@ from models.speculate.tree import Tree, tree_from_paths
 from models.target.language_model import TargetOutput
 from models.target.target import Target
 
-STARTS_PER_PASS = 64  # prefixes in one batch
+STARTS_PER_PASS = 64  # most rows in one batch
+STATE_BYTES_PER_PASS = 2**31  # of the draft's caches, which each row has for the whole text
 TARGET_BATCH_SIZE = 8  # prompts that the target answers together
 
 
@@ -57,6 +62,10 @@ class ReplayText:
     def num_starts(self) -> int:
         """Return the number of possible rounds: one after each token of the answer but the last."""
         return self.answer_length - 1
+
+    def slice_output(self, start: int, end: int) -> TargetOutput:
+        """Return the target's output at these positions."""
+        return self.target_output.map_tensors(lambda tensor: tensor[:, start:end])
 
 
 def collect_replay_texts(
@@ -103,7 +112,7 @@ def _capture_features(
 
 
 class Replay:
-    """The replay of one draft on texts of its target. It reads each prefix once, for all trees."""
+    """The replay of one draft on texts of its target. It reads each text once, for all trees."""
 
     def __init__(
         self, target: Target, draft: Draft, texts: list[ReplayText], *, sampling: SamplingConf,
@@ -161,37 +170,63 @@ class Replay:
         )
         lookahead = max(tree.max_path_length for tree in trees)
         for text in track_progress(self.texts, f"replaying {self.draft.draft.method}"):
-            starts = torch.arange(text.num_starts, device=text.ids.device)
-            batches = starts.split(STARTS_PER_PASS) if text.num_starts else ()
-            slots = len(text.ids) + extra_slots
-            yield (_PrefixBatch(self, text, batch, slots, lookahead) for batch in batches)
+            yield self._split_starts(text, len(text.ids) + extra_slots, lookahead)
+
+    def _split_starts(
+        self, text: ReplayText, slots: int, lookahead: int
+    ) -> Iterator["_PrefixBatch"]:
+        """Yield the starts of a text in batches of bounded memory."""
+        if not text.num_starts:
+            return
+        root, end = text.prompt_length, text.prompt_length + text.num_starts
+        state = self.draft.start(
+            self.draft.new_state(1, slots), text.ids[None, :root],
+            lengths=text.ids.new_tensor([root]), first_token=text.ids[root : root + 1],
+            target_output=text.slice_output(0, root),
+        )  # fmt: skip
+        most_rows = max(1, STATE_BYTES_PER_PASS // tensor_bytes(state))
+        while root < end:
+            rows = min(STARTS_PER_PASS, most_rows, end - root)
+            roots = root + torch.arange(rows, device=text.ids.device)
+            copies = repeat_row(state, rows)
+            if rows > 1:
+                copies = self._read_on(copies, text, slice(root, root + rows - 1), roots - root)
+            yield _PrefixBatch(self, text, roots, copies, lookahead)
+            state = self._read_on(state, text, slice(root, root + rows), roots.new_tensor([rows]))
+            root += rows
+
+    def _read_on(
+        self, state: DraftState, text: ReplayText, places: slice, count: Int[Tensor, " rows"]
+    ) -> DraftState:
+        """Return the state after each row reads the first `count` tokens behind `places`."""
+        output, rows = text.slice_output(places.start, places.stop), len(count)
+        return self.draft.advance(
+            state, text.ids[1:][places].expand(rows, -1), count=count,
+            target_output=output.map_tensors(lambda tensor: tensor.expand(rows, -1, -1)),
+        )  # fmt: skip
 
 
 class _PrefixBatch:
     """Consecutive starts of a text as rows of a batch, in the state that decoding has there."""
 
     def __init__(
-        self, replay: Replay, text: ReplayText, starts: Int[Tensor, " batch"], slots: int,
+        self, replay: Replay, text: ReplayText, roots: Int[Tensor, " batch"], state: DraftState,
         lookahead: int,
     ):  # fmt: skip
-        self.draft, self.text = replay.draft, text
-        self.roots = text.prompt_length + starts  # positions of the last known tokens
-        ids, rule, vocab_size = text.ids.expand(len(starts), -1), replay.rule, replay.vocab_size
-        target_output = text.target_output.map_tensors(lambda t: t.expand(len(starts), -1, -1))
-        self.state: DraftState = self.draft.start(
-            self.draft.new_state(len(starts), slots), ids, lengths=self.roots,
-            first_token=text.ids[self.roots], target_output=target_output,
-        )  # fmt: skip
+        self.draft, self.text, self.state = replay.draft, text, state
+        self.roots = roots  # positions of the last known tokens
+        rule, vocab_size = replay.rule, replay.vocab_size
         history = None
         if rule.has_penalties:  # they count the tokens up to the root
+            ids, starts = text.ids.expand(len(roots), -1), roots - text.prompt_length
             answer_ids = ids[:, text.prompt_length :]
             history = History(
-                in_text=History.from_prompts(ids, self.roots + 1, vocab_size).in_text,
+                in_text=History.from_prompts(ids, roots + 1, vocab_size).in_text,
                 in_answer=History.from_prompts(answer_ids, starts + 1, vocab_size).in_text,
             )
-        row_ids = torch.full_like(self.roots, text.row_id)
+        row_ids = torch.full_like(roots, text.row_id)
         noise = lookahead_noise(
-            rule, 0 if rule.is_greedy else lookahead, vocab_size, row_ids, self.roots + 1
+            rule, 0 if rule.is_greedy else lookahead, vocab_size, row_ids, roots + 1
         )
         self.sampler = Sampler(rule=rule, noise=noise, history=history)
 

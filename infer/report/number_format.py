@@ -44,7 +44,10 @@ def render_markdown_table(table: Table) -> str:
     """Return the columns and rows of a table as Markdown."""
     rule = ["---"] * table.label_columns
     rule += ["---:"] * (len(table.columns) - table.label_columns)
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in [table.columns, rule, *table.rows])
+    lines = [
+        [cell.replace("|", r"\|") for cell in row] for row in [table.columns, rule, *table.rows]
+    ]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def choose_console(output: Console) -> Console:

@@ -25,6 +25,7 @@ from infer.tuning.config import TuneConf
 from infer.tuning.cost_model import CostBench, RoundSeconds, read_clock
 from infer.tuning.results import DraftTuning, TuningResult
 from infer.tuning.search import choose_tree, estimate_candidates
+from models.device.out_of_memory import report_out_of_memory
 from models.drafts.base import Draft
 from models.drafts.ngram import NgramDraft
 from models.errors import UserError, require
@@ -60,16 +61,18 @@ def tune_drafts_for_report(
             f"tree=auto: timing trees on {len(prompts)} of the prompts that the report does not "
             "use; this compiles some twenty shapes"
         )
-        with target.device.cpu_threads_for(target.num_parameters // target.num_layers):
+        with (
+            report_out_of_memory("memory: too little for all trees"),
+            target.device.cpu_threads_for(target.num_parameters // target.num_layers),
+        ):
             return [
                 _tune_draft(target, draft, prompts, tree, conf, print_line, round_seconds)
                 for draft in drafts
             ]
-    except (UserError, torch.OutOfMemoryError) as error:
-        reason = str(error) if isinstance(error, UserError) else "memory: too little for all trees"
+    except UserError as error:
         checkpoints = ",".join(map(str, directories))
         print_line(
-            f"tree=auto: not tuned, the report has no mode `tuned`. {reason}. To tune apart from "
+            f"tree=auto: not tuned, the report has no mode `tuned`. {error}. To tune apart from "
             f"it: python -m infer.tune checkpoint=[{checkpoints}]"
         )
         return drafts

@@ -101,7 +101,7 @@ def check_native() -> None:
 
 
 def check_compiler() -> None:
-    """Raise UserError unless Neuron's compiler is on PATH, the one place where the backend looks."""
+    """Raise UserError unless Neuron's compiler is on PATH, where alone the backend looks."""
     remedy = (
         f"pip install 'neuronx-cc==2.*' {PIP_INDEX}"
         if installed_version("neuronx-cc") is None

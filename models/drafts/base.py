@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -110,8 +110,20 @@ class Draft(nn.Module):
         raise NotImplementedError
 
     def rebuild_untrained(self, target: Target) -> "Draft | str":
-        """Return the draft as it was before distillation, or why it cannot be rebuilt."""
+        """Return the draft as it was before distillation, or why it cannot be rebuilt.
+
+        Like that of `load`, its weights have the target's dtype (`convert_weights`).
+        """
         raise NotImplementedError
+
+    def convert_weights(self, target: Target) -> Self:
+        """Convert the weights to the target's dtype, in which checkpoints are and engines compute.
+
+        Buffers keep theirs: the frequencies of rotary embeddings are fp32 in every engine.
+        """
+        for parameter in self.parameters():
+            parameter.data = parameter.data.to(target.head.weight.dtype)
+        return self
 
     @property
     def kept_ids(self) -> Int[Tensor, " draft_vocab"] | None:

@@ -109,7 +109,7 @@ class CausalLMDraft(CachedDraft):
             untrained = self.build(self.conf, target, loss=self.loss_conf, seed=self.seed)
         except UserError as error:
             return f"the model that the draft was started from cannot be loaded ({error})"
-        return untrained.to(target.device.dtype).eval()
+        return untrained.convert_weights(target).eval()
 
     @property
     def kept_ids(self) -> Int[Tensor, " draft_vocab"] | None:

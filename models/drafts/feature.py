@@ -105,7 +105,7 @@ class FeatureDraft(Draft):
         conf = cls.conf_class(**cls.fields_from_config(config))
         draft = cls(conf, config, target, seed=seed)
         draft.restore(directory, target)
-        return conf, draft
+        return conf, draft.convert_weights(target)
 
     def rebuild_untrained(self, target: Target) -> Draft | str:
         """Return the draft rebuilt from its seed and vocabulary, or why that is impossible."""
@@ -114,7 +114,7 @@ class FeatureDraft(Draft):
         untrained = self.build(self.conf, target, loss=self.loss_conf, seed=self.seed)
         if self.kept_ids is not None:
             untrained.copy_target_weights(target, self.kept_ids)
-        return untrained
+        return untrained.convert_weights(target)
 
     @property
     def head(self) -> nn.Linear:

@@ -79,7 +79,8 @@ class Medusa2Draft(MedusaDraft):
 
     def rebuild_untrained(self, target: Target) -> Draft | str:
         """Return new heads, which predict what the head of the verifying target predicts."""
-        return self.build_heads(self.conf, target, loss=self.loss_conf, seed=0)
+        untrained = self.build_heads(self.conf, target, loss=self.loss_conf, seed=0)
+        return untrained.convert_weights(target)
 
     def add_adapters(self, target: Target) -> None:
         """Set `lm` to a copy of the target with adapters, and register the adapters as parameters.

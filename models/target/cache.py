@@ -13,6 +13,7 @@ simple and exact, and costs the memory and the reads of masked keys.
 Axes: B rows, H key-value heads, S slots, T new tokens, D head size.
 """
 
+import copy
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor
 from models.speculate.operators import gather_mask
 
 # keys, values and slots of one layer, then source and destination of moves if there are any
-LayerArgs = tuple[Tensor, Tensor, Tensor] | tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+LayerArgs = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +107,14 @@ class StaticCache:
             (*self.keys, *self.values, self.positions), theirs, strict=True
         ):
             tensor.index_copy_(0, rows, other_tensor)
+
+    def repeat_row(self, batch: int) -> "StaticCache":
+        """Return a copy of a cache of one row with `batch` rows that are equal."""
+        repeated = copy.copy(self)
+        repeated.keys = [keys.repeat(batch, 1, 1, 1) for keys in self.keys]
+        repeated.values = [values.repeat(batch, 1, 1, 1) for values in self.values]
+        repeated.positions = self.positions.repeat(batch, 1)
+        return repeated
 
 
 def write_layer(

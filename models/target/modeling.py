@@ -141,7 +141,7 @@ def _hooked_forward(layer: Any, hidden_states: Tensor, **kwargs: Any) -> Any:
     """
     hook: _LayerHook = layer.hook
     hook.forward_state.layer_inputs[hook.index] = hidden_states
-    cache_args = ()
+    cache_args: LayerArgs = ()
     if hook.forward_state.cache_write is not None:
         cache, write = hook.forward_state.cache_write
         cache_args = cache.layer_args(hook.index, write)
@@ -150,7 +150,7 @@ def _hooked_forward(layer: Any, hidden_states: Tensor, **kwargs: Any) -> Any:
 
 
 def _run_layer(
-    layer: nn.Module, hidden_states: Tensor, cache_name: str, cache_args: LayerArgs | tuple[()],
+    layer: nn.Module, hidden_states: Tensor, cache_name: str, cache_args: LayerArgs,
     kwargs: dict[str, Any],
 ) -> Any:  # fmt: skip
     """Run one layer. As its inputs are only tensors and constants, it is traced once for all."""

@@ -11,6 +11,7 @@ from data.answers.dialogue import (
     Answer,
     UnansweredError,
     derive_answer_seed,
+    ignore_tokens,
 )
 from data.sources.prepared_rows import PreparedRow
 from infer.engine.answer_backend import TargetAnswerBackend
@@ -116,6 +117,7 @@ class Unwilling:
     """Answers with one token, and refuses some prompts."""
 
     max_prompt_tokens = 240
+    on_tokens = staticmethod(ignore_tokens)
 
     def __init__(self, refused=()):
         self.refused, self.asked = set(refused), []
@@ -195,3 +197,20 @@ def test_one_process_a_journal(target, tmp_path):
         answered(target, tmp_path / "j", rows, Unwilling())
     first.close()
     answered(target, tmp_path / "j", rows, Unwilling())
+
+
+def test_life_is_shown_before_the_first_answer_is_finished(target, tmp_path, monkeypatch, caplog):
+    """At every token here, instead of every ten seconds."""
+    monkeypatch.setattr("data.progress.LOG_INTERVAL_S", -1.0)
+    caplog.set_level("INFO")
+    rows, how = [PreparedRow(id=str(i), source="", text="3 4") for i in range(6)], conf()
+    backend, report = TargetAnswerBackend(target, how), AnswersReport()
+    list(answer_rows(rows, backend, target.tokenizer, how, tmp_path / "j", report=report, total=6))
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines[0] == "answers: reading the first prompts of 6 rows"
+    before = [line for line in lines if line.startswith("answers 0/6  ")]
+    assert [line.split("  ")[1] for line in before[:2]] == [
+        "1 prompts read, 1 tokens so far", "2 prompts read, 2 tokens so far"
+    ]  # fmt: skip
+    assert all("tokens/s" in line and "left if answers take" in line for line in before)
+    assert lines[-1].startswith("answers 6/6  ")

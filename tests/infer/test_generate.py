@@ -2,17 +2,23 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 import torch
 
 from conf.entry import compose
+from data.eval_prompts.prompts import EvalPrompt
 from infer.config import GenerateConf
+from infer.engine.decode import Decoder
 from infer.engine.requests import Generation
 from infer.generate import main
-from infer.generation import GrowingText, list_accepted
+from infer.generation import GrowingText, compile_graphs, describe_speed, list_accepted
+from models.device.graph_budget import GraphLedger
+from models.drafts.base import SpeculativePair
 from models.errors import UserError
-from tests.support.tiny import demo_target
+from models.speculate.config import SamplingConf
+from tests.support.tiny import CPU, chain, demo_target, tiny_target
 
 NEW = 12
 
@@ -55,11 +61,13 @@ def test_an_answer_is_printed_with_what_its_rounds_took(folder, target, learned,
     printed = capsys.readouterr().out
     answer = answer_of(target, text[:4])
     assert target.tokenizer.decode(answer) in printed.replace("\n", " ")
-    tokens, rounds, per_round = re.search(
-        r"(\d+) tokens in (\d+) rounds, ([\d.]+) tokens per round, [\d.]+ tokens/s", printed
+    tokens, by_rounds, rounds, per_round = re.search(
+        r"(\d+) tokens, [\d.]+ tokens/s: 1 from reading the prompt, (\d+) from (\d+) rounds, "
+        r"([\d.]+) per round",
+        printed,
     ).groups()
-    assert int(tokens) == len(answer)
-    assert float(per_round) == pytest.approx((len(answer) - 1) / int(rounds), abs=0.005)
+    assert int(tokens) == len(answer) == 1 + int(by_rounds)
+    assert float(per_round) == pytest.approx(int(by_rounds) / int(rounds), abs=0.005)
     assert float(per_round) > 2  # the draft knows this text
 
 
@@ -75,6 +83,42 @@ def test_the_answers_to_a_file_are_written_in_its_order(folder, target, learned,
     for line, ids in zip(lines, prompts, strict=True):
         assert line["answer"] == target.tokenizer.decode(answer_of(target, ids))
         assert 0 < line["rounds"] < line["tokens"] == NEW
+
+
+@pytest.mark.parametrize(
+    ("count", "told"),
+    [(1, "3 tokens, 1.5 tokens/s: 1 from reading the prompt, 2 from 1 round, 2.00 per round"),
+     (4, "12 tokens, 6.0 tokens/s: 4 from reading 4 prompts, 8 from 4 rounds, 2.00 per round")],
+)  # fmt: skip
+def test_every_token_is_accounted_for(count, told):
+    assert describe_speed([Generation(ids=[5, 6, 7], accepted=[3])] * count, 2.0) == told
+
+
+def test_an_answer_of_one_token_has_no_round():
+    (told,) = {describe_speed([Generation(ids=[5])], 1.0)}
+    assert told == "1 token, 1.0 tokens/s: 1 from reading the prompt, 0 from 0 rounds"
+
+
+def test_what_is_compiled_is_said_before_the_first_answer(learned, capsys):
+    """A round, and what reads prompts of each length; eager calls stand for compiled ones."""
+    device = replace(CPU, counts_shapes=True, ledger=GraphLedger())
+    target = tiny_target(seed=0, device=device)
+    decoder = Decoder(target, learned[0], chain(3), sampling=SamplingConf(), slots=128, batch=2)
+    prompts = [
+        EvalPrompt(id=str(n), category="all", ids=learned[1][0] * n) for n in (1, 2, 2)
+    ]  # of 40, 80 and 80 tokens
+    compile_graphs(decoder, SpeculativePair(target=target, draft=learned[0]), prompts)
+    first, announced, *graphs, last = capsys.readouterr().out.splitlines()
+    assert first.startswith("compiling before the first answer: seconds to minutes a graph")
+    assert announced == "graphs: 5 (begin 2, fused 1, prefill 2) announced"
+    assert [line.partition(":")[0] for line in graphs] == [f"graph {i} of 5" for i in range(1, 6)]
+    assert last == announced.replace("announced", "compiled")
+
+
+@pytest.mark.parametrize("prompt", ["", "  ", "\t \n"])
+def test_an_empty_prompt_is_refused(prompt):
+    with pytest.raises(UserError, match=r"^prompt: must have a character that is not white space"):
+        GenerateConf(prompt=prompt)
 
 
 @pytest.mark.parametrize("overrides", [[], ["prompt=a", "prompts=b"]])

@@ -9,6 +9,7 @@ import torch
 from data.eval_prompts.prompts import EvalPrompt
 from infer.config import Verification
 from infer.engine.decode import Decoder
+from infer.engine.row_tensors import tensor_bytes
 from infer.measure.acceptance import AcceptanceCounter, build_comb
 from infer.measure.replay import (
     Replay,
@@ -17,6 +18,7 @@ from infer.measure.replay import (
     count_on_policy,
     decoding_starts,
 )
+from models.device.memory_trace import MemoryTracer
 from models.drafts.ngram import NgramDraft
 from models.errors import UserError
 from models.speculate.config import SamplingConf, TreeConf
@@ -189,3 +191,29 @@ def test_what_depends_on_the_draft_cannot_be_replayed(target, drafts, prompts, n
             target, drafts["eagle3"], {"chain": chain(3)}, prompts[:1], COUPLED,
             verification=Verification[name],
         )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["eagle3", "hydra++", "draft model"])
+def test_a_long_prompt_costs_a_row_little_more_than_its_cache(target, drafts, name):
+    """The text is read by one row; before, each start read it again in a row of its own."""
+    (long,) = sampled_texts(target, count=1, length=200)
+    draft, shape = drafts[name], chain(3)
+    texts = collect_replay_texts(
+        target, [EvalPrompt(id="long", category="all", ids=long)], sampling=GREEDY,
+        max_new_tokens=NEW, layers=draft.needs.layers, lookahead=3,
+    )  # fmt: skip
+    cache_bytes = tensor_bytes(draft.new_state(texts[0].num_starts, len(long) + NEW + 3))
+    with MemoryTracer([target.vocab_size]) as tracer, tracer.trace_phase("replay") as phase:
+        Replay(target, draft, texts, sampling=GREEDY).accepted_lengths({"chain": shape})
+    assert phase.peak_bytes.total() < 3 * cache_bytes
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_few_rows_at_a_time_find_the_same(target, drafts, prompts, rows, monkeypatch):
+    """As many as the bytes of their caches allow, but at least one."""
+    draft, slots, shapes = drafts["draft model"], 64, {"mixed": mixed()}
+    whole = replayed(target, draft, shapes, prompts[1:3], GREEDY)
+    row_bytes = tensor_bytes(draft.new_state(1, slots))
+    monkeypatch.setattr("infer.measure.replay.STATE_BYTES_PER_PASS", rows * row_bytes - 1)
+    parts = replayed(target, draft, shapes, prompts[1:3], GREEDY)
+    assert [one.tolist() for one in parts["mixed"]] == [one.tolist() for one in whole["mixed"]]

@@ -11,6 +11,7 @@ from models.device import route_choice
 from models.device.config import DeviceConf, DeviceName, Precision
 from models.device.device import Device
 from models.device.opening import open_device
+from models.device.out_of_memory import report_out_of_memory
 from models.errors import UserError
 
 CPU = torch.device("cpu")
@@ -141,3 +142,17 @@ def test_a_cpu_that_compiles_stores_weights_by_column_and_changes_no_value(tied)
     assert model["layer"].weight.T.is_contiguous()
     assert model["head"].weight.is_contiguous() is tied
     assert model["embed"].weight.is_contiguous()
+
+
+@pytest.mark.parametrize("numbers", [2**45, 2**55])
+def test_memory_that_is_not_there_is_told_in_one_line(numbers):
+    with (
+        pytest.raises(UserError, match=r"^batch: lower it$"),
+        report_out_of_memory("batch: lower it"),
+    ):
+        torch.empty(numbers)
+
+
+def test_other_errors_stay_as_they_are():
+    with pytest.raises(RuntimeError, match="shape"), report_out_of_memory("batch: lower it"):
+        torch.ones(2, 3) @ torch.ones(2, 3)

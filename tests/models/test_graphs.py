@@ -39,6 +39,11 @@ from train.planning import graph_plan
 
 ROOT = Path(__file__).parents[2]
 NUMBERS = {"factor": 3.0}
+# Of one compiled graph: its number and time, and what it is for in words.
+PROGRESS = re.compile(
+    r"graph \d+ of \d+: [\d.]+ s(, about [\d:]+ left)?: [a-zA-Z' ]+( \([a-z0-9_]+\))?"
+    r"(, \d+ x \d+ tokens)?"
+)
 
 
 def tripled(ids):
@@ -370,6 +375,7 @@ def test_a_warm_up_calls_every_shape_of_training_and_evaluation(tmp_path, caplog
         assert f"{announced}compiled" in lines[first:]
         told = [line for line in lines[first:] if line.startswith("graph ")]
         assert len(told) >= int(announced.split()[1])
+        assert [line for line in told if not PROGRESS.fullmatch(line) or len(line) > 100] == []
     assert not (tmp_path / "runs").exists()
 
 

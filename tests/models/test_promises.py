@@ -24,6 +24,7 @@ from models.target.cache import StaticCache
 from models.target.target import Target
 from tests.support.methods import CASES, DEPTH, EVERY_CASE, eventful_text, share_of_maximum
 from tests.support.tiny import (
+    CPU,
     batch_of,
     chain,
     learn,
@@ -101,6 +102,23 @@ def test_the_checkpoint_round_trips(learned, target):
     untrained = again.rebuild_untrained(target)
     assert isinstance(untrained, Draft)
     assert share_of_maximum(verifier, untrained, learned.text) < 0.6
+
+
+@pytest.mark.parametrize("case", EVERY_CASE)
+def test_a_checkpoint_decodes_in_the_dtype_of_its_target(case, tmp_path):
+    """As engines decode it; only rotary frequencies stay in fp32."""
+    half = replace(CPU, dtype=torch.bfloat16)
+    target = tiny_target(seed=0, device=half)
+    CASES[case].build(target).save(tmp_path / "checkpoint", target)
+    _, loaded = load_draft(tmp_path / "checkpoint", target)
+    verifier = SpeculativePair(target=target, draft=loaded).verifying_target
+    for draft in (loaded, loaded.rebuild_untrained(verifier)):
+        assert {p.dtype for p in draft.parameters()} == {torch.bfloat16}
+        buffers = [buffer for _, buffer in draft.named_buffers() if buffer.is_floating_point()]
+        assert {buffer.dtype for buffer in buffers} <= {torch.float32}
+        decoder = Decoder(verifier, draft, tree(), sampling=SamplingConf(), slots=32)
+        (row,) = decoder.decode([[5, 6, 7]], row_ids=[0], max_new_tokens=12)
+        assert len(row.ids) == 12
 
 
 def kept(module):

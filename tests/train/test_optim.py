@@ -151,7 +151,10 @@ def test_muon_is_refused_where_operations_are_recorded():
         (["optim.epochs=3"], None, 2),
         (["draft.heads_epochs=null", "draft.heads_steps=7"], 7, None),
         (
-            ["optim.epochs=null", "optim.steps=5", "draft.heads_epochs=null", "draft.heads_steps=7"],
+            [
+                "optim.epochs=null", "optim.steps=5", "draft.heads_epochs=null",
+                "draft.heads_steps=7",
+            ],
             7, None,
         ),
     ],

@@ -1,14 +1,12 @@
 """Promises of `python -m train`, on a target built here: from a data file to a report."""
 
 import json
-import re
 import tempfile
 import weakref
 from pathlib import Path
 
 import pytest
 import torch
-from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 
 from conf.entry import compose
@@ -17,6 +15,7 @@ from infer.tuning import auto, cost_model
 from models.device import route_choice
 from models.errors import UserError
 from models.target.target import Target
+from tests.support.cards import read_card, read_serve_line
 from tests.support.tiny import CPU, chain, new_draft, sampled_texts, tree
 from tests.support.toy_run import metrics, weights
 from train import distillation, loop
@@ -118,16 +117,11 @@ def test_a_run_leaves_a_checkpoint_and_a_report_and_is_not_repeated(folder, caps
 
 
 def check_card(checkpoint: Path, folder: Path) -> None:
-    """Hugging Face reads its metadata, and it alone tells how to serve and what was measured."""
-    card = ModelCard.load(checkpoint / "README.md")
-    assert card.data.base_model == str(folder / "target")
+    """It tells how to serve the draft and what was measured (tests/train/test_model_card.py)."""
+    card = read_card(checkpoint)
     assert card.data.tags == ["speculative-decoding", "draft", "eagle3"]
-    assert card.data.pipeline_tag == "text-generation"
-    serve = re.search(r"vllm serve (\S+) --speculative-config '(.*)'", card.text)
-    assert serve[1] == card.data.base_model
-    assert json.loads(serve[2])["method"] == "eagle3"
+    assert read_serve_line(card)[0] == str(folder / "target")
     assert "| all (3) | tree |" in card.text
-    assert "license of the data | not recorded |" in card.text
     tokens = int(metrics(checkpoint.parent)[-1]["train/tokens"])
     assert f"| tokens | {tokens:,}, of which" in card.text
 
