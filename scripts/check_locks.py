@@ -1,7 +1,7 @@
-"""Compare locks/ with what pyproject.toml asks for, with the installed versions, and with the last tests.
+"""Compare locks/ with pyproject.toml, with the installed versions and with the last tests.
 
-python scripts/check_locks.py                 fail where a lock does not fit, or dev.txt was not tested
-python scripts/check_locks.py note-tested     after passed tests, in their environment: note dev.txt as tested
+python scripts/check_locks.py               fail if a lock does not fit or dev.txt is untested
+python scripts/check_locks.py note-tested   after passed tests, by their Python: note dev.txt
 """
 
 import hashlib
@@ -20,7 +20,7 @@ NEURON_IMAGE = ("torch", "torch-neuronx", "libneuronxla")  # their versions are 
 
 
 def read_requirements(root: Path, name: str) -> list[Requirement]:
-    """Return what the environment of a lock asks for: pyproject.toml's packages and locks/NAME.in."""
+    """Return what a lock must have: packages of pyproject.toml and of locks/NAME.in."""
     pyproject = tomllib.loads((root / "pyproject.toml").read_text())
     project, dev = pyproject["project"], pyproject["dependency-groups"]["dev"]
     ours = project["dependencies"]
@@ -35,7 +35,7 @@ def read_requirements(root: Path, name: str) -> list[Requirement]:
 
 
 def read_lock(root: Path, name: str) -> list[Requirement]:
-    """Return the pins of locks/NAME.txt; a package may have several, with markers that exclude each other."""
+    """Return the pins of locks/NAME.txt; one package may have several, for several platforms."""
     return [Requirement(line) for line in read_lines(root / f"locks/{name}.txt")]
 
 
@@ -59,7 +59,7 @@ def list_misfits(root: Path, name: str) -> Iterator[str]:
 
 
 def list_other_versions(root: Path) -> list[str]:
-    """List the installed packages whose version is not dev.txt's; a local part such as +cpu is ignored."""
+    """List the installed packages whose version is not dev.txt's; X+cpu is the lock's X."""
     others = []
     for pin in read_lock(root, "dev"):
         try:
@@ -78,7 +78,7 @@ def hash_lock(root: Path) -> str:
 
 
 def check_locks(root: Path) -> list[str]:
-    """Return a line for each lock that does not fit, and for one that the quick tests did not pass under."""
+    """Return a line for each misfit of a lock, and one if dev.txt is not noted as tested."""
     problems = [problem for name in LOCKS for problem in list_misfits(root, name)]
     tested = root / "locks/tested.txt"
     if not tested.exists() or tested.read_text() != hash_lock(root):
@@ -90,7 +90,7 @@ def check_locks(root: Path) -> list[str]:
 
 
 def note_tested(root: Path) -> str | None:
-    """Note dev.txt as tested; return a line if it was not noted, because other versions were tested."""
+    """Note dev.txt as tested, unless other versions are installed; then return a line."""
     if others := list_other_versions(root):
         return f"locks/dev.txt is not noted as tested, installed are {', '.join(others)}"
     tested = root / "locks/tested.txt"

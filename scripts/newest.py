@@ -1,7 +1,7 @@
 """The newest versions of all dependencies, for `make test-newest`.
 
-python scripts/newest.py requirements        print pyproject.toml's requirements without upper bounds
-python scripts/newest.py note RESULT [none]  write versions and RESULT (passed, failed) to a row of docs/status.md
+python scripts/newest.py requirements        print the requirements without upper bounds
+python scripts/newest.py note RESULT [none]  write versions and RESULT to docs/status.md
 """
 
 import platform
@@ -13,8 +13,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-UPPER = re.compile(r",?<[\w.]+")
-MAIN = ("torch", "transformers", "accelerate", "datasets", "hydra-core", "omegaconf", "peft", "numpy")
+UPPER = re.compile(r",<[\w.]+|<[\w.]+,?")
+MAIN = (
+    "torch", "transformers", "accelerate", "datasets", "hydra-core", "omegaconf", "peft", "numpy",
+)  # fmt: skip
 
 
 def lift_bounds(pyproject: dict) -> list[str]:
@@ -29,7 +31,7 @@ def note_result(page: str, result: str, bounds: str, versions: dict[str, str], w
     listed = ", ".join(f"{name} {installed}" for name, installed in versions.items())
     command = "make test-newest" + (" BOUNDS=none" if bounds == "none" else "")
     row = f"| the {subject}: {listed} | {where}: **{result}** | `{command}` |"
-    page, rows = re.subn(rf"^\| the {subject}: .*$", lambda _: row, page, flags=re.M)
+    page, rows = re.subn(rf"^\| the {subject}: .*$", lambda _: row, page, flags=re.MULTILINE)
     if rows != 1:
         raise ValueError(f"docs/status.md must have one row of the {subject}, got {rows}")
     return page
@@ -41,12 +43,12 @@ def main(arguments: list[str]) -> None:
         pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
         print("\n".join(lift_bounds(pyproject)))
         return
-    _, result, *bounds = arguments
+    _, result, bounds = [*arguments, "kept"][:3]
     versions = {name: version(name) for name in MAIN}
     python, machine = platform.python_version(), f"{platform.system()} {platform.machine()}"
     where = f"CPU, Python {python}, {machine}, {date.today()}"
     page = ROOT / "docs/status.md"
-    page.write_text(note_result(page.read_text(), result, *bounds or ["kept"], versions, where))
+    page.write_text(note_result(page.read_text(), result, bounds, versions, where))
 
 
 if __name__ == "__main__":
