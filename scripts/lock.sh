@@ -44,7 +44,8 @@ vision=(torchvision torchaudio torchcodec) # for multimodal models only, and wit
 
 resolve dev pyproject.toml locks/dev.in --group pyproject.toml:dev
 check_wheels dev "${all[@]}"
-resolve floor pyproject.toml --group pyproject.toml:dev --resolution lowest-direct # of what we ask for ourselves
+# Of what we ask for ourselves, the lowest versions.
+resolve floor pyproject.toml --group pyproject.toml:dev --resolution lowest-direct --upgrade
 # AWS fixes torch and what it needs: its image or its package index. The rest is as in dev.txt.
 resolve neuron pyproject.toml --constraints locks/dev.txt --overrides <(without torch)
 check_wheels neuron "$linux"
