@@ -9,6 +9,7 @@ WORKERS ?= 2
 THREADS ?= 1
 COVERAGE ?=
 UPGRADE ?=
+BOUNDS ?=
 SPREAD := --dist loadscope --no-loadscope-reorder  # one worker per file; a few tests are long
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) $(SPREAD)
 CHECKED := models,data,infer,train
@@ -17,7 +18,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --con
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-shapes test-system coverage report-coverage test-long test-floor test-engines test-xla check lock bench
+.PHONY: help demo test test-shapes test-system coverage report-coverage test-long test-floor test-newest test-engines test-xla check lock bench
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,6 +30,7 @@ demo: $(READY)  ## distill a draft for the embedded target and print its gain (C
 test: $(READY)  ## run the quick tests
 	@echo "test: pytest"
 	@TEST_THREADS=$(THREADS) COVERAGE_FILE=.coverage.test $(PYTEST) $(COVERAGE)
+	@$(BIN)/python scripts/check_locks.py note-tested
 
 test-shapes: $(READY)  ## run the quick tests with the shapes and types of every call checked
 	@echo "test-shapes: pytest with jaxtyping and beartype"
@@ -62,6 +64,19 @@ test-floor: $(READY)  ## run selected tests with the lowest versions that pyproj
 	@echo "test-floor: pytest; warnings do not fail a test here, because old releases emit deprecation warnings"
 	@.venv-floor/bin/python -m pytest -n $(WORKERS) $(SPREAD) -W default $(FLOOR)
 
+# A training run with evaluation that takes two minutes.
+SHORT := data.answers.prompts=64 held_out_prompts=8 optim.steps=4 optim.rows_per_step=8 optim.micro_batch_size=8 \
+  eval_every=2 num_eval_prompts=4 evaluation.prompts_per_category=1 evaluation.max_new_tokens=16 run_name=newest resume=false
+
+test-newest:  ## run selected tests and a short training with the newest versions, BOUNDS=none above the bounds too (8 GB)
+	@echo "test-newest: installing the newest versions into .venv-newest"
+	@PYTHON=$(PYTHON) BOUNDS=$(BOUNDS) bash scripts/setup_newest.sh .venv-newest
+	@echo "test-newest: pytest, python -m train; the result goes to docs/status.md"
+	@result=failed; \
+	  .venv-newest/bin/python -m pytest -n $(WORKERS) $(SPREAD) $(FLOOR) \
+	    && .venv-newest/bin/python -m train $(SHORT) && result=passed; \
+	  .venv-newest/bin/python scripts/newest.py note $$result $(BOUNDS) && [ $$result = passed ]
+
 test-engines: $(READY)  ## serve checkpoints with other engines and compare (own environments, 3 GB)
 	@echo "test-engines: installing the engines into .venv-engines, transformers 4 into .venv-transformers4"
 	@bash scripts/setup_engines.sh .venv-engines
@@ -75,14 +90,15 @@ test-xla: $(READY)  ## train and decode with PyTorch/XLA on its CPU device and c
 	@echo "test-xla: pytest tests/xla"
 	@$(BIN)/python -m pytest -m xla tests/xla
 
-check: $(READY)  ## check formatting, lint, types, import direction and spelling
-	@echo "check: ruff, pyright, import-linter, codespell, scripts.check_sources"
+check: $(READY)  ## check formatting, lint, types, import direction, spelling and locks
+	@echo "check: ruff, pyright, import-linter, codespell, scripts.check_sources, scripts/check_locks.py"
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/pyright --pythonpath $(BIN)/python
 	@$(BIN)/lint-imports
 	@$(BIN)/codespell
 	@$(BIN)/python -m scripts.check_sources
+	@$(BIN)/python scripts/check_locks.py
 
 lock:  ## resolve all versions again into locks/; UPGRADE=--upgrade takes the newest that pyproject.toml allows
 	@echo "lock: uv pip compile"

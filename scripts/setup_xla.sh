@@ -6,12 +6,11 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=scripts/own_environment.sh
 source scripts/own_environment.sh
 
-version=2.9.0 # of torch and torch_xla, which must match
-make_once xla "${1:-.venv-xla}" "torch $version" 12
+make_once xla "${1:-.venv-xla}" 12
 
 # torch_xla 2.9 has wheels for Python 3.10 to 3.13 on Linux only.
-echo "xla: installing torch $version, torch_xla $version and this package"
-pip install "torch==$version" "torch_xla==$version" --editable '.[xla]'
+echo "xla: installing torch, torch_xla and this package"
+install --requirement locks/xla.in --editable '.[xla]'
 
 PJRT_DEVICE=CPU "$directory/bin/python" -c 'import torch_xla; print("xla:", torch_xla.device(), "is available")'
 touch "$ready"

@@ -102,6 +102,7 @@ def test_a_fresh_machine_is_set_up_once(script, instance, machine):
     done = installed(machine)
     assert "pip.repos.neuron.amazonaws.com" in done
     assert done.count("--editable .") == 1
+    assert done.count("--constraint locks/neuron.txt") == 1
     second = setup(script, machine)
     assert second.returncode == 0
     assert installed(machine) == done
@@ -121,16 +122,17 @@ def test_a_python_that_hydra_was_written_for_is_preferred(machine):
         shutil.rmtree(machine.parent / "venv")
 
 
-@pytest.mark.parametrize("name", ["engines", "xla"])
+@pytest.mark.parametrize("name", ["engines", "floor", "transformers4", "xla"])
 def test_packages_that_need_an_environment_of_their_own_get_it_once(name, machine):
     script = f"scripts/setup_{name}.sh"
     first = setup(script, machine)
     assert first.returncode == 0, first.stderr
     assert first.stdout.startswith(f"{name}: creating {machine.parent / 'venv'} with Python 3.12.0")
     done = installed(machine)
-    assert "torch==2." in done
+    assert all(f"--constraint locks/{name}.txt" in line for line in done.splitlines())
     second = setup(script, machine)
-    assert second.stdout.startswith(f"{name}: {machine.parent / 'venv'} is ready (torch 2.")
+    ready = f"{name}: {machine.parent / 'venv'} is ready (locks/{name}.txt)\n"
+    assert second.stdout == ready
     assert installed(machine) == done
 
 
