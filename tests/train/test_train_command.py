@@ -192,7 +192,7 @@ def answer_anew(rows: list[dict]) -> list[dict]:
 
 
 def unmark_one_token(rows: list[dict]) -> list[dict]:
-    return [*rows[:-1], rows[-1] | {"answer": rows[-1]["answer"][:-1] + [False]}]
+    return [*rows[:-1], rows[-1] | {"answer": [*rows[-1]["answer"][:-1], False]}]
 
 
 def cut_the_last_row(rows: list[dict]) -> list[dict]:

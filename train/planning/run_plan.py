@@ -123,7 +123,7 @@ class MachinePlan:
         return traced
 
     def _guess_rows(self, option: LayoutOption) -> int:
-        """Return fewer rows per pass: as many as fit if what a step does not hold grows with them."""
+        """Return fewer rows per pass: as many as fit if all that a step adds grows with them."""
         rows, held = option.layout.rows, option.persistent.peak_bytes.total()
         most = rows * (self.byte_limit - held) / max(option.peak_bytes - held, 1)
         return option.layout.count_fitting_rows(most)
