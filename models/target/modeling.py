@@ -8,7 +8,7 @@ and `check_modeling` runs a thin model on `meta` before any weight is read:
     it passes its cache on to each layer by the same name, and hidden states by place
     a layer's attention calls `update(keys, values, ...)` of its cache, and nothing else
     a layer returns the tensor that enters the next one
-    masks that are given in four dimensions are used as they are, by layer type where given so
+    masks of four dimensions are added to the scores as they are, by layer type where given so
 
 `models/parallel/tensor_parallel.py`, which stands below this room, reads `_tp_plan` of a model, and
 `head_dim`, `num_key_value_groups`, `k_proj` and `v_proj` of its attentions.

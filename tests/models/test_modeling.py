@@ -151,12 +151,12 @@ def test_masks_in_four_dimensions_are_used_as_they_are(family):
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-def test_eager_attention_adds_its_mask_and_sdpa_takes_a_boolean_one(implementation):
+def test_each_attention_adds_its_mask_to_the_scores(implementation):
     model = transformers.AutoModelForCausalLM.from_config(
         FAMILIES["qwen3"](), attn_implementation=implementation
     )
     masks = architectures.build_layer_masks(model.config, CAUSAL, None, torch.float32)
-    assert masks.dtype == (torch.float32 if implementation == "eager" else torch.bool)
+    assert masks.dtype == torch.float32
     with torch.no_grad():
         ours = model(input_ids=IDS, position_ids=POSITIONS, attention_mask=masks).logits
         theirs = model(input_ids=IDS).logits
