@@ -205,7 +205,7 @@ def test_a_long_prompt_costs_a_row_little_more_than_its_cache(target, drafts, na
     cache_bytes = tensor_bytes(draft.new_state(texts[0].num_starts, len(long) + NEW + 3))
     with MemoryTracer([target.vocab_size]) as tracer, tracer.trace_phase("replay") as phase:
         Replay(target, draft, texts, sampling=GREEDY).accepted_lengths({"chain": shape})
-    assert phase.peak_bytes.total() < 3 * cache_bytes
+    assert phase.peak_bytes.total() < 4 * cache_bytes
 
 
 @pytest.mark.parametrize("rows", [1, 5])
