@@ -101,6 +101,11 @@ def load_tensors(directory: Path, expected: Mapping[str, Tensor]) -> dict[str, T
         for name, tensor in sorted(tensors.items())
         if tensor.is_floating_point() != expected[name].is_floating_point()
     ]
+    problems += [  # nothing that such a draft proposes would be accepted, and no error would say so
+        f"has {name} with values that are not finite"
+        for name, tensor in sorted(tensors.items())
+        if not tensor.isfinite().all()
+    ]
     more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
     require(
         not problems,

@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from models.checkpoint import find_non_finite
 from models.distill.config import LossConf
 from models.distill.loss_weights import shift_left, token_weights
 from models.distill.losses import chunked_distillation_loss
@@ -98,7 +99,7 @@ class CausalLMDraft(CachedDraft):
         if "start" in metadata:
             origin = json.loads(metadata["start"])
             conf = CausalLMConf(init_from=InitFrom(origin.pop("start")), **origin)
-        model = load_model(source, target.device.dtype)
+        model = load_finite_model(source, target.device.dtype)
         return conf, cls(conf, model, target, seed=seed).to(target.head.weight.device)
 
     def rebuild_untrained(self, target: Target) -> Draft | str:
@@ -223,11 +224,26 @@ def build_initial_model(conf: CausalLMConf, target: Target) -> Any:
         check_same_tokenizer(target, conf)
         if target.head.weight.is_meta:  # planning needs shapes only
             return build_planning_model(conf, torch.float32)
-        return load_model(conf, torch.float32)
+        return load_finite_model(conf, torch.float32)
     default = list(range(0, target.num_layers, 4))
     layers = conf.layers or default
     target.check_layers(layers, default=default)
     return prune_layers(target, layers, copy_weights=conf.init_from is InitFrom.pruned)
+
+
+def load_finite_model(source: ModelSource, dtype: torch.dtype) -> Any:
+    """Load a model; raise UserError for a NaN or an infinity in its weights.
+
+    Nothing that such a draft proposes would be accepted, and no error would say so.
+    """
+    model = load_model(source, dtype)
+    broken = find_non_finite(model)
+    require(
+        broken is None,
+        f"{source.location_key}: weights must be finite, got {source.location!r}, whose {broken} "
+        "is not; give an intact model",
+    )
+    return model
 
 
 def prune_layers(target: Target, layers: list[int], *, copy_weights: bool) -> Any:

@@ -3,13 +3,12 @@
 from pathlib import Path
 from pkgutil import resolve_name
 
-from models.checkpoint import find_non_finite
 from models.checkpoint_files import read_config
 from models.distill.config import LossConf
 from models.drafts.base import Draft
 from models.drafts.config import METHODS
 from models.drafts.config.base import DraftConf
-from models.errors import UserError, require
+from models.errors import UserError
 from models.target.target import Target
 
 
@@ -31,14 +30,7 @@ def load_draft(directory: Path, target: Target) -> tuple[DraftConf, Draft]:
     config = read_config(directory)
     classes = [find_draft_class(conf) for conf in METHODS.values()]
     if matching := [draft_class for draft_class in classes if draft_class.matches_config(config)]:
-        conf, draft = matching[-1].load(directory, target)  # the last match is the most specific
-        broken = find_non_finite(draft)  # it would propose, and none of it would be accepted
-        require(
-            broken is None,
-            f"checkpoint: weights must be finite, got {directory}, whose {broken} is not; "
-            "repeat the run with a lower learning rate",
-        )
-        return conf, draft
+        return matching[-1].load(directory, target)  # the last match is the most specific
     known = ", ".join(conf.architecture for conf in METHODS.values())
     raise UserError(
         f"checkpoint: architecture must be one of {known}, "

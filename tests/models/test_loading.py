@@ -10,8 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from models.distill.config import LossConf
 from models.drafts.config.causal_lm import CausalLMConf
-from models.drafts.registry import load_draft
+from models.drafts.registry import build_draft, load_draft
 from models.errors import UserError
 from models.target.config import ModelSource, TargetConf
 from models.target.pretrained import check_pretrained, load_model, load_tokenizer, read_eos_ids
@@ -20,6 +21,7 @@ from tests.support.family_models import FAMILIES, family_model
 from tests.support.own_target import save_target
 from tests.support.tiny import CPU, new_draft, tiny_target
 
+LAST, NAN = torch.tensor([313]), torch.nan
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
 
@@ -246,8 +248,19 @@ def test_a_draft_with_weights_that_are_not_finite_is_refused(value, tmp_path):
     draft = new_draft(target)
     draft.fc.weight.data[3, 5] = value
     draft.save(tmp_path, target)
-    with pytest.raises(UserError, match=r"checkpoint: weights must be finite.* fc\.weight is not"):
+    with pytest.raises(UserError, match=r"checkpoint: .* has fc\.weight with values that are not"):
         load_draft(tmp_path, target)
+
+
+def test_a_draft_model_with_weights_that_are_not_finite_is_refused_also_as_a_start(folder):
+    target = load_target(TargetConf(path=str(folder)), CPU)
+    name = "model.embed_tokens.weight"  # of a token that may never occur
+    edit_weights(folder, lambda tensors: tensors | {name: tensors[name].index_fill(0, LAST, NAN)})
+    with pytest.raises(UserError, match=rf"checkpoint: weights must be finite, .* whose {name} is"):
+        load_draft(folder, target)
+    start = CausalLMConf(path=str(folder))
+    with pytest.raises(UserError, match=rf"draft\.path: weights must be finite, .* whose {name}"):
+        build_draft(start, target, loss=LossConf(), seed=0)
 
 
 @pytest.mark.parametrize("architectures", [None, [], "[]"])
