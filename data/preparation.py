@@ -43,7 +43,12 @@ from models.errors import UserError
 from models.files import report_disk_errors, write_text_atomically
 from models.target.config import TargetConf
 from models.target.precision import build_device
-from models.target.pretrained import load_tokenizer, read_context_length, read_vocab_size
+from models.target.pretrained import (
+    check_pretrained,
+    load_tokenizer,
+    read_context_length,
+    read_vocab_size,
+)
 from models.target.target import load_target
 
 log = logging.getLogger("data.prepare")
@@ -64,6 +69,8 @@ def prepare_rows(conf: PrepareConf) -> None:
         if conf.target is not None and conf.answers.source is AnswerSource.endpoint
         else None
     )
+    if conf.answers.source is AnswerSource.target:
+        check_pretrained(conf.target)
     for name, source in conf.mixture.sources.items():
         check_source(name, source)
     excluded = {file: read_first_turns(file) for file in conf.mixture.exclude}
