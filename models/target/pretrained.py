@@ -9,11 +9,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 from transformers.utils import GENERATION_CONFIG_NAME
 
 from models.device.rank_files import find_rank_files, load_rank_files
-from models.errors import require
+from models.errors import UserError, require
 from models.target import architectures
 from models.target.config import ModelSource
 from models.target.load_errors import CONFIG_FILE, TOKENIZER_FILE, report_load_errors
-from models.target.modeling import check_modeling
+from models.target.modeling import build_thin_model, check_modeling
 from models.target.stored_weights import check_load_report, check_stored_weights, quiet_loading
 
 SHIPPED_CONFIGS = Path(__file__).parent / "shapes"
@@ -30,7 +30,13 @@ def read_model_config(source: ModelSource) -> Any:
         f"served exactly, got {source.location!r} ({config.get_text_config().model_type}: "
         f"{', '.join(unsupported)}); choose another {source.config_key}",
     )
-    check_modeling(config, name=source.location_key, trust_remote_code=source.trust_remote_code)
+    trusted = source.trust_remote_code
+    try:
+        check_modeling(config, name=source.location_key, trust_remote_code=trusted)
+    except UserError:
+        with report_load_errors(source, CONFIG_FILE):  # in case it cannot even be built
+            build_thin_model(config, trust_remote_code=trusted)
+        raise
     return config
 
 
@@ -91,12 +97,12 @@ def build_planning_model(source: ModelSource, dtype: torch.dtype) -> Any:
 def load_tokenizer(source: ModelSource) -> Any:
     """Load the tokenizer; raise UserError if its files are missing or cannot be read."""
     tokenizer = _from_pretrained(source, AutoTokenizer, file=TOKENIZER_FILE)
+    files = sorted({TOKENIZER_FILE, *tokenizer.vocab_files_names.values()})
     require(
         # Without files, transformers makes a tokenizer that knows only its special tokens.
         len(tokenizer) > len(tokenizer.all_special_ids),
         f"{source.location_key}: must have a tokenizer, got {source.location!r} without "
-        f"{TOKENIZER_FILE} (or {', '.join(tokenizer.vocab_files_names.values())}); copy it "
-        "beside the model",
+        f"{' or '.join(files)}; copy the tokenizer's files beside the model",
     )
     return tokenizer
 

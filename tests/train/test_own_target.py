@@ -9,6 +9,7 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
+from safetensors.torch import load_file, save_file
 
 import data.capture
 import data.prepare
@@ -43,7 +44,7 @@ SMALL = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A target with Qwen3's template, one that has no weights, and one without a template."""
+    """A target with Qwen3's template, ones that no command may load, and one without a template."""
     folder = tmp_path_factory.mktemp("own")
     save_target(folder / "target")
     save_target(folder / "unread", weights=False)
@@ -188,7 +189,7 @@ REFUSED = {
 @pytest.mark.parametrize("main", [train.__main__.main, data.capture.main])
 @pytest.mark.parametrize("mistake", REFUSED)
 def test_what_the_data_cannot_do_is_refused_before_weights_are_read(mistake, main, run):
-    """None of these targets has weights."""
+    """A target that was loaded would be refused for its weights, which are NaN."""
     given = ["draft=qwen3-8b-eagle3", *SMALL[:1], "device=cpu"]
     path = [] if "data" in mistake.replace("data.turns", "") else ["data.path=rows.jsonl"]
     code, error = run(main, *given, *path, *mistake.split())
@@ -205,6 +206,21 @@ def test_prepare_refuses_a_target_without_a_template_before_weights_are_read(run
         2,
         "error: target.name: must have a chat template",
     )
+
+
+def test_prepare_refuses_a_target_that_is_not_whole_before_rows_are_read(run, folder):
+    shutil.copytree(folder / "target", folder / "headless")
+    weights = folder / "headless" / "model.safetensors"
+    tensors = load_file(weights)
+    del tensors["lm_head.weight"]
+    save_file(tensors, weights, metadata={"format": "pt"})
+    code, error = run(
+        data.prepare.main, "mixture=one", "mixture.sources.rows.path=rows.jsonl", "answers=target",
+        "mixture.exclude=[]", "target.path=headless", "run_name=headless",
+    )  # fmt: skip
+    assert code == 2
+    assert error.startswith("error: target.path: must have the tensors that its config.json desc")
+    assert not (folder / "outputs" / "prepare" / "headless").exists()
 
 
 @pytest.mark.parametrize("main", [train.__main__.main, data.capture.main])
