@@ -18,8 +18,9 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from data.config import TurnSelection
-from data.sources.open_rows import list_split_names, slice_files
+from data.sources.open_rows import slice_files
 from data.sources.row_formats import Conversation, PlainText, TokenizedDocument, require_row
+from data.sources.splits import list_split_names
 from data.sources.text_hashes import hash_first_question
 from data.sources.tokenized import document_from_spans
 from models.errors import require
