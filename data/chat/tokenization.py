@@ -28,6 +28,7 @@ from data.sources.row_formats import (
     RowRejectedError,
     TokenizedDocument,
 )
+from data.sources.text_hashes import hash_first_question
 from data.sources.tokenized import check_has_prompt, document_from_pair, require_embeddings
 from data.sources.training_rows import read_training_rows
 from models.errors import UserError, require
@@ -98,7 +99,9 @@ def documents_from_row(
             arguments = {**conf.template, **row.template, "tools": row.tools}
             chat = ChatTemplate(tokenizer=tokenizer, arguments=arguments)
             documents, rejected = documents_from_conversation(chat, messages, conf.turns)
-    labels = {"category": row.category, "language": row.language, "conversation": row.conversation}
+            row.first_question = hash_first_question(messages)
+    names = ("category", "language", "conversation", "first_question")
+    labels = {name: getattr(row, name) for name in names}
     usable = []
     for document in documents:
         try:

@@ -1,20 +1,20 @@
 """A check that a draft was not trained on the prompts that evaluate it.
 
-A run stores an 8-byte hash of every training prompt and of the beginning of every training answer.
-A held-out prompt counts as contaminated if its whole text is a training prompt, or if it begins
-like a training answer (a text to continue, cut out of a training text). Case, white space and the
-Unicode form of accents do not matter. The check misses reworded questions, and prompts in the
-middle of a longer text.
+A run stores an 8-byte hash of every training prompt, of the first question in it, and of the
+beginning of every training answer. A held-out prompt counts as contaminated if its whole text is a
+training prompt, if its conversation begins with a question of the training data, whatever the
+system prompt, or if it begins like a training answer (a text to continue, cut out of a training
+text). Case, white space and the Unicode form of accents do not matter. The check misses reworded
+questions, and prompts in the middle of a longer text.
 """
 
-import hashlib
-import unicodedata
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from data.eval_prompts.prompts import EvalPrompt
+from data.sources.text_hashes import hash_prompt, hash_text, normalize_text
 
 PROMPT_HASHES_FILE = "training_prompts.npy"  # uint64, beside report.json and checkpoint/
 ANSWER_START_CHARS = 64  # shorter beginnings are too common to identify a text
@@ -43,7 +43,9 @@ def check_contamination(prompts: list[EvalPrompt], checkpoint_dir: Path) -> Cont
     ids = [
         prompt.id
         for prompt in prompts
-        if training_hashes.intersection(prompt_hashes(prompt.text, prompt.text))
+        if training_hashes.intersection(
+            [prompt.first_question, *prompt_hashes(prompt.text, prompt.text)]
+        )
     ]
     return Contamination(checked=True, count=len(ids), ids=ids)
 
@@ -56,18 +58,4 @@ def prompt_hashes(prompt: str, answer: str) -> list[int]:
     """
     start = normalize_text(answer)[:ANSWER_START_CHARS]
     start_hashes = [hash_text("answer", start)] if len(start) == ANSWER_START_CHARS else []
-    return [hash_text("prompt", normalize_text(prompt)), *start_hashes]
-
-
-def normalize_text(text: str) -> str:
-    r"""Return the text casefolded, in Unicode NFC, with each run of whitespace as one space.
-
-    >>> normalize_text("Caf\u00e9  au lait") == normalize_text("CAFE\u0301 au\nlait")
-    True
-    """
-    return unicodedata.normalize("NFC", " ".join(text.casefold().split()))
-
-
-def hash_text(kind: str, text: str) -> int:
-    """Return a 64-bit hash of a text; `kind` separates hashes for different purposes."""
-    return int.from_bytes(hashlib.blake2b(f"{kind} {text}".encode(), digest_size=8).digest(), "big")
+    return [hash_prompt(prompt), *start_hashes]

@@ -1,9 +1,11 @@
 """Split of the documents into training and held-out conversations.
 
-    documents -> groups of conversations with the same first prompt -> final, selection or training
+    documents -> groups of conversations with the same first question -> final, selection, training
 
-A group is held back as a whole, because with data.turns=each a later turn of a conversation
-repeats its first one. A group of more than 1 % of the documents, such as plain texts with a common
+The system prompt does not count: one that holds a date or a name would let questions be learned
+that are judged. Where only tokens are known, the first prompt counts as the question. A group is
+held back as a whole, because with data.turns=each a later turn of a conversation repeats its first
+one. A group of more than 1 % of the documents, such as plain texts with a common
 header, is never held back. Prompts of `final` are for the report; those of `selection` choose the
 checkpoint and tune the tree. The two are disjoint.
 """
@@ -105,14 +107,18 @@ def prompt_length(answer: Bool[np.ndarray, " tokens"]) -> int:
 def group_by_prompt(
     documents: Documents, lengths: Int[np.ndarray, " documents"]
 ) -> Int[np.ndarray, " documents"]:
-    """Assign a group number to each document, shared by conversations with equal first prompts."""
+    """Assign a group number to each document, shared by conversations of one first question."""
     _, first, conversation = np.unique(
         documents.conversation, return_index=True, return_inverse=True
     )
-    spans = zip(documents.starts[first].tolist(), lengths[first].tolist(), strict=True)
+    questions = documents.first_question[first].tolist()
+    spans = zip(questions, documents.starts[first].tolist(), lengths[first].tolist(), strict=True)
     hashes = [
-        xxhash.xxh3_64_intdigest(np.ascontiguousarray(documents.ids[begin : begin + length]).data)
-        for begin, length in spans
+        question
+        or xxhash.xxh3_64_intdigest(
+            np.ascontiguousarray(documents.ids[begin : begin + length]).data
+        )
+        for question, begin, length in spans
     ]
     _, group = np.unique(np.array(hashes, np.uint64), return_inverse=True)
     return group[conversation]

@@ -29,6 +29,7 @@ from data.sources.row_formats import (
     require_row,
     require_unicode,
 )
+from data.sources.text_hashes import hash_first_question
 from data.sources.tokenized import require_embeddings
 from models.errors import UserError, require
 
@@ -58,6 +59,7 @@ class EvalPrompt:
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     chat_template: bool = False  # True if a chat template rendered the ids
     held_out_of: str = ""  # the data that the prompt was held out from
+    first_question: int = 0  # its hash; 0 for a text to continue
 
     def __post_init__(self) -> None:
         if not self.question:
@@ -171,8 +173,9 @@ def read_prompt_rows(source: str | Path | None, *, key: str = PROMPTS_KEY) -> li
                 f"{', '.join(raw) or 'no columns'} at {location}; known formats are "
                 f"{describe_prompt_formats()}"
             )
-        if "held_out_of" in raw:
+        if "held_out_of" in raw:  # written by a run, with the hash that its ids do not show
             row["held_out_of"] = str(raw["held_out_of"])
+            row["first_question"] = int(str(raw.get("first_question_hash", "0")), 16)
         rows.append(row)
     require(bool(rows), f"{key}: must hold at least one prompt, got {source}")
     if num_answered:
@@ -240,6 +243,7 @@ def _build_first_turn(tokenizer, row: dict, key: str, vocab_size: int | None) ->
         remaining_turns=remaining_turns, template_kwargs=template_kwargs,
         chat_template=bool(messages) or row.get("chat_template", False),
         held_out_of=row.get("held_out_of", ""),
+        first_question=row.get("first_question") or hash_first_question(messages),
     )  # fmt: skip
 
 

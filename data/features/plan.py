@@ -25,7 +25,9 @@ from data.features.schema import FeatureSchema
 from data.packing.documents import Documents, Packed
 from data.packing.pack import BEGIN, DOCUMENT, END, PackReport, pack_documents
 
-DOCUMENT_FIELDS = ("ids", "answer", "starts", "category", "language", "conversation")
+DOCUMENT_FIELDS = (
+    "ids", "answer", "starts", "category", "language", "conversation", "first_question",
+)  # fmt: skip
 HEADER_BYTES = 2048  # upper bound of a file's header
 MB = 10**6
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from data.chat.template import ChatTemplate
 from data.config import CONTENT_COLUMNS
-from data.eval_prompts.contamination import hash_text, normalize_text, prompt_hashes
+from data.eval_prompts.contamination import prompt_hashes
 from data.eval_prompts.prompts import read_prompt_rows
 from data.mixture.config import MixtureConf, SourceConf
 from data.sources.prepared_rows import INPUT_SCHEMA, PreparedRow, row_from_columns, row_to_columns
@@ -31,6 +31,7 @@ from data.sources.row_formats import (
     require_row,
     require_unicode,
 )
+from data.sources.text_hashes import hash_text, normalize_text
 from data.sources.tokenized import require_embeddings
 from models.errors import require
 

@@ -42,6 +42,7 @@ def rows_from_documents(
             "category": document.category or "all",
             "ids": document.ids[: prompt_length(np.array(document.answer, bool))],
             "chat_template": document.conversation is not None,
+            "first_question_hash": f"{document.first_question:016x}",
             "held_out_of": origin,
         }
         for number, document in ((number, documents[number]) for number in numbers)

@@ -15,8 +15,9 @@ from conf.entry import config_to_yaml
 from data.config import DEMO
 from data.mixture.config import MixtureConf
 from data.sources.files import first_line
-from data.sources.open_rows import list_split_files, list_split_names
+from data.sources.open_rows import list_split_files
 from data.sources.prepared_rows import PREPARED_VERSION
+from data.sources.splits import list_split_names
 from models import lock
 from models.errors import UserError, require
 from models.files import write_text_atomically

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import xxhash
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Int, UInt64
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
@@ -36,6 +36,7 @@ class Documents:
     category: Int[np.ndarray, " documents"]  # int32: index into `categories`
     language: Int[np.ndarray, " documents"]  # int32: index into `languages`
     conversation: Int[np.ndarray, " documents"]  # int32: shared by its documents; negative: none
+    first_question: UInt64[np.ndarray, " documents"]  # hash without system prompt; 0: unknown
     categories: list[str]
     languages: list[str]
     skipped: dict[str, int] = field(default_factory=dict)  # rows of the source left out, by reason
@@ -45,6 +46,7 @@ class Documents:
         """Concatenate the documents in the order given."""
         ids, answer, starts = array("i"), array("B"), array("q", [0])
         category, language, conversation = array("i"), array("i"), array("i")
+        first_question = array("Q")
         categories: dict[str, int] = {}
         languages: dict[str, int] = {}
         for number, document in enumerate(documents):
@@ -53,6 +55,7 @@ class Documents:
             starts.append(len(ids))
             category.append(categories.setdefault(document.category, len(categories)))
             language.append(languages.setdefault(document.language, len(languages)))
+            first_question.append(document.first_question)
             # Without a conversation: ~number, which is negative and unique to the document.
             conversation.append(~number if document.conversation is None else document.conversation)
         return cls(
@@ -60,6 +63,7 @@ class Documents:
             starts=np.asarray(starts).view(np.int64),
             category=np.asarray(category), language=np.asarray(language),
             conversation=np.asarray(conversation),
+            first_question=np.asarray(first_question).view(np.uint64),
             categories=list(categories), languages=list(languages),
         )  # fmt: skip
 
@@ -77,6 +81,7 @@ class Documents:
             category=self.categories[self.category[number]],
             language=self.languages[self.language[number]],
             conversation=None if conversation < 0 else conversation,
+            first_question=int(self.first_question[number]),
         )
 
     def __iter__(self) -> Iterator[TokenizedDocument]:
@@ -89,7 +94,7 @@ class Documents:
         return replace(
             self, ids=self.ids[tokens], answer=self.answer[tokens], starts=starts,
             category=self.category[:count], language=self.language[:count],
-            conversation=self.conversation[:count],
+            conversation=self.conversation[:count], first_question=self.first_question[:count],
         )  # fmt: skip
 
     def content_hash(self) -> str:

@@ -10,6 +10,7 @@ import json
 import re
 import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
@@ -36,20 +37,26 @@ class RawRow(NamedTuple):
     detail: str = ""
 
 
-def count_rows(file: Path) -> int | None:
+def count_rows(file: Path, key: str) -> int | None:
     """Count the rows of a file without parsing them; return None if that takes parsing."""
-    if file.suffix in PARQUET_SUFFIXES:
-        return parquet.read_metadata(file).num_rows
-    with _open_json(file) as stream:
-        return (
-            None if _may_be_one_value(stream, file) else sum(1 for line in stream if line.strip())
-        )
+    with _report_damage(file, key):
+        if file.suffix in PARQUET_SUFFIXES:
+            return parquet.read_metadata(file).num_rows
+        with _open_json(file) as stream:
+            is_one_value = _may_be_one_value(stream, file)
+            return None if is_one_value else sum(1 for line in stream if line.strip())
 
 
 def read_file_rows(file: Path, key: str) -> Iterator[RawRow]:
     """Yield the rows of one file; raise UserError if the file itself is damaged."""
-    try:
+    with _report_damage(file, key):
         yield from _read_parquet(file) if file.suffix in PARQUET_SUFFIXES else _read_json(file)
+
+
+@contextmanager
+def _report_damage(file: Path, key: str) -> Iterator[None]:
+    try:
+        yield
     except (OSError, ValueError, EOFError, RecursionError, zlib.error) as error:
         raise UserError(
             f"{key}: must be a readable file, got {file} ({first_line(error)}); "

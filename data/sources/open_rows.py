@@ -1,7 +1,6 @@
 """Open the rows of a source: files, a directory of files, a saved dataset, or a hub name.
 
-A split is a name, a sum of names, or slices such as train[1000:] and train[:10%]+test. It means the
-same for every source, and a source that has a single split has it under any name.
+A split (data/sources/splits.py) means the same for every source.
 """
 
 import re
@@ -22,6 +21,13 @@ from data.sources.files import (
     read_dataset_rows,
     read_file_rows,
 )
+from data.sources.splits import (
+    check_split_names,
+    list_split_names,
+    rename_single,
+    resolve_split,
+    select_split,
+)
 from models.errors import UserError, require
 
 SAVED_DATASET_FILES = ("state.json", "dataset_dict.json")  # written by save_to_disk
@@ -30,7 +36,6 @@ LOCAL_REMEDY = (
     "without a network give a local path by {key}=FILE: a .jsonl, .json, .parquet or .arrow file, "
     "or a directory written by save_to_disk"
 )
-SPLIT_NAME = re.compile(r"(^|\+)\s*[^\[+]+")  # `train` and `test` in train[1000:]+test
 
 
 @dataclass(frozen=True)
@@ -45,11 +50,11 @@ class FileSlice:
         rows = chain.from_iterable(read_file_rows(file, key) for file in self.files)
         return islice(rows, self.begin, self.end)
 
-    def count(self) -> int | None:
+    def count(self, key: str) -> int | None:
         """Count the rows; return None if that takes parsing them."""
         if self.end is not None:
             return self.end - self.begin
-        counts = [count_rows(file) for file in self.files]
+        counts = [count_rows(file, key) for file in self.files]
         return None if None in counts else sum(filter(None, counts))
 
 
@@ -73,7 +78,7 @@ def count_source_rows(source: str, *, key: str, subset: str | None, split: str) 
     slices = _list_slices(source, key, subset, split)
     if not slices:
         return len(load_dataset_split(source, key=key, subset=subset, split=split))
-    counts = [part.count() for part in slices]
+    counts = [part.count(key) for part in slices]
     return None if None in counts else sum(filter(None, counts))
 
 
@@ -81,8 +86,13 @@ def _list_slices(source: str, key: str, subset: str | None, split: str) -> list[
     """Return the slices of a local source's files; none for a dataset and a missing path."""
     path = Path(source).expanduser()
     files = {name: list_split_files(path, name) for name in list_split_names(split)}
-    is_dataset = not all(files.values()) or (path.is_dir() and subset is not None)
-    return [] if is_dataset else slice_files(split, files, key)
+    if not all(files.values()) or (path.is_dir() and subset is not None):
+        return []
+    require(
+        len(set(map(tuple, files.values()))) == len(files),
+        f"{_split_key(key)}: must name a single split of {source}, which has one, got {split!r}",
+    )
+    return slice_files(split, files, key)
 
 
 def slice_files(split: str, files: dict[str, list[Path]], key: str) -> list[FileSlice]:
@@ -95,63 +105,18 @@ def slice_files(split: str, files: dict[str, list[Path]], key: str) -> list[File
     counts = {
         name: sum(_count_parsed_rows(file, key) for file in paths) for name, paths in files.items()
     }
-    parts = resolve_split(split, counts, f"{key.rpartition('.')[0]}.split")
+    parts = resolve_split(split, counts, _split_key(key))
     return [FileSlice(files[name], begin, end) for name, begin, end in parts]
 
 
+def _split_key(key: str) -> str:
+    """Return the name of the split's setting, which stands beside the source's."""
+    return f"{key.rpartition('.')[0]}.split"
+
+
 def _count_parsed_rows(file: Path, key: str) -> int:
-    count = count_rows(file)
+    count = count_rows(file, key)
     return sum(1 for _ in read_file_rows(file, key)) if count is None else count
-
-
-def select_split(tables: Any, split: str, split_key: str) -> Any:
-    """Return the rows of a split from a dictionary of tables, as `resolve_split` names them."""
-    split = _rename_single(split, list(tables))
-    if split in tables:
-        return tables[split]
-    from datasets import concatenate_datasets
-
-    parts = resolve_split(split, {name: len(table) for name, table in tables.items()}, split_key)
-    return concatenate_datasets(
-        # `select` refuses an empty range.
-        [tables[name].select(range(begin, end) or []) for name, begin, end in parts]
-    )
-
-
-def list_split_names(split: str) -> list[str]:
-    """List the names in a split.
-
-    >>> list_split_names("train[1000:] + test[:10%]")
-    ['train', 'test']
-    """
-    return [part.partition("[")[0].strip() for part in split.split("+")]
-
-
-def resolve_split(split: str, counts: dict[str, int], split_key: str) -> list[tuple[str, int, int]]:
-    """Return the parts of a split as (name, begin, end), given each name's number of rows.
-
-    `split_key` is the setting of the split. Raises UserError for a split that cannot be parsed, or
-    whose name is unknown.
-    """
-    from datasets import ReadInstruction
-
-    check_split_names(split, list(counts), split_key)
-    try:
-        parts = ReadInstruction.from_spec(split).to_absolute(counts)
-    except ValueError as error:
-        raise UserError(
-            f"{split_key}: must be a name, or slices such as train[1000:] or train[:10%], "
-            f"got {split!r} ({first_line(error)}); correct it"
-        ) from error
-    return [(part.splitname, part.from_, max(part.from_, part.to)) for part in parts]
-
-
-def check_split_names(split: str, names: list[str], split_key: str) -> None:
-    """Raise UserError for a split with a name that the source does not have."""
-    require(
-        set(list_split_names(split)) <= set(names),
-        f"{split_key}: must be one of {', '.join(names)}, got {split!r}",
-    )
 
 
 def list_data_files(path: Path, word: str) -> list[Path]:
@@ -178,8 +143,8 @@ def list_split_files(path: Path, name: str) -> list[Path]:
     The list is empty too for a directory of several splits without one of this name.
     """
     files = list_data_files(path, name)
-    is_split_known = path.is_file() or any(_has_word(file, name) for file in files)
-    return files if is_split_known or len(_find_splits(path)) <= 1 else []
+    is_known = not path.is_dir() or any(_has_word(file, name) for file in files)
+    return files if not files or is_known or len(_find_splits(path)) <= 1 else []
 
 
 def _has_word(file: Path, word: str) -> bool:
@@ -190,7 +155,7 @@ def _find_splits(path: Path) -> list[str]:
     """Return the names of a directory's splits, as `datasets` tells them from the files' names."""
     from datasets import get_dataset_split_names
 
-    with suppress(OSError, ValueError):  # no such directory, or no names
+    with suppress(OSError, ValueError):  # names that the library does not take
         return get_dataset_split_names(str(path))
     return []
 
@@ -203,8 +168,7 @@ def load_dataset_split(
     Raises UserError, which begins with the setting `key`, if the split cannot be loaded.
     """
     path = Path(source).expanduser()
-    group = key.rpartition(".")[0]
-    split_key = f"{group}.split"
+    split_key = _split_key(key)
     check_source_path(source, key)
     from datasets import get_dataset_split_names, load_dataset, load_from_disk
     from datasets.exceptions import DatasetsError
@@ -220,7 +184,7 @@ def load_dataset_split(
             return select_split(arrow, split, split_key)
         if path.is_dir():
             names = get_dataset_split_names(str(path), subset)
-            split = _rename_single(split, names)
+            split = rename_single(split, names)
             check_split_names(split, names, split_key)
             return load_dataset(str(path), name=subset, split=split)
         check_hub_dataset(source, key)
@@ -228,22 +192,10 @@ def load_dataset_split(
     except (DatasetsError, OSError, ValueError) as error:
         raise UserError(
             f"{key}: must be a dataset that can be loaded, got {source!r} "
-            f"({first_line(error.__cause__ or error)}); check {group}.subset and {split_key}; "
+            f"({first_line(error.__cause__ or error)}); "
+            f"check {split_key} and the subset beside it; "
             f"{LOCAL_REMEDY.format(key=key)}"
         ) from error
-
-
-def _rename_single(split: str, names: list[str]) -> str:
-    """Return the split to load; data with a single split has that one, whatever `split` names.
-
-    A copy of one split often keeps the name that the split has in the original dataset.
-
-    >>> _rename_single("train_sft[1000:]", ["train"])
-    'train[1000:]'
-    >>> _rename_single("train_sft", ["train", "test"])
-    'train_sft'
-    """
-    return SPLIT_NAME.sub(rf"\1{names[0]}", split) if len(names) == 1 else split
 
 
 @lru_cache(maxsize=2)  # a run opens its data several times, and the hub limits requests

@@ -18,8 +18,10 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from data.config import TurnSelection
-from data.sources.open_rows import list_split_names, slice_files
+from data.sources.open_rows import slice_files
 from data.sources.row_formats import Conversation, PlainText, TokenizedDocument, require_row
+from data.sources.splits import list_split_names
+from data.sources.text_hashes import hash_first_question
 from data.sources.tokenized import document_from_spans
 from models.errors import require
 from models.files import atomic_path
@@ -126,6 +128,7 @@ def parse_recorded_documents(row: PreparedRow, turns: TurnSelection) -> Iterator
             document_from_spans(document.ids, document.spans),
             category=row.category,
             language=row.language,
+            first_question=hash_first_question(row.messages or []),
         )
 
 

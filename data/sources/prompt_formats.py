@@ -24,7 +24,8 @@ from data.sources.files import (
     read_dataset_rows,
     read_file_rows,
 )
-from data.sources.open_rows import SAVED_DATASET_FILES, list_data_files, query_hub, select_split
+from data.sources.open_rows import SAVED_DATASET_FILES, list_data_files, query_hub
+from data.sources.splits import select_split
 from models.errors import UserError, require
 
 PromptRow = dict[str, Any]

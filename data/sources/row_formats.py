@@ -18,12 +18,14 @@ class LabeledRow:
     """The labels by which metrics are grouped; empty if the row has no label.
 
     `conversation` is the number of the row that a chat template renders; all documents of one
-    conversation share it. It is None for plain texts and for token ids. `location` is for errors.
+    conversation share it. It is None for plain texts and for token ids. `first_question` is a hash,
+    0 if unknown, and `location` is for errors.
     """
 
     category: str = ""
     language: str = ""
     conversation: int | None = None
+    first_question: int = 0
     location: str = field(default="", compare=False)
 
 

@@ -1,19 +1,24 @@
 """Held-out prompts that a draft was trained on are found, and nothing is claimed without a look."""
 
+import json
+
 import numpy as np
 import pytest
 
 from data.chat.tokenization import document_from_text
+from data.config import DataConf, DataSource
 from data.eval_prompts.contamination import (
     ANSWER_START_CHARS,
     PROMPT_HASHES_FILE,
     check_contamination,
     prompt_hashes,
 )
-from data.eval_prompts.prompts import EvalPrompt
-from data.packing.documents import Documents
+from data.eval_prompts.prompts import EvalPrompt, load_eval_prompts
+from data.mixture.held_out_rows import rows_from_documents
+from data.packing.documents import Documents, read_documents
 from data.packing.pack import pack_documents
 from data.sources.tokenized import document_from_pair
+from tests.data.test_tokens import PLAIN, chat_tokenizer
 from train.rows.packed_rows import write_prompt_hashes
 
 LONG = " ".join(str(1 + i % 50) for i in range(40))
@@ -44,6 +49,49 @@ def test_trained_prompts_are_found_whatever_their_spaces(run):
     found = check_contamination(prompts, run / "checkpoint")
     assert (found.checked, found.count) == (True, 3)
     assert found.ids == ["question", "answer", "text"]
+
+
+SYSTEMS = ("Today is Monday.", "Today is Tuesday.", None)
+
+
+def chat_rows(system: str | None, question: str) -> dict:
+    messages = [{"role": "user", "content": question}, {"role": "assistant", "content": "Far."}]
+    return {"messages": messages if system is None else [said("system", system), *messages]}
+
+
+def said(role: str, content: str) -> dict:
+    return {"role": role, "content": content}
+
+
+def test_a_question_that_was_trained_on_is_found_under_every_system_prompt(tmp_path):
+    tokenizer = chat_tokenizer(PLAIN)
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps(chat_rows(SYSTEMS[0], "How far is it?")))
+    conf = DataConf(source=DataSource.jsonl, path=str(rows))
+    packed, _ = pack_documents(read_documents(conf, tokenizer), 128)
+    write_prompt_hashes(packed, tokenizer, tmp_path)
+    file = tmp_path / "prompts.jsonl"
+    asked = [chat_rows(system, "how  FAR is it?") for system in SYSTEMS]
+    other = [chat_rows(SYSTEMS[0], "How long is it?"), {"question": "How far is it?"}]
+    file.write_text("\n".join(map(json.dumps, [*asked, *other])))
+    prompts = load_eval_prompts(tokenizer, str(file), limit=None)
+    assert check_contamination(prompts, tmp_path / "checkpoint").ids == ["1", "2", "3", "5"]
+
+
+def test_ids_that_a_run_held_out_know_their_question(tmp_path):
+    tokenizer = chat_tokenizer(PLAIN)
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("\n".join(json.dumps(chat_rows(s, "How far is it?")) for s in SYSTEMS))
+    conf = DataConf(source=DataSource.jsonl, path=str(rows))
+    documents = read_documents(conf, tokenizer)
+    numbers = np.arange(1)
+    packed, _ = pack_documents(documents, 128, document_numbers=numbers)
+    write_prompt_hashes(packed, tokenizer, tmp_path)
+    file = tmp_path / "held_out.jsonl"
+    held = rows_from_documents(documents, [1, 2], "rows.jsonl")
+    file.write_text("\n".join(map(json.dumps, held)))
+    prompts = load_eval_prompts(tokenizer, str(file), limit=None)
+    assert check_contamination(prompts, tmp_path / "checkpoint").count == 2
 
 
 def test_the_hashes_are_eight_bytes_each_sorted_and_whole(run):

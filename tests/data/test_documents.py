@@ -16,7 +16,7 @@ from tests.data.test_tokens import CHAT, PLAIN, chat_tokenizer
 
 PIECES = [
     TokenizedDocument(ids=[1, 2, 3], answer=[False, False, True], category="code", language="en"),
-    TokenizedDocument(ids=[], answer=[]),
+    TokenizedDocument(ids=[], answer=[], first_question=2**64 - 1),
     TokenizedDocument(ids=[4, 5, 6], answer=[False, True, True], category="code", language="zh"),
 ]
 
@@ -31,12 +31,12 @@ def test_documents_come_back_as_they_were():
         documents[3]
 
 
-def test_a_token_takes_five_bytes_and_a_document_twenty():
+def test_a_token_takes_five_bytes_and_a_document_twenty_eight():
     documents = Documents.from_documents(
         document_from_pair([1] * 100, [2] * 900) for _ in range(20)
     )
     arrays = [value for value in vars(documents).values() if isinstance(value, np.ndarray)]
-    assert sum(array.nbytes for array in arrays) == 20 * 1000 * 5 + 20 * 20 + 8
+    assert sum(array.nbytes for array in arrays) == 20 * 1000 * 5 + 20 * 28 + 8
 
 
 def test_a_row_shows_its_pieces_side_by_side():

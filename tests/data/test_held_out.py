@@ -75,6 +75,25 @@ def test_conversations_of_one_prompt_are_held_back_together():
     assert not prompts & learned
 
 
+def test_questions_are_held_back_under_every_system_prompt():
+    """A date or a name in the system prompt makes other tokens of the same question."""
+    documents = [
+        replace(
+            document_from_pair([system, 100 + question, 7], [8, 9]),
+            conversation=2 * question + system, first_question=1 + question,
+        )
+        for question in range(100)
+        for system in (0, 1)
+    ]  # fmt: skip
+    found = held(documents, final=32, selection=8)
+    judged, learned = (
+        {documents[number].first_question for number in numbers}
+        for numbers in (found.final + found.selection, found.training.tolist())
+    )
+    assert (len(judged), len(learned)) == (40, 60)
+    assert not judged & learned
+
+
 def test_every_category_of_the_data_is_judged():
     common = [one for number in range(200) for one in conversation(number, category="chat")]
     rare = [one for number in range(200, 203) for one in conversation(number, category="code")]

@@ -20,6 +20,7 @@ from data.sources.prepared_rows import (
     write_prepared_rows,
 )
 from data.sources.row_formats import Conversation, PlainText, TokenizedDocument
+from data.sources.text_hashes import hash_first_question
 from data.sources.training_rows import read_training_rows
 from models.errors import UserError
 from tests.support.preparing import asked, lines, prepare, report
@@ -166,7 +167,11 @@ def test_training_learns_recorded_spans_else_the_rows_own_answers(tmp_path):
     skipped = Counter()
     assert list(read_training_rows(conf, skipped)) == [
         TokenizedDocument(
-            ids=[5, 6, 7, 8], answer=[False, True, False, True], conversation=0, **labels
+            ids=[5, 6, 7, 8],
+            answer=[False, True, False, True],
+            conversation=0,
+            first_question=hash_first_question(chat),
+            **labels,
         ),
         Conversation(
             messages=chat, tools=[{"a": 1}], template={"b": [2]}, conversation=1, **labels

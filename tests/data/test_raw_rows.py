@@ -115,6 +115,20 @@ def test_a_split_that_cannot_be_parsed_is_refused(tmp_path, table, form, split):
         read(tmp_path / form, split=split)
 
 
+@pytest.mark.parametrize("form", ["p.jsonl", "saved"])
+def test_the_only_split_is_not_read_twice_under_two_names(tmp_path, table, form):
+    (tmp_path / "p.jsonl").write_text(lines(ROWS))
+    table.save_to_disk(tmp_path / "saved")
+    with pytest.raises(UserError, match=r"mixture.sources.s.split: must .*, got 'train\+test'"):
+        read(tmp_path / form, split="train+test")
+
+
+def test_a_damaged_file_is_one_line_before_its_slice_is_counted(tmp_path):
+    (tmp_path / "p.parquet").write_bytes(b"PAR1 no more")
+    with pytest.raises(UserError, match=r"mixture.sources.s.path: must be a readable file"):
+        read(tmp_path / "p.parquet", split="train[1:]")
+
+
 def test_files_of_other_splits_are_not_read_in_place_of_one(tmp_path):
     for name in ("train-0", "test-0"):
         (tmp_path / f"{name}.jsonl").write_text(lines(ROWS))

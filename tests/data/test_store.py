@@ -200,7 +200,7 @@ def test_a_store_has_the_bytes_that_the_page_says(folder, dtype, teacher):
     row = 2 * width if dtype is Dtype.bf16 else width + 4
     taught = row if teacher is TeacherKind.hidden else 6 * k + 4
     features = layers * row * made.tokens + taught * made.supervised
-    index = 6 * made.tokens + 52 * made.documents + 8
+    index = 6 * made.tokens + 60 * made.documents + 8
     headers = [8 + int.from_bytes(data[:8], "little") for data in files(place).values()]
     assert sum(map(len, files(place).values())) == features + index + sum(headers)
 

@@ -177,6 +177,25 @@ def test_automatic_turns_are_those_that_the_template_can_do(folder, target, docu
     assert found.answer.sum() == each.answer.sum()
 
 
+@pytest.mark.parametrize("fault", ["raise_exception('no')", "messages[0].content.index('zz')"])
+def test_a_template_that_rejects_every_row_is_refused_with_its_message(folder, tmp_path, fault):
+    copy = tmp_path / "target"
+    shutil.copytree(folder / "unread", copy)
+    (copy / "chat_template.jinja").write_text("{{ " + fault + " }}")
+    rows = conf("data=jsonl", f"data.path={folder / 'rows.jsonl'}").data
+    with pytest.raises(UserError, match=r"rejected by the chat template: .* at .*rows.jsonl:\d"):
+        preview_rows(rows, TargetConf(path=str(copy)), check_and_read_first_rows(rows))
+
+
+def test_ids_of_another_tokenizer_are_refused_before_weights_are_read(folder, tmp_path):
+    file = tmp_path / "ids.jsonl"
+    lines = [{"ids": ids, "answer": [False, True]} for ids in ([1, 2], [1, 10**6])]
+    file.write_text("\n".join(map(json.dumps, lines)))
+    rows = conf("data=jsonl", f"data.path={file}").data
+    with pytest.raises(UserError, match=rf"got 1000000 at {file}:2"):
+        preview_rows(rows, TargetConf(path=str(folder / "unread")), check_and_read_first_rows(rows))
+
+
 REFUSED = {
     "target.path=unread data.turns=all": "data.turns: the chat template must not rewrite earlier",
     "target.path=plain": "data.format: conversations must meet a target with a chat template",

@@ -136,7 +136,7 @@ def write_prompt_hashes(rows: Packed, tokenizer: PreTrainedTokenizerBase, folder
 
 
 def _hash_document(document: TokenizedDocument, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the hashes of the text before the first answer, and of the answer's beginning.
+    """Return the hashes of the first question, the text before the first answer, and its beginning.
 
     A document with at most one token before its answer is a plain text, of which only the beginning
     is hashed.
@@ -145,7 +145,8 @@ def _hash_document(document: TokenizedDocument, tokenizer: PreTrainedTokenizerBa
     text_start = 0 if answer_start <= 1 else answer_start
     texts = [document.ids[:answer_start], document.ids[text_start : text_start + MAX_START_TOKENS]]
     prompt, answer = tokenizer.batch_decode(texts, skip_special_tokens=True)
-    return prompt_hashes(prompt, answer)
+    known = [document.first_question] if document.first_question else []
+    return [*known, *prompt_hashes(prompt, answer)]
 
 
 def choose_vocabulary(
