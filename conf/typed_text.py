@@ -14,6 +14,7 @@ from typing import Any, get_args, get_origin
 from models.drafts.config import METHODS
 from models.drafts.config.base import DraftConf
 from models.errors import require
+from models.validation import UNUSED
 
 PATH_KEYS = {  # the last names of keys that may hold a path, in which a leading ~ is expanded
     "cache_dir", "checkpoint", "exclude", "file", "name", "output", "output_dir", "path", "prompts",
@@ -29,8 +30,11 @@ SWEEP = re.compile(r"(choice|glob|interval|range|shuffle|sort|tag)\(.*\)", re.DO
 def quote_typed_text(overrides: list[str], schema: type, *, is_sweep: bool = False) -> list[str]:
     """Return the overrides in Hydra's grammar, with the text of text keys as typed.
 
-    In a sweep commas part the texts of several runs. Raise UserError for empty text.
+    In a sweep commas part the texts of several runs. Raise UserError for empty text, and for a key
+    that has no effect.
     """
+    for override in overrides:
+        _check_effect(override, schema)
     return [_quote_override(override, schema, is_sweep) for override in overrides]
 
 
@@ -45,6 +49,15 @@ def quote(text: str) -> str:
     # A backslash is doubled where a quote follows, and stands for itself elsewhere.
     escaped = re.sub(r'(\\*)("|\Z)', lambda m: 2 * m[1] + m[2].replace('"', r"\""), text)
     return f'"{escaped}"'
+
+
+def _check_effect(override: str, schema: type) -> None:
+    key = override.lstrip("+~").partition("=")[0]
+    unused = [field.name for field in dataclasses.fields(schema) if field.metadata == UNUSED]
+    require(
+        re.split(r"[.@]", key)[0] not in unused,
+        f"{key}: must be left out, as it has no effect here, got {override}",
+    )
 
 
 def _quote_override(override: str, schema: type, is_sweep: bool) -> str:

@@ -7,6 +7,10 @@ from typing import Any
 
 from models.errors import require
 
+UNUSED = {
+    "is_unused": True
+}  # metadata of a field that a draft sets although the command ignores it
+
 
 @dataclass(frozen=True)
 class Rule:
