@@ -14,7 +14,6 @@ from typing import Any, get_args, get_origin
 from models.drafts.config import METHODS
 from models.drafts.config.base import DraftConf
 from models.errors import require
-from models.validation import UNUSED
 
 PATH_KEYS = {  # the last names of keys that may hold a path, in which a leading ~ is expanded
     "cache_dir", "checkpoint", "exclude", "file", "name", "output", "output_dir", "path", "prompts",
@@ -53,9 +52,13 @@ def quote(text: str) -> str:
 
 def _check_effect(override: str, schema: type) -> None:
     key = override.lstrip("+~").partition("=")[0]
-    unused = [field.name for field in dataclasses.fields(schema) if field.metadata == UNUSED]
+    starts = tuple(
+        f"{field.name}.{name}"
+        for field in dataclasses.fields(schema)
+        for name in field.metadata.get("unused", ())
+    )
     require(
-        re.split(r"[.@]", key)[0] not in unused,
+        not f"{key}.".startswith(starts),
         f"{key}: must be left out, as it has no effect here, got {override}",
     )
 
