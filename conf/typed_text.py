@@ -29,8 +29,11 @@ SWEEP = re.compile(r"(choice|glob|interval|range|shuffle|sort|tag)\(.*\)", re.DO
 def quote_typed_text(overrides: list[str], schema: type, *, is_sweep: bool = False) -> list[str]:
     """Return the overrides in Hydra's grammar, with the text of text keys as typed.
 
-    In a sweep commas part the texts of several runs. Raise UserError for empty text.
+    In a sweep commas part the texts of several runs. Raise UserError for empty text, and for a key
+    that has no effect.
     """
+    for override in overrides:
+        _check_effect(override, schema)
     return [_quote_override(override, schema, is_sweep) for override in overrides]
 
 
@@ -45,6 +48,19 @@ def quote(text: str) -> str:
     # A backslash is doubled where a quote follows, and stands for itself elsewhere.
     escaped = re.sub(r'(\\*)("|\Z)', lambda m: 2 * m[1] + m[2].replace('"', r"\""), text)
     return f'"{escaped}"'
+
+
+def _check_effect(override: str, schema: type) -> None:
+    key = override.lstrip("+~").partition("=")[0]
+    starts = tuple(
+        f"{field.name}.{name}"
+        for field in dataclasses.fields(schema)
+        for name in field.metadata.get("unused", ())
+    )
+    require(
+        not f"{key}.".startswith(starts),
+        f"{key}: must be left out, as it has no effect here, got {override}",
+    )
 
 
 def _quote_override(override: str, schema: type, is_sweep: bool) -> str:

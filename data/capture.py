@@ -17,9 +17,9 @@ from models.console import setup_logging
 @entry_point("capture", CaptureConf)
 def main(conf: CaptureConf) -> None:
     setup_logging()
-    from data.sources.training_rows import check_local_data
+    from data.sources.training_rows import check_reachable
 
-    check_local_data(conf.data)
+    check_reachable(conf.data, conf.target, conf.draft.pretrained)
     from data.feature_capture import capture_features
 
     capture_features(conf, command=shlex.join(["python", "-m", "data.capture", *sys.argv[1:]]))

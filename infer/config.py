@@ -11,7 +11,7 @@ from models.drafts.config.base import DraftConf
 from models.errors import UserError, require
 from models.speculate.config import SamplingConf, TreeConf
 from models.target.config import TargetConf
-from models.validation import POSITIVE, Rule, at_least, at_most, check_values
+from models.validation import POSITIVE, Rule, at_least, at_most, check_values, unused
 
 MISSING: Any = "???"  # OmegaConf's mark of a required value
 MAX_RANKS = 256  # every draft vocabulary keeps the 256 bytes
@@ -136,7 +136,7 @@ class CheckpointConf:
 
     target: TargetConf = field(default_factory=lambda: TargetConf(name=OWN_TARGET))
     tree: TreeConf = field(default_factory=TreeConf)
-    device: DeviceConf = field(default_factory=DeviceConf)
+    device: DeviceConf = field(default_factory=DeviceConf, metadata=unused("memory_gib"))
 
 
 @dataclass(kw_only=True)
@@ -231,9 +231,10 @@ class DecodePlanConf:
     draft: DraftConf = MISSING
     tree: TreeConf = field(default_factory=TreeConf)
     loss: LossConf = field(default_factory=LossConf)  # set by the draft's configuration
-    optim: Any = None  # set by the draft's configuration, like the next two; all are unused
-    data: Any = None
-    evaluation: Any = None
+    # set by the draft's configuration
+    optim: Any = field(default=None, metadata=unused())
+    data: Any = field(default=None, metadata=unused())
+    evaluation: Any = field(default=None, metadata=unused())
     sampling: SamplingConf = field(default_factory=SamplingConf)
     device: DeviceConf = field(default_factory=DeviceConf)
     machine: MachineConf = field(default_factory=MachineConf)

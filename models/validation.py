@@ -62,3 +62,8 @@ def check_values(conf: Any, group: str = "", /, **rules: Rule) -> None:
         if (value := getattr(conf, name)) is not None and not rule.holds(value)
     ]
     require(not problems, "; ".join(problems))
+
+
+def unused(*names: str) -> dict[str, tuple[str, ...]]:
+    """Return the metadata of a field whose keys `names`, or all of them, the command ignores."""
+    return {"unused": names or ("",)}

@@ -15,6 +15,7 @@ from conf.entry import CONF_DIR, compose, entry_point
 from conf.renamed_keys import RENAMED_KEYS
 from conf.typed_text import quote_typed_text
 from data.config import ShowConf
+from data.features.config import CaptureConf
 from data.mixture.config import PrepareConf, SourceConf
 from infer.config import DecodePlanConf, EvalConf
 from infer.tuning.config import TuneConf
@@ -76,6 +77,32 @@ MISTAKES = {
     "set output_dir",
     "~draft": "draft: must be set, got nothing; add draft=VALUE",
 }
+
+
+NO_EFFECT = {
+    "evaluation.turns=9": (DecodePlanConf, "infer_plan"),
+    "+evaluation.turns=9": (DecodePlanConf, "infer_plan"),
+    "optim.lr=-5": (DecodePlanConf, "infer_plan"),
+    "data.source=nonsense": (DecodePlanConf, "infer_plan"),
+    "data=jsonl": (DecodePlanConf, "infer_plan"),
+    "~optim": (DecodePlanConf, "infer_plan"),
+    "tree.depth=3": (CaptureConf, "capture"),
+    "tree=chain": (CaptureConf, "capture"),
+    "++evaluation.prompts=a.jsonl": (CaptureConf, "capture"),
+    "device.memory_gib=0.001": (EvalConf, "eval"),  # only training and plans ask for the memory
+    "device.memory_gib=8": (TuneConf, "tune"),
+    "device.memory_gib=null": (PrepareConf, "prepare"),
+}
+
+
+@pytest.mark.parametrize("override", NO_EFFECT)
+def test_a_key_without_effect_is_refused(override):
+    schema, name = NO_EFFECT[override]
+    key = override.lstrip("+~").partition("=")[0]
+    with pytest.raises(UserError) as refused:
+        compose(name, schema, [override])
+    said = f"{key}: must be left out, as it has no effect here, got {override}"
+    assert str(refused.value) == said
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ def main(conf: TrainConf) -> None:
     setup_logging()
     conf.check_settings()
     conf.log.check_wandb()
-    from data.sources.training_rows import check_local_data
+    from data.sources.training_rows import check_reachable
 
-    check_local_data(conf.data)
+    check_reachable(conf.data, conf.target, conf.draft.pretrained)
     from train.checks import check_run
 
     preview = check_run(conf)

@@ -12,14 +12,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
-
-from transformers import PreTrainedTokenizerBase
-from transformers.utils.chat_template_utils import render_jinja_template
+from typing import TYPE_CHECKING, Any
 
 from data.sources.files import first_line
 from data.sources.row_formats import RowRejectedError
 from models.errors import require
+
+if TYPE_CHECKING:  # prompts are checked before transformers is imported, which takes seconds
+    from transformers import PreTrainedTokenizerBase
 
 THINKING_SWITCHES = ("enable_thinking", "thinking")  # names of the argument in templates
 PROBE_TEXT = "PROBE"
@@ -29,7 +29,7 @@ CharSpan = tuple[int, int]  # characters of the rendered text
 
 
 @lru_cache(maxsize=4)  # some tokenizers have thousands of added tokens
-def find_added_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
+def find_added_tokens(tokenizer: "PreTrainedTokenizerBase") -> dict[str, int]:
     """Return the added tokens that are not blank, with their ids; end-of-turn tokens included."""
     get_added_vocab: Any = tokenizer.get_added_vocab
     return {text: token_id for text, token_id in get_added_vocab().items() if text.strip()}
@@ -51,7 +51,7 @@ class ChatTemplate:
     Raises UserError for tokenizers without a template.
     """
 
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: "PreTrainedTokenizerBase"
     arguments: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -102,6 +102,8 @@ class ChatTemplate:
         The tokenizer's own `return_assistant_tokens_mask` maps the same marks to tokens, but its
         mask runs to the end of the text if a mark ends in a space that belongs to no token.
         """
+        from transformers.utils.chat_template_utils import render_jinja_template
+
         arguments: Any = self.tokenizer.special_tokens_map | self.arguments
         with _reject_on_template_error():
             rendered: Any = render_jinja_template(

@@ -10,7 +10,7 @@ from models.distill.config import LossConf
 from models.drafts.config.base import DraftConf
 from models.errors import require
 from models.target.config import TargetConf
-from models.validation import POSITIVE, at_least, check_values
+from models.validation import POSITIVE, at_least, check_values, unused
 
 MISSING: Any = "???"  # OmegaConf's marker for a required value
 
@@ -43,10 +43,10 @@ class CaptureConf:
     draft: DraftConf = MISSING  # determines which features are stored; it is not trained
     data: DataConf = field(default_factory=DataConf)
     loss: LossConf = field(default_factory=LossConf)  # set by the draft's config group
-    optim: Any = None  # set by the draft's config group, unused
-    tree: Any = None  # set by the draft's config group, unused
-    evaluation: Any = None  # set by the draft's config group, unused
-    device: DeviceConf = field(default_factory=DeviceConf)
+    optim: Any = field(default=None, metadata=unused())  # set by the draft's config group
+    tree: Any = field(default=None, metadata=unused())
+    evaluation: Any = field(default=None, metadata=unused())
+    device: DeviceConf = field(default_factory=DeviceConf, metadata=unused("memory_gib"))
     dtype: Dtype = Dtype.int8  # of hidden states
     teacher: TeacherKind = TeacherKind.hidden
     top_k: int = 64  # tokens of teacher=topk

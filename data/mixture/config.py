@@ -15,7 +15,7 @@ from data.config import CONTENT_COLUMNS
 from models.device.config import DeviceConf
 from models.errors import UserError, require
 from models.target.config import TargetConf
-from models.validation import BELOW_ONE, Rule, at_least, check_values
+from models.validation import BELOW_ONE, Rule, at_least, check_values, unused
 
 LABEL_COLUMNS = ("id", "category", "language", "license", "tools", "template", "system")
 
@@ -108,7 +108,8 @@ class PrepareConf:
     # A target without a name or path becomes None: prompts are then measured in characters only.
     target: TargetConf | None = field(default_factory=lambda: TargetConf(name=""))
     answers: AnswersConf = field(default_factory=AnswersConf)
-    device: DeviceConf = field(default_factory=DeviceConf)  # answers.source=target
+    # for answers.source=target
+    device: DeviceConf = field(default_factory=DeviceConf, metadata=unused("memory_gib"))
     worker: int = 0  # this worker's number, in 0..workers - 1
     workers: int = 1  # each takes a share of the rows and writes its own files
     run_name: str = "demo"

@@ -7,6 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,9 @@ from data.sources.row_formats import (
     parse_row,
     require_row,
 )
-from models.errors import UserError, require
+from models.errors import UserError, require, run_checks
+from models.target.config import ModelSource
+from models.target.hub import check_hub
 
 log = logging.getLogger(__name__)
 
@@ -57,18 +60,35 @@ def check_data(conf: DataConf) -> None:
         next(read_training_rows(conf, Counter()), None)
 
 
+def check_reachable(conf: DataConf, *models: ModelSource | None) -> None:
+    """Check that data and models are there or on the hub, before PyTorch is imported.
+
+    Raise one UserError for all that are missing.
+    """
+    run_checks(
+        *(partial(check_hub, source) for source in models), partial(check_reachable_data, conf)
+    )
+
+
+def check_reachable_data(conf: DataConf) -> None:
+    """Check local data, or ask the hub for it; raise UserError otherwise."""
+    check_local_data(conf)
+    is_hub = conf.source is DataSource.dataset and not Path(str(conf.path)).expanduser().exists()
+    if is_hub and not constants.HF_HUB_OFFLINE:
+        check_hub_dataset(str(conf.path), "data.path")
+
+
 def check_data_exists(conf: DataConf) -> None:
     """Check that the data exists, on the hub too, without a download; raise UserError otherwise."""
-    check_local_data(conf)
+    check_reachable_data(conf)
     if (
         conf.source not in (DataSource.dataset, DataSource.jsonl)
         or conf.path is None
         or Path(conf.path).expanduser().exists()
     ):
         return
-    if conf.source is DataSource.dataset and not constants.HF_HUB_OFFLINE:
-        check_hub_dataset(conf.path, "data.path")
-    else:  # the dataset is in the cache, or the error of opening it names what is missing
+    if conf.source is DataSource.jsonl or constants.HF_HUB_OFFLINE:
+        # The dataset is in the cache, or the error of opening it names what is missing.
         read_training_rows(conf, Counter())
 
 

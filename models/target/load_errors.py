@@ -4,8 +4,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
-
 from models.errors import UserError
 from models.target.config import ModelSource
 
@@ -20,9 +18,11 @@ def report_load_errors(source: ModelSource, file: str) -> Iterator[None]:
     """Turn any error that the block raises into a one-line UserError about `file` of the model."""
     try:
         yield
-    except (UserError, MemoryError, torch.OutOfMemoryError):
+    except (UserError, MemoryError):
         raise
     except Exception as error:  # a damaged file may fail in any way, in any package that reads it
+        if type(error).__name__ == "OutOfMemoryError":  # PyTorch's, which is not imported here
+            raise
         folder = Path(source.location)
         cause = _describe_cause(error, folder / file)
         if not folder.is_dir() and (source.path or _is_unreachable(error)):

@@ -42,12 +42,18 @@ def build_device(conf: DeviceConf, target: ModelSource) -> Device:
 def resolve_machine(
     machine: MachineConf, conf: DeviceConf, target: ModelSource
 ) -> tuple[MachineConf, torch.dtype]:
-    """Return a machine, measured if it is `here`, with the target's number type on it."""
+    """Return a machine, measured if it is `here`, with the target's number type on it.
+
+    `device.memory_gib` replaces the memory of its cores.
+    """
     if machine.name == LOCAL_MACHINE:
         device = build_device(conf, target)
-        return measure_machine(device), device.dtype
-    is_float32 = conf.precision is Precision.float32
-    return machine, torch.float32 if is_float32 else torch.bfloat16
+        machine, dtype = measure_machine(device), device.dtype
+    else:
+        dtype = torch.float32 if conf.precision is Precision.float32 else torch.bfloat16
+    if conf.memory_gib is not None:
+        machine = replace(machine, memory_gib=conf.memory_gib * machine.cores)
+    return machine, dtype
 
 
 def count_weights(source: ModelSource) -> int:

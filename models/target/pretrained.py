@@ -12,6 +12,7 @@ from models.device.rank_files import find_rank_files, load_rank_files
 from models.errors import UserError, require
 from models.target import architectures
 from models.target.config import ModelSource
+from models.target.hub import check_hub
 from models.target.load_errors import CONFIG_FILE, TOKENIZER_FILE, report_load_errors
 from models.target.modeling import build_thin_model, check_modeling
 from models.target.stored_weights import check_load_report, check_stored_weights, quiet_loading
@@ -128,25 +129,9 @@ def read_eos_ids(source: ModelSource) -> list[int]:
     return as_id_list(generation.eos_token_id)
 
 
-def _check_hub(source: ModelSource) -> None:
-    """Raise an error if the hub lacks the model or does not answer; do nothing if it is cached.
-
-    from_pretrained would retry for half a minute before it fails.
-    """
-    from huggingface_hub import HfApi, constants, try_to_load_from_cache
-
-    if source.path is not None:
-        is_file = Path(source.path).exists()
-        raise OSError("a file, not a directory" if is_file else "no such directory")
-    cached = try_to_load_from_cache(source.location, "config.json", revision=source.revision)
-    if not (constants.HF_HUB_OFFLINE or isinstance(cached, str)):
-        HfApi().model_info(source.location, revision=source.revision, timeout=10)
-
-
 def _from_pretrained(source: ModelSource, auto_class: Any, *, file: str, **kwargs: Any) -> Any:
     with report_load_errors(source, file):
-        if not Path(source.location).is_dir():
-            _check_hub(source)
+        check_hub(source)
         return auto_class.from_pretrained(
             source.location, revision=source.revision, trust_remote_code=source.trust_remote_code,
             **kwargs,

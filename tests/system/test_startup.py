@@ -37,7 +37,8 @@ def run_all(lines: list[list[str]], folder: Path) -> list[tuple[int, str, set[st
     """Return the exit code, the output and the imported packages after each command line."""
     done = subprocess.run(
         [sys.executable, "-c", RUN_ALL, json.dumps(lines)],
-        cwd=folder, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True,
+        cwd=folder, env={"PYTHONPATH": str(ROOT), "HF_ENDPOINT": "http://127.0.0.1:9"},
+        capture_output=True, text=True, check=True,
     )  # fmt: skip
     return [(code, said, set(packages)) for code, said, packages in json.loads(done.stdout)]
 
@@ -78,6 +79,20 @@ def test_help_configurations_and_mistakes_import_no_pytorch(tmp_path):
             f"data.path={missing}.jsonl",
         )
         for c in ("train.__main__", "data.capture", "data.show")
+    ]
+    asked += [
+        (2, "error: target.name: must be a reachable model, got", command, "draft=qwen3-8b-eagle3")
+        for command in ("train.__main__", "data.capture")
+    ]
+    asked += [
+        (
+            2,
+            "error: draft.name: must be a reachable",
+            "train.__main__",
+            "draft=qwen3-1.7b",
+            "target=demo",
+        ),
+        (2, "error: target.path: must be a reachable", "train.__main__", f"target.path={missing}"),
     ]
     answers = run_all([list(words) for _, _, *words in asked], tmp_path)
     for (code, text, *words), (got, said, packages) in zip(asked, answers, strict=True):

@@ -2,18 +2,25 @@
 
 import json
 import re
+from types import SimpleNamespace
 
+import psutil
 import pytest
 import yaml
 
 from conf.entry import compose
+from data.config import DataConf
+from models.device.config import DeviceConf, MachineConf
 from models.errors import UserError
+from models.target.config import TargetConf
+from models.target.precision import resolve_machine
 from tests.support.tiny import CPU, sampled_texts
 from train.__main__ import main
 from train.config.parallel import ParallelConf
 from train.config.run import TrainConf
 from train.distributed.parallel import build_parallel
 from train.planning.device_fit import fit_run
+from train.planning.remedies import describe_cut
 
 GIB = 2**30
 ROWS = 12
@@ -66,6 +73,29 @@ def test_what_cannot_fit_is_refused_before_weights_are_loaded_with_overrides_tha
     assert not (folder / "out" / "refused").exists()
     main.__wrapped__(conf(folder, *memory, "run_name=fits", *overrides))
     assert (folder / "out" / "fits" / "report.json").exists()
+
+
+def test_shorter_rows_are_said_to_cut_answers_unless_documents_are_split():
+    changes = ["optim.micro_batch_size=1", "data.row_length=1152"]
+    assert describe_cut(changes, DataConf()) == (
+        ", but answers are cut where a conversation is longer than its row of 1152 tokens"
+    )
+    assert describe_cut(changes, DataConf(overlap=64)) == describe_cut([], DataConf()) == ""
+    assert describe_cut(changes[:1], DataConf()) == ""
+
+
+def test_the_key_of_the_memory_is_named_only_if_it_is_set(folder, monkeypatch):
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=1000))
+    with pytest.raises(UserError, match=r"^device: must hold the run, which needs "):
+        fit_run(conf(folder), PARALLEL)
+    with pytest.raises(UserError, match=r"^device\.memory_gib: must hold the run, which needs "):
+        fit_run(conf(folder, "device.memory_gib=1e-6"), PARALLEL)
+
+
+def test_a_plan_is_of_the_memory_that_is_set():
+    machine = MachineConf(name="two", chips=2, cores=2, memory_gib=80.0)
+    planned, _ = resolve_machine(machine, DeviceConf(memory_gib=3.0), TargetConf())
+    assert planned.core_bytes == 3 * GIB
 
 
 def test_what_no_override_fits_needs_a_larger_device(folder):

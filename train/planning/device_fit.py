@@ -17,7 +17,7 @@ from train.config.optim import AUTO
 from train.config.run import TrainConf, TrainPlanConf
 from train.distributed.parallel import Parallel
 from train.planning.layout import build_layout
-from train.planning.remedies import suggest_overrides
+from train.planning.remedies import describe_cut, suggest_overrides
 from train.planning.run_plan import MachinePlan, plan_layouts
 from train.run import read_saved_value
 from train.state import CHANGEABLE_KEYS, ROUNDING_KEYS
@@ -101,12 +101,14 @@ def describe_misfit(plan: MachinePlan, *, is_continued: bool) -> str:
     """Return what the run needs, what the device has, and overrides with which it fits."""
     needed, usable = plan.best.peak_bytes / GIB, plan.byte_limit / GIB
     changes = suggest_overrides(plan)
-    remedy = f"with {' '.join(changes)} it fits" if changes else "take a larger device"
+    cut = describe_cut(changes, plan.conf.data)
+    remedy = f"with {' '.join(changes)} it fits{cut}" if changes else "take a larger device"
     if is_continued and not all(change.startswith(MUTABLE_KEYS) for change in changes):
         remedy += ", under another run_name or with resume=false"
     bound = "" if plan.best.phases else "more than "  # only what every step holds was counted
+    key = "device" if plan.conf.device.memory_gib is None else "device.memory_gib"
     return (
-        f"device.memory_gib: must hold the run, which needs {bound}{needed:.2f} GiB per process by "
+        f"{key}: must hold the run, which needs {bound}{needed:.2f} GiB per process by "
         f"its plan, got {usable:.2f} usable of {plan.machine.core_bytes / GIB:.2f}; {remedy}"
     )
 

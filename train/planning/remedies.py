@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from data.config import DataConf
 from models.device.memory_trace import LOGITS
 from train.config.parallel import ParallelConf, Weights
 from train.config.run import TrainPlanConf
@@ -27,6 +28,14 @@ def suggest_overrides(plan: MachinePlan) -> list[str]:
         if fitting is not None:
             return [f"{key}={value}" for key, value in (layout_overrides | fitting).items()]
     return []
+
+
+def describe_cut(changes: list[str], data: DataConf) -> str:
+    """Return what shorter rows do to answers, as the end of a sentence; "" if rows are as long."""
+    length = dict(change.split("=", 1) for change in changes).get("data.row_length")
+    if length is None or data.overlap is not None:  # with an overlap documents are split
+        return ""
+    return f", but answers are cut where a conversation is longer than its row of {length} tokens"
 
 
 def _list_candidates(

@@ -7,6 +7,7 @@ from infer.report.number_format import Table, choose_console, to_rich_table
 from models.console import CONSOLE, print_line
 from models.device.machine_specs import core_flops
 from train.planning.layout import BUCKETS
+from train.planning.remedies import describe_cut
 from train.planning.run_plan import LayoutOption, MachinePlan, count_graphs
 from train.planning.trace import CACHE, FROZEN, GRADIENTS, OPTIMIZER, TARGET, TRAINED
 
@@ -45,7 +46,8 @@ def describe_fit(plan: MachinePlan, changes: list[str]) -> str:
         return (
             f"It fits: {format_gib(best.peak_bytes)} GiB of {limit}. Start {describe_launch(plan)}"
         )
-    remedy = f"with {' '.join(changes)} it does" if changes else "choose a larger machine"
+    cut = describe_cut(changes, plan.conf.data)
+    remedy = f"with {' '.join(changes)} it does{cut}" if changes else "choose a larger machine"
     return f"It does not fit: {format_gib(best.peak_bytes)} GiB of {limit}; {remedy}"
 
 
