@@ -115,7 +115,8 @@ def decoding_modes():
     }  # fmt: skip
     every = {f"{METHOD}{name}": (name, tree()) for name in QUICK}
     return {name: (*mode, SamplingConf()) for name, mode in (modes | every).items()} | {
-        "penalties": ("eagle3", mixed(), penalty)
+        "penalties": ("eagle3", mixed(), penalty),
+        "penalties, autoregressive": (None, NO_TREE, penalty),
     }
 
 
