@@ -241,17 +241,12 @@ def accept(
             policy.sampling_rule, policy.lookahead, policy.vocab_size, rows.row_ids, lengths + 1
         ),
         history=rows.history
-        and rows.history.add(torch.cat([rows.root[:, None], path.ids[:, :-1]], 1), count),
+        and rows.history.add(torch.cat([rows.root[:, None], path.ids], 1)[:, :-1], count),
         moves=rows.moves and _moves_of_path(rows.lengths, path.nodes[:, 1:], count, garbage_slot),
     )
     round_output = RoundOutput(
         ids=path.ids, count=count,
-        target_output=TargetOutput(
-            hidden=_on_path(target_output.hidden, path.nodes),
-            captured=None
-            if target_output.captured is None
-            else _on_path(target_output.captured, path.nodes),
-        ),
+        target_output=target_output.map_tensors(lambda values: _on_path(values, path.nodes)),
         logits=_on_path(logits, path.nodes), scores=_on_path(scored.scores, path.nodes),
         host_copy=torch.cat([path.ids, count[:, None]], 1),
     )  # fmt: skip

@@ -20,7 +20,7 @@ def topk_rows(
     values: Float[Tensor, "*rows columns"], count: int
 ) -> tuple[Float[Tensor, "*rows count"], Int[Tensor, "*rows count"]]:
     """Return the largest `count` values of each row, in descending order, and their indices."""
-    top, index = values.flatten(0, -2).topk(count, dim=-1)
+    top, index = values.reshape(-1, values.shape[-1]).topk(count, dim=-1)
     shape = (*values.shape[:-1], count)
     return top.view(shape), index.view(shape)
 

@@ -9,7 +9,16 @@ import torch
 
 import infer.verify
 from infer.config import Verification
-from infer.verify import BlockRule, CoupledRule, GreedyRule, RejectionRule, ScoredTree, TypicalRule
+from infer.verify import (
+    BlockRule,
+    CoupledRule,
+    GreedyRule,
+    RejectionRule,
+    ScoredNodes,
+    ScoredTree,
+    TypicalRule,
+    accept_root,
+)
 from infer.verify.rejection_and_block import compute_block_residual, compute_residual
 from models.errors import UserError
 from models.speculate.config import SamplingConf, TreeConf
@@ -297,6 +306,11 @@ def test_without_a_tree_every_rule_takes_the_targets_own_token(rule):
     done = rule.accept(scored, 0)
     assert done.count.tolist() == [1, 1]
     assert torch.equal(done.ids, (warped if noise is None else warped + noise).argmax(-1))
+    alone = accept_root(
+        ScoredNodes(warped_logits=warped, noise=noise)
+    )  # as graphs without a tree do
+    for name in ("ids", "nodes", "count"):
+        assert torch.equal(getattr(alone, name), getattr(done, name))
 
 
 def shape(kind: str, **conf) -> Tree:

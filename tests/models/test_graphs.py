@@ -19,6 +19,8 @@ import torch
 
 from data.config import DataConf, OnPolicyConf
 from infer.config import EvaluationConf, Verification
+from infer.engine.decode import Decoder
+from infer.engine.graph_plan import DecoderSpec, DraftSpec
 from infer.graph_warmup import compile_eval_graphs
 from infer.measure.eval_modes import DraftUnderTest, TunedDecoding
 from infer.measure.evaluate import evaluate_drafts
@@ -29,7 +31,7 @@ from models.drafts.ngram import NgramDraft
 from models.speculate.config import SamplingConf, TreeConf
 from models.speculate.tree import NO_TREE, TreeKind
 from models.target.config import TargetConf
-from tests.support.graphs_run import LENGTH, TREE, loop_in, loop_over, prompt_file
+from tests.support.graphs_run import LENGTH, LENGTHS, TREE, loop_in, loop_over, prompt_file, texts
 from tests.support.methods import CASES
 from tests.support.tiny import CPU, chain, mixed, new_draft, tiny_target
 from tests.support.toy_run import metrics, toy_conf
@@ -200,15 +202,15 @@ def test_a_run_compiles_what_it_announced():
 @pytest.mark.system
 @pytest.mark.no_shapes
 @pytest.mark.usefixtures("fresh_compiler")
-@pytest.mark.parametrize("name", ["chain", "static", "product", "n-gram"])
+@pytest.mark.parametrize("name", ["chain", "static", "product", "mixed"])
 def test_a_warm_up_compiles_what_is_announced_and_the_evaluation_nothing_more(
     tmp_path, monkeypatch, name
 ):
     """By the rule of slow compilers, which ends a run with one graph more; batches of 1, 2, 8."""
     monkeypatch.setattr("models.device.device.SLOW_COMPILERS", ("cpu",))
     target = tiny_target(seed=0, device=counting("eager"), layers=2)
-    draft = NgramDraft() if name == "n-gram" else new_draft(target, layers=[0, 1])
-    tree = {"static": STATIC, "product": PRODUCT}.get(name, CHAIN)
+    draft = new_draft(target, layers=[0, 1])
+    tree = {"chain": CHAIN, "static": STATIC, "product": PRODUCT, "mixed": TREE}[name]
     one = DraftUnderTest(name="one", draft=draft, untrained="there is none")
     conf = EvaluationConf(
         prompts=str(prompt_file(tmp_path)), max_new_tokens=4, batch_sizes=[2, 8], phases=False
@@ -222,11 +224,29 @@ def test_a_warm_up_compiles_what_is_announced_and_the_evaluation_nothing_more(
     assert not any(count["compiled"] for count in report.graphs.values())
 
 
+@pytest.mark.no_shapes
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("backend", ["", pytest.param("eager", marks=pytest.mark.system)])
+def test_ngram_lookup_in_batches_needs_what_was_announced(backend):
+    device = counting(backend)
+    target = tiny_target(seed=0, device=device, layers=2)
+    lookup = DraftSpec(kind=NgramDraft.method, layers=())
+    specs = [DecoderSpec(draft=lookup, tree=chain(3), slots=40, batch=n) for n in (1, 2, 8)]
+    graphs = {graph for spec in specs for graph in spec.list_graphs(LENGTHS[:1])}
+    with device.ledger.expect_graphs(graphs, strict=True) as run:
+        for spec in specs:
+            decoder = Decoder(
+                target, NgramDraft(), spec.tree, sampling=SamplingConf(), slots=40, batch=spec.batch
+            )
+            decoder.decode(texts(*[LENGTHS[0]] * 9), row_ids=range(9), max_new_tokens=8)
+    assert all(count["compiled"] == count["announced"] for count in run.counts().values())
+
+
 def judged(folder, names, *, tree, tuned=None, **conf):
     """Announced and called, by function, of an eager evaluation whose shapes are counted."""
     target = tiny_target(seed=0, device=counting())
     few = {"prompts": str(prompt_file(folder)), "max_new_tokens": 4, "batch_sizes": [2]}
-    drafts = [CASES[name].build(target) if name in CASES else NgramDraft() for name in names]
+    drafts = [CASES[name].build(target) for name in names]
     some = [
         DraftUnderTest(
             name=name, draft=draft, untrained=draft, target=draft.target_for(target),
@@ -251,7 +271,6 @@ PRODUCT = TreeConf(depth=3, nodes=6, beam_width=None, children=3)
         (["medusa", "medusa2", "hass"], TREE, {}),
         (["eagle3", "medusa"], CHAIN, {"batch_sizes": [2, 8]}),
         (["eagle3"], STATIC, {"batch_sizes": [2, 8]}),
-        (["copies"], CHAIN, {"batch_sizes": [2, 8]}),
         (["draft model"], CHAIN, {"sampling": SAMPLED, "verification": Verification.rejection}),
         (["hydra"], TREE, {"sampling": SAMPLED, "verification": Verification.typical}),
     ],

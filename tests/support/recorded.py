@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
+from functorch.compile import make_boxed_func
 from torch._dynamo import register_backend
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx import GraphModule, Node
@@ -18,7 +19,7 @@ GRAPHS: list[GraphModule] = []  # forward, backward and inference, in the order 
 
 def keep(graph: GraphModule, _inputs: list):
     GRAPHS.append(graph)
-    return graph.forward
+    return make_boxed_func(graph.forward)
 
 
 register_backend(
