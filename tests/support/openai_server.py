@@ -1,8 +1,8 @@
 """A server of OpenAI's completions over a target on disk, in this process or in one of its own.
 
 As vLLM does, it takes prompts as token ids and returns ids if asked to. `faulty` lets every fifth
-completion fail, in turn with 429, 500 and by hanging. A server that is killed comes back after a
-while: a second process watches it.
+completion fail, in turn with 429, 500 and by closing the connection. A server that is killed comes
+back after a while: a second process watches it.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 import torch
 import uvicorn
-from fastapi import FastAPI, HTTPException, Request
+from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.responses import JSONResponse
 
 from infer.engine.generate import generate_answers
@@ -30,7 +30,6 @@ from models.target.target import load_target
 from tests.support.killing import FORKS
 from tests.support.tiny import CPU
 
-HANG_S = 60.0
 STARTS_WITHIN_S = 120.0
 GONE_S = 1.0  # between a server that was killed and the next
 
@@ -55,8 +54,8 @@ def app(
     async def completions(asked_by: Request) -> Any:
         request = await asked_by.json()
         served.state.requests.append(request)
-        if faulty:
-            await fail(next(asked))
+        if faulty and (broken := fail(next(asked))):
+            return broken
         await asyncio.sleep(delay_s)
         if await asked_by.is_disconnected():
             raise HTTPException(408)  # which nobody reads
@@ -88,17 +87,17 @@ def app(
     return served
 
 
-async def fail(number: int) -> None:
-    """Every fifth request, each time in another way."""
+def fail(number: int) -> Response | None:
+    """Fail every fifth request, each time in another way; a broken reply is returned."""
     place, rest = divmod(number, 5)
     if rest:
-        return
+        return None
     match place % 3:
         case 0:
             raise HTTPException(429, "too many requests", headers={"retry-after-ms": "20"})
         case 1:
             raise HTTPException(500, "out of order")
-    await asyncio.sleep(HANG_S)
+    return Response(headers={"content-length": "9"})  # of which none comes
 
 
 @contextmanager
