@@ -5,7 +5,6 @@ completion fail, in turn with 429, 500 and by closing the connection. A server t
 back after a while: a second process watches it.
 """
 
-import asyncio
 import itertools
 import os
 import socket
@@ -27,16 +26,15 @@ from infer.engine.generate import generate_answers
 from models.speculate.config import SamplingConf
 from models.target.config import TargetConf
 from models.target.target import load_target
-from tests.support.killing import FORKS
+from tests.support.killing import FORKS, TIMEOUT_S
 from tests.support.tiny import CPU
 
-STARTS_WITHIN_S = 120.0
 GONE_S = 1.0  # between a server that was killed and the next
 
 
 def app(
     folder: str, *, name: str, context: int = 256, ids: bool = True, faulty: bool = False,
-    delay_s: float = 0.0, odd: Iterable[Any] = (), refused: str = "",
+    odd: Iterable[Any] = (), refused: str = "",
 ) -> FastAPI:  # fmt: skip
     """`odd`: what is replied in place of the first answers; `refused`: a field it does not take."""
     target = load_target(TargetConf(name="served", path=folder), CPU)
@@ -56,7 +54,6 @@ def app(
         served.state.requests.append(request)
         if faulty and (broken := fail(next(asked))):
             return broken
-        await asyncio.sleep(delay_s)
         if await asked_by.is_disconnected():
             raise HTTPException(408)  # which nobody reads
         if refused in request:
@@ -133,7 +130,7 @@ def restart(watcher: BaseProcess) -> None:
 
 def wait_for(port: int) -> None:
     """Until a server answers there."""
-    deadline = time.monotonic() + STARTS_WITHIN_S
+    deadline = time.monotonic() + TIMEOUT_S
     while True:
         try:
             urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models", timeout=1).close()
