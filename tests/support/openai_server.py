@@ -1,11 +1,10 @@
 """A server of OpenAI's completions over a target on disk, in this process or in one of its own.
 
 As vLLM does, it takes prompts as token ids and returns ids if asked to. `faulty` lets every fifth
-completion fail, in turn with 429, 500 and by hanging. A server that is killed comes back after a
-while: a second process watches it.
+completion fail, in turn with 429, 500 and by closing the connection. A server that is killed comes
+back after a while: a second process watches it.
 """
 
-import asyncio
 import itertools
 import os
 import socket
@@ -20,24 +19,22 @@ from typing import Any
 import psutil
 import torch
 import uvicorn
-from fastapi import FastAPI, HTTPException, Request
+from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.responses import JSONResponse
 
 from infer.engine.generate import generate_answers
 from models.speculate.config import SamplingConf
 from models.target.config import TargetConf
 from models.target.target import load_target
-from tests.support.killing import FORKS
+from tests.support.killing import FORKS, TIMEOUT_S
 from tests.support.tiny import CPU
 
-HANG_S = 60.0
-STARTS_WITHIN_S = 120.0
 GONE_S = 1.0  # between a server that was killed and the next
 
 
 def app(
     folder: str, *, name: str, context: int = 256, ids: bool = True, faulty: bool = False,
-    delay_s: float = 0.0, odd: Iterable[Any] = (), refused: str = "",
+    odd: Iterable[Any] = (), refused: str = "",
 ) -> FastAPI:  # fmt: skip
     """`odd`: what is replied in place of the first answers; `refused`: a field it does not take."""
     target = load_target(TargetConf(name="served", path=folder), CPU)
@@ -55,9 +52,8 @@ def app(
     async def completions(asked_by: Request) -> Any:
         request = await asked_by.json()
         served.state.requests.append(request)
-        if faulty:
-            await fail(next(asked))
-        await asyncio.sleep(delay_s)
+        if faulty and (broken := fail(next(asked))):
+            return broken
         if await asked_by.is_disconnected():
             raise HTTPException(408)  # which nobody reads
         if refused in request:
@@ -88,17 +84,17 @@ def app(
     return served
 
 
-async def fail(number: int) -> None:
-    """Every fifth request, each time in another way."""
+def fail(number: int) -> Response | None:
+    """Fail every fifth request, each time in another way; a broken reply is returned."""
     place, rest = divmod(number, 5)
     if rest:
-        return
+        return None
     match place % 3:
         case 0:
             raise HTTPException(429, "too many requests", headers={"retry-after-ms": "20"})
         case 1:
             raise HTTPException(500, "out of order")
-    await asyncio.sleep(HANG_S)
+    return Response(headers={"content-length": "9"})  # of which none comes
 
 
 @contextmanager
@@ -134,7 +130,7 @@ def restart(watcher: BaseProcess) -> None:
 
 def wait_for(port: int) -> None:
     """Until a server answers there."""
-    deadline = time.monotonic() + STARTS_WITHIN_S
+    deadline = time.monotonic() + TIMEOUT_S
     while True:
         try:
             urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models", timeout=1).close()

@@ -17,6 +17,7 @@ import pytest
 
 from data.config import TurnSelection
 from data.sources.prepared_rows import parse_prepared_row, read_prepared_rows
+from tests.support.killing import TIMEOUT_S
 from tests.support.messy_data import HELD_OUT, ROWS, build
 
 ROOT = Path(__file__).parents[2]
@@ -47,7 +48,7 @@ def peak_bytes(run: subprocess.Popen) -> int:
 
 def wait_for(run: subprocess.Popen, file: Path) -> int:
     """Until it is there, whole or not; the memory of the process by then."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + TIMEOUT_S
     while not list(file.parent.glob(file.name)):
         assert run.poll() is None, "the run ended before its moment came"
         assert time.monotonic() < deadline

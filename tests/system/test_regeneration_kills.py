@@ -35,7 +35,7 @@ def command(folder: Path, port: int) -> Iterator[BaseProcess]:
         "mixture=one", f"mixture.sources.rows.path={folder / 'rows.jsonl'}", "mixture.exclude=[]",
         "mixture.held_out=0.1", "target=demo", "answers=endpoint", f"output_dir={folder}",
         "run_name=run", f"answers.url=http://127.0.0.1:{port}/v1", "answers.max_new_tokens=8",
-        f"answers.concurrency={AT_ONCE}", "answers.timeout_s=3",
+        f"answers.concurrency={AT_ONCE}",
     ]  # fmt: skip
     run = FORKS.Process(target=typed, args=(words, folder))
     run.start()
