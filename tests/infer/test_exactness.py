@@ -151,7 +151,7 @@ def plant(fault, monkeypatch):
 
 @pytest.mark.parametrize("batch", [1, pytest.param(4, marks=pytest.mark.system)])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_faulty_tree_pass_is_never_lossless(judged, fault, batch, monkeypatch):
+def test_a_tree_pass_wrong_beyond_the_gap_is_never_lossless(judged, fault, batch, monkeypatch):
     """The gap is measured with the fault in place, as a report does."""
     plant(fault, monkeypatch)
     assert judged.measured() == judged.by  # no tree has a part in it
