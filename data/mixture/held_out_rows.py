@@ -17,6 +17,7 @@ from data.mixture.filters import check_prompt_ids
 from data.mixture.report import HELD_OUT, prompt_row_from_prepared
 from data.packing.documents import Documents
 from data.sources.prepared_rows import read_prepared_rows
+from data.sources.prompt_formats import NO_CATEGORY
 from data.sources.row_formats import RowRejectedError
 
 log = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ def rows_from_documents(
     return [
         {
             "id": f"document-{number}",
-            "category": document.category or "all",
+            "category": document.category or NO_CATEGORY,
             "ids": document.ids[: prompt_length(np.array(document.answer, bool))],
             "chat_template": document.conversation is not None,
             "first_question_hash": f"{document.first_question:016x}",

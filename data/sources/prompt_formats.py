@@ -32,6 +32,7 @@ PromptRow = dict[str, Any]
 MESSAGE_TEXT = re.compile(r'\s*\{\s*"')  # the start of an object, as JSON
 # The first of these splits that a dataset has is read: prompts should be held-out data.
 SPLIT_PREFERENCE = ("test", "validation", "train")
+NO_CATEGORY = "all"  # the category of prompts without one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +43,7 @@ class PromptFormat:
     to_prompt: Callable[[PromptRow], PromptRow]
     optional_columns: tuple[str, ...] = ()
     id_column: str = "id"
-    default_category: str = "all"  # of rows without a category
+    default_category: str = NO_CATEGORY
 
 
 def _prompt_from_instruction(row: PromptRow) -> PromptRow:

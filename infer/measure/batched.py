@@ -72,7 +72,7 @@ def measure_batch_size(
         for name in alternate_order(list(decoders), number):
             passes[name].append(decode_prompts(decoders[name], prompts, conf.new_tokens))
     plain_results, tree_results = (
-        list(map(_average_results, *passes[name])) for name in ("plain", "tree")
+        list(map(average_passes, *passes[name])) for name in ("plain", "tree")
     )
 
     def estimate(name: str, mode_results: list[PromptResult]) -> Estimate:
@@ -108,8 +108,16 @@ def decode_prompts(
     ]
 
 
-def _average_results(*results: PromptResult) -> PromptResult:
-    """Return the first of a prompt's results in several passes, with the mean times of rounds."""
-    times = zip(*(result.generation.round_s for result in results), strict=True)
-    round_s = [sum(seconds) / len(seconds) for seconds in times]
-    return replace(results[0], generation=replace(results[0].generation, round_s=round_s))
+def average_passes(*results: PromptResult) -> PromptResult:
+    """Return the first of a prompt's results in several passes, its rounds as long as in all.
+
+    Passes may differ in answers and rounds: on some devices sums of a batch have no fixed order.
+    """
+    first, rounds = results[0].generation, sum(result.generation.rounds for result in results)
+    if not first.rounds:
+        return results[0]
+    mean_s = sum(result.generation.decode_s for result in results) / rounds
+    scale = mean_s * first.rounds / first.decode_s
+    return replace(
+        results[0], generation=replace(first, round_s=[scale * s for s in first.round_s])
+    )

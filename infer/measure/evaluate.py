@@ -10,6 +10,8 @@ from functools import partial
 from importlib.metadata import version
 
 import torch
+from jaxtyping import Int
+from numpy import ndarray
 
 from data.eval_prompts.contamination import check_contamination
 from data.eval_prompts.prompts import EvalPrompt, build_next_turns, load_eval_prompts
@@ -30,7 +32,7 @@ from infer.measure.eval_modes import (
 )
 from infer.measure.exactness import compare_answers, measure_tolerance
 from infer.measure.intervals import bootstrap_t
-from infer.measure.metrics import estimate_metric
+from infer.measure.metrics import estimate_metric, sum_by_question
 from infer.measure.prompt_choice import read_longest_row
 from infer.measure.records import (
     AdaptedTarget,
@@ -302,8 +304,16 @@ def _replay_draft(
     accepted = Replay(
         target, candidate.draft, texts, sampling=conf.sampling, verification=conf.verification
     ).accepted_lengths({"tree": tree})["tree"]
+    return estimate_replay(accepted, [prompt.question for prompt in prompts])
+
+
+def estimate_replay(
+    accepted: list[Int[ndarray, " _"]], questions: list[str]
+) -> ReplayResult | None:
+    """Return the acceptance lengths of replayed texts, with intervals over their questions."""
     tau, all_positions = (
-        bootstrap_t(count(accepted)) for count in (count_on_policy, count_all_positions)
+        bootstrap_t(sum_by_question(count(accepted), questions))
+        for count in (count_on_policy, count_all_positions)
     )
     if tau is None or all_positions is None:
         return None

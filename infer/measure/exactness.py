@@ -7,7 +7,7 @@ forward pass over the same tokens (`LogitTolerance`). A gap that the precision c
 used as a tolerance.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
@@ -32,15 +32,15 @@ MAX_MEASURED_TOKENS = 64  # per answer; bounds the logits that are held in memor
 
 
 def measure_tolerance(
-    decoder: Decoder, prompts: Iterable[EvalPrompt], *, max_new_tokens: int
+    decoder: Decoder, prompts: Sequence[EvalPrompt], *, max_new_tokens: int
 ) -> LogitTolerance:
     """Return the tolerance, measured by decoding token by token and rereading in one plain pass.
 
     `decoder` must be autoregressive. Neither side uses trees, so that a wrong mask, position or
     cache move of a tree cannot widen the gap that trees are judged by.
     """
-    target = decoder.target
-    differences, largest_logit = [], 0.0
+    target, largest_logit = decoder.target, 0.0
+    differences = WidestDifferences(most=len(prompts) * MAX_MEASURED_TOKENS * target.vocab_size)
     for prompt in prompts:
         logits: list[Tensor] = []
         (generation,) = decoder.decode(
@@ -50,15 +50,36 @@ def measure_tolerance(
         reference = compute_reference_logits(
             target, prompt.ids, generation.ids, slots=decoder.slots
         )
-        differences.append((torch.cat(logits).float() - reference).abs().flatten())
+        differences.add((torch.cat(logits).float() - reference).abs().flatten())
         largest_logit = max(largest_logit, float(reference.abs().max()))
     return derive_tolerance(
-        torch.cat(differences),
+        differences.quantile(),
         largest_logit=largest_logit,
         num_layers=target.num_layers,
         hidden_size=target.hidden_size,
         dtype=target.head.weight.dtype,
     )
+
+
+class WidestDifferences:
+    """The GAP_QUANTILE of differences that come in parts and number `most` at the most.
+
+    Only those that it can be are kept: all logits of a few dozen answers would take gigabytes.
+    """
+
+    def __init__(self, *, most: int):
+        self.num_kept = 3 + int((1 - GAP_QUANTILE) * most)
+        self.count, self.widest = 0, torch.zeros(0)  # in descending order
+
+    def add(self, differences: Float[Tensor, " count"]) -> None:
+        """Add a part."""
+        self.count += len(differences)
+        widest = torch.cat([self.widest, differences])
+        self.widest = widest.topk(min(self.num_kept, len(widest))).values
+
+    def quantile(self) -> float:
+        """Return the quantile of all parts."""
+        return float(self.widest[self.count - 1 - int(GAP_QUANTILE * (self.count - 1))])
 
 
 @torch.no_grad()
@@ -84,7 +105,7 @@ def compute_reference_logits(
 
 
 def derive_tolerance(
-    differences: Float[Tensor, " count"],
+    measured_gap: float,
     *,
     largest_logit: float,
     num_layers: int,
@@ -93,8 +114,9 @@ def derive_tolerance(
 ) -> LogitTolerance:
     """Return the gap that rounding may close, and the widest gap that the precision explains.
 
-    `differences` are the absolute differences of logits between the two passes, `largest_logit` is
-    the largest absolute logit. With eps the spacing of numbers just above 1 (2^-7 in bf16):
+    `measured_gap` is the GAP_QUANTILE of the absolute differences of logits between the two passes,
+    `largest_logit` is the largest absolute logit. With eps the spacing of numbers just above 1
+    (2^-7 in bf16):
 
     * A logit is a rounded number, so two passes may differ by one step, eps * largest_logit at
       most, even if nothing before it differed. The gap is never smaller than that.
@@ -108,10 +130,8 @@ def derive_tolerance(
     """
     step = torch.finfo(dtype).eps + torch.finfo(torch.float32).eps * hidden_size**0.5
     one_step_gap = ROUNDING_MARGIN * step * largest_logit
-    # kthvalue counts from 1
-    measured = differences.kthvalue(1 + int(GAP_QUANTILE * (len(differences) - 1))).values
     return LogitTolerance(
-        near_tie_gap=max(ROUNDING_MARGIN * float(measured), one_step_gap),
+        near_tie_gap=max(ROUNDING_MARGIN * measured_gap, one_step_gap),
         explained_gap=one_step_gap * (SUBLAYERS_PER_LAYER * num_layers) ** 0.5,
         exact_arithmetic=dtype == torch.float32,
     )

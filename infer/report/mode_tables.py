@@ -18,6 +18,7 @@ from infer.report.prose import append_remarks, explain_undecided
 from infer.report.views import (
     ModeView,
     collect_sections,
+    list_categories,
     list_measured_modes,
     list_modes,
     mode_label,
@@ -105,7 +106,7 @@ def overview_table(report: Report) -> Table:
         rows=[_mode_row("all", report, view, OVERVIEW_COLUMNS) for view in list_modes(report)]
         + [
             _mode_row(name, section, view, OVERVIEW_COLUMNS)
-            for name, section in report.categories.items()
+            for name, section in list_categories(report).items()
             for view in list_modes(section)
             if view.key.endswith("/tree")
         ],

@@ -22,13 +22,15 @@ def build_headline(report: Report) -> str:
     threads = f"{device.threads} thread{'' if device.threads == 1 else 's'}"
     compiled = "compiled" if device.compiled else "not compiled"
     how = "through the chat template" if prompts.chat_template else "as plain text"
+    several = len(prompts.by_category) > 1
+    categories = f" in {len(prompts.by_category)} categories" if several else ""
     if 0 < prompts.chat_template < prompts.count:
         how = f"{prompts.chat_template} of them {how}"
     return append_remarks(
         f"{target.name} ({target.parameters:,} parameters, {device.dtype}) decoded with "
         f"{_join_words(drafts) or 'no draft'} was compared with its own autoregressive decoding, "
-        f"prompt by prompt in one run. {prompts.count} held-out prompts in "
-        f"{len(prompts.by_category)} categories ({prompts.source}; {how}) were continued by up to "
+        f"prompt by prompt in one run. {prompts.count} held-out prompts{categories} "
+        f"({prompts.source}; {how}) were continued by up to "
         f"{prompts.max_new_tokens} tokens on {device.name} ({device.kind}, {threads}, {compiled}), "
         f"{', '.join(sampling)}; verification: {_join_words(rules) or 'none'}. "
         f"Tree: {tree.kind}, {tree.nodes} nodes of the draft up to depth {tree.depth}, "

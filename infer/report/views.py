@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from itertools import cycle, islice
 
+from data.sources.prompt_formats import NO_CATEGORY
 from infer.measure.report_schema import DraftSection, ModeSection, Report, Section
 
 INK = "#010203"  # a placeholder, replaced by the page's text color
@@ -28,7 +29,20 @@ class ModeView:
 
 def collect_sections(report: Report) -> dict[str, Section]:
     """Return all prompts together, then the categories by name."""
-    return {"all": report, **report.categories}
+    return {"all": report, **list_categories(report)}
+
+
+def list_categories(report: Report) -> dict[str, Section]:
+    """Return the categories by name, or none if a single one has all prompts.
+
+    Prompts without a category of their own, beside others that have one, are called `other`.
+    """
+    if len(report.categories) < 2:
+        return {}
+    return {
+        "other" if name == NO_CATEGORY else name: section
+        for name, section in report.categories.items()
+    }
 
 
 def has_several_drafts(section: Section) -> bool:

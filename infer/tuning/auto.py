@@ -58,8 +58,8 @@ def tune_drafts_for_report(
         check_tunable(target, conf, is_target_split=is_target_split)
         prompts = choose_prompts(target, directories, target_conf, conf)
         print_line(
-            f"tree=auto: timing trees on {len(prompts)} of the prompts that the report does not "
-            "use; this compiles some twenty shapes"
+            f"tree=auto: timing trees on {len(prompts)} of the prompts that the report does not use"
+            + ("; this compiles some twenty shapes" if target.device.compiles else "")
         )
         with (
             report_out_of_memory("memory: too little for all trees"),

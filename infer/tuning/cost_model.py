@@ -78,11 +78,13 @@ class CostBench:
     def decoder_for(self, candidate: TreeCandidate | None) -> Decoder:
         """Return the decoder of a candidate, or the autoregressive one for None.
 
-        It is built and compiled by its first call, which is printed and waits for tuners that time.
+        Its first call builds and compiles it, which waits for tuners that time. What is compiled is
+        printed.
         """
         name = candidate.name if candidate else AUTOREGRESSIVE
         if name not in self.decoders:
-            print_line(f"batch {self.batch}, context {self.context}: compiling {name}")
+            if self.target.device.compiles:
+                print_line(f"batch {self.batch}, context {self.context}: compiling {name}")
             options: dict[str, Any] = {}
             if candidate:
                 draft = NgramDraft() if candidate.is_lookup else self.draft

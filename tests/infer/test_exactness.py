@@ -11,6 +11,7 @@ from data.eval_prompts.prompts import EvalPrompt
 from infer.engine import rounds
 from infer.engine.decode import Decoder
 from infer.measure.exactness import (
+    WidestDifferences,
     compare_answers,
     compute_reference_logits,
     derive_tolerance,
@@ -150,7 +151,7 @@ def plant(fault, monkeypatch):
 
 @pytest.mark.parametrize("batch", [1, pytest.param(4, marks=pytest.mark.system)])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_faulty_tree_pass_is_never_lossless(judged, fault, batch, monkeypatch):
+def test_a_tree_pass_wrong_beyond_the_gap_is_never_lossless(judged, fault, batch, monkeypatch):
     """The gap is measured with the fault in place, as a report does."""
     plant(fault, monkeypatch)
     assert judged.measured() == judged.by  # no tree has a part in it
@@ -296,17 +297,29 @@ def test_a_near_tie_at_the_border_of_what_is_sampled_is_one_as_any_other(warped)
 SHAPE = {"largest_logit": 8.0, "num_layers": 18, "hidden_size": 64}  # a walk of six steps
 
 
-def test_the_near_tie_gap_is_twice_the_99_9th_percentile_and_at_least_a_rounding_step():
-    moved = torch.zeros(2001)
-    moved[:3] = torch.tensor([9.0, 0.5, 0.25])  # two are beyond: an outlier does not set the gap
-    by = derive_tolerance(moved, **SHAPE, dtype=torch.bfloat16)
+def test_the_near_tie_gap_is_twice_the_measured_gap_and_at_least_a_rounding_step():
+    by = derive_tolerance(0.25, **SHAPE, dtype=torch.bfloat16)
     assert by.near_tie_gap == 2 * 0.25
     step = 2**-7 * 8.0
     assert by.explained_gap == pytest.approx(2 * step * 6, rel=1e-3)  # fp32's sums are in it
     assert not by.exact_arithmetic
-    still = derive_tolerance(torch.zeros(2001), **SHAPE, dtype=torch.bfloat16)
+    still = derive_tolerance(0.0, **SHAPE, dtype=torch.bfloat16)
     assert still.near_tie_gap == pytest.approx(2 * step, rel=1e-3)
-    assert derive_tolerance(moved, **SHAPE, dtype=torch.float32).exact_arithmetic
+    assert derive_tolerance(0.25, **SHAPE, dtype=torch.float32).exact_arithmetic
+
+
+@pytest.mark.parametrize("sizes", [[2001], [1, 2000], [700] * 9, [3, 1], [1]])
+def test_the_quantile_of_parts_is_that_of_all_of_them(sizes):
+    """An outlier does not set the gap: two of 2,001 numbers are beyond the 99.9th percentile."""
+    parts = torch.rand(sum(sizes), generator=torch.Generator().manual_seed(0)).split(sizes)
+    most = max(sum(sizes), 2500)
+    kept = WidestDifferences(most=most)
+    for part in parts:
+        kept.add(part)
+    count = sum(sizes)
+    expected = torch.cat(parts).sort(descending=True).values[count - 1 - int(0.999 * (count - 1))]
+    assert kept.quantile() == float(expected)
+    assert len(kept.widest) <= most * 0.001 + 3
 
 
 def test_rounding_alone_stays_within_what_the_precision_explains(judged):

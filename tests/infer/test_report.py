@@ -9,9 +9,9 @@ import pytest
 
 from data.eval_prompts.contamination import Contamination
 from infer.measure.records import DraftResult
-from infer.measure.report_schema import DraftMemory, ReplayResult, TextSpan
+from infer.measure.report_schema import DraftMemory, ReplayResult, Report, TextSpan
 from infer.report.cost_tables import efficiency_table
-from infer.report.mode_tables import prompt_length_table
+from infer.report.mode_tables import overview_table, prompt_length_table, summary_table
 from infer.report.prose import build_headline, describe_contamination
 from infer.report.report_files import write_report_files
 from scripts.report_schema import SCHEMA_FILE, build_schema
@@ -251,6 +251,37 @@ def test_the_first_lines_say_which_prompts_from_where(rendered, how):
     said = f"48 held-out prompts in 4 categories (held out from chat.jsonl; {how}) were continued"
     assert said in build_headline(made)
     assert made.prompts.source == "held out from chat.jsonl"
+
+
+def relabeled(*categories: str) -> Report:
+    """A report of a draft and its target on 48 prompts, to which these categories are dealt."""
+    report_modes = [
+        measured(share=share, depth=depth, nodes=depth, round_s=0.01, seed=1)
+        for share, depth in ((0.0, 0), (0.3, 5))
+    ]
+    for mode in report_modes:
+        mode.prompt_results = [
+            replace(r, prompt=replace(r.prompt, category=categories[i % len(categories)]))
+            for i, r in enumerate(mode.prompt_results)
+        ]
+    return made_report(*report_modes, [])
+
+
+@pytest.mark.parametrize("category", ["all", "chat"])
+def test_a_single_category_is_not_told_twice(category):
+    report = relabeled(category)
+    for table in (overview_table(report), summary_table(report)):
+        modes = ["autoregressive", "ngram"]
+        assert [row[:2] for row in table.rows] == [["all (48)", mode] for mode in modes]
+    assert "48 held-out prompts (" in build_headline(report)
+
+
+@pytest.mark.parametrize("categories", [("all", "code"), ("code", "all", "docs")])
+def test_prompts_without_a_category_do_not_pass_for_all_of_them(categories):
+    names = {row[0] for row in summary_table(relabeled(*categories)).rows}
+    each = 48 // len(categories)
+    own = {f"{name} ({each})" for name in categories if name != "all"}
+    assert names == {"all (48)", f"other ({each})"} | own
 
 
 def test_every_round_of_every_mode_is_kept(report, tmp_path):

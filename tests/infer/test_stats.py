@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from data.eval_prompts.prompts import EvalPrompt
+from infer.measure.batched import average_passes
+from infer.measure.evaluate import estimate_replay
 from infer.measure.intervals import Estimate, bootstrap_t, ratio_of_means
 from infer.measure.metrics import (
     acceptance_by_position,
@@ -228,3 +230,29 @@ def test_intervals_without_spread_or_with_few_prompts():
 def test_intervals_repeat_exactly():
     rows = simulate(np.random.default_rng(3), 16)
     assert bootstrap_t(rows) == bootstrap_t(rows.copy())
+
+
+def test_passes_of_different_answers_are_averaged_too():
+    """Where sums of a batch have no fixed order, a pass may answer otherwise in other rounds."""
+    short, long = trace("a", [3, 3], round_s=0.2), trace("a", [3, 1, 1], round_s=0.7)
+    merged = average_passes(short, long)
+    assert merged.generation.ids == short.generation.ids
+    assert merged.generation.round_s == pytest.approx([(2 * 0.2 + 3 * 0.7) / 5] * 2)
+    alike = average_passes(trace("a", [3, 0], round_s=0.2), trace("a", [3, 0], round_s=0.4))
+    assert alike.generation.round_s == pytest.approx([0.3, 0.3])
+    silent = trace("c", [], tokens=1)
+    assert average_passes(silent, long) is silent
+
+
+@pytest.mark.parametrize("turns", [2, 3])
+def test_replayed_turns_of_a_question_count_as_one(turns):
+    """Turns that say the same again do not make an interval narrower."""
+    rng = np.random.default_rng(0)
+    alone = [rng.integers(0, 4, 20) for _ in range(12)]
+    again = [lengths for lengths in alone for _ in range(turns)]
+    questions = [str(number) for number in range(12) for _ in range(turns)]
+    as_one, expected = estimate_replay(again, questions), estimate_replay(alone, questions[::turns])
+    assert as_one.tau.ci95 == pytest.approx(expected.tau.ci95)
+    assert as_one.all_positions.ci95 == pytest.approx(expected.all_positions.ci95)
+    apart = estimate_replay(again, [*map(str, range(12 * turns))])
+    assert np.ptp(apart.tau.ci95) < 0.9 * np.ptp(as_one.tau.ci95)
