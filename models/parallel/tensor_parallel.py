@@ -124,8 +124,9 @@ def plan_shards(
     Layers named in `replicated` stay full, as do embedding and head if `ranks` does not divide
     them. Raise UserError for a model or layer that cannot be sharded.
     """
-    base_plan = model.config.get_text_config().base_model_tp_plan
-    _check_support(model, ranks, base_plan, "a tensor-parallel plan for its layers", "none")
+    base_plan = model.config.get_text_config().base_model_tp_plan or {}
+    has_plan = any(name.startswith("layers.") for name in base_plan)  # not of embeddings alone
+    _check_support(model, ranks, has_plan, "a tensor-parallel plan for its layers", "none")
     shards = {}
     for name, layer in model.named_modules():
         style = model._tp_plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", name), "replicate")
