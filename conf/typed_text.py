@@ -80,8 +80,8 @@ def _quote_override(override: str, schema: type, is_sweep: bool) -> str:
 
 
 def _quote_items(items: str, key: str) -> str:
-    found = [match[1].strip() for match in ITEM.finditer(items) if match[0]]
-    return ",".join(_quote_item(item, key) for item in found)
+    texts = [match[1].strip() for match in ITEM.finditer(items) if match[0]]
+    return ",".join(_quote_item(item, key) for item in texts)
 
 
 def _quote_item(text: str, key: str) -> str:
