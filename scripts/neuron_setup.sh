@@ -5,7 +5,9 @@
 
 neuron_index=https://pip.repos.neuron.amazonaws.com
 cpu_index=https://download.pytorch.org/whl/cpu
-lock=locks/neuron.txt # without torch, torch-neuronx, libneuronxla and what they need, which AWS fixes
+# Without torch, torch-neuronx, libneuronxla and what they need, which AWS fixes.
+# shellcheck disable=SC2034  # the scripts that source this file read it
+lock=locks/neuron.txt
 host=${HOST_ROOT:-}
 
 refuse() {
