@@ -1,11 +1,13 @@
 """A run asks the plan before it loads weights: it is refused, or `auto` takes what fits."""
 
+import copy
 import json
 import re
 from types import SimpleNamespace
 
 import psutil
 import pytest
+import torch
 import yaml
 
 from conf.entry import compose
@@ -29,12 +31,14 @@ PARALLEL = build_parallel(ParallelConf(), CPU, trackers=[])
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, target):
-    """A target on disk, one like it without weights, and texts to learn from."""
+    """A target on disk, one that is refused when its weights are loaded, and texts to learn."""
     folder = tmp_path_factory.mktemp("fit")
-    for name in ("target", "no_weights"):
+    broken = copy.deepcopy(target.model)
+    for parameter in broken.parameters():
+        parameter.data.fill_(torch.nan)
+    for name, model in {"target": target.model, "nan_weights": broken}.items():
         target.tokenizer.save_pretrained(folder / name)
-        target.model.config.save_pretrained(folder / name)
-    target.model.save_pretrained(folder / "target")
+        model.save_pretrained(folder / name)
     rows = [
         {"ids": ids, "answer": [t >= 4 for t in range(32)]}
         for ids in sampled_texts(target, count=24, length=32)
@@ -68,7 +72,7 @@ def test_what_cannot_fit_is_refused_before_weights_are_loaded_with_overrides_tha
         r"got [\d.]+ usable of [\d.]+; with (.*) it fits$"
     )
     with pytest.raises(UserError) as refused:
-        main.__wrapped__(conf(folder, *memory, "run_name=refused", target="no_weights"))
+        main.__wrapped__(conf(folder, *memory, "run_name=refused", target="nan_weights"))
     overrides = re.match(rule, str(refused.value))[1].split()
     assert not (folder / "out" / "refused").exists()
     main.__wrapped__(conf(folder, *memory, "run_name=fits", *overrides))
@@ -100,7 +104,7 @@ def test_a_plan_is_of_the_memory_that_is_set():
 
 def test_what_no_override_fits_needs_a_larger_device(folder):
     with pytest.raises(UserError, match=r"needs more than [\d.]+ GiB .*; take a larger device$"):
-        main.__wrapped__(conf(folder, "device.memory_gib=1e-6", target="no_weights"))
+        main.__wrapped__(conf(folder, "device.memory_gib=1e-6", target="nan_weights"))
 
 
 def test_auto_takes_the_most_rows_that_fit_and_a_continued_run_keeps_them(folder, capsys):
@@ -145,7 +149,7 @@ def test_overrides_that_a_continued_run_cannot_take_are_for_another_run(folder):
     long = ["data.row_length=256", "loss.logits_chunk=16", "optim.micro_batch_size=1"]
     fitted = fit_run(conf(folder, *long), PARALLEL)
     memory = f"device.memory_gib={0.7 * fitted.planned_bytes / GIB}"
-    with pytest.raises(UserError, match=r"with data\.row_length=\d+ it fits$"):
+    with pytest.raises(UserError, match=r"with data\.row_length=\d+ it fits, but answers"):
         fit_run(conf(folder, *long, memory), PARALLEL)
     continued = saved_run(folder, "long", 1, *long, memory)
     with pytest.raises(UserError, match=r"it fits, under another run_name or with resume=false$"):
