@@ -182,7 +182,7 @@ def test_the_list_of_forbidden_operators_finds_each_of_them(fresh_compiler):
     """A function for each rule, so that a rule that finds nothing any more is noticed."""
     values, ids = torch.rand(2, 3, 4), torch.arange(12).view(3, 4)
     cases = {
-        "sort": lambda: values.sort(-1, stable=True).indices,
+        "sort": lambda: values.sort(dim=-1, stable=True).indices,
         "top-k of more than two dimensions": lambda: values.topk(2).indices,
         "remainder of integers": lambda: ids % 3,
         "argmax of integers": lambda: ids.argmax(1),
