@@ -322,7 +322,9 @@ def test_what_nobody_recorded_is_not_believed(copy):
     del manifest.files[shard_name(1)]
     manifest.write(path)
     (store / shard_name(1)).write_bytes(whole[shard_name(2)])
-    (store / f"{shard_name(1)}{PARTIAL_SUFFIX}").write_bytes(whole[shard_name(1)][:1000])
+    unfinished = store / f"manifest{PARTIAL_SUFFIX}"
+    unfinished.mkdir()
+    (unfinished / f"{shard_name(1)}{PARTIAL_SUFFIX}").write_bytes(whole[shard_name(1)][:1000])
     captured(conf(copy))
     assert files(store) == whole
     assert not list(store.glob(f"*{PARTIAL_SUFFIX}"))
