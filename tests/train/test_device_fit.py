@@ -2,15 +2,18 @@
 
 import json
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import psutil
 import pytest
+import torch
 import yaml
 
 from conf.entry import compose
 from data.config import DataConf
 from models.device.config import DeviceConf, MachineConf
+from models.device.memory_trace import ACTIVATIONS
 from models.errors import UserError
 from models.target.config import TargetConf
 from models.target.precision import resolve_machine
@@ -19,8 +22,9 @@ from train.__main__ import main
 from train.config.parallel import ParallelConf
 from train.config.run import TrainConf
 from train.distributed.parallel import build_parallel
-from train.planning.device_fit import fit_run
+from train.planning.device_fit import fit_run, plan_on_device
 from train.planning.remedies import describe_cut
+from train.planning.trace import OPTIMIZER_STEP, TRAINED
 
 GIB = 2**30
 ROWS = 12
@@ -98,6 +102,14 @@ def test_a_plan_is_of_the_memory_that_is_set():
     assert planned.core_bytes == 3 * GIB
 
 
+def test_an_accelerator_updates_all_weights_at_once_which_takes_a_copy_of_them(folder):
+    size = ["optim.micro_batch_size=1", "device.memory_gib=1"]
+    gpu = replace(PARALLEL, device=replace(CPU, name="cuda", torch_device=torch.device("cuda")))
+    plans = [plan_on_device(conf(folder, *size), place, GIB) for place in (PARALLEL, gpu)]
+    in_turn, at_once = (plan.best.phases[OPTIMIZER_STEP].peak_bytes for plan in plans)
+    assert at_once[ACTIVATIONS] >= in_turn[TRAINED] > in_turn[ACTIVATIONS]
+
+
 def test_what_no_override_fits_needs_a_larger_device(folder):
     with pytest.raises(UserError, match=r"needs more than [\d.]+ GiB .*; take a larger device$"):
         main.__wrapped__(conf(folder, "device.memory_gib=1e-6", target="no_weights"))
@@ -110,7 +122,9 @@ def test_auto_takes_the_most_rows_that_fit_and_a_continued_run_keeps_them(folder
     printed = capsys.readouterr().out
     assert "optim.micro_batch_size: auto takes 2, the most rows of a pass that fit" in printed
     assert re.search(
-        r"memory of a process in training: [\d.]+ GiB planned, [\d.]+ GiB seen", printed
+        r"memory of a process in training: [\d.]+ GiB of tensors planned, [\d.]+ GiB more in the "
+        r"whole process, compiler included",
+        printed,
     )
     file = folder / "out" / "auto" / "config.yaml"
     assert yaml.safe_load(file.read_text())["optim"]["micro_batch_size"] == 2
