@@ -45,10 +45,11 @@ class TracedPhase:
     def add_repetitions(self, before: "TracedPhase", count: int) -> None:
         """Count what was computed and moved since `before` as often again."""
         self.bytes_moved += count * (self.bytes_moved - before.bytes_moved)
-        for counter, old in (
+        counters: list[tuple[Counter[Any], Counter[Any]]] = [
             (self.flops_by_dtype, before.flops_by_dtype),
             (self.bytes_read, before.bytes_read),
-        ):
+        ]
+        for counter, old in counters:
             for key in counter:
                 counter[key] += count * (counter[key] - old[key])
 
