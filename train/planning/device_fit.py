@@ -103,9 +103,9 @@ def describe_misfit(plan: MachinePlan, *, is_continued: bool) -> str:
     needed, usable = plan.best.peak_bytes / GIB, plan.byte_limit / GIB
     changes = suggest_overrides(plan)
     cut = describe_cut(changes, plan.conf.data)
-    remedy = f"with {' '.join(changes)} it fits{cut}" if changes else "take a larger device"
-    if is_continued and not all(change.startswith(MUTABLE_KEYS) for change in changes):
-        remedy += ", under another run_name or with resume=false"
+    keeps_run = not is_continued or all(change.startswith(MUTABLE_KEYS) for change in changes)
+    place = "" if keeps_run else ", under another run_name or with resume=false"
+    remedy = f"with {' '.join(changes)} it fits{place}{cut}" if changes else "take a larger device"
     bound = "" if plan.best.phases else "more than "  # only what every step holds was counted
     key = "device" if plan.conf.device.memory_gib is None else "device.memory_gib"
     return (
