@@ -13,6 +13,7 @@ than one chunk; its value and gradient equal those of `distillation_loss`, the p
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -175,24 +176,10 @@ def chunked_distillation_loss(
         torch.zeros_like(head, dtype=torch.float32) if head.requires_grad else None
         for head in draft_heads
     ]
-
-    def evaluate_chunk(chunk: Chunk) -> tuple[Tensor, Metrics, Tensor]:
-        """Return the loss, the metrics and the gradient for `hidden`; add to those of the heads."""
-        hidden, target_chunk, chunk_weight, chunk_labels = chunk
-        target_dist = build_target_distribution(
-            target_head, target_chunk, chunk_labels, kept_ids, conf
-        )
-        losses, grad = _loss_and_grad(
-            _apply_heads(draft_heads, hidden), target_dist, chunk_weight, kept_ids, conf
-        )
-        grad = grad.to(hidden.dtype)
-        _add_head_grads(head_grads, grad, hidden)
-        return (
-            (losses.loss * chunk_weight).sum(),
-            losses.metric_sums(chunk_weight != 0),
-            _apply_heads([head.T for head in draft_heads], grad),
-        )
-
+    evaluate_chunk = partial(
+        _evaluate_chunk, draft_heads=draft_heads, head_grads=head_grads, target_head=target_head,
+        kept_ids=kept_ids, conf=conf,
+    )  # fmt: skip
     with torch.no_grad():
         chunks = _split_chunks(
             draft_hidden.detach(), target_hidden_or_topk, weight, labels, size=chunk_size
@@ -208,6 +195,27 @@ def chunked_distillation_loss(
     for head, head_grad in zip(draft_heads, head_grads, strict=True):
         total = _attach_grad(total, head, head_grad)
     return total, metrics
+
+
+def _evaluate_chunk(
+    chunk: Chunk, *, draft_heads: list[Tensor], head_grads: list[Tensor | None],
+    target_head: TargetHead, kept_ids: Tensor | None, conf: LossConf,
+) -> tuple[Float[Tensor, ""], Metrics, Tensor]:  # fmt: skip
+    """Return the loss, its metrics and its gradient for the draft's hidden states.
+
+    The gradients of the heads are added to `head_grads`.
+    """
+    hidden, target_hidden_or_topk, weight, labels = chunk
+    target_dist = build_target_distribution(
+        target_head, target_hidden_or_topk, labels, kept_ids, conf
+    )
+    losses, grad = _loss_and_grad(
+        _apply_heads(draft_heads, hidden), target_dist, weight, kept_ids, conf
+    )
+    grad = grad.to(hidden.dtype)
+    _add_head_grads(head_grads, grad, hidden)
+    hidden_grad = _apply_heads([head.T for head in draft_heads], grad)
+    return (losses.loss * weight).sum(), losses.metric_sums(weight != 0), hidden_grad
 
 
 def _map_tensors(

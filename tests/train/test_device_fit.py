@@ -173,9 +173,7 @@ def test_overrides_that_a_continued_run_cannot_take_are_for_another_run(folder):
     with pytest.raises(UserError, match=r"with data\.row_length=\d+ it fits, but answers are"):
         fit_run(conf(folder, *long, memory), PARALLEL)
     continued = saved_run(folder, "long", 1, *long, memory)
-    with pytest.raises(
-        UserError, match=r"it fits, under another run_name or with resume=false,"
-    ):
+    with pytest.raises(UserError, match=r"it fits, under another run_name or with resume=false,"):
         fit_run(conf(folder, *continued), PARALLEL)
 
 
