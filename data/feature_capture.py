@@ -24,7 +24,7 @@ from models.checkpoint import tokenizer_fingerprint
 from models.device.device import Device
 from models.device.graph_budget import Graph
 from models.errors import require
-from models.files import atomic_path, report_disk_errors, write_text_atomically
+from models.files import atomic_path, partial_directory, report_disk_errors, write_text_atomically
 from models.lock import LOCK_FILE, acquire_lock
 from models.meta_model import MetaTarget, build_meta_draft, build_meta_target
 from models.target.precision import build_device
@@ -176,7 +176,10 @@ def write_store_file(
     # save_file would write under a temporary name of its own, which a kill leaves behind.
     data = safetensors.torch.save(tensors, metadata={"format": "pt"})
     with report_disk_errors(progress.folder, remedy=RESUME_HINT):
-        with atomic_path(progress.folder / name) as partial:
+        with (
+            partial_directory(progress.partial_dir) as partial_dir,
+            atomic_path(progress.folder / name, partial_dir=partial_dir) as partial,
+        ):
             partial.write_bytes(data)
         progress.record(
             name,

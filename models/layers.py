@@ -62,9 +62,22 @@ def attend(
     query: Float[Tensor, "b h t d"], key: Float[Tensor, "b kv s d"],
     value: Float[Tensor, "b kv s d"], mask: Bool[Tensor, "b 1 t s"],
 ) -> Float[Tensor, "b h t d"]:  # fmt: skip
-    """Return softmax attention with grouped key-value heads; True in `mask` lets a query attend."""
+    """Return softmax attention with grouped key-value heads; True in `mask` lets a query attend.
+
+    With gradients the heads are repeated: CUDA's kernels for training that take a mask take no
+    groups, and its fallback keeps a T x S matrix of scores for each head.
+    """
+    if torch.is_grad_enabled():
+        key, value = (repeat_heads(x, query.shape[1] // x.shape[1]) for x in (key, value))
     bias = attention_bias(mask, query.dtype)
-    return F.scaled_dot_product_attention(query, key, value, bias, enable_gqa=True)
+    return F.scaled_dot_product_attention(
+        query, key, value, bias, enable_gqa=query.shape[1] != key.shape[1]
+    )
+
+
+def repeat_heads(x: Float[Tensor, "b kv s d"], groups: int) -> Float[Tensor, "b h s d"]:
+    """Return key-value heads, each repeated for the query heads of its group."""
+    return x if groups == 1 else x.repeat_interleave(groups, 1)
 
 
 def attend_unrolled(
@@ -80,8 +93,8 @@ def attend_unrolled(
     is the mean of all values.
     """
     groups = query.shape[1] // keys[0].shape[1]
-    keys = [key.repeat_interleave(groups, 1) for key in keys]
-    values = [value.repeat_interleave(groups, 1) for value in values]
+    keys = [repeat_heads(key, groups) for key in keys]
+    values = [repeat_heads(value, groups) for value in values]
     query = query * query.shape[-1] ** -0.5
     scores_BHTS = (query @ keys[0].mT).float().masked_fill(~mask, MASKED_SCORE)
     lse_BHT = scores_BHTS.logsumexp(-1)

@@ -50,7 +50,7 @@ def distill_draft(conf: TrainConf, preview: Preview | None) -> None:
         log.warning(limits)
     metric_logger = train_draft(conf, parallel, run, target, first_checkpoint)
     parallel.free_training_memory()
-    report_memory(fitted.planned_bytes, memory_watch.peak_bytes())
+    report_memory(fitted.planned_bytes, memory_watch)
 
     if parallel.runs_target:
         evaluation = resolve_evaluation(conf, run.folder)
@@ -118,9 +118,9 @@ def train_draft(
     return metric_logger
 
 
-def report_memory(planned_bytes: int | None, peak_bytes: int | None) -> None:
-    """Log the planned memory of a process beside the peak of its training."""
-    sizes = {"planned": planned_bytes, "seen": peak_bytes}
+def report_memory(planned_bytes: int | None, watch: MemoryWatch) -> None:
+    """Log the planned bytes of a process's tensors, and the peak that its device tells."""
+    sizes = {"of tensors planned": planned_bytes, watch.quantity: watch.peak_bytes()}
     texts = [f"{size / 2**30:.2f} GiB {name}" for name, size in sizes.items() if size is not None]
     if texts:
         log.info("memory of a process in training: %s", ", ".join(texts))

@@ -23,6 +23,7 @@ from data.features.manifest import (
 from data.features.plan import CapturePlan
 from data.packing.documents import Documents
 from models.errors import require
+from models.files import PARTIAL_SUFFIX
 
 GB = 10**9
 log = logging.getLogger(__name__)
@@ -38,6 +39,8 @@ class CaptureProgress:
     def __init__(self, conf: CaptureConf, spec: StoreSpec, documents: Documents, command: str):
         self.conf, self.folder = conf, Path(conf.output_dir) / conf.run_name
         self.path = self.folder / manifest_name(conf.worker, conf.workers)
+        # Of this process: another number of workers may write files of the same names.
+        self.partial_dir = self.path.with_suffix(PARTIAL_SUFFIX)
         self.manifest = Manifest(
             made=spec, target=conf.target.path or conf.target.name, method=conf.draft.method,
             command=command, categories=documents.categories, languages=documents.languages,

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from subprocess import SubprocessError
 
 import numpy as np
 import torch
@@ -69,13 +70,26 @@ def tune_drafts_for_report(
                 _tune_draft(target, draft, prompts, tree, conf, print_line, round_seconds)
                 for draft in drafts
             ]
-    except UserError as error:
+    except (UserError, RuntimeError, OSError, SubprocessError) as error:
+        # Errors of compilers and devices are RuntimeErrors, or those of the programs that they run.
+        reason = describe_failure(error)
         checkpoints = ",".join(map(str, directories))
         print_line(
-            f"tree=auto: not tuned, the report has no mode `tuned`. {error}. To tune apart from "
+            f"tree=auto: not tuned, the report has no mode `tuned`. {reason}. To tune apart from "
             f"it: python -m infer.tune checkpoint=[{checkpoints}]"
         )
         return drafts
+
+
+def describe_failure(error: Exception) -> str:
+    """Return in a line why trees were not tuned.
+
+    >>> describe_failure(RuntimeError("backend failed\\nat line 1 of a file"))
+    'RuntimeError: backend failed'
+    """
+    if isinstance(error, UserError):
+        return str(error)
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
 def check_tunable(target: Target, conf: EvaluationConf, *, is_target_split: bool) -> None:

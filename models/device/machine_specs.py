@@ -14,6 +14,7 @@ import torch
 
 from models.device.config import LOCAL_MACHINE, MachineConf
 from models.device.device import Device
+from models.device.host import Host
 from models.errors import require
 
 MEASURE_SECONDS = 0.5  # of each measurement
@@ -40,19 +41,24 @@ def check_dtype(machine: MachineConf, dtype: torch.dtype) -> None:
 def read_process_bytes(device: Device) -> float | None:
     """Return the memory that a process of this device has, or None if the device does not tell.
 
-    The processes of a CPU share its memory.
+    The processes of a CPU share its memory. Of a GPU they have what other programs have left.
     """
     if device.name == "cpu":
-        return psutil.virtual_memory().total / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        return read_host_bytes(Host()) / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if device.name == "cuda":
-        return float(torch.cuda.mem_get_info()[1])
+        return float(torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved())
     return None
+
+
+def read_host_bytes(host: Host) -> float:
+    """Return the memory of the machine, or of the container that limits this process."""
+    return float(min([psutil.virtual_memory().total, *host.list_memory_limits()]))
 
 
 def measure_machine(device: Device) -> MachineConf:
     """Measure this machine in about two seconds, and return its figures."""
     memory = psutil.virtual_memory()
-    torch_device, size, chips = device.torch_device, float(memory.total), 1
+    torch_device, size, chips = device.torch_device, read_host_bytes(Host()), 1
     if torch_device.type != "cpu":
         size = float(torch.get_device_module(torch_device.type).mem_get_info()[1])
         chips = torch.accelerator.device_count()
@@ -66,6 +72,7 @@ def measure_machine(device: Device) -> MachineConf:
         memory_gib=round(size / 2**30, 1),
         # A copy reads each byte and writes it.
         bandwidth_gb_s=_round_figure(2 * source.nbytes / copy_seconds / 1e9),
+        updates_at_once=torch_device.type != "cpu",
         tflops={
             str(dtype).removeprefix("torch."): _round_figure(_measure_flops(device, dtype) / 1e12)
             for dtype in {torch.float32, device.dtype}

@@ -5,20 +5,21 @@ lifetimes but no memory: the tracer counts each operator's result when it is cre
 freed. A size that depends on data is the largest possible one.
 """
 
+import copy
 import functools
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.flop_counter import flop_registry
 
 aten = torch.ops.aten
@@ -41,9 +42,22 @@ class TracedPhase:
     bytes_moved: int = 0  # by matrix products; other operations are fused with them
     bytes_read: Counter[str] = field(default_factory=Counter)  # by matrix products, by part
 
+    def add_repetitions(self, before: "TracedPhase", count: int) -> None:
+        """Count what was computed and moved since `before` as often again."""
+        self.bytes_moved += count * (self.bytes_moved - before.bytes_moved)
+        counters: list[tuple[Counter[Any], Counter[Any]]] = [
+            (self.flops_by_dtype, before.flops_by_dtype),
+            (self.bytes_read, before.bytes_read),
+        ]
+        for counter, old in counters:
+            for key in counter:
+                counter[key] += count * (counter[key] - old[key])
+
 
 class MemoryTracer(TorchDispatchMode):
     """A counter of the tensors that exist inside its block; `vocab` lists the widths of logits."""
+
+    active: ClassVar["MemoryTracer | None"] = None  # that of the innermost `fake_model`
 
     def __init__(self, vocab: Iterable[int]):
         super().__init__()
@@ -58,6 +72,21 @@ class MemoryTracer(TorchDispatchMode):
         self._phase = phase = TracedPhase(name=name, peak_bytes=self.live_bytes.copy())
         yield phase
         self._phase = TracedPhase(name="")
+
+    def map_chunks(self, compute: Callable[[Any], Any], chunks: Sequence[Any]) -> list[Any]:
+        """Return the results of equal chunks, of which only the first and the last are computed.
+
+        The others count like the first, and tensors without values stand for their results. All
+        earlier results exist beside the last chunk, so the peak is that of a full computation.
+        """
+        before = copy.deepcopy(self._phase)
+        results = [compute(chunks[0])]
+        skipped = len(chunks) - 2
+        self._phase.add_repetitions(before, skipped)
+        leaves, spec = tree_flatten(results[0])
+        parts = [leaf.new_empty(skipped, *leaf.shape).unbind() for leaf in leaves]
+        results += [tree_unflatten(values, spec) for values in zip(*parts, strict=True)]
+        return [*results, compute(chunks[-1])]
 
     def label_tensors(self, part: str, tensors: Iterable[Tensor | None]) -> None:
         """Assign tensors to a part; unlabeled ones are logits or activations."""
@@ -122,7 +151,22 @@ def fake_model(modules: Iterable[nn.Module], *, vocab: Iterable[int]) -> Iterato
         for owner in chain.from_iterable(module.modules() for module in modules):
             for tensors in (owner._parameters, owner._buffers):
                 tensors.update((name, fake_tensor(tensor)) for name, tensor in [*tensors.items()])
-        yield tracer
+        outer, MemoryTracer.active = MemoryTracer.active, tracer
+        try:
+            yield tracer
+        finally:
+            MemoryTracer.active = outer
+
+
+def map_chunks(compute: Callable[[Any], Any], chunks: Sequence[Any]) -> list[Any]:
+    """Return the results of `compute` on chunks of one shape; a tracer computes only two of them.
+
+    So a trace takes as many operations for many rows as for few.
+    """
+    tracer = MemoryTracer.active
+    if tracer is None or len(chunks) < 3:
+        return [compute(chunk) for chunk in chunks]
+    return tracer.map_chunks(compute, chunks)
 
 
 def _fake_tensor(tensor: Tensor | None) -> Any:

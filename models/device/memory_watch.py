@@ -22,6 +22,12 @@ class MemoryWatch:
         elif device.name == "cpu":
             self.bytes_before = psutil.Process(os.getpid()).memory_info().rss
 
+    @property
+    def quantity(self) -> str:
+        """Return what `peak_bytes` counts; a CPU does not tell tensors from the rest."""
+        on_host = self.device.name == "cpu"
+        return "more in the whole process, compiler included" if on_host else "of tensors seen"
+
     def peak_bytes(self) -> int | None:
         """Return the peak above what was taken before; None if the device does not tell."""
         if self.device.name == "cuda":

@@ -11,13 +11,15 @@ the metrics count it as a miss.
 than one chunk; its value and gradient equal those of `distillation_loss`, the plain form.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from models.device.memory_trace import map_chunks
 from models.distill import divergences
 from models.distill.config import LossConf, LossName
 from models.distill.divergences import DraftDistribution, LossTerm, TargetDistribution
@@ -25,6 +27,8 @@ from models.distill.topk_logits import TopKLogits
 
 TargetHead = Float[Tensor, "vocab width"] | Callable[[Tensor], Tensor]
 Metrics = dict[str, Float[Tensor, "*steps 2"]]  # name -> (sum, count) of each step
+# Draft hidden states, target hidden states or top-k logits, weights, labels.
+Chunk = tuple[Tensor, Tensor | TopKLogits, Tensor, Tensor | None]
 METRIC_NAMES = ("loss", "alpha", "hit", "covered")
 
 
@@ -172,34 +176,46 @@ def chunked_distillation_loss(
         torch.zeros_like(head, dtype=torch.float32) if head.requires_grad else None
         for head in draft_heads
     ]
-    chunk_sums: list[Metrics] = []
-    hidden_grads: list[Tensor] = []
-
+    evaluate_chunk = partial(
+        _evaluate_chunk, draft_heads=draft_heads, head_grads=head_grads, target_head=target_head,
+        kept_ids=kept_ids, conf=conf,
+    )  # fmt: skip
     with torch.no_grad():
-        for hidden, target_chunk, chunk_weight, chunk_labels in _split_chunks(
+        chunks = _split_chunks(
             draft_hidden.detach(), target_hidden_or_topk, weight, labels, size=chunk_size
-        ):
-            target_dist = build_target_distribution(
-                target_head, target_chunk, chunk_labels, kept_ids, conf
-            )
-            losses, grad = _loss_and_grad(
-                _apply_heads(draft_heads, hidden), target_dist, chunk_weight, kept_ids, conf
-            )
-            total = total + (losses.loss * chunk_weight).sum()
-            chunk_sums.append(losses.metric_sums(chunk_weight != 0))
-            grad = grad.to(hidden.dtype)
-            hidden_grads.append(_apply_heads([head.T for head in draft_heads], grad))
-            _add_head_grads(head_grads, grad, hidden)
+        )
+        losses, sums, hidden_grads = zip(*map_chunks(evaluate_chunk, chunks), strict=True)
+        for loss in losses:
+            total = total + loss
         # The last chunk was padded.
         hidden_grad = torch.cat(hidden_grads, -2).narrow(-2, 0, weight.shape[-1])
-        metrics = {
-            name: torch.stack([sums[name] for sums in chunk_sums]).sum(0) for name in METRIC_NAMES
-        }
+        metrics = {name: torch.stack([s[name] for s in sums]).sum(0) for name in METRIC_NAMES}
 
     total = _attach_grad(total, draft_hidden, hidden_grad)
     for head, head_grad in zip(draft_heads, head_grads, strict=True):
         total = _attach_grad(total, head, head_grad)
     return total, metrics
+
+
+def _evaluate_chunk(
+    chunk: Chunk, *, draft_heads: list[Tensor], head_grads: list[Tensor | None],
+    target_head: TargetHead, kept_ids: Tensor | None, conf: LossConf,
+) -> tuple[Float[Tensor, ""], Metrics, Tensor]:  # fmt: skip
+    """Return the loss, its metrics and its gradient for the draft's hidden states.
+
+    The gradients of the heads are added to `head_grads`.
+    """
+    hidden, target_hidden_or_topk, weight, labels = chunk
+    target_dist = build_target_distribution(
+        target_head, target_hidden_or_topk, labels, kept_ids, conf
+    )
+    losses, grad = _loss_and_grad(
+        _apply_heads(draft_heads, hidden), target_dist, weight, kept_ids, conf
+    )
+    grad = grad.to(hidden.dtype)
+    _add_head_grads(head_grads, grad, hidden)
+    hidden_grad = _apply_heads([head.T for head in draft_heads], grad)
+    return (losses.loss * weight).sum(), losses.metric_sums(weight != 0), hidden_grad
 
 
 def _map_tensors(
@@ -217,14 +233,14 @@ def _split_chunks(
     labels: Tensor | None,
     *,
     size: int,
-) -> Iterator[tuple[Tensor, Tensor | TopKLogits, Tensor, Tensor | None]]:
-    """Yield the arguments in chunks of `size` target positions; pad the last chunk with 0.
+) -> list[Chunk]:
+    """Return the arguments in chunks of `size` target positions; pad the last chunk with 0.
 
     All chunks have one shape, so that they share a graph.
     """
     padding, pad = -weight.shape[-1] % size, nn.functional.pad
     weights = pad(weight, (0, padding)).split(size, -1)
-    yield from zip(
+    return list(zip(
         pad(draft_hidden, (0, 0, 0, padding)).split(size, -2),
         # The first axis is padded; the list of pads starts with the last one.
         _map_tensors(
@@ -233,7 +249,7 @@ def _split_chunks(
         weights,
         [None] * len(weights) if labels is None else pad(labels, (0, padding)).split(size),
         strict=True,
-    )
+    ))  # fmt: skip
 
 
 def _loss_and_grad(

@@ -111,8 +111,10 @@ class Eagle1Draft(OneLayerDraft):
             backprop_through_outputs=False,
             kept=kept,
         )
+        head = full_tensor(self.head.weight)
+        # In evaluations no autocast brings fp32 outputs to the dtype of the target's head.
         token_loss = self.distill(
-            outputs, batch, target_output, heads=[full_tensor(self.head.weight)]
+            [output.to(head.dtype) for output in outputs], batch, target_output, heads=[head]
         )
         weights, _ = position_weights(
             batch.answer_mask, batch.document_ids, steps=self.trained_depth, conf=self.loss_conf

@@ -322,7 +322,20 @@ def test_what_nobody_recorded_is_not_believed(copy):
     del manifest.files[shard_name(1)]
     manifest.write(path)
     (store / shard_name(1)).write_bytes(whole[shard_name(2)])
-    (store / f"{shard_name(1)}{PARTIAL_SUFFIX}").write_bytes(whole[shard_name(1)][:1000])
+    unfinished = store / f"manifest{PARTIAL_SUFFIX}"
+    unfinished.mkdir()
+    (unfinished / f"{shard_name(1)}{PARTIAL_SUFFIX}").write_bytes(whole[shard_name(1)][:1000])
     captured(conf(copy))
     assert files(store) == whole
     assert not list(store.glob(f"*{PARTIAL_SUFFIX}"))
+
+
+@pytest.mark.parametrize("name", ["documents.safetensors", "shard-00000.safetensors"])
+def test_captures_by_other_numbers_of_workers_do_not_share_an_unfinished_file(folder, name):
+    wanted = conf(folder, run_name=f"shared-{name}")
+    unfinished = folder / "capture" / wanted.run_name / f"{name}.partial"
+    unfinished.parent.mkdir(parents=True)
+    unfinished.write_text("of another process")
+    store = captured(wanted)
+    assert unfinished.read_text() == "of another process"
+    assert [path.name for path in store.glob("*.partial")] == [unfinished.name]

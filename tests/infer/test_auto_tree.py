@@ -1,5 +1,6 @@
 """`tree=auto`: what is chosen, on which prompts, against what, and where nothing can be tuned."""
 
+import copy
 import json
 import tempfile
 from dataclasses import replace
@@ -111,6 +112,28 @@ def test_what_is_compiled_is_printed_where_it_is(texts, capsys):
     )  # fmt: skip
     bench.decoder_for(None)
     assert "batch 1, context 32: compiling autoregressive\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (RuntimeError("no space\nfor a kernel"), "BackendCompilerFailed: backend="),
+        (NotImplementedError("operator"), "BackendCompilerFailed: backend="),
+        (None, "InvalidBackend: Invalid backend: 'none'"),
+    ],
+    ids=["error", "operator", "backend"],
+)
+def test_a_finished_run_is_measured_whatever_stops_the_tuner(target, run, error, reason):
+    def compile_nothing(*_):
+        raise error
+
+    failing = copy.copy(target)
+    backend = "none" if error is None else compile_nothing
+    failing.device = replace(target.device, compiles=True, backend=backend)
+    draft, lines = tune(failing, run, evaluation(run))
+    assert draft.tuned is None
+    assert lines[-1].startswith(f"tree=auto: not tuned, the report has no mode `tuned`. {reason}")
+    assert lines[-1].count("\n") == 0
 
 
 @pytest.mark.parametrize(("node_s", "pays"), [(0.01, True), (10.0, False)])

@@ -3,10 +3,12 @@
 import os
 from unittest.mock import patch
 
+import psutil
 import pytest
 
 from models.device.config import DeviceConf, Precision
 from models.device.host import Host
+from models.device.machine_specs import read_host_bytes
 from models.device.neuron_env import NeuronEnv
 from models.errors import UserError
 
@@ -153,3 +155,26 @@ def test_settings_of_neuron_cores_need_neuron_cores(machine, setting, value):
 def test_what_contradicts_itself_is_refused(fields, says):
     with pytest.raises(UserError, match=says):
         DeviceConf(**fields)
+
+
+@pytest.mark.parametrize(
+    ("groups", "limits", "found"),
+    [
+        ("0::/", {"memory.max": "2000"}, [2000]),  # a container
+        ("0::/a/b", {"a/b/memory.max": "max", "a/memory.max": "3000"}, [3000]),
+        ("5:cpu:/a\n4:memory:/a", {"memory/a/memory.limit_in_bytes": "4000"}, [4000]),
+        ("0::/", {"memory.max": "max"}, []),
+        (None, {}, []),
+    ],
+)
+def test_the_limits_of_a_container_are_read(tmp_path, groups, limits, found):
+    if groups is not None:
+        (tmp_path / "proc" / "self").mkdir(parents=True)
+        (tmp_path / "proc" / "self" / "cgroup").write_text(groups)
+    for name, text in limits.items():
+        file = tmp_path / "sys/fs/cgroup" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{text}\n")
+    assert Host(root=tmp_path).list_memory_limits() == found
+    machine = psutil.virtual_memory().total
+    assert read_host_bytes(Host(root=tmp_path)) == min([machine, *found])

@@ -232,3 +232,34 @@ def with_gradients(form, *inputs, score):
         found = form(*leaves)
     found.float().square().sum().backward()
     return [found, *(leaf.grad for leaf in leaves)]
+
+
+class AttentionHeads(TorchDispatchMode):
+    """Numbers of query and key heads of each fused attention."""
+
+    def __init__(self):
+        super().__init__()
+        self.heads = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if "scaled_dot_product" in str(func) and "backward" not in str(func):
+            self.heads.append((args[0].shape[1], args[1].shape[1]))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_a_training_attention_has_no_groups_of_heads(kv_heads):
+    """CUDA's fused kernels take a mask and gradients, or groups, but not both."""
+    torch.manual_seed(0)
+    query = torch.randn(2, 4, 8, 16, requires_grad=True)
+    key, value = torch.randn(2, 2, kv_heads, 8, 16)
+    mask = torch.ones(8, 8, dtype=torch.bool).tril().expand(2, 1, 8, 8)
+    with AttentionHeads() as seen:
+        attended = attend(query, key, value, mask)
+    assert seen.heads == [(4, 4)]
+    scores = query @ key.repeat_interleave(4 // kv_heads, 1).mT / 4
+    expected = scores.masked_fill(~mask, -torch.inf).softmax(-1)
+    expected = expected @ value.repeat_interleave(4 // kv_heads, 1)
+    torch.testing.assert_close(attended, expected)
+    with torch.no_grad():
+        torch.testing.assert_close(attend(query, key, value, mask), expected)

@@ -1,18 +1,20 @@
 """A run asks the plan before it loads weights: it is refused, or `auto` takes what fits."""
 
-import copy
 import json
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import psutil
 import pytest
 import torch
+import transformers
 import yaml
 
 from conf.entry import compose
 from data.config import DataConf
 from models.device.config import DeviceConf, MachineConf
+from models.device.memory_trace import ACTIVATIONS
 from models.errors import UserError
 from models.target.config import TargetConf
 from models.target.precision import resolve_machine
@@ -21,8 +23,9 @@ from train.__main__ import main
 from train.config.parallel import ParallelConf
 from train.config.run import TrainConf
 from train.distributed.parallel import build_parallel
-from train.planning.device_fit import fit_run
+from train.planning.device_fit import fit_run, plan_on_device
 from train.planning.remedies import describe_cut
+from train.planning.trace import OPTIMIZER_STEP, TRAINED
 
 GIB = 2**30
 ROWS = 12
@@ -31,14 +34,10 @@ PARALLEL = build_parallel(ParallelConf(), CPU, trackers=[])
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, target):
-    """A target on disk, one that is refused when its weights are loaded, and texts to learn."""
+    """A target on disk, and texts to learn from."""
     folder = tmp_path_factory.mktemp("fit")
-    broken = copy.deepcopy(target.model)
-    for parameter in broken.parameters():
-        parameter.data.fill_(torch.nan)
-    for name, model in {"target": target.model, "nan_weights": broken}.items():
-        target.tokenizer.save_pretrained(folder / name)
-        model.save_pretrained(folder / name)
+    target.tokenizer.save_pretrained(folder / "target")
+    target.model.save_pretrained(folder / "target")
     rows = [
         {"ids": ids, "answer": [t >= 4 for t in range(32)]}
         for ids in sampled_texts(target, count=24, length=32)
@@ -47,9 +46,17 @@ def folder(tmp_path_factory, target):
     return folder
 
 
-def conf(folder, *overrides: str, target: str = "target") -> TrainConf:
+@pytest.fixture
+def no_weights(monkeypatch):
+    """Loading a model fails, until it is undone."""
+    with monkeypatch.context() as patch:
+        patch.delattr(transformers.AutoModelForCausalLM, "from_pretrained")
+        yield patch
+
+
+def conf(folder, *overrides: str) -> TrainConf:
     return compose("train", TrainConf, [
-        f"target.path={folder / target}", "data=jsonl", f"data.path={folder / 'rows.jsonl'}",
+        f"target.path={folder / 'target'}", "data=jsonl", f"data.path={folder / 'rows.jsonl'}",
         "data.row_length=64", "draft.ttt_steps=2", "draft.vocab_size=null", "optim=adamw",
         "optim.steps=4", f"optim.rows_per_step={ROWS}", "device=cpu", "device.compile=false",
         "device.threads=1", "eval_every=2", "num_eval_prompts=2", "held_out_prompts=2",
@@ -64,7 +71,9 @@ def planned_gib(folder, rows: int) -> float:
     return fitted.planned_bytes / GIB / 0.9
 
 
-def test_what_cannot_fit_is_refused_before_weights_are_loaded_with_overrides_that_fit(folder):
+def test_what_cannot_fit_is_refused_before_weights_are_loaded_with_overrides_that_fit(
+    folder, no_weights
+):
     between = (planned_gib(folder, 1) + planned_gib(folder, ROWS)) / 2
     memory = [f"device.memory_gib={between}", f"optim.micro_batch_size={ROWS}"]
     rule = (
@@ -72,9 +81,10 @@ def test_what_cannot_fit_is_refused_before_weights_are_loaded_with_overrides_tha
         r"got [\d.]+ usable of [\d.]+; with (.*) it fits$"
     )
     with pytest.raises(UserError) as refused:
-        main.__wrapped__(conf(folder, *memory, "run_name=refused", target="nan_weights"))
+        main.__wrapped__(conf(folder, *memory, "run_name=refused"))
     overrides = re.match(rule, str(refused.value))[1].split()
     assert not (folder / "out" / "refused").exists()
+    no_weights.undo()
     main.__wrapped__(conf(folder, *memory, "run_name=fits", *overrides))
     assert (folder / "out" / "fits" / "report.json").exists()
 
@@ -102,9 +112,18 @@ def test_a_plan_is_of_the_memory_that_is_set():
     assert planned.core_bytes == 3 * GIB
 
 
+def test_an_accelerator_updates_all_weights_at_once_which_takes_a_copy_of_them(folder):
+    size = ["optim.micro_batch_size=1", "device.memory_gib=1"]
+    gpu = replace(PARALLEL, device=replace(CPU, name="cuda", torch_device=torch.device("cuda")))
+    plans = [plan_on_device(conf(folder, *size), place, GIB) for place in (PARALLEL, gpu)]
+    in_turn, at_once = (plan.best.phases[OPTIMIZER_STEP].peak_bytes for plan in plans)
+    assert at_once[ACTIVATIONS] >= in_turn[TRAINED] > in_turn[ACTIVATIONS]
+
+
+@pytest.mark.usefixtures("no_weights")
 def test_what_no_override_fits_needs_a_larger_device(folder):
     with pytest.raises(UserError, match=r"needs more than [\d.]+ GiB .*; take a larger device$"):
-        main.__wrapped__(conf(folder, "device.memory_gib=1e-6", target="nan_weights"))
+        main.__wrapped__(conf(folder, "device.memory_gib=1e-6"))
 
 
 def test_auto_takes_the_most_rows_that_fit_and_a_continued_run_keeps_them(folder, capsys):
@@ -114,7 +133,9 @@ def test_auto_takes_the_most_rows_that_fit_and_a_continued_run_keeps_them(folder
     printed = capsys.readouterr().out
     assert "optim.micro_batch_size: auto takes 2, the most rows of a pass that fit" in printed
     assert re.search(
-        r"memory of a process in training: [\d.]+ GiB planned, [\d.]+ GiB seen", printed
+        r"memory of a process in training: [\d.]+ GiB of tensors planned, [\d.]+ GiB more in the "
+        r"whole process, compiler included",
+        printed,
     )
     file = folder / "out" / "auto" / "config.yaml"
     assert yaml.safe_load(file.read_text())["optim"]["micro_batch_size"] == 2
@@ -149,10 +170,10 @@ def test_overrides_that_a_continued_run_cannot_take_are_for_another_run(folder):
     long = ["data.row_length=256", "loss.logits_chunk=16", "optim.micro_batch_size=1"]
     fitted = fit_run(conf(folder, *long), PARALLEL)
     memory = f"device.memory_gib={0.7 * fitted.planned_bytes / GIB}"
-    with pytest.raises(UserError, match=r"with data\.row_length=\d+ it fits, but answers"):
+    with pytest.raises(UserError, match=r"with data\.row_length=\d+ it fits, but answers are"):
         fit_run(conf(folder, *long, memory), PARALLEL)
     continued = saved_run(folder, "long", 1, *long, memory)
-    with pytest.raises(UserError, match=r"it fits, under another run_name or with resume=false$"):
+    with pytest.raises(UserError, match=r"it fits, under another run_name or with resume=false,"):
         fit_run(conf(folder, *continued), PARALLEL)
 
 

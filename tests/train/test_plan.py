@@ -18,7 +18,8 @@ from models.device import machine_specs
 from models.device.config import MachineConf
 from models.device.device import Device
 from models.device.machine_specs import check_dtype, measure_machine
-from models.device.memory_trace import fake_model
+from models.device.memory_trace import MemoryTracer, TracedPhase, fake_model
+from models.distill import losses
 from models.drafts.registry import build_draft
 from models.errors import UserError
 from models.meta_model import MetaTarget, build_meta_draft, build_meta_target, shard_target
@@ -56,6 +57,7 @@ from train.state import RunState, flatten_config
 VOCAB, LENGTH, PROMPT = 4096, 128, 64
 HALF = Device(name="cpu", torch_device=CPU.torch_device, dtype=torch.bfloat16, compiles=False)
 KINDS = {
+    "eagle1": ["draft=demo-eagle1"],
     "eagle3": ["draft=demo", "draft.layers=[1,2,3]"],
     "medusa": ["draft=demo-medusa"],
     "hydra": ["draft=demo-hydra"],
@@ -156,6 +158,34 @@ def test_a_step_takes_the_memory_that_was_planned(kind, device, micro_batches, t
         for phase in found.values()
     )
     assert planned == pytest.approx(taken, rel=0.1)
+
+
+def trace_rows(kind: str, rows: int, device: Device = CPU) -> dict[str, TracedPhase]:
+    run = conf(*KINDS[kind], f"optim.rows_per_step={rows}", "loss.logits_chunk=96")
+    target = model_outline(device)
+    draft = build_meta_draft(run.draft, target, loss=run.loss, seed=0)
+    return trace_run(run, target, draft, prompt_tokens=PROMPT)
+
+
+@pytest.mark.parametrize("device", [CPU, HALF], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_trace_of_two_chunks_of_logits_counts_what_one_of_all_does(kind, device, monkeypatch):
+    """The last of them is smaller without its padding, at these sizes."""
+    short = trace_rows(kind, 3, device)
+    monkeypatch.setattr(
+        MemoryTracer, "map_chunks", lambda _, compute, chunks: [compute(c) for c in chunks]
+    )
+    assert short == trace_rows(kind, 3, device)
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "medusa", "draft model"])
+def test_a_trace_of_many_rows_computes_as_few_chunks_as_one_of_few(kind, monkeypatch):
+    computed, compute = [], losses._loss_and_grad
+    monkeypatch.setattr(losses, "_loss_and_grad", lambda *a: computed.append(1) or compute(*a))
+    trace_rows(kind, 3)
+    few = len(computed)
+    trace_rows(kind, 9)
+    assert len(computed) == 2 * few
 
 
 def test_an_evaluation_takes_the_memory_that_was_planned(tmp_path):

@@ -25,6 +25,7 @@ from train.config.run import TrainConf
 from train.distributed.parallel import build_parallel
 from train.quick_eval import build_quick_eval
 from train.rows.features import TargetFeatures
+from train.rows.packed_rows import _answer_with_target
 from train.run import open_run
 
 
@@ -241,6 +242,19 @@ def train_only(conf: TrainConf, target: Target) -> dict[str, torch.Tensor]:
     state = open_run(conf, parallel)
     distillation.train_draft(conf, parallel, state, target)
     return load_heads(state.folder)
+
+
+def test_runs_that_write_the_same_answers_do_not_share_an_unfinished_file(folder, tmp_path, target):
+    answered = conf(folder, f"output_dir={tmp_path}", "data.answers.max_new_tokens=4")
+    parallel = build_parallel(ParallelConf(), CPU, trackers=[])
+    answers = _answer_with_target(answered, target, parallel, [[5, 6], [7]])
+    (file,) = (tmp_path / "answers").iterdir()
+    file.unlink()
+    unfinished = file.with_name(f"{file.name}.partial")
+    unfinished.write_text("of another run")
+    assert _answer_with_target(answered, target, parallel, [[5, 6], [7]]) == answers
+    assert unfinished.read_text() == "of another run"
+    assert sorted((tmp_path / "answers").iterdir()) == [file, unfinished]
 
 
 def load_heads(folder: Path) -> dict[str, torch.Tensor]:

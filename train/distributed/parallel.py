@@ -200,6 +200,13 @@ class Parallel:
         numbers = torch.tensor([number], device=self.accelerator.device)
         return len(cast(Tensor, self.accelerator.gather(numbers)).unique()) == 1
 
+    def min_over_ranks(self, number: float) -> float:
+        """Return the smallest `number` of all processes; collective."""
+        if self.is_single_process:
+            return number
+        numbers = torch.tensor([number], device=self.accelerator.device)
+        return float(cast(Tensor, self.accelerator.gather(numbers)).min())
+
     def main_first(self) -> AbstractContextManager[None]:
         """Return a context whose block runs on the main process before the others.
 

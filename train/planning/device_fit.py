@@ -56,6 +56,7 @@ def fit_run(conf: TrainConf, parallel: Parallel) -> FittedRun:
     wanted = conf
     if is_auto and saved_rows is not None:
         conf = set_micro_batch_size(conf, saved_rows)
+    core_bytes = parallel.min_over_ranks(core_bytes)  # so that all choose the same rows
     plan = plan_on_device(conf, parallel, core_bytes)
     if conf is not wanted and not plan.fits(plan.best):
         conf = wanted
@@ -88,7 +89,7 @@ def plan_on_device(conf: TrainConf, parallel: Parallel, core_bytes: float) -> Ma
     machine = MachineConf(
         name=LOCAL_MACHINE, chips=parallel.accelerator.num_processes,
         memory_gib=core_bytes / GIB, bandwidth_gb_s=1.0, tflops={"float32": 1.0, "bfloat16": 1.0},
-        length_multiple=device.length_multiple,
+        length_multiple=device.length_multiple, updates_at_once=device.torch_device.type != "cpu",
     )  # fmt: skip
     values = {part.name: getattr(conf, part.name) for part in fields(TrainConf)}
     plan_conf = TrainPlanConf(**values, machine=machine)
@@ -102,9 +103,9 @@ def describe_misfit(plan: MachinePlan, *, is_continued: bool) -> str:
     needed, usable = plan.best.peak_bytes / GIB, plan.byte_limit / GIB
     changes = suggest_overrides(plan)
     cut = describe_cut(changes, plan.conf.data)
-    remedy = f"with {' '.join(changes)} it fits{cut}" if changes else "take a larger device"
-    if is_continued and not all(change.startswith(MUTABLE_KEYS) for change in changes):
-        remedy += ", under another run_name or with resume=false"
+    keeps_run = not is_continued or all(change.startswith(MUTABLE_KEYS) for change in changes)
+    place = "" if keeps_run else ", under another run_name or with resume=false"
+    remedy = f"with {' '.join(changes)} it fits{place}{cut}" if changes else "take a larger device"
     bound = "" if plan.best.phases else "more than "  # only what every step holds was counted
     key = "device" if plan.conf.device.memory_gib is None else "device.memory_gib"
     return (

@@ -8,7 +8,7 @@ import torch
 
 from data.features import compatibility
 from data.features.manifest import Manifest
-from models.device.config import LOCAL_MACHINE, MachineConf
+from models.device.config import MachineConf
 from models.device.machine_specs import check_dtype
 from models.device.memory_trace import TracedPhase
 from models.drafts.base import Draft
@@ -133,7 +133,7 @@ class MachinePlan:
         target, draft = _build_models(conf, self.dtype, layout.tensor)
         store = compatibility.read_store_manifest(conf.data, target, draft)
         phases = trace_run(
-            layout.split_rows(conf), target, draft, foreach=self.machine.name != LOCAL_MACHINE,
+            layout.split_rows(conf), target, draft, foreach=self.machine.updates_at_once,
             prompt_tokens=min(conf.prompt_tokens or conf.data.row_length, conf.data.row_length),
             stored_schema=store and store.made.layout,
         )  # fmt: skip

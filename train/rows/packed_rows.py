@@ -7,6 +7,7 @@ later, and the draft's reduced vocabulary, with its coverage of the answers.
 import hashlib
 import json
 import logging
+import tempfile
 from functools import partial
 from pathlib import Path
 
@@ -34,7 +35,7 @@ from data.vocabulary.counts import (
 from infer.engine.generate import generate_answers
 from models.console import print_table, track_progress
 from models.drafts.base import Draft
-from models.files import atomic_path, write_text_atomically
+from models.files import PARTIAL_SUFFIX, atomic_path, write_text_atomically
 from models.speculate.config import SamplingConf
 from models.speculate.draft_vocab import required_token_ids
 from models.target.target import Target
@@ -115,8 +116,12 @@ def _answer_with_target(
     answers = [ids for _, ids in sorted(generated)]
     if parallel.is_main:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with report_full_disk(path.parent):
-            write_text_atomically(path, json.dumps(answers))
+        with (
+            report_full_disk(path.parent),
+            # Runs of other names may write the same file at the same time.
+            tempfile.TemporaryDirectory(dir=path.parent, suffix=PARTIAL_SUFFIX) as own_folder,
+        ):
+            write_text_atomically(path, json.dumps(answers), partial_dir=Path(own_folder))
     return answers
 
 
