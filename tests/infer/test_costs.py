@@ -153,17 +153,21 @@ def test_a_prompt_that_ends_at_its_first_token_can_be_timed(bench, target, monke
 
 
 def test_the_machine_is_kept_only_while_something_is_timed(bench, monkeypatch):
-    compiled = []
+    kept, decode = [], bench.decode
 
-    def probe(line: str) -> None:
+    def probe(*args, **kwargs):
         with (Path(tempfile.gettempdir()) / f"infer.tune-{os.getuid()}.lock").open("a") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            compiled.append(line)  # beside a tuner that would do the same
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # as another tuner that compiles
+                kept.append(False)
+            except BlockingIOError:
+                kept.append(True)
+        return decode(*args, **kwargs)
 
-    monkeypatch.setattr(cost_model, "print_line", probe)
+    monkeypatch.setattr(bench, "decode", probe)
     one = next(one for one in considered() if one.name == "chain-2")
     bench.measure_steps(one)
-    assert len(compiled) == 2
+    assert kept == [False, False] + [True] * 3 * cost_model.TIMED_TURNS
 
 
 def test_who_times_does_not_wait_for_those_that_come_later():

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from data.config import DataConf, DataSource, OnPolicyConf
 from data.features.config import Dtype, TeacherKind
@@ -194,7 +195,7 @@ def test_a_plan_of_a_stored_run_has_no_pass_of_the_target(folder, store):
 def refused(folder, draft, store, name, **changes):
     conf = training(folder, draft, name=name, store=store)
     data = replace(conf.data, **changes.pop("data", {}))
-    target = replace(conf.target, path=str(without_weights(folder)))
+    target = replace(conf.target, path=str(with_nan_weights(folder)))
     conf = replace(conf, target=target, data=data, **changes)
     with pytest.raises(UserError) as error:
         check_run(conf)
@@ -202,11 +203,14 @@ def refused(folder, draft, store, name, **changes):
     return str(error.value)
 
 
-def without_weights(folder):
-    place = folder / "no weights"
+def with_nan_weights(folder):
+    """Return a target that is refused when its weights are loaded."""
+    place = folder / "NaN weights"
     if not place.exists():
         shutil.copytree(folder / "target", place)
-        (place / "model.safetensors").unlink()
+        weights = load_file(place / "model.safetensors")
+        nan = {name: torch.full_like(weight, torch.nan) for name, weight in weights.items()}
+        save_file(nan, place / "model.safetensors", metadata={"format": "pt"})
     return place
 
 
