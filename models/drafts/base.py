@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -116,7 +116,7 @@ class Draft(nn.Module):
         """
         raise NotImplementedError
 
-    def convert_weights(self, target: Target) -> Self:
+    def convert_weights(self, target: Target) -> Any:  # of the same class
         """Convert the weights to the target's dtype, in which checkpoints are and engines compute.
 
         Buffers keep theirs: the frequencies of rotary embeddings are fp32 in every engine.
