@@ -11,9 +11,10 @@ import re
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyarrow import parquet, types
@@ -22,6 +23,7 @@ from data.config import CONTENT_COLUMNS
 from models.errors import UserError
 
 JSON_SUFFIXES, PARQUET_SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz"), (".parquet",)
+ByteStream = BufferedReader | gzip.GzipFile
 GZIP_MAGIC = b"\x1f\x8b"
 VALUE_START = re.compile(rb"\[|\{|\[\s*\{.*", re.DOTALL)  # a first line that goes on in the next
 MAX_LINE_BYTES = 64 * 2**20  # longer lines are not read into memory
@@ -64,12 +66,12 @@ def _report_damage(file: Path, key: str) -> Iterator[None]:
         ) from error
 
 
-def _open_json(file: Path) -> BinaryIO:
+def _open_json(file: Path) -> ByteStream:
     """Open a JSON file, compressed by gzip or not; raise ValueError if it is not UTF-8."""
     with file.open("rb") as stream:
         start = stream.read(64)
     if start.startswith(GZIP_MAGIC):
-        return cast("BinaryIO", gzip.open(file))
+        return gzip.GzipFile(file)
     if b"\0" in start or start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise ValueError("UTF-16 or a binary file, in place of UTF-8")
     return file.open("rb")
@@ -89,7 +91,7 @@ def _read_json(file: Path) -> Iterator[RawRow]:
         yield from (_parse_line(f"{file}:{n}", line) for n, line in lines if line.strip())
 
 
-def _may_be_one_value(stream: BinaryIO, file: Path) -> bool:
+def _may_be_one_value(stream: ByteStream, file: Path) -> bool:
     """Return whether a JSON file may be one array or one object, not a row in each line.
 
     The stream is rewound.

@@ -115,7 +115,7 @@ def test_a_plan_is_of_the_memory_that_is_set():
 def test_an_accelerator_updates_all_weights_at_once_which_takes_a_copy_of_them(folder):
     size = ["optim.micro_batch_size=1", "device.memory_gib=1"]
     gpu = replace(PARALLEL, device=replace(CPU, name="cuda", torch_device=torch.device("cuda")))
-    plans = [plan_on_device(conf(folder, *size), place, GIB) for place in (PARALLEL, gpu)]
+    plans = [plan_on_device(conf(folder, *size), place, float(GIB)) for place in (PARALLEL, gpu)]
     in_turn, at_once = (plan.best.phases[OPTIMIZER_STEP].peak_bytes for plan in plans)
     assert at_once[ACTIVATIONS] >= in_turn[TRAINED] > in_turn[ACTIVATIONS]
 

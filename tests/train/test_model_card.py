@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 
 from conf.entry import compose
 from data.sources.prepared_rows import PreparedRow, write_prepared_rows
+from infer.measure.report_schema import LosslessVerdict
 from tests.support.cards import read_card, read_serve_line
 from tests.support.made_report import one_draft, three_drafts
 from train.config.run import TrainConf
@@ -45,7 +46,7 @@ def exact():
     """A draft whose answers are all those of the target."""
     report = one_draft()
     modes = {
-        name: replace(mode, lossless="yes", mismatched_prompts=0)
+        name: replace(mode, lossless=LosslessVerdict.yes, mismatched_prompts=0)
         for name, mode in report.drafts[0].modes.items()
     }
     return only(report, 0, modes=modes)
