@@ -42,7 +42,7 @@ def write_model_card(conf: TrainConf, report: EvalReport, run_folder: Path) -> N
     card = ModelCard.from_template(
         build_metadata(conf),
         template_path=str(TEMPLATE),
-        title=f"{conf.draft.method} draft for {conf.target.location}",
+        title=f"{conf.draft.method} draft for {conf.target.path or conf.target.name}",
         target=describe_target(conf.target),
         target_hash=metadata.get(checkpoint_files.TARGET_HASH_KEY, NOT_RECORDED),
         served_target=f"THIS_FOLDER/{adapted}" if adapted else shlex.quote(conf.target.location),
@@ -77,6 +77,8 @@ def build_metadata(conf: TrainConf) -> ModelCardData:
 
 def describe_target(target: TargetConf) -> str:
     """Return the model that verifies, and for a local one what it is a copy or a fine-tune of."""
+    if target.is_demo:
+        return "the embedded demo target"
     of = "" if target.path is None or target.name == TargetConf.name else f" of {target.name}"
     return f"`{target.location}`" + (f" (a local copy or fine-tune{of})" if of else "")
 

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from conf.entry import compose
 from data.sources.prepared_rows import PreparedRow, write_prepared_rows
 from infer.measure.report_schema import LosslessVerdict
+from models.target.config import DEMO_TARGET
 from tests.support.cards import read_card, read_serve_line
 from tests.support.made_report import one_draft, three_drafts
 from train.config.run import TrainConf
@@ -58,6 +59,13 @@ def test_a_draft_of_a_public_target_names_it_and_its_data(tmp_path, exact):
     assert card.data.datasets == ["HuggingFaceH4/ultrachat_200k"]
     assert "verifies. eagle3-demo, tree: " in card.text
     assert OWN in card.text
+
+
+def test_the_card_of_the_demo_tells_no_path_of_its_machine_but_to_serve(tmp_path, exact):
+    card = card_of(tmp_path, "draft=demo", report=exact)
+    assert "verifies" in card.text
+    assert "draft for demo" in card.text
+    assert card.text.count(str(DEMO_TARGET)) == 1  # in the command
 
 
 @pytest.mark.parametrize(
