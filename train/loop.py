@@ -213,9 +213,10 @@ class Trainer:
             target_output = (
                 target_output.to(accelerator.device) if target_output else self.features.see(batch)
             )
+            extras = {name: t.to(accelerator.device) for name, t in micro_batch.extras.items()}
             is_last = index == len(micro_batches) - 1
             with nullcontext() if is_last else accelerator.no_sync(self.loss_module):
-                loss = self.loss_module(batch, target_output, micro_batch.extras | step_extras)
+                loss = self.loss_module(batch, target_output, extras | step_extras)
                 accelerator.backward(loss.total)
             is_token = batch.document_ids >= 0  # the rest is padding
             in_answer = is_token & batch.answer_mask

@@ -9,9 +9,13 @@ from torch import Tensor
 def draw_kept_inputs(
     generators: list[np.random.Generator], shape: tuple[int, int], *, dropout: float
 ) -> Bool[Tensor, "b t inputs"]:
-    """Return which inputs of each row's positions are kept."""
-    kept = [generator.random(shape, dtype=np.float32) >= dropout for generator in generators]
-    return torch.from_numpy(np.stack(kept))
+    """Return which inputs of each row's positions are kept.
+
+    Numbers of 16 bits decide, which are drawn several times as fast as floating-point ones.
+    """
+    first_kept = round(dropout * 2**16)
+    drawn = [generator.integers(2**16, size=shape, dtype=np.uint16) for generator in generators]
+    return torch.from_numpy(np.stack([numbers >= first_kept for numbers in drawn]))
 
 
 def drop_inputs(

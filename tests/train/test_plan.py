@@ -2,6 +2,7 @@
 
 import gc
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -41,6 +42,7 @@ from train.planning.remedies import suggest_overrides
 from train.planning.run_plan import plan_run
 from train.planning.tables import planned_steps, size_table, time_table
 from train.planning.trace import (
+    DRAFT_PASS,
     EVALUATION,
     FROZEN,
     OPTIMIZER,
@@ -160,8 +162,10 @@ def test_a_step_takes_the_memory_that_was_planned(kind, device, micro_batches, t
     assert planned == pytest.approx(taken, rel=0.1)
 
 
-def trace_rows(kind: str, rows: int, device: Device = CPU) -> dict[str, TracedPhase]:
-    run = conf(*KINDS[kind], f"optim.rows_per_step={rows}", "loss.logits_chunk=96")
+def trace_rows(
+    kind: str, rows: int, device: Device = CPU, overrides: Sequence[str] = ()
+) -> dict[str, TracedPhase]:
+    run = conf(*KINDS[kind], f"optim.rows_per_step={rows}", "loss.logits_chunk=96", *overrides)
     target = model_outline(device)
     draft = build_meta_draft(run.draft, target, loss=run.loss, seed=0)
     return trace_run(run, target, draft, prompt_tokens=PROMPT)
@@ -176,6 +180,31 @@ def test_a_trace_of_two_chunks_of_logits_counts_what_one_of_all_does(kind, devic
         MemoryTracer, "map_chunks", lambda _, compute, chunks: [compute(c) for c in chunks]
     )
     assert short == trace_rows(kind, 3, device)
+
+
+@pytest.mark.parametrize(
+    ("kind", "switch", "bytes_per_position"),
+    [
+        ("eagle1", "draft.feature_noise", 4 * config().hidden_size),
+        ("eagle1", "draft.dropout", 2 * config().hidden_size),
+        ("hydra", "draft.dropout", config().hidden_size),
+    ],
+)
+def test_random_numbers_of_a_batch_are_in_the_plan(kind, switch, bytes_per_position):
+    without, with_numbers = (
+        trace_rows(kind, 2, overrides=[f"{switch}={value}"])[DRAFT_PASS].peak_bytes.total()
+        for value in (0.0, 0.2)
+    )
+    assert with_numbers - without >= 2 * LENGTH * bytes_per_position
+
+
+def test_random_numbers_of_a_batch_move_to_the_device_with_its_own_pass(tmp_path):
+    run = conf(*KINDS["eagle1"], "optim.rows_per_step=4", "optim.micro_batch_size=2")
+    micro_batches = prepared(run, CPU, tmp_path).prefetcher.take(0)
+    moved = [micro_batch.to(torch.device("meta")) for micro_batch in micro_batches]
+    assert len(moved) == 2
+    assert {micro_batch.batch.input_ids.device.type for micro_batch in moved} == {"meta"}
+    assert {micro_batch.extras["noise"].device.type for micro_batch in moved} == {"cpu"}
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "medusa", "draft model"])

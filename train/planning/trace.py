@@ -8,6 +8,7 @@ One phase runs at a time, on top of what is always held: the weights and the opt
 from collections import Counter
 from itertools import chain
 
+import numpy as np
 import torch
 from torch.optim import Optimizer
 
@@ -17,7 +18,7 @@ from data.features.target_pass import features
 from infer.engine.decode import Decoder
 from models.device.memory_trace import MemoryTracer, TracedPhase, fake_model
 from models.distill.topk_logits import TopKLogits
-from models.drafts.base import Batch, Draft, Needs, SpeculativePair
+from models.drafts.base import Batch, Draft, Extras, Needs, SpeculativePair
 from models.meta_model import MetaTarget, collect_models
 from models.target.language_model import TargetOutput
 from train.config.run import TrainConf
@@ -44,12 +45,19 @@ def trace_run(
     `foreach`: whether optimizers update all weights at once, as on accelerators. `stored_schema`:
     schema of the feature store that replaces the target's pass, if there is one.
     """
+    drawn = draft.prepare_batch(fullest_batch(1, 1), step=0, generators=[np.random.default_rng()])
     widths = {target.vocab_size} | ({len(draft.kept_ids)} if draft.kept_ids is not None else set())
     with fake_model([target.model, *collect_models(draft)], vocab=widths) as tracer:
         optimizers = _build_optimizers(tracer, conf, target, draft.eval())
         rows = conf.optim.rows_per_pass(conf.optim.rows_per_step)
         batch = fullest_batch(rows, conf.data.row_length)
-        phases = _trace_micro_batch(tracer, conf, target, draft, batch, stored_schema)
+        extras = {  # a number without dimensions, or drawn by row and position
+            name: torch.empty(
+                *batch.input_ids.shape[: extra.ndim], *extra.shape[2:], dtype=extra.dtype
+            )
+            for name, extra in drawn.items()
+        }
+        phases = _trace_micro_batch(tracer, conf, target, draft, batch, extras, stored_schema)
         with tracer.trace_phase(OPTIMIZER_STEP) as optimizer_phase:
             torch.nn.utils.clip_grad_norm_(trained_parameters(draft), conf.optim.max_grad_norm)
             for optimizer in optimizers:
@@ -105,7 +113,7 @@ def _build_optimizers(
 
 def _trace_micro_batch(
     tracer: MemoryTracer, conf: TrainConf, target: MetaTarget, draft: Draft, batch: Batch,
-    schema: FeatureSchema | None,
+    extras: Extras, schema: FeatureSchema | None,
 ) -> list[TracedPhase]:  # fmt: skip
     """Trace the passes of a micro-batch, which leave gradients behind.
 
@@ -129,7 +137,7 @@ def _trace_micro_batch(
         target_output = fake_stored_output(schema, draft.needs, batch.input_ids.shape, dtype)
     with tracer.trace_phase(DRAFT_PASS) as draft_phase:
         with torch.autocast("cpu", torch.bfloat16, enabled=dtype is torch.bfloat16):
-            loss = draft.loss(batch, target_output)
+            loss = draft.loss(batch, target_output, **extras)
         loss.total.backward()
     return [*phases, draft_phase]
 

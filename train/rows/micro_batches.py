@@ -10,7 +10,7 @@ again.
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -40,17 +40,13 @@ class MicroBatch:
 
     batch: Batch
     target_output: TargetOutput | None  # on the host; None: computed in the step
-    extras: Extras
+    extras: Extras  # on the host
     term_weights: Tensor | None
 
     def to(self, device: torch.device) -> "MicroBatch":
-        """Move all but `target_output`, which is large: the step moves it when it needs it."""
-        return MicroBatch(
-            batch=self.batch.to(device),
-            target_output=self.target_output,
-            extras={name: extra.to(device) for name, extra in self.extras.items()},
-            term_weights=None if self.term_weights is None else self.term_weights.to(device),
-        )
+        """Move all but what is large, which the step moves when it needs it."""
+        term_weights = None if self.term_weights is None else self.term_weights.to(device)
+        return replace(self, batch=self.batch.to(device), term_weights=term_weights)
 
 
 class MicroBatchBuilder:
