@@ -279,7 +279,7 @@ def test_batches_are_judged_by_the_answers_of_one_row(target, folder, learned, m
     """A fault that only rows beside others have: each is read through the tree of the first."""
     honest = rounds.tree_mask
     draft = DraftUnderTest(name="learned", draft=learned[0], untrained="not asked for")
-    many = conf(folder, prompts_per_category=None, batch_sizes=[4], max_new_tokens=24)
+    many = conf(folder, prompts_per_category=None, batch_sizes=[4], max_new_tokens=12)
 
     def verdicts():
         report = evaluate_drafts(target, [draft], tree=TREE, conf=many)

@@ -84,7 +84,11 @@ def trace_of(prompt, done) -> PromptResult:
     return PromptResult(prompt=prompt, generation=done, depth=4)
 
 
-@pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.fixture(
+    scope="module",
+    params=[torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.system)],
+    ids=["fp32", "bf16"],
+)
 def judged(request, learned):
     return Judged(request.param, learned)
 

@@ -13,7 +13,6 @@ from infer.report.cost_tables import ROUND_PARTS, batch_table, replay_table, spl
 from infer.report.definitions import DEFINITIONS, get_definition
 from infer.report.mode_tables import acceptance_table, exactness_table, summary_table
 from infer.report.number_format import ABSENT
-from infer.report.plots import render_plots
 from infer.report.report_files import KIND_LEGEND, render_page
 from infer.report.tables import build_tables, collect_definitions, render_markdown
 from infer.report.views import list_modes
@@ -34,24 +33,40 @@ def old(report):
     return from_json(made)
 
 
+@pytest.fixture(scope="module")
+def report_page(report):
+    return render_page(report)
+
+
+@pytest.fixture(scope="module")
+def comparison_page(comparison):
+    return render_page(comparison)
+
+
+@pytest.fixture(scope="module")
+def old_page(old):
+    return render_page(old)
+
+
 def column(table, name):
     return [row[table.columns.index(name)] for row in table.rows]
 
 
-def test_every_mode_is_in_the_page_and_in_the_text(report, comparison):
-    for made in (report, comparison):
-        html, text = render_page(made), render_markdown(made)
+def test_every_mode_is_in_the_page_and_in_the_text(
+    report, comparison, report_page, comparison_page
+):
+    for made, html in ((report, report_page), (comparison, comparison_page)):
+        text = render_markdown(made)
         for one in list_modes(made):
             assert f'<td class="label">{escape(one.label)}</td>' in html
             assert f"| {one.label} |" in text
 
 
-def test_the_page_needs_nothing_from_outside(report, comparison, old):
-    for made, pictures in ((report, 6), (comparison, 7), (old, 4)):
-        html = render_page(made)
+def test_the_page_needs_nothing_from_outside(report_page, comparison_page, old_page):
+    for html, pictures in ((report_page, 6), (comparison_page, 7), (old_page, 4)):
         assert "http" not in html
         assert not re.search(r"<(script|link|img|iframe)\b|@import|url\((?!#)", html)
-        assert html.count("<svg") == html.count("</svg>") == pictures == len(render_plots(made))
+        assert html.count("<svg") == html.count("</svg>") == pictures
         assert "color-scheme: light dark" in html
 
 
@@ -77,8 +92,8 @@ def test_every_figure_of_every_table_is_defined_and_nothing_else(report, compari
     assert collect_definitions(shown) == DEFINITIONS
 
 
-def test_definitions_are_on_hover_under_the_tables_and_in_the_docs(report):
-    html, text = render_page(report), render_markdown(report)
+def test_definitions_are_on_hover_under_the_tables_and_in_the_docs(report, report_page):
+    html, text = report_page, render_markdown(report)
     for word, meaning in collect_definitions(build_tables(report)).items():
         assert f'title="{escape(meaning)}"' in html
         assert f">{escape(word)}</dt><dd>{escape(meaning)}.</dd>" in html
@@ -90,7 +105,7 @@ def test_definitions_are_on_hover_under_the_tables_and_in_the_docs(report):
         assert f"| {word} | {meaning} |" in DOCS
 
 
-def test_a_round_is_taken_apart_and_its_bottleneck_stands_below(report):
+def test_a_round_is_taken_apart_and_its_bottleneck_stands_below(report, report_page):
     table = split_table(report)
     assert column(table, "mode") == ["autoregressive", "ngram", "untrained", "chain", "tree"]
     names = [part.replace("_", " ") for part in ROUND_PARTS]
@@ -99,11 +114,11 @@ def test_a_round_is_taken_apart_and_its_bottleneck_stands_below(report):
         assert column(table, name)[-1] == value
     sentence = "Of 3.15 tokens a round, verifying takes 1.21 autoregressive steps."
     assert table.footnotes[:-1] == [f"tree: {sentence}"]
-    assert sentence in render_page(report)
+    assert sentence in report_page
     assert f"- tree: {sentence}" in render_markdown(report)
 
 
-def test_what_a_level_costs_stands_beside_the_levels_that_pay(report, comparison):
+def test_what_a_level_costs_stands_beside_the_levels_that_pay(report, comparison, report_page):
     """A chain of 5 in rounds of 13 ms, 2 of them to draft, where a step takes 10 ms."""
     table = split_table(report)
     assert column(table, "level ms")[-2:] == ["0.40", "0.33"]
@@ -115,7 +130,7 @@ def test_what_a_level_costs_stands_beside_the_levels_that_pay(report, comparison
         "it: all 5 pay, and a deeper chain may too."
     )
     assert table.footnotes[-1] == cheap
-    assert cheap in render_page(report)
+    assert cheap in report_page
     assert f"usual: {cheap}" in " ".join(printed(comparison).split())
     made = as_json(report)
     for draft_ms, verdict in (
@@ -129,7 +144,7 @@ def test_what_a_level_costs_stands_beside_the_levels_that_pay(report, comparison
     assert len(split_table(from_json(made)).footnotes) == 1
 
 
-def test_the_tuned_mode_is_named_in_the_first_lines_and_shown_as_the_others(report):
+def test_the_tuned_mode_is_named_in_the_first_lines_and_shown_as_the_others(report, report_page):
     made = as_json(report)
     for section in (made, *made["categories"].values()):
         (draft,) = section["drafts"]
@@ -145,7 +160,7 @@ def test_the_tuned_mode_is_named_in_the_first_lines_and_shown_as_the_others(repo
     for text in (render_page(tuned), render_markdown(tuned)):
         assert said in text
     assert "eagle3-demo, tuned to chain of 5: " in printed(tuned)
-    assert "Tuned" not in render_page(report)
+    assert "Tuned" not in report_page
     assert max(map(len, printed(tuned).splitlines())) <= 100
     assert max(map(len, printed(report).splitlines())) <= 100
 
@@ -162,7 +177,9 @@ def test_speed_against_batch_size_begins_with_one_row(report, comparison):
     assert column(batch_table(comparison), "autoregressive tokens/s")[3] == f"{own:.1f}"
 
 
-def test_verdicts_of_modes_and_batches_are_shown_and_an_open_one_says_what_decides_it(report):
+def test_verdicts_of_modes_and_batches_are_shown_and_an_open_one_says_what_decides_it(
+    report, report_page
+):
     made = as_json(report)
     tree = made["drafts"][0]["modes"]["tree"]
     for judged in (tree, *made["batches"]):
@@ -178,13 +195,13 @@ def test_verdicts_of_modes_and_batches_are_shown_and_an_open_one_says_what_decid
     )
     for text in (render_page(made), render_markdown(made), " ".join(printed(made).split())):
         assert said in text
-        assert said not in render_page(report)
+        assert said not in report_page
 
 
-def test_what_was_not_measured_is_left_out(report, old):
+def test_what_was_not_measured_is_left_out(report, old, old_page):
     for made in (replace(report, batches=[]), old):
         assert "batch size" not in render_page(made) + render_markdown(made) + printed(made)
-    for said in (render_page(old), render_markdown(old), printed(old)):
+    for said in (old_page, render_markdown(old), printed(old)):
         assert "Where a round's time goes" not in unescape(said)
         assert "Sample answers" not in said
         assert "Replay" not in said
@@ -211,15 +228,16 @@ def test_ratio_rules_are_exact_in_distribution_and_not_compared(report):
     assert "verification: exact, block and rejection" in render_page(made)
 
 
-def test_answers_show_who_wrote_what_and_keep_their_white_space(report, comparison):
-    html = render_page(report)
+def test_answers_show_who_wrote_what_and_keep_their_white_space(
+    report, report_page, comparison_page
+):
     for kind, text in PIECES.items():
-        assert f'<span class="{kind}">{escape(text)}</span>' in html
-        assert f'<span class="{kind}">{escape(KIND_LEGEND[kind])}</span>' in html
-        assert f".{kind} {{" in html
-    assert "white-space: pre-wrap" in html
-    accepted = html[html.index(".accepted {") :]
+        assert f'<span class="{kind}">{escape(text)}</span>' in report_page
+        assert f'<span class="{kind}">{escape(KIND_LEGEND[kind])}</span>' in report_page
+        assert f".{kind} {{" in report_page
+    assert "white-space: pre-wrap" in report_page
+    accepted = report_page[report_page.index(".accepted {") :]
     assert "underline" in accepted[: accepted.index("}")]  # not by color alone
-    assert render_page(comparison).count("<details") == len(COMPARED)
+    assert comparison_page.count("<details") == len(COMPARED)
     long = replace(report.samples[0], pieces=[TextSpan(text="x" * 9999, kind="prompt")])
     assert "x" * 401 not in render_page(replace(report, samples=[long]))

@@ -114,7 +114,9 @@ def test_ratio_tests_sample_the_target(small, drafts, behind, rule, shape, metho
     assert min(found) > LEAST, found
 
 
-@pytest.mark.parametrize("temperature", [0.7, 1.0, pytest.param(1.3, marks=pytest.mark.system)])
+@pytest.mark.parametrize(
+    "temperature", [0.7, *(pytest.param(t, marks=pytest.mark.system) for t in (1.0, 1.3))]
+)
 def test_coupled_rows_sample_the_target_and_are_those_of_their_key(
     small, drafts, behind, temperature
 ):
@@ -139,7 +141,14 @@ def test_cut_distributions_are_sampled_too(small, drafts, behind, rule, shape):
     assert min(found) > LEAST, found
 
 
-@pytest.mark.parametrize("use", [rounds.DRAFT_NOISE, rounds.COIN_NOISE, rounds.RESIDUAL_NOISE])
+@pytest.mark.parametrize(
+    "use",
+    [
+        rounds.COIN_NOISE,
+        pytest.param(rounds.DRAFT_NOISE, marks=pytest.mark.system),
+        pytest.param(rounds.RESIDUAL_NOISE, marks=pytest.mark.system),
+    ],
+)
 def test_chance_that_comes_back_in_a_later_round_is_caught(small, behind, monkeypatch, use):
     """The same draws, coins or residual noise in every round; of a draft that is often wrong."""
     draft, sampling = noised(small, noise=WRONG), SamplingConf(temperature=1.0, seed=11)

@@ -1,5 +1,6 @@
 """A run asks the plan before it loads weights: it is refused, or `auto` takes what fits."""
 
+import functools
 import json
 import re
 from dataclasses import replace
@@ -65,6 +66,7 @@ def conf(folder, *overrides: str) -> TrainConf:
     ])  # fmt: skip
 
 
+@functools.cache
 def planned_gib(folder, rows: int) -> float:
     """What a run with that many rows per pass needs; a tenth of the memory stays free."""
     fitted = fit_run(conf(folder, f"optim.micro_batch_size={rows}"), PARALLEL)
@@ -126,6 +128,7 @@ def test_what_no_override_fits_needs_a_larger_device(folder):
         main.__wrapped__(conf(folder, "device.memory_gib=1e-6"))
 
 
+@pytest.mark.system
 def test_auto_takes_the_most_rows_that_fit_and_a_continued_run_keeps_them(folder, capsys):
     auto = ["optim.micro_batch_size=auto", "run_name=auto"]
     between = (planned_gib(folder, 2) + planned_gib(folder, 3)) / 2

@@ -171,8 +171,11 @@ def trace_rows(
     return trace_run(run, target, draft, prompt_tokens=PROMPT)
 
 
-@pytest.mark.parametrize("device", [CPU, HALF], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "device"),
+    [(kind, CPU) for kind in KINDS] + [("eagle3", HALF)],
+    ids=lambda value: value.dtype if isinstance(value, Device) else value,
+)
 def test_a_trace_of_two_chunks_of_logits_counts_what_one_of_all_does(kind, device, monkeypatch):
     """The last of them is smaller without its padding, at these sizes."""
     short = trace_rows(kind, 3, device)

@@ -127,6 +127,7 @@ def check_card(checkpoint: Path, folder: Path) -> None:
     assert f"| tokens | {tokens:,}, of which" in card.text
 
 
+@pytest.mark.system
 def test_medusa2_starts_from_the_heads_of_a_first_stage(folder, capsys):
     """In one command, which does not repeat it; here the second stage trains the target alone."""
     overrides = [

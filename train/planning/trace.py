@@ -53,7 +53,7 @@ def trace_run(
         batch = fullest_batch(rows, conf.data.row_length)
         extras = {  # a number without dimensions, or drawn by row and position
             name: torch.empty(
-                *batch.input_ids.shape[: extra.ndim], *extra.shape[2:], dtype=extra.dtype
+                batch.input_ids.shape[: extra.ndim] + extra.shape[2:], dtype=extra.dtype
             )
             for name, extra in drawn.items()
         }
