@@ -156,7 +156,7 @@ def describe_licenses(data: DataConf) -> str:
     """Return the licenses that data.prepare recorded with their rows, or else `data.license`."""
     counts: Counter[str] = Counter()
     if data.source is DataSource.prepared and data.path is not None:
-        for file in sorted(Path(data.path).expanduser().glob("train-*.parquet")):
+        for file in sorted(Path(data.path).glob("train-*.parquet")):
             for licenses in read_prepared_metadata(file)["licenses"].values():
                 counts.update(licenses)
     named = {name or NOT_RECORDED: count for name, count in counts.items()}

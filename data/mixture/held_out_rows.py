@@ -54,7 +54,7 @@ def rows_from_prepared(
     conf: DataConf, tokenizer: Any, count: int, max_tokens: int | None, vocab_size: int
 ) -> list[PromptFileRow]:
     """Return up to `count` prompts that data.prepare held out, spread over all categories."""
-    folder, usable_rows = Path(str(conf.path)).expanduser(), []
+    folder, usable_rows = Path(str(conf.path)), []
     is_wanted = conf.source is DataSource.prepared and conf.split != HELD_OUT and count > 0
     if not (is_wanted and any(folder.glob(f"{HELD_OUT}-*.parquet"))):
         return []

@@ -57,7 +57,7 @@ def collect_provenance(conf: Any, mixture: MixtureConf) -> dict[str, Any]:
                 f"{key}: {name}": fingerprint
                 for name, fingerprint in _iter_file_hashes(path, split)
             }
-        except (OSError, RuntimeError) as error:  # RuntimeError: `~user` of an unknown user
+        except OSError as error:
             raise UserError(
                 f"{key}: must be readable, got {path} ({first_line(error)}); check the path"
             ) from error
@@ -69,7 +69,7 @@ def _iter_file_hashes(source: str, split: str) -> Iterator[tuple[str, str]]:
 
     Every file below a saved dataset's directory counts.
     """
-    path = Path(source).expanduser()
+    path = Path(source)
     names = list_split_names(split)
     files = {file: None for name in names for file in list_split_files(path, name)}
     all_files = filter(Path.is_file, [path, *sorted(path.rglob("*"))])

@@ -84,7 +84,7 @@ def count_source_rows(source: str, *, key: str, subset: str | None, split: str) 
 
 def _list_slices(source: str, key: str, subset: str | None, split: str) -> list[FileSlice]:
     """Return the slices of a local source's files; none for a dataset and a missing path."""
-    path = Path(source).expanduser()
+    path = Path(source)
     files = {name: list_split_files(path, name) for name in list_split_names(split)}
     if not all(files.values()) or (path.is_dir() and subset is not None):
         return []
@@ -167,7 +167,7 @@ def load_dataset_split(
 
     Raises UserError, which begins with the setting `key`, if the split cannot be loaded.
     """
-    path = Path(source).expanduser()
+    path = Path(source)
     split_key = _split_key(key)
     check_source_path(source, key)
     from datasets import get_dataset_split_names, load_dataset, load_from_disk
@@ -223,7 +223,7 @@ def check_source_path(name: str, key: str) -> None:
     """Raise UserError for what does not exist and can only be a path."""
     is_path = name.startswith(("/", ".", "~")) or name.endswith(DATA_SUFFIXES)
     require(
-        Path(name).expanduser().exists() or (not is_path and name.count("/") <= 1),
+        Path(name).exists() or (not is_path and name.count("/") <= 1),
         f"{key}: must exist, got {name!r}; check the path, or give a hub name",
     )
 

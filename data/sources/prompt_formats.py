@@ -205,7 +205,7 @@ def open_prompt_rows(source: str, key: str) -> Iterator[RawRow]:
     Rows that cannot be read are included. Errors are of type UserError and begin with `key`, the
     setting that named the source.
     """
-    path = Path(source).expanduser()
+    path = Path(source)
     if path.is_dir() and any((path / name).exists() for name in SAVED_DATASET_FILES):
         return _open_dataset(str(path), key, saved=True)
     if path.exists():

@@ -44,7 +44,7 @@ def check_local_data(conf: DataConf) -> None:
     A dataset's name may be one of the hub; `check_data_exists` asks there.
     """
     conf.check_path()
-    path = Path(str(conf.path)).expanduser()
+    path = Path(str(conf.path))
     if conf.source is DataSource.jsonl:
         require(path.is_file(), f"data.path: must be a JSONL file, got {conf.path}; check the path")
     elif conf.source is DataSource.dataset:
@@ -73,7 +73,7 @@ def check_reachable(conf: DataConf, *models: ModelSource | None) -> None:
 def check_reachable_data(conf: DataConf) -> None:
     """Check local data, or ask the hub for it; raise UserError otherwise."""
     check_local_data(conf)
-    is_hub = conf.source is DataSource.dataset and not Path(str(conf.path)).expanduser().exists()
+    is_hub = conf.source is DataSource.dataset and not Path(str(conf.path)).exists()
     if is_hub and not constants.HF_HUB_OFFLINE:
         check_hub_dataset(str(conf.path), "data.path")
 
@@ -84,7 +84,7 @@ def check_data_exists(conf: DataConf) -> None:
     if (
         conf.source not in (DataSource.dataset, DataSource.jsonl)
         or conf.path is None
-        or Path(conf.path).expanduser().exists()
+        or Path(conf.path).exists()
     ):
         return
     if conf.source is DataSource.jsonl or constants.HF_HUB_OFFLINE:
@@ -109,7 +109,7 @@ def read_training_rows(conf: DataConf, skipped: Counter[str]) -> Iterator[Parsed
     if conf.source is DataSource.demo or conf.path is None:
         raise ValueError("the demo has prompts, not rows")
     if conf.source is DataSource.prepared:
-        return _read_prepared(Path(conf.path).expanduser(), conf, skipped)
+        return _read_prepared(Path(conf.path), conf, skipped)
     return _parse_rows(open_rows(conf.path, **_source_options(conf)), conf, skipped)
 
 

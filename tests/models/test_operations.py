@@ -101,6 +101,14 @@ def test_the_host_reads_as_often_for_many_steps_as_for_few(target):
 
 # --- recorded graphs --------------------------------------------------------------------------
 
+
+def recorded_graphs(test):
+    marks = pytest.mark.system, pytest.mark.no_shapes, pytest.mark.usefixtures("fresh_compiler")
+    for mark in marks:
+        test = mark(test)
+    return test
+
+
 METHOD = "a tree of "  # of each class of drafts, beside the modes of one
 
 
@@ -123,9 +131,7 @@ def decoding_modes():
 DECODING = decoding_modes()
 
 
-@pytest.mark.system
-@pytest.mark.no_shapes
-@pytest.mark.usefixtures("fresh_compiler")
+@recorded_graphs
 @pytest.mark.parametrize("mode", DECODING)
 def test_graphs_of_decoding_hold_only_operators_that_every_compiler_has(mode):
     name, shape, sampling = DECODING[mode]
@@ -141,9 +147,7 @@ def test_graphs_of_decoding_hold_only_operators_that_every_compiler_has(mode):
     assert not find_forbidden()
 
 
-@pytest.mark.system
-@pytest.mark.no_shapes
-@pytest.mark.usefixtures("fresh_compiler")
+@recorded_graphs
 @pytest.mark.parametrize("name", CASES)
 def test_graphs_of_training_hold_only_operators_that_every_compiler_has(name):
     target = tiny_target(seed=0, device=recording_device())
@@ -154,9 +158,7 @@ def test_graphs_of_training_hold_only_operators_that_every_compiler_has(name):
     assert not find_forbidden()
 
 
-@pytest.mark.system
-@pytest.mark.no_shapes
-@pytest.mark.usefixtures("fresh_compiler")
+@recorded_graphs
 @pytest.mark.parametrize("loss", LossName)
 def test_graphs_of_every_loss_hold_only_operators_that_every_compiler_has(loss):
     """Also with the likeliest tokens as teacher, and features that the draft does not read."""
