@@ -13,11 +13,23 @@ from infer.measure.prompt_choice import (
     load_calibration_prompts,
     resolve_prompts,
 )
+from models import checkpoint, checkpoint_files
+from models.device.config import DeviceConf
 from models.drafts.base import SpeculativePair
 from models.drafts.registry import load_draft
+from models.target.config import TargetConf
 from models.target.precision import build_device
 from models.target.pretrained import load_tokenizer, read_vocab_size
 from models.target.target import Target, load_target
+
+
+def load_checkpoint_target(conf: TargetConf, device: DeviceConf, directories: list[Path]) -> Target:
+    """Load the target; raise UserError before that for drafts of another tokenizer."""
+    tokenizer_hash = checkpoint.tokenizer_fingerprint(load_tokenizer(conf))
+    for directory in directories:
+        metadata = checkpoint_files.read_metadata(directory)
+        checkpoint.check_metadata(metadata, tokenizer_hash=tokenizer_hash)
+    return load_target(conf, build_device(device, conf))
 
 
 def load_draft_under_test(
@@ -39,7 +51,7 @@ def load_evaluation(
     target_conf = resolve_target(conf.target, directories)
     evaluation = resolve_prompts(conf.evaluation, directories, target_conf)
     check_prompts(target_conf, evaluation)
-    target = load_target(target_conf, build_device(conf.device, target_conf))
+    target = load_checkpoint_target(target_conf, conf.device, directories)
     drafts = [
         load_draft_under_test(directory, target, name=name)
         for name, directory in zip(run_names(directories), directories, strict=True)
@@ -62,4 +74,4 @@ def load_calibration(
     prompts = load_calibration_prompts(
         load_tokenizer(target_conf), path, conf.num_prompts, read_vocab_size(target_conf)
     )
-    return load_target(target_conf, build_device(conf.device, target_conf)), prompts
+    return load_checkpoint_target(target_conf, conf.device, directories), prompts

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from data.eval_prompts.prompts import EvalPrompt, build_prompt, load_eval_prompts
 from infer.checkpoint_paths import resolve_target
+from infer.command_inputs import load_checkpoint_target
 from infer.config import GenerateConf
 from infer.engine.admission import bucket_length
 from infer.engine.decode import Decoder
@@ -23,9 +24,8 @@ from models.drafts.base import SpeculativePair
 from models.drafts.registry import load_draft
 from models.files import open_output_file
 from models.target.config import TargetConf
-from models.target.precision import build_device
 from models.target.pretrained import load_tokenizer, read_vocab_size
-from models.target.target import Target, load_target
+from models.target.target import Target
 
 ACCEPTED_STYLE = "green"  # tokens that the draft proposed; the others are the target's own
 INCOMPLETE = "\ufffd"  # decoders write it for a character whose bytes are not complete yet
@@ -36,7 +36,7 @@ def generate_from_checkpoint(conf: GenerateConf, directory: Path) -> None:
     """Load a draft with its target, and answer the prompt or the prompts of the file."""
     target_conf = resolve_target(conf.target, [directory])
     prompts = load_prompts(target_conf, conf)
-    target = load_target(target_conf, build_device(conf.device, target_conf))
+    target = load_checkpoint_target(target_conf, conf.device, [directory])
     pair = SpeculativePair(target=target, draft=load_draft(directory, target)[1])
     verifying_target = pair.verifying_target
     slots = max(len(prompt.ids) for prompt in prompts) + conf.max_new_tokens

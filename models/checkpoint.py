@@ -25,7 +25,7 @@ from models.checkpoint_files import (
     WEIGHTS_FILE,
     report_unreadable,
 )
-from models.errors import require
+from models.errors import UserError, require
 from models.files import PARTIAL_SUFFIX, atomic_path, report_disk_errors
 from models.parallel.dtensor import full_tensor
 from models.transformers4_keys import add_older_keys
@@ -124,21 +124,24 @@ def build_metadata(target: Any) -> dict[str, str]:
     }
 
 
-def check_metadata(metadata: Mapping[str, str], *, target_hash: str, tokenizer_hash: str) -> None:
-    """Check that a draft was made for this target and tokenizer; raise UserError otherwise.
+def check_metadata(
+    metadata: Mapping[str, str], *, tokenizer_hash: str, target_hash: str | None = None
+) -> None:
+    """Check that a draft was made for this tokenizer and target; raise UserError otherwise.
 
-    A draft published without hashes passes.
+    A draft published without hashes passes. Without `target_hash`, the target is not checked.
     """
     for kind, key, expected in (
         ("tokenizer", TOKENIZER_HASH_KEY, tokenizer_hash),
         ("target", TARGET_HASH_KEY, target_hash),
     ):
-        stored = metadata.get(key, expected)
-        require(
-            stored == expected,
-            f"checkpoint: must be distilled for this {kind} ({expected[:12]}), got one distilled "
-            f"for a different {kind} ({stored[:12]}); set target to the model it was distilled for",
-        )
+        stored = metadata.get(key)
+        if stored and expected and stored != expected:
+            raise UserError(
+                f"checkpoint: must be distilled for this {kind} ({expected[:12]}), got one "
+                f"distilled for a different {kind} ({stored[:12]}); set target to the model it was "
+                "distilled for"
+            )
 
 
 def find_non_finite(model: nn.Module) -> str | None:

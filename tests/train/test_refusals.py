@@ -10,6 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import infer.eval
+import infer.generate
+import infer.tune
 import train.__main__
 from conf.entry import compose
 from models import checkpoint, checkpoint_files
@@ -191,6 +193,25 @@ def test_a_draft_of_another_tokenizer_is_refused(folder):
     other.tokenizer_fingerprint = checkpoint.tokenizer_fingerprint(tiny_tokenizer(words=60))
     with pytest.raises(UserError, match="checkpoint: must be distilled for this tokenizer"):
         load_draft(folder / "draft", other)
+
+
+@pytest.mark.parametrize(
+    ("command", "given"),
+    [
+        (infer.eval.main, "evaluation.prompts=prompts.jsonl"),
+        (infer.tune.main, "prompts=prompts.jsonl"),
+        (infer.generate.main, "prompt=1 2"),
+    ],
+    ids=["eval", "tune", "generate"],
+)
+def test_the_target_of_a_draft_with_another_tokenizer_is_not_loaded(
+    refused, folder, command, given
+):
+    shutil.copytree(folder / "target", folder / "other", dirs_exist_ok=True)
+    tiny_tokenizer(words=60).save_pretrained(folder / "other")
+    line, loaded = refused(command, "checkpoint=draft", "target.path=other", given)
+    assert line.startswith("checkpoint: must be distilled for this tokenizer (")
+    assert not loaded
 
 
 def test_a_published_draft_of_another_hidden_size_is_refused(folder, tmp_path):
