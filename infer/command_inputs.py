@@ -13,6 +13,7 @@ from infer.measure.prompt_choice import (
     load_calibration_prompts,
     resolve_prompts,
 )
+from infer.memory_check import DecodingSize, check_memory
 from models import checkpoint, checkpoint_files
 from models.device.config import DeviceConf
 from models.drafts.base import SpeculativePair
@@ -23,13 +24,21 @@ from models.target.pretrained import load_tokenizer, read_vocab_size
 from models.target.target import Target, load_target
 
 
-def load_checkpoint_target(conf: TargetConf, device: DeviceConf, directories: list[Path]) -> Target:
-    """Load the target; raise UserError before that for drafts of another tokenizer."""
+def load_checkpoint_target(
+    conf: TargetConf, device_conf: DeviceConf, directories: list[Path], size: DecodingSize
+) -> Target:
+    """Load the target of checkpoints, to decode at most `size`.
+
+    Raise UserError before that for drafts of another tokenizer, and for what the device cannot
+    hold.
+    """
     tokenizer_hash = checkpoint.tokenizer_fingerprint(load_tokenizer(conf))
     for directory in directories:
         metadata = checkpoint_files.read_metadata(directory)
         checkpoint.check_metadata(metadata, tokenizer_hash=tokenizer_hash)
-    return load_target(conf, build_device(device, conf))
+    device = build_device(device_conf, conf)
+    check_memory(conf, directories, size, device, device_conf.memory_gib)
+    return load_target(conf, device)
 
 
 def load_draft_under_test(
@@ -50,8 +59,12 @@ def load_evaluation(
     """Load the checkpoints' target and drafts; return them with the resolved configuration."""
     target_conf = resolve_target(conf.target, directories)
     evaluation = resolve_prompts(conf.evaluation, directories, target_conf)
-    check_prompts(target_conf, evaluation)
-    target = load_checkpoint_target(target_conf, conf.device, directories)
+    size = DecodingSize(
+        batch=max([1, *evaluation.batch_sizes]),
+        prompt_tokens=check_prompts(target_conf, evaluation), new_tokens=evaluation.new_tokens,
+        set_batch=lambda batch: f"evaluation.batch_sizes={[batch] if batch > 1 else []}",
+    )  # fmt: skip
+    target = load_checkpoint_target(target_conf, conf.device, directories, size)
     drafts = [
         load_draft_under_test(directory, target, name=name)
         for name, directory in zip(run_names(directories), directories, strict=True)
@@ -60,9 +73,9 @@ def load_evaluation(
 
 
 def load_calibration(
-    conf: TreeSearchConf, directories: list[Path]
+    conf: TreeSearchConf, directories: list[Path], *, batch: int = 1, context: int = 1
 ) -> tuple[Target, list[EvalPrompt]]:
-    """Load the checkpoints' target and the calibration prompts.
+    """Load the checkpoints' target, to decode `batch` rows of `context` tokens, and the prompts.
 
     By default these are the held-out prompts that selected the best checkpoint, or for the demo
     prompts of its training data. The final report uses neither.
@@ -74,4 +87,9 @@ def load_calibration(
     prompts = load_calibration_prompts(
         load_tokenizer(target_conf), path, conf.num_prompts, read_vocab_size(target_conf)
     )
-    return load_checkpoint_target(target_conf, conf.device, directories), prompts
+    longest = max(len(prompt.ids) for prompt in prompts)
+    size = DecodingSize(
+        batch=batch, prompt_tokens=longest, new_tokens=max(conf.max_new_tokens, context - longest),
+        set_batch=lambda batch: f"batch=[{batch}]",
+    )  # fmt: skip
+    return load_checkpoint_target(target_conf, conf.device, directories, size), prompts

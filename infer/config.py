@@ -136,7 +136,7 @@ class CheckpointConf:
 
     target: TargetConf = field(default_factory=lambda: TargetConf(name=OWN_TARGET))
     tree: TreeConf = field(default_factory=TreeConf)
-    device: DeviceConf = field(default_factory=DeviceConf, metadata=unused("memory_gib"))
+    device: DeviceConf = field(default_factory=DeviceConf)
 
 
 @dataclass(kw_only=True)

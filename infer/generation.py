@@ -19,6 +19,7 @@ from infer.engine.decode import Decoder
 from infer.engine.graph_plan import DecoderSpec, DraftSpec
 from infer.engine.requests import Generation, Request
 from infer.measure.context_limits import check_context
+from infer.memory_check import DecodingSize
 from models.console import CONSOLE, print_line, track_progress
 from models.drafts.base import SpeculativePair
 from models.drafts.registry import load_draft
@@ -36,14 +37,19 @@ def generate_from_checkpoint(conf: GenerateConf, directory: Path) -> None:
     """Load a draft with its target, and answer the prompt or the prompts of the file."""
     target_conf = resolve_target(conf.target, [directory])
     prompts = load_prompts(target_conf, conf)
-    target = load_checkpoint_target(target_conf, conf.device, [directory])
+    longest, batch = max(len(prompt.ids) for prompt in prompts), min(conf.batch, len(prompts))
+    size = DecodingSize(
+        batch=batch, prompt_tokens=longest, new_tokens=conf.max_new_tokens,
+        set_batch=lambda batch: f"batch={batch}",
+    )  # fmt: skip
+    target = load_checkpoint_target(target_conf, conf.device, [directory], size)
     pair = SpeculativePair(target=target, draft=load_draft(directory, target)[1])
     verifying_target = pair.verifying_target
-    slots = max(len(prompt.ids) for prompt in prompts) + conf.max_new_tokens
+    slots = longest + conf.max_new_tokens
     check_context(verifying_target, slots)
     decoder = Decoder(
         verifying_target, pair.draft, conf.tree.build(), sampling=conf.sampling, slots=slots,
-        batch=min(conf.batch, len(prompts)),
+        batch=batch,
     )  # fmt: skip
     if verifying_target.device.has_static_shapes:
         compile_graphs(decoder, pair, prompts)

@@ -77,7 +77,9 @@ def tune_checkpoints(
     conf: TuneConf, directories: list[Path], run: Path, round_seconds: RoundSeconds = read_clock
 ) -> None:
     """Tune the drafts in `directories`; write the choices to the folder `run` and print them."""
-    target, prompts = load_calibration(conf, directories)
+    target, prompts = load_calibration(
+        conf, directories, batch=max(conf.batch), context=max(conf.context or [1])
+    )
     check_prompts_fit(conf, prompts)
     with target.device.cpu_threads_for(target.num_parameters // target.num_layers):
         drafts = {

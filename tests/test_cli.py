@@ -89,9 +89,7 @@ NO_EFFECT = {
     "tree.depth=3": (CaptureConf, "capture"),
     "tree=chain": (CaptureConf, "capture"),
     "++evaluation.prompts=a.jsonl": (CaptureConf, "capture"),
-    "device.memory_gib=0.001": (EvalConf, "eval"),  # only training and plans ask for the memory
-    "device.memory_gib=8": (TuneConf, "tune"),
-    "device.memory_gib=null": (PrepareConf, "prepare"),
+    "device.memory_gib=null": (PrepareConf, "prepare"),  # where nothing is planned
 }
 
 

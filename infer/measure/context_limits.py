@@ -8,14 +8,15 @@ from models.target.pretrained import load_tokenizer, read_context_length, read_v
 from models.target.target import Target
 
 
-def check_prompts(target: TargetConf, conf: EvaluationConf) -> None:
-    """Check that the target can read every prompt of the file, and that it fits with its answer.
+def check_prompts(target: TargetConf, conf: EvaluationConf) -> int:
+    """Check that the target can read every prompt, and that it fits with its answer.
 
-    Raise UserError otherwise; no model is loaded. The demo's own prompts are short and not checked;
-    later turns are checked by `check_context` as soon as they are known.
+    Return the tokens of the longest one; raise UserError otherwise. No model is loaded. The demo's
+    own prompts, which `None` stands for, are short and not read: return 1. Later turns are checked
+    by `check_context` as soon as they are known.
     """
     if conf.prompts is None:
-        return
+        return 1
     context = read_context_length(target)
     prompts = load_eval_prompts(
         load_tokenizer(target), conf.prompts, limit=conf.prompts_per_category,
@@ -28,6 +29,7 @@ def check_prompts(target: TargetConf, conf: EvaluationConf) -> None:
         f"{target.name}, got prompt {longest.id} of {len(longest.ids)} tokens and "
         f"evaluation.max_new_tokens={conf.new_tokens}; shorten the prompt or lower that",
     )
+    return len(longest.ids)
 
 
 def check_context(target: Target, tokens: int) -> None:

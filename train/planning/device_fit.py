@@ -7,10 +7,8 @@ import logging
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from conf.entry import CONF_DIR, read_config
+from infer.memory_check import find_core_bytes
 from models.device.config import LOCAL_MACHINE, MachineConf
-from models.device.device import Device
-from models.device.machine_specs import read_process_bytes
 from models.errors import UserError, require
 from models.meta_model import build_meta_target
 from train.config.optim import AUTO
@@ -116,16 +114,3 @@ def describe_misfit(plan: MachinePlan, *, is_continued: bool) -> str:
 
 def set_micro_batch_size(conf: TrainConf, rows: int) -> TrainConf:
     return replace(conf, optim=replace(conf.optim, micro_batch_size=rows))
-
-
-def find_core_bytes(memory_gib: float | None, device: Device) -> float | None:
-    """Return the bytes that a process may take: those configured, or those of its device.
-
-    None if neither the device nor a published figure of its instance type tells.
-    """
-    if memory_gib is not None:
-        return memory_gib * GIB
-    if (size := read_process_bytes(device)) is not None:
-        return size
-    file = Path(CONF_DIR) / "machine" / f"{device.instance_type}.yaml"
-    return read_config(file, MachineConf).core_bytes if file.exists() else None
