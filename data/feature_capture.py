@@ -17,7 +17,7 @@ from data.features.manifest import DOCUMENTS_FILE, FileRecord, StoreSpec, shard_
 from data.features.plan import CapturePlan
 from data.features.schema import build_schema
 from data.features.writer import ShardBuilder
-from data.packing.documents import read_documents
+from data.packing.document_cache import read_cached_documents
 from data.preview import check_and_read_first_rows, preview_rows
 from data.progress import RowProgress
 from models.checkpoint import tokenizer_fingerprint
@@ -103,7 +103,9 @@ def plan_capture(conf: CaptureConf, meta_target: MetaTarget, tokenizer) -> Captu
     schema = build_schema(
         conf, needs, hidden_size=meta_target.hidden_size, vocab_size=meta_target.vocab_size
     )
-    documents = read_documents(conf.data, tokenizer, read_vocab_size(conf.target))
+    documents = read_cached_documents(
+        conf.data, tokenizer, read_vocab_size(conf.target), conf.output_dir
+    )
     plan, report = CapturePlan.from_documents(
         documents, schema, length=conf.data.row_length,
         overlap=conf.data.overlap, batch=conf.batch, shard_mb=conf.shard_mb,

@@ -3,6 +3,7 @@
 A row that cannot be used is skipped and counted by its reason, never silently.
 """
 
+import hashlib
 import logging
 from collections import Counter
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import xxhash
 from huggingface_hub import constants
 
 from data.config import DataConf, DataSource
@@ -20,6 +22,7 @@ from data.sources.open_rows import (
     check_hub_dataset,
     check_source_path,
     count_source_rows,
+    load_dataset_split,
     open_rows,
 )
 from data.sources.prepared_rows import list_prepared_files, parse_prepared_row, read_prepared_rows
@@ -90,6 +93,24 @@ def check_data_exists(conf: DataConf) -> None:
     if conf.source is DataSource.jsonl or constants.HF_HUB_OFFLINE:
         # The dataset is in the cache, or the error of opening it names what is missing.
         read_training_rows(conf, Counter())
+
+
+def iter_content_hashes(conf: DataConf) -> Iterator[tuple[str, str]]:
+    """Yield the name and a hash of each file of the data, or of a dataset of the hub.
+
+    Every file of a folder counts.
+    """
+    path = Path(str(conf.path))
+    if not path.exists():
+        dataset = load_dataset_split(
+            str(conf.path), key="data.path", subset=conf.subset, split=conf.split
+        )
+        yield str(conf.path), dataset._fingerprint
+        return
+    for file in [path] if path.is_file() else sorted(filter(Path.is_file, path.rglob("*"))):
+        with file.open("rb") as stream:
+            digest = hashlib.file_digest(stream, xxhash.xxh3_128)
+        yield str(file.relative_to(path.parent)), digest.hexdigest()
 
 
 def count_training_rows(conf: DataConf) -> int | None:

@@ -23,7 +23,8 @@ from data.eval_prompts.contamination import (
 )
 from data.features.reader import FeatureStore
 from data.mixture.held_out_rows import HeldOutPrompts
-from data.packing.documents import Documents, Packed, read_documents
+from data.packing.document_cache import read_cached_documents
+from data.packing.documents import Documents, Packed
 from data.packing.pack import DOCUMENT, pack_documents
 from data.sources.row_formats import TokenizedDocument
 from data.vocabulary.counts import (
@@ -78,7 +79,9 @@ def load_training_rows(
                 )
             )  # fmt: skip
         else:
-            documents = read_documents(conf.data, target.tokenizer, target.vocab_size)
+            documents = read_cached_documents(
+                conf.data, target.tokenizer, target.vocab_size, conf.output_dir
+            )
         numbers, held_out = hold_out(conf, target, documents)
     packed, report = pack_documents(
         documents, conf.data.row_length, overlap=conf.data.overlap, document_numbers=numbers

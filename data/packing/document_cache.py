@@ -1,0 +1,98 @@
+"""Keep tokenized documents in a folder, so that a data set is tokenized once.
+
+Processes and later starts map the same files into memory. A folder is named by a hash of all that
+documents depend on: the contents of the data, the options by which rows are read, tokenizer and
+template, and the code that reads them. Folders may be deleted at any time.
+"""
+
+import json
+import logging
+from collections.abc import Iterator
+from dataclasses import fields
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+from transformers import PreTrainedTokenizerBase
+
+from data.config import DataConf
+from data.packing.documents import Documents, read_documents
+from data.sources.training_rows import iter_content_hashes
+from models.files import atomic_directory, report_disk_errors
+from models.lock import acquire_lock, release_lock
+
+log = logging.getLogger(__name__)
+FOLDER = "documents"  # in the output_dir of a command
+LISTS_FILE = "lists.json"  # the fields of `Documents` that are not arrays
+READ_OPTIONS = ("source", "subset", "split", "format", "column", "turns", "template", "limit")
+CODE = Path(__file__).parents[1]
+PACKAGES = ("datasets", "tokenizers", "transformers")
+WAIT_SECONDS = 24 * 3600.0  # for another process that tokenizes the same data
+
+
+def read_cached_documents(
+    conf: DataConf, tokenizer: PreTrainedTokenizerBase, vocab_size: int, output_dir: str
+) -> Documents:
+    """Return `read_documents`, from the folder of an earlier start if there is one.
+
+    Other processes that need the same documents wait for the first one.
+    """
+    folder = Path(output_dir) / FOLDER
+    path = folder / fingerprint_documents(conf, tokenizer, vocab_size)
+    with report_disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    lock = f"{path.name}.lock"
+    acquire_lock(folder, lock, timeout_s=WAIT_SECONDS)
+    try:
+        if path.exists():
+            log.info("data: tokenized before, in %s", path)
+        else:
+            documents = read_documents(conf, tokenizer, vocab_size)
+            with report_disk_errors(folder), atomic_directory(path) as partial:
+                save_documents(documents, partial)
+    finally:
+        release_lock(folder, lock)
+    return load_documents(path)
+
+
+def fingerprint_documents(
+    conf: DataConf, tokenizer: PreTrainedTokenizerBase, vocab_size: int
+) -> str:
+    """Return a hash of everything that the documents depend on."""
+    digest = xxhash.xxh3_128()
+    for part in _iter_dependencies(conf, tokenizer, vocab_size):
+        digest.update(json.dumps(part, sort_keys=True, default=str).encode() + b"\0")
+    return digest.hexdigest()
+
+
+def _iter_dependencies(
+    conf: DataConf, tokenizer: PreTrainedTokenizerBase, vocab_size: int
+) -> Iterator[Any]:
+    yield {name: getattr(conf, name) for name in READ_OPTIONS}
+    yield from iter_content_hashes(conf)
+    backend: Any = tokenizer.backend_tokenizer if tokenizer.is_fast else None
+    yield type(tokenizer).__name__, tokenizer.init_kwargs, tokenizer.chat_template, vocab_size
+    yield backend.to_str() if tokenizer.is_fast else tokenizer.get_vocab()
+    yield {name: version(name) for name in PACKAGES}
+    for file in sorted(CODE.rglob("*.py")):
+        yield str(file.relative_to(CODE)), file.read_text(encoding="utf-8")
+
+
+def save_documents(documents: Documents, folder: Path) -> None:
+    """Write each array of the documents to a file, and all else to one."""
+    lists = {}
+    for field in fields(Documents):
+        value = getattr(documents, field.name)
+        if isinstance(value, np.ndarray):
+            np.save(folder / f"{field.name}.npy", value)
+        else:
+            lists[field.name] = value
+    (folder / LISTS_FILE).write_text(json.dumps(lists))
+
+
+def load_documents(folder: Path) -> Documents:
+    """Map the arrays of the documents into memory, where all processes share them."""
+    arrays = {file.stem: np.load(file, mmap_mode="r") for file in folder.glob("*.npy")}
+    return Documents(**arrays, **json.loads((folder / LISTS_FILE).read_text()))

@@ -1,0 +1,144 @@
+"""A data set is tokenized once, and again for whatever would change its documents."""
+
+import json
+import multiprocessing
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from data.config import DataConf, DataSource, TurnSelection
+from data.packing import document_cache
+from data.packing.document_cache import fingerprint_documents, read_cached_documents
+from data.packing.documents import Documents, read_documents
+from models.errors import UserError
+from tests.support.tiny import byte_tokenizer
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}<end>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+MARKERS = ["<user>", "<assistant>", "<end>"]
+SIZE = 400  # of the target's vocabulary
+
+
+def tokenizer(template: str = TEMPLATE):
+    return byte_tokenizer(MARKERS, template=template, eos_token="<end>")
+
+
+@pytest.fixture
+def conf(tmp_path) -> DataConf:
+    """Conversations of a file, one of them without an answer."""
+    rows = [
+        {"messages": [
+            {"role": "user", "content": f"Is {n} even?"},
+            {"role": "assistant", "content": f"{n}: {n % 2 == 0}"},
+        ], "category": "ab"[n % 2]}
+        for n in range(20)
+    ]  # fmt: skip
+    file = tmp_path / "rows.jsonl"
+    lines = [json.dumps(row) for row in [*rows, {"messages": rows[0]["messages"][:1]}]]
+    file.write_text("\n".join(lines))
+    return DataConf(source=DataSource.jsonl, path=str(file))
+
+
+def assert_equal(some: Documents, others: Documents) -> None:
+    for name, value in vars(some).items():
+        other = getattr(others, name)
+        if isinstance(value, np.ndarray):
+            assert value.dtype == other.dtype
+            assert np.array_equal(value, other), name
+        else:
+            assert dict(value) == dict(other) if name == "skipped" else value == other, name
+
+
+def test_a_second_start_reads_the_same_documents_and_tokenizes_nothing(
+    conf, tmp_path, monkeypatch, caplog
+):
+    caplog.set_level("INFO")
+    first = read_cached_documents(conf, tokenizer(), SIZE, str(tmp_path))
+    assert_equal(first, read_documents(conf, tokenizer(), SIZE))
+    assert first.skipped
+    monkeypatch.delattr(document_cache, "read_documents")
+    assert_equal(read_cached_documents(conf, tokenizer(), SIZE, str(tmp_path)), first)
+    assert "data: tokenized before, in " in caplog.text
+
+
+def test_whatever_changes_documents_changes_their_name(conf, tmp_path, monkeypatch):
+    def name(conf=conf, template=TEMPLATE, size=SIZE):
+        return fingerprint_documents(conf, tokenizer(template), size)
+
+    same = [name(), name(replace(conf, row_length=64, seed=3))]
+    others = [
+        name(template=TEMPLATE + " "), name(size=SIZE + 1), name(replace(conf, limit=3)),
+        name(replace(conf, turns=TurnSelection.last)), name(replace(conf, split="train[1:]")),
+        name(replace(conf, template={"enable_thinking": False})),
+    ]  # fmt: skip
+    file = tmp_path / "rows.jsonl"
+    text = file.read_text()
+    middle = len(text) // 2 + text[len(text) // 2 :].index("?")
+    file.write_text(text[:middle] + "!" + text[middle + 1 :])  # of the same size
+    others.append(name())
+    file.write_text(text)
+    monkeypatch.setattr(document_cache, "CODE", tmp_path)  # other code, as after an update
+    others.append(name())
+    assert len(set(same)) == 1
+    assert len({*same, *others}) == 1 + len(others)
+
+
+def test_of_a_folder_every_file_counts(conf, tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "a.jsonl").write_bytes((tmp_path / "rows.jsonl").read_bytes())
+    conf = replace(conf, source=DataSource.dataset, path=str(folder))
+    before = fingerprint_documents(conf, tokenizer(), SIZE)
+    (folder / "b.jsonl").write_bytes((tmp_path / "rows.jsonl").read_bytes())
+    assert fingerprint_documents(conf, tokenizer(), SIZE) != before
+
+
+def test_what_an_interrupted_start_left_is_written_again(conf, tmp_path, monkeypatch):
+    def stop(documents, folder):
+        (folder / "ids.npy").write_text("half")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(document_cache, "save_documents", stop)
+        with pytest.raises(KeyboardInterrupt):
+            read_cached_documents(conf, tokenizer(), SIZE, str(tmp_path))
+    found = read_cached_documents(conf, tokenizer(), SIZE, str(tmp_path))
+    assert_equal(found, read_documents(conf, tokenizer(), SIZE))
+
+
+def test_data_that_cannot_be_read_is_refused_each_time(conf, tmp_path):
+    (tmp_path / "rows.jsonl").write_text("{}\n")
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"^data\.format: some row must have the format auto"):
+            read_cached_documents(conf, tokenizer(), SIZE, str(tmp_path))
+
+
+def count_readings(conf: DataConf, output_dir: str, count) -> None:
+    """Read the documents as a process of its own, and count whether it tokenized them."""
+    honest = document_cache.read_documents
+
+    def counted(*arguments):
+        with count.get_lock():
+            count.value += 1
+        return honest(*arguments)
+
+    document_cache.read_documents = counted
+    read_cached_documents(conf, tokenizer(), SIZE, output_dir)
+
+
+@pytest.mark.system
+def test_of_four_processes_one_tokenizes(conf, tmp_path):
+    context = multiprocessing.get_context("spawn")
+    count = context.Value("i", 0)
+    processes = [
+        context.Process(target=count_readings, args=(conf, str(tmp_path), count)) for _ in range(4)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * 4
+    assert count.value == 1
