@@ -15,12 +15,14 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from conf.entry import compose
 from data.chat.template import ChatTemplate
+from data.chat.tokenization import documents_from_row
 from data.config import DataConf, DataSource
 from data.eval_prompts.hold_out import split_held_out
 from data.eval_prompts.prompts import build_next_turns, build_prompt, load_eval_prompts
 from data.mixture.held_out_rows import rows_from_documents
 from data.packing.documents import read_documents
 from data.packing.pack import pack_documents
+from data.sources.row_formats import Conversation
 from data.vocabulary.counts import count_answer_tokens
 from infer.config import GenerateConf
 from infer.engine.requests import Generation
@@ -37,7 +39,9 @@ from models.speculate.draft_vocab import (
 )
 from models.target.config import TargetConf
 from models.target.pretrained import load_tokenizer, read_model_config
+from tests.data import test_template_families as rewritten
 from tests.support.commands import ROOT
+from tests.support.families import ANSWER, FAMILIES, TOOL
 from tests.support.published import (
     END,
     SERVED,
@@ -92,6 +96,26 @@ def test_masks_are_what_the_templates_own_prompt_leaves_to_the_target(published)
         assert pair[0] == pair[1], f"document {number}"
     assert published.documents.skipped == refused
     assert any("alternate" in reason for reason in refused) == (published.name == "gemma3")
+
+
+@pytest.mark.parametrize(("name", "family"), [("qwen3", "qwen3"), ("gemma3", "gemma-3")])
+def test_tools_and_thoughts_are_masked_as_with_the_rewritten_template(name, family, tokenizers):
+    known = {family: AutoTokenizer.from_pretrained(tokenizers / name)}
+    for case in FAMILIES[family].cases:
+        rewritten.test_each_turn_is_its_prompt_and_what_the_target_says(known, family, case)
+        rewritten.test_all_turns_in_one_document_or_a_refusal(known, family, case)
+
+
+@pytest.mark.parametrize("name", ["llama3_1", "deepseek_v3"])
+def test_a_call_that_a_published_template_does_not_write_is_left_out(name, tokenizers):
+    tokenizer, row = AutoTokenizer.from_pretrained(tokenizers / name), Conversation(messages=TOOL)
+    conf = DataConf(source=DataSource.jsonl, path="rows.jsonl")
+    documents, skipped = documents_from_row(row, conf, tokenizer)
+    assert skipped == {"a tool call that the chat template does not write": 1}
+    answer = tokenizer.decode(
+        [i for one in documents for i, flag in zip(one.ids, one.answer, strict=True) if flag]
+    )
+    assert answer == ANSWER["content"] + END[name]
 
 
 @pytest.mark.parametrize("overlap", [None, 32])
