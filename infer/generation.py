@@ -92,15 +92,17 @@ def print_answer(decoder: Decoder, target: Target, prompt: EvalPrompt, conf: Gen
     """Print an answer while it grows, and then what its rounds took."""
     growing, start = GrowingText(target.tokenizer), time.perf_counter()
 
-    def show(request: Request) -> None:
-        for piece, is_accepted in growing.read(request.generation):
+    def show(generation: Generation, *, is_complete: bool) -> None:
+        for piece, is_accepted in growing.read(generation, is_complete=is_complete):
             style = ACCEPTED_STYLE if is_accepted else ""
             CONSOLE.print(Text(piece, style=style), end="", soft_wrap=True)
 
     (generation,) = decoder.decode(
         [prompt.ids], row_ids=[prompt.row_id], max_new_tokens=conf.max_new_tokens,
-        eos_ids=target.eos_ids, stop=conf.stop, on_tokens=show,
+        eos_ids=target.eos_ids, stop=conf.stop,
+        on_tokens=lambda request: show(request.generation, is_complete=False),
     )  # fmt: skip
+    show(generation, is_complete=True)
     print_line(f"\n\n{describe_speed([generation], time.perf_counter() - start)}")
 
 
@@ -171,16 +173,20 @@ class GrowingText:
         self.num_read = 0  # tokens whose text has been returned
         self.first = 0  # of the tokens that are decoded together: spaces depend on the one before
 
-    def read(self, generation: Generation) -> Iterator[tuple[str, bool]]:
+    def read(
+        self, generation: Generation, *, is_complete: bool = False
+    ) -> Iterator[tuple[str, bool]]:
         """Yield the text of each new token, and whether the draft proposed it.
 
-        The bytes of a character that several tokens share come with the last of them.
+        The bytes of a character that several tokens share come with the last of them, or with the
+        last token of an answer that is complete, which a limit may cut within a character.
         """
         is_accepted = list_accepted(generation)
         for end in range(self.num_read + 1, len(generation.ids) + 1):
             before = self._decode(generation.ids[self.first : self.num_read])
             text = self._decode(generation.ids[self.first : end])
-            if text.endswith(INCOMPLETE):
+            is_last = is_complete and end == len(generation.ids)
+            if text.endswith(INCOMPLETE) and not is_last:
                 continue
             yield text[len(before) :], is_accepted[end - 1]
             self.first, self.num_read = self.num_read, end

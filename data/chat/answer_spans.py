@@ -41,7 +41,8 @@ def find_all_answers(chat: ChatTemplate, messages: list[Message]) -> tuple[str, 
 def find_last_answer(chat: ChatTemplate, messages: list[Message]) -> tuple[str, list[CharSpan]]:
     """Return serving's prompt followed by the last answer, and the answer's spans in that text.
 
-    Raises RowRejectedError if no rendered text shows both, or if it lacks a tool call.
+    Raises RowRejectedError if no rendered text shows both, if it lacks a tool call, or if the
+    answer is nothing but its end-of-turn token.
     """
     marked = _find_by_marks(chat, messages) if GENERATION_TAG.search(chat.source) else None
     text, spans = marked or _find_by_prompt(chat, messages)
@@ -53,6 +54,10 @@ def find_last_answer(chat: ChatTemplate, messages: list[Message]) -> tuple[str, 
         not spans
         or all(answer_text.count(name) >= count for name, count in Counter(calls).items()),
         "a tool call that the chat template does not write",
+    )
+    require_row(  # Some templates drop reasoning, and Qwen3's takes an empty thought from the text.
+        not spans or bool(_strip_end_of_turn(answer_text, chat).strip()),
+        "an answer of which the chat template writes nothing",
     )
     return text, spans
 
@@ -115,6 +120,12 @@ def _extend_to_end_of_turn(text: str, begin: int, end: int, chat: ChatTemplate) 
     if answer.endswith(added_tokens):
         return answer
     return answer + max((t for t in added_tokens if text.startswith(t, end)), key=len, default="")
+
+
+def _strip_end_of_turn(answer: str, chat: ChatTemplate) -> str:
+    """Return the answer without the token that ends it."""
+    ends = (token for token in find_added_tokens(chat.tokenizer) if answer.endswith(token))
+    return answer.removesuffix(max(ends, key=len, default=""))
 
 
 def _trim_after_end_of_turn(answer: str, chat: ChatTemplate) -> str:

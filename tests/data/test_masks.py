@@ -213,6 +213,20 @@ def test_what_a_template_does_not_take_is_counted():
     assert read(no_json, CHAT)[1].total() == 2
 
 
+@pytest.mark.parametrize(
+    ("family", "answer"),
+    [
+        ("llama-3.1", {"content": "", "reasoning_content": "Only a thought."}),
+        ("qwen3", {"content": "<think>\n\n</think>\n\n"}),
+    ],
+)
+def test_an_answer_that_the_template_leaves_empty_is_not_learned_as_an_end(family, answer):
+    tokenizer = FAMILIES[family].tokenizer(family)
+    [document], skipped = read(tokenizer, [*SINGLE, QUESTION, {"role": "assistant", **answer}])
+    assert answers(tokenizer, document)[0].startswith(ANSWER["content"])
+    assert skipped == {"an answer of which the chat template writes nothing": 1}
+
+
 def test_arguments_of_the_row_win_over_those_of_the_data():
     tokenizer = FAMILIES["qwen3"].tokenizer("qwen3")
     conf = DataConf(source=DataSource.jsonl, path="x", template={"enable_thinking": True})

@@ -142,6 +142,17 @@ def test_pieces_add_up_to_the_text_however_many_tokens_come_at_once(text, count)
         assert not any(is_accepted for _, is_accepted in pieces)
 
 
+@pytest.mark.parametrize("text", ["warm \U0001f976", "warm \ufffd"])
+def test_pieces_add_up_to_an_answer_that_ends_anywhere_in_a_character(text):
+    """The written answer has the mark of an incomplete character, so the printed one has it too."""
+    tokenizer = demo_target().tokenizer
+    ids = tokenizer(text)["input_ids"]
+    for end in range(1, len(ids) + 1):
+        growing, generation = GrowingText(tokenizer), Generation(ids=ids[:end], accepted=[0] * end)
+        pieces = [*growing.read(generation), *growing.read(generation, is_complete=True)]
+        assert "".join(piece for piece, _ in pieces) == tokenizer.decode(ids[:end])
+
+
 def test_the_last_token_of_a_round_is_the_targets():
     generation = Generation(ids=list(range(7)), accepted=[2, 0, 3])
     assert list_accepted(generation) == [False, True, True, False, False, True, True]

