@@ -15,9 +15,8 @@ from conf.entry import config_to_yaml
 from data.config import DEMO
 from data.mixture.config import MixtureConf
 from data.sources.files import first_line
-from data.sources.open_rows import list_split_files
+from data.sources.open_rows import list_source_files
 from data.sources.prepared_rows import PREPARED_VERSION
-from data.sources.splits import list_split_names
 from models import lock
 from models.errors import UserError, require
 from models.files import write_text_atomically
@@ -65,22 +64,15 @@ def collect_provenance(conf: Any, mixture: MixtureConf) -> dict[str, Any]:
 
 
 def _iter_file_hashes(source: str, split: str) -> Iterator[tuple[str, str]]:
-    """Yield the name and fingerprint of each file that a local source reads.
-
-    Every file below a saved dataset's directory counts.
-    """
-    path = Path(source)
-    names = list_split_names(split)
-    files = {file: None for name in names for file in list_split_files(path, name)}
-    all_files = filter(Path.is_file, [path, *sorted(path.rglob("*"))])
-    for file in files or all_files:
+    """Yield the name and fingerprint of each file that a local source reads."""
+    for file in list_source_files(source, split):
         size = file.stat().st_size
         with file.open("rb") as stream:
             edges = stream.read(EDGE_BYTES)
             stream.seek(max(0, size - EDGE_BYTES))
             edges += stream.read(EDGE_BYTES)
         fingerprint = f"{size} bytes {hashlib.sha256(edges).hexdigest()[:16]}"
-        yield str(file.relative_to(path.parent)), fingerprint
+        yield str(file.relative_to(Path(source).parent)), fingerprint
 
 
 def _flatten_keys(value: Any, prefix: str = "") -> list[tuple[str, Any]]:

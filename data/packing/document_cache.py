@@ -93,6 +93,6 @@ def save_documents(documents: Documents, folder: Path) -> None:
 
 
 def load_documents(folder: Path) -> Documents:
-    """Map the arrays of the documents into memory, where all processes share them."""
-    arrays = {file.stem: np.load(file, mmap_mode="r") for file in folder.glob("*.npy")}
+    """Map the arrays into memory: processes share what none of them writes."""
+    arrays = {file.stem: np.load(file, mmap_mode="c") for file in folder.glob("*.npy")}
     return Documents(**arrays, **json.loads((folder / LISTS_FILE).read_text()))

@@ -147,6 +147,13 @@ def list_split_files(path: Path, name: str) -> list[Path]:
     return files if not files or is_known or len(_find_splits(path)) <= 1 else []
 
 
+def list_source_files(source: str, split: str) -> list[Path]:
+    """List the files that a local source reads: all below a directory that `datasets` reads."""
+    path = Path(source)
+    files = chain.from_iterable(list_split_files(path, name) for name in list_split_names(split))
+    return [*dict.fromkeys(files)] or sorted(filter(Path.is_file, [path, *path.rglob("*")]))
+
+
 def _has_word(file: Path, word: str) -> bool:
     return bool(re.search(rf"(?<![a-z]){re.escape(word)}(?![a-z])", file.name, re.IGNORECASE))
 

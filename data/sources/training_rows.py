@@ -22,6 +22,7 @@ from data.sources.open_rows import (
     check_hub_dataset,
     check_source_path,
     count_source_rows,
+    list_source_files,
     load_dataset_split,
     open_rows,
 )
@@ -96,10 +97,7 @@ def check_data_exists(conf: DataConf) -> None:
 
 
 def iter_content_hashes(conf: DataConf) -> Iterator[tuple[str, str]]:
-    """Yield the name and a hash of each file of the data, or of a dataset of the hub.
-
-    Every file of a folder counts.
-    """
+    """Yield the name and a hash of each file of the data, or of a dataset of the hub."""
     path = Path(str(conf.path))
     if not path.exists():
         dataset = load_dataset_split(
@@ -107,7 +105,7 @@ def iter_content_hashes(conf: DataConf) -> Iterator[tuple[str, str]]:
         )
         yield str(conf.path), dataset._fingerprint
         return
-    for file in [path] if path.is_file() else sorted(filter(Path.is_file, path.rglob("*"))):
+    for file in list_source_files(str(conf.path), conf.split):
         with file.open("rb") as stream:
             digest = hashlib.file_digest(stream, xxhash.xxh3_128)
         yield str(file.relative_to(path.parent)), digest.hexdigest()
