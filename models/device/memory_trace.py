@@ -24,11 +24,34 @@ from torch.utils.flop_counter import flop_registry
 
 aten = torch.ops.aten
 LOGITS, ACTIVATIONS = "logits", "activations"
+
+
+def count_attention(count: Callable[..., int], query_index: int) -> Callable[..., int]:
+    """Return a count of attention's operations that takes fewer key-value heads than query heads.
+
+    `query_index`: place of the query among the arguments, before key and value. PyTorch's own count
+    of release 2.9 takes equal heads alone.
+
+    >>> heads = count_attention(lambda query, key, value: key.shape[1], 0)
+    >>> heads(torch.empty(1, 4, 3, 8), torch.empty(1, 2, 5, 8), torch.empty(1, 2, 5, 8))
+    4
+    """
+
+    def count_grouped(*args: Any, **kwargs: Any) -> int:
+        before, (query, *states), rest = (
+            args[:query_index], args[query_index : query_index + 3], args[query_index + 3 :]
+        )  # fmt: skip
+        repeated = [state[:, :1].expand(-1, query.shape[1], -1, -1) for state in states]
+        return count(*before, query, *repeated, *rest, **kwargs)
+
+    return count_grouped
+
+
 MATMUL_FLOPS = flop_registry | {  # PyTorch counts attention only on accelerators
     aten._scaled_dot_product_flash_attention_for_cpu:
-        flop_registry[aten._scaled_dot_product_flash_attention],
+        count_attention(flop_registry[aten._scaled_dot_product_flash_attention], 0),
     aten._scaled_dot_product_flash_attention_for_cpu_backward:
-        flop_registry[aten._scaled_dot_product_flash_attention_backward],
+        count_attention(flop_registry[aten._scaled_dot_product_flash_attention_backward], 1),
 }  # fmt: skip
 
 
