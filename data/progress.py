@@ -7,9 +7,8 @@ from datetime import timedelta
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as RichProgress
 
-from models.console import CONSOLE, SHOWS_BARS
+from models.console import CONSOLE, LOG_INTERVAL_S, SHOWS_BARS
 
-LOG_INTERVAL_S = 10.0  # between log lines
 log = logging.getLogger(__name__)
 
 
