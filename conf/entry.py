@@ -254,8 +254,8 @@ def _run_name() -> str:
     choices, sequence = hydra_conf.runtime.choices, chosen_sequence()
     names = [sequence or choices.get("draft") or choices.get("mixture") or hydra_conf.job.name]
     if hydra_conf.mode == RunMode.MULTIRUN:
-        said = ("experiment=" if sequence else "draft=", "output_dir=")
-        names += [o for o in hydra_conf.overrides.task if not o.startswith(said)]
+        left_out = ("experiment=" if sequence else "draft=", "output_dir=")
+        names += [o for o in hydra_conf.overrides.task if not o.startswith(left_out)]
     return re.sub(r"[^\w.=,+-]", "_", "-".join(names).replace('"', ""))
 
 
@@ -266,17 +266,14 @@ def list_typed_overrides() -> list[str]:
 
 def chosen_sequence() -> str | None:
     """Return the experiment of this command if it is a whole sequence, else None."""
-    name = (
-        HydraConfig.get().runtime.choices.get("experiment") if HydraConfig.initialized() else None
-    )
+    if not HydraConfig.initialized():  # a caller without a command line
+        return None
+    name = HydraConfig.get().runtime.choices.get("experiment")
     return name if name in list_sequences() else None
 
 
 def command_that_writes(path: Path) -> str | None:
-    """Return the command of the chosen sequence that writes `path`, or None if none does.
-
-    It is for the same target.
-    """
+    """Return the command of the chosen sequence and target that writes `path`, or None."""
     name = chosen_sequence()
     module = name and find_writer(str(path), name)
     if not module:

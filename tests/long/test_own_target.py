@@ -38,7 +38,9 @@ WITH_DATA = ("data.path=", "experiment=")  # training on rows of its own
 # Drafts side by side are judged by the same prompts: these learn from one file.
 SAME_DATA = ("qwen3-8b-eagle3", "qwen3-1.7b", "second-seed")
 PAGES = {  # page: its section with commands, and the runs that these train
-    "README.md": (r"## Use it on your own target\n(.*?)\n`target.path=DIR` takes", {"qwen3-8b-eagle3"}),
+    "README.md": (
+        r"## Use it on your own target\n(.*?)\n`target.path=DIR` takes", {"qwen3-8b-eagle3"}
+    ),
     "docs/index.md": (
         r"## Commands\n(.*?)\nOn Trainium", {*SAME_DATA, "answers", "chat", "stored"}
     ),
