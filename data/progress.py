@@ -7,9 +7,8 @@ from datetime import timedelta
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as RichProgress
 
-from models.console import CONSOLE, SHOWS_BARS
+from models.console import CONSOLE, LOG_INTERVAL_S, SHOWS_BARS
 
-LOG_INTERVAL_S = 10.0  # between log lines
 log = logging.getLogger(__name__)
 
 
@@ -17,8 +16,8 @@ class RowProgress(RichProgress):
     """A progress bar with the rate of rows and tokens, the failures and the time left.
 
     `already_done` rows were done by an earlier run and do not count for the rates. Before the first
-    rows are done, the prompts read and the tokens so far are shown, with the time that is left if
-    each row takes `longest` tokens.
+    rows are done, the prompts read and the tokens so far are shown, and once these are more than a
+    token a prompt the time that is left if each row takes `longest` tokens.
     """
 
     def __init__(
@@ -69,7 +68,7 @@ class RowProgress(RichProgress):
         left = ""
         if has_estimate:
             left = f"{timedelta(seconds=round(rows_left * elapsed / self.done))} left"
-        elif self.total and self.longest and self.tokens:
+        elif self.total and self.longest and self.tokens > self.prompts:
             tokens_left = max((self.total - self.already_done) * self.longest - self.tokens, 0)
             left = (
                 f"{timedelta(seconds=round(tokens_left * elapsed / self.tokens))} left if answers "

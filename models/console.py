@@ -3,7 +3,9 @@
 import logging
 import os
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator, Sized
+from datetime import timedelta
 from functools import partial
 from typing import TypeVar
 
@@ -20,8 +22,10 @@ CONSOLE = Console()
 SHOWS_BARS = CONSOLE.is_terminal and IS_MAIN_PROCESS
 # Never breaks or colors a long line; the console of the bars, so that lines appear above them.
 print_line = partial(CONSOLE.print, soft_wrap=True, highlight=False)
+LOG_INTERVAL_S = 10.0  # between lines about the progress of long work, where no bar is shown
 PLAIN_WIDTH = 1000  # characters of a table's line that is not printed on a terminal
 Item = TypeVar("Item")
+log = logging.getLogger(__name__)
 PACKAGES = ("conf", "data", "infer", "models", "train")
 
 
@@ -63,8 +67,28 @@ def print_table(columns: list[str], rows: list[list[str]]) -> None:
 def track_progress(
     items: Iterable[Item], description: str, *, total: int | None = None
 ) -> Iterable[Item]:
-    """Return the items, with a bar on the main process's terminal while they are worked on."""
-    return track(items, description, total=total, console=CONSOLE, disable=not SHOWS_BARS)
+    """Return the items, and show on the main process how far the work on them is.
+
+    A terminal shows a bar. Elsewhere work that takes longer than LOG_INTERVAL_S prints lines with
+    the time left, which need the number of items.
+    """
+    if SHOWS_BARS:
+        return track(items, description, total=total, console=CONSOLE)
+    if total is None and isinstance(items, Sized):
+        total = len(items)
+    return items if total is None else log_progress(items, description, total)
+
+
+def log_progress(items: Iterable[Item], description: str, total: int) -> Iterator[Item]:
+    """Yield the items; log a line between two of them when one is due."""
+    start = last_line = time.monotonic()
+    for done, item in enumerate(items):
+        now = time.monotonic()
+        if done and now - last_line > LOG_INTERVAL_S:
+            last_line = now
+            left = timedelta(seconds=round((total - done) * (now - start) / done))
+            log.info("%s %s/%s  %s left", description, f"{done:,}", f"{total:,}", left)
+        yield item
 
 
 def setup_logging() -> None:

@@ -12,7 +12,7 @@ from models.speculate.config import SAMPLING_RULES, SamplingConf
 from models.validation import POSITIVE, SEED, at_least, check_values
 
 NO_API_KEY = "none"  # sent if the variable is not set, because the client requires a key
-BATCHES_IN_FLIGHT = 4  # waiting prompts are batched by similar length
+BATCHES_IN_FLIGHT = 16  # waiting prompts are batched by similar length
 
 
 class AnswerSource(Enum):

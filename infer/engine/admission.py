@@ -11,6 +11,7 @@ from torch import Tensor
 from infer.engine.requests import Request
 from infer.engine.session import Session, SessionState
 from infer.engine.stopping import StopCriteria
+from models.device.device import Device
 from models.drafts.base import DraftState
 from models.target.cache import StaticCache
 
@@ -20,6 +21,11 @@ MIN_BUCKET = 64  # tokens; longer prompts are padded to a power of two: one grap
 def bucket_length(length: int) -> int:
     """Return the length to which a prompt is padded: a power of two, to need few graphs."""
     return max(MIN_BUCKET, 1 << (length - 1).bit_length())
+
+
+def pad_length(length: int, device: Device) -> int:
+    """Return the length to which prompts are padded whose longest has this one."""
+    return bucket_length(length) if device.has_static_shapes else length
 
 
 def count_admissible(session: Session, num_running: int, min_free_rows: int) -> int:
@@ -44,7 +50,7 @@ def prefill_prompts(
     the rows are those of the buffers, as in `Session.prefill`.
     """
     batch = len(buffers[0].positions) if buffers else session.batch
-    length = min(bucket_length(max(map(len, prompts))), session.slots)
+    length = min(pad_length(max(map(len, prompts)), session.target.device), session.slots)
     padding = batch - len(prompts)
     input_ids = torch.tensor(
         [ids + [0] * (length - len(ids)) for ids in prompts] + [[0] * length] * padding

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from data.answers.config import AnswersConf
 from data.answers.dialogue import Answer, OnTokens, ignore_tokens
 from data.sources.tokenized import require_embeddings
-from infer.engine.admission import bucket_length
+from infer.engine.admission import pad_length
 from infer.engine.decode import Decoder
 from infer.engine.requests import Request
 from models.target.target import Target
 
 BATCH_WAIT_S = 0.002  # before the first batch, so that requests sent together share it
 MIN_BATCH_DIVISOR = 4  # prompts wait until 1/4 of the rows are free, to share a prefill pass
+SESSION_DIVISOR = 2  # a session takes the shorter half of what waits, and more of that length
 
 
 class TargetAnswerBackend:
@@ -57,19 +58,22 @@ class TargetAnswerBackend:
                 await asyncio.sleep(0)  # lets the caller go on, and perhaps add a request
 
     def _decode_waiting(self) -> Iterator[Request]:
-        """Decode waiting requests; yield each when it is finished.
+        """Decode the shorter half of the waiting requests; yield each when it is finished.
 
-        Requests that arrive meanwhile join if their prompts are no longer than the longest one at
-        the start. Those that are taken leave `self.waiting`.
+        Attention reads every slot of a row, and a pass over prompts pads them to the longest: short
+        prompts share neither with long ones. Requests that arrive meanwhile join if they are no
+        longer than that half. Those that are taken leave `self.waiting`.
         """
-        static, max_new_tokens = self.target.device.has_static_shapes, self.conf.max_new_tokens
-        longest = max(len(request.ids) for request in self.waiting)
-        longest = bucket_length(longest) if static else longest
-        batch = self.conf.batch if static else min(self.conf.batch, len(self.waiting))
+        device, max_new_tokens = self.target.device, self.conf.max_new_tokens
+        lengths = sorted(len(request.ids) for request in self.waiting)
+        least = min(len(lengths), max(self.conf.batch, len(lengths) // SESSION_DIVISOR))
+        longest = pad_length(lengths[least - 1], device)
+        batch = self.conf.batch if device.has_static_shapes else min(self.conf.batch, len(lengths))
 
         def take(count: int) -> list[Request]:
-            requests = [request for request in self.waiting if len(request.ids) <= longest][:count]
-            self.waiting = [request for request in self.waiting if request not in requests]
+            self.waiting.sort(key=lambda request: len(request.ids))
+            fitting = sum(len(request.ids) <= longest for request in self.waiting[:count])
+            requests, self.waiting = self.waiting[:fitting], self.waiting[fitting:]
             return requests
 
         decoder = Decoder(

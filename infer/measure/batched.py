@@ -20,6 +20,7 @@ from infer.measure.records import Exactness, PromptResult
 from infer.measure.report_schema import BatchSection
 from infer.measure.timing import alternate_order
 from infer.verify import build_evaluation_rule
+from models.console import track_progress
 from models.speculate.tree import NO_TREE, Tree
 from models.target.target import Target
 
@@ -68,7 +69,7 @@ def measure_batch_size(
     """
     decoders = build_warm_decoders(target, candidate, tree, prompts, conf, batch)
     passes: dict[str, list[list[PromptResult]]] = {name: [] for name in decoders}
-    for number in range(NUM_PASSES):
+    for number in track_progress(range(NUM_PASSES), f"passes with batches of {batch}"):
         for name in alternate_order(list(decoders), number):
             passes[name].append(decode_prompts(decoders[name], prompts, conf.new_tokens))
     plain_results, tree_results = (

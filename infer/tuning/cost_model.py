@@ -25,7 +25,7 @@ from infer.engine.decode import Decoder
 from infer.engine.requests import Generation
 from infer.tuning.candidates import LOOKUP, TreeCandidate
 from infer.tuning.config import TuneConf
-from models.console import print_line
+from models.console import print_line, track_progress
 from models.drafts.base import Draft
 from models.drafts.ngram import NgramDraft
 from models.lock import wait_for_lock
@@ -158,7 +158,8 @@ class CostBench:
 
     def _benchmark_alternating(self, modes: dict[str, Decoder]) -> dict[str, ndarray]:
         totals = {name: np.zeros((len(self.prompts), 2)) for name in modes}
-        for index, number in itertools.product(range(len(self.prompts)), range(self.conf.repeats)):
+        turns = [*itertools.product(range(len(self.prompts)), range(self.conf.repeats))]
+        for index, number in track_progress(turns, "measuring the choice"):
             for name in list(modes)[:: 1 - 2 * (number % 2)]:  # backward in every second repeat
                 totals[name][index] += self._time_prompts(modes[name], [self.prompts[index]])[0]
         return totals
@@ -167,7 +168,7 @@ class CostBench:
         baseline, baseline_runs = modes[AUTOREGRESSIVE], []
         speculative = [name for name in modes if name != AUTOREGRESSIVE]
         totals = {name: np.zeros((len(self.prompts), 2)) for name in speculative}
-        for number in range(self.conf.repeats):
+        for number in track_progress(range(self.conf.repeats), "measuring the choice"):
             for name in speculative[:: 1 - 2 * (number % 2)]:  # backward in every second repeat
                 baseline_runs.append(self._time_prompts(baseline, self.prompts))
                 # The time is 0 if all answers end at their first token.
@@ -276,7 +277,7 @@ def choose_candidate(
     often one that was too fast by chance.
     """
     curve = CostCurve()
-    for candidate in select_probes(candidates):
+    for candidate in track_progress(select_probes(candidates), "timing trees"):
         curve.add(candidate, measure_steps(candidate))
 
     def predicted_speedup(candidate: TreeCandidate) -> float:

@@ -48,6 +48,23 @@ def test_answers_do_not_depend_on_the_batch(target, made, tmp_path):
     assert [row.documents for row in other] != [row.documents for row in alone[:2]]
 
 
+def test_no_prompt_is_padded_to_the_length_of_a_longer_one(target, tmp_path, monkeypatch):
+    """Nine short prompts and three long ones, four at a time, which need two sizes of caches."""
+    texts = ["3 4 5", "3 4 5", "3 4 5", "3 " * 60] * 3
+    rows = [PreparedRow(id=str(i), source="", text=text) for i, text in enumerate(texts)]
+    forward, passes = target.forward_hidden, []
+
+    def record(input_ids, **inputs):
+        passes.append((*input_ids.shape, inputs["mask"].shape[-1]))
+        return forward(input_ids, **inputs)
+
+    monkeypatch.setattr(target, "forward_hidden", record)
+    answers, _ = answered(target, tmp_path / "j", rows, batch=4)
+    own = sum(len(row.documents[0].ids) - row.answers[0].tokens for row in answers)
+    assert sum(count * length for count, length, _ in passes if length > 1) == own
+    assert len({slots for _, length, slots in passes if length == 1}) == 2
+
+
 def test_every_answer_has_a_seed_of_its_own():
     keys = {
         derive_answer_seed(seed, row, turn)
@@ -212,5 +229,9 @@ def test_life_is_shown_before_the_first_answer_is_finished(target, tmp_path, mon
     assert [line.split("  ")[1] for line in before[:2]] == [
         "1 prompts read, 1 tokens so far", "2 prompts read, 2 tokens so far"
     ]  # fmt: skip
-    assert all("tokens/s" in line and "left if answers take" in line for line in before)
+    assert all("tokens/s" in line for line in before)
+    # A rate of the first tokens, which come in one pass, would be that of reading prompts.
+    assert ["left if answers take" in line for line in before] == [
+        n >= 6 for n in range(len(before))
+    ]
     assert lines[-1].startswith("answers 6/6  ")

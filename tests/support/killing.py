@@ -92,11 +92,12 @@ def launcher(
         ROOT / "tests" / "support" / "toy_run.py", folder, json.dumps(changes),
     ]  # fmt: skip
     given = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment}
-    with folder.with_suffix(f".{node}.log").open("w") as said:
+    log = folder.with_suffix(f".{node}.log")
+    with log.open("w") as said:
         run = subprocess.Popen(command, env=given, stdout=said, stderr=said)
         try:
             yield run
-            assert run.wait(timeout=2 * TIMEOUT_S) == 0
+            assert run.wait(timeout=2 * TIMEOUT_S) == 0, log.read_text()
         finally:
             run.terminate()  # its workers end with it
             run.wait()

@@ -1,0 +1,21 @@
+"""Long work says how far it is where no bar can be shown."""
+
+import time
+
+from models import console
+
+
+def test_work_without_a_terminal_prints_a_line_with_the_time_left(monkeypatch, caplog):
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(console, "SHOWS_BARS", False)
+    caplog.set_level("INFO")
+    for item in console.track_progress(["a", "b", "c", "d"], "prompts"):
+        now += 4.0 if item == "a" else 8.0
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == ["prompts 2/4  0:00:12 left"]
+
+
+def test_work_of_unknown_length_passes_unchanged(monkeypatch):
+    monkeypatch.setattr(console, "SHOWS_BARS", False)
+    assert [*console.track_progress(iter("ab"), "prompts")] == ["a", "b"]
