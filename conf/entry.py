@@ -41,6 +41,7 @@ from omegaconf.errors import (
 )
 
 from conf.renamed_keys import RENAMED_OPTIONS, find_new_name
+from conf.sequences import check_experiments, find_writer, list_sequences, read_choices
 from conf.typed_text import PATH_KEYS, quote, quote_typed_text
 from models.drafts.config import METHODS
 from models.drafts.config.base import DraftConf
@@ -65,6 +66,8 @@ MESSAGE_REWRITES = {
         "config: must have keys, got a list; write NAME: VALUE in place of - VALUE",
     r"Config group override must be a string or a list\. Got (\w+)":
         r"command line: a group takes the name of an option, got a value of type \1; see --help",
+    r"Could not override '([^']+)'\. No match in the defaults list\..*":
+        r"\1: no such key or group in this command; see --help",
     r"Unexpected type for root: NoneType":
         "command line: a key of a group needs a chosen option of the group, got none; "
         "choose one first, as in target=qwen3-8b target.path=DIR",
@@ -125,6 +128,8 @@ def _run_command(command: Callable[[DictConfig], None], name: str, schema: type)
     setbase("1.3")
     parser = get_args_parser()
     args = parser.parse_args()
+    register_sequences(name)
+    check_experiments(args.overrides, name)
     args.overrides = quote_typed_text(args.overrides, schema, is_sweep=args.multirun)
     _run_hydra(
         args=args, args_parser=parser, task_function=command, config_path=CONF_DIR, config_name=name
@@ -144,9 +149,24 @@ def register_schema(name: str, schema: type) -> None:
     ConfigStore.instance().store(name=f"{name}_schema", node=schema, provider=schema.__module__)
 
 
+def register_sequences(command: str) -> None:
+    """Register each whole sequence as an `experiment` of what it chooses in this command."""
+    for name in list_sequences():
+        choices = read_choices(name, command).items()
+        ConfigStore.instance().store(
+            group="experiment",
+            name=name,
+            package="_global_",
+            node={"defaults": [{f"override /{group}": option} for group, option in choices]},
+            provider="conf.sequences",
+        )
+
+
 def compose(name: str, schema: type[Conf], overrides: list[str]) -> Conf:
     """Return the config that `entry_point` passes to main, for callers without a command line."""
     register_schema(name, schema)
+    register_sequences(name)
+    check_experiments(overrides, name)
     with hydra.initialize_config_dir(config_dir=CONF_DIR, version_base="1.3"):
         typed = quote_typed_text(overrides, schema)
         cfg = hydra.compose(name, overrides=typed, return_hydra_config=True)
@@ -229,14 +249,13 @@ def _to_plain(value: Any) -> Any:
 
 
 def _run_name() -> str:
-    """Return the chosen draft or mixture; in a multirun, append the overrides of the job."""
+    """Return the whole sequence, draft or mixture; in a multirun, append the job's overrides."""
     hydra_conf = HydraConfig.get()
-    choices = hydra_conf.runtime.choices
-    names = [choices.get("draft") or choices.get("mixture") or hydra_conf.job.name]
+    choices, sequence = hydra_conf.runtime.choices, chosen_sequence()
+    names = [sequence or choices.get("draft") or choices.get("mixture") or hydra_conf.job.name]
     if hydra_conf.mode == RunMode.MULTIRUN:
-        names += [
-            o for o in hydra_conf.overrides.task if not o.startswith(("draft=", "output_dir="))
-        ]
+        left_out = ("experiment=" if sequence else "draft=", "output_dir=")
+        names += [o for o in hydra_conf.overrides.task if not o.startswith(left_out)]
     return re.sub(r"[^\w.=,+-]", "_", "-".join(names).replace('"', ""))
 
 
@@ -245,12 +264,37 @@ def list_typed_overrides() -> list[str]:
     return list(HydraConfig.get().overrides.task)
 
 
+def chosen_sequence() -> str | None:
+    """Return the experiment of this command if it is a whole sequence, else None."""
+    if not HydraConfig.initialized():  # a caller without a command line
+        return None
+    name = HydraConfig.get().runtime.choices.get("experiment")
+    return name if name in list_sequences() else None
+
+
+def command_that_writes(path: Path) -> str | None:
+    """Return the command of the chosen sequence and target that writes `path`, or None."""
+    name = chosen_sequence()
+    module = name and find_writer(str(path), name)
+    if not module:
+        return None
+    target = [typed for typed in list_typed_overrides() if typed.startswith("target")]
+    return shlex.join(["python", "-m", module, f"experiment={name}", *target])
+
+
+def _of_sequence(path: str) -> str | None:
+    """Return the path with the name of the chosen sequence for NAME, or None without any."""
+    name = chosen_sequence()
+    return name and path.replace("NAME", name)
+
+
 def _is_typed(group: str) -> bool:
     """Return whether the command line chooses an option of the group."""
     return any(override.startswith(f"{group}=") for override in list_typed_overrides())
 
 
 OmegaConf.register_new_resolver("run_name", _run_name, replace=True)
+OmegaConf.register_new_resolver("of_sequence", _of_sequence, replace=True)
 OmegaConf.register_new_resolver("typed", _is_typed, replace=True)
 OmegaConf.register_new_resolver("expand_home", os.path.expanduser, replace=True)
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 
+from conf.entry import command_that_writes
 from infer.config import OWN_TARGET
 from models import checkpoint_files
 from models.errors import require
@@ -19,6 +20,12 @@ def open_checkpoints(paths: list[str] | None, print_line: Callable[[str], None])
     directories = [Path(path) for path in paths or [find_newest_run()]]
     print_line(f"checkpoint: {', '.join(map(str, directories))}")
     for directory in directories:
+        command = command_that_writes(directory)
+        require(
+            directory.exists() or command is None,
+            f"checkpoint: must be a folder, got {directory}, which is not there; run `{command}` "
+            "first",
+        )
         checkpoint_files.read_config(directory)
     by_target = {
         digest: path

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from conf.entry import CONF_DIR, compose, config_to_yaml, read_config
+from conf.sequences import list_sequences
 from data.mixture.config import PrepareConf
 from infer.config import CalibrateConf, EvalConf
 from models.drafts.config import METHODS
@@ -92,8 +93,9 @@ def test_every_yaml_belongs_to_a_group_or_a_command():
         "train train_plan train_warmup infer_plan eval eval_warmup calibrate generate tune "
         "tree_file prepare capture show command"
     )
+    sequences = {f"sequence/{name}.yaml" for name in list_sequences()}  # options of experiment
     hydra = {"hydra/job_logging/quiet.yaml"}  # settings of Hydra itself
-    assert here == groups | hydra | {f"{name}.yaml" for name in commands.split()}
+    assert here == groups | sequences | hydra | {f"{name}.yaml" for name in commands.split()}
 
 
 def test_every_trainable_method_has_a_draft():
@@ -127,12 +129,11 @@ def test_a_draft_brings_its_target_and_the_command_line_wins():
 
 
 def test_an_experiment_wins_over_the_defaults_and_the_command_line_over_it():
-    experiment = "experiment=qwen3-8b-eagle3"
-    conf = train(experiment)
-    assert conf.target.name == "Qwen/Qwen3-8B"
-    assert conf.log.wandb.value == "online"
-    assert conf.run_name == "qwen3-8b-eagle3"
-    assert train(experiment, "log=console", "optim.lr=2").log.wandb.value == "off"
+    experiment = "experiment=demo-v1"
+    conf, plain = train(experiment), train()
+    assert conf.loss.name.value == "lk_hybrid"
+    assert conf.optim != plain.optim
+    assert train(experiment, "loss=ce", "optim.lr=2").loss.name.value == "ce"
     assert train(experiment, "optim.lr=2").optim.lr == 2
     assert train(experiment, "draft=llama-3.1-8b-eagle3").target.name.startswith("meta-llama/")
 

@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import parquet
 
+from conf.entry import command_that_writes
 from data.config import TurnSelection
 from data.sources.open_rows import slice_files
 from data.sources.row_formats import Conversation, PlainText, TokenizedDocument, require_row
@@ -216,10 +217,11 @@ def read_prepared_rows(folder: Path, split: str = "train") -> Iterator[PreparedR
 def list_prepared_files(folder: Path, split: str) -> dict[str, list[Path]]:
     """Return the files of each name in the split; raise UserError for a name without any."""
     files = {name: sorted(folder.glob(f"{name}-*.parquet")) for name in list_split_names(split)}
+    command = command_that_writes(folder) or "python -m data.prepare"
     for name, paths in files.items():
         require(
             bool(paths),
             f"data.path: must be a folder written by data.prepare, got {folder} without "
-            f"{name}-*.parquet; run `python -m data.prepare` first",
+            f"{name}-*.parquet; run `{command}` first",
         )
     return files

@@ -34,10 +34,13 @@ SHORT = {
     "infer.tune": ["max_new_tokens=8", "num_prompts=2", "nodes=[4]", "depth=3", "repeats=1"],
 }  # fmt: skip
 MODELS = {"train", "data.prepare", "data.show", "data.capture"}  # others know it from a checkpoint
+WITH_DATA = ("data.path=", "experiment=")  # training on rows of its own
 # Drafts side by side are judged by the same prompts: these learn from one file.
 SAME_DATA = ("qwen3-8b-eagle3", "qwen3-1.7b", "second-seed")
 PAGES = {  # page: its section with commands, and the runs that these train
-    "README.md": (r"## Use it on your own target\n(.*?)\n`target.path=DIR` takes", {"chat"}),
+    "README.md": (
+        r"## Use it on your own target\n(.*?)\n`target.path=DIR` takes", {"qwen3-8b-eagle3"}
+    ),
     "docs/index.md": (
         r"## Commands\n(.*?)\nOn Trainium", {*SAME_DATA, "answers", "chat", "stored"}
     ),
@@ -58,7 +61,7 @@ def words(command: Command) -> list[str]:
         found.append("target.path=target")
     if "draft=qwen3-1.7b" in found:
         found.append("draft.path=draft")
-    if command.module == "train" and not any(word.startswith("data.path=") for word in found):
+    if command.module == "train" and not any(word.startswith(WITH_DATA) for word in found):
         found.append("data.path=answers.jsonl")
     return (
         found

@@ -4,7 +4,6 @@ npm has them (scripts/get_tokenizers.sh); without it or its registry, the tests 
 """
 
 import json
-import subprocess
 from collections import Counter
 from pathlib import Path
 
@@ -40,7 +39,6 @@ from models.speculate.draft_vocab import (
 from models.target.config import TargetConf
 from models.target.pretrained import load_tokenizer, read_model_config
 from tests.data import test_template_families as rewritten
-from tests.support.commands import ROOT
 from tests.support.families import ANSWER, FAMILIES, TOOL
 from tests.support.published import (
     END,
@@ -48,6 +46,7 @@ from tests.support.published import (
     TEXTS,
     Published,
     conversations,
+    fetch_tokenizers,
     render,
     save_thin_target,
     token_ids,
@@ -61,12 +60,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def tokenizers() -> Path:
-    done = subprocess.run(
-        ["bash", ROOT / "scripts/get_tokenizers.sh"], capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        pytest.skip(done.stderr.strip())
-    return ROOT / ".cache/tokenizers"
+    return fetch_tokenizers()
 
 
 @pytest.fixture(scope="module", params=END)

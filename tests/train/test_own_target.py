@@ -88,11 +88,6 @@ def test_every_real_draft_brings_public_data_that_the_command_line_overrides(dra
     assert conf(f"draft={draft}", "experiment=demo-long").data.path == brought.path
 
 
-def test_the_shipped_experiment_has_turns_that_its_template_can_do():
-    shipped = conf("experiment=qwen3-8b-eagle3").data
-    assert (shipped.path, shipped.turns) == ("HuggingFaceH4/ultrachat_200k", TurnSelection.auto)
-
-
 def test_a_run_over_several_turns_says_what_it_trains_on_and_ends_in_a_report(run, folder):
     code, said = run(
         train.__main__.main, "draft=qwen3-8b-eagle3", "target.path=target", "data.path=rows.jsonl",

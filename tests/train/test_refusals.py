@@ -151,7 +151,6 @@ def test_train_refuses_before_a_model_is_loaded(mistake, message, refused):
     ("key", "words", "problem"),
     [
         (None, ["log=wandb"], "No API key configured"),
-        (None, ["experiment=qwen3-8b-eagle3"], "No API key configured"),
         ("mine", ["log.wandb=online"], "WANDB_API_KEY invalid: "),
     ],
 )

@@ -92,6 +92,8 @@ def list_layouts(conf: TrainConf, machine: MachineConf, target: MetaTarget) -> l
 def check_tensor_size(parallel: ParallelConf, machine: MachineConf, target: MetaTarget) -> None:
     """Raise UserError if `parallel.tensor` cores cannot hold the target together."""
     tensor = parallel.tensor
+    if tensor == 1:
+        return  # one core holds any target, also one that cannot be split
     require(
         machine.total_cores % tensor == 0,
         f"parallel.tensor: must divide the {machine.total_cores} cores of {machine.name}, "

@@ -1,0 +1,61 @@
+"""Whole sequences by one name: what each command takes of `experiment=NAME`.
+
+conf/sequence/NAME.yaml has a section for each stage that chooses options, `prepare` and `train`: a
+group and its option each. conf/entry.py makes an option of the group `experiment` of it. Folders
+follow from the name alone, so that each command finds what the one before it wrote:
+
+    data.prepare -> outputs/prepare/NAME -> train -> outputs/train/NAME/checkpoint -> infer.*
+"""
+
+from pathlib import Path
+
+import yaml
+
+from models.errors import require
+
+CONF = Path(__file__).parent
+PREPARED, CHECKPOINT = "outputs/prepare/NAME", "outputs/train/NAME/checkpoint"
+WRITERS = {PREPARED: "data.prepare", CHECKPOINT: "train"}
+
+
+def list_sequences() -> list[str]:
+    """Return the names of all sequences."""
+    return sorted(file.stem for file in (CONF / "sequence").glob("*.yaml"))
+
+
+def read_choices(name: str, command: str) -> dict[str, str]:
+    """Return the option of each group that the sequence chooses in a command, none in most.
+
+    A plan or warm-up, such as `train_plan`, takes what its run does.
+
+    >>> read_choices("qwen3-8b-eagle3", "train_plan")
+    {'draft': 'qwen3-8b-eagle3', 'data': 'prepared'}
+    """
+    stages = yaml.safe_load((CONF / "sequence" / f"{name}.yaml").read_text())
+    return stages.get(_stage(command), {})
+
+
+def find_writer(path: str, name: str) -> str | None:
+    """Return the module that writes `path` in the sequence, or None if none does.
+
+    >>> find_writer("outputs/prepare/mine", "mine"), find_writer("outputs/prepare/other", "mine")
+    ('data.prepare', None)
+    """
+    return {place.replace("NAME", name): module for place, module in WRITERS.items()}.get(path)
+
+
+def check_experiments(overrides: list[str], command: str) -> None:
+    """Raise UserError if a shipped experiment of training alone is typed for another command."""
+    if _stage(command) == "train":
+        return
+    typed = [text.partition("=")[2] for text in overrides if text.startswith("experiment=")]
+    for name in ",".join(typed).split(","):
+        require(
+            not (CONF / "experiment" / f"{name}.yaml").exists(),
+            f"experiment: must be a whole sequence for this command, got {name}, which is of "
+            f"training alone; choose one of {', '.join(list_sequences())}",
+        )
+
+
+def _stage(command: str) -> str:
+    return command.partition("_")[0]

@@ -1,0 +1,69 @@
+"""Write time, memory and disk of each sequence into docs/sequences.md, by the plan shown there.
+
+python -m scripts.sequences --write [NAME ...]
+"""
+
+import re
+import sys
+from pathlib import Path
+
+from conf.entry import compose
+from conf.sequences import list_sequences
+from data.answers.config import AnswersConf
+from scripts.bench_tables import replaced
+from train.config.run import TrainPlanConf
+from train.planning.run_plan import MachinePlan, plan_run
+from train.planning.tables import format_duration, format_gib, planned_steps, tokens_per_step
+
+PAGE = Path(__file__).parent.parent / "docs" / "sequences.md"
+BATCH = AnswersConf().batch
+
+
+def main() -> None:
+    if sys.argv[1:2] != ["--write"]:
+        sys.exit(__doc__)
+    for name in sys.argv[2:] or list_sequences():
+        text = render_plan(name)
+        print(f"{name}: {text}")
+        PAGE.write_text(replaced(PAGE.read_text(), name, text))
+
+
+def render_plan(name: str) -> str:
+    """Return the figures of a sequence as Markdown, planned as its section says."""
+    plan = plan_run(compose("train_plan", TrainPlanConf, find_plan_words(name)))
+    return "\n".join([f"* {describe_answers(plan)}", f"* {describe_training(plan)}"])
+
+
+def find_plan_words(name: str) -> list[str]:
+    """Return the words of the plan command in the section of a sequence."""
+    [words] = re.findall(rf"python -m train\.plan (experiment={name} .*)", PAGE.read_text())
+    return words.split()
+
+
+def describe_answers(plan: MachinePlan) -> str:
+    """Describe what the answers cost on one core, which reads the target's weights every round."""
+    size, tokens, batch = plan.sizes.target * plan.dtype.itemsize, plan.conf.tokens or 0, BATCH
+    start = f"answers: {tokens / 1e6:g} M tokens, "
+    if size > plan.byte_limit:
+        return f"{start}by a server, because {size / 1e9:.0f} GB of weights do not fit one core"
+    seconds = tokens / batch * size / plan.machine.core_bandwidth
+    return f"{start}at best {format_duration(seconds)} by one process with {batch} rows at a time"
+
+
+def describe_training(plan: MachinePlan) -> str:
+    """Describe the layout that the plan proposes, and what it takes."""
+    best, layout = plan.best, plan.best.layout
+    assert plan.fits(best), f"{plan.conf.run_name}: must fit"
+    assert best.step_time
+    seconds, steps = best.step_time.bound, planned_steps(plan) or 0
+    tensor = f" with `parallel.tensor={layout.tensor}`" if layout.tensor > 1 else ""
+    return (
+        f"training: {layout.processes} processes{tensor}, {format_gib(best.peak_bytes)} of "
+        f"{format_gib(plan.byte_limit)} usable GiB a core; at best {format_duration(seconds)} a "
+        f"step of {tokens_per_step(plan):,} tokens and {format_duration(steps * seconds)} for "
+        f"{steps:,} steps; {plan.sizes.disk / 1e9:.1f} GB of states and checkpoints"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,187 @@
+"""A whole sequence by one name: each command finds what the one before it wrote."""
+
+import itertools
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import data.prepare
+import infer.eval
+import infer.generate
+import infer.tune
+import infer.warmup
+import train.__main__
+import train.plan
+from conf.entry import CONF_DIR, compose
+from conf.sequences import list_sequences
+from data.config import DataSource
+from data.mixture.config import PrepareConf
+from infer.config import OWN_TARGET, EvalConf
+from infer.tuning.config import TuneConf
+from train.config.run import TrainConf, TrainPlanConf
+
+pytestmark = pytest.mark.no_shapes
+
+SCHEMAS = {
+    "prepare": PrepareConf, "train": TrainConf, "train_plan": TrainPlanConf,
+    "train_warmup": TrainConf, "tune": TuneConf, "eval": EvalConf, "eval_warmup": EvalConf,
+}  # fmt: skip
+TRAINING = ("train", "train_plan", "train_warmup")
+JUDGING = ("tune", "eval", "eval_warmup")
+PROMPTS = ["mixture.sources.rows.path=rows.jsonl"]  # of one source of one's own
+SHORTER = {
+    "prepare": ("answers.max_new_tokens=8", lambda conf: conf.answers.max_new_tokens == 8),
+    "train": ("optim.lr=2", lambda conf: conf.optim.lr == 2),
+    "tune": ("nodes=[4]", lambda conf: conf.nodes == [4]),
+    "eval": ("evaluation.max_new_tokens=8", lambda conf: conf.evaluation.max_new_tokens == 8),
+}  # what a trial takes in each command
+NAMES = list_sequences()
+
+
+def configure(command: str, name: str, *typed: str) -> Any:
+    needs_prompts = (command, name) == ("prepare", "smollm2-135m-eagle3")
+    words = [f"experiment={name}", *(PROMPTS if needs_prompts else []), *typed]
+    return compose(command, SCHEMAS[command], words)
+
+
+def test_the_sequences_that_ship():
+    assert NAMES == [
+        "gpt-oss-20b-eagle3", "llama-3.1-8b-eagle3", "qwen3-32b-1.7b", "qwen3-8b-eagle3",
+        "qwen3-8b-medusa", "smollm2-135m-eagle3",
+    ]  # fmt: skip
+    own = {file.stem for file in (Path(CONF_DIR) / "experiment").glob("*.yaml")}
+    assert not own & set(NAMES)  # Hydra would take the file of this name in their place
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_command_reads_what_the_one_before_it_writes(name):
+    prepared = configure("prepare", name)
+    assert prepared.run_name == name
+    for command in TRAINING:
+        trained = configure(command, name)
+        assert trained.target == prepared.target
+        assert trained.data.source is DataSource.prepared
+        assert trained.data.path == f"{prepared.output_dir}/{prepared.run_name}"
+        assert trained.run_name == name
+        for command in JUDGING:
+            judged = configure(command, name)
+            assert judged.checkpoint == [f"{trained.output_dir}/{trained.run_name}/checkpoint"]
+            assert judged.target.name == OWN_TARGET  # that the checkpoint names
+            assert judged.run_name == name
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_sequence_is_thin(name):
+    """But for its data and names, its run is the one of its draft."""
+    trained = configure("train", name)
+    draft = compose("train", TrainConf, [f"draft={read_draft(name)}", f"run_name={name}"])
+    draft.data = trained.data
+    assert trained == draft
+
+
+def read_draft(name: str) -> str:
+    return "qwen3-1.7b" if name == "qwen3-32b-1.7b" else name
+
+
+@pytest.mark.parametrize(("name", "command"), list(itertools.product(NAMES, SHORTER)))
+def test_a_trial_is_typed_behind_the_name_in_every_command(name, command):
+    word, holds = SHORTER[command]
+    assert not holds(configure(command, name))
+    assert holds(configure(command, name, word))
+
+
+def test_what_is_typed_wins_over_the_sequence():
+    name = "qwen3-8b-eagle3"
+    typed = ["mixture=one", *PROMPTS, "answers=endpoint", "answers.url=http://node:8000/v1"]
+    prepared = configure("prepare", name, *typed, "target=llama-3.1-8b", "run_name=mine")
+    assert list(prepared.mixture.sources) == ["rows"]
+    assert prepared.answers.url == "http://node:8000/v1"
+    assert prepared.target.name.startswith("meta-llama/")
+    assert prepared.run_name == "mine"
+    trained = configure("train", name, "data=ultrachat", "draft=qwen3-8b-medusa", "run_name=mine")
+    assert trained.data == compose("train", TrainConf, ["draft=qwen3-8b-medusa"]).data
+    assert trained.draft.method == "medusa"
+    assert trained.run_name == "mine"
+    assert configure("train", name, "data.path=mine").data.path == "mine"
+    for command in JUDGING:
+        judged = configure(command, name, "checkpoint=[A,B]", "target.path=copy", "run_name=mine")
+        assert judged.checkpoint == ["A", "B"]
+        assert judged.target.location == "copy"
+        assert judged.run_name == "mine"
+
+
+@pytest.mark.parametrize("command", JUDGING)
+def test_without_an_experiment_the_newest_run_is_judged(command):
+    assert compose(command, SCHEMAS[command], []).checkpoint is None
+
+
+def test_prepared_data_without_an_experiment_needs_a_path():
+    assert compose("train", TrainConf, ["data=prepared"]).data.path is None
+    assert compose("train", TrainConf, ["experiment=demo-long", "data=prepared"]).data.path is None
+
+
+@pytest.fixture
+def refused(monkeypatch, capsys, tmp_path):
+    """Run a command in an empty folder; return its error, which is one line."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "target").mkdir()
+
+    def refused(main, *words: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["command", *words])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        assert stop.value.code == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        return line
+
+    return refused
+
+
+def test_train_names_the_command_that_prepares_its_data(refused):
+    words = ["experiment=qwen3-8b-eagle3", "target.path=target"]
+    line = refused(train.__main__.main, *words)
+    assert line.startswith("error: data.path: must be a folder written by data.prepare, got output")
+    assert line.endswith(f"run `python -m data.prepare {' '.join(words)}` first")
+    elsewhere = refused(train.__main__.main, *words, "data.path=elsewhere")
+    assert elsewhere.endswith("run `python -m data.prepare` first")
+
+
+@pytest.mark.parametrize("command", [infer.tune, infer.eval, infer.warmup])
+def test_what_judges_a_draft_names_the_command_that_trains_it(command, refused):
+    line = refused(command.main, "experiment=llama-3.1-8b-eagle3")
+    assert line == (
+        "error: checkpoint: must be a folder, got outputs/train/llama-3.1-8b-eagle3/checkpoint, "
+        "which is not there; run `python -m train experiment=llama-3.1-8b-eagle3` first"
+    )
+
+
+@pytest.mark.parametrize("command", [data.prepare, infer.tune, infer.eval])
+@pytest.mark.parametrize("name", ["demo-long", "demo-v1"])
+def test_an_experiment_of_training_alone_is_refused_elsewhere(command, name, refused):
+    assert refused(command.main, f"experiment={name}") == (
+        f"error: experiment: must be a whole sequence for this command, got {name}, which is of "
+        f"training alone; choose one of {', '.join(NAMES)}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "word", "key"),
+    [
+        (data.prepare, "draft=demo", "draft"), (data.prepare, "optim.lr=1", "optim"),
+        (train.plan, "mixture=chat", "mixture"), (infer.eval, "draft=demo", "draft"),
+        (infer.tune, "data.path=rows", "data"), (infer.generate, "experiment=none", "experiment"),
+    ],
+)  # fmt: skip
+def test_what_a_command_does_not_know_is_refused_beside_a_sequence_too(command, word, key, refused):
+    given = [] if command is infer.generate else ["experiment=qwen3-8b-eagle3"]
+    assert refused(command.main, *given, word).startswith(f"error: {key}")
+
+
+def test_an_unknown_experiment_is_answered_with_those_that_ship(refused):
+    line = refused(train.__main__.main, "experiment=none")
+    assert line == (
+        "error: experiment: no such option, got 'none'; choose one of "
+        f"{', '.join(sorted([*NAMES, 'demo-long', 'demo-v1']))}"
+    )
