@@ -282,10 +282,10 @@ def command_that_writes(path: Path) -> str | None:
     return shlex.join(["python", "-m", module, f"experiment={name}", *target])
 
 
-def _of_sequence(path: str) -> str | None:
-    """Return the path with the name of the chosen sequence for NAME, or None without any."""
+def _of_sequence(path: str, default: str | None = None) -> str | None:
+    """Return the path with the name of the chosen sequence for NAME, or `default` without any."""
     name = chosen_sequence()
-    return name and path.replace("NAME", name)
+    return path.replace("NAME", name) if name else default
 
 
 def _is_typed(group: str) -> bool:

@@ -117,7 +117,9 @@ def test_without_an_experiment_the_newest_run_is_judged(command):
     assert compose(command, SCHEMAS[command], []).checkpoint is None
 
 
-def test_prepared_data_without_an_experiment_needs_a_path():
+def test_prepared_data_without_an_experiment_has_its_own_path_or_needs_one():
+    laptop = compose("train", TrainConf, ["draft=smollm2-135m-eagle3"]).data
+    assert laptop.path == "outputs/prepare/smollm2-135m"
     assert compose("train", TrainConf, ["data=prepared"]).data.path is None
     assert compose("train", TrainConf, ["experiment=demo-long", "data=prepared"]).data.path is None
 
