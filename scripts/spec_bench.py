@@ -10,6 +10,7 @@ import json
 import sys
 from collections import defaultdict
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 MT_BENCH = {
@@ -40,6 +41,6 @@ def choose_questions(questions: Iterable[dict[str, Any]], count: int) -> list[di
 if __name__ == "__main__":
     if len(sys.argv) != 3:
         sys.exit(__doc__)
-    with open(sys.argv[1]) as file:
+    with Path(sys.argv[1]).open() as file:
         chosen = choose_questions(map(json.loads, file), int(sys.argv[2]))
     print("\n".join(map(json.dumps, chosen)))

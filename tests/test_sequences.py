@@ -118,6 +118,7 @@ def test_without_an_experiment_the_newest_run_is_judged(command):
 
 
 def test_prepared_data_without_an_experiment_needs_a_path():
+    assert compose("train", TrainConf, ["draft=smollm2-135m-eagle3"]).data.path is None
     assert compose("train", TrainConf, ["data=prepared"]).data.path is None
     assert compose("train", TrainConf, ["experiment=demo-long", "data=prepared"]).data.path is None
 
