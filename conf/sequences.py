@@ -1,13 +1,15 @@
 """Whole sequences by one name: what each command takes of `experiment=NAME`.
 
-conf/sequence/NAME.yaml has a section for each stage that chooses options, `prepare` and `train`: a
-group and its option each. conf/entry.py makes an option of the group `experiment` of it. Folders
+conf/sequences.yaml has a section for each stage that chooses options, `prepare` and `train`: a
+group and its option each. conf/entry.py makes options of the group `experiment` of it. Folders
 follow from the name alone, so that each command finds what the one before it wrote:
 
     data.prepare -> outputs/prepare/NAME -> train -> outputs/train/NAME/checkpoint -> infer.*
 """
 
+import functools
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -20,7 +22,7 @@ WRITERS = {PREPARED: "data.prepare", CHECKPOINT: "train"}
 
 def list_sequences() -> list[str]:
     """Return the names of all sequences."""
-    return sorted(file.stem for file in (CONF / "sequence").glob("*.yaml"))
+    return sorted(_load_sequences())
 
 
 def read_choices(name: str, command: str) -> dict[str, str]:
@@ -31,8 +33,7 @@ def read_choices(name: str, command: str) -> dict[str, str]:
     >>> read_choices("qwen3-8b-eagle3", "train_plan")
     {'draft': 'qwen3-8b-eagle3', 'data': 'prepared'}
     """
-    stages = yaml.safe_load((CONF / "sequence" / f"{name}.yaml").read_text())
-    return stages.get(_stage(command), {})
+    return _load_sequences()[name].get(_stage(command), {})
 
 
 def find_writer(path: str, name: str) -> str | None:
@@ -55,6 +56,11 @@ def check_experiments(overrides: list[str], command: str) -> None:
             f"experiment: must be a whole sequence for this command, got {name}, which is of "
             f"training alone; choose one of {', '.join(list_sequences())}",
         )
+
+
+@functools.cache
+def _load_sequences() -> dict[str, Any]:
+    return yaml.safe_load((CONF / "sequences.yaml").read_text())
 
 
 def _stage(command: str) -> str:
