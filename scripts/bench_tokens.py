@@ -157,8 +157,8 @@ def build_table(count: int) -> Table:
         title="Tokenization",
         note=f"{count:,} made-up conversations of two turns ({megabytes:,.0f} MB), Qwen3's "
         "tokenizer and chat template. Seconds until the last rank has its documents, and busy "
-        "seconds of all processes together, without imports. Peaks are resident memory, in MB: of the largest "
-        "rank, the smallest rank and the largest of the processes that tokenize.",
+        "seconds of all processes together, without imports. Peaks are resident memory, in MB: of "
+        "the largest rank, the smallest rank and the largest of the processes that tokenize.",
         columns=[
             "ranks", "processes", "start", "seconds", "busy seconds", "tokenized by",
             "largest rank", "smallest rank", "tokenizing process",
