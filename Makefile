@@ -104,13 +104,16 @@ lock:  ## resolve all versions again into locks/; UPGRADE=--upgrade takes the ne
 	@echo "lock: uv pip compile"
 	@PYTHON=$(PYTHON) bash scripts/lock.sh $(UPGRADE)
 
-bench: $(READY)  ## measure speed against transformers and vLLM; update the figures in docs/benchmarks.md and docs/features.md
+bench: $(READY)  ## measure speed against transformers and vLLM; update the figures in docs/benchmarks.md, features.md and prepare.md
 	@echo "bench: scripts/bench.py"
 	@$(BIN)/python scripts/bench.py --write
 	@echo "bench: scripts/bench_store.py"
 	@$(BIN)/python -m scripts.bench_store --write
 	@echo "bench: scripts/bench_store_read.py"
 	@$(BIN)/python -m scripts.bench_store_read --write
+	@echo "bench: scripts/bench_tokens.py"
+	@bash scripts/get_tokenizers.sh
+	@$(BIN)/python -m scripts.bench_tokens --write
 
 # Linux builds of torch on PyPI include CUDA libraries (3 GB); +cpu marks the builds without them. The order
 # of preference is: a +cpu build from the configured indexes, one from PyTorch's index, an unmarked build (on

@@ -109,6 +109,7 @@ class DataConf:
     row_length: int = 512  # tokens of a packed row
     overlap: int | None = None  # tokens shared by pieces of a long document; None = truncate it
     limit: int | None = None  # rows to read; None = all
+    processes: int | None = None  # that tokenize; None = one for each CPU
     seed: int = 0  # of the order in which rows are visited
     keep_features: bool = False  # keep all rows' features in memory: later epochs skip the target
     answers: DemoAnswersConf = field(default_factory=DemoAnswersConf)  # source=demo only
@@ -135,6 +136,7 @@ class DataConf:
                 "null cuts long documents at the end",
             ),
             limit=at_least(1, "null reads all rows"),
+            processes=at_least(1, "null takes one for each CPU"),
             seed=SEED,
         )  # fmt: skip
 

@@ -52,8 +52,8 @@ STATE_DICT_OPTIONS = StateDictOptions(  # keys moments by their weight's name
 # Keys that may differ when a run is continued: they change its outputs and logs, not its weights.
 # device.route, which `device.name=auto` resolved to, must not differ.
 CHANGEABLE_KEYS = (
-    "log.", "data.for_any_target", "data.license", "evaluation.", "output_dir", "resume",
-    "save_every", "save_minutes", "device.threads", "device.name", "device.cache_dir",
+    "log.", "data.for_any_target", "data.license", "data.processes", "evaluation.", "output_dir",
+    "resume", "save_every", "save_minutes", "device.threads", "device.name", "device.cache_dir",
     "device.visible_cores", "device.num_cores", "device.memory_gib", "parallel.", "tree.auto",
 )  # fmt: skip
 # Keys that may differ too: they only group the terms of sums, which then round differently.

@@ -53,6 +53,9 @@ class ChatTemplate:
 
     tokenizer: "PreTrainedTokenizerBase"
     arguments: dict[str, Any] = field(default_factory=dict)
+    _rendered: dict[Any, tuple[list[Message], str]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         require(
@@ -84,7 +87,15 @@ class ChatTemplate:
         `switches` override the template's arguments. Raises RowRejectedError if the template
         rejects the conversation.
         """
-        arguments = {**self.arguments, **switches, "add_generation_prompt": add_generation_prompt}
+        # The turns of a conversation need the same texts. A message that is kept keeps its id.
+        key = (add_generation_prompt, *switches.items(), *map(id, messages))
+        if key not in self._rendered:
+            switches["add_generation_prompt"] = add_generation_prompt
+            self._rendered[key] = [*messages], self._render(messages, switches)
+        return self._rendered[key][1]
+
+    def _render(self, messages: list[Message], switches: dict[str, bool]) -> str:
+        arguments = {**self.arguments, **switches}
         with _reject_on_template_error():
             return str(self.tokenizer.apply_chat_template(messages, tokenize=False, **arguments))
 

@@ -17,12 +17,14 @@ import numpy as np
 import torch
 import xxhash
 from jaxtyping import Bool, Int, UInt64
-from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from data.chat import tokenization
+from data.chat.processes import default_processes
 from data.config import DataConf
+from data.progress import RowProgress
 from data.sources.row_formats import TokenizedDocument
+from data.sources.training_rows import count_training_rows
 from models.drafts.base import Batch
 
 
@@ -117,14 +119,17 @@ def hash_arrays(*arrays: np.ndarray) -> str:
 def read_documents(
     conf: DataConf, tokenizer: PreTrainedTokenizerBase, vocab_size: int | None = None
 ) -> Documents:
-    """Read and tokenize the configured data; show a progress bar on a terminal.
+    """Read and tokenize the configured data in `conf.processes`; report the progress.
 
     `vocab_size` is the number of the target's embeddings; token ids beyond them are refused.
     """
     skipped: Counter[str] = Counter()
-    stream = tokenization.iter_documents(conf, tokenizer, skipped, vocab_size)
-    documents = iter(tqdm(stream, desc="tokenize", unit=" documents", disable=None))
-    return replace(Documents.from_documents(documents), skipped=skipped)
+    with RowProgress("tokenize", total=count_training_rows(conf)) as progress:
+        documents = tokenization.iter_documents(
+            conf, tokenizer, skipped, vocab_size,
+            processes=conf.processes or default_processes(), progress=progress,
+        )  # fmt: skip
+        return replace(Documents.from_documents(documents), skipped=skipped)
 
 
 class DocumentPiece(NamedTuple):

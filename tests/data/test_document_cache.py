@@ -1,11 +1,16 @@
 """A data set is tokenized once, and again for whatever would change its documents."""
 
 import json
-import multiprocessing
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+from datasets import DatasetInfo, Features, SplitDict, SplitInfo, Value
+from datasets.arrow_writer import ArrowWriter
 
 from data.config import DataConf, DataSource, TurnSelection
 from data.packing import document_cache
@@ -116,29 +121,46 @@ def test_data_that_cannot_be_read_is_refused_each_time(conf, tmp_path):
             read_cached_documents(conf, tokenizer(), SIZE, str(tmp_path))
 
 
-def count_readings(conf: DataConf, output_dir: str, count) -> None:
-    """Read the documents as a process of its own, and count whether it tokenized them."""
-    honest = document_cache.read_documents
+def save_in_hub_cache(cache: Path, revision: str, texts: list[str]) -> None:
+    """Rows of the data set someone/rows, as `datasets` keeps what it has downloaded."""
+    folder = cache / "someone___rows/default/0.0.0" / revision
+    folder.mkdir(parents=True)
+    with ArrowWriter(path=str(folder / "rows-train.arrow")) as writer:
+        for text in texts:
+            writer.write({"text": text})
+        count, size = writer.finalize()
+    split = SplitInfo(name="train", num_examples=count, num_bytes=size, dataset_name="rows")
+    DatasetInfo(
+        features=Features({"text": Value("string")}), builder_name="json", dataset_name="rows",
+        config_name="default", version="0.0.0", splits=SplitDict({"train": split}),
+    ).write_to_directory(str(folder))  # fmt: skip
 
-    def counted(*arguments):
-        with count.get_lock():
-            count.value += 1
-        return honest(*arguments)
 
-    document_cache.read_documents = counted
-    read_cached_documents(conf, tokenizer(), SIZE, output_dir)
+PRINT_HASHES = (
+    "import sys; from data.config import DataConf, DataSource; "
+    "from data.sources.training_rows import iter_content_hashes; "
+    "conf = DataConf(source=DataSource.dataset, path='someone/rows', split=sys.argv[1]); "
+    "print(*iter_content_hashes(conf))"
+)
+
+
+def hash_in_a_process(cache: Path, split: str) -> str:
+    """Return what a process of its own takes for the contents of someone/rows."""
+    environment = os.environ | {"HF_DATASETS_CACHE": str(cache), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-c", PRINT_HASHES, split]
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=True
+    ).stdout.splitlines()[-1]
 
 
 @pytest.mark.system
-def test_of_four_processes_one_tokenizes(conf, tmp_path):
-    context = multiprocessing.get_context("spawn")
-    count = context.Value("i", 0)
-    processes = [
-        context.Process(target=count_readings, args=(conf, str(tmp_path), count)) for _ in range(4)
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    assert [process.exitcode for process in processes] == [0] * 4
-    assert count.value == 1
+def test_data_of_the_hub_has_a_hash_that_stays_and_changes_with_split_and_revision(tmp_path):
+    """`datasets` promises no such thing of `_fingerprint`, so that each version is asked."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    save_in_hub_cache(first, "1" * 40, ["a", "b", "c"])
+    save_in_hub_cache(second, "2" * 40, ["a", "b", "d"])
+    same = [hash_in_a_process(first, "train") for _ in range(2)]
+    others = [hash_in_a_process(first, "train[1:]"), hash_in_a_process(second, "train")]
+    assert same[0].startswith("('someone/rows', '")
+    assert len(set(same)) == 1
+    assert len({*same, *others}) == 3

@@ -1,5 +1,6 @@
 """Loss masks hold exactly what the target would have produced."""
 
+import json
 from itertools import groupby
 
 import pytest
@@ -65,6 +66,19 @@ def turned(tokenizer, turns: TurnSelection, template: dict | None = None) -> lis
     found, skipped = documents_from_row(row, conf, tokenizer)
     assert not skipped
     return found
+
+
+def test_no_text_of_a_conversation_is_rendered_twice(monkeypatch):
+    tokenizer, rendered = chat_tokenizer(THINKING), []
+    honest = tokenizer.apply_chat_template
+
+    def counted(messages, **arguments):
+        rendered.append(json.dumps([messages, arguments]))
+        return honest(messages, **arguments)
+
+    monkeypatch.setattr(tokenizer, "apply_chat_template", counted)
+    assert len(turned(tokenizer, TurnSelection.auto)) == 2  # refused whole, then turn by turn
+    assert len(rendered) == len(set(rendered))
 
 
 EXACT = ["I am well.<|end|>", "  Why?\n<|end|>"]
