@@ -100,7 +100,13 @@ def test_a_run_leaves_a_checkpoint_and_a_report_and_is_not_repeated(folder, caps
     assert left >= {"checkpoint", "state"}
     report = json.loads((out / "report.json").read_text())
     assert report["drafts"][0]["modes"]["tree"]["acceptance_length"]["mean"] >= 1
-    assert any("eval/acceptance_length" in line for line in metrics(out))
+    evaluated = [line for line in metrics(out) if "eval/acceptance_length" in line]
+    assert report["training"]["run"] == [
+        {"tokens": line["train/tokens"], "tau": line["eval/acceptance_length"]}
+        for line in evaluated
+    ]
+    assert len(evaluated) == 2
+    assert "run: too few evaluations to tell whether tau still rises: 2, and" in said
     assert list(out.glob("wandb/offline-run-*/*.wandb"))
 
     check_card(out / "checkpoint", folder)
