@@ -36,6 +36,7 @@ from data.mixture.report import (
     write_prepare_report,
 )
 from data.mixture.select import select_splits
+from data.mixture.tracked import collect_results
 from data.sources.files import TABLE_BATCH_ROWS
 from data.sources.prepared_rows import PreparedRow, row_from_columns, write_prepared_rows
 from data.vocabulary.counts import write_token_counts
@@ -50,6 +51,7 @@ from models.target.pretrained import (
     read_vocab_size,
 )
 from models.target.target import load_target
+from models.tracking import upload_results
 
 log = logging.getLogger("data.prepare")
 
@@ -88,6 +90,8 @@ def prepare_rows(conf: PrepareConf) -> None:
         else:
             finish_folder(conf, sources, excluded, folder, worker_dir)
         release_worker_dir(worker_dir)
+    if not missing:
+        upload_results(conf.log, folder, collect_results(folder))
 
 
 def build_filter_rules(

@@ -9,7 +9,9 @@ from conf.entry import command_that_writes
 from infer.config import OWN_TARGET
 from models import checkpoint_files
 from models.errors import require
+from models.saved_states import find_newest_state, read_progress_file
 from models.target.config import TargetConf
+from models.tracking import TrackedRun
 
 
 def open_checkpoints(paths: list[str] | None, print_line: Callable[[str], None]) -> list[Path]:
@@ -51,6 +53,22 @@ def find_newest_run(root: Path = Path("outputs/train")) -> Path:
         "checkpoint=DIR",
     )
     return runs[-1].parent / "checkpoint"
+
+
+def find_tracked_run(directories: list[Path]) -> TrackedRun | None:
+    """Return the W&B run of the finished training that left a single checkpoint, or None.
+
+    Drafts side by side belong to no training, and one that goes on writes its W&B run itself.
+    """
+    run = directories[0].resolve().parent
+    state = find_newest_state(run)
+    if len(directories) > 1 or state is None or not (run / "report.json").exists():
+        return None
+    saved = read_progress_file(state)
+    if (tracker := saved["progress"].get("tracker")) is None:
+        return None
+    conf = saved["config"]
+    return TrackedRun(id=tracker, project=conf["log.project"], entity=conf.get("log.entity"))
 
 
 def resolve_target(conf: TargetConf, directories: list[Path]) -> TargetConf:

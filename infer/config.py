@@ -11,6 +11,7 @@ from models.drafts.config.base import DraftConf
 from models.errors import UserError, require
 from models.speculate.config import SamplingConf, TreeConf
 from models.target.config import TargetConf
+from models.tracking import TrackerConf
 from models.validation import POSITIVE, Rule, at_least, at_most, check_values, unused
 
 MISSING: Any = "???"  # OmegaConf's mark of a required value
@@ -164,6 +165,7 @@ class EvalConf(CheckpointConf):
 
     checkpoint: Any = None  # a directory, or a list of them
     evaluation: EvaluationConf = field(default_factory=EvaluationConf)
+    log: TrackerConf = field(default_factory=TrackerConf)
     output_dir: str = "outputs/infer.eval"
     run_name: str = "eval"
 

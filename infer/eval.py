@@ -19,6 +19,7 @@ from models.lock import claim_run_folder
 @entry_point("eval", EvalConf)
 def main(conf: EvalConf) -> None:
     setup_logging()
+    conf.log.check_wandb()
     directories = open_checkpoints(conf.checkpoint, print_line)
     run = Path(conf.output_dir) / conf.run_name
     check_inputs(conf.tree, conf.evaluation.prompts)

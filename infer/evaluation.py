@@ -2,15 +2,17 @@
 
 from pathlib import Path
 
-from infer.checkpoint_paths import resolve_target
+from infer.checkpoint_paths import find_tracked_run, resolve_target
 from infer.command_inputs import load_evaluation
 from infer.config import EvalConf
 from infer.measure.evaluate import evaluate_drafts
 from infer.report.report_files import write_report_files
 from infer.report.tables import print_report
+from infer.report.tracked import collect_results
 from infer.tuning.auto import tune_drafts_for_report
 from models.console import print_line
 from models.files import report_disk_errors
+from models.tracking import upload_results
 
 
 def evaluate_checkpoints(conf: EvalConf, directories: list[Path], run: Path) -> None:
@@ -25,3 +27,5 @@ def evaluate_checkpoints(conf: EvalConf, directories: list[Path], run: Path) -> 
         write_report_files(report, run)
     print_report(report)
     print_line(f"report: {run / 'report.html'}")
+    results = collect_results(report, run, prefix="eval_report")
+    upload_results(conf.log, run, results, find_tracked_run(directories))

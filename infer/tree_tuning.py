@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from data.eval_prompts.prompts import EvalPrompt
-from infer.checkpoint_paths import run_names
+from infer.checkpoint_paths import find_tracked_run, run_names
 from infer.command_inputs import load_calibration
 from infer.tuning.candidates import select_sweep
 from infer.tuning.config import TuneConf
@@ -21,6 +21,7 @@ from infer.tuning.results import (
     write_tree_files,
 )
 from infer.tuning.search import choose_tree, estimate_candidates
+from infer.tuning.tracked import collect_results
 from models.console import print_line
 from models.device.out_of_memory import report_out_of_memory
 from models.drafts.base import Draft, SpeculativePair
@@ -28,6 +29,7 @@ from models.drafts.registry import load_draft
 from models.errors import require
 from models.files import report_disk_errors
 from models.target.target import Target
+from models.tracking import upload_results
 
 
 def tune_drafts(
@@ -97,3 +99,4 @@ def tune_checkpoints(
         (run / "tune.json").write_text(json.dumps(report) + "\n")
         write_tree_files(tunings, run, conf)
     print_line(*format_summary(tunings, run, conf), sep="\n")
+    upload_results(conf.log, run, collect_results(tunings), find_tracked_run(directories))

@@ -8,7 +8,8 @@ from infer.command_inputs import load_draft_under_test
 from infer.measure.evaluate import evaluate_drafts
 from infer.measure.report_schema import EvalReport
 from infer.report.report_files import write_report_files
-from infer.report.tables import print_report, summary_table
+from infer.report.tables import print_report
+from infer.report.tracked import collect_results
 from infer.tuning.auto import tune_drafts_for_report
 from models.device.memory_watch import MemoryWatch
 from models.drafts.registry import build_draft
@@ -133,6 +134,6 @@ def publish_report(
     with report_full_disk(folder):
         write_report_files(report, folder)
         write_model_card(conf, report, folder)
-    metric_logger.upload_report(summary_table(report))
+    metric_logger.upload_report(collect_results(report, folder, prefix="report"))
     print_report(report)
     log.info("report: %s\ncheckpoint: %s", folder / "report.html", folder / "checkpoint")

@@ -24,10 +24,10 @@ from rich.progress import (
 )
 from torch import Tensor
 
-from infer.report.tables import Table
 from models.console import CONSOLE, SHOWS_BARS
 from models.files import write_text_atomically
-from train.config.log import LogConf, Wandb
+from models.tracking import TrackedResults, Wandb
+from train.config.log import LogConf
 from train.distributed.parallel import Parallel
 from train.state import RunState
 
@@ -121,17 +121,14 @@ class MetricLogger:
                 file.write(json.dumps(metrics) + "\n")
         self.accelerator.log(metrics)
 
-    def upload_report(self, summary: Table) -> None:
+    def upload_report(self, results: TrackedResults) -> None:
         """Upload the report and the checkpoint to the tracker."""
         if self.conf.wandb is Wandb.off:
             return
         import wandb  # imported here, because the package is needed only if it is enabled
 
         run = self._wandb_run()
-        run.log({
-            "report/table": wandb.Table(columns=[*summary.columns], data=[*summary.rows]),
-            "report/page": wandb.Html((self.folder / "report.html").read_text(), inject=False),
-        })  # fmt: skip
+        run.log(results.to_wandb())
         artifact = wandb.Artifact(f"draft-{run.id}", type="model")
         artifact.add_dir(str(self.folder / "checkpoint"), name="checkpoint")
         for suffix in ("json", "md", "html"):
@@ -147,8 +144,10 @@ class MetricLogger:
             },
         })  # fmt: skip
         if self.accelerator.is_main_process:
-            # Plot over our step: W&B's own must not decrease, as it does if a killed run continues.
-            self._wandb_run().define_metric("*", "step")
+            # Plot over axes of ours: W&B's step must not decrease, as the step of a run does that
+            # was killed and continues. A star matches no slash, and may not match a name twice.
+            self._wandb_run().define_metric("train/*", "step")
+            self._wandb_run().define_metric("eval/*", "train/tokens")
 
     def _wandb_run(self) -> Any:
         return self.accelerator.get_tracker("wandb", unwrap=True)

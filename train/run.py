@@ -26,12 +26,13 @@ from models.drafts.base import Draft, SpeculativePair
 from models.errors import UserError, require
 from models.files import report_disk_errors
 from models.lock import acquire_lock
+from models.saved_states import find_newest_state, read_progress_file
 from models.target.target import Target
 from train.config.optim import DEFAULT_STEPS, LearningRate, OptimConf, Schedule
 from train.config.run import TrainConf
 from train.distributed.parallel import Parallel
 from train.distributed.torchrun import is_restart
-from train.state import RunState, flatten_config, read_progress_file, remove_state
+from train.state import RunState, flatten_config, remove_state
 
 LEASE_S = 180.0  # longer than NFSv4 keeps the lock of a node that vanished: 90 s, and 90 s of grace
 DISK_FULL_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -87,8 +88,7 @@ def open_run(conf: TrainConf, parallel: Parallel) -> RunState:
 
 def read_saved_value(folder: Path, key: str) -> Any:
     """Return a value of the config of the run's newest state, or None if nothing is saved."""
-    state = RunState(folder, {})
-    newest = state.newest_state()
+    newest = find_newest_state(folder)
     return read_progress_file(newest)["config"].get(key) if newest else None
 
 

@@ -38,11 +38,17 @@ from torch.optim.lr_scheduler import LRScheduler
 from models.drafts.config.base import DraftConf
 from models.errors import require
 from models.files import PARTIAL_SUFFIX, atomic_directory, write_text_atomically
+from models.saved_states import (
+    PROGRESS_FILE,
+    STATES_FOLDER,
+    find_newest_state,
+    list_complete_states,
+    read_progress_file,
+)
 from train.distributed.parallel import Parallel
 
 log = logging.getLogger(__name__)
 
-PROGRESS_FILE = "progress.json"
 STATE_VERSION = 2  # states of version 1 record no version
 STATE_DICT_OPTIONS = StateDictOptions(  # keys moments by their weight's name
     flatten_optimizer_state_dict=True,
@@ -114,17 +120,17 @@ class RunState:
     """A run folder: the config it was started with, its progress and its saved states."""
 
     def __init__(self, folder: Path, config: dict[str, Any]):
-        self.folder, self.states_dir, self.config = folder, folder / "state", config
+        self.folder, self.states_dir, self.config = folder, folder / STATES_FOLDER, config
         self.progress = RunProgress()
         self.saved_config: dict[str, Any] = {}  # the config of the newest state
 
     def complete_states(self) -> list[Path]:
         """Return the states that are completely written, in no particular order."""
-        return [path for path in self.states_dir.glob("*") if path.suffix != PARTIAL_SUFFIX]
+        return list_complete_states(self.folder)
 
     def newest_state(self) -> Path | None:
         """Return the complete state of the latest step, or None."""
-        return max(self.complete_states(), default=None)
+        return find_newest_state(self.folder)
 
     def load_progress(self) -> None:
         """Load the progress and the config of the newest state, if there is one.
@@ -243,10 +249,6 @@ def warn_if_changed(name: str, before: Any, now: Any) -> None:
             "%s: the run was started with %s and continues with %s: its weights may differ in the "
             "last bits", name, before, now,
         )  # fmt: skip
-
-
-def read_progress_file(state: Path) -> dict[str, Any]:
-    return json.loads((state / PROGRESS_FILE).read_text())
 
 
 def remove_state(state: Path) -> None:

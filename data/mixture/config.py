@@ -15,6 +15,7 @@ from data.config import CONTENT_COLUMNS
 from models.device.config import DeviceConf
 from models.errors import UserError, require
 from models.target.config import TargetConf
+from models.tracking import TrackerConf
 from models.validation import BELOW_ONE, Rule, at_least, check_values, unused
 
 LABEL_COLUMNS = ("id", "category", "language", "license", "tools", "template", "system")
@@ -110,6 +111,7 @@ class PrepareConf:
     answers: AnswersConf = field(default_factory=AnswersConf)
     # for answers.source=target
     device: DeviceConf = field(default_factory=DeviceConf, metadata=unused("memory_gib"))
+    log: TrackerConf = field(default_factory=TrackerConf)
     worker: int = 0  # this worker's number, in 0..workers - 1
     workers: int = 1  # each takes a share of the rows and writes its own files
     run_name: str = "demo"

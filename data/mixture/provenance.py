@@ -24,7 +24,7 @@ from models.files import write_text_atomically
 PROVENANCE_FILE = "made_from.json"
 EXCLUDED_SPLIT = "test"  # split of a prompt directory, as data/sources/prompt_formats.py reads it
 IGNORED_SETTINGS = re.compile(  # settings that do not affect the rows
-    r"run_name|output_dir|worker|device\..*"
+    r"run_name|output_dir|worker|device\..*|log\..*"
     r"|answers\.(url|api_key_env|concurrency|retries|timeout_s|skip_failed|batch)"
 )
 EDGE_BYTES = 2**16  # bytes hashed at each end of a file

@@ -22,6 +22,7 @@ from infer.engine.generate import generate_answers
 from infer.engine.row_tensors import tensor_bytes
 from infer.engine.session import NO_DRAFT
 from infer.measure.batched import decode_prompts, measure_batch_size
+from infer.measure.curve import read_curve
 from infer.measure.eval_modes import (
     AUTOREGRESSIVE_MODE,
     DraftUnderTest,
@@ -282,6 +283,7 @@ def _measure_draft(
         replay_result=_replay_draft(verifier, candidate, prompts, tree, conf),
         tuned_tree=candidate.tuned and candidate.tuned.description,
         longest_row=candidate.directory and read_longest_row(candidate.directory),
+        curve=read_curve(candidate.directory) if candidate.directory else [],
         samples=collect_samples(
             verifier, mode_results[tree_mode].prompt_results, draft=candidate.name
         ),

@@ -7,6 +7,7 @@ from infer.config import Verification
 from infer.engine.requests import Generation
 from infer.measure.report_schema import (
     BatchSection,
+    CurvePoint,
     DraftMemory,
     LosslessVerdict,
     Mismatch,
@@ -133,6 +134,7 @@ class DraftResult:
     samples: list[SampleAnswer] = field(default_factory=list)
     longest_row: int | None = None  # tokens of the longest row that it was trained on
     tuned_tree: str | None = None  # the decoding of the mode `tuned`, in words
+    curve: list[CurvePoint] = field(default_factory=list)  # of its training
 
     def select_category(self, category: str) -> "DraftResult":
         """Return a copy whose modes hold only the prompts of a category."""

@@ -82,6 +82,7 @@ def build_report(
         replay={draft.name: draft.replay_result for draft in drafts if draft.replay_result},
         samples=[sample for draft in drafts for sample in draft.samples],
         by_prompt_length=_describe_lengths(autoregressive.prompt_results, drafts),
+        training={draft.name: draft.curve for draft in drafts if draft.curve},
         per_prompt=_list_prompt_rows(autoregressive.prompt_results, modes),
         rounds=list(_round_records(modes)),
     )

@@ -315,6 +315,14 @@ class LengthSection:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CurvePoint:
+    """Tau on the prompts that chose the checkpoint, after training on this many tokens."""
+
+    tokens: Count
+    tau: Amount
+
+
+@dataclass(frozen=True, kw_only=True)
 class PromptFigures:
     """The raw numbers of one prompt in one mode, from which a reader can compute metrics."""
 
@@ -367,6 +375,7 @@ class Report(Section, EvalSetup):
     replay: dict[str, ReplayResult] = field(default_factory=dict)
     samples: list[SampleAnswer] = field(default_factory=list)
     by_prompt_length: LengthSection = field(default_factory=LengthSection)
+    training: dict[str, list[CurvePoint]] = field(default_factory=dict)  # by draft
     per_prompt: Annotated[list[PromptRow], Field(min_length=1)]
 
 

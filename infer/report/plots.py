@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from infer.measure.curve import fit_rise, take_last_half
 from infer.measure.report_schema import Report
 from infer.report.cost_plots import (
     build_marker_legend,
@@ -25,6 +26,7 @@ from infer.report.cost_tables import collect_batch_rows
 from infer.report.views import (
     INK,
     PAPER,
+    assign_draft_colors,
     collect_sections,
     has_several_drafts,
     list_colored_modes,
@@ -42,6 +44,8 @@ PLOT_STYLE: Any = {  # matplotlib types its keys as a closed set
     "axes.spines.right": False,
     "legend.frameon": False,
 }
+
+FITTED_STYLE: Any = {"color": INK, "lw": 1.2, "ls": "--"}
 
 
 def render_plots(report: Report) -> dict[str, str]:
@@ -66,6 +70,11 @@ def render_plots(report: Report) -> dict[str, str]:
         plots["Speed-up against batch size"] = render_svg(
             report, plot_speedup_by_batch, {"loc": "outside upper center", "ncols": 3}
         )
+    if report.training:
+        plots["Acceptance length over tokens seen"] = render_svg(
+            report, plot_training,
+            {"handles": build_training_legend(report), "loc": "outside upper center", "ncols": 3},
+        )  # fmt: skip
     return plots | {
         "Acceptance by position": render_svg(report, plot_acceptance_by_position, mode_legend),
         "Acceptance length by category": render_svg(report, plot_length_by_category, mode_legend),
@@ -128,6 +137,35 @@ def plot_latency(axes: Axes, report: Report) -> None:
         xlabel="inter-token latency of a prompt, ms", xlim=(0, None), ylabel="share of prompts",
         ylim=(0, 1.02),
     )  # fmt: skip
+
+
+def plot_training(axes: Axes, report: Report) -> None:
+    """Plot tau at each evaluation of a training, and the line that judges its last half.
+
+    The axis is linear, like that line, whose slope is the rise a million tokens.
+    """
+    for color, draft in zip(assign_draft_colors(report), report.drafts, strict=True):
+        points = report.training.get(draft.name, [])
+        millions = [point.tokens / 1e6 for point in points]
+        axes.plot(millions, [point.tau for point in points], color=color, marker="o", ms=4)
+        if line := fit_rise(points):
+            ends = [take_last_half(points)[0].tokens / 1e6, millions[-1]]
+            axes.plot(ends, [line.value(x) for x in ends], zorder=3, **FITTED_STYLE)
+    axes.set(xlabel="million tokens seen", xlim=(0, None), ylabel="acceptance length (tau)")
+
+
+def build_training_legend(report: Report) -> list[Line2D]:
+    """Return the entries of the legend: each draft that has a curve, and the line if one is fit."""
+    drafts = zip(assign_draft_colors(report), report.drafts, strict=True)
+    fitted = Line2D([], [], label="least squares, last half", **FITTED_STYLE)
+    return [
+        *(
+            Line2D([], [], color=color, marker="o", ms=4, label=draft.name)
+            for color, draft in drafts
+            if draft.name in report.training
+        ),
+        *([fitted] if any(map(fit_rise, report.training.values())) else []),
+    ]
 
 
 def _plot_by_category(axes: Axes, report: Report, metric: str, *, label: str) -> None:

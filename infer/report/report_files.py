@@ -14,6 +14,7 @@ from infer.report.definitions import POSITION_COLUMN, get_definition
 from infer.report.plots import render_plots
 from infer.report.prose import build_headline, describe_verdicts, list_absences
 from infer.report.tables import build_tables, collect_definitions, render_markdown
+from infer.report.training_curve import describe_training
 from infer.report.views import has_several_drafts
 from models.files import write_text_atomically
 
@@ -39,6 +40,7 @@ def render_page(report: Report) -> str:
         report=report,
         verdicts=describe_verdicts(report),
         headline=build_headline(report),
+        training=describe_training(report),
         absences=list_absences(report),
         tables=tables,
         plots=render_plots(report),

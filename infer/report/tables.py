@@ -30,6 +30,7 @@ from infer.report.number_format import (
     to_rich_table,
 )
 from infer.report.prose import build_headline, describe_verdicts, list_absences
+from infer.report.training_curve import describe_training
 from infer.report.views import collect_sections, has_several_drafts
 from models.console import CONSOLE
 
@@ -66,6 +67,7 @@ def render_markdown(report: Report) -> str:
         "# Speculative decoding report",
         *describe_verdicts(report),
         build_headline(report),
+        *describe_training(report),
         *(f"- {line}" for line in list_absences(report)),
     ]
     tables = build_tables(report)
@@ -98,4 +100,5 @@ def print_report(report: Report, output: Console = CONSOLE) -> None:
     console.print()
     console.print(to_rich_table(table, ruled=console.is_terminal))
     console.print(*map(Text, table.footnotes), Text(table.note, style="dim"), sep="\n")
-    console.print(*map(Text, (*describe_levels(report), *list_absences(report))), sep="\n")
+    lines = (*describe_levels(report), *list_absences(report), *describe_training(report))
+    console.print(*map(Text, lines), sep="\n")

@@ -12,6 +12,7 @@ from models.errors import require
 from models.speculate.config import SamplingConf
 from models.speculate.tree import MAX_WINDOW
 from models.target.config import TargetConf
+from models.tracking import TrackerConf
 from models.validation import Rule, at_least, check_values, each_at_least
 
 NOT_NEGATIVE = Rule("must not be negative", lambda value: value >= 0, "0 copies no tokens")
@@ -36,6 +37,7 @@ class TuneConf(TreeSearchConf):
     sweep: bool = False  # also measure every window and a dozen trees, to check the choice
     repeats: int = 2  # decodings of every prompt in each mode, in alternating order
     sampling: SamplingConf = field(default_factory=SamplingConf)
+    log: TrackerConf = field(default_factory=TrackerConf)
     output_dir: str = "outputs/infer.tune"
     run_name: str = "tune"
 

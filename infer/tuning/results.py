@@ -71,6 +71,11 @@ class TuningResult:
         """Return the verdict on the best candidate's measured speed-up."""
         return TuningVerdict.from_speedup(self.speedups[self.best.name])
 
+    @property
+    def choice(self) -> str:
+        """Return the name of the pick, or `none`."""
+        return self.pick.name if self.pick else "none"
+
     def format_speedup(self, candidate: TreeCandidate) -> str:
         """Format the measured speed-up of a candidate, or a dash if it was not measured."""
         return format_estimate(self.speedups.get(candidate.name))
@@ -123,16 +128,22 @@ def format_result(tuning: DraftTuning, result: TuningResult) -> Iterator[str]:
         yield f"choice: do not speculate ({result.best.name}: {result.verdict.value})"
 
 
+def list_results(tunings: list[DraftTuning]) -> list[tuple[DraftTuning, TuningResult]]:
+    """Return every result with its draft, by batch and context."""
+    rows = [(tuning, result) for tuning in tunings for result in tuning.results]
+    return sorted(rows, key=lambda row: (row[1].batch, row[1].context))
+
+
 def format_summary(tunings: list[DraftTuning], run: Path, conf: TuneConf) -> Iterator[str]:
     """Yield one line for each result, and the command that decodes with each choice."""
     yield ""
     yield "cost: autoregressive steps per round (~ interpolated); speed-up over the target alone"
     yield f"{'batch':>5}{'context':>9}  {'draft':<20}{'choice':<16}{'predicted':>9}  measured"
-    rows = [(tuning, result) for tuning in tunings for result in tuning.results]
-    for tuning, result in sorted(rows, key=lambda row: (row[1].batch, row[1].context)):
+    rows = list_results(tunings)
+    for tuning, result in rows:
         yield (
             f"{result.batch:>5}{result.context:>9}  {tuning.name:<20}"
-            f"{result.pick.name if result.pick else 'none':<16}"
+            f"{result.choice:<16}"
             f"{tuning.predicted_speedup(result, result.best):>9.2f}  "
             f"{result.format_speedup(result.best)}"
             f"{'' if result.verdict is TuningVerdict.pays else f'  {result.verdict.value}'}"
@@ -156,8 +167,7 @@ def _eval_overrides(pick: TreeCandidate, file: Path, result: TuningResult, conf:
 
 def write_tree_files(tunings: list[DraftTuning], run: Path, conf: TuneConf) -> None:
     """Write a tree file for each choice: its fields, the paths unless dynamic, and overrides."""
-    rows = [(tuning, result) for tuning in tunings for result in tuning.results]
-    for tuning, result in rows:
+    for tuning, result in list_results(tunings):
         if result.pick is None:
             continue
         file = _tree_file(run, tuning, result)

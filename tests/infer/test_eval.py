@@ -10,7 +10,7 @@ import safetensors.torch
 import torch
 
 from data.eval_prompts.prompts import load_eval_prompts
-from infer.checkpoint_paths import find_newest_run, open_checkpoints, run_names
+from infer.checkpoint_paths import find_newest_run, find_tracked_run, open_checkpoints, run_names
 from infer.command_inputs import load_draft_under_test
 from infer.config import EvaluationConf, Verification
 from infer.engine import rounds
@@ -19,6 +19,7 @@ from infer.eval import main
 from infer.measure.eval_modes import DraftUnderTest
 from infer.measure.evaluate import evaluate_drafts, plan_evaluation
 from infer.measure.report_schema import AdaptedTargetInfo, DraftMemory
+from infer.report.mode_tables import summary_table
 from infer.report.prose import list_absences
 from models import checkpoint, checkpoint_files
 from models.console import setup_logging
@@ -30,8 +31,10 @@ from models.drafts.ngram import NgramDraft
 from models.drafts.registry import build_draft
 from models.errors import UserError
 from models.speculate.config import SamplingConf, TreeConf
+from models.tracking import TrackedRun
 from tests.support.made_report import as_json, from_json
 from tests.support.tiny import new_draft, tiny_target
+from tests.support.wandb_files import logged, run_ids
 
 TREE = TreeConf(depth=3, nodes=6, beam_width=2, children=3)
 
@@ -149,6 +152,35 @@ def test_a_bare_call_judges_the_newest_run_and_says_which(folder, command):
     left = {path.name for path in (folder / "outputs" / "infer.eval" / "eval").iterdir()}
     assert left == {"lock", "report.json", "report.md", "report.html", "rounds.jsonl"}
     assert "lossless" in out
+
+
+def test_results_go_to_the_wandb_run_that_trained_the_draft(folder, command):
+    """Not to that of one of several drafts, or of a training that goes on."""
+    train = folder / "outputs" / "train"
+    for name in ("older", "newer"):
+        state = train / name / "state" / "00000010"
+        state.mkdir(parents=True)
+        saved = {"progress": {"tracker": name}, "config": {"log.project": "p"}}
+        (state / "progress.json").write_text(json.dumps(saved))
+    newer = train / "newer"
+    (newer / "state" / "00000020.partial").mkdir()
+    command("log=wandb-offline", "tree=chain", "evaluation.phases=false", "run_name=tracked")
+    out = folder / "outputs" / "infer.eval" / "tracked"
+    assert run_ids(out) == [("newer", "p", "")]
+    (values,) = logged(out)
+    report = json.loads((out / "report.json").read_text())
+    tree = report["drafts"][0]["modes"]["tree"]
+    assert values["eval_report/tree/acceptance_length"] == tree["acceptance_length"]["mean"]
+    assert values["eval_report/tree/lossless"] == "yes"
+    assert values["eval_report/table/nrows"] == len(summary_table(from_json(report)).rows)
+    both = [train / name / "checkpoint" for name in ("older", "newer")]
+    assert find_tracked_run(both) is None
+    assert find_tracked_run(both[:1]) == TrackedRun(id="older", project="p", entity=None)
+    (train / "older" / "report.json").rename(train / "older" / "moved.json")
+    assert find_tracked_run(both[:1]) is None
+    (train / "older" / "moved.json").rename(train / "older" / "report.json")
+    shutil.rmtree(newer / "state")
+    assert find_tracked_run(both[1:]) is None
 
 
 def test_several_checkpoints_are_judged_together(folder, command):

@@ -36,6 +36,7 @@ from models.speculate.tree import TreeKind
 from models.speculate.tree_formats import read_fields
 from tests.support.tiny import new_draft
 from tests.support.tuning import TABLE, considered, costs, prompts_of
+from tests.support.wandb_files import logged, run_ids
 
 pytestmark = pytest.mark.no_shapes
 
@@ -232,6 +233,18 @@ def test_the_newest_run_is_tuned_and_its_best_shape_was_timed(command):
     assert shape["measured_speedup"]["mean"] > 0
     assert shape["cost_timed"]
     assert cell["pick"] in (cell["best"], None)
+
+
+def test_the_choices_are_logged(tune, folder):
+    """Of a draft whose training was not tracked: in a run of their own."""
+    _, (draft,) = tune("context=[40]", "log=wandb-offline", node_s=0.01)
+    (cell,) = draft["cells"]
+    ((_, project, name),) = run_ids(folder)
+    assert (project, name) == ("drafts", folder.name)
+    (values,) = logged(folder)
+    assert values["tune_report/good/batch 4, context 40"] == (cell["pick"] or "none")
+    assert values["tune_report/table/nrows"] == 1
+    assert values["tune_report/table/ncols"] == 7
 
 
 def test_the_choice_is_left_as_a_file_that_says_how_to_decode_with_it(tune, folder):

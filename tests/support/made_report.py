@@ -24,6 +24,7 @@ from infer.measure.report import build_report, describe_prompts
 from infer.measure.report_schema import (
     SCHEMA_VERSION,
     BatchSection,
+    CurvePoint,
     DeviceInfo,
     DraftMemory,
     EvalReport,
@@ -128,6 +129,14 @@ def at_batch(draft, batch, speedup):
     )  # fmt: skip
 
 
+def curve(points=10, *, rise=0.1, noise=0.01):
+    """Tau at each 100,000 tokens: `rise` more for each, and off by `noise` in turns."""
+    return [
+        CurvePoint(tokens=100_000 * n, tau=2.0 + rise * n + noise * (-1) ** n)
+        for n in range(1, points + 1)
+    ]
+
+
 def draft_run(name, seed):
     tree = measured(share=0.75, depth=6, nodes=20, round_s=0.015, seed=seed + 2)
     tree.exactness = Exactness(
@@ -143,6 +152,7 @@ def draft_run(name, seed):
         name=name,
         method="eagle3",
         longest_row=512,
+        curve=curve(),
         num_parameters=456_789,
         memory=DraftMemory(weights=1_827_156, state=65_536),
         modes={

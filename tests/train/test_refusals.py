@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import data.prepare
 import infer.eval
 import infer.generate
 import infer.tune
@@ -148,21 +149,24 @@ def test_train_refuses_before_a_model_is_loaded(mistake, message, refused):
 
 
 @pytest.mark.parametrize(
-    ("key", "words", "problem"),
+    ("command", "key", "words", "problem"),
     [
-        (None, ["log=wandb"], "No API key configured"),
-        ("mine", ["log.wandb=online"], "WANDB_API_KEY invalid: "),
+        (train.__main__, None, ["log=wandb", "device.compile=false"], "No API key configured"),
+        (train.__main__, "mine", ["log.wandb=online"], "WANDB_API_KEY invalid: "),
+        (infer.eval, None, ["log=wandb", "checkpoint=draft"], "No API key configured"),
+        (infer.tune, None, ["log=wandb", "checkpoint=draft"], "No API key configured"),
+        (data.prepare, None, ["log=wandb"], "No API key configured"),
     ],
 )
 def test_wandb_without_a_key_that_works_is_refused_first(
-    key, words, problem, refused, monkeypatch, tmp_path
+    command, key, words, problem, refused, monkeypatch, tmp_path
 ):
     for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL", "NETRC"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     if key is not None:
         monkeypatch.setenv("WANDB_API_KEY", key)
-    line, loaded = refused(train.__main__.main, *words, "device.compile=false")
+    line, loaded = refused(command.main, *words)
     assert line.startswith(f"log.wandb: online needs an API key, got none that works ({problem}")
     assert line.endswith("; set WANDB_API_KEY, or take log=wandb-offline or log=console")
     assert not loaded

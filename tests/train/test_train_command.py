@@ -10,14 +10,17 @@ import torch
 from safetensors.torch import load_file
 
 from conf.entry import compose
+from infer.checkpoint_paths import find_tracked_run
 from infer.config import EvaluationConf
 from infer.tuning import auto, cost_model
 from models.device import route_choice
 from models.errors import UserError
 from models.target.target import Target
+from models.tracking import TrackedRun
 from tests.support.cards import read_card, read_serve_line
 from tests.support.tiny import CPU, chain, new_draft, sampled_texts, tree
 from tests.support.toy_run import metrics, weights
+from tests.support.wandb_files import axes, logged, run_ids
 from train import distillation, loop
 from train.__main__ import main
 from train.config.parallel import ParallelConf
@@ -100,8 +103,14 @@ def test_a_run_leaves_a_checkpoint_and_a_report_and_is_not_repeated(folder, caps
     assert left >= {"checkpoint", "state"}
     report = json.loads((out / "report.json").read_text())
     assert report["drafts"][0]["modes"]["tree"]["acceptance_length"]["mean"] >= 1
-    assert any("eval/acceptance_length" in line for line in metrics(out))
-    assert list(out.glob("wandb/offline-run-*/*.wandb"))
+    evaluated = [line for line in metrics(out) if "eval/acceptance_length" in line]
+    assert report["training"]["run"] == [
+        {"tokens": line["train/tokens"], "tau": line["eval/acceptance_length"]}
+        for line in evaluated
+    ]
+    assert len(evaluated) == 2
+    assert "run: too few evaluations to tell whether tau still rises: 2, and" in said
+    check_wandb_run(out)
 
     check_card(out / "checkpoint", folder)
 
@@ -115,6 +124,20 @@ def test_a_run_leaves_a_checkpoint_and_a_report_and_is_not_repeated(folder, caps
     again = conf(folder, "optim.lr=0.01", "resume=false")
     assert open_run(again, build_parallel(ParallelConf(), CPU, trackers=[])).progress.step == 0
     assert {path.name for path in out.iterdir()} == {"config.yaml", "lock", "wandb"}
+
+
+def check_wandb_run(out: Path):
+    """Its curves have axes that may repeat, and later results of the draft continue it."""
+    assert axes(out) == {"train/*": "step", "eval/*": "train/tokens"}
+    values = logged(out)
+    evaluated = [line for line in values if "eval/acceptance_length" in line]
+    assert [line["train/tokens"] for line in evaluated] == [
+        line["train/tokens"] for line in metrics(out) if "eval/acceptance_length" in line
+    ]
+    assert values[-1]["report/tree/acceptance_length"] >= 1
+    ((run_id, project, _),) = run_ids(out)
+    tracked = TrackedRun(id=run_id, project=project, entity=None)
+    assert find_tracked_run([out / "checkpoint"]) == tracked
 
 
 def check_card(checkpoint: Path, folder: Path) -> None:

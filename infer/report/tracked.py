@@ -1,0 +1,35 @@
+"""What a tracker shows of a report: the summary table, the page and the headline figures."""
+
+from pathlib import Path
+
+from infer.measure.report_schema import Report
+from infer.report.mode_tables import summary_table
+from infer.report.number_format import format_lossless
+from infer.report.views import list_measured_modes
+from models.tracking import TrackedResults
+
+HEADLINE_METRICS = ("acceptance_length", "delivered_per_round", "speedup", "tokens_per_s")
+
+
+def collect_results(report: Report, folder: Path, *, prefix: str) -> TrackedResults:
+    """Return the results of a report that is written to `folder`."""
+    table = summary_table(report)
+    return TrackedResults(
+        prefix=prefix,
+        figures=collect_headline_figures(report),
+        columns=table.columns,
+        rows=table.rows,
+        page=(folder / "report.html").read_text(encoding="utf-8"),
+    )
+
+
+def collect_headline_figures(report: Report) -> dict[str, float | str]:
+    """Return the headline figures of each measured mode, by names such as `tree/speedup`."""
+    modes = list_measured_modes(report)
+    means = {
+        f"{label}/{metric}": estimate.mean
+        for label, mode in modes
+        for metric in HEADLINE_METRICS
+        if (estimate := getattr(mode, metric)) is not None
+    }
+    return means | {f"{label}/lossless": format_lossless(mode) for label, mode in modes}
