@@ -32,8 +32,11 @@ from train.config.run import TrainConf, TrainPlanConf
 from train.first_lines import describe_data, prepare_command, train_command
 from train.state import CHANGEABLE_KEYS, flatten_config
 
+LAPTOP = "smollm2-135m"  # its drafts bring no public data: they learn from answers of the target
 REAL = sorted(
-    path.stem for path in (Path(CONF_DIR) / "draft").glob("*.yaml") if "demo" not in path.stem
+    path.stem
+    for path in (Path(CONF_DIR) / "draft").glob("*.yaml")
+    if not path.stem.startswith(("demo", LAPTOP))
 )
 SMALL = [
     "data.row_length=128", "optim.epochs=null", "optim.steps=2", "optim.rows_per_step=2",
@@ -92,7 +95,7 @@ def test_a_run_over_several_turns_says_what_it_trains_on_and_ends_in_a_report(ru
     code, said = run(
         train.__main__.main, "draft=qwen3-8b-eagle3", "target.path=target", "data.path=rows.jsonl",
         "run_name=first", "evaluation.prompts_per_category=1", "evaluation.max_new_tokens=4",
-        "data=ultrachat",         "evaluation.batch_sizes=[]", *SMALL,
+        "data=ultrachat", "evaluation.batch_sizes=[]", *SMALL,
     )  # fmt: skip
     assert code == 0
     first = said.splitlines()
