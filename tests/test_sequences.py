@@ -85,7 +85,7 @@ def read_draft(name: str) -> str:
     return "qwen3-1.7b" if name == "qwen3-32b-1.7b" else name
 
 
-@pytest.mark.parametrize(("name", "command"), list(itertools.product(NAMES, SHORTER)))
+@pytest.mark.parametrize(("name", "command"), list(itertools.product(NAMES[-2:], SHORTER)))
 def test_a_trial_is_typed_behind_the_name_in_every_command(name, command):
     word, holds = SHORTER[command]
     assert not holds(configure(command, name))
