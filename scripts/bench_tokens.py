@@ -36,6 +36,8 @@ ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "prepare.md"
 TOKENIZER = ROOT / ".cache" / "tokenizers" / "qwen3"
 CASES = ((1, 1), (1, 2), (4, 2))  # ranks, and processes that tokenize
+# Processes that tokenize import the module that is run, which must be light as `train` is.
+RANK = "import sys; from scripts.bench_tokens import open_data; open_data(*sys.argv[1:])"
 POLL_S = 0.5  # between looks at the memory of all processes
 ENGLISH = (
     "the of and to in is that for it was on as with they be at have this from or had by not but "
@@ -82,8 +84,9 @@ def write_conversations(file: Path, count: int) -> None:
             stream.write(json.dumps({"messages": messages}) + "\n")
 
 
-def open_data(file: str, output_dir: str, processes: int) -> dict[str, Any]:
-    """Open the data as a rank does; return what it took."""
+def open_data(file: str, output_dir: str, processes: str) -> None:
+    """Open the data as a rank does; print what it took, as JSON."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
     tokenizer: Any = AutoTokenizer.from_pretrained(TOKENIZER)
     read_documents, times_tokenized = document_cache.read_documents, 0
 
@@ -93,13 +96,14 @@ def open_data(file: str, output_dir: str, processes: int) -> dict[str, Any]:
         return read_documents(*arguments)
 
     document_cache.read_documents = read_and_count
-    conf = DataConf(source=DataSource.jsonl, path=file, processes=processes)
+    conf = DataConf(source=DataSource.jsonl, path=file, processes=int(processes))
     began, busy = time.perf_counter(), sum(os.times()[:4])
     documents = document_cache.read_cached_documents(conf, tokenizer, len(tokenizer), output_dir)
-    return {
+    report = {
         "wall_s": time.perf_counter() - began, "busy_s": sum(os.times()[:4]) - busy,
         "tokenized": times_tokenized, "tokens": len(documents.ids),
     }  # fmt: skip
+    print(json.dumps(report))
 
 
 def start_ranks(count: int, *arguments: str) -> tuple[list[dict[str, Any]], list[int], list[int]]:
@@ -107,7 +111,7 @@ def start_ranks(count: int, *arguments: str) -> tuple[list[dict[str, Any]], list
 
     Return what each reports, its peak memory and that of each process that it started, in bytes.
     """
-    command = [sys.executable, "-m", "scripts.bench_tokens", "--open", *arguments]
+    command = [sys.executable, "-c", RANK, *arguments]
     ranks = [
         subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(count)
     ]
@@ -174,13 +178,7 @@ def main() -> None:
     )
     parser.add_argument("--rows", type=int, default=200_000, help="number of conversations")
     parser.add_argument("--write", action="store_true", help="update docs/prepare.md")
-    parser.add_argument("--open", nargs=3, help=argparse.SUPPRESS)  # a rank: file, folder, number
     args = parser.parse_args()
-    if args.open:
-        logging.basicConfig(level=logging.INFO, format="%(message)s")
-        file, output_dir, processes = args.open
-        print(json.dumps(open_data(file, output_dir, int(processes))))
-        return
     results = build_table(args.rows)
     show(results)
     if args.write:
