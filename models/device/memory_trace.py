@@ -47,7 +47,13 @@ def count_attention(count: Callable[..., int], query_index: int) -> Callable[...
     return count_grouped
 
 
-MATMUL_FLOPS = flop_registry | {  # PyTorch counts attention only on accelerators
+def count_experts(rows: Tensor, experts: Tensor, *_: Any, **__: Any) -> int:
+    """Return the operations of rows that are each multiplied by the matrix of one expert."""
+    return 2 * rows.numel() * experts.shape[-1]
+
+
+MATMUL_FLOPS = flop_registry | {  # PyTorch counts attention only on accelerators, and no experts
+    aten._grouped_mm: count_experts,
     aten._scaled_dot_product_flash_attention_for_cpu:
         count_attention(flop_registry[aten._scaled_dot_product_flash_attention], 0),
     aten._scaled_dot_product_flash_attention_for_cpu_backward:
@@ -124,7 +130,11 @@ class MemoryTracer(TorchDispatchMode):
             return 1.0 if args[0].is_floating_point() else 1
         if func is aten.nonzero.default:  # as if no element was zero
             return torch.arange(args[0].numel())[:, None].expand(-1, args[0].ndim)
-        result = func(*args, **(kwargs or {}))
+        if func is aten._grouped_mm.default and args[0].dtype is not torch.bfloat16:
+            # Experts: PyTorch knows the shape of the result in bfloat16 alone.
+            result = args[0].new_empty(len(args[0]), args[1].shape[-1])
+        else:
+            result = func(*args, **(kwargs or {}))
         outputs = [tensor for tensor in tree_leaves(result) if isinstance(tensor, Tensor)]
         if count := MATMUL_FLOPS.get(func._overloadpacket):
             # the type of the first output: attention has others for its backward pass
