@@ -69,7 +69,7 @@ class TrackedResults:
     """What W&B shows of a command's results, by names that begin with `prefix`."""
 
     prefix: str
-    figures: dict[str, float | str]
+    figures: dict[str, int | float | str]
     columns: list[str]
     rows: list[list[str]]
     page: str | None = None  # HTML

@@ -23,7 +23,7 @@ def collect_results(report: Report, folder: Path, *, prefix: str) -> TrackedResu
     )
 
 
-def collect_headline_figures(report: Report) -> dict[str, float | str]:
+def collect_headline_figures(report: Report) -> dict[str, int | float | str]:
     """Return the headline figures of each measured mode, by names such as `tree/speedup`."""
     modes = list_measured_modes(report)
     means = {
