@@ -92,12 +92,13 @@ def test_the_first_picture_is_the_one_to_choose_by_and_names_every_draft(report,
 
 
 def test_plots_of_several_drafts_show_their_trees(report, comparison):
+    curve = "Acceptance length over tokens seen"  # of training, which has no modes
     for title, svg in list(render_plots(comparison).items())[1:]:
-        for name in COMPARED:
+        for name in COMPARED if title != curve else ():
             assert f">{name} tree</text>" in svg, title
             assert f">{name} chain</text>" not in svg, title
     alone = render_plots(report)
-    del alone["Speed-up against batch size"]  # of trees in any case
+    del alone["Speed-up against batch size"], alone[curve]  # the former is of trees in any case
     assert all(">chain</text>" in svg for svg in alone.values())
 
 
