@@ -66,7 +66,7 @@ class TrackedRun:
 
 @dataclass(frozen=True, kw_only=True)
 class TrackedResults:
-    """What W&B shows of a command's results, by names that begin with `prefix`."""
+    """Results of a command to log in W&B, under names that begin with `prefix`."""
 
     prefix: str
     figures: dict[str, int | float | str]

@@ -1,4 +1,4 @@
-"""What a tracker shows of a prepared folder: its counts, its sources and its page."""
+"""Results of a prepared folder for W&B: its counts, its sources and its page."""
 
 import json
 from html import escape

@@ -24,7 +24,7 @@ def bucket_length(length: int) -> int:
 
 
 def pad_length(length: int, device: Device) -> int:
-    """Return the length to which prompts are padded whose longest has this one."""
+    """Return the padded length of prompts that have at most `length` tokens."""
     return bucket_length(length) if device.has_static_shapes else length
 
 

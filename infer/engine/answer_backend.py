@@ -62,12 +62,14 @@ class TargetAnswerBackend:
 
         Attention reads every slot of a row, and a pass over prompts pads them to the longest: short
         prompts share neither with long ones. Requests that arrive meanwhile join if they are no
-        longer than that half. Those that are taken leave `self.waiting`.
+        longer than that half. Those that are taken leave `self.waiting`. A device that compiles
+        slowly takes all in one session, because each length of rows has graphs of its own.
         """
         device, max_new_tokens = self.target.device, self.conf.max_new_tokens
         lengths = sorted(len(request.ids) for request in self.waiting)
-        least = min(len(lengths), max(self.conf.batch, len(lengths) // SESSION_DIVISOR))
-        longest = pad_length(lengths[least - 1], device)
+        half = min(len(lengths), max(self.conf.batch, len(lengths) // SESSION_DIVISOR))
+        count = len(lengths) if device.compiles_slowly else half
+        longest = pad_length(lengths[count - 1], device)
         batch = self.conf.batch if device.has_static_shapes else min(self.conf.batch, len(lengths))
 
         def take(count: int) -> list[Request]:

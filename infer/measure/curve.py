@@ -23,7 +23,7 @@ MIN_FITTED_POINTS = 4  # fewer leave a line too little noise to judge it by
 
 
 class Trend(Enum):
-    """What the last half of a curve does, by the interval of its slope."""
+    """The direction of the last half of a curve, judged by the interval of its slope."""
 
     rising = "still rises"
     flat = "is flat within its noise"

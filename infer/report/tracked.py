@@ -1,4 +1,4 @@
-"""What a tracker shows of a report: the summary table, the page and the headline figures."""
+"""Results of an evaluation for W&B: the summary table, the page and the headline figures."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What a tracker shows of a tuning: the choice for each batch, context and draft."""
+"""Results of a tuning for W&B: the choice for each batch, context and draft."""
 
 from infer.tuning.results import DraftTuning, list_results
 from models.tracking import TrackedResults
