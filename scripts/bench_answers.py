@@ -72,7 +72,7 @@ def measure(ways: dict[str, Answer], turns: int) -> dict[str, tuple[int, float]]
             start = time.perf_counter()
             tokens = ways[name]()
             totals[name] = (totals[name][0] + tokens, totals[name][1] + time.perf_counter() - start)
-            print(f"turn {turn + 1}: {name}, {tokens:,} tokens")
+            print(f"turn {turn + 1}: {name}, {tokens:,} tokens", flush=True)
     return totals
 
 
