@@ -16,6 +16,7 @@ from models.drafts.base import DraftState
 from models.target.cache import StaticCache
 
 MIN_BUCKET = 64  # tokens; longer prompts are padded to a power of two: one graph per length
+PASS_COST = 64  # padded tokens that cost as much as the weights' read of one more pass
 
 
 def bucket_length(length: int) -> int:
@@ -38,6 +39,30 @@ def count_admissible(session: Session, num_running: int, min_free_rows: int) -> 
     if session.target.device.has_static_shapes:
         return min(free, 1)
     return free if free >= min_free_rows or not num_running else 0
+
+
+def split_by_length(requests: list[Request]) -> list[list[Request]]:
+    """Return the requests in groups that share a prefill pass, the shortest prompts first.
+
+    A pass pads its prompts to the longest. No other split has fewer padded tokens, when each pass
+    counts as PASS_COST more.
+    """
+    requests = sorted(requests, key=lambda request: len(request.ids))
+    # The best split of the first n requests: its cost, and where its last group begins.
+    best = [(0, 0)]
+    for end, request in enumerate(requests, 1):
+        best.append(
+            min(
+                (best[start][0] + (end - start) * len(request.ids) + PASS_COST, start)
+                for start in range(end)
+            )
+        )
+    groups, end = [], len(requests)
+    while end:
+        start = best[end][1]
+        groups.append(requests[start:end])
+        end = start
+    return groups[::-1]
 
 
 def prefill_prompts(
@@ -66,26 +91,32 @@ def admit_requests(
     session: Session, state: SessionState | None, requests: list[Request],
     running: dict[int, Request], criteria: StopCriteria,
 ) -> SessionState:  # fmt: skip
-    """Prefill requests into the first free rows; return the new state.
+    """Prefill requests into free rows, in passes of similar lengths; return the new state.
 
-    Each request gets its first token and its prefill time, and is added to `running` by row. A
+    Each request gets its first token and the time of its pass, and is added to `running` by row. A
     request that already ends with its first token is marked as finished instead.
     """
-    start = time.perf_counter()
-    rows = [row for row in range(session.batch) if row not in running][: len(requests)]
-    prompts, row_ids = [r.ids for r in requests], [r.row_id for r in requests]
-    if not running and (session.batch == 1 or not session.target.device.has_static_shapes):
-        state, _, _ = prefill_prompts(session, prompts, row_ids)  # overwrites all rows
-    else:
-        buffers = session.side_buffers(len(prompts))
-        prefilled, _, _ = prefill_prompts(session, prompts, row_ids, buffers)
-        row_numbers = torch.tensor(rows, device=session.torch_device)
-        state = session.insert(state, prefilled, row_numbers)
-    first_tokens = state.rows.root.tolist()
-    prefill_s = time.perf_counter() - start
-    for row, request in zip(rows, requests, strict=True):
-        request.generation.ids, request.generation.prefill_s = [first_tokens[row]], prefill_s
-        request.truncate_if_finished(criteria, num_new=1)
-        if not request.finished:
-            running[row] = request
+    groups = split_by_length(requests)
+    for group in groups:
+        start = time.perf_counter()
+        rows = [row for row in range(session.batch) if row not in running][: len(group)]
+        prompts, row_ids = [r.ids for r in group], [r.row_id for r in group]
+        is_alone = not running and len(groups) == 1
+        if is_alone and (session.batch == 1 or not session.target.device.has_static_shapes):
+            state, _, _ = prefill_prompts(session, prompts, row_ids)  # overwrites all rows
+            root = state.rows.root
+        else:
+            buffers = session.side_buffers(len(prompts))
+            prefilled, _, _ = prefill_prompts(session, prompts, row_ids, buffers)
+            state = session.insert(
+                state, prefilled, torch.tensor(rows, device=session.torch_device)
+            )
+            root = prefilled.rows.root
+        first_tokens = root.tolist()
+        prefill_s = time.perf_counter() - start
+        for row, first_token, request in zip(rows, first_tokens, group, strict=False):
+            request.generation.ids, request.generation.prefill_s = [first_token], prefill_s
+            request.truncate_if_finished(criteria, num_new=1)
+            if not request.finished:
+                running[row] = request
     return state

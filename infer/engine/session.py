@@ -137,8 +137,10 @@ class Session:
         """
         policy = self.policy
         cache, draft_state = buffers or (self.cache, self.state)
+        is_static = self.target.device.has_static_shapes  # a view would need graphs of its own
+        read_cache = cache if is_static else cache.first_slots(input_ids.shape[1])
         target_output, logits, scores, history = self._prefill(
-            self.target, cache, self.layers, policy.sampling_rule, input_ids, lengths, row_ids
+            self.target, read_cache, self.layers, policy.sampling_rule, input_ids, lengths, row_ids
         )
         rows, draft_rows = self._open_slots(
             policy.sampling_rule, policy.lookahead, policy.max_moves, cache.garbage_slot, row_ids,

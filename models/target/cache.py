@@ -108,6 +108,15 @@ class StaticCache:
         ):
             tensor.index_copy_(0, rows, other_tensor)
 
+    def first_slots(self, count: int) -> "StaticCache":
+        """Return a view of the first `count` slots, for passes that neither read nor write more."""
+        view = copy.copy(self)
+        view.keys = [keys[:, :, :count] for keys in self.keys]
+        view.values = [values[:, :, :count] for values in self.values]
+        view.positions = self.positions[:, :count]
+        view.garbage_slot = count - 1
+        return view
+
     def repeat_row(self, batch: int) -> "StaticCache":
         """Return a copy of a cache of one row with `batch` rows that are equal."""
         repeated = copy.copy(self)

@@ -37,6 +37,17 @@ def test_padding_changes_nothing(target, padded):
 
 
 @torch.no_grad()
+def test_a_pass_over_the_first_slots_writes_them_alone(target):
+    whole, narrow = target.new_cache(1, SLOTS), target.new_cache(1, SLOTS)
+    _, wanted = read_prompts(target, whole, [PROMPT], 8)
+    _, seen = read_prompts(target, narrow.first_slots(8), [PROMPT], 8)
+    assert_same(seen.hidden, wanted.hidden)
+    assert torch.equal(narrow.positions, whole.positions)
+    for ours, theirs in zip(narrow.keys + narrow.values, whole.keys + whole.values, strict=True):
+        assert_same(ours, theirs)
+
+
+@torch.no_grad()
 def test_ragged_rows_do_not_touch_each_other(target):
     prompts = [PROMPT, [4], [8, 8, 30]]
     _, seen = read_prompts(target, target.new_cache(3, SLOTS), prompts, 8)
