@@ -33,7 +33,7 @@ def test_no_other_split_reads_fewer_padded_tokens():
         groups = split_by_length(requests_of(lengths))
         lengths_by_group = [[len(request.ids) for request in group] for group in groups]
         assert cost_of(lengths_by_group) == cheapest_cost(lengths)
-        assert sum(lengths_by_group, []) == sorted(lengths)
+        assert [length for group in lengths_by_group for length in group] == sorted(lengths)
 
 
 def test_prompts_of_one_length_share_a_pass_and_a_long_one_does_not_join_them():
