@@ -30,7 +30,7 @@ from models.drafts.config.causal_lm import CausalLMConf, InitFrom
 from models.errors import UserError, require
 from models.lora import add_adapters, merge_adapters
 from models.parallel.dtensor import full_tensor
-from models.target import architectures, modeling
+from models.target import modeling
 from models.target.cache import CacheWrite
 from models.target.config import CheckpointSource, ModelSource
 from models.target.language_model import LanguageModel, TargetOutput
@@ -253,9 +253,7 @@ def prune_layers(target: Target, layers: list[int], *, copy_weights: bool) -> An
     text_config.num_hidden_layers = len(layers)
     if layer_types := getattr(text_config, "layer_types", None):
         text_config.layer_types = [layer_types[i] for i in layers]
-    model = type(target.model)._from_config(
-        config, dtype=torch.float32, attn_implementation=architectures.choose_attention(config)
-    )
+    model = type(target.model)._from_config(config, dtype=torch.float32)
     model.generation_config = copy.deepcopy(target.model.generation_config)
     if not copy_weights:
         return model

@@ -7,6 +7,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from models.layers import attention_bias
+from models.target.attention import GROUPED_SDPA
 
 # Families whose sliding windows are served: their decoders take a single mask, so that the window
 # applies to all layers or to none, or a mask for each type of layer.
@@ -43,8 +44,8 @@ def get_norm_epsilon(text: Any) -> float:
 
 
 def choose_attention(config: Any) -> str:
-    """Return the name of an attention implementation of transformers that takes any mask."""
-    return "eager" if config.get_text_config().model_type in SINK_MODELS else "sdpa"
+    """Return the name of an attention implementation that takes any mask."""
+    return "eager" if config.get_text_config().model_type in SINK_MODELS else GROUPED_SDPA
 
 
 def dequantize_kwargs(config: Any) -> dict[str, Any]:

@@ -8,6 +8,7 @@ and `check_modeling` runs a thin model on `meta` before any weight is read:
     it passes its cache on to each layer by the same name, and hidden states by place
     a layer's attention calls `update(keys, values, ...)` of its cache, and nothing else
     a layer returns the tensor that enters the next one
+    the attention of a loaded model can be set by its name
     masks of four dimensions are added to the scores as they are, by layer type where given so
 
 `models/parallel/tensor_parallel.py`, which stands below this room, reads `_tp_plan` of a model, and
@@ -88,6 +89,7 @@ class HookedDecoder:
     """The decoder of a causal LM of transformers, whose layers run through hooks."""
 
     def __init__(self, model: Any, compile_region: Callable[[Callable], Callable]):
+        model.set_attn_implementation(architectures.choose_attention(model.config))
         self.decoder = model.get_decoder()
         self.cache_name = find_cache_name(self.decoder.forward)
         self.state = _ForwardState()
@@ -205,11 +207,10 @@ def build_thin_model(config: Any, *, trust_remote_code: bool = False) -> Any:
     if getattr(text, "layer_types", None):
         text.layer_types = text.layer_types[:1]
     with torch.device("meta"):
+        # Fused experts multiply in no other precision on this device.
         return AutoModelForCausalLM.from_config(
-            # Fused experts multiply in no other precision on this device.
-            thin, dtype=torch.bfloat16, attn_implementation=architectures.choose_attention(thin),
-            trust_remote_code=trust_remote_code,
-        )  # fmt: skip
+            thin, dtype=torch.bfloat16, trust_remote_code=trust_remote_code
+        )
 
 
 @torch.no_grad()

@@ -60,14 +60,13 @@ def build_meta_model(source: ModelSource) -> Any:
 def load_model(source: ModelSource, dtype: torch.dtype, **layout: Any) -> Any:
     """Load the model; with `layout`, each process loads only its part of the weights."""
     config = read_model_config(source)
-    options = {"dtype": dtype, "attn_implementation": architectures.choose_attention(config)}
     if rank_files := _find_rank_files(source):
-        return load_rank_files(rank_files, build_meta_model(source), **options, **layout)
+        return load_rank_files(rank_files, build_meta_model(source), dtype=dtype, **layout)
     check_pretrained(source)
     with quiet_loading(keeps_progress=True):
         model, report = _from_pretrained(
             source, AutoModelForCausalLM, file="weights", output_loading_info=True,
-            ignore_mismatched_sizes=True, **options, **architectures.dequantize_kwargs(config),
+            ignore_mismatched_sizes=True, dtype=dtype, **architectures.dequantize_kwargs(config),
             **layout,
         )  # fmt: skip
     check_load_report(source, report)
@@ -90,9 +89,7 @@ def build_planning_model(source: ModelSource, dtype: torch.dtype) -> Any:
     else:
         config = read_model_config(source)
     with report_load_errors(source, CONFIG_FILE), torch.device("meta"):
-        return AutoModelForCausalLM.from_config(
-            config, dtype=dtype, attn_implementation=architectures.choose_attention(config)
-        )
+        return AutoModelForCausalLM.from_config(config, dtype=dtype)
 
 
 def load_tokenizer(source: ModelSource) -> Any:

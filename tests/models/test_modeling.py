@@ -16,6 +16,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from models.errors import UserError
 from models.target import architectures, modeling
+from models.target.attention import GROUPED_SDPA
 from models.target.config import TargetConf
 from models.target.modeling import (
     CACHE_NAMES,
@@ -150,7 +151,7 @@ def test_masks_in_four_dimensions_are_used_as_they_are(family):
         assert call.kwargs["attention_mask"] is expected
 
 
-@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("implementation", ["eager", "sdpa", GROUPED_SDPA])
 def test_each_attention_adds_its_mask_to_the_scores(implementation):
     model = transformers.AutoModelForCausalLM.from_config(
         FAMILIES["qwen3"](), attn_implementation=implementation

@@ -1,0 +1,48 @@
+"""The attention of targets: PyTorch's own, which reads keys once for all query heads of a group.
+
+`transformers` copies keys and values for each query head of their group whenever a pass has a mask
+and several tokens, as every verification has, or is compiled. The copies are several times the
+cache. Here the query heads of a group are put side by side, as if they were more tokens.
+"""
+
+from typing import Any
+
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+GROUPED_SDPA = "grouped_sdpa"  # its name among the attention implementations of transformers
+REFUSED_OPTIONS = ("softcap", "position_bias", "dropout")  # left to transformers, if they are given
+
+
+def attend_grouped(
+    module: nn.Module, query: Float[Tensor, "b h t d"], key: Float[Tensor, "b kv s d"],
+    value: Float[Tensor, "b kv s v"], attention_mask: Float[Tensor, "b 1 t s"] | None,
+    scaling: float | None = None, **options: Any,
+) -> tuple[Float[Tensor, "b t h v"], None]:  # fmt: skip
+    """Return softmax attention with grouped heads; the mask is added to the scores.
+
+    The mask is copied for each query head of a group. Beyond as many tokens as a head has channels,
+    as in prompts, that would cost more than copies of the keys, which transformers then makes.
+    """
+    batch, heads, tokens, _ = query.shape
+    groups = heads // key.shape[1]
+    is_shared = attention_mask is not None and attention_mask.shape[1] == 1
+    has_options = any(options.get(name) not in (None, 0.0) for name in REFUSED_OPTIONS)
+    if groups == 1 or not is_shared or has_options or tokens > key.shape[-1]:
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, scaling=scaling, **options
+        )
+    output = F.scaled_dot_product_attention(
+        query.reshape(batch, -1, groups * tokens, query.shape[-1]), key, value,
+        attention_mask.repeat(1, 1, groups, 1), scale=scaling,
+    )  # fmt: skip
+    return output.reshape(batch, heads, tokens, -1).transpose(1, 2).contiguous(), None
+
+
+ALL_ATTENTION_FUNCTIONS.register(GROUPED_SDPA, attend_grouped)
+# The masks that `generate` makes for itself are those of scaled dot-product attention.
+ALL_MASK_ATTENTION_FUNCTIONS.register(GROUPED_SDPA, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
