@@ -13,6 +13,7 @@ from torch import Tensor, nn
 # Added to the score of a key that a query may not attend to: its weight is exactly 0, as by -inf,
 # which not every compiler computes with. bf16 has this number.
 MASKED_SCORE = -1e9
+TINY_EXPONENT = -80.0  # exp(-80) is 2e-35, which fp32 and bf16 have as a normal number
 
 
 class RMSNorm(nn.Module):
@@ -96,9 +97,15 @@ def attend_unrolled(
     keys = [repeat_heads(key, groups) for key in keys]
     values = [repeat_heads(value, groups) for value in values]
     query = query * query.shape[-1] ** -0.5
-    scores_BHTS = (query @ keys[0].mT).float().masked_fill(~mask, MASKED_SCORE)
-    lse_BHT = scores_BHTS.logsumexp(-1)
-    out = (scores_BHTS - lse_BHT[..., None]).exp().to(query.dtype) @ values[0]
+    scores_BHTS = query @ keys[0].mT
+    with torch.no_grad():
+        max_BHT1 = scores_BHTS.masked_fill(~mask, MASKED_SCORE).amax(-1, keepdim=True).float()
+    # Exponentials are taken once and kept for the backward pass. Masked ones are tiny, not 0: they
+    # vanish in a sum with 1, and CPUs take many times as long for an exponential that underflows.
+    exps_BHTS = (scores_BHTS - max_BHT1).masked_fill(~mask, TINY_EXPONENT).exp()
+    sum_BHT1 = exps_BHTS.sum(-1, keepdim=True)
+    lse_BHT = (max_BHT1 + sum_BHT1.log())[..., 0]
+    out = ((exps_BHTS.to(query.dtype) @ values[0]).float() / sum_BHT1).to(query.dtype)
     if len(keys) == 1:
         return out
     later_BHTN = torch.stack([(query * key).sum(-1).float() for key in keys[1:]], -1)
