@@ -68,17 +68,29 @@ def race(
 
     Every second turn runs in reverse: with two turns per prompt, two contenders alternate ABBA.
     """
+    warm_up(contenders, prompts, new_tokens=new_tokens)
+    repeated_prompts = [prompt for prompt in prompts for _ in range(turns)]
+    for number, prompt in enumerate(track_progress(repeated_prompts, "prompts")):
+        take_turns(contenders, prompt, number=number, new_tokens=new_tokens)
+
+
+def warm_up(contenders: list[Contender], prompts: list[Prompt], *, new_tokens: int) -> None:
+    """Let every contender continue a prompt of each padded length."""
     prompt_per_bucket = list({bucket_length(len(prompt)): prompt for prompt in prompts}.values())
     for contender in track_progress(contenders, "warming up"):
         for prompt in prompt_per_bucket:
             contender.run(prompt, min(WARM_UP_TOKENS, new_tokens))
-    repeated_prompts = [prompt for prompt in prompts for _ in range(turns)]
-    for number, prompt in enumerate(track_progress(repeated_prompts, "prompts")):
-        offset = number // 2 % len(contenders)
-        order = contenders[offset:] + contenders[:offset]
-        for contender in order if number % 2 == 0 else reversed(order):
-            contender.go(prompt, new_tokens)
-            assert len(contender.answers[-1]) == new_tokens
+
+
+def take_turns(
+    contenders: list[Contender], prompt: Prompt, *, number: int, new_tokens: int
+) -> None:
+    """Let every contender continue the prompt, in an order that depends on its number."""
+    offset = number // 2 % len(contenders)
+    order = contenders[offset:] + contenders[:offset]
+    for contender in order if number % 2 == 0 else reversed(order):
+        contender.go(prompt, new_tokens)
+        assert len(contender.answers[-1]) == new_tokens
 
 
 def decoding(

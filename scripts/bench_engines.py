@@ -119,16 +119,10 @@ def compare(
     """Build the table of all contenders of each draft; `drafts` maps folders to drafts."""
     model, slots = copies[precision(target)], slots_of(prompts, new_tokens)
     groups = [without_draft(target, model, prompts, new_tokens=new_tokens)]
-    for folder, draft in drafts.items():
-        ours = _ours(target, draft, tree, prompts, new_tokens=new_tokens)
-        others = []
-        if draft.as_language_model() is not None:  # transformers can assist with it too
-            others = assisted(draft.method, model, models(folder, target.device)[precision(target)])
-        serve = None
-        if method := METHODS.get(draft.method):
-            drafted = ours[0].settings[-1]
-            serve = [f"--method={method}", f"--draft={folder}", f"--drafted={drafted}"]
-        groups.append(Group(draft=draft.method, ours=ours, others=others, serve=serve))
+    groups += [
+        with_draft(target, model, folder, draft, tree, prompts, new_tokens=new_tokens)
+        for folder, draft in drafts.items()
+    ]
     with vllm(groups, target, model, slots=slots + 2 * DRAFTED) as version:
         contenders = [c for group in groups for c in [*group.ours, *group.others]]
         race(contenders, prompts, new_tokens=new_tokens, turns=TURNS)
@@ -147,6 +141,22 @@ def without_draft(
     *_, static = generate_settings(copies, target.device, slots=slots, wrapped=False)
     static.settings = ["none", "generate, static", "0"]
     return Group(draft="none", ours=[loop], others=[static], serve=[])
+
+
+def with_draft(
+    target: Target, model: nn.Module, folder: Path, draft: Draft, tree: Tree,
+    prompts: list[Prompt], *, new_tokens: int,
+) -> Group:  # fmt: skip
+    """Build the group of a draft: our chain and tree, and the engines that can serve it."""
+    ours = _ours(target, draft, tree, prompts, new_tokens=new_tokens)
+    others = []
+    if draft.as_language_model() is not None:  # transformers can assist with it too
+        others = assisted(draft.method, model, models(folder, target.device)[precision(target)])
+    serve = None
+    if method := METHODS.get(draft.method):
+        drafted = ours[0].settings[-1]
+        serve = [f"--method={method}", f"--draft={folder}", f"--drafted={drafted}"]
+    return Group(draft=draft.method, ours=ours, others=others, serve=serve)
 
 
 def _ours(

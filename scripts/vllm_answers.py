@@ -53,7 +53,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("target")
     parser.add_argument("--method", help="the engine's name of it; default: one token at a time")
-    parser.add_argument("--draft")
+    parser.add_argument("--draft", help="its folder; ngram and suffix have none")
     parser.add_argument("--drafted", type=int, default=4, help="draft tokens per round")
     parser.add_argument("--slots", type=int, default=512, help="for prompt, answer and drafts")
     parser.add_argument("--dtype", default="float32")
@@ -63,11 +63,11 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def settings(arguments: argparse.Namespace) -> dict:
-    drafting = {
-        "method": arguments.method,
-        "model": arguments.draft,
-        "num_speculative_tokens": arguments.drafted,
-    }
+    drafting = {"method": arguments.method, "num_speculative_tokens": arguments.drafted}
+    if arguments.draft:
+        drafting["model"] = arguments.draft
+    elif arguments.method == "ngram":  # the lengths that its documentation shows
+        drafting |= {"prompt_lookup_max": 4, "prompt_lookup_min": 2}
     return {
         "model": arguments.target,
         "skip_tokenizer_init": True,
