@@ -137,7 +137,7 @@ def test_auto_takes_the_most_rows_that_fit_and_a_continued_run_keeps_them(folder
     assert "optim.micro_batch_size: auto takes 2, the most rows of a pass that fit" in printed
     assert re.search(
         r"memory of a process in training: [\d.]+ GiB of tensors planned, [\d.]+ GiB more in the "
-        r"whole process, compiler included",
+        r"whole process, compiler and mapped files included",
         printed,
     )
     file = folder / "out" / "auto" / "config.yaml"
