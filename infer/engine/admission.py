@@ -97,26 +97,36 @@ def admit_requests(
     request that already ends with its first token is marked as finished instead.
     """
     groups = split_by_length(requests)
+    is_dynamic = session.batch == 1 or not session.target.device.has_static_shapes
+    overwrites = is_dynamic and not running and len(groups) == 1
     for group in groups:
-        start = time.perf_counter()
-        rows = [row for row in range(session.batch) if row not in running][: len(group)]
-        prompts, row_ids = [r.ids for r in group], [r.row_id for r in group]
-        is_alone = not running and len(groups) == 1
-        if is_alone and (session.batch == 1 or not session.target.device.has_static_shapes):
-            state, _, _ = prefill_prompts(session, prompts, row_ids)  # overwrites all rows
-            root = state.rows.root
-        else:
-            buffers = session.side_buffers(len(prompts))
-            prefilled, _, _ = prefill_prompts(session, prompts, row_ids, buffers)
-            state = session.insert(
-                state, prefilled, torch.tensor(rows, device=session.torch_device)
-            )
-            root = prefilled.rows.root
-        first_tokens = root.tolist()
-        prefill_s = time.perf_counter() - start
-        for row, first_token, request in zip(rows, first_tokens, group, strict=False):
-            request.generation.ids, request.generation.prefill_s = [first_token], prefill_s
-            request.truncate_if_finished(criteria, num_new=1)
-            if not request.finished:
-                running[row] = request
+        state = _admit_group(session, state, group, running, criteria, overwrites=overwrites)
+    assert state is not None  # there is a request
+    return state
+
+
+def _admit_group(
+    session: Session, state: SessionState | None, requests: list[Request],
+    running: dict[int, Request], criteria: StopCriteria, *, overwrites: bool,
+) -> SessionState:  # fmt: skip
+    """Prefill requests in one pass; return the new state, of these alone if it `overwrites`."""
+    start = time.perf_counter()
+    rows = [row for row in range(session.batch) if row not in running][: len(requests)]
+    prompts, row_ids = [r.ids for r in requests], [r.row_id for r in requests]
+    if overwrites:
+        state, _, _ = prefill_prompts(session, prompts, row_ids)
+        first_tokens = state.rows.root.tolist()
+    else:
+        buffers = session.side_buffers(len(prompts))
+        prefilled, _, _ = prefill_prompts(session, prompts, row_ids, buffers)
+        row_numbers = torch.tensor(rows, device=session.torch_device)
+        state = session.insert(state, prefilled, row_numbers)
+        first_tokens = prefilled.rows.root.tolist()
+    prefill_s = time.perf_counter() - start
+    first_tokens = first_tokens[: len(requests)]  # rows beyond them are empty
+    for row, first_token, request in zip(rows, first_tokens, requests, strict=True):
+        request.generation.ids, request.generation.prefill_s = [first_token], prefill_s
+        request.truncate_if_finished(criteria, num_new=1)
+        if not request.finished:
+            running[row] = request
     return state

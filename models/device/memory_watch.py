@@ -25,8 +25,9 @@ class MemoryWatch:
     @property
     def quantity(self) -> str:
         """Return what `peak_bytes` counts; a CPU does not tell tensors from the rest."""
-        on_host = self.device.name == "cpu"
-        return "more in the whole process, compiler and mapped files included" if on_host else "of tensors seen"
+        if self.device.name == "cpu":
+            return "more in the whole process, compiler and mapped files included"
+        return "of tensors seen"
 
     def peak_bytes(self) -> int | None:
         """Return the peak above what was taken before; None if the device does not tell."""

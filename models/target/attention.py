@@ -30,9 +30,11 @@ def attend_grouped(
     """
     batch, heads, tokens, _ = query.shape
     groups = heads // key.shape[1]
-    is_shared = attention_mask is not None and attention_mask.shape[1] == 1
     has_options = any(options.get(name) not in (None, 0.0) for name in REFUSED_OPTIONS)
-    if groups == 1 or not is_shared or has_options or tokens > key.shape[-1]:
+    if (
+        attention_mask is None or attention_mask.shape[1] != 1
+        or groups == 1 or tokens > key.shape[-1] or has_options
+    ):  # fmt: skip
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, **options
         )
