@@ -75,7 +75,8 @@ def prefill_prompts(
     the rows are those of the buffers, as in `Session.prefill`.
     """
     batch = len(buffers[0].positions) if buffers else session.batch
-    length = min(pad_length(max(map(len, prompts)), session.target.device), session.slots)
+    device = session.target.device
+    length = min(pad_length(max(map(len, prompts)), device), session.slots)
     padding = batch - len(prompts)
     input_ids = torch.tensor(
         [ids + [0] * (length - len(ids)) for ids in prompts] + [[0] * length] * padding
@@ -83,7 +84,9 @@ def prefill_prompts(
     lengths = torch.tensor([*map(len, prompts), *[0] * padding])
     keys = torch.tensor(row_ids + [0] * padding)
     return session.prefill(
-        *(tensor.to(session.torch_device) for tensor in (input_ids, lengths, keys)), buffers=buffers
+        *(tensor.to(session.torch_device) for tensor in (input_ids, lengths, keys)),
+        buffers=buffers,
+        num_slots=None if device.has_static_shapes else length,  # a view has graphs of its own
     )
 
 

@@ -128,17 +128,18 @@ class Session:
     def prefill(
         self, input_ids: Int[Tensor, "batch prompt"], lengths: Int[Tensor, " batch"],
         row_ids: Int[Tensor, " batch"], *, buffers: tuple[StaticCache, DraftState] | None = None,
+        num_slots: int | None = None,
     ) -> tuple[
         SessionState, Float[Tensor, "batch vocab"], Float[Tensor, "batch vocab"]
     ]:  # fmt: skip
         """Read padded prompts; return the state, and the logits and scores of their first tokens.
 
-        With `buffers` the prompts are read into these, not into the session's own rows.
+        With `buffers` the prompts are read into these, not into the session's own rows. The target
+        attends to the first `num_slots` of a row, by default to all.
         """
         policy = self.policy
         cache, draft_state = buffers or (self.cache, self.state)
-        is_static = self.target.device.has_static_shapes  # a view would need graphs of its own
-        read_cache = cache if is_static else cache.first_slots(input_ids.shape[1])
+        read_cache = cache if num_slots is None else cache.first_slots(num_slots)
         target_output, logits, scores, history = self._prefill(
             self.target, read_cache, self.layers, policy.sampling_rule, input_ids, lengths, row_ids
         )
