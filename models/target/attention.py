@@ -8,7 +8,7 @@ cache. Here the query heads of a group are put side by side, as if they were mor
 from typing import Any
 
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
@@ -20,12 +20,13 @@ REFUSED_OPTIONS = ("softcap", "position_bias", "dropout")  # left to transformer
 
 def attend_grouped(
     module: nn.Module, query: Float[Tensor, "b h t d"], key: Float[Tensor, "b kv s d"],
-    value: Float[Tensor, "b kv s v"], attention_mask: Float[Tensor, "b 1 t s"] | None,
+    value: Float[Tensor, "b kv s v"], attention_mask: Shaped[Tensor, "#b masks t s"] | None,
     scaling: float | None = None, **options: Any,
 ) -> tuple[Float[Tensor, "b t h v"], None]:  # fmt: skip
-    """Return softmax attention with grouped heads; the mask is added to the scores.
+    """Return softmax attention with grouped heads.
 
-    The mask is copied for each query head of a group. Beyond as many tokens as a head has channels,
+    A mask of numbers is added to the scores, one of bools lets a query attend where it is True. The
+    mask is copied for each query head of a group. Beyond as many tokens as a head has channels,
     as in prompts, that would cost more than copies of the keys, which transformers then makes.
     """
     batch, heads, tokens, _ = query.shape

@@ -1,9 +1,8 @@
 """A pass over a few tokens attends as transformers does, and reads keys where they are stored."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -13,6 +12,12 @@ from tests.support.cached import read_prompts, read_tree
 
 GROUPS, HEADS, SLOTS, WIDTH = 3, 2, 40, 16
 PROMPTS = [[5, 9, 2, 7, 7, 3, 11], [4, 8]]
+
+
+class AttentionModule(nn.Module):
+    """What the attention of transformers reads of its module."""
+
+    num_key_value_groups, is_causal = GROUPS, True
 
 
 def tensors_of(tokens, batch=2):
@@ -27,20 +32,18 @@ def tensors_of(tokens, batch=2):
 @pytest.mark.parametrize("tokens", [1, 5, WIDTH, WIDTH + 1])
 def test_heads_attend_as_in_transformers(tokens, scaling):
     """Each query head reads the keys of its own group, under its row's and token's own mask."""
-    module = SimpleNamespace(num_key_value_groups=GROUPS, is_causal=True)
     query, key, value, mask = tensors_of(tokens)
-    ours, _ = attend_grouped(module, query, key, value, mask, scaling=scaling)
-    theirs, _ = sdpa_attention_forward(module, query, key, value, mask, scaling=scaling)
+    ours, _ = attend_grouped(AttentionModule(), query, key, value, mask, scaling=scaling)
+    theirs, _ = sdpa_attention_forward(AttentionModule(), query, key, value, mask, scaling=scaling)
     torch.testing.assert_close(ours, theirs)
 
 
 @torch.no_grad()
 def test_without_a_mask_a_prompt_is_causal():
-    module = SimpleNamespace(num_key_value_groups=GROUPS, is_causal=True)
     query, key, value, _ = tensors_of(tokens=8)
-    ours, _ = attend_grouped(module, query, key[:, :, :8], value[:, :, :8], None)
+    ours, _ = attend_grouped(AttentionModule(), query, key[:, :, :8], value[:, :, :8], None)
     causal = torch.full((8, 8), -1e4).triu(1)[None, None].expand(2, 1, 8, 8)
-    theirs, _ = attend_grouped(module, query, key[:, :, :8], value[:, :, :8], causal)
+    theirs, _ = attend_grouped(AttentionModule(), query, key[:, :, :8], value[:, :, :8], causal)
     torch.testing.assert_close(ours, theirs)
 
 
