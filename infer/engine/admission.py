@@ -100,8 +100,8 @@ def admit_requests(
     request that already ends with its first token is marked as finished instead.
     """
     groups = split_by_length(requests)
-    is_dynamic = session.batch == 1 or not session.target.device.has_static_shapes
-    overwrites = is_dynamic and not running and len(groups) == 1
+    fills_rows = session.batch == 1 or not session.target.device.has_static_shapes
+    overwrites = fills_rows and not running and len(groups) == 1
     for group in groups:
         state = _admit_group(session, state, group, running, criteria, overwrites=overwrites)
     assert state is not None  # there is a request

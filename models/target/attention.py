@@ -15,7 +15,6 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 GROUPED_SDPA = "grouped_sdpa"  # its name among the attention implementations of transformers
-REFUSED_OPTIONS = ("softcap", "position_bias", "dropout")  # left to transformers, if they are given
 
 
 def attend_grouped(
@@ -27,11 +26,13 @@ def attend_grouped(
 
     A mask of numbers is added to the scores, one of bools lets a query attend where it is True. The
     mask is copied for each query head of a group. Beyond as many tokens as a head has channels,
-    as in prompts, that would cost more than copies of the keys, which transformers then makes.
+    as in prompts, that would cost more than copies of the keys, which transformers then makes. It
+    also takes what this form has no place for: caps, biases, dropout, masks of single heads.
     """
     batch, heads, tokens, _ = query.shape
     groups = heads // key.shape[1]
-    has_options = any(options.get(name) not in (None, 0.0) for name in REFUSED_OPTIONS)
+    has_options = any(options.get(name) is not None for name in ("softcap", "position_bias"))
+    has_options = has_options or options.get("dropout", 0.0) > 0
     if (
         attention_mask is None or attention_mask.shape[1] != 1
         or groups == 1 or tokens > key.shape[-1] or has_options

@@ -38,6 +38,23 @@ def test_heads_attend_as_in_transformers(tokens, scaling):
     torch.testing.assert_close(ours, theirs)
 
 
+def test_a_mask_of_bools_for_all_rows_is_that_of_numbers_for_each():
+    """`generate` makes such masks for itself."""
+    query, key, value, mask = tensors_of(tokens=5)
+    shared = mask[:1] == 0
+    ours, _ = attend_grouped(AttentionModule(), query, key, value, shared)
+    theirs, _ = attend_grouped(AttentionModule(), query, key, value, mask[:1].expand(2, -1, -1, -1))
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_a_bias_of_each_head_is_added_by_transformers():
+    query, key, value, mask = tensors_of(tokens=5)
+    bias = torch.randn(1, GROUPS * HEADS, 5, SLOTS, generator=torch.Generator().manual_seed(0))
+    ours, _ = attend_grouped(AttentionModule(), query, key, value, mask, position_bias=bias)
+    theirs, _ = attend_grouped(AttentionModule(), query, key, value, mask + bias)
+    torch.testing.assert_close(ours, theirs)
+
+
 @torch.no_grad()
 def test_without_a_mask_a_prompt_is_causal():
     query, key, value, _ = tensors_of(tokens=8)

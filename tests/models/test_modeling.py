@@ -151,6 +151,14 @@ def test_masks_in_four_dimensions_are_used_as_they_are(family):
         assert call.kwargs["attention_mask"] is expected
 
 
+@pytest.mark.parametrize("family", ALL)
+def test_the_attention_of_a_loaded_model_is_set_by_its_name(family):
+    model = family_model(family)
+    modeling.HookedDecoder(model, lambda function: function)
+    expected = "eager" if family == "gpt_oss" else GROUPED_SDPA
+    assert model.config.get_text_config()._attn_implementation == expected
+
+
 @pytest.mark.parametrize("implementation", ["eager", "sdpa", GROUPED_SDPA])
 def test_each_attention_adds_its_mask_to_the_scores(implementation):
     model = transformers.AutoModelForCausalLM.from_config(
