@@ -42,6 +42,7 @@ from scripts.bench_decoding import (
 )
 from scripts.bench_engines import (
     DRAFTED,
+    MISSING,
     Group,
     vllm,
     with_draft,
@@ -108,7 +109,9 @@ def hold_race(
     waiting = [(n, prompt) for n, prompt in enumerate(prompts) if prompt.id not in done]
     if not waiting:
         return
-    with vllm(groups, target, target.model, slots=slots_of(ids, new_tokens) + 2 * DRAFTED):
+    slots = slots_of(ids, new_tokens) + 2 * DRAFTED
+    with vllm(groups, target, target.model, slots=slots) as version:
+        print(f"vLLM {version}" if version else MISSING)
         contenders = [c for group in groups for c in [*group.ours, *group.others]]
         warm_up(contenders, ids, new_tokens=new_tokens)
         for number, prompt in track_progress(waiting, "prompts"):
@@ -123,7 +126,12 @@ def hold_race(
 
 
 def read_lines(results: Path) -> list[str]:
-    return results.read_text().splitlines() if results.exists() else []
+    """Return the complete lines; remove a last one that a kill has torn."""
+    text = results.read_text() if results.exists() else ""
+    complete = text[: text.rfind("\n") + 1]
+    if complete != text:
+        results.write_text(complete)
+    return complete.splitlines()
 
 
 def read_runs(results: Path) -> list[Run]:

@@ -47,6 +47,7 @@ def test_a_repeated_command_times_only_the_prompts_that_have_no_line(
     results = tmp_path / "race.jsonl"
     bench_groups.hold_race(groups, target, prompts[:1], results, NEW)
     first = results.read_text()
+    results.write_text(first + first[:20])  # torn by a kill
     bench_groups.hold_race(groups, target, prompts, results, NEW)
     assert results.read_text().startswith(first)
     lines = [json.loads(line) for line in results.read_text().splitlines()]
