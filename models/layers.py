@@ -13,7 +13,6 @@ from torch import Tensor, nn
 # Added to the score of a key that a query may not attend to: its weight is exactly 0, as by -inf,
 # which not every compiler computes with. bf16 has this number.
 MASKED_SCORE = -1e9
-TINY_EXPONENT = -80.0  # exp(-80) is 2e-35, which fp32 and bf16 have as a normal number
 
 
 class RMSNorm(nn.Module):
@@ -79,42 +78,6 @@ def attend(
 def repeat_heads(x: Float[Tensor, "b kv s d"], groups: int) -> Float[Tensor, "b h s d"]:
     """Return key-value heads, each repeated for the query heads of its group."""
     return x if groups == 1 else x.repeat_interleave(groups, 1)
-
-
-def attend_unrolled(
-    query: Float[Tensor, "b h t d"], keys: list[Float[Tensor, "b kv t d"]],
-    values: list[Float[Tensor, "b kv t d"]], mask: Bool[Tensor, "b 1 t t"],
-) -> Float[Tensor, "b h t d"]:  # fmt: skip
-    """Return the attention of one step of the training-time test (EAGLE-3, arXiv 2503.01840).
-
-    Each query attends to the step-0 keys that `mask` allows and, in each later step, only to the
-    key at its own position. So step 0 is an ordinary masked attention, each later step adds one
-    score per query, and log-sum-exp merges them: this needs neither a growing mask nor a
-    T x (T * steps) score matrix. `mask` must allow at least one key for each query, or the output
-    is the mean of all values.
-    """
-    groups = query.shape[1] // keys[0].shape[1]
-    keys = [repeat_heads(key, groups) for key in keys]
-    values = [repeat_heads(value, groups) for value in values]
-    query = query * query.shape[-1] ** -0.5
-    scores_BHTS = query @ keys[0].mT
-    with torch.no_grad():
-        max_BHT1 = scores_BHTS.masked_fill(~mask, MASKED_SCORE).amax(-1, keepdim=True).float()
-    # Exponentials are taken once and kept for the backward pass. Masked ones are tiny, not 0: they
-    # vanish in a sum with 1, and CPUs take many times as long for an exponential that underflows.
-    exps_BHTS = (scores_BHTS - max_BHT1).masked_fill(~mask, TINY_EXPONENT).exp()
-    sum_BHT1 = exps_BHTS.sum(-1, keepdim=True)
-    lse_BHT = (max_BHT1 + sum_BHT1.log())[..., 0]
-    out = ((exps_BHTS.to(query.dtype) @ values[0]).float() / sum_BHT1).to(query.dtype)
-    if len(keys) == 1:
-        return out
-    later_BHTN = torch.stack([(query * key).sum(-1).float() for key in keys[1:]], -1)
-    merged_BHT = torch.cat([lse_BHT[..., None], later_BHTN], -1).logsumexp(-1)
-    weights = (later_BHTN - merged_BHT[..., None]).exp().to(query.dtype)
-    out = out * (lse_BHT - merged_BHT).exp().to(query.dtype)[..., None]
-    for n, value in enumerate(values[1:]):
-        out = out + weights[..., n : n + 1] * value
-    return out
 
 
 class Attention(nn.Module):

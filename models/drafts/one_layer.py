@@ -21,10 +21,11 @@ from models.drafts.cached import CachedDraft, attend_cached, new_layer_state
 from models.drafts.config.one_layer import OneLayerConf
 from models.drafts.dropout import draw_kept_inputs
 from models.drafts.feature import FeatureDraft, layer_config
-from models.layers import DecoderLayer, attend_unrolled
+from models.layers import DecoderLayer
 from models.target.language_model import TargetOutput
 from models.target.modeling import build_rotary
 from models.target.target import Target
+from models.unrolled_attention import attend_unrolled
 
 
 class OneLayerDraft(CachedDraft, FeatureDraft):

@@ -17,9 +17,10 @@ from models.distill.topk_logits import TopKLogits
 from models.drafts.config.eagle1 import Eagle1Conf
 from models.drafts.ngram import NgramDraft
 from models.drafts.registry import build_draft
-from models.layers import attend, attend_unrolled
+from models.layers import attend
 from models.speculate.config import SamplingConf, TreeConf
 from models.speculate.tree import NO_TREE
+from models.unrolled_attention import attend_unrolled
 from tests.support.compiled_run import counted_reads
 from tests.support.graphs_run import LENGTH, ROWS, loop_over, texts
 from tests.support.methods import CASES, QUICK

@@ -1,0 +1,189 @@
+"""Attention of the training-time test (EAGLE-3, arXiv 2503.01840), exact and without T x T memory.
+
+Axes: B rows, H query heads, K key-value heads, G = H / K heads a group, T positions, D head size.
+
+A query attends to the step-0 keys that a mask allows and, in each later step, only to the key at
+its own position. Step 0 is an ordinary masked attention with output O0 and log-sum-exp L0; own
+keys have scores b_n. With L the log-sum-exp of all of them, the output is
+
+    O = exp(L0 - L) O0 + sum_n exp(b_n - L) v_n
+
+The slope of a softmax over all keys, for a slope dO of the output, needs only O and L: with
+D = dO . O, a key of share p and value v has slope p (dO . v - D). So the backward pass of step 0 is
+that of an ordinary attention which is given the merged O and L. Log-sum-exps of a kernel have no
+gradient of their own: merging by autograd would give wrong slopes for queries and keys.
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from models.layers import attention_bias, repeat_heads
+
+CHUNK = 256  # queries whose scores are in memory at a time
+
+
+def attend_unrolled(
+    query: Float[Tensor, "b h t d"], keys: list[Float[Tensor, "b kv t d"]],
+    values: list[Float[Tensor, "b kv t d"]], mask: Bool[Tensor, "b 1 t t"],
+) -> Float[Tensor, "b h t d"]:  # fmt: skip
+    """Return the attention of one step, given the keys and values of all steps so far.
+
+    `mask` is causal and allows each query at least one key of step 0.
+    """
+    return UnrolledAttention.apply(query, mask, *keys, *values)
+
+
+class UnrolledAttention(torch.autograd.Function):
+    """The function of the module's head, whose memory grows linearly with T."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, mask: Tensor, *keys_and_values: Tensor) -> Tensor:
+        steps = len(keys_and_values) // 2
+        keys, values = keys_and_values[:steps], keys_and_values[steps:]
+        out_BHTD, lse_BHT = attend_first(query, keys[0], values[0], mask)
+        if steps > 1:
+            own_BHTN = torch.stack([score_own_keys(query, key) for key in keys[1:]], -1)
+            merged_BHT = torch.logaddexp(lse_BHT, own_BHTN.logsumexp(-1))
+            shares_BHTN = (own_BHTN - merged_BHT[..., None]).exp().to(query.dtype)
+            out_BHTD = out_BHTD * (lse_BHT - merged_BHT).exp().to(query.dtype)[..., None]
+            for n, value in enumerate(values[1:]):
+                out_BHTD = out_BHTD + shares_BHTN[..., n : n + 1] * spread_heads(value, query)
+            lse_BHT = merged_BHT
+        ctx.save_for_backward(query, mask, out_BHTD, lse_BHT, *keys_and_values)
+        return out_BHTD
+
+    @staticmethod
+    def backward(ctx: Any, grad_BHTD: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
+        query, mask, out_BHTD, lse_BHT, *keys_and_values = ctx.saved_tensors
+        steps = len(keys_and_values) // 2
+        keys, values = keys_and_values[:steps], keys_and_values[steps:]
+        grad_query, grad_key, grad_value = differentiate_first(
+            grad_BHTD, query, keys[0], values[0], mask, out_BHTD, lse_BHT
+        )
+        key_grads, value_grads = [grad_key], [grad_value]
+        mean_BHT = (grad_BHTD.to(lse_BHT.dtype) * out_BHTD).sum(-1)
+        scale = query.shape[-1] ** -0.5
+        for key, value in zip(keys[1:], values[1:], strict=True):
+            share_BHT = (score_own_keys(query, key) - lse_BHT).exp()
+            along_BHT = (grad_BHTD * spread_heads(value, query)).sum(-1)
+            slope_BHT1 = (share_BHT * (along_BHT - mean_BHT) * scale).to(query.dtype)[..., None]
+            grad_query = grad_query + slope_BHT1 * spread_heads(key, query)
+            key_grads.append(sum_heads(slope_BHT1 * query, key))
+            value_grads.append(sum_heads(share_BHT.to(query.dtype)[..., None] * grad_BHTD, value))
+        return grad_query, None, *key_grads, *value_grads
+
+
+def spread_heads(x: Float[Tensor, "b kv t d"], query: Tensor) -> Float[Tensor, "b h t d"]:
+    """Repeat key-value heads for the query heads of their groups."""
+    return repeat_heads(x, query.shape[1] // x.shape[1])
+
+
+def sum_heads(x: Float[Tensor, "b h t d"], key: Tensor) -> Float[Tensor, "b kv t d"]:
+    """Sum over the query heads of each key-value head's group."""
+    return x.unflatten(1, (key.shape[1], -1)).sum(2)
+
+
+def score_own_keys(
+    query: Float[Tensor, "b h t d"], key: Float[Tensor, "b kv t d"]
+) -> Float[Tensor, "b h t"]:
+    """Return each query's score of the key at its own position, in fp32 at least."""
+    scores = (query * spread_heads(key, query)).sum(-1) * query.shape[-1] ** -0.5
+    return scores.to(torch.promote_types(scores.dtype, torch.float32))
+
+
+# --- step 0: PyTorch's kernel on CPUs, chunks of queries elsewhere --------------------------------
+
+
+def attend_first(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor
+) -> tuple[Float[Tensor, "b h t d"], Float[Tensor, "b h t"]]:
+    """Return the output and the log-sum-exp of an ordinary masked attention."""
+    if query.device.type != "cpu":
+        return attend_in_chunks(query, key, value, mask)
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        query, spread_heads(key, query), spread_heads(value, query),
+        attn_mask=attention_bias(mask, query.dtype),
+    )  # fmt: skip
+
+
+def differentiate_first(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, out: Tensor, lse: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the slopes of query, key and value, given the merged output and log-sum-exp."""
+    if query.device.type != "cpu":
+        return differentiate_in_chunks(grad, query, key, value, mask, out, lse)
+    slopes = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        grad, query, spread_heads(key, query), spread_heads(value, query), out, lse, 0.0, False,
+        attn_mask=attention_bias(mask, query.dtype),
+    )  # fmt: skip
+    return slopes[0], sum_heads(slopes[1], key), sum_heads(slopes[2], value)
+
+
+def attend_in_chunks(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor
+) -> tuple[Float[Tensor, "b h t d"], Float[Tensor, "b h t"]]:
+    """Return the output and the log-sum-exp, from the scores of CHUNK queries at a time."""
+    outs, lses = [], []
+    for start in range(0, query.shape[2], CHUNK):
+        scores_BKGCS, _ = score_chunk(query, key, mask, start)
+        max_BKGC1 = scores_BKGCS.amax(-1, keepdim=True)
+        exps_BKGCS = (scores_BKGCS - max_BKGC1).exp()
+        sum_BKGC1 = exps_BKGCS.sum(-1, keepdim=True)
+        exps_BKCS = exps_BKGCS.to(query.dtype).flatten(2, 3)
+        out_BKCD = exps_BKCS @ value[:, :, : exps_BKCS.shape[-1]]
+        out_BKCD = (out_BKCD / sum_BKGC1.flatten(2, 3)).to(query.dtype)
+        outs.append(ungroup_heads(out_BKCD, query))
+        lses.append((max_BKGC1 + sum_BKGC1.log())[..., 0].flatten(1, 2))
+    return torch.cat(outs, 2), torch.cat(lses, 2)
+
+
+def differentiate_in_chunks(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, out: Tensor, lse: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the slopes of query, key and value, making the scores of each chunk again."""
+    query_grads = []
+    grad_key, grad_value = (torch.zeros_like(x, dtype=lse.dtype) for x in (key, value))
+    mean_BHT = (grad.to(lse.dtype) * out).sum(-1)
+    for start in range(0, query.shape[2], CHUNK):
+        scores_BKGCS, rows_BKCD = score_chunk(query, key, mask, start)
+        *_, count, end = scores_BKGCS.shape
+        chunk = slice(start, start + count)
+        grad_BKCD = group_heads(grad[:, :, chunk], key)
+        lse_BKGC1, mean_BKGC1 = (
+            x[:, :, chunk].unflatten(1, (key.shape[1], -1))[..., None] for x in (lse, mean_BHT)
+        )
+        shares_BKGCS = (scores_BKGCS - lse_BKGC1).exp()
+        along_BKGCS = (grad_BKCD @ value[:, :, :end].mT).view_as(shares_BKGCS)
+        slopes_BKGCS = shares_BKGCS * (along_BKGCS - mean_BKGC1) * query.shape[-1] ** -0.5
+        slopes_BKCS, shares_BKCS = (
+            x.to(query.dtype).flatten(2, 3) for x in (slopes_BKGCS, shares_BKGCS)
+        )
+        query_grads.append(ungroup_heads(slopes_BKCS @ key[:, :, :end], query))
+        grad_key[:, :, :end] += slopes_BKCS.mT @ rows_BKCD
+        grad_value[:, :, :end] += shares_BKCS.mT @ grad_BKCD
+    return torch.cat(query_grads, 2), grad_key.to(key.dtype), grad_value.to(value.dtype)
+
+
+def score_chunk(
+    query: Tensor, key: Tensor, mask: Tensor, start: int
+) -> tuple[Float[Tensor, "b kv g c s"], Float[Tensor, "b kv g*c d"]]:
+    """Return the scores of CHUNK queries for the keys up to the last of them, and these queries."""
+    end = min(start + CHUNK, query.shape[2])
+    rows_BKCD = group_heads(query[:, :, start:end], key)
+    scores_BKGCS = (rows_BKCD @ key[:, :, :end].mT).unflatten(2, (-1, end - start))
+    scores_BKGCS = scores_BKGCS * query.shape[-1] ** -0.5
+    wide = torch.promote_types(query.dtype, torch.float32)
+    return scores_BKGCS + attention_bias(mask[:, :, None, start:end, :end], wide), rows_BKCD
+
+
+def group_heads(x: Float[Tensor, "b h c d"], key: Tensor) -> Float[Tensor, "b kv g*c d"]:
+    """Put the queries of a group's heads side by side, so that its keys are not repeated."""
+    return x.unflatten(1, (key.shape[1], -1)).flatten(2, 3)
+
+
+def ungroup_heads(x: Float[Tensor, "b kv g*c d"], query: Tensor) -> Float[Tensor, "b h c d"]:
+    """Undo `group_heads`."""
+    return x.unflatten(2, (query.shape[1] // x.shape[1], -1)).flatten(1, 2)

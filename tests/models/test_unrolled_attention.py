@@ -1,0 +1,171 @@
+"""The attention of the training-time test: values, slopes and memory, in both of its forms.
+
+Axes: B rows, H query heads, K key-value heads, T positions, S keys, D head size.
+"""
+
+import pytest
+import torch
+
+from models import unrolled_attention
+from models.unrolled_attention import (
+    attend_in_chunks,
+    attend_unrolled,
+    differentiate_in_chunks,
+    score_own_keys,
+)
+
+DOCUMENTS = torch.tensor([0] * 5 + [1] * 6 + [-1] * 2)  # packed, and padding
+HEADS, KV_HEADS, HEAD_SIZE = 4, 2, 8
+
+
+@pytest.fixture(params=["kernel", "chunks of 1", "chunks of 4", "one chunk"])
+def form(request, monkeypatch):
+    """Take PyTorch's kernel, or what other devices than CPUs run."""
+    if request.param == "kernel":
+        return
+    sizes = {"chunks of 1": 1, "chunks of 4": 4, "one chunk": 256}
+    monkeypatch.setattr(unrolled_attention, "CHUNK", sizes[request.param])
+    take_chunks(monkeypatch)
+
+
+def take_chunks(monkeypatch):
+    monkeypatch.setattr(unrolled_attention, "attend_first", attend_in_chunks)
+    monkeypatch.setattr(unrolled_attention, "differentiate_first", differentiate_in_chunks)
+
+
+def draw_inputs(steps, *, dtype=torch.float64, documents=DOCUMENTS):
+    numbers = torch.Generator().manual_seed(steps)
+    length = len(documents)
+    query, *rest = (
+        torch.randn(2, heads, length, HEAD_SIZE, generator=numbers, dtype=torch.float64)
+        .to(dtype)
+        .requires_grad_()
+        for heads in [HEADS] + [KV_HEADS] * 2 * steps
+    )
+    causal = torch.ones(length, length, dtype=torch.bool).tril()
+    mask = (causal & (documents[:, None] == documents)).expand(2, 1, length, length)
+    return query, rest[:steps], rest[steps:], mask
+
+
+def attend_written_out(query, keys, values, mask):
+    """One softmax over the T keys of step 0 and the own keys of later steps."""
+    keys, values = (
+        [x.repeat_interleave(HEADS // KV_HEADS, 1) for x in part] for part in (keys, values)
+    )
+    scale, length = HEAD_SIZE**-0.5, query.shape[2]
+    dense = (query @ keys[0].mT * scale).masked_fill(~mask, -torch.inf)
+    own = [(query * key).sum(-1, keepdim=True) * scale for key in keys[1:]]
+    shares = torch.cat([dense, *own], -1).softmax(-1)
+    later = zip(shares[..., length:].split(1, -1), values[1:], strict=False)
+    return shares[..., :length] @ values[0] + sum(share * value for share, value in later)
+
+
+def with_slopes(attend, query, keys, values, mask):
+    """The output, and the slopes of a fixed weighting of it in all inputs."""
+    out = attend(query, keys, values, mask)
+    numbers = torch.Generator().manual_seed(9)
+    weights = torch.randn(out.shape, generator=numbers, dtype=torch.float64).to(out.dtype)
+    return [out, *torch.autograd.grad(out, [query, *keys, *values], weights)]
+
+
+@pytest.mark.parametrize("steps", [1, 2, 4, 7])
+def test_values_and_slopes_are_those_of_one_softmax(form, steps):
+    inputs = draw_inputs(steps)
+    expected = with_slopes(attend_written_out, *inputs)
+    for found, exact in zip(with_slopes(attend_unrolled, *inputs), expected, strict=True):
+        torch.testing.assert_close(found, exact, rtol=1e-12, atol=1e-12)
+
+
+def test_numerical_slopes_agree(form):
+    query, keys, values, mask = draw_inputs(3)
+    assert torch.autograd.gradcheck(
+        lambda query, *rest: attend_unrolled(query, list(rest[:3]), list(rest[3:]), mask),
+        (query, *keys, *values),
+        fast_mode=True,
+    )
+
+
+def shift_own_keys(query, key):
+    return score_own_keys(query, key.roll(1, 2))
+
+
+def forget_merged_lse(grad, query, key, value, mask, out, lse):
+    _, first_lse = attend_in_chunks(query, key, value, mask)
+    return differentiate_in_chunks(grad, query, key, value, mask, out, first_lse)
+
+
+def forget_merged_output(grad, query, key, value, mask, out, lse):
+    first_out, _ = attend_in_chunks(query, key, value, mask)
+    return differentiate_in_chunks(grad, query, key, value, mask, first_out, lse)
+
+
+def move_boundary(grad, query, key, value, mask, out, lse):
+    moved = mask.roll(1, -1) & torch.ones_like(mask).tril()
+    return differentiate_in_chunks(grad, query, key, value, moved, out, lse)
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("score_own_keys", shift_own_keys),
+        ("differentiate_first", forget_merged_lse),
+        ("differentiate_first", forget_merged_output),
+        ("differentiate_first", move_boundary),
+    ],
+)
+def test_a_planted_fault_is_seen_in_the_slopes(monkeypatch, name, fault):
+    inputs = draw_inputs(4)
+    expected = with_slopes(attend_written_out, *inputs)
+    monkeypatch.setattr(unrolled_attention, name, fault)
+    found = with_slopes(attend_unrolled, *inputs)
+    errors = [float((a - b).detach().abs().max()) for a, b in zip(found, expected, strict=True)]
+    assert max(errors) > 1e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_low_precision_stays_near_the_exact_slopes(form, dtype):
+    inputs = draw_inputs(4, dtype=dtype)
+    query, keys, values, mask = inputs
+    exact = [x.detach().double().requires_grad_() for x in (query, *keys, *values)]
+    expected = with_slopes(attend_written_out, exact[0], exact[1:5], exact[5:], mask)
+    tolerance = 8 * torch.finfo(dtype).eps
+    for found, wanted in zip(with_slopes(attend_unrolled, *inputs), expected, strict=True):
+        assert found.dtype == dtype
+        assert (found - wanted).abs().max() <= tolerance * wanted.abs().max()
+
+
+class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
+    """Bytes that the forward pass keeps, each storage once, boolean masks left out."""
+
+    def __init__(self):
+        self.storages = {}
+        super().__init__(self.note, lambda tensor: tensor)
+
+    def note(self, tensor):
+        if tensor.dtype != torch.bool:
+            storage = tensor.untyped_storage()
+            self.storages[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+
+def test_memory_that_is_kept_grows_linearly_with_the_row(form):
+    kept = []
+    for length in (64, 128):
+        query, keys, values, mask = draw_inputs(3, documents=torch.zeros(length))
+        saved = SavedBytes()
+        with saved:
+            outs = [attend_unrolled(query, keys[:n], values[:n], mask) for n in (1, 2, 3)]
+        assert len(outs) == 3
+        kept.append(sum(saved.storages.values()))
+    assert kept[1] == 2 * kept[0]
+
+
+def test_the_slopes_compile_into_one_graph(monkeypatch):
+    """What accelerators run has no break and no value that the host reads."""
+    take_chunks(monkeypatch)
+    monkeypatch.setattr(unrolled_attention, "CHUNK", 4)
+    inputs = draw_inputs(3, dtype=torch.float32)
+    expected = with_slopes(attend_unrolled, *inputs)
+    compiled = torch.compile(attend_unrolled, backend="aot_eager", fullgraph=True, dynamic=False)
+    for found, plain in zip(with_slopes(compiled, *inputs), expected, strict=True):
+        torch.testing.assert_close(found, plain)
