@@ -27,6 +27,7 @@ RENAMED_KEYS = {
     "headroom": "memory_margin",
     "log.every": "log.interval",
     "loss.chunk": "loss.logits_chunk",
+    "machine.updates_at_once": "machine.is_accelerator",
     "mixture.sources.NAME.licence": "mixture.sources.NAME.license",
     "optim.accumulation": ROWS_PER_STEP,
     "optim.batch_size": f"optim.micro_batch_size, the most rows of one pass, and {ROWS_PER_STEP}",

@@ -14,6 +14,8 @@ that of an ordinary attention which is given the merged O and L. Log-sum-exps of
 gradient of their own: merging by autograd would give wrong slopes for queries and keys.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,7 +24,8 @@ from torch import Tensor
 
 from models.layers import attention_bias, repeat_heads
 
-CHUNK = 256  # queries whose scores are in memory at a time
+CHUNK = 128  # queries whose scores are in memory at a time
+KERNEL_DEVICES = {"cpu"}  # whose attention takes a mask and returns log-sum-exps
 
 
 def attend_unrolled(
@@ -97,11 +100,22 @@ def score_own_keys(
 # --- step 0: PyTorch's kernel on CPUs, chunks of queries elsewhere --------------------------------
 
 
+@contextmanager
+def without_kernel() -> Iterator[None]:
+    """Attend in chunks on CPUs too, for plans of other machines and for tests."""
+    before = KERNEL_DEVICES.copy()
+    KERNEL_DEVICES.clear()
+    try:
+        yield
+    finally:
+        KERNEL_DEVICES.update(before)
+
+
 def attend_first(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor
 ) -> tuple[Float[Tensor, "b h t d"], Float[Tensor, "b h t"]]:
     """Return the output and the log-sum-exp of an ordinary masked attention."""
-    if query.device.type != "cpu":
+    if query.device.type not in KERNEL_DEVICES:
         return attend_in_chunks(query, key, value, mask)
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         query, spread_heads(key, query), spread_heads(value, query),
@@ -113,7 +127,7 @@ def differentiate_first(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, out: Tensor, lse: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the slopes of query, key and value, given the merged output and log-sum-exp."""
-    if query.device.type != "cpu":
+    if query.device.type not in KERNEL_DEVICES:
         return differentiate_in_chunks(grad, query, key, value, mask, out, lse)
     slopes = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
         grad, query, spread_heads(key, query), spread_heads(value, query), out, lse, 0.0, False,
@@ -130,14 +144,15 @@ def attend_in_chunks(
     for start in range(0, query.shape[2], CHUNK):
         scores_BKGCS, _ = score_chunk(query, key, mask, start)
         max_BKGC1 = scores_BKGCS.amax(-1, keepdim=True)
-        exps_BKGCS = (scores_BKGCS - max_BKGC1).exp()
+        exps_BKGCS = scores_BKGCS.sub_(max_BKGC1).exp_()
         sum_BKGC1 = exps_BKGCS.sum(-1, keepdim=True)
         exps_BKCS = exps_BKGCS.to(query.dtype).flatten(2, 3)
         out_BKCD = exps_BKCS @ value[:, :, : exps_BKCS.shape[-1]]
         out_BKCD = (out_BKCD / sum_BKGC1.flatten(2, 3)).to(query.dtype)
-        outs.append(ungroup_heads(out_BKCD, query))
+        outs.append(ungroup_heads(out_BKCD, query).transpose(1, 2))
         lses.append((max_BKGC1 + sum_BKGC1.log())[..., 0].flatten(1, 2))
-    return torch.cat(outs, 2), torch.cat(lses, 2)
+    # Laid out as the next projection reads it, which then keeps no copy for its backward pass.
+    return torch.cat(outs, 1).transpose(1, 2), torch.cat(lses, 2)
 
 
 def differentiate_in_chunks(
@@ -155,13 +170,14 @@ def differentiate_in_chunks(
         lse_BKGC1, mean_BKGC1 = (
             x[:, :, chunk].unflatten(1, (key.shape[1], -1))[..., None] for x in (lse, mean_BHT)
         )
-        shares_BKGCS = (scores_BKGCS - lse_BKGC1).exp()
+        shares_BKGCS = scores_BKGCS.sub_(lse_BKGC1).exp_()
         along_BKGCS = (grad_BKCD @ value[:, :, :end].mT).view_as(shares_BKGCS)
-        slopes_BKGCS = shares_BKGCS * (along_BKGCS - mean_BKGC1) * query.shape[-1] ** -0.5
+        slopes_BKGCS = (along_BKGCS - mean_BKGC1).mul_(shares_BKGCS)
         slopes_BKCS, shares_BKCS = (
             x.to(query.dtype).flatten(2, 3) for x in (slopes_BKGCS, shares_BKGCS)
         )
-        query_grads.append(ungroup_heads(slopes_BKCS @ key[:, :, :end], query))
+        grad_rows_BKCD = slopes_BKCS @ key[:, :, :end] * query.shape[-1] ** -0.5
+        query_grads.append(ungroup_heads(grad_rows_BKCD, query))
         grad_key[:, :, :end] += slopes_BKCS.mT @ rows_BKCD
         grad_value[:, :, :end] += shares_BKCS.mT @ grad_BKCD
     return torch.cat(query_grads, 2), grad_key.to(key.dtype), grad_value.to(value.dtype)
@@ -170,11 +186,13 @@ def differentiate_in_chunks(
 def score_chunk(
     query: Tensor, key: Tensor, mask: Tensor, start: int
 ) -> tuple[Float[Tensor, "b kv g c s"], Float[Tensor, "b kv g*c d"]]:
-    """Return the scores of CHUNK queries for the keys up to the last of them, and these queries."""
+    """Return the scores of CHUNK queries for the keys up to the last of them, and these queries.
+
+    The queries are scaled.
+    """
     end = min(start + CHUNK, query.shape[2])
-    rows_BKCD = group_heads(query[:, :, start:end], key)
+    rows_BKCD = group_heads(query[:, :, start:end], key) * query.shape[-1] ** -0.5
     scores_BKGCS = (rows_BKCD @ key[:, :, :end].mT).unflatten(2, (-1, end - start))
-    scores_BKGCS = scores_BKGCS * query.shape[-1] ** -0.5
     wide = torch.promote_types(query.dtype, torch.float32)
     return scores_BKGCS + attention_bias(mask[:, :, None, start:end, :end], wide), rows_BKCD
 

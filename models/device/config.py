@@ -70,7 +70,8 @@ class MachineConf:
     vcpus: int = 0
     host_memory_gib: float = 0.0
     length_multiple: int = 1  # of a row, on the machine's route
-    updates_at_once: bool = True  # optimizers hold a copy of all weights; a CPU updates in turn
+    # Whether optimizers hold a copy of all weights and attention runs in chunks, unlike on a CPU.
+    is_accelerator: bool = True
     repeats_heads: bool = False  # whether more cores than key-value heads may share a target
 
     def __post_init__(self) -> None:

@@ -72,7 +72,7 @@ def measure_machine(device: Device) -> MachineConf:
         memory_gib=round(size / 2**30, 1),
         # A copy reads each byte and writes it.
         bandwidth_gb_s=_round_figure(2 * source.nbytes / copy_seconds / 1e9),
-        updates_at_once=torch_device.type != "cpu",
+        is_accelerator=torch_device.type != "cpu",
         tflops={
             str(dtype).removeprefix("torch."): _round_figure(_measure_flops(device, dtype) / 1e12)
             for dtype in {torch.float32, device.dtype}

@@ -4,6 +4,7 @@ import gc
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from conf.entry import compose
 from infer import decode_plan
 from infer import plan as infer_plan
 from infer.config import DecodePlanConf
+from models import unrolled_attention
 from models.device import machine_specs
 from models.device.config import MachineConf
 from models.device.device import Device
@@ -27,6 +29,7 @@ from models.meta_model import MetaTarget, build_meta_draft, build_meta_target, s
 from models.parallel import tensor_parallel
 from models.target.config import TargetConf
 from models.target.target import Target
+from models.unrolled_attention import without_kernel
 from tests.support.family_models import SHAPE
 from tests.support.packed import packed_of
 from tests.support.parallel_layers import shard_state_dict
@@ -124,6 +127,16 @@ def allocated(work) -> int:
     ids=lambda value: value.dtype if isinstance(value, Device) else value,
 )
 def test_a_step_takes_the_memory_that_was_planned(kind, device, micro_batches, tmp_path):
+    compare_step_with_plan(kind, device, micro_batches, tmp_path)
+
+
+def test_a_step_with_attention_in_chunks_takes_the_memory_that_was_planned(monkeypatch, tmp_path):
+    monkeypatch.setattr(unrolled_attention, "CHUNK", LENGTH // 4)
+    with without_kernel():
+        compare_step_with_plan("eagle3", CPU, 1, tmp_path)
+
+
+def compare_step_with_plan(kind: str, device: Device, micro_batches: int, tmp_path: Path) -> None:
     rows = [f"optim.rows_per_step={2 * micro_batches}", "optim.micro_batch_size=2"]
     run = conf(*KINDS[kind], *rows)
     loop = prepared(run, device, tmp_path)

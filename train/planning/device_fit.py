@@ -87,7 +87,7 @@ def plan_on_device(conf: TrainConf, parallel: Parallel, core_bytes: float) -> Ma
     machine = MachineConf(
         name=LOCAL_MACHINE, chips=parallel.accelerator.num_processes,
         memory_gib=core_bytes / GIB, bandwidth_gb_s=1.0, tflops={"float32": 1.0, "bfloat16": 1.0},
-        length_multiple=device.length_multiple, updates_at_once=device.torch_device.type != "cpu",
+        length_multiple=device.length_multiple, is_accelerator=device.torch_device.type != "cpu",
     )  # fmt: skip
     values = {part.name: getattr(conf, part.name) for part in fields(TrainConf)}
     plan_conf = TrainPlanConf(**values, machine=machine)

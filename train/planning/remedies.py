@@ -16,23 +16,31 @@ from train.planning.trace import EVALUATION, GRADIENTS, PERSISTENT_PARTS, TRAINE
 MAX_TRIES = 6  # per layout; each changes one size in proportion, which may be too little
 MAX_LOGIT_CHUNKS = 16  # most parts that a chunk of logits is split into, before rows shrink
 MIN_ROW_LENGTH = 128  # tokens of a row
+ROW_LENGTH = "data.row_length"
 
 
 def suggest_overrides(plan: MachinePlan) -> list[str]:
-    """Return the overrides with which the first possible layout fits, or [] if none does.
+    """Return the overrides with which a layout fits, or [] if none does.
 
-    Layouts that shard the draft, or both models, are tried last.
+    It is the first layout that fits with rows of full length, or else that with the longest rows.
     """
+    longest: dict[str, Any] = {}
     for conf, option, layout_overrides in _list_candidates(plan):
         fitting = _fit_layout(plan, conf, option)
-        if fitting is not None:
-            return [f"{key}={value}" for key, value in (layout_overrides | fitting).items()]
-    return []
+        if fitting is None:
+            continue
+        overrides = layout_overrides | fitting
+        if ROW_LENGTH not in fitting:
+            longest = overrides
+            break
+        if fitting[ROW_LENGTH] > longest.get(ROW_LENGTH, 0):
+            longest = overrides
+    return [f"{key}={value}" for key, value in longest.items()]
 
 
 def describe_cut(changes: list[str], data: DataConf) -> str:
     """Return what shorter rows do to answers, as the end of a sentence; "" if rows are as long."""
-    length = dict(change.split("=", 1) for change in changes).get("data.row_length")
+    length = dict(change.split("=", 1) for change in changes).get(ROW_LENGTH)
     if length is None or data.overlap is not None:  # with an overlap documents are split
         return ""
     return f", but answers are cut where a conversation is longer than its row of {length} tokens"
@@ -116,7 +124,7 @@ def _shrink_tightest_phase(
         return {"optim.micro_batch_size": option.layout.count_fitting_rows(fitting_rows)}
     multiple = max(MIN_ROW_LENGTH, plan.machine.length_multiple)
     length = int(conf.data.row_length * fitting_rows) // multiple * multiple
-    return {"data.row_length": length} if length >= MIN_ROW_LENGTH else {}
+    return {ROW_LENGTH: length} if length >= MIN_ROW_LENGTH else {}
 
 
 def _split_bytes(phase: str, parts: Counter[str]) -> tuple[int, int]:

@@ -133,7 +133,7 @@ class MachinePlan:
         target, draft = _build_models(conf, self.dtype, layout.tensor)
         store = compatibility.read_store_manifest(conf.data, target, draft)
         phases = trace_run(
-            layout.split_rows(conf), target, draft, foreach=self.machine.updates_at_once,
+            layout.split_rows(conf), target, draft, accelerator=self.machine.is_accelerator,
             prompt_tokens=min(conf.prompt_tokens or conf.data.row_length, conf.data.row_length),
             stored_schema=store and store.made.layout,
         )  # fmt: skip

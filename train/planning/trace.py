@@ -6,6 +6,7 @@ One phase runs at a time, on top of what is always held: the weights and the opt
 """
 
 from collections import Counter
+from contextlib import nullcontext
 from itertools import chain
 
 import numpy as np
@@ -21,6 +22,7 @@ from models.distill.topk_logits import TopKLogits
 from models.drafts.base import Batch, Draft, Extras, Needs, SpeculativePair
 from models.meta_model import MetaTarget, collect_models
 from models.target.language_model import TargetOutput
+from models.unrolled_attention import without_kernel
 from train.config.run import TrainConf
 from train.optim import allocate_optimizer_states, build_optimizers
 from train.run import trained_parameters
@@ -37,17 +39,18 @@ TARGET_PASS, DRAFT_PASS, OPTIMIZER_STEP, EVALUATION = (
 
 
 def trace_run(
-    conf: TrainConf, target: MetaTarget, draft: Draft, *, prompt_tokens: int, foreach: bool = False,
-    stored_schema: FeatureSchema | None = None,
+    conf: TrainConf, target: MetaTarget, draft: Draft, *, prompt_tokens: int,
+    accelerator: bool = False, stored_schema: FeatureSchema | None = None,
 ) -> dict[str, TracedPhase]:  # fmt: skip
     """Return the traced phases of a run by name, with held-out prompts of `prompt_tokens` tokens.
 
-    `foreach`: whether optimizers update all weights at once, as on accelerators. `stored_schema`:
-    schema of the feature store that replaces the target's pass, if there is one.
+    `accelerator`: whether optimizers update all weights at once and attention runs in chunks, as
+    on accelerators. `stored_schema`: schema of the feature store that replaces the target's pass.
     """
     drawn = draft.prepare_batch(fullest_batch(1, 1), step=0, generators=[np.random.default_rng()])
     widths = {target.vocab_size} | ({len(draft.kept_ids)} if draft.kept_ids is not None else set())
-    with fake_model([target.model, *collect_models(draft)], vocab=widths) as tracer:
+    chunked = without_kernel() if accelerator else nullcontext()
+    with chunked, fake_model([target.model, *collect_models(draft)], vocab=widths) as tracer:
         optimizers = _build_optimizers(tracer, conf, target, draft.eval())
         rows = conf.optim.rows_per_pass(conf.optim.rows_per_step)
         batch = fullest_batch(rows, conf.data.row_length)
@@ -62,7 +65,7 @@ def trace_run(
             torch.nn.utils.clip_grad_norm_(trained_parameters(draft), conf.optim.max_grad_norm)
             for optimizer in optimizers:
                 for group in optimizer.param_groups:
-                    group["foreach"] = foreach
+                    group["foreach"] = accelerator
                 optimizer.step()
         draft.zero_grad()
         phases += [
