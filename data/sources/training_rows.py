@@ -8,7 +8,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -180,13 +180,18 @@ def _parse_rows(
         num_rows += 1
         yield row
     if num_shortened:
-        log.info("data: %d rows begin with an answer, which is left out", num_shortened)
+        _log_shortened_rows(str(conf.path), num_shortened)
     if not num_rows:
         reasons = ", ".join(f"{key}{details[key]}: {n}" for key, n in skipped.most_common(3))
         raise UserError(
             f"data.format: some row must have the format {conf.format.value}, "
             f"got none in {conf.path} ({reasons or 'no rows'}); set data.format and data.column"
         )
+
+
+@cache  # once a process: a preview reads small files to their end too
+def _log_shortened_rows(path: str, num_rows: int) -> None:  # noqa: ARG001
+    log.info("data: %d rows begin with an answer, which is left out", num_rows)
 
 
 def truncate_to_last_answer(row: ParsedRow) -> ParsedRow:
