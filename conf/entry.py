@@ -40,7 +40,6 @@ from omegaconf.errors import (
     ValidationError,
 )
 
-from conf.renamed_keys import RENAMED_OPTIONS, find_new_name
 from conf.sequences import check_experiments, find_writer, list_sequences, read_choices
 from conf.typed_text import PATH_KEYS, quote, quote_typed_text
 from models.drafts.config import METHODS
@@ -316,8 +315,6 @@ def error_to_line(error: BaseException) -> str:
     match cause:
         case MissingConfigException(missing_cfg_file=str(path), options=[*options]):
             group, _, name = path.partition("/")
-            if new_name := RENAMED_OPTIONS.get((group, name)):
-                return f"{group}: no such option, '{name}' was renamed; write {group}={new_name}"
             return f"{group}: no such option, got '{name}'; choose one of {', '.join(options)}"
         case OverrideParseException(override=str(override)):
             return _unreadable_message(*override.partition("="))
@@ -333,8 +330,6 @@ def error_to_line(error: BaseException) -> str:
 
 
 def _unknown_key_message(key: str, schema: type | None) -> str:
-    if new_name := find_new_name(key):
-        return f"{key}: no such key, it was renamed; write {new_name}"
     if not dataclasses.is_dataclass(schema):  # a free dict, such as chat template arguments
         return f"{key}: no such key; to add it write +{key}=VALUE"
     parent, _, name = key.rpartition(".")
