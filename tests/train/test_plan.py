@@ -41,7 +41,7 @@ from train.log import MetricLogger
 from train.loop import Trainer
 from train.plan import main
 from train.planning.layout import list_layouts
-from train.planning.remedies import suggest_overrides
+from train.planning.remedies import choose_longest_rows, suggest_overrides
 from train.planning.run_plan import plan_run
 from train.planning.tables import planned_steps, size_table, time_table
 from train.planning.trace import (
@@ -328,6 +328,28 @@ def test_a_plan_that_does_not_fit_names_overrides_with_which_it_does(place):
     assert not [override for override in made if override.startswith("parallel")]  # one core
     after = plan_run(plan_conf(place, *made, machine=small))
     assert after.fits(after.best)
+
+
+def suggest_for(place, *overrides: str, gib_per_core: float) -> list[str]:
+    memory = {"memory_gib": GENEROUS.cores * gib_per_core}
+    plan = plan_run(plan_conf(place, *overrides, machine=MachineConf(**vars(GENEROUS) | memory)))
+    assert not plan.fits(plan.best)
+    return suggest_overrides(plan)
+
+
+def test_rows_are_cut_only_where_no_layout_fits_with_full_ones():
+    short, long, full = {"data.row_length": 128}, {"data.row_length": 512}, {"parallel.tensor": 8}
+    assert choose_longest_rows([short, long, {"data.row_length": 512, "seed": 1}]) == long
+    assert choose_longest_rows(iter([short, full, {"seed": 1}])) == full
+    assert choose_longest_rows([]) == {}
+
+
+def test_no_override_is_named_that_training_refuses(place):
+    """Muon needs whole matrices where ZeRO-1 would shard them, on the XLA route."""
+    assert "parallel.draft=sharded" in suggest_for(place, gib_per_core=0.06)
+    assert suggest_for(place, "device=xla", gib_per_core=0.06) == []
+    with pytest.raises(UserError, match=r"^parallel\.target: must be replicated with device=xla"):
+        plan_run(plan_conf(place, "device=xla", "parallel=sharded"))
 
 
 def test_every_layout_does_all_rows_on_the_cores_there_are(place):

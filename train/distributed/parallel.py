@@ -55,9 +55,27 @@ def check_parallel(
         f"optim.rows_per_step: must be a multiple of the {data_ranks} data-parallel processes, "
         f"got {rows}; give {data_ranks} rows or a multiple of that",
     )
-    splits = conf.splits_target or conf.draft is Weights.sharded
+    check_layout(conf, trains_target=trains_target, device=device, optimizer=optimizer)
+    if device is not DeviceName.xla and shards_weights(conf):
+        # Splitting failed with torch 2.9; 2.10 to 2.12 are untested.
+        require(  # .dev0 admits the pre-releases of containers, such as 2.13.0a0
+            torch.__version__ >= f"{MIN_TORCH}.dev0",
+            f"parallel: tensor and sharded need torch {MIN_TORCH} or newer, got "
+            f"{torch.__version__}; upgrade torch, or set parallel=data",
+        )
+
+
+def shards_weights(conf: ParallelConf) -> bool:
+    """Return whether target or draft are not whole on every process."""
+    return conf.splits_target or conf.draft is Weights.sharded
+
+
+def check_layout(
+    conf: ParallelConf, *, trains_target: bool, device: DeviceName, optimizer: str
+) -> None:
+    """Raise UserError for a layout that the draft or the device's route cannot train in."""
     require(
-        not (trains_target and splits),
+        not (trains_target and shards_weights(conf)),
         "parallel: a draft that adapts its target needs both whole on every process, got "
         f"tensor={conf.tensor}, target={conf.target.name}, draft={conf.draft.name}; "
         "leave parallel at its defaults or choose another draft",
@@ -65,13 +83,7 @@ def check_parallel(
     if device is DeviceName.xla:
         from train.distributed import xla  # imported late, because it imports this module
 
-        xla.check_layout(conf, optimizer)
-    elif splits:  # splitting failed with torch 2.9; 2.10 to 2.12 are untested
-        require(  # .dev0 admits the pre-releases of containers, such as 2.13.0a0
-            torch.__version__ >= f"{MIN_TORCH}.dev0",
-            f"parallel: tensor and sharded need torch {MIN_TORCH} or newer, got "
-            f"{torch.__version__}; upgrade torch, or set parallel=data",
-        )
+        xla.check_xla_layout(conf, optimizer)
 
 
 def check_target_split(

@@ -117,7 +117,7 @@ class XlaParallel(Parallel):
             optimizer.state.clear()
 
 
-def check_layout(conf: ParallelConf, optimizer: str) -> None:
+def check_xla_layout(conf: ParallelConf, optimizer: str) -> None:
     """Raise UserError for layouts that neuronx-distributed and ZeRO-1 do not support."""
     require(
         conf.target is Weights.replicated,

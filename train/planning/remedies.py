@@ -1,16 +1,17 @@
 """Find overrides with which a run fits, by tracing it with each of them."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
 from data.config import DataConf
 from models.device.memory_trace import LOGITS
+from models.errors import UserError
 from train.config.parallel import ParallelConf, Weights
 from train.config.run import TrainPlanConf
 from train.planning.layout import BUCKETS, build_layout
-from train.planning.run_plan import LayoutOption, MachinePlan
+from train.planning.run_plan import LayoutOption, MachinePlan, check_planned_layout
 from train.planning.trace import EVALUATION, GRADIENTS, PERSISTENT_PARTS, TRAINED
 
 MAX_TRIES = 6  # per layout; each changes one size in proportion, which may be too little
@@ -24,18 +25,31 @@ def suggest_overrides(plan: MachinePlan) -> list[str]:
 
     It is the first layout that fits with rows of full length, or else that with the longest rows.
     """
+    fitting = (
+        layout_overrides | overrides
+        for conf, option, layout_overrides in _list_candidates(plan)
+        if _can_train(conf) and (overrides := _fit_layout(plan, conf, option)) is not None
+    )
+    return [f"{key}={value}" for key, value in choose_longest_rows(fitting).items()]
+
+
+def choose_longest_rows(fitting: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Return the first overrides that leave rows as long as they are, or those that cut least."""
     longest: dict[str, Any] = {}
-    for conf, option, layout_overrides in _list_candidates(plan):
-        fitting = _fit_layout(plan, conf, option)
-        if fitting is None:
-            continue
-        overrides = layout_overrides | fitting
-        if ROW_LENGTH not in fitting:
+    for overrides in fitting:
+        if ROW_LENGTH not in overrides:
+            return overrides
+        if overrides[ROW_LENGTH] > longest.get(ROW_LENGTH, 0):
             longest = overrides
-            break
-        if fitting[ROW_LENGTH] > longest.get(ROW_LENGTH, 0):
-            longest = overrides
-    return [f"{key}={value}" for key, value in longest.items()]
+    return longest
+
+
+def _can_train(conf: TrainPlanConf) -> bool:
+    try:
+        check_planned_layout(conf)
+    except UserError:
+        return False
+    return True
 
 
 def describe_cut(changes: list[str], data: DataConf) -> str:

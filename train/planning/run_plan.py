@@ -23,6 +23,7 @@ from models.target.precision import resolve_machine
 from train.config.optim import AUTO
 from train.config.parallel import ParallelConf, Weights
 from train.config.run import TrainPlanConf
+from train.distributed.parallel import check_layout
 from train.planning.graph_plan import list_graphs
 from train.planning.layout import (
     ProcessLayout,
@@ -144,6 +145,7 @@ class MachinePlan:
 def plan_run(conf: TrainPlanConf) -> MachinePlan:
     """Return a plan with all layouts of a run; raise UserError for what no layout can do."""
     conf.check_settings()
+    check_planned_layout(conf)
     machine, dtype = resolve_machine(conf.machine, conf.device, conf.target)
     check_dtype(machine, dtype)
     machine.check_length(conf.data.row_length)
@@ -152,6 +154,14 @@ def plan_run(conf: TrainPlanConf) -> MachinePlan:
     if store is not None and conf.tokens is None:
         conf = replace(conf, tokens=float(store.made.tokens))
     return plan_layouts(conf, machine, dtype, list_layouts(conf, machine, target))
+
+
+def check_planned_layout(conf: TrainPlanConf) -> None:
+    """Raise UserError for a layout that training would refuse."""
+    check_layout(
+        conf.parallel, trains_target=conf.draft.trains_target, device=conf.device.name,
+        optimizer=conf.optim.name.value,
+    )  # fmt: skip
 
 
 def plan_layouts(
