@@ -2,17 +2,11 @@
 
 from pathlib import Path
 
-from data.eval_prompts.prompts import EvalPrompt
-from data.mixture.held_out_rows import SELECTION_FILE
 from infer.checkpoint_paths import resolve_target, run_names
-from infer.config import EvalConf, EvaluationConf, TreeSearchConf
+from infer.config import EvalConf, EvaluationConf
 from infer.measure.context_limits import check_prompts
 from infer.measure.eval_modes import DraftUnderTest
-from infer.measure.prompt_choice import (
-    find_held_out_file,
-    load_calibration_prompts,
-    resolve_prompts,
-)
+from infer.measure.prompt_choice import resolve_prompts
 from infer.memory_check import DecodingSize, check_memory
 from models import checkpoint, checkpoint_files
 from models.device.config import DeviceConf
@@ -20,7 +14,7 @@ from models.drafts.base import SpeculativePair
 from models.drafts.registry import load_draft
 from models.target.config import TargetConf
 from models.target.precision import build_device
-from models.target.pretrained import load_tokenizer, read_vocab_size
+from models.target.pretrained import load_tokenizer
 from models.target.target import Target, load_target
 
 
@@ -70,26 +64,3 @@ def load_evaluation(
         for name, directory in zip(run_names(directories), directories, strict=True)
     ]
     return target, drafts, evaluation
-
-
-def load_calibration(
-    conf: TreeSearchConf, directories: list[Path], *, batch: int = 1, context: int = 1
-) -> tuple[Target, list[EvalPrompt]]:
-    """Load the checkpoints' target, to decode `batch` rows of `context` tokens, and the prompts.
-
-    By default these are the held-out prompts that selected the best checkpoint, or for the demo
-    prompts of its training data. The final report uses neither.
-    """
-    target_conf = resolve_target(conf.target, directories)
-    path = conf.prompts or find_held_out_file(
-        directories, target_conf, SELECTION_FILE, key="prompts"
-    )
-    prompts = load_calibration_prompts(
-        load_tokenizer(target_conf), path, conf.num_prompts, read_vocab_size(target_conf)
-    )
-    longest = max(len(prompt.ids) for prompt in prompts)
-    size = DecodingSize(
-        batch=batch, prompt_tokens=longest, new_tokens=max(conf.max_new_tokens, context - longest),
-        set_batch=lambda batch: f"batch=[{batch}]",
-    )  # fmt: skip
-    return load_checkpoint_target(target_conf, conf.device, directories, size), prompts

@@ -12,10 +12,9 @@ from models.errors import UserError, require
 from models.speculate.config import SamplingConf, TreeConf
 from models.target.config import TargetConf
 from models.tracking import TrackerConf
-from models.validation import POSITIVE, Rule, at_least, at_most, check_values, unused
+from models.validation import POSITIVE, Rule, at_least, check_values, unused
 
 MISSING: Any = "???"  # OmegaConf's mark of a required value
-MAX_RANKS = 256  # every draft vocabulary keeps the 256 bytes
 DEMO_NEW_TOKENS, DEFAULT_NEW_TOKENS = 64, 256  # of answers to the demo's and to other prompts
 OWN_TARGET = "own"  # a target.name: the target that the draft was distilled from
 EACH_ABOVE_ONE = Rule(
@@ -141,22 +140,6 @@ class CheckpointConf:
 
 
 @dataclass(kw_only=True)
-class TreeSearchConf(CheckpointConf):
-    """The settings of every search for a tree; `tree` is compared with the result."""
-
-    ranks: int = 10  # draft candidates whose acceptance is measured at each depth
-    # as evaluation.prompts; null = the prompts by which training selected the best checkpoint, or,
-    # for the demo, prompts of its training data
-    prompts: str | None = None
-    num_prompts: int = 32  # of the demo
-    max_new_tokens: int = DEMO_NEW_TOKENS
-
-    def __post_init__(self) -> None:
-        check_values(self, ranks=at_least(1), num_prompts=at_least(1))
-        check_values(self, ranks=at_most(MAX_RANKS))
-
-
-@dataclass(kw_only=True)
 class EvalConf(CheckpointConf):
     """The configuration of `python -m infer.eval`.
 
@@ -171,28 +154,6 @@ class EvalConf(CheckpointConf):
 
     def __post_init__(self) -> None:
         self.checkpoint = parse_checkpoints(self.checkpoint)
-
-
-@dataclass(kw_only=True)
-class CalibrateConf(TreeSearchConf):
-    """The configuration of `python -m infer.calibrate`: a search for a draft's best static tree."""
-
-    checkpoint: str | None = None  # null = the newest finished training run
-    nodes: int = 24  # of the tree, without the root
-    depth: int = 4  # deepest node
-    output: str = "tree.json"  # a tree.file for tree=static
-    output_dir: str = "outputs/infer.calibrate"
-    run_name: str = "calibrate"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_values(self, nodes=at_least(1), depth=at_least(1), max_new_tokens=at_least(1))
-        num_paths = sum(self.ranks**depth for depth in range(1, self.depth + 1))
-        require(
-            self.nodes <= num_paths,
-            f"nodes: must be at most the {num_paths} paths that depth and ranks give, got "
-            f"{self.nodes}; raise depth or ranks",
-        )
 
 
 @dataclass(kw_only=True)

@@ -8,16 +8,21 @@ from pathlib import Path
 import torch
 
 from data.eval_prompts.prompts import EvalPrompt
-from infer.checkpoint_paths import find_tracked_run, run_names
-from infer.command_inputs import load_calibration
+from data.mixture.held_out_rows import SELECTION_FILE
+from infer.checkpoint_paths import find_tracked_run, resolve_target, run_names
+from infer.command_inputs import load_checkpoint_target
+from infer.measure.prompt_choice import find_held_out_file, load_calibration_prompts
+from infer.memory_check import DecodingSize
 from infer.tuning.candidates import select_sweep
 from infer.tuning.config import TuneConf
 from infer.tuning.cost_model import CostBench, RoundSeconds, read_clock
 from infer.tuning.results import (
     DraftTuning,
     build_tuning_report,
+    format_acceptance,
     format_result,
     format_summary,
+    write_best_trees,
     write_tree_files,
 )
 from infer.tuning.search import choose_tree, estimate_candidates
@@ -28,6 +33,7 @@ from models.drafts.base import Draft, SpeculativePair
 from models.drafts.registry import load_draft
 from models.errors import require
 from models.files import report_disk_errors
+from models.target.pretrained import load_tokenizer, read_vocab_size
 from models.target.target import Target
 from models.tracking import upload_results
 
@@ -46,6 +52,10 @@ def tune_drafts(
         tuning = estimate_candidates(
             draft_target, name, directory, draft, prompts, replace(conf, ngram_windows=windows)
         )
+        tunings.append(tuning)
+        if not conf.timing:
+            print_line(*format_acceptance(tuning), sep="\n")
+            continue
         for batch, context in itertools.product(conf.batch, conf.context or [needed_context]):
             bench = CostBench(
                 target=draft_target, draft=draft, prompts=prompts, conf=conf, batch=batch,
@@ -55,7 +65,6 @@ def tune_drafts(
             tuning.results.append(choose_tree(bench, tuning, swept))
             torch.compiler.reset()  # drops these graphs: the next shapes are different
             print_line(*format_result(tuning, tuning.results[-1]), sep="\n")
-        tunings.append(tuning)
     return tunings
 
 
@@ -75,12 +84,38 @@ def check_prompts_fit(conf: TuneConf, prompts: list[EvalPrompt]) -> None:
         )
 
 
+def load_tuning_inputs(
+    conf: TuneConf, directories: list[Path], *, batch: int = 1, context: int = 1
+) -> tuple[Target, list[EvalPrompt]]:
+    """Load the checkpoints' target, to decode `batch` rows of `context` tokens, and the prompts.
+
+    By default these are the held-out prompts that selected the best checkpoint, or for the demo
+    prompts of its training data. The final report uses neither.
+    """
+    target_conf = resolve_target(conf.target, directories)
+    path = conf.prompts or find_held_out_file(
+        directories, target_conf, SELECTION_FILE, key="prompts"
+    )
+    prompts = load_calibration_prompts(
+        load_tokenizer(target_conf), path, conf.num_prompts, read_vocab_size(target_conf)
+    )
+    longest = max(len(prompt.ids) for prompt in prompts)
+    size = DecodingSize(
+        batch=batch, prompt_tokens=longest, new_tokens=max(conf.max_new_tokens, context - longest),
+        set_batch=lambda batch: f"batch=[{batch}]",
+    )  # fmt: skip
+    return load_checkpoint_target(target_conf, conf.device, directories, size), prompts
+
+
 def tune_checkpoints(
     conf: TuneConf, directories: list[Path], run: Path, round_seconds: RoundSeconds = read_clock
 ) -> None:
     """Tune the drafts in `directories`; write the choices to the folder `run` and print them."""
-    target, prompts = load_calibration(
-        conf, directories, batch=max(conf.batch), context=max(conf.context or [1])
+    target, prompts = load_tuning_inputs(
+        conf,
+        directories,
+        batch=max(conf.batch) if conf.timing else 1,
+        context=max(conf.context or [1]),
     )
     check_prompts_fit(conf, prompts)
     with target.device.cpu_threads_for(target.num_parameters // target.num_layers):
@@ -97,6 +132,10 @@ def tune_checkpoints(
         report = build_tuning_report(tunings, target, target.device.describe(), prompts)
     with report_disk_errors(run):
         (run / "tune.json").write_text(json.dumps(report) + "\n")
-        write_tree_files(tunings, run, conf)
-    print_line(*format_summary(tunings, run, conf), sep="\n")
+        if conf.timing:
+            write_tree_files(tunings, run, conf)
+            lines = [*format_summary(tunings, run, conf)]
+        else:
+            lines = write_best_trees(tunings, run, conf)
+    print_line(*lines, sep="\n")
     upload_results(conf.log, run, collect_results(tunings), find_tracked_run(directories))

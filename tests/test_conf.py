@@ -7,7 +7,7 @@ import pytest
 
 from conf.entry import CONF_DIR, compose, config_to_yaml, read_config
 from data.mixture.config import PrepareConf
-from infer.config import CalibrateConf, EvalConf
+from infer.config import EvalConf
 from models.drafts.config import METHODS
 from models.speculate.config import TreeConf
 from models.speculate.tree import TreeKind
@@ -89,7 +89,7 @@ def test_every_yaml_belongs_to_a_group_or_a_command():
     here = {str(p.relative_to(CONF_DIR)) for p in Path(CONF_DIR).rglob("*.yaml")}
     groups = {option.replace("=", "/") + ".yaml" for option in OPTIONS}
     commands = (
-        "train train_plan train_warmup infer_plan eval eval_warmup calibrate generate tune "
+        "train train_plan train_warmup infer_plan eval eval_warmup generate tune "
         "tree_file prepare capture show command"
     )
     sequences = {"sequences.yaml"}  # options of experiment
@@ -104,13 +104,6 @@ def test_every_trainable_method_has_a_draft():
 
 def test_evaluation_composes():
     assert type(compose("eval", EvalConf, ["checkpoint=[a,b]", "tree=chain"])) is EvalConf
-
-
-def test_calibration_composes():
-    conf = compose("calibrate", CalibrateConf, ["checkpoint=a"])
-    assert type(conf) is CalibrateConf
-    assert conf.output == "outputs/infer.calibrate/calibrate/tree.json"
-    assert conf.tree.build().nodes == 12  # the shipped static tree
 
 
 def test_the_defaults_need_no_network():

@@ -10,7 +10,7 @@ from conf.typed_text import PATH_KEYS
 from data.config import ShowConf
 from data.features.config import CaptureConf
 from data.mixture.config import PrepareConf
-from infer.config import CalibrateConf, DecodePlanConf, EvalConf, GenerateConf
+from infer.config import DecodePlanConf, EvalConf, GenerateConf
 from infer.tree_file import TreeFileConf
 from infer.tuning.config import TuneConf
 from models.drafts.config import METHODS
@@ -162,7 +162,7 @@ def list_text_keys(schema: Any) -> set[str]:
 
 def test_every_text_key_is_known_to_be_a_path_or_not():
     schemas = (
-        TrainPlanConf, PrepareConf, ShowConf, CaptureConf, EvalConf, CalibrateConf, TuneConf,
+        TrainPlanConf, PrepareConf, ShowConf, CaptureConf, EvalConf, TuneConf,
         GenerateConf, DecodePlanConf, TreeFileConf, *METHODS.values(),
     )  # fmt: skip
     found = set().union(*map(list_text_keys, schemas)) - {"stop"}

@@ -15,7 +15,6 @@ from numpy import ndarray
 from torch import Tensor
 
 from models.speculate.growth import Proposal
-from models.speculate.tree import Tree, TreeKind
 
 
 def build_comb(depth: int, ranks: int) -> list[list[int]]:
@@ -48,19 +47,6 @@ class AcceptanceCounter:
     def acceptance(self) -> Float[ndarray, "depth ranks"]:
         """Return the acceptance by depth and rank; 0 if no round got that deep."""
         return (self.hits / self.rounds.clamp_min(1)[:, None]).double().numpy()
-
-
-def expected_length(acceptance: Float[ndarray, "depth ranks"], tree: Tree) -> float | None:
-    """Return the expected tokens per round; None for a tree that the table does not cover."""
-    depth, ranks = acceptance.shape
-    covered = tree.kind is not TreeKind.dynamic and not tree.ngram_tokens and tree.depth <= depth
-    if not covered or any(rank >= ranks for level in tree.levels for _, rank in level):
-        return None
-    total, reached = 1.0, [1.0]  # the target's own token; the probability of reaching the root
-    for shares, level in zip(acceptance, tree.levels, strict=False):
-        reached = [reached[parent] * float(shares[rank]) for parent, rank in level]
-        total += sum(reached)
-    return total
 
 
 def best_first_paths(acceptance: Float[ndarray, "depth ranks"], nodes: int) -> list[list[int]]:

@@ -6,15 +6,16 @@ from enum import Enum
 from typing import Any
 
 from conf.typed_text import quote
-from infer.config import DEMO_NEW_TOKENS, OWN_TARGET, TreeSearchConf, parse_checkpoints
+from infer.config import DEMO_NEW_TOKENS, OWN_TARGET, CheckpointConf, parse_checkpoints
 from models.device.config import DeviceConf
 from models.errors import require
 from models.speculate.config import SamplingConf
 from models.speculate.tree import MAX_WINDOW
 from models.target.config import TargetConf
 from models.tracking import TrackerConf
-from models.validation import Rule, at_least, check_values, each_at_least
+from models.validation import Rule, at_least, at_most, check_values, each_at_least
 
+MAX_RANKS = 256  # every draft vocabulary keeps the 256 bytes
 NOT_NEGATIVE = Rule("must not be negative", lambda value: value >= 0, "0 copies no tokens")
 NGRAM_WINDOWS = Rule(
     f"must list numbers in 1..{MAX_WINDOW}",
@@ -24,10 +25,20 @@ NGRAM_WINDOWS = Rule(
 
 
 @dataclass(kw_only=True)
-class TuneConf(TreeSearchConf):
-    """Settings of a tuning: batches and contexts, and the trees and windows to consider."""
+class TuneConf(CheckpointConf):
+    """Settings of a tuning: batches and contexts, and the trees and windows to consider.
+
+    `tree` is compared with the result.
+    """
 
     checkpoint: Any = None  # a directory or a list of them; null = the newest finished run
+    # as evaluation.prompts; null = the prompts by which training selected the best checkpoint, or,
+    # for the demo, prompts of its training data
+    prompts: str | None = None
+    num_prompts: int = 32  # of the demo
+    max_new_tokens: int = DEMO_NEW_TOKENS
+    timing: bool = True  # false: choose a static tree of each budget, by its acceptance alone
+    ranks: int = 10  # draft candidates whose acceptance is measured at each depth
     batch: list[int] = field(default_factory=lambda: [1, 4, 16])  # batch sizes
     context: list[int] | None = None  # tokens of prompt and answer; null = what the prompts need
     depth: int = 10  # longest window, deepest node
@@ -42,13 +53,14 @@ class TuneConf(TreeSearchConf):
     run_name: str = "tune"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         self.checkpoint = parse_checkpoints(self.checkpoint)
         check_values(
             self, depth=at_least(1), repeats=at_least(1), max_new_tokens=at_least(2),
             ngram_tokens=NOT_NEGATIVE, ngram_windows=NGRAM_WINDOWS, batch=each_at_least(1),
-            nodes=each_at_least(1), context=each_at_least(1),
+            nodes=each_at_least(1), context=each_at_least(1), num_prompts=at_least(1),
+            ranks=at_least(1),
         )  # fmt: skip
+        check_values(self, ranks=at_most(MAX_RANKS))
         max_nodes = sum(self.ranks**depth for depth in range(1, self.depth + 1))
         require(
             min(self.nodes) <= max_nodes,

@@ -18,6 +18,7 @@ from infer.tuning.candidates import TreeCandidate
 from infer.tuning.config import TuneConf, format_overrides
 from infer.tuning.cost_model import CostCurve
 from models.speculate.tree import TreeKind
+from models.speculate.tree_formats import write_paths
 from models.target.target import Target
 
 MAX_SHOWN_CANDIDATES = 8  # candidates of each result in the terminal; tune.json has all
@@ -85,7 +86,9 @@ class TuningResult:
 class DraftTuning:
     """One draft's candidates with their expected tokens, and a result for each batch and context.
 
-    Expected tokens do not depend on batch and context.
+    Expected tokens do not depend on batch and context. `acceptance[d, r]` is the share of rounds in
+    which the target's token is candidate r at depth d, among the `rounds[d]` rounds in which
+    candidate 0 was right at every depth before.
     """
 
     name: str
@@ -93,11 +96,29 @@ class DraftTuning:
     candidates: list[TreeCandidate]
     expected_tokens: dict[str, ExpectedTokens]
     acceptance: Float[ndarray, "depth ranks"]
+    rounds: list[int]
     results: list[TuningResult] = field(default_factory=list)
 
     def predicted_speedup(self, result: TuningResult, candidate: TreeCandidate) -> float:
         """Predict a candidate's speed-up: its expected tokens over the cost of its round."""
         return self.expected_tokens[candidate.name].kept / result.cost_curve.steps(candidate)
+
+
+def format_acceptance(tuning: DraftTuning) -> Iterator[str]:
+    """Yield the table of acceptance, and the tokens per round of each candidate."""
+    yield "share of rounds in which the target's token is candidate 0, 1, ... of the draft,"
+    yield "among those in which candidate 0 was right at every depth before"
+    ranks = range(tuning.acceptance.shape[1])
+    yield "depth  rounds  " + "  ".join(f"{rank:>5}" for rank in ranks)
+    for depth, (rounds, shares) in enumerate(zip(tuning.rounds, tuning.acceptance, strict=True), 1):
+        yield f"{depth:>5}  {rounds:>6}  " + "  ".join(f"{share:5.3f}" for share in shares)
+    yield ""
+    yield f"{'shape':<14}{'nodes':>6}{'depth':>6}{'tau':>6}"
+    for candidate in tuning.candidates:
+        yield (
+            f"{candidate.name:<14}{candidate.tree.size:>6}{candidate.tree.max_path_length:>6}"
+            f"{tuning.expected_tokens[candidate.name].tau:>6.2f}"
+        )
 
 
 def format_result(tuning: DraftTuning, result: TuningResult) -> Iterator[str]:
@@ -189,6 +210,21 @@ def write_tree_files(tunings: list[DraftTuning], run: Path, conf: TuneConf) -> N
         file.write_text(json.dumps(content) + "\n")
 
 
+def write_best_trees(tunings: list[DraftTuning], run: Path, conf: TuneConf) -> list[str]:
+    """Write the static tree that is accepted most for each node budget; return their commands."""
+    commands = []
+    for tuning in tunings:
+        for candidate in (c for c in tuning.candidates if c.family == "static"):
+            file = run / f"{tuning.name.replace('/', '-')}-{candidate.name}.json"
+            metadata = {**asdict(tuning.expected_tokens[candidate.name]),
+                        "checkpoint": str(tuning.directory)}  # fmt: skip
+            write_paths(candidate.tree.paths, file, metadata=metadata)
+            checkpoint = format_overrides({"checkpoint": tuning.directory})
+            overrides = [checkpoint, candidate.tree_overrides(file), conf.eval_overrides(1)]
+            commands.append(f"python -m infer.eval {' '.join(filter(None, overrides))}")
+    return commands
+
+
 def build_tuning_report(
     tunings: list[DraftTuning], target: Target, device: dict[str, Any], prompts: list[EvalPrompt]
 ) -> dict[str, Any]:
@@ -202,6 +238,10 @@ def build_tuning_report(
                 "name": tuning.name,
                 "checkpoint": str(tuning.directory),
                 "acceptance": tuning.acceptance.tolist(),
+                "rounds": tuning.rounds,
+                "expected_tokens": {
+                    name: asdict(tokens) for name, tokens in tuning.expected_tokens.items()
+                },
                 "cells": [
                     {
                         "batch": result.batch,

@@ -61,13 +61,15 @@ def estimate_candidates(
         "prompts: must have answers of more than one token, got none; choose others",
     )
     replay = Replay(target, draft, texts, sampling=conf.sampling)
-    acceptance = replay.count_acceptance(depth, conf.ranks).acceptance()
+    counter = replay.count_acceptance(depth, conf.ranks)
+    acceptance = counter.acceptance()
     candidates = list_candidates(
         acceptance, node_budgets=conf.nodes, ngram_tokens=conf.ngram_tokens, user_tree=conf.tree,
         ngram_windows=conf.ngram_windows,
     )  # fmt: skip
     return DraftTuning(
         name=name, directory=directory, candidates=candidates, acceptance=acceptance,
+        rounds=counter.rounds.int().tolist(),
         expected_tokens=estimate_expected_tokens(target, draft, candidates, texts, conf),
     )  # fmt: skip
 

@@ -7,11 +7,13 @@ import sys
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from conf.entry import compose
 from infer.config import EvalConf
 from infer.engine.decode import Decoder
+from infer.measure.acceptance import best_first_paths
 from infer.measure.intervals import Estimate
 from infer.measure.replay import collect_replay_texts
 from infer.tree_tuning import tune_checkpoints
@@ -32,7 +34,7 @@ from infer.tuning.search import estimate_expected_tokens
 from models.drafts.ngram import NgramDraft
 from models.errors import UserError
 from models.speculate.config import SamplingConf, TreeConf
-from models.speculate.tree import TreeKind
+from models.speculate.tree import TreeKind, tree_from_paths
 from models.speculate.tree_formats import read_fields
 from tests.support.tiny import new_draft
 from tests.support.tuning import TABLE, considered, costs, prompts_of
@@ -235,6 +237,24 @@ def test_the_newest_run_is_tuned_and_its_best_shape_was_timed(command):
     assert cell["pick"] in (cell["best"], None)
 
 
+def test_without_timing_the_best_static_tree_of_each_budget_is_left(command):
+    out = command("timing=false", "nodes=[3,6]", "depth=3")
+    folder = Path("outputs/infer.tune/tune")
+    (draft,) = json.loads((folder / "tune.json").read_text())["drafts"]
+    assert draft["cells"] == []
+    table, tokens = np.array(draft["acceptance"]), draft["expected_tokens"]
+    assert table.shape == (3, 3)
+    assert len(draft["rounds"]) == 3
+    for nodes in (3, 6):
+        file = folder / f"good-static-{nodes}.json"
+        (line,) = [line for line in out.splitlines() if f"tree.file={file}" in line]
+        conf = compose("eval", EvalConf, shlex.split(line.partition("infer.eval ")[2]))
+        assert conf.tree.build() == tree_from_paths(best_first_paths(table, nodes))
+        assert json.loads(file.read_text())["tau"] == tokens[f"static-{nodes}"]["tau"]
+    assert tokens["static-6"]["tau"] >= tokens["chain-2"]["tau"] > 1.2
+    assert "without a draft, the target takes" not in out
+
+
 def test_the_choices_are_logged(tune, folder):
     """Of a draft whose training was not tracked: in a run of their own."""
     _, (draft,) = tune("context=[40]", "log=wandb-offline", node_s=0.01)
@@ -272,7 +292,7 @@ def test_lookup_alone_is_left_as_the_mode_of_the_report_that_decodes_with_it(tmp
         speedups=speedups, best_over_each=speedups,
     )  # fmt: skip
     tuning = DraftTuning(
-        name="new", directory=tmp_path, candidates=candidates, acceptance=TABLE,
+        name="new", directory=tmp_path, candidates=candidates, acceptance=TABLE, rounds=[9] * 6,
         expected_tokens={c.name: tokens for c in candidates}, results=[result],
     )  # fmt: skip
     write_tree_files([tuning], tmp_path, TuneConf())

@@ -14,7 +14,6 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-import infer.calibrate
 import infer.eval
 import infer.tune
 from conf.entry import compose
@@ -229,18 +228,15 @@ def test_trees_are_tuned_on_what_chose_the_checkpoint(run, command, folder, toke
         load_eval_prompts(tokenizer, str(run / SELECTION_FILE), limit=None)
     )
     few = ["depth=1", "max_new_tokens=2", "ranks=2"]
-    command(infer.calibrate.main, *few, "nodes=2")
-    told = json.loads((folder / "outputs/infer.calibrate/calibrate/tree.json").read_text())
-    assert told["prompts"] == {"count": 3, "sha256": selection}
     command(infer.tune.main, *few, "nodes=[2]", "batch=[1]", "repeats=1", "ngram_tokens=0")
     told = json.loads((folder / "outputs/infer.tune/tune/tune.json").read_text())
-    assert told["prompts"]["sha256"] == selection
+    assert told["prompts"] == {"count": 3, "sha256": selection}
     assert selection != report_of(run)["prompts"]["sha256"]
 
 
 @pytest.mark.parametrize(
     ("module", "key"),
-    [(infer.eval, "evaluation.prompts"), (infer.tune, "prompts"), (infer.calibrate, "prompts")],
+    [(infer.eval, "evaluation.prompts"), (infer.tune, "prompts")],
 )
 def test_a_checkpoint_that_came_without_prompts_is_refused(run, command, folder, module, key):
     """It is not judged on the demo's in silence."""
