@@ -41,7 +41,7 @@ from train.log import MetricLogger
 from train.loop import Trainer
 from train.plan import main
 from train.planning.layout import list_layouts
-from train.planning.remedies import choose_longest_rows, suggest_overrides
+from train.planning.remedies import suggest_overrides
 from train.planning.run_plan import plan_run
 from train.planning.tables import planned_steps, size_table, time_table
 from train.planning.trace import (
@@ -337,11 +337,16 @@ def suggest_for(place, *overrides: str, gib_per_core: float) -> list[str]:
     return suggest_overrides(plan)
 
 
-def test_rows_are_cut_only_where_no_layout_fits_with_full_ones():
-    short, long, full = {"data.row_length": 128}, {"data.row_length": 512}, {"parallel.tensor": 8}
-    assert choose_longest_rows([short, long, {"data.row_length": 512, "seed": 1}]) == long
-    assert choose_longest_rows(iter([short, full, {"seed": 1}])) == full
-    assert choose_longest_rows([]) == {}
+def test_the_layout_with_the_longest_rows_is_suggested(place):
+    """One core would do with rows of 128 tokens, two fit with rows of 256."""
+    machine = MachineConf(**vars(GENEROUS) | {"chips": 1, "cores": 2, "memory_gib": 0.061})
+    tight = ["draft=demo", "draft.layers=[1,2,3]", "optim=adamw", "optim.rows_per_step=2",
+             "optim.micro_batch_size=1", "num_eval_prompts=1", "loss.logits_chunk=64"]  # fmt: skip
+    short = plan_run(plan_conf(place, *tight, "data.row_length=128", machine=machine))
+    assert short.fits(short.options[0])
+    assert short.options[0].layout.tensor == 1
+    plan = plan_run(plan_conf(place, *tight, "data.row_length=512", machine=machine))
+    assert suggest_overrides(plan) == ["parallel.tensor=2", "data.row_length=256"]
 
 
 def test_no_override_is_named_that_training_refuses(place):

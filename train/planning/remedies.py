@@ -1,7 +1,7 @@
 """Find overrides with which a run fits, by tracing it with each of them."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -25,23 +25,16 @@ def suggest_overrides(plan: MachinePlan) -> list[str]:
 
     It is the first layout that fits with rows of full length, or else that with the longest rows.
     """
-    fitting = (
-        layout_overrides | overrides
-        for conf, option, layout_overrides in _list_candidates(plan)
-        if _can_train(conf) and (overrides := _fit_layout(plan, conf, option)) is not None
-    )
-    return [f"{key}={value}" for key, value in choose_longest_rows(fitting).items()]
-
-
-def choose_longest_rows(fitting: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Return the first overrides that leave rows as long as they are, or those that cut least."""
     longest: dict[str, Any] = {}
-    for overrides in fitting:
-        if ROW_LENGTH not in overrides:
-            return overrides
-        if overrides[ROW_LENGTH] > longest.get(ROW_LENGTH, 0):
-            longest = overrides
-    return longest
+    for conf, option, layout_overrides in _list_candidates(plan):
+        if not _can_train(conf):
+            continue
+        overrides = _fit_layout(plan, conf, option, longer_than=longest.get(ROW_LENGTH, 0))
+        if overrides is not None:
+            longest = layout_overrides | overrides
+            if ROW_LENGTH not in overrides:
+                break
+    return [f"{key}={value}" for key, value in longest.items()]
 
 
 def _can_train(conf: TrainPlanConf) -> bool:
@@ -94,9 +87,12 @@ def _list_candidates(
 
 
 def _fit_layout(
-    plan: MachinePlan, conf: TrainPlanConf, option: LayoutOption
+    plan: MachinePlan, conf: TrainPlanConf, option: LayoutOption, *, longer_than: int
 ) -> dict[str, int] | None:
-    """Return the overrides that make this layout fit, or None if none do."""
+    """Return the overrides that make this layout fit, or None if none do.
+
+    Rows are not cut to `longer_than` tokens or fewer: another layout fits with these.
+    """
     if not option.phases:
         if option.peak_bytes > plan.byte_limit:
             return None
@@ -106,7 +102,7 @@ def _fit_layout(
         if plan.fits(option):
             return overrides
         change = _shrink_tightest_phase(conf, option, plan)
-        if not change:
+        if not change or change.get(ROW_LENGTH, conf.data.row_length) <= longer_than:
             return None
         overrides |= change
         conf = apply_overrides(conf, change)
