@@ -25,7 +25,7 @@ from models.device.device import Device
 from models.device.graph_budget import Graph
 from models.errors import require
 from models.files import atomic_path, partial_directory, report_disk_errors, write_text_atomically
-from models.lock import LOCK_FILE, acquire_lock
+from models.lock import acquire_lock
 from models.meta_model import MetaTarget, build_meta_draft, build_meta_target
 from models.target.precision import build_device
 from models.target.pretrained import check_pretrained, load_tokenizer, read_vocab_size
@@ -67,15 +67,13 @@ def capture_features(conf: CaptureConf, *, command: str) -> Path:
     if missing:
         with report_disk_errors(progress.folder):
             progress.folder.mkdir(parents=True, exist_ok=True)
-            acquire_lock(
-                progress.folder,
-                LOCK_FILE if conf.workers == 1 else f"{LOCK_FILE}-{conf.worker:05}",
-            )
-            if conf.worker == 0:
-                write_text_atomically(progress.folder / "config.yaml", config_to_yaml(conf))
+            acquire_lock(progress.folder)
+            write_text_atomically(progress.folder / "config.yaml", config_to_yaml(conf))
         write_missing_files(missing, plan, progress, conf, device)
     log_rounding(progress.manifest.files)
-    log_next_step(progress)
+    log.info(
+        "store: %s; train from it with data=captured data.path=%s", progress.folder, progress.folder
+    )
     return progress.folder
 
 
@@ -205,15 +203,3 @@ def log_rounding(files: dict[str, FileRecord]) -> None:
                 "dtype: outliers of %s leave few quantization steps for its other values; try fp8",
                 layer,
             )
-
-
-def log_next_step(progress: CaptureProgress) -> None:
-    """Log the command that trains from the store, or how many files other workers still owe."""
-    folder, file_names = progress.folder, progress.manifest.file_names
-    written, total = sum((folder / name).exists() for name in file_names), len(file_names)
-    if written < total:
-        log.info(
-            "store: %s has %d of its %d files; other workers write the rest", folder, written, total
-        )
-    else:
-        log.info("store: %s; train from it with data=captured data.path=%s", folder, folder)

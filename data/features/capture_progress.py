@@ -1,8 +1,4 @@
-"""Progress of one capture process: which files of a store it has written and which are missing.
-
-Worker n writes the shards whose number is n modulo the number of workers; worker 0 also writes the
-documents. No worker writes another's files, so workers need no coordination.
-"""
+"""Progress of a capture: which files of a store are written and which are missing."""
 
 import logging
 import math
@@ -12,13 +8,11 @@ from pathlib import Path
 
 from data.features.config import CaptureConf
 from data.features.manifest import (
-    DOCUMENTS_FILE,
+    MANIFEST_FILE,
     FileRecord,
     Manifest,
     StoreSpec,
-    manifest_name,
-    read_worker_manifest,
-    shard_name,
+    read_manifest,
 )
 from data.features.plan import CapturePlan
 from data.packing.documents import Documents
@@ -30,34 +24,25 @@ log = logging.getLogger(__name__)
 
 
 class CaptureProgress:
-    """The manifest of one process, updated as its files are written.
+    """The manifest of a store, updated as its files are written.
 
-    Files that an earlier run of this process recorded are kept. Raises UserError if the folder
-    holds a different capture.
+    Files that an earlier run recorded are kept. Raises UserError if the folder holds a different
+    capture.
     """
 
     def __init__(self, conf: CaptureConf, spec: StoreSpec, documents: Documents, command: str):
         self.conf, self.folder = conf, Path(conf.output_dir) / conf.run_name
-        self.path = self.folder / manifest_name(conf.worker, conf.workers)
-        # Of this process: another number of workers may write files of the same names.
-        self.partial_dir = self.path.with_suffix(PARTIAL_SUFFIX)
+        self.partial_dir = (self.folder / MANIFEST_FILE).with_suffix(PARTIAL_SUFFIX)
         self.manifest = Manifest(
             made=spec, target=conf.target.path or conf.target.name, method=conf.draft.method,
             command=command, categories=documents.categories, languages=documents.languages,
         )  # fmt: skip
         self.recorded_spec: StoreSpec | None = None
-        names = [manifest_name(worker, conf.workers) for worker in range(conf.workers)]
-        for path in sorted(self.folder.glob("manifest*.json")):
-            require(
-                path.name in names,
-                "workers: must be the number that the store was begun with, got "
-                f"{conf.workers} beside {path}; choose another run_name",
-            )
-            manifest = read_worker_manifest(path)
-            self.recorded_spec = manifest.made
+        if (self.folder / MANIFEST_FILE).exists():
+            recorded = read_manifest(self.folder)
+            self.recorded_spec = recorded.made
             self._check_same_spec()
-            if path == self.path:
-                self.manifest.files.update(manifest.files)
+            self.manifest.files.update(recorded.files)
 
     def set_target(self, target_sha256: str) -> None:
         """Record the loaded target's hash; raise UserError if the store has a different one."""
@@ -79,12 +64,14 @@ class CaptureProgress:
 
     def missing_files(self) -> list[str]:
         """Return the names of the files still to be written; log a warning for damaged ones."""
-        shards = range(self.conf.worker, self.manifest.made.shards, self.conf.workers)
-        names = [DOCUMENTS_FILE] * (self.conf.worker == 0) + [shard_name(shard) for shard in shards]
         damaged = dict(self.manifest.find_damaged(self.folder, checksums=self.conf.checksums))
         for name, damage in damaged.items():
             log.warning("%s is %s: capturing it again", self.folder / name, damage)
-        return [name for name in names if name in damaged or name not in self.manifest.files]
+        return [
+            name
+            for name in self.manifest.file_names
+            if name in damaged or name not in self.manifest.files
+        ]
 
     def check_disk_space(self, plan: CapturePlan) -> None:
         """Raise UserError unless the store fits its budget and the disk.
@@ -113,4 +100,4 @@ class CaptureProgress:
     def record(self, name: str, file: FileRecord) -> None:
         """Record the checksum of a written file; the file is valid from now on."""
         self.manifest.files[name] = file
-        self.manifest.write(self.path)
+        self.manifest.write(self.folder)

@@ -8,7 +8,6 @@ from data.config import DataConf
 from models.device.config import DeviceConf
 from models.distill.config import LossConf
 from models.drafts.config.base import DraftConf
-from models.errors import require
 from models.target.config import TargetConf
 from models.validation import POSITIVE, at_least, check_values, unused
 
@@ -54,17 +53,10 @@ class CaptureConf:
     shard_mb: float = 512.0  # megabytes of a shard; writing one takes three times that in memory
     budget_gb: float | None = None  # disk budget in GB; null = all free space
     checksums: bool = True  # verify checksums of existing files; false compares only their sizes
-    worker: int = 0  # index of this process
-    workers: int = 1  # processes that share the shards
     run_name: str = MISSING
     output_dir: str = "outputs/capture"
 
     def __post_init__(self) -> None:
         check_values(
-            self, top_k=at_least(1), batch=at_least(1), workers=at_least(1), budget_gb=POSITIVE,
-            shard_mb=POSITIVE,
-        )  # fmt: skip
-        require(
-            0 <= self.worker < self.workers,
-            f"worker: must lie in 0..{self.workers - 1}, got {self.worker}; raise workers",
+            self, top_k=at_least(1), batch=at_least(1), budget_gb=POSITIVE, shard_mb=POSITIVE
         )

@@ -1,7 +1,4 @@
-"""Manifests of a feature store: what it was captured from, and the checksum of each of its files.
-
-    outputs/capture/RUN/manifest.json                       of one process
-    outputs/capture/RUN/manifest-00001-of-00004.json        of one of four: reading merges them
+"""The manifest of a feature store: what it was captured from, and the checksum of each file.
 
 A file is valid once a manifest has its checksum: it is written completely and renamed, then
 recorded.
@@ -13,10 +10,9 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import xxhash
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from data.features.schema import FeatureSchema
 from models.console import track_progress
@@ -24,7 +20,8 @@ from models.drafts.base import Needs
 from models.errors import UserError, require
 from models.files import write_text_atomically
 
-MANIFEST_VERSION = 3
+MANIFEST_VERSION = 4
+MANIFEST_FILE = "manifest.json"
 DOCUMENTS_FILE = "documents.safetensors"
 
 
@@ -69,7 +66,7 @@ class FileRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """The manifest of the files that one process wrote, or the merged manifest of a store."""
+    """What a store was captured from, and its files so far."""
 
     made: StoreSpec
     target: str  # the target's name or path at the time of the capture
@@ -78,13 +75,12 @@ class Manifest:
     categories: list[str]
     languages: list[str]
     files: dict[str, FileRecord] = field(default_factory=dict)
-    commands: dict[str, str] = field(default_factory=dict)  # by file, in a merged manifest only
 
-    def write(self, path: Path) -> None:
-        """Write the manifest atomically, with its version and its own checksum."""
-        saved = TypeAdapter(Manifest).dump_python(self, mode="json", exclude={"commands"})
-        sealed = {"version": MANIFEST_VERSION, "xxh3_128": hash_manifest(saved)} | saved
-        write_text_atomically(path, json.dumps(sealed, indent=1) + "\n")
+    def write(self, folder: Path) -> None:
+        """Write the manifest atomically, with its version."""
+        saved = TypeAdapter(Manifest).dump_python(self, mode="json")
+        text = json.dumps({"version": MANIFEST_VERSION} | saved, indent=1)
+        write_text_atomically(folder / MANIFEST_FILE, text + "\n")
 
     @property
     def file_names(self) -> list[str]:
@@ -104,11 +100,10 @@ class Manifest:
         A hash or size of None is not compared.
         """
         done, total = len(self.files.keys() & set(self.file_names)), len(self.file_names)
-        worker_hint = ", and likewise for each worker" if "workers=" in self.command else ""
         require(
             done == total,
             f"data.path: must be a finished store, got {folder} with {done} of {total} files; to "
-            f"finish it run `{resume_command(folder, self.command)}`{worker_hint}",
+            f"finish it run `{resume_command(folder, self.command)}`",
         )
         for kind, stored, expected in (
             ("tokenizer", self.made.tokenizer_sha256, tokenizer_hash),
@@ -141,7 +136,7 @@ class Manifest:
         """Build the error for a damaged file, with the command that rewrites it."""
         return UserError(
             f"data.path: every file must be as it was written, got {folder / name}, which is "
-            f"{damage}; `{resume_command(folder, self.commands[name])}` rewrites only this file"
+            f"{damage}; `{resume_command(folder, self.command)}` rewrites only this file"
         )
 
     def find_damaged(self, folder: Path, *, checksums: bool) -> Iterator[tuple[str, str]]:
@@ -174,36 +169,14 @@ def shard_name(number: int) -> str:
     return f"shard-{number:05}.safetensors"
 
 
-def manifest_name(worker: int, workers: int) -> str:
-    return "manifest.json" if workers == 1 else f"manifest-{worker:05}-of-{workers:05}.json"
-
-
 def read_manifest(folder: Path) -> Manifest:
-    """Return the merged manifests of a store.
-
-    Raises UserError if there are no manifests, if one is unreadable, or if their captures differ.
-    """
-    paths = sorted(folder.glob("manifest*.json"))
+    """Return the manifest of a store; raise UserError if it is missing, damaged or outdated."""
+    path = folder / MANIFEST_FILE
     require(
-        bool(paths),
-        f"data.path: must be a feature store, got {folder} without manifest.json; "
+        path.exists(),
+        f"data.path: must be a feature store, got {folder} without {MANIFEST_FILE}; "
         "write one with `python -m data.capture`",
     )
-    merged, *rest = map(read_worker_manifest, paths)
-    for manifest in (merged, *rest):
-        differences = merged.made.describe_differences(manifest.made)
-        require(
-            not differences,
-            f"data.path: must be a store of one capture, got {folder} of several "
-            f"({'; '.join(differences[:3])}); capture it again under another run_name",
-        )
-        merged.files.update(manifest.files)
-        merged.commands.update(dict.fromkeys(manifest.files, manifest.command))
-    return merged
-
-
-def read_worker_manifest(path: Path) -> Manifest:
-    """Read the manifest of one process; raise UserError if it is damaged or outdated."""
     try:
         saved = json.loads(path.read_text())
         if (version := saved.pop("version")) != MANIFEST_VERSION:
@@ -211,19 +184,16 @@ def read_worker_manifest(path: Path) -> Manifest:
                 f"data.path: must be a store of version {MANIFEST_VERSION}, got version {version} "
                 f"in {path}; capture it again, or read it with the release that wrote it"
             )
-        if saved.pop("xxh3_128") != hash_manifest(saved):
-            raise ValueError("its checksum differs")
         return TypeAdapter(Manifest).validate_python(saved)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = str(error)
+        if isinstance(error, ValidationError):  # whose text has several lines
+            first = error.errors()[0]
+            reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
         raise UserError(
-            f"data.path: must have a manifest as it was written, got {path} ({error}); remove it "
+            f"data.path: must have a manifest as it was written, got {path} ({reason}); remove it "
             "and capture again, which rewrites all of its files"
         ) from error
-
-
-def hash_manifest(saved: dict[str, Any]) -> str:
-    """Return a hash of the content of a manifest."""
-    return xxhash.xxh3_128_hexdigest(json.dumps(saved).encode())
 
 
 def hash_file(path: Path) -> str:

@@ -35,8 +35,6 @@ DOCUMENT_TENSORS = [  # of the documents file
     *(f"runs.{name}" for name in SEGMENT_FIELDS),
 ]
 
-OPTIONAL_TENSORS = {"first_question"}
-
 
 class FeatureStore:
     """A store's documents, and the target's features of their tokens."""
@@ -48,8 +46,6 @@ class FeatureStore:
             name: tensor.numpy()
             for name, tensor in self._map_tensors(folder, DOCUMENTS_FILE, DOCUMENT_TENSORS).items()
         }
-        # Stores of earlier versions do not hold it.
-        arrays.setdefault("first_question", np.zeros(len(arrays["category"]), np.uint64))
         self.segment_index = SegmentIndex(
             **{name: arrays.pop(f"runs.{name}") for name in SEGMENT_FIELDS}
         )
@@ -84,8 +80,7 @@ class FeatureStore:
         """Return tensors of a file, mapped into memory without being read."""
         try:
             with safe_open(folder / file, framework="pt") as tensors:
-                absent = OPTIONAL_TENSORS.difference(tensors.keys())
-                return {name: tensors.get_tensor(name) for name in names if name not in absent}
+                return {name: tensors.get_tensor(name) for name in names}
         except SafetensorError as error:  # damage that a comparison of sizes does not detect
             raise self.manifest.damaged_error(folder, file, f"changed: {error}") from error
 
