@@ -10,7 +10,6 @@ from infer.measure.prompt_choice import resolve_prompts
 from infer.memory_check import DecodingSize, check_memory
 from models import checkpoint, checkpoint_files
 from models.device.config import DeviceConf
-from models.drafts.base import SpeculativePair
 from models.drafts.registry import load_draft
 from models.target.config import TargetConf
 from models.target.precision import build_device
@@ -40,10 +39,10 @@ def load_draft_under_test(
 ) -> DraftUnderTest:
     """Load the draft of a checkpoint, and rebuild it as it was before distillation."""
     _, draft = load_draft(directory, target)
-    pair = SpeculativePair(target=target, draft=draft)
     return DraftUnderTest(
-        name=name or run_names([directory])[0], draft=draft, target=pair.adapted_target,
-        directory=directory, untrained=draft.rebuild_untrained(pair.verifying_target),
+        name=name or run_names([directory])[0], draft=draft, directory=directory,
+        adapted_target=draft.get_adapted_target(target),
+        untrained=draft.rebuild_untrained(draft.get_verifying_target(target)),
     )  # fmt: skip
 
 

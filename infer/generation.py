@@ -21,7 +21,6 @@ from infer.engine.requests import Generation, Request
 from infer.measure.context_limits import check_context
 from infer.memory_check import DecodingSize
 from models.console import CONSOLE, print_line, track_progress
-from models.drafts.base import SpeculativePair
 from models.drafts.registry import load_draft
 from models.files import open_output_file
 from models.target.config import TargetConf
@@ -43,28 +42,29 @@ def generate_from_checkpoint(conf: GenerateConf, directory: Path) -> None:
         set_batch=lambda batch: f"batch={batch}",
     )  # fmt: skip
     target = load_checkpoint_target(target_conf, conf.device, [directory], size)
-    pair = SpeculativePair(target=target, draft=load_draft(directory, target)[1])
-    verifying_target = pair.verifying_target
+    _, draft = load_draft(directory, target)
+    verifying_target = draft.get_verifying_target(target)
     slots = longest + conf.max_new_tokens
     check_context(verifying_target, slots)
     decoder = Decoder(
-        verifying_target, pair.draft, conf.tree.build(), sampling=conf.sampling, slots=slots,
+        verifying_target, draft, conf.tree.build(), sampling=conf.sampling, slots=slots,
         batch=batch,
     )  # fmt: skip
     if verifying_target.device.has_static_shapes:
-        compile_graphs(decoder, pair, prompts)
+        spec = DraftSpec.from_draft(draft, draft.get_adapted_target(target))
+        compile_graphs(decoder, spec, prompts)
     if conf.prompts is None:
         print_answer(decoder, verifying_target, prompts[0], conf)
     else:
         write_answers(decoder, verifying_target, prompts, conf)
 
 
-def compile_graphs(decoder: Decoder, pair: SpeculativePair, prompts: list[EvalPrompt]) -> None:
+def compile_graphs(decoder: Decoder, draft: DraftSpec, prompts: list[EvalPrompt]) -> None:
     """Compile the graphs of all answers before the first one, and print what that takes."""
     device = decoder.target.device
     spec = DecoderSpec(
-        draft=DraftSpec.from_draft(pair.draft, pair.adapted_target), tree=decoder.tree,
-        slots=decoder.slots, sampling=decoder.policy.sampling_rule, batch=decoder.batch,
+        draft=draft, tree=decoder.tree, slots=decoder.slots,
+        sampling=decoder.policy.sampling_rule, batch=decoder.batch,
     )  # fmt: skip
     longest = "up to an hour" if device.compiles_slowly else "seconds to minutes"
     print_line(

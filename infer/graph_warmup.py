@@ -36,5 +36,5 @@ def compile_eval_graphs(
             warm_up_unfused(timed, warmup_prompts[0], max_new_tokens=conf.new_tokens)
             for draft, batch in itertools.product(drafts, conf.batch_sizes):
                 batched.build_warm_decoders(
-                    draft.target or target, draft, shape, prompts, conf, batch
+                    draft.adapted_target or target, draft, shape, prompts, conf, batch
                 )

@@ -29,7 +29,7 @@ from infer.tuning.search import choose_tree, estimate_candidates
 from infer.tuning.tracked import collect_results
 from models.console import print_line
 from models.device.out_of_memory import report_out_of_memory
-from models.drafts.base import Draft, SpeculativePair
+from models.drafts.base import Draft
 from models.drafts.registry import load_draft
 from models.errors import require
 from models.files import report_disk_errors
@@ -46,7 +46,7 @@ def tune_drafts(
     tunings = []
     needed_context = count_needed_context(prompts, conf)
     for name, (directory, draft) in drafts.items():
-        draft_target = SpeculativePair(target=target, draft=draft).verifying_target
+        draft_target = draft.get_verifying_target(target)
         # `infer.eval` decodes with lookup in a chain that the draft can propose too.
         windows = [window for window in conf.ngram_windows if window <= draft.max_depth]
         tuning = estimate_candidates(

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from data.features.reader import FeatureStore
 from data.packing.documents import Packed
 from models.device.device import Device
-from models.drafts.base import Batch, Draft, Extras, Loss, SpeculativePair
+from models.drafts.base import Batch, Draft, Extras, Loss
 from models.errors import require
 from models.parallel.dtensor import full_params, full_tensor
 from models.target.language_model import TargetOutput
@@ -316,8 +316,8 @@ class Trainer:
     def _save_if_best(self, delivered: float) -> None:
         progress = self.state.progress
         # An adapted target that repeats itself has the most tokens per round: keep its last draft.
-        pair = SpeculativePair(target=self.target, draft=self.draft)
-        if progress.best is None or delivered > progress.best or pair.adapted_target:
+        is_adapted = self.draft.get_adapted_target(self.target) is not None
+        if progress.best is None or delivered > progress.best or is_adapted:
             progress.best, progress.best_step = delivered, progress.step
             if self.parallel.is_main:
                 self.draft.save(self.state.folder / "checkpoint", self.target)

@@ -14,7 +14,7 @@ import torch
 from data.features.target_pass import build_target_pass
 from infer.config import EvaluationConf
 from infer.engine.decode import Decoder
-from models.drafts.base import Batch, Draft, SpeculativePair
+from models.drafts.base import Batch, Draft
 from models.speculate.tree import Tree
 from models.target.target import Target
 
@@ -77,7 +77,7 @@ def build_quick_eval(
 
     def evaluate(draft: Draft) -> dict[str, float]:
         # Eager: compiling would take longer than the few rounds that are decoded here.
-        verifying_target = SpeculativePair(target=target, draft=draft).verifying_target.eager()
+        verifying_target = draft.get_verifying_target(target).eager()
         # The decoder is not kept: its caches are freed before the loss takes memory.
         generations = Decoder(
             verifying_target, draft, tree, sampling=conf.sampling, slots=slots, batch=len(prompts)

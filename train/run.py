@@ -22,7 +22,7 @@ from torch import nn
 from torch.distributed.checkpoint import CheckpointException
 
 from conf.entry import config_to_yaml
-from models.drafts.base import Draft, SpeculativePair
+from models.drafts.base import Draft
 from models.errors import UserError, require
 from models.files import report_disk_errors
 from models.lock import acquire_lock
@@ -239,8 +239,7 @@ def disk_bytes_needed(draft: Draft, target: Target | None = None, *, num_states:
     """
     needed = 2 * sum(p.nbytes for p in draft.parameters())
     needed += num_states * 3 * sum(p.nbytes for p in trained_parameters(draft))
-    pair = None if target is None else SpeculativePair(target=target, draft=draft)
-    if pair is not None and (adapted := pair.adapted_target) is not None:
+    if target is not None and (adapted := draft.get_adapted_target(target)) is not None:
         # Its only trained parameters are adapters, which are merged when it is written.
         needed += 2 * sum(p.nbytes for p in adapted.model.parameters() if not p.requires_grad)
     return needed

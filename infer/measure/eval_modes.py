@@ -34,21 +34,20 @@ class TunedDecoding:
 class DraftUnderTest:
     """A draft to evaluate, with its version before distillation, or why there is none.
 
-    `target` is the adapted target if the draft's method trains one: it verifies the draft and is
-    its baseline.
+    The adapted target, if the draft's method trains one, verifies the draft and is its baseline.
     """
 
     name: str
     draft: Draft
     untrained: Draft | str
-    target: Target | None = None
+    adapted_target: Target | None = None
     directory: Path | None = None  # directory of its checkpoint
     tuned: TunedDecoding | None = None
 
     @property
     def baseline(self) -> str:
         """Return the name of the autoregressive mode that speed and answers are compared with."""
-        return f"{self.name}/{AUTOREGRESSIVE_MODE}" if self.target else AUTOREGRESSIVE_MODE
+        return f"{self.name}/{AUTOREGRESSIVE_MODE}" if self.adapted_target else AUTOREGRESSIVE_MODE
 
 
 @dataclass(kw_only=True)
@@ -76,7 +75,7 @@ def build_eval_modes(
     # Modes without a draft capture the fewest layers that any draft needs, so that they share the
     # graphs of that draft.
     fewest_layers = min(
-        (c.draft.needs.layers for c in candidates if c.target is None), key=len, default=[]
+        (c.draft.needs.layers for c in candidates if c.adapted_target is None), key=len, default=[]
     )
     modes = {
         AUTOREGRESSIVE_MODE: EvalMode(
@@ -90,8 +89,8 @@ def build_eval_modes(
         ),
     }
     for candidate in candidates:
-        verifier = candidate.target or target
-        if candidate.target:
+        verifier = candidate.adapted_target or target
+        if candidate.adapted_target:
             modes[candidate.baseline] = EvalMode(
                 decoder=build_decoder(verifier, layers=candidate.draft.needs.layers),
                 baseline=candidate.baseline,

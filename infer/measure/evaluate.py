@@ -164,7 +164,7 @@ def plan_evaluation(
     build_evaluation_rule(conf).check(conf.sampling, tree)
     prompts = _load_all_turns(target, conf)
     needed_graphs = graph_plan.plan_eval_graphs(
-        [graph_plan.DraftSpec.from_draft(c.draft, c.target) for c in candidates],
+        [graph_plan.DraftSpec.from_draft(c.draft, c.adapted_target) for c in candidates],
         tree=tree,
         prompt_lengths=[len(prompt.ids) for prompt in prompts],
         conf=conf,
@@ -176,7 +176,7 @@ def plan_evaluation(
 
 def _spec_tuned_draft(candidate: DraftUnderTest) -> graph_plan.DraftSpec:
     """Describe what decodes in the mode `tuned`, with the layers that the draft captures."""
-    spec = graph_plan.DraftSpec.from_draft(candidate.draft, candidate.target)
+    spec = graph_plan.DraftSpec.from_draft(candidate.draft, candidate.adapted_target)
     tuned_draft = candidate.tuned and candidate.tuned.draft
     if tuned_draft is candidate.draft:
         return spec
@@ -253,7 +253,7 @@ def _measure_draft(
     checks: dict[str, CheckAnswers],
     conf: EvaluationConf,
 ) -> DraftResult:
-    adapted, untrained = candidate.target, candidate.untrained
+    adapted, untrained = candidate.adapted_target, candidate.untrained
     verifier, tree_mode = adapted or target, f"{candidate.name}/tree"
     return DraftResult(
         name=candidate.name,

@@ -139,7 +139,7 @@ def _tune_draft(
     """Return a draft with its tuned decoding; print the choice and the seconds it took."""
     start = time.perf_counter()
     tune_conf = build_tune_conf(tree, draft.draft, conf)
-    verifier = draft.target or target
+    verifier = draft.adapted_target or target
     tuning = estimate_candidates(
         verifier, draft.name, draft.directory or Path(), draft.draft, prompts, tune_conf
     )

@@ -245,31 +245,17 @@ class Draft(nn.Module):
             write_extra_files=write_extra_files,
         )
 
-    def target_for(self, target: Target) -> Target | None:  # noqa: ARG002
-        """Return the adapted target that verifies this draft, or None if `target` itself does."""
+    def get_adapted_target(self, target: Target) -> Target | None:  # noqa: ARG002
+        """Return the target that this draft's method has adapted, or None if it adapts none."""
         return None
+
+    def get_verifying_target(self, target: Target) -> Target:
+        """Return the target that verifies this draft: the adapted one if there is one."""
+        return self.get_adapted_target(target) or target
 
     def as_language_model(self) -> LanguageModel | None:
         """Return the draft as a language model that can generate text, or None if it is not one."""
         return None
-
-
-@dataclass(frozen=True, kw_only=True)
-class SpeculativePair:
-    """A target and its draft."""
-
-    target: Target
-    draft: Draft
-
-    @property
-    def adapted_target(self) -> Target | None:
-        """Return the target that the draft's method has adapted, or None if it adapts none."""
-        return self.draft.target_for(self.target)
-
-    @property
-    def verifying_target(self) -> Target:
-        """Return the target that verifies the draft: the adapted one if there is one."""
-        return self.adapted_target or self.target
 
 
 def read_origin(directory: Path, target: Target) -> tuple[dict[str, str], int | None]:

@@ -177,7 +177,7 @@ class Medusa2Draft(MedusaDraft):
             metrics=heads_loss.metrics | {f"kept_{name}": pair for name, pair in metrics.items()},
         )
 
-    def target_for(self, target: Target) -> Target | None:
+    def get_adapted_target(self, target: Target) -> Target | None:
         """Return the adapted target: that of the checkpoint, or the current one in training."""
         if self.lm is None:  # read from a checkpoint; None before distillation
             return self.adapted_target

@@ -284,7 +284,9 @@ def adapted(target):
 
 def test_a_draft_with_a_target_of_its_own_is_judged_by_that(target, adapted, folder, learned):
     usual = DraftUnderTest(name="usual", draft=learned[0], untrained="not asked for")
-    own = DraftUnderTest(name="own", draft=learned[0], untrained="not asked for", target=adapted)
+    own = DraftUnderTest(
+        name="own", draft=learned[0], untrained="not asked for", adapted_target=adapted
+    )
     whole = conf(folder, prompts_per_category=None)
     report = evaluate_drafts(target, [usual, own], tree=TREE, conf=whole)
     answers = [alone(one, folder) for one in (target, adapted)]
@@ -339,7 +341,8 @@ def alone(target, folder):
 def test_a_checkpoint_brings_its_target(target, tmp_path):
     draft = build_draft(Medusa2Conf(heads=2), target, loss=LossConf(), seed=0)
     draft.save(tmp_path / "run" / "checkpoint", target)
-    brought = load_draft_under_test(tmp_path / "run" / "checkpoint", target).target
+    loaded = load_draft_under_test(tmp_path / "run" / "checkpoint", target)
+    brought = loaded.adapted_target
     assert brought is not None
     assert brought is not target
 

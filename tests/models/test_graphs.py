@@ -249,7 +249,8 @@ def judged(folder, names, *, tree, tuned=None, **conf):
     drafts = [CASES[name].build(target) for name in names]
     some = [
         DraftUnderTest(
-            name=name, draft=draft, untrained=draft, target=draft.target_for(target),
+            name=name, draft=draft, untrained=draft,
+            adapted_target=draft.get_adapted_target(target),
             tuned=tuned and tuned(draft),
         )
         for name, draft in zip(names, drafts, strict=True)

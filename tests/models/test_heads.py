@@ -155,7 +155,7 @@ def moved(draft, target) -> float:
     with torch.no_grad():
         before, after = (
             model(ids).logits.log_softmax(-1)
-            for model in (target.model, draft.target_for(target).model)
+            for model in (target.model, draft.get_adapted_target(target).model)
         )
     return float((before.exp() * (before - after)).sum(-1).mean())
 
@@ -212,7 +212,7 @@ def test_the_adapted_target_is_a_model_of_its_own(target, tmp_path):
     (other,) = tmp_path.glob("target-*")  # that of the step before is gone
     assert other != folder
     _, again = load_draft(tmp_path, target)
-    own = again.target_for(target)
+    own = again.get_adapted_target(target)
     assert own.fingerprint != target.fingerprint
     decoder = Decoder(own, again, tree(3), sampling=SamplingConf(), slots=64)
     (row,) = decoder.decode([[5, 6, 7]], row_ids=[0], max_new_tokens=20)

@@ -12,7 +12,7 @@ from torch import Tensor
 from infer.engine.decode import Decoder
 from models.checkpoint_files import WEIGHTS_FILE
 from models.distill.config import LossName
-from models.drafts.base import Draft, DraftState, SpeculativePair
+from models.drafts.base import Draft, DraftState
 from models.drafts.config import METHODS
 from models.drafts.ngram import MixedDraft
 from models.drafts.registry import load_draft
@@ -66,7 +66,7 @@ def learned(request, target, tmp_path_factory):
     folder = tmp_path_factory.mktemp("learned") / "checkpoint"
     draft.save(folder, target)
     draft.eval()
-    verifier = SpeculativePair(target=target, draft=draft).verifying_target
+    verifier = draft.get_verifying_target(target)
     start = Decoder(verifier, sampling=SamplingConf(), slots=64)
     (row,) = start.decode([text[:5]], row_ids=[0], max_new_tokens=37)
     return Learned(draft=draft, verifier=verifier, text=text[:5] + row.ids, folder=folder)
@@ -85,7 +85,7 @@ def test_the_checkpoint_round_trips(learned, target):
     """Every tensor, of an adapted target too, and what is accepted of a known and a new text."""
     conf, again = load_draft(learned.folder, target)
     assert type(conf) is METHODS[learned.draft.method]
-    verifier = SpeculativePair(target=target, draft=again).verifying_target
+    verifier = again.get_verifying_target(target)
     assert (verifier is target) == (learned.verifier is target)
     for one, other in [(learned.draft, again), (learned.verifier.model, verifier.model)]:
         before, after = kept(one), kept(other)
@@ -111,7 +111,7 @@ def test_a_checkpoint_decodes_in_the_dtype_of_its_target(case, tmp_path):
     target = tiny_target(seed=0, device=half)
     CASES[case].build(target).save(tmp_path / "checkpoint", target)
     _, loaded = load_draft(tmp_path / "checkpoint", target)
-    verifier = SpeculativePair(target=target, draft=loaded).verifying_target
+    verifier = loaded.get_verifying_target(target)
     for draft in (loaded, loaded.rebuild_untrained(verifier)):
         assert {p.dtype for p in draft.parameters()} == {torch.bfloat16}
         buffers = [buffer for _, buffer in draft.named_buffers() if buffer.is_floating_point()]

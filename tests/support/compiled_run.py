@@ -20,7 +20,7 @@ from infer.engine.admission import bucket_length
 from infer.engine.decode import Decoder
 from infer.verify import TypicalRule
 from models.device.device import Device
-from models.drafts.base import Draft, SpeculativePair
+from models.drafts.base import Draft
 from models.drafts.ngram import NgramDraft
 from models.drafts.registry import load_draft
 from models.speculate.config import SamplingConf, TreeConf
@@ -114,8 +114,7 @@ def method_drafts(name: str, target: Target) -> tuple[Target, list[Draft]]:
         _, again = load_draft(Path(folder), target)
     untrained = again.rebuild_untrained(target)
     assert isinstance(untrained, Draft)
-    pair = SpeculativePair(target=target, draft=again)
-    return pair.verifying_target, [untrained, again]
+    return again.get_verifying_target(target), [untrained, again]
 
 
 def compiled_loss_apart(name: str, target: Target) -> float:

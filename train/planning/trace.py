@@ -19,7 +19,7 @@ from data.features.target_pass import features
 from infer.engine.decode import Decoder
 from models.device.memory_trace import MemoryTracer, TracedPhase, fake_model
 from models.distill.topk_logits import TopKLogits
-from models.drafts.base import Batch, Draft, Extras, Needs, SpeculativePair
+from models.drafts.base import Batch, Draft, Extras, Needs
 from models.meta_model import MetaTarget, collect_models
 from models.target.language_model import TargetOutput
 from models.unrolled_attention import without_kernel
@@ -169,7 +169,7 @@ def _trace_evaluation(
     rows, slots = conf.num_eval_prompts, prompt_tokens + conf.evaluation.quick_tokens
     with tracer.trace_phase(EVALUATION) as phase, torch.no_grad():
         decoder = Decoder(
-            SpeculativePair(target=target, draft=draft).verifying_target, draft, conf.tree.build(),
+            draft.get_verifying_target(target), draft, conf.tree.build(),
             sampling=conf.evaluation.sampling,
             slots=slots, batch=rows,
         )  # fmt: skip
