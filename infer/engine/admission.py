@@ -86,7 +86,8 @@ def prefill_prompts(
     return session.prefill(
         *(tensor.to(session.torch_device) for tensor in (input_ids, lengths, keys)),
         buffers=buffers,
-        num_slots=None if device.has_static_shapes else length,  # a view has graphs of its own
+        # Devices that compile slowly were not tried with views of a cache.
+        num_slots=None if device.compiles_slowly else length,
     )
 
 
