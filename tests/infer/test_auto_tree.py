@@ -186,8 +186,9 @@ def test_every_mode_of_the_report_is_among_what_is_decoded(target, run, tree):
         user_tree=tree, ngram_windows=settings.ngram_windows,
     )  # fmt: skip
     tuning = DraftTuning(
-        name="run", directory=run, candidates=candidates, expected_tokens={}, acceptance=TABLE
-    )
+        name="run", directory=run, candidates=candidates, expected_tokens={}, acceptance=TABLE,
+        rounds=[9] * len(TABLE),
+    )  # fmt: skip
     decoded = {(rival.is_lookup, rival.tree) for rival in list_rivals(tuning, tree)}
     prompts = load_eval_prompts(target.tokenizer, conf.prompts, limit=None)
     modes = build_eval_modes(target, [draft], tree.build(), prompts, conf)
