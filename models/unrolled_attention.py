@@ -49,7 +49,7 @@ class UnrolledAttention(torch.autograd.Function):
         out_BHTD, lse_BHT = attend_first(query, keys[0], values[0], mask)
         if steps > 1:
             own_BHTN = torch.stack([score_own_keys(query, key) for key in keys[1:]], -1)
-            merged_BHT = torch.logaddexp(lse_BHT, own_BHTN.logsumexp(-1))
+            merged_BHT = torch.cat([lse_BHT[..., None], own_BHTN], -1).logsumexp(-1)
             shares_BHTN = (own_BHTN - merged_BHT[..., None]).exp().to(query.dtype)
             out_BHTD = out_BHTD * (lse_BHT - merged_BHT).exp().to(query.dtype)[..., None]
             for n, value in enumerate(values[1:]):
@@ -185,7 +185,7 @@ def differentiate_in_chunks(
 
 def score_chunk(
     query: Tensor, key: Tensor, mask: Tensor, start: int
-) -> tuple[Float[Tensor, "b kv g c s"], Float[Tensor, "b kv g*c d"]]:
+) -> tuple[Float[Tensor, "b kv g c s"], Float[Tensor, "b kv rows d"]]:
     """Return the scores of CHUNK queries for the keys up to the last of them, and these queries.
 
     The queries are scaled.
@@ -197,11 +197,11 @@ def score_chunk(
     return scores_BKGCS + attention_bias(mask[:, :, None, start:end, :end], wide), rows_BKCD
 
 
-def group_heads(x: Float[Tensor, "b h c d"], key: Tensor) -> Float[Tensor, "b kv g*c d"]:
+def group_heads(x: Float[Tensor, "b h c d"], key: Tensor) -> Float[Tensor, "b kv rows d"]:
     """Put the queries of a group's heads side by side, so that its keys are not repeated."""
     return x.unflatten(1, (key.shape[1], -1)).flatten(2, 3)
 
 
-def ungroup_heads(x: Float[Tensor, "b kv g*c d"], query: Tensor) -> Float[Tensor, "b h c d"]:
+def ungroup_heads(x: Float[Tensor, "b kv rows d"], query: Tensor) -> Float[Tensor, "b h c d"]:
     """Undo `group_heads`."""
     return x.unflatten(2, (query.shape[1] // x.shape[1], -1)).flatten(1, 2)
