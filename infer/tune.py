@@ -1,6 +1,7 @@
 """Choose the tree or window that is fastest for this device, draft and traffic.
 
 python -m infer.tune checkpoint=DIR
+python -m infer.tune checkpoint=DIR timing=false nodes=[24]
 python -m infer.tune checkpoint=[A,B] batch=[1,8] context=[1024,8192] prompts=mine.jsonl
 
 The search is in `infer/tuning/search.py`. Limits of the method: docs/tuning.md.

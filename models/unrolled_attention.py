@@ -8,10 +8,11 @@ keys have scores b_n. With L the log-sum-exp of all of them, the output is
 
     O = exp(L0 - L) O0 + sum_n exp(b_n - L) v_n
 
-The slope of a softmax over all keys, for a slope dO of the output, needs only O and L: with
-D = dO . O, a key of share p and value v has slope p (dO . v - D). So the backward pass of step 0 is
-that of an ordinary attention which is given the merged O and L. Log-sum-exps of a kernel have no
-gradient of their own: merging by autograd would give wrong slopes for queries and keys.
+The gradient of a softmax over all keys, for a gradient dO of the output, needs only O and L: with
+D = dO . O, the score of a key of share p and value v has the gradient p (dO . v - D). So the
+backward pass of step 0 is that of an ordinary attention which is given the merged O and L.
+Log-sum-exps of a kernel have no gradient of their own: merging by autograd would give wrong
+gradients for queries and keys.
 """
 
 from collections.abc import Iterator
@@ -72,9 +73,10 @@ class UnrolledAttention(torch.autograd.Function):
         for key, value in zip(keys[1:], values[1:], strict=True):
             share_BHT = (score_own_keys(query, key) - lse_BHT).exp()
             along_BHT = (grad_BHTD * spread_heads(value, query)).sum(-1)
-            slope_BHT1 = (share_BHT * (along_BHT - mean_BHT) * scale).to(query.dtype)[..., None]
-            grad_query = grad_query + slope_BHT1 * spread_heads(key, query)
-            key_grads.append(sum_heads(slope_BHT1 * query, key))
+            grad_score_BHT = share_BHT * (along_BHT - mean_BHT) * scale
+            grad_score_BHT1 = grad_score_BHT.to(query.dtype)[..., None]
+            grad_query = grad_query + grad_score_BHT1 * spread_heads(key, query)
+            key_grads.append(sum_heads(grad_score_BHT1 * query, key))
             value_grads.append(sum_heads(share_BHT.to(query.dtype)[..., None] * grad_BHTD, value))
         return grad_query, None, *key_grads, *value_grads
 
@@ -126,14 +128,14 @@ def attend_first(
 def differentiate_first(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, out: Tensor, lse: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the slopes of query, key and value, given the merged output and log-sum-exp."""
+    """Return the gradients of query, key and value, given the merged output and log-sum-exp."""
     if query.device.type not in KERNEL_DEVICES:
         return differentiate_in_chunks(grad, query, key, value, mask, out, lse)
-    slopes = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+    grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
         grad, query, spread_heads(key, query), spread_heads(value, query), out, lse, 0.0, False,
         attn_mask=attention_bias(mask, query.dtype),
     )  # fmt: skip
-    return slopes[0], sum_heads(slopes[1], key), sum_heads(slopes[2], value)
+    return grads[0], sum_heads(grads[1], key), sum_heads(grads[2], value)
 
 
 def attend_in_chunks(
@@ -158,7 +160,7 @@ def attend_in_chunks(
 def differentiate_in_chunks(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, out: Tensor, lse: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the slopes of query, key and value, making the scores of each chunk again."""
+    """Return the gradients of query, key and value, making the scores of each chunk again."""
     query_grads = []
     grad_key, grad_value = (torch.zeros_like(x, dtype=lse.dtype) for x in (key, value))
     mean_BHT = (grad.to(lse.dtype) * out).sum(-1)
@@ -172,13 +174,13 @@ def differentiate_in_chunks(
         )
         shares_BKGCS = scores_BKGCS.sub_(lse_BKGC1).exp_()
         along_BKGCS = (grad_BKCD @ value[:, :, :end].mT).view_as(shares_BKGCS)
-        slopes_BKGCS = (along_BKGCS - mean_BKGC1).mul_(shares_BKGCS)
-        slopes_BKCS, shares_BKCS = (
-            x.to(query.dtype).flatten(2, 3) for x in (slopes_BKGCS, shares_BKGCS)
+        grad_scores_BKGCS = (along_BKGCS - mean_BKGC1).mul_(shares_BKGCS)
+        grad_scores_BKCS, shares_BKCS = (
+            x.to(query.dtype).flatten(2, 3) for x in (grad_scores_BKGCS, shares_BKGCS)
         )
-        grad_rows_BKCD = slopes_BKCS @ key[:, :, :end] * query.shape[-1] ** -0.5
+        grad_rows_BKCD = grad_scores_BKCS @ key[:, :, :end] * query.shape[-1] ** -0.5
         query_grads.append(ungroup_heads(grad_rows_BKCD, query))
-        grad_key[:, :, :end] += slopes_BKCS.mT @ rows_BKCD
+        grad_key[:, :, :end] += grad_scores_BKCS.mT @ rows_BKCD
         grad_value[:, :, :end] += shares_BKCS.mT @ grad_BKCD
     return torch.cat(query_grads, 2), grad_key.to(key.dtype), grad_value.to(value.dtype)
 

@@ -66,7 +66,7 @@ class FileRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What a store was captured from, and its files so far."""
+    """The description of a store: the inputs of its capture, and the files written so far."""
 
     made: StoreSpec
     target: str  # the target's name or path at the time of the capture

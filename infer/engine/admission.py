@@ -86,8 +86,8 @@ def prefill_prompts(
     return session.prefill(
         *(tensor.to(session.torch_device) for tensor in (input_ids, lengths, keys)),
         buffers=buffers,
-        # Devices that compile slowly were not tried with views of a cache.
-        num_slots=None if device.compiles_slowly else length,
+        # Graphs that take a view of a cache were tried on CPUs alone.
+        num_slots=length if device.name == "cpu" or not device.has_static_shapes else None,
     )
 
 

@@ -61,6 +61,11 @@ class TuneConf(CheckpointConf):
             ranks=at_least(1),
         )  # fmt: skip
         check_values(self, ranks=at_most(MAX_RANKS))
+        require(
+            self.timing or (self.context is None and not self.sweep),
+            "timing: must be true for context and sweep, which time rounds, got false; leave them "
+            "out",
+        )
         max_nodes = sum(self.ranks**depth for depth in range(1, self.depth + 1))
         require(
             min(self.nodes) <= max_nodes,

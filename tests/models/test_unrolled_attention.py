@@ -1,4 +1,4 @@
-"""The attention of the training-time test: values, slopes and memory, in both of its forms.
+"""The attention of the training-time test: values, gradients and memory, in both of its forms.
 
 Axes: B rows, H query heads, K key-value heads, T positions, S keys, D head size.
 """
@@ -58,8 +58,8 @@ def attend_written_out(query, keys, values, mask):
     return shares[..., :length] @ values[0] + sum(share * value for share, value in later)
 
 
-def with_slopes(attend, query, keys, values, mask):
-    """The output, and the slopes of a fixed weighting of it in all inputs."""
+def with_gradients(attend, query, keys, values, mask):
+    """The output, and the gradients of a fixed weighting of it in all inputs."""
     out = attend(query, keys, values, mask)
     numbers = torch.Generator().manual_seed(9)
     weights = torch.randn(out.shape, generator=numbers, dtype=torch.float64).to(out.dtype)
@@ -67,14 +67,14 @@ def with_slopes(attend, query, keys, values, mask):
 
 
 @pytest.mark.parametrize("steps", [1, 2, 4, 7])
-def test_values_and_slopes_are_those_of_one_softmax(form, steps):
+def test_values_and_gradients_are_those_of_one_softmax(form, steps):
     inputs = draw_inputs(steps)
-    expected = with_slopes(attend_written_out, *inputs)
-    for found, exact in zip(with_slopes(attend_unrolled, *inputs), expected, strict=True):
+    expected = with_gradients(attend_written_out, *inputs)
+    for found, exact in zip(with_gradients(attend_unrolled, *inputs), expected, strict=True):
         torch.testing.assert_close(found, exact, rtol=1e-12, atol=1e-12)
 
 
-def test_numerical_slopes_agree(form):
+def test_numerical_gradients_agree(form):
     query, keys, values, mask = draw_inputs(3)
     assert torch.autograd.gradcheck(
         lambda query, *rest: attend_unrolled(query, list(rest[:3]), list(rest[3:]), mask),
@@ -111,23 +111,23 @@ def move_boundary(grad, query, key, value, mask, out, lse):
         ("differentiate_first", move_boundary),
     ],
 )
-def test_a_planted_fault_is_seen_in_the_slopes(monkeypatch, name, fault):
+def test_a_planted_fault_is_seen_in_the_gradients(monkeypatch, name, fault):
     inputs = draw_inputs(4)
-    expected = with_slopes(attend_written_out, *inputs)
+    expected = with_gradients(attend_written_out, *inputs)
     monkeypatch.setattr(unrolled_attention, name, fault)
-    found = with_slopes(attend_unrolled, *inputs)
+    found = with_gradients(attend_unrolled, *inputs)
     errors = [float((a - b).detach().abs().max()) for a, b in zip(found, expected, strict=True)]
     assert max(errors) > 1e-3
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_low_precision_stays_near_the_exact_slopes(form, dtype):
+def test_low_precision_stays_near_the_exact_gradients(form, dtype):
     inputs = draw_inputs(4, dtype=dtype)
     query, keys, values, mask = inputs
     exact = [x.detach().double().requires_grad_() for x in (query, *keys, *values)]
-    expected = with_slopes(attend_written_out, exact[0], exact[1:5], exact[5:], mask)
+    expected = with_gradients(attend_written_out, exact[0], exact[1:5], exact[5:], mask)
     tolerance = 8 * torch.finfo(dtype).eps
-    for found, wanted in zip(with_slopes(attend_unrolled, *inputs), expected, strict=True):
+    for found, wanted in zip(with_gradients(attend_unrolled, *inputs), expected, strict=True):
         assert found.dtype == dtype
         assert (found - wanted).abs().max() <= tolerance * wanted.abs().max()
 
@@ -159,13 +159,13 @@ def test_memory_that_is_kept_grows_linearly_with_the_row(form):
 
 
 @pytest.mark.no_shapes  # checks of types would break the graph
-def test_the_slopes_compile_into_one_graph(monkeypatch):
+def test_the_gradients_compile_into_one_graph(monkeypatch):
     """What accelerators run has no break and no value that the host reads."""
     monkeypatch.setattr(unrolled_attention, "CHUNK", 4)
     inputs = draw_inputs(3, dtype=torch.float32)
     compiled = torch.compile(attend_unrolled, backend="aot_eager", fullgraph=True, dynamic=False)
     with without_kernel():
-        expected = with_slopes(attend_unrolled, *inputs)
-        found = with_slopes(compiled, *inputs)
+        expected = with_gradients(attend_unrolled, *inputs)
+        found = with_gradients(compiled, *inputs)
     for tensor, plain in zip(found, expected, strict=True):
         torch.testing.assert_close(tensor, plain)
