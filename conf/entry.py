@@ -40,6 +40,7 @@ from omegaconf.errors import (
     ValidationError,
 )
 
+from conf.drafts import list_options
 from conf.sequences import check_experiments, find_writer, list_sequences, read_choices
 from conf.typed_text import PATH_KEYS, quote, quote_typed_text
 from models.drafts.config import METHODS
@@ -65,7 +66,7 @@ MESSAGE_REWRITES = {
         "config: must have keys, got a list; write NAME: VALUE in place of - VALUE",
     r"Config group override must be a string or a list\. Got (\w+)":
         r"command line: a group takes the name of an option, got a value of type \1; see --help",
-    r"Could not override '([^']+)'\. No match in the defaults list\..*":
+    r"Could not (?:override|delete) '([^']+)'\. No match in the defaults list.*":
         r"\1: no such key or group in this command; see --help",
     r"Unexpected type for root: NoneType":
         "command line: a key of a group needs a chosen option of the group, got none; "
@@ -127,7 +128,7 @@ def _run_command(command: Callable[[DictConfig], None], name: str, schema: type)
     setbase("1.3")
     parser = get_args_parser()
     args = parser.parse_args()
-    register_sequences(name)
+    register_options(name)
     check_experiments(args.overrides, name)
     args.overrides = quote_typed_text(args.overrides, schema, is_sweep=args.multirun)
     _run_hydra(
@@ -148,11 +149,14 @@ def register_schema(name: str, schema: type) -> None:
     ConfigStore.instance().store(name=f"{name}_schema", node=schema, provider=schema.__module__)
 
 
-def register_sequences(command: str) -> None:
-    """Register each whole sequence as an `experiment` of what it chooses in this command."""
+def register_options(command: str) -> None:
+    """Register what each draft brings to a command, and what each whole sequence chooses in it."""
+    store = ConfigStore.instance()
+    for group, name, node in list_options(command):
+        store.store(group=group, name=name, node=node, provider="conf.drafts")
     for name in list_sequences():
         choices = read_choices(name, command).items()
-        ConfigStore.instance().store(
+        store.store(
             group="experiment",
             name=name,
             package="_global_",
@@ -164,7 +168,7 @@ def register_sequences(command: str) -> None:
 def compose(name: str, schema: type[Conf], overrides: list[str]) -> Conf:
     """Return the config that `entry_point` passes to main, for callers without a command line."""
     register_schema(name, schema)
-    register_sequences(name)
+    register_options(name)
     check_experiments(overrides, name)
     with hydra.initialize_config_dir(config_dir=CONF_DIR, version_base="1.3"):
         typed = quote_typed_text(overrides, schema)

@@ -97,7 +97,7 @@ def plan_capture(conf: CaptureConf, meta_target: MetaTarget, tokenizer) -> Captu
 
     Raise UserError if the draft's features cannot be stored.
     """
-    needs = build_meta_draft(conf.draft, meta_target, loss=conf.loss, seed=0).needs
+    needs = build_meta_draft(conf.draft, meta_target).needs
     schema = build_schema(
         conf, needs, hidden_size=meta_target.hidden_size, vocab_size=meta_target.vocab_size
     )

@@ -6,13 +6,12 @@ from typing import Any
 
 from data.config import DEMO
 from models.device.config import DeviceConf, MachineConf
-from models.distill.config import LossConf
 from models.drafts.config.base import DraftConf
 from models.errors import UserError, require
 from models.speculate.config import SamplingConf, TreeConf
 from models.target.config import TargetConf
 from models.tracking import TrackerConf
-from models.validation import POSITIVE, Rule, at_least, check_values, unused
+from models.validation import POSITIVE, Rule, at_least, check_values
 
 MISSING: Any = "???"  # OmegaConf's mark of a required value
 DEMO_NEW_TOKENS, DEFAULT_NEW_TOKENS = 64, 256  # of answers to the demo's and to other prompts
@@ -193,11 +192,6 @@ class DecodePlanConf:
     target: TargetConf = field(default_factory=TargetConf)
     draft: DraftConf = MISSING
     tree: TreeConf = field(default_factory=TreeConf)
-    loss: LossConf = field(default_factory=LossConf)  # set by the draft's configuration
-    # set by the draft's configuration
-    optim: Any = field(default=None, metadata=unused())
-    data: Any = field(default=None, metadata=unused())
-    evaluation: Any = field(default=None, metadata=unused())
     sampling: SamplingConf = field(default_factory=SamplingConf)
     device: DeviceConf = field(default_factory=DeviceConf)
     machine: MachineConf = field(default_factory=MachineConf)

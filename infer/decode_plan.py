@@ -83,7 +83,7 @@ def _estimate_option(
     conf: DecodePlanConf, machine: MachineConf, dtype: torch.dtype, tensor: int
 ) -> DecodeOption:
     target = build_meta_target(conf.target, dtype)
-    draft = build_meta_draft(conf.draft, target, loss=conf.loss, seed=0).to(dtype).eval()
+    draft = build_meta_draft(conf.draft, target).to(dtype).eval()
     shard_target(target, tensor)
     phases = trace_phases(conf, target, draft)
     peak = max(phases, key=lambda phase: phase.peak_bytes.total()).peak_bytes

@@ -44,10 +44,12 @@ def build_meta_target(conf: TargetConf, dtype: torch.dtype) -> MetaTarget:
     return MetaTarget(build_planning_model(conf, dtype), name=conf.path or conf.name, device=device)
 
 
-def build_meta_draft(conf: DraftConf, target: MetaTarget, *, loss: LossConf, seed: int) -> Draft:
+def build_meta_draft(
+    conf: DraftConf, target: MetaTarget, *, loss: LossConf | None = None, seed: int = 0
+) -> Draft:
     """Build the draft that a run would start with, on `meta`."""
     with torch.device("meta"):
-        return build_draft(conf, target, loss=loss, seed=seed)
+        return build_draft(conf, target, loss=loss or LossConf(), seed=seed)
 
 
 def collect_models(draft: Draft) -> list[nn.Module]:

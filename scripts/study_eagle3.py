@@ -41,8 +41,10 @@ from train.config.run import TrainConf
 
 DEPTH = 4  # of the chain
 VARIANT = "variant="
+WITHOUT_NORMS = ["draft.norm_before_residual=false", "draft.norm_before_fc=false"]
 BASE = [
-    "experiment=demo-v1", "draft.vocab_size=null", "optim.rows_per_step=8",
+    "optim=demo-medusa", "loss=lk_hybrid", "draft.train_head=true", *WITHOUT_NORMS,
+    "draft.vocab_size=null", "optim.rows_per_step=8",
     "optim.micro_batch_size=8", "data.for_any_target=true", "data.answers.prompts=2048",
     "data.answers.max_new_tokens=80", "tree=chain", f"tree.depth={DEPTH}", "log=console",
     "device=cpu", "device.compile=false", "device.threads=1", "num_eval_prompts=1",
@@ -87,7 +89,7 @@ SETTINGS = {
     "ours, rate 5e-3": [*OURS, "optim.lr=5e-3", "optim.muon_lr=5e-3"],
     "ours, layers 2, 4, 5": [*OURS, "draft.layers=[2,4,5]"],
     "ours, no norms": [
-        *OURS, "draft.norm_before_residual=false", "draft.norm_before_fc=false",
+        *OURS, *WITHOUT_NORMS,
     ],
     "ours, three norms": [*OURS, "draft.norm_output=true"],
     "ours, trained embeddings": [*OURS, "draft.train_embeddings=true", "optim.lr=1e-3"],

@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+import yaml
 
 from conf.entry import CONF_DIR, compose, config_to_yaml, read_config
 from data.mixture.config import PrepareConf
@@ -17,7 +18,6 @@ pytestmark = pytest.mark.no_shapes
 
 GROUPS = (
     "target",
-    "draft",
     "data",
     "loss",
     "tree",
@@ -44,7 +44,9 @@ NEEDS = {
     "mixture=one": ["mixture.sources.rows.path=rows.jsonl"],
 }  # what has no sensible default
 YAMLS = {group: sorted((Path(CONF_DIR) / group).glob("*.yaml")) for group in GROUPS}
-OPTIONS = [f"{group}={path.stem}" for group, paths in YAMLS.items() for path in paths]
+DRAFTS = list(yaml.safe_load((Path(CONF_DIR) / "drafts.yaml").read_text()))
+FILES = [f"{group}={path.stem}" for group, paths in YAMLS.items() for path in paths]
+OPTIONS = [*FILES, *(f"draft={name}" for name in DRAFTS)]
 
 
 def train(*overrides: str) -> TrainConf:
@@ -68,9 +70,9 @@ def mixed_tree():
     return train("tree=mixed").tree
 
 
-@pytest.mark.parametrize("draft", [option for option in OPTIONS if option.startswith("draft=")])
+@pytest.mark.parametrize("draft", DRAFTS)
 def test_a_real_draft_is_tuned_for_its_report_and_a_demo_keeps_its_tree(draft, mixed_tree):
-    tree = train(draft).tree
+    tree = train(f"draft={draft}").tree
     assert tree.auto == ("demo" not in draft)
     assert dataclasses.replace(tree, auto=False) == mixed_tree
 
@@ -82,23 +84,23 @@ def test_the_command_line_chooses_the_tree_of_a_draft():
 
 
 def test_every_group_has_options():
-    assert {option.partition("=")[0] for option in OPTIONS} == set(GROUPS)
+    assert {option.partition("=")[0] for option in FILES} == set(GROUPS)
 
 
 def test_every_yaml_belongs_to_a_group_or_a_command():
     here = {str(p.relative_to(CONF_DIR)) for p in Path(CONF_DIR).rglob("*.yaml")}
-    groups = {option.replace("=", "/") + ".yaml" for option in OPTIONS}
+    groups = {option.replace("=", "/") + ".yaml" for option in FILES}
     commands = (
-        "train train_plan train_warmup infer_plan eval eval_warmup generate tune "
+        "training train train_plan train_warmup infer_plan eval eval_warmup generate tune "
         "tree_file prepare capture show command"
     )
-    sequences = {"sequences.yaml"}  # options of experiment
+    registered = {"drafts.yaml", "sequences.yaml"}  # options of draft and of experiment
     hydra = {"hydra/job_logging/quiet.yaml"}  # settings of Hydra itself
-    assert here == groups | sequences | hydra | {f"{name}.yaml" for name in commands.split()}
+    assert here == groups | registered | hydra | {f"{name}.yaml" for name in commands.split()}
 
 
 def test_every_trainable_method_has_a_draft():
-    shipped = {type(train(option).draft) for option in OPTIONS if option.startswith("draft=")}
+    shipped = {type(train(f"draft={name}").draft) for name in DRAFTS}
     assert shipped == set(METHODS.values())
 
 
@@ -121,13 +123,18 @@ def test_a_draft_brings_its_target_and_the_command_line_wins():
 
 
 def test_an_experiment_wins_over_the_defaults_and_the_command_line_over_it():
-    experiment = "experiment=demo-v1"
-    conf, plain = train(experiment), train()
-    assert conf.loss.name.value == "lk_hybrid"
-    assert conf.optim != plain.optim
-    assert train(experiment, "loss=ce", "optim.lr=2").loss.name.value == "ce"
-    assert train(experiment, "optim.lr=2").optim.lr == 2
+    experiment = "experiment=demo-long"
+    assert (train().optim.steps, train(experiment).optim.steps) == (300, 1200)
+    assert train(experiment, "optim.steps=2").optim.steps == 2
+    assert train(experiment, "evaluation=quick").evaluation.batch_sizes == []
     assert train(experiment, "draft=llama-3.1-8b-eagle3").target.name.startswith("meta-llama/")
+
+
+def test_the_recipe_of_one_draft_serves_another():
+    medusa = train("draft=qwen3-8b-medusa")
+    conf = train("draft=qwen3-8b-eagle3", "optim=qwen3-8b-medusa", "loss=qwen3-8b-medusa")
+    assert (conf.optim, conf.loss) == (medusa.optim, medusa.loss)
+    assert train("draft=qwen3-8b-medusa", "optim=muon").optim.name.value == "muon"
 
 
 def test_a_run_is_named_after_its_draft():
@@ -151,6 +158,3 @@ def test_what_a_run_keeps_is_read_back_equal(tmp_path):
 def test_a_warmup_takes_what_its_run_does(command, warmup, schema):
     overrides = ["tree=chain", "device=cpu"]
     assert compose(warmup, schema, overrides).tree == compose(command, schema, overrides).tree
-    theirs, ours = ((Path(CONF_DIR) / f"{name}.yaml").read_text() for name in (command, warmup))
-    options = [line for line in ours.splitlines() if line.startswith("  - ")][1:]
-    assert options == [line for line in theirs.splitlines() if line.startswith("  - ")][1:]

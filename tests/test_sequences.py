@@ -159,10 +159,9 @@ def test_what_judges_a_draft_names_the_command_that_trains_it(command, refused):
 
 
 @pytest.mark.parametrize("command", [data.prepare, infer.tune, infer.eval])
-@pytest.mark.parametrize("name", ["demo-long", "demo-v1"])
-def test_an_experiment_of_training_alone_is_refused_elsewhere(command, name, refused):
-    assert refused(command.main, f"experiment={name}") == (
-        f"error: experiment: must be a whole sequence for this command, got {name}, which is of "
+def test_an_experiment_of_training_alone_is_refused_elsewhere(command, refused):
+    assert refused(command.main, "experiment=demo-long") == (
+        "error: experiment: must be a whole sequence for this command, got demo-long, which is of "
         f"training alone; choose one of {', '.join(NAMES)}"
     )
 
@@ -184,5 +183,5 @@ def test_an_unknown_experiment_is_answered_with_those_that_ship(refused):
     line = refused(train.__main__.main, "experiment=none")
     assert line == (
         "error: experiment: no such option, got 'none'; choose one of "
-        f"{', '.join(sorted([*NAMES, 'demo-long', 'demo-v1']))}"
+        f"{', '.join(sorted([*NAMES, 'demo-long']))}"
     )

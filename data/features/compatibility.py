@@ -39,7 +39,7 @@ def check_captured_data(
         "only, got true; set it to false or train on the documents that were captured",
     )
     shape = build_meta_target(target, torch.float32)
-    needs = build_meta_draft(draft, shape, loss=loss, seed=0).needs
+    needs = build_meta_draft(draft, shape).needs
     require(
         needs.storable,
         f"data.source: must be documents for draft {draft.method}, which changes its target "

@@ -6,7 +6,6 @@ from typing import Any
 
 from data.config import DataConf
 from models.device.config import DeviceConf
-from models.distill.config import LossConf
 from models.drafts.config.base import DraftConf
 from models.target.config import TargetConf
 from models.validation import POSITIVE, at_least, check_values, unused
@@ -41,10 +40,6 @@ class CaptureConf:
     target: TargetConf = field(default_factory=TargetConf)
     draft: DraftConf = MISSING  # determines which features are stored; it is not trained
     data: DataConf = field(default_factory=DataConf)
-    loss: LossConf = field(default_factory=LossConf)  # set by the draft's config group
-    optim: Any = field(default=None, metadata=unused())  # set by the draft's config group
-    tree: Any = field(default=None, metadata=unused())
-    evaluation: Any = field(default=None, metadata=unused())
     device: DeviceConf = field(default_factory=DeviceConf, metadata=unused("memory_gib"))
     dtype: Dtype = Dtype.int8  # of hidden states
     teacher: TeacherKind = TeacherKind.hidden

@@ -75,17 +75,16 @@ class BigramDraft(FeatureDraft):
 
         return grow(tree, sampler, logits(state["token"]), lambda tokens, *_: logits(tokens))
 '''
-CHOICE = """
-defaults:
-  - schema/bigram
-  - override /target@_global_.target: demo
-  - _self_
-
-max_depth: 5
+ENTRY = """
+bigram:
+  method: bigram
+  max_depth: 5
+  recipe:
+    target: demo
 """
 
 
-def test_two_files_and_a_yaml_are_trained_reported_and_judged(target, tmp_path):
+def test_two_files_and_an_entry_are_trained_reported_and_judged(target, tmp_path):
     copy = tmp_path / "checkout"
     for package in ("conf", "data", "infer", "models", "train"):
         shutil.copytree(
@@ -93,7 +92,8 @@ def test_two_files_and_a_yaml_are_trained_reported_and_judged(target, tmp_path):
         )
     (copy / "models" / "drafts" / "config" / "bigram.py").write_text(OPTIONS)
     (copy / "models" / "drafts" / "bigram.py").write_text(METHOD)
-    (copy / "conf" / "draft" / "bigram.yaml").write_text(CHOICE)
+    with (copy / "conf" / "drafts.yaml").open("a") as drafts:
+        drafts.write(ENTRY)
     target.model.save_pretrained(tmp_path / "target")
     target.tokenizer.save_pretrained(tmp_path / "target")
     texts = sampled_texts(target, count=8, length=32)
