@@ -5,7 +5,7 @@ rows. The shares of all prompts add up to the time of all rounds, so that tokens
 throughput, and intervals are over prompts as everywhere.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import chain
 
@@ -27,7 +27,7 @@ from models.target.target import Target
 NUM_PASSES = 2  # so that each of the two modes goes first once
 
 
-def build_warm_decoders(
+def build_decoders(
     target: Target,
     candidate: DraftUnderTest,
     tree: Tree,
@@ -35,23 +35,28 @@ def build_warm_decoders(
     conf: EvaluationConf,
     batch: int,
 ) -> dict[str, Decoder]:
-    """Return the decoders `plain` and `tree`, with all their graphs compiled."""
+    """Return the decoders `plain` and `tree` of `batch` rows."""
     slots = max(len(prompt.ids) for prompt in prompts) + conf.new_tokens
-    decoders = {
+    return {
         name: Decoder(
-            target, draft, draft_tree, sampling=conf.sampling, slots=slots, batch=batch,
-            layers=candidate.draft.needs.layers,
+            candidate.adapted_target or target, draft, draft_tree, sampling=conf.sampling,
+            slots=slots, batch=batch, layers=candidate.draft.needs.layers,
             acceptance_rule=build_evaluation_rule(conf) if draft else None,
         )
         for name, draft, draft_tree in (("plain", None, NO_TREE), ("tree", candidate.draft, tree))
     }  # fmt: skip
+
+
+def warm_up_decoders(
+    decoders: Iterable[Decoder], prompts: list[EvalPrompt], conf: EvaluationConf
+) -> None:
+    """Compile all graphs of the decoders."""
     # One prompt of each padded length, and more prompts than rows: a refill has its own graph.
     warmup_prompts = list({bucket_length(len(p.ids)): p for p in prompts}.values())
-    warmup_prompts += (prompts * batch)[:batch]
-    with target.device.ledger.warming():
-        for decoder in decoders.values():
-            decode_prompts(decoder, warmup_prompts, conf.new_tokens)
-    return decoders
+    for decoder in decoders:
+        with decoder.target.device.ledger.warming():
+            refill = (prompts * decoder.batch)[: decoder.batch]
+            decode_prompts(decoder, warmup_prompts + refill, conf.new_tokens)
 
 
 def measure_batch_size(
@@ -67,7 +72,8 @@ def measure_batch_size(
 
     `check_answers` compares answers with autoregressive decoding of one row at a time.
     """
-    decoders = build_warm_decoders(target, candidate, tree, prompts, conf, batch)
+    decoders = build_decoders(target, candidate, tree, prompts, conf, batch)
+    warm_up_decoders(decoders.values(), prompts, conf)
     passes: dict[str, list[list[PromptResult]]] = {name: [] for name in decoders}
     for number in track_progress(range(NUM_PASSES), f"passes with batches of {batch}"):
         for name in alternate_order(list(decoders), number):
@@ -103,7 +109,7 @@ def decode_prompts(
         PromptResult(
             prompt=prompt,
             generation=replace(generation, round_s=generation.round_share_s),
-            depth=decoder.depth,
+            depth=decoder.tree.max_path_length,
         )
         for prompt, generation in zip(prompts, generations, strict=True)
     ]

@@ -1,6 +1,6 @@
 """Acceptance rules: each accepts one path of a token tree; all but `typical` are lossless.
 
-The rule is called once per round, on the device, by `accept` in infer/engine/rounds.py.
+The rule is called once per round, on the device, by `accept` in infer/engine/steps.py.
 `docs/exactness.md` has the proofs and the trees that each rule supports.
 """
 

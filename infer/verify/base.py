@@ -114,6 +114,11 @@ class AcceptanceRule:
         cls.lossless = cls.verification.is_lossless
         cls.is_ratio_test = cls.verification.is_ratio_test
 
+    @property
+    def graph_key(self) -> str:
+        """Return the key that compiled graphs depend on; see models/device/graph_budget.py."""
+        return str(self)
+
     def needs_drawn_tokens(self, tree: Tree) -> bool:
         """Return True if the proof needs the tree's tokens sampled and their probabilities known.
 

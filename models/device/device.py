@@ -68,7 +68,12 @@ class Device:
         return self.name in SLOW_COMPILERS
 
     def compile(
-        self, function: Callable, *, frozen_names: tuple[str, ...] = (), kind: str = ""
+        self,
+        function: Callable,
+        *,
+        frozen_names: tuple[str, ...] = (),
+        unread: tuple[str, ...] = (),
+        kind: str = "",
     ) -> Callable:
         """Return the function compiled to static graphs without breaks, or itself if it is not.
 
@@ -80,13 +85,15 @@ class Device:
 
         Before each call PyTorch checks that everything the function has read is unchanged. Values
         below `frozen_names` cannot change and are not checked: for the 530 weights of a deep target
-        the check would take as long as a quarter of a step.
+        the check would take as long as a quarter of a step. Values below `unread` are parts of the
+        arguments that the function does not read, so that no graph depends on them.
         """
         if not self.has_static_shapes:
             return function
         return self.ledger.record_calls(
             self._compile_function(function, frozen_names, kind) if self.compiles else function,
             original=function,
+            unread=unread,
             name=f"{function.__name__}{KIND_SEPARATOR}{kind}" if kind else function.__name__,
             count_compiled=self.count_graphs if self.compiles else self.ledger.count_shapes,
         )

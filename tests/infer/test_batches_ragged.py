@@ -145,7 +145,7 @@ def test_a_round_in_one_piece_is_that_in_parts(small, drafts, requests, rule, sh
 
     def run(*, fused):
         session = decoder(small, draft, rule, shape, batch)
-        timer = None if fused else PhaseTimer(synchronize=session.synchronize)
+        timer = None if fused else PhaseTimer(synchronize=session.target.device.synchronize)
         return session.decode(
             prompts, row_ids=list(range(4)), max_new_tokens=limits, phase_timer=timer
         )

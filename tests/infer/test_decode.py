@@ -222,10 +222,10 @@ def test_every_tensor_of_a_rounds_state_is_contiguous(target, shape):
     draft = {"none": None, "n-gram": NgramDraft()}.get(shape, new_draft(target))
     grown = {"none": NO_TREE, "n-gram": chain(4)}.get(shape, SHAPES.get(shape))
     decoder = Decoder(target, draft, grown, sampling=GREEDY, slots=64, batch=2)
-    state, _, _ = prefill_prompts(decoder, [[3, 4, 5], [6, 7]], [0, 1])
+    state, _, _ = prefill_prompts(decoder.session, [[3, 4, 5], [6, 7]], [0, 1])
     with torch.no_grad():
         for _ in range(2):
-            state, output = decoder.run_round(state)
+            state, output = decoder.session.run_round(state)
             tensors = [t for t in tree_leaves((state, output)) if isinstance(t, torch.Tensor)]
             assert len(tensors) > 5
             assert all(tensor.is_contiguous() for tensor in tensors)

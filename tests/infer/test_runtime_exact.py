@@ -9,7 +9,7 @@ import torch
 from scipy.stats import chisquare
 
 from infer.config import Verification
-from infer.engine import rounds
+from infer.engine import steps
 from infer.engine.decode import Decoder
 from infer.verify import build_acceptance_rule
 from models.errors import UserError
@@ -144,9 +144,9 @@ def test_cut_distributions_are_sampled_too(small, drafts, behind, rule, shape):
 @pytest.mark.parametrize(
     "use",
     [
-        rounds.COIN_NOISE,
-        pytest.param(rounds.DRAFT_NOISE, marks=pytest.mark.system),
-        pytest.param(rounds.RESIDUAL_NOISE, marks=pytest.mark.system),
+        steps.COIN_NOISE,
+        pytest.param(steps.DRAFT_NOISE, marks=pytest.mark.system),
+        pytest.param(steps.RESIDUAL_NOISE, marks=pytest.mark.system),
     ],
 )
 def test_chance_that_comes_back_in_a_later_round_is_caught(small, behind, monkeypatch, use):
@@ -163,7 +163,7 @@ def test_chance_that_comes_back_in_a_later_round_is_caught(small, behind, monkey
         return keyed
 
     for name in ("gumbel_noise", "uniform_noise"):
-        monkeypatch.setattr(rounds, name, forgetful(getattr(rounds, name)))
+        monkeypatch.setattr(steps, name, forgetful(getattr(steps, name)))
     ids, _ = sample(small, draft, "rejection", "chain", sampling, MANY)
     found = p_values(ids, joint)
     assert min(found) < 1e-6, found

@@ -20,7 +20,7 @@ import torch
 from data.config import DataConf, OnPolicyConf
 from infer.config import EvaluationConf, Verification
 from infer.engine.decode import Decoder
-from infer.engine.graph_plan import DecoderSpec, DraftSpec
+from infer.engine.graph_plan import list_graphs
 from infer.graph_warmup import compile_eval_graphs
 from infer.measure.eval_modes import DraftUnderTest, TunedDecoding
 from infer.measure.evaluate import evaluate_drafts
@@ -230,14 +230,13 @@ def test_a_warm_up_compiles_what_is_announced_and_the_evaluation_nothing_more(
 def test_ngram_lookup_in_batches_needs_what_was_announced(backend):
     device = counting(backend)
     target = tiny_target(seed=0, device=device, layers=2)
-    lookup = DraftSpec(kind=NgramDraft.method, layers=())
-    specs = [DecoderSpec(draft=lookup, tree=chain(3), slots=40, batch=n) for n in (1, 2, 8)]
-    graphs = {graph for spec in specs for graph in spec.list_graphs(LENGTHS[:1])}
+    decoders = [
+        Decoder(target, NgramDraft(), chain(3), sampling=SamplingConf(), slots=40, batch=batch)
+        for batch in (1, 2, 8)
+    ]
+    graphs = {g for decoder in decoders for g in list_graphs(decoder.session, LENGTHS[:1])}
     with device.ledger.expect_graphs(graphs, strict=True) as run:
-        for spec in specs:
-            decoder = Decoder(
-                target, NgramDraft(), spec.tree, sampling=SamplingConf(), slots=40, batch=spec.batch
-            )
+        for decoder in decoders:
             decoder.decode(texts(*[LENGTHS[0]] * 9), row_ids=range(9), max_new_tokens=8)
     assert all(count["compiled"] == count["announced"] for count in run.counts().values())
 

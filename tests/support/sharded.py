@@ -214,7 +214,7 @@ def texts(group: dist.ProcessGroup) -> list[list[int]]:
         target = Target(model, tiny_tokenizer(64), name="tiny", device=CPU)
         draft = CausalLMDraft(CausalLMConf(name="noised"), noised(), target)
         decoder = Decoder(target, draft, tree(3), sampling=SamplingConf(), slots=64, batch=2)
-        assert decoder.cache.keys[0].shape[1] == (1 if cut else 2)
+        assert decoder.session.buffers[0].keys[0].shape[1] == (1 if cut else 2)
         prompts = [[5, 6, 7], [8, 9, 10, 11, 12]]
         done = decoder.decode(prompts, row_ids=[0, 1], max_new_tokens=24, eos_ids=[])
         lines += [[*row.ids, len(row.accepted)] for row in done]
