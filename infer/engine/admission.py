@@ -8,10 +8,9 @@ import time
 import torch
 from torch import Tensor
 
-from infer.engine.requests import Request
+from infer.engine.requests import Request, StopCriteria
 from infer.engine.session import Buffers, Session
 from infer.engine.steps import SessionState
-from infer.engine.stopping import StopCriteria
 from models.device.device import Device
 
 MIN_BUCKET = 64  # tokens; longer prompts are padded to a power of two: one graph per length

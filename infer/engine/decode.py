@@ -14,14 +14,14 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from infer.config import Verification
 from infer.engine.admission import admit_requests, count_admissible, prefill_prompts
 from infer.engine.phase_timer import PhaseTimer
-from infer.engine.requests import Generation, Request
+from infer.engine.requests import Generation, Request, StopCriteria
 from infer.engine.session import Session
 from infer.engine.steps import Program
-from infer.engine.stopping import StopCriteria
-from infer.verify import AcceptanceRule, build_acceptance_rule
+from infer.verify.base import AcceptanceRule
+from infer.verify.config import Verification
+from infer.verify.rules import build_acceptance_rule
 from models.drafts.base import Draft
 from models.drafts.ngram import MixedDraft
 from models.errors import require
@@ -67,7 +67,8 @@ class Decoder:
         if draft is not None and tree.ngram_tokens:
             draft = MixedDraft(draft)
         self.target, self.draft, self.tree = target, draft, tree
-        self.slots, self.batch = slots, batch
+        self.slots, self.batch, self.depth = slots, batch, tree.max_path_length
+        self.synchronize = target.device.synchronize
         self.program = Program(
             target=target, draft=draft, layers=layers or (draft.needs.layers if draft else []),
             tree=tree, sampling=sampling, acceptance_rule=rule, vocab_size=target.vocab_size,

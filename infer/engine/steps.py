@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils._pytree import register_dataclass
 
 from infer.engine.row_tensors import make_contiguous
-from infer.verify import AcceptanceRule, ScoredNodes, ScoredTree, accept_root
+from infer.verify.base import AcceptanceRule, ScoredNodes, ScoredTree, accept_root
 from models.drafts.base import Draft, DraftState
 from models.speculate.config import SamplingConf
 from models.speculate.growth import Proposal, ancestor_mask, node_depths
@@ -50,9 +50,11 @@ class Program:
     @property
     def lookahead(self) -> int:
         """Return the number of positions after the root whose noise target and draft share."""
-        is_coupled = not self.sampling.is_greedy and not self.acceptance_rule.is_ratio_test
+        is_ratio_test = self.acceptance_rule.verification.is_ratio_test
         # + 1: after the deepest node, the target emits a token of its own
-        return self.tree.max_path_length + 1 if is_coupled else 0
+        return (
+            self.tree.max_path_length + 1 if not (self.sampling.is_greedy or is_ratio_test) else 0
+        )
 
     @property
     def max_moves(self) -> int:

@@ -13,13 +13,12 @@ from data.eval_prompts.prompts import EvalPrompt
 from infer.config import EvaluationConf
 from infer.engine.admission import bucket_length
 from infer.engine.decode import Decoder
-from infer.measure.eval_modes import DraftUnderTest
+from infer.measure.eval_modes import DraftUnderTest, build_evaluation_rule
 from infer.measure.intervals import Estimate
 from infer.measure.metrics import estimate_metric
 from infer.measure.records import Exactness, PromptResult
 from infer.measure.report_schema import BatchSection
 from infer.measure.timing import alternate_order
-from infer.verify import build_evaluation_rule
 from models.console import track_progress
 from models.speculate.tree import NO_TREE, Tree
 from models.target.target import Target
@@ -109,7 +108,7 @@ def decode_prompts(
         PromptResult(
             prompt=prompt,
             generation=replace(generation, round_s=generation.round_share_s),
-            depth=decoder.tree.max_path_length,
+            depth=decoder.depth,
         )
         for prompt, generation in zip(prompts, generations, strict=True)
     ]

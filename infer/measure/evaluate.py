@@ -27,6 +27,7 @@ from infer.measure.eval_modes import (
     DraftUnderTest,
     EvalMode,
     build_eval_modes,
+    build_evaluation_rule,
     check_tree_depth,
     warn_tree_depth,
 )
@@ -64,7 +65,6 @@ from infer.measure.timing import (
     describe_bottleneck,
     measure_splits,
 )
-from infer.verify import build_evaluation_rule
 from models.console import track_progress
 from models.device.graph_budget import Graph, GraphBudget
 from models.speculate.config import TreeConf
@@ -204,7 +204,7 @@ def _check_answers(
 
     Ratio tests draw different answers, so there is nothing to compare.
     """
-    if mode.decoder.program.acceptance_rule.is_ratio_test:
+    if mode.decoder.program.acceptance_rule.verification.is_ratio_test:
         return Exactness()
     base = mode.baseline
     return compare_answers(modes[base].decoder, results[base], answers, tolerances[base])

@@ -27,7 +27,7 @@ from infer.engine.decode import Decoder
 from infer.engine.row_tensors import repeat_row, tensor_bytes
 from infer.engine.steps import lookahead_noise
 from infer.measure.acceptance import AcceptanceCounter, build_comb
-from infer.verify import walk_choices
+from infer.verify.greedy_and_coupled import walk_choices
 from models.console import track_progress
 from models.drafts.base import Draft, DraftState
 from models.drafts.ngram import MixedDraft

@@ -36,8 +36,7 @@ def measure_splits(
     timed_modes = {name: mode for name, mode in modes.items() if mode.timed}
     timed_prompts = list({prompt.category: prompt for prompt in prompts}.values())
     timers = {
-        name: PhaseTimer(synchronize=mode.decoder.target.device.synchronize)
-        for name, mode in timed_modes.items()
+        name: PhaseTimer(synchronize=mode.decoder.synchronize) for name, mode in timed_modes.items()
     }
     fused_s: dict[str, list[float]] = {name: [] for name in timed_modes}
     warm_up_unfused(timed_modes.values(), timed_prompts[0], max_new_tokens=max_new_tokens)
@@ -56,7 +55,7 @@ def measure_splits(
 def warm_up_unfused(modes: Iterable[EvalMode], prompt: EvalPrompt, *, max_new_tokens: int) -> None:
     """Compile the phases of the modes' unfused rounds."""
     for mode in track_progress(list(modes), "warming up unfused rounds"):
-        phase_timer = PhaseTimer(synchronize=mode.decoder.target.device.synchronize)
+        phase_timer = PhaseTimer(synchronize=mode.decoder.synchronize)
         with mode.decoder.target.device.ledger.warming():
             _time_rounds(mode, prompt, min(WARMUP_TOKENS, max_new_tokens), phase_timer)
 

@@ -10,7 +10,7 @@ from infer.config import Verification
 from infer.engine.decode import Decoder
 from infer.engine.phase_timer import PhaseTimer
 from infer.engine.requests import Request
-from infer.verify import build_acceptance_rule
+from infer.verify.rules import build_acceptance_rule
 from models.speculate.config import SamplingConf
 from tests.support.agreeing import METHODS, SHAPES, WORDS
 
@@ -145,7 +145,7 @@ def test_a_round_in_one_piece_is_that_in_parts(small, drafts, requests, rule, sh
 
     def run(*, fused):
         session = decoder(small, draft, rule, shape, batch)
-        timer = None if fused else PhaseTimer(synchronize=session.target.device.synchronize)
+        timer = None if fused else PhaseTimer(synchronize=session.synchronize)
         return session.decode(
             prompts, row_ids=list(range(4)), max_new_tokens=limits, phase_timer=timer
         )

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 from infer.engine.admission import prefill_prompts
 from infer.engine.decode import Decoder
 from infer.engine.generate import generate_answers
-from infer.verify import walk_choices
+from infer.verify.greedy_and_coupled import walk_choices
 from models.drafts.ngram import NgramDraft, graft_chain
 from models.speculate.config import SamplingConf
 from models.speculate.growth import Proposal

@@ -11,7 +11,7 @@ from scipy.stats import chisquare
 from infer.config import Verification
 from infer.engine import steps
 from infer.engine.decode import Decoder
-from infer.verify import build_acceptance_rule
+from infer.verify.rules import build_acceptance_rule
 from models.errors import UserError
 from models.speculate.config import SamplingConf
 from models.speculate.sampling import warp_logits

@@ -167,7 +167,9 @@ def test_what_a_shape_is_worth_is_what_decoding_with_it_yields(target, learned):
             eos_ids=target.eos_ids,
         )  # fmt: skip
         rounds = sum(len(row.accepted) for row in done)
-        assert tokens[name].kept == pytest.approx(sum(len(row.ids) - 1 for row in done) / rounds)
+        assert tokens[name].delivered == pytest.approx(
+            sum(len(row.ids) - 1 for row in done) / rounds
+        )
         assert tokens[name].tau == pytest.approx(1 + sum(sum(r.accepted) for r in done) / rounds)
 
 
@@ -229,19 +231,19 @@ def test_the_newest_run_is_tuned_and_its_best_shape_was_timed(command):
     assert out.startswith("checkpoint: outputs/train/good/checkpoint\n")
     saved = json.loads(Path("outputs/infer.tune/tune/tune.json").read_text())
     (draft,) = saved["drafts"]
-    (cell,) = draft["cells"]
-    assert (cell["batch"], cell["context"]) == (4, 40)
-    shape = {one["name"]: one for one in cell["shapes"]}[cell["best"]]
+    (result,) = draft["results"]
+    assert (result["batch"], result["context"]) == (4, 40)
+    shape = {one["name"]: one for one in result["candidates"]}[result["best"]]
     assert shape["measured_speedup"]["mean"] > 0
     assert shape["cost_timed"]
-    assert cell["pick"] in (cell["best"], None)
+    assert result["choice"] in (result["best"], None)
 
 
 def test_without_timing_the_best_static_tree_of_each_budget_is_left(command):
     out = command("timing=false", "nodes=[3,6]", "depth=3")
     folder = Path("outputs/infer.tune/tune")
     (draft,) = json.loads((folder / "tune.json").read_text())["drafts"]
-    assert draft["cells"] == []
+    assert draft["results"] == []
     table, tokens = np.array(draft["acceptance"]), draft["expected_tokens"]
     assert table.shape == (3, 3)
     assert len(draft["rounds"]) == 3
@@ -258,19 +260,19 @@ def test_without_timing_the_best_static_tree_of_each_budget_is_left(command):
 def test_the_choices_are_logged(tune, folder):
     """Of a draft whose training was not tracked: in a run of their own."""
     _, (draft,) = tune("context=[40]", "log=wandb-offline", node_s=0.01)
-    (cell,) = draft["cells"]
+    (result,) = draft["results"]
     ((_, project, name),) = run_ids(folder)
     assert (project, name) == ("drafts", folder.name)
     (values,) = logged(folder)
-    assert values["tune_report/good/batch 4, context 40"] == (cell["pick"] or "none")
+    assert values["tune_report/good/batch 4, context 40"] == (result["choice"] or "none")
     assert values["tune_report/table/nrows"] == 1
     assert values["tune_report/table/ncols"] == 7
 
 
 def test_the_choice_is_left_as_a_file_that_says_how_to_decode_with_it(tune, folder):
     out, (draft,) = tune("context=[40]", node_s=0.01)
-    (cell,) = draft["cells"]
-    shape = {one["name"]: one for one in cell["shapes"]}[cell["pick"]]
+    (result,) = draft["results"]
+    shape = {one["name"]: one for one in result["candidates"]}[result["choice"]]
     left = json.loads((folder / "good-b4-c40.json").read_text())
     assert f"checkpoint={draft['checkpoint']} {left['overrides']}" in out
     conf = compose("eval", EvalConf, shlex.split(left["overrides"]))
@@ -282,13 +284,13 @@ def test_the_choice_is_left_as_a_file_that_says_how_to_decode_with_it(tune, fold
 def test_lookup_alone_is_left_as_the_mode_of_the_report_that_decodes_with_it(tmp_path):
     """Nothing is drafted: the figures of the draft's modes are not those of the choice."""
     candidates, curve = considered(lookup=(4,)), CostCurve()
-    tokens = ExpectedTokens(kept=2.0, tau=2.0, all_positions=2.0)
+    tokens = ExpectedTokens(delivered=2.0, tau=2.0, all_positions=2.0)
     for candidate in candidates:
         curve.add(candidate, 1.5)
     pick = candidates[-1]
     speedups = {pick.name: Estimate(mean=1.3, ci95=[1.2, 1.4])}
     result = TuningResult(
-        batch=1, context=40, token_s=0.01, cost_curve=curve, pick=pick, best=pick,
+        batch=1, context=40, token_s=0.01, cost_curve=curve, best=pick,
         speedups=speedups, best_over_each=speedups,
     )  # fmt: skip
     tuning = DraftTuning(
@@ -308,9 +310,9 @@ def test_a_draft_that_is_never_right_is_not_worth_speculating(tune):
         "ngram_tokens=0", "ngram_windows=[]", runs=("good", "untrained"), node_s=0.01, pass_s=0.1
     )
     assert [draft["name"] for draft in drafts] == ["good", "untrained"]
-    (good,), (untrained,) = (draft["cells"] for draft in drafts)
-    assert good["pick"] is not None
-    assert untrained["pick"] is None
+    (good,), (untrained,) = (draft["results"] for draft in drafts)
+    assert good["choice"] is not None
+    assert untrained["choice"] is None
     assert out.count("choice: do not speculate") == 1
     assert "infer.eval checkpoint=outputs/train/good" in out
     assert "infer.eval checkpoint=outputs/train/untrained" not in out
@@ -318,8 +320,8 @@ def test_a_draft_that_is_never_right_is_not_worth_speculating(tune):
 
 def test_a_good_draft_whose_pass_costs_more_than_it_saves_is_not_worth_speculating(tune):
     out, (draft,) = tune("ngram_tokens=0", "ngram_windows=[]", node_s=0.01, pass_s=5.0)
-    (cell,) = draft["cells"]
-    assert cell["pick"] is None
+    (result,) = draft["results"]
+    assert result["choice"] is None
     assert "infer.eval" not in out
 
 

@@ -8,7 +8,9 @@ import torch
 
 from infer.config import EvaluationConf, Verification
 from infer.engine.decode import Decoder
-from infer.verify import ScoredTree, TypicalRule, build_evaluation_rule, walk_choices
+from infer.measure.eval_modes import build_evaluation_rule
+from infer.verify.base import ScoredTree
+from infer.verify.greedy_and_coupled import TypicalRule, walk_choices
 from models.errors import UserError
 from models.speculate.config import SamplingConf
 from models.speculate.growth import Proposal

@@ -7,19 +7,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-import infer.verify
 from infer.config import Verification
-from infer.verify import (
+from infer.verify.base import ScoredNodes, ScoredTree, accept_root
+from infer.verify.greedy_and_coupled import CoupledRule, GreedyRule, TypicalRule
+from infer.verify.rejection_and_block import (
     BlockRule,
-    CoupledRule,
-    GreedyRule,
     RejectionRule,
-    ScoredNodes,
-    ScoredTree,
-    TypicalRule,
-    accept_root,
+    compute_block_residual,
+    compute_residual,
 )
-from infer.verify.rejection_and_block import compute_block_residual, compute_residual
+from infer.verify.rules import build_acceptance_rule
 from models.errors import UserError
 from models.speculate.config import SamplingConf, TreeConf
 from models.speculate.growth import Proposal
@@ -349,7 +346,7 @@ def test_what_is_drawn_says_so():
         rule.needs_drawn_tokens(ALL["chain"])
         for rule in (GreedyRule(), CoupledRule(), TypicalRule())
     )
-    assert [rule.lossless for rule in PROVEN] == [True, True, True, True, False]
+    assert [r.verification.is_lossless for r in PROVEN] == [True, True, True, True, False]
 
 
 def test_rejection_needs_every_draw_of_a_node():
@@ -360,16 +357,14 @@ def test_rejection_needs_every_draw_of_a_node():
 
 
 def test_auto_is_greedy_or_coupled():
-    assert infer.verify.build_acceptance_rule(Verification.auto, COLD) == GreedyRule()
-    assert infer.verify.build_acceptance_rule(Verification.auto, WARM) == CoupledRule()
+    assert build_acceptance_rule(Verification.auto, COLD) == GreedyRule()
+    assert build_acceptance_rule(Verification.auto, WARM) == CoupledRule()
     for verification in list(Verification)[2:]:
-        rule = infer.verify.build_acceptance_rule(verification, WARM)
+        rule = build_acceptance_rule(verification, WARM)
         assert rule.name == verification.value
     assert (
-        infer.verify.build_acceptance_rule(
-            Verification.typical, WARM, typical=TypicalRule(delta=0.5)
-        ).delta
+        build_acceptance_rule(Verification.typical, WARM, typical=TypicalRule(delta=0.5)).delta
         == 0.5
     )
     with pytest.raises(UserError, match=r"rejection needs evaluation\.sampling\.temperature above"):
-        infer.verify.build_acceptance_rule(Verification.rejection, COLD)
+        build_acceptance_rule(Verification.rejection, COLD)

@@ -36,8 +36,7 @@ def decoded(decoder: Decoder, prompts: list[EvalPrompt]) -> list[PromptResult]:
     )
     pairs = zip(prompts, rows, strict=True)
     return [
-        PromptResult(prompt=prompt, generation=row, depth=decoder.tree.max_path_length)
-        for prompt, row in pairs
+        PromptResult(prompt=prompt, generation=row, depth=decoder.depth) for prompt, row in pairs
     ]
 
 
