@@ -133,7 +133,7 @@ def tune_checkpoints(
     with report_disk_errors(run):
         (run / "tune.json").write_text(json.dumps(report) + "\n")
         if conf.timing:
-            write_tree_files(tunings, run, conf)
+            write_tree_files(tunings, run)
             lines = [*format_summary(tunings, run, conf)]
         else:
             lines = write_best_trees(tunings, run, conf)

@@ -17,8 +17,6 @@ from infer.report.number_format import format_estimate
 from infer.tuning.candidates import TreeCandidate
 from infer.tuning.config import TuneConf, format_overrides
 from infer.tuning.cost_model import CostCurve
-from models.speculate.tree import TreeKind
-from models.speculate.tree_formats import write_paths
 from models.target.target import Target
 from models.tracking import TrackedResults
 
@@ -110,15 +108,10 @@ class DraftTuning:
         tree, tau = candidate.tree, self.expected_tokens[candidate.name].tau
         return f"{candidate.name:<14}{tree.size:>6}{tree.max_path_length:>6}{tau:>6.2f}"
 
-    def eval_command(self, candidate: TreeCandidate, file: Path, batch: int, conf: TuneConf) -> str:
-        """Return the command that decodes with a candidate, whose paths are in `file`."""
-        checkpoint = format_overrides({"checkpoint": self.directory})
-        return f"python -m infer.eval {checkpoint} {eval_overrides(candidate, file, batch, conf)}"
-
-
-def eval_overrides(candidate: TreeCandidate, file: Path, batch: int, conf: TuneConf) -> str:
-    """Return the overrides that decode with a candidate, without the checkpoint."""
-    return " ".join(filter(None, [candidate.tree_overrides(file), conf.eval_overrides(batch)]))
+    def eval_command(self, file: Path, batch: int, conf: TuneConf) -> str:
+        """Return the command that decodes with the tree in `file` as the tuning did."""
+        overrides = format_overrides({"checkpoint": self.directory, "tree.file": file})
+        return f"python -m infer.eval {overrides} {conf.eval_overrides(batch)}".rstrip()
 
 
 def format_acceptance(tuning: DraftTuning) -> Iterator[str]:
@@ -187,8 +180,7 @@ def format_summary(tunings: list[DraftTuning], run: Path, conf: TuneConf) -> Ite
     for tuning, result in rows:
         if result.choice:
             note = "  # its mode ngram; no draft is needed" if result.choice.is_lookup else ""
-            file = _tree_file(run, tuning, result)
-            yield tuning.eval_command(result.choice, file, result.batch, conf) + note
+            yield tuning.eval_command(_tree_file(run, tuning, result), result.batch, conf) + note
     yield f"all figures: {run / 'tune.json'}"
 
 
@@ -217,25 +209,20 @@ def _tree_file(run: Path, tuning: DraftTuning, result: TuningResult) -> Path:
     return run / f"{tuning.name.replace('/', '-')}-b{result.batch}-c{result.context}.json"
 
 
-def write_tree_files(tunings: list[DraftTuning], run: Path, conf: TuneConf) -> None:
-    """Write a tree file for each choice: its fields, the paths unless dynamic, and overrides."""
+def write_tree_files(tunings: list[DraftTuning], run: Path) -> None:
+    """Write a tree file for each choice, with its figures and what it was tuned for."""
     for tuning, result in list_results(tunings):
-        if (choice := result.choice) is None:
-            continue
-        file = _tree_file(run, tuning, result)
-        is_dynamic = choice.conf.kind is TreeKind.dynamic
-        content = {
-            "tree": choice.tree_fields,
-            **({} if is_dynamic else {"paths": choice.tree.paths}),
-            **_candidate_to_dict(tuning, result, choice),
-            "overrides": eval_overrides(choice, file, result.batch, conf),
-            "mode": "ngram" if choice.is_lookup else "tree",
-            "verdict": result.verdict.value,
-            "checkpoint": str(tuning.directory),
-            "batch": result.batch,
-            "context": result.context,
-        }
-        file.write_text(json.dumps(content) + "\n")
+        if (choice := result.choice) is not None:
+            content = {
+                **choice.to_file(),
+                **_candidate_to_dict(tuning, result, choice),
+                "mode": "ngram" if choice.is_lookup else "tree",
+                "verdict": result.verdict.value,
+                "checkpoint": str(tuning.directory),
+                "batch": result.batch,
+                "context": result.context,
+            }
+            _tree_file(run, tuning, result).write_text(json.dumps(content) + "\n")
 
 
 def write_best_trees(tunings: list[DraftTuning], run: Path, conf: TuneConf) -> list[str]:
@@ -245,9 +232,9 @@ def write_best_trees(tunings: list[DraftTuning], run: Path, conf: TuneConf) -> l
         for candidate in (c for c in tuning.candidates if c.family == "static"):
             file = run / f"{tuning.name.replace('/', '-')}-{candidate.name}.json"
             expected = asdict(tuning.expected_tokens[candidate.name])
-            metadata = {**expected, "checkpoint": str(tuning.directory)}
-            write_paths(candidate.tree.paths, file, metadata=metadata)
-            commands.append(tuning.eval_command(candidate, file, 1, conf))
+            content = {**candidate.to_file(), **expected, "checkpoint": str(tuning.directory)}
+            file.write_text(json.dumps(content) + "\n")
+            commands.append(tuning.eval_command(file, 1, conf))
     return commands
 
 
