@@ -12,7 +12,6 @@ from infer.config import Verification
 from infer.engine import steps
 from infer.engine.decode import Decoder
 from infer.verify.rules import build_acceptance_rule
-from models.errors import UserError
 from models.speculate.config import SamplingConf
 from models.speculate.sampling import warp_logits
 from tests.support.agreeing import METHODS, SHAPES, WORDS, noised
@@ -167,13 +166,3 @@ def test_chance_that_comes_back_in_a_later_round_is_caught(small, behind, monkey
     ids, _ = sample(small, draft, "rejection", "chain", sampling, MANY)
     found = p_values(ids, joint)
     assert min(found) < 1e-6, found
-
-
-@pytest.mark.parametrize(
-    ("rule", "shape"),
-    [("rejection", "chain, copied"), ("rejection", "static, copied")]
-    + [("block", shape) for shape in SHAPES if shape != "chain"],
-)  # fmt: skip
-def test_what_has_no_proof_is_refused(small, drafts, rule, shape):
-    with pytest.raises(UserError, match=rf"^evaluation\.verification: {rule} needs .*tree\."):
-        sample(small, drafts["eagle3"], rule, shape, SamplingConf(temperature=1.0), 1)

@@ -43,38 +43,6 @@ def walk_typical(proposal, choice, warped, depth, *, typical):
     return typical.accept(scored, depth)
 
 
-def logits_of(rows: list[list[float]]) -> torch.Tensor:
-    return torch.tensor([rows]).log()  # one row of the batch; zero becomes -inf
-
-
-def test_by_hand():
-    """At the root the least is 0.3 exp(-0.94) = 0.12, cut to 0.09; behind node 2 it is 0.075."""
-    proposal = Proposal(
-        ids=torch.tensor([[1, 2, 3, 0, 1]]), parents=torch.tensor([[-1, -1, -1, 0, 1]])
-    )
-    warped = logits_of([
-        [0.08, 0.1, 0.7, 0.12],  # root: all but 0 pass
-        [0.05, 0.05, 0.05, 0.85],  # behind 1: 0 does not pass
-        [0.25, 0.25, 0.25, 0.25],  # behind 2: all pass, for 0.3 exp(-log 4) = 0.075
-        [1.0, 0.0, 0.0, 0.0],
-        [1.0, 0.0, 0.0, 0.0],
-        [0.0, 0.0, 0.0, 1.0],  # the end of the path
-    ])  # fmt: skip
-    choice = warped.argmax(-1)
-    accepted = walk_typical(proposal, choice, warped, 3, typical=MEDUSA)
-    assert accepted.nodes.tolist() == [[0, 2, 5, 5]]
-    assert accepted.ids.tolist() == [[2, 1, 3, 3]]
-    assert accepted.count.tolist() == [3]
-    strict = TypicalRule(epsilon=0.3, delta=0.4)  # least 0.16 at the root
-    assert walk_typical(proposal, choice, warped, 3, typical=strict).nodes[0, :3].tolist() == [
-        0, 2, 5,
-    ]  # fmt: skip
-    none = TypicalRule(epsilon=1.0, delta=9.0)  # nothing is so likely
-    accepted = walk_typical(proposal, choice, warped, 3, typical=none)
-    assert (accepted.count.tolist(), accepted.nodes.tolist()) == ([1], [[0, 0, 0, 0]])
-    assert accepted.ids[0, 0] == 2
-
-
 def random_case(number: int):
     """Nine nodes, distinct among siblings; a third of each distribution is cut away."""
     numbers = torch.Generator().manual_seed(number)
